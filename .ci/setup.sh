@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# Installs what building Frit needs beyond Rust: LLVM/MLIR 22 with static libraries, libclang, and the libraries LLVM
+# links. Looks first, so that a second run does nothing and needs no network.
+#
+#   .ci/setup.sh            the build dependencies
+#   .ci/setup.sh --check    only look: exit 1 if something is missing, install nothing
+#   .ci/setup.sh --ptxas    also NVIDIA's assembler, for the tests that assemble generated PTX; prints
+#                           `export FRIT_PTXAS=PATH` on standard output, or a notice and nothing if it cannot be had
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+LLVM_MAJOR=22
+APT_PACKAGES=(
+    "llvm-$LLVM_MAJOR-dev" "libmlir-$LLVM_MAJOR-dev" "mlir-$LLVM_MAJOR-tools" "libclang-$LLVM_MAJOR-dev"
+    "libpolly-$LLVM_MAJOR-dev" libzstd-dev libz3-dev libxml2-dev zlib1g-dev build-essential
+)
+
+note() { echo "setup: $*" >&2; }
+
+# The value a variable has in the build: the environment's, else the one of .cargo/config.toml.
+build_variable() {
+    local name=$1
+    if [[ -n ${!name:-} ]]; then
+        echo "${!name}"
+    else
+        sed -n "s/^$name *= *\"\(.*\)\"/\1/p" .cargo/config.toml
+    fi
+}
+
+# Prints one line for each thing that is missing.
+missing() {
+    local name prefix version clang lib
+    command -v cc >/dev/null || echo "a C compiler and linker, as \`cc\`"
+    command -v c++ >/dev/null || echo "a C++ compiler, as \`c++\`"
+    command -v cargo >/dev/null || echo "Rust, from https://rustup.rs"
+    for name in MLIR_SYS_220_PREFIX TABLEGEN_220_PREFIX LLVM_SYS_220_PREFIX; do
+        prefix=$(build_variable "$name")
+        version=$("$prefix/bin/llvm-config" --version 2>/dev/null || true)
+        [[ $version == "$LLVM_MAJOR".* ]] || echo "LLVM $LLVM_MAJOR at $prefix ($name)"
+    done
+    prefix=$(build_variable MLIR_SYS_220_PREFIX)
+    [[ -e $prefix/lib/libMLIRIR.a ]] || echo "MLIR's static libraries in $prefix/lib (MLIR_SYS_220_PREFIX)"
+    [[ -e $prefix/include/mlir-c/IR.h ]] || echo "MLIR's C headers in $prefix/include (MLIR_SYS_220_PREFIX)"
+    [[ -x $prefix/bin/mlir-tblgen ]] || echo "mlir-tblgen in $prefix/bin (MLIR_SYS_220_PREFIX)"
+    prefix=$(build_variable LLVM_SYS_220_PREFIX)
+    [[ -e $prefix/lib/libLLVMCore.a ]] || echo "LLVM's static libraries in $prefix/lib (LLVM_SYS_220_PREFIX)"
+    [[ -e $prefix/lib/libPolly.a ]] || echo "Polly's static library in $prefix/lib (LLVM_SYS_220_PREFIX)"
+    clang=$(build_variable LIBCLANG_PATH)
+    compgen -G "$clang/libclang*.so*" >/dev/null || compgen -G "$clang/libclang*.dylib" >/dev/null ||
+        echo "libclang in $clang (LIBCLANG_PATH)"
+    if command -v cc >/dev/null; then
+        for lib in zstd z3 xml2 z; do
+            echo 'int main(void) { return 0; }' | cc -x c - -o /dev/null "-l$lib" 2>/dev/null ||
+                echo "the library $lib with its development files"
+        done
+    fi
+}
+
+explain() {
+    cat >&2 <<TEXT
+setup: this system is not Debian or Ubuntu, so nothing was installed. Building Frit needs
+  - Rust, from https://rustup.rs (the version is in rust-toolchain.toml)
+  - a C and a C++ compiler
+  - LLVM and MLIR $LLVM_MAJOR with static libraries, headers, llvm-config and mlir-tblgen, and Polly
+  - libclang $LLVM_MAJOR
+  - zstd, z3, libxml2 and zlib with their development files
+and these variables where LLVM is not in /usr/lib/llvm-$LLVM_MAJOR (see .cargo/config.toml):
+  MLIR_SYS_220_PREFIX, TABLEGEN_220_PREFIX, LLVM_SYS_220_PREFIX   the directory with bin/llvm-config
+  LIBCLANG_PATH                                                   the directory with libclang.so
+TEXT
+}
+
+apt_install() {
+    local sudo=()
+    if [[ $(id -u) -ne 0 ]]; then
+        command -v sudo >/dev/null || { note "run as root, or install: ${APT_PACKAGES[*]}"; return 1; }
+        sudo=(sudo)
+    fi
+    note "installing ${APT_PACKAGES[*]}"
+    "${sudo[@]}" apt-get update -qq || note "apt-get update failed; trying with the package lists at hand"
+    if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        "${APT_PACKAGES[@]}" >&2; then
+        note "apt-get could not install these packages. Debian 12 and later carry LLVM $LLVM_MAJOR; for other releases"
+        note "add the repository described on https://apt.llvm.org and run this again."
+        return 1
+    fi
+}
+
+# The path of ptxas: FRIT_PTXAS, the PATH, or the wheel nvidia-cuda-nvcc in target/ptxas, installed if need be.
+ptxas_path() {
+    local venv=target/ptxas found
+    [[ -x ${FRIT_PTXAS:-} ]] && { echo "$FRIT_PTXAS"; return; }
+    command -v ptxas && return
+    if [[ ! -d $venv/site ]]; then
+        command -v python3 >/dev/null || { note "no python3: the tests that assemble PTX will be skipped"; return 1; }
+        rm -rf "$venv.part"
+        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --target "$venv.part/site" nvidia-cuda-nvcc >&2 || {
+            note "nvidia-cuda-nvcc cannot be installed: the tests that assemble PTX will be skipped"
+            rm -rf "$venv.part"
+            return 1
+        }
+        mv "$venv.part" "$venv"
+    fi
+    found=$(find "$PWD/$venv/site" -path '*/bin/ptxas' -type f | head -n 1)
+    [[ -n $found ]] || { note "the wheel has no bin/ptxas: the tests that assemble PTX will be skipped"; return 1; }
+    chmod +x "$found"
+    echo "$found"
+}
+
+want_ptxas=false only_check=false
+for argument in "$@"; do
+    case $argument in
+    --ptxas) want_ptxas=true ;;
+    --check) only_check=true ;;
+    *) note "unknown argument $argument"; exit 2 ;;
+    esac
+done
+
+lacking=$(missing)
+if [[ -n $lacking ]]; then
+    note "missing:"
+    sed 's/^/  - /' <<<"$lacking" >&2
+    $only_check && exit 1
+    if ! command -v apt-get >/dev/null; then
+        explain
+        exit 1
+    fi
+    apt_install
+    lacking=$(missing)
+    if [[ -n $lacking ]]; then
+        note "still missing after the installation:"
+        sed 's/^/  - /' <<<"$lacking" >&2
+        exit 1
+    fi
+fi
+if $want_ptxas && path=$(ptxas_path); then
+    echo "export FRIT_PTXAS=$path"
+fi

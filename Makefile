@@ -1,0 +1,27 @@
+# `make help` lists the targets.
+
+FRIT := target/release/frit
+
+.PHONY: help setup build demo test check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+setup: ## install LLVM/MLIR 22 and the libraries it needs, where missing
+	@.ci/setup.sh
+
+build: setup ## build the command-line programs in target/release
+	cargo build --release
+
+demo: build ## train a small GPT-2 on 4 ranks, in bf16, fully sharded
+	@FRIT=$(FRIT) examples/demo.sh
+
+test: setup ## run all tests; those that assemble PTX need ptxas and are skipped, with a notice, without it
+	@eval "$$(.ci/setup.sh --ptxas)"; set -x; cargo test --workspace
+
+check: ## what continuous integration runs: format, lints, tests
+	@.ci/run
+
+clean: ## remove what was built, and the demo's output
+	cargo clean
+	rm -rf demo-out

@@ -1,0 +1,145 @@
+//! The words that keys of the configuration accept, as types.
+
+use serde::Serialize;
+
+/// Declares an enum of words.
+macro_rules! choices {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+        pub enum $name {
+            $($(#[$doc])* #[serde(rename = $word)] $variant,)*
+        }
+
+        impl $name {
+            /// The words, in declaration order.
+            pub const WORDS: &'static [&'static str] = &[$($word,)*];
+
+            /// The word in the configuration.
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word,)* }
+            }
+
+            /// The choice of this word.
+            pub fn of(word: &str) -> Option<Self> {
+                match word { $($word => Some($name::$variant),)* _ => None }
+            }
+        }
+    )*};
+}
+
+choices! {
+    /// How BatchNorm computes its statistics.
+    BatchNorm {
+        /// As the model says.
+        AsExported = "as_exported",
+        /// From each rank's micro-batch.
+        Train = "train",
+        /// Over all ranks.
+        Sync = "sync",
+    }
+
+    /// What is minimized.
+    LossKind {
+        /// Cross-entropy of class indices.
+        CrossEntropy = "cross_entropy",
+        /// Mean squared error.
+        Mse = "mse",
+        /// The model's own loss output.
+        Output = "output",
+        /// Nothing: forward only.
+        None = "none",
+    }
+
+    /// Over what the loss is averaged.
+    Reduction {
+        /// All labels of the step.
+        GlobalMean = "global_mean",
+        /// The labels of each rank and micro-step, then those means.
+        RankMean = "rank_mean",
+    }
+
+    /// The update rule.
+    Optimizer {
+        /// Adam with decoupled weight decay.
+        Adamw = "adamw",
+        /// Adam.
+        Adam = "adam",
+        /// Gradient descent.
+        Sgd = "sgd",
+        /// Gradient descent with momentum.
+        Momentum = "momentum",
+        /// Gradient descent with Nesterov's momentum.
+        Nesterov = "nesterov",
+        /// Lion.
+        Lion = "lion",
+        /// Adafactor.
+        Adafactor = "adafactor",
+        /// RMSprop.
+        Rmsprop = "rmsprop",
+        /// Adagrad.
+        Adagrad = "adagrad",
+    }
+
+    /// How the learning rate changes.
+    Schedule {
+        /// Not at all after the warm-up.
+        Constant = "constant",
+        /// Linearly to `min_lr`.
+        Linear = "linear",
+        /// Along a half cosine to `min_lr`.
+        Cosine = "cosine",
+    }
+
+    /// What is sharded over ranks.
+    Strategy {
+        /// Parameters, gradients and optimizer state.
+        FullShard = "full_shard",
+        /// Gradients and optimizer state; parameters stay gathered between forward and backward.
+        ShardGradOp = "shard_grad_op",
+        /// Nothing.
+        NoShard = "no_shard",
+        /// Everything within groups of ranks, which are replicas of each other.
+        HybridShard = "hybrid_shard",
+    }
+
+    /// When backward gathers the next unit.
+    Backward {
+        /// Before the current unit's gradients.
+        Pre = "pre",
+        /// After the current unit's gradients.
+        Post = "post",
+        /// When it is needed.
+        None = "none",
+    }
+
+    /// Whether matrix sizes are padded.
+    Padding {
+        /// Where the cost model says that it pays.
+        Auto = "auto",
+        /// Wherever a size is not aligned.
+        Always = "always",
+        /// Nowhere.
+        Never = "never",
+    }
+
+    /// Which activations backward computes again.
+    Recompute {
+        /// None.
+        None = "none",
+        /// All inside each unit.
+        Units = "units",
+        /// The cheap ones.
+        Selective = "selective",
+        /// As many as the memory budget asks for.
+        Auto = "auto",
+    }
+
+    /// What the plan runs on.
+    Device {
+        /// The CPU.
+        Cpu = "cpu",
+        /// NVIDIA GPUs.
+        Cuda = "cuda",
+    }
+}

@@ -1,0 +1,358 @@
+//! The table of configuration keys: name, type, default, meaning.
+
+use super::Override;
+use super::choices::{
+    Backward, BatchNorm, Device, LossKind, Optimizer, Padding, Recompute, Reduction, Schedule,
+    Strategy,
+};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// What values a key takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A whole number of at least this.
+    Integer(u64),
+    /// A number between these, the first included and the second included.
+    Number(f64, f64),
+    /// `true` or `false`.
+    Boolean,
+    /// Any text.
+    Text,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A float type: `fp64`, `fp32`, `fp16` or `bf16` (`f64`, `f32`, `f16` are read too), or one of
+    /// these words.
+    Float(&'static [&'static str]),
+    /// One of these words, or a number between the bounds.
+    ChoiceOrNumber(&'static [&'static str], f64, f64),
+    /// One of these words, or a whole number of either sign.
+    ChoiceOrInteger(&'static [&'static str]),
+    /// A number of bytes such as `16e9` or `"24GiB"`, or one of these words.
+    Bytes(&'static [&'static str]),
+    /// Two numbers, each in `[0, 1)`.
+    Pair,
+    /// A list of texts.
+    List,
+}
+
+/// A value of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A whole number.
+    Integer(u64),
+    /// A whole number of either sign.
+    Signed(i64),
+    /// A number.
+    Number(f64),
+    /// `true` or `false`.
+    Boolean(bool),
+    /// A text or word.
+    Text(String),
+    /// Two numbers.
+    Pair([f64; 2]),
+    /// A list of texts.
+    List(Vec<String>),
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Dotted name.
+    pub name: &'static str,
+    /// What values it takes.
+    pub kind: Kind,
+    /// The default, as TOML.
+    pub default: &'static str,
+    /// What it means, in a line.
+    pub doc: &'static str,
+}
+
+const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
+    Key { name, kind, default, doc }
+}
+
+const MANY: u64 = 1;
+const INF: f64 = f64::INFINITY;
+
+/// Every key, in the order in which it is printed.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    key("model.batch_norm", Kind::Choice(BatchNorm::WORDS), "\"as_exported\"", "how BatchNorm computes its statistics: as the model says, per rank, or over all ranks"),
+    key("params.trainable", Kind::List, "[\"**\"]", "patterns of parameter names that may train"),
+    key("params.frozen", Kind::List, "[]", "patterns of parameter names that are sharded but never updated"),
+    key("params.ignored", Kind::List, "[]", "patterns of parameter names that stay replicated constants"),
+    key("loss.kind", Kind::Choice(LossKind::WORDS), "\"cross_entropy\"", "the loss; `output` takes the model's own, `none` compiles the forward pass only"),
+    key("loss.logits", Kind::Text, "\"logits\"", "the graph output that the loss reads, or that is the loss"),
+    key("loss.labels", Kind::Text, "\"labels\"", "the tensor of the data that holds labels or targets"),
+    key("loss.ignore_index", Kind::ChoiceOrInteger(&[]), "-100", "the label that is left out of a cross-entropy"),
+    key("loss.reduction", Kind::Choice(Reduction::WORDS), "\"global_mean\"", "mean over all labels of the step, or of each rank and micro-step first"),
+    key("loss.class_axis", Kind::ChoiceOrInteger(&["auto"]), "\"auto\"", "the axis of the logits that holds classes"),
+    key("optimizer.kind", Kind::Choice(Optimizer::WORDS), "\"adamw\"", "the update rule"),
+    key("optimizer.lr", Kind::Number(0.0, INF), "1e-3", "learning rate"),
+    key("optimizer.betas", Kind::Pair, "[0.9, 0.999]", "decay of the first and second moment"),
+    key("optimizer.eps", Kind::Number(0.0, INF), "1e-8", "added to the root of the second moment"),
+    key("optimizer.weight_decay", Kind::Number(0.0, INF), "0.01", "weight decay"),
+    key("optimizer.momentum", Kind::Number(0.0, 1.0), "0.9", "momentum of `momentum` and `nesterov`"),
+    key("optimizer.clip_grad_norm", Kind::Number(0.0, INF), "1.0", "largest global norm of the gradients; 0 clips nothing"),
+    key("optimizer.ema", Kind::Number(0.0, 1.0), "0.0", "decay of the moving average of the parameters; 0 keeps none"),
+    key("schedule.kind", Kind::Choice(Schedule::WORDS), "\"constant\"", "how the learning rate changes over the steps taken"),
+    key("schedule.warmup_steps", Kind::Integer(0), "0", "steps over which the learning rate rises from zero"),
+    key("schedule.total_steps", Kind::Integer(0), "0", "the step at which `min_lr` is reached"),
+    key("schedule.min_lr", Kind::Number(0.0, INF), "0.0", "learning rate at the end"),
+    key("precision.compute", Kind::Float(&[]), "\"bf16\"", "dtype in which autocast runs matrix products and the like"),
+    key("precision.loss_scale", Kind::ChoiceOrNumber(&["auto", "dynamic", "none"], 0.0, INF), "\"auto\"", "scale of the loss: `auto` is dynamic for fp16 and none otherwise; a number is fixed"),
+    key("precision.init_scale", Kind::Number(f64::MIN_POSITIVE, INF), "65536", "first dynamic scale"),
+    key("precision.growth_factor", Kind::Number(1.0, INF), "2", "factor of the scale after `growth_interval` good steps"),
+    key("precision.backoff_factor", Kind::Number(f64::MIN_POSITIVE, 1.0), "0.5", "factor of the scale after a skipped step"),
+    key("precision.growth_interval", Kind::Integer(MANY), "2000", "good steps between two growths"),
+    key("sharding.ranks", Kind::Integer(MANY), "1", "number of ranks"),
+    key("sharding.strategy", Kind::Choice(Strategy::WORDS), "\"full_shard\"", "what is sharded: all, gradients and optimizer state, nothing, or all within groups"),
+    key("sharding.shard_group", Kind::Integer(0), "0", "ranks of a group in `hybrid_shard`; 0 is all"),
+    key("sharding.wrap", Kind::Text, "\"blocks\"", "how units are formed: `blocks`, `none`, `size:N` parameters, or scope patterns"),
+    key("sharding.param_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype in which parameters are gathered"),
+    key("sharding.reduce_dtype", Kind::Float(&[]), "\"fp32\"", "dtype in which gradients are reduced"),
+    key("sharding.buffer_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype of float buffers"),
+    key("sharding.backward_prefetch", Kind::Choice(Backward::WORDS), "\"pre\"", "when backward gathers the next unit: before or after the current one's gradients"),
+    key("sharding.forward_prefetch", Kind::Integer(0), "1", "units that forward gathers ahead"),
+    key("sharding.limit_all_gathers", Kind::Integer(0), "2", "gathered units that may be alive at once; 0 is any number"),
+    key("sharding.cpu_offload", Kind::Boolean, "false", "whether parameters and optimizer state rest in host memory"),
+    key("padding.tensor_cores", Kind::Choice(Padding::WORDS), "\"auto\"", "whether matrix sizes are padded to what tensor cores like"),
+    key("memory.recompute", Kind::Choice(Recompute::WORDS), "\"none\"", "which activations backward computes again"),
+    key("memory.budget", Kind::Bytes(&["none"]), "\"none\"", "bytes that the plan may use per rank"),
+    key("data.shuffle", Kind::Boolean, "false", "whether examples are shuffled at each epoch, from the seed"),
+    key("data.drop_last", Kind::Boolean, "true", "whether an incomplete last batch is left out"),
+    key("data.validation", Kind::Text, "\"none\"", "a file of examples that are evaluated but not trained on"),
+    key("run.accumulation", Kind::Integer(MANY), "1", "micro-steps per step"),
+    key("run.seed", Kind::Integer(0), "0", "seed of everything random"),
+    key("target.device", Kind::Choice(Device::WORDS), "\"cpu\"", "what the plan runs on"),
+    key("target.arch", Kind::Text, "\"native\"", "CPU name, `native`, or a GPU architecture such as `sm_90`"),
+];
+
+/// The row of this name.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|k| k.name == name)
+}
+
+impl Key {
+    /// The default value.
+    pub(super) fn default(&self) -> Value {
+        let table: toml::Table =
+            format!("x = {}", self.default).parse().expect("invariant: defaults are TOML");
+        self.read(&table["x"]).expect("invariant: defaults have their key's type")
+    }
+
+    /// The value, if it is of the key's type.
+    ///
+    /// # Errors
+    /// What was expected.
+    pub fn read(&self, value: &toml::Value) -> Result<Value, String> {
+        let number = match value {
+            toml::Value::Integer(i) => Some(*i as f64),
+            toml::Value::Float(x) => Some(*x),
+            _ => None,
+        };
+        let text = value.as_str();
+        let read = match self.kind {
+            Kind::Integer(min) => {
+                let whole = match value {
+                    toml::Value::Integer(i) => u64::try_from(*i).ok(),
+                    // `1e4` is a whole number too.
+                    toml::Value::Float(x) if x.fract() == 0.0 && (0.0..9e15).contains(x) => {
+                        Some(*x as u64)
+                    }
+                    _ => None,
+                };
+                whole.filter(|n| *n >= min).map(Value::Integer)
+            }
+            Kind::Number(min, max) => number.filter(|x| within(*x, min, max)).map(Value::Number),
+            Kind::Boolean => value.as_bool().map(Value::Boolean),
+            Kind::Text => text.map(|s| Value::Text(s.into())),
+            Kind::Choice(words) => {
+                text.filter(|s| words.contains(s)).map(|s| Value::Text(s.into()))
+            }
+            Kind::Float(words) => text.and_then(|s| match s {
+                s if words.contains(&s) => Some(Value::Text(s.into())),
+                s => float_name(s).map(|name| Value::Text(name.into())),
+            }),
+            Kind::ChoiceOrNumber(words, min, max) => text
+                .filter(|s| words.contains(s))
+                .map(|s| Value::Text(s.into()))
+                .or(number.filter(|x| within(*x, min, max)).map(Value::Number)),
+            Kind::ChoiceOrInteger(words) => text
+                .filter(|s| words.contains(s))
+                .map(|s| Value::Text(s.into()))
+                .or(value.as_integer().map(Value::Signed)),
+            Kind::Bytes(words) => match text {
+                Some(s) if words.contains(&s) => Some(Value::Text(s.into())),
+                Some(s) => bytes(s).map(Value::Number),
+                None => number.filter(|x| within(*x, 0.0, 1e18)).map(Value::Number),
+            },
+            Kind::Pair => value.as_array().and_then(|list| {
+                let list: Option<Vec<f64>> = list
+                    .iter()
+                    .map(|v| v.as_float().or(v.as_integer().map(|i| i as f64)))
+                    .collect();
+                match list?.as_slice() {
+                    &[a, b] if [a, b].iter().all(|x| (0.0..1.0).contains(x)) => {
+                        Some(Value::Pair([a, b]))
+                    }
+                    _ => None,
+                }
+            }),
+            Kind::List => value
+                .as_array()
+                .and_then(|list| {
+                    list.iter().map(|v| v.as_str().map(String::from)).collect::<Option<_>>()
+                })
+                .map(Value::List),
+        };
+        read.ok_or_else(|| format!("`{}` must be {}, not {value}", self.name, self.kind.describe()))
+    }
+}
+
+fn within(x: f64, min: f64, max: f64) -> bool {
+    x.is_finite() && x >= min && x <= max
+}
+
+/// The configuration's spelling of a float type that can be computed in.
+fn float_name(text: &str) -> Option<&'static str> {
+    match text {
+        "fp64" | "f64" => Some("fp64"),
+        "fp32" | "f32" => Some("fp32"),
+        "fp16" | "f16" => Some("fp16"),
+        "bf16" => Some("bf16"),
+        _ => None,
+    }
+}
+
+/// A float type in the configuration's spelling, from any.
+pub(super) fn dtype_name(text: &str) -> Option<&'static str> {
+    float_name(text)
+}
+
+fn bytes(text: &str) -> Option<f64> {
+    let at = text.find(|c: char| c.is_ascii_alphabetic() && c != 'e').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let factor = match unit.trim() {
+        "" | "B" => 1.0,
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1024f64.powi(2),
+        "GiB" => 1024f64.powi(3),
+        "TiB" => 1024f64.powi(4),
+        _ => return None,
+    };
+    let n: f64 = number.trim().parse().ok()?;
+    Some((n * factor).floor()).filter(|x| within(*x, 0.0, 1e18))
+}
+
+impl Kind {
+    /// The type in words.
+    pub fn describe(&self) -> String {
+        let list = |words: &[&str]| {
+            words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", ")
+        };
+        let range = |min: f64, max: f64| match (min, max) {
+            (min, max) if min == f64::MIN_POSITIVE && max == INF => "a number above 0".to_string(),
+            (min, max) if min == f64::MIN_POSITIVE => format!("a number above 0, at most {max}"),
+            (min, max) if max == INF => format!("a number of at least {min}"),
+            (min, max) => format!("a number from {min} to {max}"),
+        };
+        match *self {
+            Kind::Integer(min) => format!("a whole number of at least {min}"),
+            Kind::Number(min, max) => range(min, max),
+            Kind::Boolean => "true or false".into(),
+            Kind::Text => "a text".into(),
+            Kind::Choice(words) => format!("one of {}", list(words)),
+            Kind::Float(&[]) => "one of \"fp32\", \"bf16\", \"fp16\", \"fp64\"".into(),
+            Kind::Float(words) => {
+                format!("one of {}, \"fp32\", \"bf16\", \"fp16\", \"fp64\"", list(words))
+            }
+            Kind::ChoiceOrInteger(&[]) => "a whole number".into(),
+            Kind::ChoiceOrInteger(words) => format!("{} or a whole number", list(words)),
+            Kind::ChoiceOrNumber(words, min, max) => {
+                format!("{} or {}", list(words), range(min, max))
+            }
+            Kind::Bytes(words) => format!("{} or bytes such as \"24GiB\"", list(words)),
+            Kind::Pair => "two numbers from 0 to below 1".into(),
+            Kind::List => "a list of texts".into(),
+        }
+    }
+}
+
+/// The text of `--help-config`.
+pub fn help() -> String {
+    let mut out = String::from("Keys of train.toml and --set key=value, with their defaults:\n");
+    let mut section = "";
+    for key in KEYS {
+        let (head, name) = key.name.split_once('.').unwrap_or(("", key.name));
+        if head != section {
+            section = head;
+            let _ = write!(out, "\n[{head}]\n");
+        }
+        let _ =
+            writeln!(out, "  {name} = {}\n      {}: {}", key.default, key.doc, key.kind.describe());
+    }
+    out.push_str(
+        "\n[[precision.override]]\n  scope = \"h.*.attn\" or op = \"softmax\", and dtype = \"fp32\"\n      \
+         computes what the pattern covers in another dtype; the last that covers a node wins\n",
+    );
+    out
+}
+
+/// All values as TOML, in the order of the table.
+pub(super) fn print(values: &BTreeMap<&'static str, Value>, overrides: &[Override]) -> String {
+    let mut out = String::new();
+    let mut section = "";
+    for (i, key) in KEYS.iter().enumerate() {
+        let (head, name) = key.name.split_once('.').unwrap_or(("", key.name));
+        if head != section {
+            let blank = if section.is_empty() { "" } else { "\n" };
+            section = head;
+            let _ = writeln!(out, "{blank}[{head}]");
+        }
+        if let Some(value) = values.get(key.name) {
+            let _ = writeln!(out, "{name} = {}", value.to_toml());
+        }
+        let last = KEYS.get(i + 1).is_none_or(|next| !next.name.starts_with("precision."));
+        if head == "precision" && last {
+            for o in overrides {
+                out.push_str("\n[[precision.override]]\n");
+                for (name, value) in [("scope", &o.scope), ("op", &o.op)] {
+                    if let Some(value) = value {
+                        let _ = writeln!(out, "{name} = {}", toml::Value::String(value.clone()));
+                    }
+                }
+                let _ = writeln!(out, "dtype = {}", toml::Value::String(o.dtype.clone()));
+            }
+        }
+    }
+    out
+}
+
+impl Value {
+    /// The value as TOML.
+    pub fn to_toml(&self) -> String {
+        let number = |x: f64| match x {
+            x if x.fract() == 0.0 && x.abs() < 1e15 => format!("{x:.1}"),
+            x => toml::Value::Float(x).to_string(),
+        };
+        match self {
+            Value::Integer(i) => i.to_string(),
+            Value::Signed(i) => i.to_string(),
+            Value::Number(x) => number(*x),
+            Value::Boolean(b) => b.to_string(),
+            Value::Text(s) => toml::Value::String(s.clone()).to_string(),
+            Value::Pair([a, b]) => format!("[{}, {}]", number(*a), number(*b)),
+            Value::List(list) => {
+                let list: Vec<String> =
+                    list.iter().map(|s| toml::Value::String(s.clone()).to_string()).collect();
+                format!("[{}]", list.join(", "))
+            }
+        }
+    }
+}

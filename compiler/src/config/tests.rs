@@ -1,0 +1,104 @@
+//! Tests of the configuration.
+
+use super::choices::{LossKind, Optimizer, Strategy};
+use super::keys::{KEYS, help};
+use super::{Config, LossScale};
+use frit_ir::DType;
+
+fn errors(text: &str, sets: &[&str]) -> String {
+    let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
+    Config::parse(text, "train.toml", &sets).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults_are_those_of_the_table() {
+    let config = Config::default();
+    assert_eq!(config.optimizer.kind, Optimizer::Adamw);
+    assert_eq!(config.optimizer.betas, [0.9, 0.999]);
+    assert_eq!(config.precision.compute, DType::BF16);
+    assert_eq!(config.precision.loss_scale, LossScale::Auto);
+    assert_eq!(config.sharding.param_dtype, None);
+    assert_eq!(config.memory.budget, None);
+    assert_eq!(config.loss.ignore_index, -100);
+    assert_eq!(config.params.trainable, ["**"]);
+}
+
+#[test]
+fn a_file_and_settings_are_read_in_order() {
+    let text = "[optimizer]\nlr = 3e-4\nkind = \"sgd\"\n[precision]\ncompute = \"f16\"\nloss_scale = 8\n\
+                [[precision.override]]\nscope = \"vae.**\"\ndtype = \"f32\"\n\
+                [memory]\nbudget = \"2GiB\"\n[loss]\nclass_axis = 1\n[run]\nseed = 1e3\n";
+    let sets = ["optimizer.lr=0.5", "loss.kind=mse", "sharding.strategy=\"no_shard\""];
+    let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
+    let config = Config::parse(text, "train.toml", &sets).unwrap();
+    assert_eq!(config.optimizer.lr, 0.5);
+    assert_eq!(config.optimizer.kind, Optimizer::Sgd);
+    assert_eq!(config.precision.compute, DType::F16);
+    assert_eq!(config.precision.loss_scale, LossScale::Fixed(8.0));
+    assert_eq!(config.precision.overrides[0].dtype, "fp32");
+    assert_eq!(config.memory.budget, Some(2 << 30));
+    assert_eq!(config.loss.class_axis, Some(1));
+    assert_eq!(config.loss.kind, LossKind::Mse);
+    assert_eq!(config.sharding.strategy, Strategy::NoShard);
+    assert_eq!(config.run.seed, 1000);
+}
+
+#[test]
+fn the_print_out_reads_back() {
+    let text = "[precision]\ncompute = \"fp16\"\n[[precision.override]]\nop = \"softmax\"\n\
+                dtype = \"fp32\"\n[params]\nfrozen = [\"a.*\", 'b\"c']\n[memory]\nbudget = 1e9\n";
+    let config = Config::parse(text, "", &[]).unwrap();
+    let printed = config.to_toml();
+    assert_eq!(Config::parse(&printed, "", &[]).unwrap(), config);
+    assert!(printed.contains("compute = \"fp16\""), "{printed}");
+    assert_eq!(Config::parse(&printed, "", &[]).unwrap().to_toml(), printed);
+}
+
+#[test]
+fn every_key_is_in_the_help_and_the_print_out() {
+    let (help, printed) = (help(), Config::default().to_toml());
+    for key in KEYS {
+        let name = key.name.split_once('.').unwrap().1;
+        assert!(help.contains(&format!("  {name} = {}\n", key.default)), "{}", key.name);
+        assert!(printed.contains(&format!("\n{name} = ")), "{}", key.name);
+    }
+}
+
+#[test]
+fn unknown_keys_are_named_with_their_place_and_nearest_name() {
+    let text = errors("[optimizer]\n  learning = 1\nlr_ = 2\n[sharding]\nrnks = 2\n", &[]);
+    assert!(text.contains("train.toml:2:3: unknown key `optimizer.learning`"), "{text}");
+    assert!(text.contains("train.toml:3:1: unknown key `optimizer.lr_`"), "{text}");
+    assert!(text.contains("did you mean `optimizer.lr`?"), "{text}");
+    assert!(text.contains("did you mean `sharding.ranks`?"), "{text}");
+    let text = errors("", &["optimiser.lr=1"]);
+    assert!(text.contains("--set optimiser.lr: unknown key"), "{text}");
+    assert!(text.contains("did you mean `optimizer.lr`?"), "{text}");
+    assert!(errors("x = 1", &[]).contains("unknown key `x`"));
+}
+
+#[test]
+fn wrong_values_say_what_is_expected() {
+    for (text, expected) in [
+        (
+            "[optimizer]\nlr = \"a\"",
+            "train.toml:2:1: `optimizer.lr` must be a number of at least 0",
+        ),
+        ("[optimizer]\nlr = nan", "`optimizer.lr` must be"),
+        ("[optimizer]\nbetas = [1.0, 0.9]", "two numbers from 0 to below 1"),
+        ("[sharding]\nranks = 0", "a whole number of at least 1"),
+        ("[sharding]\nreduce_dtype = \"int\"", "one of \"fp32\""),
+        ("[loss]\nkind = \"l1\"", "one of \"cross_entropy\", \"mse\""),
+        ("[memory]\nbudget = \"2 parsecs\"", "bytes such as"),
+        ("[schedule]\nkind = \"cosine\"", "`schedule.total_steps` is 0"),
+        ("[sharding]\nranks = 4\nshard_group = 3", "does not divide 4 ranks"),
+        ("[[precision.override]]\nscope = \"a\"", "`dtype` is missing"),
+        ("[[precision.override]]\ndtype = \"fp32\"", "either `scope` or `op`"),
+        ("[optimizer\nlr = 1", "train.toml:1:11: "),
+    ] {
+        let found = errors(text, &[]);
+        assert!(found.contains(expected), "{text:?} gave {found}");
+    }
+    assert!(errors("", &["optimizer.lr"]).contains("there is no `=`"));
+    assert!(errors("", &["optimizer.lr=fast"]).contains("must be a number"));
+}

@@ -1,0 +1,54 @@
+//! The list of diagnostics that a step of the compiler hands back when it cannot go on.
+
+use frit_ir::Diagnostic;
+use std::fmt;
+
+/// One or more diagnostics, in the order in which they were found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// The messages.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Report {
+    /// Adds a message.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.push(diagnostic);
+    }
+
+    /// Whether there is no message.
+    pub fn is_empty(&self) -> bool {
+        self.diagnostics.is_empty()
+    }
+
+    /// `value` if there is no message, else the messages.
+    ///
+    /// # Errors
+    /// The messages, if there are any.
+    pub fn or<T>(self, value: T) -> Result<T, Report> {
+        if self.is_empty() { Ok(value) } else { Err(self) }
+    }
+}
+
+impl From<Diagnostic> for Report {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Report { diagnostics: vec![diagnostic] }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, diagnostic) in self.diagnostics.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{diagnostic}")?;
+            for note in &diagnostic.notes {
+                write!(f, "\n  {note}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Report {}

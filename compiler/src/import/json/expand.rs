@@ -1,0 +1,521 @@
+//! From a JSON model to the graph: sizes bound, repeats written out.
+
+use super::Source;
+use super::locate::Path;
+use super::schema::{Item, Model, NodeDecl, ParamDecl, RepeatDecl, Size};
+use crate::diagnostics::Report;
+use crate::import::dims::{self, DimError, checked_numel};
+use crate::import::{ImportOptions, glob, unknown_binds};
+use frit_ir::ops::{Input, Param, ParamKind};
+use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Attributes whose texts are sizes.
+const SIZE_ATTRIBUTES: [&str; 6] = ["shape", "sizes", "size", "start", "low", "high"];
+
+/// Operations that only passes make, or that have a place of their own in the format.
+const RESERVED: [&str; 20] = [
+    "all_gather",
+    "all_reduce",
+    "attention_grad",
+    "cross_entropy_grad",
+    "embedding_grad",
+    "fusion",
+    "grad_stats",
+    "hyper",
+    "input",
+    "learning_rate",
+    "loss_scale",
+    "optimizer_step",
+    "param",
+    "reduce_scatter",
+    "state",
+    "unscale",
+    "update_loss_scale",
+    "update_step",
+    "layer_norm_grad_input",
+    "layer_norm_grad_affine",
+];
+
+/// Most copies and nodes that one model may be written out to.
+const MAX_NODES: usize = 1 << 20;
+
+/// The model's graph.
+pub(super) fn graph(
+    model: &Model,
+    source: Source<'_>,
+    options: &ImportOptions,
+) -> Result<Graph, Report> {
+    let root = Path::default();
+    if model.frit_model != 1 {
+        let message = format!(
+            "{}version {} is not known",
+            source.place(&root.key("frit_model")),
+            model.frit_model
+        );
+        return Err(Diagnostic::error("E041", message)
+            .help("this version of Frit reads version 1")
+            .into());
+    }
+    let mut report = Report::default();
+    let mut binds = BTreeMap::new();
+    for (name, size) in &model.dims {
+        match options.binds.get(name).copied().or(*size) {
+            Some(n) => {
+                binds.insert(name.clone(), n);
+            }
+            None => report.push(
+                Diagnostic::error(
+                    "E020",
+                    format!(
+                        "{}dimension `{name}` has no size",
+                        source.place(&root.key("dims").key(name))
+                    ),
+                )
+                .help(format!("give it one with --bind {name}=N, or in the file")),
+            ),
+        }
+    }
+    unknown_binds(options, model.dims.keys().map(String::as_str), &mut report);
+    report.or(())?;
+    let mut expander =
+        Expander { graph: Graph::new(&model.name), source, options, binds, names: HashSet::new() };
+    expander.model(model)?;
+    Ok(expander.graph)
+}
+
+/// Most elements of a constant.
+const MAX_CONSTANT: u64 = 1 << 24;
+
+/// Names that can be read at some point of the model.
+type Names = HashMap<String, ValueId>;
+
+/// Names that the block being written out may make anew, and those that it has made.
+#[derive(Default)]
+struct Carried {
+    names: HashSet<String>,
+    made: HashSet<String>,
+    /// Whether the block is a repeat's, not the model itself.
+    repeated: bool,
+}
+
+struct Expander<'a> {
+    graph: Graph,
+    source: Source<'a>,
+    options: &'a ImportOptions,
+    binds: BTreeMap<String, usize>,
+    /// Full names of inputs and parameters.
+    names: HashSet<String>,
+}
+
+/// Where in the model a block is written out.
+#[derive(Clone, Default)]
+struct Place {
+    scope: String,
+    /// Names between braces and their numbers.
+    indices: Vec<(String, usize)>,
+}
+
+impl Place {
+    fn fill(&self, text: &str) -> String {
+        let mut text = text.to_string();
+        for (name, value) in &self.indices {
+            text = text.replace(&format!("{{{name}}}"), &value.to_string());
+        }
+        text
+    }
+
+    fn join(&self, scope: Option<&str>) -> String {
+        match scope.map(|s| self.fill(s)) {
+            None => self.scope.clone(),
+            Some(scope) if self.scope.is_empty() => scope,
+            Some(scope) if scope.is_empty() => self.scope.clone(),
+            Some(scope) => format!("{}.{scope}", self.scope),
+        }
+    }
+}
+
+impl Expander<'_> {
+    fn error(&self, path: &Path, message: impl std::fmt::Display) -> Diagnostic {
+        Diagnostic::error("E041", format!("{}{message}", self.source.place(path)))
+    }
+
+    fn size_of(&self, text: &str, path: &Path) -> Result<usize, Report> {
+        dims::evaluate(text, &self.binds, &mut BTreeSet::new()).map_err(|e| {
+            let error = self.error(path, &e);
+            match e {
+                DimError::Unbound(name) => error.help(format!("add `{name}` to `dims`")).into(),
+                _ => error.into(),
+            }
+        })
+    }
+
+    fn size(&self, size: &Size, path: &Path) -> Result<usize, Report> {
+        match size {
+            Size::Number(n) => Ok(*n),
+            Size::Expression(text) => self.size_of(text, path),
+        }
+    }
+
+    fn shape(&self, shape: &[Size], path: &Path) -> Result<Shape, Report> {
+        let sizes = shape.iter().enumerate().map(|(i, s)| self.size(s, &path.index(i)));
+        let dims = sizes.collect::<Result<Vec<_>, _>>()?;
+        match checked_numel(&dims) {
+            Some(_) => Ok(Shape(dims)),
+            None => Err(self.error(path, format!("shape {dims:?} is too large")).into()),
+        }
+    }
+
+    fn model(&mut self, model: &Model) -> Result<(), Report> {
+        let root = Path::default();
+        let mut names = Names::new();
+        for (i, input) in model.inputs.iter().enumerate() {
+            let path = root.key("inputs").index(i);
+            let shape = self.shape(&input.shape, &path.key("shape"))?;
+            let ty = TensorType::new(input.dtype.dtype(), shape);
+            let op = Op::Input(Input { name: input.name.clone(), ty });
+            self.leaf(op, &input.name, &input.name, &mut names, &path.key("name"))?;
+        }
+        let place = Place::default();
+        self.params(&model.params, &place, &mut names, &root.key("params"))?;
+        self.items(&model.nodes, &place, &mut names, &mut Carried::default(), &root.key("nodes"))?;
+        for (i, name) in model.outputs.iter().enumerate() {
+            let path = root.key("outputs").index(i);
+            let value =
+                names.get(name).copied().ok_or_else(|| self.unknown_value(name, &names, &path))?;
+            self.graph.add_output(name, value, OutputKind::Result);
+        }
+        if model.outputs.is_empty() {
+            return Err(self.error(&root.key("outputs"), "the model returns nothing").into());
+        }
+        self.graph.remove_dead();
+        Ok(())
+    }
+
+    fn leaf(
+        &mut self,
+        op: Op,
+        full: &str,
+        local: &str,
+        names: &mut Names,
+        path: &Path,
+    ) -> Result<(), Report> {
+        if !self.names.insert(full.into()) {
+            return Err(self.error(path, format!("the name `{full}` is used twice")).into());
+        }
+        let value = self.graph.add1(op, &[], Origin::none(), Region::Forward);
+        let value = value.map_err(|e| self.error(path, e))?;
+        self.graph.set_name(value, full);
+        names.insert(local.into(), value);
+        Ok(())
+    }
+
+    fn params(
+        &mut self,
+        params: &[ParamDecl],
+        place: &Place,
+        names: &mut Names,
+        path: &Path,
+    ) -> Result<(), Report> {
+        for (i, decl) in params.iter().enumerate() {
+            let path = path.index(i);
+            let name = place.join(Some(&decl.name));
+            let shape = self.shape(&decl.shape, &path.key("shape"))?;
+            let ty = TensorType::new(decl.dtype.dtype(), shape);
+            let (kind, reason) = self.kind(&name, decl);
+            if !ty.dtype.is_float() && kind != ParamKind::Buffer {
+                let message = format!("a parameter of type {} cannot train", ty.dtype);
+                return Err(self
+                    .error(&path.key("dtype"), message)
+                    .help("use a `constant`")
+                    .into());
+            }
+            let (unit, sharded, init) = (None, false, decl.init.init());
+            let reason = format!("{reason}.");
+            let op = Op::Param(Param { name: name.clone(), ty, kind, reason, init, unit, sharded });
+            self.leaf(op, &name, &decl.name, names, &path.key("name"))?;
+        }
+        Ok(())
+    }
+
+    fn kind(&self, name: &str, decl: &ParamDecl) -> (ParamKind, &'static str) {
+        if glob::any(&self.options.ignored, name) {
+            (ParamKind::Buffer, "`params.ignored` covers its name")
+        } else if glob::any(&self.options.frozen, name) {
+            (ParamKind::Frozen, "`params.frozen` covers its name")
+        } else if !decl.trainable {
+            (ParamKind::Frozen, "the model says `trainable: false`")
+        } else if !glob::any(&self.options.trainable, name) {
+            (ParamKind::Frozen, "`params.trainable` does not cover its name")
+        } else {
+            (ParamKind::Trainable, "the model lists it as a parameter")
+        }
+    }
+
+    /// Adds the items of a block.
+    fn items(
+        &mut self,
+        items: &[Item],
+        place: &Place,
+        names: &mut Names,
+        block: &mut Carried,
+        path: &Path,
+    ) -> Result<(), Report> {
+        for (i, item) in items.iter().enumerate() {
+            let path = path.index(i);
+            if self.graph.len() > MAX_NODES {
+                return Err(self
+                    .error(&path, format!("the model has more than {MAX_NODES} nodes"))
+                    .into());
+            }
+            match item {
+                Item::Node(node) => self.node(node, place, names, block, &path)?,
+                Item::Repeat(repeat) => self.repeat(repeat, place, names, block, &path)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        node: &NodeDecl,
+        place: &Place,
+        names: &mut Names,
+        block: &mut Carried,
+        path: &Path,
+    ) -> Result<(), Report> {
+        let gradient = node.op.ends_with("_grad") || node.op.contains("_grad_");
+        if gradient || RESERVED.contains(&node.op.as_str()) {
+            let message = format!("the operation `{}` is made by Frit, not by models", node.op);
+            return Err(self.error(&path.key("op"), message).into());
+        }
+        let attrs = self.attributes(&node.attrs, &path.key("attrs"))?;
+        if node.op == "constant" {
+            self.constant_size(&attrs, path)?;
+        }
+        let known = Op::names().contains(&node.op.as_str());
+        let at = path.key(if known && !node.attrs.is_empty() { "attrs" } else { "op" });
+        let op = Op::from_parts(&node.op, attrs).map_err(|e| {
+            self.error(&at, e).help("docs/json-model.md lists operations and attributes")
+        })?;
+        let mut operands = Vec::with_capacity(node.inputs.len());
+        for (i, name) in node.inputs.iter().enumerate() {
+            let value = names.get(name).copied();
+            operands
+                .push(value.ok_or_else(|| {
+                    self.unknown_value(name, names, &path.key("inputs").index(i))
+                })?);
+        }
+        let source = place.fill(node.id.as_deref().unwrap_or(""));
+        let origin = Origin::new(&source, &place.join(node.scope.as_deref()));
+        let results = self.add(op, &operands, origin, path)?;
+        if results.len() != node.outputs.len() {
+            let message = format!(
+                "`{}` has {} results, but {} names are given",
+                node.op,
+                results.len(),
+                node.outputs.len()
+            );
+            let help = "name every result; `_` is for one that nobody reads";
+            return Err(self.error(&path.key("outputs"), message).help(help).into());
+        }
+        for (i, (name, value)) in node.outputs.iter().zip(results).enumerate() {
+            if name == "_" {
+                continue;
+            }
+            let path = path.key("outputs").index(i);
+            self.define(name, value, names, block, &path)?;
+            self.graph.set_name(value, name);
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        op: Op,
+        operands: &[ValueId],
+        origin: Origin,
+        path: &Path,
+    ) -> Result<Vec<ValueId>, Report> {
+        let types: Vec<&TensorType> = operands.iter().map(|v| self.graph.ty(*v)).collect();
+        let name = op.name();
+        let misfit = |this: &Self, message: String| {
+            let mut error = this.error(path, format!("{name}: {message}")).at(&origin);
+            error.code = "E014".into();
+            for (i, v) in operands.iter().enumerate() {
+                error = error.note(format!("input {i}  {}", this.graph.ty(*v)));
+            }
+            error
+        };
+        let results = op.infer(&types).map_err(|e| misfit(self, e.to_string()))?;
+        if results.iter().any(|t| checked_numel(t.shape.dims()).is_none()) {
+            return Err(misfit(self, "a result is too large".into()).into());
+        }
+        let added = self.graph.add(op, operands, origin.clone(), Region::Forward);
+        added.map_err(|e| misfit(self, e.error.to_string()).into())
+    }
+
+    fn define(
+        &self,
+        name: &str,
+        value: ValueId,
+        names: &mut Names,
+        block: &mut Carried,
+        path: &Path,
+    ) -> Result<(), Report> {
+        block.made.insert(name.into());
+        if !block.names.contains(name) && names.contains_key(name) {
+            return Err(self
+                .error(path, format!("the name `{name}` is used twice"))
+                .help("inside a repeat, only names in `carry` may be made anew")
+                .into());
+        }
+        names.insert(name.into(), value);
+        Ok(())
+    }
+
+    fn repeat(
+        &mut self,
+        repeat: &RepeatDecl,
+        place: &Place,
+        names: &mut Names,
+        block: &mut Carried,
+        path: &Path,
+    ) -> Result<(), Report> {
+        let n = self.size(&repeat.repeat, &path.key("repeat"))?;
+        if n > MAX_NODES {
+            return Err(self.error(&path.key("repeat"), format!("{n} copies are too many")).into());
+        }
+        for (i, name) in repeat.carry.iter().enumerate() {
+            if !names.contains_key(name) {
+                return Err(self.unknown_value(name, names, &path.key("carry").index(i)).into());
+            }
+            if block.repeated && !block.names.contains(name) && !block.made.contains(name) {
+                let message = format!("the repeat around this one does not carry `{name}`");
+                let error = self.error(&path.key("carry").index(i), message);
+                return Err(error.help("add it to that `carry` too").into());
+            }
+        }
+        let index = repeat.index.clone().unwrap_or_else(|| "i".into());
+        for i in 0..n {
+            let mut inner = place.clone();
+            inner.indices.retain(|(name, _)| *name != index);
+            inner.indices.push((index.clone(), i));
+            inner.scope = inner.join(repeat.scope.as_deref());
+            let mut local = names.clone();
+            let mut carried = Carried {
+                names: repeat.carry.iter().cloned().collect(),
+                made: HashSet::new(),
+                repeated: true,
+            };
+            self.block_params(repeat, &inner, &mut local, path)?;
+            self.items(&repeat.nodes, &inner, &mut local, &mut carried, &path.key("nodes"))?;
+            for (c, name) in repeat.carry.iter().enumerate() {
+                if !carried.made.contains(name) {
+                    let message =
+                        format!("the block does not make the carried value `{name}` anew");
+                    return Err(self.error(&path.key("carry").index(c), message).into());
+                }
+                let (before, after) = (names[name], local[name]);
+                if self.graph.ty(before) != self.graph.ty(after) {
+                    let message = format!(
+                        "the carried value `{name}` enters as {} and leaves as {}",
+                        self.graph.ty(before),
+                        self.graph.ty(after)
+                    );
+                    return Err(self.error(&path.key("carry").index(c), message).into());
+                }
+                names.insert(name.clone(), after);
+            }
+        }
+        // To the block around it, the repeat has made what it carries.
+        if n > 0 {
+            block.made.extend(repeat.carry.iter().cloned());
+        }
+        Ok(())
+    }
+
+    fn block_params(
+        &mut self,
+        block: &RepeatDecl,
+        place: &Place,
+        names: &mut Names,
+        path: &Path,
+    ) -> Result<(), Report> {
+        for (i, param) in block.params.iter().enumerate() {
+            if names.contains_key(&param.name) {
+                let path = path.key("params").index(i).key("name");
+                return Err(self
+                    .error(&path, format!("the name `{}` is used twice", param.name))
+                    .into());
+            }
+        }
+        self.params(&block.params, place, names, &path.key("params"))
+    }
+
+    /// Refuses constants that are larger than a text should make.
+    fn constant_size(&self, attrs: &Map<String, Value>, path: &Path) -> Result<(), Report> {
+        let shape = attrs.get("ty").and_then(|ty| ty.get("shape"));
+        let dims: Vec<u64> = shape
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_u64)
+            .collect();
+        if dims.iter().product::<u64>() > MAX_CONSTANT {
+            let error = self.error(&path.key("attrs"), "the constant is too large");
+            return Err(error.help("make a scalar and `expand` it").into());
+        }
+        Ok(())
+    }
+
+    fn unknown_value(&self, name: &str, names: &Names, path: &Path) -> Diagnostic {
+        let error = self.error(path, format!("there is no value `{name}` here"));
+        let like = |n: &&String| n.eq_ignore_ascii_case(name) || n.ends_with(&format!(".{name}"));
+        match names.keys().filter(like).min() {
+            Some(near) => error.help(format!("did you mean `{near}`?")),
+            None => error.help("values must be made before they are read"),
+        }
+    }
+
+    /// The attributes with sizes put in for their names.
+    fn attributes(
+        &self,
+        attributes: &Map<String, Value>,
+        path: &Path,
+    ) -> Result<Map<String, Value>, Report> {
+        let mut out = Map::new();
+        for (key, value) in attributes {
+            let path = path.key(key);
+            let value = match value {
+                Value::Object(object) => Value::Object(self.attributes(object, &path)?),
+                Value::Array(list) if SIZE_ATTRIBUTES.contains(&key.as_str()) => {
+                    let mut sizes = Vec::with_capacity(list.len());
+                    for (i, entry) in list.iter().enumerate() {
+                        let path = path.index(i);
+                        let size = match entry {
+                            Value::String(text) => self.size_of(text, &path)?,
+                            other => match other.as_u64().and_then(|n| usize::try_from(n).ok()) {
+                                Some(n) => n,
+                                None => {
+                                    return Err(self
+                                        .error(&path, format!("{other} is not a size"))
+                                        .into());
+                                }
+                            },
+                        };
+                        sizes.push(size);
+                    }
+                    if checked_numel(&sizes).is_none() {
+                        return Err(self.error(&path, "the sizes are too large").into());
+                    }
+                    Value::from(sizes)
+                }
+                other => other.clone(),
+            };
+            out.insert(key.clone(), value);
+        }
+        Ok(out)
+    }
+}

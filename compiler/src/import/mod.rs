@@ -1,0 +1,101 @@
+//! Front ends: from a model file to the forward graph and its weights.
+//!
+//! In: an ONNX file, or a JSON model. Out: an [`Imported`] graph with concrete shapes, whose
+//! parameters know whether and why they train, and their values, unread until asked for.
+
+pub mod dims;
+pub mod glob;
+pub mod json;
+mod mapped;
+pub mod onnx;
+
+use crate::diagnostics::Report;
+use crate::weights::Weights;
+use frit_ir::{Diagnostic, Graph, TensorType};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What the person chooses about an import.
+#[derive(Clone, Debug)]
+pub struct ImportOptions {
+    /// Values of symbolic dimensions, as given with `--bind`.
+    pub binds: BTreeMap<String, usize>,
+    /// Patterns of parameter names that may train (`params.trainable`).
+    pub trainable: Vec<String>,
+    /// Patterns of parameter names that never train but are sharded (`params.frozen`).
+    pub frozen: Vec<String>,
+    /// Patterns of parameter names that stay constants of the model (`params.ignored`).
+    pub ignored: Vec<String>,
+}
+
+impl Default for ImportOptions {
+    fn default() -> Self {
+        ImportOptions {
+            binds: BTreeMap::new(),
+            trainable: vec!["**".into()],
+            frozen: Vec::new(),
+            ignored: Vec::new(),
+        }
+    }
+}
+
+/// An initializer of the model that became a constant of the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inlined {
+    /// The model's name for it.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// Why it does not train.
+    pub reason: String,
+}
+
+/// An imported model.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The forward graph; outputs are [`frit_ir::OutputKind::Result`].
+    pub graph: Graph,
+    /// Values of the graph's parameters and buffers, by name. Parameters that are not in it start from
+    /// their `init`.
+    pub weights: Weights,
+    /// Initializers that became constants.
+    pub inlined: Vec<Inlined>,
+}
+
+/// Reads a model; `.json` files are JSON models, all others ONNX.
+///
+/// # Errors
+/// Everything that is wrong with the model, as far as it could be found at once.
+pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
+    let bytes = mapped::map(path).map_err(|e| {
+        Diagnostic::error("E010", format!("cannot read the model {}: {e}", path.display()))
+            .help("give the path of an .onnx or .json file")
+    })?;
+    let stem = path.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy());
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
+        return json::import(&bytes, &path.display().to_string(), options);
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    onnx::import(bytes, &stem, folder, options)
+}
+
+/// An error for every bound name that no dimension of the model uses.
+pub(crate) fn unknown_binds<'a>(
+    options: &ImportOptions,
+    known: impl Iterator<Item = &'a str>,
+    report: &mut Report,
+) {
+    let known: std::collections::BTreeSet<&str> = known.collect();
+    for name in options.binds.keys().filter(|n| !known.contains(n.as_str())) {
+        let have = if known.is_empty() {
+            "the model has no symbolic dimension".to_string()
+        } else {
+            let list: Vec<String> = known.iter().map(|k| format!("`{k}`")).collect();
+            format!("the model's symbolic dimensions are {}", list.join(", "))
+        };
+        report.push(
+            Diagnostic::error("E021", format!("--bind names an unknown dimension `{name}`"))
+                .help(have),
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! What a converter of one ONNX node works with: its operands, attributes, and the graph it adds to.
+//!
+//! A node whose operands are all constants is computed at once ([`NodeContext::emit`]), so the shape
+//! arithmetic of exporters leaves only its result.
+
+use super::messages::{AttributeProto, NodeProto};
+use super::tensor::{self, ExternalFiles};
+use crate::import::dims::checked_numel;
+use frit_ir::interpret::Options;
+use frit_ir::ops::{Constant, Expand, Reshape};
+use frit_ir::{DType, Graph, Op, Origin, Region, Shape, Tensor, TensorType, ValueId};
+
+/// Results with more elements than this are computed by the plan, not at import.
+pub(super) const MAX_FOLDED: usize = 1 << 24;
+
+/// What a name of the ONNX graph stands for.
+#[derive(Clone, Debug)]
+pub(super) enum Bound {
+    /// A tensor.
+    Value(ValueId),
+    /// A sequence of tensors, known at import.
+    Sequence(Vec<ValueId>),
+    /// The result of a node that could not be read; what depends on it is not reported again.
+    Failed,
+}
+
+impl From<ValueId> for Bound {
+    fn from(value: ValueId) -> Self {
+        Bound::Value(value)
+    }
+}
+
+/// Why a node cannot be read.
+#[derive(Clone, Debug)]
+pub(super) enum Fault {
+    /// It depends on a node that could not be read.
+    Upstream,
+    /// An attribute, or an operand used like one, has a value that is not supported.
+    Attribute(String),
+    /// Operands or attributes do not fit the operation.
+    Misfit(String),
+    /// An operand must be known at import and is not.
+    Dynamic(String),
+}
+
+/// Results of a node, in order.
+pub(super) type Outcome = Result<Vec<Bound>, Fault>;
+
+pub(super) fn misfit<T>(message: impl Into<String>) -> Result<T, Fault> {
+    Err(Fault::Misfit(message.into()))
+}
+
+/// One node, while it is being converted.
+pub(super) struct NodeContext<'a> {
+    pub(super) graph: &'a mut Graph,
+    pub(super) files: &'a mut ExternalFiles,
+    pub(super) node: &'a NodeProto,
+    pub(super) origin: Origin,
+    pub(super) inputs: Vec<Option<Bound>>,
+    pub(super) opset: i64,
+}
+
+impl NodeContext<'_> {
+    /// Operand `i`, if it is given.
+    pub(super) fn optional(&self, i: usize) -> Result<Option<ValueId>, Fault> {
+        match self.inputs.get(i) {
+            None | Some(None) => Ok(None),
+            Some(Some(Bound::Value(v))) => Ok(Some(*v)),
+            Some(Some(Bound::Failed)) => Err(Fault::Upstream),
+            Some(Some(Bound::Sequence(_))) => misfit(format!("input {i} is a sequence")),
+        }
+    }
+
+    /// Operand `i`.
+    pub(super) fn input(&self, i: usize) -> Result<ValueId, Fault> {
+        self.optional(i)?.ok_or_else(|| Fault::Misfit(format!("input {i} is missing")))
+    }
+
+    /// All operands of a variadic operation, at least one.
+    pub(super) fn variadic(&self) -> Result<Vec<ValueId>, Fault> {
+        if self.inputs.is_empty() {
+            return misfit("there is no input");
+        }
+        (0..self.inputs.len()).map(|i| self.input(i)).collect()
+    }
+
+    /// Operand `i`, which must be a sequence.
+    pub(super) fn sequence(&self, i: usize) -> Result<Vec<ValueId>, Fault> {
+        match self.inputs.get(i) {
+            Some(Some(Bound::Sequence(values))) => Ok(values.clone()),
+            Some(Some(Bound::Failed)) => Err(Fault::Upstream),
+            _ => misfit(format!("input {i} is not a sequence")),
+        }
+    }
+
+    /// The value of operand `i`, which must be known at import, if it is given.
+    pub(super) fn known(&self, i: usize, what: &str) -> Result<Option<Tensor>, Fault> {
+        let Some(value) = self.optional(i)? else { return Ok(None) };
+        match self.graph.constant(value) {
+            Some(tensor) => Ok(Some(tensor.clone())),
+            None => Err(Fault::Dynamic(what.into())),
+        }
+    }
+
+    /// The integers of operand `i`, which must be known at import, if it is given.
+    pub(super) fn known_ints(&self, i: usize, what: &str) -> Result<Option<Vec<i64>>, Fault> {
+        Ok(self.known(i, what)?.map(|t| t.to_i64s()))
+    }
+
+    /// The one number of operand `i`, which must be known at import, if it is given.
+    pub(super) fn known_scalar(&self, i: usize, what: &str) -> Result<Option<f64>, Fault> {
+        let Some(tensor) = self.known(i, what)? else { return Ok(None) };
+        match tensor.to_f64s().as_slice() {
+            [x] => Ok(Some(*x)),
+            _ => misfit(format!("{what} must be one number, not {}", tensor.ty)),
+        }
+    }
+
+    /// Type of a value.
+    pub(super) fn ty(&self, value: ValueId) -> TensorType {
+        self.graph.ty(value).clone()
+    }
+
+    /// Dimensions of a value.
+    pub(super) fn dims(&self, value: ValueId) -> Vec<usize> {
+        self.graph.ty(value).shape.0.clone()
+    }
+
+    /// `axis` counted from the front, for a tensor of `rank` axes.
+    pub(super) fn axis_in(&self, rank: usize, axis: i64) -> Result<usize, Fault> {
+        let rank_i = rank as i64;
+        let resolved = if axis < 0 { axis.saturating_add(rank_i) } else { axis };
+        if (0..rank_i).contains(&resolved) {
+            return Ok(resolved as usize);
+        }
+        misfit(format!("axis {axis} of a tensor of rank {rank}"))
+    }
+
+    /// `axis` of a value, counted from the front.
+    pub(super) fn axis(&self, value: ValueId, axis: i64) -> Result<usize, Fault> {
+        self.axis_in(self.graph.ty(value).shape.rank(), axis)
+    }
+
+    /// Axes counted from the front, ascending.
+    pub(super) fn axes_in(&self, rank: usize, axes: &[i64]) -> Result<Vec<usize>, Fault> {
+        let mut out = axes.iter().map(|a| self.axis_in(rank, *a)).collect::<Result<Vec<_>, _>>()?;
+        out.sort_unstable();
+        if out.windows(2).any(|w| w[0] == w[1]) {
+            return misfit(format!("axes {axes:?} name one axis twice"));
+        }
+        Ok(out)
+    }
+
+    fn attribute(&self, name: &str) -> Option<&AttributeProto> {
+        self.node.attribute.iter().find(|a| a.name == name)
+    }
+
+    /// Whether the attribute is given.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.attribute(name).is_some()
+    }
+
+    /// An integer attribute.
+    pub(super) fn int(&self, name: &str, default: i64) -> i64 {
+        self.attribute(name).map_or(default, |a| a.i)
+    }
+
+    /// A float attribute, as the decimal number it was written as: ONNX rounds 1e-5 to an f32.
+    pub(super) fn float(&self, name: &str, default: f64) -> f64 {
+        self.attribute(name).map_or(default, |a| decimal(a.f))
+    }
+
+    /// A list of integers.
+    pub(super) fn ints(&self, name: &str) -> Option<Vec<i64>> {
+        self.attribute(name).map(|a| a.ints.clone())
+    }
+
+    /// A text attribute.
+    pub(super) fn text(&self, name: &str, default: &str) -> String {
+        self.attribute(name)
+            .map_or_else(|| default.into(), |a| String::from_utf8_lossy(&a.s).into_owned())
+    }
+
+    /// A tensor attribute.
+    pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Tensor>, Fault> {
+        let node = self.node;
+        let Some(t) = node.attribute.iter().find(|a| a.name == name).and_then(|a| a.t.as_ref())
+        else {
+            return Ok(None);
+        };
+        let stored = tensor::read(t, self.files).and_then(|s| s.tensor());
+        stored.map(Some).map_err(|e| Fault::Misfit(format!("the tensor in `{name}`: {e}")))
+    }
+
+    /// An integer of the table of element types.
+    pub(super) fn dtype_attribute(&self, name: &str, code: i64) -> Result<DType, Fault> {
+        tensor::dtype(code).map_err(|_| Fault::Attribute(format!("{name} = {code}")))
+    }
+
+    /// A constant of the graph.
+    pub(super) fn constant(&mut self, value: Tensor) -> Result<ValueId, Fault> {
+        self.add(Op::Constant(Constant { value }), &[]).map(|v| v[0])
+    }
+
+    /// A scalar constant in the element type of `like`.
+    pub(super) fn scalar_like(&mut self, like: ValueId, value: f64) -> Result<ValueId, Fault> {
+        let ty = TensorType::scalar(self.graph.ty(like).dtype);
+        self.constant(Tensor::splat(ty, value))
+    }
+
+    /// Adds an operation with one result; computes it at once if its operands are constants.
+    pub(super) fn emit(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, Fault> {
+        let results = self.emit_all(op, inputs)?;
+        results.first().copied().ok_or_else(|| Fault::Misfit("there is no result".into()))
+    }
+
+    /// Adds an operation; computes it at once if its operands are constants.
+    pub(super) fn emit_all(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
+        let types: Vec<&TensorType> = inputs.iter().map(|v| self.graph.ty(*v)).collect();
+        let results = op.infer(&types).map_err(|e| Fault::Misfit(e.to_string()))?;
+        let mut elements = 0;
+        for ty in &results {
+            let n = checked_numel(ty.shape.dims());
+            elements += n.ok_or_else(|| Fault::Misfit("a result is too large".into()))?;
+        }
+        let known: Option<Vec<Tensor>> =
+            inputs.iter().map(|v| self.graph.constant(*v).cloned()).collect();
+        match known {
+            Some(known) if elements <= MAX_FOLDED => self.fold(&op, &known),
+            _ => self.add(op, inputs),
+        }
+    }
+
+    fn fold(&mut self, op: &Op, operands: &[Tensor]) -> Result<Vec<ValueId>, Fault> {
+        let operands: Vec<&Tensor> = operands.iter().collect();
+        let results = frit_ir::interpret::eval_op(op, &operands, Options::default())
+            .map_err(|e| Fault::Misfit(e.to_string()))?;
+        results.into_iter().map(|value| self.constant(value)).collect()
+    }
+
+    fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
+        let origin = self.origin.clone();
+        self.graph
+            .add(op, inputs, origin, Region::Forward)
+            .map_err(|e| Fault::Misfit(e.error.to_string()))
+    }
+
+    /// The value in another shape; itself if it has that shape already.
+    pub(super) fn reshape(&mut self, value: ValueId, dims: Vec<usize>) -> Result<ValueId, Fault> {
+        if self.graph.ty(value).shape.dims() == dims {
+            return Ok(value);
+        }
+        if checked_numel(&dims).is_none() {
+            return misfit(format!("shape {dims:?} is too large"));
+        }
+        self.emit(Op::Reshape(Reshape { shape: Shape(dims) }), &[value])
+    }
+
+    /// The value broadcast to a shape; itself if it has that shape already.
+    pub(super) fn expand(&mut self, value: ValueId, dims: Vec<usize>) -> Result<ValueId, Fault> {
+        if self.graph.ty(value).shape.dims() == dims {
+            return Ok(value);
+        }
+        self.emit(Op::Expand(Expand { shape: Shape(dims) }), &[value])
+    }
+
+    /// The value in another element type; itself if it has that one already.
+    pub(super) fn cast(&mut self, value: ValueId, to: DType) -> Result<ValueId, Fault> {
+        if self.graph.ty(value).dtype == to {
+            return Ok(value);
+        }
+        self.emit(Op::Cast(frit_ir::ops::Cast { to }), &[value])
+    }
+
+    /// Non-negative sizes out of ONNX integers, small enough to compute with.
+    pub(super) fn sizes(&self, values: &[i64], what: &str) -> Result<Vec<usize>, Fault> {
+        let sizes: Option<Vec<usize>> = values.iter().map(|&v| usize::try_from(v).ok()).collect();
+        match sizes {
+            Some(sizes) if checked_numel(&sizes).is_some() => Ok(sizes),
+            _ => misfit(format!("{what} {values:?} is not a valid shape")),
+        }
+    }
+}
+
+/// The shortest decimal number that rounds to this f32, as f64.
+pub(super) fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decimal;
+
+    #[test]
+    fn float_attributes_are_the_numbers_that_were_meant() {
+        assert_eq!(decimal(1e-5), 1e-5);
+        assert_eq!(decimal(0.1), 0.1);
+        assert!(decimal(f32::INFINITY).is_infinite());
+        assert!(decimal(f32::NAN).is_nan());
+    }
+}

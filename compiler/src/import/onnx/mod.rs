@@ -1,0 +1,421 @@
+//! ONNX models: opsets 13 to 21 of the default domain, with concrete shapes.
+//!
+//! Symbolic dimensions are bound first; then nodes are converted in topological order, and those whose
+//! operands are all constants are computed at once, so shape arithmetic is gone when the graph is
+//! handed on. Everything that is not supported is reported at once. Source: onnx.proto, the operator
+//! specifications of ONNX 1.16.
+
+mod context;
+pub mod messages;
+mod ops;
+mod opset;
+mod order;
+mod scope;
+mod tensor;
+mod trainable;
+
+pub use opset::SUPPORTED as SUPPORTED_OPSETS;
+
+use super::dims::{self, DimError, checked_numel};
+use super::{ImportOptions, Imported, Inlined, unknown_binds};
+use crate::diagnostics::Report;
+use crate::weights::Weights;
+use context::{Bound, Fault, NodeContext};
+use frit_ir::ops::{Constant, Init, Input, Param, ParamKind};
+use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorType, ValueId};
+use messages::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use prost::Message;
+use prost::bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::Path;
+use tensor::{ExternalFiles, Stored};
+
+/// Float initializers that do not train become constants up to this many elements.
+const MAX_INLINED: usize = 1 << 12;
+/// Errors of single nodes that are reported at most.
+const MAX_ERRORS: usize = 20;
+
+/// Names of the ONNX operators that can be read, sorted.
+pub fn operators() -> Vec<&'static str> {
+    ops::names()
+}
+
+/// Reads a model; external tensors lie in `folder`, and `name` is used if the graph has none.
+///
+/// # Errors
+/// Everything that is wrong with the model, as far as it could be found at once.
+pub fn import(
+    bytes: Bytes,
+    name: &str,
+    folder: &Path,
+    options: &ImportOptions,
+) -> Result<Imported, Report> {
+    let model = ModelProto::decode(bytes).map_err(|e| {
+        Diagnostic::error("E011", format!("the file is not a complete ONNX model: {e}"))
+            .help("it may be truncated, or of another format; export the model again")
+    })?;
+    let Some(graph) = &model.graph else {
+        return Err(Diagnostic::error("E011", "the file holds no ONNX graph")
+            .help("it may be truncated, or of another format; export the model again")
+            .into());
+    };
+    let opset = opset::of(&model)?;
+    if graph.output.is_empty() {
+        return Err(Diagnostic::error("E011", "the ONNX graph has no output").into());
+    }
+    if !graph.sparse_initializer.is_empty() {
+        return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
+    }
+    Importer::new(graph, name, folder, opset, options)?.run()
+}
+
+struct Importer<'a> {
+    source: &'a GraphProto,
+    options: &'a ImportOptions,
+    opset: i64,
+    graph: Graph,
+    files: ExternalFiles,
+    weights: Weights,
+    inlined: Vec<Inlined>,
+    values: HashMap<&'a str, Bound>,
+    nodes: Vec<(usize, &'a NodeProto)>,
+    /// Graph inputs that are fed from data.
+    inputs: Vec<&'a ValueInfoProto>,
+    report: Report,
+}
+
+impl<'a> Importer<'a> {
+    fn new(
+        source: &'a GraphProto,
+        name: &str,
+        folder: &Path,
+        opset: i64,
+        options: &'a ImportOptions,
+    ) -> Result<Self, Report> {
+        let stored: HashSet<&str> = source.initializer.iter().map(|t| t.name.as_str()).collect();
+        // Older files list initializers among the inputs.
+        let inputs: Vec<_> =
+            source.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect();
+        let given = stored.iter().copied().chain(inputs.iter().map(|i| i.name.as_str())).collect();
+        let nodes = order::sort(source, &given)?;
+        // Exporters call every graph the same; the file's name says more.
+        let generic = matches!(source.name.as_str(), "" | "main_graph" | "torch_jit" | "main");
+        Ok(Importer {
+            source,
+            options,
+            opset,
+            graph: Graph::new(if generic { name } else { &source.name }),
+            files: ExternalFiles::new(folder),
+            weights: Weights::default(),
+            inlined: Vec::new(),
+            values: HashMap::new(),
+            nodes,
+            inputs,
+            report: Report::default(),
+        })
+    }
+
+    fn run(mut self) -> Result<Imported, Report> {
+        self.unsupported();
+        self.bind_inputs();
+        self.initializers();
+        if self.report.is_empty() {
+            self.convert_nodes();
+        }
+        if self.report.is_empty() {
+            self.outputs();
+        }
+        self.report.or(())?;
+        self.graph.remove_dead();
+        let live: HashSet<&str> = self.graph.params().map(|(_, p)| p.name.as_str()).collect();
+        self.weights.retain(|name| live.contains(name));
+        Ok(Imported { graph: self.graph, weights: self.weights, inlined: self.inlined })
+    }
+
+    /// Reports every operator and attribute that cannot be read, grouped.
+    fn unsupported(&mut self) {
+        let mut operators: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        let mut attributes: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        for (index, node) in &self.nodes {
+            let place = order::label(*index, node);
+            let Some(operator) = ops::find(&node.domain, &node.op_type) else {
+                let domain =
+                    if node.domain.is_empty() { "".into() } else { format!("{}::", node.domain) };
+                let entry = operators.entry(format!("{domain}{}", node.op_type));
+                entry.or_insert((0, place)).0 += 1;
+                continue;
+            };
+            for attribute in &node.attribute {
+                if !operator.attributes.contains(&attribute.name.as_str())
+                    || !attribute.ref_attr_name.is_empty()
+                {
+                    let key = format!("{}.{}", node.op_type, attribute.name);
+                    attributes.entry(key).or_insert((0, place.clone())).0 += 1;
+                }
+            }
+        }
+        let opset = self.opset;
+        for (code, what, found, help) in [
+            ("E031", "operator", operators, "`frit compile --list-ops` lists those that are"),
+            ("E032", "attribute", attributes, "export the model without them"),
+        ] {
+            let nodes: usize = found.values().map(|(n, _)| n).sum();
+            if nodes == 0 {
+                continue;
+            }
+            let (n, plural) = (found.len(), if found.len() == 1 { " is" } else { "s are" });
+            let s = if nodes == 1 { "" } else { "s" };
+            let message =
+                format!("{n} {what}{plural} not supported ({nodes} node{s}, opset {opset})");
+            let mut diagnostic = Diagnostic::error(code, message).help(help);
+            for (name, (count, first)) in found {
+                diagnostic = diagnostic.note(format!("{name}  {count}   first: {first}"));
+            }
+            self.report.push(diagnostic);
+        }
+    }
+
+    fn bind_inputs(&mut self) {
+        let mut used = BTreeSet::new();
+        let mut symbols: BTreeSet<String> = BTreeSet::new();
+        for info in self.inputs.clone() {
+            let ty = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+            let Some((ty, shape)) = ty.and_then(|t| Some((t, t.shape.as_ref()?))) else {
+                self.report.push(Diagnostic::error(
+                    "E020",
+                    format!("the input \"{}\" has no tensor type with a shape", info.name),
+                ));
+                continue;
+            };
+            let mut dims = Vec::new();
+            for (axis, dim) in shape.dim.iter().enumerate() {
+                let size = match (dim.dim_value, dim.dim_param.as_deref()) {
+                    (Some(n), _) if n >= 0 => Ok(n as usize),
+                    (_, Some(text)) if !text.is_empty() => {
+                        symbols.insert(text.trim().to_string());
+                        dims::evaluate(text, &self.options.binds, &mut used)
+                    }
+                    _ => Err(DimError::Syntax("?".into())),
+                };
+                match size {
+                    Ok(n) => dims.push(n),
+                    Err(error) => self.report.push(unbound(&info.name, axis, &error)),
+                }
+            }
+            if dims.len() != shape.dim.len() {
+                continue;
+            }
+            let dtype = tensor::dtype(ty.elem_type.into());
+            let (Ok(dtype), Some(_)) = (dtype, checked_numel(&dims)) else {
+                let message = format!(
+                    "the input \"{}\" has element type number {} and shape {dims:?}, which is not \
+                     supported",
+                    info.name, ty.elem_type
+                );
+                self.report.push(Diagnostic::error("E020", message));
+                continue;
+            };
+            let input = Input { name: info.name.clone(), ty: TensorType::new(dtype, dims) };
+            self.leaf(Op::Input(input), &info.name);
+        }
+        // Names inside expressions count as known too.
+        let known: BTreeSet<&str> = symbols.iter().chain(&used).map(String::as_str).collect();
+        unknown_binds(self.options, known.into_iter(), &mut self.report);
+    }
+
+    fn leaf(&mut self, op: Op, name: &'a str) -> Option<ValueId> {
+        match self.graph.add1(op, &[], Origin::none(), Region::Forward) {
+            Ok(value) => {
+                self.graph.set_name(value, name);
+                self.values.insert(name, Bound::Value(value));
+                Some(value)
+            }
+            Err(error) => {
+                self.report.push(Diagnostic::error("E014", error.to_string()));
+                None
+            }
+        }
+    }
+
+    fn initializers(&mut self) {
+        let data: HashSet<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
+        let nodes: Vec<&NodeProto> = self.nodes.iter().map(|(_, n)| *n).collect();
+        let trainable = trainable::Trainable::new(self.source, &nodes, &data, self.options);
+        let mut needed: HashSet<&str> =
+            nodes.iter().flat_map(|n| n.input.iter().map(String::as_str)).collect();
+        needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
+        for proto in &self.source.initializer {
+            let name = proto.name.as_str();
+            if !needed.contains(name) {
+                continue;
+            }
+            if self.values.contains_key(name) {
+                let message = format!("the initializer \"{name}\" is defined twice");
+                self.report.push(Diagnostic::error("E016", message));
+                continue;
+            }
+            let stored =
+                match tensor::read(proto, &mut self.files) {
+                    Ok(stored) => stored,
+                    Err(error) => {
+                        let message = format!("the initializer \"{name}\" cannot be read: {error}");
+                        self.report.push(Diagnostic::error("E013", message).help(
+                            "keep external data files beside the model, under their own names",
+                        ));
+                        continue;
+                    }
+                };
+            let (kind, reason) = if stored.ty.dtype.is_float() {
+                trainable.decide(name, &stored.ty)
+            } else {
+                (ParamKind::Buffer, format!("its elements are {}.", stored.ty.dtype))
+            };
+            self.initializer(name, stored, kind, reason);
+        }
+    }
+
+    fn initializer(&mut self, name: &'a str, stored: Stored, kind: ParamKind, reason: String) {
+        let limit = if stored.ty.dtype.is_float() { MAX_INLINED } else { context::MAX_FOLDED };
+        let ty = stored.ty.clone();
+        if kind == ParamKind::Buffer && ty.shape.numel() <= limit {
+            match stored.tensor() {
+                Ok(value) => {
+                    self.leaf(Op::Constant(Constant { value }), name);
+                    self.inlined.push(Inlined { name: name.into(), ty, reason });
+                }
+                Err(error) => {
+                    let message = format!("the initializer \"{name}\" cannot be read: {error}");
+                    self.report.push(Diagnostic::error("E013", message));
+                }
+            }
+            return;
+        }
+        if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
+            self.report.push(Diagnostic::error("E013", error.to_string()));
+        }
+        let (unit, sharded, init) = (None, false, Init::Weights);
+        let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
+        self.leaf(Op::Param(param), name);
+    }
+
+    fn convert_nodes(&mut self) {
+        for (index, node) in std::mem::take(&mut self.nodes) {
+            let Some(operator) = ops::find(&node.domain, &node.op_type) else { continue };
+            let origin = Origin::new(&node.name, &scope::of(node));
+            let operand = |name: &String| match name.as_str() {
+                "" => None,
+                name => Some(self.values.get(name).cloned().unwrap_or(Bound::Failed)),
+            };
+            let inputs = node.input.iter().map(operand).collect();
+            let mut cx = NodeContext {
+                graph: &mut self.graph,
+                files: &mut self.files,
+                node,
+                origin: origin.clone(),
+                inputs,
+                opset: self.opset,
+            };
+            let outcome = (operator.convert)(&mut cx);
+            let given = cx.inputs;
+            let results = match outcome {
+                Ok(results) => results,
+                Err(fault) => {
+                    self.fault(index, node, &origin, &given, fault);
+                    Vec::new()
+                }
+            };
+            let mut results = results.into_iter();
+            for name in node.output.iter() {
+                let bound = results.next().unwrap_or(Bound::Failed);
+                if name.is_empty() {
+                    continue;
+                }
+                if let Bound::Value(value) = bound
+                    && self.graph.value(value).name.is_none()
+                {
+                    self.graph.set_name(value, name);
+                }
+                self.values.insert(name, bound);
+            }
+            if self.report.diagnostics.len() >= MAX_ERRORS {
+                return;
+            }
+        }
+    }
+
+    fn fault(
+        &mut self,
+        index: usize,
+        node: &NodeProto,
+        origin: &Origin,
+        inputs: &[Option<Bound>],
+        fault: Fault,
+    ) {
+        let op = &node.op_type;
+        let mut diagnostic = match fault {
+            Fault::Upstream => return,
+            Fault::Misfit(message) => Diagnostic::error("E014", format!("{op}: {message}")),
+            Fault::Attribute(message) => {
+                Diagnostic::error("E032", format!("{op}: {message} is not supported"))
+            }
+            Fault::Dynamic(what) => {
+                Diagnostic::error("E034", format!("{op}: {what} depends on data")).help(
+                    "Frit needs it at import: bind all dimensions, or export with it constant",
+                )
+            }
+        }
+        .at(origin)
+        .note(format!("{}, opset {}", order::label(index, node), self.opset));
+        for (i, (name, bound)) in node.input.iter().zip(inputs).enumerate() {
+            let ty = match bound {
+                Some(Bound::Value(v)) => self.graph.ty(*v).to_string(),
+                Some(Bound::Sequence(values)) => format!("a sequence of {}", values.len()),
+                _ => continue,
+            };
+            diagnostic = diagnostic.note(format!("input {i}  \"{name}\"  {ty}"));
+        }
+        self.report.push(diagnostic);
+    }
+
+    fn outputs(&mut self) {
+        for output in &self.source.output {
+            match self.values.get(output.name.as_str()) {
+                Some(Bound::Value(value)) => {
+                    self.graph.add_output(&output.name, *value, OutputKind::Result);
+                }
+                Some(Bound::Sequence(_)) => self.report.push(Diagnostic::error(
+                    "E032",
+                    format!("the output \"{}\" is a sequence", output.name),
+                )),
+                _ => self.report.push(Diagnostic::error(
+                    "E015",
+                    format!("the output \"{}\" has no value", output.name),
+                )),
+            }
+        }
+    }
+}
+
+fn unbound(input: &str, axis: usize, error: &DimError) -> Diagnostic {
+    match error {
+        DimError::Unbound(name) => Diagnostic::error(
+            "E020",
+            format!("dimension `{name}` (axis {axis} of input \"{input}\") has no size"),
+        )
+        .help(format!("give it one with --bind {name}=N")),
+        DimError::Syntax(text) if text == "?" => Diagnostic::error(
+            "E020",
+            format!("axis {axis} of input \"{input}\" has neither a size nor a name"),
+        )
+        .help("export the model with that dimension named or fixed"),
+        DimError::Syntax(text) => Diagnostic::error(
+            "E020",
+            format!("dimension `{text}` (axis {axis} of input \"{input}\") has no size"),
+        )
+        .help(format!("give it one with --bind \"{text}=N\"")),
+        error => Diagnostic::error("E020", format!("axis {axis} of input \"{input}\": {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Operators whose result is known at import: constants, shapes, ranges.
+
+use super::super::context::{Fault, MAX_FOLDED, NodeContext, Outcome, misfit};
+use super::{Operator, one, op};
+use crate::import::dims::checked_numel;
+use frit_ir::ops::{BinaryFn, CompareFn};
+use frit_ir::{DType, Op, Shape, Tensor, TensorData, TensorType};
+
+pub(super) const OPERATORS: &[Operator] = &[
+    op("Constant", &["value", "value_float", "value_floats", "value_int", "value_ints"], constant),
+    op("ConstantOfShape", &["value"], constant_of_shape),
+    op("EyeLike", &["dtype", "k"], eye_like),
+    op("OneHot", &["axis"], one_hot),
+    op("Range", &[], range),
+    op("Shape", &["start", "end"], shape),
+    op("Size", &[], size),
+    op("Trilu", &["upper"], trilu),
+];
+
+fn constant(cx: &mut NodeContext<'_>) -> Outcome {
+    let Some(attribute) = cx.node.attribute.first() else {
+        return misfit("there is no value");
+    };
+    let (floats, ints) = (&attribute.floats, &attribute.ints);
+    let value = match attribute.name.as_str() {
+        "value_float" => Tensor::scalar(f64::from(attribute.f)),
+        "value_floats" => {
+            let values = floats.iter().map(|x| f64::from(*x)).collect();
+            Tensor::floats(DType::F32, [floats.len()], values)
+        }
+        "value_int" => Tensor::ints(DType::I64, Shape::scalar(), vec![attribute.i]),
+        "value_ints" => Tensor::vector_i64(ints.clone()),
+        _ => match cx.tensor("value")? {
+            Some(value) => value,
+            None => return misfit("there is no value"),
+        },
+    };
+    one(cx.constant(value)?)
+}
+
+fn constant_of_shape(cx: &mut NodeContext<'_>) -> Outcome {
+    let Some(dims) = cx.known_ints(0, "the shape")? else {
+        return misfit("the shape is missing");
+    };
+    let dims = cx.sizes(&dims, "the shape")?;
+    let value = cx.tensor("value")?.unwrap_or_else(|| Tensor::scalar(0.0));
+    if value.numel() != 1 {
+        return misfit(format!("the value has type {}, not one element", value.ty));
+    }
+    let value = cx.constant(value.reshaped(Shape::scalar()))?;
+    one(cx.expand(value, dims)?)
+}
+
+fn shape(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let dims = cx.dims(x);
+    let rank = dims.len() as i64;
+    let clamp = |i: i64| (if i < 0 { i.saturating_add(rank) } else { i }).clamp(0, rank) as usize;
+    let (start, end) = (clamp(cx.int("start", 0)), clamp(cx.int("end", rank)));
+    let dims = dims.get(start..end).unwrap_or(&[]);
+    one(cx.constant(Tensor::vector_i64(dims.iter().map(|d| *d as i64).collect()))?)
+}
+
+fn size(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let n = cx.ty(x).shape.numel() as i64;
+    one(cx.constant(Tensor::ints(DType::I64, Shape::scalar(), vec![n]))?)
+}
+
+fn range(cx: &mut NodeContext<'_>) -> Outcome {
+    let mut bounds = Vec::new();
+    for (i, what) in ["start", "limit", "delta"].into_iter().enumerate() {
+        match cx.known(i, what)? {
+            Some(t) if t.numel() == 1 => bounds.push(t),
+            _ => return misfit(format!("{what} is not one number")),
+        }
+    }
+    let dtype = bounds[0].dtype();
+    if bounds.iter().any(|b| b.dtype() != dtype) || dtype == DType::Bool {
+        return misfit("start, limit and delta need one element type");
+    }
+    let too_long = || Fault::Misfit("the range is too long".into());
+    let value = if dtype.is_float() {
+        let v: Vec<f64> = bounds.iter().map(|b| b.to_f64s()[0]).collect();
+        let n = ((v[1] - v[0]) / v[2]).ceil().max(0.0);
+        if !n.is_finite() || n > MAX_FOLDED as f64 {
+            return Err(too_long());
+        }
+        let n = n as usize;
+        Tensor::floats(dtype, [n], (0..n).map(|i| v[0] + i as f64 * v[2]).collect())
+    } else {
+        let v: Vec<i128> = bounds.iter().map(|b| i128::from(b.to_i64s()[0])).collect();
+        if v[2] == 0 {
+            return misfit("delta is 0");
+        }
+        let distance = if v[2] > 0 { v[1] - v[0] } else { v[0] - v[1] };
+        let n = (distance.max(0) as u128).div_ceil(v[2].unsigned_abs());
+        let n = usize::try_from(n).ok().filter(|n| *n <= MAX_FOLDED).ok_or_else(too_long)?;
+        Tensor::ints(dtype, [n], (0..n as i128).map(|i| (v[0] + i * v[2]) as i64).collect())
+    };
+    one(cx.constant(value)?)
+}
+
+/// A constant `rows × columns` matrix of zeros and ones.
+fn mask(
+    dtype: DType,
+    rows: usize,
+    columns: usize,
+    on: impl Fn(i64, i64) -> bool,
+) -> Result<Tensor, Fault> {
+    if checked_numel(&[rows, columns]).is_none_or(|n| n > MAX_FOLDED) {
+        return misfit("the matrix is too large");
+    }
+    let places = (0..rows as i64).flat_map(|r| (0..columns as i64).map(move |c| (r, c)));
+    let ty = TensorType::new(dtype, [rows, columns]);
+    let data = if dtype.is_float() {
+        TensorData::Float(places.map(|(r, c)| f64::from(u8::from(on(r, c)))).collect())
+    } else {
+        TensorData::Int(places.map(|(r, c)| i64::from(on(r, c))).collect())
+    };
+    Ok(Tensor::exact(ty, data))
+}
+
+fn eye_like(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let ty = cx.ty(x);
+    let &[rows, columns] = ty.shape.dims() else {
+        return misfit(format!("the operand must have 2 axes, not {}", ty.shape));
+    };
+    let dtype = match cx.int("dtype", 0) {
+        0 => ty.dtype,
+        code => cx.dtype_attribute("dtype", code)?,
+    };
+    let k = cx.int("k", 0);
+    let value = mask(dtype, rows, columns, |r, c| c.saturating_sub(r) == k)?;
+    one(cx.constant(value)?)
+}
+
+fn trilu(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let k = cx.known_ints(1, "k")?.and_then(|k| k.first().copied()).unwrap_or(0);
+    let upper = cx.int("upper", 1) != 0;
+    let dims = cx.dims(x);
+    let &[.., rows, columns] = dims.as_slice() else {
+        return misfit("the operand needs at least 2 axes");
+    };
+    let kept = |r: i64, c: i64| if upper { c - r >= k } else { c - r <= k };
+    let kept = mask(DType::Bool, rows, columns, kept)?;
+    let kept = cx.constant(kept)?;
+    let zero = cx.scalar_like(x, 0.0)?;
+    one(cx.emit(Op::Select, &[kept, x, zero])?)
+}
+
+/// `(indices, depth, values = [off, on])`.
+fn one_hot(cx: &mut NodeContext<'_>) -> Outcome {
+    let (ids, values) = (cx.input(0)?, cx.known(2, "the values")?);
+    let depth = cx.known_scalar(1, "the depth")?.unwrap_or(0.0);
+    let values = match values {
+        Some(values) if values.numel() == 2 => values,
+        _ => return misfit("the values must be two numbers"),
+    };
+    if !(0.0..=MAX_FOLDED as f64).contains(&depth) {
+        return misfit(format!("depth {depth}"));
+    }
+    let depth = depth as usize;
+    let ids = cx.cast(ids, DType::I64)?;
+    let mut dims = cx.dims(ids);
+    let axis = cx.axis_in(dims.len() + 1, cx.int("axis", -1))?;
+    // Negative indices count from the end.
+    let (zero, n) = (cx.scalar_like(ids, 0.0)?, cx.scalar_like(ids, depth as f64)?);
+    let negative = cx.emit(Op::Compare(CompareFn::Lt), &[ids, zero])?;
+    let wrapped = cx.emit(Op::Binary(BinaryFn::Add), &[ids, n])?;
+    let ids = cx.emit(Op::Select, &[negative, wrapped, ids])?;
+    dims.insert(axis, 1);
+    let ids = cx.reshape(ids, dims.clone())?;
+    let mut along = vec![1; dims.len()];
+    along[axis] = depth;
+    let places = Tensor::ints(DType::I64, along, (0..depth as i64).collect());
+    let places = cx.constant(places)?;
+    let hit = cx.emit(Op::Compare(CompareFn::Eq), &[ids, places])?;
+    let number = |i: usize| {
+        let ty = TensorType::scalar(values.dtype());
+        let data = match values.data() {
+            TensorData::Float(v) => TensorData::Float(vec![v[i]]),
+            TensorData::Int(v) => TensorData::Int(vec![v[i]]),
+        };
+        Tensor::exact(ty, data)
+    };
+    let (off, on) = (cx.constant(number(0))?, cx.constant(number(1))?);
+    one(cx.emit(Op::Select, &[hit, on, off])?)
+}

@@ -1,0 +1,63 @@
+//! Converters of ONNX operators, one file per family, and the table of all of them.
+
+mod constant;
+mod index;
+mod layout;
+mod loss;
+mod matrix;
+mod normalization;
+mod pointwise;
+mod reduction;
+mod sequence;
+
+use super::context::{NodeContext, Outcome};
+
+/// How one ONNX operator is read.
+#[derive(Clone, Copy)]
+pub(super) struct Operator {
+    /// ONNX's name, in the default domain.
+    pub(super) name: &'static str,
+    /// The attributes that are understood; others are refused.
+    pub(super) attributes: &'static [&'static str],
+    /// Adds it to the graph.
+    pub(super) convert: fn(&mut NodeContext<'_>) -> Outcome,
+}
+
+const FAMILIES: &[&[Operator]] = &[
+    constant::OPERATORS,
+    index::OPERATORS,
+    layout::OPERATORS,
+    loss::OPERATORS,
+    matrix::OPERATORS,
+    normalization::OPERATORS,
+    pointwise::OPERATORS,
+    reduction::OPERATORS,
+    sequence::OPERATORS,
+];
+
+/// The operator of this name and domain, if it is read.
+pub(super) fn find(domain: &str, name: &str) -> Option<&'static Operator> {
+    if !(domain.is_empty() || domain == "ai.onnx") {
+        return None;
+    }
+    FAMILIES.iter().flat_map(|f| f.iter()).find(|o| o.name == name)
+}
+
+/// Names of all operators that are read, sorted.
+pub(super) fn names() -> Vec<&'static str> {
+    let mut names: Vec<_> = FAMILIES.iter().flat_map(|f| f.iter()).map(|o| o.name).collect();
+    names.sort_unstable();
+    names
+}
+
+const fn op(
+    name: &'static str,
+    attributes: &'static [&'static str],
+    convert: fn(&mut NodeContext<'_>) -> Outcome,
+) -> Operator {
+    Operator { name, attributes, convert }
+}
+
+fn one(value: frit_ir::ValueId) -> Outcome {
+    Ok(vec![value.into()])
+}

@@ -1,0 +1,348 @@
+//! Elementwise operators: arithmetic, comparison, logic, activations, element types.
+
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::{Operator, one, op};
+use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, PredicateFn, UnaryFn};
+use frit_ir::{DType, Op, Tensor, TensorType, ValueId};
+
+pub(super) const OPERATORS: &[Operator] = &[
+    op("Abs", &[], |cx| unary(cx, UnaryFn::Abs)),
+    op("Add", &[], |cx| binary(cx, BinaryFn::Add)),
+    op("And", &[], |cx| logical(cx, LogicalFn::And)),
+    op("Cast", &["to", "saturate"], cast),
+    op("CastLike", &["saturate"], cast_like),
+    op("Ceil", &[], |cx| unary(cx, UnaryFn::Ceil)),
+    op("Celu", &["alpha"], celu),
+    op("Clip", &[], clip),
+    op("Cos", &[], |cx| unary(cx, UnaryFn::Cos)),
+    op("Cosh", &[], |cx| hyperbolic(cx, BinaryFn::Add)),
+    op("Div", &[], |cx| binary(cx, BinaryFn::Div)),
+    op("Dropout", &["seed"], dropout),
+    op("Elu", &["alpha"], elu),
+    op("Equal", &[], |cx| compare(cx, CompareFn::Eq)),
+    op("Erf", &[], |cx| unary(cx, UnaryFn::Erf)),
+    op("Exp", &[], |cx| unary(cx, UnaryFn::Exp)),
+    op("Floor", &[], |cx| unary(cx, UnaryFn::Floor)),
+    op("Gelu", &["approximate"], gelu),
+    op("Greater", &[], |cx| compare(cx, CompareFn::Gt)),
+    op("GreaterOrEqual", &[], |cx| compare(cx, CompareFn::Ge)),
+    op("HardSigmoid", &["alpha", "beta"], hard_sigmoid),
+    op("HardSwish", &[], hard_swish),
+    op("Identity", &[], |cx| {
+        Ok(vec![cx.inputs.first().cloned().flatten().ok_or(Fault::Upstream)?])
+    }),
+    op("IsInf", &["detect_negative", "detect_positive"], is_inf),
+    op("IsNaN", &[], is_nan),
+    op("LeakyRelu", &["alpha"], leaky_relu),
+    op("Less", &[], |cx| compare(cx, CompareFn::Lt)),
+    op("LessOrEqual", &[], |cx| compare(cx, CompareFn::Le)),
+    op("Log", &[], |cx| unary(cx, UnaryFn::Log)),
+    op("Max", &[], |cx| variadic(cx, BinaryFn::Max)),
+    op("Mean", &[], mean),
+    op("Min", &[], |cx| variadic(cx, BinaryFn::Min)),
+    op("Mish", &[], mish),
+    op("Mod", &["fmod"], modulo),
+    op("Mul", &[], |cx| binary(cx, BinaryFn::Mul)),
+    op("Neg", &[], |cx| unary(cx, UnaryFn::Neg)),
+    op("Not", &[], |cx| unary(cx, UnaryFn::Not)),
+    op("Or", &[], |cx| logical(cx, LogicalFn::Or)),
+    op("PRelu", &[], prelu),
+    op("Pow", &[], pow),
+    op("Reciprocal", &[], |cx| unary(cx, UnaryFn::Reciprocal)),
+    op("Relu", &[], relu),
+    op("Round", &[], |cx| unary(cx, UnaryFn::Round)),
+    op("Selu", &["alpha", "gamma"], selu),
+    op("Sigmoid", &[], |cx| unary(cx, UnaryFn::Sigmoid)),
+    op("Sign", &[], |cx| unary(cx, UnaryFn::Sign)),
+    op("Sin", &[], |cx| unary(cx, UnaryFn::Sin)),
+    op("Sinh", &[], |cx| hyperbolic(cx, BinaryFn::Sub)),
+    op("Softplus", &[], |cx| unary(cx, UnaryFn::Softplus)),
+    op("Softsign", &[], softsign),
+    op("Sqrt", &[], |cx| unary(cx, UnaryFn::Sqrt)),
+    op("Sub", &[], |cx| binary(cx, BinaryFn::Sub)),
+    op("Sum", &[], |cx| variadic(cx, BinaryFn::Add)),
+    op("Tan", &[], |cx| unary(cx, UnaryFn::Tan)),
+    op("Tanh", &[], |cx| unary(cx, UnaryFn::Tanh)),
+    op("ThresholdedRelu", &["alpha"], thresholded_relu),
+    op("Where", &[], select),
+    op("Xor", &[], |cx| logical(cx, LogicalFn::Xor)),
+];
+
+fn unary(cx: &mut NodeContext<'_>, f: UnaryFn) -> Outcome {
+    let x = cx.input(0)?;
+    one(cx.emit(Op::Unary(f), &[x])?)
+}
+
+fn binary(cx: &mut NodeContext<'_>, f: BinaryFn) -> Outcome {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    if f == BinaryFn::Div {
+        nonzero_divisor(cx, b)?;
+    }
+    one(cx.emit(Op::Binary(f), &[a, b])?)
+}
+
+/// Refuses an integer division by a constant zero, which has no result.
+fn nonzero_divisor(cx: &NodeContext<'_>, divisor: ValueId) -> Result<(), Fault> {
+    match cx.graph.constant(divisor).and_then(Tensor::as_ints) {
+        Some(values) if values.contains(&0) => misfit("division of integers by zero"),
+        _ => Ok(()),
+    }
+}
+
+fn compare(cx: &mut NodeContext<'_>, f: CompareFn) -> Outcome {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    one(cx.emit(Op::Compare(f), &[a, b])?)
+}
+
+fn logical(cx: &mut NodeContext<'_>, f: LogicalFn) -> Outcome {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    one(cx.emit(Op::Logical(f), &[a, b])?)
+}
+
+fn fold_all(cx: &mut NodeContext<'_>, f: BinaryFn) -> Result<(ValueId, usize), Fault> {
+    let values = cx.variadic()?;
+    let mut result = values[0];
+    for &value in &values[1..] {
+        result = cx.emit(Op::Binary(f), &[result, value])?;
+    }
+    Ok((result, values.len()))
+}
+
+fn variadic(cx: &mut NodeContext<'_>, f: BinaryFn) -> Outcome {
+    let (result, _) = fold_all(cx, f)?;
+    one(result)
+}
+
+fn mean(cx: &mut NodeContext<'_>) -> Outcome {
+    let (sum, n) = fold_all(cx, BinaryFn::Add)?;
+    let n = cx.scalar_like(sum, n as f64)?;
+    one(cx.emit(Op::Binary(BinaryFn::Div), &[sum, n])?)
+}
+
+fn modulo(cx: &mut NodeContext<'_>) -> Outcome {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    nonzero_divisor(cx, b)?;
+    let f = if cx.int("fmod", 0) == 0 { BinaryFn::Mod } else { BinaryFn::Fmod };
+    one(cx.emit(Op::Binary(f), &[a, b])?)
+}
+
+fn pow(cx: &mut NodeContext<'_>) -> Outcome {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let (base, exponent) = (cx.ty(a).dtype, cx.ty(b).dtype);
+    if base.is_float() || !exponent.is_float() {
+        let b = cx.cast(b, base)?;
+        return one(cx.emit(Op::Binary(BinaryFn::Pow), &[a, b])?);
+    }
+    // An integer to a real power is computed as a real number and truncated.
+    let a = cx.cast(a, exponent)?;
+    let y = cx.emit(Op::Binary(BinaryFn::Pow), &[a, b])?;
+    one(cx.cast(y, base)?)
+}
+
+fn select(cx: &mut NodeContext<'_>) -> Outcome {
+    let (c, a, b) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    one(cx.emit(Op::Select, &[c, a, b])?)
+}
+
+fn cast(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let to = cx.dtype_attribute("to", cx.int("to", 0))?;
+    one(cx.cast(x, to)?)
+}
+
+fn cast_like(cx: &mut NodeContext<'_>) -> Outcome {
+    let (x, like) = (cx.input(0)?, cx.input(1)?);
+    let to = cx.ty(like).dtype;
+    one(cx.cast(x, to)?)
+}
+
+fn is_nan(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    one(cx.emit(Op::Predicate(PredicateFn::IsNan), &[x])?)
+}
+
+fn is_inf(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let inf = match (cx.int("detect_negative", 1) != 0, cx.int("detect_positive", 1) != 0) {
+        (true, true) => return one(cx.emit(Op::Predicate(PredicateFn::IsInf), &[x])?),
+        (false, true) => f64::INFINITY,
+        (true, false) => f64::NEG_INFINITY,
+        (false, false) => return Err(Fault::Attribute("detecting no infinity".into())),
+    };
+    let inf = cx.scalar_like(x, inf)?;
+    one(cx.emit(Op::Compare(CompareFn::Eq), &[x, inf])?)
+}
+
+fn clip(cx: &mut NodeContext<'_>) -> Outcome {
+    let mut x = cx.input(0)?;
+    let mut limits = [None, None];
+    for (i, f) in [(1, BinaryFn::Max), (2, BinaryFn::Min)] {
+        let Some(limit) = cx.optional(i)? else { continue };
+        match cx.graph.constant(limit).map(Tensor::to_f64s).as_deref() {
+            Some(&[value]) => limits[i - 1] = Some(value),
+            _ => x = cx.emit(Op::Binary(f), &[x, limit])?,
+        }
+    }
+    match limits {
+        [None, None] => one(x),
+        [min, max] => one(cx.emit(Op::Clip(Clip { min, max }), &[x])?),
+    }
+}
+
+fn relu(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    if cx.ty(x).dtype.is_float() {
+        return one(cx.emit(Op::Unary(UnaryFn::Relu), &[x])?);
+    }
+    one(cx.emit(Op::Clip(Clip { min: Some(0.0), max: None }), &[x])?)
+}
+
+/// `(x, training_mode, ratio)`: only what leaves the values alone is read.
+fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let ratio = cx.known_scalar(1, "the ratio")?.unwrap_or(0.5);
+    let training = cx.known_scalar(2, "training_mode")?.unwrap_or(0.0) != 0.0;
+    if training && ratio != 0.0 {
+        return Err(Fault::Attribute(format!("training_mode with ratio {ratio}")));
+    }
+    let mut results = vec![x.into()];
+    if cx.node.output.len() > 1 {
+        let dims = cx.dims(x);
+        let kept = cx.constant(Tensor::splat(TensorType::scalar(DType::Bool), 1.0))?;
+        results.push(cx.expand(kept, dims)?.into());
+    }
+    Ok(results)
+}
+
+fn gelu(cx: &mut NodeContext<'_>) -> Outcome {
+    match cx.text("approximate", "none").as_str() {
+        "none" => unary(cx, UnaryFn::Gelu),
+        "tanh" => unary(cx, UnaryFn::GeluTanh),
+        other => Err(Fault::Attribute(format!("approximate = \"{other}\""))),
+    }
+}
+
+/// `a` where `x` is below zero, else `b`.
+fn where_negative(
+    cx: &mut NodeContext<'_>,
+    x: ValueId,
+    a: ValueId,
+    b: ValueId,
+) -> Result<ValueId, Fault> {
+    let zero = cx.scalar_like(x, 0.0)?;
+    let negative = cx.emit(Op::Compare(CompareFn::Lt), &[x, zero])?;
+    cx.emit(Op::Select, &[negative, a, b])
+}
+
+fn scaled(cx: &mut NodeContext<'_>, x: ValueId, factor: f64) -> Result<ValueId, Fault> {
+    if factor == 1.0 {
+        return Ok(x);
+    }
+    let factor = cx.scalar_like(x, factor)?;
+    cx.emit(Op::Binary(BinaryFn::Mul), &[x, factor])
+}
+
+fn shifted(cx: &mut NodeContext<'_>, x: ValueId, by: f64) -> Result<ValueId, Fault> {
+    let by = cx.scalar_like(x, by)?;
+    cx.emit(Op::Binary(BinaryFn::Add), &[x, by])
+}
+
+fn limited(
+    cx: &mut NodeContext<'_>,
+    x: ValueId,
+    min: Option<f64>,
+    max: Option<f64>,
+) -> Result<ValueId, Fault> {
+    cx.emit(Op::Clip(Clip { min, max }), &[x])
+}
+
+fn leaky_relu(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let alpha = cx.float("alpha", 0.01);
+    let low = scaled(cx, x, alpha)?;
+    one(where_negative(cx, x, low, x)?)
+}
+
+fn prelu(cx: &mut NodeContext<'_>) -> Outcome {
+    let (x, slope) = (cx.input(0)?, cx.input(1)?);
+    let low = cx.emit(Op::Binary(BinaryFn::Mul), &[x, slope])?;
+    one(where_negative(cx, x, low, x)?)
+}
+
+/// `factor·(x if x ≥ 0 else alpha·(exp(x/width) − 1))`; the exponent is kept at or below zero so that
+/// no infinity arises where the other branch is taken.
+fn exponential_unit(cx: &mut NodeContext<'_>, alpha: f64, width: f64, factor: f64) -> Outcome {
+    let x = cx.input(0)?;
+    let low = limited(cx, x, None, Some(0.0))?;
+    let low = scaled(cx, low, 1.0 / width)?;
+    let low = cx.emit(Op::Unary(UnaryFn::Expm1), &[low])?;
+    let low = scaled(cx, low, alpha)?;
+    let y = where_negative(cx, x, low, x)?;
+    one(scaled(cx, y, factor)?)
+}
+
+fn elu(cx: &mut NodeContext<'_>) -> Outcome {
+    exponential_unit(cx, cx.float("alpha", 1.0), 1.0, 1.0)
+}
+
+fn celu(cx: &mut NodeContext<'_>) -> Outcome {
+    let alpha = cx.float("alpha", 1.0);
+    exponential_unit(cx, alpha, alpha, 1.0)
+}
+
+fn selu(cx: &mut NodeContext<'_>) -> Outcome {
+    // The constants of Klambauer et al. 2017, as ONNX states them.
+    let alpha = cx.float("alpha", 1.673_263_192_176_818_8);
+    let gamma = cx.float("gamma", 1.050_700_902_938_842_8);
+    exponential_unit(cx, alpha, 1.0, gamma)
+}
+
+fn thresholded_relu(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let alpha = cx.scalar_like(x, cx.float("alpha", 1.0))?;
+    let above = cx.emit(Op::Compare(CompareFn::Gt), &[x, alpha])?;
+    let zero = cx.scalar_like(x, 0.0)?;
+    one(cx.emit(Op::Select, &[above, x, zero])?)
+}
+
+fn gate(cx: &mut NodeContext<'_>, x: ValueId, alpha: f64, beta: f64) -> Result<ValueId, Fault> {
+    let y = scaled(cx, x, alpha)?;
+    let y = shifted(cx, y, beta)?;
+    limited(cx, y, Some(0.0), Some(1.0))
+}
+
+fn hard_sigmoid(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let (alpha, beta) = (cx.float("alpha", 0.2), cx.float("beta", 0.5));
+    one(gate(cx, x, alpha, beta)?)
+}
+
+fn hard_swish(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let gate = gate(cx, x, 1.0 / 6.0, 0.5)?;
+    one(cx.emit(Op::Binary(BinaryFn::Mul), &[x, gate])?)
+}
+
+fn softsign(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let size = cx.emit(Op::Unary(UnaryFn::Abs), &[x])?;
+    let size = shifted(cx, size, 1.0)?;
+    one(cx.emit(Op::Binary(BinaryFn::Div), &[x, size])?)
+}
+
+fn mish(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let gate = cx.emit(Op::Unary(UnaryFn::Softplus), &[x])?;
+    let gate = cx.emit(Op::Unary(UnaryFn::Tanh), &[gate])?;
+    one(cx.emit(Op::Binary(BinaryFn::Mul), &[x, gate])?)
+}
+
+/// `(exp(x) f exp(−x))/2`.
+fn hyperbolic(cx: &mut NodeContext<'_>, f: BinaryFn) -> Outcome {
+    let x = cx.input(0)?;
+    let up = cx.emit(Op::Unary(UnaryFn::Exp), &[x])?;
+    let negated = cx.emit(Op::Unary(UnaryFn::Neg), &[x])?;
+    let down = cx.emit(Op::Unary(UnaryFn::Exp), &[negated])?;
+    let both = cx.emit(Op::Binary(f), &[up, down])?;
+    one(scaled(cx, both, 0.5)?)
+}

@@ -1,0 +1,29 @@
+//! The versions of ONNX's default operator set that are read.
+
+use super::messages::ModelProto;
+use crate::diagnostics::Report;
+use frit_ir::Diagnostic;
+use std::ops::RangeInclusive;
+
+/// Versions whose operators are all read with their own meaning.
+pub const SUPPORTED: RangeInclusive<i64> = 13..=21;
+
+/// The version of the default operator set that the model is written in.
+pub(super) fn of(model: &ModelProto) -> Result<i64, Report> {
+    let default = |d: &str| d.is_empty() || d == "ai.onnx";
+    let versions: Vec<i64> =
+        model.opset_import.iter().filter(|o| default(&o.domain)).map(|o| o.version).collect();
+    let range = format!("opsets {} to {}", SUPPORTED.start(), SUPPORTED.end());
+    match versions.as_slice() {
+        [] => Err(Diagnostic::error("E033", "the model does not say which ONNX opset it is in")
+            .help(format!("export it again; {range} are supported"))
+            .into()),
+        [version] if SUPPORTED.contains(version) => Ok(*version),
+        [version, ..] => Err(Diagnostic::error(
+            "E033",
+            format!("the model is in ONNX opset {version}; {range} are supported"),
+        )
+        .help("export it with `opset_version=18`, or convert it with `onnx.version_converter`")
+        .into()),
+    }
+}

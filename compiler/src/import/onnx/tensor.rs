@@ -1,0 +1,158 @@
+//! From ONNX tensors to typed bytes: raw data, typed fields, and external files.
+
+use super::messages::TensorProto;
+use crate::import::dims::checked_numel;
+use crate::import::mapped;
+use frit_ir::{DType, Tensor, TensorType};
+use prost::bytes::Bytes;
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+/// Why a tensor of the model cannot be used.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum TensorError {
+    #[error("its element type {0} is not supported")]
+    DType(String),
+    #[error("its shape {0:?} is not valid")]
+    Shape(Vec<i64>),
+    #[error("a tensor of type {ty} has {expected} bytes, but {found} are stored")]
+    Size { ty: TensorType, expected: usize, found: usize },
+    #[error("its data is in the external file {file}, which cannot be read: {cause}")]
+    External { file: String, cause: String },
+    #[error("its data is in an external file, but {0}")]
+    Location(String),
+}
+
+/// A tensor with its bytes: a slice of a mapped file, or decoded from typed fields.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub(super) ty: TensorType,
+    pub(super) bytes: Bytes,
+}
+
+impl Stored {
+    /// The elements, widened in memory.
+    pub(super) fn tensor(&self) -> Result<Tensor, TensorError> {
+        Tensor::from_bytes(self.ty.clone(), &self.bytes)
+            .map_err(|_| TensorError::DType(self.ty.dtype.to_string()))
+    }
+}
+
+/// The files beside the model that hold tensors, each mapped once.
+#[derive(Debug)]
+pub(super) struct ExternalFiles {
+    folder: PathBuf,
+    open: HashMap<String, Bytes>,
+}
+
+impl ExternalFiles {
+    pub(super) fn new(folder: &Path) -> Self {
+        ExternalFiles { folder: folder.into(), open: HashMap::new() }
+    }
+
+    fn slice(&mut self, tensor: &TensorProto, expected: usize) -> Result<Bytes, TensorError> {
+        let field =
+            |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| &e.value);
+        let location = field("location")
+            .ok_or_else(|| TensorError::Location("`location` is missing".into()))?;
+        let inside = Path::new(location).components().all(|c| matches!(c, Component::Normal(_)));
+        if !inside || location.is_empty() {
+            return Err(TensorError::Location(format!("`{location}` is not beside the model")));
+        }
+        let number = |key: &str, default: usize| match field(key) {
+            None => Ok(default),
+            Some(text) => text.trim().parse::<usize>().map_err(|_| {
+                TensorError::Location(format!("its `{key}` is `{text}`, which is no number"))
+            }),
+        };
+        let (offset, length) = (number("offset", 0)?, number("length", expected)?);
+        if !self.open.contains_key(location) {
+            let path = self.folder.join(location);
+            let bytes = mapped::map(&path).map_err(|e| TensorError::External {
+                file: path.display().to_string(),
+                cause: e.to_string(),
+            })?;
+            self.open.insert(location.clone(), bytes);
+        }
+        let bytes = &self.open[location];
+        match offset.checked_add(length) {
+            Some(end) if end <= bytes.len() => Ok(bytes.slice(offset..end)),
+            _ => Err(TensorError::Location(format!(
+                "`{location}` has {} bytes, and the tensor lies at {offset} with {length} bytes",
+                bytes.len()
+            ))),
+        }
+    }
+}
+
+/// The element type with this ONNX number.
+pub(super) fn dtype(code: i64) -> Result<DType, TensorError> {
+    const UNSUPPORTED: [(i64, &str); 10] = [
+        (3, "int8"),
+        (4, "uint16"),
+        (5, "int16"),
+        (8, "string"),
+        (12, "uint32"),
+        (13, "uint64"),
+        (14, "complex64"),
+        (15, "complex128"),
+        (17, "float8e4m3fn"),
+        (19, "float8e5m2"),
+    ];
+    Ok(match code {
+        1 => DType::F32,
+        2 => DType::U8,
+        6 => DType::I32,
+        7 => DType::I64,
+        9 => DType::Bool,
+        10 => DType::F16,
+        11 => DType::F64,
+        16 => DType::BF16,
+        _ => {
+            let name = UNSUPPORTED.iter().find(|(c, _)| *c == code);
+            let name = name.map_or_else(|| format!("number {code}"), |(_, n)| (*n).to_string());
+            return Err(TensorError::DType(name));
+        }
+    })
+}
+
+/// The type of a tensor, with all sizes checked.
+pub(super) fn type_of(tensor: &TensorProto) -> Result<TensorType, TensorError> {
+    let dims: Result<Vec<usize>, _> = tensor.dims.iter().map(|&d| usize::try_from(d)).collect();
+    let dims = dims.map_err(|_| TensorError::Shape(tensor.dims.clone()))?;
+    if checked_numel(&dims).is_none() {
+        return Err(TensorError::Shape(tensor.dims.clone()));
+    }
+    Ok(TensorType::new(dtype(tensor.data_type.into())?, dims))
+}
+
+/// The tensor's type and bytes.
+pub(super) fn read(tensor: &TensorProto, files: &mut ExternalFiles) -> Result<Stored, TensorError> {
+    let ty = type_of(tensor)?;
+    let bytes = if tensor.data_location == 1 {
+        files.slice(tensor, ty.bytes())?
+    } else if let Some(raw) = &tensor.raw_data {
+        raw.clone()
+    } else {
+        typed_fields(tensor, ty.dtype)
+    };
+    if bytes.len() != ty.bytes() {
+        return Err(TensorError::Size { expected: ty.bytes(), found: bytes.len(), ty });
+    }
+    Ok(Stored { ty, bytes })
+}
+
+/// Little-endian bytes of the field that ONNX prescribes for the element type.
+fn typed_fields(tensor: &TensorProto, dtype: DType) -> Bytes {
+    let ints = &tensor.int32_data;
+    let bytes: Vec<u8> = match dtype {
+        DType::F32 => tensor.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F64 => tensor.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::I64 => tensor.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::I32 => ints.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F16 | DType::BF16 => ints.iter().flat_map(|x| (*x as u16).to_le_bytes()).collect(),
+        DType::Bool => ints.iter().map(|x| u8::from(*x != 0)).collect(),
+        DType::U8 | DType::F8E4M3 | DType::F8E5M2 => ints.iter().map(|x| *x as u8).collect(),
+    };
+    Bytes::from(bytes)
+}

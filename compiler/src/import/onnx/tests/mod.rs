@@ -1,0 +1,6 @@
+//! Tests of the importer: operators against hand values, what is refused, damaged files, real models.
+
+mod build;
+mod models;
+mod operators;
+mod refusals;

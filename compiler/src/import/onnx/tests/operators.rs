@@ -1,0 +1,274 @@
+//! Conversions of single operators, against values worked out by hand.
+
+use super::build::*;
+use crate::import::ImportOptions;
+use crate::import::onnx::messages::*;
+use frit_ir::{DType, Op, Shape, Tensor};
+
+const X: [Dim; 2] = [Dim::N(2), Dim::N(3)];
+
+/// `[[0, 1, 2], [3, 4, 5]]`
+fn x() -> Tensor {
+    Tensor::floats(DType::F32, [2, 3], (0..6).map(f64::from).collect())
+}
+
+/// The result of one node that reads the input `x` and these initializers.
+fn apply(node: NodeProto, initializers: Vec<TensorProto>) -> Tensor {
+    let name = node.output[0].clone();
+    eval(&model(vec![input("x", 1, &X)], initializers, vec![node], &[&name]), &[("x", x())])
+}
+
+#[track_caller]
+fn expect(found: Tensor, dims: &[usize], values: &[f64]) {
+    assert_eq!(found.shape(), &Shape::from(dims));
+    let found = found.to_f64s();
+    let close = found.iter().zip(values).all(|(a, b)| (a - b).abs() < 1e-6);
+    assert!(close && found.len() == values.len(), "{found:?} is not {values:?}");
+}
+
+fn slice(starts: &[i64], ends: &[i64], axes: &[i64], steps: &[i64]) -> Tensor {
+    let tensors = vec![ints("s", starts), ints("e", ends), ints("a", axes), ints("t", steps)];
+    apply(node("Slice", &["x", "s", "e", "a", "t"], &["y"]), tensors)
+}
+
+#[test]
+fn slice_takes_negative_steps_axes_and_ends() {
+    expect(slice(&[-1], &[i64::MIN], &[1], &[-1]), &[2, 3], &[2.0, 1.0, 0.0, 5.0, 4.0, 3.0]);
+    expect(slice(&[0, 1], &[i64::MAX, -1], &[0, -1], &[1, 1]), &[2, 1], &[1.0, 4.0]);
+    expect(slice(&[2, 1], &[-100, 0], &[1, 0], &[-2, -1]), &[1, 2], &[5.0, 3.0]);
+    expect(slice(&[2], &[1], &[1], &[1]), &[2, 0], &[]);
+}
+
+#[test]
+fn reshape_copies_infers_and_allows_zero() {
+    let reshape =
+        |shape: &[i64]| apply(node("Reshape", &["x", "s"], &["y"]), vec![ints("s", shape)]);
+    assert_eq!(reshape(&[0, -1, 1]).shape(), &Shape::from([2, 3, 1]));
+    assert_eq!(reshape(&[-1]).shape(), &Shape::from([6]));
+    let empty = node("Reshape", &["x", "s"], &["y"]).with(&[int("allowzero", 1)]);
+    let empty = model(
+        vec![input("x", 1, &[Dim::N(0), Dim::N(3)])],
+        vec![ints("s", &[0, 7])],
+        vec![empty],
+        &["y"],
+    );
+    let none = Tensor::floats(DType::F32, [0, 3], vec![]);
+    assert_eq!(eval(&empty, &[("x", none)]).shape(), &Shape::from([0, 7]));
+    let bad = |shape: &[i64]| {
+        let reshape = node("Reshape", &["x", "s"], &["y"]);
+        let model = model(vec![input("x", 1, &X)], vec![ints("s", shape)], vec![reshape], &["y"]);
+        refused(&model, &ImportOptions::default())
+    };
+    assert!(bad(&[4, -1]).contains("6 elements do not fit"));
+    assert!(bad(&[-1, -1]).contains("is not valid"));
+    assert!(bad(&[1 << 40, 1 << 40]).contains("too large"));
+}
+
+#[test]
+fn gemm_scales_and_transposes() {
+    // xᵀ·b with b = [[1, 0], [0, 2]], times 0.5, plus 2·c.
+    let gemm = node("Gemm", &["x", "b", "c"], &["y"]).with(&[
+        float("alpha", 0.5),
+        float("beta", 2.0),
+        int("transA", 1),
+    ]);
+    let b = floats("b", &[2, 2], &[1.0, 0.0, 0.0, 2.0]);
+    let c = floats("c", &[2], &[10.0, 20.0]);
+    expect(apply(gemm, vec![b, c]), &[3, 2], &[20.0, 43.0, 20.5, 44.0, 21.0, 45.0]);
+    let no_c = node("Gemm", &["x", "b"], &["y"]).with(&[int("transB", 1)]);
+    expect(apply(no_c, vec![floats("b", &[1, 3], &[1.0, 1.0, 2.0])]), &[2, 1], &[5.0, 17.0]);
+}
+
+#[test]
+fn matmul_takes_vectors() {
+    let right =
+        apply(node("MatMul", &["x", "v"], &["y"]), vec![floats("v", &[3], &[1.0, 2.0, 3.0])]);
+    expect(right, &[2], &[8.0, 26.0]);
+    let left = apply(node("MatMul", &["v", "x"], &["y"]), vec![floats("v", &[2], &[1.0, 10.0])]);
+    expect(left, &[3], &[30.0, 41.0, 52.0]);
+}
+
+#[test]
+fn split_is_uneven_by_sizes_and_by_number() {
+    let by_sizes = node("Split", &["x", "s"], &["a", "b"]).with(&[int("axis", 1)]);
+    let one = model(vec![input("x", 1, &X)], vec![ints("s", &[1, 2])], vec![by_sizes], &["b"]);
+    expect(eval(&one, &[("x", x())]), &[2, 2], &[1.0, 2.0, 4.0, 5.0]);
+    let by_number =
+        node("Split", &["x"], &["a", "b"]).with(&[int("axis", -1), int("num_outputs", 2)]);
+    let two = model(vec![input("x", 1, &X)], vec![], vec![by_number], &["a", "b"]);
+    expect(eval(&two, &[("x", x())]), &[2, 2], &[0.0, 1.0, 3.0, 4.0]);
+}
+
+#[test]
+fn sequences_leave_no_trace() {
+    let split = node("SplitToSequence", &["x", "s"], &["seq"]).with(&[int("axis", 1)]);
+    let at = node("SequenceAt", &["seq", "i"], &["y"]);
+    let mut two = ints("s", &[2]);
+    two.dims.clear();
+    let mut last = ints("i", &[-1]);
+    last.dims.clear();
+    let model = model(vec![input("x", 1, &X)], vec![two, last], vec![split, at], &["y"]);
+    expect(eval(&model, &[("x", x())]), &[2, 1], &[2.0, 5.0]);
+}
+
+#[test]
+fn reductions_take_axes_in_both_forms() {
+    let by_input = apply(
+        node("ReduceSum", &["x", "a"], &["y"]).with(&[int("keepdims", 0)]),
+        vec![ints("a", &[-1])],
+    );
+    expect(by_input, &[2], &[3.0, 12.0]);
+    let by_attribute =
+        apply(node("ReduceMean", &["x"], &["y"]).with(&[list("axes", &[0])]), vec![]);
+    expect(by_attribute, &[1, 3], &[1.5, 2.5, 3.5]);
+    expect(
+        apply(node("ReduceMax", &["x"], &["y"]).with(&[int("keepdims", 0)]), vec![]),
+        &[],
+        &[5.0],
+    );
+    let nothing = node("ReduceSum", &["x"], &["y"]).with(&[int("noop_with_empty_axes", 1)]);
+    expect(apply(nothing, vec![]), &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let l2 = node("ReduceL2", &["x", "a"], &["y"]).with(&[int("keepdims", 0)]);
+    expect(apply(l2, vec![ints("a", &[1])]), &[2], &[5f64.sqrt(), 50f64.sqrt()]);
+    let lse = node("ReduceLogSumExp", &["x", "a"], &["y"]).with(&[int("keepdims", 0)]);
+    let row = (1.0 + 1f64.exp() + 2f64.exp()).ln();
+    expect(apply(lse, vec![ints("a", &[1])]), &[2], &[row, row + 3.0]);
+}
+
+#[test]
+fn pad_adds_and_takes_away() {
+    let pad = node("Pad", &["x", "p", "v"], &["y"]);
+    let tensors = vec![ints("p", &[1, -1, 0, 1]), floats("v", &[], &[9.0])];
+    expect(apply(pad, tensors), &[3, 3], &[9.0, 9.0, 9.0, 1.0, 2.0, 9.0, 4.0, 5.0, 9.0]);
+    let some = node("Pad", &["x", "p", "", "a"], &["y"]);
+    let tensors = vec![ints("p", &[0, 1]), ints("a", &[-2])];
+    expect(apply(some, tensors), &[3, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn layout_operators_are_numpys() {
+    let tile = apply(node("Tile", &["x", "r"], &["y"]), vec![ints("r", &[1, 2])]);
+    expect(tile, &[2, 6], &[0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 3.0, 4.0, 5.0]);
+    let trilu = apply(node("Trilu", &["x"], &["y"]).with(&[int("upper", 0)]), vec![]);
+    expect(trilu, &[2, 3], &[0.0, 0.0, 0.0, 3.0, 4.0, 0.0]);
+    let unsqueeze = apply(node("Unsqueeze", &["x", "a"], &["y"]), vec![ints("a", &[-1, 0])]);
+    assert_eq!(unsqueeze.shape(), &Shape::from([1, 2, 3, 1]));
+    let flatten = apply(node("Flatten", &["x"], &["y"]).with(&[int("axis", 0)]), vec![]);
+    assert_eq!(flatten.shape(), &Shape::from([1, 6]));
+    expect(
+        apply(node("Transpose", &["x"], &["y"]), vec![]),
+        &[3, 2],
+        &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0],
+    );
+    let expand = apply(node("Expand", &["x", "s"], &["y"]), vec![ints("s", &[2, 1, 1])]);
+    assert_eq!(expand.shape(), &Shape::from([2, 2, 3]));
+}
+
+#[test]
+fn activations_are_composed() {
+    let shifted = |op: &str, attributes: &[AttributeProto]| {
+        let sub = node("Sub", &["x", "two"], &["z"]);
+        let op = node(op, &["z"], &["y"]).with(attributes);
+        let two = floats("two", &[], &[2.0]);
+        eval(&model(vec![input("x", 1, &X)], vec![two], vec![sub, op], &["y"]), &[("x", x())])
+    };
+    let (e1, e2) = ((-1f64).exp() - 1.0, (-2f64).exp() - 1.0);
+    expect(
+        shifted("Elu", &[float("alpha", 2.0)]),
+        &[2, 3],
+        &[2.0 * e2, 2.0 * e1, 0.0, 1.0, 2.0, 3.0],
+    );
+    expect(
+        shifted("LeakyRelu", &[float("alpha", 0.5)]),
+        &[2, 3],
+        &[-1.0, -0.5, 0.0, 1.0, 2.0, 3.0],
+    );
+    expect(shifted("HardSigmoid", &[]), &[2, 3], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.0]);
+    let clip = apply(node("Clip", &["x", "", "hi"], &["y"]), vec![floats("hi", &[], &[3.5])]);
+    expect(clip, &[2, 3], &[0.0, 1.0, 2.0, 3.0, 3.5, 3.5]);
+    let mean = apply(node("Mean", &["x", "c"], &["y"]), vec![floats("c", &[3], &[2.0, 4.0, 6.0])]);
+    expect(mean, &[2, 3], &[1.0, 2.5, 4.0, 2.5, 4.0, 5.5]);
+}
+
+#[test]
+fn normalizations_are_those_of_onnx() {
+    let tensors = || vec![floats("g", &[3], &[1.0, 2.0, 3.0]), floats("b", &[3], &[0.0, 0.0, 1.0])];
+    let ln =
+        node("LayerNormalization", &["x", "g", "b"], &["y", "m"]).with(&[float("epsilon", 0.0)]);
+    let r = 1.5f64.sqrt();
+    expect(
+        apply(ln.clone(), tensors()),
+        &[2, 3],
+        &[-r, 0.0, 3.0 * r + 1.0, -r, 0.0, 3.0 * r + 1.0],
+    );
+    let mean = model(vec![input("x", 1, &X)], tensors(), vec![ln], &["m"]);
+    expect(eval(&mean, &[("x", x())]), &[2, 1], &[1.0, 4.0]);
+    let image = vec![input("x", 1, &[Dim::N(1), Dim::N(2), Dim::N(2)])];
+    let tensors = vec![floats("g", &[2], &[1.0, 10.0]), floats("b", &[2], &[0.0, 1.0])];
+    let instance =
+        node("InstanceNormalization", &["x", "g", "b"], &["y"]).with(&[float("epsilon", 0.0)]);
+    let value = Tensor::floats(DType::F32, [1, 2, 2], vec![0.0, 2.0, 5.0, 3.0]);
+    let found = eval(&model(image, tensors, vec![instance], &["y"]), &[("x", value)]);
+    expect(found, &[1, 2, 2], &[-1.0, 1.0, 11.0, -9.0]);
+}
+
+#[test]
+fn a_loss_in_the_model_counts_what_is_not_ignored() {
+    let loss =
+        node("SoftmaxCrossEntropyLoss", &["x", "l", "w"], &["y"]).with(&[int("ignore_index", -1)]);
+    let inputs = vec![input("x", 1, &X), input("l", 7, &[Dim::N(2)])];
+    let weights = vec![floats("w", &[3], &[1.0, 2.0, 4.0])];
+    let model = model(inputs, weights, vec![loss], &["y"]);
+    let labels = |v: &[i64]| Tensor::vector_i64(v.to_vec());
+    let lse = (1.0 + 1f64.exp() + 2f64.exp()).ln();
+    let both = eval(&model, &[("x", x()), ("l", labels(&[0, 2]))]);
+    expect(both, &[], &[(lse + 4.0 * (lse - 2.0)) / 5.0]);
+    let one = eval(&model, &[("x", x()), ("l", labels(&[-1, 1]))]);
+    expect(one, &[], &[lse - 1.0]);
+}
+
+#[test]
+fn one_hot_and_indices_count_from_the_end() {
+    let ids = vec![input("i", 7, &[Dim::N(2)])];
+    let hot = node("OneHot", &["i", "d", "v"], &["y"]).with(&[int("axis", 0)]);
+    let tensors = vec![ints("d", &[3]), floats("v", &[2], &[-1.0, 5.0])];
+    let found =
+        eval(&model(ids, tensors, vec![hot], &["y"]), &[("i", Tensor::vector_i64(vec![1, -1]))]);
+    expect(found, &[3, 2], &[-1.0, -1.0, 5.0, -1.0, -1.0, 5.0]);
+    let gather = node("Gather", &["x", "i"], &["y"]).with(&[int("axis", 1)]);
+    expect(apply(gather, vec![ints("i", &[-1, 0])]), &[2, 2], &[2.0, 0.0, 5.0, 3.0]);
+}
+
+#[test]
+fn shape_arithmetic_vanishes() {
+    // x.reshape(shape(x)[0], -1) + arange(size(x)/2)
+    let nodes = vec![
+        node("Shape", &["x"], &["s"]).with(&[int("end", 1)]),
+        node("Concat", &["s", "minus"], &["to"]).with(&[int("axis", 0)]),
+        node("Reshape", &["x", "to"], &["flat"]),
+        node("Size", &["x"], &["n"]),
+        node("Div", &["n", "two"], &["half"]),
+        node("Range", &["zero", "half", "one"], &["r"]),
+        node("Cast", &["r"], &["rf"]).with(&[int("to", 1)]),
+        node("Add", &["flat", "rf"], &["y"]),
+    ];
+    let scalar = |name: &str, v: i64| TensorProto { dims: vec![], ..ints(name, &[v]) };
+    let tensors = vec![ints("minus", &[-1]), scalar("two", 2), scalar("zero", 0), scalar("one", 1)];
+    let inputs = vec![input("x", 1, &[Dim::S("batch"), Dim::N(3)])];
+    let imported = import(&model(inputs, tensors, nodes, &["y"]), &bind(&[("batch", 2)])).unwrap();
+    let ops: Vec<String> = imported.graph.nodes().map(|(_, n)| n.op.name()).collect();
+    assert_eq!(ops, ["input", "constant", "add"]);
+    expect(run(&imported, &[("x", x())]).remove(0), &[2, 3], &[0.0, 2.0, 4.0, 3.0, 5.0, 7.0]);
+}
+
+#[test]
+fn a_table_of_embeddings_is_recognized() {
+    let gather = node("Gather", &["w", "i"], &["y"]);
+    let inputs = vec![input("i", 7, &[Dim::N(2)])];
+    let w = floats("w", &[3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let imported =
+        import(&model(inputs, vec![w], vec![gather], &["y"]), &ImportOptions::default()).unwrap();
+    assert!(imported.graph.nodes().any(|(_, n)| n.op == Op::Embedding));
+    let found = run(&imported, &[("i", Tensor::vector_i64(vec![2, 0]))]).remove(0);
+    expect(found, &[2, 2], &[4.0, 5.0, 0.0, 1.0]);
+}

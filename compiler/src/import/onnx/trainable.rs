@@ -1,0 +1,164 @@
+//! Which initializers train, and why.
+//!
+//! In order: `params.ignored` and `params.frozen`; what the exporter says (the dynamo exporter writes
+//! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars;
+//! values that reach the outputs only through sines and cosines of data-independent values (rotary
+//! tables), or not at all. All other floats train if `params.trainable` covers their name.
+
+use super::messages::{GraphProto, NodeProto};
+use crate::import::{ImportOptions, glob};
+use frit_ir::TensorType;
+use frit_ir::ops::ParamKind;
+use std::collections::{HashMap, HashSet};
+
+const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
+
+/// Operators whose results carry no gradient to any operand.
+const NOT_DIFFERENTIABLE: &[&str] = &[
+    "And",
+    "ArgMax",
+    "ArgMin",
+    "Ceil",
+    "ConstantOfShape",
+    "Equal",
+    "EyeLike",
+    "Floor",
+    "Greater",
+    "GreaterOrEqual",
+    "IsInf",
+    "IsNaN",
+    "Less",
+    "LessOrEqual",
+    "NonZero",
+    "Not",
+    "OneHot",
+    "Or",
+    "Range",
+    "Round",
+    "Shape",
+    "Sign",
+    "Size",
+    "Xor",
+];
+
+/// Facts about a model that decide what trains.
+pub(super) struct Trainable<'a> {
+    options: &'a ImportOptions,
+    /// What the exporter calls each tensor, such as `PARAMETER` or `BUFFER`.
+    signature: HashMap<String, String>,
+    statistics: HashSet<&'a str>,
+    /// Names from which a gradient path leads to an output.
+    reaching: HashSet<&'a str>,
+    /// The same, over paths that avoid sines and cosines of data-independent values.
+    reaching_directly: HashSet<&'a str>,
+}
+
+impl<'a> Trainable<'a> {
+    /// Gathers the facts; `nodes` in topological order.
+    pub(super) fn new(
+        graph: &'a GraphProto,
+        nodes: &[&'a NodeProto],
+        data: &HashSet<&str>,
+        options: &'a ImportOptions,
+    ) -> Self {
+        let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
+        let signature = text.map_or_else(HashMap::new, |e| read_signature(&e.value));
+        let statistics = nodes
+            .iter()
+            .filter(|n| n.op_type == "BatchNormalization")
+            .flat_map(|n| n.input.iter().skip(3).map(String::as_str))
+            .collect();
+        let mut from_data: HashSet<&str> = data.clone();
+        for node in nodes {
+            // A shape is known at import: it carries nothing of the data.
+            let sees = !matches!(node.op_type.as_str(), "Shape" | "Size")
+                && node.input.iter().any(|i| from_data.contains(i.as_str()));
+            if sees {
+                from_data.extend(node.output.iter().map(String::as_str));
+            }
+        }
+        let is_table = |node: &NodeProto| {
+            matches!(node.op_type.as_str(), "Sin" | "Cos")
+                && !node.input.iter().any(|i| from_data.contains(i.as_str()))
+        };
+        Trainable {
+            options,
+            signature,
+            statistics,
+            reaching: reaching(graph, nodes, |_| false),
+            reaching_directly: reaching(graph, nodes, is_table),
+        }
+    }
+
+    /// What happens to a float initializer, and why, as a sentence.
+    pub(super) fn decide(&self, name: &str, ty: &TensorType) -> (ParamKind, String) {
+        use ParamKind::{Buffer, Frozen, Trainable};
+        let said = self.signature.get(name).map(String::as_str);
+        let (kind, reason) = if glob::any(&self.options.ignored, name) {
+            (Buffer, "`params.ignored` covers its name".to_string())
+        } else if glob::any(&self.options.frozen, name) {
+            (Frozen, "`params.frozen` covers its name".to_string())
+        } else if let Some(kind) = said.filter(|k| *k != "PARAMETER") {
+            (Buffer, format!("the exporter lists it as {}", kind.to_lowercase().replace('_', " ")))
+        } else if self.statistics.contains(name) {
+            (Buffer, "it is a running statistic of BatchNormalization".into())
+        } else if said.is_none() && ty.shape.rank() == 0 {
+            (Buffer, "it is a scalar constant".into())
+        } else if !self.reaching.contains(name) {
+            (Buffer, "no gradient path leads from it to an output".into())
+        } else if said.is_none() && !self.reaching_directly.contains(name) {
+            let why = "it reaches the outputs only through sines and cosines of values that do not \
+                       depend on data";
+            (Buffer, why.into())
+        } else if !glob::any(&self.options.trainable, name) {
+            (Frozen, "`params.trainable` does not cover its name".into())
+        } else if said.is_some() {
+            (Trainable, "the exporter lists it as a parameter".into())
+        } else {
+            (Trainable, "it is a float that reaches the outputs".into())
+        };
+        (kind, format!("{reason}."))
+    }
+}
+
+/// `p_w: PARAMETER target='w'` per line → what each target is.
+fn read_signature(text: &str) -> HashMap<String, String> {
+    let mut kinds = HashMap::new();
+    for line in text.lines() {
+        let Some((_, rest)) = line.split_once(": ") else { continue };
+        let Some((kind, rest)) = rest.split_once(" target='") else { continue };
+        let Some((target, _)) = rest.split_once('\'') else { continue };
+        kinds.insert(target.to_string(), kind.trim().to_string());
+    }
+    kinds
+}
+
+fn reaching<'a>(
+    graph: &'a GraphProto,
+    nodes: &[&'a NodeProto],
+    blocks: impl Fn(&NodeProto) -> bool,
+) -> HashSet<&'a str> {
+    let mut names: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
+    for node in nodes.iter().rev() {
+        let passes = !NOT_DIFFERENTIABLE.contains(&node.op_type.as_str()) && !blocks(node);
+        if passes && node.output.iter().any(|o| names.contains(o.as_str())) {
+            names.extend(node.input.iter().filter(|i| !i.is_empty()).map(String::as_str));
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read_signature;
+
+    #[test]
+    fn the_exporters_signature_is_read() {
+        let text = "\n# inputs\np_w: PARAMETER target='net.w'\nb_f: BUFFER target='inv_freq' \
+                    persistent=False\nargs_0: USER_INPUT\n\n# outputs\nadd: USER_OUTPUT\n";
+        let kinds = read_signature(text);
+        assert_eq!(kinds.len(), 2);
+        assert_eq!(kinds["net.w"], "PARAMETER");
+        assert_eq!(kinds["inv_freq"], "BUFFER");
+    }
+}

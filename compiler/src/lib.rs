@@ -1,0 +1,5 @@
+//! TODO
+pub mod config;
+pub mod diagnostics;
+pub mod import;
+pub mod weights;

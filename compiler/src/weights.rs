@@ -1,0 +1,254 @@
+//! Values of parameters: read from the model's file, or made from the seed.
+//!
+//! Nothing is read at import: a stored weight is a slice of a mapped file (or of the few bytes that
+//! ONNX's typed fields decode to). Values that are made depend on the seed, the parameter's name and
+//! the element's index only, so every rank and sharding sees the same ones.
+
+use frit_ir::ops::{Init, Param};
+use frit_ir::{DType, TensorType};
+use half::{bf16, f16};
+use prost::bytes::Bytes;
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// One tensor of the model's file, little-endian and row-major.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Element type and shape.
+    pub ty: TensorType,
+    bytes: Bytes,
+}
+
+/// Why a weight cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WeightError {
+    /// The bytes do not fit the type.
+    #[error("the tensor `{name}` of type {ty} needs {expected} bytes, but has {found}")]
+    Size {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        ty: TensorType,
+        /// Bytes of the type.
+        expected: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+    /// The parameter's value should be in the model's file and is not.
+    #[error("the model has no value for the parameter `{0}`")]
+    Missing(String),
+    /// Elements outside the tensor were asked for.
+    #[error("elements {start}..{end} of `{name}`, which has {len}")]
+    Range {
+        /// The tensor.
+        name: String,
+        /// First element.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Number of elements.
+        len: usize,
+    },
+}
+
+/// The stored tensors of a model, by parameter name.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    tensors: BTreeMap<String, Weight>,
+}
+
+impl Weights {
+    /// Adds a stored tensor.
+    ///
+    /// # Errors
+    /// If the number of bytes is not that of the type.
+    pub fn insert(&mut self, name: &str, ty: TensorType, bytes: Bytes) -> Result<(), WeightError> {
+        let expected = ty.bytes();
+        if bytes.len() != expected {
+            let found = bytes.len();
+            return Err(WeightError::Size { name: name.into(), ty, expected, found });
+        }
+        self.tensors.insert(name.into(), Weight { ty, bytes });
+        Ok(())
+    }
+
+    /// The stored tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&Weight> {
+        self.tensors.get(name)
+    }
+
+    /// Names and tensors, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Weight)> {
+        self.tensors.iter().map(|(name, weight)| (name.as_str(), weight))
+    }
+
+    /// Keeps only the tensors whose name passes.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| keep(name));
+    }
+
+    /// First values of elements `range` (in row-major order) of a parameter, as f32.
+    ///
+    /// # Errors
+    /// If the parameter should be stored and is not, or the range leaves it.
+    pub fn first_values(
+        &self,
+        param: &Param,
+        seed: u64,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, WeightError> {
+        let len = param.ty.shape.numel();
+        if range.start > range.end || range.end > len {
+            let (start, end) = (range.start, range.end);
+            return Err(WeightError::Range { name: param.name.clone(), start, end, len });
+        }
+        match &param.init {
+            Init::Weights => {
+                let weight = self.get(&param.name);
+                let weight = weight.ok_or_else(|| WeightError::Missing(param.name.clone()))?;
+                Ok(weight.floats(range))
+            }
+            init => Ok(initialize(init, seed, &param.name, range)),
+        }
+    }
+}
+
+impl Weight {
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes of elements `range`, which must lie inside the tensor.
+    pub fn bytes_of(&self, range: Range<usize>) -> &[u8] {
+        let size = self.ty.dtype.size();
+        &self.bytes[range.start * size..range.end * size]
+    }
+
+    /// Elements `range` as f32, converted from whatever they are stored as; the range must lie inside
+    /// the tensor.
+    pub fn floats(&self, range: Range<usize>) -> Vec<f32> {
+        fn read<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+            bytes.as_chunks::<N>().0.iter().map(|c| f(*c)).collect()
+        }
+        let bytes = self.bytes_of(range);
+        match self.ty.dtype {
+            DType::F32 => read(bytes, f32::from_le_bytes),
+            DType::F64 => read(bytes, |b| f64::from_le_bytes(b) as f32),
+            DType::F16 => read(bytes, |b| f16::from_le_bytes(b).to_f32()),
+            DType::BF16 => read(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+            DType::I64 => read(bytes, |b| i64::from_le_bytes(b) as f32),
+            DType::I32 => read(bytes, |b| i32::from_le_bytes(b) as f32),
+            DType::U8 | DType::Bool => read(bytes, |[b]: [u8; 1]| f32::from(b)),
+            // ONNX tensors of these types are refused at import.
+            DType::F8E4M3 | DType::F8E5M2 => read(bytes, |_: [u8; 1]| f32::NAN),
+        }
+    }
+}
+
+/// Elements `range` of a parameter that starts from `init`: a stream of ChaCha words, two per element,
+/// keyed by the SHA-256 of seed and name. [`Init::Weights`] has no values of its own and gives zeros.
+fn initialize(init: &Init, seed: u64, name: &str, range: Range<usize>) -> Vec<f32> {
+    let std_or_bound = match init {
+        Init::Constant(value) => return vec![*value as f32; range.len()],
+        Init::Weights => return vec![0.0; range.len()],
+        Init::Normal { std } => *std,
+        Init::Uniform { bound } => *bound,
+    };
+    let key = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes());
+    let mut rng = ChaCha12Rng::from_seed(key.finalize().into());
+    // Four words make a pair of elements, so that both branches of Box–Muller are used.
+    let first_pair = range.start / 2;
+    rng.set_word_pos(first_pair as u128 * 4);
+    let mut out = Vec::with_capacity(range.len() + 2);
+    while first_pair * 2 + out.len() < range.end {
+        let (a, b) = (unit(rng.next_u64()), unit(rng.next_u64()));
+        if matches!(init, Init::Normal { .. }) {
+            let radius = (-2.0 * (1.0 - a).ln()).sqrt() * std_or_bound;
+            let (sin, cos) = (std::f64::consts::TAU * b).sin_cos();
+            out.extend([(radius * cos) as f32, (radius * sin) as f32]);
+        } else {
+            let scale = |u: f64| ((2.0 * u - 1.0) * std_or_bound) as f32;
+            out.extend([scale(a), scale(b)]);
+        }
+    }
+    let skip = range.start - first_pair * 2;
+    out.drain(..skip.min(out.len()));
+    out.truncate(range.len());
+    out
+}
+
+/// The upper 53 bits as a number in `[0, 1)`.
+fn unit(word: u64) -> f64 {
+    (word >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frit_ir::ops::ParamKind;
+
+    fn param(name: &str, init: Init, n: usize) -> Param {
+        let ty = TensorType::new(DType::F32, [n]);
+        let reason = String::new();
+        let (unit, sharded) = (None, false);
+        Param { name: name.into(), ty, kind: ParamKind::Trainable, reason, init, unit, sharded }
+    }
+
+    #[test]
+    fn a_range_is_a_part_of_the_whole() {
+        for init in [Init::Normal { std: 0.5 }, Init::Uniform { bound: 2.0 }, Init::Constant(3.0)] {
+            let p = param("w", init, 101);
+            let all = Weights::default().first_values(&p, 7, 0..101).unwrap();
+            for (a, b) in [(0, 0), (1, 2), (3, 50), (50, 101), (100, 101)] {
+                assert_eq!(Weights::default().first_values(&p, 7, a..b).unwrap(), all[a..b]);
+            }
+        }
+    }
+
+    #[test]
+    fn moments_are_those_asked_for() {
+        let n = 100_000;
+        let moments = |init| {
+            let v = Weights::default().first_values(&param("w", init, n), 0, 0..n).unwrap();
+            let mean = v.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+            let var = v.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n as f64;
+            (mean, var.sqrt())
+        };
+        let (mean, std) = moments(Init::Normal { std: 0.02 });
+        assert!(mean.abs() < 3e-4 && (std - 0.02).abs() < 3e-4, "{mean} {std}");
+        let (mean, std) = moments(Init::Uniform { bound: 1.0 });
+        assert!(mean.abs() < 1e-2 && (std - 1.0 / 3f64.sqrt()).abs() < 5e-3, "{mean} {std}");
+    }
+
+    #[test]
+    fn seed_and_name_matter() {
+        let values = |name, seed| {
+            let p = param(name, Init::Normal { std: 1.0 }, 4);
+            Weights::default().first_values(&p, seed, 0..4).unwrap()
+        };
+        assert_ne!(values("a", 0), values("b", 0));
+        assert_ne!(values("a", 0), values("a", 1));
+        assert_eq!(values("a", 1), values("a", 1));
+    }
+
+    #[test]
+    fn stored_values_are_converted() {
+        let mut weights = Weights::default();
+        let ty = TensorType::new(DType::BF16, [2]);
+        let bytes: Vec<u8> =
+            [1.5f32, -2.0].iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
+        weights.insert("w", ty.clone(), Bytes::from(bytes)).unwrap();
+        assert_eq!(weights.get("w").unwrap().floats(1..2), [-2.0]);
+        let short = weights.insert("v", ty, Bytes::new());
+        assert!(matches!(short, Err(WeightError::Size { expected: 4, found: 0, .. })));
+        let missing = weights.first_values(&param("x", Init::Weights, 1), 0, 0..1);
+        assert_eq!(missing, Err(WeightError::Missing("x".into())));
+        let outside = weights.first_values(&param("x", Init::Constant(0.0), 1), 0, 0..2);
+        assert!(matches!(outside, Err(WeightError::Range { .. })));
+    }
+}

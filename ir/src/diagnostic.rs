@@ -1,0 +1,87 @@
+//! What is told to people: errors, warnings and remarks, with place and remedy.
+
+use crate::Origin;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing.
+    Info,
+    /// Works, but probably not as meant.
+    Warning,
+    /// Cannot go on.
+    Error,
+}
+
+/// One message: what, where, what to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+pub struct Diagnostic {
+    /// Short stable code such as `E014`.
+    pub code: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What is wrong, in one sentence.
+    pub message: String,
+    /// Where: the node and its scope; nothing if it concerns the whole.
+    pub origin: Origin,
+    /// Facts that help to understand it.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// What to do.
+    #[serde(default)]
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    /// An error.
+    pub fn error(code: &str, message: impl Into<String>) -> Self {
+        Diagnostic {
+            code: code.into(),
+            severity: Severity::Error,
+            message: message.into(),
+            origin: Origin::none(),
+            notes: Vec::new(),
+            help: None,
+        }
+    }
+
+    /// A warning.
+    pub fn warning(code: &str, message: impl Into<String>) -> Self {
+        Diagnostic { severity: Severity::Warning, ..Diagnostic::error(code, message) }
+    }
+
+    /// The same, at this place.
+    pub fn at(mut self, origin: &Origin) -> Self {
+        self.origin = origin.clone();
+        self
+    }
+
+    /// The same, with one more fact.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// The same, with a remedy.
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    /// On one line: `message (at node "x" in scope `y`; help)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if self.origin != Origin::none() {
+            write!(f, " (at {})", self.origin)?;
+        }
+        if let Some(help) = &self.help {
+            write!(f, "; {help}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Scaled dot-product attention and its gradient, by the definition.
+//!
+//! Keys after a causal query take no part at all; a masked key has the score −∞ and so the weight 0.
+
+use super::EvalError;
+use super::call::{Call, broadcast_places};
+use super::softmax::log_sum_exp;
+use crate::ops::attention::Dims;
+use crate::ops::{Attention, AttentionGrad};
+use crate::{DType, Shape, Tensor};
+use std::borrow::Cow;
+
+/// Operands of the scores, and what is added to them.
+struct Scores<'a> {
+    dims: Dims,
+    scale: f64,
+    causal: bool,
+    q: Cow<'a, [f64]>,
+    k: Cow<'a, [f64]>,
+    /// Per score, what is added; nothing without a mask.
+    mask: Option<Vec<f64>>,
+}
+
+impl<'a> Scores<'a> {
+    /// `q`, `k`, `v` are the operands from `first` on; the mask, if any, is operand `mask`.
+    fn new(
+        call: &Call<'a>,
+        first: usize,
+        mask: usize,
+        (scale, causal): (f64, bool),
+    ) -> Result<Self, EvalError> {
+        let ty = |i: usize| &call.inputs[first + i].ty;
+        let d = Dims::of(ty(0), ty(1), ty(2))?;
+        let mask = call.inputs.get(mask).map(|m| {
+            let values = call.floats(mask);
+            let full = Shape::from([d.b, d.h, d.t, d.s]);
+            let added = |x: f64| match (m.dtype() == DType::Bool, x != 0.0) {
+                (true, true) => 0.0,
+                (true, false) => f64::NEG_INFINITY,
+                (false, _) => x,
+            };
+            broadcast_places(m.shape(), &full).into_iter().map(|p| added(values[p])).collect()
+        });
+        let (q, k) = (call.floats(first), call.floats(first + 1));
+        Ok(Scores { dims: d, scale, causal, q, k, mask })
+    }
+
+    /// Scores of query row `row` (of `B·H·T`) with the keys it sees.
+    fn row(&self, row: usize) -> Vec<f64> {
+        let d = &self.dims;
+        let query = &self.q[row * d.d..(row + 1) * d.d];
+        let visible = if self.causal { d.s.min(row % d.t + 1) } else { d.s };
+        let first = self.first_key(row);
+        (0..visible)
+            .map(|j| {
+                let key = &self.k[(first + j) * d.d..(first + j + 1) * d.d];
+                let dot: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
+                dot * self.scale + self.mask.as_ref().map_or(0.0, |m| m[row * d.s + j])
+            })
+            .collect()
+    }
+
+    /// First key row (of `B·G·S`) for query row `row`.
+    fn first_key(&self, row: usize) -> usize {
+        let d = &self.dims;
+        let (b, h) = (row / (d.t * d.h), row / d.t % d.h);
+        (b * d.g + h / (d.h / d.g)) * d.s
+    }
+}
+
+pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
+    let scores = Scores::new(call, 0, 3, (op.scale, op.causal))?;
+    let d = scores.dims;
+    let v = call.floats(2);
+    let n_rows = d.b * d.h * d.t;
+    let mut y = vec![0.0; n_rows * d.e];
+    let mut lses = Vec::with_capacity(n_rows);
+    for row in 0..n_rows {
+        let s = scores.row(row);
+        let lse = log_sum_exp(s.iter().copied());
+        lses.push(lse);
+        if lse == f64::NEG_INFINITY {
+            continue;
+        }
+        let out = &mut y[row * d.e..(row + 1) * d.e];
+        for (j, s) in s.iter().enumerate() {
+            let p = (s - lse).exp();
+            let value = (scores.first_key(row) + j) * d.e;
+            out.iter_mut().zip(&v[value..value + d.e]).for_each(|(y, v)| *y += p * v);
+        }
+    }
+    Ok(vec![call.real(0, y), call.real(1, lses)])
+}
+
+pub(super) fn attention_grad(
+    op: &AttentionGrad,
+    call: &Call<'_>,
+) -> Result<Vec<Tensor>, EvalError> {
+    let scores = Scores::new(call, 1, 6, (op.scale, op.causal))?;
+    let d = scores.dims;
+    let (dy, v, y, lse) = (call.floats(0), call.floats(3), call.floats(4), call.floats(5));
+    let mut dq = vec![0.0; scores.q.len()];
+    let mut dk = vec![0.0; scores.k.len()];
+    let mut dv = vec![0.0; v.len()];
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    for row in 0..d.b * d.h * d.t {
+        if lse[row] == f64::NEG_INFINITY {
+            continue;
+        }
+        let (dy, y) = (&dy[row * d.e..(row + 1) * d.e], &y[row * d.e..(row + 1) * d.e]);
+        let delta = dot(dy, y);
+        for (j, s) in scores.row(row).into_iter().enumerate() {
+            let key = scores.first_key(row) + j;
+            let p = (s - lse[row]).exp();
+            let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta) * op.scale;
+            for c in 0..d.e {
+                dv[key * d.e + c] += p * dy[c];
+            }
+            for c in 0..d.d {
+                dq[row * d.d + c] += ds * scores.k[key * d.d + c];
+                dk[key * d.d + c] += ds * scores.q[row * d.d + c];
+            }
+        }
+    }
+    Ok(vec![call.real(0, dq), call.real(1, dk), call.real(2, dv)])
+}

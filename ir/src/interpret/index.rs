@@ -1,0 +1,108 @@
+//! Operations that read elements by index, and running sums.
+
+use super::EvalError;
+use super::call::{Call, around};
+use crate::ops::{CumSum, EmbeddingGrad, GatherElements, GatherNd};
+use crate::{Tensor, TensorData};
+
+/// The place that an index names among `size` elements; negative ones count from the end.
+fn resolve(index: i64, size: usize) -> Result<usize, EvalError> {
+    let place = if index < 0 { index.checked_add(size as i64) } else { Some(index) };
+    place
+        .and_then(|p| usize::try_from(p).ok())
+        .filter(|&p| p < size)
+        .ok_or(EvalError::Index { index, size })
+}
+
+pub(super) fn gather(axis: usize, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
+    let (outer, size, inner) = around(call.dims(0), axis);
+    let mut places = Vec::with_capacity(call.results[0].shape.numel());
+    let rows: Vec<usize> =
+        call.ints(1).iter().map(|&i| resolve(i, size)).collect::<Result<_, _>>()?;
+    for o in 0..outer {
+        for row in &rows {
+            let first = (o * size + row) * inner;
+            places.extend(first..first + inner);
+        }
+    }
+    Ok(vec![call.pick(0, call.inputs[0], &places)])
+}
+
+pub(super) fn embedding_grad(
+    op: &EmbeddingGrad,
+    call: &Call<'_>,
+) -> Result<Vec<Tensor>, EvalError> {
+    let dy = call.floats(0);
+    let width = call.results[0].shape.0[1];
+    let mut table = vec![0.0; op.rows * width];
+    for (i, &id) in call.ints(1).iter().enumerate() {
+        let row = resolve(id, op.rows)?;
+        for c in 0..width {
+            table[row * width + c] += dy[i * width + c];
+        }
+    }
+    Ok(vec![call.real(0, table)])
+}
+
+pub(super) fn gather_elements(
+    op: &GatherElements,
+    call: &Call<'_>,
+) -> Result<Vec<Tensor>, EvalError> {
+    let data = call.inputs[0].shape();
+    let strides: Vec<isize> = data.strides().into_iter().map(|s| s as isize).collect();
+    let mut elsewhere = strides.clone();
+    elsewhere[op.axis] = 0;
+    let mut places = super::call::places(call.dims(1), &elsewhere, 0);
+    for (place, &index) in places.iter_mut().zip(call.ints(1)) {
+        *place += resolve(index, data.0[op.axis])? * strides[op.axis] as usize;
+    }
+    Ok(vec![call.pick(0, call.inputs[0], &places)])
+}
+
+pub(super) fn gather_nd(op: &GatherNd, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
+    let (data, ids) = (call.dims(0), call.dims(1));
+    let strides = call.inputs[0].shape().strides();
+    let b = op.batch_dims;
+    let depth = ids[ids.len() - 1];
+    let batches: usize = data[..b].iter().product();
+    let per_batch: usize = ids[b..ids.len() - 1].iter().product();
+    let batch_size: usize = data[b..].iter().product();
+    let slice: usize = data[b + depth..].iter().product();
+    let mut places = Vec::with_capacity(call.results[0].shape.numel());
+    for batch in 0..batches {
+        for i in 0..per_batch {
+            let mut first = batch * batch_size;
+            for d in 0..depth {
+                let index = call.ints(1)[(batch * per_batch + i) * depth + d];
+                first += resolve(index, data[b + d])? * strides[b + d];
+            }
+            places.extend(first..first + slice);
+        }
+    }
+    Ok(vec![call.pick(0, call.inputs[0], &places)])
+}
+
+pub(super) fn cum_sum(op: &CumSum, call: &Call<'_>) -> Vec<Tensor> {
+    fn run<T: Copy>(op: &CumSum, dims: &[usize], v: &[T], zero: T, add: fn(T, T) -> T) -> Vec<T> {
+        let (outer, size, inner) = around(dims, op.axis);
+        let mut out = vec![zero; v.len()];
+        for o in 0..outer {
+            for i in 0..inner {
+                let mut sum = zero;
+                for step in 0..size {
+                    let j = if op.reverse { size - 1 - step } else { step };
+                    let at = (o * size + j) * inner + i;
+                    let next = add(sum, v[at]);
+                    out[at] = if op.exclusive { sum } else { next };
+                    sum = next;
+                }
+            }
+        }
+        out
+    }
+    let dims = call.dims(0);
+    vec![match call.inputs[0].data() {
+        TensorData::Float(v) => call.real(0, run(op, dims, v, 0.0, |a, b| a + b)),
+        TensorData::Int(v) => call.integer(0, run(op, dims, v, 0, i64::wrapping_add)),
+    }]
+}

@@ -1,0 +1,139 @@
+//! Loss scale, optimizers, schedule.
+
+use super::{assert_close, eval, eval1, f32s};
+use crate::ops::training::Unscale;
+use crate::ops::{
+    LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
+};
+use crate::{DType, Op, Tensor};
+
+fn scalars(values: &[f64]) -> Vec<Tensor> {
+    values.iter().map(|x| Tensor::scalar(*x)).collect()
+}
+
+fn numbers(results: &[Tensor]) -> Vec<f64> {
+    results.iter().flat_map(Tensor::to_f64s).collect()
+}
+
+#[test]
+fn the_seed_is_scaled() {
+    let op = Op::LossScale(LossScale { factor: 0.125 });
+    assert_eq!(numbers(&eval(op, &scalars(&[1024.0]))), [128.0]);
+}
+
+#[test]
+fn statistics_count_what_is_not_finite() {
+    let finite = [f32s(&[2], &[1.0, 2.0]), Tensor::floats(DType::BF16, [1], vec![3.0])];
+    assert_eq!(eval1(Op::GradStats, &finite), f32s(&[2], &[0.0, 14.0]));
+    let bad = [f32s(&[3], &[f64::NAN, f64::INFINITY, 1.0])];
+    let stats = eval1(Op::GradStats, &bad).to_f64s();
+    assert!(stats[0] == 2.0 && stats[1].is_nan());
+    assert_eq!(eval1(Op::GradStats, &[]), f32s(&[2], &[0.0, 0.0]));
+}
+
+#[test]
+fn unscale_and_clip() {
+    let unscale = |stats: [f64; 4], scale: f64, clip: f64| {
+        let inputs = [vec![f32s(&[4], &stats)], scalars(&[scale, clip])].concat();
+        numbers(&eval(Op::Unscale(Unscale { capacity: 8.0 }), &inputs))
+    };
+    // Nothing ignored: the factor is the inverse scale.
+    assert_eq!(unscale([0.0, 64.0, 8.0, 16.0], 4.0, 0.0), [0.25, 0.0, 2.0, 2.0]);
+    // Half ignored; the norm of 4 is clipped to 1.
+    assert_close(
+        &unscale([0.0, 64.0, 4.0, 16.0], 4.0, 1.0),
+        &[0.5 / (4.0 + 1e-6), 0.0, 4.0, 4.0],
+        1e-7,
+    );
+    // A small norm is left alone; all ignored gives loss 0.
+    assert_eq!(unscale([0.0, 0.0, 0.0, 0.0], 1.0, 1.0), [8.0, 0.0, 0.0, 0.0]);
+    assert_eq!(unscale([3.0, 1.0, 8.0, 0.0], 1.0, 0.0)[1], 1.0);
+}
+
+fn step(kind: OptimizerKind, tensors: &[Tensor], rest: &[f64]) -> Vec<Tensor> {
+    eval(Op::OptimizerStep(OptimizerStep { kind }), &[tensors.to_vec(), scalars(rest)].concat())
+}
+
+#[test]
+fn adamw_takes_the_steps_of_torch() {
+    let (lr, b1, b2, eps, decay) = (0.1, 0.5, 0.75, 0.0, 0.5);
+    let zero = f32s(&[1], &[0.0]);
+    let first = step(
+        OptimizerKind::Adamw,
+        &[f32s(&[1], &[2.0]), f32s(&[1], &[8.0]), zero.clone(), zero],
+        &[lr, b1, b2, eps, decay, 0.0, 0.5, 0.0],
+    );
+    // g = 4, m = 2, v = 4; corrected 4 and 16; p = 2·0.95 − 0.1·4/4.
+    assert_close(&numbers(&first), &[1.8, 2.0, 4.0], 1e-7);
+    let second = step(
+        OptimizerKind::Adamw,
+        &[first[0].clone(), f32s(&[1], &[0.0]), first[1].clone(), first[2].clone()],
+        &[lr, b1, b2, eps, decay, 1.0, 0.5, 0.0],
+    );
+    // m = 1, v = 3; corrected 1/0.75 and 3/0.4375.
+    let p = 1.8 * 0.95 - 0.1 * (1.0 / 0.75) / (3.0f64 / 0.4375).sqrt();
+    assert_close(&numbers(&second), &[p, 1.0, 3.0], 1e-7);
+}
+
+#[test]
+fn sgd_and_momentum_take_the_steps_of_torch() {
+    let (p, g) = (f32s(&[1], &[2.0]), f32s(&[1], &[8.0]));
+    let sgd = step(OptimizerKind::Sgd, &[p.clone(), g.clone()], &[0.125, 0.5, 3.0, 0.5, 0.0]);
+    assert_eq!(numbers(&sgd), [2.0 - 0.125 * 5.0]);
+    let momentum = |buffer: f64, n: f64| {
+        let tensors = [p.clone(), g.clone(), f32s(&[1], &[buffer])];
+        numbers(&step(OptimizerKind::Momentum, &tensors, &[0.125, 0.5, 0.5, n, 0.5, 0.0]))
+    };
+    assert_eq!(momentum(7.0, 0.0), [2.0 - 0.125 * 5.0, 5.0]);
+    assert_eq!(momentum(6.0, 1.0), [2.0 - 0.125 * 8.0, 8.0]);
+}
+
+#[test]
+fn a_skipped_step_changes_no_bit() {
+    let kept = [f32s(&[1], &[-0.0]), f32s(&[1], &[0.3]), f32s(&[1], &[0.7])];
+    let g = f32s(&[1], &[f64::NAN]);
+    for kind in [OptimizerKind::Adamw, OptimizerKind::Sgd, OptimizerKind::Momentum] {
+        let n = kind.n_states();
+        let tensors = [&kept[..1], std::slice::from_ref(&g), &kept[1..1 + n]].concat();
+        let mut rest = vec![0.1; kind.n_scalars()];
+        rest[kind.n_scalars() - 1] = 1.0;
+        assert_eq!(step(kind, &tensors, &rest), kept[..1 + n], "{kind:?}");
+    }
+}
+
+#[test]
+fn the_scaler_grows_and_backs_off() {
+    let update = |scale: f64, tracker: f64, found_inf: f64| {
+        let inputs = scalars(&[scale, tracker, found_inf, 2.0, 0.5, 3.0]);
+        numbers(&eval(Op::UpdateLossScale(UpdateLossScale {}), &inputs))
+    };
+    assert_eq!(update(64.0, 0.0, 0.0), [64.0, 1.0]);
+    assert_eq!(update(64.0, 2.0, 0.0), [128.0, 0.0]);
+    assert_eq!(update(64.0, 2.0, 1.0), [32.0, 0.0]);
+    let largest = f64::from(f32::MAX);
+    assert_eq!(update(largest, 2.0, 0.0), [largest, 0.0]);
+    assert_eq!(numbers(&eval(Op::UpdateStep, &scalars(&[4.0, 0.0]))), [5.0]);
+    assert_eq!(numbers(&eval(Op::UpdateStep, &scalars(&[4.0, 1.0]))), [4.0]);
+}
+
+#[test]
+fn schedules() {
+    let rate = |kind, warmup: f64, total: f64, step: f64| {
+        let inputs = scalars(&[1.0, warmup, total, 0.5, step]);
+        numbers(&eval(Op::LearningRate(LearningRate { kind }), &inputs))[0]
+    };
+    for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
+        assert_eq!(rate(kind, 4.0, 12.0, 0.0), 0.25);
+        assert_eq!(rate(kind, 4.0, 12.0, 3.0), 1.0);
+        assert_eq!(rate(kind, 4.0, 12.0, 4.0), 1.0);
+        assert_eq!(rate(kind, 4.0, 0.0, 100.0), 1.0);
+    }
+    assert_eq!(rate(ScheduleKind::Constant, 4.0, 12.0, 50.0), 1.0);
+    assert_eq!(rate(ScheduleKind::Linear, 4.0, 12.0, 8.0), 0.75);
+    assert_eq!(rate(ScheduleKind::Linear, 4.0, 12.0, 50.0), 0.5);
+    assert_eq!(rate(ScheduleKind::Cosine, 4.0, 12.0, 8.0), 0.75);
+    let sixth = 0.5 + 0.25 * (1.0 + 0.5f64.sqrt());
+    assert_close(&[rate(ScheduleKind::Cosine, 4.0, 12.0, 6.0)], &[sixth], 1e-7);
+    assert_eq!(rate(ScheduleKind::Cosine, 4.0, 12.0, 99.0), 0.5);
+    assert_eq!(rate(ScheduleKind::Linear, 4.0, 4.0, 4.0), 0.5);
+}

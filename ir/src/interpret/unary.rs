@@ -1,0 +1,86 @@
+//! Elementwise operations of one operand.
+
+use super::call::{Call, max, min};
+use super::special::{erf, gelu_tanh_inner, normal_cdf, sigmoid};
+use crate::ops::{Clip, PredicateFn, UnaryFn};
+use crate::{DType, Tensor, TensorData};
+
+pub(super) fn unary(f: UnaryFn, call: &Call<'_>) -> Vec<Tensor> {
+    let result = match call.inputs[0].data() {
+        TensorData::Float(v) => call.real(0, v.iter().map(|&x| real(f, x)).collect()),
+        TensorData::Int(v) => call.integer(0, v.iter().map(|&x| integer(f, x)).collect()),
+    };
+    vec![result]
+}
+
+fn real(f: UnaryFn, x: f64) -> f64 {
+    match f {
+        UnaryFn::Neg => -x,
+        UnaryFn::Abs => x.abs(),
+        UnaryFn::Sign if x == 0.0 => 0.0,
+        UnaryFn::Sign => x.signum(),
+        UnaryFn::Exp => x.exp(),
+        UnaryFn::Expm1 => x.exp_m1(),
+        UnaryFn::Log => x.ln(),
+        UnaryFn::Log1p => x.ln_1p(),
+        UnaryFn::Sqrt => x.sqrt(),
+        UnaryFn::Rsqrt => 1.0 / x.sqrt(),
+        UnaryFn::Reciprocal => 1.0 / x,
+        UnaryFn::Floor => x.floor(),
+        UnaryFn::Ceil => x.ceil(),
+        UnaryFn::Round => x.round_ties_even(),
+        UnaryFn::Sin => x.sin(),
+        UnaryFn::Cos => x.cos(),
+        UnaryFn::Tan => x.tan(),
+        UnaryFn::Tanh => x.tanh(),
+        UnaryFn::Erf => erf(x),
+        UnaryFn::Sigmoid => sigmoid(x),
+        UnaryFn::Softplus => max(x, 0.0) + (-x.abs()).exp().ln_1p(),
+        UnaryFn::Relu => max(x, 0.0),
+        UnaryFn::Silu => x * sigmoid(x),
+        UnaryFn::Gelu => x * normal_cdf(x),
+        UnaryFn::GeluTanh => 0.5 * x * (1.0 + gelu_tanh_inner(x).0.tanh()),
+        UnaryFn::Not => f64::from(u8::from(x == 0.0)),
+    }
+}
+
+/// The functions that inference admits for integers and bools.
+fn integer(f: UnaryFn, x: i64) -> i64 {
+    match f {
+        UnaryFn::Neg => x.wrapping_neg(),
+        UnaryFn::Abs => x.wrapping_abs(),
+        UnaryFn::Sign => x.signum(),
+        UnaryFn::Not => i64::from(x == 0),
+        _ => unreachable!("invariant: {} takes floats only", f.name()),
+    }
+}
+
+pub(super) fn predicate(f: PredicateFn, call: &Call<'_>) -> Vec<Tensor> {
+    let test = |&x: &f64| match f {
+        PredicateFn::IsNan => x.is_nan(),
+        PredicateFn::IsInf => x.is_infinite(),
+    };
+    vec![call.integer(0, call.floats(0).iter().map(|x| i64::from(test(x))).collect())]
+}
+
+pub(super) fn cast(call: &Call<'_>) -> Vec<Tensor> {
+    let to = call.results[0].dtype;
+    let result = match call.inputs[0].data() {
+        TensorData::Float(v) if call.exact && to.is_float() => call.real(0, v.clone()),
+        _ => call.inputs[0].cast(to),
+    };
+    vec![result]
+}
+
+pub(super) fn clip(op: &Clip, call: &Call<'_>) -> Vec<Tensor> {
+    let (low, high) = (op.min.unwrap_or(f64::NEG_INFINITY), op.max.unwrap_or(f64::INFINITY));
+    let result = match call.inputs[0].data() {
+        TensorData::Float(v) => call.real(0, v.iter().map(|&x| min(max(x, low), high)).collect()),
+        TensorData::Int(v) => {
+            let (low, high) = (DType::I64.round(low.ceil()), DType::I64.round(high.floor()));
+            let (low, high) = (low as i64, high as i64);
+            call.integer(0, v.iter().map(|&x| x.max(low).min(high)).collect())
+        }
+    };
+    vec![result]
+}

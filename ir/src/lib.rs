@@ -1,0 +1,26 @@
+//! The intermediate representation of Frit: the graph, its text form and laws, and the plan.
+//!
+//! This crate knows no ONNX, no CUDA and no pass. Everything else depends on it.
+
+#![forbid(unsafe_code)]
+
+pub mod diagnostic;
+pub mod dtype;
+pub mod graph;
+pub mod interpret;
+pub mod ops;
+pub mod origin;
+pub mod plan;
+pub mod shape;
+pub mod sharding;
+pub mod tensor;
+pub mod text;
+pub mod verify;
+
+pub use diagnostic::{Diagnostic, Severity};
+pub use dtype::DType;
+pub use graph::{Graph, GraphError, Node, NodeId, Output, OutputKind, Value, ValueId};
+pub use ops::{Op, OpError};
+pub use origin::{Origin, Region};
+pub use shape::{Shape, TensorType};
+pub use tensor::{Tensor, TensorData};

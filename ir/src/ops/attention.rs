@@ -1,0 +1,122 @@
+//! Scaled dot-product attention and its gradient. Scores and softmax statistics are f32.
+//!
+//! Legend: `B` batch, `H` query heads, `G` key/value heads (H a multiple of G), `T` queries, `S` keys,
+//! `D` head size, `E` value size. Source: Vaswani et al. 2017; Dao et al. 2022 (tiling, `lse`).
+
+use super::{Inferred, OpError, arity_in, float, same_shape, shape_is, statistics_dtype};
+use crate::{DType, Shape, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// `(q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask])` → `(y[B,H,T,E], lse[B,H,T])`.
+///
+/// The mask broadcasts to `[B,H,T,S]`: a bool mask keeps where true, a float mask is added to the
+/// scores. `lse` is the log of the sum of exponentials of the scaled, masked scores. A row with every
+/// key masked gives `y` = 0 and `lse` = −inf.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attention {
+    /// Factor of the scores, usually 1/√D.
+    pub scale: f64,
+    /// Whether query `i` sees only keys `j ≤ i`.
+    #[serde(default)]
+    pub causal: bool,
+}
+
+impl Attention {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity_in(inputs, 3, 4)?;
+        let d = Dims::of(inputs[0], inputs[1], inputs[2])?;
+        check_mask(inputs.get(3).copied(), &d)?;
+        Ok(vec![inputs[0].with_shape([d.b, d.h, d.t, d.e]), d.statistics(inputs[0].dtype)])
+    }
+
+    pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
+        Dims::of(inputs[0], inputs[1], inputs[2]).map_or(0, |d| d.flops(self.causal))
+    }
+}
+
+/// `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionGrad {
+    /// As [`Attention::scale`].
+    pub scale: f64,
+    /// As [`Attention::causal`].
+    #[serde(default)]
+    pub causal: bool,
+}
+
+impl AttentionGrad {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity_in(inputs, 6, 7)?;
+        let d = Dims::of(inputs[1], inputs[2], inputs[3])?;
+        same_shape(inputs[0], inputs[4], "dy and y")?;
+        shape_is(inputs[4], &[d.b, d.h, d.t, d.e], "y")?;
+        shape_is(inputs[5], &[d.b, d.h, d.t], "lse")?;
+        check_mask(inputs.get(6).copied(), &d)?;
+        Ok(inputs[1..4].iter().map(|t| (*t).clone()).collect())
+    }
+
+    pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
+        Dims::of(inputs[1], inputs[2], inputs[3]).map_or(0, |d| 5 * d.flops(self.causal) / 2)
+    }
+}
+
+/// Sizes of an attention, by the letters of this file's legend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are the letters of the legend")]
+pub struct Dims {
+    pub b: usize,
+    pub h: usize,
+    pub g: usize,
+    pub t: usize,
+    pub s: usize,
+    pub d: usize,
+    pub e: usize,
+}
+
+impl Dims {
+    /// The sizes of operands `q`, `k`, `v`.
+    ///
+    /// # Errors
+    /// If they do not fit together.
+    pub fn of(q: &TensorType, k: &TensorType, v: &TensorType) -> Result<Dims, OpError> {
+        for ty in [q, k, v] {
+            float(ty, "q, k and v")?;
+        }
+        let misfit = || OpError::new(format!("q {q}, k {k} and v {v} do not fit together"));
+        let (&[b, h, t, d], &[bk, g, s, dk], &[bv, gv, sv, e]) =
+            (q.shape.dims(), k.shape.dims(), v.shape.dims())
+        else {
+            return Err(misfit());
+        };
+        let fits = b == bk && b == bv && d == dk && g == gv && s == sv && g > 0 && h % g == 0;
+        if !fits || q.dtype != k.dtype || q.dtype != v.dtype {
+            return Err(misfit());
+        }
+        Ok(Dims { b, h, g, t, s, d, e })
+    }
+
+    fn statistics(&self, dtype: DType) -> TensorType {
+        TensorType::new(statistics_dtype(dtype), [self.b, self.h, self.t])
+    }
+
+    /// Two products; a causal mask halves them.
+    fn flops(&self, causal: bool) -> u64 {
+        let pairs = self.b as u64 * self.h as u64 * self.t as u64 * self.s as u64;
+        let full = 2 * pairs * (self.d + self.e) as u64;
+        if causal { full / 2 } else { full }
+    }
+}
+
+fn check_mask(mask: Option<&TensorType>, d: &Dims) -> Result<(), OpError> {
+    let Some(mask) = mask else { return Ok(()) };
+    let full = Shape::from([d.b, d.h, d.t, d.s]);
+    if mask.shape.broadcast_strides(&full).is_none() {
+        return Err(OpError::new(format!("mask {} does not broadcast to {full}", mask.shape)));
+    }
+    if mask.dtype != DType::Bool && !mask.dtype.is_float() {
+        return Err(OpError::new(format!("mask must be bool or float, not {}", mask.dtype)));
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! A region that runs as one kernel.
+
+use super::{Inferred, Op, OpError, arity};
+use crate::{Graph, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// How the elements of a region depend on each other, which decides how it is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FusionKind {
+    /// Every result element depends on operand elements at its own place.
+    Pointwise,
+    /// Rows are independent; within one, reductions over the trailing axes.
+    RowReduce,
+    /// Columns are independent; each is reduced over the leading axes.
+    ColReduce,
+    /// A matrix product with a pointwise epilogue.
+    Gemm,
+}
+
+impl FusionKind {
+    /// Name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            FusionKind::Pointwise => "pointwise",
+            FusionKind::RowReduce => "row_reduce",
+            FusionKind::ColReduce => "col_reduce",
+            FusionKind::Gemm => "gemm",
+        }
+    }
+}
+
+/// A region with its body: an ordinary graph whose `input` leaves, in order, are the operands, and
+/// whose outputs, in order, are the results.
+///
+/// Inside a region values of f16 and bf16 may be kept in f32 between nodes; results are rounded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fusion {
+    /// How it is compiled.
+    pub kind: FusionKind,
+    /// What it computes.
+    pub body: Graph,
+}
+
+impl Fusion {
+    /// The operands' types as the body declares them.
+    pub fn operand_types(&self) -> Vec<&TensorType> {
+        self.body
+            .nodes()
+            .filter(|(_, n)| matches!(n.op, Op::Input(_)))
+            .map(|(_, n)| self.body.ty(n.outputs[0]))
+            .collect()
+    }
+
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        let expected = self.operand_types();
+        arity(inputs, expected.len())?;
+        for (i, (found, expected)) in inputs.iter().zip(&expected).enumerate() {
+            if found != expected {
+                return Err(OpError::new(format!("operand {i} is {found}, not {expected}")));
+            }
+        }
+        if self.body.outputs.is_empty() {
+            return Err(OpError::new("the body has no output"));
+        }
+        Ok(self.body.outputs.iter().map(|o| self.body.ty(o.value).clone()).collect())
+    }
+
+    pub(super) fn flops(&self) -> u64 {
+        let types = |ids: &[crate::ValueId]| -> Vec<TensorType> {
+            ids.iter().map(|v| self.body.ty(*v).clone()).collect()
+        };
+        self.body
+            .nodes()
+            .map(|(_, n)| {
+                let (inputs, outputs) = (types(&n.inputs), types(&n.outputs));
+                n.op.flops(&inputs.iter().collect::<Vec<_>>(), &outputs.iter().collect::<Vec<_>>())
+            })
+            .sum()
+    }
+}
+
+/// Serialized as its text form; used only where a whole `Op` is written, never in the text form itself.
+impl Serialize for Fusion {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        (self.kind, self.body.to_string()).serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fusion {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let (kind, body) = <(FusionKind, String)>::deserialize(d)?;
+        let body = crate::text::parse(&body).map_err(serde::de::Error::custom)?;
+        Ok(Fusion { kind, body })
+    }
+}

@@ -1,0 +1,142 @@
+//! Operations that read elements by index, and running sums.
+//!
+//! Indices are i64 or i32; a negative index counts from the end, as in ONNX.
+
+use super::{Inferred, OpError, arity, axis_of, float, index_type};
+use crate::{DType, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// `embedding(table[V, C], ids[..])` → `[.., C]`.
+pub(super) fn infer_embedding(inputs: &[&TensorType]) -> Inferred {
+    arity(inputs, 2)?;
+    let (table, ids) = (inputs[0], inputs[1]);
+    index_type(ids, "ids")?;
+    let [_, width] = table.shape.dims() else {
+        return Err(OpError::new(format!("the table must have 2 axes, not {}", table.shape)));
+    };
+    let mut dims = ids.shape.0.clone();
+    dims.push(*width);
+    Ok(vec![table.with_shape(dims)])
+}
+
+/// The gradient of `embedding` for its table: `(dy[.., C], ids[..])` → `[rows, C]`, rows that occur
+/// several times summed in f32.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmbeddingGrad {
+    /// Rows of the table.
+    pub rows: usize,
+    /// Element type of the result.
+    pub dtype: DType,
+}
+
+impl EmbeddingGrad {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        let (dy, ids) = (inputs[0], inputs[1]);
+        float(dy, "dy")?;
+        index_type(ids, "ids")?;
+        let rank = ids.shape.rank();
+        if dy.shape.rank() != rank + 1 || dy.shape.0[..rank] != ids.shape.0 {
+            return Err(OpError::new(format!(
+                "dy of shape {} does not belong to ids of shape {}",
+                dy.shape, ids.shape
+            )));
+        }
+        Ok(vec![TensorType::new(self.dtype, [self.rows, dy.shape.0[rank]])])
+    }
+}
+
+/// ONNX Gather: `(data, indices)`; axis `axis` of the data is replaced by the axes of the indices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gather {
+    /// The axis.
+    pub axis: usize,
+}
+
+impl Gather {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        axis_of(inputs[0], self.axis)?;
+        index_type(inputs[1], "indices")?;
+        let data = inputs[0].shape.dims();
+        let mut dims = data[..self.axis].to_vec();
+        dims.extend(inputs[1].shape.dims());
+        dims.extend(&data[self.axis + 1..]);
+        Ok(vec![inputs[0].with_shape(dims)])
+    }
+}
+
+/// ONNX GatherElements: `(data, indices)` → the shape of the indices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatherElements {
+    /// The axis along which the indices point.
+    pub axis: usize,
+}
+
+impl GatherElements {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        axis_of(inputs[0], self.axis)?;
+        index_type(inputs[1], "indices")?;
+        let (data, ids) = (&inputs[0].shape, &inputs[1].shape);
+        let fits = data.rank() == ids.rank()
+            && (0..data.rank()).all(|i| i == self.axis || ids.0[i] <= data.0[i]);
+        if !fits {
+            return Err(OpError::new(format!("indices {ids} do not fit data {data}")));
+        }
+        Ok(vec![inputs[0].with_shape(ids.clone())])
+    }
+}
+
+/// ONNX GatherND: `(data, indices[.., K])`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatherNd {
+    /// Leading axes that data and indices share.
+    pub batch_dims: usize,
+}
+
+impl GatherNd {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        index_type(inputs[1], "indices")?;
+        let (data, ids) = (inputs[0].shape.dims(), inputs[1].shape.dims());
+        let b = self.batch_dims;
+        let (depth, outer) = ids.split_last().ok_or_else(|| OpError::new("indices of rank 0"))?;
+        if b > outer.len() || b + depth > data.len() || data[..b] != ids[..b] {
+            return Err(OpError::new(format!(
+                "indices {} do not fit data {}",
+                inputs[1].shape, inputs[0].shape
+            )));
+        }
+        let mut dims = outer.to_vec();
+        dims.extend(&data[b + depth..]);
+        Ok(vec![inputs[0].with_shape(dims)])
+    }
+}
+
+/// ONNX CumSum along an axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CumSum {
+    /// The axis.
+    pub axis: usize,
+    /// Whether an element leaves itself out.
+    pub exclusive: bool,
+    /// Whether sums run from the end.
+    pub reverse: bool,
+}
+
+impl CumSum {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        axis_of(inputs[0], self.axis)?;
+        if inputs[0].dtype == DType::Bool {
+            return Err(OpError::new("cum_sum of bool"));
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+}

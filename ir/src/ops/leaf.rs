@@ -1,0 +1,190 @@
+//! Leaves: inputs, parameters, state, hyper-parameters, constants.
+
+use super::number::{self, Scalar};
+use super::{Inferred, arity};
+use crate::{Tensor, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// A tensor fed from data at every micro-step; its shape is that of one rank's micro-batch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// Name in the model and in `--data`.
+    pub name: String,
+    /// Element type and shape.
+    pub ty: TensorType,
+}
+
+impl Input {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 0)?;
+        Ok(vec![self.ty.clone()])
+    }
+}
+
+/// What happens to an initializer of the model during training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParamKind {
+    /// Updated by the optimizer.
+    Trainable,
+    /// Takes part in sharding, is never updated.
+    Frozen,
+    /// A constant of the model: replicated, never updated.
+    Buffer,
+}
+
+/// How a parameter or state starts where no file gives its value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// From the plan's weights.
+    Weights,
+    /// Every element the same.
+    Constant(#[serde(with = "number")] f64),
+    /// Normal, mean 0, from the seed and the parameter's name.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Uniform between `-bound` and `bound`, from the seed and the parameter's name.
+    Uniform {
+        /// Half the width of the range.
+        bound: f64,
+    },
+}
+
+/// A parameter or buffer of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Param {
+    /// The model's own name for it.
+    pub name: String,
+    /// Element type and logical shape.
+    pub ty: TensorType,
+    /// Whether it trains.
+    pub kind: ParamKind,
+    /// Why it trains or does not.
+    pub reason: String,
+    /// Where its first value comes from.
+    pub init: Init,
+    /// The unit it is sharded in; set by the pass `shard`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<usize>,
+    /// Whether each rank holds only its shard; set by the pass `shard`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sharded: bool,
+}
+
+fn is_false(b: &bool) -> bool {
+    !b
+}
+
+impl Param {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 0)?;
+        Ok(vec![self.ty.clone()])
+    }
+}
+
+/// State that Frit keeps from step to step: moments, accumulated gradients, the scaler, counters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// What it is: `adam_m`, `adam_v`, `momentum`, `grad_sum`, `loss_scale`, `growth_tracker`, `step` …
+    pub name: String,
+    /// The parameter it belongs to, whose sharding it shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// Element type and logical shape.
+    pub ty: TensorType,
+    /// Every element's first value.
+    #[serde(with = "number")]
+    pub init: f64,
+    /// As [`Param::sharded`].
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sharded: bool,
+}
+
+impl State {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 0)?;
+        Ok(vec![self.ty.clone()])
+    }
+}
+
+/// A scalar f32 that may be changed when a plan is run: learning rate, betas, clip norm …
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hyper {
+    /// Its key in the configuration, such as `optimizer.lr`.
+    pub name: String,
+    /// The value it was compiled with.
+    #[serde(with = "number")]
+    pub default: f64,
+}
+
+/// A tensor known at compile time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constant {
+    /// The elements.
+    pub value: Tensor,
+}
+
+/// The serialized form of a constant: all elements, or one that stands for all.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConstantText {
+    ty: TensorType,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    splat: Option<Scalar>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    values: Option<Vec<Scalar>>,
+}
+
+impl Serialize for Constant {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let t = &self.value;
+        let float = t.dtype().is_float();
+        let all: Vec<Scalar> = if t.as_splat().is_some() {
+            let (f, i) = (t.to_f64s()[0], t.to_i64s()[0]);
+            vec![Scalar::of(f, float, i)]
+        } else {
+            t.to_f64s().into_iter().zip(t.to_i64s()).map(|(f, i)| Scalar::of(f, float, i)).collect()
+        };
+        let mut text = ConstantText { ty: t.ty.clone(), splat: None, values: None };
+        if t.as_splat().is_some() {
+            text.splat = all.into_iter().next();
+        } else {
+            text.values = Some(all);
+        }
+        text.serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for Constant {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        let text = ConstantText::deserialize(d)?;
+        let n = text.ty.shape.numel();
+        let bad = || D::Error::custom("a constant's elements do not fit its type");
+        let value = if text.ty.dtype.is_float() {
+            let values: Option<Vec<f64>> = match (&text.splat, &text.values) {
+                (Some(x), None) => x.float().map(|x| vec![x; n]),
+                (None, Some(v)) => v.iter().map(Scalar::float).collect(),
+                _ => None,
+            };
+            let values = values.filter(|v| v.len() == n).ok_or_else(bad)?;
+            Tensor::floats(text.ty.dtype, text.ty.shape, values)
+        } else {
+            let values: Option<Vec<i64>> = match (&text.splat, &text.values) {
+                (Some(x), None) => x.int().map(|x| vec![x; n]),
+                (None, Some(v)) => v.iter().map(Scalar::int).collect(),
+                _ => None,
+            };
+            let values = values.filter(|v| v.len() == n).ok_or_else(bad)?;
+            Tensor::ints(text.ty.dtype, text.ty.shape, values)
+        };
+        Ok(Constant { value })
+    }
+}

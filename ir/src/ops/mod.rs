@@ -1,0 +1,501 @@
+//! The operations of the graph, one file per family.
+//!
+//! Each family file defines the attributes of its operations, their shape and dtype inference, and
+//! their cost in floating-point operations. What an operation computes is defined by the evaluator of
+//! the same name in [`crate::interpret`].
+
+pub mod attention;
+pub mod binary;
+pub mod collective;
+pub mod fusion;
+pub mod index;
+pub mod layout;
+pub mod leaf;
+pub mod loss;
+pub mod matmul;
+pub mod norm;
+mod number;
+pub mod reduce;
+pub mod softmax;
+#[cfg(test)]
+mod tests;
+pub mod training;
+pub mod unary;
+
+pub use attention::{Attention, AttentionGrad};
+pub use binary::{BinaryFn, CompareFn, LogicalFn};
+pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter};
+pub use fusion::{Fusion, FusionKind};
+pub use index::{CumSum, EmbeddingGrad, Gather, GatherElements, GatherNd};
+pub use layout::{Concat, Expand, Pad, Reshape, Slice, Split, Transpose};
+pub use leaf::{Constant, Hyper, Init, Input, Param, ParamKind, State};
+pub use loss::{CrossEntropy, CrossEntropyGrad};
+pub use matmul::MatMul;
+pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
+pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
+pub use reduce::{Reduce, ReduceFn, SumTo};
+pub use softmax::Softmax;
+pub use training::{
+    LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
+};
+pub use unary::{Cast, Clip, PredicateFn, UnaryFn};
+
+use crate::{DType, Shape, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// Operands that do not fit an operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct OpError {
+    message: String,
+}
+
+impl OpError {
+    /// An error with this message.
+    pub fn new(message: impl Into<String>) -> Self {
+        OpError { message: message.into() }
+    }
+}
+
+/// Inference returns the types of all results.
+pub type Inferred = Result<Vec<TensorType>, OpError>;
+
+/// An operation with its attributes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// A tensor fed from data at every micro-step.
+    Input(Input),
+    /// A parameter or buffer of the model.
+    Param(Param),
+    /// State that Frit itself keeps from step to step.
+    State(State),
+    /// A scalar of the plan's `hyper` buffer.
+    Hyper(Hyper),
+    /// A tensor known at compile time.
+    Constant(Constant),
+
+    /// One real function of one operand, elementwise.
+    Unary(UnaryFn),
+    /// A test of each element, to `bool`.
+    Predicate(PredicateFn),
+    /// Conversion of the element type, rounding to nearest even.
+    Cast(Cast),
+    /// Limits each element to a range.
+    Clip(Clip),
+    /// One real function of two operands, elementwise with numpy broadcasting.
+    Binary(BinaryFn),
+    /// Comparison of two operands, elementwise with broadcasting, to `bool`.
+    Compare(CompareFn),
+    /// Logic on two `bool` operands, elementwise with broadcasting.
+    Logical(LogicalFn),
+    /// `select(c, a, b)`: `a` where `c`, else `b`, elementwise with broadcasting.
+    Select,
+
+    /// The same elements in another shape; free.
+    Reshape(Reshape),
+    /// Permutation of the axes.
+    Transpose(Transpose),
+    /// Broadcast to a larger shape.
+    Expand(Expand),
+    /// A strided box of the operand.
+    Slice(Slice),
+    /// Operands one after the other along an axis.
+    Concat(Concat),
+    /// The inverse of `concat`.
+    Split(Split),
+    /// The operand with a constant border.
+    Pad(Pad),
+
+    /// Rows of a table: `embedding(table[V, C], ids[..])` → `[.., C]`.
+    Embedding,
+    /// The gradient of `embedding` for its table.
+    EmbeddingGrad(EmbeddingGrad),
+    /// ONNX Gather: slices of the operand along one axis.
+    Gather(Gather),
+    /// ONNX GatherElements.
+    GatherElements(GatherElements),
+    /// ONNX GatherND.
+    GatherNd(GatherNd),
+    /// Running sums along an axis.
+    CumSum(CumSum),
+
+    /// Reduction over axes.
+    Reduce(Reduce),
+    /// Sum over the axes along which a shape was broadcast: the gradient of broadcasting.
+    SumTo(SumTo),
+
+    /// Matrix product, batched, with optional transposition of either operand.
+    #[serde(rename = "matmul")]
+    MatMul(MatMul),
+
+    /// Softmax along an axis.
+    Softmax(Softmax),
+    /// Logarithm of the softmax along an axis.
+    LogSoftmax(Softmax),
+    /// Gradient of `softmax`: `(dy, y)` → `dx`.
+    SoftmaxGrad(Softmax),
+    /// Gradient of `log_softmax`: `(dy, y)` → `dx`.
+    LogSoftmaxGrad(Softmax),
+
+    /// Layer normalization: `(x, scale[, bias])` → `(y, mean, rstd)`.
+    LayerNorm(LayerNorm),
+    /// Gradient of `layer_norm` for its input: `(dy, x, scale, mean, rstd)` → `dx`.
+    LayerNormGradInput(LayerNormGradInput),
+    /// Gradient of `layer_norm` for scale and bias: `(dy, x, mean, rstd)` → `(dscale, dbias)`.
+    LayerNormGradAffine(LayerNormGradAffine),
+    /// Root-mean-square normalization: `(x, scale)` → `(y, rstd)`.
+    RmsNorm(RmsNorm),
+    /// Gradient of `rms_norm` for its input: `(dy, x, scale, rstd)` → `dx`.
+    RmsNormGradInput(RmsNormGradInput),
+    /// Gradient of `rms_norm` for its scale: `(dy, x, rstd)` → `dscale`.
+    RmsNormGradScale(RmsNormGradScale),
+
+    /// Scaled dot-product attention: `(q, k, v[, mask])` → `(y, lse)`.
+    Attention(Attention),
+    /// Gradient of `attention`: `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv)`.
+    AttentionGrad(AttentionGrad),
+
+    /// Cross-entropy of class indices, per row: `(logits, labels)` → `(losses, lse)`.
+    CrossEntropy(CrossEntropy),
+    /// Gradient of `cross_entropy`: `(dlosses, logits, labels, lse)` → `dlogits`.
+    CrossEntropyGrad(CrossEntropyGrad),
+
+    /// The full value of a sharded one.
+    AllGather(AllGather),
+    /// The mean over ranks, of which each rank keeps its shard.
+    ReduceScatter(ReduceScatter),
+    /// The sum or mean over ranks.
+    AllReduce(AllReduce),
+
+    /// The seed of the backward pass: `loss_scale(scale)` = scale × factor.
+    LossScale(LossScale),
+    /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares].
+    GradStats,
+    /// From reduced statistics to what the update needs; see [`training`].
+    Unscale(training::Unscale),
+    /// One optimizer step for one parameter; see [`training`].
+    OptimizerStep(OptimizerStep),
+    /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
+    UpdateLossScale(UpdateLossScale),
+    /// The number of steps taken: `(step, found_inf)` → `step`.
+    UpdateStep,
+    /// The learning rate at this step: `(base_lr, step)` → `lr`.
+    LearningRate(LearningRate),
+
+    /// A region compiled as one kernel.
+    Fusion(Box<Fusion>),
+}
+
+impl Op {
+    /// Name in the text form, in JSON models and in reports.
+    pub fn name(&self) -> String {
+        self.to_parts().0
+    }
+
+    /// Name and attributes, as JSON. The inverse of [`Op::from_parts`]; a fusion's body is left out.
+    pub fn to_parts(&self) -> (String, serde_json::Map<String, serde_json::Value>) {
+        use serde_json::Value;
+        if let Op::Fusion(fusion) = self {
+            let kind = Value::String(fusion.kind.name().into());
+            return ("fusion".into(), [("kind".to_string(), kind)].into_iter().collect());
+        }
+        let value = serde_json::to_value(self).expect("invariant: operations serialize");
+        match value {
+            Value::String(name) => (name, Default::default()),
+            Value::Object(object) => {
+                let (name, inner) =
+                    object.into_iter().next().expect("invariant: an enum has one key");
+                match inner {
+                    // A function family prints as the function itself.
+                    Value::String(function) => (function, Default::default()),
+                    Value::Object(attributes) => {
+                        (name, attributes.into_iter().filter(|(_, v)| !v.is_null()).collect())
+                    }
+                    _ => (name, Default::default()),
+                }
+            }
+            _ => unreachable!("invariant: an enum serializes as a string or an object"),
+        }
+    }
+
+    /// The operation with this name and these attributes.
+    ///
+    /// # Errors
+    /// If there is none, or an attribute is missing, unknown or of the wrong type.
+    pub fn from_parts(
+        name: &str,
+        attributes: serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Op, OpError> {
+        use serde_json::{Value, json};
+        if attributes.is_empty() {
+            for family in ["unary", "predicate", "binary", "compare", "logical"] {
+                if let Ok(op) = serde_json::from_value(json!({ family: name })) {
+                    return Ok(op);
+                }
+            }
+            if let Ok(op) = serde_json::from_value(Value::String(name.into())) {
+                return Ok(op);
+            }
+        }
+        if !Op::names().contains(&name) {
+            return Err(OpError::new(format!("unknown operation `{name}`")));
+        }
+        serde_json::from_value(json!({ name: attributes }))
+            .map_err(|e| OpError::new(format!("`{name}`: {e}")))
+    }
+
+    /// Names of all operations except `fusion`, sorted.
+    pub fn names() -> Vec<&'static str> {
+        let mut names = vec![
+            "all_gather",
+            "all_reduce",
+            "attention",
+            "attention_grad",
+            "cast",
+            "clip",
+            "concat",
+            "constant",
+            "cross_entropy",
+            "cross_entropy_grad",
+            "cum_sum",
+            "embedding",
+            "embedding_grad",
+            "expand",
+            "gather",
+            "gather_elements",
+            "gather_nd",
+            "grad_stats",
+            "hyper",
+            "input",
+            "layer_norm",
+            "layer_norm_grad_affine",
+            "layer_norm_grad_input",
+            "learning_rate",
+            "log_softmax",
+            "log_softmax_grad",
+            "loss_scale",
+            "matmul",
+            "optimizer_step",
+            "pad",
+            "param",
+            "reduce",
+            "reduce_scatter",
+            "reshape",
+            "rms_norm",
+            "rms_norm_grad_input",
+            "rms_norm_grad_scale",
+            "select",
+            "slice",
+            "softmax",
+            "softmax_grad",
+            "split",
+            "state",
+            "sum_to",
+            "transpose",
+            "unscale",
+            "update_loss_scale",
+            "update_step",
+        ];
+        names.extend(UnaryFn::ALL.iter().map(|f| f.name()));
+        names.extend(PredicateFn::ALL.iter().map(|f| f.name()));
+        names.extend(BinaryFn::ALL.iter().map(|f| f.name()));
+        names.extend(CompareFn::ALL.iter().map(|f| f.name()));
+        names.extend(LogicalFn::ALL.iter().map(|f| f.name()));
+        names.sort_unstable();
+        names
+    }
+
+    /// Types of the results for operands of these types.
+    ///
+    /// # Errors
+    /// What does not fit, in words.
+    pub fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        match self {
+            Op::Input(op) => op.infer(inputs),
+            Op::Param(op) => op.infer(inputs),
+            Op::State(op) => op.infer(inputs),
+            Op::Hyper(_) => arity(inputs, 0).map(|()| vec![TensorType::scalar(DType::F32)]),
+            Op::Constant(op) => arity(inputs, 0).map(|()| vec![op.value.ty.clone()]),
+            Op::Unary(op) => op.infer(inputs),
+            Op::Predicate(op) => op.infer(inputs),
+            Op::Cast(op) => op.infer(inputs),
+            Op::Clip(op) => op.infer(inputs),
+            Op::Binary(op) => op.infer(inputs),
+            Op::Compare(op) => op.infer(inputs),
+            Op::Logical(op) => op.infer(inputs),
+            Op::Select => binary::infer_select(inputs),
+            Op::Reshape(op) => op.infer(inputs),
+            Op::Transpose(op) => op.infer(inputs),
+            Op::Expand(op) => op.infer(inputs),
+            Op::Slice(op) => op.infer(inputs),
+            Op::Concat(op) => op.infer(inputs),
+            Op::Split(op) => op.infer(inputs),
+            Op::Pad(op) => op.infer(inputs),
+            Op::Embedding => index::infer_embedding(inputs),
+            Op::EmbeddingGrad(op) => op.infer(inputs),
+            Op::Gather(op) => op.infer(inputs),
+            Op::GatherElements(op) => op.infer(inputs),
+            Op::GatherNd(op) => op.infer(inputs),
+            Op::CumSum(op) => op.infer(inputs),
+            Op::Reduce(op) => op.infer(inputs),
+            Op::SumTo(op) => op.infer(inputs),
+            Op::MatMul(op) => op.infer(inputs),
+            Op::Softmax(op) | Op::LogSoftmax(op) => op.infer(inputs, 1),
+            Op::SoftmaxGrad(op) | Op::LogSoftmaxGrad(op) => op.infer(inputs, 2),
+            Op::LayerNorm(op) => op.infer(inputs),
+            Op::LayerNormGradInput(op) => op.infer(inputs),
+            Op::LayerNormGradAffine(op) => op.infer(inputs),
+            Op::RmsNorm(op) => op.infer(inputs),
+            Op::RmsNormGradInput(op) => op.infer(inputs),
+            Op::RmsNormGradScale(op) => op.infer(inputs),
+            Op::Attention(op) => op.infer(inputs),
+            Op::AttentionGrad(op) => op.infer(inputs),
+            Op::CrossEntropy(op) => op.infer(inputs),
+            Op::CrossEntropyGrad(op) => op.infer(inputs),
+            Op::AllGather(_) | Op::ReduceScatter(_) | Op::AllReduce(_) => {
+                arity(inputs, 1).map(|()| vec![inputs[0].clone()])
+            }
+            Op::LossScale(op) => op.infer(inputs),
+            Op::GradStats => training::infer_grad_stats(inputs),
+            Op::Unscale(op) => op.infer(inputs),
+            Op::OptimizerStep(op) => op.infer(inputs),
+            Op::UpdateLossScale(op) => op.infer(inputs),
+            Op::UpdateStep => training::infer_update_step(inputs),
+            Op::LearningRate(op) => op.infer(inputs),
+            Op::Fusion(op) => op.infer(inputs),
+        }
+    }
+
+    /// Floating-point operations for operands and results of these types; a multiply-add counts two.
+    pub fn flops(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
+        let elements = |types: &[&TensorType]| -> u64 {
+            types.iter().map(|t| t.shape.numel() as u64).max().unwrap_or(0)
+        };
+        match self {
+            Op::MatMul(op) => op.flops(inputs),
+            Op::Attention(op) => op.flops(inputs),
+            Op::AttentionGrad(op) => op.flops(inputs),
+            Op::Fusion(op) => op.flops(),
+            Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Hyper(_) | Op::Constant(_) => 0,
+            Op::Reshape(_)
+            | Op::Transpose(_)
+            | Op::Expand(_)
+            | Op::Slice(_)
+            | Op::Concat(_)
+            | Op::Split(_)
+            | Op::Pad(_)
+            | Op::Embedding
+            | Op::Gather(_)
+            | Op::GatherElements(_)
+            | Op::GatherNd(_)
+            | Op::AllGather(_) => 0,
+            Op::Softmax(_) | Op::LogSoftmax(_) | Op::SoftmaxGrad(_) | Op::LogSoftmaxGrad(_) => {
+                5 * elements(inputs)
+            }
+            Op::LayerNorm(_)
+            | Op::LayerNormGradInput(_)
+            | Op::LayerNormGradAffine(_)
+            | Op::RmsNorm(_)
+            | Op::RmsNormGradInput(_)
+            | Op::RmsNormGradScale(_) => 8 * elements(inputs),
+            Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => 5 * elements(inputs),
+            Op::OptimizerStep(_) => 15 * elements(inputs),
+            _ => elements(inputs).max(elements(outputs)),
+        }
+    }
+
+    /// Whether this is a leaf: no operands, its value comes from outside the program.
+    pub fn is_leaf(&self) -> bool {
+        matches!(self, Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Hyper(_) | Op::Constant(_))
+    }
+
+    /// Whether each result element depends only on the operand elements at its own (broadcast) place.
+    pub fn is_pointwise(&self) -> bool {
+        matches!(
+            self,
+            Op::Unary(_)
+                | Op::Predicate(_)
+                | Op::Cast(_)
+                | Op::Clip(_)
+                | Op::Binary(_)
+                | Op::Compare(_)
+                | Op::Logical(_)
+                | Op::Select
+        )
+    }
+
+    /// Whether this only rearranges elements.
+    pub fn is_layout(&self) -> bool {
+        matches!(
+            self,
+            Op::Reshape(_)
+                | Op::Transpose(_)
+                | Op::Expand(_)
+                | Op::Slice(_)
+                | Op::Concat(_)
+                | Op::Split(_)
+                | Op::Pad(_)
+        )
+    }
+}
+
+/// Fails unless there are exactly `n` operands.
+pub(crate) fn arity(inputs: &[&TensorType], n: usize) -> Result<(), OpError> {
+    arity_in(inputs, n, n)
+}
+
+/// Fails unless there are between `min` and `max` operands.
+pub(crate) fn arity_in(inputs: &[&TensorType], min: usize, max: usize) -> Result<(), OpError> {
+    if (min..=max).contains(&inputs.len()) {
+        return Ok(());
+    }
+    let expected = if min == max { min.to_string() } else { format!("{min} to {max}") };
+    Err(OpError::new(format!("expected {expected} operands, found {}", inputs.len())))
+}
+
+/// Fails unless the type is a float.
+pub(crate) fn float(ty: &TensorType, what: &str) -> Result<(), OpError> {
+    if ty.dtype.is_float() {
+        return Ok(());
+    }
+    Err(OpError::new(format!("{what} must be a float, not {}", ty.dtype)))
+}
+
+/// Fails unless the type is i64 or i32.
+pub(crate) fn index_type(ty: &TensorType, what: &str) -> Result<(), OpError> {
+    if matches!(ty.dtype, DType::I64 | DType::I32) {
+        return Ok(());
+    }
+    Err(OpError::new(format!("{what} must be i64 or i32, not {}", ty.dtype)))
+}
+
+/// Fails unless both shapes are equal.
+pub(crate) fn same_shape(a: &TensorType, b: &TensorType, what: &str) -> Result<(), OpError> {
+    if a.shape == b.shape {
+        return Ok(());
+    }
+    Err(OpError::new(format!("{what}: shapes {} and {} differ", a.shape, b.shape)))
+}
+
+/// Fails unless the shape is `expected`.
+pub(crate) fn shape_is(ty: &TensorType, expected: &[usize], what: &str) -> Result<(), OpError> {
+    if ty.shape.dims() == expected {
+        return Ok(());
+    }
+    let expected = Shape::from(expected);
+    Err(OpError::new(format!("{what} must have shape {expected}, not {}", ty.shape)))
+}
+
+/// Fails unless `axis` is one of the operand's.
+pub(crate) fn axis_of(ty: &TensorType, axis: usize) -> Result<(), OpError> {
+    if axis < ty.shape.rank() {
+        return Ok(());
+    }
+    Err(OpError::new(format!("axis {axis} of a tensor of rank {}", ty.shape.rank())))
+}
+
+/// The dtype in which statistics of `dtype` are kept: f32, or f64 for f64.
+pub fn statistics_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}

@@ -1,0 +1,140 @@
+//! Layer and root-mean-square normalization with their gradients.
+//!
+//! Statistics are f32 (f64 for f64) whatever the dtype of `x`; `scale` and `bias` may be wider than
+//! `x`. The normalized axes are `axis` and all after it; `scale` and `bias` have their shape, the
+//! statistics the shape of the axes before. Source: ONNX LayerNormalization-17, Ba et al. 2016;
+//! RMSNormalization-23, Zhang & Sennrich 2019.
+
+use super::{Inferred, OpError, arity, arity_in, axis_of, float, same_shape};
+use super::{shape_is, statistics_dtype};
+use crate::TensorType;
+use serde::{Deserialize, Serialize};
+
+fn split(x: &TensorType, axis: usize) -> Result<(&[usize], &[usize]), OpError> {
+    float(x, "x")?;
+    axis_of(x, axis)?;
+    Ok(x.shape.0.split_at(axis))
+}
+
+fn statistics(x: &TensorType, lead: &[usize]) -> TensorType {
+    TensorType::new(statistics_dtype(x.dtype), lead)
+}
+
+/// `(x, scale[, bias])` → `(y, mean, rstd)`; `y` has the dtype of `x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerNorm {
+    /// First normalized axis.
+    pub axis: usize,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+impl LayerNorm {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity_in(inputs, 2, 3)?;
+        let (lead, tail) = split(inputs[0], self.axis)?;
+        for ty in &inputs[1..] {
+            float(ty, "scale and bias")?;
+            shape_is(ty, tail, "scale and bias")?;
+        }
+        let stats = statistics(inputs[0], lead);
+        Ok(vec![inputs[0].clone(), stats.clone(), stats])
+    }
+}
+
+/// `(dy, x, scale, mean, rstd)` → `dx`, in the dtype of `x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerNormGradInput {
+    /// First normalized axis.
+    pub axis: usize,
+}
+
+impl LayerNormGradInput {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 5)?;
+        let (lead, tail) = split(inputs[1], self.axis)?;
+        same_shape(inputs[0], inputs[1], "dy and x")?;
+        shape_is(inputs[2], tail, "scale")?;
+        shape_is(inputs[3], lead, "mean")?;
+        shape_is(inputs[4], lead, "rstd")?;
+        Ok(vec![inputs[1].clone()])
+    }
+}
+
+/// `(dy, x, mean, rstd)` → `(dscale, dbias)`, in the dtype of the statistics.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerNormGradAffine {
+    /// First normalized axis.
+    pub axis: usize,
+}
+
+impl LayerNormGradAffine {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 4)?;
+        let (lead, tail) = split(inputs[1], self.axis)?;
+        same_shape(inputs[0], inputs[1], "dy and x")?;
+        shape_is(inputs[2], lead, "mean")?;
+        shape_is(inputs[3], lead, "rstd")?;
+        Ok(vec![statistics(inputs[1], tail); 2])
+    }
+}
+
+/// `(x, scale)` → `(y, rstd)`; `y` has the dtype of `x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RmsNorm {
+    /// First normalized axis.
+    pub axis: usize,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+impl RmsNorm {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        let (lead, tail) = split(inputs[0], self.axis)?;
+        float(inputs[1], "scale")?;
+        shape_is(inputs[1], tail, "scale")?;
+        Ok(vec![inputs[0].clone(), statistics(inputs[0], lead)])
+    }
+}
+
+/// `(dy, x, scale, rstd)` → `dx`, in the dtype of `x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RmsNormGradInput {
+    /// First normalized axis.
+    pub axis: usize,
+}
+
+impl RmsNormGradInput {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 4)?;
+        let (lead, tail) = split(inputs[1], self.axis)?;
+        same_shape(inputs[0], inputs[1], "dy and x")?;
+        shape_is(inputs[2], tail, "scale")?;
+        shape_is(inputs[3], lead, "rstd")?;
+        Ok(vec![inputs[1].clone()])
+    }
+}
+
+/// `(dy, x, rstd)` → `dscale`, in the dtype of the statistics.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RmsNormGradScale {
+    /// First normalized axis.
+    pub axis: usize,
+}
+
+impl RmsNormGradScale {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 3)?;
+        let (lead, tail) = split(inputs[1], self.axis)?;
+        same_shape(inputs[0], inputs[1], "dy and x")?;
+        shape_is(inputs[2], lead, "rstd")?;
+        Ok(vec![statistics(inputs[1], tail)])
+    }
+}

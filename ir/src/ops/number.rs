@@ -1,0 +1,77 @@
+//! Numbers in attributes: JSON has no infinities and no NaN, so these are written as strings.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A number that JSON can write: an integer, a finite float, or `"inf"`, `"-inf"`, `"nan"`.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Scalar {
+    Int(i64),
+    Float(f64),
+    Special(String),
+}
+
+impl Scalar {
+    pub(super) fn of(x: f64, float: bool, int: i64) -> Scalar {
+        match (float, x) {
+            (false, _) => Scalar::Int(int),
+            (true, x) if x.is_finite() => Scalar::Float(x),
+            (true, x) if x.is_nan() => Scalar::Special("nan".into()),
+            (true, x) => Scalar::Special(if x > 0.0 { "inf" } else { "-inf" }.into()),
+        }
+    }
+
+    pub(super) fn float(&self) -> Option<f64> {
+        match self {
+            Scalar::Int(i) => Some(*i as f64),
+            Scalar::Float(x) => Some(*x),
+            Scalar::Special(s) => match s.as_str() {
+                "nan" => Some(f64::NAN),
+                "inf" => Some(f64::INFINITY),
+                "-inf" => Some(f64::NEG_INFINITY),
+                _ => None,
+            },
+        }
+    }
+
+    pub(super) fn int(&self) -> Option<i64> {
+        match self {
+            Scalar::Int(i) => Some(*i),
+            _ => None,
+        }
+    }
+}
+
+/// Writes a float; for `#[serde(with)]`.
+pub(super) fn serialize<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
+    Scalar::of(*x, true, 0).serialize(s)
+}
+
+/// Reads a float; for `#[serde(with)]`.
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    let scalar = Scalar::deserialize(d)?;
+    scalar.float().ok_or_else(|| serde::de::Error::custom("expected a number"))
+}
+
+/// The same for a float that may be missing.
+pub(super) mod option {
+    use super::Scalar;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// Writes a float or nothing; for `#[serde(with)]`.
+    pub(in super::super) fn serialize<S: Serializer>(
+        x: &Option<f64>,
+        s: S,
+    ) -> Result<S::Ok, S::Error> {
+        x.map(|x| Scalar::of(x, true, 0)).serialize(s)
+    }
+
+    /// Reads a float or nothing; for `#[serde(with)]`.
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        d: D,
+    ) -> Result<Option<f64>, D::Error> {
+        let error = || serde::de::Error::custom("expected a number");
+        let scalar = Option::<Scalar>::deserialize(d)?;
+        scalar.map(|x| x.float().ok_or_else(error)).transpose()
+    }
+}

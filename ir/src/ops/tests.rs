@@ -1,0 +1,318 @@
+//! Names, serialization and refusals of operations.
+
+use super::{Inferred, Op};
+use crate::{DType, TensorType};
+
+/// The operation of this text, `name {json}`.
+fn op(name: &str, attributes: serde_json::Value) -> Op {
+    let attributes = attributes.as_object().cloned().unwrap_or_default();
+    Op::from_parts(name, attributes).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn ty(text: &str) -> TensorType {
+    let (dtype, dims) = text.split_once('[').expect("a type such as f32[2,3]");
+    let dims = dims.trim_end_matches(']').split(',').filter(|d| !d.is_empty());
+    let dims: Vec<usize> = dims.map(|d| d.trim().parse().expect("a size")).collect();
+    TensorType::new(dtype.parse::<DType>().expect("a dtype"), dims)
+}
+
+fn infer(op: &Op, operands: &[&str]) -> Inferred {
+    let types: Vec<TensorType> = operands.iter().map(|t| ty(t)).collect();
+    op.infer(&types.iter().collect::<Vec<_>>())
+}
+
+/// One of each operation that has attributes, or no function family.
+fn examples() -> Vec<Op> {
+    use serde_json::json;
+    let leaf = json!({"dtype": "f32", "shape": [2]});
+    [
+        ("all_gather", json!({"unit": 1})),
+        ("all_reduce", json!({"reduce": "mean", "unit": 2})),
+        ("attention", json!({"scale": 0.125, "causal": true})),
+        ("attention_grad", json!({"scale": 0.125, "causal": false})),
+        ("cast", json!({"to": "bf16"})),
+        ("clip", json!({"min": "-inf", "max": 3.5})),
+        ("concat", json!({"axis": 1})),
+        ("constant", json!({"ty": leaf, "values": [1.5, "nan"]})),
+        ("cross_entropy", json!({"ignore_index": -100})),
+        ("cross_entropy_grad", json!({"ignore_index": 0})),
+        ("cum_sum", json!({"axis": 0, "exclusive": true, "reverse": false})),
+        ("embedding", json!({})),
+        ("embedding_grad", json!({"rows": 7, "dtype": "f32"})),
+        ("expand", json!({"shape": [2, 3]})),
+        ("gather", json!({"axis": 0})),
+        ("gather_elements", json!({"axis": 0})),
+        ("gather_nd", json!({"batch_dims": 1})),
+        ("grad_stats", json!({})),
+        ("hyper", json!({"name": "optimizer.lr", "default": 0.1})),
+        ("input", json!({"name": "x", "ty": leaf})),
+        ("layer_norm", json!({"axis": 2, "eps": 1e-5})),
+        ("layer_norm_grad_affine", json!({"axis": 2})),
+        ("layer_norm_grad_input", json!({"axis": 2})),
+        ("learning_rate", json!({"kind": "cosine"})),
+        ("log_softmax", json!({"axis": 1})),
+        ("log_softmax_grad", json!({"axis": 1})),
+        ("loss_scale", json!({"factor": 0.1})),
+        ("matmul", json!({"trans_a": false, "trans_b": true, "out": "f32"})),
+        ("optimizer_step", json!({"kind": "adamw"})),
+        ("pad", json!({"low": [1], "high": [0], "value": "-inf"})),
+        (
+            "param",
+            json!({"name": "w", "ty": leaf, "kind": "trainable", "reason": "reaches the loss",
+            "init": {"normal": {"std": 0.02}}, "unit": 3, "sharded": true}),
+        ),
+        ("reduce", json!({"f": "mean", "axes": [0], "keep_dims": true})),
+        ("reduce_scatter", json!({"unit": 1})),
+        ("reshape", json!({"shape": []})),
+        ("rms_norm", json!({"axis": 1, "eps": 1e-6})),
+        ("rms_norm_grad_input", json!({"axis": 1})),
+        ("rms_norm_grad_scale", json!({"axis": 1})),
+        ("select", json!({})),
+        ("slice", json!({"start": [3], "size": [2], "step": [-1]})),
+        ("softmax", json!({"axis": 1})),
+        ("softmax_grad", json!({"axis": 1})),
+        ("split", json!({"axis": 0, "sizes": [1, 1]})),
+        ("state", json!({"name": "adam_m", "of": "w", "ty": leaf, "init": "inf"})),
+        ("sum_to", json!({"shape": [1], "dtype": "f64"})),
+        ("transpose", json!({"perm": [1, 0]})),
+        ("unscale", json!({"capacity": 32.0})),
+        ("update_loss_scale", json!({})),
+        ("update_step", json!({})),
+    ]
+    .into_iter()
+    .map(|(name, attributes)| op(name, attributes))
+    .collect()
+}
+
+/// Fails to compile when a variant is added, so that the lists of this file are looked at.
+fn is_family(op: &Op) -> bool {
+    use Op::*;
+    match op {
+        Unary(_) | Predicate(_) | Binary(_) | Compare(_) | Logical(_) => true,
+        Input(_)
+        | Param(_)
+        | State(_)
+        | Hyper(_)
+        | Constant(_)
+        | Cast(_)
+        | Clip(_)
+        | Select
+        | Reshape(_)
+        | Transpose(_)
+        | Expand(_)
+        | Slice(_)
+        | Concat(_)
+        | Split(_)
+        | Pad(_)
+        | Embedding
+        | EmbeddingGrad(_)
+        | Gather(_)
+        | GatherElements(_)
+        | GatherNd(_)
+        | CumSum(_)
+        | Reduce(_)
+        | SumTo(_)
+        | MatMul(_)
+        | Softmax(_)
+        | LogSoftmax(_)
+        | SoftmaxGrad(_)
+        | LogSoftmaxGrad(_)
+        | LayerNorm(_)
+        | LayerNormGradInput(_)
+        | LayerNormGradAffine(_)
+        | RmsNorm(_)
+        | RmsNormGradInput(_)
+        | RmsNormGradScale(_)
+        | Attention(_)
+        | AttentionGrad(_)
+        | CrossEntropy(_)
+        | CrossEntropyGrad(_)
+        | AllGather(_)
+        | ReduceScatter(_)
+        | AllReduce(_)
+        | LossScale(_)
+        | GradStats
+        | Unscale(_)
+        | OptimizerStep(_)
+        | UpdateLossScale(_)
+        | UpdateStep
+        | LearningRate(_)
+        | Fusion(_) => false,
+    }
+}
+
+#[test]
+fn every_name_is_an_operation_and_every_operation_has_its_name() {
+    let examples = examples();
+    assert!(!examples.iter().any(is_family));
+    let mut names: Vec<String> = examples.iter().map(Op::name).collect();
+    for name in Op::names() {
+        let listed = names.iter().any(|n| n == name);
+        if !listed {
+            let family = op(name, serde_json::Value::Null);
+            assert!(is_family(&family), "{name} has no example");
+            assert_eq!(family.name(), name);
+            names.push(name.into());
+        }
+    }
+    names.sort_unstable();
+    assert_eq!(names, Op::names());
+}
+
+#[test]
+fn parts_make_the_operation_again() {
+    for op in examples() {
+        let (name, attributes) = op.to_parts();
+        assert_eq!(Op::from_parts(&name, attributes).as_ref(), Ok(&op), "{name}");
+    }
+}
+
+#[test]
+fn unknown_names_and_attributes_are_refused() {
+    use serde_json::json;
+    for (name, attributes, message) in [
+        ("frobnicate", json!({}), "unknown operation `frobnicate`"),
+        ("unary", json!({}), "unknown operation `unary`"),
+        ("softmax", json!({}), "missing field `axis`"),
+        ("softmax", json!({"axis": 1, "speed": 2}), "unknown field `speed`"),
+        ("softmax", json!({"axis": -1}), "invalid value"),
+        ("pad", json!({"low": [], "high": [], "value": "large"}), "expected a number"),
+        ("neg", json!({"axis": 1}), "neg"),
+    ] {
+        let attributes = attributes.as_object().cloned().expect("an object");
+        let error = Op::from_parts(name, attributes).expect_err(name).to_string();
+        assert!(error.contains(message), "{name}: {error}");
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    use serde_json::json;
+    let cases: &[(&str, serde_json::Value, &[&str])] = &[
+        ("exp", json!({}), &["i64[2]"]),
+        ("neg", json!({}), &["bool[2]"]),
+        ("not", json!({}), &["f32[2]"]),
+        ("exp", json!({}), &[]),
+        ("is_nan", json!({}), &["i32[]"]),
+        ("clip", json!({"min": 0.0}), &["bool[]"]),
+        ("add", json!({}), &["f32[2]", "f16[2]"]),
+        ("add", json!({}), &["f32[2]", "f32[3]"]),
+        ("add", json!({}), &["bool[2]", "bool[2]"]),
+        ("gelu_grad", json!({}), &["i64[2]", "i64[2]"]),
+        ("eq", json!({}), &["f32[2]", "i64[2]"]),
+        ("and", json!({}), &["i64[2]", "i64[2]"]),
+        ("select", json!({}), &["f32[2]", "f32[2]", "f32[2]"]),
+        ("select", json!({}), &["bool[2]", "f32[2]", "f32[3]"]),
+        ("reshape", json!({"shape": [5]}), &["f32[2,3]"]),
+        ("transpose", json!({"perm": [0, 0]}), &["f32[2,3]"]),
+        ("transpose", json!({"perm": [0]}), &["f32[2,3]"]),
+        ("expand", json!({"shape": [2]}), &["f32[2,3]"]),
+        ("expand", json!({"shape": [3, 2]}), &["f32[3]"]),
+        ("slice", json!({"start": [1], "size": [3], "step": [1]}), &["f32[3]"]),
+        ("slice", json!({"start": [0], "size": [2], "step": [-1]}), &["f32[3]"]),
+        ("slice", json!({"start": [0], "size": [1], "step": [0]}), &["f32[3]"]),
+        ("slice", json!({"start": [0], "size": [1], "step": [1]}), &["f32[3,3]"]),
+        ("concat", json!({"axis": 0}), &[]),
+        ("concat", json!({"axis": 0}), &["f32[2,3]", "f32[2,4]"]),
+        ("concat", json!({"axis": 0}), &["f32[2]", "i64[2]"]),
+        ("concat", json!({"axis": 1}), &["f32[2]"]),
+        ("split", json!({"axis": 0, "sizes": [1, 3]}), &["f32[3]"]),
+        ("split", json!({"axis": 0, "sizes": []}), &["f32[0]"]),
+        ("pad", json!({"low": [1], "high": [1], "value": 0.0}), &["f32[2,2]"]),
+        ("embedding", json!({}), &["f32[5,4]", "f32[2]"]),
+        ("embedding", json!({}), &["f32[5]", "i64[2]"]),
+        ("embedding_grad", json!({"rows": 5, "dtype": "f32"}), &["f32[3,4]", "i64[2]"]),
+        ("gather", json!({"axis": 2}), &["f32[5,4]", "i64[2]"]),
+        ("gather_elements", json!({"axis": 0}), &["f32[2,2]", "i64[1,3]"]),
+        ("gather_nd", json!({"batch_dims": 0}), &["f32[2,2]", "i64[1,3]"]),
+        ("gather_nd", json!({"batch_dims": 0}), &["f32[2,2]", "i64[]"]),
+        ("cum_sum", json!({"axis": 0, "exclusive": false, "reverse": false}), &["bool[2]"]),
+        ("reduce", json!({"f": "sum", "axes": [1, 0]}), &["f32[2,2]"]),
+        ("reduce", json!({"f": "sum", "axes": [2]}), &["f32[2,2]"]),
+        ("reduce", json!({"f": "max", "axes": [0]}), &["bool[2]"]),
+        ("sum_to", json!({"shape": [3]}), &["f32[2]"]),
+        ("matmul", json!({}), &["f32[2,3]", "f32[2,3]"]),
+        ("matmul", json!({}), &["f32[3]", "f32[3,2]"]),
+        ("matmul", json!({}), &["f32[2,3]", "f16[3,2]"]),
+        ("matmul", json!({}), &["f32[2,1,3]", "f32[3,3,1]"]),
+        ("softmax", json!({"axis": 1}), &["f32[2]"]),
+        ("softmax_grad", json!({"axis": 0}), &["f32[2]", "f32[3]"]),
+        ("layer_norm", json!({"axis": 1, "eps": 0.1}), &["f32[2,3]", "f32[2]"]),
+        ("layer_norm", json!({"axis": 2, "eps": 0.1}), &["f32[2,3]", "f32[]"]),
+        (
+            "layer_norm_grad_affine",
+            json!({"axis": 1}),
+            &["f32[2,3]", "f32[2,3]", "f32[3]", "f32[2]"],
+        ),
+        ("rms_norm", json!({"axis": 0, "eps": 0.1}), &["i64[2]", "f32[2]"]),
+        ("attention", json!({"scale": 1.0}), &["f32[1,3,2,4]", "f32[1,2,2,4]", "f32[1,2,2,4]"]),
+        ("attention", json!({"scale": 1.0}), &["f32[2,4]", "f32[2,4]", "f32[2,4]"]),
+        (
+            "attention",
+            json!({"scale": 1.0}),
+            &["f32[1,1,2,4]", "f32[1,1,2,4]", "f32[1,1,2,4]", "i64[2,2]"],
+        ),
+        ("cross_entropy", json!({"ignore_index": 0}), &["f32[2,5]", "i64[5]"]),
+        ("cross_entropy", json!({"ignore_index": 0}), &["f32[2,5]", "f32[2]"]),
+        ("all_gather", json!({"unit": 0}), &[]),
+        ("loss_scale", json!({"factor": 1.0}), &["f64[]"]),
+        ("grad_stats", json!({}), &["i64[2]"]),
+        ("unscale", json!({"capacity": 1.0}), &["f32[3]", "f32[]", "f32[]"]),
+        ("optimizer_step", json!({"kind": "sgd"}), &["f32[2]", "f32[2]"]),
+        (
+            "optimizer_step",
+            json!({"kind": "sgd"}),
+            &["f32[2]", "f32[3]", "f32[]", "f32[]", "f32[]", "f32[]", "f32[]"],
+        ),
+        ("update_step", json!({}), &["f32[]", "f32[1]"]),
+        ("learning_rate", json!({"kind": "linear"}), &["f32[]"]),
+    ];
+    for (name, attributes, operands) in cases {
+        let result = infer(&op(name, attributes.clone()), operands);
+        assert!(result.is_err(), "{name} {attributes} of {operands:?} gives {result:?}");
+    }
+}
+
+#[test]
+fn results_have_the_types_of_their_families() {
+    use serde_json::json;
+    let cases: &[(&str, serde_json::Value, &[&str], &[&str])] = &[
+        ("lt", json!({}), &["f32[2,1]", "f32[3]"], &["bool[2,3]"]),
+        ("matmul", json!({"trans_b": true}), &["bf16[5,1,2,3]", "bf16[4,7,3]"], &["bf16[5,4,2,7]"]),
+        ("gather", json!({"axis": 1}), &["f32[2,3,4]", "i64[5,6]"], &["f32[2,5,6,4]"]),
+        (
+            "reduce",
+            json!({"f": "sum", "axes": [0, 2], "keep_dims": true}),
+            &["i64[2,3,4]"],
+            &["i64[1,3,1]"],
+        ),
+        (
+            "layer_norm",
+            json!({"axis": 1, "eps": 0.1}),
+            &["f16[2,3]", "f32[3]"],
+            &["f16[2,3]", "f32[2]", "f32[2]"],
+        ),
+        (
+            "attention",
+            json!({"scale": 1.0}),
+            &["bf16[2,4,3,8]", "bf16[2,2,5,8]", "bf16[2,2,5,6]", "bool[5]"],
+            &["bf16[2,4,3,6]", "f32[2,4,3]"],
+        ),
+        (
+            "cross_entropy",
+            json!({"ignore_index": 0}),
+            &["f16[2,3,5]", "i32[2,3]"],
+            &["f32[2,3]", "f32[2,3]"],
+        ),
+        (
+            "split",
+            json!({"axis": 1, "sizes": [1, 0, 2]}),
+            &["u8[2,3]"],
+            &["u8[2,1]", "u8[2,0]", "u8[2,2]"],
+        ),
+    ];
+    for (name, attributes, operands, results) in cases {
+        let expected: Vec<TensorType> = results.iter().map(|t| ty(t)).collect();
+        assert_eq!(infer(&op(name, attributes.clone()), operands), Ok(expected), "{name}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Elementwise operations of one operand.
+
+use super::{Inferred, OpError, arity, float};
+use crate::{DType, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// Declares an enum of functions whose text names are the snake case of the variants.
+macro_rules! functions {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $name {
+            $($(#[$doc])* #[serde(rename = $text)] $variant,)*
+        }
+
+        impl $name {
+            /// Every function of the family.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            /// Name in the text form.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+        }
+    };
+}
+pub(crate) use functions;
+
+functions! {
+    /// A real function of one float operand (`neg`, `abs` and `sign` also take integers, `not` a bool).
+    UnaryFn {
+        /// −x
+        Neg = "neg",
+        /// |x|
+        Abs = "abs",
+        /// −1, 0 or 1
+        Sign = "sign",
+        /// eˣ
+        Exp = "exp",
+        /// eˣ − 1
+        Expm1 = "expm1",
+        /// ln x
+        Log = "log",
+        /// ln(1 + x)
+        Log1p = "log1p",
+        /// √x
+        Sqrt = "sqrt",
+        /// 1/√x
+        Rsqrt = "rsqrt",
+        /// 1/x
+        Reciprocal = "reciprocal",
+        /// Largest integer not above x.
+        Floor = "floor",
+        /// Smallest integer not below x.
+        Ceil = "ceil",
+        /// Nearest integer, ties to even (ONNX Round).
+        Round = "round",
+        /// sin x
+        Sin = "sin",
+        /// cos x
+        Cos = "cos",
+        /// tan x
+        Tan = "tan",
+        /// tanh x
+        Tanh = "tanh",
+        /// Gauss's error function.
+        Erf = "erf",
+        /// 1/(1 + e⁻ˣ)
+        Sigmoid = "sigmoid",
+        /// ln(1 + eˣ)
+        Softplus = "softplus",
+        /// max(x, 0)
+        Relu = "relu",
+        /// x·sigmoid(x)
+        Silu = "silu",
+        /// x·Φ(x), by the error function (Hendrycks & Gimpel 2016).
+        Gelu = "gelu",
+        /// The tanh approximation of `gelu`, as PyTorch's `approximate="tanh"`.
+        GeluTanh = "gelu_tanh",
+        /// Logical negation of a bool.
+        Not = "not",
+    }
+}
+
+impl UnaryFn {
+    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        let ty = inputs[0];
+        match self {
+            UnaryFn::Not if ty.dtype == DType::Bool => {}
+            UnaryFn::Not => return Err(OpError::new(format!("not of {}", ty.dtype))),
+            UnaryFn::Neg | UnaryFn::Abs | UnaryFn::Sign if ty.dtype != DType::Bool => {}
+            _ => float(ty, "the operand")?,
+        }
+        Ok(vec![ty.clone()])
+    }
+}
+
+functions! {
+    /// A test of one float operand, to `bool`.
+    PredicateFn {
+        /// Whether x is not a number.
+        IsNan = "is_nan",
+        /// Whether x is plus or minus infinity.
+        IsInf = "is_inf",
+    }
+}
+
+impl PredicateFn {
+    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        float(inputs[0], "the operand")?;
+        Ok(vec![inputs[0].with_dtype(DType::Bool)])
+    }
+}
+
+/// Conversion of the element type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cast {
+    /// The element type of the result.
+    pub to: DType,
+}
+
+impl Cast {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        Ok(vec![inputs[0].with_dtype(self.to)])
+    }
+}
+
+/// Limits each element to `[min, max]`; a missing bound is none. NaN stays NaN.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clip {
+    /// Lower bound.
+    #[serde(default, with = "super::number::option")]
+    pub min: Option<f64>,
+    /// Upper bound.
+    #[serde(default, with = "super::number::option")]
+    pub max: Option<f64>,
+}
+
+impl Clip {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        if inputs[0].dtype == DType::Bool {
+            return Err(OpError::new("clip of bool"));
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+}

@@ -1,0 +1,200 @@
+//! Well-formedness of a plan: what every loader checks before it trusts one.
+//!
+//! Bounds, alignment, operand types against kernel bodies, kernel hashes, phase and wait structure.
+//! The proof that the schedule is right is `passes::verify_plan`.
+
+use super::file::sha256_hex;
+use super::{ALIGNMENT, Action, Arena, KernelKind, ParamHome, Place, Plan};
+use crate::{Op, TensorType};
+
+/// A malformed plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed plan: {0}")]
+pub struct CheckError(String);
+
+type Result<T = ()> = std::result::Result<T, CheckError>;
+
+fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result {
+    if condition { Ok(()) } else { Err(CheckError(message())) }
+}
+
+/// Checks a plan.
+///
+/// # Errors
+/// The first thing that is not as it must be.
+pub fn check(plan: &Plan) -> Result {
+    ensure(plan.world_size > 0 && plan.accumulation > 0, || "no ranks or no micro-steps".into())?;
+    buffers(plan)?;
+    kernels(plan)?;
+    phases(plan)?;
+    for (i, task) in plan.tasks.iter().enumerate() {
+        for place in task.action.reads().into_iter().chain(task.action.writes()) {
+            check_place(plan, place).map_err(|e| CheckError(format!("task {i}: {}", e.0)))?;
+        }
+        check_action(plan, &task.action)
+            .map_err(|e| CheckError(format!("task {i} `{}`: {}", task.name, e.0)))?;
+    }
+    tables(plan)
+}
+
+fn buffers(plan: &Plan) -> Result {
+    for b in &plan.buffers {
+        let arena = match b.arena {
+            Arena::Persistent => plan.persistent_bytes,
+            Arena::Workspace => plan.workspace_bytes,
+        };
+        let end = b.offset.checked_add(b.bytes);
+        ensure(end.is_some_and(|end| end <= arena), || {
+            format!("buffer `{}` leaves its arena", b.name)
+        })?;
+        ensure(b.offset.is_multiple_of(ALIGNMENT), || {
+            format!("buffer `{}` is not aligned", b.name)
+        })?;
+    }
+    Ok(())
+}
+
+fn kernels(plan: &Plan) -> Result {
+    for k in &plan.kernels {
+        ensure(sha256_hex(k.body.to_string().as_bytes()) == k.hash, || {
+            format!("kernel `{}` does not match its hash", k.name)
+        })?;
+        let generated = k.kind == KernelKind::Generated;
+        ensure(!generated || (k.entry.is_some() && plan.object.is_some()), || {
+            format!("kernel `{}` has no code", k.name)
+        })?;
+    }
+    Ok(())
+}
+
+fn phases(plan: &Plan) -> Result {
+    let mut next = 0;
+    for phase in &plan.phases {
+        ensure(phase.begin == next && phase.end >= next, || "phases do not follow".into())?;
+        next = phase.end;
+        for i in phase.begin..phase.end.min(plan.tasks.len()) {
+            let ok = plan.tasks[i].waits.iter().all(|w| (phase.begin..i).contains(w));
+            ensure(ok, || format!("task {i} waits for a task that is not before it"))?;
+        }
+    }
+    ensure(next == plan.tasks.len(), || "tasks outside every phase".into())?;
+    let names: Vec<&str> = plan.phases.iter().map(|p| p.name.as_str()).collect();
+    ensure(names == ["micro_step", "update"], || format!("unknown phases {names:?}"))
+}
+
+fn check_place(plan: &Plan, place: &Place) -> Result {
+    let buffer = plan
+        .buffers
+        .get(place.buffer)
+        .ok_or_else(|| CheckError(format!("no buffer {}", place.buffer)))?;
+    let end = place.offset.checked_add(place.ty.bytes());
+    ensure(end.is_some_and(|end| end <= buffer.bytes), || {
+        format!("{} at byte {} leaves buffer `{}`", place.ty, place.offset, buffer.name)
+    })?;
+    ensure(place.offset.is_multiple_of(place.ty.dtype.size()), || {
+        format!("{} at byte {} of `{}` is not aligned", place.ty, place.offset, buffer.name)
+    })
+}
+
+fn check_action(plan: &Plan, action: &Action) -> Result {
+    let group = |g: usize| plan.groups.get(g).ok_or_else(|| CheckError(format!("no group {g}")));
+    let numel = |p: &Place| p.ty.shape.numel();
+    match action {
+        Action::Kernel { kernel, reads, writes } => {
+            let kernel =
+                plan.kernels.get(*kernel).ok_or_else(|| CheckError("no such kernel".into()))?;
+            let body = &kernel.body;
+            let inputs: Vec<&TensorType> = body
+                .nodes()
+                .filter(|(_, n)| matches!(n.op, Op::Input(_)))
+                .map(|(_, n)| body.ty(n.outputs[0]))
+                .collect();
+            let outputs: Vec<&TensorType> = body.outputs.iter().map(|o| body.ty(o.value)).collect();
+            ensure(inputs.iter().copied().eq(reads.iter().map(|p| &p.ty)), || {
+                format!("operands do not fit kernel `{}`", kernel.name)
+            })?;
+            ensure(outputs.iter().copied().eq(writes.iter().map(|p| &p.ty)), || {
+                format!("results do not fit kernel `{}`", kernel.name)
+            })
+        }
+        Action::AllGather { group: g, send, recv } => {
+            let g = group(*g)?;
+            ensure(
+                g.sharded
+                    && numel(send) == g.shard_numel
+                    && numel(recv) == g.numel
+                    && send.ty.dtype == recv.ty.dtype,
+                || "gather of the wrong size or dtype".into(),
+            )
+        }
+        Action::ReduceScatter { group: g, send, recv, .. } => {
+            let g = group(*g)?;
+            ensure(
+                g.sharded
+                    && numel(send) == g.numel
+                    && numel(recv) == g.shard_numel
+                    && send.ty.dtype == recv.ty.dtype,
+                || "reduction of the wrong size or dtype".into(),
+            )
+        }
+        Action::AllReduce { send, recv, .. } => {
+            ensure(send.ty == recv.ty, || "reduction of different types".into())
+        }
+        Action::Copy { from, to } => {
+            ensure(from.ty == to.ty, || "copy between different types".into())
+        }
+        Action::Zero { .. } => Ok(()),
+    }
+}
+
+fn tables(plan: &Plan) -> Result {
+    let persistent = |b: usize, bytes: usize, what: &str| {
+        let ok =
+            plan.buffers.get(b).is_some_and(|b| b.arena == Arena::Persistent && b.bytes >= bytes);
+        ensure(ok, || format!("{what} has no persistent buffer of its size"))
+    };
+    for (i, g) in plan.groups.iter().enumerate() {
+        let parts = if g.sharded { plan.world_size } else { 1 };
+        ensure(g.shard_numel * parts == g.numel, || format!("group {i} does not divide"))?;
+        persistent(g.master, g.shard_numel * 4, "a group")?;
+        for s in &g.states {
+            persistent(s.buffer, g.shard_numel * 4, &s.name)?;
+        }
+        let mut end = 0;
+        for s in &g.segments {
+            let param = plan
+                .params
+                .get(s.param)
+                .ok_or_else(|| CheckError(format!("group {i} holds no such parameter")))?;
+            let ok = s.offset >= end && s.numel == param.ty.shape.numel();
+            ensure(ok, || format!("parameter `{}` overlaps another", param.name))?;
+            end = s.offset + s.numel;
+        }
+        ensure(end <= g.numel, || format!("group {i} is too small"))?;
+    }
+    for p in &plan.params {
+        match p.home {
+            ParamHome::Buffer(b) => persistent(b, p.ty.bytes(), &p.name)?,
+            ParamHome::Group { group, .. } => {
+                ensure(group < plan.groups.len(), || format!("`{}` has no group", p.name))?;
+            }
+            ParamHome::Unused => {}
+        }
+    }
+    for i in &plan.inputs {
+        persistent(i.buffer, i.ty.bytes(), &i.name)?;
+    }
+    for s in &plan.states {
+        persistent(s.buffer, s.ty.bytes(), &s.name)?;
+    }
+    for h in &plan.hyper {
+        persistent(h.buffer, 4, &h.name)?;
+    }
+    for c in &plan.constants {
+        persistent(c.buffer, c.ty.bytes(), &c.name)?;
+    }
+    for m in &plan.metrics {
+        check_place(plan, &m.place)?;
+    }
+    plan.gradients.iter().try_for_each(|g| check_place(plan, &g.place))
+}

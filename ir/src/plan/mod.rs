@@ -1,0 +1,538 @@
+//! The plan: one training step of one rank, ready to be executed.
+//!
+//! A plan is rank-uniform: every rank runs the same tasks on arenas of the same layout; what differs is
+//! which slice of a flat group a rank holds. Buffers live in two arenas per rank: `persistent`
+//! (master weights, optimizer state, scaler, hyper-parameters, inputs) and `workspace` (everything that
+//! lives within a step, at offsets that buffers share over time).
+//!
+//! Tasks are listed in one order that respects all dependencies; a device may run the streams
+//! concurrently as long as it honors `waits`.
+
+mod check;
+mod file;
+mod summary;
+
+pub use check::{CheckError, check};
+pub use file::{FORMAT_VERSION, PlanError};
+pub use summary::{Collectives, Summary};
+
+use crate::ops::{Init, ParamKind, ReduceKind};
+use crate::{DType, Diagnostic, Graph, Origin, Region, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// A compiled training step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Version of this format; see [`FORMAT_VERSION`].
+    pub format_version: u32,
+    /// Version of the compiler.
+    pub frit_version: String,
+    /// Name of the model.
+    pub name: String,
+    /// The resolved configuration, as TOML.
+    pub config: String,
+    /// What the plan was compiled for.
+    pub target: Target,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Micro-steps per step.
+    pub accumulation: usize,
+    /// Sharding strategy, by its name in the configuration.
+    pub strategy: String,
+    /// The autocast dtype.
+    pub compute_dtype: DType,
+    /// Seed of initialization and shuffling.
+    pub seed: u64,
+    /// Loss elements of one rank's micro-batch if none is ignored.
+    pub loss_capacity: usize,
+    /// Tensors fed at every micro-step.
+    pub inputs: Vec<InputSpec>,
+    /// Parameters and buffers of the model, in the model's order.
+    pub params: Vec<ParamSpec>,
+    /// FSDP units; unit 0 is the root.
+    pub units: Vec<UnitSpec>,
+    /// Flat groups of parameters.
+    pub groups: Vec<Group>,
+    /// Scalar state.
+    pub states: Vec<StateSpec>,
+    /// Scalars that may be changed when the plan is run.
+    pub hyper: Vec<HyperSpec>,
+    /// Constants too large to be part of a kernel.
+    pub constants: Vec<ConstantSpec>,
+    /// Size of the persistent arena of one rank, in bytes.
+    pub persistent_bytes: usize,
+    /// Size of the workspace arena of one rank, in bytes.
+    pub workspace_bytes: usize,
+    /// The largest sum of live workspace buffers over the schedule, in bytes.
+    pub workspace_lower_bound: usize,
+    /// Byte ranges of the arenas.
+    pub buffers: Vec<Buffer>,
+    /// What tasks execute, each body once.
+    pub kernels: Vec<Kernel>,
+    /// The file that holds the generated kernels.
+    pub object: Option<ObjectFile>,
+    /// The parts of a step.
+    pub phases: Vec<Phase>,
+    /// The step program.
+    pub tasks: Vec<Task>,
+    /// Scalars reported after the update, by name.
+    pub metrics: Vec<Metric>,
+    /// Where each trainable parameter's reduced gradient is after the last micro-step.
+    pub gradients: Vec<GradientSpec>,
+    /// What the passes did.
+    pub reports: Vec<PassReport>,
+    /// Advice for the user.
+    pub lints: Vec<Diagnostic>,
+}
+
+/// What a plan was compiled for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// `cpu` or `cuda`.
+    pub device: String,
+    /// CPU name as LLVM knows it (`znver5`), or GPU architecture (`sm_90`).
+    pub arch: String,
+    /// CPU features as LLVM writes them (`+avx512f,…`); empty for a GPU.
+    pub features: String,
+}
+
+/// A tensor fed at every micro-step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InputSpec {
+    /// Name in the model and in the data.
+    pub name: String,
+    /// Type of one rank's micro-batch.
+    pub ty: TensorType,
+    /// Where it is fed to.
+    pub buffer: usize,
+    /// Whether its first axis counts examples; otherwise it is the same for all.
+    pub per_example: bool,
+}
+
+/// A parameter or buffer of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ParamSpec {
+    /// The model's own name.
+    pub name: String,
+    /// Logical type.
+    pub ty: TensorType,
+    /// Whether it trains.
+    pub kind: ParamKind,
+    /// Why it trains or does not.
+    pub reason: String,
+    /// Where its first value comes from.
+    pub init: Init,
+    /// Where it lives.
+    pub home: ParamHome,
+}
+
+/// Where a parameter lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParamHome {
+    /// In a flat group, from this element on.
+    Group {
+        /// Index of the group.
+        group: usize,
+        /// First element within the group.
+        offset: usize,
+    },
+    /// In a buffer of its own, whole on every rank.
+    Buffer(usize),
+    /// Not used by the step.
+    Unused,
+}
+
+/// An FSDP unit: parameters that are gathered and reduced together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnitSpec {
+    /// The scope it wraps; `root` for what no other unit holds.
+    pub name: String,
+    /// Why these parameters are together.
+    pub reason: String,
+}
+
+/// Parameters of one unit back to back in one flat tensor, of which rank `r` owns the `r`-th slice.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// The unit.
+    pub unit: usize,
+    /// Whether its parameters train.
+    pub trainable: bool,
+    /// The dtypes in which it is gathered; empty if it is not sharded.
+    pub gather_dtypes: Vec<DType>,
+    /// Elements of the whole flat tensor, padding included; a multiple of the number of shards.
+    pub numel: usize,
+    /// Elements of one rank's part; `numel` if it is not sharded.
+    pub shard_numel: usize,
+    /// Whether each rank holds only its part.
+    pub sharded: bool,
+    /// Master weights of this rank's part, f32.
+    pub master: usize,
+    /// Optimizer state and accumulated gradients of this rank's part: name and buffer, f32.
+    pub states: Vec<GroupState>,
+    /// The parameters, ascending by offset.
+    pub segments: Vec<Segment>,
+}
+
+/// A state tensor parallel to a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupState {
+    /// `adam_m`, `adam_v`, `momentum`, `grad_sum`.
+    pub name: String,
+    /// The buffer.
+    pub buffer: usize,
+    /// Every element's first value.
+    pub init: f64,
+}
+
+/// One parameter within a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Index of the parameter.
+    pub param: usize,
+    /// First element within the group.
+    pub offset: usize,
+    /// Number of elements.
+    pub numel: usize,
+}
+
+impl Group {
+    /// The part of `segment` that rank `rank` holds, as (first element within the parameter, first
+    /// element within the rank's part, number of elements); `None` if it holds nothing of it.
+    pub fn owned(&self, segment: &Segment, rank: usize) -> Option<(usize, usize, usize)> {
+        let first = if self.sharded { rank * self.shard_numel } else { 0 };
+        let begin = segment.offset.max(first);
+        let end = (segment.offset + segment.numel).min(first + self.shard_numel);
+        (begin < end).then(|| (begin - segment.offset, begin - first, end - begin))
+    }
+}
+
+/// Scalar state that a checkpoint holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StateSpec {
+    /// `loss_scale`, `growth_tracker`, `step` …
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// Every element's first value.
+    pub init: f64,
+    /// Where it lives.
+    pub buffer: usize,
+}
+
+/// A scalar f32 that may be changed when the plan is run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HyperSpec {
+    /// Its key in the configuration.
+    pub name: String,
+    /// The value it was compiled with.
+    pub value: f64,
+    /// Where it lives.
+    pub buffer: usize,
+}
+
+/// A constant tensor; its elements are in `weights.safetensors` under `name`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConstantSpec {
+    /// Name in the weights file.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// Where it lives.
+    pub buffer: usize,
+}
+
+/// Which arena a buffer is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arena {
+    /// Lives as long as the run.
+    Persistent,
+    /// Lives within a step.
+    Workspace,
+}
+
+/// What a buffer is for, in memory reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BufferClass {
+    /// Master weights, or replicated parameters and buffers.
+    Parameter,
+    /// Optimizer state.
+    OptimizerState,
+    /// Scaler, counters, hyper-parameters, constants.
+    State,
+    /// Fed data.
+    Input,
+    /// Unsharded parameters.
+    Gathered,
+    /// Gradients of parameters.
+    Gradient,
+    /// Values of the forward pass that the backward pass reads, and everything else in between.
+    Activation,
+}
+
+/// A byte range of an arena.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// For reports.
+    pub name: String,
+    /// Which arena.
+    pub arena: Arena,
+    /// What for.
+    pub class: BufferClass,
+    /// First byte within the arena; a multiple of [`ALIGNMENT`].
+    pub offset: usize,
+    /// Size in bytes.
+    pub bytes: usize,
+}
+
+/// Alignment of every buffer, in bytes.
+pub const ALIGNMENT: usize = 256;
+
+/// A typed byte range of a buffer: what a task reads or writes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The buffer.
+    pub buffer: usize,
+    /// First byte within the buffer.
+    pub offset: usize,
+    /// Type; dense and row-major.
+    pub ty: TensorType,
+}
+
+/// How a kernel is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelKind {
+    /// Machine code in the plan's object file.
+    Generated,
+    /// A hand-written kernel, chosen by the body's main operation.
+    Library,
+    /// The IR interpreter: for scalars, and for operations that have no kernel yet.
+    Interpreted,
+}
+
+/// A function from the places a task reads to those it writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// For reports: the main operation and a number.
+    pub name: String,
+    /// How it is executed.
+    pub kind: KernelKind,
+    /// What it computes: `input` leaves are the reads, outputs the writes, in order.
+    #[serde(with = "body")]
+    pub body: Graph,
+    /// SHA-256 of the body's text, in hexadecimal.
+    pub hash: String,
+    /// For generated kernels, how to call it.
+    pub entry: Option<Entry>,
+}
+
+/// How to call a generated kernel: `fn(reads…, writes…, begin: i64, end: i64)`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Symbol in the object file.
+    pub symbol: String,
+    /// The parallel range is `0..extent`.
+    pub extent: usize,
+    /// Parts of the range begin at multiples of this.
+    pub grain: usize,
+}
+
+mod body {
+    use crate::Graph;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(graph: &Graph, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&graph.to_string())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Graph, D::Error> {
+        crate::text::parse(&String::deserialize(d)?).map_err(serde::de::Error::custom)
+    }
+}
+
+/// A file of the plan directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectFile {
+    /// Path within the plan directory.
+    pub file: String,
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
+}
+
+/// A part of the step: a range of tasks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phase {
+    /// `micro_step`, run `accumulation` times, then `update`, run once.
+    pub name: String,
+    /// First task.
+    pub begin: usize,
+    /// One past the last task.
+    pub end: usize,
+}
+
+/// Where a task runs. Tasks of one stream run one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// All-gathers.
+    Gather,
+    /// Reductions of gradients.
+    Reduce,
+}
+
+impl Stream {
+    /// Every stream.
+    pub const ALL: [Stream; 3] = [Stream::Compute, Stream::Gather, Stream::Reduce];
+}
+
+/// One step of the program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// For reports.
+    pub name: String,
+    /// Where it runs.
+    pub stream: Stream,
+    /// The part of the step.
+    pub region: Region,
+    /// The node it comes from.
+    pub origin: Origin,
+    /// What it does.
+    pub action: Action,
+    /// Tasks of other streams, of the same phase, that must be complete before; at most one each.
+    pub waits: Vec<usize>,
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Predicted duration in microseconds.
+    pub cost_us: f64,
+}
+
+/// What a task does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Runs a kernel.
+    Kernel {
+        /// Index of the kernel.
+        kernel: usize,
+        /// Operands.
+        reads: Vec<Place>,
+        /// Results; one may be the same place as an operand (updated in place).
+        writes: Vec<Place>,
+    },
+    /// Concatenates every rank's part, in rank order.
+    AllGather {
+        /// The flat group.
+        group: usize,
+        /// This rank's part.
+        send: Place,
+        /// The whole.
+        recv: Place,
+    },
+    /// Combines the whole of every rank, of which each rank receives its part.
+    ReduceScatter {
+        /// The flat group.
+        group: usize,
+        /// How ranks are combined.
+        reduce: ReduceKind,
+        /// The whole.
+        send: Place,
+        /// This rank's part.
+        recv: Place,
+    },
+    /// Combines the whole of every rank.
+    AllReduce {
+        /// The flat group, for gradients.
+        group: Option<usize>,
+        /// How ranks are combined.
+        reduce: ReduceKind,
+        /// What is combined.
+        send: Place,
+        /// The result; may be the same place.
+        recv: Place,
+    },
+    /// Copies bytes.
+    Copy {
+        /// From here.
+        from: Place,
+        /// To here.
+        to: Place,
+    },
+    /// Sets bytes to zero.
+    Zero {
+        /// These.
+        places: Vec<Place>,
+    },
+}
+
+impl Action {
+    /// The places it reads.
+    pub fn reads(&self) -> Vec<&Place> {
+        match self {
+            Action::Kernel { reads, .. } => reads.iter().collect(),
+            Action::AllGather { send, .. }
+            | Action::ReduceScatter { send, .. }
+            | Action::AllReduce { send, .. } => vec![send],
+            Action::Copy { from, .. } => vec![from],
+            Action::Zero { .. } => vec![],
+        }
+    }
+
+    /// The places it writes.
+    pub fn writes(&self) -> Vec<&Place> {
+        match self {
+            Action::Kernel { writes, .. } => writes.iter().collect(),
+            Action::AllGather { recv, .. }
+            | Action::ReduceScatter { recv, .. }
+            | Action::AllReduce { recv, .. } => vec![recv],
+            Action::Copy { to, .. } => vec![to],
+            Action::Zero { places } => places.iter().collect(),
+        }
+    }
+
+    /// Whether ranks exchange data in it.
+    pub fn is_collective(&self) -> bool {
+        matches!(
+            self,
+            Action::AllGather { .. } | Action::ReduceScatter { .. } | Action::AllReduce { .. }
+        )
+    }
+}
+
+/// A scalar reported after the update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metric {
+    /// `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`.
+    pub name: String,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a parameter's reduced gradient is after the last micro-step, before the update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradientSpec {
+    /// Index of the group.
+    pub group: usize,
+    /// This rank's part of the group's gradient, f32.
+    pub place: Place,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PassReport {
+    /// Name of the pass.
+    pub pass: String,
+    /// Nodes before.
+    pub nodes_before: usize,
+    /// Nodes after.
+    pub nodes_after: usize,
+    /// What it did and why: message and place.
+    pub remarks: Vec<(String, Origin)>,
+}

@@ -1,0 +1,122 @@
+//! The numbers of a plan that people compare.
+
+use super::{Action, Plan};
+use crate::Op;
+use serde::Serialize;
+
+/// How often each collective runs in one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Collectives {
+    /// All-gathers.
+    pub all_gather: usize,
+    /// Reduce-scatters.
+    pub reduce_scatter: usize,
+    /// All-reduces.
+    pub all_reduce: usize,
+}
+
+/// The numbers of a plan; the keys of `frit inspect --json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Sharding strategy.
+    pub strategy: String,
+    /// The autocast dtype.
+    pub compute_dtype: String,
+    /// Elements of all trainable and frozen parameters.
+    pub parameters: usize,
+    /// FSDP units.
+    pub units: usize,
+    /// Casts between float types that run in one step, those inside kernels included.
+    pub casts: usize,
+    /// Collectives of one step.
+    pub collectives: Collectives,
+    /// Bytes one rank sends in one step, by the ring algorithms.
+    pub bytes_communicated_per_step: u64,
+    /// Arena bytes of one rank.
+    pub peak_bytes: usize,
+    /// The least that this schedule could do with.
+    pub peak_lower_bound_bytes: usize,
+    /// Bytes of one rank that live as long as the run.
+    pub persistent_bytes: usize,
+    /// Floating-point operations of one rank in one step.
+    pub flops_per_step: u64,
+    /// Tasks of one micro-step and of the update.
+    pub tasks: usize,
+    /// Distinct kernels.
+    pub kernels: usize,
+    /// Predicted compute time of one step, in seconds.
+    pub predicted_compute_seconds: f64,
+}
+
+impl Plan {
+    /// How often task `i` runs in one step.
+    pub fn runs(&self, i: usize) -> usize {
+        let micro = self.phases.first().is_some_and(|p| (p.begin..p.end).contains(&i));
+        if micro { self.accumulation } else { 1 }
+    }
+
+    /// Bytes that one rank sends in a collective, by the ring algorithms.
+    pub fn wire_bytes(&self, action: &Action) -> u64 {
+        let n = self.world_size as u64;
+        let ring = |bytes: usize| bytes as u64 * (n - 1) / n;
+        match action {
+            Action::AllGather { recv, .. } => ring(recv.ty.bytes()),
+            Action::ReduceScatter { send, .. } => ring(send.ty.bytes()),
+            Action::AllReduce { send, .. } => 2 * ring(send.ty.bytes()),
+            _ => 0,
+        }
+    }
+
+    /// The numbers people compare.
+    pub fn summary(&self) -> Summary {
+        let mut collectives = Collectives::default();
+        let (mut casts, mut wire, mut flops, mut us) = (0, 0, 0, 0.0);
+        for (i, task) in self.tasks.iter().enumerate() {
+            let runs = self.runs(i);
+            match &task.action {
+                Action::AllGather { .. } => collectives.all_gather += runs,
+                Action::ReduceScatter { .. } => collectives.reduce_scatter += runs,
+                Action::AllReduce { .. } => collectives.all_reduce += runs,
+                Action::Kernel { kernel, .. } => casts += runs * self.casts_of(*kernel),
+                _ => {}
+            }
+            wire += runs as u64 * self.wire_bytes(&task.action);
+            flops += runs as u64 * task.flops;
+            us += runs as f64 * task.cost_us;
+        }
+        Summary {
+            ranks: self.world_size,
+            strategy: self.strategy.clone(),
+            compute_dtype: self.compute_dtype.name().into(),
+            parameters: self
+                .params
+                .iter()
+                .filter(|p| p.kind != crate::ops::ParamKind::Buffer)
+                .map(|p| p.ty.shape.numel())
+                .sum(),
+            units: self.units.len(),
+            casts,
+            collectives,
+            bytes_communicated_per_step: wire,
+            peak_bytes: self.persistent_bytes + self.workspace_bytes,
+            peak_lower_bound_bytes: self.persistent_bytes + self.workspace_lower_bound,
+            persistent_bytes: self.persistent_bytes,
+            flops_per_step: flops,
+            tasks: self.tasks.len(),
+            kernels: self.kernels.len(),
+            predicted_compute_seconds: us / 1e6,
+        }
+    }
+
+    fn casts_of(&self, kernel: usize) -> usize {
+        let body = &self.kernels[kernel].body;
+        body.nodes()
+            .filter(|(_, n)| match &n.op {
+                Op::Cast(c) => c.to.is_float() && body.ty(n.inputs[0]).dtype.is_float(),
+                _ => false,
+            })
+            .count()
+    }
+}

@@ -1,0 +1,41 @@
+//! The laws of graphs. Run after every pass in debug builds and tests.
+//!
+//! Each file opens with its laws and their codes: structure V1xx, types V2xx, sharding V3xx, regions
+//! V4xx.
+
+mod regions;
+mod sharding;
+mod structure;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use crate::{Diagnostic, Graph, Origin};
+
+/// The laws broken so far.
+#[derive(Default)]
+struct Report {
+    broken: Vec<Diagnostic>,
+}
+
+impl Report {
+    fn add(&mut self, code: &str, origin: &Origin, message: impl Into<String>) {
+        self.broken.push(Diagnostic::error(code, message).at(origin));
+    }
+}
+
+/// Checks every law.
+///
+/// # Errors
+/// The laws that the graph breaks, in the order of its nodes. When its structure is broken the other
+/// laws have no meaning and are not looked at.
+pub fn verify(graph: &Graph) -> Result<(), Vec<Diagnostic>> {
+    let mut report = Report::default();
+    structure::check(graph, &mut report);
+    if report.broken.is_empty() {
+        types::check(graph, &mut report);
+        regions::check(graph, &mut report);
+        sharding::check(graph, &mut report);
+    }
+    if report.broken.is_empty() { Ok(()) } else { Err(report.broken) }
+}

@@ -1,0 +1,152 @@
+//! Laws of structure.
+//!
+//! V101  an operand is a result of a live, earlier node
+//! V102  an output, and the leaf that a carry names, is a result of a live node
+//! V103  no two leaves share a key
+//! V104  a carry names a `param` or `state` leaf
+//! V105  the carried value has the type of that leaf
+//! V106  a leaf is carried at most once
+//! V107  no two outputs of one kind share a name
+//! V108  loss sum, loss count and metrics are scalars
+//! V109  a gradient is named after a parameter and has its shape
+//! V110  a program runs on at least one rank
+//! V111  a fusion's body has no leaf but inputs and constants, no collective, no optimizer, no fusion,
+//!       and plain outputs only
+
+use super::Report;
+use crate::interpret::leaf_key;
+use crate::{Graph, NodeId, Op, Origin, Output, OutputKind};
+use std::collections::{HashMap, HashSet};
+
+pub(super) fn check(graph: &Graph, report: &mut Report) {
+    operands(graph, report);
+    outputs_are_live(graph, report);
+    if !report.broken.is_empty() {
+        return;
+    }
+    leaves(graph, report);
+    outputs(graph, report);
+    if graph.world_size == 0 {
+        report.add("V110", &Origin::none(), "the program runs on no rank");
+    }
+    for (_, node) in graph.nodes() {
+        if let Op::Fusion(fusion) = &node.op {
+            body(&fusion.body, &node.origin, report);
+        }
+    }
+}
+
+fn operands(graph: &Graph, report: &mut Report) {
+    let mut before: HashSet<NodeId> = HashSet::new();
+    for (id, node) in graph.nodes() {
+        for (i, input) in node.inputs.iter().enumerate() {
+            if !before.contains(&graph.value(*input).def) {
+                let message =
+                    format!("operand {i} of `{}` is not defined before it", node.op.name());
+                report.add("V101", &node.origin, message);
+            }
+        }
+        before.insert(id);
+    }
+}
+
+fn outputs_are_live(graph: &Graph, report: &mut Report) {
+    for output in &graph.outputs {
+        let carried = match output.kind {
+            OutputKind::Carry(leaf) => Some(leaf),
+            _ => None,
+        };
+        for value in std::iter::once(output.value).chain(carried) {
+            if !graph.is_live(graph.value(value).def) {
+                let message = format!("output `{}` names a value that is gone", output.name);
+                report.add("V102", &Origin::none(), message);
+            }
+        }
+    }
+}
+
+fn leaves(graph: &Graph, report: &mut Report) {
+    let mut keys = HashSet::new();
+    for (_, node) in graph.nodes() {
+        if let Some(key) = leaf_key(&node.op)
+            && !keys.insert(key.clone())
+        {
+            report.add("V103", &node.origin, format!("two leaves are called `{key}`"));
+        }
+    }
+}
+
+fn outputs(graph: &Graph, report: &mut Report) {
+    let params: HashMap<&str, _> =
+        graph.params().map(|(v, p)| (p.name.as_str(), graph.ty(v))).collect();
+    let mut names = HashSet::new();
+    let mut carried = HashSet::new();
+    for output in &graph.outputs {
+        let Output { name, value, kind } = output;
+        let ty = graph.ty(*value);
+        let origin = &graph.def(*value).origin;
+        if let OutputKind::Carry(leaf) = *kind {
+            if !matches!(graph.def(leaf).op, Op::Param(_) | Op::State(_)) {
+                let op = graph.def(leaf).op.name();
+                report.add("V104", origin, format!("`{name}` is carried into a `{op}`"));
+            }
+            if ty != graph.ty(leaf) {
+                let leaf = graph.ty(leaf);
+                report.add("V105", origin, format!("`{name}`: {ty} is carried into {leaf}"));
+            }
+            if !carried.insert(leaf) {
+                report.add("V106", origin, format!("`{name}` is carried twice"));
+            }
+            continue;
+        }
+        if !names.insert((std::mem::discriminant(kind), name)) {
+            report.add("V107", origin, format!("two outputs are called `{name}`"));
+        }
+        let is_scalar =
+            matches!(kind, OutputKind::LossSum | OutputKind::LossCount | OutputKind::Metric);
+        if is_scalar && ty.shape.rank() != 0 {
+            report.add("V108", origin, format!("`{name}` must be a scalar, not {ty}"));
+        }
+        if *kind == OutputKind::Gradient {
+            match params.get(name.as_str()) {
+                None => report.add("V109", origin, format!("there is no parameter `{name}`")),
+                Some(param) if param.shape != ty.shape => {
+                    let message =
+                        format!("the gradient of `{name}` is {ty}, the parameter {param}");
+                    report.add("V109", origin, message);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+fn body(graph: &Graph, origin: &Origin, report: &mut Report) {
+    let before = report.broken.len();
+    operands(graph, report);
+    outputs_are_live(graph, report);
+    if report.broken.len() > before {
+        return;
+    }
+    leaves(graph, report);
+    for (_, node) in graph.nodes() {
+        let foreign = matches!(
+            node.op,
+            Op::Param(_)
+                | Op::State(_)
+                | Op::Hyper(_)
+                | Op::AllGather(_)
+                | Op::ReduceScatter(_)
+                | Op::AllReduce(_)
+                | Op::OptimizerStep(_)
+                | Op::Fusion(_)
+        );
+        if foreign {
+            let message = format!("`{}` in the body of a fusion", node.op.name());
+            report.add("V111", origin, message);
+        }
+    }
+    if graph.outputs.iter().any(|o| o.kind != OutputKind::Result) {
+        report.add("V111", origin, "an output of a fusion's body has a meaning of its own");
+    }
+}

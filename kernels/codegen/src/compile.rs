@@ -1,0 +1,227 @@
+//! The interface: which regions are compiled, and compiling them for a target.
+
+use crate::emit::region::{self, Program};
+use crate::emit::{cuda_function, host_function, pointwise};
+use crate::error::{CodegenError, Unsupported};
+use crate::host::{self, HostTarget};
+use crate::ptx;
+use frit_ir::ops::FusionKind;
+use frit_ir::{Graph, TensorType};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Kernels of one MLIR module. Small modules keep all cores busy; each costs a few milliseconds.
+const KERNELS_PER_MODULE: usize = 6;
+/// Elements that are worth a thread's while.
+const GRAIN_ELEMENTS: usize = 16 << 10;
+
+/// Stack of a compiling thread.
+const STACK_BYTES: usize = 32 << 20;
+
+/// What a kernel's range counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Rows of the iteration space, or equal blocks of them where they are long.
+    Rows,
+    /// Groups of 16 columns; the last may be partial.
+    Columns,
+}
+
+/// How a kernel is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelMeta {
+    /// Its symbol in the shared object: `extern "C" fn(operand…, result…, begin: i64, end: i64)`
+    /// with bare pointers, aligned for their elements.
+    pub symbol: String,
+    /// The kind it was compiled as.
+    pub kind: FusionKind,
+    /// What `begin` and `end` count.
+    pub unit: Unit,
+    /// Ranges are within `0..parallel_extent`; disjoint ranges may run at the same time, and every
+    /// way of cutting the range gives the same bits.
+    pub parallel_extent: usize,
+    /// Fewest units that are worth a thread.
+    pub grain: usize,
+    /// Types of the operands, in order.
+    pub operands: Vec<TensorType>,
+    /// Types of the results, in order.
+    pub results: Vec<TensorType>,
+    /// Operand and result of each pair that may be the same memory: every element of the operand is
+    /// read for the last time before the result's element at its place is written.
+    pub in_place: Vec<(usize, usize)>,
+}
+
+/// Kernels for one CPU.
+#[derive(Clone, Debug)]
+pub struct HostObject {
+    /// A shared object that needs nothing but the C library's `memset` and `memcpy`.
+    pub so_bytes: Vec<u8>,
+    /// Its kernels, in the order of the regions.
+    pub kernels: Vec<KernelMeta>,
+}
+
+/// Whether [`compile_host`] compiles this region. Cheap: no code is made.
+///
+/// # Errors
+/// The operation that is not compiled, and why.
+pub fn supported(body: &Graph, kind: FusionKind) -> Result<(), Unsupported> {
+    region::analyze(body, kind).map(drop)
+}
+
+/// How the region's kernel will be called, without compiling it.
+///
+/// # Errors
+/// As [`supported`].
+pub fn region_metadata(
+    symbol: &str,
+    body: &Graph,
+    kind: FusionKind,
+) -> Result<KernelMeta, Unsupported> {
+    region::analyze(body, kind).map(|program| metadata(symbol, &program))
+}
+
+/// Compiles regions, each a symbol, a body and its kind, into one shared object.
+///
+/// Equal regions and targets give equal bytes. Uses all cores.
+///
+/// # Errors
+/// [`CodegenError::Unsupported`] for a region that [`supported`] refuses; a missing linker; a target
+/// without AVX2, FMA and F16C.
+pub fn compile_host(
+    regions: &[(&str, &Graph, FusionKind)],
+    target: &HostTarget,
+) -> Result<HostObject, CodegenError> {
+    target.check()?;
+    let mut kernels = Vec::with_capacity(regions.len());
+    let mut functions = Vec::with_capacity(regions.len());
+    for &(symbol, body, kind) in regions {
+        let program = analyze(symbol, body, kind)?;
+        functions.push(host_function::emit(&program, symbol, target.converts_bf16()));
+        kernels.push(metadata(symbol, &program));
+    }
+    let modules: Vec<String> = functions.chunks(KERNELS_PER_MODULE).map(|f| f.concat()).collect();
+    let objects = in_parallel(&modules, |source| host::object(source, target))?;
+    let so_bytes = host::link(&objects, &target.linker)?;
+    Ok(HostObject { so_bytes, kernels })
+}
+
+/// The assembly of one region, for inspection.
+///
+/// # Errors
+/// As [`compile_host`].
+pub fn host_assembly(
+    symbol: &str,
+    body: &Graph,
+    kind: FusionKind,
+    target: &HostTarget,
+) -> Result<String, CodegenError> {
+    target.check()?;
+    let program = analyze(symbol, body, kind)?;
+    host::assembly(&host_function::emit(&program, symbol, target.converts_bf16()), target)
+}
+
+/// A kernel for CUDA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PtxKernel {
+    /// PTX, version 8.0.
+    pub text: String,
+    /// Name of the entry: it takes one pointer per operand, then one per result, aligned to 16 bytes.
+    pub entry: String,
+    /// Threads per block, in x.
+    pub block: u32,
+    /// Blocks, in x.
+    pub grid: u32,
+    /// Types of the operands, in order.
+    pub operands: Vec<TensorType>,
+    /// Types of the results, in order.
+    pub results: Vec<TensorType>,
+}
+
+/// Compiles one region to PTX for a chip such as `sm_90`.
+///
+/// # Errors
+/// [`CodegenError::Unsupported`] for a region that is not compiled for CUDA; an unknown chip.
+pub fn compile_ptx(
+    symbol: &str,
+    body: &Graph,
+    kind: FusionKind,
+    chip: &str,
+) -> Result<PtxKernel, CodegenError> {
+    let program = analyze(symbol, body, kind)?;
+    let refuse = |reason| CodegenError::Unsupported { symbol: symbol.into(), reason };
+    let function = cuda_function::emit(&program, symbol).map_err(refuse)?;
+    let grid = u32::try_from(function.grid)
+        .map_err(|_| refuse(Unsupported::new("fusion", "it needs too many blocks")))?;
+    let (operands, results) = program.types.split_at(program.n_inputs);
+    Ok(PtxKernel {
+        text: ptx::ptx(&function.text, function.block, chip)?,
+        entry: symbol.into(),
+        block: function.block as u32,
+        grid,
+        operands: operands.to_vec(),
+        results: results.to_vec(),
+    })
+}
+
+fn analyze(symbol: &str, body: &Graph, kind: FusionKind) -> Result<Program, CodegenError> {
+    region::analyze(body, kind)
+        .map_err(|reason| CodegenError::Unsupported { symbol: symbol.into(), reason })
+}
+
+fn metadata(symbol: &str, program: &Program) -> KernelMeta {
+    let (unit, parallel_extent, unit_elements) = match program.kind {
+        FusionKind::ColReduce => {
+            let lanes = host_function::LANES;
+            (Unit::Columns, program.cols().div_ceil(lanes), program.rows() * lanes)
+        }
+        FusionKind::RowReduce => (Unit::Rows, program.rows(), program.cols()),
+        FusionKind::Pointwise | FusionKind::Gemm => {
+            let (blocks, cols) = pointwise::blocks(program);
+            (Unit::Rows, program.rows() * blocks, cols)
+        }
+    };
+    let (operands, results) = program.types.split_at(program.n_inputs);
+    KernelMeta {
+        symbol: symbol.into(),
+        kind: program.kind,
+        unit,
+        parallel_extent,
+        grain: GRAIN_ELEMENTS.div_ceil(unit_elements).min(parallel_extent).max(1),
+        operands: operands.to_vec(),
+        results: results.to_vec(),
+        in_place: region::in_place(program),
+    }
+}
+
+/// Applies `f` to every item on all cores; results in order, or the first error in order.
+fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    f: impl Fn(&T) -> Result<R, CodegenError> + Sync,
+) -> Result<Vec<R>, CodegenError> {
+    let next = AtomicUsize::new(0);
+    let done: Vec<Mutex<Option<Result<R, CodegenError>>>> =
+        items.iter().map(|_| Mutex::new(None)).collect();
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(items.len());
+    let work = || {
+        while let Some((i, item)) = {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            items.get(i).map(|item| (i, item))
+        } {
+            *done[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(f(item));
+        }
+    };
+    std::thread::scope(|scope| -> Result<(), CodegenError> {
+        for _ in 0..threads {
+            // MLIR and LLVM recurse over long expressions.
+            std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;
+        }
+        Ok(())
+    })?;
+    done.into_iter()
+        .map(|slot| {
+            let result = slot.into_inner().unwrap_or_else(PoisonError::into_inner);
+            result.expect("invariant: every item was taken by a thread")
+        })
+        .collect()
+}

@@ -1,0 +1,206 @@
+//! Memory accesses: elements of a dtype in memory, values of the compute type in registers.
+
+use super::text::{Elem, Text, Type, Val};
+use frit_ir::DType;
+
+/// What the target offers for memory accesses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// Whether f32 is rounded to bf16 by an instruction; otherwise by integer arithmetic.
+    pub(crate) converts_bf16: bool,
+    /// Alignment in bytes that vector accesses may claim; `None` claims only the element's.
+    pub(crate) alignment: Option<usize>,
+}
+
+/// An operand in memory: a flat buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    /// Position among the function's arguments.
+    pub(crate) argument: usize,
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+}
+
+impl Buffer {
+    pub(crate) fn ty(&self) -> String {
+        format!("memref<{}x{}>", self.len, in_memory(self.dtype).name())
+    }
+}
+
+/// Which elements an access touches, from an index on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    /// Distance between lanes, in elements.
+    pub(crate) stride: i64,
+    pub(crate) width: usize,
+    /// Lanes that are on.
+    pub(crate) mask: Option<Val>,
+}
+
+impl Access {
+    /// One element.
+    pub(crate) fn scalar() -> Self {
+        Access { stride: 1, width: 1, mask: None }
+    }
+}
+
+/// Bools are bytes in memory, whatever MLIR would make of `i1`.
+fn in_memory(dtype: DType) -> Elem {
+    match dtype {
+        DType::F64 => Elem::F64,
+        DType::F32 => Elem::F32,
+        DType::F16 => Elem::F16,
+        DType::BF16 => Elem::BF16,
+        DType::I64 => Elem::I64,
+        DType::I32 => Elem::I32,
+        DType::F8E4M3 | DType::F8E5M2 | DType::U8 | DType::Bool => Elem::I8,
+    }
+}
+
+/// Reads elements and widens them.
+pub(crate) fn load(t: &mut Text, buffer: Buffer, index: Val, access: Access, m: Memory) -> Val {
+    let (argument, memref) = (buffer.argument, buffer.ty());
+    let ty = Type(in_memory(buffer.dtype), access.width);
+    let raw = match (access.stride, access.width) {
+        (_, 1) => t.def(ty, format_args!("memref.load %arg{argument}[{index}] : {memref}")),
+        (1, _) => match access.mask {
+            None => {
+                let attribute = alignment(m, buffer.dtype, access.width);
+                t.def(
+                    ty,
+                    format_args!("vector.load %arg{argument}[{index}]{attribute} : {memref}, {ty}"),
+                )
+            }
+            Some(mask) => {
+                let zero = zero(t, ty);
+                let of = mask.ty();
+                t.def(
+                    ty,
+                    format_args!(
+                        "vector.maskedload %arg{argument}[{index}], {mask}, {zero} : {memref}, \
+                         {of}, {ty} into {ty}"
+                    ),
+                )
+            }
+        },
+        (stride, width) => {
+            let lanes = t.ramp(stride, Elem::I64, width);
+            let mask = access.mask.unwrap_or_else(|| t.mask(width, width));
+            let zero = zero(t, ty);
+            let (of_lanes, of) = (lanes.ty(), mask.ty());
+            t.def(
+                ty,
+                format_args!(
+                    "vector.gather %arg{argument}[{index}] [{lanes}], {mask}, {zero} : {memref}, \
+                     {of_lanes}, {of}, {ty} into {ty}"
+                ),
+            )
+        }
+    };
+    widen(t, raw, buffer.dtype)
+}
+
+/// Narrows values and writes them.
+pub(crate) fn store(
+    t: &mut Text,
+    value: Val,
+    buffer: Buffer,
+    index: Val,
+    access: Access,
+    m: Memory,
+) {
+    let raw = narrow(t, value, buffer.dtype, m);
+    let (argument, memref, ty) = (buffer.argument, buffer.ty(), raw.ty());
+    match (access.width, access.mask) {
+        (1, _) => t.line(format_args!("memref.store {raw}, %arg{argument}[{index}] : {memref}")),
+        (_, None) => {
+            let attribute = alignment(m, buffer.dtype, access.width);
+            t.line(format_args!(
+                "vector.store {raw}, %arg{argument}[{index}]{attribute} : {memref}, {ty}"
+            ));
+        }
+        (_, Some(mask)) => {
+            let of = mask.ty();
+            t.line(format_args!(
+                "vector.maskedstore %arg{argument}[{index}], {mask}, {raw} : {memref}, {of}, {ty}"
+            ));
+        }
+    }
+}
+
+fn alignment(m: Memory, dtype: DType, width: usize) -> String {
+    match m.alignment {
+        Some(bytes) => {
+            let bytes = bytes.min(dtype.size() * width);
+            format!(" {{alignment = {bytes} : i64}}")
+        }
+        None => String::new(),
+    }
+}
+
+fn zero(t: &mut Text, ty: Type) -> Val {
+    match ty.0 {
+        Elem::F32 => t.float(0.0, ty.1),
+        Elem::F16 | Elem::BF16 => {
+            let bits = t.int(0, Elem::I16, ty.1);
+            t.convert("arith.bitcast", bits, ty.0)
+        }
+        elem => t.int(0, elem, ty.1),
+    }
+}
+
+fn widen(t: &mut Text, raw: Val, dtype: DType) -> Val {
+    match dtype {
+        DType::F16 | DType::BF16 => t.convert("arith.extf", raw, Elem::F32),
+        DType::U8 => t.convert("arith.extui", raw, Elem::I32),
+        DType::Bool => {
+            let zero = t.int(0, Elem::I8, raw.width);
+            t.cmpi("ne", raw, zero)
+        }
+        _ => raw,
+    }
+}
+
+fn narrow(t: &mut Text, value: Val, dtype: DType, m: Memory) -> Val {
+    match dtype {
+        DType::BF16 if !m.converts_bf16 => {
+            let bits = bf16_bits(t, value);
+            let by = t.int(16, Elem::I32, value.width);
+            let high = t.same("arith.shrui", &[bits, by]);
+            let short = t.convert("arith.trunci", high, Elem::I16);
+            t.convert("arith.bitcast", short, Elem::BF16)
+        }
+        DType::BF16 => t.convert("arith.truncf", value, Elem::BF16),
+        DType::F16 => t.convert("arith.truncf", value, Elem::F16),
+        DType::U8 => t.convert("arith.trunci", value, Elem::I8),
+        DType::Bool => t.convert("arith.extui", value, Elem::I8),
+        _ => value,
+    }
+}
+
+/// The f32 nearest to `value` that `dtype` represents.
+pub(crate) fn round(t: &mut Text, value: Val, dtype: DType, m: Memory) -> Val {
+    if dtype == DType::BF16 && !m.converts_bf16 {
+        let bits = bf16_bits(t, value);
+        let mask = t.int(i64::from(0xFFFF_0000_u32 as i32), Elem::I32, value.width);
+        let high = t.same("arith.andi", &[bits, mask]);
+        return t.convert("arith.bitcast", high, Elem::F32);
+    }
+    let raw = narrow(t, value, dtype, m);
+    widen(t, raw, dtype)
+}
+
+/// Bits of an f32 whose upper half is the value rounded to bf16, ties to even; NaN stays NaN.
+fn bf16_bits(t: &mut Text, value: Val) -> Val {
+    let width = value.width;
+    let bits = t.convert("arith.bitcast", value, Elem::I32);
+    let (by, one, half) =
+        (t.int(16, Elem::I32, width), t.int(1, Elem::I32, width), t.int(0x7FFF, Elem::I32, width));
+    let odd = t.same("arith.shrui", &[bits, by]);
+    let odd = t.same("arith.andi", &[odd, one]);
+    let sum = t.same("arith.addi", &[bits, half]);
+    let sum = t.same("arith.addi", &[sum, odd]);
+    let nan = t.int(0x7FC0_0000, Elem::I32, width);
+    let is_nan = t.cmpf("uno", value, value);
+    t.select(is_nan, nan, sum)
+}

@@ -1,0 +1,250 @@
+//! Elementary functions on f32 scalars and vectors, as plain arithmetic that every target has.
+//!
+//! Polynomials are minimax fits (Remez, 50 digits) on the reduced ranges; reductions are those of
+//! Cody & Waite. Each function is within 4 ulp of the exact value, `exp` flushes results below the
+//! smallest normal number to zero, `sin` and `cos` reduce their argument in f64 and hold for
+//! |x| < 2³⁰. NaN gives NaN. No float-to-integer conversion is used: for arguments out of range its
+//! result would be undefined, whereas adding 1.5·2²³ leaves the integer in the low bits.
+
+use super::text::{Elem, Text, Val};
+
+/// 1.5·2²³: adding it rounds to an integer, which is then in the low bits.
+const MAGIC: f32 = 12_582_912.0;
+/// 1.5·2⁵².
+const MAGIC_F64: f64 = 6_755_399_441_055_744.0;
+/// ln 2 in two parts, the first exact in 9 bits.
+const LN2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
+/// π/2 in two parts.
+const HALF_PI: [f64; 2] = [std::f64::consts::FRAC_PI_2, 6.123_233_995_736_766e-17];
+
+/// (eʳ − 1 − r)/r² on |r| ≤ ln2/2; relative error of eʳ 5e-11.
+const EXP: [f32; 6] =
+    [0.5, 0.166_666_66, 4.166_629_4e-2, 8.333_497e-3, 1.394_472e-3, 1.979_028_1e-4];
+/// erf(x)/x − 1 in x² on |x| ≤ 0.935; relative error 2e-8.
+const ERF_SMALL: [f32; 6] =
+    [1.283_791_5e-1, -3.761_247e-1, 1.128_158_9e-1, -2.675_835_4e-2, 4.981_036_5e-3, -5.928_969e-4];
+/// −ln(1 − erf t) on 0.925 ≤ t ≤ 3.95; error of erf 4e-11.
+const ERF_LARGE: [f32; 8] = [
+    -1.760_169_9e-4,
+    1.129_521_3,
+    6.333_34e-1,
+    1.082_943_1e-1,
+    -2.512_862e-2,
+    4.174_552e-3,
+    -4.351_823_3e-4,
+    2.115_727_6e-5,
+];
+/// (tanh(x)/x − 1)/x² in x² on |x| ≤ 0.64; error 5e-9.
+const TANH: [f32; 5] =
+    [-0.333_332_73, 0.133_311_72, -5.371_524_3e-2, 2.055_437_4e-2, -5.606_052_3e-3];
+/// (ln(1 + f) − f + f²/2)/f³ on √½ ≤ 1 + f ≤ √2; error 9e-10.
+const LOG: [f32; 9] = [
+    0.333_333_2,
+    -0.250_000_1,
+    0.200_018_68,
+    -0.166_677_9,
+    0.142_234_75,
+    -0.124_107_73,
+    0.118_686_79,
+    -0.116_418_75,
+    6.745_804e-2,
+];
+/// (sin(r)/r − 1)/r² and (cos(r) − 1 + r²/2)/r⁴ in r² on |r| ≤ π/4; errors 5e-12 and 1e-13.
+const SIN: [f32; 4] = [-0.166_666_67, 8.333_329e-3, -1.983_933_6e-4, 2.718_313_2e-6];
+const COS: [f32; 4] = [4.166_666_7e-2, -1.388_888_4e-3, 2.479_953_8e-5, -2.721_148_6e-7];
+
+fn polynomial(t: &mut Text, coefficients: &[f32], x: Val) -> Val {
+    let mut rest = coefficients.iter().rev();
+    let last = *rest.next().expect("invariant: a polynomial has coefficients");
+    let mut p = t.float(last, x.width);
+    for &c in rest {
+        let c = t.float(c, x.width);
+        p = t.same("math.fma", &[p, x, c]);
+    }
+    p
+}
+
+/// x = n·ln 2 + r: (1.5·2²³ + n, n, eʳ − 1).
+fn exp_parts(t: &mut Text, x: Val) -> (Val, Val, Val) {
+    let (scale, magic) = (t.float(std::f32::consts::LOG2_E, x.width), t.float(MAGIC, x.width));
+    let shifted = t.same("math.fma", &[x, scale, magic]);
+    let n = t.same("arith.subf", &[shifted, magic]);
+    let (hi, lo) = (t.float(-LN2[0], x.width), t.float(-LN2[1], x.width));
+    let r = t.same("math.fma", &[n, hi, x]);
+    let r = t.same("math.fma", &[n, lo, r]);
+    let p = polynomial(t, &EXP, r);
+    let square = t.same("arith.mulf", &[r, r]);
+    (shifted, n, t.same("math.fma", &[p, square, r]))
+}
+
+/// eˣ.
+pub(crate) fn exp(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let (shifted, _, rest) = exp_parts(t, x);
+    let one = t.float(1.0, width);
+    let mantissa = t.same("arith.addf", &[rest, one]);
+    // n moves into the exponent of the mantissa; the bits above it are zero in 1.5·2²³.
+    let n = t.convert("arith.bitcast", shifted, Elem::I32);
+    let by = t.int(23, Elem::I32, width);
+    let exponent = t.same("arith.shli", &[n, by]);
+    let bits = t.convert("arith.bitcast", mantissa, Elem::I32);
+    let bits = t.same("arith.addi", &[bits, exponent]);
+    let value = t.convert("arith.bitcast", bits, Elem::F32);
+    // Arguments whose result leaves the normal range: below ln 2⁻¹²⁶, above ln of the largest.
+    let (low, high) = (t.float(-87.336_54, width), t.float(88.722_84, width));
+    let (zero, inf) = (t.float(0.0, width), t.float(f32::INFINITY, width));
+    let under = t.cmpf("olt", x, low);
+    let value = t.select(under, zero, value);
+    let over = t.cmpf("ogt", x, high);
+    t.select(over, inf, value)
+}
+
+/// eˣ − 1, accurate near 0.
+pub(crate) fn expm1(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    // Above 20 the 1 is below the last place; below −20 the result is −1.
+    let (low, high) = (t.float(-20.0, width), t.float(20.0, width));
+    let above = t.cmpf("ogt", x, high);
+    let below = t.cmpf("olt", x, low);
+    let clamped = t.select(above, high, x);
+    let clamped = t.select(below, low, clamped);
+    let (shifted, _, rest) = exp_parts(t, clamped);
+    let n = t.convert("arith.bitcast", shifted, Elem::I32);
+    let (by, one_bits) = (t.int(23, Elem::I32, width), t.int(0x3F80_0000, Elem::I32, width));
+    let exponent = t.same("arith.shli", &[n, by]);
+    let bits = t.same("arith.addi", &[exponent, one_bits]);
+    let power = t.convert("arith.bitcast", bits, Elem::F32);
+    let one = t.float(1.0, width);
+    let less = t.same("arith.subf", &[power, one]);
+    let near = t.same("math.fma", &[power, rest, less]);
+    let far = exp(t, x);
+    t.select(above, far, near)
+}
+
+/// ln x.
+pub(crate) fn log(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let (tiny, scale) = (t.float(f32::MIN_POSITIVE, width), t.float(8_388_608.0, width));
+    let (zero, down) = (t.float(0.0, width), t.float(-23.0, width));
+    let subnormal = t.cmpf("olt", x, tiny);
+    let scaled = t.same("arith.mulf", &[x, scale]);
+    let normal = t.select(subnormal, scaled, x);
+    let shift = t.select(subnormal, down, zero);
+    let bits = t.convert("arith.bitcast", normal, Elem::I32);
+    let (root, by) = (t.int(0x3F35_04F3, Elem::I32, width), t.int(23, Elem::I32, width));
+    let relative = t.same("arith.subi", &[bits, root]);
+    let e = t.same("arith.shrsi", &[relative, by]);
+    let exponent = t.same("arith.shli", &[e, by]);
+    let mantissa = t.same("arith.subi", &[bits, exponent]);
+    let mantissa = t.convert("arith.bitcast", mantissa, Elem::F32);
+    let e = t.convert("arith.sitofp", e, Elem::F32);
+    let e = t.same("arith.addf", &[e, shift]);
+    let minus_one = t.float(-1.0, width);
+    let f = t.same("arith.addf", &[mantissa, minus_one]);
+    let p = polynomial(t, &LOG, f);
+    let square = t.same("arith.mulf", &[f, f]);
+    let cube = t.same("arith.mulf", &[square, f]);
+    let y = t.same("arith.mulf", &[cube, p]);
+    let (hi, lo, half) = (t.float(LN2[0], width), t.float(LN2[1], width), t.float(-0.5, width));
+    let y = t.same("math.fma", &[e, lo, y]);
+    let y = t.same("math.fma", &[square, half, y]);
+    let y = t.same("arith.addf", &[f, y]);
+    let y = t.same("math.fma", &[e, hi, y]);
+    let (inf, nan) = (t.float(f32::INFINITY, width), t.float(f32::NAN, width));
+    let minus_inf = t.float(f32::NEG_INFINITY, width);
+    let finite = t.cmpf("olt", x, inf);
+    let y = t.select(finite, y, x);
+    let is_zero = t.cmpf("oeq", x, zero);
+    let y = t.select(is_zero, minus_inf, y);
+    let negative = t.cmpf("olt", x, zero);
+    t.select(negative, nan, y)
+}
+
+/// ln(1 + x), accurate near 0: the rounding error of 1 + x is put back to first order.
+pub(crate) fn log1p(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let (one, zero, inf) =
+        (t.float(1.0, width), t.float(0.0, width), t.float(f32::INFINITY, width));
+    let u = t.same("arith.addf", &[x, one]);
+    let y = log(t, u);
+    let back = t.same("arith.subf", &[u, one]);
+    let lost = t.same("arith.subf", &[x, back]);
+    let correction = t.same("arith.divf", &[lost, u]);
+    let positive = t.cmpf("ogt", u, zero);
+    let finite = t.cmpf("olt", u, inf);
+    let valid = t.same("arith.andi", &[positive, finite]);
+    let correction = t.select(valid, correction, zero);
+    t.same("arith.addf", &[y, correction])
+}
+
+/// tanh x: a polynomial near 0, 1 − 2/(e²ˣ + 1) elsewhere.
+pub(crate) fn tanh(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let square = t.same("arith.mulf", &[x, x]);
+    let p = polynomial(t, &TANH, square);
+    let cube = t.same("arith.mulf", &[square, x]);
+    let small = t.same("math.fma", &[cube, p, x]);
+    let abs = t.same("math.absf", &[x]);
+    let double = t.same("arith.addf", &[abs, abs]);
+    let e = exp(t, double);
+    let (one, minus_two) = (t.float(1.0, width), t.float(-2.0, width));
+    let denominator = t.same("arith.addf", &[e, one]);
+    let rest = t.same("arith.divf", &[minus_two, denominator]);
+    let large = t.same("arith.addf", &[rest, one]);
+    let large = t.same("math.copysign", &[large, x]);
+    let border = t.float(0.625, width);
+    let is_small = t.cmpf("olt", abs, border);
+    t.select(is_small, small, large)
+}
+
+/// Gauss's error function: a polynomial near 0, 1 − e^−P(|x|) elsewhere.
+pub(crate) fn erf(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let square = t.same("arith.mulf", &[x, x]);
+    let p = polynomial(t, &ERF_SMALL, square);
+    let small = t.same("math.fma", &[x, p, x]);
+    let abs = t.same("math.absf", &[x]);
+    let p = polynomial(t, &ERF_LARGE, abs);
+    let minus = t.same("arith.negf", &[p]);
+    let e = exp(t, minus);
+    let one = t.float(1.0, width);
+    let large = t.same("arith.subf", &[one, e]);
+    let large = t.same("math.copysign", &[large, x]);
+    let border = t.float(0.93, width);
+    let is_small = t.cmpf("olt", abs, border);
+    t.select(is_small, small, large)
+}
+
+/// sin x, or cos x if `cosine`.
+pub(crate) fn sin(t: &mut Text, x: Val, cosine: bool) -> Val {
+    let width = x.width;
+    let wide = t.convert("arith.extf", x, Elem::F64);
+    let (scale, magic) = (t.double(std::f64::consts::FRAC_2_PI, width), t.double(MAGIC_F64, width));
+    let shifted = t.same("math.fma", &[wide, scale, magic]);
+    let n = t.same("arith.subf", &[shifted, magic]);
+    let (hi, lo) = (t.double(-HALF_PI[0], width), t.double(-HALF_PI[1], width));
+    let r = t.same("math.fma", &[n, hi, wide]);
+    let r = t.same("math.fma", &[n, lo, r]);
+    let r = t.convert("arith.truncf", r, Elem::F32);
+    let quadrant = t.convert("arith.bitcast", shifted, Elem::I64);
+    let quadrant = t.convert("arith.trunci", quadrant, Elem::I32);
+    let square = t.same("arith.mulf", &[r, r]);
+    let p = polynomial(t, &SIN, square);
+    let cube = t.same("arith.mulf", &[square, r]);
+    let s = t.same("math.fma", &[cube, p, r]);
+    let p = polynomial(t, &COS, square);
+    let (one, half) = (t.float(1.0, width), t.float(-0.5, width));
+    let c = t.same("math.fma", &[square, half, one]);
+    let fourth = t.same("arith.mulf", &[square, square]);
+    let c = t.same("math.fma", &[fourth, p, c]);
+    let one = t.int(1, Elem::I32, width);
+    let quadrant = if cosine { t.same("arith.addi", &[quadrant, one]) } else { quadrant };
+    let odd = t.same("arith.andi", &[quadrant, one]);
+    let odd = t.cmpi("eq", odd, one);
+    let value = t.select(odd, c, s);
+    let two = t.int(2, Elem::I32, width);
+    let half_turn = t.same("arith.andi", &[quadrant, two]);
+    let turned = t.cmpi("eq", half_turn, two);
+    let negative = t.same("arith.negf", &[value]);
+    t.select(turned, negative, value)
+}

@@ -1,0 +1,21 @@
+//! From a fused region to MLIR text, for the host and for CUDA.
+//!
+//! [`region`] turns the body into expressions over an iteration space ([`view`], [`expr`]) with the
+//! help of [`composite`] and [`row_ops`]; the loops around them are written by one file per kind and
+//! target; [`point`] evaluates expressions inside the loops with [`math`] and [`load_store`].
+
+mod col_reduce;
+mod composite;
+pub(crate) mod cuda_function;
+mod cuda_reduce;
+mod expr;
+pub(crate) mod host_function;
+mod load_store;
+mod math;
+mod point;
+pub(crate) mod pointwise;
+pub(crate) mod region;
+mod row_ops;
+mod row_reduce;
+mod text;
+mod view;

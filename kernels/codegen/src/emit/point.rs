@@ -1,0 +1,564 @@
+//! Evaluation of expressions at a point of the space: each once per scope, as a scalar or a vector.
+
+use super::expr::{Bin, Expr, Id, Ty, Un};
+use super::load_store::{self, Access, Buffer, Memory};
+use super::math;
+use super::region::{Dependence, Program, Store, identity};
+use super::text::{Elem, Text, Type, Val};
+use super::view::Affine;
+use frit_ir::DType;
+use frit_ir::ops::{CompareFn, LogicalFn, ReduceFn};
+use std::collections::{HashMap, HashSet};
+
+/// Values that are visible together.
+#[derive(Default)]
+pub(crate) struct Scope {
+    values: HashMap<Id, Val>,
+    vectors: HashMap<Id, Val>,
+    bases: HashMap<(i64, Vec<i64>), Val>,
+}
+
+/// A buffer that keeps an expression's values for one row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowBuffer {
+    pub(crate) memref: Val,
+    /// Whether it has been filled for this row.
+    pub(crate) filled: bool,
+}
+
+/// Writes one function.
+pub(crate) struct Emitter<'p> {
+    pub(crate) t: Text,
+    pub(crate) program: &'p Program,
+    pub(crate) width: usize,
+    pub(crate) memory: Memory,
+    /// Index of each row atom.
+    pub(crate) rows: Vec<Val>,
+    /// First column of the vector being computed, and the lanes that are on.
+    col: Option<(Val, Option<Val>)>,
+    scopes: Vec<Scope>,
+    pub(crate) row_buffers: HashMap<Id, RowBuffer>,
+}
+
+impl<'p> Emitter<'p> {
+    pub(crate) fn new(program: &'p Program, width: usize, memory: Memory) -> Self {
+        Emitter {
+            t: Text::default(),
+            program,
+            width,
+            memory,
+            rows: Vec::new(),
+            col: None,
+            scopes: vec![Scope::default()],
+            row_buffers: HashMap::new(),
+        }
+    }
+
+    /// Runs `f` in a scope of its own: what it evaluates is forgotten afterwards.
+    pub(crate) fn scope<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
+        self.scopes.push(Scope::default());
+        let result = f(self);
+        self.scopes.pop();
+        result
+    }
+
+    /// Runs `f` at the columns from `col` on.
+    pub(crate) fn at_col<R>(
+        &mut self,
+        col: Val,
+        mask: Option<Val>,
+        f: impl FnOnce(&mut Self) -> R,
+    ) -> R {
+        let before = self.col.replace((col, mask));
+        let result = self.scope(f);
+        self.col = before;
+        result
+    }
+
+    /// Runs `f` at the columns from `col` on, in a scope that is kept: a later call with the same
+    /// scope finds what this one evaluated. Only for code without loops between the calls.
+    pub(crate) fn resume<R>(
+        &mut self,
+        col: Val,
+        scope: &mut Scope,
+        f: impl FnOnce(&mut Self) -> R,
+    ) -> R {
+        let before = self.col.replace((col, None));
+        self.scopes.push(std::mem::take(scope));
+        let result = f(self);
+        *scope = self.scopes.pop().expect("invariant: the scope just pushed");
+        self.col = before;
+        result
+    }
+
+    /// `for index in from..to step by`, with carried values.
+    pub(crate) fn for_loop(
+        &mut self,
+        range: [Val; 3],
+        carried: &[Val],
+        f: impl FnOnce(&mut Self, Val, &[Val]) -> Vec<Val>,
+    ) -> Vec<Val> {
+        let open = self.t.open_for(range, carried);
+        let next = self.scope(|e| f(e, open.index, &open.carried));
+        self.t.close_for(open, &next)
+    }
+
+    /// Splits a flat row index into the indices of the row atoms.
+    pub(crate) fn set_row(&mut self, row: Val) {
+        let sizes = self.program.row_sizes().to_vec();
+        let mut inner: usize = sizes.iter().product();
+        self.rows = sizes
+            .iter()
+            .enumerate()
+            .map(|(i, &size)| {
+                inner /= size;
+                let mut index = row;
+                if inner > 1 {
+                    let by = self.t.index(inner);
+                    index = self.t.same("arith.divui", &[index, by]);
+                }
+                if i > 0 {
+                    let by = self.t.index(size);
+                    index = self.t.same("arith.remui", &[index, by]);
+                }
+                index
+            })
+            .collect();
+    }
+
+    /// Makes a value known under an expression in the current scope.
+    pub(crate) fn bind(&mut self, id: Id, val: Val) {
+        self.scopes.last_mut().expect("invariant: a scope is open").values.insert(id, val);
+    }
+
+    /// Evaluates, in the current scope, everything below `roots` that satisfies the condition, and the
+    /// row part of every address, so that loops opened after this find it.
+    pub(crate) fn prepare(&mut self, roots: &[Id], keep: impl Fn(Dependence) -> bool) {
+        let (mut stack, mut seen) = (roots.to_vec(), HashSet::new());
+        stack.reverse();
+        while let Some(id) = stack.pop() {
+            if !seen.insert(id) || self.known(id).is_some() {
+                continue;
+            }
+            if keep(self.program.depends(id)) {
+                self.value(id);
+                continue;
+            }
+            match self.program.dag.get(id) {
+                Expr::Load { at, .. } => {
+                    let row = at.strides[..self.program.n_rows()].iter().any(|&s| s != 0);
+                    if keep(Dependence { row, col: false }) {
+                        self.base(at);
+                    }
+                }
+                Expr::Reduce(..) => {}
+                _ => stack.extend(self.program.dag.operands(id).into_iter().rev()),
+            }
+        }
+    }
+
+    /// Evaluates everything that depends neither on the row nor on the column.
+    pub(crate) fn prepare_uniform(&mut self) {
+        let uniform = |d: Dependence| !d.row && !d.col;
+        for id in self.program.dag.ids() {
+            let constant = matches!(self.program.dag.get(id), Expr::Float(_) | Expr::Int(..));
+            if self.program.live[id.index()] && uniform(self.program.depends(id)) && !constant {
+                self.value(id);
+            }
+        }
+    }
+
+    fn known(&self, id: Id) -> Option<Val> {
+        self.scopes.iter().rev().find_map(|s| s.values.get(&id).copied())
+    }
+
+    /// The value of an expression: a vector if it depends on the column, else a scalar.
+    pub(crate) fn value(&mut self, id: Id) -> Val {
+        if let Some(val) = self.known(id) {
+            return val;
+        }
+        if let Some(buffer) = self.row_buffers.get(&id).copied()
+            && let Some((col, _)) = self.col
+        {
+            let ty = Type(Elem::F32, self.width);
+            let n = self.row_buffer_len();
+            if buffer.filled {
+                let m = buffer.memref;
+                let val =
+                    self.t.def(ty, format_args!("vector.load {m}[{col}] : memref<{n}xf32>, {ty}"));
+                self.bind(id, val);
+                return val;
+            }
+            let val = self.evaluate(id);
+            let m = buffer.memref;
+            self.t.line(format_args!("vector.store {val}, {m}[{col}] : memref<{n}xf32>, {ty}"));
+            self.bind(id, val);
+            return val;
+        }
+        let val = self.evaluate(id);
+        self.bind(id, val);
+        val
+    }
+
+    /// Elements of a row buffer: whole vectors, so that its accesses need no mask.
+    pub(crate) fn row_buffer_len(&self) -> usize {
+        self.program.cols().next_multiple_of(self.width)
+    }
+
+    /// The value as a vector.
+    pub(crate) fn vector(&mut self, id: Id) -> Val {
+        let val = self.value(id);
+        if val.width == self.width {
+            return val;
+        }
+        if let Some(val) = self.scopes.iter().rev().find_map(|s| s.vectors.get(&id).copied()) {
+            return val;
+        }
+        let wide = self.t.broadcast(val, self.width);
+        self.scopes.last_mut().expect("invariant: a scope is open").vectors.insert(id, wide);
+        wide
+    }
+
+    fn evaluate(&mut self, id: Id) -> Val {
+        let expr = self.program.dag.get(id).clone();
+        let width = if self.program.depends(id).col { self.width } else { 1 };
+        match expr {
+            Expr::Load { operand, at } => self.load(operand, &at),
+            Expr::Pick { operand, at, stride, index } => {
+                let base = self.base(&at);
+                let index = self.value(index);
+                let index = self.t.convert("arith.index_cast", index, Elem::Index);
+                let offset = self.scaled(index, stride);
+                let index = self.t.same("arith.addi", &[base, offset]);
+                let buffer = self.buffer(operand);
+                load_store::load(&mut self.t, buffer, index, Access::scalar(), self.memory)
+            }
+            Expr::Index(at) => self.index(&at, width),
+            Expr::Float(bits) => self.t.float(f32::from_bits(bits), 1),
+            Expr::Int(x, ty) => self.t.int(x, elem(ty), 1),
+            Expr::Un(f, a) => {
+                let a = self.at_width(a, width);
+                self.unary(f, a)
+            }
+            Expr::Bin(f, a, b) => {
+                let (a, b) = (self.at_width(a, width), self.at_width(b, width));
+                binary(&mut self.t, f, a, b)
+            }
+            Expr::Fma(a, b, c) => {
+                let operands = [a, b, c].map(|x| self.at_width(x, width));
+                self.t.same("math.fma", &operands)
+            }
+            Expr::Compare(f, a, b) => {
+                let (a, b) = (self.at_width(a, width), self.at_width(b, width));
+                compare(&mut self.t, f, a, b)
+            }
+            Expr::Logical(f, a, b) => {
+                let (a, b) = (self.at_width(a, width), self.at_width(b, width));
+                let op = match f {
+                    LogicalFn::And => "arith.andi",
+                    LogicalFn::Or => "arith.ori",
+                    LogicalFn::Xor => "arith.xori",
+                };
+                self.t.same(op, &[a, b])
+            }
+            Expr::Select(c, a, b) => {
+                let [c, a, b] = [c, a, b].map(|x| self.at_width(x, width));
+                self.t.select(c, a, b)
+            }
+            Expr::Convert(ty, a) => {
+                let a = self.at_width(a, width);
+                convert(&mut self.t, a, ty)
+            }
+            Expr::Round(dtype, a) => {
+                let a = self.at_width(a, width);
+                load_store::round(&mut self.t, a, dtype, self.memory)
+            }
+            Expr::Reduce(..) => unreachable!("invariant: reductions are bound before their users"),
+        }
+    }
+
+    fn at_width(&mut self, id: Id, width: usize) -> Val {
+        if width == 1 { self.value(id) } else { self.vector(id) }
+    }
+
+    fn unary(&mut self, f: Un, a: Val) -> Val {
+        let t = &mut self.t;
+        let float = a.elem == Elem::F32;
+        match f {
+            Un::Neg if float => t.same("arith.negf", &[a]),
+            Un::Neg => {
+                let zero = t.int(0, a.elem, a.width);
+                t.same("arith.subi", &[zero, a])
+            }
+            Un::Abs => t.same(if float { "math.absf" } else { "math.absi" }, &[a]),
+            Un::Exp => math::exp(t, a),
+            Un::Expm1 => math::expm1(t, a),
+            Un::Log => math::log(t, a),
+            Un::Log1p => math::log1p(t, a),
+            Un::Sqrt => t.same("math.sqrt", &[a]),
+            Un::Floor => t.same("math.floor", &[a]),
+            Un::Ceil => t.same("math.ceil", &[a]),
+            Un::Round => t.same("math.roundeven", &[a]),
+            Un::Sin => math::sin(t, a, false),
+            Un::Cos => math::sin(t, a, true),
+            Un::Tanh => math::tanh(t, a),
+            Un::Erf => math::erf(t, a),
+            Un::Not => {
+                let on = t.int(1, Elem::I1, a.width);
+                t.same("arith.xori", &[a, on])
+            }
+        }
+    }
+
+    pub(crate) fn buffer(&self, operand: usize) -> Buffer {
+        let ty = &self.program.types[operand];
+        Buffer { argument: operand, dtype: ty.dtype, len: ty.shape.numel() }
+    }
+
+    /// The part of an address that does not depend on the column.
+    fn base(&mut self, at: &Affine) -> Val {
+        let strides = at.strides[..self.program.n_rows()].to_vec();
+        let key = (at.constant, strides.clone());
+        if let Some(val) = self.scopes.iter().rev().find_map(|s| s.bases.get(&key).copied()) {
+            return val;
+        }
+        let mut sum = self.t.int(at.constant, Elem::Index, 1);
+        for (k, &stride) in strides.iter().enumerate() {
+            if stride != 0 {
+                let term = self.scaled(self.rows[k], stride);
+                sum = self.t.same("arith.addi", &[sum, term]);
+            }
+        }
+        self.scopes.last_mut().expect("invariant: a scope is open").bases.insert(key, sum);
+        sum
+    }
+
+    fn scaled(&mut self, index: Val, stride: i64) -> Val {
+        if stride == 1 {
+            return index;
+        }
+        let by = self.t.int(stride, Elem::Index, 1);
+        self.t.same("arith.muli", &[index, by])
+    }
+
+    fn col_stride(&self, at: &Affine) -> i64 {
+        *at.strides.last().expect("invariant: a space has a column")
+    }
+
+    fn address(&mut self, at: &Affine) -> (Val, Access) {
+        let base = self.base(at);
+        let stride = self.col_stride(at);
+        if stride == 0 {
+            return (base, Access::scalar());
+        }
+        let (col, mask) = self.col.expect("invariant: columns are accessed inside a column loop");
+        let offset = self.scaled(col, stride);
+        let index = self.t.same("arith.addi", &[base, offset]);
+        (index, Access { stride, width: self.width, mask })
+    }
+
+    fn load(&mut self, operand: usize, at: &Affine) -> Val {
+        let (index, access) = self.address(at);
+        let buffer = self.buffer(operand);
+        load_store::load(&mut self.t, buffer, index, access, self.memory)
+    }
+
+    /// The affine form as an i64, per lane.
+    fn index(&mut self, at: &Affine, width: usize) -> Val {
+        let stride = self.col_stride(at);
+        let (index, _) = self.address(at);
+        let first = self.t.convert("arith.index_cast", index, Elem::I64);
+        if width == 1 {
+            return first;
+        }
+        let first = self.t.broadcast(first, width);
+        let lanes = self.t.ramp(stride, Elem::I64, width);
+        self.t.same("arith.addi", &[first, lanes])
+    }
+
+    /// Evaluates the results, then writes them: an operand may be overwritten by a result.
+    pub(crate) fn store_all(&mut self, stores: &[Store]) {
+        let values: Vec<Val> = stores
+            .iter()
+            .map(|s| match self.col_stride(&s.at) {
+                0 => self.value(s.value),
+                _ => self.vector(s.value),
+            })
+            .collect();
+        for (store, value) in stores.iter().zip(values) {
+            let (index, access) = self.address(&store.at);
+            let buffer = self.buffer(store.operand);
+            load_store::store(&mut self.t, value, buffer, index, access, self.memory);
+        }
+    }
+
+    /// The neutral element of a reduction, `width` wide.
+    pub(crate) fn identity(&mut self, reduction: Id, width: usize) -> Val {
+        let (f, operand) = self.reduction(reduction);
+        match identity(f, self.program.dag.ty(operand)) {
+            Expr::Float(bits) => self.t.float(f32::from_bits(bits), width),
+            Expr::Int(x, ty) => self.t.int(x, elem(ty), width),
+            _ => unreachable!("invariant: neutral elements are constants"),
+        }
+    }
+
+    /// Function and operand of a reduction.
+    pub(crate) fn reduction(&self, id: Id) -> (ReduceFn, Id) {
+        match *self.program.dag.get(id) {
+            Expr::Reduce(f, operand) => (f, operand),
+            _ => unreachable!("invariant: levels hold reductions"),
+        }
+    }
+
+    /// `accumulator` with `value` taken in, in the lanes that are on.
+    pub(crate) fn accumulate(&mut self, reduction: Id, accumulator: Val, mask: Option<Val>) -> Val {
+        let (f, operand) = self.reduction(reduction);
+        let value = self.vector(operand);
+        let sum = self.combine(f, accumulator, value);
+        match mask {
+            Some(mask) => self.t.select(mask, sum, accumulator),
+            None => sum,
+        }
+    }
+
+    pub(crate) fn combine(&mut self, f: ReduceFn, a: Val, b: Val) -> Val {
+        let float = a.elem == Elem::F32;
+        let op = match (f, float) {
+            (ReduceFn::Sum | ReduceFn::Mean, true) => "arith.addf",
+            (ReduceFn::Prod, true) => "arith.mulf",
+            // Zeros of either sign are equal here, which spares an instruction.
+            (ReduceFn::Max, true) => return max(&mut self.t, "arith.maximumf", a, b),
+            (ReduceFn::Min, true) => return max(&mut self.t, "arith.minimumf", a, b),
+            (ReduceFn::Sum | ReduceFn::Mean, false) => "arith.addi",
+            (ReduceFn::Prod, false) => "arith.muli",
+            (ReduceFn::Max, false) => "arith.maxsi",
+            (ReduceFn::Min, false) => "arith.minsi",
+        };
+        self.t.same(op, &[a, b])
+    }
+
+    /// One scalar from all lanes.
+    pub(crate) fn across_lanes(&mut self, f: ReduceFn, a: Val) -> Val {
+        if a.width == 1 {
+            return a;
+        }
+        let float = a.elem == Elem::F32;
+        let kind = match (f, float) {
+            (ReduceFn::Sum | ReduceFn::Mean, _) => "add",
+            (ReduceFn::Prod, _) => "mul",
+            (ReduceFn::Max, true) => "maximumf",
+            (ReduceFn::Min, true) => "minimumf",
+            (ReduceFn::Max, false) => "maxsi",
+            (ReduceFn::Min, false) => "minsi",
+        };
+        let to = Type(a.elem, 1);
+        let flags = if float { " fastmath<reassoc>" } else { "" };
+        self.t.def(to, format_args!("vector.reduction <{kind}>, {a}{flags} : {} into {to}", a.ty()))
+    }
+}
+
+fn max(t: &mut Text, op: &str, a: Val, b: Val) -> Val {
+    let ty = a.ty();
+    t.def(ty, format_args!("{op} {a}, {b} fastmath<nsz> : {ty}"))
+}
+
+fn elem(ty: Ty) -> Elem {
+    match ty {
+        Ty::F32 => Elem::F32,
+        Ty::I64 => Elem::I64,
+        Ty::I32 => Elem::I32,
+        Ty::Bool => Elem::I1,
+    }
+}
+
+fn binary(t: &mut Text, f: Bin, a: Val, b: Val) -> Val {
+    let float = a.elem == Elem::F32;
+    let op = match (f, float) {
+        (Bin::Add, true) => "arith.addf",
+        (Bin::Sub, true) => "arith.subf",
+        (Bin::Mul, true) => "arith.mulf",
+        (Bin::Div, true) => "arith.divf",
+        (Bin::Max, true) => return max(t, "arith.maximumf", a, b),
+        (Bin::Min, true) => return max(t, "arith.minimumf", a, b),
+        (Bin::Add, false) => "arith.addi",
+        (Bin::Sub, false) => "arith.subi",
+        (Bin::Mul, false) => "arith.muli",
+        (Bin::Div, false) => unreachable!("invariant: integers are not divided"),
+        (Bin::Max, false) => "arith.maxsi",
+        (Bin::Min, false) => "arith.minsi",
+    };
+    t.same(op, &[a, b])
+}
+
+fn compare(t: &mut Text, f: CompareFn, a: Val, b: Val) -> Val {
+    if a.elem == Elem::F32 {
+        let predicate = match f {
+            CompareFn::Eq => "oeq",
+            CompareFn::Ne => "une",
+            CompareFn::Lt => "olt",
+            CompareFn::Le => "ole",
+            CompareFn::Gt => "ogt",
+            CompareFn::Ge => "oge",
+        };
+        return t.cmpf(predicate, a, b);
+    }
+    // Bools compare as 0 and 1.
+    let unsigned = a.elem == Elem::I1;
+    let predicate = match (f, unsigned) {
+        (CompareFn::Eq, _) => "eq",
+        (CompareFn::Ne, _) => "ne",
+        (CompareFn::Lt, false) => "slt",
+        (CompareFn::Le, false) => "sle",
+        (CompareFn::Gt, false) => "sgt",
+        (CompareFn::Ge, false) => "sge",
+        (CompareFn::Lt, true) => "ult",
+        (CompareFn::Le, true) => "ule",
+        (CompareFn::Gt, true) => "ugt",
+        (CompareFn::Ge, true) => "uge",
+    };
+    t.cmpi(predicate, a, b)
+}
+
+/// Casts as [`frit_ir::Tensor::cast`]: floats truncate toward zero and saturate, NaN becomes 0,
+/// anything but 0 is true.
+fn convert(t: &mut Text, a: Val, to: Ty) -> Val {
+    match (a.elem, to) {
+        (Elem::F32, Ty::Bool) => {
+            let zero = t.float(0.0, a.width);
+            t.cmpf("une", a, zero)
+        }
+        (Elem::F32, Ty::I64) => saturate(t, a, Elem::I64, DType::I64),
+        (Elem::F32, Ty::I32) => saturate(t, a, Elem::I32, DType::I32),
+        (Elem::I1, Ty::F32) => t.convert("arith.uitofp", a, Elem::F32),
+        (_, Ty::F32) => t.convert("arith.sitofp", a, Elem::F32),
+        (Elem::I1, to) => t.convert("arith.extui", a, elem(to)),
+        (_, Ty::Bool) => {
+            let zero = t.int(0, a.elem, a.width);
+            t.cmpi("ne", a, zero)
+        }
+        (Elem::I64, Ty::I32) => t.convert("arith.trunci", a, Elem::I32),
+        (Elem::I32, Ty::I64) => t.convert("arith.extsi", a, Elem::I64),
+        _ => a,
+    }
+}
+
+fn saturate(t: &mut Text, a: Val, elem: Elem, dtype: DType) -> Val {
+    let width = a.width;
+    let (low, high) = match dtype {
+        DType::I64 => (i64::MIN, i64::MAX),
+        _ => (i32::MIN.into(), i32::MAX.into()),
+    };
+    // The conversion is undefined outside; 2⁶³ and 2³¹ are the first floats above.
+    let (least, above) = (t.float(low as f32, width), t.float(high as f32, width));
+    let zero = t.float(0.0, width);
+    let inside = t.cmpf("oge", a, least);
+    let below_high = t.cmpf("olt", a, above);
+    let inside = t.same("arith.andi", &[inside, below_high]);
+    let safe = t.select(inside, a, zero);
+    let value = t.convert("arith.fptosi", safe, elem);
+    let (low, high) = (t.int(low, elem, width), t.int(high, elem, width));
+    let under = t.cmpf("olt", a, least);
+    let value = t.select(under, low, value);
+    let over = t.cmpf("oge", a, above);
+    t.select(over, high, value)
+}

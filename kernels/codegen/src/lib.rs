@@ -1,0 +1,28 @@
+//! Fused regions to machine code through MLIR: shared objects for the CPU, PTX for CUDA.
+//!
+//! In: bodies of [`frit_ir::ops::Fusion`]. Out: vector code that needs no library and a description of
+//! how to call it. The only crate that sees MLIR; the runtime loads the result and knows nothing of it.
+//!
+//! [`supported`] tells whether a region is compiled (the pass `fuse` asks it through the compiler),
+//! [`compile_host`] compiles all regions of a plan into one shared object, [`compile_ptx`] one region
+//! into a CUDA kernel. Both targets share one emitter, so that they compute the same expressions.
+//!
+//! # Numerics
+//! f16 and bf16 are computed in f32 and rounded when stored or cast. Functions are within 4 ulp of f32,
+//! reductions sum in several partial sums, variances take two passes. Results do not depend on how the
+//! work is cut into ranges.
+
+mod compile;
+mod emit;
+mod error;
+mod host;
+mod llvm;
+mod mlir;
+mod ptx;
+
+pub use compile::{
+    HostObject, KernelMeta, PtxKernel, Unit, compile_host, compile_ptx, host_assembly,
+    region_metadata, supported,
+};
+pub use error::{CodegenError, Unsupported};
+pub use host::HostTarget;

@@ -1,0 +1,61 @@
+//! The CUDA target: MLIR text with `nvvm` operations in, PTX text out.
+//!
+//! No CUDA toolkit is involved. PTX 8.0 runs on every driver of CUDA 12 and later.
+
+use crate::error::CodegenError;
+use crate::llvm::{self, FileType, Target};
+use crate::mlir::Mlir;
+
+/// Compiles MLIR text, every function of which is a kernel for blocks of `threads` threads, to PTX for
+/// a chip such as `sm_90`.
+///
+/// # Errors
+/// A defect in the text, or an unknown chip.
+pub(crate) fn ptx(source: &str, threads: usize, chip: &str) -> Result<String, CodegenError> {
+    let known = chip.strip_prefix("sm_").and_then(|n| n.trim_end_matches('a').parse::<u32>().ok());
+    if !known.is_some_and(|n| (80..100).contains(&n)) {
+        let why = "kernels are generated for sm_80 to sm_90a".into();
+        return Err(CodegenError::Target { target: chip.into(), why });
+    }
+    let mlir = Mlir::new();
+    let module = mlir.lower(source)?;
+    mlir.mark_kernels(&module, threads);
+    let target = Target {
+        triple: "nvptx64-nvidia-cuda".into(),
+        cpu: chip.into(),
+        features: "+ptx80".into(),
+    };
+    let bytes = llvm::emit(&mlir, &module, &target, FileType::Assembly)?;
+    Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COPY: &str = "
+        func.func @copy(%x: memref<1024xf32>, %y: memref<1024xf32>) {
+          %t = nvvm.read.ptx.sreg.tid.x : i32
+          %i = arith.index_cast %t : i32 to index
+          %c4 = arith.constant 4 : index
+          %j = arith.muli %i, %c4 : index
+          %v = vector.load %x[%j] {alignment = 16 : i64} : memref<1024xf32>, vector<4xf32>
+          vector.store %v, %y[%j] {alignment = 16 : i64} : memref<1024xf32>, vector<4xf32>
+          return
+        }";
+
+    #[test]
+    fn kernels_use_wide_accesses_and_declare_their_block() {
+        let text = ptx(COPY, 256, "sm_90").unwrap();
+        assert!(text.contains(".version 8.0") && text.contains(".target sm_90"), "{text}");
+        assert!(text.contains(".visible .entry copy("), "{text}");
+        assert!(text.contains(".maxntid 256"), "{text}");
+        assert!(text.contains("ld.global") && text.contains(".v4."), "{text}");
+    }
+
+    #[test]
+    fn an_unknown_chip_is_refused_by_name() {
+        let error = ptx(COPY, 256, "sm_12345").unwrap_err();
+        assert!(error.to_string().contains("sm_12345"), "{error}");
+    }
+}

@@ -1,0 +1,167 @@
+//! PTX: it assembles with `ptxas` where that is installed, and has the accesses it should have.
+
+use crate::harness::{Body, compare, load, normal};
+use crate::ptx_machine;
+use frit_codegen::{HostTarget, PtxKernel, compile_host, compile_ptx};
+use frit_ir::ops::{
+    BinaryFn, CrossEntropy, FusionKind, LayerNorm, LayerNormGradAffine, OptimizerKind,
+    OptimizerStep, Softmax, UnaryFn,
+};
+use frit_ir::{DType, Graph, Op, Tensor};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// `$FRIT_PTXAS`, `ptxas` in the path, or the one of a Python package.
+fn ptxas() -> Option<PathBuf> {
+    let runs = |path: &PathBuf| {
+        Command::new(path).arg("--version").output().is_ok_and(|o| o.status.success())
+    };
+    let script = "import glob, site, sys\n\
+        for root in site.getsitepackages() + [site.getusersitepackages()]:\n  \
+        for path in glob.glob(root + '/nvidia/*/bin/ptxas'): print(path)";
+    let python = Command::new("python3").args(["-c", script]).output().ok();
+    let listed =
+        python.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    std::env::var_os("FRIT_PTXAS")
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(["ptxas".into()])
+        .chain(listed.lines().map(PathBuf::from))
+        .find(runs)
+}
+
+fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
+    let mut regions = Vec::new();
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for &cols in sizes {
+            let mut add = |name: &str, body: Graph, kind| {
+                regions.push((format!("{name}_{dtype}_{cols}"), body, kind));
+            };
+            let mut body = Body::new();
+            let (x, b) = (body.input(dtype, &[rows, cols]), body.input(dtype, &[cols]));
+            let sum = body.one(Op::Binary(BinaryFn::Add), &[x, b]);
+            let y = body.one(Op::Unary(UnaryFn::GeluTanh), &[sum]);
+            let z = body.one(Op::Unary(UnaryFn::Erf), &[sum]);
+            add("gelu", body.done(&[y, z]), FusionKind::Pointwise);
+            let mut body = Body::new();
+            let x = body.input(dtype, &[rows, cols]);
+            let y = body.one(Op::Softmax(Softmax { axis: 1 }), &[x]);
+            add("softmax", body.done(&[y]), FusionKind::RowReduce);
+            let mut body = Body::new();
+            let (x, w) = (body.input(dtype, &[rows, cols]), body.input(DType::F32, &[cols]));
+            let y = body.all(Op::LayerNorm(LayerNorm { axis: 1, eps: 1e-5 }), &[x, w]);
+            add("layer_norm", body.done(&y), FusionKind::RowReduce);
+            let mut body = Body::new();
+            let (x, labels) = (body.input(dtype, &[rows, cols]), body.input(DType::I64, &[rows]));
+            let op = Op::CrossEntropy(CrossEntropy { ignore_index: -100 });
+            let y = body.all(op, &[x, labels]);
+            add("cross_entropy", body.done(&y), FusionKind::RowReduce);
+            let mut body = Body::new();
+            let (dy, x) = (body.input(dtype, &[rows, cols]), body.input(dtype, &[rows, cols]));
+            let (mean, rstd) = (body.input(DType::F32, &[rows]), body.input(DType::F32, &[rows]));
+            let op = Op::LayerNormGradAffine(LayerNormGradAffine { axis: 1 });
+            let y = body.all(op, &[dy, x, mean, rstd]);
+            add("affine", body.done(&y), FusionKind::ColReduce);
+        }
+    }
+    let mut body = Body::new();
+    let kind = OptimizerKind::Adamw;
+    let mut values: Vec<_> = (0..4).map(|_| body.input(DType::F32, &[rows, 64])).collect();
+    values.extend((0..kind.n_scalars()).map(|_| body.input(DType::F32, &[])));
+    let y = body.all(Op::OptimizerStep(OptimizerStep { kind }), &values);
+    regions.push(("adamw".into(), body.done(&y), FusionKind::Pointwise));
+    regions
+}
+
+#[test]
+fn every_kind_assembles_for_ampere_and_hopper() {
+    let ptxas = ptxas();
+    if ptxas.is_none() {
+        eprintln!("ptxas was not found (set FRIT_PTXAS): PTX is generated but NOT assembled");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for chip in ["sm_80", "sm_90"] {
+        let mut all = String::new();
+        for (symbol, body, kind) in regions(64, &[768, 253, 50257]) {
+            let kernel = compile_ptx(&symbol, &body, kind, chip).unwrap();
+            assert!(kernel.text.contains(&format!(".visible .entry {symbol}(")), "{symbol}");
+            assert!(kernel.text.contains(&format!(".maxntid {}", kernel.block)), "{symbol}");
+            // Everything is computed in the kernel: no call to a device library.
+            assert!(!kernel.text.contains(".extern .func"), "{symbol}:\n{}", kernel.text);
+            // One file for all: the assembler's start is its greatest cost.
+            let body = kernel.text.split(".address_size 64").nth(1).unwrap();
+            if all.is_empty() {
+                all = kernel.text.split(".address_size 64").next().unwrap().into();
+                all.push_str(".address_size 64\n");
+            }
+            all.push_str(body);
+        }
+        let Some(ptxas) = &ptxas else { continue };
+        let path = folder.path().join("kernels.ptx");
+        std::fs::write(&path, &all).unwrap();
+        let cubin = folder.path().join("kernels.cubin");
+        let mut command = Command::new(ptxas);
+        command.args(["-v", "-arch", chip, "-o"]).arg(&cubin).arg(&path);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "ptxas {chip}: {said}");
+        for line in said.lines().filter(|l| l.contains("spill")) {
+            assert!(line.contains("0 bytes spill stores"), "{chip}: {line}");
+        }
+    }
+}
+
+fn kernel(name: &str) -> PtxKernel {
+    let (symbol, body, kind) =
+        regions(64, &[768, 253]).into_iter().find(|(s, _, _)| s == name).unwrap();
+    compile_ptx(&symbol, &body, kind, "sm_90").unwrap()
+}
+
+#[test]
+fn accesses_are_sixteen_bytes_wide() {
+    let gelu = kernel("gelu_bf16_768");
+    assert!(gelu.text.contains("ld.global.v4.b32") && gelu.text.contains("st.global.v4.b32"));
+    assert_eq!((gelu.block, gelu.grid), (256, 64 * 768 / 8 / 256));
+    let odd = kernel("gelu_bf16_253");
+    assert!(!odd.text.contains(".v4."));
+}
+
+#[test]
+fn rows_are_reduced_by_shuffles_and_read_once() {
+    let softmax = kernel("softmax_bf16_768");
+    assert!(softmax.text.contains("shfl.sync.bfly"));
+    assert_eq!(softmax.text.matches("ld.global").count(), 1, "{}", softmax.text);
+    assert_eq!((softmax.block, softmax.grid), (128, 64));
+}
+
+#[test]
+fn cuda_and_host_kernels_agree() {
+    // Vectors in registers, partial vectors, one warp, and rows too long for registers.
+    for (rows, cols) in [(3, 768), (5, 253), (2, 24), (1, 2051)] {
+        let regions = regions(rows, &[cols]);
+        let list: Vec<_> = regions.iter().map(|(s, b, k)| (s.as_str(), b, *k)).collect();
+        let host = load(compile_host(&list, &HostTarget::native()).unwrap());
+        for (k, (symbol, body, kind)) in regions.iter().enumerate() {
+            let types = host.kernels[k].operands.iter().enumerate();
+            let inputs: Vec<Tensor> = types
+                .map(|(i, t)| match t.dtype {
+                    DType::I64 => {
+                        Tensor::ints(t.dtype, t.shape.clone(), (0..rows as i64).collect())
+                    }
+                    // Second moments and the optimizer's scalars are positive.
+                    _ if i > 1 => {
+                        let x = normal(t.dtype, t.shape.dims(), 3 + i as u64, 0.2);
+                        let x = x.as_floats().unwrap().iter().map(|x| x.abs()).collect();
+                        Tensor::floats(t.dtype, t.shape.clone(), x)
+                    }
+                    _ => normal(t.dtype, t.shape.dims(), 3 + i as u64, 2.0),
+                })
+                .collect();
+            let kernel = compile_ptx(symbol, body, *kind, "sm_80").unwrap();
+            let found = ptx_machine::run(&kernel, &inputs);
+            for (found, expected) in found.iter().zip(host.run(k, &inputs)) {
+                compare(symbol, found, &expected.to_f64s(), 2e-6, 1.0);
+            }
+        }
+    }
+}

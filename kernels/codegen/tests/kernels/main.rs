@@ -1,0 +1,12 @@
+//! Runs compiled kernels and looks at their code. One program, because each links all of LLVM.
+
+mod col_reduce;
+mod cuda;
+mod functions;
+mod harness;
+mod pointwise;
+mod ptx_machine;
+mod random;
+mod row_reduce;
+mod structure;
+mod throughput;

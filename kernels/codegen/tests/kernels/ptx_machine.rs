@@ -1,0 +1,466 @@
+//! A small PTX machine, so that CUDA kernels are executed where there is no GPU.
+//!
+//! It knows the instructions that the kernels use and stops at any other. Threads of a block run in
+//! turn up to the next barrier or shuffle; memory is checked, so that an access outside of an operand
+//! fails the test. Source: PTX ISA 8.0.
+
+use frit_codegen::PtxKernel;
+use frit_ir::Tensor;
+use half::{bf16, f16};
+use std::collections::HashMap;
+
+#[derive(Clone, Debug)]
+enum Arg {
+    Reg(usize),
+    Imm(u64),
+    /// Address in a register, plus an offset.
+    Mem(Box<Arg>, i64),
+    Pack(Vec<Arg>),
+}
+
+struct Instruction {
+    guard: Option<(usize, bool)>,
+    op: Vec<String>,
+    args: Vec<Arg>,
+    text: String,
+}
+
+struct Program {
+    code: Vec<Instruction>,
+    labels: HashMap<String, usize>,
+    registers: usize,
+    shared: usize,
+}
+
+/// Distance of the operands in the machine's memory.
+const SPACE: u64 = 1 << 40;
+/// Registers that hold the thread's and the block's index.
+const TID: usize = 0;
+const CTAID: usize = 1;
+
+struct Parser {
+    names: HashMap<String, usize>,
+    symbols: HashMap<String, u64>,
+}
+
+impl Parser {
+    fn register(&mut self, name: &str) -> usize {
+        let next = self.names.len();
+        *self.names.entry(name.into()).or_insert(next)
+    }
+
+    fn arg(&mut self, text: &str) -> Arg {
+        let text = text.trim();
+        if let Some(list) = text.strip_prefix('{') {
+            return Arg::Pack(list.trim_end_matches('}').split(',').map(|a| self.arg(a)).collect());
+        }
+        if let Some(inner) = text.strip_prefix('[') {
+            let inner = inner.trim_end_matches(']');
+            let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
+            let offset = offset.trim_start_matches('+').parse().unwrap();
+            return Arg::Mem(Box::new(self.arg(base)), offset);
+        }
+        if text.starts_with('%') {
+            return Arg::Reg(self.register(text));
+        }
+        if let Some(hex) = text.strip_prefix("0f").or(text.strip_prefix("0d")) {
+            return Arg::Imm(u64::from_str_radix(hex, 16).unwrap());
+        }
+        if let Some(hex) = text.strip_prefix("0x") {
+            return Arg::Imm(u64::from_str_radix(hex, 16).unwrap());
+        }
+        if let Ok(int) = text.parse::<i64>() {
+            return Arg::Imm(int as u64);
+        }
+        let address = self.symbols.get(text);
+        Arg::Imm(*address.unwrap_or_else(|| panic!("unknown name {text}")))
+    }
+}
+
+/// Splits at commas outside of braces.
+fn split(text: &str) -> Vec<String> {
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for c in text.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        parts.last_mut().unwrap().push(c);
+    }
+    parts.into_iter().map(|p| p.trim().to_string()).filter(|p| !p.is_empty()).collect()
+}
+
+fn parse(kernel: &PtxKernel) -> Program {
+    let n = kernel.operands.len() + kernel.results.len();
+    let mut parser = Parser { names: HashMap::new(), symbols: HashMap::new() };
+    assert_eq!((parser.register("%tid.x"), parser.register("%ctaid.x")), (TID, CTAID));
+    for i in 0..n {
+        parser.symbols.insert(format!("{}_param_{i}", kernel.entry), (i as u64 + 1) * SPACE);
+    }
+    let mut shared = 0;
+    let (mut code, mut labels) = (Vec::new(), HashMap::new());
+    for line in kernel.text.lines() {
+        let line = line.split("//").next().unwrap().trim();
+        if line.starts_with(".shared") {
+            let name = line.split_whitespace().last().unwrap().trim_end_matches(';');
+            let (name, size) = name.trim_end_matches(']').split_once('[').unwrap();
+            parser.symbols.insert(name.into(), shared);
+            shared += size.parse::<u64>().unwrap().next_multiple_of(16);
+        }
+        if let Some(label) = line.strip_suffix(':') {
+            labels.insert(label.to_string(), code.len());
+        }
+        if !line.ends_with(';') || line.starts_with('.') {
+            continue;
+        }
+        let mut rest = line.trim_end_matches(';');
+        let mut guard = None;
+        if let Some(guarded) = rest.strip_prefix('@') {
+            let (register, after) = guarded.split_once(' ').unwrap();
+            let name = register.trim_start_matches('!');
+            guard = Some((parser.register(name), !register.starts_with('!')));
+            rest = after.trim();
+        }
+        let (op, args) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let op: Vec<String> = op.split('.').map(String::from).collect();
+        let args = if op[0] == "bra" {
+            vec![]
+        } else {
+            split(args).iter().map(|a| parser.arg(a)).collect()
+        };
+        code.push(Instruction { guard, op, args, text: line.into() });
+    }
+    Program { code, labels, registers: parser.names.len(), shared: shared as usize }
+}
+
+struct Thread {
+    pc: usize,
+    registers: Vec<u64>,
+    done: bool,
+}
+
+struct Machine<'p> {
+    program: &'p Program,
+    buffers: Vec<Vec<u8>>,
+    shared: Vec<u8>,
+}
+
+/// Runs the kernel on the operands and returns its results.
+pub(crate) fn run(kernel: &PtxKernel, inputs: &[Tensor]) -> Vec<Tensor> {
+    let program = parse(kernel);
+    let mut buffers: Vec<Vec<u8>> = inputs.iter().map(Tensor::to_bytes).collect();
+    buffers.extend(kernel.results.iter().map(|t| vec![0xA5; t.bytes()]));
+    let mut machine = Machine { program: &program, buffers, shared: Vec::new() };
+    for block in 0..kernel.grid {
+        machine.block(u64::from(block), u64::from(kernel.block));
+    }
+    let results = machine.buffers[inputs.len()..].iter().zip(&kernel.results);
+    results.map(|(bytes, ty)| Tensor::from_bytes(ty.clone(), bytes).unwrap()).collect()
+}
+
+impl Machine<'_> {
+    fn block(&mut self, block: u64, n: u64) {
+        self.shared = vec![0xA5; self.program.shared];
+        let mut threads: Vec<Thread> = (0..n)
+            .map(|tid| {
+                let mut registers = vec![0; self.program.registers];
+                (registers[TID], registers[CTAID]) = (tid, block);
+                Thread { pc: 0, registers, done: false }
+            })
+            .collect();
+        while threads.iter().any(|t| !t.done) {
+            threads.iter_mut().for_each(|t| self.until_wait(t));
+            let waits = |t: &Thread, op: &str| !t.done && self.program.code[t.pc].op[0] == op;
+            let mut shuffled = false;
+            for warp in threads.chunks_mut(32) {
+                if warp.iter().any(|t| waits(t, "shfl")) {
+                    let pc = warp[0].pc;
+                    if warp.iter().all(|t| t.pc == pc && !t.done) {
+                        shuffle(&self.program.code[pc], warp);
+                        shuffled = true;
+                    }
+                }
+            }
+            if shuffled || threads.iter().all(|t| t.done) {
+                continue;
+            }
+            // Nobody shuffles, so everybody who still runs must be at the barrier.
+            assert!(
+                threads.iter().all(|t| waits(t, "bar")),
+                "a barrier that not all threads reach"
+            );
+            threads.iter_mut().for_each(|t| t.pc += 1);
+        }
+    }
+
+    fn until_wait(&mut self, t: &mut Thread) {
+        while !t.done {
+            let instruction = &self.program.code[t.pc];
+            if matches!(instruction.op[0].as_str(), "bar" | "shfl") {
+                return;
+            }
+            t.pc += 1;
+            if let Some((register, on)) = instruction.guard
+                && (t.registers[register] != 0) != on
+            {
+                continue;
+            }
+            match instruction.op[0].as_str() {
+                "bra" => {
+                    let text = instruction.text.trim_end_matches(';');
+                    t.pc = self.program.labels[text.split_whitespace().last().unwrap()];
+                }
+                "ret" => t.done = true,
+                "ld" | "st" => self.memory(t, instruction),
+                _ => compute(&mut t.registers, instruction),
+            }
+        }
+    }
+
+    fn memory(&mut self, t: &mut Thread, i: &Instruction) {
+        let size = bits(i.op.last().unwrap()) / 8;
+        let (is_load, address, data) = match (&i.args[0], &i.args[1]) {
+            (Arg::Mem(base, offset), data) => {
+                (false, value(&t.registers, base).wrapping_add(*offset as u64), data)
+            }
+            (data, Arg::Mem(base, offset)) => {
+                (true, value(&t.registers, base).wrapping_add(*offset as u64), data)
+            }
+            _ => panic!("{}", i.text),
+        };
+        if i.op[1] == "param" {
+            set(&mut t.registers, data, address, 64);
+            return;
+        }
+        let lanes = if let Arg::Pack(list) = data { list.clone() } else { vec![data.clone()] };
+        assert_eq!(address % (size * lanes.len() as u64), 0, "misaligned: {}", i.text);
+        for (k, lane) in lanes.iter().enumerate() {
+            let at = address + k as u64 * size;
+            let memory = match i.op[1].as_str() {
+                "shared" => &mut self.shared,
+                _ => &mut self.buffers[(at / SPACE) as usize - 1],
+            };
+            let at = (at % SPACE) as usize;
+            let bytes = memory.get_mut(at..at + size as usize).unwrap_or_else(|| {
+                panic!("thread {} outside of memory: {}", t.registers[TID], i.text)
+            });
+            if is_load {
+                let mut word = [0; 8];
+                word[..size as usize].copy_from_slice(bytes);
+                set(&mut t.registers, lane, u64::from_le_bytes(word), 8 * size);
+            } else {
+                bytes.copy_from_slice(&value(&t.registers, lane).to_le_bytes()[..size as usize]);
+            }
+        }
+    }
+}
+
+/// `shfl.sync.bfly d, value, distance, 31, −1`.
+fn shuffle(i: &Instruction, warp: &mut [Thread]) {
+    assert_eq!(i.op[1..3], ["sync", "bfly"], "{}", i.text);
+    let values: Vec<u64> = warp.iter().map(|t| value(&t.registers, &i.args[1])).collect();
+    for (lane, t) in warp.iter_mut().enumerate() {
+        let other = lane ^ value(&t.registers, &i.args[2]) as usize;
+        set(&mut t.registers, &i.args[0], values[other], 32);
+        t.pc += 1;
+    }
+}
+
+fn bits(ty: &str) -> u64 {
+    match ty {
+        "pred" => 1,
+        "bf16" | "f16" => 16,
+        "bf16x2" | "f16x2" => 32,
+        _ => ty[1..].parse().unwrap_or_else(|_| panic!("type {ty}")),
+    }
+}
+
+fn value(registers: &[u64], arg: &Arg) -> u64 {
+    match arg {
+        Arg::Reg(r) => registers[*r],
+        Arg::Imm(x) => *x,
+        Arg::Mem(..) | Arg::Pack(_) => panic!("no scalar"),
+    }
+}
+
+fn set(registers: &mut [u64], arg: &Arg, value: u64, bits: u64) {
+    let Arg::Reg(r) = arg else { panic!("no register") };
+    registers[*r] = if bits == 64 { value } else { value & ((1 << bits) - 1) };
+}
+
+fn signed(x: u64, bits: u64) -> i64 {
+    (x << (64 - bits)) as i64 >> (64 - bits)
+}
+
+fn compute(registers: &mut [u64], i: &Instruction) {
+    let op = i.op[0].as_str();
+    let ty = i.op.last().unwrap().as_str();
+    if op == "mov" {
+        return move_bits(registers, i, ty);
+    }
+    let operands: Vec<u64> = i.args[1..].iter().map(|a| value(registers, a)).collect();
+    let n = bits(ty);
+    let (result, width) = match op {
+        "cvta" => (operands[0], 64),
+        "selp" => (if operands[2] != 0 { operands[0] } else { operands[1] }, n),
+        "cvt" => (convert(&operands, &i.op, &i.text), bits(&i.op[i.op.len() - 2])),
+        "setp" => (u64::from(compare(&i.op[1], ty, operands[0], operands[1])), 1),
+        "copysign" => (operands[0] & 0x8000_0000 | operands[1] & 0x7FFF_FFFF, 32),
+        _ if ty == "f32" => {
+            let x: Vec<f32> = operands.iter().map(|&b| f32::from_bits(b as u32)).collect();
+            (u64::from(float(op, &i.op, &x, &i.text).to_bits()), 32)
+        }
+        _ => integer(op, &i.op, ty, &operands, &i.text),
+    };
+    set(registers, &i.args[0], result, width);
+}
+
+fn move_bits(registers: &mut [u64], i: &Instruction, ty: &str) {
+    let n = bits(ty);
+    match (&i.args[0], &i.args[1]) {
+        (Arg::Pack(list), from) => {
+            let (word, part) = (value(registers, from), n / list.len() as u64);
+            for (k, to) in list.iter().enumerate() {
+                set(registers, to, word >> (part * k as u64), part);
+            }
+        }
+        (to, Arg::Pack(list)) => {
+            let part = n / list.len() as u64;
+            let word = list
+                .iter()
+                .enumerate()
+                .fold(0, |word, (k, from)| word | value(registers, from) << (part * k as u64));
+            set(registers, to, word, n);
+        }
+        (to, from) => {
+            let word = value(registers, from);
+            set(registers, to, word, n);
+        }
+    }
+}
+
+fn float(op: &str, parts: &[String], x: &[f32], text: &str) -> f32 {
+    let nan = parts.iter().any(|p| p == "NaN") && x.iter().any(|x| x.is_nan());
+    match op {
+        _ if nan => f32::NAN,
+        "add" => x[0] + x[1],
+        "sub" => x[0] - x[1],
+        "mul" => x[0] * x[1],
+        "fma" => x[0].mul_add(x[1], x[2]),
+        "div" => x[0] / x[1],
+        "rcp" => 1.0 / x[0],
+        "sqrt" => x[0].sqrt(),
+        "neg" => -x[0],
+        "abs" => x[0].abs(),
+        "max" => x[0].max(x[1]),
+        "min" => x[0].min(x[1]),
+        _ => panic!("{text}"),
+    }
+}
+
+fn integer(op: &str, parts: &[String], ty: &str, x: &[u64], text: &str) -> (u64, u64) {
+    let n = bits(ty);
+    let is_signed = ty.starts_with('s');
+    let mask = if n == 64 { u64::MAX } else { (1 << n) - 1 };
+    let wide = |x: u64| -> i128 { if is_signed { signed(x, n).into() } else { (x & mask).into() } };
+    let has = |what: &str| parts.iter().any(|p| p == what);
+    let result = match op {
+        "add" => x[0].wrapping_add(x[1]),
+        "sub" => x[0].wrapping_sub(x[1]),
+        "mul" if has("wide") => return ((wide(x[0]) * wide(x[1])) as u64, 2 * n),
+        "mul" if has("hi") => ((wide(x[0]) * wide(x[1])) >> n) as u64,
+        "mul" => x[0].wrapping_mul(x[1]),
+        "mad" if has("wide") => {
+            return (((wide(x[0]) * wide(x[1])) as u64).wrapping_add(x[2]), 2 * n);
+        }
+        "mad" => x[0].wrapping_mul(x[1]).wrapping_add(x[2]),
+        "div" => (wide(x[0]) / wide(x[1])) as u64,
+        "rem" => (wide(x[0]) % wide(x[1])) as u64,
+        "min" => wide(x[0]).min(wide(x[1])) as u64,
+        "max" => wide(x[0]).max(wide(x[1])) as u64,
+        "bfe" if !is_signed => (x[0] >> x[1]) & ((1 << x[2]) - 1),
+        "neg" => x[0].wrapping_neg(),
+        "and" => x[0] & x[1],
+        "or" => x[0] | x[1],
+        "xor" => x[0] ^ x[1],
+        "not" => !x[0],
+        "shl" => {
+            if x[1] < n {
+                x[0] << x[1]
+            } else {
+                0
+            }
+        }
+        "shr" if is_signed => (signed(x[0], n) >> x[1].min(63)) as u64,
+        "shr" => {
+            if x[1] < n {
+                (x[0] & mask) >> x[1]
+            } else {
+                0
+            }
+        }
+        _ => panic!("{text}"),
+    };
+    (result, n)
+}
+
+fn compare(predicate: &str, ty: &str, a: u64, b: u64) -> bool {
+    use std::cmp::Ordering::{Equal, Greater, Less};
+    let n = bits(ty);
+    let order = match ty.as_bytes()[0] {
+        b'f' => f32::from_bits(a as u32).partial_cmp(&f32::from_bits(b as u32)),
+        b's' => Some(signed(a, n).cmp(&signed(b, n))),
+        _ => Some((a << (64 - n)).cmp(&(b << (64 - n)))),
+    };
+    let unordered = order.is_none();
+    match predicate {
+        "eq" => order == Some(Equal),
+        "ne" => !unordered && order != Some(Equal),
+        "lt" | "lo" => order == Some(Less),
+        "le" | "ls" => matches!(order, Some(Less | Equal)),
+        "gt" | "hi" => order == Some(Greater),
+        "ge" | "hs" => matches!(order, Some(Greater | Equal)),
+        "equ" => unordered || order == Some(Equal),
+        "neu" => order != Some(Equal),
+        "ltu" => unordered || order == Some(Less),
+        "leu" => order != Some(Greater),
+        "gtu" => unordered || order == Some(Greater),
+        "geu" => order != Some(Less),
+        "nan" => unordered,
+        "num" => !unordered,
+        _ => panic!("comparison {predicate}"),
+    }
+}
+
+fn convert(x: &[u64], op: &[String], text: &str) -> u64 {
+    let (to, from) = (op[op.len() - 2].as_str(), op[op.len() - 1].as_str());
+    let single = |x: u64| f32::from_bits(x as u32);
+    let pair = |high: u16, low: u16| u64::from(high) << 16 | u64::from(low);
+    match (to, from) {
+        ("f32", "bf16") => u64::from(bf16::from_bits(x[0] as u16).to_f32().to_bits()),
+        ("f32", "f16") => u64::from(f16::from_bits(x[0] as u16).to_f32().to_bits()),
+        ("bf16", "f32") => u64::from(bf16::from_f32(single(x[0])).to_bits()),
+        ("f16", "f32") => u64::from(f16::from_f32(single(x[0])).to_bits()),
+        ("bf16x2", "f32") => {
+            let [high, low] = [0, 1].map(|k: usize| bf16::from_f32(single(x[k])).to_bits());
+            pair(high, low)
+        }
+        ("f16x2", "f32") => {
+            let [high, low] = [0, 1].map(|k: usize| f16::from_f32(single(x[k])).to_bits());
+            pair(high, low)
+        }
+        ("f32", from) if from.starts_with('s') => {
+            u64::from((signed(x[0], bits(from)) as f32).to_bits())
+        }
+        ("f32", "u32" | "u64" | "u16") => u64::from((x[0] as f32).to_bits()),
+        (_, "f32") | ("f32", _) => panic!("{text}"),
+        (_, from) if from.starts_with('s') => signed(x[0], bits(from)) as u64,
+        (_, from) if bits(from) == 64 => x[0],
+        (_, from) => x[0] & ((1 << bits(from)) - 1),
+    }
+}

@@ -1,0 +1,262 @@
+//! Backward attention: each chunk of work is one key head, with all query heads that share it, so
+//! that the gradients of keys and values have one writer and one order of summation.
+//!
+//! With `D = rowsum(dO * O)`: `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - D)`,
+//! `dQ = scale * dS K`, `dK = scale * dS^T Q`.
+
+use super::{
+    Attention, BackwardInputs, BackwardOutputs, GradientStrides, Tile, product, rows, score_stride,
+    softmax,
+};
+use crate::convert::{from_f32, to_f32};
+use crate::dtype::Elem;
+use crate::gemm::{Gemm, Operand};
+use crate::pool::{Pool, Shareable, Worker};
+
+/// Scratch memory of one thread.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// Scores, then probabilities, of a tile.
+    p: *mut f32,
+    /// Gradient of the probabilities, then of the scores.
+    dp: *mut f32,
+    /// Either of them in the element type, where that is not f32.
+    narrow: *mut u8,
+    /// Two rows of outputs.
+    lines: *mut f32,
+    d_k: *mut f32,
+    d_v: *mut f32,
+    /// Packed `K^T`, `V^T` and `K`.
+    packed: [*mut u8; 3],
+}
+
+/// The products whose right operand all tiles of a key head share; smaller tiles are parts of them.
+struct Products {
+    /// `S = scale * Q K^T`.
+    scores: Gemm,
+    /// `dP = dO V^T`.
+    d_p: Gemm,
+    /// `dQ = scale * dS K`.
+    d_q: Gemm,
+}
+
+impl Attention {
+    /// Writes the gradients of queries, keys and values, from those of the output and what the
+    /// forward pass read and wrote.
+    ///
+    /// # Panics
+    /// If `heads` is not a multiple of `kv_heads`.
+    ///
+    /// # Safety
+    /// The pointers must be aligned and valid for the shapes; the outputs must not overlap anything
+    /// else.
+    pub unsafe fn backward(
+        &self,
+        pool: &Pool,
+        strides: &GradientStrides,
+        inputs: &BackwardInputs,
+        outputs: &BackwardOutputs,
+    ) {
+        self.check();
+        let at = Shareable::new((*inputs, *outputs));
+        pool.run_workers(self.batch * self.kv_heads, &|chunk, worker| {
+            let (batch, kv_head) = (chunk / self.kv_heads, chunk % self.kv_heads);
+            let (inputs, outputs) = at.get();
+            // SAFETY: each chunk writes the gradients of its own heads.
+            unsafe { self.backward_head(strides, &inputs, &outputs, batch, kv_head, worker) };
+        });
+    }
+
+    unsafe fn backward_head(
+        &self,
+        strides: &GradientStrides,
+        inputs: &BackwardInputs,
+        outputs: &BackwardOutputs,
+        batch: usize,
+        kv_head: usize,
+        worker: &mut Worker,
+    ) {
+        let step = self.tile_rows();
+        let score = step * score_stride(self);
+        let narrow = if self.elem == Elem::F32 { 0 } else { score * self.elem.size() };
+        let float = size_of::<f32>();
+        let (d_k_len, d_v_len) = (self.kv_len * self.head_dim, self.kv_len * self.value_dim);
+        let products = self.products(strides, step);
+        let [p, dp, narrow, lines, d_k, d_v, packed @ ..] = worker.tiles.split([
+            score * float,
+            score * float,
+            narrow,
+            2 * self.value_dim * float,
+            d_k_len * float,
+            d_v_len * float,
+            products.scores.packed_bytes(),
+            products.d_p.packed_bytes(),
+            products.d_q.packed_bytes(),
+        ]);
+        let parts = Parts {
+            p: p.cast(),
+            dp: dp.cast(),
+            narrow,
+            lines: lines.cast(),
+            d_k: d_k.cast(),
+            d_v: d_v.cast(),
+            packed,
+        };
+        let k = self.elem.at(inputs.k, self.k.offset(batch, kv_head, 0));
+        let v = self.elem.at(inputs.v, self.v.offset(batch, kv_head, 0));
+        // SAFETY: the parts are as large as asked for; the caller vouches for the tensors.
+        unsafe {
+            parts.d_k.write_bytes(0, d_k_len);
+            parts.d_v.write_bytes(0, d_v_len);
+            products.scores.pack(k, packed[0]);
+            products.d_p.pack(v, packed[1]);
+            products.d_q.pack(k, packed[2]);
+            let group = self.heads / self.kv_heads;
+            for head in kv_head * group..(kv_head + 1) * group {
+                for first in (0..self.q_len).step_by(step) {
+                    let tile = Tile::new(self, batch, head, first);
+                    self.backward_tile(strides, (inputs, outputs), &products, &tile, parts, worker);
+                }
+            }
+            for time in 0..self.kv_len {
+                let (d, dv) = (self.head_dim, self.value_dim);
+                let line = std::slice::from_raw_parts(parts.d_k.add(time * d), d);
+                let to = strides.d_k.offset(batch, kv_head, time);
+                from_f32(line, self.elem.at_mut(outputs.d_k, to), self.elem);
+                let line = std::slice::from_raw_parts(parts.d_v.add(time * dv), dv);
+                let to = strides.d_v.offset(batch, kv_head, time);
+                from_f32(line, self.elem.at_mut(outputs.d_v, to), self.elem);
+            }
+        }
+    }
+
+    fn products(&self, strides: &GradientStrides, tile_rows: usize) -> Products {
+        let wide = rows(Elem::F32, score_stride(self) as isize);
+        Products {
+            scores: self.score_product(tile_rows),
+            d_p: product(
+                (tile_rows, self.kv_len, self.value_dim),
+                rows(self.elem, strides.d_o.time),
+                rows(self.elem, self.v.time).transposed(),
+                wide,
+                1.0,
+            ),
+            d_q: product(
+                (tile_rows, self.head_dim, self.kv_len),
+                Operand { elem: self.elem, ..wide },
+                rows(self.elem, self.k.time),
+                rows(self.elem, strides.d_q.time),
+                self.scale,
+            ),
+        }
+    }
+
+    unsafe fn backward_tile(
+        &self,
+        strides: &GradientStrides,
+        (inputs, outputs): (&BackwardInputs, &BackwardOutputs),
+        products: &Products,
+        tile: &Tile,
+        parts: Parts,
+        worker: &mut Worker,
+    ) {
+        let Tile { batch, head, first, .. } = *tile;
+        let kv_head = self.kv_head(head);
+        let elem = self.elem;
+        let packing = &mut worker.packing;
+        let q = elem.at(inputs.q, self.q.offset(batch, head, first));
+        let k = elem.at(inputs.k, self.k.offset(batch, kv_head, 0));
+        let v = elem.at(inputs.v, self.v.offset(batch, kv_head, 0));
+        let d_o = elem.at(inputs.d_o, strides.d_o.offset(batch, head, first));
+        let d_q = elem.at_mut(outputs.d_q, strides.d_q.offset(batch, head, first));
+        let tile_of = |wide: *mut f32| if elem == Elem::F32 { wide.cast() } else { parts.narrow };
+        let scores = rows(elem, tile.stride as isize);
+        let null = std::ptr::null();
+        // SAFETY: the parts hold a tile; the caller vouches for the tensors.
+        unsafe {
+            let size = (tile.rows, tile.keys, self.head_dim);
+            let packed = (k, parts.packed[0].cast_const());
+            products.scores.run_packed(size, packing, q, packed, parts.p.cast());
+            let lse = inputs.lse.add((batch * self.heads + head) * self.q_len + first);
+            for row in 0..tile.rows {
+                let softmax::Row { line, seen, padded } =
+                    softmax::Row::new(self, tile, parts.p, row);
+                if let Some(mask) = &self.mask {
+                    softmax::apply_mask(mask, inputs.mask, tile, row, &mut line[..seen]);
+                }
+                softmax::probabilities(&mut line[..padded], *lse.add(row));
+                let line = &mut line[..tile.keys];
+                line[seen..].fill(0.0);
+                self.narrow(line, tile, row, parts.narrow);
+            }
+            // dV += P^T dO
+            let shape = (tile.keys, self.value_dim, tile.rows);
+            let d_o_rows = rows(elem, strides.d_o.time);
+            let sums = rows(Elem::F32, self.value_dim as isize);
+            accumulate(product(shape, scores.transposed(), d_o_rows, sums, 1.0)).run_serial(
+                packing,
+                tile_of(parts.p),
+                d_o,
+                parts.d_v.cast(),
+                null,
+            );
+            // dP = dO V^T
+            let size = (tile.rows, tile.keys, self.value_dim);
+            let packed = (v, parts.packed[1].cast_const());
+            products.d_p.run_packed(size, packing, d_o, packed, parts.dp.cast());
+            // dS = P * (dP - D)
+            for row in 0..tile.rows {
+                let o_at = self.o.offset(batch, head, first + row);
+                let d_o_at = strides.d_o.offset(batch, head, first + row);
+                let o = std::slice::from_raw_parts_mut(parts.lines, self.value_dim);
+                to_f32(elem.at(inputs.o, o_at), elem, o);
+                let line = parts.lines.add(self.value_dim);
+                let d_o = std::slice::from_raw_parts_mut(line, self.value_dim);
+                to_f32(elem.at(inputs.d_o, d_o_at), elem, d_o);
+                let d = softmax::dot(o, d_o);
+                let line = tile.line(parts.dp, row);
+                softmax::score_gradient(tile.line(parts.p, row), line, d);
+                self.narrow(line, tile, row, parts.narrow);
+            }
+            // dQ = scale * dS K
+            let size = (tile.rows, self.head_dim, tile.keys);
+            let packed = (k, parts.packed[2].cast_const());
+            products.d_q.run_packed(size, packing, tile_of(parts.dp), packed, d_q);
+            // dK += scale * dS^T Q
+            let shape = (tile.keys, self.head_dim, tile.rows);
+            let sums = rows(Elem::F32, self.head_dim as isize);
+            let q_rows = rows(elem, self.q.time);
+            accumulate(product(shape, scores.transposed(), q_rows, sums, self.scale)).run_serial(
+                packing,
+                tile_of(parts.dp),
+                q,
+                parts.d_k.cast(),
+                null,
+            );
+        }
+    }
+
+    /// Copies a row of a tile to its form in the element type, where that is not f32.
+    unsafe fn narrow(&self, line: &[f32], tile: &Tile, row: usize, narrow: *mut u8) {
+        if self.elem != Elem::F32 {
+            let to = self.elem.at_mut(narrow, (row * tile.stride) as isize);
+            // SAFETY: the part holds a tile.
+            unsafe { from_f32(line, to, self.elem) };
+        }
+    }
+}
+
+impl Tile {
+    /// A row of scores.
+    ///
+    /// # Safety
+    /// `scores` must hold the tile, and no other reference to the row may exist.
+    unsafe fn line<'a>(&self, scores: *mut f32, row: usize) -> &'a mut [f32] {
+        // SAFETY: the caller vouches for the tile.
+        unsafe { std::slice::from_raw_parts_mut(scores.add(row * self.stride), self.keys) }
+    }
+}
+
+fn accumulate(gemm: Gemm) -> Gemm {
+    Gemm { accumulate: true, ..gemm }
+}

@@ -1,0 +1,303 @@
+//! Strided copies between arrays of one element type: permutations, slices, broadcasts.
+//!
+//! [`StridedCopy::new`] brings the dimensions into a normal form once: those of size one go, the
+//! others are ordered by destination stride, and neighbors that are contiguous to each other merge.
+//! What remains is a run of bytes, a transpose of two dimensions in blocks, or a plain strided
+//! walk, below some outer dimensions over which chunks are spread.
+
+use crate::pool::{Pool, Shareable};
+
+/// Bytes that a chunk of work copies, about.
+const CHUNK: usize = 1 << 17;
+/// Side of the square that a transpose copies at a time.
+const SQUARE: usize = 32;
+
+/// One dimension; strides count elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dim {
+    size: usize,
+    src: isize,
+    dst: isize,
+}
+
+const UNIT: Dim = Dim { size: 1, src: 0, dst: 0 };
+
+/// How the innermost dimensions are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Inner {
+    /// Contiguous on both sides.
+    Run,
+    /// The first dimension is contiguous in the source, the second in the destination.
+    Transpose,
+    /// Any strides.
+    Walk,
+}
+
+/// A copy of an N-dimensional array into another layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StridedCopy {
+    /// Dimensions outside `rows` and `cols`, slowest first.
+    outer: Vec<Dim>,
+    /// The second innermost dimension.
+    rows: Dim,
+    /// The innermost dimension.
+    cols: Dim,
+    inner: Inner,
+    /// Bytes of an element.
+    size: usize,
+    empty: bool,
+}
+
+impl StridedCopy {
+    /// A copy of `shape`; strides count elements and may be negative, those of the source also zero
+    /// (broadcast). The elements of the destination must be distinct.
+    ///
+    /// # Panics
+    /// If the lists differ in length, or an element has not 1, 2, 4 or 8 bytes.
+    pub fn new(shape: &[usize], src: &[isize], dst: &[isize], elem_bytes: usize) -> StridedCopy {
+        assert!(shape.len() == src.len() && shape.len() == dst.len(), "one stride per dimension");
+        assert!(matches!(elem_bytes, 1 | 2 | 4 | 8), "no elements of {elem_bytes} bytes");
+        let mut dims: Vec<Dim> = shape
+            .iter()
+            .zip(src.iter().zip(dst))
+            .map(|(&size, (&src, &dst))| Dim { size, src, dst })
+            .filter(|dim| dim.size != 1)
+            .collect();
+        dims.sort_by_key(|dim| {
+            (std::cmp::Reverse(dim.dst.abs()), std::cmp::Reverse(dim.src.abs()))
+        });
+        let mut merged: Vec<Dim> = Vec::with_capacity(dims.len());
+        for dim in dims {
+            match merged.last_mut() {
+                Some(last)
+                    if last.src == dim.src * dim.size as isize
+                        && last.dst == dim.dst * dim.size as isize =>
+                {
+                    *last = Dim { size: last.size * dim.size, ..dim };
+                }
+                _ => merged.push(dim),
+            }
+        }
+        let cols = merged.pop().unwrap_or(UNIT);
+        let run = cols.size == 1 || (cols.src == 1 && cols.dst == 1);
+        let contiguous = merged.iter().position(|dim| dim.src == 1 && dim.size > 1);
+        let (inner, rows) = match contiguous {
+            Some(index) if !run && cols.dst == 1 => (Inner::Transpose, merged.remove(index)),
+            _ => (if run { Inner::Run } else { Inner::Walk }, merged.pop().unwrap_or(UNIT)),
+        };
+        let empty = shape.contains(&0);
+        StridedCopy { outer: merged, rows, cols, inner, size: elem_bytes, empty }
+    }
+
+    /// A copy of a row-major array of `shape` with its dimensions in the order `axes`, as ONNX
+    /// Transpose: dimension `i` of the result is dimension `axes[i]` of the source.
+    ///
+    /// # Panics
+    /// If `axes` is not as long as `shape` or not a permutation.
+    pub fn permute(shape: &[usize], axes: &[usize], elem_bytes: usize) -> StridedCopy {
+        let src = row_major(shape);
+        let mut seen = vec![false; shape.len()];
+        for &axis in axes {
+            assert!(!std::mem::replace(&mut seen[axis], true), "axis {axis} occurs twice");
+        }
+        let out: Vec<usize> = axes.iter().map(|&axis| shape[axis]).collect();
+        let src: Vec<isize> = axes.iter().map(|&axis| src[axis]).collect();
+        StridedCopy::new(&out, &src, &row_major(&out), elem_bytes)
+    }
+
+    /// Copies.
+    ///
+    /// # Safety
+    /// `src` and `dst` must be aligned to the element and valid for every element that the shape
+    /// and strides reach, and must not overlap.
+    pub unsafe fn run(&self, pool: &Pool, src: *const u8, dst: *mut u8) {
+        if self.empty {
+            return;
+        }
+        let outer: usize = self.outer.iter().map(|dim| dim.size).product();
+        let line = self.cols.size * self.size;
+        let row_step = match self.inner {
+            Inner::Transpose => SQUARE,
+            _ => (CHUNK / line.max(1)).max(1).min(self.rows.size),
+        };
+        let col_step = (CHUNK / self.size / row_step).next_multiple_of(SQUARE);
+        let (row_parts, col_parts) =
+            (self.rows.size.div_ceil(row_step), self.cols.size.div_ceil(col_step));
+        let units = outer * row_parts * col_parts;
+        let unit_bytes = row_step.min(self.rows.size) * col_step.min(self.cols.size) * self.size;
+        let per_chunk = (CHUNK / unit_bytes.max(1)).max(1);
+        let (src, dst) = (Shareable::new(src), Shareable::new(dst));
+        pool.run(units.div_ceil(per_chunk), &|chunk| {
+            for unit in chunk * per_chunk..units.min((chunk + 1) * per_chunk) {
+                let (mut index, part) =
+                    (unit / (row_parts * col_parts), unit % (row_parts * col_parts));
+                let (row, col) = (part / col_parts * row_step, part % col_parts * col_step);
+                let mut from = row as isize * self.rows.src + col as isize * self.cols.src;
+                let mut to = row as isize * self.rows.dst + col as isize * self.cols.dst;
+                for dim in self.outer.iter().rev() {
+                    let i = (index % dim.size) as isize;
+                    index /= dim.size;
+                    from += i * dim.src;
+                    to += i * dim.dst;
+                }
+                let rows = Dim { size: row_step.min(self.rows.size - row), ..self.rows };
+                let cols = Dim { size: col_step.min(self.cols.size - col), ..self.cols };
+                let from = src.get().wrapping_offset(from * self.size as isize);
+                let to = dst.get().wrapping_offset(to * self.size as isize);
+                // SAFETY: units are disjoint parts of the caller's arrays.
+                unsafe { self.plane(rows, cols, from, to) };
+            }
+        });
+    }
+
+    unsafe fn plane(&self, rows: Dim, cols: Dim, src: *const u8, dst: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            match (self.inner, self.size) {
+                (Inner::Run, size) => {
+                    for row in 0..rows.size as isize {
+                        let from = src.offset(row * rows.src * size as isize);
+                        let to = dst.offset(row * rows.dst * size as isize);
+                        std::ptr::copy_nonoverlapping(from, to, cols.size * size);
+                    }
+                }
+                (Inner::Transpose, 1) => transpose::<u8>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Transpose, 2) => transpose::<u16>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Transpose, 4) => transpose::<u32>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Transpose, _) => transpose::<u64>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Walk, 1) => walk::<u8>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Walk, 2) => walk::<u16>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Walk, 4) => walk::<u32>(rows, cols, src.cast(), dst.cast()),
+                (Inner::Walk, _) => walk::<u64>(rows, cols, src.cast(), dst.cast()),
+            }
+        }
+    }
+}
+
+/// Strides of a contiguous array, the last dimension fastest.
+fn row_major(shape: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i] as isize;
+    }
+    strides
+}
+
+unsafe fn walk<T: Copy>(rows: Dim, cols: Dim, src: *const T, dst: *mut T) {
+    for row in 0..rows.size as isize {
+        for col in 0..cols.size as isize {
+            // SAFETY: the caller vouches for the elements.
+            unsafe {
+                let value = *src.offset(row * rows.src + col * cols.src);
+                *dst.offset(row * rows.dst + col * cols.dst) = value;
+            }
+        }
+    }
+}
+
+/// Copies squares through a local one, so that both sides move whole cache lines.
+unsafe fn transpose<T: Copy + Default>(rows: Dim, cols: Dim, src: *const T, dst: *mut T) {
+    let mut square = [[T::default(); SQUARE]; SQUARE];
+    for first_row in (0..rows.size).step_by(SQUARE) {
+        for first_col in (0..cols.size).step_by(SQUARE) {
+            let n_rows = SQUARE.min(rows.size - first_row);
+            let n_cols = SQUARE.min(cols.size - first_col);
+            // SAFETY: the caller vouches for the elements.
+            unsafe {
+                for col in 0..n_cols {
+                    let from = src.offset((first_col + col) as isize * cols.src).add(first_row);
+                    let from = std::slice::from_raw_parts(from, n_rows);
+                    for (line, &value) in square.iter_mut().zip(from) {
+                        line[col] = value;
+                    }
+                }
+                for (row, line) in square.iter().enumerate().take(n_rows) {
+                    let to = dst.offset((first_row + row) as isize * rows.dst).add(first_col);
+                    std::ptr::copy_nonoverlapping(line.as_ptr(), to, n_cols);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(shape: &[usize], src: &[isize], dst: &[isize], src_at: usize, len: (usize, usize)) {
+        fn typed<T: Copy + PartialEq + std::fmt::Debug>(
+            from: impl Fn(usize) -> T,
+            blank: T,
+            (shape, src, dst): (&[usize], &[isize], &[isize]),
+            src_at: usize,
+            len: (usize, usize),
+        ) {
+            let input: Vec<T> = (0..len.0).map(from).collect();
+            let mut want = vec![blank; len.1];
+            let total: usize = shape.iter().product();
+            for flat in 0..total {
+                let (mut rest, mut i, mut o) = (flat, src_at as isize, 0);
+                for d in (0..shape.len()).rev() {
+                    i += (rest % shape[d]) as isize * src[d];
+                    o += (rest % shape[d]) as isize * dst[d];
+                    rest /= shape[d];
+                }
+                want[o as usize] = input[i as usize];
+            }
+            for threads in [1, 3] {
+                let mut got = vec![blank; len.1];
+                let copy = StridedCopy::new(shape, src, dst, size_of::<T>());
+                // SAFETY: the reference above stayed within the same bounds.
+                unsafe {
+                    let from = input.as_ptr().add(src_at).cast();
+                    copy.run(&Pool::new(threads), from, got.as_mut_ptr().cast());
+                }
+                assert!(got == want, "{shape:?} {src:?} {dst:?} {} bytes", size_of::<T>());
+            }
+        }
+        let layout = (shape, src, dst);
+        typed(|i| (i % 251) as u8, 255, layout, src_at, len);
+        typed(|i| (i % 65_521) as u16, u16::MAX, layout, src_at, len);
+        typed(|i| i as u32, u32::MAX, layout, src_at, len);
+        typed(|i| i as u64, u64::MAX, layout, src_at, len);
+    }
+
+    #[test]
+    fn equals_the_naive_copy() {
+        check(&[], &[], &[], 0, (1, 1));
+        check(&[7, 0, 3], &[0, 3, 1], &[0, 3, 1], 0, (1, 1));
+        check(&[100_003], &[1], &[1], 0, (100_003, 100_003));
+        check(&[3, 5, 7], &[35, 7, 1], &[35, 7, 1], 0, (105, 105));
+        // Transposes, also inside a batch, with tails.
+        check(&[67, 129], &[1, 67], &[129, 1], 0, (67 * 129, 67 * 129));
+        check(&[300, 1001], &[1, 300], &[1001, 1], 0, (300_300, 300_300));
+        check(&[2, 33, 3, 65], &[6435, 1, 33 * 65, 33], &[6435, 195, 65, 1], 0, (12_870, 12_870));
+        // [batch, head, time, dim] from [batch, time, head, dim].
+        check(&[2, 4, 9, 16], &[576, 16, 64, 1], &[576, 144, 16, 1], 0, (1152, 1152));
+        // A slice into a wider destination, strided on both sides.
+        check(&[9, 11], &[40, 3], &[64, 2], 5, (400, 600));
+        // Broadcast and reversal of the source.
+        check(&[6, 10], &[0, 1], &[10, 1], 0, (10, 60));
+        check(&[6, 10], &[1, 0], &[10, 1], 0, (6, 60));
+        check(&[6, 10], &[10, -1], &[10, 1], 9, (60, 60));
+        check(&[6, 10], &[-10, 1], &[10, 1], 50, (60, 60));
+    }
+
+    #[test]
+    fn permutes_as_onnx() {
+        let input: Vec<u32> = (0..24).collect();
+        let mut out = vec![0u32; 24];
+        // SAFETY: both vectors have 24 elements.
+        unsafe {
+            StridedCopy::permute(&[2, 3, 4], &[2, 0, 1], 4).run(
+                &Pool::new(1),
+                input.as_ptr().cast(),
+                out.as_mut_ptr().cast(),
+            );
+        }
+        for (i, value) in out.iter().enumerate() {
+            let (a, b, c) = (i / 6, i / 3 % 2, i % 3);
+            assert_eq!(*value as usize, b * 12 + c * 4 + a);
+        }
+    }
+}

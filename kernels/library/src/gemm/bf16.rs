@@ -1,0 +1,451 @@
+//! bf16 products on AVX512-BF16: blocks of C in the order column block, depth block, row block.
+//!
+//! All threads pack one column block of B together and share it; each packs its own rows of A. A
+//! result is summed over the depths of a block in registers, and over blocks in C itself if that is
+//! f32 with contiguous columns, else in f32 scratch memory, to be rounded once. Neither depends on
+//! the pool.
+
+use std::arch::is_x86_feature_detected as has;
+
+use super::microkernel::{MR, NR, Store, tile};
+use super::pack::{PAIR, Source, pack_a, pack_b};
+use super::{Buffers, Gemm, Operand};
+use crate::convert::to_f32;
+use crate::dtype::Elem;
+use crate::pool::{Pool, Scratch, Shareable};
+
+/// Rows of A packed at a time: with [`KC`] depths they fill a part of the second-level cache.
+const MC: usize = 96;
+/// The most depths of a block; the depth is split evenly.
+const KC: usize = 1024;
+/// The most columns of a block: packed, 4 MiB.
+const NC: usize = 2048;
+/// The most rows whose partial sums are kept in scratch memory.
+const PARTIAL_ROWS: usize = 2048;
+/// Panels of B that a thread packs at a time.
+const PANELS: usize = 8;
+/// Tasks per thread, so that uneven ones level out.
+const TASKS_PER_THREAD: usize = 4;
+/// A batch of products smaller than this (in multiplications) is spread as whole products.
+const SMALL: usize = 1 << 22;
+
+/// Whether this CPU has the instructions.
+pub(super) fn available() -> bool {
+    crate::simd::has_avx512() && has!("avx512bf16")
+}
+
+/// Runs all products of the batch on the pool.
+///
+/// # Safety
+/// As for [`Gemm::run`]; bf16 operands, no empty dimension, [`available`].
+pub(super) unsafe fn run(shape: &Gemm, pool: &Pool, at: Buffers) {
+    let threads = pool.threads();
+    let small = shape.m * shape.n * shape.k < SMALL;
+    let even = shape.batch.is_multiple_of(threads) || shape.batch >= TASKS_PER_THREAD * threads;
+    if shape.batch > 1 && (small || even) {
+        let at = super::shareable(at);
+        pool.run_workers(shape.batch, &|index, worker| {
+            // SAFETY: the matrices of C are disjoint; the caller vouches for the rest.
+            unsafe { run_serial(shape, &mut worker.packing, shape.of_batch(at.get(), index)) };
+        });
+        return;
+    }
+    for index in 0..shape.batch {
+        // SAFETY: the caller vouches for the buffers.
+        unsafe { run_shared(shape, pool, shape.of_batch(at, index)) };
+    }
+}
+
+/// Runs one product on the calling thread.
+///
+/// # Safety
+/// As for [`run`].
+pub(super) unsafe fn run_serial(shape: &Gemm, packing: &mut Scratch, at: Buffers) {
+    let (product, at) = Product::new(shape, at);
+    let [a_bytes, shared @ ..] = product.scratch();
+    let [a, b, partial, bias] = packing.split([a_bytes, shared[0], shared[1], shared[2]]);
+    let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
+    // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
+    unsafe {
+        product.prepare_bias(&at, &scratch);
+        product.each_block(|block| {
+            for panel in (0..block.cols.div_ceil(NR)).step_by(PANELS) {
+                product.pack_panels(&at, &block, &scratch, panel);
+            }
+            let all = (0, block.cols.div_ceil(NR));
+            for row in (0..block.rows).step_by(MC) {
+                product.multiply(&at, &block, &scratch, a.cast(), row, all);
+            }
+        });
+    }
+}
+
+/// Bytes of the whole right operand when packed.
+pub(super) fn packed_bytes(whole: &Gemm) -> usize {
+    let (product, _) = Product::new(whole, NOWHERE);
+    let Gemm { n, k, .. } = product.shape;
+    n.div_ceil(product.nc) * k.div_ceil(product.kc) * product.packed_block() * size_of::<u32>()
+}
+
+/// Packs the whole right operand.
+///
+/// # Safety
+/// `b` must be valid, `out` writable for [`packed_bytes`] and 64 bytes more.
+pub(super) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
+    let (product, at) = Product::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
+    product.each_block(|block| {
+        let scratch = Shared { b: product.packed_at(out.cast(), &block), ..Shared::EMPTY };
+        for panel in (0..block.cols.div_ceil(NR)).step_by(PANELS) {
+            // SAFETY: passed on.
+            unsafe { product.pack_panels(&at, &block, &scratch, panel) };
+        }
+    });
+}
+
+/// Multiplies `m` rows by the first `n` columns and `k` depths of a packed right operand.
+///
+/// # Safety
+/// As for [`run`]; `packed` must come from [`pack_whole`] of the same product.
+pub(super) unsafe fn run_packed(
+    whole: &Gemm,
+    (m, n, k): (usize, usize, usize),
+    packing: &mut Scratch,
+    at: Buffers,
+    packed: *const u8,
+) {
+    let (mut product, at) = Product::new(whole, at);
+    debug_assert!(!product.is_swapped && whole.bias.is_none() && m <= whole.m);
+    let [a_bytes, _, partial_bytes, _] = product.scratch();
+    let [a, partial] = packing.split([a_bytes, partial_bytes]);
+    product.shape = Gemm { m, n, k, ..product.shape };
+    product.each_block(|mut block| {
+        block.panel = NR * product.kc.min(whole.k - block.depth).div_ceil(PAIR);
+        let b = product.packed_at(packed.cast_mut().cast(), &block);
+        let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
+        let all = (0, block.cols.div_ceil(NR));
+        for row in (0..block.rows).step_by(MC) {
+            // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
+            unsafe { product.multiply(&at, &block, &scratch, a.cast(), row, all) };
+        }
+    });
+}
+
+/// The buffers of a product that is only planned.
+const NOWHERE: Buffers = Buffers {
+    a: std::ptr::null(),
+    b: std::ptr::null(),
+    c: std::ptr::null_mut(),
+    bias: std::ptr::null(),
+};
+
+/// Runs one product with all threads of the pool.
+unsafe fn run_shared(shape: &Gemm, pool: &Pool, at: Buffers) {
+    let (product, at) = Product::new(shape, at);
+    let [a_bytes, shared @ ..] = product.scratch();
+    let [b, partial, bias] = pool.common(shared);
+    let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
+    let sent = Shareable::new((at, scratch));
+    // SAFETY: as in `run_serial`; panels and row-column ranges of one block are disjoint.
+    unsafe {
+        product.prepare_bias(&at, &scratch);
+        product.each_block(|block| {
+            let panels = block.cols.div_ceil(NR);
+            pool.run(panels.div_ceil(PANELS), &|chunk| {
+                let (at, scratch) = sent.get();
+                product.pack_panels(&at, &block, &scratch, chunk * PANELS);
+            });
+            let row_parts = block.rows.div_ceil(MC);
+            let wanted = if pool.threads() == 1 { 1 } else { TASKS_PER_THREAD * pool.threads() };
+            let col_parts = wanted.div_ceil(row_parts).min(panels);
+            let step = panels.div_ceil(col_parts);
+            let col_parts = panels.div_ceil(step);
+            pool.run_workers(row_parts * col_parts, &|chunk, worker| {
+                let (at, scratch) = sent.get();
+                let [a] = worker.packing.split([a_bytes]);
+                let first = chunk % col_parts * step;
+                let range = (first, panels.min(first + step));
+                let row = chunk / col_parts * MC;
+                product.multiply(&at, &block, &scratch, a.cast(), row, range);
+            });
+        });
+    }
+}
+
+/// Scratch memory that the threads share.
+#[derive(Clone, Copy)]
+struct Shared {
+    /// The packed column block of B.
+    b: *mut u32,
+    /// Partial sums of a row range of the column block.
+    partial: *mut f32,
+    /// The bias in f32.
+    bias: *mut f32,
+}
+
+impl Shared {
+    const EMPTY: Shared = Shared {
+        b: std::ptr::null_mut(),
+        partial: std::ptr::null_mut(),
+        bias: std::ptr::null_mut(),
+    };
+}
+
+/// A block of C and of the depth.
+#[derive(Clone, Copy)]
+struct Block {
+    row: usize,
+    rows: usize,
+    col: usize,
+    cols: usize,
+    depth: usize,
+    depths: usize,
+    is_first: bool,
+    is_last: bool,
+    /// Words between two packed panels of B.
+    panel: usize,
+}
+
+/// A product brought into the form of the kernel: transposed as a whole if that makes the columns
+/// of C contiguous.
+struct Product {
+    shape: Gemm,
+    /// The bias runs along the rows of C.
+    is_swapped: bool,
+    /// Rows, columns and depths of a block.
+    mc: usize,
+    nc: usize,
+    kc: usize,
+    /// Column blocks of the whole B.
+    col_blocks: usize,
+    /// The micro-kernel stores into C by itself.
+    is_direct: bool,
+    /// Sums over depth blocks are kept in scratch memory.
+    has_partial: bool,
+}
+
+impl Product {
+    fn new(shape: &Gemm, at: Buffers) -> (Product, Buffers) {
+        let is_swapped = shape.c.row == 1 && shape.c.col != 1;
+        let (shape, at) = if is_swapped {
+            let swapped = Gemm {
+                m: shape.n,
+                n: shape.m,
+                a: shape.b.transposed(),
+                b: shape.a.transposed(),
+                c: shape.c.transposed(),
+                ..*shape
+            };
+            (swapped, Buffers { a: at.b, b: at.a, ..at })
+        } else {
+            (*shape, at)
+        };
+        let kc = even_part(shape.k, KC).next_multiple_of(PAIR);
+        let nc = even_part(shape.n, NC).next_multiple_of(NR);
+        let is_direct = shape.c.col == 1 && shape.c.elem != Elem::F16;
+        let in_place = is_direct && shape.c.elem == Elem::F32;
+        let has_partial = kc < shape.k && !in_place;
+        let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
+        let mc = mc.next_multiple_of(MC);
+        let col_blocks = shape.n.div_ceil(nc);
+        (Product { shape, is_swapped, mc, nc, kc, col_blocks, is_direct, has_partial }, at)
+    }
+
+    /// Words of a packed block of B.
+    fn packed_block(&self) -> usize {
+        self.nc * (self.kc / PAIR)
+    }
+
+    /// Where a block of the whole packed B begins.
+    fn packed_at(&self, packed: *mut u32, block: &Block) -> *mut u32 {
+        let index = block.depth / self.kc * self.col_blocks + block.col / self.nc;
+        packed.wrapping_add(index * self.packed_block())
+    }
+
+    /// Bytes of: packed A of one thread, packed B, partial sums, bias.
+    fn scratch(&self) -> [usize; 4] {
+        let word = size_of::<u32>();
+        let pairs = self.kc / PAIR;
+        let rows = MC.min(self.shape.m.next_multiple_of(MR));
+        let bias = if self.is_swapped { self.shape.m } else { self.shape.n };
+        [
+            rows * pairs * word,
+            self.nc * pairs * word,
+            if self.has_partial { self.mc.min(self.shape.m) * self.nc * word } else { 0 },
+            if self.shape.bias.is_some() { bias.next_multiple_of(NR) * word } else { 0 },
+        ]
+    }
+
+    unsafe fn prepare_bias(&self, at: &Buffers, scratch: &Shared) {
+        if let Some(elem) = self.shape.bias {
+            let len = if self.is_swapped { self.shape.m } else { self.shape.n };
+            // SAFETY: the part holds the bias, rounded up to whole panels.
+            unsafe {
+                scratch.bias.write_bytes(0, len.next_multiple_of(NR));
+                to_f32(at.bias, elem, std::slice::from_raw_parts_mut(scratch.bias, len));
+            }
+        }
+    }
+
+    /// Calls `body` for each block, in the order that sums demand.
+    fn each_block(&self, mut body: impl FnMut(Block)) {
+        let Gemm { m, n, k, .. } = self.shape;
+        for row in (0..m).step_by(self.mc) {
+            for col in (0..n).step_by(self.nc) {
+                for depth in (0..k).step_by(self.kc) {
+                    let depths = self.kc.min(k - depth);
+                    body(Block {
+                        row,
+                        rows: self.mc.min(m - row),
+                        col,
+                        cols: self.nc.min(n - col),
+                        depth,
+                        depths,
+                        is_first: depth == 0,
+                        is_last: depth + depths == k,
+                        panel: NR * depths.div_ceil(PAIR),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Packs some panels of B, from number `first` on.
+    unsafe fn pack_panels(&self, at: &Buffers, block: &Block, scratch: &Shared, first: usize) {
+        let Operand { row, col, .. } = self.shape.b;
+        let skip = first * NR;
+        let start =
+            at.b.cast::<u16>()
+                .wrapping_offset(block.depth as isize * row + (block.col + skip) as isize * col);
+        let lines = (PANELS * NR).min(block.cols - skip);
+        let src = Source { start, line: col, depth: row, lines, depths: block.depths };
+        // SAFETY: the features are present; the part holds the whole column block.
+        unsafe { pack_b(&src, scratch.b.add(first * block.panel)) };
+    }
+
+    /// Packs up to [`MC`] rows of A into `a` and multiplies them by a range of panels of B.
+    unsafe fn multiply(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        a: *mut u32,
+        row: usize,
+        (first, last): (usize, usize),
+    ) {
+        let shape = &self.shape;
+        let pairs = block.depths.div_ceil(PAIR);
+        let rows = MC.min(block.rows - row);
+        let start = at.a.cast::<u16>().wrapping_offset(
+            (block.row + row) as isize * shape.a.row + block.depth as isize * shape.a.col,
+        );
+        let src = Source {
+            start,
+            line: shape.a.row,
+            depth: shape.a.col,
+            lines: rows,
+            depths: block.depths,
+        };
+        // SAFETY: the features are present; the caller vouches for the buffers.
+        unsafe {
+            pack_a(&src, a);
+            for panel in first..last {
+                let b = scratch.b.add(panel * block.panel);
+                for i in (0..rows).step_by(MR) {
+                    let a = a.add(i * pairs);
+                    let size = (MR.min(rows - i), NR.min(block.cols - panel * NR));
+                    self.tile(at, block, scratch, (a, b, pairs), (row + i, panel * NR), size);
+                }
+            }
+        }
+    }
+
+    /// Computes the tile at `(i, j)` of the block.
+    #[inline]
+    unsafe fn tile(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        (a, b, pairs): (*const u32, *const u32, usize),
+        (i, j): (usize, usize),
+        (rows, cols): (usize, usize),
+    ) {
+        let shape = &self.shape;
+        let (row, col) = (block.row + i, block.col + j);
+        let c = shape.c.elem.at_mut(at.c, row as isize * shape.c.row + col as isize * shape.c.col);
+        let partial = scratch.partial.wrapping_add(i * self.nc + j);
+        let has_bias = shape.bias.is_some() && block.is_last;
+        let (bias, row_bias) = match (has_bias, self.is_swapped) {
+            (false, _) => (std::ptr::null(), std::ptr::null()),
+            (true, false) => (scratch.bias.wrapping_add(col).cast_const(), std::ptr::null()),
+            (true, true) => (std::ptr::null(), scratch.bias.wrapping_add(row).cast_const()),
+        };
+        let mut store = Store {
+            c,
+            c_row: shape.c.row,
+            elem: shape.c.elem,
+            load_c: shape.accumulate,
+            partial: std::ptr::null(),
+            partial_row: self.nc as isize,
+            bias,
+            row_bias,
+            alpha: shape.alpha,
+            rows,
+            cols,
+        };
+        if self.has_partial {
+            if !block.is_first {
+                store.partial = partial;
+            }
+            if !block.is_last {
+                store.c = partial.cast();
+                store.c_row = self.nc as isize;
+                store.elem = Elem::F32;
+                store.load_c = false;
+            }
+        } else if !block.is_first {
+            store.load_c = true;
+        }
+        // SAFETY: the features are present; the caller vouches for the buffers.
+        unsafe {
+            if self.is_direct || (self.has_partial && !block.is_last) {
+                tile(pairs, a, b, &store);
+            } else {
+                self.scattered(pairs, a, b, &store);
+            }
+        }
+    }
+
+    /// Computes a tile whose elements of C the micro-kernel cannot store.
+    #[cold]
+    unsafe fn scattered(&self, pairs: usize, a: *const u32, b: *const u32, store: &Store) {
+        let mut square = [0f32; MR * NR];
+        let local = Store {
+            c: square.as_mut_ptr().cast(),
+            c_row: NR as isize,
+            elem: Elem::F32,
+            load_c: false,
+            ..*store
+        };
+        let Operand { elem, row, col, .. } = self.shape.c;
+        // SAFETY: the features are present; the elements are those of the tile.
+        unsafe {
+            tile(pairs, a, b, &local);
+            for i in 0..store.rows {
+                for j in 0..store.cols {
+                    let at = i as isize * row + j as isize * col;
+                    let mut value = square[i * NR + j];
+                    if store.load_c {
+                        value += elem.load(store.c, at);
+                    }
+                    elem.store(store.c, at, value);
+                }
+            }
+        }
+    }
+}
+
+/// The size of a part if `len` is split evenly into the fewest parts of at most `most`.
+fn even_part(len: usize, most: usize) -> usize {
+    len.div_ceil(len.div_ceil(most).max(1))
+}

@@ -1,0 +1,125 @@
+//! The bf16 micro-kernel: a tile of 12 x 32 results in 24 registers, fed by `vdpbf16ps` from packed
+//! panels, with scale, bias, former contents and rounding fused into the store.
+
+use std::arch::x86_64::*;
+
+use crate::dtype::Elem;
+
+/// Rows of a tile.
+pub(super) const MR: usize = 12;
+/// Columns of a tile.
+pub(super) const NR: usize = 32;
+
+/// Where a tile goes and what is added on the way:
+/// `c = alpha * product + partial + former c + bias`, rounded to the type of C.
+#[derive(Clone, Copy)]
+pub(super) struct Store {
+    /// The tile of C; columns are contiguous.
+    pub(super) c: *mut u8,
+    /// Elements between two rows of C.
+    pub(super) c_row: isize,
+    /// f32 or bf16.
+    pub(super) elem: Elem,
+    /// Adds the former contents of C.
+    pub(super) load_c: bool,
+    /// An f32 tile to add, or null.
+    pub(super) partial: *const f32,
+    /// Elements between two rows of it.
+    pub(super) partial_row: isize,
+    /// One f32 for each column (32 readable), or null.
+    pub(super) bias: *const f32,
+    /// One f32 for each row, or null.
+    pub(super) row_bias: *const f32,
+    /// Factor of the product.
+    pub(super) alpha: f32,
+    /// Rows to store, at most [`MR`].
+    pub(super) rows: usize,
+    /// Columns to store, at most [`NR`].
+    pub(super) cols: usize,
+}
+
+/// Multiplies a panel of A by a panel of B over `pairs` pairs of depths, and stores the tile.
+///
+/// # Safety
+/// The panels must hold `pairs` pairs, `store` must be valid; the CPU must have the features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn tile(pairs: usize, a: *const u32, b: *const u32, store: &Store) {
+    let mut acc = [[_mm512_setzero_ps(); 2]; MR];
+    let (mut a, mut b) = (a, b);
+    // SAFETY: the panels hold `pairs` pairs. A prefetch may take any address.
+    unsafe {
+        for row in 0..store.rows {
+            let line = store.elem.at(store.c, row as isize * store.c_row);
+            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+            _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
+        }
+        for _ in 0..pairs {
+            let b0 = as_bf16(_mm512_loadu_si512(b.cast()));
+            let b1 = as_bf16(_mm512_loadu_si512(b.add(16).cast()));
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let x = as_bf16(_mm512_set1_epi32(*a.add(i) as i32));
+                acc[0] = _mm512_dpbf16_ps(acc[0], x, b0);
+                acc[1] = _mm512_dpbf16_ps(acc[1], x, b1);
+            }
+            a = a.add(MR);
+            b = b.add(NR);
+        }
+    }
+    let mask = if store.cols >= NR { u32::MAX } else { (1 << store.cols) - 1 };
+    let masks = [mask as u16, (mask >> 16) as u16];
+    let alpha = _mm512_set1_ps(store.alpha);
+    // SAFETY: rows and masks keep all accesses inside the tile.
+    unsafe {
+        let mut bias = [_mm512_setzero_ps(); 2];
+        if !store.bias.is_null() {
+            bias = [_mm512_loadu_ps(store.bias), _mm512_loadu_ps(store.bias.add(16))];
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            if i >= store.rows {
+                break;
+            }
+            let mut row_bias = bias;
+            if !store.row_bias.is_null() {
+                let value = _mm512_set1_ps(*store.row_bias.add(i));
+                row_bias = [_mm512_add_ps(bias[0], value), _mm512_add_ps(bias[1], value)];
+            }
+            let i = i as isize;
+            for half in 0..2 {
+                let mask = masks[half];
+                let mut value = _mm512_mul_ps(acc[half], alpha);
+                if !store.partial.is_null() {
+                    let at = store.partial.offset(i * store.partial_row).add(half * 16);
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
+                }
+                let at = i * store.c_row + half as isize * 16;
+                match store.elem {
+                    Elem::F32 => {
+                        let c = store.c.cast::<f32>().offset(at);
+                        if store.load_c {
+                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
+                        }
+                        _mm512_mask_storeu_ps(c, mask, _mm512_add_ps(value, row_bias[half]));
+                    }
+                    _ => {
+                        let c = store.c.cast::<i16>().offset(at);
+                        if store.load_c {
+                            let old = _mm256_maskz_loadu_epi16(mask, c);
+                            let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
+                            value = _mm512_add_ps(value, _mm512_castsi512_ps(old));
+                        }
+                        let value = _mm512_cvtneps_pbh(_mm512_add_ps(value, row_bias[half]));
+                        let value = std::mem::transmute::<__m256bh, __m256i>(value);
+                        _mm256_mask_storeu_epi16(c, mask, value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+#[inline]
+fn as_bf16(words: __m512i) -> __m512bh {
+    // SAFETY: both are 64 plain bytes.
+    unsafe { std::mem::transmute(words) }
+}

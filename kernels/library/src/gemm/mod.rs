@@ -1,0 +1,257 @@
+//! Batched matrix product `C = alpha * A @ B [+ C] [+ bias]` with f32 accumulation.
+//!
+//! A and B have one element type, C and the bias any; all strides are free, so a transpose costs
+//! nothing. bf16 on a CPU with AVX512-BF16 runs on the own micro-kernel (`bf16`); everything
+//! else goes block by block through the crate `gemm` (`blocked`).
+//!
+//! The bits of the result depend on the shapes and on the CPU's features, not on the pool. The
+//! bf16 instructions treat subnormal bf16 numbers as zero.
+
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod microkernel;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+
+use crate::dtype::Elem;
+use crate::pool::{Pool, Scratch, Shareable};
+
+/// Where the elements of a matrix lie; strides count elements and may be negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// Element type.
+    pub elem: Elem,
+    /// Distance between two rows.
+    pub row: isize,
+    /// Distance between two columns.
+    pub col: isize,
+    /// Distance between two matrices of the batch; 0 uses one matrix for all (not for C).
+    pub batch: isize,
+}
+
+impl Operand {
+    /// A row-major `rows x cols` matrix; consecutive matrices of a batch follow each other.
+    pub fn row_major(elem: Elem, rows: usize, cols: usize) -> Operand {
+        Operand { elem, row: cols as isize, col: 1, batch: (rows * cols) as isize }
+    }
+
+    /// The transposed view: a `rows x cols` matrix seen as `cols x rows`.
+    #[must_use]
+    pub fn transposed(self) -> Operand {
+        Operand { row: self.col, col: self.row, ..self }
+    }
+
+    /// The same matrix for each element of the batch.
+    #[must_use]
+    pub fn broadcast(self) -> Operand {
+        Operand { batch: 0, ..self }
+    }
+}
+
+/// A batched matrix product: `A[m, k] @ B[k, n] -> C[m, n]`, `batch` times.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gemm {
+    /// Rows of A and C.
+    pub m: usize,
+    /// Columns of B and C.
+    pub n: usize,
+    /// Columns of A, rows of B. If zero the product is zero.
+    pub k: usize,
+    /// Number of products.
+    pub batch: usize,
+    /// The left operand.
+    pub a: Operand,
+    /// The right operand, of the same element type as the left.
+    pub b: Operand,
+    /// The result. Its elements must be distinct.
+    pub c: Operand,
+    /// The type of a contiguous vector of `n` elements that is added to each row.
+    pub bias: Option<Elem>,
+    /// Adds to the former contents of C instead of replacing them.
+    pub accumulate: bool,
+    /// Factor of the product (not of the bias nor of the former contents).
+    pub alpha: f32,
+}
+
+/// The pointers of one product.
+#[derive(Clone, Copy)]
+struct Buffers {
+    a: *const u8,
+    b: *const u8,
+    c: *mut u8,
+    bias: *const u8,
+}
+
+impl Gemm {
+    /// `C = A @ B` of row-major matrices.
+    pub fn row_major(elem: Elem, out: Elem, m: usize, n: usize, k: usize) -> Gemm {
+        Gemm {
+            m,
+            n,
+            k,
+            batch: 1,
+            a: Operand::row_major(elem, m, k),
+            b: Operand::row_major(elem, k, n),
+            c: Operand::row_major(out, m, n),
+            bias: None,
+            accumulate: false,
+            alpha: 1.0,
+        }
+    }
+
+    /// Floating-point operations of the whole batch.
+    pub fn flops(&self) -> usize {
+        2 * self.m * self.n * self.k * self.batch
+    }
+
+    /// Runs the product on the pool.
+    ///
+    /// # Panics
+    /// If A and B differ in element type.
+    ///
+    /// # Safety
+    /// The pointers must be aligned to their elements and valid for every element that shapes and
+    /// strides reach: A and B for reads, C for writes (and reads if `accumulate`), `bias` for `n`
+    /// reads if there is one (else it may be null). C must not overlap the others.
+    pub unsafe fn run(&self, pool: &Pool, a: *const u8, b: *const u8, c: *mut u8, bias: *const u8) {
+        assert_eq!(self.a.elem, self.b.elem, "A and B must have one element type");
+        let shape = self.folded();
+        if shape.m == 0 || shape.n == 0 || shape.batch == 0 {
+            return;
+        }
+        let buffers = Buffers { a, b, c, bias };
+        // SAFETY: the caller vouches for the buffers.
+        unsafe {
+            if shape.k > 0 && shape.is_own_bf16() {
+                #[cfg(target_arch = "x86_64")]
+                bf16::run(&shape, pool, buffers);
+            } else {
+                blocked::run(&shape, pool, buffers);
+            }
+        }
+    }
+
+    /// As [`Gemm::run`], on the calling thread.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    pub(crate) unsafe fn run_serial(
+        &self,
+        packing: &mut Scratch,
+        a: *const u8,
+        b: *const u8,
+        c: *mut u8,
+        bias: *const u8,
+    ) {
+        debug_assert_eq!(self.a.elem, self.b.elem);
+        let shape = self.folded();
+        if shape.m == 0 || shape.n == 0 || shape.batch == 0 {
+            return;
+        }
+        for index in 0..shape.batch {
+            // SAFETY: the caller vouches for the buffers.
+            unsafe {
+                let buffers = shape.of_batch(Buffers { a, b, c, bias }, index);
+                if shape.k > 0 && shape.is_own_bf16() {
+                    #[cfg(target_arch = "x86_64")]
+                    bf16::run_serial(&shape, packing, buffers);
+                } else {
+                    blocked::run_serial(&shape, packing, buffers);
+                }
+            }
+        }
+    }
+
+    /// Bytes that [`Gemm::pack`] needs for the right operand; 0 if packing does not help.
+    pub(crate) fn packed_bytes(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_packable() {
+            return bf16::packed_bytes(self);
+        }
+        0
+    }
+
+    /// Packs the right operand for several [`Gemm::run_packed`].
+    ///
+    /// # Safety
+    /// `b` must be valid, `out` writable for [`Gemm::packed_bytes`] and 64 bytes more.
+    pub(crate) unsafe fn pack(&self, b: *const u8, out: *mut u8) {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_packable() {
+            // SAFETY: passed on.
+            unsafe { bf16::pack_whole(self, b, out) };
+        }
+        let _ = (b, out);
+    }
+
+    /// As [`Gemm::run_serial`], for up to `m` rows, the first `n` columns and the first `k` depths
+    /// of a right operand that [`Gemm::pack`] packed.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`]; `packed` must come from the same product and operand.
+    pub(crate) unsafe fn run_packed(
+        &self,
+        (m, n, k): (usize, usize, usize),
+        packing: &mut Scratch,
+        a: *const u8,
+        (b, packed): (*const u8, *const u8),
+        c: *mut u8,
+    ) {
+        // SAFETY: passed on.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if self.is_packable() && m > 0 && n > 0 && k > 0 {
+                let at = Buffers { a, b, c, bias: std::ptr::null() };
+                return bf16::run_packed(self, (m, n, k), packing, at, packed);
+            }
+            let _ = packed;
+            Gemm { m, n, k, ..*self }.run_serial(packing, a, b, c, std::ptr::null());
+        }
+    }
+
+    fn is_packable(&self) -> bool {
+        let is_plain = self.batch == 1 && self.bias.is_none() && self.c.col == 1;
+        is_plain && self.n > 0 && self.k > 0 && self.is_own_bf16()
+    }
+
+    /// Whether the own bf16 micro-kernel applies here.
+    fn is_own_bf16(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self.a.elem == Elem::BF16 {
+            return bf16::available();
+        }
+        false
+    }
+
+    /// The same product with the batch folded into the rows where B is shared and the rows of
+    /// consecutive matrices follow each other.
+    fn folded(&self) -> Gemm {
+        let m = self.m as isize;
+        let folds = self.batch > 1
+            && self.b.batch == 0
+            && self.a.batch == m * self.a.row
+            && self.c.batch == m * self.c.row;
+        if folds { Gemm { m: self.m * self.batch, batch: 1, ..*self } } else { *self }
+    }
+
+    /// The pointers of one matrix of the batch.
+    fn of_batch(&self, at: Buffers, index: usize) -> Buffers {
+        let index = index as isize;
+        Buffers {
+            a: self.a.elem.at(at.a, index * self.a.batch),
+            b: self.b.elem.at(at.b, index * self.b.batch),
+            c: self.c.elem.at_mut(at.c, index * self.c.batch),
+            bias: at.bias,
+        }
+    }
+}
+
+/// The buffers, to be sent to the threads of a pool.
+fn shareable(at: Buffers) -> Shareable<Buffers> {
+    Shareable::new(at)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,27 @@
+//! Hand-written CPU kernels of the training runtime: matrix products, attention, embedding,
+//! strided copies, conversions and reductions.
+//!
+//! Everything works on raw pointers into buffers that the caller has planned, and runs on a
+//! [`pool::Pool`] that the caller owns. Result bits never depend on scheduling, nor on the number
+//! of threads of the pool: work is split by shape, and each output element is summed in one order.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`pool`] | worker threads and their scratch memory |
+//! | [`dtype`] | the floating-point element types of the kernels |
+//! | [`gemm`] | batched matrix product with bias and accumulation |
+//! | [`attention`] | scaled dot-product attention, forward and backward |
+//! | [`embedding`] | row gather and its gradient |
+//! | [`copy`] | strided copies and transposes |
+//! | [`convert`] | casts between element types |
+//! | [`reduce`] | sums and sums of squares |
+
+pub mod attention;
+pub mod convert;
+pub mod copy;
+pub mod dtype;
+pub mod embedding;
+pub mod gemm;
+pub mod pool;
+pub mod reduce;
+mod simd;

@@ -1,0 +1,85 @@
+//! Run-time choice of the vector width for loops that the compiler vectorizes by itself.
+//!
+//! The body is compiled three times (AVX-512, AVX2 with FMA, baseline) and gives the same bits each
+//! time: the compiler never contracts `a * b + c` on its own, and `mul_add` is exact everywhere
+//! (without hardware support it is slow).
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{AVX2, AVX512, has_avx512, level};
+
+/// Defines a function whose body is compiled for AVX-512, AVX2 and the baseline, and picks the
+/// best at run time.
+macro_rules! vectorized {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    body($($arg),*)
+                }
+                match $crate::simd::level() {
+                    // SAFETY: the level says that the features are present.
+                    $crate::simd::AVX512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::simd::AVX2 => return unsafe { avx2($($arg),*) },
+                    _ => {}
+                }
+            }
+            body($($arg),*)
+        }
+    };
+}
+pub(crate) use vectorized;
+
+/// Detection of the level, once.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::is_x86_feature_detected as has;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    /// Neither of the following.
+    const BASELINE: u8 = 1;
+    /// AVX2 and FMA.
+    pub(crate) const AVX2: u8 = 2;
+    /// AVX-512 F, BW, DQ, VL, and FMA.
+    pub(crate) const AVX512: u8 = 3;
+
+    /// The level of the CPU, detected once; 0 before that.
+    static LEVEL: AtomicU8 = AtomicU8::new(0);
+
+    /// The widest level that this CPU has.
+    #[inline]
+    pub(crate) fn level() -> u8 {
+        match LEVEL.load(Ordering::Relaxed) {
+            0 => detect(),
+            level => level,
+        }
+    }
+
+    #[cold]
+    fn detect() -> u8 {
+        let avx512 = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+        let level = match (has!("avx2") && has!("fma"), avx512) {
+            (true, true) => AVX512,
+            (true, false) => AVX2,
+            _ => BASELINE,
+        };
+        LEVEL.store(level, Ordering::Relaxed);
+        level
+    }
+
+    /// Whether the AVX-512 subset that the kernels use (F, BW, DQ, VL) is present.
+    #[inline]
+    pub(crate) fn has_avx512() -> bool {
+        level() == AVX512
+    }
+}

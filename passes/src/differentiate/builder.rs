@@ -1,0 +1,172 @@
+//! What the gradient rules build with: nodes of region backward that carry the origin of the forward
+//! node they belong to.
+
+use crate::pass::bug;
+use frit_ir::ops::{BinaryFn, Cast, CompareFn, Constant, Op, Reshape, SumTo, UnaryFn};
+use frit_ir::{DType, Diagnostic, Graph, Origin, Region, Shape, Tensor, TensorType, ValueId};
+
+/// Why a rule gives no gradient.
+#[derive(Debug)]
+pub(super) enum RuleError {
+    /// There is no gradient rule; names the operation.
+    Unsupported(String),
+    /// The rule built a wrong node.
+    Bug(Box<Diagnostic>),
+}
+
+impl From<RuleError> for Diagnostic {
+    fn from(error: RuleError) -> Diagnostic {
+        match error {
+            RuleError::Bug(diagnostic) => *diagnostic,
+            RuleError::Unsupported(what) => {
+                Diagnostic::error("E060", format!("{what} has no gradient rule"))
+            }
+        }
+    }
+}
+
+/// Results of rules and of the steps that they take.
+pub(super) type Rule<T> = Result<T, RuleError>;
+
+/// Cotangents of the operands of a node; `None` where there is none or it is zero.
+pub(super) type Gradients = Rule<Vec<Option<ValueId>>>;
+
+/// Adds backward nodes for one forward node.
+pub(super) struct Builder<'g> {
+    /// The graph.
+    pub(super) graph: &'g mut Graph,
+    /// Of each operand, whether its cotangent is wanted.
+    pub(super) needs: Vec<bool>,
+    origin: Origin,
+}
+
+impl<'g> Builder<'g> {
+    pub(super) fn new(graph: &'g mut Graph, forward: &Origin) -> Self {
+        let origin = forward.by(super::INFO.name);
+        Builder { graph, needs: Vec::new(), origin }
+    }
+
+    /// Adds a node and returns all results.
+    pub(super) fn emit_all(&mut self, op: Op, inputs: &[ValueId]) -> Rule<Vec<ValueId>> {
+        self.graph
+            .add(op, inputs, self.origin.clone(), Region::Backward)
+            .map_err(|e| RuleError::Bug(Box::new(bug(super::INFO.name)(e))))
+    }
+
+    /// Adds a node and returns its first result.
+    pub(super) fn emit(&mut self, op: Op, inputs: &[ValueId]) -> Rule<ValueId> {
+        self.emit_all(op, inputs).map(|outputs| outputs[0])
+    }
+
+    /// Whether the cotangent of operand `i` is wanted.
+    pub(super) fn needs(&self, i: usize) -> bool {
+        self.needs.get(i).copied().unwrap_or(false)
+    }
+
+    /// Type of a value.
+    pub(super) fn ty(&self, value: ValueId) -> TensorType {
+        self.graph.ty(value).clone()
+    }
+
+    /// Dtype of the cotangents of `value`: f32 for a low-precision view of an f32 parameter, so that
+    /// its gradient is never rounded; its own otherwise.
+    pub(super) fn grad_dtype(&self, value: ValueId) -> DType {
+        let own = self.graph.ty(value).dtype;
+        if !own.is_low_precision() {
+            return own;
+        }
+        let mut at = value;
+        loop {
+            let def = self.graph.def(at);
+            match &def.op {
+                Op::Param(p) if p.ty.dtype == DType::F32 => return DType::F32,
+                Op::Cast(_)
+                | Op::Transpose(_)
+                | Op::Reshape(_)
+                | Op::Slice(_)
+                | Op::Pad(_)
+                | Op::AllGather(_) => at = def.inputs[0],
+                _ => return own,
+            }
+        }
+    }
+
+    /// A constant of shape `[]`, which broadcasts.
+    pub(super) fn constant(&mut self, dtype: DType, value: f64) -> Rule<ValueId> {
+        let value = Tensor::splat(TensorType::scalar(dtype), value);
+        self.emit(Op::Constant(Constant { value }), &[])
+    }
+
+    /// A constant zero tensor.
+    pub(super) fn zeros(&mut self, ty: TensorType) -> Rule<ValueId> {
+        self.emit(Op::Constant(Constant { value: Tensor::splat(ty, 0.0) }), &[])
+    }
+
+    /// `value` converted, or itself.
+    pub(super) fn cast(&mut self, value: ValueId, to: DType) -> Rule<ValueId> {
+        if self.graph.ty(value).dtype == to {
+            return Ok(value);
+        }
+        self.emit(Op::Cast(Cast { to }), &[value])
+    }
+
+    /// `value` in another shape, or itself.
+    pub(super) fn reshape(&mut self, value: ValueId, shape: impl Into<Shape>) -> Rule<ValueId> {
+        let shape = shape.into();
+        if self.graph.ty(value).shape == shape {
+            return Ok(value);
+        }
+        self.emit(Op::Reshape(Reshape { shape }), &[value])
+    }
+
+    pub(super) fn unary(&mut self, f: UnaryFn, x: ValueId) -> Rule<ValueId> {
+        self.emit(Op::Unary(f), &[x])
+    }
+
+    pub(super) fn binary(&mut self, f: BinaryFn, a: ValueId, b: ValueId) -> Rule<ValueId> {
+        self.emit(Op::Binary(f), &[a, b])
+    }
+
+    pub(super) fn add(&mut self, a: ValueId, b: ValueId) -> Rule<ValueId> {
+        self.binary(BinaryFn::Add, a, b)
+    }
+
+    pub(super) fn mul(&mut self, a: ValueId, b: ValueId) -> Rule<ValueId> {
+        self.binary(BinaryFn::Mul, a, b)
+    }
+
+    pub(super) fn div(&mut self, a: ValueId, b: ValueId) -> Rule<ValueId> {
+        self.binary(BinaryFn::Div, a, b)
+    }
+
+    pub(super) fn neg(&mut self, x: ValueId) -> Rule<ValueId> {
+        self.unary(UnaryFn::Neg, x)
+    }
+
+    pub(super) fn compare(&mut self, f: CompareFn, a: ValueId, b: ValueId) -> Rule<ValueId> {
+        self.emit(Op::Compare(f), &[a, b])
+    }
+
+    pub(super) fn select(&mut self, c: ValueId, a: ValueId, b: ValueId) -> Rule<ValueId> {
+        self.emit(Op::Select, &[c, a, b])
+    }
+
+    /// `x` times a number.
+    pub(super) fn scaled(&mut self, x: ValueId, factor: f64) -> Rule<ValueId> {
+        let dtype = self.graph.ty(x).dtype;
+        let factor = self.constant(dtype, factor)?;
+        self.mul(x, factor)
+    }
+
+    /// The cotangent `gradient` of a broadcast use of `operand`: summed to its shape, in the dtype
+    /// that its cotangents have.
+    pub(super) fn sum_to(&mut self, gradient: ValueId, operand: ValueId) -> Rule<ValueId> {
+        let (from, shape) = (self.ty(gradient), self.ty(operand).shape);
+        let to = self.grad_dtype(operand);
+        if from.shape == shape {
+            return self.cast(gradient, to);
+        }
+        let dtype = (from.dtype != to).then_some(to);
+        self.emit(Op::SumTo(SumTo { shape, dtype }), &[gradient])
+    }
+}

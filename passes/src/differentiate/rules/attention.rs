@@ -1,0 +1,23 @@
+//! Gradient rule of attention: one node gives the cotangents of queries, keys and values.
+
+use super::super::builder::{Builder, Gradients};
+use super::unsupported;
+use frit_ir::ValueId;
+use frit_ir::ops::{Attention, AttentionGrad, Op};
+
+pub(super) fn attention(
+    b: &mut Builder<'_>,
+    op: &Attention,
+    x: &[ValueId],
+    y: &[ValueId],
+    dy: ValueId,
+) -> Gradients {
+    if b.needs(3) {
+        return Err(unsupported("the mask of `attention`"));
+    }
+    let mut operands = vec![dy, x[0], x[1], x[2], y[0], y[1]];
+    operands.extend(x.get(3));
+    let grad = AttentionGrad { scale: op.scale, causal: op.causal };
+    let grads = b.emit_all(Op::AttentionGrad(grad), &operands)?;
+    Ok((0..x.len()).map(|i| grads.get(i).copied().filter(|_| b.needs(i))).collect())
+}

@@ -1,0 +1,25 @@
+//! Every graph-to-graph and graph-to-plan transformation, the cost model, and the plan verifier.
+//!
+//! Passes know no device, only a target description, and do no input or output.
+
+#![forbid(unsafe_code)]
+
+pub mod autocast;
+pub mod canonicalize;
+pub mod cost;
+pub mod differentiate;
+pub mod fuse;
+pub mod loss;
+pub mod loss_scale;
+pub mod lower;
+pub mod memory;
+pub mod pad_tensor_cores;
+pub mod pass;
+pub mod raise;
+pub mod schedule;
+pub mod shard;
+pub mod simplify;
+pub mod update;
+pub mod verify_plan;
+
+pub use pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, Remark};

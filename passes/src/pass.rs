@@ -1,0 +1,128 @@
+//! What a pass is: a transformation of the graph with its contract as data.
+
+use frit_ir::plan::UnitSpec;
+use frit_ir::{Diagnostic, Graph, GraphError, Origin};
+use serde::{Deserialize, Serialize};
+
+/// A fact about a graph that some passes establish and others need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Property {
+    /// A scalar loss is an output (`loss_sum`, `loss_count`).
+    HasLoss,
+    /// No constant expression, duplicate or dead node is left.
+    Canonical,
+    /// Composite operations that exporters decompose are single nodes again.
+    Raised,
+    /// Every node has the dtype that the precision policy gives it.
+    Autocast,
+    /// Gradients of all trainable parameters are outputs.
+    Differentiated,
+    /// The backward pass is seeded with the loss scale.
+    LossScaled,
+    /// Optimizer steps and all state are in the graph.
+    Updated,
+    /// Parameters are in units and collectives are in the graph.
+    Sharded,
+    /// Regions that run as one kernel are single nodes.
+    Fused,
+}
+
+/// Whether a pass may change the numbers that the graph computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Numerics {
+    /// Results stay equal bit for bit.
+    Bitwise,
+    /// Sums may be taken in another order.
+    Reassociates,
+    /// Values may be rounded to a lower precision.
+    LowersPrecision,
+}
+
+/// The contract of a pass.
+#[derive(Debug)]
+pub struct PassInfo {
+    /// Its name: the file, the flag, the log label and the test folder.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// What must hold before.
+    pub requires: &'static [Property],
+    /// What holds after.
+    pub ensures: &'static [Property],
+    /// What may no longer hold after.
+    pub breaks: &'static [Property],
+    /// Whether it may change numbers.
+    pub numerics: Numerics,
+}
+
+/// Whether a pass did anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// It edited the graph.
+    Yes,
+    /// The graph is as before.
+    No,
+}
+
+impl Changed {
+    /// `Yes` if `condition`.
+    pub fn when(condition: bool) -> Changed {
+        if condition { Changed::Yes } else { Changed::No }
+    }
+}
+
+/// Something a pass did or decided, for the plan's report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Remark {
+    /// What was done and why, in one line.
+    pub message: String,
+    /// Where.
+    pub origin: Origin,
+}
+
+/// What a pass reports while it runs.
+#[derive(Debug, Default)]
+pub struct PassContext {
+    /// What it did.
+    pub remarks: Vec<Remark>,
+    /// Warnings for the user.
+    pub warnings: Vec<Diagnostic>,
+    /// FSDP units, once `shard` has run.
+    pub units: Vec<UnitSpec>,
+}
+
+impl PassContext {
+    /// Records something done at `origin`.
+    pub fn remark(&mut self, origin: &Origin, message: impl Into<String>) {
+        self.remarks.push(Remark { message: message.into(), origin: origin.clone() });
+    }
+
+    /// Records a warning.
+    pub fn warn(&mut self, warning: Diagnostic) {
+        self.warnings.push(warning);
+    }
+}
+
+/// A transformation of the graph. Its configuration is bound when it is built.
+pub trait Pass {
+    /// Its contract.
+    fn info(&self) -> &'static PassInfo;
+
+    /// Transforms the graph. On an error the graph is not used again.
+    ///
+    /// # Errors
+    /// What the user must change, or a broken invariant of the compiler (code `B…`).
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic>;
+}
+
+/// The diagnostic for a node that a pass built wrongly.
+pub(crate) fn bug(pass: &str) -> impl Fn(GraphError) -> Diagnostic + '_ {
+    move |e| {
+        Diagnostic::error("B001", format!("internal error in pass `{pass}`: {}", e.error))
+            .at(&e.origin)
+            .note(format!("operation {} with operands {}", e.op, e.operands))
+            .help("this is a bug in frit; please report it with the model")
+    }
+}

@@ -1,0 +1,340 @@
+//! The update: finite check, clipping, optimizer, learning rate and loss scale, in region update.
+//!
+//! In: outputs `LossSum`, `LossCount` and one `Gradient` per trainable parameter. Out: carries for
+//! parameters and state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the
+//! gradients, in the order in which `grad_stats` reads them. The concat of [statistics, count, loss
+//! sum] is what `shard` sums over ranks.
+//!
+//! With accumulation, `grad_sum`, `loss_sum` and `loss_count` are states to which every micro-step adds
+//! in region backward. A carry replaces them after each micro-step; the runtime sets these three to
+//! zero after an update, whether or not the step was taken.
+
+use crate::differentiate::LOSS_SCALE;
+use crate::loss_scale::LossScaling;
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use frit_ir::ops::{
+    BinaryFn, Cast, Concat, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep, ParamKind,
+    Reshape, ScheduleKind, Split, State, UpdateLossScale, statistics_dtype, training,
+};
+use frit_ir::{DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, TensorType, ValueId};
+use std::collections::HashMap;
+
+/// The contract of [`Update`].
+pub const INFO: PassInfo = PassInfo {
+    name: "update",
+    summary: "add the optimizer, its state and the loss scaler",
+    requires: &[Property::Differentiated, Property::LossScaled],
+    ensures: &[Property::Updated],
+    breaks: &[Property::Canonical],
+    numerics: Numerics::Bitwise,
+};
+
+/// The optimizer and the defaults of its hyper-parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the fields are the keys of the configuration")]
+pub struct Optimizer {
+    pub kind: OptimizerKind,
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub momentum: f64,
+}
+
+/// The learning-rate schedule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    /// Its shape.
+    pub kind: ScheduleKind,
+    /// Steps over which the rate rises.
+    pub warmup_steps: f64,
+    /// Steps after which it stays.
+    pub total_steps: f64,
+    /// Where it ends.
+    pub min_lr: f64,
+}
+
+/// Adds the update region.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Largest norm of the gradient; 0 is no limit.
+    pub clip_grad_norm: f64,
+    /// The learning rate over time.
+    pub schedule: Schedule,
+    /// As given to the pass `loss_scale`.
+    pub scaling: LossScaling,
+    /// Micro-steps per update (A).
+    pub accumulation: usize,
+    /// Static number of loss elements of one rank's micro-batch (C).
+    pub capacity: f64,
+    /// Number of ranks (N).
+    pub world_size: usize,
+}
+
+impl Pass for Update {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let names: Vec<(String, ValueId)> = of_kind(graph, OutputKind::Gradient);
+        if names.is_empty() {
+            return Err(Diagnostic::error("E064", "no parameter is trained")
+                .help("check params.trainable and params.frozen"));
+        }
+        let (loss, count) = (one(graph, OutputKind::LossSum)?, one(graph, OutputKind::LossCount)?);
+        let params: HashMap<String, ValueId> = graph
+            .params()
+            .filter(|(_, p)| p.kind == ParamKind::Trainable)
+            .map(|(v, p)| (p.name.clone(), v))
+            .collect();
+        let scale = graph.nodes().find_map(|(_, n)| match &n.op {
+            Op::State(s) if s.name == LOSS_SCALE => Some(n.outputs[0]),
+            _ => None,
+        });
+        graph.outputs.clear();
+        let mut b = Emit { graph, hypers: HashMap::new(), origin: Origin::none().by(INFO.name) };
+        let scale = match scale {
+            Some(scale) => scale,
+            None => b.state(
+                LOSS_SCALE,
+                None,
+                TensorType::scalar(DType::F32),
+                self.scaling.init(),
+                Region::Update,
+            )?,
+        };
+        let mut gradients = Vec::with_capacity(names.len());
+        for (name, value) in names {
+            let param = *params.get(&name).ok_or_else(|| {
+                Diagnostic::error("B004", format!("gradient `{name}` belongs to no parameter"))
+            })?;
+            b.origin = b.graph.def(param).origin.by(INFO.name);
+            let dtype = statistics_dtype(b.graph.ty(param).dtype);
+            let value = b.cast(value, dtype, Region::Backward)?;
+            let value = self.accumulate(&mut b, "grad_sum", Some(&name), value)?;
+            b.graph.add_output(&name, value, OutputKind::Gradient);
+            gradients.push((name, param, value));
+        }
+        b.origin = Origin::none().by(INFO.name);
+        let loss = b.cast(loss, DType::F32, Region::Backward)?;
+        let loss = self.accumulate(&mut b, "loss_sum", None, loss)?;
+        let count = b.cast(count, DType::F32, Region::Backward)?;
+        let count = self.accumulate(&mut b, "loss_count", None, count)?;
+        self.emit_update(&mut b, scale, &gradients, loss, count)?;
+        Ok(Changed::Yes)
+    }
+}
+
+impl Update {
+    /// The sum over micro-steps so far; the value itself if there is one micro-step per update.
+    fn accumulate(
+        &self,
+        b: &mut Emit<'_>,
+        name: &str,
+        of: Option<&str>,
+        value: ValueId,
+    ) -> Result<ValueId, Diagnostic> {
+        if self.accumulation == 1 {
+            return Ok(value);
+        }
+        let ty = b.graph.ty(value).clone();
+        let state = b.state(name, of, ty, 0.0, Region::Backward)?;
+        let sum = b.add(Op::Binary(BinaryFn::Add), &[state, value], Region::Backward)?[0];
+        b.carry(name, of, sum, state);
+        Ok(sum)
+    }
+
+    fn emit_update(
+        &self,
+        b: &mut Emit<'_>,
+        scale: ValueId,
+        gradients: &[(String, ValueId, ValueId)],
+        loss: ValueId,
+        count: ValueId,
+    ) -> Result<(), Diagnostic> {
+        let o = &self.optimizer;
+        let values: Vec<ValueId> = gradients.iter().map(|g| g.2).collect();
+        let stats = b.update(Op::GradStats, &values)?[0];
+        let one = Op::Reshape(Reshape { shape: Shape::from([1]) });
+        let count_1 = b.update(one.clone(), &[count])?[0];
+        let loss_1 = b.update(one, &[loss])?[0];
+        let all = b.update(Op::Concat(Concat { axis: 0 }), &[stats, count_1, loss_1])?[0];
+        let clip = b.hyper("optimizer.clip_grad_norm", self.clip_grad_norm)?;
+        let capacity = self.capacity * (self.accumulation * self.world_size) as f64;
+        let unscaled =
+            b.update(Op::Unscale(training::Unscale { capacity }), &[all, scale, clip])?;
+        let [factor, found_inf, grad_norm, mean_loss] = unscaled[..] else {
+            return Err(Diagnostic::error("B005", "`unscale` must have four results"));
+        };
+        let step = b.state("step", None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
+        let base = b.hyper("optimizer.lr", o.lr)?;
+        let schedule = [
+            base,
+            b.hyper("schedule.warmup_steps", self.schedule.warmup_steps)?,
+            b.hyper("schedule.total_steps", self.schedule.total_steps)?,
+            b.hyper("schedule.min_lr", self.schedule.min_lr)?,
+            step,
+        ];
+        let rate = Op::LearningRate(LearningRate { kind: self.schedule.kind });
+        let lr = b.update(rate, &schedule)?[0];
+        let decay = b.hyper("optimizer.weight_decay", o.weight_decay)?;
+        let (states, mut scalars): (&[&str], Vec<ValueId>) = match o.kind {
+            OptimizerKind::Adamw => {
+                let betas = [
+                    b.hyper("optimizer.beta1", o.beta1)?,
+                    b.hyper("optimizer.beta2", o.beta2)?,
+                    b.hyper("optimizer.eps", o.eps)?,
+                ];
+                (&["adam_m", "adam_v"], vec![lr, betas[0], betas[1], betas[2], decay])
+            }
+            OptimizerKind::Sgd => (&[], vec![lr, decay]),
+            OptimizerKind::Momentum => {
+                let momentum = b.hyper("optimizer.momentum", o.momentum)?;
+                (&["momentum"], vec![lr, momentum, decay])
+            }
+        };
+        scalars.extend([step, factor, found_inf]);
+        for (name, param, gradient) in gradients {
+            b.origin = b.graph.def(*param).origin.by(INFO.name);
+            let dtype = statistics_dtype(b.graph.ty(*param).dtype);
+            let ty = b.graph.ty(*param).with_dtype(dtype);
+            let mut leaves = Vec::new();
+            for state in states {
+                leaves.push(b.state(state, Some(name), ty.clone(), 0.0, Region::Update)?);
+            }
+            let operands = [&[*param, *gradient][..], &leaves, &scalars].concat();
+            let results = b.update(Op::OptimizerStep(OptimizerStep { kind: o.kind }), &operands)?;
+            b.graph.add_output(name, results[0], OutputKind::Carry(*param));
+            for ((state, leaf), next) in states.iter().zip(leaves).zip(&results[1..]) {
+                b.carry(state, Some(name), *next, leaf);
+            }
+        }
+        b.origin = Origin::none().by(INFO.name);
+        let next_step = b.update(Op::UpdateStep, &[step, found_inf])?[0];
+        b.carry("step", None, next_step, step);
+        self.rescale(b, scale, found_inf)?;
+        // The count over all ranks is element 2 of the vector that `shard` reduces.
+        let sizes = vec![2, 1, 1];
+        let total = b.update(Op::Split(Split { axis: 0, sizes }), &[all])?[1];
+        let tokens = b.update(Op::Reshape(Reshape { shape: Shape::scalar() }), &[total])?[0];
+        for (name, value) in [
+            ("loss", mean_loss),
+            ("grad_norm", grad_norm),
+            ("lr", lr),
+            ("loss_scale", scale),
+            ("found_inf", found_inf),
+            ("tokens", tokens),
+        ] {
+            b.graph.add_output(name, value, OutputKind::Metric);
+        }
+        Ok(())
+    }
+
+    /// The next loss scale, if it changes.
+    fn rescale(
+        &self,
+        b: &mut Emit<'_>,
+        scale: ValueId,
+        found_inf: ValueId,
+    ) -> Result<(), Diagnostic> {
+        let LossScaling::Dynamic { growth_factor, backoff_factor, growth_interval, .. } =
+            self.scaling
+        else {
+            return Ok(());
+        };
+        let tracker =
+            b.state("growth_tracker", None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
+        let operands = [
+            scale,
+            tracker,
+            found_inf,
+            b.hyper("precision.growth_factor", growth_factor)?,
+            b.hyper("precision.backoff_factor", backoff_factor)?,
+            b.hyper("precision.growth_interval", growth_interval)?,
+        ];
+        let next = b.update(Op::UpdateLossScale(UpdateLossScale {}), &operands)?;
+        b.carry(LOSS_SCALE, None, next[0], scale);
+        b.carry("growth_tracker", None, next[1], tracker);
+        Ok(())
+    }
+}
+
+fn of_kind(graph: &Graph, kind: OutputKind) -> Vec<(String, ValueId)> {
+    let of_kind = graph.outputs.iter().filter(|o| o.kind == kind);
+    of_kind.map(|o| (o.name.clone(), o.value)).collect()
+}
+
+fn one(graph: &Graph, kind: OutputKind) -> Result<ValueId, Diagnostic> {
+    match of_kind(graph, kind)[..] {
+        [(_, value)] => Ok(value),
+        _ => Err(Diagnostic::error("B006", format!("update needs exactly one {kind:?} output"))),
+    }
+}
+
+/// Adds nodes of this pass.
+struct Emit<'g> {
+    graph: &'g mut Graph,
+    hypers: HashMap<String, ValueId>,
+    origin: Origin,
+}
+
+impl Emit<'_> {
+    fn add(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        region: Region,
+    ) -> Result<Vec<ValueId>, Diagnostic> {
+        self.graph.add(op, inputs, self.origin.clone(), region).map_err(bug(INFO.name))
+    }
+
+    fn update(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
+        self.add(op, inputs, Region::Update)
+    }
+
+    fn cast(&mut self, value: ValueId, to: DType, region: Region) -> Result<ValueId, Diagnostic> {
+        if self.graph.ty(value).dtype == to {
+            return Ok(value);
+        }
+        Ok(self.add(Op::Cast(Cast { to }), &[value], region)?[0])
+    }
+
+    /// The leaf of a hyper-parameter, made once.
+    fn hyper(&mut self, name: &str, default: f64) -> Result<ValueId, Diagnostic> {
+        if let Some(&value) = self.hypers.get(name) {
+            return Ok(value);
+        }
+        let value = self.update(Op::Hyper(Hyper { name: name.into(), default }), &[])?[0];
+        self.graph.set_name(value, name);
+        self.hypers.insert(name.into(), value);
+        Ok(value)
+    }
+
+    fn state(
+        &mut self,
+        name: &str,
+        of: Option<&str>,
+        ty: TensorType,
+        init: f64,
+        region: Region,
+    ) -> Result<ValueId, Diagnostic> {
+        let of_param = of.map(String::from);
+        let state = State { name: name.into(), of: of_param, ty, init, sharded: false };
+        let value = self.add(Op::State(state), &[], region)?[0];
+        self.graph.set_name(value, &qualified(name, of));
+        Ok(value)
+    }
+
+    fn carry(&mut self, name: &str, of: Option<&str>, next: ValueId, state: ValueId) {
+        self.graph.add_output(&qualified(name, of), next, OutputKind::Carry(state));
+    }
+}
+
+/// `adam_m.fc1.weight`, or the name alone for state of the whole.
+fn qualified(name: &str, of: Option<&str>) -> String {
+    of.map_or_else(|| name.into(), |of| format!("{name}.{of}"))
+}

@@ -1,0 +1,2 @@
+//! Runs a plan directory.
+fn main() {}

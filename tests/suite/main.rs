@@ -1,0 +1,1 @@
+//! Tests that cross crates, in one binary so that LLVM is linked once.
