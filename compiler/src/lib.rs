@@ -1,5 +1,10 @@
-//! TODO
+//! The compiler: front ends, configuration, the pipeline, and the commands of the program `frit`.
+
+pub mod commands;
 pub mod config;
 pub mod diagnostics;
+pub mod driver;
 pub mod import;
+pub mod pipeline;
+pub mod plan_dir;
 pub mod weights;

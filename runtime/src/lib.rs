@@ -1,1 +1,13 @@
-//! TODO
+//! Runs plans: devices, communicators, data, the step loop, metrics.
+//!
+//! The runtime obeys the plan and decides nothing. It knows no model format, no pass and no compiler.
+
+pub mod comm;
+pub mod data;
+pub mod device;
+pub mod error;
+pub mod metrics;
+pub mod plan_dir;
+pub mod run;
+
+pub use error::RunError;

@@ -13,7 +13,7 @@ mod file;
 mod summary;
 
 pub use check::{CheckError, check};
-pub use file::{FORMAT_VERSION, PlanError};
+pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
 pub use summary::{Collectives, Summary};
 
 use crate::ops::{Init, ParamKind, ReduceKind};

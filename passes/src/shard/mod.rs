@@ -310,7 +310,7 @@ fn reduce_statistics(graph: &mut Graph, full: bool) -> Result<(), Diagnostic> {
     let stats = graph.node(unscale).inputs[0];
     let sum = Op::AllReduce(AllReduce { reduce: ReduceKind::Sum, unit: None });
     let origin = graph.node(unscale).origin.by(INFO.name);
-    let mut add = |graph: &mut Graph, op: Op, inputs: &[ValueId]| {
+    let add = |graph: &mut Graph, op: Op, inputs: &[ValueId]| {
         graph.add1(op, inputs, origin.clone(), Region::Update).map_err(bug(INFO.name))
     };
     let reduced = if full {

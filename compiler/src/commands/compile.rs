@@ -1,0 +1,112 @@
+//! `frit compile`: a model into a plan directory.
+
+use crate::config::Config;
+use crate::diagnostics::Report;
+use crate::driver::{self, Observer, Request};
+use crate::plan_dir;
+use frit_ir::{Diagnostic, Graph};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Arguments of `frit compile`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit compile model.onnx --bind batch=8 -o plan
+  frit compile model.json --config train.toml --set precision.compute=bf16 --set sharding.ranks=4 -o plan
+  frit compile model.onnx --bind batch=8 --stop-after autocast --print-after autocast")]
+pub struct Args {
+    /// The model: an .onnx file, or a .json model.
+    pub model: PathBuf,
+    /// The configuration.
+    #[arg(long, value_name = "train.toml")]
+    pub config: Option<PathBuf>,
+    /// Set one key of the configuration.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Give a symbolic dimension its size; `batch` is the micro-batch of one rank.
+    #[arg(long, value_name = "DIM=N")]
+    pub bind: Vec<String>,
+    /// The plan directory to write.
+    #[arg(short, long, value_name = "PLAN", default_value = "plan")]
+    pub output: PathBuf,
+    /// Print the graph after this pass.
+    #[arg(long, value_name = "PASS")]
+    pub print_after: Vec<String>,
+    /// Write the graph after every pass into this directory.
+    #[arg(long, value_name = "DIR")]
+    pub dump_ir: Option<PathBuf>,
+    /// Stop after this pass; no plan is written.
+    #[arg(long, value_name = "PASS")]
+    pub stop_after: Option<String>,
+    /// Leave this pass out.
+    #[arg(long, value_name = "PASS")]
+    pub disable_pass: Vec<String>,
+}
+
+struct Printer<'a> {
+    args: &'a Args,
+    text: String,
+    error: Option<std::io::Error>,
+}
+
+impl Observer for Printer<'_> {
+    fn after(&mut self, index: usize, name: &str, graph: &Graph) {
+        if self.args.print_after.iter().any(|p| p == name) {
+            self.text += &format!("; after {name}\n{graph}");
+        }
+        if let Some(dir) = &self.args.dump_ir {
+            let file = dir.join(format!("{index:02}-{name}.frit"));
+            let written =
+                std::fs::create_dir_all(dir).and_then(|()| std::fs::write(file, graph.to_string()));
+            if let Err(e) = written {
+                self.error.get_or_insert(e);
+            }
+        }
+    }
+}
+
+/// Runs it.
+pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let known: Vec<&str> = super::passes::infos().iter().map(|i| i.name).collect();
+    for name in args.print_after.iter().chain(&args.disable_pass).chain(&args.stop_after) {
+        if !known.contains(&name.as_str()) {
+            let message = format!("there is no pass `{name}`");
+            let help = format!("passes are: {}", known.join(", "));
+            return Err(Diagnostic::error("E096", message).help(help).into());
+        }
+    }
+    let config = Config::load(args.config.as_deref(), &args.set)?;
+    let request = Request {
+        model: args.model.clone(),
+        binds: binds(&args.bind)?,
+        disabled: args.disable_pass.clone(),
+        stop_after: args.stop_after.clone(),
+    };
+    let mut printer = Printer { args, text: String::new(), error: None };
+    let compiled = driver::compile(&request, &config, &mut printer)?;
+    if let Some(e) = printer.error {
+        return Err(Diagnostic::error("E091", format!("cannot write the graphs: {e}")).into());
+    }
+    let Some(compiled) = compiled else { return Ok(printer.text) };
+    for warning in &compiled.warnings {
+        eprintln!("warning[{}]: {warning}", warning.code);
+    }
+    plan_dir::write(&args.output, &compiled)?;
+    printer.text += &super::inspect::summary(&compiled.plan);
+    printer.text += &format!("plan          {}\n", args.output.display());
+    Ok(printer.text)
+}
+
+fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report> {
+    let mut binds = BTreeMap::new();
+    for text in texts {
+        let parsed = text.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));
+        let Some((name, size)) = parsed else {
+            let message = format!("`--bind {text}` is not DIM=N");
+            let help = "write for example --bind batch=8";
+            return Err(Diagnostic::error("E097", message).help(help).into());
+        };
+        binds.insert(name.to_string(), size);
+    }
+    Ok(binds)
+}

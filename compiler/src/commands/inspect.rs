@@ -1,0 +1,249 @@
+//! `frit inspect`: a plan for people, or as JSON.
+
+use super::{bytes, table};
+use crate::diagnostics::Report;
+use crate::plan_dir;
+use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
+use frit_ir::Op;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum View {
+    /// The numbers people compare.
+    Summary,
+    /// Units, and every parameter with its unit and the reason why it trains or not.
+    Units,
+    /// Every conversion between float types.
+    Casts,
+    /// The tasks in order, with streams and waits.
+    Schedule,
+    /// Buffers by class, and the largest ones.
+    Memory,
+    /// What the tasks execute.
+    Kernels,
+    /// Advice.
+    Lints,
+    /// The bodies of the kernels as text.
+    Graph,
+}
+
+/// Arguments of `frit inspect`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit inspect plan
+  frit inspect plan --view schedule
+  frit inspect plan --json | jq .peak_bytes")]
+pub struct Args {
+    /// The plan directory.
+    pub plan: PathBuf,
+    /// What to show.
+    #[arg(long, value_enum, default_value = "summary")]
+    pub view: View,
+    /// As JSON, with stable keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs it.
+pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let plan = plan_dir::read(&args.plan)?;
+    if args.json {
+        let value = to_json(&plan, args.view);
+        return Ok(format!("{value:#}\n"));
+    }
+    Ok(match args.view {
+        View::Summary => summary(&plan),
+        View::Units => {
+            let mut text = String::new();
+            for (i, unit) in plan.units.iter().enumerate() {
+                text += &format!("unit {i:<3} {}: {}\n", unit.name, unit.reason);
+            }
+            text + "\n" + &rows_text(&plan, args.view)
+        }
+        View::Graph => plan
+            .kernels
+            .iter()
+            .map(|k| format!("; {} ({:?})\n{}", k.name, k.kind, k.body))
+            .collect(),
+        View::Lints if plan.lints.is_empty() => "no lints\n".into(),
+        view => rows_text(&plan, view),
+    })
+}
+
+/// The summary as text.
+pub(crate) fn summary(plan: &Plan) -> String {
+    let s = plan.summary();
+    let gap = 100.0 * (s.peak_bytes as f64 / s.peak_lower_bound_bytes.max(1) as f64 - 1.0);
+    let c = &s.collectives;
+    format!(
+        "model         {}\nranks         {} ({})\nprecision     {}\nparameters    {} in {} units\n\
+         tasks         {} with {} kernels, {} casts\n\
+         collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
+         communicated  {} per rank and step\n\
+         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound\n\
+         arithmetic    {:.2} GFLOP per rank and step\n",
+        plan.name,
+        s.ranks,
+        s.strategy,
+        s.compute_dtype,
+        s.parameters,
+        s.units,
+        s.tasks,
+        s.kernels,
+        s.casts,
+        c.all_gather,
+        c.reduce_scatter,
+        c.all_reduce,
+        bytes(s.bytes_communicated_per_step),
+        bytes(s.peak_bytes as u64),
+        bytes(s.persistent_bytes as u64),
+        s.flops_per_step as f64 / 1e9,
+    )
+}
+
+/// A view as JSON: an object for the summary, a list of objects for the others.
+pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
+    match view {
+        View::Summary => serde_json::to_value(plan.summary()).unwrap_or_default(),
+        View::Lints => serde_json::to_value(
+            plan.lints
+                .iter()
+                .map(|d| {
+                    json!({"id": d.code, "severity": d.severity, "scope": d.origin.scope,
+                           "message": d.message, "remedy": d.help})
+                })
+                .collect::<Vec<_>>(),
+        )
+        .unwrap_or_default(),
+        View::Graph => {
+            let body = |k: &frit_ir::plan::Kernel| json!({"name": k.name, "body": k.body.to_string()});
+            plan.kernels.iter().map(body).collect()
+        }
+        view => {
+            let (head, rows) = rows(plan, view);
+            rows.into_iter()
+                .map(|row| head.iter().map(|h| h.to_string()).zip(row).collect::<BTreeMap<_, _>>())
+                .map(|row| json!(row))
+                .collect()
+        }
+    }
+}
+
+fn rows_text(plan: &Plan, view: View) -> String {
+    let (head, rows) = rows(plan, view);
+    table(&head, &rows)
+}
+
+fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    match view {
+        View::Units => units(plan),
+        View::Casts => casts(plan),
+        View::Schedule => (
+            vec!["task", "stream", "region", "action", "scope", "waits", "us"],
+            plan.tasks.iter().enumerate().map(|(i, t)| schedule_row(i, t)).collect(),
+        ),
+        View::Memory => memory(plan),
+        View::Kernels => kernels(plan),
+        View::Lints => (
+            vec!["id", "severity", "scope", "message", "remedy"],
+            plan.lints
+                .iter()
+                .map(|d| {
+                    let severity = format!("{:?}", d.severity).to_lowercase();
+                    let remedy = d.help.clone().unwrap_or_default();
+                    vec![d.code.clone(), severity, d.origin.scope.to_string(), d.message.clone(), remedy]
+                })
+                .collect(),
+        ),
+        View::Summary | View::Graph => (vec![], vec![]),
+    }
+}
+
+fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let row = |p: &frit_ir::plan::ParamSpec| {
+        let unit = match p.home {
+            ParamHome::Group { group, .. } => plan.units[plan.groups[group].unit].name.clone(),
+            ParamHome::Buffer(_) => "replicated".into(),
+            ParamHome::Unused => "unused".into(),
+        };
+        let kind = format!("{:?}", p.kind).to_lowercase();
+        vec![p.name.clone(), p.ty.to_string(), unit, kind, p.reason.clone()]
+    };
+    (vec!["parameter", "type", "unit", "kind", "reason"], plan.params.iter().map(row).collect())
+}
+
+fn casts(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let mut rows = Vec::new();
+    for (i, task) in plan.tasks.iter().enumerate() {
+        let Action::Kernel { kernel, .. } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        for (_, node) in body.nodes() {
+            let Op::Cast(cast) = &node.op else { continue };
+            let from = body.ty(node.inputs[0]);
+            if from.dtype.is_float() && cast.to.is_float() {
+                let what = format!("{} to {}", from, cast.to);
+                let pass = task.origin.pass.to_string();
+                rows.push(vec![i.to_string(), task.name.clone(), what, task.origin.scope.to_string(), pass]);
+            }
+        }
+    }
+    (vec!["task", "kernel", "cast", "scope", "by"], rows)
+}
+
+fn schedule_row(i: usize, t: &Task) -> Vec<String> {
+    let waits: Vec<String> = t.waits.iter().map(|w| w.to_string()).collect();
+    let stream = format!("{:?}", t.stream).to_lowercase();
+    vec![
+        i.to_string(),
+        stream,
+        t.region.to_string(),
+        t.name.clone(),
+        t.origin.scope.to_string(),
+        waits.join(","),
+        format!("{:.1}", t.cost_us),
+    ]
+}
+
+fn memory(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let mut rows: Vec<(usize, Vec<String>)> = plan
+        .buffers
+        .iter()
+        .map(|b| {
+            let arena = if b.arena == Arena::Persistent { "persistent" } else { "workspace" };
+            let class = format!("{:?}", b.class);
+            (b.bytes, vec![bytes(b.bytes as u64), arena.into(), class, b.offset.to_string(), b.name.clone()])
+        })
+        .collect();
+    rows.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    (vec!["size", "arena", "class", "offset", "name"], rows.into_iter().map(|(_, r)| r).collect())
+}
+
+fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let mut uses: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
+    for task in &plan.tasks {
+        if let Action::Kernel { kernel, .. } = task.action {
+            let (n, us) = uses.entry(kernel).or_default();
+            *n += 1;
+            *us += task.cost_us;
+        }
+    }
+    let operands = |places: Vec<&Place>| -> String {
+        places.iter().map(|p| p.ty.to_string()).collect::<Vec<_>>().join(" ")
+    };
+    let row = |(i, k): (usize, &frit_ir::plan::Kernel)| {
+        let (n, us) = uses.get(&i).copied().unwrap_or_default();
+        let first = plan.tasks.iter().find(
+            |t| matches!(t.action, Action::Kernel { kernel, .. } if kernel == i),
+        );
+        let types = first.map(|t| operands(t.action.reads())).unwrap_or_default();
+        let ops = k.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count();
+        let kind = format!("{:?}", k.kind).to_lowercase();
+        vec![k.name.clone(), kind, n.to_string(), ops.to_string(), format!("{us:.0}"), types]
+    };
+    let rows = plan.kernels.iter().enumerate().map(row).collect();
+    (vec!["kernel", "kind", "uses", "ops", "us", "operands"], rows)
+}
+

@@ -1,0 +1,26 @@
+//! `frit passes`: the passes in order, with their contracts.
+
+use crate::config::Config;
+use crate::diagnostics::Report;
+use crate::pipeline::{self, Options};
+use frit_passes::PassInfo;
+
+/// Arguments of `frit passes`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Runs it.
+pub(super) fn execute(_: &Args) -> Result<String, Report> {
+    let rows: Vec<Vec<String>> = infos()
+        .iter()
+        .map(|i| vec![i.name.into(), format!("{:?}", i.numerics), i.summary.into()])
+        .collect();
+    Ok(super::table(&["pass", "numbers", "what it does"], &rows))
+}
+
+/// The contracts of all passes, in order.
+pub(crate) fn infos() -> Vec<&'static PassInfo> {
+    let options = Options::new(&Config::default()).expect("invariant: the defaults are implemented");
+    let passes = pipeline::forward(&options).into_iter().chain(pipeline::training(&options, 1.0));
+    passes.map(|p| p.info()).collect()
+}

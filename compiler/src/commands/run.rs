@@ -1,0 +1,68 @@
+//! `frit run`: training steps from a plan.
+
+use crate::diagnostics::Report;
+use frit_ir::Diagnostic;
+use std::path::PathBuf;
+
+/// Arguments of `frit run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit run plan --data data.safetensors --steps 100 --metrics metrics.jsonl
+  frit run plan --data tokens.bin --steps 1 --dump-grads grads.safetensors
+  frit run plan --data data.npz --steps 3 --interpret")]
+pub struct Args {
+    /// The plan directory.
+    pub plan: PathBuf,
+    /// A .safetensors or .npz file with one tensor per input, or a token .bin (uint16).
+    #[arg(long)]
+    pub data: PathBuf,
+    /// Steps, counted from the start of training.
+    #[arg(long, default_value_t = 1)]
+    pub steps: usize,
+    /// Append one JSON object per step to this file.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub metrics: Option<PathBuf>,
+    /// Write the first step's gradients, unscaled and unclipped, to this safetensors file.
+    #[arg(long, value_name = "FILE")]
+    pub dump_grads: Option<PathBuf>,
+    /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
+    #[arg(long)]
+    pub interpret: bool,
+    /// Threads per rank; by default the cores divided by the ranks.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Change a hyper-parameter of the plan, such as optimizer.lr=3e-4.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Runs it.
+pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let mut hyper = Vec::new();
+    for text in &args.set {
+        let parsed = text.split_once('=').and_then(|(k, v)| Some((k.to_string(), v.parse().ok()?)));
+        hyper.push(parsed.ok_or_else(|| {
+            Diagnostic::error("E097", format!("`--set {text}` is not KEY=NUMBER"))
+                .help("write for example --set optimizer.lr=3e-4")
+        })?);
+    }
+    let options = frit_runtime::run::RunOptions {
+        steps: args.steps,
+        data: args.data.clone(),
+        metrics: args.metrics.clone(),
+        dump_grads: args.dump_grads.clone(),
+        interpret: args.interpret,
+        threads: args.threads,
+        hyper,
+        progress: true,
+    };
+    let report = frit_runtime::run::run(&args.plan, &options)
+        .map_err(|e| Diagnostic::error("E100", e.to_string()))?;
+    let (first, last) = (report.losses.first(), report.losses.last());
+    Ok(match (first, last) {
+        (Some(first), Some(last)) => {
+            format!("{} steps, loss {first:.4} -> {last:.4}\n", report.losses.len())
+        }
+        _ => "no steps\n".into(),
+    })
+}

@@ -1,0 +1,225 @@
+//! Compiling: a model and a configuration into a plan, pass by pass.
+
+use crate::config::Config;
+use crate::diagnostics::Report;
+use crate::import::{self, ImportOptions, Imported};
+use crate::pipeline;
+use crate::weights::Weights;
+use frit_codegen::HostTarget;
+use frit_ir::plan::{Entry, ObjectFile, PassReport, Plan, Target, sha256_hex};
+use frit_ir::{Diagnostic, Graph, Tensor, verify};
+use frit_passes::lower::{LowerOptions, Lowered, lower};
+use frit_passes::schedule::{BackwardPrefetch, ScheduleOptions, schedule};
+use frit_passes::{Pass, PassContext, loss, memory, verify_plan};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What is asked of one compilation.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The model file.
+    pub model: PathBuf,
+    /// Values of symbolic dimensions.
+    pub binds: BTreeMap<String, usize>,
+    /// Passes that are left out.
+    pub disabled: Vec<String>,
+    /// The last pass to run; the plan is then not made.
+    pub stop_after: Option<String>,
+}
+
+/// Sees the graph after each pass.
+pub trait Observer {
+    /// The pass `name` has run as the `index`-th.
+    fn after(&mut self, index: usize, name: &str, graph: &Graph);
+}
+
+impl Observer for () {
+    fn after(&mut self, _: usize, _: &str, _: &Graph) {}
+}
+
+/// A compiled model.
+#[derive(Debug)]
+pub struct Compiled {
+    /// The plan.
+    pub plan: Plan,
+    /// The shared object with the generated kernels; empty if there are none.
+    pub object: Vec<u8>,
+    /// Values of parameters.
+    pub weights: Weights,
+    /// Values of large constants.
+    pub constants: Vec<(String, Tensor)>,
+    /// Warnings.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Compiles a model. `None` if `stop_after` ended the compilation before the plan.
+///
+/// # Errors
+/// Everything that is wrong with the model, the configuration or the environment.
+pub fn compile(
+    request: &Request,
+    config: &Config,
+    observer: &mut dyn Observer,
+) -> Result<Option<Compiled>, Report> {
+    let options = pipeline::Options::new(config)?;
+    let Imported { mut graph, weights, .. } = load(&request.model, config, &request.binds)?;
+    let mut run = Run { request, observer, reports: vec![], context: PassContext::default(), at: 0 };
+    if run.passes(pipeline::forward(&options), &mut graph)? {
+        return Ok(None);
+    }
+    let capacity = loss::capacity(&graph).ok_or_else(|| {
+        Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
+    })?;
+    if run.passes(pipeline::training(&options, capacity as f64), &mut graph)? {
+        return Ok(None);
+    }
+    let (mut plan, constants, object) = plan(&graph, config, capacity, &run.context)?;
+    plan.reports = run.reports;
+    plan.lints = run.context.warnings.clone();
+    verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
+    Ok(Some(Compiled { plan, object, weights, constants, warnings: run.context.warnings }))
+}
+
+fn load(
+    model: &Path,
+    config: &Config,
+    binds: &BTreeMap<String, usize>,
+) -> Result<Imported, Report> {
+    let options = ImportOptions {
+        binds: binds.clone(),
+        trainable: config.params.trainable.clone(),
+        frozen: config.params.frozen.clone(),
+        ignored: config.params.ignored.clone(),
+    };
+    import::load(model, &options)
+}
+
+struct Run<'a> {
+    request: &'a Request,
+    observer: &'a mut dyn Observer,
+    reports: Vec<PassReport>,
+    context: PassContext,
+    at: usize,
+}
+
+impl Run<'_> {
+    /// Runs passes in order; true if the compilation stops here.
+    fn passes(&mut self, passes: Vec<Box<dyn Pass>>, graph: &mut Graph) -> Result<bool, Report> {
+        for pass in passes {
+            let name = pass.info().name;
+            if self.request.disabled.iter().any(|d| d == name) {
+                continue;
+            }
+            let nodes_before = graph.len();
+            pass.run(graph, &mut self.context)?;
+            if cfg!(debug_assertions) {
+                check(graph, name)?;
+            }
+            let remarks = std::mem::take(&mut self.context.remarks);
+            self.reports.push(PassReport {
+                pass: name.into(),
+                nodes_before,
+                nodes_after: graph.len(),
+                remarks: remarks.into_iter().map(|r| (r.message, r.origin)).collect(),
+            });
+            self.at += 1;
+            self.observer.after(self.at, name, graph);
+            if self.request.stop_after.as_deref() == Some(name) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The graph's laws, broken by a pass: a bug of the compiler.
+fn check(graph: &Graph, pass: &str) -> Result<(), Report> {
+    verify::verify(graph).map_err(|mut diagnostics| {
+        for d in &mut diagnostics {
+            d.message = format!("after pass `{pass}`: {}", d.message);
+        }
+        Report { diagnostics }
+    })
+}
+
+type Planned = (Plan, Vec<(String, Tensor)>, Vec<u8>);
+
+fn plan(
+    graph: &Graph,
+    config: &Config,
+    capacity: usize,
+    context: &PassContext,
+) -> Result<Planned, Report> {
+    let host = target(config)?;
+    let options = LowerOptions {
+        units: context.units.clone(),
+        strategy: config.sharding.strategy.word().into(),
+        compute_dtype: config.precision.compute,
+        seed: config.run.seed,
+        accumulation: config.run.accumulation,
+        loss_capacity: capacity,
+        target: Target {
+            device: "cpu".into(),
+            arch: host.cpu.clone(),
+            features: host.features.clone(),
+        },
+        config: config.to_toml(),
+        frit_version: env!("CARGO_PKG_VERSION").into(),
+        generated: &pipeline::supported,
+    };
+    let Lowered { mut plan, constants, regions } = lower(graph, &options)?;
+    let backward_prefetch = match config.sharding.backward_prefetch {
+        crate::config::choices::Backward::Pre => BackwardPrefetch::Pre,
+        crate::config::choices::Backward::Post => BackwardPrefetch::Post,
+        crate::config::choices::Backward::None => BackwardPrefetch::None,
+    };
+    let limit = config.sharding.limit_all_gathers;
+    let options = ScheduleOptions {
+        backward_prefetch,
+        forward_prefetch: config.sharding.forward_prefetch,
+        limit_all_gathers: if limit == 0 { usize::MAX } else { limit },
+    };
+    schedule(&mut plan, &options);
+    memory::assign(&mut plan);
+    let object = generate(&mut plan, &regions, &host)?;
+    Ok((plan, constants, object))
+}
+
+fn target(config: &Config) -> Result<HostTarget, Report> {
+    match config.target.arch.as_str() {
+        "native" => Ok(HostTarget::native()),
+        "x86-64-v3" => Ok(HostTarget::new("x86-64-v3", "+avx2,+fma,+f16c")),
+        other => Err(Diagnostic::error("E055", format!("unknown CPU `target.arch = {other}`"))
+            .help("use \"native\" or \"x86-64-v3\"")
+            .into()),
+    }
+}
+
+/// Compiles the plan's regions into one object and notes how each is called.
+fn generate(
+    plan: &mut Plan,
+    regions: &[(usize, frit_ir::ops::FusionKind)],
+    host: &HostTarget,
+) -> Result<Vec<u8>, Report> {
+    if regions.is_empty() {
+        return Ok(vec![]);
+    }
+    let symbols: Vec<String> = regions.iter().map(|(k, _)| plan.kernels[*k].name.clone()).collect();
+    let sources: Vec<_> = regions
+        .iter()
+        .zip(&symbols)
+        .map(|((k, kind), symbol)| (symbol.as_str(), &plan.kernels[*k].body, *kind))
+        .collect();
+    let object = frit_codegen::compile_host(&sources, host)
+        .map_err(|e| Diagnostic::error("E095", format!("cannot compile the kernels: {e}")))?;
+    for ((kernel, _), meta) in regions.iter().zip(object.kernels) {
+        plan.kernels[*kernel].entry = Some(Entry {
+            symbol: meta.symbol,
+            extent: meta.parallel_extent,
+            grain: meta.grain,
+        });
+    }
+    let file = crate::plan_dir::OBJECT.into();
+    plan.object = Some(ObjectFile { file, sha256: sha256_hex(&object.so_bytes) });
+    Ok(object.so_bytes)
+}

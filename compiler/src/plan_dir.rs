@@ -1,0 +1,169 @@
+//! Plan directories: what is in them, and how one is written so that none is ever left half-written.
+//!
+//! `plan.json`, `kernels/kernels.so`, `weights.safetensors` (every parameter by the model's own name,
+//! f32, and large constants), `source/train.toml`.
+
+use crate::diagnostics::Report;
+use crate::driver::Compiled;
+use crate::weights::Weights;
+use frit_ir::ops::{Param, ParamKind};
+use frit_ir::plan::{Plan, PlanError};
+use frit_ir::{DType, Diagnostic};
+use safetensors::{Dtype, View};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// Name of the object file within a plan directory.
+pub const OBJECT: &str = "kernels/kernels.so";
+
+/// Writes a plan directory beside `path` and moves it there; an older plan at `path` is replaced.
+///
+/// # Errors
+/// If the file system refuses, or `path` exists and is no plan.
+pub fn write(path: &Path, compiled: &Compiled) -> Result<(), Report> {
+    if path.exists() && !path.join("plan.json").exists() {
+        return Err(Diagnostic::error("E090", format!("{} exists and is no plan", path.display()))
+            .help("choose another directory with -o")
+            .into());
+    }
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".partial-{}", std::process::id()));
+    let aside = path.with_file_name(name);
+    let result = fill(&aside, compiled).and_then(|()| {
+        if path.exists() {
+            std::fs::remove_dir_all(path).map_err(|e| io(path, e))?;
+        }
+        std::fs::rename(&aside, path).map_err(|e| io(path, e))
+    });
+    if result.is_err() {
+        // The error that matters is the first; the remains may not exist at all.
+        let _ = std::fs::remove_dir_all(&aside);
+    }
+    result
+}
+
+fn io(path: &Path, error: std::io::Error) -> Report {
+    Diagnostic::error("E091", format!("cannot write {}: {error}", path.display())).into()
+}
+
+fn fill(dir: &Path, compiled: &Compiled) -> Result<(), Report> {
+    let file = |name: &str| -> PathBuf { dir.join(name) };
+    for sub in ["kernels", "source"] {
+        let path = file(sub);
+        std::fs::create_dir_all(&path).map_err(|e| io(&path, e))?;
+    }
+    let put = |name: &str, bytes: &[u8]| {
+        let path = file(name);
+        std::fs::write(&path, bytes).map_err(|e| io(&path, e))
+    };
+    put("plan.json", compiled.plan.to_json().as_bytes())?;
+    put("source/train.toml", compiled.plan.config.as_bytes())?;
+    if !compiled.object.is_empty() {
+        put(OBJECT, &compiled.object)?;
+    }
+    write_weights(&file("weights.safetensors"), compiled)
+}
+
+fn write_weights(path: &Path, compiled: &Compiled) -> Result<(), Report> {
+    let mut tensors: Vec<(String, Tensor<'_>)> = Vec::new();
+    for spec in &compiled.plan.params {
+        let param = Param {
+            name: spec.name.clone(),
+            ty: spec.ty.clone(),
+            kind: ParamKind::Trainable,
+            reason: String::new(),
+            init: spec.init.clone(),
+            unit: None,
+            sharded: false,
+        };
+        let tensor = Tensor::Param { param, weights: &compiled.weights, seed: compiled.plan.seed };
+        tensors.push((spec.name.clone(), tensor));
+    }
+    for (name, value) in &compiled.constants {
+        tensors.push((name.clone(), Tensor::Constant(value)));
+    }
+    safetensors::serialize_to_file(tensors, None, path).map_err(|e| {
+        Diagnostic::error("E091", format!("cannot write {}: {e}", path.display())).into()
+    })
+}
+
+/// One tensor of the weights file; its bytes are made when they are written.
+enum Tensor<'a> {
+    Param { param: Param, weights: &'a Weights, seed: u64 },
+    Constant(&'a frit_ir::Tensor),
+}
+
+impl Tensor<'_> {
+    fn ty(&self) -> &frit_ir::TensorType {
+        match self {
+            Tensor::Param { param, .. } => &param.ty,
+            Tensor::Constant(value) => &value.ty,
+        }
+    }
+}
+
+impl View for Tensor<'_> {
+    fn dtype(&self) -> Dtype {
+        safetensors_dtype(self.ty().dtype)
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.ty().shape.dims()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        match self {
+            Tensor::Param { param, weights, seed } => {
+                if let Some(weight) = weights.get(&param.name) {
+                    return Cow::Borrowed(weight.bytes());
+                }
+                let numel = param.ty.shape.numel();
+                // The front end made sure that what has no stored value has an `init`.
+                let values = weights.first_values(param, *seed, 0..numel).unwrap_or_default();
+                Cow::Owned(values.iter().flat_map(|x| x.to_le_bytes()).collect())
+            }
+            Tensor::Constant(value) => Cow::Owned(value.to_bytes()),
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        self.ty().bytes()
+    }
+}
+
+fn safetensors_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F8E4M3 => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
+    }
+}
+
+/// Reads the plan of a plan directory.
+///
+/// # Errors
+/// If there is none, or it is not one that this program reads.
+pub fn read(path: &Path) -> Result<Plan, Report> {
+    let file = path.join("plan.json");
+    let text = std::fs::read_to_string(&file).map_err(|e| {
+        Diagnostic::error("E092", format!("cannot read {}: {e}", file.display()))
+            .help("give a directory that `frit compile` wrote")
+    })?;
+    let refuse = |e: PlanError| {
+        let help = "compile the model again with this version of frit";
+        Diagnostic::error("E093", format!("{}: {e}", file.display())).help(help)
+    };
+    let plan = Plan::from_json(&text).map_err(refuse)?;
+    frit_ir::plan::check(&plan).map_err(|e| {
+        Diagnostic::error("E094", format!("{}: {e}", file.display()))
+            .help("the file was changed after it was compiled; compile the model again")
+    })?;
+    Ok(plan)
+}

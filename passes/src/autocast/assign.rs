@@ -1,0 +1,220 @@
+//! Which nodes run in low precision.
+//!
+//! Classes fix most nodes. For the rest the casts with the fewest bytes win, by a minimum cut: one side
+//! is low precision, the other f32; a value costs its cast once if its producer and any consumer are on
+//! different sides. Ties go to low precision, which makes activations smaller.
+//!
+//! Accuracy comes first, though: a node that computes and reads an f32 value is f32, as in PyTorch, so
+//! the residual stream (f32 embedding + low-precision branches) stays f32. Only layout operations may
+//! read f32 and write low precision, and only where low-precision nodes alone read them, so that no
+//! value is rounded on its way from f32 to f32.
+
+use super::min_cut::{INFINITE, Network, SINK, SOURCE};
+use super::policy::{Class, class};
+use frit_ir::ops::{BinaryFn, Param};
+use frit_ir::{DType, Graph, Node, NodeId, Op, ValueId};
+use std::collections::HashMap;
+
+/// Where a node computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Precision {
+    /// In the low dtype.
+    Low,
+    /// In f32.
+    F32,
+}
+
+/// The precision of every node.
+pub(super) type Assignment = HashMap<NodeId, Precision>;
+
+/// Assigns a precision to every node. `bound` gives the nodes that an override binds; `lower` is whether
+/// contractions run in low precision, otherwise only what is bound does.
+pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: bool) -> Assignment {
+    let users = graph.users();
+    let problem = Problem { graph, users: &users, bound, lower };
+    let only_low = problem.read_by_low_only();
+
+    let mut network = Network::new();
+    let mut place: HashMap<NodeId, usize> = HashMap::new();
+    for (id, node) in graph.nodes() {
+        let at = match problem.fixed(id, node) {
+            Some(Precision::Low) => SOURCE,
+            Some(Precision::F32) => SINK,
+            None => network.node(),
+        };
+        place.insert(id, at);
+    }
+    let weak = |v: ValueId| is_weak(graph, v);
+    for (id, node) in graph.nodes() {
+        let at = place[&id];
+        let free = class(&node.op) == Class::Layout && only_low[id.0 as usize];
+        for (i, &v) in node.inputs.iter().enumerate() {
+            let def = place[&graph.value(v).def];
+            if subject(graph, v) && !weak(v) && !free && at > SINK && reads(&node.op, i) {
+                network.edge(at, side_of(graph, v, def), INFINITE);
+            }
+        }
+        for &v in &node.outputs {
+            if !subject(graph, v) || weak(v) {
+                continue;
+            }
+            let producer = side_of(graph, v, at);
+            let mut consumers: Vec<usize> = users[v.0 as usize]
+                .iter()
+                .filter(|user| takes(graph, **user, v))
+                .map(|user| place[user])
+                .collect();
+            if graph.outputs.iter().any(|o| o.value == v) {
+                consumers.push(SINK);
+            }
+            consumers.sort_unstable();
+            consumers.dedup();
+            let bytes = graph.ty(v).shape.numel() as u64 * 6;
+            cast_cost(&mut network, producer, &consumers, bytes);
+        }
+    }
+    let low = network.source_side();
+    let choice =
+        |(id, at): (NodeId, usize)| (id, if low[at] { Precision::Low } else { Precision::F32 });
+    place.into_iter().map(choice).collect()
+}
+
+/// Adds the cost of casting a value once for all consumers on the other side.
+fn cast_cost(network: &mut Network, producer: usize, consumers: &[usize], bytes: u64) {
+    if consumers.iter().all(|c| *c == producer) {
+        return;
+    }
+    if producer != SINK {
+        let widened = network.node();
+        network.edge(producer, widened, bytes);
+        consumers.iter().for_each(|c| network.edge(widened, *c, INFINITE));
+    }
+    if producer != SOURCE {
+        let rounded = network.node();
+        network.edge(rounded, producer, bytes);
+        consumers.iter().for_each(|c| network.edge(*c, rounded, INFINITE));
+    }
+}
+
+/// Whether autocast may change the dtype of this value.
+pub(super) fn subject(graph: &Graph, v: ValueId) -> bool {
+    graph.ty(v).dtype == DType::F32
+}
+
+/// A constant of one element takes whatever dtype it is used with, as a Python scalar does.
+pub(super) fn is_weak(graph: &Graph, v: ValueId) -> bool {
+    graph.constant(v).is_some_and(|c| c.numel() == 1)
+}
+
+/// Statistics are f32 wherever their node computes.
+pub(super) fn is_statistic(graph: &Graph, v: ValueId) -> bool {
+    let value = graph.value(v);
+    match &graph.def(v).op {
+        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Attention(_) => value.index > 0,
+        Op::CrossEntropy(_) => true,
+        _ => false,
+    }
+}
+
+fn side_of(graph: &Graph, v: ValueId, producer: usize) -> usize {
+    if is_statistic(graph, v) { SINK } else { producer }
+}
+
+/// Whether operand `i` is read in the precision of the node; scale, bias and masks keep their own.
+pub(super) fn reads(op: &Op, i: usize) -> bool {
+    match op {
+        Op::LayerNorm(_) | Op::RmsNorm(_) => i == 0,
+        Op::Attention(_) => i < 3,
+        _ => true,
+    }
+}
+
+/// Whether the user needs the value in the precision it runs in; an explicit cast takes any.
+fn takes(graph: &Graph, user: NodeId, v: ValueId) -> bool {
+    let node = graph.node(user);
+    if matches!(node.op, Op::Cast(_)) {
+        return false;
+    }
+    node.inputs.iter().enumerate().any(|(i, x)| *x == v && reads(&node.op, i))
+}
+
+struct Problem<'a> {
+    graph: &'a Graph,
+    users: &'a [Vec<NodeId>],
+    bound: &'a HashMap<NodeId, Precision>,
+    lower: bool,
+}
+
+impl Problem<'_> {
+    /// The precision that override or class fix.
+    fn fixed(&self, id: NodeId, node: &Node) -> Option<Precision> {
+        if let Some(precision) = self.bound.get(&id) {
+            return Some(*precision);
+        }
+        let own = |v: &ValueId| self.graph.ty(*v).dtype.is_float() && !subject(self.graph, *v);
+        if node.inputs.iter().chain(&node.outputs).any(own) {
+            // The model's own f16, bf16 or f64: as it is.
+            return Some(Precision::F32);
+        }
+        match class(&node.op) {
+            Class::Lower if self.lower => Some(Precision::Low),
+            Class::Lower | Class::F32 | Class::Fixed => Some(Precision::F32),
+            _ if self.lower && self.is_bias_add(node) => Some(Precision::Low),
+            _ if !self.reads_strong(node) => Some(Precision::F32),
+            Class::F32Inside | Class::Promote | Class::Layout => None,
+        }
+    }
+
+    /// Whether an operand has a precision of its own; what is computed from scalars alone is f32.
+    fn reads_strong(&self, node: &Node) -> bool {
+        let strong = |v: &ValueId| subject(self.graph, *v) && !is_weak(self.graph, *v);
+        node.inputs.iter().any(strong)
+    }
+
+    /// Whether this adds a bias vector to a product that is used for nothing else: one contraction, as
+    /// `torch.addmm`.
+    fn is_bias_add(&self, node: &Node) -> bool {
+        let pairs = [(0, 1), (1, 0)];
+        node.op == Op::Binary(BinaryFn::Add)
+            && pairs.into_iter().any(|(product, bias)| {
+                let (product, bias) = (node.inputs[product], node.inputs[bias]);
+                let def = self.graph.value(product).def;
+                matches!(self.graph.node(def).op, Op::MatMul(_))
+                    && self.bound.get(&def) != Some(&Precision::F32)
+                    && self.users[product.0 as usize].len() == 1
+                    && self.graph.ty(product) == self.graph.ty(node.outputs[0])
+                    && is_vector_param(self.graph, bias)
+            })
+    }
+
+    /// For each node, whether only low-precision nodes read its results, through layout operations.
+    fn read_by_low_only(&self) -> Vec<bool> {
+        let n = self.graph.nodes().map(|(id, _)| id.0 as usize + 1).max().unwrap_or(0);
+        let mut only = vec![false; n];
+        for (id, node) in self.graph.nodes().rev() {
+            let is_output =
+                node.outputs.iter().any(|v| self.graph.outputs.iter().any(|o| o.value == *v));
+            let mut readers = node.outputs.iter().flat_map(|v| &self.users[v.0 as usize]);
+            only[id.0 as usize] = !is_output
+                && readers.all(|r| {
+                    let reader = self.graph.node(*r);
+                    match self.fixed(*r, reader) {
+                        Some(precision) => precision == Precision::Low,
+                        None => class(&reader.op) == Class::Layout && only[r.0 as usize],
+                    }
+                });
+        }
+        only
+    }
+}
+
+/// Whether the value is a parameter, perhaps reshaped, of one axis that counts.
+fn is_vector_param(graph: &Graph, v: ValueId) -> bool {
+    let shape = &graph.ty(v).shape;
+    let vector = shape.rank() > 0 && shape.0.last() == Some(&shape.numel());
+    let mut node = graph.def(v);
+    while matches!(node.op, Op::Reshape(_) | Op::Slice(_) | Op::Split(_)) {
+        node = graph.def(node.inputs[0]);
+    }
+    vector && matches!(&node.op, Op::Param(Param { .. }))
+}

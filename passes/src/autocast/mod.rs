@@ -1,0 +1,254 @@
+//! Mixed precision: gives every node the dtype it computes in.
+//!
+//! In: a raised f32 graph. Out: the same graph rebuilt, with casts where precisions meet, one per value
+//! and dtype. Parameters stay f32 and their uses are cast; outputs keep their declared dtype; casts that
+//! the model itself has are respected. [`policy`] says what is safe, `assign` decides the rest.
+
+mod assign;
+mod min_cut;
+pub mod policy;
+mod scope;
+
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use assign::{Assignment, Precision};
+use frit_ir::ops::{Cast, Constant};
+use frit_ir::{DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Tensor, ValueId};
+use policy::Class;
+use std::collections::HashMap;
+
+/// The contract of [`Autocast`].
+pub const INFO: PassInfo = PassInfo {
+    name: "autocast",
+    summary: "give every node the dtype it computes in",
+    requires: &[Property::Raised],
+    ensures: &[Property::Autocast],
+    breaks: &[],
+    numerics: Numerics::LowersPrecision,
+};
+
+/// A dtype for some nodes, whatever their class says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    /// The scopes it applies to, as a glob; all if absent.
+    pub scope: Option<String>,
+    /// The operation it applies to; all if absent.
+    pub op: Option<String>,
+    /// The dtype to compute in: f32, or the plan's low-precision dtype.
+    pub dtype: DType,
+}
+
+impl Override {
+    fn applies(&self, node: &Node) -> bool {
+        self.scope.as_ref().is_none_or(|glob| scope::matches(glob, &node.origin.scope))
+            && self.op.as_ref().is_none_or(|name| *name == node.op.name())
+    }
+}
+
+/// Gives every node the dtype it computes in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Autocast {
+    /// The dtype of contractions; f32 changes nothing but for overrides.
+    pub compute: DType,
+    /// Exceptions; of several that apply the last wins.
+    pub overrides: Vec<Override>,
+}
+
+impl Pass for Autocast {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let Some(low) = self.low_dtype()? else { return Ok(Changed::No) };
+        let bound = self.bound(graph, low, context);
+        let assignment = assign::assign(graph, &bound, self.compute == low);
+        let mut rebuild = Rebuild::new(graph, low, &assignment);
+        rebuild.run(context).map_err(bug(INFO.name))?;
+        let (casts, mut new) = (rebuild.casts.len(), rebuild.new);
+        new.remove_dead();
+        *graph = new;
+        let lowered = |n: &&Node| n.outputs.iter().any(|v| graph.ty(*v).dtype == low);
+        let lowered = graph.nodes().map(|(_, n)| n).filter(lowered).count();
+        let message = format!("{lowered} of {} nodes write {low}; {casts} casts", graph.len());
+        context.remark(&Origin::none(), message);
+        Ok(Changed::Yes)
+    }
+}
+
+impl Autocast {
+    /// The one low-precision dtype of the plan, if there is any.
+    fn low_dtype(&self) -> Result<Option<DType>, Diagnostic> {
+        let mut low = None;
+        for dtype in self.overrides.iter().map(|o| o.dtype).chain([self.compute]) {
+            match (dtype, low) {
+                (DType::F32, _) => {}
+                (DType::F16 | DType::BF16, None) => low = Some(dtype),
+                (DType::F16 | DType::BF16, Some(other)) if other == dtype => {}
+                (DType::F16 | DType::BF16, Some(_)) => {
+                    return Err(Diagnostic::error("E220", "a plan cannot mix f16 and bf16")
+                        .note("bf16 needs no loss scaling and f16 does")
+                        .help("use one of them in `precision.compute` and every override"));
+                }
+                _ => {
+                    return Err(Diagnostic::error("E221", format!("cannot compute in {dtype}"))
+                        .help("`precision.compute` is fp32, bf16 or fp16"));
+                }
+            }
+        }
+        Ok(low)
+    }
+
+    fn bound(
+        &self,
+        graph: &Graph,
+        low: DType,
+        context: &mut PassContext,
+    ) -> HashMap<NodeId, Precision> {
+        let mut bound = HashMap::new();
+        let mut used = vec![false; self.overrides.len()];
+        for (id, node) in graph.nodes() {
+            let class = policy::class(&node.op);
+            let last = self.overrides.iter().rposition(|o| o.applies(node));
+            let Some(index) = last.filter(|_| class != Class::Fixed) else { continue };
+            used[index] = true;
+            let precision = match self.overrides[index].dtype {
+                DType::F32 => Precision::F32,
+                _ => Precision::Low,
+            };
+            if precision == Precision::Low && class == Class::F32 {
+                let message =
+                    format!("{} is forced to {low}, where it is not safe", node.op.name());
+                let help = "leave it to the policy, or force only contractions";
+                context.warn(Diagnostic::warning("W220", message).at(&node.origin).help(help));
+            }
+            bound.insert(id, precision);
+        }
+        for (o, _) in self.overrides.iter().zip(used).filter(|(_, used)| !used) {
+            let (scope, op) = (o.scope.as_deref().unwrap_or("**"), o.op.as_deref().unwrap_or("*"));
+            let message =
+                format!("a precision override applies to nothing: scope {scope}, op {op}");
+            context.warn(Diagnostic::warning("W221", message));
+        }
+        bound
+    }
+}
+
+/// The graph written again with new dtypes.
+struct Rebuild<'a> {
+    old: &'a Graph,
+    new: Graph,
+    low: DType,
+    assignment: &'a Assignment,
+    /// New values by old ones.
+    map: HashMap<ValueId, ValueId>,
+    /// Casts by new value and dtype.
+    casts: HashMap<(ValueId, DType), ValueId>,
+}
+
+impl<'a> Rebuild<'a> {
+    fn new(old: &'a Graph, low: DType, assignment: &'a Assignment) -> Self {
+        let mut new = Graph::new(&old.name);
+        new.world_size = old.world_size;
+        let (map, casts) = (HashMap::new(), HashMap::new());
+        Rebuild { old, new, low, assignment, map, casts }
+    }
+
+    fn run(&mut self, context: &mut PassContext) -> Result<(), GraphError> {
+        for (id, node) in self.old.nodes() {
+            let mut inputs = Vec::with_capacity(node.inputs.len());
+            for (i, &v) in node.inputs.iter().enumerate() {
+                let dtype = self.operand_dtype(id, node, i);
+                inputs.push(self.value_as(v, dtype, node, context)?);
+            }
+            let region = node.region;
+            let outputs = self.new.add(node.op.clone(), &inputs, node.origin.clone(), region)?;
+            for (&old, new) in node.outputs.iter().zip(outputs) {
+                if let Some(name) = &self.old.value(old).name {
+                    self.new.set_name(new, name);
+                }
+                self.map.insert(old, new);
+            }
+        }
+        for output in &self.old.outputs {
+            let dtype = self.old.ty(output.value).dtype;
+            let node = self.old.def(output.value);
+            let value = self.value_as(output.value, dtype, node, context)?;
+            let kind = match output.kind {
+                frit_ir::OutputKind::Carry(state) => frit_ir::OutputKind::Carry(self.map[&state]),
+                other => other,
+            };
+            self.new.add_output(&output.name, value, kind);
+        }
+        Ok(())
+    }
+
+    /// The dtype in which a node reads its operand `i`.
+    fn operand_dtype(&self, id: NodeId, node: &Node, i: usize) -> DType {
+        let v = node.inputs[i];
+        let own = self.old.ty(v).dtype;
+        let explicit = matches!(node.op, Op::Cast(_));
+        if !assign::subject(self.old, v) || explicit {
+            return self.new.ty(self.map[&v]).dtype;
+        }
+        match self.assignment.get(&id) {
+            Some(Precision::Low) if assign::reads(&node.op, i) => self.low,
+            _ => own,
+        }
+    }
+
+    /// The new value for an old one, in this dtype.
+    fn value_as(
+        &mut self,
+        v: ValueId,
+        dtype: DType,
+        reader: &Node,
+        context: &mut PassContext,
+    ) -> Result<ValueId, GraphError> {
+        let value = self.map[&v];
+        if self.new.ty(value).dtype == dtype {
+            return Ok(value);
+        }
+        if let Some(&cast) = self.casts.get(&(value, dtype)) {
+            return Ok(cast);
+        }
+        let source = self.new.def(value);
+        if matches!(source.op, Op::Cast(_)) {
+            // Widened and rounded again: the value it was widened from.
+            let narrow = self.new.ty(source.inputs[0]).dtype;
+            if narrow == dtype && narrow.widens_to(self.new.ty(value).dtype) {
+                return Ok(source.inputs[0]);
+            }
+        }
+        // A cast belongs to what it casts; of a leaf, which has no place of its own, to the reader.
+        let place = if source.op.is_leaf() { &reader.origin } else { &source.origin };
+        let origin = place.by(INFO.name);
+        let op = match self.new.constant(value) {
+            Some(constant) => {
+                check_constant(constant, dtype, &origin, context);
+                Op::Constant(Constant { value: constant.cast(dtype) })
+            }
+            None => Op::Cast(Cast { to: dtype }),
+        };
+        let inputs: &[ValueId] = if op.is_leaf() { &[] } else { &[value] };
+        let cast = self.new.add1(op, inputs, origin, reader.region)?;
+        self.casts.insert((value, dtype), cast);
+        Ok(cast)
+    }
+}
+
+/// Warns of a constant whose rounding loses what it is for.
+fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut PassContext) {
+    let lost = |x: &&f64| {
+        x.is_finite() && **x != 0.0 && {
+            let rounded = dtype.round(**x);
+            rounded == 0.0 || rounded.is_infinite()
+        }
+    };
+    let Some(x) = constant.as_floats().and_then(|v| v.iter().find(lost)) else { return };
+    let message = format!("the constant {x:e} is {} in {dtype}", dtype.round(*x));
+    context.warn(
+        Diagnostic::warning("W222", message)
+            .at(origin)
+            .help("compute this node in fp32 with a precision override, or change the constant"),
+    );
+}

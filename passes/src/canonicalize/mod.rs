@@ -1,0 +1,148 @@
+//! Brings the graph to its canonical form.
+//!
+//! In: any graph. Out: an equal graph in which constants are folded, equal nodes are merged, dead nodes
+//! are gone, and what does nothing is left out: casts to the same dtype, identity layouts, operations by
+//! neutral constants, broadcasts that the consumer does itself. Every rewrite keeps results bit for bit
+//! (`x + 0` stays: it turns −0 into 0).
+
+mod arithmetic;
+mod broadcast;
+mod cse;
+mod fold;
+mod layout;
+
+pub(crate) use fold::known_value;
+
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use frit_ir::ops::Constant;
+use frit_ir::{Diagnostic, Graph, GraphError, NodeId, Op, Origin, Tensor, ValueId};
+use std::collections::HashMap;
+
+/// The contract of [`Canonicalize`].
+pub const INFO: PassInfo = PassInfo {
+    name: "canonicalize",
+    summary: "fold constants, merge equal nodes, remove what does nothing",
+    requires: &[],
+    ensures: &[Property::Canonical],
+    breaks: &[],
+    numerics: Numerics::Bitwise,
+};
+
+/// Sweeps over the graph before the pass gives up on a fixed point; each sweep removes or simplifies
+/// at least one node, so real graphs need a handful.
+const MAX_SWEEPS: usize = 100;
+
+/// Brings the graph to its canonical form.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Canonicalize {}
+
+impl Pass for Canonicalize {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let before = graph.len();
+        let changed = canonicalize(graph)?;
+        if changed == Changed::Yes {
+            let message = format!("{before} nodes became {}", graph.len());
+            context.remark(&Origin::none(), message);
+        }
+        Ok(changed)
+    }
+}
+
+/// Rewrites until nothing changes.
+pub(crate) fn canonicalize(graph: &mut Graph) -> Result<Changed, Diagnostic> {
+    let mut changed = graph.remove_dead() > 0;
+    for _ in 0..MAX_SWEEPS {
+        let rewritten = sweep(graph)?;
+        let folded = fold::fold(graph).map_err(bug(INFO.name))?;
+        let merged = cse::merge(graph);
+        let removed = graph.remove_dead() > 0;
+        if !(rewritten || folded || merged) {
+            return Ok(Changed::when(changed || removed));
+        }
+        changed = true;
+    }
+    Ok(Changed::when(changed))
+}
+
+/// Applies every rule once to every node, in order. Whether any applied.
+fn sweep(graph: &mut Graph) -> Result<bool, Diagnostic> {
+    let mut map: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut edited = false;
+    for id in graph.order().to_vec() {
+        let inputs = &graph.node(id).inputs;
+        if inputs.iter().any(|v| map.contains_key(v)) {
+            let resolved = inputs.iter().map(|v| resolve(&map, *v)).collect();
+            graph.node_mut(id).inputs = resolved;
+        }
+        match rewrite(graph, id).map_err(bug(INFO.name))? {
+            Rewrite::None => {}
+            Rewrite::Edited => edited = true,
+            Rewrite::To(value) => {
+                map.insert(graph.node(id).outputs[0], value);
+            }
+        }
+    }
+    edited |= !map.is_empty();
+    graph.substitute(&map);
+    sort(graph)?;
+    Ok(edited)
+}
+
+/// Restores topological order.
+pub(crate) fn sort(graph: &mut Graph) -> Result<(), Diagnostic> {
+    graph.sort().map_err(|cycle| {
+        Diagnostic::error("B002", format!("a rewrite made a cycle of {} nodes", cycle.len()))
+            .help("this is a bug in frit; please report it with the model")
+    })
+}
+
+fn resolve(map: &HashMap<ValueId, ValueId>, mut value: ValueId) -> ValueId {
+    while let Some(&next) = map.get(&value) {
+        value = next;
+    }
+    value
+}
+
+/// What a rule did with a node.
+enum Rewrite {
+    /// It does not apply.
+    None,
+    /// The node's operands or attributes changed in place.
+    Edited,
+    /// The node's only result equals this value.
+    To(ValueId),
+}
+
+impl From<Option<ValueId>> for Rewrite {
+    fn from(value: Option<ValueId>) -> Self {
+        value.map_or(Rewrite::None, Rewrite::To)
+    }
+}
+
+type Rewritten = Result<Rewrite, GraphError>;
+
+fn rewrite(graph: &mut Graph, id: NodeId) -> Rewritten {
+    for rule in [layout::simplify, arithmetic::simplify, broadcast::simplify] {
+        match rule(graph, id)? {
+            Rewrite::None => {}
+            done => return Ok(done),
+        }
+    }
+    Ok(Rewrite::None)
+}
+
+/// Adds a node that stands for (part of) the node `id`.
+fn add(graph: &mut Graph, id: NodeId, op: Op, inputs: &[ValueId]) -> Result<ValueId, GraphError> {
+    let node = graph.node(id);
+    let (origin, region) = (node.origin.clone(), node.region);
+    graph.add1(op, inputs, origin, region)
+}
+
+/// Adds a constant that stands for (part of) the node `id`.
+fn constant(graph: &mut Graph, id: NodeId, value: Tensor) -> Result<ValueId, GraphError> {
+    add(graph, id, Op::Constant(Constant { value }), &[])
+}

@@ -1,0 +1,168 @@
+//! Sets of nodes that are to become one region, and what they read and write.
+
+use super::facts::Facts;
+use super::{emit, region};
+use frit_ir::ops::FusionKind;
+use frit_ir::{Graph, ValueId};
+use std::collections::HashSet;
+
+/// Index of a cluster.
+pub(super) type ClusterId = usize;
+
+/// One region.
+#[derive(Clone, Debug)]
+pub(super) struct Cluster {
+    pub(super) kind: FusionKind,
+    /// Positions of its nodes, ascending.
+    pub(super) members: Vec<usize>,
+}
+
+/// What a region reads and writes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Interface {
+    /// Values read, as they are read (a reshape of a base counts as itself), in order of first use.
+    pub(super) operands: Vec<ValueId>,
+    /// Bases written, in order of definition.
+    pub(super) results: Vec<ValueId>,
+    /// Bytes of both; operands that are reshapes of one value count once.
+    pub(super) bytes: u64,
+}
+
+/// All regions so far.
+pub(super) struct Clusters<'f, 'g> {
+    pub(super) facts: &'f Facts<'g>,
+    pub(super) supported: fn(&Graph, FusionKind) -> bool,
+    pub(super) clusters: Vec<Option<Cluster>>,
+    /// The cluster that writes what a node computes, by position.
+    pub(super) owner: Vec<Option<ClusterId>>,
+    /// The clusters that compute a node, by position.
+    pub(super) computed_by: Vec<Vec<ClusterId>>,
+}
+
+impl<'f, 'g> Clusters<'f, 'g> {
+    pub(super) fn new(facts: &'f Facts<'g>, supported: fn(&Graph, FusionKind) -> bool) -> Self {
+        let n = facts.order.len();
+        Clusters {
+            facts,
+            supported,
+            clusters: Vec::new(),
+            owner: vec![None; n],
+            computed_by: vec![Vec::new(); n],
+        }
+    }
+
+    /// Makes every node that can be a region of its own one.
+    pub(super) fn seed(&mut self) {
+        for position in 0..self.owner.len() {
+            if self.owner[position].is_some()
+                || !region::is_fusable(self.facts, self.facts.node(position))
+            {
+                continue;
+            }
+            if let Some(kind) = self.kind_of(&[position], &[]) {
+                self.add(Cluster { kind, members: vec![position] });
+            }
+        }
+    }
+
+    /// Adds a cluster that owns its members.
+    pub(super) fn add(&mut self, cluster: Cluster) -> ClusterId {
+        let id = self.clusters.len();
+        for &member in &cluster.members {
+            self.owner[member] = Some(id);
+            self.computed_by[member] = vec![id];
+        }
+        self.clusters.push(Some(cluster));
+        id
+    }
+
+    /// The kind of region that these members make in place of the clusters `replaced`, if they make a
+    /// legal one that can be compiled.
+    pub(super) fn kind_of(&self, members: &[usize], replaced: &[ClusterId]) -> Option<FusionKind> {
+        let kind = region::kind(self.facts, members)?;
+        let interface = self.interface(members, replaced);
+        let may_be_result = |v: &ValueId| {
+            region::may_be_result(self.facts, kind, self.facts.node(self.facts.def(*v)))
+        };
+        let fits = interface.results.iter().all(may_be_result)
+            && region::results_fit(self.facts, kind, &interface.results);
+        if !fits {
+            return None;
+        }
+        // Nothing reads it: it is dropped and needs no kernel.
+        if interface.results.is_empty() {
+            return Some(kind);
+        }
+        let body = emit::body(self.facts, kind, members, &interface).ok()?;
+        (self.supported)(&body, kind).then_some(kind)
+    }
+
+    pub(super) fn cluster(&self, id: ClusterId) -> Option<&Cluster> {
+        self.clusters[id].as_ref()
+    }
+
+    /// What the members read and write if they stand in place of the clusters `replaced`. A node that
+    /// no cluster owns is taken as owned by the members.
+    pub(super) fn interface(&self, members: &[usize], replaced: &[ClusterId]) -> Interface {
+        let facts = self.facts;
+        let mut interface = Interface::default();
+        let (mut seen, mut read) = (HashSet::new(), HashSet::new());
+        let has = |position: usize| members.binary_search(&position).is_ok();
+        for &member in members {
+            let node = facts.node(member);
+            for &input in &node.inputs {
+                if has(facts.source(input)) || facts.is_splat(input) || !seen.insert(input) {
+                    continue;
+                }
+                interface.operands.push(input);
+                if read.insert(facts.base(input)) {
+                    interface.bytes += facts.graph.ty(input).bytes() as u64;
+                }
+            }
+            if self.owner[member].is_some_and(|owner| !replaced.contains(&owner)) {
+                continue;
+            }
+            for &output in &node.outputs {
+                if self.is_read_outside(output, member, members, replaced) {
+                    interface.results.push(output);
+                    interface.bytes += facts.graph.ty(output).bytes() as u64;
+                }
+            }
+        }
+        interface
+    }
+
+    fn is_read_outside(
+        &self,
+        base: ValueId,
+        position: usize,
+        members: &[usize],
+        replaced: &[ClusterId],
+    ) -> bool {
+        if self.facts.escapes(base) {
+            return true;
+        }
+        self.facts.uses(base).iter().any(|user| {
+            let by = &self.computed_by[*user];
+            if by.is_empty() {
+                return members.binary_search(user).is_err();
+            }
+            by.iter().any(|&cluster| {
+                !replaced.contains(&cluster)
+                    && self
+                        .cluster(cluster)
+                        .is_some_and(|c| c.members.binary_search(&position).is_err())
+            })
+        })
+    }
+
+    /// What cluster `id` reads and writes.
+    pub(super) fn interface_of(&self, id: ClusterId) -> Interface {
+        self.cluster(id).map_or_else(Interface::default, |c| self.interface(&c.members, &[id]))
+    }
+
+    /// Bytes that all regions read and write.
+    pub(super) fn bytes(&self) -> u64 {
+        (0..self.clusters.len()).map(|id| self.interface_of(id).bytes).sum()
+    }
+}

@@ -1,0 +1,82 @@
+//! Fusion: groups of nodes that run as one kernel become single `fusion` nodes.
+//!
+//! In: a graph whose nodes are final. Out: the same graph in which every elementwise operation,
+//! reduction, normalization, softmax and loss stands in a `fusion` node, alone or with others, and
+//! matrix products have taken over their bias. What a kind of region may hold is in [`region`]; merges
+//! are chosen greedily by the bytes that they keep from being read or written ([`merge`]).
+//!
+//! Left as they are: leaves, collectives, attention, embeddings, lone matrix products, movement of
+//! elements other than reshape and expand, the scalars of the update, optimizer steps, and every
+//! operation on sharded values, which lowering handles by flat group.
+
+mod cluster;
+mod col_reduce;
+mod emit;
+mod facts;
+mod gemm;
+mod merge;
+mod region;
+mod row_reduce;
+#[cfg(test)]
+mod tests;
+
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
+use cluster::Clusters;
+use facts::Facts;
+use frit_ir::ops::FusionKind;
+use frit_ir::{Diagnostic, Graph, Origin};
+
+/// The contract of [`Fuse`].
+pub const INFO: PassInfo = PassInfo {
+    name: "fuse",
+    summary: "group nodes that run as one kernel",
+    requires: &[Property::Sharded],
+    ensures: &[Property::Fused],
+    breaks: &[],
+    numerics: Numerics::Bitwise,
+};
+
+/// Groups nodes into regions.
+#[derive(Clone, Copy, Debug)]
+pub struct Fuse {
+    /// Whether a region with this body can be compiled; if not it is not formed.
+    pub supported: fn(&Graph, FusionKind) -> bool,
+}
+
+impl Default for Fuse {
+    /// Every region can be compiled.
+    fn default() -> Self {
+        Fuse { supported: |_, _| true }
+    }
+}
+
+impl Pass for Fuse {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let facts = Facts::new(graph);
+        let mut clusters = Clusters::new(&facts, self.supported);
+        gemm::form(&mut clusters);
+        clusters.seed();
+        let before = clusters.bytes();
+        merge::merge(&mut clusters);
+        merge::duplicate(&mut clusters);
+        let after = clusters.bytes();
+        let (fused, remarks) = emit::emit(&clusters)?;
+        if remarks.regions == 0 {
+            return Ok(Changed::No);
+        }
+        for (origin, message) in remarks.members {
+            context.remark(&origin, message);
+        }
+        let message = format!(
+            "{} nodes in {} regions; they read and write {after} bytes, one by one {before}",
+            remarks.nodes, remarks.regions
+        );
+        context.remark(&Origin::none(), message);
+        *graph = fused;
+        Ok(Changed::Yes)
+    }
+}

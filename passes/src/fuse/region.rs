@@ -1,0 +1,264 @@
+//! Which sets of nodes are a region, and of which kind.
+//!
+//! A region has an iteration space, a grid of rows and columns, and every value that it computes has a
+//! [`Role`] in it. What each kind guarantees to code generation:
+//!
+//! - *Pointwise*: every result has one element per point of the space. Values computed inside are
+//!   never broadcast, except scalars.
+//! - *RowReduce*: reductions over all columns. Values computed inside and results are full or per row;
+//!   a value per row may be broadcast over its row. Logits of `cross_entropy` are an operand. No
+//!   transcendental function stands before an operation that reads its rows more than once.
+//! - *ColReduce*: every result is one reduction over all rows; before it only elementwise operations
+//!   on full values, nothing after it.
+//! - In all of them, the shapes of values computed inside cut the flat space along one chain of divisors, so that
+//!   reshapes split and join whole axes. Operands are broadcast by numpy's rules.
+//! - *Gemm*: see [`super::gemm`].
+
+use super::facts::Facts;
+use super::{col_reduce, row_reduce};
+use frit_ir::ops::{BinaryFn, FusionKind, Op, UnaryFn};
+use frit_ir::{Node, Shape, TensorType, ValueId};
+
+/// How a value lies in the space of its region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// One element per point.
+    Full,
+    /// One element per row.
+    Row,
+    /// One element per column.
+    Col,
+    /// One element.
+    Scalar,
+}
+
+/// A grid of points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Space {
+    rows: usize,
+    cols: usize,
+}
+
+impl Space {
+    /// The elements of a shape, rows before axis `split` and columns from there on.
+    pub(super) fn new(shape: &Shape, split: usize) -> Self {
+        let (rows, cols) = shape.0.split_at(split);
+        Space { rows: rows.iter().product(), cols: cols.iter().product() }
+    }
+}
+
+/// What a node does in a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Pointwise,
+    Rows(Space),
+    Cols(Space),
+}
+
+fn action(facts: &Facts<'_>, node: &Node) -> Option<Action> {
+    let operands: Vec<&TensorType> = node.inputs.iter().map(|v| facts.graph.ty(*v)).collect();
+    if node.op.is_pointwise() || matches!(node.op, Op::Expand(_) | Op::LossScale(_)) {
+        return Some(Action::Pointwise);
+    }
+    if matches!(node.op, Op::Reduce(_) | Op::SumTo(_))
+        && operands[0].shape.numel() == facts.numel(node.outputs[0])
+    {
+        // Nothing is summed: each result is the element at its place.
+        return Some(Action::Pointwise);
+    }
+    match row_reduce::space(&node.op, &operands) {
+        Some(space) => Some(Action::Rows(space)),
+        None => col_reduce::space(&node.op, &operands).map(Action::Cols),
+    }
+}
+
+/// Whether the node can be in a region at all.
+pub(super) fn is_fusable(facts: &Facts<'_>, node: &Node) -> bool {
+    let empty = node.inputs.iter().chain(&node.outputs).any(|v| facts.numel(*v) == 0);
+    !empty && !facts.is_sharded(node) && action(facts, node).is_some()
+}
+
+/// Whether an operation costs no more than a few instructions per element, so that doing it twice is
+/// cheaper than keeping its result.
+pub(super) fn is_cheap(op: &Op) -> bool {
+    use UnaryFn::*;
+    match op {
+        Op::Unary(f) => matches!(f, Neg | Abs | Sign | Floor | Ceil | Round | Relu | Not),
+        Op::Binary(f) => {
+            matches!(
+                f,
+                BinaryFn::Add
+                    | BinaryFn::Sub
+                    | BinaryFn::Mul
+                    | BinaryFn::Max
+                    | BinaryFn::Min
+                    | BinaryFn::ReluGrad
+            )
+        }
+        Op::LossScale(_) | Op::Expand(_) => true,
+        op => op.is_pointwise(),
+    }
+}
+
+/// The kind of the region that these nodes (positions, ascending) make, if they make one.
+pub(super) fn kind(facts: &Facts<'_>, members: &[usize]) -> Option<FusionKind> {
+    let mut actions = Vec::with_capacity(members.len());
+    for &member in members {
+        actions.push(action(facts, facts.node(member))?);
+    }
+    let mut reductions = actions.iter().filter(|a| **a != Action::Pointwise);
+    let first = reductions.next().copied();
+    if reductions.any(|a| Some(*a) != first) {
+        return None;
+    }
+    let (kind, space) = match first {
+        Some(Action::Rows(space)) => (FusionKind::RowReduce, space),
+        Some(Action::Cols(space)) => (FusionKind::ColReduce, space),
+        _ => {
+            let outputs = members.iter().map(|&m| facts.numel(facts.node(m).outputs[0]));
+            (FusionKind::Pointwise, Space { rows: 1, cols: outputs.max()? })
+        }
+    };
+    let check = Check { facts, members, actions: &actions, kind, space };
+    let mut cuts = vec![space.cols];
+    for (&member, action) in members.iter().zip(&actions) {
+        check.node(facts.node(member), *action, &mut cuts)?;
+    }
+    cuts.sort_unstable();
+    cuts.windows(2).all(|w| w[1].is_multiple_of(w[0])).then_some(kind)
+}
+
+struct Check<'a, 'g> {
+    facts: &'a Facts<'g>,
+    members: &'a [usize],
+    actions: &'a [Action],
+    kind: FusionKind,
+    space: Space,
+}
+
+impl Check<'_, '_> {
+    /// Checks the operands that are computed inside, and collects where shapes cut the flat space.
+    fn node(&self, node: &Node, action: Action, cuts: &mut Vec<usize>) -> Option<()> {
+        for i in 0..node.outputs.len() {
+            let role = self.role(node, action, i)?;
+            let shape = &self.facts.graph.ty(node.outputs[i]).shape;
+            self.cut(role, shape, cuts);
+        }
+        for (i, &input) in node.inputs.iter().enumerate() {
+            let source = self.facts.source(input);
+            let Ok(at) = self.members.binary_search(&source) else { continue };
+            if matches!(node.op, Op::CrossEntropy(_)) && i == 0 {
+                return None;
+            }
+            let producer = self.facts.node(source);
+            let index = self.facts.graph.value(self.facts.base(input)).index;
+            let found = self.role(producer, self.actions[at], index)?;
+            if found != self.expected(node, action, i, input)? {
+                return None;
+            }
+            self.cut(found, &self.facts.graph.ty(input).shape, cuts);
+        }
+        let reads_often = matches!(action, Action::Rows(_)) && row_reduce::is_multi_pass(&node.op);
+        (!(reads_often && self.is_behind_costly(node))).then_some(())
+    }
+
+    /// The role of result `index` of a member.
+    fn role(&self, node: &Node, action: Action, index: usize) -> Option<Role> {
+        match action {
+            Action::Rows(_) => Some(row_reduce::result(&node.op, index)),
+            Action::Cols(_) => Some(Role::Col),
+            Action::Pointwise => {
+                let n = self.facts.numel(node.outputs[index]);
+                let by_row = self.kind == FusionKind::RowReduce;
+                match n {
+                    n if n == self.space.rows * self.space.cols => Some(Role::Full),
+                    n if by_row && n == self.space.rows => Some(Role::Row),
+                    1 => Some(Role::Scalar),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// The role that operand `i` must have if it is computed inside.
+    fn expected(&self, node: &Node, action: Action, i: usize, input: ValueId) -> Option<Role> {
+        match action {
+            Action::Rows(_) => return Some(row_reduce::operand(&node.op, i)),
+            Action::Cols(_) => return Some(col_reduce::operand(&node.op, i)),
+            Action::Pointwise => {}
+        }
+        let own = self.role(node, action, 0)?;
+        let (from, to) = (self.facts.graph.ty(input), self.facts.graph.ty(node.outputs[0]));
+        if from.shape.numel() == to.shape.numel() {
+            return Some(own);
+        }
+        match own {
+            Role::Full if self.is_per_row(&from.shape, &to.shape) => Some(Role::Row),
+            _ if from.shape.numel() == 1 => Some(Role::Scalar),
+            _ => None,
+        }
+    }
+
+    /// Whether an operand broadcast to a full value is repeated along the columns and nowhere else.
+    fn is_per_row(&self, from: &Shape, to: &Shape) -> bool {
+        let missing = to.rank() - from.rank();
+        let mut rows = 1;
+        let split = to.0.iter().position(|&d| {
+            let reached = rows == self.space.rows && d != 1;
+            rows *= d;
+            reached
+        });
+        let split = split.unwrap_or(to.rank());
+        self.kind == FusionKind::RowReduce
+            && to.0[..split].iter().product::<usize>() == self.space.rows
+            && (0..to.rank()).all(|i| {
+                let repeated = to.0[i] != 1 && (i < missing || from.0[i - missing] == 1);
+                to.0[i] == 1 || repeated == (i >= split)
+            })
+    }
+
+    fn cut(&self, role: Role, shape: &Shape, cuts: &mut Vec<usize>) {
+        let mut inner = match role {
+            Role::Full | Role::Col => 1,
+            Role::Row => self.space.cols,
+            Role::Scalar => return,
+        };
+        for &dim in shape.0.iter().rev() {
+            inner *= dim;
+            cuts.push(inner);
+        }
+    }
+
+    /// Whether a member before this one computes a costly function.
+    fn is_behind_costly(&self, node: &Node) -> bool {
+        let mut stack = node.inputs.clone();
+        let mut seen = vec![false; self.members.len()];
+        while let Some(value) = stack.pop() {
+            let Ok(at) = self.members.binary_search(&self.facts.source(value)) else { continue };
+            if std::mem::replace(&mut seen[at], true) || self.actions[at] != Action::Pointwise {
+                continue;
+            }
+            let before = self.facts.node(self.members[at]);
+            if !is_cheap(&before.op) {
+                return true;
+            }
+            stack.extend(&before.inputs);
+        }
+        false
+    }
+}
+
+/// Whether the results of a region of this kind may be results of these nodes: a column reduction has
+/// no other results than reductions.
+pub(super) fn may_be_result(facts: &Facts<'_>, kind: FusionKind, node: &Node) -> bool {
+    kind != FusionKind::ColReduce || matches!(action(facts, node), Some(Action::Cols(_)))
+}
+
+/// Whether every result of the region has an element per point, as a pointwise region needs.
+pub(super) fn results_fit(facts: &Facts<'_>, kind: FusionKind, results: &[ValueId]) -> bool {
+    if kind != FusionKind::Pointwise {
+        return true;
+    }
+    let n = results.first().map_or(0, |v| facts.numel(*v));
+    results.iter().all(|v| facts.numel(*v) == n)
+}

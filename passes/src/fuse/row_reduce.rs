@@ -1,0 +1,64 @@
+//! What belongs in a region that reduces rows: softmax, normalization and cross-entropy, their
+//! gradients for the input, and reductions over trailing axes.
+//!
+//! The space of such an operation is its operand's shape, cut into rows and columns where the reduced
+//! axes begin.
+
+use super::region::{Role, Space};
+use frit_ir::ops::Op;
+use frit_ir::{Shape, TensorType};
+
+/// The space of an operation that reduces the rows of its operands, if it is one.
+pub(super) fn space(op: &Op, operands: &[&TensorType]) -> Option<Space> {
+    let shape = &operands.first()?.shape;
+    let at = |split: usize| Some(Space::new(shape, split));
+    match op {
+        Op::Reduce(op) => at(trailing(shape, &op.axes)?),
+        Op::SumTo(op) => at(trailing(shape, &op.axes(shape))?),
+        Op::Softmax(op) | Op::LogSoftmax(op) | Op::SoftmaxGrad(op) | Op::LogSoftmaxGrad(op) => {
+            at(trailing(shape, &[op.axis])?)
+        }
+        Op::LayerNorm(op) => at(op.axis),
+        Op::LayerNormGradInput(op) => at(op.axis),
+        Op::RmsNorm(op) => at(op.axis),
+        Op::RmsNormGradInput(op) => at(op.axis),
+        Op::CrossEntropy(_) => at(shape.rank().checked_sub(1)?),
+        Op::CrossEntropyGrad(_) => {
+            let shape = &operands.get(1)?.shape;
+            Some(Space::new(shape, shape.rank().checked_sub(1)?))
+        }
+        _ => None,
+    }
+}
+
+/// Where the reduced axes begin, if they are the last ones (apart from axes of size 1).
+fn trailing(shape: &Shape, axes: &[usize]) -> Option<usize> {
+    let first = *axes.iter().min()?;
+    (first..shape.rank()).all(|i| axes.contains(&i) || shape.0[i] == 1).then_some(first)
+}
+
+/// What operand `i` must be in the space.
+pub(super) fn operand(op: &Op, i: usize) -> Role {
+    match (op, i) {
+        (Op::LayerNorm(_) | Op::RmsNorm(_), 1 | 2) => Role::Col,
+        (Op::LayerNormGradInput(_) | Op::RmsNormGradInput(_), 2) => Role::Col,
+        (Op::LayerNormGradInput(_) | Op::RmsNormGradInput(_), 3 | 4) => Role::Row,
+        (Op::CrossEntropy(_), 1) | (Op::CrossEntropyGrad(_), 0 | 2 | 3) => Role::Row,
+        _ => Role::Full,
+    }
+}
+
+/// What result `i` is in the space.
+pub(super) fn result(op: &Op, i: usize) -> Role {
+    match (op, i) {
+        (Op::Reduce(_) | Op::SumTo(_) | Op::CrossEntropy(_), _) => Role::Row,
+        (Op::LayerNorm(_) | Op::RmsNorm(_), 1 | 2) => Role::Row,
+        _ => Role::Full,
+    }
+}
+
+/// Whether a kernel goes over the row more than once, and so computes what stands before the
+/// operation again each time.
+pub(super) fn is_multi_pass(op: &Op) -> bool {
+    !matches!(op, Op::Reduce(_) | Op::SumTo(_) | Op::CrossEntropyGrad(_))
+}

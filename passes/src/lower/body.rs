@@ -1,0 +1,130 @@
+//! Bodies of kernels: small graphs without names, origins and regions, so that equal work has equal
+//! text and is compiled once.
+
+use super::internal;
+use frit_ir::ops::Input;
+use frit_ir::{Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId};
+use std::collections::HashMap;
+
+/// The body of a node and the values it reads; constants that are all one value become part of it.
+pub(super) fn of_node(graph: &Graph, node: &Node) -> Result<(Graph, Vec<ValueId>), Diagnostic> {
+    let mut body = Graph::new("kernel");
+    let mut operands = Vec::new();
+    let mut inputs = Vec::new();
+    for &value in &node.inputs {
+        let splat = graph.constant(value).filter(|c| c.as_splat().is_some());
+        if let Some(constant) = splat {
+            let op = Op::Constant(frit_ir::ops::Constant { value: constant.clone() });
+            inputs.push(add(&mut body, op, &[])?[0]);
+            continue;
+        }
+        let ty = graph.ty(value).clone();
+        let input = match operands.iter().position(|v| *v == value) {
+            // The same value read twice is one operand.
+            Some(i) => nth_input(&body, i),
+            None => {
+                operands.push(value);
+                add(&mut body, input(operands.len() - 1, ty), &[])?[0]
+            }
+        };
+        inputs.push(input);
+    }
+    let results = match &node.op {
+        Op::Fusion(fusion) => inline(&mut body, &fusion.body, &inputs)?,
+        op => add(&mut body, op.clone(), &inputs)?,
+    };
+    for (i, result) in results.into_iter().enumerate() {
+        body.add_output(&i.to_string(), result, OutputKind::Result);
+    }
+    Ok((body, operands))
+}
+
+/// The body of one operation on operands of these types.
+pub(super) fn of_op(op: Op, operands: &[TensorType]) -> Result<Graph, Diagnostic> {
+    let mut body = Graph::new("kernel");
+    let mut inputs = Vec::new();
+    for (i, ty) in operands.iter().enumerate() {
+        inputs.push(add(&mut body, input(i, ty.clone()), &[])?[0]);
+    }
+    for (i, result) in add(&mut body, op, &inputs)?.into_iter().enumerate() {
+        body.add_output(&i.to_string(), result, OutputKind::Result);
+    }
+    Ok(body)
+}
+
+/// The body that adds `n` operands of one type, from the first to the last.
+pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
+    let mut body = Graph::new("kernel");
+    let mut sum = None;
+    let mut inputs = Vec::new();
+    for i in 0..n {
+        inputs.push(add(&mut body, input(i, ty.clone()), &[])?[0]);
+    }
+    for value in inputs {
+        sum = Some(match sum {
+            None => value,
+            Some(sum) => {
+                add(&mut body, Op::Binary(frit_ir::ops::BinaryFn::Add), &[sum, value])?[0]
+            }
+        });
+    }
+    let sum = sum.ok_or_else(|| internal("sum of nothing"))?;
+    body.add_output("0", sum, OutputKind::Result);
+    Ok(body)
+}
+
+/// Floating-point operations of a body.
+pub(super) fn flops(body: &Graph) -> u64 {
+    let types = |ids: &[ValueId]| -> Vec<TensorType> {
+        ids.iter().map(|v| body.ty(*v).clone()).collect()
+    };
+    let of = |n: &Node| {
+        let (inputs, outputs) = (types(&n.inputs), types(&n.outputs));
+        n.op.flops(&inputs.iter().collect::<Vec<_>>(), &outputs.iter().collect::<Vec<_>>())
+    };
+    body.nodes().map(|(_, n)| of(n)).sum()
+}
+
+/// Name of the operation a body is best known by: the last that is neither pointwise nor layout, else
+/// the last.
+pub(super) fn main_op(body: &Graph) -> String {
+    let inner = || body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+    inner()
+        .rfind(|n| !n.op.is_pointwise() && !n.op.is_layout())
+        .or_else(|| inner().next_back())
+        .map_or_else(|| "nothing".into(), |n| n.op.name())
+}
+
+fn input(index: usize, ty: TensorType) -> Op {
+    Op::Input(Input { name: index.to_string(), ty })
+}
+
+fn nth_input(body: &Graph, index: usize) -> ValueId {
+    let is_input = |n: &&Node| matches!(&n.op, Op::Input(i) if i.name == index.to_string());
+    body.nodes().map(|(_, n)| n).find(is_input).expect("invariant: operand was added").outputs[0]
+}
+
+fn add(body: &mut Graph, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
+    body.add(op, inputs, Origin::none(), Region::Forward).map_err(crate::pass::bug("lower"))
+}
+
+/// Copies a fusion's body; returns its results.
+fn inline(
+    body: &mut Graph,
+    fusion: &Graph,
+    operands: &[ValueId],
+) -> Result<Vec<ValueId>, Diagnostic> {
+    let mut map: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut next = operands.iter();
+    for (_, node) in fusion.nodes() {
+        if matches!(node.op, Op::Input(_)) {
+            let operand = next.next().ok_or_else(|| internal("a fusion lacks an operand"))?;
+            map.insert(node.outputs[0], *operand);
+            continue;
+        }
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v]).collect();
+        let outputs = add(body, node.op.clone(), &inputs)?;
+        map.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    Ok(fusion.outputs.iter().map(|o| map[&o.value]).collect())
+}

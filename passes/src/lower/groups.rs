@@ -1,0 +1,174 @@
+//! Flat groups: parameters of one unit that train alike and are gathered in the same dtypes, back to
+//! back. Each starts at a multiple of 16 bytes in the narrowest gather dtype; the whole is padded to a
+//! multiple of 128 bytes per rank. Padding is zero and stays zero.
+
+use super::Lowering;
+use frit_ir::ops::ParamKind;
+use frit_ir::plan::{Arena, BufferClass, Group, GroupState, ParamHome, ParamSpec, Segment};
+use frit_ir::{DType, Diagnostic, Op, TensorType, ValueId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Bytes at whose multiples parameters start, in the narrowest dtype of their group.
+const PARAM_ALIGNMENT: usize = 16;
+/// Bytes of which every rank's part is a multiple.
+const PART_ALIGNMENT: usize = 128;
+
+impl Lowering<'_> {
+    pub(super) fn make_groups(&mut self) -> Result<(), Diagnostic> {
+        let graph = self.graph;
+        self.trace_sharded_values();
+        let dtypes = self.gather_dtypes();
+        let mut members: BTreeMap<(usize, bool, BTreeSet<DType>), Vec<usize>> = BTreeMap::new();
+        for (value, param) in graph.params() {
+            let index = self.plan.params.len();
+            if let Some(unit) = param.unit {
+                if param.ty.dtype != DType::F32 {
+                    return Err(Diagnostic::error(
+                        "E080",
+                        format!("parameter `{}` is {}", param.name, param.ty.dtype),
+                    )
+                    .at(&graph.def(value).origin)
+                    .help("export the model with float32 weights"));
+                }
+                let trainable = param.kind == ParamKind::Trainable;
+                let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
+                members.entry((unit, !trainable, dtypes)).or_default().push(index);
+            }
+            self.plan.params.push(ParamSpec {
+                name: param.name.clone(),
+                ty: param.ty.clone(),
+                kind: param.kind,
+                reason: param.reason.clone(),
+                init: param.init.clone(),
+                home: ParamHome::Unused,
+            });
+        }
+        let sharded: HashMap<String, bool> =
+            graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
+        for ((unit, frozen, dtypes), params) in members {
+            let sharded = sharded[&self.plan.params[params[0]].name];
+            self.make_group(unit, !frozen, dtypes.into_iter().collect(), &params, sharded);
+        }
+        Ok(())
+    }
+
+    fn make_group(
+        &mut self,
+        unit: usize,
+        trainable: bool,
+        gather_dtypes: Vec<DType>,
+        params: &[usize],
+        sharded: bool,
+    ) {
+        let index = self.plan.groups.len();
+        let narrowest = gather_dtypes.iter().map(|d| d.size()).min().unwrap_or(4);
+        let mut segments = Vec::new();
+        let mut end: usize = 0;
+        for &param in params {
+            let offset = end.next_multiple_of(PARAM_ALIGNMENT / narrowest);
+            let numel = self.plan.params[param].ty.shape.numel();
+            self.plan.params[param].home = ParamHome::Group { group: index, offset };
+            let name = self.plan.params[param].name.clone();
+            self.group_of.insert(name, (index, segments.len()));
+            segments.push(Segment { param, offset, numel });
+            end = offset + numel;
+        }
+        let parts = if sharded { self.plan.world_size } else { 1 };
+        let numel = end.next_multiple_of(parts * PART_ALIGNMENT / narrowest);
+        let shard_numel = numel / parts;
+        let name = format!("{} parameters", self.plan.units[unit].name);
+        let master =
+            self.buffer(&name, Arena::Persistent, BufferClass::Parameter, shard_numel * 4);
+        let mut group = Group {
+            unit,
+            trainable,
+            gather_dtypes,
+            numel,
+            shard_numel,
+            sharded,
+            master,
+            states: vec![],
+            segments,
+        };
+        if trainable {
+            for (name, init) in self.state_names() {
+                let class = match name.as_str() {
+                    "grad_sum" => BufferClass::Gradient,
+                    _ => BufferClass::OptimizerState,
+                };
+                let label = format!("{} {name}", self.plan.units[unit].name);
+                let buffer = self.buffer(&label, Arena::Persistent, class, shard_numel * 4);
+                group.states.push(GroupState { name, buffer, init });
+            }
+        }
+        self.plan.groups.push(group);
+    }
+
+    /// Names and first values of the state that parameters have, in order of appearance.
+    fn state_names(&self) -> Vec<(String, f64)> {
+        let mut names: Vec<(String, f64)> = Vec::new();
+        for (_, node) in self.graph.nodes() {
+            if let Op::State(s) = &node.op
+                && s.of.is_some()
+                && names.iter().all(|(n, _)| *n != s.name)
+            {
+                names.push((s.name.clone(), s.init));
+            }
+        }
+        names
+    }
+
+    /// Notes for every parameter, and every sharded value made from it, which parameter it is.
+    fn trace_sharded_values(&mut self) {
+        for (_, node) in self.graph.nodes() {
+            let name = match &node.op {
+                Op::Param(p) => Some(p.name.clone()),
+                Op::State(s) => s.of.clone(),
+                Op::Cast(_) if self.is_sharded(node.outputs[0]) => {
+                    self.param_of.get(&node.inputs[0]).cloned()
+                }
+                _ => None,
+            };
+            if let Some(name) = name {
+                self.param_of.insert(node.outputs[0], name);
+            }
+        }
+        for (name, value) in self.gradients() {
+            self.param_of.insert(value, name);
+        }
+    }
+
+    /// The dtypes in which each parameter is gathered.
+    fn gather_dtypes(&self) -> HashMap<String, BTreeSet<DType>> {
+        let mut dtypes: HashMap<String, BTreeSet<DType>> = HashMap::new();
+        for (_, node) in self.graph.nodes() {
+            if let Op::AllGather(_) = node.op
+                && let Some(name) = self.param_of.get(&node.inputs[0])
+            {
+                let dtype = self.graph.ty(node.inputs[0]).dtype;
+                dtypes.entry(name.clone()).or_default().insert(dtype);
+            }
+        }
+        dtypes
+    }
+
+    /// The gradient outputs: parameter name and value.
+    pub(super) fn gradients(&self) -> Vec<(String, ValueId)> {
+        self.graph
+            .outputs
+            .iter()
+            .filter(|o| o.kind == frit_ir::OutputKind::Gradient)
+            .map(|o| (o.name.clone(), o.value))
+            .collect()
+    }
+
+    /// The type of a whole group in `dtype`.
+    pub(super) fn whole(&self, group: usize, dtype: DType) -> TensorType {
+        TensorType::new(dtype, [self.plan.groups[group].numel])
+    }
+
+    /// The type of one rank's part of a group in `dtype`.
+    pub(super) fn part(&self, group: usize, dtype: DType) -> TensorType {
+        TensorType::new(dtype, [self.plan.groups[group].shard_numel])
+    }
+}

@@ -1,0 +1,439 @@
+//! From the graph to the plan: values get places in buffers, nodes become tasks.
+//!
+//! In: a fused training graph. Out: a plan whose tasks are in the graph's order, all on their streams,
+//! without waits and without offsets; `schedule` and `memory` complete it.
+//!
+//! Parameters, their gradients and their optimizer state live in flat groups ([`groups`]): those of one
+//! unit that train alike and are gathered in the same dtypes. Work on sharded values (casting a shard,
+//! reducing and accumulating gradients, statistics, the optimizer) is done once per group, not once per
+//! parameter ([`flat`]). A gradient is written by its kernel straight into the group's flat gradient,
+//! and a gathered parameter is read straight from the gathered buffer: nothing is copied in or out.
+
+mod body;
+mod flat;
+mod groups;
+mod leaves;
+
+use crate::cost::{Rates, rates};
+use frit_ir::ops::{FusionKind, ReduceKind};
+use frit_ir::plan::{
+    Action, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric, Phase, Place,
+    Plan, Stream, Target, Task, UnitSpec,
+};
+use frit_ir::sharding::sharded_values;
+use frit_ir::{
+    DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId,
+};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What lowering needs to know beside the graph.
+pub struct LowerOptions<'a> {
+    /// The units that `shard` made.
+    pub units: Vec<UnitSpec>,
+    /// Sharding strategy, by name.
+    pub strategy: String,
+    /// The autocast dtype.
+    pub compute_dtype: DType,
+    /// Seed of initialization and shuffling.
+    pub seed: u64,
+    /// Micro-steps per step.
+    pub accumulation: usize,
+    /// Loss elements of one rank's micro-batch.
+    pub loss_capacity: usize,
+    /// What the plan is for.
+    pub target: Target,
+    /// The resolved configuration, as TOML.
+    pub config: String,
+    /// Version of the compiler.
+    pub frit_version: String,
+    /// Whether code generation compiles a region.
+    pub generated: &'a dyn Fn(&Graph, FusionKind) -> bool,
+}
+
+/// A plan, and the elements of its large constants by name.
+pub struct Lowered {
+    /// The plan, neither scheduled nor with offsets.
+    pub plan: Plan,
+    /// Constants for the weights file.
+    pub constants: Vec<(String, Tensor)>,
+    /// Kernels that code generation must compile, and how.
+    pub regions: Vec<(usize, FusionKind)>,
+}
+
+/// Lowers a training graph.
+///
+/// # Errors
+/// If the graph holds something that no plan can express, with its place.
+pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagnostic> {
+    let mut lowering = Lowering::new(graph, options);
+    lowering.make_groups()?;
+    lowering.place_leaves()?;
+    lowering.place_gradients();
+    for (_, node) in graph.nodes() {
+        if node.region != Region::Update {
+            lowering.node(node)?;
+        }
+    }
+    lowering.finish_micro_step()?;
+    let boundary = lowering.plan.tasks.len();
+    for (_, node) in graph.nodes() {
+        if node.region == Region::Update {
+            lowering.node(node)?;
+        }
+    }
+    lowering.finish_update()?;
+    let end = lowering.plan.tasks.len();
+    lowering.plan.phases = vec![
+        Phase { name: "micro_step".into(), begin: 0, end: boundary },
+        Phase { name: "update".into(), begin: boundary, end },
+    ];
+    Ok(Lowered {
+        plan: lowering.plan,
+        constants: lowering.constants,
+        regions: lowering.regions,
+    })
+}
+
+pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::error("B020", format!("internal error in lowering: {}", message.into()))
+        .help("this is a bug in frit; please report it with the model")
+}
+
+/// Identity of an unsharded copy of a group: dtype, and whether it is the one of the backward pass.
+type GatherKey = (usize, DType, Region);
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    options: &'a LowerOptions<'a>,
+    rates: Rates,
+    plan: Plan,
+    constants: Vec<(String, Tensor)>,
+    regions: Vec<(usize, FusionKind)>,
+    places: HashMap<ValueId, Place>,
+    /// Where a value must be written, if it has no choice.
+    required: HashMap<ValueId, Place>,
+    sharded: Vec<bool>,
+    kernel_of_body: HashMap<(KernelKind, String), usize>,
+    /// Group and index into its segments, by parameter name.
+    group_of: HashMap<String, (usize, usize)>,
+    /// The parameter that a sharded value belongs to.
+    param_of: HashMap<ValueId, String>,
+    gathered: HashMap<GatherKey, usize>,
+    shard_casts: HashMap<(usize, DType), usize>,
+    /// The flat gradient of each trainable group: whole, and this rank's part.
+    flat_gradient: BTreeMap<usize, Place>,
+    shard_gradient: BTreeMap<usize, Place>,
+    /// Gradients of a group that are not yet computed, by parameter name.
+    missing: BTreeMap<usize, HashSet<String>>,
+    stepped: HashSet<usize>,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(graph: &'a Graph, options: &'a LowerOptions<'a>) -> Self {
+        let plan = Plan {
+            format_version: FORMAT_VERSION,
+            frit_version: options.frit_version.clone(),
+            name: graph.name.clone(),
+            config: options.config.clone(),
+            target: options.target.clone(),
+            world_size: graph.world_size,
+            accumulation: options.accumulation,
+            strategy: options.strategy.clone(),
+            compute_dtype: options.compute_dtype,
+            seed: options.seed,
+            loss_capacity: options.loss_capacity,
+            inputs: vec![],
+            params: vec![],
+            units: options.units.clone(),
+            groups: vec![],
+            states: vec![],
+            hyper: vec![],
+            constants: vec![],
+            persistent_bytes: 0,
+            workspace_bytes: 0,
+            workspace_lower_bound: 0,
+            buffers: vec![],
+            kernels: vec![],
+            object: None,
+            phases: vec![],
+            tasks: vec![],
+            metrics: vec![],
+            gradients: vec![],
+            reports: vec![],
+            lints: vec![],
+        };
+        Lowering {
+            graph,
+            options,
+            rates: rates(&options.target),
+            plan,
+            constants: vec![],
+            regions: vec![],
+            places: HashMap::new(),
+            required: HashMap::new(),
+            sharded: sharded_values(graph),
+            kernel_of_body: HashMap::new(),
+            group_of: HashMap::new(),
+            param_of: HashMap::new(),
+            gathered: HashMap::new(),
+            shard_casts: HashMap::new(),
+            flat_gradient: BTreeMap::new(),
+            shard_gradient: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            stepped: HashSet::new(),
+        }
+    }
+
+    fn buffer(&mut self, name: &str, arena: Arena, class: BufferClass, bytes: usize) -> usize {
+        self.plan.buffers.push(Buffer { name: name.into(), arena, class, offset: 0, bytes });
+        self.plan.buffers.len() - 1
+    }
+
+    fn is_sharded(&self, value: ValueId) -> bool {
+        self.sharded[value.0 as usize]
+    }
+
+    /// Lowers one node that is no leaf.
+    fn node(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
+        if node.op.is_leaf() {
+            return Ok(());
+        }
+        match &node.op {
+            Op::AllGather(_) => self.gather(node),
+            Op::ReduceScatter(_) => self.gradient_ready(node),
+            Op::AllReduce(r) if r.unit.is_some() => self.gradient_ready(node),
+            Op::AllReduce(r) => self.reduce_statistics(node, r.reduce),
+            Op::GradStats => self.grad_stats(node),
+            Op::OptimizerStep(_) => self.optimizer_step(node),
+            _ if self.is_grad_sum(node) => self.note_grad_sum(node),
+            _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
+            Op::Reshape(_) if self.alias(node) => Ok(()),
+            _ => self.kernel_task(node),
+        }
+    }
+
+    /// Makes a reshape another view of its operand's place. Fails if its result must be elsewhere.
+    fn alias(&mut self, node: &Node) -> bool {
+        let Some(place) = self.places.get(&node.inputs[0]) else { return false };
+        let place = Place { ty: self.graph.ty(node.outputs[0]).clone(), ..place.clone() };
+        match self.required.get(&node.outputs[0]) {
+            Some(required) if *required != place => false,
+            _ => {
+                self.places.insert(node.outputs[0], place);
+                true
+            }
+        }
+    }
+
+    /// The place of a value that was lowered before.
+    fn place(&mut self, value: ValueId) -> Result<Place, Diagnostic> {
+        if let Some(place) = self.places.get(&value) {
+            return Ok(place.clone());
+        }
+        if let Some(constant) = self.graph.constant(value) {
+            let place = self.constant(&constant.clone());
+            self.places.insert(value, place.clone());
+            return Ok(place);
+        }
+        let node = self.graph.def(value);
+        Err(internal(format!("a result of `{}` has no place", node.op.name())).at(&node.origin))
+    }
+
+    /// A new place for a result: where it is required, or a buffer of its own.
+    fn result(&mut self, value: ValueId, node: &Node) -> Place {
+        let ty = self.graph.ty(value).clone();
+        let place = self.required.get(&value).cloned().unwrap_or_else(|| {
+            let name = self.graph.value(value).name.as_deref().unwrap_or("").to_string();
+            let name = if name.is_empty() { label(node) } else { name };
+            self.workspace(&name, BufferClass::Activation, ty)
+        });
+        self.places.insert(value, place.clone());
+        place
+    }
+
+    fn workspace(&mut self, name: &str, class: BufferClass, ty: TensorType) -> Place {
+        let buffer = self.buffer(name, Arena::Workspace, class, ty.bytes());
+        Place { buffer, offset: 0, ty }
+    }
+
+    /// A task that runs a node, or a fusion, as one kernel.
+    fn kernel_task(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
+        let (body, operands) = body::of_node(self.graph, node)?;
+        let kind = self.kernel_kind(node, &body);
+        let region = match &node.op {
+            Op::Fusion(fusion) => fusion.kind,
+            _ => FusionKind::Pointwise,
+        };
+        let mut reads = Vec::new();
+        for value in operands {
+            reads.push(self.place(value)?);
+        }
+        let writes = node.outputs.iter().map(|v| self.result(*v, node)).collect();
+        self.run_kernel(kind, region, body, reads, writes, node);
+        Ok(())
+    }
+
+    fn kernel_kind(&self, node: &Node, body: &Graph) -> KernelKind {
+        if let Op::Fusion(fusion) = &node.op {
+            let float = |ty: &TensorType| matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
+            let gemm = fusion.kind == FusionKind::Gemm
+                && fusion.operand_types().into_iter().all(float);
+            if gemm {
+                return KernelKind::Library;
+            }
+            let generated =
+                fusion.kind != FusionKind::Gemm && (self.options.generated)(body, fusion.kind);
+            return if generated { KernelKind::Generated } else { KernelKind::Interpreted };
+        }
+        let low = |v: &ValueId| {
+            matches!(self.graph.ty(*v).dtype, DType::F32 | DType::F16 | DType::BF16)
+        };
+        let library = match &node.op {
+            Op::MatMul(_) | Op::Attention(_) | Op::AttentionGrad(_) => node.inputs.iter().all(low),
+            Op::Embedding | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
+            Op::Cast(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
+            op => op.is_layout(),
+        };
+        if library { KernelKind::Library } else { KernelKind::Interpreted }
+    }
+
+    /// Appends a task that runs a kernel; equal bodies share one. `region` is how a generated one is
+    /// compiled.
+    fn run_kernel(
+        &mut self,
+        kind: KernelKind,
+        region: FusionKind,
+        body: Graph,
+        reads: Vec<Place>,
+        writes: Vec<Place>,
+        node: &Node,
+    ) {
+        let text = body.to_string();
+        let flops = body::flops(&body);
+        let bytes = reads.iter().chain(&writes).map(|p| p.ty.bytes() as u64).sum();
+        let kernel = match self.kernel_of_body.get(&(kind, text.clone())) {
+            Some(&kernel) => kernel,
+            None => {
+                let kernel = self.plan.kernels.len();
+                let name = format!("{}_{kernel}", body::main_op(&body));
+                let hash = frit_ir::plan::sha256_hex(text.as_bytes());
+                self.plan.kernels.push(Kernel { name, kind, body, hash, entry: None });
+                if kind == KernelKind::Generated {
+                    self.regions.push((kernel, region));
+                }
+                self.kernel_of_body.insert((kind, text), kernel);
+                kernel
+            }
+        };
+        let action = Action::Kernel { kernel, reads, writes };
+        let name = self.plan.kernels[kernel].name.clone();
+        let cost_us = self.rates.kernel_us(flops, bytes);
+        self.plan.tasks.push(Task {
+            name,
+            stream: Stream::Compute,
+            region: node.region,
+            origin: node.origin.clone(),
+            action,
+            waits: vec![],
+            flops,
+            bytes,
+            cost_us,
+        });
+    }
+
+    /// Appends a task that is no kernel.
+    fn task(&mut self, name: &str, stream: Stream, region: Region, origin: &Origin, action: Action) {
+        let wire = self.plan.wire_bytes(&action);
+        let touched: usize =
+            action.reads().iter().chain(&action.writes()).map(|p| p.ty.bytes()).sum();
+        let cost_us = if action.is_collective() {
+            self.rates.wire_us(wire)
+        } else {
+            self.rates.kernel_us(0, touched as u64)
+        };
+        self.plan.tasks.push(Task {
+            name: name.into(),
+            stream,
+            region,
+            origin: origin.clone(),
+            action,
+            waits: vec![],
+            flops: 0,
+            bytes: touched as u64,
+            cost_us,
+        });
+    }
+
+    fn reduce_statistics(&mut self, node: &Node, reduce: ReduceKind) -> Result<(), Diagnostic> {
+        let send = self.place(node.inputs[0])?;
+        let recv = self.result(node.outputs[0], node);
+        let action = Action::AllReduce { group: None, reduce, send, recv };
+        self.task("all_reduce statistics", Stream::Reduce, node.region, &node.origin, action);
+        Ok(())
+    }
+
+    /// State carried by the micro-step, once everything of it was lowered.
+    fn finish_micro_step(&mut self) -> Result<(), Diagnostic> {
+        self.finish_gradients()?;
+        self.commit(|region| region != Region::Update)
+    }
+
+    /// Metrics, then scalar state, then the accumulators back to zero.
+    fn finish_update(&mut self) -> Result<(), Diagnostic> {
+        let graph = self.graph;
+        for output in graph.outputs.iter().filter(|o| o.kind == OutputKind::Metric) {
+            let from = self.place(output.value)?;
+            let name = format!("metric {}", output.name);
+            let bytes = from.ty.bytes();
+            let buffer = self.buffer(&name, Arena::Persistent, BufferClass::State, bytes);
+            let to = Place { buffer, offset: 0, ty: from.ty.clone() };
+            let action = Action::Copy { from, to: to.clone() };
+            self.task(&name, Stream::Compute, Region::Update, &Origin::none(), action);
+            self.plan.metrics.push(Metric { name: output.name.clone(), place: to });
+        }
+        self.commit(|region| region == Region::Update)?;
+        let mut places = Vec::new();
+        for state in &self.plan.states {
+            if state.name == "loss_sum" || state.name == "loss_count" {
+                places.push(Place { buffer: state.buffer, offset: 0, ty: state.ty.clone() });
+            }
+        }
+        for group in &self.plan.groups {
+            for state in group.states.iter().filter(|s| s.name == "grad_sum") {
+                let ty = TensorType::new(DType::F32, [group.shard_numel]);
+                places.push(Place { buffer: state.buffer, offset: 0, ty });
+            }
+        }
+        if !places.is_empty() {
+            let action = Action::Zero { places };
+            self.task("zero sums", Stream::Compute, Region::Update, &Origin::none(), action);
+        }
+        Ok(())
+    }
+
+    /// Copies next values of scalar state into its place, for carries computed in such a region.
+    fn commit(&mut self, here: impl Fn(Region) -> bool) -> Result<(), Diagnostic> {
+        let graph = self.graph;
+        for output in &graph.outputs {
+            let OutputKind::Carry(leaf) = output.kind else { continue };
+            let scalar = matches!(&graph.def(leaf).op, Op::State(s) if s.of.is_none());
+            if !scalar || !here(graph.def(output.value).region) {
+                continue;
+            }
+            let (from, to) = (self.place(output.value)?, self.place(leaf)?);
+            let name = format!("commit {}", output.name);
+            let region = graph.def(output.value).region;
+            let action = Action::Copy { from, to };
+            self.task(&name, Stream::Compute, region, &Origin::none(), action);
+        }
+        Ok(())
+    }
+}
+
+fn label(node: &Node) -> String {
+    match (&*node.origin.source, &*node.origin.scope) {
+        ("", "") => node.op.name(),
+        ("", scope) => format!("{scope} {}", node.op.name()),
+        (source, _) => source.to_string(),
+    }
+}

@@ -1,0 +1,34 @@
+//! Offsets for every buffer.
+//!
+//! In: a scheduled plan. Out: every buffer at an aligned offset of its arena. Workspace buffers share
+//! bytes where the schedule's events order every access of one before the first access of the other;
+//! the peak is reported beside its lower bound, computed by [`bound`] from the same events but not from
+//! the offsets.
+
+mod bound;
+mod lifetimes;
+mod offsets;
+
+use frit_ir::plan::{ALIGNMENT, Arena, Plan};
+
+/// Assigns offsets and sizes the arenas.
+pub fn assign(plan: &mut Plan) {
+    plan.persistent_bytes = 0;
+    for buffer in plan.buffers.iter_mut().filter(|b| b.arena == Arena::Persistent) {
+        buffer.offset = plan.persistent_bytes;
+        plan.persistent_bytes += buffer.bytes.next_multiple_of(ALIGNMENT);
+    }
+    let lifetimes = lifetimes::of(plan);
+    let sizes: Vec<usize> =
+        plan.buffers.iter().map(|b| b.bytes.next_multiple_of(ALIGNMENT)).collect();
+    let workspace: Vec<usize> = (0..plan.buffers.len())
+        .filter(|&b| plan.buffers[b].arena == Arena::Workspace && lifetimes[b].is_some())
+        .collect();
+    let offsets = offsets::assign(&workspace, &sizes, &lifetimes);
+    for (&buffer, &offset) in workspace.iter().zip(&offsets) {
+        plan.buffers[buffer].offset = offset;
+    }
+    plan.workspace_bytes =
+        workspace.iter().zip(&offsets).map(|(&b, &offset)| offset + sizes[b]).max().unwrap_or(0);
+    plan.workspace_lower_bound = bound::live_peak(plan, &workspace, &sizes);
+}

@@ -1,0 +1,206 @@
+//! Scaled dot-product attention from its parts.
+//!
+//! `softmax(scale·q·kᵀ [masked]) · v`: the scale before or after the product, as factor or divisor, or
+//! its root on each of q and k; masks added or filled in; the guard that turns the NaN of rows without
+//! any key into 0; keys and values repeated over groups of heads; operands of four axes, or of three
+//! as one head. Not raised if scores or weights are also used elsewhere.
+
+use super::mask::{Mask, Masks};
+use super::matcher::{Matcher, near};
+use super::{Raised, Step};
+use frit_ir::ops::{Attention, BinaryFn, MatMul, PredicateFn, Reshape, Transpose, UnaryFn};
+use frit_ir::{Op, Shape, ValueId};
+
+/// An attention whose last node defines `y`.
+pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+    let [weights, v] = product(m, y, false)?;
+    let scores = softmax(m, weights)?;
+    let ty = m.graph.ty(scores);
+    let (q, k, scale, masks) = scaled_product(m, scores)?;
+    if !matches!(ty.shape.rank(), 3 | 4) {
+        return None;
+    }
+
+    let mut raised = Raised::new();
+    let masks = Masks::combine(m, &mut raised, &masks, ty)?;
+    let (k, v) = match (unrepeated(m, k), unrepeated(m, v)) {
+        (Some(k), Some(v)) => (ungroup(m, &mut raised, k), ungroup(m, &mut raised, v)),
+        _ => (k.step(m, &mut raised), Step::Old(v)),
+    };
+    let mut operands = vec![Step::Old(q), k, v];
+    if ty.shape.rank() == 3 {
+        let shapes = [q, y].map(|v| m.graph.ty(v).shape.clone());
+        let [Shape(q_dims), Shape(y_dims)] = shapes;
+        let keys = ty.shape.0[2];
+        let of = [[q_dims[1], q_dims[2]], [keys, q_dims[2]], [keys, y_dims[2]]];
+        for (operand, [rows, columns]) in operands.iter_mut().zip(of) {
+            let shape = Shape::from([y_dims[0], 1, rows, columns]);
+            *operand = raised.push(Op::Reshape(Reshape { shape }), vec![*operand]);
+        }
+    }
+    operands.extend(masks.operand);
+    let usual = m.graph.ty(q).shape.0.last().map_or(1.0, |&d| 1.0 / (d as f64).sqrt());
+    // Exporters round the scale, or its root, to f32.
+    let scale = if near(scale, usual) { usual } else { scale };
+    let op = Attention { scale, causal: masks.causal };
+    let result = raised.push(Op::Attention(op), operands);
+    if ty.shape.rank() == 3 {
+        let shape = m.graph.ty(y).shape.clone();
+        raised.push(Op::Reshape(Reshape { shape }), vec![result]);
+    }
+    Some(raised)
+}
+
+/// The operands of a matrix product whose right operand is transposed as told.
+fn product(m: &Matcher<'_>, v: ValueId, trans_b: bool) -> Option<[ValueId; 2]> {
+    let node = m.graph.def(v);
+    let Op::MatMul(op) = &node.op else { return None };
+    let plain = MatMul { trans_a: false, trans_b, out: None };
+    (*op == plain).then(|| [node.inputs[0], node.inputs[1]])
+}
+
+/// The scores of weights that are a softmax over the last axis, guarded or not, used nowhere else.
+fn softmax(m: &Matcher<'_>, weights: ValueId) -> Option<ValueId> {
+    let softmax = match guarded(m, weights) {
+        Some(softmax) if m.uses(softmax) == 2 => softmax,
+        Some(_) => return None,
+        None => weights,
+    };
+    let node = m.graph.def(softmax);
+    let Op::Softmax(op) = &node.op else { return None };
+    let last = op.axis + 1 == m.graph.ty(softmax).shape.rank();
+    (last && m.uses(weights) == 1 && m.uses(node.inputs[0]) == 1).then(|| node.inputs[0])
+}
+
+/// `x` of `select(is_nan(x), 0, x)`.
+fn guarded(m: &Matcher<'_>, v: ValueId) -> Option<ValueId> {
+    let node = m.graph.def(v);
+    if node.op != Op::Select {
+        return None;
+    }
+    let (test, zero, x) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+    let test = m.graph.def(test);
+    let fits = test.op == Op::Predicate(PredicateFn::IsNan) && test.inputs[0] == x;
+    (fits && m.scalar(zero) == Some(0.0)).then_some(x)
+}
+
+/// Keys, as rows or as columns.
+#[derive(Clone, Copy)]
+struct Keys {
+    value: ValueId,
+    columns: bool,
+}
+
+impl Keys {
+    /// The keys as rows.
+    fn step(self, m: &Matcher<'_>, raised: &mut Raised) -> Step {
+        if !self.columns {
+            return Step::Old(self.value);
+        }
+        let mut perm: Vec<usize> = (0..m.graph.ty(self.value).shape.rank()).collect();
+        let n = perm.len();
+        perm.swap(n - 2, n - 1);
+        raised.push(Op::Transpose(Transpose { perm }), vec![Step::Old(self.value)])
+    }
+}
+
+/// Takes scores apart into `(q, k, scale, masks)`.
+fn scaled_product(m: &Matcher<'_>, scores: ValueId) -> Option<(ValueId, Keys, f64, Vec<Mask>)> {
+    let mut masks = Vec::new();
+    let mut v = scores;
+    while let Some((rest, mask)) = masked(m, v) {
+        masks.push(mask);
+        v = rest;
+    }
+    let (v, after) = m.scaled(v);
+    let (q, k, columns) = match (product(m, v, true), product(m, v, false)) {
+        (Some([q, k]), _) => (q, k, false),
+        (_, Some([q, k])) => (q, k, true),
+        (None, None) => return None,
+    };
+    let (q, before_q) = m.scaled(q);
+    let (k, before_k) = m.scaled(k);
+    let mut keys = Keys { value: k, columns };
+    let mut before_swap = 1.0;
+    if let (true, Some(rows)) = (columns, swapped(m, k)) {
+        let (rows, scale) = m.scaled(rows);
+        (keys, before_swap) = (Keys { value: rows, columns: false }, scale);
+    }
+    let scale = after * before_q * before_k * before_swap;
+    (scale.is_finite() && scale > 0.0).then_some((q, keys, scale, masks))
+}
+
+fn swapped(m: &Matcher<'_>, v: ValueId) -> Option<ValueId> {
+    let node = m.graph.def(v);
+    let Op::Transpose(op) = &node.op else { return None };
+    let mut perm: Vec<usize> = (0..op.perm.len()).collect();
+    let n = perm.len();
+    perm.swap(n.checked_sub(2)?, n - 1);
+    (perm == op.perm).then(|| node.inputs[0])
+}
+
+/// One mask off the scores: what is under it, and the mask.
+fn masked(m: &Matcher<'_>, v: ValueId) -> Option<(ValueId, Mask)> {
+    let under = |x: ValueId| {
+        let same = m.graph.ty(x) == m.graph.ty(v);
+        (same && m.uses(x) == 1 && leads_to_product(m, x)).then_some(x)
+    };
+    if let Some((rest, mask)) = m.either(v, BinaryFn::Add, under) {
+        return Some((rest, Mask::Added(mask)));
+    }
+    let node = m.graph.def(v);
+    if node.op != Op::Select {
+        return None;
+    }
+    let (condition, a, b) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+    let (condition, flipped) = match m.unary(condition, UnaryFn::Not) {
+        Some(inner) => (inner, true),
+        None => (condition, false),
+    };
+    let filled = |x: ValueId, fill: ValueId, keep: bool| {
+        let fill = m.scalar(fill)?;
+        Some((under(x)?, Mask::Filled { condition, keep: keep != flipped, fill }))
+    };
+    filled(a, b, true).or_else(|| filled(b, a, false))
+}
+
+/// Whether the value is a matrix product under masks and scalar factors.
+fn leads_to_product(m: &Matcher<'_>, v: ValueId) -> bool {
+    let (v, _) = m.scaled(v);
+    let node = m.graph.def(v);
+    match node.op {
+        Op::MatMul(_) => true,
+        Op::Binary(BinaryFn::Add) => node.inputs.iter().any(|x| leads_to_product(m, *x)),
+        Op::Select => node.inputs[1..].iter().any(|x| leads_to_product(m, *x)),
+        _ => false,
+    }
+}
+
+/// What is repeated over groups of heads: `x[B, G, 1, S, D]` of
+/// `reshape(expand(x, [B, G, R, S, D]), [B, G·R, S, D])`.
+fn unrepeated<V: Into<Keys>>(m: &Matcher<'_>, v: V) -> Option<ValueId> {
+    let keys: Keys = v.into();
+    let reshape = m.graph.def(keys.value);
+    let (Op::Reshape(_), false) = (&reshape.op, keys.columns) else { return None };
+    let expand = m.graph.def(reshape.inputs[0]);
+    let Op::Expand(_) = &expand.op else { return None };
+    let x = expand.inputs[0];
+    let from = m.graph.ty(x).shape.dims();
+    let wide = m.graph.ty(reshape.inputs[0]).shape.dims();
+    let to = m.graph.ty(keys.value).shape.dims();
+    let (&[b, g, 1, s, d], &[.., r, _, _]) = (from, wide) else { return None };
+    (wide == [b, g, r, s, d] && to == [b, g * r, s, d]).then_some(x)
+}
+
+impl From<ValueId> for Keys {
+    fn from(value: ValueId) -> Self {
+        Keys { value, columns: false }
+    }
+}
+
+/// `x[B, G, 1, S, D]` as `[B, G, S, D]`.
+fn ungroup(m: &Matcher<'_>, raised: &mut Raised, x: ValueId) -> Step {
+    let mut shape = m.graph.ty(x).shape.clone();
+    shape.0.remove(2);
+    raised.push(Op::Reshape(Reshape { shape }), vec![Step::Old(x)])
+}

@@ -1,0 +1,34 @@
+//! Cross-entropy per row from its parts: `−log_softmax(logits)[label]`.
+
+use super::matcher::Matcher;
+use super::{Raised, Step};
+use frit_ir::ops::{CrossEntropy, Reshape, UnaryFn};
+use frit_ir::{Op, Shape, ValueId};
+
+/// Losses whose last node defines `y`. No label is ignored: none was.
+pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+    let mut picked = m.graph.def(m.unary(y, UnaryFn::Neg)?);
+    if let Op::Reshape(_) = picked.op {
+        picked = m.graph.def(picked.inputs[0]);
+    }
+    let Op::GatherElements(gather) = &picked.op else { return None };
+    let (log, labels) = (picked.inputs[0], picked.inputs[1]);
+    let softmax = m.graph.def(log);
+    let Op::LogSoftmax(op) = &softmax.op else { return None };
+    let (classes, picks) = (m.graph.ty(log).shape.dims(), m.graph.ty(labels).shape.dims());
+    let (last, rows) = picks.split_last()?;
+    let fits = op.axis + 1 == classes.len()
+        && gather.axis == op.axis
+        && *last == 1
+        && classes[..op.axis] == *rows;
+    if !fits {
+        return None;
+    }
+    let mut raised = Raised::new();
+    let reshape = |shape: Shape| Op::Reshape(Reshape { shape });
+    let labels = raised.push(reshape(Shape::from(rows)), vec![Step::Old(labels)]);
+    let op = Op::CrossEntropy(CrossEntropy { ignore_index: i64::MIN });
+    let losses = raised.push(op, vec![Step::Old(softmax.inputs[0]), labels]);
+    raised.push(reshape(m.graph.ty(y).shape.clone()), vec![losses]);
+    Some(raised)
+}

@@ -1,0 +1,213 @@
+//! What the mask of an attention keeps.
+//!
+//! A mask is a condition (keep where true) or is added to the scores. One that is known while compiling
+//! and equals the lower triangle becomes the attribute `causal`; one that keeps everything is left out;
+//! any other stays an operand.
+
+use super::matcher::Matcher;
+use super::{Raised, Step};
+use crate::canonicalize::known_value;
+use frit_ir::ops::{BinaryFn, Constant, LogicalFn, Reshape, UnaryFn};
+use frit_ir::{DType, Op, Shape, Tensor, TensorType, ValueId};
+
+/// A score this low has no weight beside any other: exporters write −∞, the dtype's minimum or −1e9.
+const EXCLUDED: f64 = -1e9;
+
+/// One mask on the way from the product of queries and keys to the softmax.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mask {
+    /// Added to the scores.
+    Added(ValueId),
+    /// Scores stay where the condition is `keep`, and are `fill` elsewhere.
+    Filled {
+        /// The condition.
+        condition: ValueId,
+        /// Where scores stay.
+        keep: bool,
+        /// What the other scores become.
+        fill: f64,
+    },
+}
+
+/// The masks of one attention together.
+#[derive(Debug)]
+pub(super) struct Masks {
+    /// Whether one of them is the lower triangle.
+    pub causal: bool,
+    /// The rest, as one operand.
+    pub operand: Option<Step>,
+}
+
+impl Masks {
+    /// Combines masks of scores of this type, adding nodes to the replacement. `None` if they have no
+    /// equal among the operation's masks.
+    pub(super) fn combine(
+        m: &Matcher<'_>,
+        raised: &mut Raised,
+        masks: &[Mask],
+        scores: &TensorType,
+    ) -> Option<Masks> {
+        let mut effective: Vec<(Mask, Option<Known>)> = Vec::new();
+        for mask in masks {
+            let mask = simplified(m, *mask);
+            let known = known(m, &mask);
+            if !matches!(known, Some(Known::Everything)) {
+                effective.push((mask, known));
+            }
+        }
+        let alone = effective.len() == 1;
+        let mut causal = false;
+        let mut parts = Parts { m, raised, scores, kept: None, filled: None, added: None };
+        for (mask, known) in effective {
+            match known {
+                // Keys behind a finite fill come back in rows that another mask empties.
+                Some(Known::LowerTriangle { finite }) if alone || !finite => causal = true,
+                _ => parts.push(mask)?,
+            }
+        }
+        Some(Masks { causal, operand: parts.join() })
+    }
+}
+
+/// Masks that are not known while compiling, by kind.
+struct Parts<'a, 'g> {
+    m: &'a Matcher<'g>,
+    raised: &'a mut Raised,
+    scores: &'a TensorType,
+    /// A condition: other scores are −∞.
+    kept: Option<Step>,
+    /// A finite fill and the condition where scores stay.
+    filled: Option<(f64, Step)>,
+    /// A sum of what is added.
+    added: Option<Step>,
+}
+
+impl Parts<'_, '_> {
+    fn push(&mut self, mask: Mask) -> Option<()> {
+        match mask {
+            Mask::Added(v) => {
+                let v = self.lift(v);
+                self.add(v);
+            }
+            Mask::Filled { condition, keep, fill } => {
+                let mut condition = self.lift(condition);
+                if !keep {
+                    condition = self.raised.push(Op::Unary(UnaryFn::Not), vec![condition]);
+                }
+                if fill == f64::NEG_INFINITY {
+                    self.kept = Some(self.both(self.kept, condition));
+                } else if fill <= EXCLUDED {
+                    let same = self.filled.is_none_or(|(other, _)| other == fill);
+                    let kept = same.then_some(self.filled.map(|(_, kept)| kept))?;
+                    self.filled = Some((fill, self.both(kept, condition)));
+                } else {
+                    return None;
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn both(&mut self, a: Option<Step>, b: Step) -> Step {
+        match a {
+            Some(a) => self.raised.push(Op::Logical(LogicalFn::And), vec![a, b]),
+            None => b,
+        }
+    }
+
+    fn add(&mut self, v: Step) {
+        self.added = Some(match self.added {
+            Some(sum) => self.raised.push(Op::Binary(BinaryFn::Add), vec![sum, v]),
+            None => v,
+        });
+    }
+
+    fn scalar(&mut self, value: f64) -> Step {
+        let value = Tensor::splat(TensorType::scalar(self.scores.dtype), value);
+        self.raised.push(Op::Constant(Constant { value }), vec![])
+    }
+
+    /// Scores of three axes become four with one head; so does a mask of three.
+    fn lift(&mut self, v: ValueId) -> Step {
+        let mut shape = self.m.graph.ty(v).shape.clone();
+        if self.scores.shape.rank() == 4 || shape.rank() < 3 {
+            return Step::Old(v);
+        }
+        shape.0.insert(1, 1);
+        self.raised.push(Op::Reshape(Reshape { shape }), vec![Step::Old(v)])
+    }
+
+    fn join(mut self) -> Option<Step> {
+        if let Some((fill, kept)) = self.filled {
+            // In a row without any key a finite fill makes the mean of all values, −∞ does not.
+            let (zero, fill) = (self.scalar(0.0), self.scalar(fill));
+            let added = self.raised.push(Op::Select, vec![kept, zero, fill]);
+            self.add(added);
+        }
+        match (self.kept, self.added) {
+            (Some(kept), Some(added)) => {
+                let excluded = self.scalar(f64::NEG_INFINITY);
+                Some(self.raised.push(Op::Select, vec![kept, added, excluded]))
+            }
+            (kept, added) => kept.or(added),
+        }
+    }
+}
+
+/// An added `select(condition, 0, fill)` is a fill.
+fn simplified(m: &Matcher<'_>, mask: Mask) -> Mask {
+    let Mask::Added(v) = mask else { return mask };
+    let node = m.graph.def(v);
+    if node.op != Op::Select {
+        return mask;
+    }
+    let condition = node.inputs[0];
+    match (m.scalar(node.inputs[1]), m.scalar(node.inputs[2])) {
+        (Some(0.0), Some(fill)) if fill == f64::NEG_INFINITY => {
+            Mask::Filled { condition, keep: true, fill }
+        }
+        (Some(fill), Some(0.0)) if fill == f64::NEG_INFINITY => {
+            Mask::Filled { condition, keep: false, fill }
+        }
+        _ => mask,
+    }
+}
+
+enum Known {
+    /// Every key, for every query.
+    Everything,
+    /// The keys that are not after the query.
+    LowerTriangle {
+        /// Whether other scores are a low number rather than −∞.
+        finite: bool,
+    },
+}
+
+/// What a mask that is known while compiling keeps, if that is one of the simple cases.
+fn known(m: &Matcher<'_>, mask: &Mask) -> Option<Known> {
+    let (kept, shape, finite): (Vec<bool>, Shape, bool) = match *mask {
+        Mask::Added(v) => {
+            let tensor = known_value(m.graph, v)?;
+            let values = tensor.as_floats()?;
+            if !values.iter().all(|&x| x == 0.0 || x <= EXCLUDED) {
+                return None;
+            }
+            let finite = values.iter().any(|x| *x != 0.0 && x.is_finite());
+            (values.iter().map(|&x| x == 0.0).collect(), tensor.shape().clone(), finite)
+        }
+        Mask::Filled { condition, keep, fill } => {
+            let tensor = known_value(m.graph, condition).filter(|_| fill <= EXCLUDED)?;
+            debug_assert_eq!(tensor.dtype(), DType::Bool);
+            let kept = tensor.as_ints()?.iter().map(|&x| (x != 0) == keep).collect();
+            (kept, tensor.shape().clone(), fill.is_finite())
+        }
+    };
+    if kept.iter().all(|&k| k) {
+        return Some(Known::Everything);
+    }
+    let [.., rows, columns] = shape.dims() else { return None };
+    let lower = |i: usize| i % columns <= i / columns % rows;
+    // A single row that masks keys would be broadcast over all queries.
+    let triangle = *rows > 1 && kept.iter().enumerate().all(|(i, &k)| k == lower(i));
+    triangle.then_some(Known::LowerTriangle { finite })
+}

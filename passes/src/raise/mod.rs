@@ -1,0 +1,155 @@
+//! Finds the composite operations that exporters take apart and makes each one node again.
+//!
+//! In: a canonical graph. Out: the same with attention, normalizations, activations, softmax and
+//! embeddings as single nodes, canonical again. One file per composite; each matches by structure, from
+//! the node that defines the result up to its sources, and never by name. Later nodes are tried first,
+//! so that the largest form (a norm with scale and bias) wins.
+
+mod activation;
+mod attention;
+mod cross_entropy;
+mod embedding;
+mod mask;
+mod matcher;
+mod norm;
+mod softmax;
+
+use crate::canonicalize::{canonicalize, sort};
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
+use frit_ir::{Diagnostic, Graph, GraphError, NodeId, Op, ValueId};
+use matcher::Matcher;
+
+/// The contract of [`Raise`].
+pub const INFO: PassInfo = PassInfo {
+    name: "raise",
+    summary: "find composite operations that the exporter took apart",
+    requires: &[Property::Canonical],
+    ensures: &[Property::Raised, Property::Canonical],
+    breaks: &[],
+    numerics: Numerics::Reassociates,
+};
+
+/// Finds composite operations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Raise {}
+
+/// An operand of a node that replaces a pattern.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A value of the graph.
+    Old(ValueId),
+    /// The first result of an earlier node of the replacement.
+    New(usize),
+}
+
+/// The nodes that replace a pattern; the first result of the last one is the pattern's result.
+#[derive(Debug)]
+struct Raised {
+    nodes: Vec<(Op, Vec<Step>)>,
+}
+
+impl Raised {
+    fn new() -> Self {
+        Raised { nodes: Vec::new() }
+    }
+
+    fn push(&mut self, op: Op, operands: Vec<Step>) -> Step {
+        self.nodes.push((op, operands));
+        Step::New(self.nodes.len() - 1)
+    }
+}
+
+/// Finds what replaces the value, if it is the result of a composite.
+type Pattern = fn(&Matcher<'_>, ValueId) -> Option<Raised>;
+
+/// The patterns, each once over the whole graph, in this order: what an earlier one makes, a later one
+/// may contain.
+const PATTERNS: &[(&str, Pattern)] = &[
+    ("embedding", embedding::raise),
+    ("softmax", softmax::raise),
+    ("norm", norm::raise),
+    ("activation", activation::raise),
+    ("attention", attention::raise),
+    ("cross_entropy", cross_entropy::raise),
+];
+
+impl Pass for Raise {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let mut changed = false;
+        for (name, pattern) in PATTERNS {
+            changed |= apply(graph, context, name, *pattern)?;
+        }
+        if changed {
+            canonicalize(graph)?;
+        }
+        Ok(Changed::when(changed))
+    }
+}
+
+fn apply(
+    graph: &mut Graph,
+    context: &mut PassContext,
+    name: &str,
+    pattern: Pattern,
+) -> Result<bool, Diagnostic> {
+    let mut changed = false;
+    let mut rest = graph.order().to_vec();
+    // Inner parts of a match are dead only once it is replaced, so matches are made one at a time; a
+    // node that did not match is not tried again.
+    while let Some((y, raised)) = next_match(graph, &mut rest, pattern) {
+        let origin = graph.def(y).origin.by(INFO.name);
+        let new = build(graph, y, raised).ok().filter(|new| graph.ty(*new) == graph.ty(y));
+        let Some(new) = new else {
+            // The operation does not take these types; leave the parts.
+            graph.remove_dead();
+            continue;
+        };
+        let op = graph.def(new).op.name();
+        context.remark(&origin, format!("made one {op} of its parts (pattern `{name}`)"));
+        if let Some(name) = graph.value(y).name.clone() {
+            graph.set_name(new, &name);
+        }
+        graph.replace_uses(y, new);
+        sort(graph)?;
+        graph.remove_dead();
+        changed = true;
+    }
+    Ok(changed)
+}
+
+/// The last of the remaining nodes that matches; it and those after it are taken off.
+fn next_match(
+    graph: &Graph,
+    rest: &mut Vec<NodeId>,
+    pattern: Pattern,
+) -> Option<(ValueId, Raised)> {
+    let matcher = Matcher::new(graph);
+    while let Some(id) = rest.pop() {
+        if !graph.is_live(id) || graph.node(id).op.is_leaf() {
+            continue;
+        }
+        let y = graph.node(id).outputs[0];
+        if let Some(raised) = pattern(&matcher, y) {
+            return Some((y, raised));
+        }
+    }
+    None
+}
+
+fn build(graph: &mut Graph, y: ValueId, raised: Raised) -> Result<ValueId, GraphError> {
+    let (origin, region) = (graph.def(y).origin.by(INFO.name), graph.def(y).region);
+    let mut made: Vec<ValueId> = Vec::with_capacity(raised.nodes.len());
+    for (op, operands) in raised.nodes {
+        let resolve = |step: &Step| match *step {
+            Step::Old(v) => v,
+            Step::New(i) => made[i],
+        };
+        let inputs: Vec<ValueId> = operands.iter().map(resolve).collect();
+        made.push(graph.add(op, &inputs, origin.clone(), region)?[0]);
+    }
+    Ok(made.last().copied().unwrap_or(y))
+}

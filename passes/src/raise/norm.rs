@@ -1,0 +1,98 @@
+//! Layer and root-mean-square normalization from their parts.
+//!
+//! `(x − mean(x)) / √(mean((x − mean(x))²) + ε)`, respectively `x / √(mean(x²) + ε)`, with the root in
+//! any spelling, then optionally `· scale` and `+ bias` of the shape of the normalized axes.
+
+use super::matcher::Matcher;
+use super::{Raised, Step};
+use frit_ir::ops::{BinaryFn, Constant, LayerNorm, ReduceFn, Reshape, RmsNorm};
+use frit_ir::{Op, Shape, Tensor, ValueId};
+
+/// Which values make a normalization.
+struct Norm {
+    x: ValueId,
+    axis: usize,
+    eps: f64,
+    centered: bool,
+}
+
+/// A normalization whose last node defines `y`.
+pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+    with_bias(m, y).or_else(|| with_scale(m, y, None)).or_else(|| {
+        let norm = normalized(m, y)?;
+        Some(build(m, norm, None, None))
+    })
+}
+
+fn with_bias(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
+    let [a, b] = m.binary(y, BinaryFn::Add)?;
+    with_scale(m, a, Some(b)).or_else(|| with_scale(m, b, Some(a)))
+}
+
+fn with_scale(m: &Matcher<'_>, y: ValueId, bias: Option<ValueId>) -> Option<Raised> {
+    let [a, b] = m.binary(y, BinaryFn::Mul)?;
+    [(a, b), (b, a)].into_iter().find_map(|(inner, scale)| {
+        let norm = normalized(m, inner)?;
+        let fits = is_affine(m, &norm, scale) && bias.is_none_or(|b| is_affine(m, &norm, b));
+        // The RMS operation has no bias.
+        (fits && (norm.centered || bias.is_none())).then(|| build(m, norm, Some(scale), bias))
+    })
+}
+
+fn normalized(m: &Matcher<'_>, y: ValueId) -> Option<Norm> {
+    let (numerator, radicand) = m.over_root(y)?;
+    let numerator = numerator?;
+    let (variance, eps) = m.plus_scalar(radicand).filter(|(_, eps)| *eps > 0.0)?;
+    let (squares, axis) = m.trailing(variance, ReduceFn::Mean)?;
+    let base = m.square(squares)?;
+    if base != numerator || m.graph.ty(y) != m.graph.ty(numerator) {
+        return None;
+    }
+    let centered = m.binary(numerator, BinaryFn::Sub).and_then(|[x, mean]| {
+        let of = m.trailing(mean, ReduceFn::Mean)?;
+        (of == (x, axis)).then_some(x)
+    });
+    match centered {
+        Some(x) => Some(Norm { x, axis, eps, centered: true }),
+        None => Some(Norm { x: numerator, axis, eps, centered: false }),
+    }
+}
+
+/// Whether the value has one element per normalized position and nothing else.
+fn is_affine(m: &Matcher<'_>, norm: &Norm, v: ValueId) -> bool {
+    let (x, v) = (m.graph.ty(norm.x), m.graph.ty(v));
+    let tail = &x.shape.0[norm.axis..];
+    let Some(lead) = v.shape.rank().checked_sub(tail.len()) else { return false };
+    v.dtype == x.dtype && v.shape.0[lead..] == *tail && v.shape.0[..lead].iter().all(|&d| d == 1)
+}
+
+fn build(m: &Matcher<'_>, norm: Norm, scale: Option<ValueId>, bias: Option<ValueId>) -> Raised {
+    let ty = m.graph.ty(norm.x);
+    let tail = Shape::from(&ty.shape.0[norm.axis..]);
+    let mut raised = Raised::new();
+    let affine = |raised: &mut Raised, v: ValueId| {
+        if m.graph.ty(v).shape == tail {
+            return Step::Old(v);
+        }
+        raised.push(Op::Reshape(Reshape { shape: tail.clone() }), vec![Step::Old(v)])
+    };
+    let scale = match scale {
+        Some(v) => affine(&mut raised, v),
+        None => {
+            let value = Tensor::splat(ty.with_shape(tail.clone()), 1.0);
+            raised.push(Op::Constant(Constant { value }), vec![])
+        }
+    };
+    let (axis, eps) = (norm.axis, norm.eps);
+    let mut operands = vec![Step::Old(norm.x), scale];
+    if let Some(bias) = bias {
+        operands.push(affine(&mut raised, bias));
+    }
+    let op = if norm.centered {
+        Op::LayerNorm(LayerNorm { axis, eps })
+    } else {
+        Op::RmsNorm(RmsNorm { axis, eps })
+    };
+    raised.push(op, operands);
+    raised
+}

@@ -1,0 +1,138 @@
+//! Order and events: when gathers are issued, and what each stream waits for.
+//!
+//! In: a plan in graph order. Out: gathers moved to where prefetching issues them, reductions limited in
+//! flight, and on every task the waits that order it after all it depends on in other streams: one per
+//! stream at most, and none that others already imply.
+//!
+//! Source: FSDP's backward prefetch and rate limiter (Zhao et al. 2023, §3.3, §3.4).
+
+pub mod happens_before;
+mod prefetch;
+
+use frit_ir::plan::{Action, Phase, Place, Plan, Task};
+use happens_before::Clocks;
+use std::collections::{BTreeSet, HashMap};
+
+/// When the gather for the backward pass of the next unit is issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackwardPrefetch {
+    /// Before the current unit's backward computation.
+    Pre,
+    /// After the current unit's backward computation, before its reduction.
+    Post,
+    /// When it is needed.
+    None,
+}
+
+/// How a plan is scheduled.
+#[derive(Clone, Copy, Debug)]
+pub struct ScheduleOptions {
+    /// For gathers in backward.
+    pub backward_prefetch: BackwardPrefetch,
+    /// Units gathered ahead in forward; 0 gathers when needed.
+    pub forward_prefetch: usize,
+    /// Units gathered and not yet freed at any time, the root left out; at least 1.
+    pub limit_all_gathers: usize,
+}
+
+/// Flat gradients alive at any time: the one that is reduced and the one that is written.
+const GRADIENTS_IN_FLIGHT: usize = 2;
+
+/// Schedules a lowered plan.
+pub fn schedule(plan: &mut Plan, options: &ScheduleOptions) {
+    let tasks = std::mem::take(&mut plan.tasks);
+    let mut phases = Vec::new();
+    for phase in &plan.phases {
+        let part = tasks[phase.begin..phase.end].to_vec();
+        let (part, extra) = prefetch::issue(part, plan, options);
+        let begin = plan.tasks.len();
+        let extra: Vec<(usize, usize)> =
+            extra.into_iter().map(|(task, wait)| (task + begin, wait + begin)).collect();
+        plan.tasks.extend(part);
+        let end = plan.tasks.len();
+        phases.push(Phase { name: phase.name.clone(), begin, end });
+        add_waits(&mut plan.tasks, begin, end, &extra);
+    }
+    plan.phases = phases;
+}
+
+/// Sets the waits of the tasks `begin..end`, in list order.
+fn add_waits(tasks: &mut [Task], begin: usize, end: usize, extra: &[(usize, usize)]) {
+    let mut needed: Vec<BTreeSet<usize>> = dependencies(&tasks[..end], begin);
+    for &(task, wait) in extra {
+        needed[task - begin].insert(wait);
+    }
+    for (task, wait) in gradient_limit(&tasks[..end], begin) {
+        needed[task - begin].insert(wait);
+    }
+    let mut clocks = Clocks::new(begin);
+    for i in begin..end {
+        let mut waits = Vec::new();
+        // The latest first: it may imply the others.
+        for &wait in needed[i - begin].iter().rev() {
+            if tasks[wait].stream != tasks[i].stream && !clocks.implied(tasks, i, &waits, wait) {
+                waits.push(wait);
+            }
+        }
+        waits.sort_unstable();
+        tasks[i].waits = waits;
+        clocks.push(tasks, i);
+    }
+}
+
+/// For every task of the phase, the earlier tasks whose writes it reads or overwrites, or whose reads
+/// it overwrites.
+fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
+    struct Access {
+        task: usize,
+        range: (usize, usize),
+        write: bool,
+    }
+    let range = |p: &Place| (p.offset, p.offset + p.ty.bytes());
+    let mut of_buffer: HashMap<usize, Vec<Access>> = HashMap::new();
+    let mut needed = Vec::new();
+    for (i, task) in tasks.iter().enumerate().skip(begin) {
+        let mut mine = BTreeSet::new();
+        let reads = task.action.reads().into_iter().map(|p| (p, false));
+        let all: Vec<(&Place, bool)> =
+            reads.chain(task.action.writes().into_iter().map(|p| (p, true))).collect();
+        for (place, write) in &all {
+            let (first, last) = range(place);
+            for a in of_buffer.get(&place.buffer).into_iter().flatten() {
+                if (*write || a.write) && a.range.0 < last && first < a.range.1 {
+                    mine.insert(a.task);
+                }
+            }
+        }
+        for (place, write) in all {
+            let access = Access { task: i, range: range(place), write };
+            of_buffer.entry(place.buffer).or_default().push(access);
+        }
+        needed.push(mine);
+    }
+    needed
+}
+
+/// The first write of a flat gradient waits until the reduction two before its own is complete, so that
+/// the memory of that one can be used again.
+fn gradient_limit(tasks: &[Task], begin: usize) -> Vec<(usize, usize)> {
+    let mut first_write: HashMap<usize, usize> = HashMap::new();
+    let mut reductions: Vec<(usize, usize)> = Vec::new();
+    for (i, task) in tasks.iter().enumerate().skip(begin) {
+        for place in task.action.writes() {
+            first_write.entry(place.buffer).or_insert(i);
+        }
+        if let Action::ReduceScatter { send, .. } = &task.action {
+            reductions.push((i, send.buffer));
+        }
+    }
+    let mut waits = Vec::new();
+    for j in GRADIENTS_IN_FLIGHT..reductions.len() {
+        let writer = first_write[&reductions[j].1];
+        let wait = reductions[j - GRADIENTS_IN_FLIGHT].0;
+        if wait < writer {
+            waits.push((writer, wait));
+        }
+    }
+    waits
+}

@@ -1,0 +1,44 @@
+//! Collectives: what is done before them is done on a part, and what they carry costs most.
+//!
+//! The gather keeps its region: forward and backward gathers of one parameter are two on purpose.
+//! Reductions over ranks commute with no cast: the sum would be rounded elsewhere.
+
+use super::{Exactness, Expr, Match, Rule};
+use frit_ir::ops::Op;
+
+/// Rules about collectives.
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        name: "cast-before-gather",
+        topic: "collective",
+        exactness: Exactness::Exact,
+        summary: "cast(all_gather [r](x)) = all_gather [r](cast [r](x))",
+        apply: before_gather,
+    },
+    Rule {
+        name: "cast-after-gather",
+        topic: "collective",
+        exactness: Exactness::Exact,
+        summary: "all_gather [r](cast(x)) = cast [r](all_gather [r](x))",
+        apply: after_gather,
+    },
+];
+
+fn before_gather(m: &Match<'_>) -> Option<Expr> {
+    let Op::Cast(_) = m.op else { return None };
+    m.operand(0).find_map(|(op, region, inputs)| match op {
+        Op::AllGather(_) => {
+            let inside = Expr::one(m.op.clone(), region, Expr::Class(inputs[0]));
+            Some(Expr::one(op.clone(), region, inside))
+        }
+        _ => None,
+    })
+}
+
+fn after_gather(m: &Match<'_>) -> Option<Expr> {
+    let Op::AllGather(_) = m.op else { return None };
+    m.operand(0).find_map(|(op, _, inputs)| match op {
+        Op::Cast(_) => Some(Expr::one(op.clone(), m.region, m.make(m.op.clone(), inputs))),
+        _ => None,
+    })
+}

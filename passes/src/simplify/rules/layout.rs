@@ -1,0 +1,143 @@
+//! Transposes and reshapes: they compose into one, cancel, and move into matrix products.
+
+use super::{Exactness, Expr, Match, Rule};
+use frit_ir::ops::{MatMul, Op, Reshape, Transpose};
+
+/// Rules about the arrangement of elements.
+pub(super) const RULES: &[Rule] = &[
+    exact("transpose-identity", "transpose(x) = x if every axis stays", identity),
+    exact("transpose-compose", "transpose(transpose(x)) = transpose(x)", compose),
+    exact(
+        "transpose-is-reshape",
+        "transpose(x) = reshape(x) if axes larger than 1 keep their order",
+        is_reshape,
+    ),
+    exact("reshape-same", "reshape(x) = x if the shape stays", reshape_same),
+    exact("reshape-compose", "reshape(reshape(x)) = reshape(x)", reshape_compose),
+    exact("matmul-trans-a", "matmul(transpose(a), b) = matmul{trans_a}(a, b)", |m| operand(m, 0)),
+    exact("matmul-trans-b", "matmul(a, transpose(b)) = matmul{trans_b}(a, b)", |m| operand(m, 1)),
+    exact("pointwise-of-transposes", "f(transpose(x), …) = transpose(f(x, …))", out_of_pointwise),
+    exact("transpose-of-pointwise", "transpose(f(x, …)) = f(transpose(x), …)", into_pointwise),
+];
+
+const fn exact(
+    name: &'static str,
+    summary: &'static str,
+    apply: fn(&Match<'_>) -> Option<Expr>,
+) -> Rule {
+    Rule { name, topic: "layout", exactness: Exactness::Exact, summary, apply }
+}
+
+fn permutation<'a>(m: &Match<'a>) -> Option<&'a Transpose> {
+    match m.op {
+        Op::Transpose(transpose) => Some(transpose),
+        _ => None,
+    }
+}
+
+fn identity(m: &Match<'_>) -> Option<Expr> {
+    let outer = permutation(m)?;
+    outer.perm.iter().enumerate().all(|(i, &p)| i == p).then_some(Expr::Class(m.inputs[0]))
+}
+
+fn compose(m: &Match<'_>) -> Option<Expr> {
+    let outer = permutation(m)?;
+    // The outer one keeps its region: the inner may be of an earlier one.
+    m.operand(0).find_map(|(op, _, inputs)| match op {
+        Op::Transpose(inner) => {
+            let perm = outer.perm.iter().map(|&p| inner.perm[p]).collect();
+            Some(m.make(Op::Transpose(Transpose { perm }), inputs))
+        }
+        _ => None,
+    })
+}
+
+fn is_reshape(m: &Match<'_>) -> Option<Expr> {
+    let outer = permutation(m)?;
+    let from = &m.ty(m.inputs[0]).shape;
+    let large: Vec<usize> = outer.perm.iter().copied().filter(|&p| from.0[p] != 1).collect();
+    let shape = outer.perm.iter().map(|&p| from.0[p]).collect::<Vec<_>>().into();
+    large.is_sorted().then(|| m.make(Op::Reshape(Reshape { shape }), m.inputs))
+}
+
+fn reshape_same(m: &Match<'_>) -> Option<Expr> {
+    let Op::Reshape(reshape) = m.op else { return None };
+    (m.ty(m.inputs[0]).shape == reshape.shape).then_some(Expr::Class(m.inputs[0]))
+}
+
+fn reshape_compose(m: &Match<'_>) -> Option<Expr> {
+    let Op::Reshape(_) = m.op else { return None };
+    m.operand(0).find_map(|(op, _, inputs)| match op {
+        Op::Reshape(_) => Some(m.make(m.op.clone(), inputs)),
+        _ => None,
+    })
+}
+
+/// A swap of the last two axes of operand `i` becomes a flag.
+fn operand(m: &Match<'_>, i: usize) -> Option<Expr> {
+    let Op::MatMul(product) = m.op else { return None };
+    let inside = m.operand(i).find_map(|(op, _, inputs)| match op {
+        Op::Transpose(t) if swaps_last(&t.perm) => Some(inputs[0]),
+        _ => None,
+    })?;
+    let (mut inputs, mut product): (_, MatMul) = (m.inputs.to_vec(), product.clone());
+    inputs[i] = inside;
+    match i {
+        0 => product.trans_a = !product.trans_a,
+        _ => product.trans_b = !product.trans_b,
+    }
+    Some(m.make(Op::MatMul(product), &inputs))
+}
+
+fn swaps_last(perm: &[usize]) -> bool {
+    let n = perm.len();
+    n >= 2
+        && perm[n - 2..] == [n - 1, n - 2]
+        && perm[..n - 2].iter().enumerate().all(|(i, &p)| i == p)
+}
+
+fn out_of_pointwise(m: &Match<'_>) -> Option<Expr> {
+    // A cast has rules of its own.
+    if !m.op.is_pointwise() || matches!(m.op, Op::Cast(_)) {
+        return None;
+    }
+    let full = m.ty(*m.inputs.first()?).shape.clone();
+    let perm = m.inner(0, |op, _| match op {
+        Op::Transpose(t) => Some(t.perm.clone()),
+        _ => None,
+    })?;
+    let mut inputs = Vec::with_capacity(m.inputs.len());
+    for (i, &input) in m.inputs.iter().enumerate() {
+        let shape = &m.ty(input).shape;
+        if shape.rank() == 0 {
+            inputs.push(input);
+            continue;
+        }
+        let inside = m.inner(i, |op, inputs| match op {
+            Op::Transpose(t) if t.perm == perm => Some(inputs[0]),
+            _ => None,
+        })?;
+        if *shape != full {
+            return None;
+        }
+        inputs.push(inside);
+    }
+    let inside = m.make(m.op.clone(), &inputs);
+    Some(Expr::one(Op::Transpose(Transpose { perm }), m.region, inside))
+}
+
+fn into_pointwise(m: &Match<'_>) -> Option<Expr> {
+    let outer = permutation(m)?;
+    let shape = &m.ty(m.inputs[0]).shape;
+    m.inner(0, |op, inputs| {
+        let fits = |i| *shape == m.ty(i).shape || m.ty(i).shape.rank() == 0;
+        if !op.is_pointwise() || matches!(op, Op::Cast(_)) || !inputs.iter().all(|i| fits(*i)) {
+            return None;
+        }
+        let moved = inputs.iter().map(|&i| match m.ty(i).shape.rank() {
+            0 => Expr::Class(i),
+            _ => m.make(Op::Transpose(outer.clone()), &[i]),
+        });
+        Some(Expr::Make(op.clone(), m.region, moved.collect()))
+    })
+}

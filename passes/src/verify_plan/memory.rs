@@ -1,0 +1,177 @@
+//! What bytes hold when they are read.
+//!
+//! P101  every byte that is read was written before, or is persistent
+//! P102  bytes are read through the buffer through which they were written (no use after free)
+//! P103  a write is ordered after every earlier access of another stream to the same bytes
+//! P104  a read is ordered after the write it sees
+//!
+//! The step is replayed twice, so that what one step leaves behind for the next is seen too. Phases are
+//! ordered after one another.
+
+use super::broken;
+use frit_ir::Diagnostic;
+use frit_ir::plan::{Arena, Place, Plan, Stream};
+use std::collections::BTreeMap;
+
+/// For each stream, how many of its executions are known to be complete.
+type Seen = [usize; 3];
+
+#[derive(Clone)]
+struct Bytes {
+    end: usize,
+    buffer: Option<usize>,
+    /// Stream and number of the last write.
+    write: Option<(usize, usize)>,
+    /// Number of the last read on each stream.
+    reads: [Option<usize>; 3],
+}
+
+/// Disjoint byte ranges of one arena, by first byte.
+type Map = BTreeMap<usize, Bytes>;
+
+pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let mut arenas = [Map::new(), Map::new()];
+    for (b, buffer) in plan.buffers.iter().enumerate() {
+        if buffer.arena == Arena::Persistent && buffer.bytes > 0 {
+            let end = buffer.offset + buffer.bytes;
+            let whole = Bytes { end, buffer: Some(b), write: None, reads: [None; 3] };
+            arenas[0].insert(buffer.offset, whole);
+        }
+    }
+    let mut clock = Replay { done: [0; 3], known: [[0; 3]; 3] };
+    for _ in 0..2 {
+        for phase in &plan.phases {
+            let runs = if phase.name == "micro_step" { plan.accumulation.min(2) } else { 1 };
+            for _ in 0..runs {
+                clock.barrier();
+                replay(plan, phase.begin, phase.end, &mut clock, &mut arenas, found);
+                if !found.is_empty() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+struct Replay {
+    done: Seen,
+    known: [Seen; 3],
+}
+
+impl Replay {
+    fn barrier(&mut self) {
+        self.known = [self.done; 3];
+    }
+}
+
+fn position(stream: Stream) -> usize {
+    match stream {
+        Stream::Compute => 0,
+        Stream::Gather => 1,
+        Stream::Reduce => 2,
+    }
+}
+
+fn replay(
+    plan: &Plan,
+    begin: usize,
+    end: usize,
+    clock: &mut Replay,
+    arenas: &mut [Map; 2],
+    found: &mut Vec<Diagnostic>,
+) {
+    // What is known once a task of this phase is complete.
+    let mut after: Vec<Seen> = Vec::new();
+    for i in begin..end {
+        let task = &plan.tasks[i];
+        let s = position(task.stream);
+        let mut known = clock.known[s];
+        for wait in &task.waits {
+            for (k, a) in known.iter_mut().zip(after[wait - begin]) {
+                *k = (*k).max(a);
+            }
+        }
+        let number = clock.done[s];
+        for place in task.action.reads() {
+            access(plan, i, place, false, (s, number), &known, arenas, found);
+        }
+        for place in task.action.writes() {
+            access(plan, i, place, true, (s, number), &known, arenas, found);
+        }
+        clock.done[s] += 1;
+        known[s] = clock.done[s];
+        clock.known[s] = known;
+        after.push(known);
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "one access has this many sides")]
+fn access(
+    plan: &Plan,
+    task: usize,
+    place: &Place,
+    write: bool,
+    (stream, number): (usize, usize),
+    known: &Seen,
+    arenas: &mut [Map; 2],
+    found: &mut Vec<Diagnostic>,
+) {
+    let buffer = &plan.buffers[place.buffer];
+    let map = &mut arenas[usize::from(buffer.arena == Arena::Workspace)];
+    let (begin, end) = (buffer.offset + place.offset, buffer.offset + place.offset + place.ty.bytes());
+    split(map, begin);
+    split(map, end);
+    let mut at = begin;
+    let ordered = |(s, n): (usize, usize)| s == stream || n < known[s];
+    let name = &buffer.name;
+    for (&first, bytes) in map.range_mut(begin..end) {
+        if !write {
+            if first > at {
+                break;
+            }
+            if bytes.buffer != Some(place.buffer) {
+                let other = bytes.buffer.map_or("another buffer", |b| plan.buffers[b].name.as_str());
+                let message = format!("reads `{name}` after its bytes were given to `{other}`");
+                found.push(broken(plan, "P102", task, message));
+                return;
+            }
+            if bytes.write.is_some_and(|w| !ordered(w)) {
+                let message = format!("reads `{name}` without waiting for what writes it");
+                found.push(broken(plan, "P104", task, message));
+                return;
+            }
+            bytes.reads[stream] = Some(number);
+        } else {
+            let reads = bytes.reads.iter().enumerate().filter_map(|(s, n)| n.map(|n| (s, n)));
+            if !reads.chain(bytes.write).all(ordered) {
+                let message = format!("overwrites bytes of `{name}` that another stream may still use");
+                found.push(broken(plan, "P103", task, message));
+                return;
+            }
+        }
+        at = bytes.end;
+    }
+    if write {
+        let inside: Vec<usize> = map.range(begin..end).map(|(k, _)| *k).collect();
+        for key in inside {
+            map.remove(&key);
+        }
+        let write = Some((stream, number));
+        if begin < end {
+            map.insert(begin, Bytes { end, buffer: Some(place.buffer), write, reads: [None; 3] });
+        }
+    } else if at < end {
+        let message = format!("reads {} of `{name}`, of which bytes were never written", place.ty);
+        found.push(broken(plan, "P101", task, message));
+    }
+}
+
+/// Makes `at` the border of two ranges if it is inside one.
+fn split(map: &mut Map, at: usize) {
+    let Some((_, bytes)) = map.range_mut(..at).next_back() else { return };
+    if bytes.end > at {
+        let rest = bytes.clone();
+        bytes.end = at;
+        map.insert(at, rest);
+    }
+}

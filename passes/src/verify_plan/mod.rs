@@ -1,0 +1,35 @@
+//! The proof that a plan is sound, by replaying its program over byte ranges. Shares no code with the
+//! passes that make plans.
+//!
+//! [`memory`] P1xx: every read sees what was written for it, and conflicting accesses of different
+//! streams are ordered. [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
+//! [`training`] P3xx: every parameter has one owner and one optimizer step, and the loss scale that goes
+//! in comes out.
+
+mod collectives;
+mod memory;
+mod training;
+
+use frit_ir::Diagnostic;
+use frit_ir::plan::{Plan, check};
+
+/// Proves a plan, or says what is broken.
+///
+/// # Errors
+/// Every broken invariant that was found, by its code.
+pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
+    if let Err(e) = check(plan) {
+        return Err(vec![Diagnostic::error("P001", e.to_string())]);
+    }
+    let mut found = Vec::new();
+    memory::verify(plan, &mut found);
+    collectives::verify(plan, &mut found);
+    training::verify(plan, &mut found);
+    if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+fn broken(plan: &Plan, code: &str, task: usize, message: String) -> Diagnostic {
+    Diagnostic::error(code, format!("task {task} `{}`: {message}", plan.tasks[task].name))
+        .at(&plan.tasks[task].origin)
+}
+

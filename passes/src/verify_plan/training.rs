@@ -1,0 +1,137 @@
+//! That the update is the declared one.
+//!
+//! P301  every parameter has exactly one owner: one segment of one group, or a buffer
+//! P302  exactly one optimizer step writes each trainable group, none writes a frozen one
+//! P303  the seed of the backward pass is scale / (C·A), once
+//! P304  gradients are unscaled once, by a factor of capacity C·A·N
+//! P305  the norm and the finite check count every trainable group's gradient exactly once
+//! P306  with several ranks, the statistics that decide on the step are summed over ranks
+//! P307  the optimizer reads the gradient, factor and finite flag that were checked
+
+use super::broken;
+use frit_ir::plan::{Action, Place, Plan};
+use frit_ir::{Diagnostic, Op};
+use std::collections::HashMap;
+
+pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    owners(plan, found);
+    let n = (plan.loss_capacity * plan.accumulation) as f64;
+    let mut seeds = 0;
+    let mut unscaled = None;
+    let mut counted: HashMap<usize, usize> = HashMap::new();
+    let mut steps = vec![0; plan.groups.len()];
+    for (i, task) in plan.tasks.iter().enumerate() {
+        let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
+        for (_, node) in plan.kernels[*kernel].body.nodes() {
+            match &node.op {
+                Op::LossScale(op) => {
+                    seeds += 1;
+                    if (op.factor * n - 1.0).abs() > 1e-9 {
+                        let message = format!("seed factor {} is not 1/{n}", op.factor);
+                        found.push(broken(plan, "P303", i, message));
+                    }
+                }
+                Op::Unscale(op) => {
+                    if unscaled.is_some() {
+                        found.push(broken(plan, "P304", i, "gradients are unscaled twice".into()));
+                    }
+                    let capacity = n * plan.world_size as f64;
+                    if op.capacity != capacity {
+                        let message = format!("capacity {} is not {capacity}", op.capacity);
+                        found.push(broken(plan, "P304", i, message));
+                    }
+                    unscaled = Some((i, writes.clone()));
+                }
+                Op::GradStats => {
+                    for read in reads {
+                        if let Some(g) = plan.gradients.iter().find(|g| g.place == *read) {
+                            *counted.entry(g.group).or_default() += 1;
+                        }
+                    }
+                }
+                Op::OptimizerStep(_) => step(plan, i, reads, writes, &unscaled, &mut steps, found),
+                _ => {}
+            }
+        }
+    }
+    if seeds != 1 {
+        found.push(Diagnostic::error("P303", format!("the backward pass has {seeds} seeds")));
+    }
+    for (i, group) in plan.groups.iter().enumerate() {
+        let unit = &plan.units[group.unit].name;
+        let expected = usize::from(group.trainable);
+        if steps[i] != expected {
+            let message = format!("unit `{unit}` has {} optimizer steps, not {expected}", steps[i]);
+            found.push(Diagnostic::error("P302", message));
+        }
+        let n = counted.get(&i).copied().unwrap_or(0);
+        if n != expected {
+            let message = format!("the norm counts gradients of unit `{unit}` {n} times");
+            found.push(Diagnostic::error("P305", message));
+        }
+    }
+    match unscaled {
+        None => found.push(Diagnostic::error("P304", "gradients are never unscaled")),
+        Some((i, _)) if plan.world_size > 1 && !reduced_before(plan, i) => {
+            let message = "statistics are not summed over ranks".into();
+            found.push(broken(plan, "P306", i, message));
+        }
+        Some(_) => {}
+    }
+}
+
+fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let mut owners = vec![0; plan.params.len()];
+    for group in &plan.groups {
+        for segment in &group.segments {
+            owners[segment.param] += 1;
+        }
+    }
+    for (param, n) in plan.params.iter().zip(owners) {
+        let expected = usize::from(matches!(param.home, frit_ir::plan::ParamHome::Group { .. }));
+        if n != expected {
+            let message = format!("parameter `{}` has {n} owners, not {expected}", param.name);
+            found.push(Diagnostic::error("P301", message));
+        }
+    }
+}
+
+fn step(
+    plan: &Plan,
+    task: usize,
+    reads: &[Place],
+    writes: &[Place],
+    unscaled: &Option<(usize, Vec<Place>)>,
+    steps: &mut [usize],
+    found: &mut Vec<Diagnostic>,
+) {
+    let master = writes.first().map(|p| p.buffer);
+    let Some(group) = plan.groups.iter().position(|g| Some(g.master) == master) else {
+        found.push(broken(plan, "P302", task, "an optimizer step of no group".into()));
+        return;
+    };
+    steps[group] += 1;
+    let gradient = plan.gradients.iter().find(|g| g.group == group);
+    let checked = unscaled.as_ref().is_some_and(|(_, results)| {
+        results.len() == 4 && reads.contains(&results[0]) && reads.contains(&results[1])
+    });
+    if gradient.is_none_or(|g| reads.get(1) != Some(&g.place)) || !checked {
+        let message = "does not read the gradient, factor and finite flag that were checked";
+        found.push(broken(plan, "P307", task, message.into()));
+    }
+}
+
+/// Whether what `unscale` reads comes, in the update phase, from an all-reduce: its own operand, or an
+/// operand of what made it.
+fn reduced_before(plan: &Plan, unscale: usize) -> bool {
+    let mut wanted: Vec<usize> = plan.tasks[unscale].action.reads().iter().map(|p| p.buffer).collect();
+    for task in plan.tasks[..unscale].iter().rev() {
+        if task.action.writes().iter().any(|p| wanted.contains(&p.buffer)) {
+            if matches!(task.action, Action::AllReduce { group: None, .. }) {
+                return true;
+            }
+            wanted.extend(task.action.reads().iter().map(|p| p.buffer));
+        }
+    }
+    false
+}

@@ -1,0 +1,134 @@
+//! Random small graphs: canonicalization keeps every bit, shrinks or keeps the graph, and is stable.
+
+use frit_ir::interpret::{Options, run};
+use frit_ir::ops::{
+    BinaryFn, Cast, CompareFn, Constant, Expand, Input, LogicalFn, Pad, Reduce, ReduceFn, Reshape,
+    Slice, Transpose, UnaryFn,
+};
+use frit_ir::{
+    DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId, text,
+};
+use frit_passes::canonicalize::Canonicalize;
+use frit_passes::{Changed, Pass, PassContext};
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+/// Constants that rules look for, and those that they must not take for them.
+const SCALARS: [f64; 8] = [1.0, 0.0, -0.0, -1.0, 2.0, 0.5, f64::NAN, f64::INFINITY];
+
+/// Adds one node chosen by `choice`, or nothing if it does not fit.
+fn add(graph: &mut Graph, values: &mut Vec<ValueId>, choice: &[u8; 6]) {
+    let pick = |c: u8| values[c as usize % values.len()];
+    let (x, y) = (pick(choice[1]), pick(choice[2]));
+    let shape = graph.ty(x).shape.clone();
+    let dtype = graph.ty(x).dtype;
+    let rank = shape.rank();
+    let f = choice[3] as usize;
+    let wide = Shape([vec![2], shape.0.clone()].concat());
+    let (op, inputs) = match choice[0] % 16 {
+        0 => {
+            (Op::Unary([UnaryFn::Neg, UnaryFn::Relu, UnaryFn::Not, UnaryFn::Sqrt][f % 4]), vec![x])
+        }
+        1 | 2 => {
+            let all = [BinaryFn::Add, BinaryFn::Sub, BinaryFn::Mul, BinaryFn::Div, BinaryFn::Max];
+            (Op::Binary(all[f % 5]), vec![x, y])
+        }
+        3 | 4 => {
+            let c = SCALARS[choice[4] as usize % 8];
+            let to = if choice[5] % 2 == 0 { Shape::scalar() } else { shape };
+            let value = Tensor::splat(TensorType::new(dtype, to), c);
+            (Op::Constant(Constant { value }), vec![])
+        }
+        5 => (Op::Compare([CompareFn::Eq, CompareFn::Lt][f % 2]), vec![x, y]),
+        6 => (Op::Logical([LogicalFn::And, LogicalFn::Or, LogicalFn::Xor][f % 3]), vec![x, y]),
+        7 => (Op::Select, vec![x, y, pick(choice[4])]),
+        8 => {
+            let flat = Shape(vec![shape.numel()]);
+            let to = if f % 2 == 0 { flat } else { Shape([shape.0, vec![1]].concat()) };
+            (Op::Reshape(Reshape { shape: to }), vec![x])
+        }
+        9 => {
+            let mut perm: Vec<usize> = (0..rank).collect();
+            perm.rotate_left(if rank > 0 { f % rank } else { 0 });
+            (Op::Transpose(Transpose { perm }), vec![x])
+        }
+        10 | 11 => (Op::Expand(Expand { shape: wide }), vec![x]),
+        12 => {
+            let reverse = f % 2 == 1;
+            let start = shape.0.iter().map(|d| if reverse { d - 1 } else { 0 }).collect();
+            let size = shape.0.iter().map(|d| if f % 3 == 0 { *d } else { 1 }).collect();
+            let step = vec![if reverse { -1 } else { 1 }; rank];
+            (Op::Slice(Slice { start, size, step }), vec![x])
+        }
+        13 => {
+            let to = [DType::F32, DType::F16, DType::F64, DType::I64, DType::Bool][f % 5];
+            (Op::Cast(Cast { to }), vec![x])
+        }
+        14 => {
+            let border = vec![f % 2; rank];
+            (Op::Pad(Pad { low: vec![0; rank], high: border, value: 0.0 }), vec![x])
+        }
+        _ => {
+            let axes = if rank > 0 && f % 2 == 1 { vec![rank - 1] } else { vec![] };
+            let f = [ReduceFn::Sum, ReduceFn::Max][f % 2];
+            (Op::Reduce(Reduce { f, axes, keep_dims: choice[4] % 2 == 0 }), vec![x])
+        }
+    };
+    let small = |v: &ValueId| graph.ty(*v).shape.numel() <= 64;
+    if inputs.iter().all(small)
+        && let Ok(results) = graph.add(op, &inputs, Origin::none(), Region::Forward)
+    {
+        values.extend(results);
+    }
+}
+
+fn build(choices: &[[u8; 6]]) -> (Graph, HashMap<String, Tensor>) {
+    let mut graph = Graph::new("random");
+    let mut feeds = HashMap::new();
+    let mut values = Vec::new();
+    let inputs = [
+        Tensor::floats(DType::F32, [2, 3], vec![1.5, -0.0, f64::NAN, 3e38, -2.25, 0.0]),
+        Tensor::floats(DType::F32, [3], vec![-1.0, 0.1, f64::NEG_INFINITY]),
+        Tensor::floats(DType::F16, [1, 3], vec![0.25, 65504.0, -6e-8]),
+        Tensor::ints(DType::I64, [2, 1], vec![-7, 3]),
+        Tensor::ints(DType::Bool, [3], vec![1, 0, 1]),
+    ];
+    for (i, value) in inputs.into_iter().enumerate() {
+        let name = format!("x{i}");
+        let op = Op::Input(Input { name: name.clone(), ty: value.ty.clone() });
+        values.extend(graph.add(op, &[], Origin::none(), Region::Forward).expect("a leaf"));
+        feeds.insert(name, value);
+    }
+    choices.iter().for_each(|choice| add(&mut graph, &mut values, choice));
+    for (i, value) in values.iter().rev().take(4).enumerate() {
+        graph.add_output(&format!("y{i}"), *value, OutputKind::Result);
+    }
+    (graph, feeds)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn keeps_every_bit(choices in prop::collection::vec(any::<[u8; 6]>(), 1..24)) {
+        let (mut graph, feeds) = build(&choices);
+        // An integer division by zero has no value to keep.
+        let Ok(before) = run(&graph, &feeds, Options::default()) else { return Ok(()) };
+        let text_before = graph.to_string();
+        Canonicalize {}.run(&mut graph, &mut PassContext::default()).expect("runs");
+        let text_after = graph.to_string();
+        prop_assert!(text::parse(&text_after).is_ok(), "{text_after}");
+        let after = run(&graph, &feeds, Options::default()).expect("evaluates");
+        for ((name, x), (_, y)) in before.iter().zip(&after) {
+            let bits = |t: &Tensor| -> Vec<u64> {
+                // One NaN is as good as another.
+                let canonical = |x: f64| if x.is_nan() { f64::NAN } else { x };
+                t.to_f64s().into_iter().map(|x| canonical(x).to_bits()).collect()
+            };
+            prop_assert_eq!(&x.ty, &y.ty);
+            prop_assert_eq!(bits(x), bits(y), "{}: {}\n{}", name, text_before, text_after);
+        }
+        let again = Canonicalize {}.run(&mut graph, &mut PassContext::default());
+        prop_assert_eq!(again, Ok(Changed::No), "{}", text_after);
+    }
+}

@@ -1,0 +1,207 @@
+//! Golden tests of passes: `tests/golden/<pass>/<behavior>.frit`.
+//!
+//! A file has a header `; test pass=<name> key=value …`, a graph, the line `; ==== expected ====` and
+//! the graph after the pass. `FRIT_BLESS=1 cargo test` rewrites what is expected. Beside the text, each
+//! test runs both graphs in the interpreter on random feeds and compares their outputs as closely as the
+//! pass promises.
+
+use frit_ir::interpret::{Options, leaf_key, run};
+use frit_ir::{DType, Graph, Op, Tensor, text};
+use frit_passes::autocast::{Autocast, Override};
+use frit_passes::canonicalize::Canonicalize;
+use frit_passes::loss::{Loss, LossKind};
+use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
+use frit_passes::raise::Raise;
+use frit_passes::{Changed, Numerics, Pass, PassContext};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+const SEPARATOR: &str = "; ==== expected ====\n";
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+}
+
+struct Header {
+    pass: String,
+    keys: HashMap<String, String>,
+}
+
+impl Header {
+    fn parse(text: &str) -> Header {
+        let line = text.lines().next().unwrap_or_default();
+        let words = line.strip_prefix("; test ").expect("the first line is `; test pass=…`");
+        let mut keys: HashMap<String, String> = words
+            .split_whitespace()
+            .map(|word| word.split_once('=').expect("key=value"))
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect();
+        Header { pass: keys.remove("pass").expect("pass=…"), keys }
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        self.keys.get(key).map(String::as_str)
+    }
+
+    fn dtype(&self, key: &str) -> Option<DType> {
+        self.get(key).map(|name| name.parse().expect("a dtype"))
+    }
+
+    fn build(&self) -> Box<dyn Pass> {
+        match self.pass.as_str() {
+            "canonicalize" => Box::new(Canonicalize {}),
+            "raise" => Box::new(Raise {}),
+            "loss" => Box::new(Loss {
+                kind: match self.get("kind") {
+                    Some("mse") => LossKind::Mse,
+                    Some("output") => LossKind::Output,
+                    Some("none") => LossKind::None,
+                    _ => LossKind::CrossEntropy,
+                },
+                logits: self.get("logits").unwrap_or("logits").into(),
+                labels: self.get("labels").unwrap_or("labels").into(),
+                ignore_index: -100,
+                class_axis: self.get("class_axis").map(|axis| axis.parse().expect("an axis")),
+            }),
+            "autocast" => {
+                let exception = self.dtype("override").map(|dtype| Override {
+                    scope: self.get("scope").map(String::from),
+                    op: self.get("op").map(String::from),
+                    dtype,
+                });
+                Box::new(Autocast {
+                    compute: self.dtype("compute").unwrap_or(DType::BF16),
+                    overrides: exception.into_iter().collect(),
+                })
+            }
+            "pad_tensor_cores" => Box::new(PadTensorCores {
+                mode: if self.get("mode") == Some("on") { PadMode::On } else { PadMode::Auto },
+                alignment_bytes: 16,
+                target_is_cuda: self.get("target") == Some("cuda"),
+            }),
+            other => panic!("no pass `{other}`"),
+        }
+    }
+}
+
+/// Pseudo-random feeds for every leaf that either graph has.
+fn feeds(graphs: [&Graph; 2]) -> HashMap<String, Tensor> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f64 / (1u64 << 24) as f64
+    };
+    let mut feeds = HashMap::new();
+    for graph in graphs {
+        for (_, node) in graph.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant(_))) {
+            let Some(key) = leaf_key(&node.op) else { continue };
+            let ty = graph.ty(node.outputs[0]).clone();
+            let n = ty.shape.numel();
+            feeds.entry(key).or_insert_with(|| {
+                if ty.dtype.is_float() {
+                    let values = (0..n).map(|_| 2.0 * random() - 1.0).collect();
+                    Tensor::floats(ty.dtype, ty.shape, values)
+                } else {
+                    let values = (0..n).map(|_| (random() * 3.0) as i64).collect();
+                    Tensor::ints(ty.dtype, ty.shape, values)
+                }
+            });
+        }
+    }
+    feeds
+}
+
+fn same_values(name: &str, numerics: Numerics, before: &Graph, after: &Graph) {
+    let feeds = feeds([before, after]);
+    let evaluate = |graph: &Graph| -> HashMap<String, Tensor> {
+        run(graph, &feeds, Options::default()).expect("evaluates").into_iter().collect()
+    };
+    let (before, after) = (evaluate(before), evaluate(after));
+    for (key, expected) in &before {
+        let found = &after[key];
+        assert_eq!(found.ty, expected.ty, "{name}: output {key}");
+        let (found, expected) = (found.to_f64s(), expected.to_f64s());
+        let largest =
+            expected.iter().filter(|x| x.is_finite()).fold(1e-3, |m: f64, x| m.max(x.abs()));
+        let tolerance = largest
+            * match numerics {
+                Numerics::Bitwise => 0.0,
+                Numerics::Reassociates => 2e-6,
+                Numerics::LowersPrecision => 4e-2,
+            };
+        for (i, (x, y)) in found.iter().zip(&expected).enumerate() {
+            let same = x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan());
+            let close = numerics != Numerics::Bitwise && (x - y).abs() <= tolerance;
+            assert!(same || close, "{name}: output {key}[{i}] is {x}, was {y}");
+        }
+    }
+}
+
+fn check(path: &Path) {
+    let name = path.strip_prefix(folder()).unwrap_or(path).display().to_string();
+    let content = std::fs::read_to_string(path).expect("readable");
+    assert!(content.lines().count() <= 40, "{name}: one idea, at most 40 lines");
+    let header = Header::parse(&content);
+    let (input, expected) = content.split_once(SEPARATOR).unwrap_or((&content, ""));
+    let before = text::parse(input).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let mut graph = before.clone();
+    let pass = header.build();
+    assert_eq!(pass.info().name, header.pass);
+    let result = pass.run(&mut graph, &mut PassContext::default());
+    let actual = match &result {
+        Ok(_) => graph.to_string(),
+        Err(error) => format!("; error {}: {error}\n", error.code),
+    };
+    if std::env::var_os("FRIT_BLESS").is_some() {
+        let blessed = format!("{}\n{SEPARATOR}{actual}", input.trim_end());
+        std::fs::write(path, blessed).expect("writable");
+    } else {
+        assert_eq!(actual, expected, "{name}: FRIT_BLESS=1 accepts the new text");
+    }
+    if result.is_ok() {
+        let again = text::parse(&actual).unwrap_or_else(|e| panic!("{name}: result: {e}"));
+        assert_eq!(again.to_string(), actual, "{name}: the text form is stable");
+        same_values(&name, pass.info().numerics, &before, &graph);
+        if matches!(header.pass.as_str(), "canonicalize" | "raise") {
+            let again = pass.run(&mut graph, &mut PassContext::default());
+            assert_eq!(again, Ok(Changed::No), "{name}: a second run finds nothing");
+        }
+    }
+}
+
+fn check_folder(pass: &str) {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder().join(pass))
+        .expect("the folder of the pass")
+        .map(|entry| entry.expect("readable").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "frit"))
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    paths.iter().for_each(|path| check(path));
+}
+
+#[test]
+fn loss() {
+    check_folder("loss");
+}
+
+#[test]
+fn canonicalize() {
+    check_folder("canonicalize");
+}
+
+#[test]
+fn raise() {
+    check_folder("raise");
+}
+
+#[test]
+fn autocast() {
+    check_folder("autocast");
+}
+
+#[test]
+fn pad_tensor_cores() {
+    check_folder("pad_tensor_cores");
+}

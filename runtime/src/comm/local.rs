@@ -1,0 +1,256 @@
+//! Ranks as threads of one process: they read each other's buffers between barriers.
+//!
+//! # Numerics
+//! Each element is summed in f32 in rank order 0 … N−1, whatever the layout, then divided for a mean.
+
+use super::Communicator;
+use crate::RunError;
+use frit_ir::ops::ReduceKind;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// What was exchanged so far, summed over ranks.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// Calls of any collective.
+    pub calls: AtomicU64,
+    /// Bytes that ranks read from others.
+    pub bytes: AtomicU64,
+}
+
+struct Shared {
+    world_size: usize,
+    send: Vec<AtomicPtr<u8>>,
+    recv: Vec<AtomicPtr<u8>>,
+    gate: Mutex<Gate>,
+    opened: Condvar,
+    traffic: Traffic,
+}
+
+#[derive(Default)]
+struct Gate {
+    waiting: usize,
+    round: u64,
+    aborted: bool,
+}
+
+/// One rank's end.
+#[derive(Clone)]
+pub struct LocalComm {
+    rank: usize,
+    shared: Arc<Shared>,
+}
+
+impl LocalComm {
+    /// The ends of `world_size` ranks.
+    pub fn world(world_size: usize) -> Vec<LocalComm> {
+        let pointers = || (0..world_size).map(|_| AtomicPtr::default()).collect();
+        let shared = Arc::new(Shared {
+            world_size,
+            send: pointers(),
+            recv: pointers(),
+            gate: Mutex::default(),
+            opened: Condvar::new(),
+            traffic: Traffic::default(),
+        });
+        (0..world_size).map(|rank| LocalComm { rank, shared: shared.clone() }).collect()
+    }
+
+    /// Calls and bytes so far.
+    pub fn traffic(&self) -> (u64, u64) {
+        let t = &self.shared.traffic;
+        (t.calls.load(Ordering::Relaxed), t.bytes.load(Ordering::Relaxed))
+    }
+
+    fn gate(&self) -> std::sync::MutexGuard<'_, Gate> {
+        self.shared.gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Waits for all ranks.
+    fn barrier(&self) -> Result<(), RunError> {
+        let mut gate = self.gate();
+        gate.waiting += 1;
+        if gate.waiting == self.shared.world_size {
+            gate.waiting = 0;
+            gate.round += 1;
+            self.shared.opened.notify_all();
+        } else {
+            let round = gate.round;
+            while gate.round == round && !gate.aborted {
+                gate = self
+                    .shared
+                    .opened
+                    .wait(gate)
+                    .unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+        }
+        if gate.aborted { Err(RunError::Aborted { rank: self.rank }) } else { Ok(()) }
+    }
+
+    fn publish(&self, send: *const u8, recv: *mut u8, bytes: usize) -> Result<(), RunError> {
+        self.shared.send[self.rank].store(send.cast_mut(), Ordering::Release);
+        self.shared.recv[self.rank].store(recv, Ordering::Release);
+        self.shared.traffic.calls.fetch_add(1, Ordering::Relaxed);
+        let others = (self.shared.world_size - 1) as u64;
+        self.shared.traffic.bytes.fetch_add(bytes as u64 * others, Ordering::Relaxed);
+        self.barrier()
+    }
+
+    fn sent(&self, rank: usize) -> *const u8 {
+        self.shared.send[rank].load(Ordering::Acquire)
+    }
+
+    /// The combination of elements `begin..begin + len` of every rank's send buffer.
+    ///
+    /// # Safety
+    /// Every rank has published a buffer of at least `begin + len` f32, which nothing writes.
+    unsafe fn combine(&self, begin: usize, out: &mut [f32], reduce: ReduceKind) {
+        for rank in 0..self.shared.world_size {
+            // SAFETY: by the contract of this function.
+            let part = unsafe {
+                std::slice::from_raw_parts(self.sent(rank).cast::<f32>().add(begin), out.len())
+            };
+            if rank == 0 {
+                out.copy_from_slice(part);
+            } else {
+                out.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            }
+        }
+        if reduce == ReduceKind::Mean {
+            let n = self.shared.world_size as f32;
+            out.iter_mut().for_each(|sum| *sum /= n);
+        }
+    }
+}
+
+impl Communicator for LocalComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    unsafe fn all_gather(
+        &self,
+        send: *const u8,
+        recv: *mut u8,
+        bytes: usize,
+    ) -> Result<(), RunError> {
+        self.publish(send, recv, bytes)?;
+        for rank in 0..self.shared.world_size {
+            // SAFETY: every rank published `bytes` bytes, and `recv` has room for all of them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(self.sent(rank), recv.add(rank * bytes), bytes);
+            }
+        }
+        self.barrier()
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        send: *const f32,
+        recv: *mut f32,
+        len: usize,
+        reduce: ReduceKind,
+    ) -> Result<(), RunError> {
+        self.publish(send.cast(), recv.cast(), len * 4)?;
+        // SAFETY: `recv` has `len` elements, and every rank published `len` for every rank.
+        unsafe {
+            let out = std::slice::from_raw_parts_mut(recv, len);
+            self.combine(self.rank * len, out, reduce);
+        }
+        self.barrier()
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        send: *const f32,
+        recv: *mut f32,
+        len: usize,
+        reduce: ReduceKind,
+    ) -> Result<(), RunError> {
+        let n = self.shared.world_size;
+        let (begin, end) = (self.rank * len / n, (self.rank + 1) * len / n);
+        self.publish(send.cast(), recv.cast(), 2 * (end - begin) * 4)?;
+        // The result may replace what others still read: it is kept aside until all have read.
+        let mut part = vec![0.0; end - begin];
+        // SAFETY: every rank published `len` elements.
+        unsafe { self.combine(begin, &mut part, reduce) };
+        self.barrier()?;
+        for rank in 0..n {
+            let to = self.shared.recv[rank].load(Ordering::Acquire).cast::<f32>();
+            // SAFETY: every rank published room for `len` elements; ranks write disjoint parts.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), to.add(begin), part.len()) };
+        }
+        self.barrier()
+    }
+
+    fn abort(&self) {
+        self.gate().aborted = true;
+        self.shared.opened.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_ranks<T: Send>(n: usize, f: impl Fn(LocalComm) -> T + Sync) -> Vec<T> {
+        let comms = LocalComm::world(n);
+        std::thread::scope(|scope| {
+            let handles: Vec<_> =
+                comms.into_iter().map(|c| scope.spawn(|| f(c))).collect();
+            handles.into_iter().map(|h| h.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn gather_concatenates_in_rank_order() {
+        let results = on_ranks(3, |comm| {
+            let send = [comm.rank() as f32 * 10.0, comm.rank() as f32 * 10.0 + 1.0];
+            let mut recv = [0.0_f32; 6];
+            // SAFETY: sizes fit.
+            unsafe { comm.all_gather(send.as_ptr().cast(), recv.as_mut_ptr().cast(), 8) }.unwrap();
+            recv
+        });
+        assert!(results.iter().all(|r| *r == [0.0, 1.0, 10.0, 11.0, 20.0, 21.0]));
+    }
+
+    #[test]
+    fn reduce_scatter_gives_each_rank_its_mean() {
+        let results = on_ranks(3, |comm| {
+            let send: Vec<f32> = (0..6).map(|i| (i + comm.rank()) as f32).collect();
+            let mut recv = [0.0_f32; 2];
+            // SAFETY: sizes fit.
+            unsafe { comm.reduce_scatter(send.as_ptr(), recv.as_mut_ptr(), 2, ReduceKind::Mean) }
+                .unwrap();
+            recv
+        });
+        assert_eq!(results, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
+    }
+
+    #[test]
+    fn all_reduce_works_in_place_on_sizes_that_do_not_divide() {
+        let results = on_ranks(3, |comm| {
+            let mut data: Vec<f32> = (0..7).map(|i| (i * (comm.rank() + 1)) as f32).collect();
+            let p = data.as_mut_ptr();
+            // SAFETY: sizes fit; in place is allowed.
+            unsafe { comm.all_reduce(p, p, 7, ReduceKind::Sum) }.unwrap();
+            data
+        });
+        let expected: Vec<f32> = (0..7).map(|i| (i * 6) as f32).collect();
+        assert!(results.iter().all(|r| *r == expected));
+    }
+
+    #[test]
+    fn a_rank_that_fails_releases_the_others() {
+        let results = on_ranks(3, |comm| {
+            if comm.rank() == 1 {
+                comm.abort();
+                return true;
+            }
+            let (send, mut recv) = ([0_u8; 4], [0_u8; 12]);
+            // SAFETY: sizes fit.
+            unsafe { comm.all_gather(send.as_ptr(), recv.as_mut_ptr(), 4) }.is_err()
+        });
+        assert_eq!(results, [true; 3]);
+    }
+}

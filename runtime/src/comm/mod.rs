@@ -1,0 +1,59 @@
+//! Exchange between ranks.
+
+pub mod local;
+
+use crate::RunError;
+use frit_ir::ops::ReduceKind;
+
+/// The collectives of one rank. All ranks must call the same ones in the same order.
+pub trait Communicator {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// Writes every rank's `send`, in rank order, to `recv`.
+    ///
+    /// # Safety
+    /// `send` has `bytes` bytes, `recv` that many for every rank; they do not overlap.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    unsafe fn all_gather(
+        &self,
+        send: *const u8,
+        recv: *mut u8,
+        bytes: usize,
+    ) -> Result<(), RunError>;
+
+    /// Combines every rank's `send`; this rank receives its part of `len` elements.
+    ///
+    /// # Safety
+    /// `send` has `len` f32 for every rank, `recv` has `len`; they do not overlap.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    unsafe fn reduce_scatter(
+        &self,
+        send: *const f32,
+        recv: *mut f32,
+        len: usize,
+        reduce: ReduceKind,
+    ) -> Result<(), RunError>;
+
+    /// Combines every rank's `send`, for every rank.
+    ///
+    /// # Safety
+    /// Both have `len` f32; they are the same or do not overlap.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    unsafe fn all_reduce(
+        &self,
+        send: *const f32,
+        recv: *mut f32,
+        len: usize,
+        reduce: ReduceKind,
+    ) -> Result<(), RunError>;
+
+    /// Tells the other ranks that this one cannot go on.
+    fn abort(&self);
+}

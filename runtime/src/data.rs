@@ -1,0 +1,214 @@
+//! Training data: `.safetensors` and `.npz` with one tensor per input, or `.bin` with u16 tokens.
+//!
+//! A tensor is per-example if its shape is that of the input with another first axis, replicated if it
+//! is exactly the input's. One global batch has (per-rank batch) × ranks × accumulation examples; rank
+//! `r` takes its `r`-th contiguous slice, of which micro-step `a` takes the `a`-th part. Batches follow
+//! one another and wrap at the end. Of a `.bin`, example `i` is the `i`-th window of T + 1 tokens: the
+//! first T are the input, the last T the labels.
+
+use crate::RunError;
+use frit_ir::plan::{InputSpec, Plan};
+use frit_ir::{DType, TensorType};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// All examples of a file, as the plan's inputs want them.
+pub struct Data {
+    columns: Vec<Column>,
+    n_examples: usize,
+    ranks: usize,
+    accumulation: usize,
+    batch: usize,
+}
+
+struct Column {
+    buffer: usize,
+    bytes: Vec<u8>,
+    /// Bytes of one example; `None` if the tensor is replicated.
+    example: Option<usize>,
+}
+
+struct Array {
+    ty: TensorType,
+    bytes: Vec<u8>,
+}
+
+impl Data {
+    /// Reads a file for a plan.
+    ///
+    /// # Errors
+    /// If the file cannot be read, lacks a tensor, has one of another dtype or shape, or has fewer
+    /// examples than one global batch.
+    pub fn load(path: &Path, plan: &Plan) -> Result<Data, RunError> {
+        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+        let mut arrays = match extension.as_deref() {
+            Some("safetensors") => read_safetensors(path)?,
+            Some("npz") => read_npz(path)?,
+            Some("bin") => read_tokens(path, plan)?,
+            _ => {
+                let reason = "unknown kind of data; use .safetensors, .npz or .bin";
+                return Err(RunError::data(path, reason));
+            }
+        };
+        let mut columns = Vec::new();
+        let (mut n_examples, mut batch) = (None, 1);
+        for input in &plan.inputs {
+            let array = arrays.remove(&input.name).ok_or_else(|| {
+                let reason = format!("no tensor `{}`; the plan wants {}", input.name, input.ty);
+                RunError::data(path, reason)
+            })?;
+            let column = column(path, input, array)?;
+            if let Some(example) = column.example {
+                let n = column.bytes.len().checked_div(example).unwrap_or(0);
+                if n_examples.is_some_and(|m| m != n) {
+                    let reason = format!("`{}` has {n} examples, others do not", input.name);
+                    return Err(RunError::data(path, reason));
+                }
+                n_examples = Some(n);
+                batch = input.ty.shape.0[0];
+            }
+            columns.push(column);
+        }
+        let (ranks, accumulation) = (plan.world_size, plan.accumulation);
+        let n_examples = n_examples.unwrap_or(batch * ranks * accumulation);
+        let needed = batch * ranks * accumulation;
+        if n_examples < needed {
+            let reason = format!(
+                "{n_examples} examples are fewer than one global batch of {needed} \
+                 ({batch} per rank × {ranks} ranks × {accumulation} micro-steps)"
+            );
+            return Err(RunError::data(path, reason));
+        }
+        Ok(Data { columns, n_examples, ranks, accumulation, batch })
+    }
+
+    /// Hands over what rank `rank` reads in micro-step `micro` of step `step`: buffer and bytes.
+    pub fn feed(&self, step: usize, micro: usize, rank: usize, mut put: impl FnMut(usize, &[u8])) {
+        let global = self.batch * self.ranks * self.accumulation;
+        let batches = self.n_examples / global;
+        let first = (step % batches) * global + (rank * self.accumulation + micro) * self.batch;
+        for column in &self.columns {
+            match column.example {
+                Some(example) => {
+                    let begin = first * example;
+                    put(column.buffer, &column.bytes[begin..begin + self.batch * example]);
+                }
+                None => put(column.buffer, &column.bytes),
+            }
+        }
+    }
+}
+
+fn column(path: &Path, input: &InputSpec, array: Array) -> Result<Column, RunError> {
+    let fail = |what: String| {
+        let reason = format!("tensor `{}` {what}; the plan wants {}", input.name, input.ty);
+        Err(RunError::data(path, reason))
+    };
+    let (found, wanted) = (&array.ty.shape.0, &input.ty.shape.0);
+    let example = match (found.split_first(), wanted.split_first()) {
+        _ if !input.per_example => None,
+        (Some((_, f)), Some((_, w))) if f == w => {
+            Some(w.iter().product::<usize>() * input.ty.dtype.size())
+        }
+        _ => return fail(format!("has shape {}", array.ty.shape)),
+    };
+    if example.is_none() && found != wanted {
+        return fail(format!("has shape {}", array.ty.shape));
+    }
+    let bytes = match (array.ty.dtype, input.ty.dtype) {
+        (f, w) if f == w => array.bytes,
+        (DType::I32, DType::I64) => array
+            .bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|b| i64::from(i32::from_le_bytes(*b)).to_le_bytes())
+            .collect(),
+        (f, _) => return fail(format!("is {f}")),
+    };
+    Ok(Column { buffer: input.buffer, bytes, example })
+}
+
+fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Array>, RunError> {
+    use safetensors::Dtype;
+    let bytes = std::fs::read(path).map_err(RunError::io(path))?;
+    let file = safetensors::SafeTensors::deserialize(&bytes)
+        .map_err(|e| RunError::data(path, format!("not a safetensors file: {e}")))?;
+    let mut arrays = BTreeMap::new();
+    for (name, view) in file.iter() {
+        let dtype = match view.dtype() {
+            Dtype::F64 => DType::F64,
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            Dtype::I64 => DType::I64,
+            Dtype::I32 => DType::I32,
+            Dtype::U8 => DType::U8,
+            Dtype::BOOL => DType::Bool,
+            _ => continue,
+        };
+        let ty = TensorType::new(dtype, view.shape());
+        arrays.insert(name.to_string(), Array { ty, bytes: view.data().to_vec() });
+    }
+    Ok(arrays)
+}
+
+fn read_npz(path: &Path) -> Result<BTreeMap<String, Array>, RunError> {
+    let mut archive = npyz::npz::NpzArchive::open(path).map_err(RunError::io(path))?;
+    let names: Vec<String> = archive.array_names().map(str::to_string).collect();
+    let mut arrays = BTreeMap::new();
+    for name in names {
+        let Some(array) = archive.by_name(&name).map_err(RunError::io(path))? else { continue };
+        let shape: Vec<usize> = array.shape().iter().map(|d| *d as usize).collect();
+        if array.header().order() != npyz::Order::C {
+            let reason = format!("array `{name}` is in Fortran order; save it in C order");
+            return Err(RunError::data(path, reason));
+        }
+        let kind = array.dtype().descr();
+        let io = RunError::io(path);
+        macro_rules! read {
+            ($t:ty, $dtype:expr) => {{
+                let values: Vec<$t> = array.into_vec().map_err(io)?;
+                let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Array { ty: TensorType::new($dtype, shape), bytes }
+            }};
+        }
+        let array = match kind.trim_matches('\'') {
+            "<f8" => read!(f64, DType::F64),
+            "<f4" => read!(f32, DType::F32),
+            "<i8" => read!(i64, DType::I64),
+            "<i4" => read!(i32, DType::I32),
+            "|u1" => read!(u8, DType::U8),
+            // Arrays of other kinds may be there for other programs.
+            _ => continue,
+        };
+        arrays.insert(name, array);
+    }
+    Ok(arrays)
+}
+
+/// Windows of T + 1 tokens; the plan must have one integer input and labels of the same shape.
+fn read_tokens(path: &Path, plan: &Plan) -> Result<BTreeMap<String, Array>, RunError> {
+    let [input, labels] = &plan.inputs[..] else {
+        return Err(RunError::data(path, "token files need a plan with one input and labels"));
+    };
+    let shape = &input.ty.shape.0;
+    if shape.len() != 2 || labels.ty != input.ty || input.ty.dtype != DType::I64 {
+        let reason = format!("token files need i64 inputs [batch, T], not {}", input.ty);
+        return Err(RunError::data(path, reason));
+    }
+    let bytes = std::fs::read(path).map_err(RunError::io(path))?;
+    let tokens: Vec<i64> =
+        bytes.as_chunks::<2>().0.iter().map(|b| i64::from(u16::from_le_bytes(*b))).collect();
+    let t = shape[1];
+    let n = (tokens.len().saturating_sub(1)) / t;
+    let window = |offset: usize| Array {
+        ty: TensorType::new(DType::I64, [n, t]),
+        bytes: tokens[offset.min(tokens.len())..]
+            .iter()
+            .take(n * t)
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
+    };
+    Ok([(input.name.clone(), window(0)), (labels.name.clone(), window(1))].into())
+}

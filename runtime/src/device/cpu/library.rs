@@ -1,0 +1,352 @@
+//! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
+
+use super::operand::{Operand, elem};
+use frit_ir::ops::{Attention as AttentionOp, MatMul};
+use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
+use frit_kernels::attention::{
+    Attention, BackwardInputs, BackwardOutputs, Mask, MaskKind, Strides,
+};
+use frit_kernels::copy::StridedCopy;
+use frit_kernels::embedding::{Embedding, IndexElem};
+use frit_kernels::gemm::{Gemm, Operand as Matrix};
+use frit_kernels::pool::Pool;
+use frit_kernels::{convert::convert, reduce::sum_squares};
+
+/// A library kernel with its parameters.
+pub(super) enum Routine {
+    /// A matrix product, with the positions of `a`, `b` and the bias among the operands.
+    Gemm { gemm: Gemm, a: usize, b: usize, bias: Option<usize> },
+    /// Attention; the mask is the fourth operand.
+    Attention(Attention),
+    /// Its gradient; the mask is the seventh operand.
+    AttentionGrad(Attention),
+    /// Rows of a table.
+    Embedding(Embedding),
+    /// The gradient for the table.
+    EmbeddingGrad(Embedding),
+    /// Strided copies from an operand to a result, each with byte offsets into both.
+    Copies(Vec<(usize, usize, StridedCopy, usize, usize)>),
+    /// A conversion between float types.
+    Convert { len: usize },
+    /// Number of non-finite elements and sum of squares of all operands.
+    GradStats,
+}
+
+impl Routine {
+    /// The routine of a body; `None` if there is none.
+    pub(super) fn of(body: &Graph) -> Option<Routine> {
+        let nodes: Vec<&Node> =
+            body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+        let inputs: Vec<ValueId> = body
+            .nodes()
+            .filter(|(_, n)| matches!(n.op, Op::Input(_)))
+            .map(|(_, n)| n.outputs[0])
+            .collect();
+        let position = |v: ValueId| inputs.iter().position(|i| *i == v);
+        if let Some(routine) = gemm(body, &nodes, &position) {
+            return Some(routine);
+        }
+        let [node] = nodes[..] else { return None };
+        // Other routines take their operands in order, all of them from memory.
+        if node.inputs.iter().enumerate().any(|(i, v)| position(*v) != Some(i)) {
+            return None;
+        }
+        let ins: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
+        let outs: Vec<&TensorType> = node.outputs.iter().map(|v| body.ty(*v)).collect();
+        match &node.op {
+            Op::Attention(op) => attention(op, &ins).map(Routine::Attention),
+            Op::AttentionGrad(op) => {
+                let forward = AttentionOp { scale: op.scale, causal: op.causal };
+                let mut operands = ins[1..4].to_vec();
+                operands.extend(ins.get(6));
+                attention(&forward, &operands).map(Routine::AttentionGrad)
+            }
+            Op::Embedding => {
+                embedding(ins[0], ins[1], ins[0], outs[0]).map(Routine::Embedding)
+            }
+            Op::EmbeddingGrad(_) => {
+                embedding(outs[0], ins[1], outs[0], ins[0]).map(Routine::EmbeddingGrad)
+            }
+            Op::GradStats if ins.iter().all(|t| t.dtype == DType::F32) => Some(Routine::GradStats),
+            Op::Cast(_) => {
+                elem(ins[0].dtype)?;
+                elem(outs[0].dtype)?;
+                Some(Routine::Convert { len: ins[0].shape.numel() })
+            }
+            op => copies(op, &ins, &outs).map(Routine::Copies),
+        }
+    }
+
+    /// Runs it on dense operands of the body's types.
+    pub(super) fn run(
+        &self,
+        pool: &Pool,
+        reads: &[Operand],
+        writes: &[Operand],
+    ) -> Result<(), String> {
+        let read = |i: usize| reads[i].pointer.cast_const();
+        let optional = |i: usize| reads.get(i).map_or(std::ptr::null(), |o| o.pointer.cast_const());
+        // SAFETY: operands are dense, of the types the routine was made from, inside the arenas;
+        // verify_plan proves that results overlap no operand.
+        unsafe {
+            match self {
+                Routine::Gemm { gemm, a, b, bias } => {
+                    let bias = bias.map_or(std::ptr::null(), read);
+                    gemm.run(pool, read(*a), read(*b), writes[0].pointer, bias);
+                }
+                Routine::Attention(attention) => attention.forward(
+                    pool,
+                    read(0),
+                    read(1),
+                    read(2),
+                    optional(3),
+                    writes[0].pointer,
+                    writes[1].pointer.cast(),
+                ),
+                Routine::AttentionGrad(attention) => attention.backward(
+                    pool,
+                    &attention.gradient_strides(),
+                    &BackwardInputs {
+                        d_o: read(0),
+                        q: read(1),
+                        k: read(2),
+                        v: read(3),
+                        o: read(4),
+                        lse: read(5).cast(),
+                        mask: optional(6),
+                    },
+                    &BackwardOutputs {
+                        d_q: writes[0].pointer,
+                        d_k: writes[1].pointer,
+                        d_v: writes[2].pointer,
+                    },
+                ),
+                Routine::Embedding(embedding) => embedding
+                    .forward(pool, read(0), read(1), writes[0].pointer)
+                    .map_err(|e| e.to_string())?,
+                Routine::EmbeddingGrad(embedding) => embedding
+                    .backward(pool, read(1), read(0), writes[0].pointer)
+                    .map_err(|e| e.to_string())?,
+                Routine::Copies(copies) => {
+                    for (from, to, copy, src, dst) in copies {
+                        copy.run(pool, read(*from).add(*src), writes[*to].pointer.add(*dst));
+                    }
+                }
+                Routine::Convert { len } => {
+                    let (from, to) = (elem(reads[0].ty.dtype), elem(writes[0].ty.dtype));
+                    let (Some(from), Some(to)) = (from, to) else {
+                        return Err("conversion of a type without kernels".into());
+                    };
+                    convert(pool, read(0), from, writes[0].pointer, to, *len);
+                }
+                Routine::GradStats => {
+                    let (mut squares, mut bad) = (0.0, 0);
+                    for operand in reads {
+                        let len = operand.ty.shape.numel();
+                        let sum =
+                            sum_squares(pool, operand.pointer, frit_kernels::dtype::Elem::F32, len);
+                        squares += sum.value;
+                        bad += sum.n_non_finite;
+                    }
+                    let out = writes[0].pointer.cast::<f32>();
+                    out.write(bad as f32);
+                    out.add(1).write(squares as f32);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A matrix product, alone or followed by the addition of a vector along its last axis.
+fn gemm(
+    body: &Graph,
+    nodes: &[&Node],
+    position: &impl Fn(ValueId) -> Option<usize>,
+) -> Option<Routine> {
+    let (product, bias) = match nodes {
+        [product] => (product, None),
+        [product, add] if matches!(add.op, Op::Binary(frit_ir::ops::BinaryFn::Add)) => {
+            let other = add.inputs.iter().position(|v| *v != product.outputs[0])?;
+            let n = *body.ty(product.outputs[0]).shape.0.last()?;
+            let bias = add.inputs[other];
+            let fits = body.ty(bias).shape.numel() == n
+                && body.ty(bias).shape.0.last() == Some(&n)
+                && add.inputs[1 - other] == product.outputs[0]
+                && body.ty(add.outputs[0]) == body.ty(product.outputs[0]);
+            (product, Some(fits.then_some(bias)?))
+        }
+        _ => return None,
+    };
+    if body.outputs.len() != 1 {
+        return None;
+    }
+    let Op::MatMul(op) = &product.op else { return None };
+    let (a, b) = (body.ty(product.inputs[0]), body.ty(product.inputs[1]));
+    let out = body.ty(product.outputs[0]);
+    let gemm = gemm_of(op, a, b, out)?;
+    let bias_elem = match bias {
+        Some(bias) => Some(elem(body.ty(bias).dtype)?),
+        None => None,
+    };
+    Some(Routine::Gemm {
+        gemm: Gemm { bias: bias_elem, ..gemm },
+        a: position(product.inputs[0])?,
+        b: position(product.inputs[1])?,
+        bias: match bias {
+            Some(bias) => Some(position(bias)?),
+            None => None,
+        },
+    })
+}
+
+/// The product, if its batch is one stride per operand: equal leading axes, or none on one side.
+fn gemm_of(op: &MatMul, a: &TensorType, b: &TensorType, out: &TensorType) -> Option<Gemm> {
+    let dims = op.dims(a, b);
+    let lead = |t: &TensorType| t.shape.0[..t.shape.rank() - 2].iter().product::<usize>();
+    let batch = |t: &TensorType, rows: usize, cols: usize| match lead(t) {
+        n if n == dims.batch => Some(rows as isize * cols as isize),
+        1 => Some(0),
+        _ => None,
+    };
+    let (elem_in, elem_out) = (elem(a.dtype)?, elem(out.dtype)?);
+    let matrix = |transposed: bool, rows: usize, cols: usize| {
+        // Dense as stored; read the other way round if transposed.
+        if transposed {
+            Matrix::row_major(elem_in, cols, rows).transposed()
+        } else {
+            Matrix::row_major(elem_in, rows, cols)
+        }
+    };
+    let mut left = matrix(op.trans_a, dims.m, dims.k);
+    let mut right = matrix(op.trans_b, dims.k, dims.n);
+    // Leading axes of `a` that count as rows leave one product.
+    left.batch = if dims.batch == 1 { 0 } else { batch(a, dims.m, dims.k)? };
+    right.batch = if dims.batch == 1 { 0 } else { batch(b, dims.k, dims.n)? };
+    let mut result = Matrix::row_major(elem_out, dims.m, dims.n);
+    result.batch = (dims.m * dims.n) as isize;
+    Some(Gemm {
+        m: dims.m,
+        n: dims.n,
+        k: dims.k,
+        batch: dims.batch,
+        a: left,
+        b: right,
+        c: result,
+        bias: None,
+        accumulate: false,
+        alpha: 1.0,
+    })
+}
+
+fn attention(op: &AttentionOp, operands: &[&TensorType]) -> Option<Attention> {
+    let d = frit_ir::ops::attention::Dims::of(operands[0], operands[1], operands[2]).ok()?;
+    let mask = match operands.get(3) {
+        None => None,
+        Some(ty) => {
+            let kind = match ty.dtype {
+                DType::F32 => MaskKind::Additive,
+                DType::Bool => MaskKind::Keep,
+                _ => return None,
+            };
+            let full = frit_ir::Shape::from([d.b, d.h, d.t, d.s]);
+            let strides = ty.shape.broadcast_strides(&full)?;
+            Some(Mask {
+                kind,
+                batch: strides[0] as isize,
+                head: strides[1] as isize,
+                query: strides[2] as isize,
+                key: strides[3] as isize,
+            })
+        }
+    };
+    Some(Attention {
+        batch: d.b,
+        heads: d.h,
+        kv_heads: d.g,
+        q_len: d.t,
+        kv_len: d.s,
+        head_dim: d.d,
+        value_dim: d.e,
+        scale: op.scale as f32,
+        causal: op.causal,
+        causal_offset: 0,
+        elem: elem(operands[0].dtype)?,
+        q: Strides::heads_first(d.h, d.t, d.d),
+        k: Strides::heads_first(d.g, d.s, d.d),
+        v: Strides::heads_first(d.g, d.s, d.e),
+        o: Strides::heads_first(d.h, d.t, d.e),
+        mask,
+    })
+}
+
+fn embedding(
+    shape: &TensorType,
+    ids: &TensorType,
+    table: &TensorType,
+    out: &TensorType,
+) -> Option<Embedding> {
+    Some(Embedding {
+        rows: shape.shape.0[0],
+        width: shape.shape.0[1],
+        count: ids.shape.numel(),
+        index: if ids.dtype == DType::I32 { IndexElem::I32 } else { IndexElem::I64 },
+        table: elem(table.dtype)?,
+        out: elem(out.dtype)?,
+    })
+}
+
+type Copy = (usize, usize, StridedCopy, usize, usize);
+
+/// Layout operations as strided copies: (operand, result, copy, source byte, destination byte).
+fn copies(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Vec<Copy>> {
+    let size = outs.first()?.dtype.size();
+    let signed = |strides: Vec<usize>| strides.into_iter().map(|s| s as isize).collect::<Vec<_>>();
+    let dense = |t: &TensorType| signed(t.shape.strides());
+    let copy = |shape: &[usize], src: &[isize], dst: &[isize]| StridedCopy::new(shape, src, dst, size);
+    match op {
+        Op::Reshape(_) => {
+            let shape = [ins[0].shape.numel()];
+            Some(vec![(0, 0, copy(&shape, &[1], &[1]), 0, 0)])
+        }
+        Op::Transpose(t) => {
+            let from = dense(ins[0]);
+            let src: Vec<isize> = t.perm.iter().map(|&p| from[p]).collect();
+            Some(vec![(0, 0, copy(outs[0].shape.dims(), &src, &dense(outs[0])), 0, 0)])
+        }
+        Op::Expand(_) => {
+            let src = signed(ins[0].shape.broadcast_strides(&outs[0].shape)?);
+            Some(vec![(0, 0, copy(outs[0].shape.dims(), &src, &dense(outs[0])), 0, 0)])
+        }
+        Op::Slice(s) => {
+            let from = dense(ins[0]);
+            let src: Vec<isize> = from.iter().zip(&s.step).map(|(f, step)| f * step).collect();
+            let first: usize = s.start.iter().zip(ins[0].shape.strides()).map(|(a, b)| a * b).sum();
+            let dst = dense(outs[0]);
+            Some(vec![(0, 0, copy(outs[0].shape.dims(), &src, &dst), first * size, 0)])
+        }
+        Op::Concat(c) => {
+            let step = outs[0].shape.strides()[c.axis] * size;
+            let mut at = 0;
+            let mut all = Vec::new();
+            for (i, ty) in ins.iter().enumerate() {
+                let part = copy(ty.shape.dims(), &dense(ty), &dense(outs[0]));
+                all.push((i, 0, part, 0, at * step));
+                at += ty.shape.0[c.axis];
+            }
+            Some(all)
+        }
+        Op::Split(s) => {
+            let step = ins[0].shape.strides()[s.axis] * size;
+            let mut at = 0;
+            let mut all = Vec::new();
+            for (i, ty) in outs.iter().enumerate() {
+                let part = copy(ty.shape.dims(), &dense(ins[0]), &dense(ty));
+                all.push((0, i, part, at * step, 0));
+                at += ty.shape.0[s.axis];
+            }
+            Some(all)
+        }
+        _ => None,
+    }
+}

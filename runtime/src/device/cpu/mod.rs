@@ -1,0 +1,188 @@
+//! The CPU: two arenas in host memory; tasks run one after the other in the plan's order, each split
+//! over the rank's threads.
+
+mod arena;
+mod call;
+mod library;
+mod operand;
+
+use super::Device;
+use crate::RunError;
+use crate::comm::Communicator;
+use crate::plan_dir::PlanDir;
+use arena::Arenas;
+use frit_ir::interpret;
+use frit_ir::plan::{Action, Kernel, KernelKind, Place};
+use frit_ir::{Graph, Tensor};
+use frit_kernels::pool::Pool;
+use library::Routine;
+use operand::Operand;
+use std::collections::HashMap;
+
+/// A kernel made ready.
+enum Code<'a> {
+    Generated { function: call::Function, extent: usize, grain: usize },
+    Library(Routine),
+    Interpreted(&'a Graph),
+}
+
+/// One rank on the CPU.
+pub struct Cpu<'a, C> {
+    plan: &'a PlanDir,
+    comm: C,
+    pool: Pool,
+    arenas: Arenas,
+    code: Vec<Code<'a>>,
+}
+
+impl<'a, C: Communicator> Cpu<'a, C> {
+    /// Makes a plan ready to run; `interpret` executes every body by the IR interpreter.
+    ///
+    /// # Errors
+    /// If the object file lacks a kernel.
+    pub fn new(
+        plan: &'a PlanDir,
+        comm: C,
+        threads: usize,
+        interpret: bool,
+    ) -> Result<Self, RunError> {
+        let code: Result<Vec<_>, _> =
+            plan.plan.kernels.iter().map(|k| prepare(plan, k, interpret)).collect();
+        let arenas = Arenas::new(plan.plan.persistent_bytes, plan.plan.workspace_bytes);
+        Ok(Cpu { plan, comm, pool: Pool::new(threads), arenas, code: code? })
+    }
+
+    fn pointer(&self, place: &Place) -> *mut u8 {
+        self.arenas.pointer(&self.plan.plan.buffers[place.buffer], place.offset)
+    }
+
+    fn task(&self, action: &Action) -> Result<(), String> {
+        let aborted = |e: RunError| e.to_string();
+        match action {
+            Action::Kernel { kernel, reads, writes } => self.kernel(*kernel, reads, writes),
+            Action::AllGather { send, recv, .. } => {
+                let bytes = send.ty.bytes();
+                // SAFETY: the plan's check bounds both places; verify_plan keeps them apart.
+                unsafe { self.comm.all_gather(self.pointer(send), self.pointer(recv), bytes) }
+                    .map_err(aborted)
+            }
+            Action::ReduceScatter { reduce, send, recv, .. } => {
+                let (from, to) = (self.pointer(send).cast(), self.pointer(recv).cast());
+                // SAFETY: as above; gradients are f32.
+                unsafe { self.comm.reduce_scatter(from, to, recv.ty.shape.numel(), *reduce) }
+                    .map_err(aborted)
+            }
+            Action::AllReduce { reduce, send, recv, .. } => {
+                let (from, to) = (self.pointer(send).cast(), self.pointer(recv).cast());
+                // SAFETY: as above.
+                unsafe { self.comm.all_reduce(from, to, send.ty.shape.numel(), *reduce) }
+                    .map_err(aborted)
+            }
+            Action::Copy { from, to } => {
+                // SAFETY: both places are within their arenas; overlap is allowed.
+                unsafe {
+                    std::ptr::copy(self.pointer(from), self.pointer(to), from.ty.bytes());
+                }
+                Ok(())
+            }
+            Action::Zero { places } => {
+                for place in places {
+                    // SAFETY: the place is within its arena.
+                    unsafe { self.pointer(place).write_bytes(0, place.ty.bytes()) };
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn kernel(&self, kernel: usize, reads: &[Place], writes: &[Place]) -> Result<(), String> {
+        match &self.code[kernel] {
+            Code::Generated { function, extent, grain } => {
+                let pointers: Vec<usize> =
+                    reads.iter().chain(writes).map(|p| self.pointer(p) as usize).collect();
+                call::split(&self.pool, *function, &pointers, *extent, *grain);
+                Ok(())
+            }
+            Code::Library(routine) => {
+                let operand = |p: &Place| Operand { pointer: self.pointer(p), ty: p.ty.clone() };
+                let reads: Vec<Operand> = reads.iter().map(operand).collect();
+                let writes: Vec<Operand> = writes.iter().map(operand).collect();
+                routine.run(&self.pool, &reads, &writes)
+            }
+            Code::Interpreted(body) => self.interpret(body, reads, writes),
+        }
+    }
+
+    fn interpret(&self, body: &Graph, reads: &[Place], writes: &[Place]) -> Result<(), String> {
+        let mut feeds = HashMap::new();
+        for (i, place) in reads.iter().enumerate() {
+            let bytes = self.read(place.buffer, place.offset, place.ty.bytes());
+            let tensor = Tensor::from_bytes(place.ty.clone(), &bytes).map_err(|e| e.to_string())?;
+            feeds.insert(i.to_string(), tensor);
+        }
+        let results = interpret::run(body, &feeds, interpret::Options::default())
+            .map_err(|e| e.to_string())?;
+        for ((_, tensor), place) in results.into_iter().zip(writes) {
+            let bytes = tensor.to_bytes();
+            // SAFETY: the result has the type of its place, which is within its arena.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer(place), bytes.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn prepare<'a>(
+    plan: &'a PlanDir,
+    kernel: &'a Kernel,
+    interpret: bool,
+) -> Result<Code<'a>, RunError> {
+    if interpret {
+        return Ok(Code::Interpreted(&kernel.body));
+    }
+    match (kernel.kind, &kernel.entry, &plan.library) {
+        (KernelKind::Generated, Some(entry), Some(library)) => {
+            let n = kernel.body.outputs.len()
+                + kernel.body.nodes().filter(|(_, n)| matches!(n.op, frit_ir::Op::Input(_))).count();
+            let function = call::Function::find(library, &entry.symbol, n).map_err(|reason| {
+                RunError::Plan { path: "kernels".into(), reason }
+            })?;
+            Ok(Code::Generated { function, extent: entry.extent, grain: entry.grain.max(1) })
+        }
+        (KernelKind::Library, ..) => match Routine::of(&kernel.body) {
+            Some(routine) => Ok(Code::Library(routine)),
+            None => Ok(Code::Interpreted(&kernel.body)),
+        },
+        _ => Ok(Code::Interpreted(&kernel.body)),
+    }
+}
+
+impl<C: Communicator> Device for Cpu<'_, C> {
+    fn run(&mut self, begin: usize, end: usize) -> Result<(), RunError> {
+        for task in &self.plan.plan.tasks[begin..end] {
+            if let Err(reason) = self.task(&task.action) {
+                self.comm.abort();
+                let (task, rank) = (task.name.clone(), self.comm.rank());
+                return Err(RunError::Task { task, rank, reason });
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) {
+        let buffer = &self.plan.plan.buffers[buffer];
+        assert!(offset + bytes.len() <= buffer.bytes, "write beyond buffer `{}`", buffer.name);
+        let to = self.arenas.pointer(buffer, offset);
+        // SAFETY: the range is within the buffer, which is within its arena.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Vec<u8> {
+        let buffer = &self.plan.plan.buffers[buffer];
+        assert!(offset + bytes <= buffer.bytes, "read beyond buffer `{}`", buffer.name);
+        let from = self.arenas.pointer(buffer, offset);
+        // SAFETY: the range is within the buffer, which is within its arena.
+        unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec()
+    }
+}

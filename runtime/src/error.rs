@@ -1,0 +1,75 @@
+//! What can go wrong when a plan is run, each in one sentence that says what to do.
+
+use std::path::PathBuf;
+
+/// Why a run cannot start, or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// A file cannot be read or written.
+    #[error("cannot access {path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: std::io::Error,
+    },
+    /// Not a plan, or one of another version.
+    #[error("{path}: {reason}")]
+    Plan {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The plan is for another processor.
+    #[error("the plan is for {arch} with {feature}, which this processor lacks; compile it again here, or with target.arch = \"x86-64-v3\"")]
+    Target {
+        /// What it was compiled for.
+        arch: String,
+        /// The feature that is missing.
+        feature: String,
+    },
+    /// The data does not fit the plan.
+    #[error("{path}: {reason}")]
+    Data {
+        /// The file.
+        path: PathBuf,
+        /// The reason, and what to do.
+        reason: String,
+    },
+    /// A hyper-parameter that the plan does not have.
+    #[error("the plan has no hyper-parameter `{name}`; it has {known}")]
+    Hyper {
+        /// The name given.
+        name: String,
+        /// Those there are.
+        known: String,
+    },
+    /// A task failed.
+    #[error("task `{task}` on rank {rank} failed: {reason}")]
+    Task {
+        /// The task's name.
+        task: String,
+        /// The rank.
+        rank: usize,
+        /// The reason.
+        reason: String,
+    },
+    /// Another rank failed first.
+    #[error("rank {rank} stopped because another rank failed")]
+    Aborted {
+        /// The rank that stopped.
+        rank: usize,
+    },
+}
+
+impl RunError {
+    pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
+        move |error| RunError::Io { path: path.into(), error }
+    }
+
+    pub(crate) fn data(path: &std::path::Path, reason: impl Into<String>) -> RunError {
+        RunError::Data { path: path.into(), reason: reason.into() }
+    }
+}

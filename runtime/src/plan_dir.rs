@@ -1,0 +1,83 @@
+//! Loading a plan directory: `plan.json`, the object file and `weights.safetensors`, all checked.
+
+use crate::RunError;
+use frit_ir::plan::{Plan, check, sha256_hex};
+use memmap2::Mmap;
+use std::fs::File;
+use std::path::Path;
+
+/// A loaded plan.
+pub struct PlanDir {
+    /// The plan.
+    pub plan: Plan,
+    /// The generated kernels.
+    pub library: Option<libloading::Library>,
+    weights: Mmap,
+}
+
+impl PlanDir {
+    /// Loads and checks a plan directory.
+    ///
+    /// # Errors
+    /// If a file is missing, was changed, is of another version, or is for another processor.
+    pub fn load(dir: &Path) -> Result<PlanDir, RunError> {
+        let path = dir.join("plan.json");
+        let text = std::fs::read_to_string(&path).map_err(RunError::io(&path))?;
+        let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
+        let plan = Plan::from_json(&text).map_err(|e| refuse(e.to_string()))?;
+        check(&plan).map_err(|e| refuse(e.to_string()))?;
+        check_target(&plan)?;
+        let library = match &plan.object {
+            None => None,
+            Some(object) => {
+                let path = dir.join(&object.file);
+                let bytes = std::fs::read(&path).map_err(RunError::io(&path))?;
+                let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
+                if sha256_hex(&bytes) != object.sha256 {
+                    return Err(refuse("changed after it was compiled; compile again".into()));
+                }
+                // SAFETY: the file is the one the compiler wrote for this plan, as its hash shows, and
+                // has no initializers.
+                let library = unsafe { libloading::Library::new(&path) };
+                Some(library.map_err(|e| refuse(e.to_string()))?)
+            }
+        };
+        let path = dir.join("weights.safetensors");
+        let file = File::open(&path).map_err(RunError::io(&path))?;
+        // SAFETY: the map is only read; a plan directory is not changed while it is in use.
+        let weights = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
+        safetensors::SafeTensors::deserialize(&weights)
+            .map_err(|e| RunError::Plan { path, reason: e.to_string() })?;
+        Ok(PlanDir { plan, library, weights })
+    }
+
+    /// The little-endian elements of a tensor of the weights file.
+    pub fn weight(&self, name: &str) -> Option<&[u8]> {
+        let tensors = safetensors::SafeTensors::deserialize(&self.weights).ok()?;
+        Some(tensors.tensor(name).ok()?.data())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn check_target(plan: &Plan) -> Result<(), RunError> {
+    let missing = |feature: &str| match feature {
+        "+avx2" => !std::is_x86_feature_detected!("avx2"),
+        "+fma" => !std::is_x86_feature_detected!("fma"),
+        "+f16c" => !std::is_x86_feature_detected!("f16c"),
+        "+avx512f" => !std::is_x86_feature_detected!("avx512f"),
+        "+avx512bw" => !std::is_x86_feature_detected!("avx512bw"),
+        "+avx512dq" => !std::is_x86_feature_detected!("avx512dq"),
+        "+avx512vl" => !std::is_x86_feature_detected!("avx512vl"),
+        "+avx512bf16" => !std::is_x86_feature_detected!("avx512bf16"),
+        _ => false,
+    };
+    match plan.target.features.split(',').find(|f| missing(f)) {
+        None => Ok(()),
+        Some(f) => Err(RunError::Target { arch: plan.target.arch.clone(), feature: f.into() }),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn check_target(_: &Plan) -> Result<(), RunError> {
+    Ok(())
+}
