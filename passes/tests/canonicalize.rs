@@ -35,7 +35,7 @@ fn add(graph: &mut Graph, values: &mut Vec<ValueId>, choice: &[u8; 6]) {
         }
         3 | 4 => {
             let c = SCALARS[choice[4] as usize % 8];
-            let to = if choice[5] % 2 == 0 { Shape::scalar() } else { shape };
+            let to = if choice[5].is_multiple_of(2) { Shape::scalar() } else { shape };
             let value = Tensor::splat(TensorType::new(dtype, to), c);
             (Op::Constant(Constant { value }), vec![])
         }
@@ -44,7 +44,7 @@ fn add(graph: &mut Graph, values: &mut Vec<ValueId>, choice: &[u8; 6]) {
         7 => (Op::Select, vec![x, y, pick(choice[4])]),
         8 => {
             let flat = Shape(vec![shape.numel()]);
-            let to = if f % 2 == 0 { flat } else { Shape([shape.0, vec![1]].concat()) };
+            let to = if f.is_multiple_of(2) { flat } else { Shape([shape.0, vec![1]].concat()) };
             (Op::Reshape(Reshape { shape: to }), vec![x])
         }
         9 => {
@@ -56,7 +56,7 @@ fn add(graph: &mut Graph, values: &mut Vec<ValueId>, choice: &[u8; 6]) {
         12 => {
             let reverse = f % 2 == 1;
             let start = shape.0.iter().map(|d| if reverse { d - 1 } else { 0 }).collect();
-            let size = shape.0.iter().map(|d| if f % 3 == 0 { *d } else { 1 }).collect();
+            let size = shape.0.iter().map(|d| if f.is_multiple_of(3) { *d } else { 1 }).collect();
             let step = vec![if reverse { -1 } else { 1 }; rank];
             (Op::Slice(Slice { start, size, step }), vec![x])
         }
@@ -71,7 +71,7 @@ fn add(graph: &mut Graph, values: &mut Vec<ValueId>, choice: &[u8; 6]) {
         _ => {
             let axes = if rank > 0 && f % 2 == 1 { vec![rank - 1] } else { vec![] };
             let f = [ReduceFn::Sum, ReduceFn::Max][f % 2];
-            (Op::Reduce(Reduce { f, axes, keep_dims: choice[4] % 2 == 0 }), vec![x])
+            (Op::Reduce(Reduce { f, axes, keep_dims: choice[4].is_multiple_of(2) }), vec![x])
         }
     };
     let small = |v: &ValueId| graph.ty(*v).shape.numel() <= 64;

@@ -92,8 +92,11 @@ impl<'g> Facts<'g> {
         self.graph.constant(self.base(value)).is_some_and(|c| c.as_splat().is_some())
     }
 
-    /// Whether any operand or result is sharded.
+    /// Whether lowering does this node by flat group: an operand or result is sharded, or it reads the
+    /// state of a parameter.
     pub(super) fn is_sharded(&self, node: &Node) -> bool {
-        node.inputs.iter().chain(&node.outputs).any(|v| self.sharded[v.0 as usize])
+        let state = |v: &ValueId| matches!(&self.graph.def(*v).op, Op::State(s) if s.of.is_some());
+        node.inputs.iter().any(state)
+            || node.inputs.iter().chain(&node.outputs).any(|v| self.sharded[v.0 as usize])
     }
 }

@@ -444,7 +444,7 @@ fn grow(steps: &[Step]) -> Graph {
         // Later values are chosen more often, so that chains are long.
         let choose = |r: usize| {
             let n = values.len();
-            if r % 3 == 0 { values[r / 3 % n] } else { values[n - 1 - r / 3 % n.min(4)] }
+            if r.is_multiple_of(3) { values[r / 3 % n] } else { values[n - 1 - r / 3 % n.min(4)] }
         };
         let (a, b) = (choose(step.operands[0]), choose(step.operands[1]));
         let op = op_of(step, graph.ty(a));

@@ -1,6 +1,6 @@
 //! The lower bound of the workspace: the largest sum of sizes that are live at one point of the
-//! schedule. A buffer is live at a task if the task may run after its first access starts and before
-//! its last is complete. Shares nothing with the packing.
+//! schedule. A buffer is live while a task runs if the events order an access before or at the task and
+//! another at or after it. Shares nothing with the packing.
 
 use frit_ir::plan::{Plan, Stream};
 use std::collections::HashMap;
@@ -20,17 +20,9 @@ pub(super) fn live_peak(plan: &Plan, buffers: &[usize], sizes: &[usize]) -> usiz
     let mut live = vec![0; plan.tasks.len()];
     for buffer in buffers {
         let Some(touching) = accesses.get(buffer) else { continue };
-        // Only the first and the last access on each stream decide.
-        let mut lasts: HashMap<usize, usize> = HashMap::new();
-        let mut firsts: HashMap<usize, usize> = HashMap::new();
-        for &t in touching {
-            lasts.insert(stream(t), t);
-            firsts.entry(stream(t)).or_insert(t);
-        }
         for (t, bytes) in live.iter_mut().enumerate() {
-            let after = || lasts.values().all(|&a| ordered(a, t));
-            let before = || firsts.values().all(|&a| ordered(t, a));
-            if !(after() || before()) {
+            let begun = touching.iter().any(|&a| a == t || ordered(a, t));
+            if begun && touching.iter().rev().any(|&a| a == t || ordered(t, a)) {
                 *bytes += sizes[*buffer];
             }
         }

@@ -158,7 +158,9 @@ fn gather_parameters(
                             (true, None, _) => *forward.insert(gather(graph, Region::Forward)?),
                             (false, ..) => *backward.insert(gather(graph, Region::Backward)?),
                         };
+                        // Forward views read the forward gather by now.
                         in_backward.insert(param, source);
+                        in_backward.extend(forward.map(|value| (value, source)));
                         let value = repeat_view(graph, view, &mut in_backward)?;
                         replace_operand(graph, user, view, value)?;
                     }

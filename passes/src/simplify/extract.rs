@@ -17,6 +17,9 @@ use std::collections::{BTreeMap, HashMap};
 /// bandwidth is between 4 (NVLink) and 100 (Ethernet).
 const COMMUNICATION: u64 = 16;
 const BYTE: u64 = 16;
+/// How much more a byte of a matrix product costs: enough that no product is ever made twice to save a
+/// transpose.
+const PRODUCT: u64 = 16;
 /// Passes over all classes; each finds sets at least one term deeper.
 const GREEDY_PASSES: usize = 32;
 
@@ -59,7 +62,8 @@ impl<'e> Extractor<'e> {
         let written = bytes(&self.egraph[class].data);
         let read: u64 = inputs.iter().map(|i| bytes(&self.egraph[*i].data)).sum();
         let moved = match self.egraph.analysis.op(*op) {
-            Op::Reshape(_) | Op::MatMul(_) => 0,
+            Op::Reshape(_) => 0,
+            Op::MatMul(_) => PRODUCT * (read + written),
             Op::AllGather(_) => read + (1 + COMMUNICATION) * written,
             // Only the rows that are asked for are read.
             Op::Embedding | Op::Gather(_) | Op::Slice(_) => 2 * written,

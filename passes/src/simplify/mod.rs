@@ -63,6 +63,7 @@ impl Simplify {
         let mut solved: HashMap<String, Solution> = HashMap::new();
         let mut stops: BTreeMap<String, usize> = BTreeMap::new();
         let mut replaced: HashMap<ValueId, ValueId> = HashMap::new();
+        let (order, mut places) = (graph.order().to_vec(), rebuild::Places::new());
         let mut improved: BTreeMap<String, (Origin, usize)> = BTreeMap::new();
         for window in window::windows(graph) {
             let solution = solved
@@ -70,7 +71,7 @@ impl Simplify {
                 .or_insert_with(|| saturate::solve(&window, rules, graph.world_size));
             *stops.entry(solution.stop.clone()).or_default() += 1;
             let Some(program) = &solution.program else { continue };
-            rebuild::rebuild(graph, &window, program, &mut replaced)?;
+            rebuild::rebuild(graph, &window, program, &mut replaced, &mut places)?;
             let origin = &graph.node(window.nodes[0].id).origin;
             let entry = improved.entry(solution.summary.clone());
             entry.or_insert_with(|| (origin.clone(), 0)).1 += 1;
@@ -86,7 +87,7 @@ impl Simplify {
         }
         graph.substitute(&replaced);
         graph.remove_dead();
-        graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `simplify`"))?;
+        *graph = rebuild::in_order(graph, &order, &places)?;
         Ok(Changed::Yes)
     }
 }

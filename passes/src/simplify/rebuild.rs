@@ -1,12 +1,17 @@
-//! Writes a solution back: new nodes with the origins of those for which they are made.
+//! Writes a solution back: new nodes with the origins of those for which they are made, and in their
+//! place in the order.
 
 use super::INFO;
 use super::saturate::Program;
 use super::window::{Operand, Window};
 use crate::pass::bug;
 use frit_ir::ops::{AllGather, Op};
-use frit_ir::{Diagnostic, Graph, ValueId};
-use std::collections::HashMap;
+use frit_ir::{Diagnostic, Graph, NodeId, OutputKind, ValueId};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+/// Nodes that were made, with the nodes in whose place they stand.
+pub(super) type Places = HashMap<NodeId, NodeId>;
 
 /// Adds the nodes of `program` and records which value replaces each root of the window.
 pub(super) fn rebuild(
@@ -14,6 +19,7 @@ pub(super) fn rebuild(
     window: &Window,
     program: &Program,
     replaced: &mut HashMap<ValueId, ValueId>,
+    places: &mut Places,
 ) -> Result<(), Diagnostic> {
     let mut made: Vec<ValueId> = Vec::with_capacity(program.steps.len());
     let value = |made: &[ValueId], operand: &Operand| match operand {
@@ -29,15 +35,22 @@ pub(super) fn rebuild(
             made.push(node.outputs[0]);
             continue;
         }
-        let origin = match original {
-            Some(node) => node.origin.clone(),
-            None => graph.node(window.nodes[step.made_for as usize].id).origin.by(INFO.name),
+        // A gather is made for what was gathered before, whatever reads it.
+        let gather = window.nodes.iter().find(|n| n.op == step.op && n.region == step.region);
+        let gather = gather.filter(|_| matches!(step.op, Op::AllGather(_)));
+        let place = window.nodes[step.original.unwrap_or(step.made_for) as usize].id;
+        let origin = match (original, gather) {
+            (Some(node), _) => node.origin.clone(),
+            (None, Some(gather)) => graph.node(gather.id).origin.by(INFO.name),
+            (None, None) => graph.node(place).origin.by(INFO.name),
         };
         let op = match &step.op {
             Op::AllGather(gather) => Op::AllGather(AllGather { unit: window.units[gather.unit] }),
             op => op.clone(),
         };
-        made.push(graph.add1(op, &inputs, origin, step.region).map_err(bug(INFO.name))?);
+        let new = graph.add1(op, &inputs, origin, step.region).map_err(bug(INFO.name))?;
+        places.insert(graph.value(new).def, place);
+        made.push(new);
     }
     for (root, new) in window.roots.iter().zip(&program.roots) {
         let old = graph.node(window.nodes[*root as usize].id).outputs[0];
@@ -61,4 +74,59 @@ pub(super) fn rebuild(
         replaced.insert(old, new);
     }
     Ok(())
+}
+
+/// The same graph in topological order, every node at its place of `order`, those that were made at the
+/// place of the nodes for which they were made.
+pub(super) fn in_order(
+    graph: &Graph,
+    order: &[NodeId],
+    places: &Places,
+) -> Result<Graph, Diagnostic> {
+    let position: HashMap<NodeId, usize> = order.iter().enumerate().map(|(i, n)| (*n, i)).collect();
+    let mut waits: HashMap<NodeId, usize> = HashMap::new();
+    let mut ready = BinaryHeap::new();
+    let rank = |id: NodeId| Reverse((position[places.get(&id).unwrap_or(&id)], id));
+    for (id, node) in graph.nodes() {
+        waits.insert(id, node.inputs.len());
+        if node.inputs.is_empty() {
+            ready.push(rank(id));
+        }
+    }
+    let users = graph.users();
+    let mut sorted = Graph::new(&graph.name);
+    sorted.world_size = graph.world_size;
+    let mut map: HashMap<ValueId, ValueId> = HashMap::new();
+    while let Some(Reverse((_, id))) = ready.pop() {
+        let node = graph.node(id);
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v]).collect();
+        let outputs = sorted
+            .add(node.op.clone(), &inputs, node.origin.clone(), node.region)
+            .map_err(bug(INFO.name))?;
+        for (old, new) in node.outputs.iter().zip(outputs) {
+            if let Some(name) = &graph.value(*old).name {
+                sorted.set_name(new, name);
+            }
+            map.insert(*old, new);
+            for user in &users[old.0 as usize] {
+                if let Some(waits) = waits.get_mut(user) {
+                    *waits -= 1;
+                    if *waits == 0 {
+                        ready.push(rank(*user));
+                    }
+                }
+            }
+        }
+    }
+    if sorted.len() < graph.len() {
+        return Err(Diagnostic::error("B002", "cycle after pass `simplify`"));
+    }
+    for output in &graph.outputs {
+        let kind = match output.kind {
+            OutputKind::Carry(leaf) => OutputKind::Carry(map[&leaf]),
+            kind => kind,
+        };
+        sorted.add_output(&output.name, map[&output.value], kind);
+    }
+    Ok(sorted)
 }

@@ -93,7 +93,10 @@ pub(super) fn windows(graph: &Graph) -> Vec<Window> {
         for input in node.inputs.iter().filter(|_| is_term(node)) {
             let def = graph.def(*input);
             let ends = match &def.op {
-                Op::MatMul(_) => true,
+                // A transpose of nothing but the product may go into it.
+                Op::MatMul(_) => {
+                    !matches!(node.op, Op::Transpose(_)) || users[input.0 as usize].len() > 1
+                }
                 Op::Cast(_) => false,
                 op => op.is_pointwise() && users[input.0 as usize].len() > 1,
             };

@@ -16,6 +16,11 @@ pub(super) const RULES: &[Rule] = &[
     exact("reshape-compose", "reshape(reshape(x)) = reshape(x)", reshape_compose),
     exact("matmul-trans-a", "matmul(transpose(a), b) = matmul{trans_a}(a, b)", |m| operand(m, 0)),
     exact("matmul-trans-b", "matmul(a, transpose(b)) = matmul{trans_b}(a, b)", |m| operand(m, 1)),
+    exact(
+        "matmul-transposed",
+        "transpose(matmul(a, b)) = matmul{trans_a, trans_b}(b, a) of matrices",
+        transposed,
+    ),
     exact("pointwise-of-transposes", "f(transpose(x), …) = transpose(f(x, …))", out_of_pointwise),
     exact("transpose-of-pointwise", "transpose(f(x, …)) = f(transpose(x), …)", into_pointwise),
 ];
@@ -87,6 +92,21 @@ fn operand(m: &Match<'_>, i: usize) -> Option<Expr> {
         _ => product.trans_b = !product.trans_b,
     }
     Some(m.make(Op::MatMul(product), &inputs))
+}
+
+/// Products of elements commute, and are summed in the same order.
+fn transposed(m: &Match<'_>) -> Option<Expr> {
+    if permutation(m)?.perm != [1, 0] {
+        return None;
+    }
+    m.inner(0, |op, inputs| match (op, inputs) {
+        (Op::MatMul(product), &[a, b]) => {
+            let product =
+                MatMul { trans_a: !product.trans_b, trans_b: !product.trans_a, out: product.out };
+            Some(m.make(Op::MatMul(product), &[b, a]))
+        }
+        _ => None,
+    })
 }
 
 fn swaps_last(perm: &[usize]) -> bool {

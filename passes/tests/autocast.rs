@@ -1,0 +1,54 @@
+//! What autocast warns of.
+
+use frit_ir::{DType, text};
+use frit_passes::autocast::{Autocast, Override};
+use frit_passes::{Pass, PassContext};
+
+const GRAPH: &str = r#"graph @g world=1 {
+  %x: f32[3, 4] = input {name = "x", ty = {"dtype": "f32", "shape": [3, 4]}}
+  %w: f32[4, 4] = input {name = "w", ty = {"dtype": "f32", "shape": [4, 4]}}
+  %eps: f32[] = constant {ty = {"dtype": "f32", "shape": []}, splat = 1e-12}
+  %a: f32[3, 4] = matmul %x, %w
+  %b: f32[3, 4] = add %a, %eps
+  %c: f32[3, 4] = exp %b loc("exp", "head", "")
+  return %c as "y"
+}"#;
+
+fn warnings(compute: DType, exception: Option<Override>) -> Vec<String> {
+    let mut graph = text::parse(GRAPH).expect("parses");
+    let mut context = PassContext::default();
+    let pass = Autocast { compute, overrides: exception.into_iter().collect() };
+    pass.run(&mut graph, &mut context).expect("runs");
+    context.warnings.iter().map(|w| w.code.clone()).collect()
+}
+
+fn exception(scope: Option<&str>, op: Option<&str>, dtype: DType) -> Option<Override> {
+    Some(Override { scope: scope.map(String::from), op: op.map(String::from), dtype })
+}
+
+#[test]
+fn a_constant_that_vanishes() {
+    assert_eq!(warnings(DType::F16, None), ["W222"]);
+    assert!(warnings(DType::BF16, None).is_empty());
+    let add = exception(None, Some("add"), DType::F32);
+    assert!(warnings(DType::F16, add).is_empty());
+}
+
+#[test]
+fn an_unsafe_operation_forced_to_low_precision() {
+    assert_eq!(warnings(DType::BF16, exception(None, Some("exp"), DType::BF16)), ["W220"]);
+    assert_eq!(warnings(DType::BF16, exception(Some("head"), None, DType::BF16)), ["W220"]);
+}
+
+#[test]
+fn an_override_that_applies_to_nothing() {
+    assert_eq!(warnings(DType::BF16, exception(Some("tail.**"), None, DType::F32)), ["W221"]);
+}
+
+#[test]
+fn only_f32_f16_and_bf16_compute() {
+    let mut graph = text::parse(GRAPH).expect("parses");
+    let pass = Autocast { compute: DType::F64, overrides: Vec::new() };
+    let error = pass.run(&mut graph, &mut PassContext::default()).expect_err("refused");
+    assert_eq!(error.code, "E221");
+}
