@@ -63,7 +63,8 @@ pub fn compile(
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
     let Imported { mut graph, weights, .. } = load(&request.model, config, &request.binds)?;
-    let mut run = Run { request, observer, reports: vec![], context: PassContext::default(), at: 0 };
+    let mut run =
+        Run { request, observer, reports: vec![], context: PassContext::default(), at: 0 };
     if run.passes(pipeline::forward(&options), &mut graph)? {
         return Ok(None);
     }
@@ -213,11 +214,8 @@ fn generate(
     let object = frit_codegen::compile_host(&sources, host)
         .map_err(|e| Diagnostic::error("E095", format!("cannot compile the kernels: {e}")))?;
     for ((kernel, _), meta) in regions.iter().zip(object.kernels) {
-        plan.kernels[*kernel].entry = Some(Entry {
-            symbol: meta.symbol,
-            extent: meta.parallel_extent,
-            grain: meta.grain,
-        });
+        plan.kernels[*kernel].entry =
+            Some(Entry { symbol: meta.symbol, extent: meta.parallel_extent, grain: meta.grain });
     }
     let file = crate::plan_dir::OBJECT.into();
     plan.object = Some(ObjectFile { file, sha256: sha256_hex(&object.so_bytes) });

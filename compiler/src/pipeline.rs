@@ -3,8 +3,8 @@
 //! The order is checked by [`check`] from what each pass requires, ensures and breaks.
 
 use crate::config::Config;
-use crate::config::choices::{self, Padding};
 use crate::config::LossScale;
+use crate::config::choices::{self, Padding};
 use frit_ir::ops::{FusionKind, OptimizerKind, ScheduleKind};
 use frit_ir::{DType, Diagnostic, Graph};
 use frit_passes::autocast::{Autocast, Override};
@@ -226,8 +226,11 @@ fn wrap(text: &str) -> Result<Wrap, Diagnostic> {
         ("blocks", _) => Ok(Wrap::Blocks),
         ("none", _) => Ok(Wrap::None),
         (_, Some(size)) => Ok(Wrap::Size(size)),
-        _ => Err(Diagnostic::error("E055", format!("`sharding.wrap = {text}` is not implemented yet"))
-            .help("use \"blocks\", \"none\" or \"size=1000000\"")),
+        _ => Err(Diagnostic::error(
+            "E055",
+            format!("`sharding.wrap = {text}` is not implemented yet"),
+        )
+        .help("use \"blocks\", \"none\" or \"size=1000000\"")),
     }
 }
 

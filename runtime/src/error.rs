@@ -23,7 +23,9 @@ pub enum RunError {
         reason: String,
     },
     /// The plan is for another processor.
-    #[error("the plan is for {arch} with {feature}, which this processor lacks; compile it again here, or with target.arch = \"x86-64-v3\"")]
+    #[error(
+        "the plan is for {arch} with {feature}, which this processor lacks; compile it again here, or with target.arch = \"x86-64-v3\""
+    )]
     Target {
         /// What it was compiled for.
         arch: String,

@@ -257,12 +257,7 @@ impl Session<'_> {
     }
 
     /// Adds this rank's parts, unscaled, to the gradients by parameter.
-    fn collect_gradients(
-        &self,
-        parts: &[Vec<f32>],
-        metrics: &BTreeMap<&str, f64>,
-        rank: usize,
-    ) {
+    fn collect_gradients(&self, parts: &[Vec<f32>], metrics: &BTreeMap<&str, f64>, rank: usize) {
         let plan = &self.dir.plan;
         let capacity = (plan.loss_capacity * plan.accumulation * plan.world_size) as f64;
         let factor = capacity / metrics["tokens"].max(1.0) / metrics["loss_scale"];
@@ -297,8 +292,9 @@ fn write_gradients(path: &Path, plan: &Plan, gradients: &Gradients) -> Result<()
     };
     let mut views = Vec::new();
     for (name, shape, bytes) in &bytes {
-        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes)
-            .map_err(refuse)?;
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes)
+                .map_err(refuse)?;
         views.push((name.as_str(), view));
     }
     safetensors::serialize_to_file(views, None, path).map_err(refuse)

@@ -1,1 +1,7 @@
 //! Tests that cross crates, in one binary so that LLVM is linked once.
+
+mod cli;
+mod parity;
+mod plans;
+mod support;
+mod tidy;

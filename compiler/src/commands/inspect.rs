@@ -3,8 +3,8 @@
 use super::{bytes, table};
 use crate::diagnostics::Report;
 use crate::plan_dir;
-use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
 use frit_ir::Op;
+use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -119,7 +119,8 @@ pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
         )
         .unwrap_or_default(),
         View::Graph => {
-            let body = |k: &frit_ir::plan::Kernel| json!({"name": k.name, "body": k.body.to_string()});
+            let body =
+                |k: &frit_ir::plan::Kernel| json!({"name": k.name, "body": k.body.to_string()});
             plan.kernels.iter().map(body).collect()
         }
         view => {
@@ -154,7 +155,13 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
                 .map(|d| {
                     let severity = format!("{:?}", d.severity).to_lowercase();
                     let remedy = d.help.clone().unwrap_or_default();
-                    vec![d.code.clone(), severity, d.origin.scope.to_string(), d.message.clone(), remedy]
+                    vec![
+                        d.code.clone(),
+                        severity,
+                        d.origin.scope.to_string(),
+                        d.message.clone(),
+                        remedy,
+                    ]
                 })
                 .collect(),
         ),
@@ -186,7 +193,13 @@ fn casts(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
             if from.dtype.is_float() && cast.to.is_float() {
                 let what = format!("{} to {}", from, cast.to);
                 let pass = task.origin.pass.to_string();
-                rows.push(vec![i.to_string(), task.name.clone(), what, task.origin.scope.to_string(), pass]);
+                rows.push(vec![
+                    i.to_string(),
+                    task.name.clone(),
+                    what,
+                    task.origin.scope.to_string(),
+                    pass,
+                ]);
             }
         }
     }
@@ -214,7 +227,16 @@ fn memory(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         .map(|b| {
             let arena = if b.arena == Arena::Persistent { "persistent" } else { "workspace" };
             let class = format!("{:?}", b.class);
-            (b.bytes, vec![bytes(b.bytes as u64), arena.into(), class, b.offset.to_string(), b.name.clone()])
+            (
+                b.bytes,
+                vec![
+                    bytes(b.bytes as u64),
+                    arena.into(),
+                    class,
+                    b.offset.to_string(),
+                    b.name.clone(),
+                ],
+            )
         })
         .collect();
     rows.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
@@ -235,9 +257,10 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     };
     let row = |(i, k): (usize, &frit_ir::plan::Kernel)| {
         let (n, us) = uses.get(&i).copied().unwrap_or_default();
-        let first = plan.tasks.iter().find(
-            |t| matches!(t.action, Action::Kernel { kernel, .. } if kernel == i),
-        );
+        let first = plan
+            .tasks
+            .iter()
+            .find(|t| matches!(t.action, Action::Kernel { kernel, .. } if kernel == i));
         let types = first.map(|t| operands(t.action.reads())).unwrap_or_default();
         let ops = k.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count();
         let kind = format!("{:?}", k.kind).to_lowercase();
@@ -246,4 +269,3 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let rows = plan.kernels.iter().enumerate().map(row).collect();
     (vec!["kernel", "kind", "uses", "ops", "us", "operands"], rows)
 }
-

@@ -20,7 +20,8 @@ pub(super) fn execute(_: &Args) -> Result<String, Report> {
 
 /// The contracts of all passes, in order.
 pub(crate) fn infos() -> Vec<&'static PassInfo> {
-    let options = Options::new(&Config::default()).expect("invariant: the defaults are implemented");
+    let options =
+        Options::new(&Config::default()).expect("invariant: the defaults are implemented");
     let passes = pipeline::forward(&options).into_iter().chain(pipeline::training(&options, 1.0));
     passes.map(|p| p.info()).collect()
 }

@@ -1,7 +1,7 @@
 //! `frit report`: a plan as one self-contained HTML page with its timeline and memory.
 
-use super::inspect::{View, summary, to_json};
 use super::bytes;
+use super::inspect::{View, summary, to_json};
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use frit_ir::Diagnostic;
@@ -43,7 +43,9 @@ fn page(plan: &Plan) -> String {
         timeline(plan),
         memory(plan),
     );
-    for (title, view) in [("Units", View::Units), ("Kernels", View::Kernels), ("Lints", View::Lints)] {
+    for (title, view) in
+        [("Units", View::Units), ("Kernels", View::Kernels), ("Lints", View::Lints)]
+    {
         // Writing to a string does not fail.
         let _ = write!(html, "<h2>{title}</h2>{}", list(&to_json(plan, view)));
     }
@@ -89,10 +91,7 @@ fn timeline(plan: &Plan) -> String {
             escape(&task.origin.scope),
         );
     }
-    svg + &format!(
-        "</svg><p>rows: compute, gather, reduce; {:.1} ms in all</p>",
-        total / 1000.0
-    )
+    svg + &format!("</svg><p>rows: compute, gather, reduce; {:.1} ms in all</p>", total / 1000.0)
 }
 
 /// Bytes between the first and the last access of each workspace buffer, task by task.

@@ -15,7 +15,6 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
-    frit_passes::verify_plan::verify_plan(&plan)
-        .map_err(|diagnostics| Report { diagnostics })?;
+    frit_passes::verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
     Ok(format!("{}: sound ({} tasks)\n", args.plan.display(), plan.tasks.len()))
 }

@@ -63,9 +63,7 @@ pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
     for value in inputs {
         sum = Some(match sum {
             None => value,
-            Some(sum) => {
-                add(&mut body, Op::Binary(frit_ir::ops::BinaryFn::Add), &[sum, value])?[0]
-            }
+            Some(sum) => add(&mut body, Op::Binary(frit_ir::ops::BinaryFn::Add), &[sum, value])?[0],
         });
     }
     let sum = sum.ok_or_else(|| internal("sum of nothing"))?;
@@ -75,9 +73,8 @@ pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
 
 /// Floating-point operations of a body.
 pub(super) fn flops(body: &Graph) -> u64 {
-    let types = |ids: &[ValueId]| -> Vec<TensorType> {
-        ids.iter().map(|v| body.ty(*v).clone()).collect()
-    };
+    let types =
+        |ids: &[ValueId]| -> Vec<TensorType> { ids.iter().map(|v| body.ty(*v).clone()).collect() };
     let of = |n: &Node| {
         let (inputs, outputs) = (types(&n.inputs), types(&n.outputs));
         n.op.flops(&inputs.iter().collect::<Vec<_>>(), &outputs.iter().collect::<Vec<_>>())

@@ -104,8 +104,7 @@ impl<'a> Lowering<'a> {
                 let send = self.shard_in(group, dtype, node)?;
                 let unit = self.plan.units[self.plan.groups[group].unit].name.clone();
                 let ty = self.whole(group, dtype);
-                let recv =
-                    self.workspace(&format!("{unit} gathered"), BufferClass::Gathered, ty);
+                let recv = self.workspace(&format!("{unit} gathered"), BufferClass::Gathered, ty);
                 let buffer = recv.buffer;
                 let action = Action::AllGather { group, send, recv };
                 let label = format!("all_gather {unit}");
@@ -122,8 +121,11 @@ impl<'a> Lowering<'a> {
 
     /// This rank's part of a group in `dtype`: cast once per micro-step.
     fn shard_in(&mut self, group: usize, dtype: DType, node: &Node) -> Result<Place, Diagnostic> {
-        let master =
-            Place { buffer: self.plan.groups[group].master, offset: 0, ty: self.part(group, DType::F32) };
+        let master = Place {
+            buffer: self.plan.groups[group].master,
+            offset: 0,
+            ty: self.part(group, DType::F32),
+        };
         if dtype == DType::F32 {
             return Ok(master);
         }
@@ -166,7 +168,8 @@ impl<'a> Lowering<'a> {
     pub(super) fn gradient_ready(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         let raw = node.inputs[0];
         let name = self.gradient_name(node.outputs[0]);
-        let name = name.ok_or_else(|| internal("a reduced value is no gradient").at(&node.origin))?;
+        let name =
+            name.ok_or_else(|| internal("a reduced value is no gradient").at(&node.origin))?;
         self.settle(&name, raw, node)?;
         let (group, _) = self.group_of[&name];
         if self.missing.get(&group).is_none_or(HashSet::is_empty) {
@@ -229,7 +232,8 @@ impl<'a> Lowering<'a> {
                 let label = format!("{unit} gradient shard");
                 let recv = self.workspace(&label, BufferClass::Gradient, ty);
                 let reduce = ReduceKind::Mean;
-                let action = Action::ReduceScatter { group, reduce, send: flat, recv: recv.clone() };
+                let action =
+                    Action::ReduceScatter { group, reduce, send: flat, recv: recv.clone() };
                 let label = format!("reduce_scatter {unit}");
                 self.task(&label, Stream::Reduce, Region::Backward, &node.origin, action);
                 recv

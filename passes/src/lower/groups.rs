@@ -77,8 +77,7 @@ impl Lowering<'_> {
         let numel = end.next_multiple_of(parts * PART_ALIGNMENT / narrowest);
         let shard_numel = numel / parts;
         let name = format!("{} parameters", self.plan.units[unit].name);
-        let master =
-            self.buffer(&name, Arena::Persistent, BufferClass::Parameter, shard_numel * 4);
+        let master = self.buffer(&name, Arena::Persistent, BufferClass::Parameter, shard_numel * 4);
         let mut group = Group {
             unit,
             trainable,

@@ -87,11 +87,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
         Phase { name: "micro_step".into(), begin: 0, end: boundary },
         Phase { name: "update".into(), begin: boundary, end },
     ];
-    Ok(Lowered {
-        plan: lowering.plan,
-        constants: lowering.constants,
-        regions: lowering.regions,
-    })
+    Ok(Lowered { plan: lowering.plan, constants: lowering.constants, regions: lowering.regions })
 }
 
 pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
@@ -276,8 +272,8 @@ impl<'a> Lowering<'a> {
     fn kernel_kind(&self, node: &Node, body: &Graph) -> KernelKind {
         if let Op::Fusion(fusion) = &node.op {
             let float = |ty: &TensorType| matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
-            let gemm = fusion.kind == FusionKind::Gemm
-                && fusion.operand_types().into_iter().all(float);
+            let gemm =
+                fusion.kind == FusionKind::Gemm && fusion.operand_types().into_iter().all(float);
             if gemm {
                 return KernelKind::Library;
             }
@@ -285,9 +281,8 @@ impl<'a> Lowering<'a> {
                 fusion.kind != FusionKind::Gemm && (self.options.generated)(body, fusion.kind);
             return if generated { KernelKind::Generated } else { KernelKind::Interpreted };
         }
-        let low = |v: &ValueId| {
-            matches!(self.graph.ty(*v).dtype, DType::F32 | DType::F16 | DType::BF16)
-        };
+        let low =
+            |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::F16 | DType::BF16);
         let library = match &node.op {
             Op::MatMul(_) | Op::Attention(_) | Op::AttentionGrad(_) => node.inputs.iter().all(low),
             Op::Embedding | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
@@ -342,7 +337,14 @@ impl<'a> Lowering<'a> {
     }
 
     /// Appends a task that is no kernel.
-    fn task(&mut self, name: &str, stream: Stream, region: Region, origin: &Origin, action: Action) {
+    fn task(
+        &mut self,
+        name: &str,
+        stream: Stream,
+        region: Region,
+        origin: &Origin,
+        action: Action,
+    ) {
         let wire = self.plan.wire_bytes(&action);
         let touched: usize =
             action.reads().iter().chain(&action.writes()).map(|p| p.ty.bytes()).sum();

@@ -14,7 +14,8 @@ pub(super) fn live_peak(plan: &Plan, buffers: &[usize], sizes: &[usize]) -> usiz
             accesses.entry(place.buffer).or_default().push(i);
         }
     }
-    let stream = |i: usize| Stream::ALL.iter().position(|s| *s == plan.tasks[i].stream).unwrap_or(0);
+    let stream =
+        |i: usize| Stream::ALL.iter().position(|s| *s == plan.tasks[i].stream).unwrap_or(0);
     // Task a is complete before task b starts.
     let ordered = |a: usize, b: usize| reach[b][stream(a)] > a;
     let mut live = vec![0; plan.tasks.len()];

@@ -9,7 +9,8 @@ pub(super) fn assign(
     sizes: &[usize],
     lifetimes: &[Option<Lifetime>],
 ) -> Vec<usize> {
-    let life = |b: usize| lifetimes[b].as_ref().expect("invariant: only accessed buffers are packed");
+    let life =
+        |b: usize| lifetimes[b].as_ref().expect("invariant: only accessed buffers are packed");
     let conflicts: Vec<Vec<usize>> = buffers
         .iter()
         .map(|&a| (0..buffers.len()).filter(|&j| life(a).overlaps(life(buffers[j]))).collect())
@@ -47,9 +48,11 @@ fn pack(
     for &i in order {
         let size = sizes[buffers[i]];
         taken.clear();
-        taken.extend(conflicts[i].iter().filter_map(|&j| {
-            offsets[j].map(|offset| (offset, offset + sizes[buffers[j]]))
-        }));
+        taken.extend(
+            conflicts[i]
+                .iter()
+                .filter_map(|&j| offsets[j].map(|offset| (offset, offset + sizes[buffers[j]]))),
+        );
         taken.sort_unstable();
         let mut offset = 0;
         for &(begin, end) in &taken {

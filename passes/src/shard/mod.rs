@@ -191,8 +191,7 @@ fn repeat_view(
         inputs.push(repeat_view(graph, input, map)?);
     }
     let origin = node.origin.by(INFO.name);
-    let outputs =
-        graph.add(node.op, &inputs, origin, Region::Backward).map_err(bug(INFO.name))?;
+    let outputs = graph.add(node.op, &inputs, origin, Region::Backward).map_err(bug(INFO.name))?;
     map.extend(node.outputs.iter().copied().zip(outputs));
     Ok(map[&view])
 }
@@ -231,8 +230,7 @@ fn reduce_gradients(graph: &mut Graph, full: bool) -> Result<(), Diagnostic> {
             Op::AllReduce(AllReduce { reduce: ReduceKind::Mean, unit: Some(unit) })
         };
         let origin = graph.def(raw).origin.by(INFO.name);
-        let result =
-            graph.add1(op, &[raw], origin, Region::Backward).map_err(bug(INFO.name))?;
+        let result = graph.add1(op, &[raw], origin, Region::Backward).map_err(bug(INFO.name))?;
         // One value may be the gradient of two parameters: each gets its own reduction.
         reduced.insert((raw, name), result);
     }
@@ -272,9 +270,10 @@ fn reduce_gradients(graph: &mut Graph, full: bool) -> Result<(), Diagnostic> {
 /// The gradient of this micro-step, if `value` is its sum with the state `grad_sum`.
 fn accumulated(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let node = graph.def(value);
-    let state = node.inputs.iter().position(|v| {
-        matches!(&graph.def(*v).op, Op::State(s) if s.name == "grad_sum")
-    })?;
+    let state = node
+        .inputs
+        .iter()
+        .position(|v| matches!(&graph.def(*v).op, Op::State(s) if s.name == "grad_sum"))?;
     (node.inputs.len() == 2).then(|| node.inputs[1 - state])
 }
 

@@ -128,9 +128,8 @@ fn blocks(params: &[UsedParam]) -> Vec<Option<String>> {
         counts.values().any(|n| *n >= 2)
     });
     let block_of = |path: &[String]| {
-        numbered(path).find_map(|i| {
-            families.contains_key(&path[..i].join(".")).then(|| path[..=i].join("."))
-        })
+        numbered(path)
+            .find_map(|i| families.contains_key(&path[..i].join(".")).then(|| path[..=i].join(".")))
     };
     params
         .iter()

@@ -394,6 +394,17 @@ const CASES: &[(&str, &str, &str)] = &[
         "add:f32",
     ),
     (
+        "pointwise-of-transposes: not where the permutations differ",
+        "%x f32[2,2,2] input
+         %z f32[2,2,2] input
+         %a: f32[2, 2, 2] = transpose %x {perm = [1,2,0]}
+         %b: f32[2, 2, 2] = transpose %z {perm = [2,0,1]}
+         %s: f32[2, 2, 2] = add %a, %b
+         %c: f32[2, 2, 2] = transpose %s {perm = [2,0,1]}
+         return %c as \"c\"",
+        "transpose:f32 add:f32",
+    ),
+    (
         "pointwise-of-transposes: not where an operand is broadcast",
         "%x f32[4,6] input
          %z f32[6] input

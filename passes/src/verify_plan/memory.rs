@@ -118,7 +118,8 @@ fn access(
 ) {
     let buffer = &plan.buffers[place.buffer];
     let map = &mut arenas[usize::from(buffer.arena == Arena::Workspace)];
-    let (begin, end) = (buffer.offset + place.offset, buffer.offset + place.offset + place.ty.bytes());
+    let (begin, end) =
+        (buffer.offset + place.offset, buffer.offset + place.offset + place.ty.bytes());
     split(map, begin);
     split(map, end);
     let mut at = begin;
@@ -130,7 +131,8 @@ fn access(
                 break;
             }
             if bytes.buffer != Some(place.buffer) {
-                let other = bytes.buffer.map_or("another buffer", |b| plan.buffers[b].name.as_str());
+                let other =
+                    bytes.buffer.map_or("another buffer", |b| plan.buffers[b].name.as_str());
                 let message = format!("reads `{name}` after its bytes were given to `{other}`");
                 found.push(broken(plan, "P102", task, message));
                 return;
@@ -144,7 +146,8 @@ fn access(
         } else {
             let reads = bytes.reads.iter().enumerate().filter_map(|(s, n)| n.map(|n| (s, n)));
             if !reads.chain(bytes.write).all(ordered) {
-                let message = format!("overwrites bytes of `{name}` that another stream may still use");
+                let message =
+                    format!("overwrites bytes of `{name}` that another stream may still use");
                 found.push(broken(plan, "P103", task, message));
                 return;
             }

@@ -32,4 +32,3 @@ fn broken(plan: &Plan, code: &str, task: usize, message: String) -> Diagnostic {
     Diagnostic::error(code, format!("task {task} `{}`: {message}", plan.tasks[task].name))
         .at(&plan.tasks[task].origin)
 }
-

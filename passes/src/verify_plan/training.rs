@@ -124,7 +124,8 @@ fn step(
 /// Whether what `unscale` reads comes, in the update phase, from an all-reduce: its own operand, or an
 /// operand of what made it.
 fn reduced_before(plan: &Plan, unscale: usize) -> bool {
-    let mut wanted: Vec<usize> = plan.tasks[unscale].action.reads().iter().map(|p| p.buffer).collect();
+    let mut wanted: Vec<usize> =
+        plan.tasks[unscale].action.reads().iter().map(|p| p.buffer).collect();
     for task in plan.tasks[..unscale].iter().rev() {
         if task.action.writes().iter().any(|p| wanted.contains(&p.buffer)) {
             if matches!(task.action, Action::AllReduce { group: None, .. }) {

@@ -77,11 +77,8 @@ impl LocalComm {
         } else {
             let round = gate.round;
             while gate.round == round && !gate.aborted {
-                gate = self
-                    .shared
-                    .opened
-                    .wait(gate)
-                    .unwrap_or_else(|poisoned| poisoned.into_inner());
+                gate =
+                    self.shared.opened.wait(gate).unwrap_or_else(|poisoned| poisoned.into_inner());
             }
         }
         if gate.aborted { Err(RunError::Aborted { rank: self.rank }) } else { Ok(()) }
@@ -196,8 +193,7 @@ mod tests {
     fn on_ranks<T: Send>(n: usize, f: impl Fn(LocalComm) -> T + Sync) -> Vec<T> {
         let comms = LocalComm::world(n);
         std::thread::scope(|scope| {
-            let handles: Vec<_> =
-                comms.into_iter().map(|c| scope.spawn(|| f(c))).collect();
+            let handles: Vec<_> = comms.into_iter().map(|c| scope.spawn(|| f(c))).collect();
             handles.into_iter().map(|h| h.join().unwrap()).collect()
         })
     }

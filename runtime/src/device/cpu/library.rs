@@ -35,8 +35,7 @@ pub(super) enum Routine {
 impl Routine {
     /// The routine of a body; `None` if there is none.
     pub(super) fn of(body: &Graph) -> Option<Routine> {
-        let nodes: Vec<&Node> =
-            body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+        let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
         let inputs: Vec<ValueId> = body
             .nodes()
             .filter(|(_, n)| matches!(n.op, Op::Input(_)))
@@ -61,9 +60,7 @@ impl Routine {
                 operands.extend(ins.get(6));
                 attention(&forward, &operands).map(Routine::AttentionGrad)
             }
-            Op::Embedding => {
-                embedding(ins[0], ins[1], ins[0], outs[0]).map(Routine::Embedding)
-            }
+            Op::Embedding => embedding(ins[0], ins[1], ins[0], outs[0]).map(Routine::Embedding),
             Op::EmbeddingGrad(_) => {
                 embedding(outs[0], ins[1], outs[0], ins[0]).map(Routine::EmbeddingGrad)
             }
@@ -303,7 +300,8 @@ fn copies(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Vec<Copy
     let size = outs.first()?.dtype.size();
     let signed = |strides: Vec<usize>| strides.into_iter().map(|s| s as isize).collect::<Vec<_>>();
     let dense = |t: &TensorType| signed(t.shape.strides());
-    let copy = |shape: &[usize], src: &[isize], dst: &[isize]| StridedCopy::new(shape, src, dst, size);
+    let copy =
+        |shape: &[usize], src: &[isize], dst: &[isize]| StridedCopy::new(shape, src, dst, size);
     match op {
         Op::Reshape(_) => {
             let shape = [ins[0].shape.numel()];

@@ -144,10 +144,13 @@ fn prepare<'a>(
     match (kernel.kind, &kernel.entry, &plan.library) {
         (KernelKind::Generated, Some(entry), Some(library)) => {
             let n = kernel.body.outputs.len()
-                + kernel.body.nodes().filter(|(_, n)| matches!(n.op, frit_ir::Op::Input(_))).count();
-            let function = call::Function::find(library, &entry.symbol, n).map_err(|reason| {
-                RunError::Plan { path: "kernels".into(), reason }
-            })?;
+                + kernel
+                    .body
+                    .nodes()
+                    .filter(|(_, n)| matches!(n.op, frit_ir::Op::Input(_)))
+                    .count();
+            let function = call::Function::find(library, &entry.symbol, n)
+                .map_err(|reason| RunError::Plan { path: "kernels".into(), reason })?;
             Ok(Code::Generated { function, extent: entry.extent, grain: entry.grain.max(1) })
         }
         (KernelKind::Library, ..) => match Routine::of(&kernel.body) {

@@ -1,0 +1,117 @@
+//! Bad input ends in one clear sentence, and the commands do what their help says.
+
+use crate::support::{file, plan};
+use clap::Parser;
+use frit::commands::{Cli, execute};
+use std::path::Path;
+
+fn frit(args: &[&str]) -> Result<String, String> {
+    let cli = Cli::try_parse_from([&["frit"], args].concat()).map_err(|e| e.to_string())?;
+    execute(&cli).map_err(|report| report.to_string())
+}
+
+/// The arguments fail, the message holds every part, and nothing was written.
+fn refused(args: &[&str], parts: &[&str], output: &Path) {
+    let message = frit(args).expect_err("must be refused");
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+    assert!(!output.exists(), "a partial plan was left");
+}
+
+#[test]
+fn bad_models_and_settings_are_refused_in_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("plan");
+    let out_text = out.to_str().unwrap();
+    let model = file("tests/models/mlp/model.onnx");
+    let model = model.to_str().unwrap();
+    let cut = dir.path().join("cut.onnx");
+    let bytes = std::fs::read(model).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let cut = cut.to_str().unwrap();
+    let with = |args: &[&'static str]| args.to_vec();
+    refused(&["compile", cut, "--bind", "batch=4", "-o", out_text], &["cut.onnx"], &out);
+    refused(&["compile", model, "-o", out_text], &["batch", "--bind"], &out);
+    refused(&["compile", "no.onnx", "-o", out_text], &["no.onnx"], &out);
+    let base = ["compile", model, "--bind", "batch=4", "-o", out_text];
+    for (more, parts) in [
+        (with(&["--set", "optimizer.lrr=1"]), &["optimizer.lrr", "optimizer.lr"][..]),
+        (with(&["--set", "sharding.strategy=hybrid_shard"]), &["hybrid_shard"]),
+        (with(&["--set", "loss.logits=nothing"]), &["nothing", "logits"]),
+        (with(&["--stop-after", "nonsense"]), &["nonsense"]),
+    ] {
+        refused(&[&base[..], &more].concat(), parts, &out);
+    }
+    let toml = dir.path().join("train.toml");
+    std::fs::write(&toml, "[optimizer]\nlearning_rate = 1.0\n").unwrap();
+    let config = ["--config", toml.to_str().unwrap()];
+    refused(&[&base[..], &config].concat(), &["learning_rate", "train.toml"], &out);
+}
+
+#[test]
+fn bad_data_and_plans_are_refused_in_one_sentence() {
+    let planned = plan("tests/models/mlp/model.onnx", 16, &["precision.compute=fp32"]);
+    let path = planned.path();
+    let path = path.to_str().unwrap();
+    let gpt2 = file("tests/models/gpt2/data.safetensors");
+    let message = frit(&["run", path, "--data", gpt2.to_str().unwrap()]).unwrap_err();
+    assert!(message.contains("`x`"), "{message}");
+    let message = frit(&["run", path, "--data", "data.txt"]).unwrap_err();
+    assert!(message.contains("data.txt"), "{message}");
+
+    let few = planned.dir.path().join("few.safetensors");
+    let (x, labels) = (vec![0_u8; 4 * 784 * 4], vec![0_u8; 4 * 8]);
+    let view = safetensors::tensor::TensorView::new;
+    let tensors = [
+        ("x", view(safetensors::Dtype::F32, vec![4, 784], &x).unwrap()),
+        ("labels", view(safetensors::Dtype::I64, vec![4], &labels).unwrap()),
+    ];
+    safetensors::serialize_to_file(tensors, None, &few).unwrap();
+    let message = frit(&["run", path, "--data", few.to_str().unwrap()]).unwrap_err();
+    assert!(message.contains("4 examples") && message.contains("16"), "{message}");
+
+    let wrong = planned.dir.path().join("wrong.safetensors");
+    let (x, labels) = (vec![0_u8; 16 * 784 * 4], vec![0_u8; 16 * 4]);
+    let tensors = [
+        ("x", view(safetensors::Dtype::F32, vec![16, 784], &x).unwrap()),
+        ("labels", view(safetensors::Dtype::F32, vec![16], &labels).unwrap()),
+    ];
+    safetensors::serialize_to_file(tensors, None, &wrong).unwrap();
+    let message = frit(&["run", path, "--data", wrong.to_str().unwrap()]).unwrap_err();
+    assert!(message.contains("labels") && message.contains("f32"), "{message}");
+
+    let json = planned.path().join("plan.json");
+    let text = std::fs::read_to_string(&json).unwrap();
+    std::fs::write(&json, text.replacen("\"format_version\": 1", "\"format_version\": 99", 1)).unwrap();
+    for verb in ["inspect", "verify"] {
+        let message = frit(&[verb, path]).unwrap_err();
+        assert!(message.contains("99"), "{message}");
+    }
+}
+
+#[test]
+fn every_view_has_text_and_json() {
+    let settings = ["sharding.ranks=2", "precision.compute=bf16"];
+    let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
+    let path = planned.path();
+    let path = path.to_str().unwrap();
+    for view in ["summary", "units", "casts", "schedule", "memory", "kernels", "lints", "graph"] {
+        let text = frit(&["inspect", path, "--view", view]).unwrap();
+        assert!(!text.is_empty(), "{view}");
+        let json = frit(&["inspect", path, "--view", view, "--json"]).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert!(value.is_object() || value.is_array(), "{view}");
+    }
+    let json = frit(&["inspect", path, "--json"]).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&json).unwrap();
+    for key in ["ranks", "strategy", "casts", "peak_bytes", "peak_lower_bound_bytes"] {
+        assert!(!summary[key].is_null(), "{key}");
+    }
+    assert!(frit(&["verify", path]).unwrap().contains("sound"));
+    let page = planned.dir.path().join("report.html");
+    frit(&["report", path, "-o", page.to_str().unwrap()]).unwrap();
+    assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
+    assert!(frit(&["passes"]).unwrap().contains("autocast"));
+    assert!(frit(&["completions", "bash"]).unwrap().contains("frit"));
+}

@@ -1,0 +1,54 @@
+//! Compiling and running the given models as a person would, through the library.
+
+use frit::config::Config;
+use frit::driver::{Compiled, Request, compile};
+use frit_passes::verify_plan::verify_plan;
+use frit_runtime::run::{RunOptions, RunReport, run};
+use std::path::{Path, PathBuf};
+
+/// A file of the workspace.
+pub(crate) fn file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join(path)
+}
+
+/// A compiled model in a directory that goes away with it.
+pub(crate) struct Planned {
+    pub(crate) compiled: Compiled,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Planned {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("plan")
+    }
+}
+
+/// Compiles a model with settings, verifies the plan, and writes it.
+pub(crate) fn plan(model: &str, batch: usize, settings: &[&str]) -> Planned {
+    let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
+    let config = Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
+    let request = Request {
+        model: file(model),
+        binds: [("batch".to_string(), batch)].into(),
+        ..Request::default()
+    };
+    let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{e}"));
+    let compiled = compiled.expect("no pass was asked to stop");
+    verify_plan(&compiled.plan).unwrap_or_else(|e| panic!("{e:?}"));
+    let planned = Planned { compiled, dir: tempfile::tempdir().expect("a directory") };
+    frit::plan_dir::write(&planned.path(), &planned.compiled).unwrap_or_else(|e| panic!("{e}"));
+    planned
+}
+
+/// Runs a plan.
+pub(crate) fn train(planned: &Planned, data: &str, steps: usize, interpret: bool) -> RunReport {
+    let options = RunOptions {
+        steps,
+        data: file(data),
+        dump_grads: Some(planned.dir.path().join("grads.safetensors")),
+        interpret,
+        threads: Some(1),
+        ..RunOptions::default()
+    };
+    run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"))
+}
