@@ -85,7 +85,11 @@ fn other_strategies_and_accumulation_give_the_same_losses() {
         &["precision.compute=fp32", "sharding.strategy=no_shard"][..],
         &["precision.compute=fp32", "sharding.wrap=none"],
         &["precision.compute=fp32", "sharding.wrap=size=20000"],
-        &["precision.compute=fp32", "sharding.backward_prefetch=none", "sharding.forward_prefetch=0"],
+        &[
+            "precision.compute=fp32",
+            "sharding.backward_prefetch=none",
+            "sharding.forward_prefetch=0",
+        ],
         &["precision.compute=fp32", "sharding.backward_prefetch=post"],
     ] {
         let (_, losses) = run("gpt2", "model.onnx", 8, 2, settings);

@@ -23,8 +23,7 @@ fn two_compilations_are_byte_identical_and_two_runs_bit_identical() {
 #[test]
 fn compiled_and_interpreted_plans_agree() {
     let planned = plan(GPT2, 4, &["sharding.ranks=2", "precision.compute=fp32"]);
-    let (compiled, interpreted) =
-        (train(&planned, DATA, 2, false), train(&planned, DATA, 2, true));
+    let (compiled, interpreted) = (train(&planned, DATA, 2, false), train(&planned, DATA, 2, true));
     for (a, b) in compiled.losses.iter().zip(&interpreted.losses) {
         assert!((a - b).abs() < 1e-6, "{a} and {b}");
     }
@@ -96,9 +95,8 @@ fn broken_plans_are_caught() {
         ("P103", |p| p.tasks.iter_mut().for_each(|t| t.waits.clear())),
         ("P102", |p| {
             // The first two large workspace buffers on the same bytes.
-            let big: Vec<usize> = (0..p.buffers.len())
-                .filter(|&b| p.buffers[b].name.contains("gathered"))
-                .collect();
+            let big: Vec<usize> =
+                (0..p.buffers.len()).filter(|&b| p.buffers[b].name.contains("gathered")).collect();
             let offset = p.buffers[big[0]].offset;
             big.iter().for_each(|&b| p.buffers[b].offset = offset);
         }),
@@ -107,7 +105,9 @@ fn broken_plans_are_caught() {
         ("P202", |p| drop_reads_of_gather(p)),
         ("P301", |p| {
             let segment = p.groups[0].segments[0];
-            p.groups[0].segments.insert(0, frit_ir::plan::Segment { numel: segment.numel, ..segment });
+            p.groups[0]
+                .segments
+                .insert(0, frit_ir::plan::Segment { numel: segment.numel, ..segment });
         }),
         ("P302", |p| drop_kernel(p, "optimizer_step")),
         ("P303", |p| p.loss_capacity *= 2),
@@ -121,7 +121,8 @@ fn broken_plans_are_caught() {
         change(&mut broken);
         let found = verify_plan(&broken).expect_err(code);
         let codes: Vec<&str> = found.iter().map(|d| d.code.as_str()).collect();
-        let related = |c: &&str| *c == code || *c == "P001" || (c.starts_with("P10") && code < "P2");
+        let related =
+            |c: &&str| *c == code || *c == "P001" || (c.starts_with("P10") && code < "P2");
         assert!(codes.iter().any(related), "{code}: found {codes:?}");
     }
 }

@@ -76,7 +76,12 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
         return json::import(&bytes, &path.display().to_string(), options);
     }
     let folder = path.parent().unwrap_or(Path::new("."));
-    onnx::import(bytes, &stem, folder, options)
+    onnx::import(bytes, &stem, folder, options).map_err(|mut report| {
+        for diagnostic in &mut report.diagnostics {
+            diagnostic.notes.push(format!("in {}", path.display()));
+        }
+        report
+    })
 }
 
 /// An error for every bound name that no dimension of the model uses.
