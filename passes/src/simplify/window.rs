@@ -83,7 +83,7 @@ fn is_mover(op: &Op) -> bool {
     op.is_layout() || matches!(op, Op::Cast(_))
 }
 
-/// All windows of two or more nodes in which a rule can start, in the order of the graph.
+/// All windows in which a rule can start, in the order of the graph.
 pub(super) fn windows(graph: &Graph) -> Vec<Window> {
     let users = graph.users();
     let order = graph.order();
@@ -129,15 +129,9 @@ pub(super) fn windows(graph: &Graph) -> Vec<Window> {
     let outputs: HashSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     let parts = members.values().flat_map(|nodes| nodes.chunks(MAX_NODES));
     parts
-        .filter(|nodes| nodes.len() > 1 || is_foldable(graph, nodes[0]))
         .filter(|nodes| nodes.iter().any(|n| is_mover(&graph.node(*n).op)))
         .map(|nodes| window(graph, nodes, &users, &outputs, &sharded))
         .collect()
-}
-
-/// Whether a node can vanish alone.
-fn is_foldable(graph: &Graph, id: NodeId) -> bool {
-    is_mover(&graph.node(id).op)
 }
 
 fn find(sets: &mut [usize], mut i: usize) -> usize {
