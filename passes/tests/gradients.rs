@@ -1,0 +1,215 @@
+//! Every gradient rule against central finite differences in f64.
+
+use frit_ir::interpret::{Options, run};
+use frit_ir::ops::*;
+use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId};
+use frit_passes::differentiate::Differentiate;
+use frit_passes::{Pass, PassContext};
+use std::collections::HashMap;
+
+/// Elements between 0.3 and 1.7 that repeat nothing, so that kinks and ties are far away.
+fn values(n: usize, seed: usize) -> Vec<f64> {
+    (0..n)
+        .map(|i| 0.3 + 1.4 * (((i * 37 + seed * 101 + 13) * 2_654_435_761) % 9973) as f64 / 9973.0)
+        .collect()
+}
+
+fn add(g: &mut Graph, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
+    g.add(op, inputs, Origin::none(), Region::Forward).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn constant(g: &mut Graph, value: Tensor) -> ValueId {
+    add(g, Op::Constant(Constant { value }), &[])[0]
+}
+
+/// The loss Σ cᵢ·yᵢ of the first result, with trainable parameters of these shapes as operands.
+fn check(name: &str, shapes: &[&[usize]], build: impl Fn(&mut Graph, &[ValueId]) -> ValueId) {
+    let mut g = Graph::new("g");
+    let mut feeds = HashMap::new();
+    let mut params = Vec::new();
+    for (i, shape) in shapes.iter().enumerate() {
+        let ty = TensorType::new(DType::F32, *shape);
+        let data = values(ty.shape.numel(), i);
+        feeds.insert(format!("p{i}"), Tensor::exact(ty.clone(), frit_ir::TensorData::Float(data)));
+        let param = Param {
+            name: format!("p{i}"),
+            ty,
+            kind: ParamKind::Trainable,
+            reason: String::new(),
+            init: Init::Weights,
+            unit: None,
+            sharded: false,
+        };
+        params.push(add(&mut g, Op::Param(param), &[])[0]);
+    }
+    let y = build(&mut g, &params);
+    let ty = g.ty(y).clone();
+    let weights = values(ty.shape.numel(), 7);
+    let c = constant(&mut g, Tensor::floats(DType::F32, ty.shape.clone(), weights));
+    let product = add(&mut g, Op::Binary(BinaryFn::Mul), &[y, c])[0];
+    let axes = (0..ty.shape.rank()).collect();
+    let sum = Op::Reduce(Reduce { f: ReduceFn::Sum, axes, keep_dims: false });
+    let loss = add(&mut g, sum, &[product])[0];
+    let count = constant(&mut g, Tensor::scalar(1.0));
+    g.add_output("loss", loss, OutputKind::LossSum);
+    g.add_output("count", count, OutputKind::LossCount);
+    let forward = g.clone();
+    let pass = Differentiate { accumulation: 1, capacity: 1.0 };
+    pass.run(&mut g, &mut PassContext::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let results = run(&g, &feeds, Options::EXACT).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let loss_at = |feeds: &HashMap<String, Tensor>| {
+        run(&forward, feeds, Options::EXACT).unwrap()[0].1.to_f64s()[0]
+    };
+    let mut checked = 0;
+    for (i, shape) in shapes.iter().enumerate() {
+        let key = format!("p{i}");
+        let Some((_, gradient)) = results.iter().find(|(n, _)| *n == key) else { continue };
+        let gradient = gradient.to_f64s();
+        for (e, found) in gradient.iter().enumerate() {
+            let moved = |h: f64| {
+                let mut data = feeds[&key].to_f64s();
+                data[e] += h;
+                let ty = TensorType::new(DType::F32, *shape);
+                let mut feeds = feeds.clone();
+                feeds.insert(key.clone(), Tensor::exact(ty, frit_ir::TensorData::Float(data)));
+                loss_at(&feeds)
+            };
+            let h = 1e-5;
+            let expected = (moved(h) - moved(-h)) / (2.0 * h);
+            assert!(
+                (found - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+                "{name}: gradient {e} of operand {i} is {found}, not {expected}"
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 0, "{name}: nothing was differentiated");
+}
+
+fn single(name: &str, op: Op, shapes: &[&[usize]]) {
+    check(name, shapes, |g, p| add(g, op.clone(), p)[0]);
+}
+
+#[test]
+fn unary_functions() {
+    for f in UnaryFn::ALL {
+        // Steps have no slope, and so no gradient path.
+        let step = [UnaryFn::Sign, UnaryFn::Floor, UnaryFn::Ceil, UnaryFn::Round, UnaryFn::Not];
+        if !step.contains(f) {
+            single(f.name(), Op::Unary(*f), &[&[2, 3]]);
+        }
+    }
+    single("clip", Op::Clip(Clip { min: Some(0.7), max: Some(1.2) }), &[&[3, 5]]);
+}
+
+#[test]
+fn binary_functions_with_broadcasting() {
+    use BinaryFn::*;
+    for f in [Add, Sub, Mul, Div, Pow, Max, Min] {
+        single(f.name(), Op::Binary(f), &[&[2, 3], &[2, 3]]);
+        single(f.name(), Op::Binary(f), &[&[2, 3], &[3]]);
+        single(f.name(), Op::Binary(f), &[&[2, 1], &[4, 1, 3]]);
+    }
+    check("select", &[&[2, 3], &[3]], |g, p| {
+        let mask = Tensor::ints(DType::Bool, [2, 1], vec![1, 0]);
+        let mask = constant(g, mask);
+        add(g, Op::Select, &[mask, p[0], p[1]])[0]
+    });
+    check("one parameter used twice", &[&[3]], |g, p| {
+        let square = add(g, Op::Binary(Mul), &[p[0], p[0]])[0];
+        add(g, Op::Binary(Add), &[square, p[0]])[0]
+    });
+}
+
+#[test]
+fn layout() {
+    single("reshape", Op::Reshape(Reshape { shape: Shape::from([3, 2]) }), &[&[2, 3]]);
+    single("transpose", Op::Transpose(Transpose { perm: vec![2, 0, 1] }), &[&[2, 3, 4]]);
+    single("expand", Op::Expand(Expand { shape: Shape::from([4, 2, 3]) }), &[&[2, 1]]);
+    let slice = |start: [usize; 2], size: [usize; 2], step: [isize; 2]| {
+        Op::Slice(Slice { start: start.to_vec(), size: size.to_vec(), step: step.to_vec() })
+    };
+    single("slice", slice([1, 0], [2, 3], [1, 1]), &[&[4, 3]]);
+    single("strided slice", slice([0, 1], [2, 2], [3, 2]), &[&[5, 6]]);
+    single("negative slice", slice([3, 4], [2, 5], [-2, -1]), &[&[4, 5]]);
+    single("concat", Op::Concat(Concat { axis: 1 }), &[&[2, 3], &[2, 1], &[2, 2]]);
+    let pad = Pad { low: vec![1, 0], high: vec![0, 2], value: 0.5 };
+    single("pad", Op::Pad(pad), &[&[2, 3]]);
+    for part in 0..3 {
+        check("split", &[&[2, 6]], |g, p| {
+            add(g, Op::Split(Split { axis: 1, sizes: vec![1, 2, 3] }), p)[part]
+        });
+    }
+}
+
+#[test]
+fn indexing_and_sums() {
+    check("embedding", &[&[4, 3]], |g, p| {
+        let ids = constant(g, Tensor::ints(DType::I64, [2, 2], vec![1, 3, 1, 0]));
+        add(g, Op::Embedding, &[p[0], ids])[0]
+    });
+    for axis in 0..3 {
+        check("gather", &[&[3, 3, 3]], |g, p| {
+            let ids = constant(g, Tensor::ints(DType::I64, [2, 2], vec![1, 2, 1, -3]));
+            add(g, Op::Gather(Gather { axis }), &[p[0], ids])[0]
+        });
+    }
+    for axis in 0..2 {
+        check("gather_elements", &[&[3, 3]], |g, p| {
+            let ids = constant(g, Tensor::ints(DType::I64, [2, 3], vec![0, 1, 1, 2, 0, 1]));
+            add(g, Op::GatherElements(GatherElements { axis }), &[p[0], ids])[0]
+        });
+    }
+    for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
+        single("cum_sum", Op::CumSum(CumSum { axis: 1, exclusive, reverse }), &[&[2, 4]]);
+    }
+    for f in [ReduceFn::Sum, ReduceFn::Mean, ReduceFn::Max, ReduceFn::Min] {
+        for (axes, keep_dims) in [(vec![1], false), (vec![0, 2], true), (vec![0, 1, 2], false)] {
+            single("reduce", Op::Reduce(Reduce { f, axes, keep_dims }), &[&[2, 3, 4]]);
+        }
+    }
+    single("sum_to", Op::SumTo(SumTo { shape: Shape::from([3, 1]), dtype: None }), &[&[2, 3, 4]]);
+}
+
+#[test]
+fn matrix_products() {
+    let op = |trans_a, trans_b| Op::MatMul(MatMul { trans_a, trans_b, out: None });
+    for lead in [&[][..], &[2], &[2, 3]] {
+        for (trans_a, trans_b) in [(false, false), (true, false), (false, true), (true, true)] {
+            let a = if trans_a { [4, 3] } else { [3, 4] };
+            let b = if trans_b { [5, 4] } else { [4, 5] };
+            let (batched_a, batched_b) = ([lead, &a].concat(), [lead, &b].concat());
+            let name = format!("matmul {trans_a} {trans_b} {lead:?}");
+            single(&name, op(trans_a, trans_b), &[&batched_a, &batched_b]);
+            single(&name, op(trans_a, trans_b), &[&batched_a, &b]);
+            single(&name, op(trans_a, trans_b), &[&a, &batched_b]);
+        }
+    }
+    single("broadcast batch", op(false, false), &[&[2, 1, 3, 4], &[5, 4, 2]]);
+}
+
+#[test]
+fn normalization_softmax_and_loss() {
+    single("softmax", Op::Softmax(Softmax { axis: 1 }), &[&[2, 3, 2]]);
+    single("log_softmax", Op::LogSoftmax(Softmax { axis: 2 }), &[&[2, 2, 5]]);
+    let norm = LayerNorm { axis: 1, eps: 1e-5 };
+    single("layer_norm", Op::LayerNorm(norm.clone()), &[&[3, 5], &[5], &[5]]);
+    single("layer_norm without bias", Op::LayerNorm(norm), &[&[3, 5], &[5]]);
+    single("rms_norm", Op::RmsNorm(RmsNorm { axis: 2, eps: 1e-6 }), &[&[2, 2, 4], &[4]]);
+    check("cross_entropy", &[&[4, 3]], |g, p| {
+        let labels = constant(g, Tensor::ints(DType::I64, [4], vec![0, 2, -100, 1]));
+        add(g, Op::CrossEntropy(CrossEntropy { ignore_index: -100 }), &[p[0], labels])[0]
+    });
+}
+
+#[test]
+fn attention() {
+    let op = |causal| Op::Attention(Attention { scale: 0.5, causal });
+    single("attention", op(false), &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]]);
+    single("causal", op(true), &[&[1, 2, 4, 3], &[1, 2, 4, 3], &[1, 2, 4, 3]]);
+    single("grouped heads", op(true), &[&[1, 4, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2]]);
+    check("masked", &[&[1, 2, 2, 3], &[1, 2, 3, 3], &[1, 2, 3, 2]], |g, p| {
+        let mask = constant(g, Tensor::ints(DType::Bool, [2, 3], vec![1, 0, 1, 1, 1, 0]));
+        add(g, op(false), &[p[0], p[1], p[2], mask])[0]
+    });
+}
