@@ -7,7 +7,8 @@
 //! Accuracy comes first, though: a node that computes and reads an f32 value is f32, as in PyTorch, so
 //! the residual stream (f32 embedding + low-precision branches) stays f32. Only layout operations may
 //! read f32 and write low precision, and only where low-precision nodes alone read them, so that no
-//! value is rounded on its way from f32 to f32.
+//! value is rounded on its way from f32 to f32. For the same reason a product that only f32 nodes read
+//! (residual branches, logits) writes its f32 accumulator.
 
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
 use super::policy::{Class, class};
@@ -20,6 +21,8 @@ use std::collections::HashMap;
 pub(super) enum Precision {
     /// In the low dtype.
     Low,
+    /// A product of operands in the low dtype that writes its f32 accumulator.
+    LowToF32,
     /// In f32.
     F32,
 }
@@ -38,7 +41,7 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
     let mut place: HashMap<NodeId, usize> = HashMap::new();
     for (id, node) in graph.nodes() {
         let at = match problem.fixed(id, node) {
-            Some(Precision::Low) => SOURCE,
+            Some(Precision::Low | Precision::LowToF32) => SOURCE,
             Some(Precision::F32) => SINK,
             None => network.node(),
         };
@@ -76,7 +79,52 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
     let low = network.source_side();
     let choice =
         |(id, at): (NodeId, usize)| (id, if low[at] { Precision::Low } else { Precision::F32 });
-    place.into_iter().map(choice).collect()
+    let mut assignment: Assignment = place.into_iter().map(choice).collect();
+    keep_accumulators(&problem, &mut assignment);
+    assignment
+}
+
+/// Leaves the f32 accumulator of a low-precision product unrounded where only f32 is made of it: the
+/// product, a bias and layout operations write f32 if every reader of the last of them computes in f32.
+/// PyTorch rounds there and widens at once, which costs two casts and the rounding.
+fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
+    let graph = problem.graph;
+    for (id, node) in graph.nodes() {
+        if !matches!(node.op, Op::MatMul(_)) || assignment.get(&id) != Some(&Precision::Low) {
+            continue;
+        }
+        let mut carried = Vec::new();
+        let mut value = node.outputs[0];
+        let wide = loop {
+            let users = &problem.users[value.0 as usize];
+            if users.iter().all(|u| wants_f32(graph, *u, assignment)) {
+                break true;
+            }
+            if graph.outputs.iter().any(|o| o.value == value) {
+                break false;
+            }
+            let [next] = users[..] else { break false };
+            let reader = graph.node(next);
+            let carries = class(&reader.op) == Class::Layout && reader.outputs.len() == 1
+                || problem.is_bias_add(reader);
+            if !carries || problem.bound.contains_key(&next) {
+                break false;
+            }
+            carried.push(next);
+            value = reader.outputs[0];
+        };
+        if wide {
+            assignment.insert(id, Precision::LowToF32);
+            assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
+        }
+    }
+}
+
+/// Whether the node computes in f32 whatever it is given.
+fn wants_f32(graph: &Graph, id: NodeId, assignment: &Assignment) -> bool {
+    let op = &graph.node(id).op;
+    !matches!(op, Op::Cast(_))
+        && (assignment.get(&id) == Some(&Precision::F32) || matches!(op, Op::CrossEntropy(_)))
 }
 
 /// Adds the cost of casting a value once for all consumers on the other side.

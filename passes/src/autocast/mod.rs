@@ -161,7 +161,12 @@ impl<'a> Rebuild<'a> {
                 inputs.push(self.value_as(v, dtype, node, context)?);
             }
             let region = node.region;
-            let outputs = self.new.add(node.op.clone(), &inputs, node.origin.clone(), region)?;
+            let mut op = node.op.clone();
+            if let (Op::MatMul(m), Some(Precision::LowToF32)) = (&mut op, self.assignment.get(&id))
+            {
+                m.out = Some(DType::F32);
+            }
+            let outputs = self.new.add(op, &inputs, node.origin.clone(), region)?;
             for (&old, new) in node.outputs.iter().zip(outputs) {
                 if let Some(name) = &self.old.value(old).name {
                     self.new.set_name(new, name);
@@ -191,7 +196,7 @@ impl<'a> Rebuild<'a> {
             return self.new.ty(self.map[&v]).dtype;
         }
         match self.assignment.get(&id) {
-            Some(Precision::Low) if assign::reads(&node.op, i) => self.low,
+            Some(Precision::Low | Precision::LowToF32) if assign::reads(&node.op, i) => self.low,
             _ => own,
         }
     }
