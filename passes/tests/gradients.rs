@@ -146,7 +146,7 @@ fn layout() {
 fn indexing_and_sums() {
     check("embedding", &[&[4, 3]], |g, p| {
         let ids = constant(g, Tensor::ints(DType::I64, [2, 2], vec![1, 3, 1, 0]));
-        add(g, Op::Embedding, &[p[0], ids])[0]
+        add(g, Op::Embedding(Embedding::default()), &[p[0], ids])[0]
     });
     for axis in 0..3 {
         check("gather", &[&[3, 3, 3]], |g, p| {
@@ -208,6 +208,14 @@ fn attention() {
     single("attention", op(false), &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]]);
     single("causal", op(true), &[&[1, 2, 4, 3], &[1, 2, 4, 3], &[1, 2, 4, 3]]);
     single("grouped heads", op(true), &[&[1, 4, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2]]);
+    for mask in [&[2, 2, 3, 5][..], &[1, 2, 3, 5], &[2, 1, 1, 5], &[3, 5], &[3, 1], &[]] {
+        single("added mask", op(false), &[&[2, 2, 3, 4], &[2, 1, 5, 4], &[2, 1, 5, 3], mask]);
+        single(
+            "causal, added mask",
+            op(true),
+            &[&[2, 2, 3, 4], &[2, 1, 5, 4], &[2, 1, 5, 3], mask],
+        );
+    }
     check("masked", &[&[1, 2, 2, 3], &[1, 2, 3, 3], &[1, 2, 3, 2]], |g, p| {
         let mask = constant(g, Tensor::ints(DType::Bool, [2, 3], vec![1, 0, 1, 1, 1, 0]));
         add(g, op(false), &[p[0], p[1], p[2], mask])[0]

@@ -102,6 +102,11 @@ pub(super) fn attention_grad(
     let mut dq = vec![0.0; scores.q.len()];
     let mut dk = vec![0.0; scores.k.len()];
     let mut dv = vec![0.0; v.len()];
+    let mut dmask = vec![0.0; call.results.get(3).map_or(0, |ty| ty.shape.numel())];
+    let mask_places = match op.mask_grad {
+        true => broadcast_places(call.inputs[6].shape(), &Shape::from([d.b, d.h, d.t, d.s])),
+        false => Vec::new(),
+    };
     let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
     for row in 0..d.b * d.h * d.t {
         if lse[row] == f64::NEG_INFINITY {
@@ -112,7 +117,11 @@ pub(super) fn attention_grad(
         for (j, s) in scores.row(row).into_iter().enumerate() {
             let key = scores.first_key(row) + j;
             let p = (s - lse[row]).exp();
-            let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta) * op.scale;
+            let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta);
+            if let Some(&place) = mask_places.get(row * d.s + j) {
+                dmask[place] += ds;
+            }
+            let ds = ds * op.scale;
             for c in 0..d.e {
                 dv[key * d.e + c] += p * dy[c];
             }
@@ -122,5 +131,9 @@ pub(super) fn attention_grad(
             }
         }
     }
-    Ok(vec![call.real(0, dq), call.real(1, dk), call.real(2, dv)])
+    let mut results = vec![call.real(0, dq), call.real(1, dk), call.real(2, dv)];
+    if op.mask_grad {
+        results.push(call.real(3, dmask));
+    }
+    Ok(results)
 }

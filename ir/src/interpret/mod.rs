@@ -116,7 +116,7 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::Concat(op) => Ok(layout::concat(op, &call)),
         Op::Split(op) => Ok(layout::split(op, &call)),
         Op::Pad(op) => Ok(layout::pad(op, &call)),
-        Op::Embedding => index::gather(0, &call),
+        Op::Embedding(_) => index::gather(0, &call),
         Op::EmbeddingGrad(op) => index::embedding_grad(op, &call),
         Op::Gather(op) => index::gather(op.axis, &call),
         Op::GatherElements(op) => index::gather_elements(op, &call),

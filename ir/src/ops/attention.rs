@@ -35,7 +35,8 @@ impl Attention {
     }
 }
 
-/// `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv)`.
+/// `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv[, dmask])`; `dmask` has the shape of the mask, in the
+/// dtype of the statistics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionGrad {
@@ -44,6 +45,9 @@ pub struct AttentionGrad {
     /// As [`Attention::causal`].
     #[serde(default)]
     pub causal: bool,
+    /// Whether the gradient of an added mask is a result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mask_grad: bool,
 }
 
 impl AttentionGrad {
@@ -54,7 +58,15 @@ impl AttentionGrad {
         shape_is(inputs[4], &[d.b, d.h, d.t, d.e], "y")?;
         shape_is(inputs[5], &[d.b, d.h, d.t], "lse")?;
         check_mask(inputs.get(6).copied(), &d)?;
-        Ok(inputs[1..4].iter().map(|t| (*t).clone()).collect())
+        let mut results: Vec<TensorType> = inputs[1..4].iter().map(|t| (*t).clone()).collect();
+        match inputs.get(6) {
+            _ if !self.mask_grad => {}
+            Some(mask) if mask.dtype.is_float() => {
+                results.push(mask.with_dtype(statistics_dtype(inputs[1].dtype)));
+            }
+            _ => return Err(OpError::new("only an added mask has a gradient")),
+        }
+        Ok(results)
     }
 
     pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {

@@ -7,16 +7,29 @@ use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// `embedding(table[V, C], ids[..])` → `[.., C]`.
-pub(super) fn infer_embedding(inputs: &[&TensorType]) -> Inferred {
-    arity(inputs, 2)?;
-    let (table, ids) = (inputs[0], inputs[1]);
-    index_type(ids, "ids")?;
-    let [_, width] = table.shape.dims() else {
-        return Err(OpError::new(format!("the table must have 2 axes, not {}", table.shape)));
-    };
-    let mut dims = ids.shape.0.clone();
-    dims.push(*width);
-    Ok(vec![table.with_shape(dims)])
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Embedding {
+    /// The row that gets no gradient from here, as `padding_idx` of `torch.nn.Embedding`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding_idx: Option<usize>,
+}
+
+impl Embedding {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        let (table, ids) = (inputs[0], inputs[1]);
+        index_type(ids, "ids")?;
+        let [rows, width] = table.shape.dims() else {
+            return Err(OpError::new(format!("the table must have 2 axes, not {}", table.shape)));
+        };
+        if let Some(row) = self.padding_idx.filter(|row| row >= rows) {
+            return Err(OpError::new(format!("padding_idx {row} of a table of {rows} rows")));
+        }
+        let mut dims = ids.shape.0.clone();
+        dims.push(*width);
+        Ok(vec![table.with_shape(dims)])
+    }
 }
 
 /// The gradient of `embedding` for its table: `(dy[.., C], ids[..])` → `[rows, C]`, rows that occur

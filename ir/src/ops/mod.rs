@@ -26,7 +26,7 @@ pub use attention::{Attention, AttentionGrad};
 pub use binary::{BinaryFn, CompareFn, LogicalFn};
 pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter};
 pub use fusion::{Fusion, FusionKind};
-pub use index::{CumSum, EmbeddingGrad, Gather, GatherElements, GatherNd};
+pub use index::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 pub use layout::{Concat, Expand, Pad, Reshape, Slice, Split, Transpose};
 pub use leaf::{Constant, Hyper, Init, Input, Param, ParamKind, State};
 pub use loss::{CrossEntropy, CrossEntropyGrad};
@@ -108,7 +108,7 @@ pub enum Op {
     Pad(Pad),
 
     /// Rows of a table: `embedding(table[V, C], ids[..])` → `[.., C]`.
-    Embedding,
+    Embedding(Embedding),
     /// The gradient of `embedding` for its table.
     EmbeddingGrad(EmbeddingGrad),
     /// ONNX Gather: slices of the operand along one axis.
@@ -332,7 +332,7 @@ impl Op {
             Op::Concat(op) => op.infer(inputs),
             Op::Split(op) => op.infer(inputs),
             Op::Pad(op) => op.infer(inputs),
-            Op::Embedding => index::infer_embedding(inputs),
+            Op::Embedding(op) => op.infer(inputs),
             Op::EmbeddingGrad(op) => op.infer(inputs),
             Op::Gather(op) => op.infer(inputs),
             Op::GatherElements(op) => op.infer(inputs),
@@ -385,7 +385,7 @@ impl Op {
             | Op::Concat(_)
             | Op::Split(_)
             | Op::Pad(_)
-            | Op::Embedding
+            | Op::Embedding(_)
             | Op::Gather(_)
             | Op::GatherElements(_)
             | Op::GatherNd(_)

@@ -104,7 +104,7 @@ fn is_family(op: &Op) -> bool {
         | Concat(_)
         | Split(_)
         | Pad(_)
-        | Embedding
+        | Embedding(_)
         | EmbeddingGrad(_)
         | Gather(_)
         | GatherElements(_)

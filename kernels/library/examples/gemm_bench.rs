@@ -131,6 +131,7 @@ fn attention(pool: &Pool) {
                     d_q: d_q.as_mut_ptr().cast(),
                     d_k: d_k.as_mut_ptr().cast(),
                     d_v: d_v.as_mut_ptr().cast(),
+                    d_mask: std::ptr::null_mut(),
                 };
                 // SAFETY: as above.
                 unsafe { shape.backward(pool, &shape.gradient_strides(), &inputs, &outputs) };

@@ -12,6 +12,7 @@
 //! | [`gemm`] | batched matrix product with bias and accumulation |
 //! | [`attention`] | scaled dot-product attention, forward and backward |
 //! | [`embedding`] | row gather and its gradient |
+//! | [`index`] | reads and writes at indexed places |
 //! | [`copy`] | strided copies and transposes |
 //! | [`convert`] | casts between element types |
 //! | [`reduce`] | sums and sums of squares |
@@ -22,6 +23,7 @@ pub mod copy;
 pub mod dtype;
 pub mod embedding;
 pub mod gemm;
+pub mod index;
 pub mod pool;
 pub mod reduce;
 mod simd;

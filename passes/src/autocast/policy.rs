@@ -71,7 +71,7 @@ pub fn class(op: &Op) -> Class {
         | Op::Slice(_)
         | Op::Split(_)
         | Op::Pad(_)
-        | Op::Embedding
+        | Op::Embedding(_)
         | Op::Gather(_)
         | Op::GatherElements(_)
         | Op::GatherNd(_) => Class::Layout,

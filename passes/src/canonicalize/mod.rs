@@ -2,13 +2,14 @@
 //!
 //! In: any graph. Out: an equal graph in which constants are folded, equal nodes are merged, dead nodes
 //! are gone, and what does nothing is left out: casts to the same dtype, identity layouts, operations by
-//! neutral constants, broadcasts that the consumer does itself. Every rewrite keeps results bit for bit
+//! neutral constants, broadcasts that the consumer does itself. Gathers with regular indices are slices. Every rewrite keeps results bit for bit
 //! (`x + 0` stays: it turns −0 into 0).
 
 mod arithmetic;
 mod broadcast;
 mod cse;
 mod fold;
+mod gather;
 mod layout;
 
 pub(crate) use fold::known_value;
@@ -126,7 +127,7 @@ impl From<Option<ValueId>> for Rewrite {
 type Rewritten = Result<Rewrite, GraphError>;
 
 fn rewrite(graph: &mut Graph, id: NodeId) -> Rewritten {
-    for rule in [layout::simplify, arithmetic::simplify, broadcast::simplify] {
+    for rule in [layout::simplify, arithmetic::simplify, broadcast::simplify, gather::simplify] {
         match rule(graph, id)? {
             Rewrite::None => {}
             done => return Ok(done),

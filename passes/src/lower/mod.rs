@@ -285,8 +285,9 @@ impl<'a> Lowering<'a> {
             |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::F16 | DType::BF16);
         let library = match &node.op {
             Op::MatMul(_) | Op::Attention(_) | Op::AttentionGrad(_) => node.inputs.iter().all(low),
-            Op::Embedding | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
+            Op::Embedding(_) | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
             Op::Cast(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
+            Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => true,
             op => op.is_layout(),
         };
         if library { KernelKind::Library } else { KernelKind::Interpreted }

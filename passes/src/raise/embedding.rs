@@ -2,6 +2,7 @@
 
 use super::matcher::Matcher;
 use super::{Raised, Step};
+use frit_ir::ops::Embedding;
 use frit_ir::{Op, ValueId};
 
 /// An embedding whose node defines `y`: a gather along axis 0 of a parameter of two axes.
@@ -14,7 +15,7 @@ pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
         && op.axis == 0;
     is_table.then(|| {
         let mut raised = Raised::new();
-        raised.push(Op::Embedding, vec![Step::Old(table), Step::Old(ids)]);
+        raised.push(Op::Embedding(Embedding::default()), vec![Step::Old(table), Step::Old(ids)]);
         raised
     })
 }

@@ -66,7 +66,7 @@ impl<'e> Extractor<'e> {
             Op::MatMul(_) => PRODUCT * (read + written),
             Op::AllGather(_) => read + (1 + COMMUNICATION) * written,
             // Only the rows that are asked for are read.
-            Op::Embedding | Op::Gather(_) | Op::Slice(_) => 2 * written,
+            Op::Embedding(_) | Op::Gather(_) | Op::Slice(_) => 2 * written,
             _ => read + written,
         };
         moved * BYTE + 1

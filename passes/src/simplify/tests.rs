@@ -6,7 +6,8 @@ use super::{Simplify, rules, window};
 use crate::pass::{Changed, Numerics, Pass, PassContext};
 use frit_ir::interpret::{Options, leaf_key, run};
 use frit_ir::ops::{
-    BinaryFn, Cast, Concat, Expand, Gather, Input, MatMul, Op, Reshape, Slice, Transpose, UnaryFn,
+    BinaryFn, Cast, Concat, Embedding, Expand, Gather, Input, MatMul, Op, Reshape, Slice,
+    Transpose, UnaryFn,
 };
 use frit_ir::verify::verify;
 use frit_ir::{DType, Graph, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
@@ -581,7 +582,7 @@ fn op_of(step: &Step, a: &TensorType) -> Op {
         12 => Op::MatMul(MatMul { trans_a: pick % 2 == 0, trans_b: pick % 3 == 0, out: None }),
         13 => Op::Unary(UnaryFn::Tanh),
         14 => Op::Binary([BinaryFn::Add, BinaryFn::Mul][pick % 2]),
-        _ => Op::Embedding,
+        _ => Op::Embedding(Embedding::default()),
     }
 }
 
@@ -630,7 +631,7 @@ fn grow(steps: &[Step]) -> Graph {
 }
 
 fn is_rows(op: &Op) -> bool {
-    matches!(op, Op::Gather(_) | Op::Embedding)
+    matches!(op, Op::Gather(_) | Op::Embedding(_))
 }
 
 proptest! {

@@ -71,7 +71,7 @@ fn is_term(node: &Node) -> bool {
                 | Op::Expand(_)
                 | Op::Slice(_)
                 | Op::Concat(_)
-                | Op::Embedding
+                | Op::Embedding(_)
                 | Op::Gather(_)
                 | Op::AllGather(_)
                 | Op::MatMul(_)

@@ -6,6 +6,7 @@
 //! specifications of ONNX 1.16.
 
 mod context;
+mod exporter;
 pub mod messages;
 mod ops;
 mod opset;

@@ -2,14 +2,14 @@
 
 use super::super::EvalError;
 use super::{eval1, f32s, i64s, try_eval};
-use crate::ops::{CumSum, EmbeddingGrad, Gather, GatherElements, GatherNd};
+use crate::ops::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 use crate::{DType, Op};
 
 #[test]
 fn embedding_reads_rows_and_its_gradient_adds_them() {
     let table = f32s(&[3, 2], &[0.0, 1.0, 10.0, 11.0, 20.0, 21.0]);
     let ids = i64s(&[1, 3], &[2, -3, 2]);
-    let y = eval1(Op::Embedding, &[table, ids.clone()]);
+    let y = eval1(Op::Embedding(Embedding::default()), &[table, ids.clone()]);
     assert_eq!(y, f32s(&[1, 3, 2], &[20.0, 21.0, 0.0, 1.0, 20.0, 21.0]));
     let dy = f32s(&[1, 3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let grad = EmbeddingGrad { rows: 3, dtype: DType::F32 };
@@ -54,7 +54,7 @@ fn gather_nd_follows_the_onnx_examples() {
 fn an_index_outside_is_an_error() {
     let data = f32s(&[2, 2], &[0.0; 4]);
     for (op, ids) in [
-        (Op::Embedding, i64s(&[1], &[2])),
+        (Op::Embedding(Embedding::default()), i64s(&[1], &[2])),
         (Op::Gather(Gather { axis: 0 }), i64s(&[1], &[-3])),
         (Op::GatherElements(GatherElements { axis: 0 }), i64s(&[1, 1], &[2])),
         (Op::GatherNd(GatherNd { batch_dims: 0 }), i64s(&[1, 1], &[i64::MIN])),

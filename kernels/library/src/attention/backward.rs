@@ -2,7 +2,8 @@
 //! that the gradients of keys and values have one writer and one order of summation.
 //!
 //! With `D = rowsum(dO * O)`: `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - D)`,
-//! `dQ = scale * dS K`, `dK = scale * dS^T Q`.
+//! `dQ = scale * dS K`, `dK = scale * dS^T Q`; the gradient of an added mask is the sum of `dS` over
+//! what the mask was broadcast along, in ascending order of batches, heads and queries.
 
 use super::{
     Attention, BackwardInputs, BackwardOutputs, GradientStrides, Tile, product, rows, score_stride,
@@ -59,11 +60,26 @@ impl Attention {
     ) {
         self.check();
         let at = Shareable::new((*inputs, *outputs));
-        pool.run_workers(self.batch * self.kv_heads, &|chunk, worker| {
-            let (batch, kv_head) = (chunk / self.kv_heads, chunk % self.kv_heads);
-            let (inputs, outputs) = at.get();
-            // SAFETY: each chunk writes the gradients of its own heads.
-            unsafe { self.backward_head(strides, &inputs, &outputs, batch, kv_head, worker) };
+        // Batches or heads that add to the same elements of the mask's gradient are one chunk.
+        let (mut batches, mut heads) = (1, 1);
+        if let Some(mask) = self.mask.filter(|_| !outputs.d_mask.is_null()) {
+            // SAFETY: the caller vouches for the gradient of the mask.
+            unsafe { outputs.d_mask.write_bytes(0, mask.len(self)) };
+            batches = if mask.batch == 0 { self.batch } else { 1 };
+            heads = if mask.head == 0 { self.kv_heads } else { 1 };
+        }
+        let columns = self.kv_heads / heads;
+        pool.run_workers(self.batch / batches.max(1) * columns, &|chunk, worker| {
+            let (row, column) = (chunk / columns, chunk % columns);
+            for batch in row * batches..(row + 1) * batches {
+                for kv_head in column * heads..(column + 1) * heads {
+                    let (inputs, outputs) = at.get();
+                    // SAFETY: each chunk writes the gradients of its own heads.
+                    unsafe {
+                        self.backward_head(strides, &inputs, &outputs, batch, kv_head, worker);
+                    };
+                }
+            }
         });
     }
 
@@ -216,6 +232,9 @@ impl Attention {
                 let d = softmax::dot(o, d_o);
                 let line = tile.line(parts.dp, row);
                 softmax::score_gradient(tile.line(parts.p, row), line, d);
+                if let (Some(mask), false) = (&self.mask, outputs.d_mask.is_null()) {
+                    softmax::add_to_mask(mask, outputs.d_mask, tile, row, line);
+                }
                 self.narrow(line, tile, row, parts.narrow);
             }
             // dQ = scale * dS K

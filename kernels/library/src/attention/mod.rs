@@ -154,6 +154,24 @@ pub struct BackwardOutputs {
     pub d_q: *mut u8,
     pub d_k: *mut u8,
     pub d_v: *mut u8,
+    /// Gradient of an added mask, f32 and dense in the shape of the mask; null if it is not wanted.
+    pub d_mask: *mut f32,
+}
+
+impl Mask {
+    /// Elements of a dense mask for this attention.
+    fn len(&self, shape: &Attention) -> usize {
+        let axes = [
+            (self.batch, shape.batch),
+            (self.head, shape.heads),
+            (self.query, shape.q_len),
+            (self.key, shape.kv_len),
+        ];
+        if axes.iter().any(|(_, size)| *size == 0) {
+            return 0;
+        }
+        1 + axes.iter().map(|(stride, size)| stride.unsigned_abs() * (size - 1)).sum::<usize>()
+    }
 }
 
 impl Attention {

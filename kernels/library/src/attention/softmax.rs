@@ -17,9 +17,7 @@ pub(super) unsafe fn apply_mask(
     row: usize,
     scores: &mut [f32],
 ) {
-    let at = tile.batch as isize * layout.batch
-        + tile.head as isize * layout.head
-        + (tile.first + row) as isize * layout.query;
+    let at = layout.row(tile, row);
     // SAFETY: the caller vouches for the mask.
     unsafe {
         match layout.kind {
@@ -42,6 +40,40 @@ pub(super) unsafe fn apply_mask(
                 }
             }
         }
+    }
+}
+
+/// Adds the gradient of row `row` of a tile of scores to the gradient of the mask.
+///
+/// # Safety
+/// `d_mask` must be valid for the shape, and nothing else may write the row's elements meanwhile.
+pub(super) unsafe fn add_to_mask(
+    layout: &Mask,
+    d_mask: *mut f32,
+    tile: &Tile,
+    row: usize,
+    scores: &[f32],
+) {
+    let at = layout.row(tile, row);
+    // SAFETY: the caller vouches for the gradient.
+    unsafe {
+        let d_mask = d_mask.offset(at);
+        if layout.key == 1 {
+            add(std::slice::from_raw_parts_mut(d_mask, scores.len()), scores);
+        } else {
+            for (key, score) in scores.iter().enumerate() {
+                *d_mask.offset(key as isize * layout.key) += score;
+            }
+        }
+    }
+}
+
+impl Mask {
+    /// The first element for row `row` of a tile.
+    fn row(&self, tile: &Tile, row: usize) -> isize {
+        tile.batch as isize * self.batch
+            + tile.head as isize * self.head
+            + (tile.first + row) as isize * self.query
     }
 }
 

@@ -144,6 +144,12 @@ impl Case {
 
     /// Output, lse, and the gradients of queries, keys and values.
     fn run(&self, threads: usize) -> [Vec<f32>; 5] {
+        let [o, lse, d_q, d_k, d_v, _] = self.run_all(threads);
+        [o, lse, d_q, d_k, d_v]
+    }
+
+    /// As [`Case::run`], and the gradient of the mask.
+    fn run_all(&self, threads: usize) -> [Vec<f32>; 6] {
         let pool = Pool::new(threads);
         let elem = self.shape.elem;
         let narrow = |values: &[f64]| -> Vec<u32> {
@@ -166,6 +172,8 @@ impl Case {
         let mut lse = vec![f32::NAN; self.shape.batch * self.shape.heads * self.shape.q_len];
         let (mut d_q, mut d_k, mut d_v) =
             (vec![u32::MAX; q.len()], vec![u32::MAX; k.len()], vec![u32::MAX; v.len()]);
+        let added = self.shape.mask.filter(|mask| mask.kind == MaskKind::Additive);
+        let mut d_mask = vec![f32::NAN; added.map_or(0, |mask| mask.len(&self.shape))];
         // SAFETY: all tensors have the shape's sizes.
         unsafe {
             self.shape.forward(
@@ -190,10 +198,11 @@ impl Case {
                 d_q: d_q.as_mut_ptr().cast(),
                 d_k: d_k.as_mut_ptr().cast(),
                 d_v: d_v.as_mut_ptr().cast(),
+                d_mask: if d_mask.is_empty() { std::ptr::null_mut() } else { d_mask.as_mut_ptr() },
             };
             self.shape.backward(&pool, &self.shape.gradient_strides(), &inputs, &outputs);
         }
-        [wide(&o), lse, wide(&d_q), wide(&d_k), wide(&d_v)]
+        [wide(&o), lse, wide(&d_q), wide(&d_k), wide(&d_v), d_mask]
     }
 
     /// Compares with the reference: `tolerance` is relative to the largest value of each tensor.
@@ -361,5 +370,61 @@ fn a_mask_may_have_any_strides() {
             spread.keep[at] = turned.keep[at % 7];
         }
         assert_eq!(spread.run(1), turned.run(2));
+    }
+}
+
+#[test]
+fn the_gradient_of_a_mask_is_that_of_the_reference() {
+    for (elem, tolerance) in [(Elem::F32, 2e-4), (Elem::BF16, BRAIN)] {
+        let sizes = [2, 4, 2, 5, 6, 4, 3];
+        let whole = case(sizes, elem, Some(1), Masked::Additive);
+        let [.., d_mask] = whole.run_all(2);
+        let want: Vec<f64> = (0..d_mask.len())
+            .map(|i| {
+                let at = |step: f32| {
+                    let mut moved = case(sizes, elem, Some(1), Masked::Additive);
+                    moved.additive[i] += step;
+                    moved.objective(&moved.q, &moved.k, &moved.v)
+                };
+                if whole.additive[i].is_finite() { (at(0.004) - at(-0.004)) / 0.008 } else { 0.0 }
+            })
+            .collect();
+        close("d_mask", &d_mask, &want, tolerance);
+    }
+}
+
+#[test]
+fn the_gradient_of_a_broadcast_mask_is_a_sum() {
+    let sizes = [3, 4, 2, 5, 6, 4, 3];
+    // Distances of batch, head, query and key in a mask that has only some of the axes.
+    let dims = [3, 4, 5, 6];
+    for kept in 0..16_usize {
+        let mut strides = [0; 4];
+        let mut len = 1;
+        for axis in (0..4).rev().filter(|axis| kept >> axis & 1 == 1) {
+            strides[axis] = len;
+            len *= dims[axis];
+        }
+        let with = |strides: [usize; 4], additive: Vec<f32>| {
+            let mut case = case(sizes, Elem::F32, None, Masked::Additive);
+            let mask = case.shape.mask.as_mut().expect("the case is masked");
+            let [batch, head, query, key] = strides.map(|s| s as isize);
+            (mask.batch, mask.head, mask.query, mask.key) = (batch, head, query, key);
+            case.additive = additive;
+            let [.., d_mask] = case.run_all(3);
+            d_mask
+        };
+        let small: Vec<f32> = (0..len).map(|i| (i % 7) as f32 * 0.2).collect();
+        let place = |at: [usize; 4]| (0..4).map(|axis| at[axis] * strides[axis]).sum::<usize>();
+        let every = (0..3 * 4 * 5 * 6).map(|i| [i / 120, i / 30 % 4, i / 6 % 5, i % 6]);
+        let full = every.clone().map(|at| small[place(at)]).collect();
+        let mut want = vec![0f64; len];
+        for (at, d) in every.zip(with([120, 30, 6, 1], full)) {
+            want[place(at)] += f64::from(d);
+        }
+        // A sum over all keys is zero but for rounding.
+        for (got, want) in with(strides, small).into_iter().zip(want) {
+            assert!((f64::from(got) - want).abs() < 1e-5, "{got} instead of {want}");
+        }
     }
 }

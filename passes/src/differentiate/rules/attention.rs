@@ -1,7 +1,6 @@
-//! Gradient rule of attention: one node gives the cotangents of queries, keys and values.
+//! Gradient rule of attention: one node gives the cotangents of queries, keys, values and an added mask.
 
 use super::super::builder::{Builder, Gradients};
-use super::unsupported;
 use frit_ir::ValueId;
 use frit_ir::ops::{Attention, AttentionGrad, Op};
 
@@ -12,12 +11,10 @@ pub(super) fn attention(
     y: &[ValueId],
     dy: ValueId,
 ) -> Gradients {
-    if b.needs(3) {
-        return Err(unsupported("the mask of `attention`"));
-    }
     let mut operands = vec![dy, x[0], x[1], x[2], y[0], y[1]];
     operands.extend(x.get(3));
-    let grad = AttentionGrad { scale: op.scale, causal: op.causal };
+    let mask_grad = b.needs(3);
+    let grad = AttentionGrad { scale: op.scale, causal: op.causal, mask_grad };
     let grads = b.emit_all(Op::AttentionGrad(grad), &operands)?;
     Ok((0..x.len()).map(|i| grads.get(i).copied().filter(|_| b.needs(i))).collect())
 }

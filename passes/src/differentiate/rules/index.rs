@@ -4,11 +4,28 @@
 use super::super::builder::{Builder, Gradients};
 use frit_ir::ValueId;
 use frit_ir::ops::{
-    BinaryFn, CompareFn, Constant, CumSum, EmbeddingGrad, Gather, GatherElements, Op, Transpose,
+    BinaryFn, CompareFn, Constant, CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, Op,
+    Transpose,
 };
 use frit_ir::{Tensor, TensorType};
 
-pub(super) fn embedding(b: &mut Builder<'_>, x: &[ValueId], dy: ValueId) -> Gradients {
+/// The cotangent of the row `padding_idx` is left out before rows are summed.
+pub(super) fn embedding(
+    b: &mut Builder<'_>,
+    op: &Embedding,
+    x: &[ValueId],
+    mut dy: ValueId,
+) -> Gradients {
+    if let Some(row) = op.padding_idx {
+        let ids = b.ty(x[1]);
+        let row = b.constant(ids.dtype, row as f64)?;
+        let kept = b.compare(CompareFn::Ne, x[1], row)?;
+        let mut column = ids.shape.0;
+        column.push(1);
+        let kept = b.reshape(kept, column)?;
+        let zero = b.constant(b.ty(dy).dtype, 0.0)?;
+        dy = b.select(kept, dy, zero)?;
+    }
     let op = EmbeddingGrad { rows: b.ty(x[0]).shape.0[0], dtype: b.grad_dtype(x[0]) };
     Ok(vec![Some(b.emit(Op::EmbeddingGrad(op), &[dy, x[1]])?), None])
 }

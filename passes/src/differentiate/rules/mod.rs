@@ -55,7 +55,7 @@ fn single(b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
         Op::Slice(op) => layout::slice(b, op, x[0], dy),
         Op::Concat(op) => layout::concat(b, op, x, dy),
         Op::Pad(op) => layout::pad(b, op, x[0], dy),
-        Op::Embedding => index::embedding(b, x, dy),
+        Op::Embedding(op) => index::embedding(b, op, x, dy),
         Op::Gather(op) => index::gather(b, op, x, dy),
         Op::GatherElements(op) => index::gather_elements(b, op, x, dy),
         Op::CumSum(op) => index::cum_sum(b, op, dy),

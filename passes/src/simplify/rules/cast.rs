@@ -123,7 +123,7 @@ fn out_of_concat(m: &Match<'_>) -> Option<Expr> {
 fn into_rows(m: &Match<'_>) -> Option<Expr> {
     let cast = cast_of(m)?;
     m.inner(0, |op, inputs| match op {
-        Op::Embedding | Op::Gather(_) => {
+        Op::Embedding(_) | Op::Gather(_) => {
             let table = m.make(Op::Cast(cast.clone()), &inputs[..1]);
             Some(Expr::Make(op.clone(), m.region, vec![table, Expr::Class(inputs[1])]))
         }
@@ -132,7 +132,7 @@ fn into_rows(m: &Match<'_>) -> Option<Expr> {
 }
 
 fn out_of_rows(m: &Match<'_>) -> Option<Expr> {
-    let (Op::Embedding | Op::Gather(_)) = m.op else { return None };
+    let (Op::Embedding(_) | Op::Gather(_)) = m.op else { return None };
     m.inner(0, |op, inputs| match op {
         Op::Cast(_) => {
             let rows = m.make(m.op.clone(), &[inputs[0], m.inputs[1]]);

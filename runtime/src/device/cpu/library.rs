@@ -1,14 +1,16 @@
 //! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
 
+use super::index;
 use super::operand::{Operand, elem};
-use frit_ir::ops::{Attention as AttentionOp, MatMul};
-use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
+use frit_ir::ops::{Attention as AttentionOp, MatMul, Pad};
+use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::attention::{
     Attention, BackwardInputs, BackwardOutputs, Mask, MaskKind, Strides,
 };
 use frit_kernels::copy::StridedCopy;
 use frit_kernels::embedding::{Embedding, IndexElem};
 use frit_kernels::gemm::{Gemm, Operand as Matrix};
+use frit_kernels::index::Indexed;
 use frit_kernels::pool::Pool;
 use frit_kernels::{convert::convert, reduce::sum_squares};
 
@@ -26,6 +28,10 @@ pub(super) enum Routine {
     EmbeddingGrad(Embedding),
     /// Strided copies from an operand to a result, each with byte offsets into both.
     Copies(Vec<(usize, usize, StridedCopy, usize, usize)>),
+    /// A strided copy of the operand into a result filled with one element.
+    Pad { element: Vec<u8>, copy: StridedCopy, to: usize },
+    /// Elements of the first operand at the places that the second names.
+    Gather(Indexed),
     /// A conversion between float types.
     Convert { len: usize },
     /// Number of non-finite elements and sum of squares of all operands.
@@ -60,7 +66,7 @@ impl Routine {
                 operands.extend(ins.get(6));
                 attention(&forward, &operands).map(Routine::AttentionGrad)
             }
-            Op::Embedding => embedding(ins[0], ins[1], ins[0], outs[0]).map(Routine::Embedding),
+            Op::Embedding(_) => embedding(ins[0], ins[1], ins[0], outs[0]).map(Routine::Embedding),
             Op::EmbeddingGrad(_) => {
                 embedding(outs[0], ins[1], outs[0], ins[0]).map(Routine::EmbeddingGrad)
             }
@@ -70,6 +76,10 @@ impl Routine {
                 elem(outs[0].dtype)?;
                 Some(Routine::Convert { len: ins[0].shape.numel() })
             }
+            Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => {
+                index::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
+            }
+            Op::Pad(op) => Some(pad(op, ins[0], outs[0])),
             op => copies(op, &ins, &outs).map(Routine::Copies),
         }
     }
@@ -116,6 +126,7 @@ impl Routine {
                         d_q: writes[0].pointer,
                         d_k: writes[1].pointer,
                         d_v: writes[2].pointer,
+                        d_mask: writes.get(3).map_or(std::ptr::null_mut(), |d| d.pointer.cast()),
                     },
                 ),
                 Routine::Embedding(embedding) => embedding
@@ -129,6 +140,15 @@ impl Routine {
                         copy.run(pool, read(*from).add(*src), writes[*to].pointer.add(*dst));
                     }
                 }
+                Routine::Pad { element, copy, to } => {
+                    let out = writes[0].pointer;
+                    let filled = std::slice::from_raw_parts_mut(out, writes[0].ty.bytes());
+                    filled.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element));
+                    copy.run(pool, read(0), out.add(*to));
+                }
+                Routine::Gather(indexed) => indexed
+                    .gather(pool, read(0), read(1), writes[0].pointer)
+                    .map_err(|e| e.to_string())?,
                 Routine::Convert { len } => {
                     let (from, to) = (elem(reads[0].ty.dtype), elem(writes[0].ty.dtype));
                     let (Some(from), Some(to)) = (from, to) else {
@@ -291,6 +311,20 @@ fn embedding(
         table: elem(table.dtype)?,
         out: elem(out.dtype)?,
     })
+}
+
+/// A border of one value around the operand.
+fn pad(op: &Pad, x: &TensorType, out: &TensorType) -> Routine {
+    let size = out.dtype.size();
+    let signed = |strides: Vec<usize>| strides.into_iter().map(|s| s as isize).collect::<Vec<_>>();
+    let (from, to) = (signed(x.shape.strides()), signed(out.shape.strides()));
+    let first: usize = op.low.iter().zip(out.shape.strides()).map(|(a, b)| a * b).sum();
+    let element = Tensor::splat(TensorType::scalar(out.dtype), op.value).to_bytes();
+    Routine::Pad {
+        element,
+        copy: StridedCopy::new(x.shape.dims(), &from, &to, size),
+        to: if x.shape.numel() == 0 { 0 } else { first * size },
+    }
 }
 
 type Copy = (usize, usize, StridedCopy, usize, usize);

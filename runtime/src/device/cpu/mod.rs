@@ -3,6 +3,7 @@
 
 mod arena;
 mod call;
+mod index;
 mod library;
 mod operand;
 

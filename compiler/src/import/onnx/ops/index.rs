@@ -1,8 +1,9 @@
 //! Operators that read by index, and running sums.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::super::exporter;
 use super::{Operator, one, op};
-use frit_ir::ops::{CumSum, Gather, GatherElements, GatherNd};
+use frit_ir::ops::{CumSum, Embedding, Gather, GatherElements, GatherNd};
 use frit_ir::{DType, Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -26,11 +27,13 @@ fn gather(cx: &mut NodeContext<'_>) -> Outcome {
     let (data, indices) = (cx.input(0)?, cx.input(1)?);
     let axis = cx.axis(data, cx.int("axis", 0))?;
     in_range(cx, indices, cx.dims(data)[axis])?;
-    let table = matches!(cx.graph.def(data).op, Op::Param(_))
-        && cx.ty(data).dtype.is_float()
-        && cx.dims(data).len() == 2
-        && axis == 0;
-    let op = if table { Op::Embedding } else { Op::Gather(Gather { axis }) };
+    let is_table = cx.ty(data).dtype.is_float() && cx.dims(data).len() == 2 && axis == 0;
+    let padding_idx = exporter::padding_idx(cx.node).filter(|_| is_table);
+    let is_param = matches!(cx.graph.def(data).op, Op::Param(_));
+    let op = match is_table && (is_param || padding_idx.is_some()) {
+        true => Op::Embedding(Embedding { padding_idx }),
+        false => Op::Gather(Gather { axis }),
+    };
     one(cx.emit(op, &[data, indices])?)
 }
 

@@ -1,0 +1,202 @@
+//! Reads and writes at places that indices name: ONNX Gather, GatherElements, GatherND and their
+//! inverses.
+//!
+//! Elements are moved as bytes, blocks of `block` bytes at a time. A negative index counts from the end;
+//! an index outside of its axis is an error, never undefined behavior. Writes run in ascending order of
+//! the indices on one thread, so that of several to one place the last counts, and sums are always
+//! taken in one order.
+
+use crate::dtype::Elem;
+pub use crate::embedding::IndexElem;
+use crate::pool::{Pool, Shareable};
+
+/// Blocks per chunk of work are at least this many bytes.
+const CHUNK_BYTES: usize = 1 << 15;
+
+/// One axis of the data that an index runs along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Its size.
+    pub size: usize,
+    /// Blocks between two of its elements.
+    pub stride: usize,
+}
+
+/// Where the blocks of an indexed operation lie.
+///
+/// Block `i` of the indexed side is at `Σ index_d(i)·stride_d + base(i)` blocks of the data, where `i`
+/// counts the places of the grid `dims`; `tuple(i)`, the first of the `axes.len()` consecutive indices
+/// of the place, is `Σ coordinate_j·index_strides_j`, and the base `Σ coordinate_j·base_strides_j`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Indexed {
+    /// The grid of places.
+    pub dims: Vec<usize>,
+    /// Indices between neighbors along each axis of the grid.
+    pub index_strides: Vec<usize>,
+    /// Blocks of the data between neighbors along each axis of the grid.
+    pub base_strides: Vec<usize>,
+    /// The axes of the data that one tuple of indices runs along.
+    pub axes: Vec<Axis>,
+    /// Bytes of a block.
+    pub block: usize,
+    /// Type of the indices.
+    pub index: IndexElem,
+}
+
+/// An index outside of its axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfRange {
+    /// The index.
+    pub index: i64,
+    /// Size of the axis.
+    pub size: usize,
+}
+
+impl std::fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "index {} is outside of {} elements", self.index, self.size)
+    }
+}
+
+impl std::error::Error for OutOfRange {}
+
+/// What a write does with the element that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// The new element takes its place.
+    Replace,
+    /// Their sum.
+    Add,
+    /// Their product.
+    Mul,
+    /// The larger; NaN if either is.
+    Max,
+    /// The smaller; NaN if either is.
+    Min,
+}
+
+impl Indexed {
+    /// Number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// The block of the data that place `place` of the grid names.
+    ///
+    /// # Safety
+    /// `ids` must be valid for the tuple of that place.
+    unsafe fn at(&self, ids: *const u8, mut place: usize) -> Result<usize, OutOfRange> {
+        let (mut first, mut block) = (0, 0);
+        for axis in (0..self.dims.len()).rev() {
+            let coordinate = place % self.dims[axis];
+            place /= self.dims[axis];
+            first += coordinate * self.index_strides[axis];
+            block += coordinate * self.base_strides[axis];
+        }
+        for (d, axis) in self.axes.iter().enumerate() {
+            // SAFETY: the caller vouches for the tuple.
+            let index = unsafe {
+                match self.index {
+                    IndexElem::I64 => ids.cast::<i64>().add(first + d).read(),
+                    IndexElem::I32 => i64::from(ids.cast::<i32>().add(first + d).read()),
+                }
+            };
+            let size = axis.size as i64;
+            let wrapped = if index < 0 { index.saturating_add(size) } else { index };
+            if !(0..size).contains(&wrapped) {
+                return Err(OutOfRange { index, size: axis.size });
+            }
+            block += wrapped as usize * axis.stride;
+        }
+        Ok(block)
+    }
+
+    /// `out[i] = data[block(i)]`.
+    ///
+    /// # Errors
+    /// If an index is outside of its axis; what `out` then holds is unspecified.
+    ///
+    /// # Safety
+    /// The pointers must be valid for the shapes; `out` must not overlap the others.
+    pub unsafe fn gather(
+        &self,
+        pool: &Pool,
+        data: *const u8,
+        ids: *const u8,
+        out: *mut u8,
+    ) -> Result<(), OutOfRange> {
+        let blocks = self.blocks();
+        if blocks == 0 {
+            return Ok(());
+        }
+        let per_chunk = (CHUNK_BYTES / self.block.max(1)).clamp(1, blocks);
+        let failure = std::sync::Mutex::new(None);
+        let (data, ids, out) = (Shareable::new(data), Shareable::new(ids), Shareable::new(out));
+        pool.run(blocks.div_ceil(per_chunk), &|chunk| {
+            for place in chunk * per_chunk..blocks.min((chunk + 1) * per_chunk) {
+                // SAFETY: each place writes its own block of `out`; the read block was checked.
+                unsafe {
+                    match self.at(ids.get(), place) {
+                        Ok(block) => std::ptr::copy_nonoverlapping(
+                            data.get().add(block * self.block),
+                            out.get().add(place * self.block),
+                            self.block,
+                        ),
+                        Err(error) => {
+                            *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+        failure.into_inner().unwrap_or_else(|e| e.into_inner()).map_or(Ok(()), Err)
+    }
+
+    /// Combines `updates[i]` into `data[block(i)]`, blocks of elements `elem` (any type of the block's
+    /// size with [`Combine::Replace`]).
+    ///
+    /// # Errors
+    /// If an index is outside of its axis; what `data` then holds is unspecified.
+    ///
+    /// # Safety
+    /// The pointers must be valid for the shapes; `data` must not overlap the others.
+    pub unsafe fn scatter(
+        &self,
+        updates: *const u8,
+        ids: *const u8,
+        data: *mut u8,
+        combine: Combine,
+        elem: Elem,
+    ) -> Result<(), OutOfRange> {
+        for place in 0..self.blocks() {
+            // SAFETY: the caller vouches for the pointers; the written block was checked.
+            unsafe {
+                let to = data.add(self.at(ids, place)? * self.block);
+                let from = updates.add(place * self.block);
+                if combine == Combine::Replace {
+                    std::ptr::copy_nonoverlapping(from, to, self.block);
+                    continue;
+                }
+                for i in 0..(self.block / elem.size()) as isize {
+                    elem.store(to, i, combine.apply(elem.load(to, i), elem.load(from, i)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Combine {
+    fn apply(self, old: f32, new: f32) -> f32 {
+        match self {
+            Combine::Replace => new,
+            Combine::Add => old + new,
+            Combine::Mul => old * new,
+            Combine::Max if old.is_nan() || new.is_nan() => f32::NAN,
+            Combine::Min if old.is_nan() || new.is_nan() => f32::NAN,
+            Combine::Max => old.max(new),
+            Combine::Min => old.min(new),
+        }
+    }
+}
