@@ -221,3 +221,34 @@ fn attention() {
         add(g, op(false), &[p[0], p[1], p[2], mask])[0]
     });
 }
+
+#[test]
+fn the_padding_row_of_an_embedding_gets_no_gradient() {
+    let gradient = |padding_idx| {
+        let mut g = Graph::new("g");
+        let ty = TensorType::new(DType::F32, [3, 2]);
+        let param = Param {
+            name: "table".into(),
+            ty: ty.clone(),
+            kind: ParamKind::Trainable,
+            reason: String::new(),
+            init: Init::Weights,
+            unit: None,
+            sharded: false,
+        };
+        let table = add(&mut g, Op::Param(param), &[])[0];
+        let ids = constant(&mut g, Tensor::ints(DType::I64, [2, 2], vec![1, 2, 1, 0]));
+        let rows = add(&mut g, Op::Embedding(Embedding { padding_idx }), &[table, ids])[0];
+        let sum = Reduce { f: ReduceFn::Sum, axes: vec![0, 1, 2], keep_dims: false };
+        let loss = add(&mut g, Op::Reduce(sum), &[rows])[0];
+        g.add_output("loss", loss, OutputKind::LossSum);
+        Differentiate { accumulation: 1, capacity: 1.0 }
+            .run(&mut g, &mut PassContext::default())
+            .unwrap_or_else(|e| panic!("{e}"));
+        let feeds = [("table".to_string(), Tensor::splat(ty, 1.0))].into();
+        let results = run(&g, &feeds, Options::EXACT).unwrap_or_else(|e| panic!("{e}"));
+        results.iter().find(|(n, _)| n == "table").expect("a gradient").1.to_f64s()
+    };
+    assert_eq!(gradient(None), [1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);
+    assert_eq!(gradient(Some(1)), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
+}

@@ -1,6 +1,7 @@
 //! Tests that cross crates, in one binary so that LLVM is linked once.
 
 mod cli;
+mod language;
 mod parity;
 mod plans;
 mod support;

@@ -3,14 +3,22 @@
 use crate::support::{Planned, file, plan, train};
 use serde_json::Value;
 
-fn reference(model: &str, mode: &str) -> Vec<f64> {
+/// PyTorch's losses of a model in a mode: fp64, fp32 or bf16.
+pub(crate) fn reference(model: &str, mode: &str) -> Vec<f64> {
     let text = std::fs::read_to_string(file(&format!("tests/models/{model}/reference.json")));
     let json: Value = serde_json::from_str(&text.expect("the reference")).expect("JSON");
     let losses = json[mode]["loss"].as_array().expect("losses");
     losses.iter().map(|x| x.as_f64().expect("a number")).collect()
 }
 
-fn run(model: &str, onnx: &str, global: usize, ranks: usize, more: &[&str]) -> (Planned, Vec<f64>) {
+/// Compiles and trains a model for 20 steps of this global batch.
+pub(crate) fn run(
+    model: &str,
+    onnx: &str,
+    global: usize,
+    ranks: usize,
+    more: &[&str],
+) -> (Planned, Vec<f64>) {
     let ranks_key = format!("sharding.ranks={ranks}");
     let settings: Vec<&str> = [&[ranks_key.as_str()], more].concat();
     let planned = plan(&format!("tests/models/{model}/{onnx}"), global / ranks, &settings);
@@ -19,16 +27,19 @@ fn run(model: &str, onnx: &str, global: usize, ranks: usize, more: &[&str]) -> (
     (planned, report.losses)
 }
 
-fn largest(a: &[f64], b: &[f64]) -> f64 {
+/// The largest difference.
+pub(crate) fn largest(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)
 }
 
-fn mean(a: &[f64], b: &[f64]) -> f64 {
+/// The mean difference.
+pub(crate) fn mean(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| (x - y).abs()).sum::<f64>() / a.len() as f64
 }
 
-/// Largest norm of a gradient's difference over the norm of PyTorch's.
-fn gradient_error(planned: &Planned, model: &str) -> f64 {
+/// Largest norm of a gradient's difference over the norm of PyTorch's. Some gradients are zero but for
+/// rounding (a bias of the keys moves no attention weight); they are compared absolutely.
+pub(crate) fn gradient_error(planned: &Planned, model: &str) -> f64 {
     let read = |path: &std::path::Path| std::fs::read(path).expect("gradients");
     let (ours, theirs) = (
         read(&planned.dir.path().join("grads.safetensors")),
@@ -47,7 +58,7 @@ fn gradient_error(planned: &Planned, model: &str) -> f64 {
         assert_eq!(expected.len(), found.len(), "{name}");
         let norm = |it: &mut dyn Iterator<Item = f64>| it.map(|x| x * x).sum::<f64>().sqrt();
         let difference = norm(&mut expected.iter().zip(&found).map(|(a, b)| a - b));
-        worst = worst.max(difference / norm(&mut expected.iter().copied()).max(1e-12));
+        worst = worst.max(difference / norm(&mut expected.iter().copied()).max(1e-6));
     }
     worst
 }

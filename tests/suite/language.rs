@@ -1,0 +1,86 @@
+//! Language models of the transformers library: llama (rotary positions, grouped-query attention, gated
+//! MLP), bert (padding masks, a padding row) and t5 (encoder and decoder, relative positions with a
+//! trained bias) train to PyTorch's numbers, and nothing hot is left to the interpreter.
+
+use crate::parity::{gradient_error, largest, mean, reference, run};
+use crate::support::plan;
+use frit_ir::plan::{Action, KernelKind, Plan};
+
+const MODELS: [&str; 3] = ["llama", "bert", "t5"];
+
+#[test]
+fn fp32_losses_and_gradients_are_pytorchs() {
+    for model in MODELS {
+        for ranks in [1, 2, 4] {
+            let fp32 = &["precision.compute=fp32"];
+            let (planned, losses) = run(model, "model.onnx", 8, ranks, fp32);
+            let deviation = largest(&losses, &reference(model, "fp64"));
+            assert!(deviation < 1e-5, "{model} on {ranks} ranks: losses deviate by {deviation}");
+            let error = gradient_error(&planned, model);
+            assert!(error < 1e-5, "{model} on {ranks} ranks: gradients deviate by {error}");
+        }
+    }
+}
+
+#[test]
+fn bf16_stays_close_to_fp64() {
+    for model in MODELS {
+        for ranks in [1, 2] {
+            let (_, losses) = run(model, "model.onnx", 8, ranks, &["precision.compute=bf16"]);
+            let exact = reference(model, "fp64");
+            let (ours, theirs) = (mean(&losses, &exact), mean(&reference(model, "bf16"), &exact));
+            assert!(ours <= 1.5 * theirs, "{model} on {ranks} ranks: {ours} against {theirs}");
+        }
+    }
+}
+
+/// Kernels that the interpreter runs and that write more than a few scalars.
+fn interpreted(plan: &Plan) -> Vec<String> {
+    let slow = |task: &&frit_ir::plan::Task| match &task.action {
+        Action::Kernel { kernel, writes, .. } => {
+            plan.kernels[*kernel].kind == KernelKind::Interpreted
+                && writes.iter().any(|w| w.ty.shape.numel() > 4)
+        }
+        _ => false,
+    };
+    plan.tasks.iter().filter(slow).map(|t| t.name.clone()).collect()
+}
+
+#[test]
+fn no_kernel_of_size_is_interpreted() {
+    for model in MODELS {
+        for compute in ["precision.compute=fp32", "precision.compute=bf16"] {
+            let planned = plan(&format!("tests/models/{model}/model.onnx"), 4, &[compute]);
+            assert_eq!(interpreted(&planned.compiled.plan), Vec::<String>::new(), "{model}");
+        }
+    }
+}
+
+#[test]
+fn they_raise_to_the_operations_they_were_written_with() {
+    // Nodes of the forward pass that each of these operations has.
+    for (model, expected) in [
+        ("llama", [("attention", 2), ("rms_norm", 5), ("silu", 2), ("layer_norm", 0)]),
+        ("bert", [("attention", 2), ("layer_norm", 5), ("gelu", 2), ("rms_norm", 0)]),
+        ("t5", [("attention", 6), ("rms_norm", 12), ("softmax", 0), ("layer_norm", 0)]),
+    ] {
+        let planned = plan(&format!("tests/models/{model}/model.onnx"), 4, &[]);
+        let plan = &planned.compiled.plan;
+        let count = |name: &str| -> usize {
+            let of = |task: &frit_ir::plan::Task| match &task.action {
+                Action::Kernel { kernel, .. } if task.region == frit_ir::Region::Forward => {
+                    let body = &plan.kernels[*kernel].body;
+                    body.nodes().filter(|(_, n)| n.op.name() == name).count()
+                }
+                _ => 0,
+            };
+            plan.tasks.iter().map(of).sum()
+        };
+        for (name, n) in expected {
+            assert_eq!(count(name), n, "{name} of {model}");
+        }
+        for left in ["softmax", "gather_nd", "is_nan", "pow"] {
+            assert_eq!(count(left), 0, "{left} of {model}");
+        }
+    }
+}
