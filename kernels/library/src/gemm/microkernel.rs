@@ -1,5 +1,5 @@
-//! The bf16 micro-kernel: a tile of 12 x 32 results in 24 registers, fed by `vdpbf16ps` from packed
-//! panels, with scale, bias, former contents and rounding fused into the store.
+//! The micro-kernels: a tile of 12 x 32 results in 24 registers, fed from packed panels by `vfmadd` (f32)
+//! or `vdpbf16ps` (bf16), with scale, bias, former contents and rounding fused into the store.
 
 use std::arch::x86_64::*;
 
@@ -18,7 +18,7 @@ pub(super) struct Store {
     pub(super) c: *mut u8,
     /// Elements between two rows of C.
     pub(super) c_row: isize,
-    /// f32 or bf16.
+    /// f32, or bf16 for [`tile_bf16`].
     pub(super) elem: Elem,
     /// Adds the former contents of C.
     pub(super) load_c: bool,
@@ -38,84 +38,106 @@ pub(super) struct Store {
     pub(super) cols: usize,
 }
 
-/// Multiplies a panel of A by a panel of B over `pairs` pairs of depths, and stores the tile.
-///
-/// # Safety
-/// The panels must hold `pairs` pairs, `store` must be valid; the CPU must have the features.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn tile(pairs: usize, a: *const u32, b: *const u32, store: &Store) {
-    let mut acc = [[_mm512_setzero_ps(); 2]; MR];
-    let (mut a, mut b) = (a, b);
-    // SAFETY: the panels hold `pairs` pairs. A prefetch may take any address.
-    unsafe {
-        for row in 0..store.rows {
-            let line = store.elem.at(store.c, row as isize * store.c_row);
-            _mm_prefetch::<_MM_HINT_T0>(line.cast());
-            _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
-        }
-        for _ in 0..pairs {
-            let b0 = as_bf16(_mm512_loadu_si512(b.cast()));
-            let b1 = as_bf16(_mm512_loadu_si512(b.add(16).cast()));
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let x = as_bf16(_mm512_set1_epi32(*a.add(i) as i32));
-                acc[0] = _mm512_dpbf16_ps(acc[0], x, b0);
-                acc[1] = _mm512_dpbf16_ps(acc[1], x, b1);
-            }
-            a = a.add(MR);
-            b = b.add(NR);
-        }
-    }
-    let mask = if store.cols >= NR { u32::MAX } else { (1 << store.cols) - 1 };
-    let masks = [mask as u16, (mask >> 16) as u16];
-    let alpha = _mm512_set1_ps(store.alpha);
-    // SAFETY: rows and masks keep all accesses inside the tile.
-    unsafe {
-        let mut bias = [_mm512_setzero_ps(); 2];
-        if !store.bias.is_null() {
-            bias = [_mm512_loadu_ps(store.bias), _mm512_loadu_ps(store.bias.add(16))];
-        }
-        for (i, acc) in acc.iter().enumerate() {
-            if i >= store.rows {
-                break;
-            }
-            let mut row_bias = bias;
-            if !store.row_bias.is_null() {
-                let value = _mm512_set1_ps(*store.row_bias.add(i));
-                row_bias = [_mm512_add_ps(bias[0], value), _mm512_add_ps(bias[1], value)];
-            }
-            let i = i as isize;
-            for half in 0..2 {
-                let mask = masks[half];
-                let mut value = _mm512_mul_ps(acc[half], alpha);
-                if !store.partial.is_null() {
-                    let at = store.partial.offset(i * store.partial_row).add(half * 16);
-                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
+/// A micro-kernel from how it loads 16 words of B, spreads a word of A, multiplies and accumulates, and
+/// stores results of fewer bits.
+macro_rules! tile {
+    ($name:ident, $features:literal, $load:expr, $splat:expr, $multiply:expr, $store_low:expr) => {
+        /// Multiplies a panel of A by a panel of B over `words` words of depths, and stores the tile.
+        ///
+        /// # Safety
+        /// The panels must hold `words` words, `store` must be valid; the CPU must have the features.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $name(words: usize, a: *const u32, b: *const u32, store: &Store) {
+            let mut acc = [[_mm512_setzero_ps(); 2]; MR];
+            let (mut a, mut b) = (a, b);
+            // SAFETY: the panels hold `words` words. A prefetch may take any address.
+            unsafe {
+                for row in 0..store.rows {
+                    let line = store.elem.at(store.c, row as isize * store.c_row);
+                    _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64).cast());
                 }
-                let at = i * store.c_row + half as isize * 16;
-                match store.elem {
-                    Elem::F32 => {
-                        let c = store.c.cast::<f32>().offset(at);
-                        if store.load_c {
-                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
-                        }
-                        _mm512_mask_storeu_ps(c, mask, _mm512_add_ps(value, row_bias[half]));
+                for _ in 0..words {
+                    let b0 = $load(b);
+                    let b1 = $load(b.add(16));
+                    for (i, acc) in acc.iter_mut().enumerate() {
+                        let x = $splat(*a.add(i));
+                        acc[0] = $multiply(acc[0], x, b0);
+                        acc[1] = $multiply(acc[1], x, b1);
                     }
-                    _ => {
-                        let c = store.c.cast::<i16>().offset(at);
-                        if store.load_c {
-                            let old = _mm256_maskz_loadu_epi16(mask, c);
-                            let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
-                            value = _mm512_add_ps(value, _mm512_castsi512_ps(old));
+                    a = a.add(MR);
+                    b = b.add(NR);
+                }
+            }
+            let mask = if store.cols >= NR { u32::MAX } else { (1 << store.cols) - 1 };
+            let masks = [mask as u16, (mask >> 16) as u16];
+            let alpha = _mm512_set1_ps(store.alpha);
+            // SAFETY: rows and masks keep all accesses inside the tile.
+            unsafe {
+                let mut bias = [_mm512_setzero_ps(); 2];
+                if !store.bias.is_null() {
+                    bias = [_mm512_loadu_ps(store.bias), _mm512_loadu_ps(store.bias.add(16))];
+                }
+                for (i, acc) in acc.iter().enumerate() {
+                    if i >= store.rows {
+                        break;
+                    }
+                    let mut row_bias = bias;
+                    if !store.row_bias.is_null() {
+                        let value = _mm512_set1_ps(*store.row_bias.add(i));
+                        row_bias = [_mm512_add_ps(bias[0], value), _mm512_add_ps(bias[1], value)];
+                    }
+                    let i = i as isize;
+                    for half in 0..2 {
+                        let mask = masks[half];
+                        let mut value = _mm512_mul_ps(acc[half], alpha);
+                        if !store.partial.is_null() {
+                            let at = store.partial.offset(i * store.partial_row).add(half * 16);
+                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
                         }
-                        let value = _mm512_cvtneps_pbh(_mm512_add_ps(value, row_bias[half]));
-                        let value = std::mem::transmute::<__m256bh, __m256i>(value);
-                        _mm256_mask_storeu_epi16(c, mask, value);
+                        let at = i * store.c_row + half as isize * 16;
+                        if store.elem == Elem::F32 {
+                            let c = store.c.cast::<f32>().offset(at);
+                            if store.load_c {
+                                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
+                            }
+                            _mm512_mask_storeu_ps(c, mask, _mm512_add_ps(value, row_bias[half]));
+                        } else {
+                            let c = store.c.cast::<i16>().offset(at);
+                            $store_low(c, mask, value, row_bias[half], store.load_c);
+                        }
                     }
                 }
             }
         }
-    }
+    };
 }
+
+tile!(
+    tile_f32,
+    "avx512f,avx512bw,avx512vl",
+    |b: *const u32| _mm512_loadu_ps(b.cast()),
+    |a: u32| _mm512_set1_ps(f32::from_bits(a)),
+    |acc, x, y| _mm512_fmadd_ps(x, y, acc),
+    |_: *mut i16, _: u16, _: __m512, _: __m512, _: bool| debug_assert!(false, "an f32 tile")
+);
+
+tile!(
+    tile_bf16,
+    "avx512f,avx512bw,avx512vl,avx512bf16",
+    |b: *const u32| as_bf16(_mm512_loadu_si512(b.cast())),
+    |a: u32| as_bf16(_mm512_set1_epi32(a as i32)),
+    |acc, x, y| _mm512_dpbf16_ps(acc, x, y),
+    |c: *mut i16, mask: u16, mut value: __m512, bias: __m512, load_c: bool| {
+        if load_c {
+            let old = _mm256_maskz_loadu_epi16(mask, c);
+            let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
+            value = _mm512_add_ps(value, _mm512_castsi512_ps(old));
+        }
+        let value = _mm512_cvtneps_pbh(_mm512_add_ps(value, bias));
+        _mm256_mask_storeu_epi16(c, mask, std::mem::transmute::<__m256bh, __m256i>(value));
+    }
+);
 
 #[target_feature(enable = "avx512f,avx512bf16")]
 #[inline]

@@ -1,19 +1,20 @@
 //! Batched matrix product `C = alpha * A @ B [+ C] [+ bias]` with f32 accumulation.
 //!
 //! A and B have one element type, C and the bias any; all strides are free, so a transpose costs
-//! nothing. bf16 on a CPU with AVX512-BF16 runs on the own micro-kernel (`bf16`); everything
-//! else goes block by block through the crate `gemm` (`blocked`).
+//! nothing. f32 on a CPU with AVX-512 and bf16 on one with AVX512-BF16 run on own micro-kernels, which
+//! share one packed B between the threads (`packed`): two hardware threads of one core also share its
+//! caches. Everything else goes block by block through the crate `gemm` (`blocked`).
 //!
 //! The bits of the result depend on the shapes and on the CPU's features, not on the pool. The
 //! bf16 instructions treat subnormal bf16 numbers as zero.
 
-#[cfg(target_arch = "x86_64")]
-mod bf16;
 mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod microkernel;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod packed;
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
@@ -124,9 +125,9 @@ impl Gemm {
         let buffers = Buffers { a, b, c, bias };
         // SAFETY: the caller vouches for the buffers.
         unsafe {
-            if shape.k > 0 && shape.is_own_bf16() {
+            if shape.k > 0 && shape.is_packed() {
                 #[cfg(target_arch = "x86_64")]
-                bf16::run(&shape, pool, buffers);
+                packed::run(&shape, pool, buffers);
             } else {
                 blocked::run(&shape, pool, buffers);
             }
@@ -154,9 +155,9 @@ impl Gemm {
             // SAFETY: the caller vouches for the buffers.
             unsafe {
                 let buffers = shape.of_batch(Buffers { a, b, c, bias }, index);
-                if shape.k > 0 && shape.is_own_bf16() {
+                if shape.k > 0 && shape.is_packed() {
                     #[cfg(target_arch = "x86_64")]
-                    bf16::run_serial(&shape, packing, buffers);
+                    packed::run_serial(&shape, packing, buffers);
                 } else {
                     blocked::run_serial(&shape, packing, buffers);
                 }
@@ -168,7 +169,7 @@ impl Gemm {
     pub(crate) fn packed_bytes(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.is_packable() {
-            return bf16::packed_bytes(self);
+            return packed::packed_bytes(self);
         }
         0
     }
@@ -181,7 +182,7 @@ impl Gemm {
         #[cfg(target_arch = "x86_64")]
         if self.is_packable() {
             // SAFETY: passed on.
-            unsafe { bf16::pack_whole(self, b, out) };
+            unsafe { packed::pack_whole(self, b, out) };
         }
         let _ = (b, out);
     }
@@ -204,7 +205,7 @@ impl Gemm {
             #[cfg(target_arch = "x86_64")]
             if self.is_packable() && m > 0 && n > 0 && k > 0 {
                 let at = Buffers { a, b, c, bias: std::ptr::null() };
-                return bf16::run_packed(self, (m, n, k), packing, at, packed);
+                return packed::run_packed(self, (m, n, k), packing, at, packed);
             }
             let _ = packed;
             Gemm { m, n, k, ..*self }.run_serial(packing, a, b, c, std::ptr::null());
@@ -213,15 +214,14 @@ impl Gemm {
 
     fn is_packable(&self) -> bool {
         let is_plain = self.batch == 1 && self.bias.is_none() && self.c.col == 1;
-        is_plain && self.n > 0 && self.k > 0 && self.is_own_bf16()
+        is_plain && self.n > 0 && self.k > 0 && self.is_packed()
     }
 
-    /// Whether the own bf16 micro-kernel applies here.
-    fn is_own_bf16(&self) -> bool {
+    /// Whether an own micro-kernel applies here.
+    fn is_packed(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if self.a.elem == Elem::BF16 {
-            return bf16::available();
-        }
+        return packed::available(self.a.elem);
+        #[cfg(not(target_arch = "x86_64"))]
         false
     }
 

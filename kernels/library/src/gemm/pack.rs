@@ -1,25 +1,24 @@
-//! Packs bf16 operands into panels for the micro-kernel.
+//! Packs operands into panels for the micro-kernel.
 //!
-//! A panel holds `W` rows of A (or columns of B), its *lines*: for each pair of depths, `W` words
-//! of two bf16 numbers, lower depth in the lower half. Lines and depths beyond the operand are
-//! zero. Storing is by whole vectors in ascending order, so up to 64 bytes after a panel are
+//! A panel holds `W` rows of A (or columns of B), its *lines*, in words of 32 bits: for each depth `W`
+//! f32 numbers, or for each pair of depths `W` words of two bf16 numbers, lower depth in the lower
+//! half. `pack`, or `PACK`, is the number of depths in a word, 1 or 2. Lines and depths beyond the operand are zero. Storing is by whole vectors in ascending order, so up to 64 bytes after a panel are
 //! overwritten: the next panel follows, or the slack of the scratch memory.
 
 use std::arch::x86_64::*;
 
 use super::microkernel::{MR, NR};
 
-/// Depths are packed in pairs.
-pub(super) const PAIR: usize = 2;
-
 /// The part of an operand to pack.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
+    /// Depths in a word.
+    pub(super) pack: usize,
     /// Depth 0 of line 0.
-    pub(super) start: *const u16,
-    /// Distance between two lines.
+    pub(super) start: *const u8,
+    /// Distance between two lines, in elements.
     pub(super) line: isize,
-    /// Distance between two depths.
+    /// Distance between two depths, in elements.
     pub(super) depth: isize,
     /// Number of lines.
     pub(super) lines: usize,
@@ -28,17 +27,57 @@ pub(super) struct Source {
 }
 
 impl Source {
-    fn line_at(&self, line: usize) -> *const u16 {
-        self.start.wrapping_offset(line as isize * self.line)
-    }
-
-    fn depth_at(&self, depth: usize) -> *const u16 {
-        self.start.wrapping_offset(depth as isize * self.depth)
+    /// The element at a line and a depth.
+    fn at(&self, line: usize, depth: usize) -> *const u8 {
+        let element = line as isize * self.line + depth as isize * self.depth;
+        self.start.wrapping_offset(element * (size_of::<u32>() / self.pack) as isize)
     }
 
     /// Words of a packed panel.
     fn panel(&self, width: usize) -> usize {
-        self.depths.div_ceil(PAIR) * width
+        self.depths.div_ceil(self.pack) * width
+    }
+
+    /// The word of a line that begins at a depth.
+    unsafe fn word(&self, line: usize, depth: usize) -> u32 {
+        if line >= self.lines {
+            return 0;
+        }
+        // SAFETY: the line and the depths are inside the source.
+        unsafe {
+            match self.pack {
+                1 => self.at(line, depth).cast::<u32>().read_unaligned(),
+                _ => {
+                    let half = |depth: usize| {
+                        let inside = depth < self.depths;
+                        let at = self.at(line, depth).cast::<u16>();
+                        if inside { u32::from(at.read_unaligned()) } else { 0 }
+                    };
+                    half(depth) | half(depth + 1) << 16
+                }
+            }
+        }
+    }
+
+    /// Up to 16 words of a line, as many as `words`, from a depth on.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
+    unsafe fn words<const PACK: usize>(&self, line: usize, depth: usize) -> __m512i {
+        let left = self.depths - depth;
+        let from = self.at(line, depth);
+        // SAFETY: the masks keep the loads inside the line, whose depths are contiguous.
+        unsafe {
+            match PACK {
+                1 => {
+                    let mask = if left >= 16 { u16::MAX } else { (1 << left) - 1 };
+                    _mm512_maskz_loadu_epi32(mask, from.cast())
+                }
+                _ => {
+                    let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
+                    _mm512_maskz_loadu_epi16(mask, from.cast())
+                }
+            }
+        }
     }
 }
 
@@ -51,12 +90,12 @@ impl Source {
 pub(super) unsafe fn pack_a(src: &Source, out: *mut u32) {
     // SAFETY: passed on.
     unsafe {
-        if src.depth == 1 {
-            along_depth::<MR>(src, out);
-        } else if src.line == 1 {
-            across_depth_a(src, out);
-        } else {
-            any::<MR>(src, out);
+        match (src.depth, src.line, src.pack) {
+            (1, _, 1) => along_depth::<1, MR>(src, out),
+            (1, ..) => along_depth::<2, MR>(src, out),
+            (_, 1, 1) => across_depth::<MR>(src, out),
+            (_, 1, _) => across_pairs_a(src, out),
+            _ => any::<MR>(src, out),
         }
     }
 }
@@ -69,46 +108,43 @@ pub(super) unsafe fn pack_a(src: &Source, out: *mut u32) {
 pub(super) unsafe fn pack_b(src: &Source, out: *mut u32) {
     // SAFETY: passed on.
     unsafe {
-        if src.line == 1 {
-            across_depth_b(src, out);
-        } else if src.depth == 1 {
-            along_depth::<NR>(src, out);
-        } else {
-            any::<NR>(src, out);
+        match (src.line, src.depth, src.pack) {
+            (1, _, 1) => across_depth::<NR>(src, out),
+            (1, ..) => across_pairs_b(src, out),
+            (_, 1, 1) => along_depth::<1, NR>(src, out),
+            (_, 1, _) => along_depth::<2, NR>(src, out),
+            _ => any::<NR>(src, out),
         }
     }
 }
 
-/// Lines whose depths are contiguous: transposes 16 lines x 16 pairs at a time.
+/// Lines whose depths are contiguous: transposes 16 lines x 16 words at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn along_depth<const W: usize>(src: &Source, out: *mut u32) {
-    let pairs = src.depths.div_ceil(PAIR);
+unsafe fn along_depth<const PACK: usize, const W: usize>(src: &Source, out: *mut u32) {
+    let words = src.depths.div_ceil(PACK);
     for (panel, first) in (0..src.lines).step_by(W).enumerate() {
         let out = out.wrapping_add(panel * src.panel(W));
         for lane in (0..W).step_by(16) {
             let width = 16.min(W - lane);
             let valid = width.min(src.lines.saturating_sub(first + lane));
-            for pair in (0..pairs).step_by(16) {
-                let left = src.depths - pair * PAIR;
-                let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
+            for word in (0..words).step_by(16) {
                 let mut block = [_mm512_setzero_si512(); 16];
-                // SAFETY: the mask and `valid` keep the loads inside the source, the stores go to
-                // the panel or just behind it.
+                // SAFETY: `valid` keeps the loads inside the source, the stores go to the panel or
+                // just behind it.
                 unsafe {
                     for (i, row) in block.iter_mut().enumerate() {
                         if i < valid {
-                            let from = src.line_at(first + lane + i).add(pair * PAIR);
-                            *row = _mm512_maskz_loadu_epi16(mask, from.cast());
+                            *row = src.words::<PACK>(first + lane + i, word * PACK);
                         }
                     }
                     let columns = transpose(block);
-                    let to = out.add(pair * W + lane);
-                    if pairs - pair >= 16 {
+                    let to = out.add(word * W + lane);
+                    if words - word >= 16 {
                         for (i, column) in columns.into_iter().enumerate() {
                             _mm512_storeu_si512(to.add(i * W).cast(), column);
                         }
                     } else {
-                        for (i, column) in columns.into_iter().enumerate().take(pairs - pair) {
+                        for (i, column) in columns.into_iter().enumerate().take(words - word) {
                             _mm512_storeu_si512(to.add(i * W).cast(), column);
                         }
                     }
@@ -149,12 +185,33 @@ fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// Rows of A that are contiguous across a depth: interleaves two depths of twelve rows.
+/// f32 lines that are contiguous across a depth: copies `W` of them for each depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn across_depth_a(src: &Source, out: *mut u32) {
-    for depth in (0..src.depths).step_by(PAIR) {
-        let low = src.depth_at(depth);
-        let high = src.depth_at(depth + 1);
+unsafe fn across_depth<const W: usize>(src: &Source, out: *mut u32) {
+    for depth in 0..src.depths {
+        for (panel, first) in (0..src.lines).step_by(W).enumerate() {
+            let from = src.at(first, depth).cast::<i32>();
+            let to = out.wrapping_add(panel * src.panel(W) + depth * W);
+            for lane in (0..W).step_by(16) {
+                let left = (src.lines - first).saturating_sub(lane);
+                let mask = |n: usize| if n >= 16 { u16::MAX } else { (1 << n) - 1 };
+                // SAFETY: the masks keep the loads inside the source and the stores in the panel,
+                // whose neighbors are written side by side here.
+                unsafe {
+                    let words = _mm512_maskz_loadu_epi32(mask(left), from.wrapping_add(lane));
+                    _mm512_mask_storeu_epi32(to.add(lane).cast(), mask(W - lane), words);
+                }
+            }
+        }
+    }
+}
+
+/// bf16 rows of A that are contiguous across a depth: interleaves two depths of twelve rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn across_pairs_a(src: &Source, out: *mut u32) {
+    for depth in (0..src.depths).step_by(2) {
+        let low = src.at(0, depth).cast::<u16>();
+        let high = src.at(0, depth + 1).cast::<u16>();
         let has_high = depth + 1 < src.depths;
         for (panel, first) in (0..src.lines).step_by(MR).enumerate() {
             let mask = (1u16 << MR.min(src.lines - first)) - 1;
@@ -166,16 +223,16 @@ unsafe fn across_depth_a(src: &Source, out: *mut u32) {
                 let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
                 let word = _mm512_or_si512(_mm512_cvtepu16_epi32(low), high);
                 // Panels are written side by side here, so the spare lanes must not be stored.
-                let to = out.add(panel * src.panel(MR) + depth / PAIR * MR);
+                let to = out.add(panel * src.panel(MR) + depth / 2 * MR);
                 _mm512_mask_storeu_epi32(to.cast(), (1 << MR) - 1, word);
             }
         }
     }
 }
 
-/// Columns of B that are contiguous across a depth: interleaves two depths of 32 columns.
+/// bf16 columns of B that are contiguous across a depth: interleaves two depths of 32 columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn across_depth_b(src: &Source, out: *mut u32) {
+unsafe fn across_pairs_b(src: &Source, out: *mut u32) {
     let mut index = [0u16; 32];
     for (i, pair) in index.chunks_exact_mut(2).enumerate() {
         pair.copy_from_slice(&[i as u16, 32 + i as u16]);
@@ -183,9 +240,9 @@ unsafe fn across_depth_b(src: &Source, out: *mut u32) {
     // SAFETY: 64 bytes are loaded from 64 bytes.
     let to_low = unsafe { _mm512_loadu_si512(index.as_ptr().cast()) };
     let to_high = _mm512_add_epi16(to_low, _mm512_set1_epi16(16));
-    for depth in (0..src.depths).step_by(PAIR) {
-        let even = src.depth_at(depth);
-        let odd = src.depth_at(depth + 1);
+    for depth in (0..src.depths).step_by(2) {
+        let even = src.at(0, depth).cast::<u16>();
+        let odd = src.at(0, depth + 1).cast::<u16>();
         let has_odd = depth + 1 < src.depths;
         for (panel, first) in (0..src.lines).step_by(NR).enumerate() {
             let left = src.lines - first;
@@ -195,7 +252,7 @@ unsafe fn across_depth_b(src: &Source, out: *mut u32) {
                 let even = _mm512_maskz_loadu_epi16(mask, even.add(first).cast());
                 let mask = if has_odd { mask } else { 0 };
                 let odd = _mm512_maskz_loadu_epi16(mask, odd.wrapping_add(first).cast());
-                let to = out.add(panel * src.panel(NR) + depth / PAIR * NR);
+                let to = out.add(panel * src.panel(NR) + depth / 2 * NR);
                 let low = _mm512_permutex2var_epi16(even, to_low, odd);
                 let high = _mm512_permutex2var_epi16(even, to_high, odd);
                 _mm512_storeu_si512(to.cast(), low);
@@ -205,24 +262,16 @@ unsafe fn across_depth_b(src: &Source, out: *mut u32) {
     }
 }
 
-/// Any strides, one element at a time.
+/// Any strides, one word at a time.
 unsafe fn any<const W: usize>(src: &Source, out: *mut u32) {
     for (panel, first) in (0..src.lines).step_by(W).enumerate() {
-        for pair in 0..src.depths.div_ceil(PAIR) {
+        for word in 0..src.depths.div_ceil(src.pack) {
             for lane in 0..W {
-                let element = |depth: usize| {
-                    if first + lane < src.lines && depth < src.depths {
-                        // SAFETY: inside the source.
-                        u32::from(unsafe {
-                            *src.line_at(first + lane).offset(depth as isize * src.depth)
-                        })
-                    } else {
-                        0
-                    }
-                };
-                let word = element(pair * PAIR) | element(pair * PAIR + 1) << 16;
-                // SAFETY: inside the panel.
-                unsafe { *out.add(panel * src.panel(W) + pair * W + lane) = word };
+                // SAFETY: inside the panel; the source is readable.
+                unsafe {
+                    let value = src.word(first + lane, word * src.pack);
+                    *out.add(panel * src.panel(W) + word * W + lane) = value;
+                }
             }
         }
     }
@@ -232,25 +281,32 @@ unsafe fn any<const W: usize>(src: &Source, out: *mut u32) {
 mod tests {
     use super::*;
 
-    fn check<const W: usize>(pack: unsafe fn(&Source, *mut u32)) {
-        let data: Vec<u16> = (0..40_000u32).map(|i| (i % 65_521) as u16 + 1).collect();
+    fn check<const W: usize>(pack: usize, run: unsafe fn(&Source, *mut u32)) {
+        let data: Vec<u16> = (0..80_000u32).map(|i| (i % 65_521) as u16 + 1).collect();
         for lines in [1, 5, 11, 12, 13, 31, 32, 33, 70] {
             for depths in [1, 2, 3, 30, 31, 32, 33, 64, 77] {
                 for (line, depth) in [(101, 1), (1, 103), (211, 3)] {
-                    let start = data.as_ptr();
-                    let src = Source { start, line, depth, lines, depths };
+                    let start = data.as_ptr().cast();
+                    let src = Source { pack, start, line, depth, lines, depths };
                     let panels = lines.div_ceil(W);
                     let mut got = vec![0u32; panels * src.panel(W) + 16];
                     let mut want = got.clone();
                     // SAFETY: the largest offset is below 40,000; 64 spare bytes follow.
                     unsafe {
-                        pack(&src, got.as_mut_ptr());
+                        run(&src, got.as_mut_ptr());
                         any::<W>(&src, want.as_mut_ptr());
                     }
                     let words = panels * src.panel(W);
                     assert!(got[..words] == want[..words], "{W} {lines} {depths} {line} {depth}");
-                    let word = want[(depths - 1) / 2 * W] >> ((depths - 1) % 2 * 16) & 0xffff;
-                    assert_eq!(word, u32::from(data[(depths - 1) * depth as usize]));
+                    let last = depths - 1;
+                    let (word, at) = (want[last / pack * W], last * depth as usize * 2 / pack);
+                    let expected = if pack == 1 {
+                        u32::from(data[at]) | u32::from(data[at + 1]) << 16
+                    } else {
+                        u32::from(data[at]) << (last % 2 * 16)
+                    };
+                    let mask = if pack == 1 { u32::MAX } else { 0xffff << (last % 2 * 16) };
+                    assert_eq!(word & mask, expected);
                 }
             }
         }
@@ -259,14 +315,14 @@ mod tests {
     #[test]
     fn all_stride_cases_pack_alike() {
         if crate::simd::has_avx512() {
-            check::<MR>(|src, out| {
-                // SAFETY: the features are present; passed on.
-                unsafe { pack_a(src, out) }
-            });
-            check::<NR>(|src, out| {
-                // SAFETY: the features are present; passed on.
-                unsafe { pack_b(src, out) }
-            });
+            // SAFETY: the features are present; passed on.
+            check::<MR>(1, |src, out| unsafe { pack_a(src, out) });
+            // SAFETY: as above.
+            check::<MR>(2, |src, out| unsafe { pack_a(src, out) });
+            // SAFETY: as above.
+            check::<NR>(1, |src, out| unsafe { pack_b(src, out) });
+            // SAFETY: as above.
+            check::<NR>(2, |src, out| unsafe { pack_b(src, out) });
         }
     }
 }

@@ -228,28 +228,29 @@ fn empty_dimensions() {
 }
 
 #[test]
-fn bf16_blocks_agree_with_the_micro_kernel() {
-    let gemm =
-        Gemm { bias: Some(Elem::BF16), ..Gemm::row_major(Elem::BF16, Elem::F32, 60, 80, 600) };
-    let a = Tensor::new(Elem::BF16, 60 * 600, 1);
-    let b = Tensor::new(Elem::BF16, 600 * 80, 2);
-    let bias = Tensor::new(Elem::BF16, 80, 4);
-    let (mut own, mut fallback) = (vec![0f32; 4800], vec![0f32; 4800]);
-    let pool = Pool::new(2);
-    let at = |c: &mut Vec<f32>| Buffers {
-        a: a.bytes.as_ptr().cast(),
-        b: b.bytes.as_ptr().cast(),
-        c: c.as_mut_ptr().cast(),
-        bias: bias.bytes.as_ptr().cast(),
-    };
-    let (at_own, at_fallback) = (at(&mut own), at(&mut fallback));
-    // SAFETY: the tensors have the shapes' sizes.
-    unsafe {
-        gemm.run(&pool, at_own.a, at_own.b, at_own.c, at_own.bias);
-        blocked::run(&gemm, &pool, at_fallback);
-    }
-    for (x, y) in own.iter().zip(&fallback) {
-        assert!((x - y).abs() < 1e-4, "{x} {y}");
+fn blocks_agree_with_the_micro_kernels() {
+    for elem in [Elem::F32, Elem::BF16] {
+        let gemm = Gemm { bias: Some(elem), ..Gemm::row_major(elem, Elem::F32, 60, 80, 600) };
+        let a = Tensor::new(elem, 60 * 600, 1);
+        let b = Tensor::new(elem, 600 * 80, 2);
+        let bias = Tensor::new(elem, 80, 4);
+        let (mut own, mut fallback) = (vec![0f32; 4800], vec![0f32; 4800]);
+        let pool = Pool::new(2);
+        let at = |c: &mut Vec<f32>| Buffers {
+            a: a.bytes.as_ptr().cast(),
+            b: b.bytes.as_ptr().cast(),
+            c: c.as_mut_ptr().cast(),
+            bias: bias.bytes.as_ptr().cast(),
+        };
+        let (at_own, at_fallback) = (at(&mut own), at(&mut fallback));
+        // SAFETY: the tensors have the shapes' sizes.
+        unsafe {
+            gemm.run(&pool, at_own.a, at_own.b, at_own.c, at_own.bias);
+            blocked::run(&gemm, &pool, at_fallback);
+        }
+        for (x, y) in own.iter().zip(&fallback) {
+            assert!((x - y).abs() < 1e-4, "{elem:?}: {x} {y}");
+        }
     }
 }
 

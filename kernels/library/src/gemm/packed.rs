@@ -1,4 +1,4 @@
-//! bf16 products on AVX512-BF16: blocks of C in the order column block, depth block, row block.
+//! f32 products on AVX-512 and bf16 products on AVX512-BF16: blocks of C in the order column block, depth block, row block.
 //!
 //! All threads pack one column block of B together and share it; each packs its own rows of A. A
 //! result is summed over the depths of a block in registers, and over blocks in C itself if that is
@@ -7,8 +7,8 @@
 
 use std::arch::is_x86_feature_detected as has;
 
-use super::microkernel::{MR, NR, Store, tile};
-use super::pack::{PAIR, Source, pack_a, pack_b};
+use super::microkernel::{MR, NR, Store, tile_bf16, tile_f32};
+use super::pack::{Source, pack_a, pack_b};
 use super::{Buffers, Gemm, Operand};
 use crate::convert::to_f32;
 use crate::dtype::Elem;
@@ -16,8 +16,8 @@ use crate::pool::{Pool, Scratch, Shareable};
 
 /// Rows of A packed at a time: with [`KC`] depths they fill a part of the second-level cache.
 const MC: usize = 96;
-/// The most depths of a block; the depth is split evenly.
-const KC: usize = 1024;
+/// The most depths of a block in words of the packed operands; the depth is split evenly.
+const KC: usize = 512;
 /// The most columns of a block: packed, 4 MiB.
 const NC: usize = 2048;
 /// The most rows whose partial sums are kept in scratch memory.
@@ -29,15 +29,20 @@ const TASKS_PER_THREAD: usize = 4;
 /// A batch of products smaller than this (in multiplications) is spread as whole products.
 const SMALL: usize = 1 << 22;
 
-/// Whether this CPU has the instructions.
-pub(super) fn available() -> bool {
-    crate::simd::has_avx512() && has!("avx512bf16")
+/// Whether there are kernels for operands of this type on this CPU.
+pub(super) fn available(elem: Elem) -> bool {
+    let has = match elem {
+        Elem::F32 => true,
+        Elem::BF16 => has!("avx512bf16"),
+        _ => false,
+    };
+    has && crate::simd::has_avx512()
 }
 
 /// Runs all products of the batch on the pool.
 ///
 /// # Safety
-/// As for [`Gemm::run`]; bf16 operands, no empty dimension, [`available`].
+/// As for [`Gemm::run`]; no empty dimension, and kernels must be [`available`].
 pub(super) unsafe fn run(shape: &Gemm, pool: &Pool, at: Buffers) {
     let threads = pool.threads();
     let small = shape.m * shape.n * shape.k < SMALL;
@@ -119,7 +124,7 @@ pub(super) unsafe fn run_packed(
     let [a, partial] = packing.split([a_bytes, partial_bytes]);
     product.shape = Gemm { m, n, k, ..product.shape };
     product.each_block(|mut block| {
-        block.panel = NR * product.kc.min(whole.k - block.depth).div_ceil(PAIR);
+        block.panel = NR * product.kc.min(whole.k - block.depth).div_ceil(product.pack);
         let b = product.packed_at(packed.cast_mut().cast(), &block);
         let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
         let all = (0, block.cols.div_ceil(NR));
@@ -211,6 +216,8 @@ struct Product {
     shape: Gemm,
     /// The bias runs along the rows of C.
     is_swapped: bool,
+    /// Depths in a word of the packed operands.
+    pack: usize,
     /// Rows, columns and depths of a block.
     mc: usize,
     nc: usize,
@@ -239,20 +246,28 @@ impl Product {
         } else {
             (*shape, at)
         };
-        let kc = even_part(shape.k, KC).next_multiple_of(PAIR);
+        let pack = size_of::<u32>() / shape.a.elem.size();
+        let kc = even_part(shape.k, KC * pack).next_multiple_of(pack);
         let nc = even_part(shape.n, NC).next_multiple_of(NR);
-        let is_direct = shape.c.col == 1 && shape.c.elem != Elem::F16;
+        // The f32 kernel is for CPUs that may not round to bf16.
+        let stores = shape.c.elem == Elem::F32 || (shape.c.elem, pack) == (Elem::BF16, 2);
+        let is_direct = shape.c.col == 1 && stores;
         let in_place = is_direct && shape.c.elem == Elem::F32;
         let has_partial = kc < shape.k && !in_place;
         let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
         let mc = mc.next_multiple_of(MC);
         let col_blocks = shape.n.div_ceil(nc);
-        (Product { shape, is_swapped, mc, nc, kc, col_blocks, is_direct, has_partial }, at)
+        (Product { shape, is_swapped, pack, mc, nc, kc, col_blocks, is_direct, has_partial }, at)
+    }
+
+    /// The micro-kernel of the operands' type.
+    fn kernel(&self) -> unsafe fn(usize, *const u32, *const u32, &Store) {
+        if self.pack == 1 { tile_f32 } else { tile_bf16 }
     }
 
     /// Words of a packed block of B.
     fn packed_block(&self) -> usize {
-        self.nc * (self.kc / PAIR)
+        self.nc * (self.kc / self.pack)
     }
 
     /// Where a block of the whole packed B begins.
@@ -264,12 +279,12 @@ impl Product {
     /// Bytes of: packed A of one thread, packed B, partial sums, bias.
     fn scratch(&self) -> [usize; 4] {
         let word = size_of::<u32>();
-        let pairs = self.kc / PAIR;
+        let words = self.kc / self.pack;
         let rows = MC.min(self.shape.m.next_multiple_of(MR));
         let bias = if self.is_swapped { self.shape.m } else { self.shape.n };
         [
-            rows * pairs * word,
-            self.nc * pairs * word,
+            rows * words * word,
+            self.nc * words * word,
             if self.has_partial { self.mc.min(self.shape.m) * self.nc * word } else { 0 },
             if self.shape.bias.is_some() { bias.next_multiple_of(NR) * word } else { 0 },
         ]
@@ -302,7 +317,7 @@ impl Product {
                         depths,
                         is_first: depth == 0,
                         is_last: depth + depths == k,
-                        panel: NR * depths.div_ceil(PAIR),
+                        panel: NR * depths.div_ceil(self.pack),
                     });
                 }
             }
@@ -311,13 +326,17 @@ impl Product {
 
     /// Packs some panels of B, from number `first` on.
     unsafe fn pack_panels(&self, at: &Buffers, block: &Block, scratch: &Shared, first: usize) {
-        let Operand { row, col, .. } = self.shape.b;
+        let Operand { elem, row, col, .. } = self.shape.b;
         let skip = first * NR;
-        let start =
-            at.b.cast::<u16>()
-                .wrapping_offset(block.depth as isize * row + (block.col + skip) as isize * col);
-        let lines = (PANELS * NR).min(block.cols - skip);
-        let src = Source { start, line: col, depth: row, lines, depths: block.depths };
+        let offset = block.depth as isize * row + (block.col + skip) as isize * col;
+        let src = Source {
+            pack: self.pack,
+            start: elem.at(at.b, offset),
+            line: col,
+            depth: row,
+            lines: (PANELS * NR).min(block.cols - skip),
+            depths: block.depths,
+        };
         // SAFETY: the features are present; the part holds the whole column block.
         unsafe { pack_b(&src, scratch.b.add(first * block.panel)) };
     }
@@ -333,13 +352,12 @@ impl Product {
         (first, last): (usize, usize),
     ) {
         let shape = &self.shape;
-        let pairs = block.depths.div_ceil(PAIR);
+        let words = block.depths.div_ceil(self.pack);
         let rows = MC.min(block.rows - row);
-        let start = at.a.cast::<u16>().wrapping_offset(
-            (block.row + row) as isize * shape.a.row + block.depth as isize * shape.a.col,
-        );
+        let offset = (block.row + row) as isize * shape.a.row + block.depth as isize * shape.a.col;
         let src = Source {
-            start,
+            pack: self.pack,
+            start: shape.a.elem.at(at.a, offset),
             line: shape.a.row,
             depth: shape.a.col,
             lines: rows,
@@ -351,9 +369,9 @@ impl Product {
             for panel in first..last {
                 let b = scratch.b.add(panel * block.panel);
                 for i in (0..rows).step_by(MR) {
-                    let a = a.add(i * pairs);
+                    let a = a.add(i * words);
                     let size = (MR.min(rows - i), NR.min(block.cols - panel * NR));
-                    self.tile(at, block, scratch, (a, b, pairs), (row + i, panel * NR), size);
+                    self.tile(at, block, scratch, (a, b, words), (row + i, panel * NR), size);
                 }
             }
         }
@@ -366,7 +384,7 @@ impl Product {
         at: &Buffers,
         block: &Block,
         scratch: &Shared,
-        (a, b, pairs): (*const u32, *const u32, usize),
+        (a, b, words): (*const u32, *const u32, usize),
         (i, j): (usize, usize),
         (rows, cols): (usize, usize),
     ) {
@@ -409,16 +427,16 @@ impl Product {
         // SAFETY: the features are present; the caller vouches for the buffers.
         unsafe {
             if self.is_direct || (self.has_partial && !block.is_last) {
-                tile(pairs, a, b, &store);
+                self.kernel()(words, a, b, &store);
             } else {
-                self.scattered(pairs, a, b, &store);
+                self.scattered(words, a, b, &store);
             }
         }
     }
 
     /// Computes a tile whose elements of C the micro-kernel cannot store.
     #[cold]
-    unsafe fn scattered(&self, pairs: usize, a: *const u32, b: *const u32, store: &Store) {
+    unsafe fn scattered(&self, words: usize, a: *const u32, b: *const u32, store: &Store) {
         let mut square = [0f32; MR * NR];
         let local = Store {
             c: square.as_mut_ptr().cast(),
@@ -430,7 +448,7 @@ impl Product {
         let Operand { elem, row, col, .. } = self.shape.c;
         // SAFETY: the features are present; the elements are those of the tile.
         unsafe {
-            tile(pairs, a, b, &local);
+            self.kernel()(words, a, b, &local);
             for i in 0..store.rows {
                 for j in 0..store.cols {
                     let at = i as isize * row + j as isize * col;
