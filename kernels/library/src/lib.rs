@@ -16,14 +16,18 @@
 //! | [`copy`] | strided copies and transposes |
 //! | [`convert`] | casts between element types |
 //! | [`reduce`] | sums and sums of squares |
+//! | [`reduce_axes`] | reductions over any axes |
+//! | [`cum_sum`] | running sums |
 
 pub mod attention;
 pub mod convert;
 pub mod copy;
+pub mod cum_sum;
 pub mod dtype;
 pub mod embedding;
 pub mod gemm;
 pub mod index;
 pub mod pool;
 pub mod reduce;
+pub mod reduce_axes;
 mod simd;

@@ -283,11 +283,17 @@ impl<'a> Lowering<'a> {
         }
         let low =
             |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::F16 | DType::BF16);
+        let integer = |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::I32 | DType::I64);
+        let mask = |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::Bool);
         let library = match &node.op {
-            Op::MatMul(_) | Op::Attention(_) | Op::AttentionGrad(_) => node.inputs.iter().all(low),
+            Op::MatMul(_) => node.inputs.iter().all(low),
+            Op::Attention(_) => low(&node.inputs[0]) && node.inputs.get(3).is_none_or(mask),
+            Op::AttentionGrad(_) => low(&node.inputs[0]) && node.inputs.get(6).is_none_or(mask),
             Op::Embedding(_) | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
             Op::Cast(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
             Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => true,
+            Op::CumSum(_) => low(&node.inputs[0]) || integer(&node.inputs[0]),
+            Op::Reduce(_) | Op::SumTo(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
             op => op.is_layout(),
         };
         if library { KernelKind::Library } else { KernelKind::Interpreted }

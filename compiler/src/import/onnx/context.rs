@@ -9,6 +9,7 @@ use crate::import::dims::checked_numel;
 use frit_ir::interpret::Options;
 use frit_ir::ops::{Constant, Expand, Reshape};
 use frit_ir::{DType, Graph, Op, Origin, Region, Shape, Tensor, TensorType, ValueId};
+use std::collections::HashMap;
 
 /// Results with more elements than this are computed by the plan, not at import.
 pub(super) const MAX_FOLDED: usize = 1 << 24;
@@ -58,6 +59,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) origin: Origin,
     pub(super) inputs: Vec<Option<Bound>>,
     pub(super) opset: i64,
+    /// Padding rows of tables, by initializer, where their values show them.
+    pub(super) padding_rows: &'a HashMap<&'a str, usize>,
 }
 
 impl NodeContext<'_> {

@@ -12,6 +12,7 @@ mod ops;
 mod opset;
 mod order;
 mod scope;
+mod table;
 mod tensor;
 mod trainable;
 
@@ -80,6 +81,8 @@ struct Importer<'a> {
     inlined: Vec<Inlined>,
     values: HashMap<&'a str, Bound>,
     nodes: Vec<(usize, &'a NodeProto)>,
+    /// Padding rows of tables, by initializer.
+    padding_rows: HashMap<&'a str, usize>,
     /// Graph inputs that are fed from data.
     inputs: Vec<&'a ValueInfoProto>,
     report: Report,
@@ -110,6 +113,7 @@ impl<'a> Importer<'a> {
             weights: Weights::default(),
             inlined: Vec::new(),
             values: HashMap::new(),
+            padding_rows: HashMap::new(),
             nodes,
             inputs,
             report: Report::default(),
@@ -267,7 +271,16 @@ impl<'a> Importer<'a> {
                     }
                 };
             let (kind, reason) = if stored.ty.dtype.is_float() {
-                trainable.decide(name, &stored.ty)
+                let (kind, mut reason) = trainable.decide(name, &stored);
+                if kind == ParamKind::Trainable
+                    && let Some(row) = trainable.padding_row(name, &stored)
+                {
+                    self.padding_rows.insert(name, row);
+                    reason += &format!(
+                        " Row {row} is zero, as a padding row: looking it up gives no gradient."
+                    );
+                }
+                (kind, reason)
             } else {
                 (ParamKind::Buffer, format!("its elements are {}.", stored.ty.dtype))
             };
@@ -315,6 +328,7 @@ impl<'a> Importer<'a> {
                 origin: origin.clone(),
                 inputs,
                 opset: self.opset,
+                padding_rows: &self.padding_rows,
             };
             let outcome = (operator.convert)(&mut cx);
             let given = cx.inputs;

@@ -3,11 +3,12 @@
 //! In order: `params.ignored` and `params.frozen`; what the exporter says (the dynamo exporter writes
 //! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars;
 //! values that reach the outputs only through sines and cosines of data-independent values (rotary
-//! tables), or not at all. All other floats train if `params.trainable` covers their name.
+//! tables), or not at all; tables of sines and cosines; rows of zeros added to the output. All other floats train if `params.trainable` covers their name.
 
 use super::messages::{GraphProto, NodeProto};
+use super::table;
+use super::tensor::Stored;
 use crate::import::{ImportOptions, glob};
-use frit_ir::TensorType;
 use frit_ir::ops::ParamKind;
 use std::collections::{HashMap, HashSet};
 
@@ -47,6 +48,10 @@ pub(super) struct Trainable<'a> {
     /// What the exporter calls each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
     statistics: HashSet<&'a str>,
+    /// What Gather reads rows of.
+    tables: HashSet<&'a str>,
+    /// Operands of additions whose result is an output.
+    offsets: HashSet<&'a str>,
     /// Names from which a gradient path leads to an output.
     reaching: HashSet<&'a str>,
     /// The same, over paths that avoid sines and cosines of data-independent values.
@@ -81,17 +86,31 @@ impl<'a> Trainable<'a> {
             matches!(node.op_type.as_str(), "Sin" | "Cos")
                 && !node.input.iter().any(|i| from_data.contains(i.as_str()))
         };
+        let operands = |node: &&'a NodeProto| node.input.iter().map(String::as_str);
+        let first = |node: &&'a NodeProto| node.input.first().map(String::as_str);
+        let is_output = |node: &&&'a NodeProto| {
+            node.output.iter().any(|o| graph.output.iter().any(|out| out.name == *o))
+        };
         Trainable {
             options,
             signature,
             statistics,
+            tables: nodes.iter().filter(|n| n.op_type == "Gather").filter_map(first).collect(),
+            offsets: nodes
+                .iter()
+                .filter(|n| n.op_type == "Add")
+                .filter(is_output)
+                .flat_map(operands)
+                .map(|name| uncast(nodes, name))
+                .collect(),
             reaching: reaching(graph, nodes, |_| false),
             reaching_directly: reaching(graph, nodes, is_table),
         }
     }
 
     /// What happens to a float initializer, and why, as a sentence.
-    pub(super) fn decide(&self, name: &str, ty: &TensorType) -> (ParamKind, String) {
+    pub(super) fn decide(&self, name: &str, stored: &Stored) -> (ParamKind, String) {
+        let ty = &stored.ty;
         use ParamKind::{Buffer, Frozen, Trainable};
         let said = self.signature.get(name).map(String::as_str);
         let (kind, reason) = if glob::any(&self.options.ignored, name) {
@@ -110,6 +129,12 @@ impl<'a> Trainable<'a> {
             let why = "it reaches the outputs only through sines and cosines of values that do not \
                        depend on data";
             (Buffer, why.into())
+        } else if table::is_sinusoidal(stored) {
+            (Buffer, "its rows are the sines and cosines of their positions".into())
+        } else if said.is_none() && self.is_output_offset(name, stored) {
+            let why = "it is a row of zeros, not a vector, added to an output: a buffer that \
+                       excludes classes";
+            (Buffer, why.into())
         } else if !glob::any(&self.options.trainable, name) {
             (Frozen, "`params.trainable` does not cover its name".into())
         } else if said.is_some() {
@@ -119,6 +144,29 @@ impl<'a> Trainable<'a> {
         };
         (kind, format!("{reason}."))
     }
+}
+
+impl Trainable<'_> {
+    /// The padding row of a table that the exporter says nothing about, by its values.
+    pub(super) fn padding_row(&self, name: &str, stored: &Stored) -> Option<usize> {
+        let looked_up = self.signature.is_empty() && self.tables.contains(name);
+        looked_up.then(|| table::padding_row(stored)).flatten()
+    }
+
+    /// Whether this is a `[1, N]` of zeros that is added to what becomes an output, as the
+    /// `final_logits_bias` of encoder-decoder models; a trained bias is a vector.
+    fn is_output_offset(&self, name: &str, stored: &Stored) -> bool {
+        matches!(stored.ty.shape.dims(), [1, n] if *n > 1)
+            && self.offsets.contains(name)
+            && stored.bytes.iter().all(|b| *b == 0)
+    }
+}
+
+/// What the value is a cast or copy of.
+fn uncast<'a>(nodes: &[&'a NodeProto], name: &'a str) -> &'a str {
+    let copies = |n: &&&NodeProto| matches!(n.op_type.as_str(), "Cast" | "Identity");
+    let made = nodes.iter().filter(copies).find(|n| n.output.iter().any(|o| o == name));
+    made.and_then(|n| n.input.first()).map_or(name, |source| source)
 }
 
 /// `p_w: PARAMETER target='w'` per line → what each target is.

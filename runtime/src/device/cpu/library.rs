@@ -1,17 +1,19 @@
 //! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
 
-use super::index;
 use super::operand::{Operand, elem};
+use super::{index, reduce};
 use frit_ir::ops::{Attention as AttentionOp, MatMul, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::attention::{
     Attention, BackwardInputs, BackwardOutputs, Mask, MaskKind, Strides,
 };
 use frit_kernels::copy::StridedCopy;
+use frit_kernels::cum_sum::CumSum;
 use frit_kernels::embedding::{Embedding, IndexElem};
 use frit_kernels::gemm::{Gemm, Operand as Matrix};
 use frit_kernels::index::Indexed;
 use frit_kernels::pool::Pool;
+use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
 
 /// A library kernel with its parameters.
@@ -32,6 +34,10 @@ pub(super) enum Routine {
     Pad { element: Vec<u8>, copy: StridedCopy, to: usize },
     /// Elements of the first operand at the places that the second names.
     Gather(Indexed),
+    /// Running sums.
+    CumSum(CumSum),
+    /// A reduction over axes.
+    Reduce(ReduceAxes),
     /// A conversion between float types.
     Convert { len: usize },
     /// Number of non-finite elements and sum of squares of all operands.
@@ -80,6 +86,10 @@ impl Routine {
                 index::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
             }
             Op::Pad(op) => Some(pad(op, ins[0], outs[0])),
+            Op::CumSum(op) => reduce::cum_sum(op, ins[0]).map(Routine::CumSum),
+            Op::Reduce(_) | Op::SumTo(_) => {
+                reduce::axes(&node.op, ins[0], outs[0]).map(Routine::Reduce)
+            }
             op => copies(op, &ins, &outs).map(Routine::Copies),
         }
     }
@@ -149,6 +159,8 @@ impl Routine {
                 Routine::Gather(indexed) => indexed
                     .gather(pool, read(0), read(1), writes[0].pointer)
                     .map_err(|e| e.to_string())?,
+                Routine::CumSum(sums) => sums.run(pool, read(0), writes[0].pointer),
+                Routine::Reduce(reduce) => reduce.run(pool, read(0), writes[0].pointer),
                 Routine::Convert { len } => {
                     let (from, to) = (elem(reads[0].ty.dtype), elem(writes[0].ty.dtype));
                     let (Some(from), Some(to)) = (from, to) else {

@@ -6,6 +6,7 @@ mod call;
 mod index;
 mod library;
 mod operand;
+mod reduce;
 
 use super::Device;
 use crate::RunError;

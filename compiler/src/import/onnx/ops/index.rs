@@ -28,7 +28,8 @@ fn gather(cx: &mut NodeContext<'_>) -> Outcome {
     let axis = cx.axis(data, cx.int("axis", 0))?;
     in_range(cx, indices, cx.dims(data)[axis])?;
     let is_table = cx.ty(data).dtype.is_float() && cx.dims(data).len() == 2 && axis == 0;
-    let padding_idx = exporter::padding_idx(cx.node).filter(|_| is_table);
+    let shown = cx.node.input.first().and_then(|name| cx.padding_rows.get(name.as_str()));
+    let padding_idx = exporter::padding_idx(cx.node).or(shown.copied()).filter(|_| is_table);
     let is_param = matches!(cx.graph.def(data).op, Op::Param(_));
     let op = match is_table && (is_param || padding_idx.is_some()) {
         true => Op::Embedding(Embedding { padding_idx }),
