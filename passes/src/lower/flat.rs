@@ -16,7 +16,11 @@ impl<'a> Lowering<'a> {
                 uses
             });
         for (name, value) in self.gradients() {
+            let node = graph.def(value);
+            let reduced = if self.is_grad_sum(node) { self.addend(node) } else { value };
+            self.gradient_name.insert(reduced, name.clone());
             let (group, segment) = self.group_of[&name];
+            self.first_gradient.entry(group).or_insert(value);
             let flat = self.flat_gradient(group);
             self.missing.entry(group).or_default().insert(name);
             let offset = self.plan.groups[group].segments[segment].offset * 4;
@@ -167,7 +171,7 @@ impl<'a> Lowering<'a> {
     /// One more gradient of a group is computed; the last one starts the reduction.
     pub(super) fn gradient_ready(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         let raw = node.inputs[0];
-        let name = self.gradient_name(node.outputs[0]);
+        let name = self.gradient_name.get(&node.outputs[0]).cloned();
         let name =
             name.ok_or_else(|| internal("a reduced value is no gradient").at(&node.origin))?;
         self.settle(&name, raw, node)?;
@@ -176,14 +180,6 @@ impl<'a> Lowering<'a> {
             self.reduce(group, node);
         }
         Ok(())
-    }
-
-    fn gradient_name(&self, reduced: ValueId) -> Option<String> {
-        self.gradients().into_iter().find_map(|(name, value)| {
-            let node = self.graph.def(value);
-            let value = if self.is_grad_sum(node) { self.addend(node) } else { value };
-            (value == reduced).then_some(name)
-        })
     }
 
     /// Sees to it that a gradient is at its place in the flat gradient.
@@ -264,13 +260,7 @@ impl<'a> Lowering<'a> {
                 self.settle(&name, raw, graph.def(raw))?;
             }
             for group in self.flat_gradient.keys().copied().collect::<Vec<_>>() {
-                let (name, value) = self
-                    .gradients()
-                    .into_iter()
-                    .find(|(name, _)| self.group_of[name].0 == group)
-                    .ok_or_else(|| internal("a gradient group is empty"))?;
-                debug_assert!(!name.is_empty());
-                let raw = self.raw_gradient(value);
+                let raw = self.raw_gradient(self.first_gradient[&group]);
                 self.reduce(group, graph.def(raw));
             }
         }
@@ -278,12 +268,7 @@ impl<'a> Lowering<'a> {
             let sum = self.plan.groups[group].states.iter().find(|s| s.name == "grad_sum");
             if let Some(sum) = sum {
                 let to = Place { buffer: sum.buffer, offset: 0, ty: place.ty.clone() };
-                let (_, value) = self
-                    .gradients()
-                    .into_iter()
-                    .find(|(name, _)| self.group_of[name].0 == group)
-                    .ok_or_else(|| internal("a gradient group is empty"))?;
-                let node = graph.def(value);
+                let node = graph.def(self.first_gradient[&group]);
                 let op = Op::Binary(BinaryFn::Add);
                 self.flat_kernel(op, vec![to.clone(), place], vec![to.clone()], node)?;
                 self.shard_gradient.insert(group, to);

@@ -121,6 +121,10 @@ struct Lowering<'a> {
     shard_gradient: BTreeMap<usize, Place>,
     /// Gradients of a group that are not yet computed, by parameter name.
     missing: BTreeMap<usize, HashSet<String>>,
+    /// Parameter names by reduced gradient.
+    gradient_name: HashMap<ValueId, String>,
+    /// The gradient of a parameter of each trainable group.
+    first_gradient: HashMap<usize, ValueId>,
     stepped: HashSet<usize>,
 }
 
@@ -176,6 +180,8 @@ impl<'a> Lowering<'a> {
             flat_gradient: BTreeMap::new(),
             shard_gradient: BTreeMap::new(),
             missing: BTreeMap::new(),
+            gradient_name: HashMap::new(),
+            first_gradient: HashMap::new(),
             stepped: HashSet::new(),
         }
     }

@@ -8,27 +8,40 @@ use std::collections::HashMap;
 /// The bound in bytes for the workspace `buffers`, with `sizes` by buffer.
 pub(super) fn live_peak(plan: &Plan, buffers: &[usize], sizes: &[usize]) -> usize {
     let reach = complete_before(plan);
+    let stream =
+        |i: usize| Stream::ALL.iter().position(|s| *s == plan.tasks[i].stream).unwrap_or(0);
     let mut accesses: HashMap<usize, Vec<usize>> = HashMap::new();
+    let mut streams: [Vec<usize>; 3] = [const { Vec::new() }; 3];
     for (i, task) in plan.tasks.iter().enumerate() {
+        streams[stream(i)].push(i);
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             accesses.entry(place.buffer).or_default().push(i);
         }
     }
-    let stream =
-        |i: usize| Stream::ALL.iter().position(|s| *s == plan.tasks[i].stream).unwrap_or(0);
-    // Task a is complete before task b starts.
-    let ordered = |a: usize, b: usize| reach[b][stream(a)] > a;
-    let mut live = vec![0; plan.tasks.len()];
+    // Within a stream, what is complete before a task only grows: a buffer begins to live at one task of
+    // each stream and ceases at a later one. Changes of the live bytes, by stream and position in it.
+    let mut changes: [Vec<isize>; 3] = streams.each_ref().map(|tasks| vec![0; tasks.len() + 1]);
     for buffer in buffers {
         let Some(touching) = accesses.get(buffer) else { continue };
-        for (t, bytes) in live.iter_mut().enumerate() {
-            let begun = touching.iter().any(|&a| a == t || ordered(a, t));
-            if begun && touching.iter().rev().any(|&a| a == t || ordered(t, a)) {
-                *bytes += sizes[*buffer];
+        for (tasks, changes) in streams.iter().zip(&mut changes) {
+            let begun = |t: usize| touching.iter().any(|&a| a == t || reach[t][stream(a)] > a);
+            let begin = tasks.partition_point(|&t| !begun(t));
+            let needed = |t: usize| touching.iter().any(|&a| a == t || reach[a][stream(t)] > t);
+            let end = tasks.partition_point(|&t| needed(t));
+            if begin < end {
+                changes[begin] += sizes[*buffer] as isize;
+                changes[end] -= sizes[*buffer] as isize;
             }
         }
     }
-    live.into_iter().max().unwrap_or(0)
+    let peak = |changes: &Vec<isize>| {
+        let running = changes.iter().scan(0, |live, change| {
+            *live += change;
+            Some(*live)
+        });
+        running.max().unwrap_or(0)
+    };
+    changes.iter().map(peak).max().unwrap_or(0).unsigned_abs()
 }
 
 /// For every task and stream, one more than the last task known to be complete when it starts.

@@ -24,11 +24,11 @@ pub fn assign(plan: &mut Plan) {
     let workspace: Vec<usize> = (0..plan.buffers.len())
         .filter(|&b| plan.buffers[b].arena == Arena::Workspace && lifetimes[b].is_some())
         .collect();
-    let offsets = offsets::assign(&workspace, &sizes, &lifetimes);
+    plan.workspace_lower_bound = bound::live_peak(plan, &workspace, &sizes);
+    let offsets = offsets::assign(&workspace, &sizes, &lifetimes, plan.workspace_lower_bound);
     for (&buffer, &offset) in workspace.iter().zip(&offsets) {
         plan.buffers[buffer].offset = offset;
     }
     plan.workspace_bytes =
         workspace.iter().zip(&offsets).map(|(&b, &offset)| offset + sizes[b]).max().unwrap_or(0);
-    plan.workspace_lower_bound = bound::live_peak(plan, &workspace, &sizes);
 }

@@ -1,68 +1,77 @@
-//! Packing: each buffer at the lowest free offset, in several orders, of which the best is kept.
+//! Packing: each buffer at the lowest free offset, in several orders, of which the best is kept. The search
+//! ends with the first order that reaches the lower bound.
 
 use super::lifetimes::Lifetime;
 use std::cmp::Reverse;
 
-/// Offsets of the `buffers`, in their order.
+/// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
 pub(super) fn assign(
     buffers: &[usize],
     sizes: &[usize],
     lifetimes: &[Option<Lifetime>],
+    bound: usize,
 ) -> Vec<usize> {
-    let life =
-        |b: usize| lifetimes[b].as_ref().expect("invariant: only accessed buffers are packed");
-    let conflicts: Vec<Vec<usize>> = buffers
+    let packed: Vec<Packed<'_>> = buffers
         .iter()
-        .map(|&a| (0..buffers.len()).filter(|&j| life(a).overlaps(life(buffers[j]))).collect())
+        .map(|&b| {
+            let life = lifetimes[b].as_ref().expect("invariant: only accessed buffers are packed");
+            Packed { life, size: sizes[b] }
+        })
         .collect();
-    let length = |b: usize| life(b).span.1 - life(b).span.0;
     let mut best: Option<(usize, Vec<usize>)> = None;
     for heuristic in 0..4 {
-        let mut order: Vec<usize> = (0..buffers.len()).collect();
+        let mut order: Vec<usize> = (0..packed.len()).collect();
         order.sort_by_key(|&i| {
-            let b = buffers[i];
+            let Packed { life, size } = packed[i];
+            let length = life.span.1 - life.span.0;
             match heuristic {
-                0 => (Reverse(sizes[b]), Reverse(length(b)), i),
-                1 => (Reverse(length(b)), Reverse(sizes[b]), i),
-                2 => (Reverse(sizes[b] * (length(b) + 1)), Reverse(sizes[b]), i),
-                _ => (Reverse(usize::MAX - life(b).span.0), Reverse(sizes[b]), i),
+                0 => (Reverse(size), Reverse(length), i),
+                1 => (Reverse(length), Reverse(size), i),
+                2 => (Reverse(size * (length + 1)), Reverse(size), i),
+                _ => (Reverse(usize::MAX - life.span.0), Reverse(size), i),
             }
         });
-        let (peak, offsets) = pack(&order, buffers, sizes, &conflicts);
+        let (peak, offsets) = pack(&order, &packed);
         if best.as_ref().is_none_or(|(least, _)| peak < *least) {
             best = Some((peak, offsets));
+        }
+        if peak <= bound {
+            break;
         }
     }
     best.map(|(_, offsets)| offsets).unwrap_or_default()
 }
 
-fn pack(
-    order: &[usize],
-    buffers: &[usize],
-    sizes: &[usize],
-    conflicts: &[Vec<usize>],
-) -> (usize, Vec<usize>) {
-    let mut offsets: Vec<Option<usize>> = vec![None; buffers.len()];
+/// A buffer to place.
+#[derive(Clone, Copy)]
+struct Packed<'a> {
+    life: &'a Lifetime,
+    size: usize,
+}
+
+/// Places the buffers in this order. Returns the peak and the offsets.
+fn pack(order: &[usize], buffers: &[Packed<'_>]) -> (usize, Vec<usize>) {
+    let mut offsets = vec![0; buffers.len()];
     let mut peak = 0;
-    let mut taken: Vec<(usize, usize)> = Vec::new();
+    // Offset, end and lifetime of what is placed, by offset.
+    let mut placed: Vec<(usize, usize, &Lifetime)> = Vec::with_capacity(buffers.len());
     for &i in order {
-        let size = sizes[buffers[i]];
-        taken.clear();
-        taken.extend(
-            conflicts[i]
-                .iter()
-                .filter_map(|&j| offsets[j].map(|offset| (offset, offset + sizes[buffers[j]]))),
-        );
-        taken.sort_unstable();
+        let Packed { life, size } = buffers[i];
         let mut offset = 0;
-        for &(begin, end) in &taken {
-            if offset + size <= begin {
+        for (begin, end, other) in &placed {
+            if offset + size <= *begin {
                 break;
             }
-            offset = offset.max(end);
+            // Most of what is placed lies below: the cheap test comes first.
+            if *end > offset && life.overlaps(other) {
+                offset = *end;
+            }
         }
-        offsets[i] = Some(offset);
-        peak = peak.max(offset + size);
+        let end = offset + size;
+        let at = placed.partition_point(|(begin, ..)| *begin <= offset);
+        placed.insert(at, (offset, end, life));
+        offsets[i] = offset;
+        peak = peak.max(end);
     }
-    (peak, offsets.into_iter().map(|o| o.expect("invariant: every buffer is packed")).collect())
+    (peak, offsets)
 }
