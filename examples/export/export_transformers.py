@@ -39,7 +39,7 @@ PAIR = dict(vocab_size=151, d_model=32, encoder_layers=2, decoder_layers=2, enco
             decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, dropout=0.0,
             attention_dropout=0.0, activation_dropout=0.0, use_cache=False, pad_token_id=1, bos_token_id=0, eos_token_id=2,
             decoder_start_token_id=2, forced_eos_token_id=None)
-EXPERTS = dict(GROUPED, num_experts_per_tok=2, experts_implementation="eager")
+EXPERTS = dict(GROUPED, num_experts_per_tok=2, experts_implementation="batched_mm")
 
 
 def causal(model, config, **kwargs):

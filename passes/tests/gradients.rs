@@ -160,6 +160,35 @@ fn indexing_and_sums() {
             add(g, Op::GatherElements(GatherElements { axis }), &[p[0], ids])[0]
         });
     }
+    for batch_dims in [0, 1] {
+        check("gather_nd", &[&[2, 3, 2]], |g, p| {
+            let ids = constant(g, Tensor::ints(DType::I64, [2, 2, 1], vec![1, 0, 1, -1]));
+            add(g, Op::GatherNd(GatherNd { batch_dims }), &[p[0], ids])[0]
+        });
+    }
+    for f in [ScatterFn::Replace, ScatterFn::Add, ScatterFn::Max, ScatterFn::Min] {
+        check("scatter_elements", &[&[3, 4], &[2, 3]], |g, p| {
+            let ids = constant(g, Tensor::ints(DType::I64, [2, 3], vec![0, 2, -3, 1, 0, 2]));
+            let op = ScatterElements { axis: 0, f };
+            add(g, Op::ScatterElements(op), &[p[0], ids, p[1]])[0]
+        });
+        for (batch_dims, ids) in [(0, vec![2, -2]), (1, vec![2, -2])] {
+            let updates: &[usize] = if batch_dims == 0 { &[2, 3] } else { &[2] };
+            check("scatter_nd", &[&[2 + (1 - batch_dims), 3], updates], |g, p| {
+                let shape = [2, 1];
+                let ids = constant(g, Tensor::ints(DType::I64, shape, ids.clone()));
+                add(g, Op::ScatterNd(ScatterNd { batch_dims, f }), &[p[0], ids, p[1]])[0]
+            });
+        }
+    }
+    check("scatter_elements with repeated indices", &[&[3], &[4]], |g, p| {
+        let ids = constant(g, Tensor::ints(DType::I64, [4], vec![0, 2, 0, 0]));
+        let op = ScatterElements { axis: 0, f: ScatterFn::Add };
+        add(g, Op::ScatterElements(op), &[p[0], ids, p[1]])[0]
+    });
+    for largest in [true, false] {
+        single("top_k", Op::TopK(TopK { axis: 1, k: 2, largest }), &[&[2, 4, 3]]);
+    }
     for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
         single("cum_sum", Op::CumSum(CumSum { axis: 1, exclusive, reverse }), &[&[2, 4]]);
     }

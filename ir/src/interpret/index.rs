@@ -6,7 +6,7 @@ use crate::ops::{CumSum, EmbeddingGrad, GatherElements, GatherNd};
 use crate::{Tensor, TensorData};
 
 /// The place that an index names among `size` elements; negative ones count from the end.
-fn resolve(index: i64, size: usize) -> Result<usize, EvalError> {
+pub(super) fn resolve(index: i64, size: usize) -> Result<usize, EvalError> {
     let place = if index < 0 { index.checked_add(size as i64) } else { Some(index) };
     place
         .and_then(|p| usize::try_from(p).ok())
@@ -60,15 +60,20 @@ pub(super) fn gather_elements(
 }
 
 pub(super) fn gather_nd(op: &GatherNd, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
+    let places = tuple_places(op.batch_dims, call)?;
+    Ok(vec![call.pick(0, call.inputs[0], &places)])
+}
+
+/// Places in operand 0 of the elements of the slices that the tuples of operand 1 name.
+pub(super) fn tuple_places(b: usize, call: &Call<'_>) -> Result<Vec<usize>, EvalError> {
     let (data, ids) = (call.dims(0), call.dims(1));
     let strides = call.inputs[0].shape().strides();
-    let b = op.batch_dims;
     let depth = ids[ids.len() - 1];
     let batches: usize = data[..b].iter().product();
     let per_batch: usize = ids[b..ids.len() - 1].iter().product();
     let batch_size: usize = data[b..].iter().product();
     let slice: usize = data[b + depth..].iter().product();
-    let mut places = Vec::with_capacity(call.results[0].shape.numel());
+    let mut places = Vec::with_capacity(batches * per_batch * slice);
     for batch in 0..batches {
         for i in 0..per_batch {
             let mut first = batch * batch_size;
@@ -79,7 +84,7 @@ pub(super) fn gather_nd(op: &GatherNd, call: &Call<'_>) -> Result<Vec<Tensor>, E
             places.extend(first..first + slice);
         }
     }
-    Ok(vec![call.pick(0, call.inputs[0], &places)])
+    Ok(places)
 }
 
 pub(super) fn cum_sum(op: &CumSum, call: &Call<'_>) -> Vec<Tensor> {

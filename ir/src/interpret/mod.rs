@@ -14,8 +14,10 @@ mod layout;
 mod loss;
 mod matmul;
 mod norm;
+mod order;
 mod reduce;
 mod run;
+mod scatter;
 mod softmax;
 mod special;
 #[cfg(test)]
@@ -121,7 +123,11 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::Gather(op) => index::gather(op.axis, &call),
         Op::GatherElements(op) => index::gather_elements(op, &call),
         Op::GatherNd(op) => index::gather_nd(op, &call),
+        Op::ScatterElements(op) => scatter::scatter_elements(op, &call),
+        Op::ScatterNd(op) => scatter::scatter_nd(op, &call),
         Op::CumSum(op) => Ok(index::cum_sum(op, &call)),
+        Op::TopK(op) => Ok(order::top_k(op, &call)),
+        Op::ArgReduce(op) => Ok(order::arg_reduce(op, &call)),
         Op::Reduce(op) => reduce::reduce(op, &call),
         Op::SumTo(_) => Ok(reduce::sum_to(&call)),
         Op::MatMul(op) => Ok(matmul::matmul(op, &call)),

@@ -15,7 +15,9 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 mod number;
+pub mod order;
 pub mod reduce;
+pub mod scatter;
 pub mod softmax;
 #[cfg(test)]
 mod tests;
@@ -33,7 +35,9 @@ pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
+pub use order::{ArgReduce, TopK};
 pub use reduce::{Reduce, ReduceFn, SumTo};
+pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use softmax::Softmax;
 pub use training::{
     LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
@@ -117,8 +121,16 @@ pub enum Op {
     GatherElements(GatherElements),
     /// ONNX GatherND.
     GatherNd(GatherNd),
+    /// ONNX ScatterElements.
+    ScatterElements(ScatterElements),
+    /// ONNX ScatterND.
+    ScatterNd(ScatterNd),
     /// Running sums along an axis.
     CumSum(CumSum),
+    /// The first elements along an axis in sorted order, and their indices.
+    TopK(TopK),
+    /// The index of the largest or smallest element along an axis.
+    ArgReduce(ArgReduce),
 
     /// Reduction over axes.
     Reduce(Reduce),
@@ -250,6 +262,7 @@ impl Op {
         let mut names = vec![
             "all_gather",
             "all_reduce",
+            "arg_reduce",
             "attention",
             "attention_grad",
             "cast",
@@ -285,6 +298,8 @@ impl Op {
             "rms_norm",
             "rms_norm_grad_input",
             "rms_norm_grad_scale",
+            "scatter_elements",
+            "scatter_nd",
             "select",
             "slice",
             "softmax",
@@ -292,6 +307,7 @@ impl Op {
             "split",
             "state",
             "sum_to",
+            "top_k",
             "transpose",
             "unscale",
             "update_loss_scale",
@@ -337,7 +353,11 @@ impl Op {
             Op::Gather(op) => op.infer(inputs),
             Op::GatherElements(op) => op.infer(inputs),
             Op::GatherNd(op) => op.infer(inputs),
+            Op::ScatterElements(op) => op.infer(inputs),
+            Op::ScatterNd(op) => op.infer(inputs),
             Op::CumSum(op) => op.infer(inputs),
+            Op::TopK(op) => op.infer(inputs),
+            Op::ArgReduce(op) => op.infer(inputs),
             Op::Reduce(op) => op.infer(inputs),
             Op::SumTo(op) => op.infer(inputs),
             Op::MatMul(op) => op.infer(inputs),

@@ -28,6 +28,7 @@ fn examples() -> Vec<Op> {
     [
         ("all_gather", json!({"unit": 1})),
         ("all_reduce", json!({"reduce": "mean", "unit": 2})),
+        ("arg_reduce", json!({"axis": 0, "largest": false, "last": true})),
         ("attention", json!({"scale": 0.125, "causal": true})),
         ("attention_grad", json!({"scale": 0.125, "causal": false})),
         ("cast", json!({"to": "bf16"})),
@@ -67,6 +68,8 @@ fn examples() -> Vec<Op> {
         ("rms_norm", json!({"axis": 1, "eps": 1e-6})),
         ("rms_norm_grad_input", json!({"axis": 1})),
         ("rms_norm_grad_scale", json!({"axis": 1})),
+        ("scatter_elements", json!({"axis": 0, "f": "add"})),
+        ("scatter_nd", json!({"batch_dims": 1, "f": "replace"})),
         ("select", json!({})),
         ("slice", json!({"start": [3], "size": [2], "step": [-1]})),
         ("softmax", json!({"axis": 1})),
@@ -74,6 +77,7 @@ fn examples() -> Vec<Op> {
         ("split", json!({"axis": 0, "sizes": [1, 1]})),
         ("state", json!({"name": "adam_m", "of": "w", "ty": leaf, "init": "inf"})),
         ("sum_to", json!({"shape": [1], "dtype": "f64"})),
+        ("top_k", json!({"axis": 1, "k": 2, "largest": true})),
         ("transpose", json!({"perm": [1, 0]})),
         ("unscale", json!({"capacity": 32.0})),
         ("update_loss_scale", json!({})),
@@ -109,7 +113,11 @@ fn is_family(op: &Op) -> bool {
         | Gather(_)
         | GatherElements(_)
         | GatherNd(_)
+        | ScatterElements(_)
+        | ScatterNd(_)
         | CumSum(_)
+        | TopK(_)
+        | ArgReduce(_)
         | Reduce(_)
         | SumTo(_)
         | MatMul(_)

@@ -17,6 +17,7 @@
 //! | [`convert`] | casts between element types |
 //! | [`reduce`] | sums and sums of squares |
 //! | [`reduce_axes`] | reductions over any axes |
+//! | [`order`] | the largest or smallest elements |
 //! | [`cum_sum`] | running sums |
 
 pub mod attention;
@@ -27,6 +28,7 @@ pub mod dtype;
 pub mod embedding;
 pub mod gemm;
 pub mod index;
+pub mod order;
 pub mod pool;
 pub mod reduce;
 pub mod reduce_axes;

@@ -50,6 +50,9 @@ pub fn class(op: &Op) -> Class {
         Op::Compare(_) | Op::Select | Op::Concat(_) => Class::Promote,
         Op::Logical(_) => Class::Fixed,
         Op::Predicate(_) | Op::Clip(_) => Class::Promote,
+        // As `index_put` and `scatter_add`.
+        Op::ScatterElements(_) | Op::ScatterNd(_) => Class::Promote,
+        Op::TopK(_) | Op::ArgReduce(_) => Class::Promote,
 
         // PyTorch widens both sides; here the kernel computes in f32 and the residual stream, which
         // it reads, is f32 anyway.

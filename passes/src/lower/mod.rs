@@ -15,7 +15,7 @@ mod groups;
 mod leaves;
 
 use crate::cost::{Rates, rates};
-use frit_ir::ops::{FusionKind, ReduceKind};
+use frit_ir::ops::{FusionKind, ReduceKind, ScatterElements, ScatterFn, ScatterNd};
 use frit_ir::plan::{
     Action, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric, Phase, Place,
     Plan, Stream, Target, Task, UnitSpec,
@@ -298,6 +298,10 @@ impl<'a> Lowering<'a> {
             Op::Embedding(_) | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
             Op::Cast(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
             Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => true,
+            Op::ScatterElements(ScatterElements { f: ScatterFn::Replace, .. })
+            | Op::ScatterNd(ScatterNd { f: ScatterFn::Replace, .. }) => true,
+            Op::ScatterElements(_) | Op::ScatterNd(_) => low(&node.inputs[0]),
+            Op::TopK(_) | Op::ArgReduce(_) => low(&node.inputs[0]),
             Op::CumSum(_) => low(&node.inputs[0]) || integer(&node.inputs[0]),
             Op::Reduce(_) | Op::SumTo(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
             op => op.is_layout(),

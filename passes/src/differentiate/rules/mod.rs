@@ -11,9 +11,10 @@ mod matmul;
 mod norm;
 mod pointwise;
 mod reduce;
+mod scatter;
 
 use super::builder::{Builder, Gradients, Rule, RuleError};
-use frit_ir::ops::Op;
+use frit_ir::ops::{GatherElements, GatherNd, Op, ScatterElements, ScatterNd};
 use frit_ir::{Node, ValueId};
 
 /// The cotangents of the operands of `node`.
@@ -21,6 +22,10 @@ pub(super) fn vjp(b: &mut Builder<'_>, node: &Node, dys: &[Option<ValueId>]) -> 
     let x = &node.inputs;
     match &node.op {
         Op::Split(op) => layout::split(b, op, node, dys),
+        Op::TopK(op) => match dys[0] {
+            Some(dy) => scatter::top_k(b, op, x, node.outputs[1], dy),
+            None => Ok(vec![None]),
+        },
         Op::LayerNorm(op) => {
             layer_result(node, dys).and_then(|dy| norm::layer_norm(b, op, x, &node.outputs, dy))
         }
@@ -58,6 +63,18 @@ fn single(b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
         Op::Embedding(op) => index::embedding(b, op, x, dy),
         Op::Gather(op) => index::gather(b, op, x, dy),
         Op::GatherElements(op) => index::gather_elements(b, op, x, dy),
+        Op::GatherNd(op) => scatter::gather_nd(b, op, x, dy),
+        Op::ScatterElements(op) => {
+            let gather = Op::GatherElements(GatherElements { axis: op.axis });
+            let scatter = |f| Op::ScatterElements(ScatterElements { axis: op.axis, f });
+            scatter::scatter(b, op.f, (gather, &scatter), x, y, dy)
+        }
+        Op::ScatterNd(op) => {
+            let batch_dims = op.batch_dims;
+            let gather = Op::GatherNd(GatherNd { batch_dims });
+            let scatter = |f| Op::ScatterNd(ScatterNd { batch_dims, f });
+            scatter::scatter(b, op.f, (gather, &scatter), x, y, dy)
+        }
         Op::CumSum(op) => index::cum_sum(b, op, dy),
         Op::Reduce(op) => reduce::reduce(b, op, x[0], y, dy),
         Op::SumTo(_) => reduce::sum_to(b, x[0], dy),

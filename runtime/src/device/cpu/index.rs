@@ -1,8 +1,11 @@
 //! Indexed operations of the graph as parameters of the library's kernel.
 
-use frit_ir::ops::{Gather, GatherElements, GatherNd};
-use frit_ir::{DType, Op, TensorType};
-use frit_kernels::index::{Axis, IndexElem, Indexed};
+use super::library::Routine;
+use super::operand::elem;
+use frit_ir::ops::{Gather, GatherElements, GatherNd, ScatterElements, ScatterFn, ScatterNd};
+use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
+use frit_kernels::dtype::Elem;
+use frit_kernels::index::{Axis, Combine, IndexElem, Indexed};
 
 fn index_elem(ids: &TensorType) -> Option<IndexElem> {
     match ids.dtype {
@@ -37,7 +40,7 @@ fn along(axis: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
 }
 
 /// Single elements: the grid is that of the indices.
-pub(super) fn elements(axis: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
+fn elements(axis: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
     let mut base_strides = data.shape.strides();
     let stride = std::mem::replace(&mut base_strides[axis], 0);
     Some(Indexed {
@@ -51,7 +54,7 @@ pub(super) fn elements(axis: usize, data: &TensorType, ids: &TensorType) -> Opti
 }
 
 /// Slices named by tuples of indices.
-pub(super) fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
+fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
     let (depth, outer) = ids.shape.0.split_last()?;
     let (batches, grid) = outer.split_at(batch_dims);
     let (indexed, slice) = data.shape.0[batch_dims..].split_at(*depth);
@@ -65,4 +68,41 @@ pub(super) fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> 
         block: slice.iter().product::<usize>() * data.dtype.size(),
         index: index_elem(ids)?,
     })
+}
+
+/// The routine of a scatter whose indices and updates are operands; its data are one, or all one
+/// element.
+pub(super) fn scatter(
+    body: &Graph,
+    node: &Node,
+    position: &impl Fn(ValueId) -> Option<usize>,
+) -> Option<Routine> {
+    let (data, ids, updates) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+    let constant = body.constant(data).and_then(Tensor::as_splat);
+    let first = usize::from(constant.is_none());
+    let in_order = [(ids, first), (updates, first + 1)];
+    let in_order = in_order.iter().all(|(v, i)| position(*v) == Some(*i));
+    if !in_order || (constant.is_none() && position(data) != Some(0)) {
+        return None;
+    }
+    let (ty, ids) = (body.ty(data), body.ty(ids));
+    let (f, indexed) = match node.op {
+        Op::ScatterElements(ScatterElements { axis, f }) => (f, elements(axis, ty, ids)?),
+        Op::ScatterNd(ScatterNd { batch_dims, f }) => (f, tuples(batch_dims, ty, ids)?),
+        _ => return None,
+    };
+    let combine = match f {
+        ScatterFn::Replace => Combine::Replace,
+        ScatterFn::Add => Combine::Add,
+        ScatterFn::Mul => Combine::Mul,
+        ScatterFn::Max => Combine::Max,
+        ScatterFn::Min => Combine::Min,
+    };
+    // What is only moved may be of any type.
+    let elem = match combine {
+        Combine::Replace => elem(ty.dtype).unwrap_or(Elem::F32),
+        _ => elem(ty.dtype)?,
+    };
+    let fill = constant.map(|x| Tensor::splat(TensorType::scalar(ty.dtype), x).to_bytes());
+    Some(Routine::Scatter { indexed, combine, elem, fill })
 }

@@ -1,7 +1,7 @@
 //! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
 
 use super::operand::{Operand, elem};
-use super::{index, reduce};
+use super::{index, order, reduce};
 use frit_ir::ops::{Attention as AttentionOp, MatMul, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::attention::{
@@ -9,9 +9,11 @@ use frit_kernels::attention::{
 };
 use frit_kernels::copy::StridedCopy;
 use frit_kernels::cum_sum::CumSum;
+use frit_kernels::dtype::Elem;
 use frit_kernels::embedding::{Embedding, IndexElem};
 use frit_kernels::gemm::{Gemm, Operand as Matrix};
-use frit_kernels::index::Indexed;
+use frit_kernels::index::{Combine, Indexed};
+use frit_kernels::order::TopK;
 use frit_kernels::pool::Pool;
 use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
@@ -34,6 +36,10 @@ pub(super) enum Routine {
     Pad { element: Vec<u8>, copy: StridedCopy, to: usize },
     /// Elements of the first operand at the places that the second names.
     Gather(Indexed),
+    /// Updates written into a copy of the data, or into a result of one element.
+    Scatter { indexed: Indexed, combine: Combine, elem: Elem, fill: Option<Vec<u8>> },
+    /// The first elements in sorted order with their indices, or the indices alone.
+    TopK { top: TopK, values: bool },
     /// Running sums.
     CumSum(CumSum),
     /// A reduction over axes.
@@ -58,6 +64,9 @@ impl Routine {
             return Some(routine);
         }
         let [node] = nodes[..] else { return None };
+        if matches!(node.op, Op::ScatterElements(_) | Op::ScatterNd(_)) {
+            return index::scatter(body, node, &position);
+        }
         // Other routines take their operands in order, all of them from memory.
         if node.inputs.iter().enumerate().any(|(i, v)| position(*v) != Some(i)) {
             return None;
@@ -86,6 +95,14 @@ impl Routine {
                 index::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
             }
             Op::Pad(op) => Some(pad(op, ins[0], outs[0])),
+            Op::TopK(op) => {
+                let top = order::top_k(ins[0], op.axis, op.k, (op.largest, false))?;
+                Some(Routine::TopK { top, values: true })
+            }
+            Op::ArgReduce(op) => {
+                let top = order::top_k(ins[0], op.axis, 1, (op.largest, op.last))?;
+                Some(Routine::TopK { top, values: false })
+            }
             Op::CumSum(op) => reduce::cum_sum(op, ins[0]).map(Routine::CumSum),
             Op::Reduce(_) | Op::SumTo(_) => {
                 reduce::axes(&node.op, ins[0], outs[0]).map(Routine::Reduce)
@@ -152,13 +169,35 @@ impl Routine {
                 }
                 Routine::Pad { element, copy, to } => {
                     let out = writes[0].pointer;
-                    let filled = std::slice::from_raw_parts_mut(out, writes[0].ty.bytes());
-                    filled.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element));
+                    fill_with(out, writes[0].ty.bytes(), element);
                     copy.run(pool, read(0), out.add(*to));
                 }
                 Routine::Gather(indexed) => indexed
                     .gather(pool, read(0), read(1), writes[0].pointer)
                     .map_err(|e| e.to_string())?,
+                Routine::Scatter { indexed, combine, elem, fill } => {
+                    let out = writes[0].pointer;
+                    let operand = match fill {
+                        Some(element) => {
+                            fill_with(out, writes[0].ty.bytes(), element);
+                            0
+                        }
+                        None => {
+                            std::ptr::copy_nonoverlapping(read(0), out, writes[0].ty.bytes());
+                            1
+                        }
+                    };
+                    let (ids, updates) = (read(operand), read(operand + 1));
+                    indexed
+                        .scatter(updates, ids, out, *combine, *elem)
+                        .map_err(|e| e.to_string())?;
+                }
+                Routine::TopK { top, values: true } => {
+                    top.run(pool, read(0), writes[0].pointer, writes[1].pointer.cast());
+                }
+                Routine::TopK { top, values: false } => {
+                    top.run(pool, read(0), std::ptr::null_mut(), writes[0].pointer.cast());
+                }
                 Routine::CumSum(sums) => sums.run(pool, read(0), writes[0].pointer),
                 Routine::Reduce(reduce) => reduce.run(pool, read(0), writes[0].pointer),
                 Routine::Convert { len } => {
@@ -323,6 +362,16 @@ fn embedding(
         table: elem(table.dtype)?,
         out: elem(out.dtype)?,
     })
+}
+
+/// Writes one element over and over.
+///
+/// # Safety
+/// `out` must be writable for `bytes` bytes.
+unsafe fn fill_with(out: *mut u8, bytes: usize, element: &[u8]) {
+    // SAFETY: the caller vouches for the range.
+    let out = unsafe { std::slice::from_raw_parts_mut(out, bytes) };
+    out.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element));
 }
 
 /// A border of one value around the operand.

@@ -6,6 +6,7 @@ mod call;
 mod index;
 mod library;
 mod operand;
+mod order;
 mod reduce;
 
 use super::Device;

@@ -4,7 +4,7 @@ use super::super::context::{Fault, MAX_FOLDED, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
 use frit_ir::ops::{BinaryFn, CompareFn};
-use frit_ir::{DType, Op, Shape, Tensor, TensorData, TensorType};
+use frit_ir::{DType, Op, Shape, Tensor, TensorData, TensorType, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Constant", &["value", "value_float", "value_floats", "value_int", "value_ints"], constant),
@@ -151,6 +151,21 @@ fn trilu(cx: &mut NodeContext<'_>) -> Outcome {
     one(cx.emit(Op::Select, &[kept, x, zero])?)
 }
 
+/// Whether each of `depth` places along an axis is the one that the index names; the axis has size 1 in
+/// the indices.
+pub(super) fn at_index(
+    cx: &mut NodeContext<'_>,
+    ids: ValueId,
+    axis: usize,
+    depth: usize,
+) -> Result<ValueId, Fault> {
+    let mut along = vec![1; cx.dims(ids).len()];
+    along[axis] = depth;
+    let places = Tensor::ints(DType::I64, along, (0..depth as i64).collect());
+    let places = cx.constant(places)?;
+    cx.emit(Op::Compare(CompareFn::Eq), &[ids, places])
+}
+
 /// `(indices, depth, values = [off, on])`.
 fn one_hot(cx: &mut NodeContext<'_>) -> Outcome {
     let (ids, values) = (cx.input(0)?, cx.known(2, "the values")?);
@@ -172,12 +187,8 @@ fn one_hot(cx: &mut NodeContext<'_>) -> Outcome {
     let wrapped = cx.emit(Op::Binary(BinaryFn::Add), &[ids, n])?;
     let ids = cx.emit(Op::Select, &[negative, wrapped, ids])?;
     dims.insert(axis, 1);
-    let ids = cx.reshape(ids, dims.clone())?;
-    let mut along = vec![1; dims.len()];
-    along[axis] = depth;
-    let places = Tensor::ints(DType::I64, along, (0..depth as i64).collect());
-    let places = cx.constant(places)?;
-    let hit = cx.emit(Op::Compare(CompareFn::Eq), &[ids, places])?;
+    let ids = cx.reshape(ids, dims)?;
+    let hit = at_index(cx, ids, axis, depth)?;
     let number = |i: usize| {
         let ty = TensorType::scalar(values.dtype());
         let data = match values.data() {

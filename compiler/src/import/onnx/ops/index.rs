@@ -14,7 +14,7 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 /// Refuses constant indices that point outside an axis of this size.
-fn in_range(cx: &NodeContext<'_>, indices: ValueId, size: usize) -> Result<(), Fault> {
+pub(super) fn in_range(cx: &NodeContext<'_>, indices: ValueId, size: usize) -> Result<(), Fault> {
     let size = size as i64;
     let known = cx.graph.constant(indices).and_then(|t| t.as_ints());
     match known.and_then(|v| v.iter().find(|i| !(-size..size).contains(*i))) {

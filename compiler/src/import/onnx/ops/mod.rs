@@ -1,13 +1,16 @@
 //! Converters of ONNX operators, one file per family, and the table of all of them.
 
 mod constant;
+mod einsum;
 mod index;
 mod layout;
 mod loss;
 mod matrix;
 mod normalization;
+mod order;
 mod pointwise;
 mod reduction;
+mod scatter;
 mod sequence;
 
 use super::context::{NodeContext, Outcome};
@@ -25,13 +28,16 @@ pub(super) struct Operator {
 
 const FAMILIES: &[&[Operator]] = &[
     constant::OPERATORS,
+    einsum::OPERATORS,
     index::OPERATORS,
     layout::OPERATORS,
     loss::OPERATORS,
     matrix::OPERATORS,
     normalization::OPERATORS,
+    order::OPERATORS,
     pointwise::OPERATORS,
     reduction::OPERATORS,
+    scatter::OPERATORS,
     sequence::OPERATORS,
 ];
 

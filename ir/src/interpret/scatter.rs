@@ -1,0 +1,64 @@
+//! Operations that write elements by index.
+
+use super::EvalError;
+use super::call::{self, Call};
+use super::index::resolve;
+use crate::ops::{ScatterElements, ScatterFn, ScatterNd};
+use crate::{Tensor, TensorData};
+
+pub(super) fn scatter_elements(
+    op: &ScatterElements,
+    call: &Call<'_>,
+) -> Result<Vec<Tensor>, EvalError> {
+    let data = call.inputs[0].shape();
+    let strides: Vec<isize> = data.strides().into_iter().map(|s| s as isize).collect();
+    let mut elsewhere = strides.clone();
+    elsewhere[op.axis] = 0;
+    let mut places = call::places(call.dims(1), &elsewhere, 0);
+    for (place, &index) in places.iter_mut().zip(call.ints(1)) {
+        *place += resolve(index, data.0[op.axis])? * strides[op.axis] as usize;
+    }
+    Ok(vec![write(op.f, call, &places)])
+}
+
+pub(super) fn scatter_nd(op: &ScatterNd, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
+    let places = super::index::tuple_places(op.batch_dims, call)?;
+    Ok(vec![write(op.f, call, &places)])
+}
+
+/// The data with update `i` at place `i` of the list.
+fn write(f: ScatterFn, call: &Call<'_>, places: &[usize]) -> Tensor {
+    match (call.inputs[0].data(), call.inputs[2].data()) {
+        (TensorData::Float(data), TensorData::Float(updates)) => {
+            let mut data = data.clone();
+            for (&place, &new) in places.iter().zip(updates) {
+                let old = data[place];
+                data[place] = match f {
+                    ScatterFn::Replace => new,
+                    ScatterFn::Add => old + new,
+                    ScatterFn::Mul => old * new,
+                    ScatterFn::Max => call::max(old, new),
+                    ScatterFn::Min => call::min(old, new),
+                };
+            }
+            call.real(0, data)
+        }
+        (data, _) => {
+            let mut data = match data {
+                TensorData::Int(v) => v.clone(),
+                TensorData::Float(v) => v.iter().map(|x| *x as i64).collect(),
+            };
+            for (&place, &new) in places.iter().zip(call.ints(2)) {
+                let old = data[place];
+                data[place] = match f {
+                    ScatterFn::Replace => new,
+                    ScatterFn::Add => old.wrapping_add(new),
+                    ScatterFn::Mul => old.wrapping_mul(new),
+                    ScatterFn::Max => old.max(new),
+                    ScatterFn::Min => old.min(new),
+                };
+            }
+            call.integer(0, data)
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Operations that write elements by index: the inverses of the indexed reads of [`super::index`].
+//!
+//! Updates are applied in ascending order, so that of several that replace one element the last counts.
+//! Source: ONNX ScatterElements-18, ScatterND-18.
+
+use super::unary::functions;
+use super::{Inferred, OpError, arity, axis_of, index_type, same_shape};
+use crate::{DType, TensorType};
+use serde::{Deserialize, Serialize};
+
+functions! {
+    /// What an update does with the element that is there.
+    ScatterFn {
+        /// It takes its place.
+        Replace = "replace",
+        /// Their sum.
+        Add = "add",
+        /// Their product.
+        Mul = "mul",
+        /// The larger; NaN if either is.
+        Max = "max",
+        /// The smaller; NaN if either is.
+        Min = "min",
+    }
+}
+
+/// `(data, indices, updates)` → the data with each update at the place that its index names along one
+/// axis; indices and updates have one shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScatterElements {
+    /// The axis along which the indices point.
+    pub axis: usize,
+    /// What an update does.
+    pub f: ScatterFn,
+}
+
+impl ScatterElements {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 3)?;
+        let (data, ids) = (inputs[0], inputs[1]);
+        axis_of(data, self.axis)?;
+        index_type(ids, "indices")?;
+        same_shape(ids, inputs[2], "indices and updates")?;
+        combinable(self.f, data, inputs[2])?;
+        let (data_dims, ids_dims) = (data.shape.dims(), ids.shape.dims());
+        let fits = data_dims.len() == ids_dims.len()
+            && (0..data_dims.len()).all(|i| i == self.axis || ids_dims[i] <= data_dims[i]);
+        if !fits {
+            return Err(OpError::new(format!(
+                "indices {} do not fit data {}",
+                ids.shape, data.shape
+            )));
+        }
+        Ok(vec![data.clone()])
+    }
+}
+
+/// `(data, indices[.., K], updates)` → the data with each update, a slice, at the place that its tuple
+/// of indices names in the first K axes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScatterNd {
+    /// Leading axes that data and indices share.
+    #[serde(default)]
+    pub batch_dims: usize,
+    /// What an update does.
+    pub f: ScatterFn,
+}
+
+impl ScatterNd {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 3)?;
+        let (data, ids, updates) = (inputs[0], inputs[1], inputs[2]);
+        combinable(self.f, data, updates)?;
+        let slices = super::GatherNd { batch_dims: self.batch_dims }.infer(&[data, ids])?;
+        if slices[0].shape != updates.shape {
+            return Err(OpError::new(format!(
+                "updates must have shape {}, not {}",
+                slices[0].shape, updates.shape
+            )));
+        }
+        Ok(vec![data.clone()])
+    }
+}
+
+fn combinable(f: ScatterFn, data: &TensorType, updates: &TensorType) -> Result<(), OpError> {
+    if data.dtype != updates.dtype {
+        let (a, b) = (data.dtype, updates.dtype);
+        return Err(OpError::new(format!("data and updates of different dtypes {a} and {b}")));
+    }
+    if data.dtype == DType::Bool && f != ScatterFn::Replace {
+        return Err(OpError::new("arithmetic on bool"));
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Gradient rules of indexed writes, and of the indexed reads whose gradient is one.
+
+use super::super::builder::{Builder, Gradients};
+use super::unsupported;
+use frit_ir::ValueId;
+use frit_ir::ops::{CompareFn, GatherNd, Op, ScatterElements, ScatterFn, ScatterNd, TopK};
+
+/// Every cotangent is added where its slice was read.
+pub(super) fn gather_nd(
+    b: &mut Builder<'_>,
+    op: &GatherNd,
+    x: &[ValueId],
+    dy: ValueId,
+) -> Gradients {
+    let dtype = b.grad_dtype(x[0]);
+    let zeros = b.zeros(b.ty(x[0]).with_dtype(dtype))?;
+    let dy = b.cast(dy, dtype)?;
+    let scatter = ScatterNd { batch_dims: op.batch_dims, f: ScatterFn::Add };
+    Ok(vec![Some(b.emit(Op::ScatterNd(scatter), &[zeros, x[1], dy])?), None])
+}
+
+/// The cotangents of the values go where these were; no place is named twice.
+pub(super) fn top_k(
+    b: &mut Builder<'_>,
+    op: &TopK,
+    x: &[ValueId],
+    indices: ValueId,
+    dy: ValueId,
+) -> Gradients {
+    let dtype = b.ty(dy).dtype;
+    let zeros = b.zeros(b.ty(x[0]).with_dtype(dtype))?;
+    let scatter = ScatterElements { axis: op.axis, f: ScatterFn::Replace };
+    Ok(vec![Some(b.emit(Op::ScatterElements(scatter), &[zeros, indices, dy])?)])
+}
+
+/// `(data, indices, updates)`. `gather` reads what the scatter wrote; `scatter` writes at the same
+/// places with another function.
+pub(super) fn scatter(
+    b: &mut Builder<'_>,
+    f: ScatterFn,
+    (gather, scatter): (Op, &dyn Fn(ScatterFn) -> Op),
+    x: &[ValueId],
+    y: ValueId,
+    dy: ValueId,
+) -> Gradients {
+    let (data, indices, updates) = (x[0], x[1], x[2]);
+    let dtype = b.ty(dy).dtype;
+    match f {
+        ScatterFn::Replace => {
+            let mut dx = None;
+            if b.needs(0) {
+                let zeros = b.zeros(b.ty(updates).with_dtype(dtype))?;
+                dx = Some(b.emit(scatter(ScatterFn::Replace), &[dy, indices, zeros])?);
+            }
+            let du = if b.needs(2) { Some(b.emit(gather, &[dy, indices])?) } else { None };
+            Ok(vec![dx, None, du])
+        }
+        ScatterFn::Add => {
+            let du = if b.needs(2) { Some(b.emit(gather, &[dy, indices])?) } else { None };
+            Ok(vec![b.needs(0).then_some(dy), None, du])
+        }
+        // Equal extremes share the cotangent, as in PyTorch.
+        ScatterFn::Max | ScatterFn::Min => {
+            let written = b.emit(gather.clone(), &[y, indices])?;
+            let of_data = b.compare(CompareFn::Eq, data, y)?;
+            let of_updates = b.compare(CompareFn::Eq, updates, written)?;
+            let (of_data, of_updates) = (b.cast(of_data, dtype)?, b.cast(of_updates, dtype)?);
+            let count = b.emit(scatter(ScatterFn::Add), &[of_data, indices, of_updates])?;
+            let share = b.div(dy, count)?;
+            let dx = if b.needs(0) { Some(b.mul(share, of_data)?) } else { None };
+            let mut du = None;
+            if b.needs(2) {
+                let shares = b.emit(gather, &[share, indices])?;
+                du = Some(b.mul(shares, of_updates)?);
+            }
+            Ok(vec![dx, None, du])
+        }
+        ScatterFn::Mul => Err(unsupported("a scatter of products")),
+    }
+}
