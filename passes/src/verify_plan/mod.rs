@@ -3,10 +3,11 @@
 //!
 //! [`memory`] P1xx: every read sees what was written for it, and conflicting accesses of different
 //! streams are ordered. [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
-//! [`training`] P3xx: every parameter has one owner and one optimizer step, and the loss scale that goes
-//! in comes out.
+//! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
+//! accumulation and averaging that go in come out, followed through the bodies of all kernels.
 
 mod collectives;
+mod factor;
 mod memory;
 mod training;
 
@@ -23,6 +24,10 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     }
     let mut found = Vec::new();
     memory::verify(plan, &mut found);
+    // Bytes must be what they are said to be before their values can be followed.
+    if found.is_empty() {
+        factor::verify(plan, &mut found);
+    }
     collectives::verify(plan, &mut found);
     training::verify(plan, &mut found);
     if found.is_empty() { Ok(()) } else { Err(found) }

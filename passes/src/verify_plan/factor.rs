@@ -1,0 +1,363 @@
+//! The symbolic factor of every gradient, followed through the bodies of all kernels.
+//!
+//! Every range of bytes holds an abstract value: zero, independent of the loss (weights, activations),
+//! or linear in it, and then `scale × factor ×` the derivative of some micro-steps' loss sums. Bodies are
+//! replayed node by node: linear operations carry the factor, sums need equal ones, a mean over ranks
+//! divides it.
+//!
+//! P105  bytes are read in the dtype in which they were written
+//! P308  what is clipped and what the optimizer reads has exactly the factor 1 / (C·A·N)
+//! P309  a scaled value is only used linearly, and only added to values of the same factor
+//! P310  it sums every micro-step of this step once, and no other, over the ranks once
+
+use super::broken;
+use frit_ir::ops::{BinaryFn, ReduceFn, ReduceKind, UnaryFn};
+use frit_ir::plan::{Action, Arena, Kernel, Place, Plan};
+use frit_ir::{DType, Diagnostic, Graph, Node, Op};
+use std::collections::{BTreeMap, HashMap};
+
+/// Micro-steps of a step that are replayed: enough to see a second one and one that is neither first
+/// nor last.
+const MICRO_STEPS: usize = 3;
+
+/// What a value is, as a function of the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Value {
+    /// Zero, of any factor and dtype.
+    Zero,
+    /// Independent of the loss.
+    Free,
+    /// `scale × factor ×` the derivative of the loss sums of these micro-steps (a bit each).
+    Scaled { factor: f64, micro_steps: u64, reduced: bool },
+}
+
+/// Why a value is not linear in the loss.
+type Problem = &'static str;
+
+const NOT_LINEAR: Problem = "is not linear in a scaled gradient that it reads";
+const PRODUCT: Problem = "multiplies two scaled gradients";
+const UNEQUAL: Problem = "adds gradients of different factors";
+const FREE: Problem = "adds a scaled gradient to a value that is not scaled";
+const TWICE: Problem = "reduces over ranks what is reduced already";
+
+/// The sum of two values.
+fn sum(a: Value, b: Value) -> Result<Value, Problem> {
+    match (a, b) {
+        (Value::Zero, other) | (other, Value::Zero) => Ok(other),
+        (Value::Free, Value::Free) => Ok(Value::Free),
+        (
+            Value::Scaled { factor: f, micro_steps: m, reduced: r },
+            Value::Scaled { factor: g, micro_steps: n, reduced: s },
+        ) => {
+            if (f - g).abs() > f.abs() * 1e-9 || r != s {
+                return Err(UNEQUAL);
+            }
+            Ok(Value::Scaled { factor: f, micro_steps: m | n, reduced: r })
+        }
+        _ => Err(FREE),
+    }
+}
+
+/// The product, or any operation that is linear in each operand.
+fn product(values: &[Value]) -> Result<Value, Problem> {
+    let mut scaled = values.iter().filter(|v| matches!(v, Value::Scaled { .. }));
+    match (scaled.next(), scaled.next()) {
+        (Some(_), Some(_)) => Err(PRODUCT),
+        (Some(value), None) => Ok(*value),
+        _ if values.contains(&Value::Zero) => Ok(Value::Zero),
+        _ => Ok(Value::Free),
+    }
+}
+
+/// The values that a node makes of its operands, the same for all its results.
+fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem> {
+    let scaled = |v: &Value| matches!(v, Value::Scaled { .. });
+    match &node.op {
+        Op::LossScale(op) => {
+            let micro_steps = 1 << micro_step;
+            Ok(Value::Scaled { factor: op.factor, micro_steps, reduced: false })
+        }
+        // What decides on the step, and the step itself: their operands are judged where they are read.
+        Op::GradStats | Op::OptimizerStep(_) => Ok(Value::Free),
+        Op::Constant(c) => {
+            Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })
+        }
+        Op::Binary(BinaryFn::Add | BinaryFn::Sub) => sum(values[0], values[1]),
+        Op::Concat(_) => values[1..].iter().try_fold(values[0], |all, v| sum(all, *v)),
+        Op::Select => {
+            if scaled(&values[0]) {
+                return Err(NOT_LINEAR);
+            }
+            sum(values[1], values[2])
+        }
+        Op::Cast(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::Slice(_)
+        | Op::Split(_)
+        | Op::Expand(_)
+        | Op::SumTo(_)
+        | Op::Binary(BinaryFn::Mul)
+        | Op::MatMul(_) => product(values),
+        _ if !values.iter().any(scaled) => Ok(Value::Free),
+        Op::Binary(BinaryFn::Div) if scaled(&values[1]) => Err(NOT_LINEAR),
+        Op::Binary(
+            BinaryFn::Max | BinaryFn::Min | BinaryFn::Pow | BinaryFn::Mod | BinaryFn::Fmod,
+        )
+        | Op::Compare(_)
+        | Op::Logical(_)
+        | Op::Predicate(_)
+        | Op::Clip(_)
+        | Op::Softmax(_)
+        | Op::LogSoftmax(_)
+        | Op::CrossEntropy(_)
+        | Op::LayerNorm(_)
+        | Op::RmsNorm(_)
+        | Op::Attention(_) => Err(NOT_LINEAR),
+        Op::Unary(f) if *f != UnaryFn::Neg => Err(NOT_LINEAR),
+        Op::Reduce(r) if !matches!(r.f, ReduceFn::Sum | ReduceFn::Mean) => Err(NOT_LINEAR),
+        // Layout, casts, products, and the gradient operations, which are linear in the cotangent.
+        _ => product(values),
+    }
+}
+
+/// The results of a body, or what is wrong at which operation.
+type Results = Result<Vec<Value>, (Problem, String)>;
+
+/// The bytes of one arena by first byte: end, value and dtype (`None` for any).
+type Map = BTreeMap<usize, (usize, Value, Option<DType>)>;
+
+struct Replay<'a> {
+    plan: &'a Plan,
+    arenas: [Map; 2],
+    micro_step: u32,
+    /// Micro-steps since the last update.
+    current: u64,
+    /// Results by kernel and operands, within one micro-step.
+    results: HashMap<(usize, String), Results>,
+    found: Vec<Diagnostic>,
+}
+
+/// Adds what is found to `found`; the memory invariants must hold.
+pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let mut replay = Replay {
+        plan,
+        arenas: [Map::new(), Map::new()],
+        micro_step: 0,
+        current: 0,
+        results: HashMap::new(),
+        found: Vec::new(),
+    };
+    for buffer in plan.buffers.iter().filter(|b| b.arena == Arena::Persistent && b.bytes > 0) {
+        let end = buffer.offset + buffer.bytes;
+        replay.arenas[0].insert(buffer.offset, (end, Value::Free, None));
+    }
+    for group in &plan.groups {
+        for state in group.states.iter().filter(|s| s.name == "grad_sum") {
+            let buffer = &plan.buffers[state.buffer];
+            let whole = (buffer.offset + buffer.bytes, Value::Zero, None);
+            replay.arenas[0].insert(buffer.offset, whole);
+        }
+    }
+    // Twice, so that what one step leaves behind for the next is seen too.
+    for _ in 0..2 {
+        for phase in &plan.phases {
+            let micro = phase.name == "micro_step";
+            let runs = if micro { plan.accumulation.min(MICRO_STEPS) } else { 1 };
+            for _ in 0..runs {
+                if micro {
+                    replay.current |= 1 << replay.micro_step;
+                }
+                replay.run(phase.begin, phase.end);
+                if micro {
+                    replay.micro_step += 1;
+                    replay.results.clear();
+                }
+                if !replay.found.is_empty() {
+                    found.append(&mut replay.found);
+                    return;
+                }
+            }
+        }
+        replay.current = 0;
+    }
+}
+
+impl Replay<'_> {
+    fn run(&mut self, begin: usize, end: usize) {
+        for i in begin..end {
+            if self.task(i).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Replays a task; `None` after a finding.
+    fn task(&mut self, i: usize) -> Option<()> {
+        let plan = self.plan;
+        match &plan.tasks[i].action {
+            Action::Zero { places } => places.iter().for_each(|p| self.write(p, Value::Zero)),
+            Action::Copy { from, to } => {
+                let value = self.read(i, from)?;
+                self.write(to, value);
+            }
+            Action::AllGather { send, recv, .. } => {
+                let value = self.read(i, send)?;
+                self.write(recv, value);
+            }
+            Action::ReduceScatter { reduce, send, recv, .. }
+            | Action::AllReduce { reduce, send, recv, .. } => {
+                let value = self.read(i, send)?;
+                let value = match value {
+                    Value::Scaled { reduced: true, .. } => return self.problem(i, TWICE, ""),
+                    Value::Scaled { factor, micro_steps, .. } => {
+                        let mean = *reduce == ReduceKind::Mean;
+                        let factor = if mean { factor / plan.world_size as f64 } else { factor };
+                        Value::Scaled { factor, micro_steps, reduced: true }
+                    }
+                    other => other,
+                };
+                self.write(recv, value);
+            }
+            Action::Kernel { kernel, reads, writes } => {
+                let mut values = Vec::with_capacity(reads.len());
+                for place in reads {
+                    values.push(self.read(i, place)?);
+                }
+                self.judge(i, &plan.kernels[*kernel], &values)?;
+                let key = (*kernel, format!("{values:?}"));
+                let micro_step = self.micro_step;
+                let result = self
+                    .results
+                    .entry(key)
+                    .or_insert_with(|| body(&plan.kernels[*kernel].body, &values, micro_step));
+                match result.clone() {
+                    Ok(results) => {
+                        for (place, value) in writes.iter().zip(results) {
+                            self.write(place, value);
+                        }
+                    }
+                    Err((problem, name)) => return self.problem(i, problem, &name),
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// P308, P310: gradients where they are clipped and where they are applied.
+    fn judge(&mut self, i: usize, kernel: &Kernel, values: &[Value]) -> Option<()> {
+        let plan = self.plan;
+        let gradient = match kernel.body.nodes().find_map(|(_, n)| match &n.op {
+            Op::GradStats => Some(0),
+            Op::OptimizerStep(_) => Some(1),
+            _ => None,
+        }) {
+            Some(index) => *values.get(index)?,
+            None => return Some(()),
+        };
+        let n = plan.loss_capacity * plan.accumulation * plan.world_size;
+        let (factor, micro_steps, reduced) = match gradient {
+            // No loss element reaches it in this step.
+            Value::Zero => return Some(()),
+            Value::Free => (0.0, 0, false),
+            Value::Scaled { factor, micro_steps, reduced } => (factor, micro_steps, reduced),
+        };
+        let (code, message) = if (factor * n as f64 - 1.0).abs() > 1e-9 {
+            let times = factor * n as f64;
+            ("P308", format!("reads gradients of {times} times the factor 1/{n} of the mean"))
+        } else if reduced != (plan.world_size > 1) {
+            ("P310", "reads gradients that are not reduced over ranks".to_string())
+        } else if micro_steps != self.current {
+            let seen = (micro_steps & self.current).count_ones();
+            let (all, old) =
+                (self.current.count_ones(), (micro_steps & !self.current).count_ones());
+            let message =
+                format!("reads gradients of {seen} of {all} micro-steps, and of {old} old ones");
+            ("P310", message)
+        } else {
+            return Some(());
+        };
+        self.found.push(broken(plan, code, i, message));
+        None
+    }
+
+    fn problem(&mut self, i: usize, problem: Problem, name: &str) -> Option<()> {
+        let what = if name.is_empty() { String::new() } else { format!("`{name}` ") };
+        self.found.push(broken(self.plan, "P309", i, format!("{what}{problem}")));
+        None
+    }
+
+    fn read(&mut self, i: usize, place: &Place) -> Option<Value> {
+        let plan = self.plan;
+        let (arena, begin, end) = self.range(place);
+        let map = &mut self.arenas[arena];
+        let first = map.range(..=begin).next_back().map_or(begin, |(at, _)| *at);
+        let mut value = Value::Zero;
+        for (_, (stop, part, dtype)) in map.range(first..end) {
+            if *stop <= begin {
+                continue;
+            }
+            let name = &plan.buffers[place.buffer].name;
+            if let Some(dtype) = dtype.filter(|d| *d != place.ty.dtype) {
+                let message = format!("reads `{name}` as {}, written as {dtype}", place.ty.dtype);
+                self.found.push(broken(plan, "P105", i, message));
+                return None;
+            }
+            match sum(value, *part) {
+                Ok(joined) => value = joined,
+                Err(_) => {
+                    let message = format!("reads scaled and other values of `{name}` as one");
+                    self.found.push(broken(plan, "P309", i, message));
+                    return None;
+                }
+            }
+        }
+        Some(value)
+    }
+
+    fn write(&mut self, place: &Place, value: Value) {
+        let (arena, begin, end) = self.range(place);
+        if begin == end {
+            return;
+        }
+        let map = &mut self.arenas[arena];
+        for at in [begin, end] {
+            if let Some((_, whole)) = map.range_mut(..at).next_back()
+                && whole.0 > at
+            {
+                let rest = *whole;
+                whole.0 = at;
+                map.insert(at, rest);
+            }
+        }
+        let inside: Vec<usize> = map.range(begin..end).map(|(at, _)| *at).collect();
+        for at in inside {
+            map.remove(&at);
+        }
+        let dtype = (value != Value::Zero).then_some(place.ty.dtype);
+        map.insert(begin, (end, value, dtype));
+    }
+
+    fn range(&self, place: &Place) -> (usize, usize, usize) {
+        let buffer = &self.plan.buffers[place.buffer];
+        let begin = buffer.offset + place.offset;
+        (usize::from(buffer.arena == Arena::Workspace), begin, begin + place.ty.bytes())
+    }
+}
+
+/// The values a body returns, or what is wrong at which operation.
+fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
+    let mut values: HashMap<frit_ir::ValueId, Value> = HashMap::new();
+    let mut operands = operands.iter();
+    for (_, n) in body.nodes() {
+        let inputs: Vec<Value> = n.inputs.iter().map(|v| values[v]).collect();
+        let value = match &n.op {
+            Op::Input(_) => *operands.next().unwrap_or(&Value::Free),
+            op => {
+                node(n, &inputs, micro_step).map_err(|problem| (problem, op.name().to_string()))?
+            }
+        };
+        values.extend(n.outputs.iter().map(|v| (*v, value)));
+    }
+    Ok(body.outputs.iter().map(|o| values[&o.value]).collect())
+}

@@ -1,0 +1,213 @@
+//! Every invariant of `verify_plan`: a plan broken by hand, and the code that must name it.
+
+use crate::support::plan;
+use frit_ir::ops::{BinaryFn, ReduceKind};
+use frit_ir::plan::{Action, Arena, BufferClass, Kernel, Plan, Stream, sha256_hex};
+use frit_ir::{DType, Op};
+use frit_passes::verify_plan::verify_plan;
+
+type Break = fn(&mut Plan);
+
+/// The codes in the order of findings.
+fn codes(plan: &Plan, change: Break) -> Vec<String> {
+    let mut broken = plan.clone();
+    change(&mut broken);
+    let found = verify_plan(&broken).expect_err("the plan is broken");
+    found.into_iter().map(|d| d.code).collect()
+}
+
+fn gpt2(settings: &[&str]) -> Plan {
+    let settings = [&["sharding.ranks=2"], settings].concat();
+    plan("tests/models/gpt2/model.onnx", 2, &settings).compiled.plan
+}
+
+/// The first task with such an action.
+fn task(plan: &mut Plan, which: impl Fn(&Action) -> bool) -> &mut frit_ir::plan::Task {
+    plan.tasks.iter_mut().find(|t| which(&t.action)).expect("there is one")
+}
+
+/// The first task that runs this operation.
+fn kernel<'a>(plan: &'a mut Plan, op: &str) -> &'a mut frit_ir::plan::Task {
+    let is = |k: &Kernel| k.body.nodes().any(|(_, n)| n.op.name() == op);
+    let kernels: Vec<bool> = plan.kernels.iter().map(is).collect();
+    task(plan, |a| matches!(a, Action::Kernel { kernel, .. } if kernels[*kernel]))
+}
+
+/// Writes zeros instead.
+fn drop_task(task: &mut frit_ir::plan::Task) {
+    let places = task.action.writes().into_iter().cloned().collect();
+    task.action = Action::Zero { places };
+}
+
+fn is_reduction(action: &Action) -> bool {
+    matches!(action, Action::ReduceScatter { .. })
+}
+
+#[test]
+fn bytes() {
+    let cases: [(&str, Break); 5] = [
+        ("P101", |p| p.tasks[0].action = Action::Zero { places: vec![] }),
+        ("P102", overlap_two_activations),
+        ("P103", |p| clear_waits(p, Stream::Gather)),
+        ("P104", |p| clear_waits(p, Stream::Compute)),
+        ("P105", |p| {
+            let narrow = |a: &Action| matches!(a, Action::AllGather { send, .. } if send.ty.dtype == DType::BF16);
+            let Action::AllGather { send, recv, .. } = &mut task(p, narrow).action else { return };
+            (send.ty.dtype, recv.ty.dtype) = (DType::F16, DType::F16);
+        }),
+    ];
+    let (fp32, bf16) = (gpt2(&["precision.compute=fp32"]), gpt2(&["precision.compute=bf16"]));
+    for (code, change) in cases {
+        let plan = if code == "P105" { &bf16 } else { &fp32 };
+        assert_eq!(codes(plan, change)[0], code);
+    }
+}
+
+/// Puts an activation on the bytes of another one of the same stream that is read again later.
+fn overlap_two_activations(plan: &mut Plan) {
+    let span = |b: usize| {
+        let touches = |t: &frit_ir::plan::Task| {
+            t.action.reads().into_iter().chain(t.action.writes()).any(|p| p.buffer == b)
+        };
+        let on_compute = |t: &frit_ir::plan::Task| t.stream == Stream::Compute;
+        let tasks: Vec<usize> =
+            (0..plan.tasks.len()).filter(|&i| touches(&plan.tasks[i])).collect();
+        let inside = tasks.iter().all(|&i| on_compute(&plan.tasks[i]));
+        let buffer = &plan.buffers[b];
+        let activation =
+            buffer.class == BufferClass::Activation && buffer.arena == Arena::Workspace;
+        (inside && activation && tasks.len() > 1).then(|| (tasks[0], tasks[tasks.len() - 1]))
+    };
+    let spans: Vec<_> = (0..plan.buffers.len()).map(|b| (b, span(b))).collect();
+    let nested = spans.iter().find_map(|(a, outer)| {
+        let (first, last) = (*outer)?;
+        let inner = |(_, s): &&(usize, Option<(usize, usize)>)| {
+            s.is_some_and(|(begin, end)| first < begin && end < last)
+        };
+        spans.iter().find(inner).map(|(b, _)| (*a, *b))
+    });
+    let (outer, inner) = nested.expect("two activations, one within the life of the other");
+    plan.buffers[inner].offset = plan.buffers[outer].offset;
+}
+
+fn clear_waits(plan: &mut Plan, stream: Stream) {
+    plan.tasks.iter_mut().filter(|t| t.stream == stream).for_each(|t| t.waits.clear());
+}
+
+#[test]
+fn collectives() {
+    let cases: [(&str, Break); 5] = [
+        ("P202", drop_reads_of_last_gather),
+        ("P203", |p| drop_task(task(p, is_reduction))),
+        ("P203", |p| {
+            let Action::ReduceScatter { reduce, .. } = &mut task(p, is_reduction).action else {
+                return;
+            };
+            *reduce = ReduceKind::Sum;
+        }),
+        ("P204", |p| p.groups[0].trainable = false),
+        ("P205", |p| task(p, is_reduction).stream = Stream::Compute),
+    ];
+    let plan = gpt2(&["precision.compute=fp32"]);
+    for (code, change) in cases {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
+fn a_collective_of_one_rank() {
+    let plan = plan("tests/models/gpt2/model.onnx", 2, &["sharding.ranks=1"]).compiled.plan;
+    let change: Break = |p| {
+        let (send, reduce) = (p.metrics[0].place.clone(), ReduceKind::Sum);
+        let last = p.tasks.last_mut().expect("tasks");
+        last.stream = Stream::Reduce;
+        last.action = Action::AllReduce { group: None, reduce, recv: send.clone(), send };
+    };
+    let codes = codes(&plan, change);
+    assert!(codes.iter().any(|c| c == "P201"), "found {codes:?}");
+}
+
+fn drop_reads_of_last_gather(plan: &mut Plan) {
+    let gathered = plan.tasks.iter().rev().find_map(|t| match &t.action {
+        Action::AllGather { recv, .. } => Some(recv.buffer),
+        _ => None,
+    });
+    let buffer = gathered.expect("a gather");
+    let reads = |t: &&mut frit_ir::plan::Task| t.action.reads().iter().any(|p| p.buffer == buffer);
+    plan.tasks.iter_mut().filter(reads).for_each(drop_task);
+}
+
+#[test]
+fn the_update() {
+    let cases: [(&str, Break); 8] = [
+        ("P301", |p| {
+            let group = p.groups.iter_mut().find(|g| g.segments.len() > 1).expect("a group");
+            group.segments.pop();
+        }),
+        ("P302", |p| drop_task(kernel(p, "optimizer_step"))),
+        ("P303", |p| p.loss_capacity *= 2),
+        ("P303", |p| drop_task(kernel(p, "loss_scale"))),
+        ("P304", |p| drop_task(kernel(p, "unscale"))),
+        ("P305", |p| drop_task(kernel(p, "grad_stats"))),
+        ("P306", |p| drop_task(task(p, |a| matches!(a, Action::AllReduce { group: None, .. })))),
+        ("P307", |p| {
+            let Action::Kernel { reads, .. } = &mut kernel(p, "optimizer_step").action else {
+                return;
+            };
+            reads[1] = reads[0].clone();
+        }),
+    ];
+    let plan = gpt2(&["precision.compute=fp32"]);
+    for (code, change) in cases {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
+fn the_factor_of_every_gradient() {
+    let accumulating = gpt2(&["precision.compute=fp16", "run.accumulation=2"]);
+    let cases: [(&str, Break); 4] = [
+        // Averaged twice, or not at all.
+        ("P308", |p| p.loss_capacity *= 2),
+        ("P308", |p| {
+            let Action::ReduceScatter { reduce, .. } = &mut task(p, is_reduction).action else {
+                return;
+            };
+            *reduce = ReduceKind::Sum;
+        }),
+        // A product of the sums and the gradients.
+        ("P309", |p| {
+            let sums: Vec<usize> =
+                p.groups.iter().flat_map(|g| &g.states).map(|s| s.buffer).collect();
+            let add = p.tasks.iter().find_map(|t| match &t.action {
+                Action::Kernel { kernel, reads, writes }
+                    if reads[0] == writes[0] && sums.contains(&reads[0].buffer) =>
+                {
+                    Some(*kernel)
+                }
+                _ => None,
+            });
+            let kernel = &mut p.kernels[add.expect("an accumulation")];
+            let is_add = |(_, n): &(_, &frit_ir::Node)| n.op.name() == "add";
+            let add = kernel.body.nodes().find(is_add).expect("an addition").0;
+            kernel.body.node_mut(add).op = Op::Binary(BinaryFn::Mul);
+            kernel.hash = sha256_hex(kernel.body.to_string().as_bytes());
+        }),
+        // The sums of the step before are kept.
+        ("P310", |p| {
+            let sums: Vec<usize> =
+                p.groups.iter().flat_map(|g| &g.states).map(|s| s.buffer).collect();
+            for task in &mut p.tasks {
+                if let Action::Zero { places } = &mut task.action {
+                    places.retain(|place| !sums.contains(&place.buffer));
+                }
+            }
+        }),
+    ];
+    for (code, change) in cases {
+        let codes = codes(&accumulating, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
