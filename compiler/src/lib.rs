@@ -5,6 +5,7 @@ pub mod config;
 pub mod diagnostics;
 pub mod driver;
 pub mod import;
+pub mod losses;
 pub mod pipeline;
 pub mod plan_dir;
 pub mod weights;

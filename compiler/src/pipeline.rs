@@ -5,13 +5,14 @@
 use crate::config::Config;
 use crate::config::LossScale;
 use crate::config::choices::{self, Padding};
+use crate::losses;
 use frit_ir::ops::{FusionKind, OptimizerKind, ScheduleKind};
 use frit_ir::{DType, Diagnostic, Graph};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::differentiate::Differentiate;
 use frit_passes::fuse::Fuse;
-use frit_passes::loss::{Loss, LossKind};
+use frit_passes::loss::Loss;
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
@@ -147,17 +148,7 @@ impl Options {
             }
         };
         Ok(Options {
-            loss: Loss {
-                kind: match c.loss.kind {
-                    choices::LossKind::Mse => LossKind::Mse,
-                    choices::LossKind::Output => LossKind::Output,
-                    _ => LossKind::CrossEntropy,
-                },
-                logits: c.loss.logits.clone(),
-                labels: c.loss.labels.clone(),
-                ignore_index: c.loss.ignore_index,
-                class_axis: c.loss.class_axis.and_then(|axis| usize::try_from(axis).ok()),
-            },
+            loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
             compute: c.precision.compute,
             overrides: overrides(c)?,
             padding: match c.padding.tensor_cores {

@@ -9,7 +9,7 @@ use frit_ir::interpret::{Options, leaf_key, run};
 use frit_ir::{DType, Graph, Op, Tensor, text};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
-use frit_passes::loss::{Loss, LossKind};
+use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
 use frit_passes::{Changed, Numerics, Pass, PassContext};
@@ -51,18 +51,35 @@ impl Header {
         match self.pass.as_str() {
             "canonicalize" => Box::new(Canonicalize {}),
             "raise" => Box::new(Raise {}),
-            "loss" => Box::new(Loss {
-                kind: match self.get("kind") {
-                    Some("mse") => LossKind::Mse,
-                    Some("output") => LossKind::Output,
-                    Some("none") => LossKind::None,
-                    _ => LossKind::CrossEntropy,
-                },
-                logits: self.get("logits").unwrap_or("logits").into(),
-                labels: self.get("labels").unwrap_or("labels").into(),
-                ignore_index: -100,
-                class_axis: self.get("class_axis").map(|axis| axis.parse().expect("an axis")),
-            }),
+            "loss" => {
+                let number = |key: &str| self.get(key).map(|n| n.parse().expect("a number"));
+                let term = Term {
+                    kind: match self.get("kind") {
+                        Some("mse") => LossKind::Mse,
+                        Some("l1") => LossKind::L1,
+                        Some("smooth_l1") => LossKind::SmoothL1,
+                        Some("bce_with_logits") => LossKind::BceWithLogits,
+                        Some("kl") => LossKind::Kl,
+                        Some("output") => LossKind::Output,
+                        Some("none") => LossKind::None,
+                        _ => LossKind::CrossEntropy,
+                    },
+                    logits: self.get("logits").unwrap_or("logits").into(),
+                    labels: self.get("labels").unwrap_or("labels").into(),
+                    class_axis: self.get("class_axis").map(|axis| axis.parse().expect("an axis")),
+                    soft_targets: self.get("soft_targets").is_some(),
+                    label_smoothing: number("label_smoothing").unwrap_or(0.0),
+                    weight: number("weight").unwrap_or(1.0),
+                    ..Term::default()
+                };
+                let mut terms = vec![term];
+                if let Some(output) = self.get("and_mse") {
+                    let (logits, labels) = (output.into(), "target".into());
+                    let kind = LossKind::Mse;
+                    terms.push(Term { kind, logits, labels, weight: 0.25, ..Term::default() });
+                }
+                Box::new(Loss { terms, world_size: 2 })
+            }
             "autocast" => {
                 let exception = self.dtype("override").map(|dtype| Override {
                     scope: self.get("scope").map(String::from),

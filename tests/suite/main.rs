@@ -3,6 +3,7 @@
 mod broken_plans;
 mod cli;
 mod language;
+mod losses;
 mod parity;
 mod plans;
 mod support;

@@ -45,10 +45,26 @@ choices! {
         CrossEntropy = "cross_entropy",
         /// Mean squared error.
         Mse = "mse",
+        /// Mean absolute error.
+        L1 = "l1",
+        /// Mean squared error where it is small, mean absolute error elsewhere.
+        SmoothL1 = "smooth_l1",
+        /// Binary cross-entropy of the sigmoid.
+        BceWithLogits = "bce_with_logits",
+        /// Kullback-Leibler divergence of the softmax from probabilities.
+        Kl = "kl",
         /// The model's own loss output.
         Output = "output",
         /// Nothing: forward only.
         None = "none",
+    }
+
+    /// What the labels of a cross-entropy are.
+    Targets {
+        /// The index of the class.
+        Indices = "indices",
+        /// The probability of every class.
+        Probabilities = "probabilities",
     }
 
     /// Over what the loss is averaged.

@@ -3,7 +3,7 @@
 use super::Override;
 use super::choices::{
     Backward, BatchNorm, Device, LossKind, Optimizer, Padding, Recompute, Reduction, Schedule,
-    Strategy,
+    Strategy, Targets,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -87,6 +87,11 @@ pub const KEYS: &[Key] = &[
     key("loss.labels", Kind::Text, "\"labels\"", "the tensor of the data that holds labels or targets"),
     key("loss.ignore_index", Kind::ChoiceOrInteger(&[]), "-100", "the label that is left out of a cross-entropy"),
     key("loss.reduction", Kind::Choice(Reduction::WORDS), "\"global_mean\"", "mean over all labels of the step, or of each rank and micro-step first"),
+    key("loss.targets", Kind::Choice(Targets::WORDS), "\"indices\"", "whether labels of a cross-entropy are class indices or probabilities of all classes"),
+    key("loss.label_smoothing", Kind::Number(0.0, 1.0), "0.0", "the part of every label of a cross-entropy that is spread over all classes"),
+    key("loss.beta", Kind::Number(1e-12, INF), "1.0", "the difference at which smooth_l1 becomes linear"),
+    key("loss.weight", Kind::Number(0.0, INF), "1.0", "the factor of the loss"),
+    key("loss.also", Kind::List, "[]", "further losses, each as \"WEIGHT * KIND(OUTPUT, LABELS)\", or \"WEIGHT * output(OUTPUT)\""),
     key("loss.class_axis", Kind::ChoiceOrInteger(&["auto"]), "\"auto\"", "the axis of the logits that holds classes"),
     key("optimizer.kind", Kind::Choice(Optimizer::WORDS), "\"adamw\"", "the update rule"),
     key("optimizer.lr", Kind::Number(0.0, INF), "1e-3", "learning rate"),

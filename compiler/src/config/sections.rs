@@ -2,7 +2,7 @@
 
 use super::choices::{
     Backward, BatchNorm, Device, LossKind, Optimizer, Padding, Recompute, Reduction, Schedule,
-    Strategy,
+    Strategy, Targets,
 };
 use super::keys::{Value, dtype_name};
 use crate::diagnostics::Report;
@@ -191,7 +191,7 @@ macro_rules! choice_fields {
 }
 
 choice_fields! {
-    Backward BatchNorm Device LossKind Optimizer Padding Recompute Reduction Schedule Strategy
+    Backward BatchNorm Device LossKind Optimizer Padding Recompute Reduction Schedule Strategy Targets
 }
 
 /// Declares sections whose fields are keys of the table, and how they are read and written.
@@ -267,6 +267,16 @@ sections! {
         ignore_index: i64,
         /// Over what the loss is averaged.
         reduction: Reduction,
+        /// What the labels of a cross-entropy are.
+        targets: Targets,
+        /// The part of every label that is spread over all classes.
+        label_smoothing: f64,
+        /// The difference at which smooth_l1 becomes linear.
+        beta: f64,
+        /// The factor of the loss.
+        weight: f64,
+        /// Further losses.
+        also: Vec<String>,
         /// The axis of the classes; `None` to find it from the shapes.
         class_axis: Option<i64>,
     }

@@ -88,7 +88,7 @@ fn wrong_values_say_what_is_expected() {
         ("[optimizer]\nbetas = [1.0, 0.9]", "two numbers from 0 to below 1"),
         ("[sharding]\nranks = 0", "a whole number of at least 1"),
         ("[sharding]\nreduce_dtype = \"int\"", "one of \"fp32\""),
-        ("[loss]\nkind = \"l1\"", "one of \"cross_entropy\", \"mse\""),
+        ("[loss]\nkind = \"hinge\"", "one of \"cross_entropy\", \"mse\""),
         ("[memory]\nbudget = \"2 parsecs\"", "bytes such as"),
         ("[schedule]\nkind = \"cosine\"", "`schedule.total_steps` is 0"),
         ("[sharding]\nranks = 4\nshard_group = 3", "does not divide 4 ranks"),
