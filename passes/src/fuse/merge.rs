@@ -7,8 +7,8 @@
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::region;
-use frit_ir::ValueId;
 use frit_ir::ops::FusionKind;
+use frit_ir::{Op, ValueId};
 use std::collections::{BTreeSet, HashSet};
 
 /// Nodes between two clusters that merge without an edge between them.
@@ -192,7 +192,9 @@ fn try_duplicate(clusters: &mut Clusters<'_, '_>, position: usize) -> bool {
     let node = facts.node(position);
     let Some(owner) = clusters.owner[position] else { return false };
     let [output] = node.outputs[..] else { return false };
+    // The seed of the backward pass stays one node: its factor is checked where it is computed.
     let candidate = region::is_cheap(&node.op)
+        && !matches!(node.op, Op::LossScale(_))
         && can_grow(clusters, owner)
         && clusters.interface_of(owner).results.contains(&output)
         && !facts.escapes(output);
