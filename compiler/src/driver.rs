@@ -62,9 +62,11 @@ pub fn compile(
     observer: &mut dyn Observer,
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
-    let Imported { mut graph, weights, .. } = load(&request.model, config, &request.binds)?;
-    let mut run =
-        Run { request, observer, reports: vec![], context: PassContext::default(), at: 0 };
+    let Imported { mut graph, weights, warnings, .. } =
+        load(&request.model, config, &request.binds)?;
+    let mut context = PassContext::default();
+    warnings.into_iter().for_each(|w| context.warn(w));
+    let mut run = Run { request, observer, reports: vec![], context, at: 0 };
     if run.passes(pipeline::forward(&options), &mut graph)? {
         return Ok(None);
     }

@@ -60,6 +60,8 @@ pub struct Imported {
     pub weights: Weights,
     /// Initializers that became constants.
     pub inlined: Vec<Inlined>,
+    /// What the user should know.
+    pub warnings: Vec<Diagnostic>,
 }
 
 /// Reads a model; `.json` files are JSON models, all others ONNX.

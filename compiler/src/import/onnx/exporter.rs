@@ -6,13 +6,54 @@ use super::messages::NodeProto;
 
 const CALL: &str = "pkg.torch.onnx.fx_node";
 
+/// An operand of a call that is a value of PyTorch's graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Argument<'a> {
+    /// Position among the positional arguments.
+    pub(super) index: usize,
+    /// Name of the value.
+    pub(super) name: &'a str,
+}
+
+/// Name of the operation, such as `linear`, and the texts of its positional arguments.
+fn call(node: &NodeProto) -> Option<(&str, Vec<&str>)> {
+    let text = &node.metadata_props.iter().find(|e| e.key == CALL)?.value;
+    let (_, rest) = text.split_once("torch.ops.aten.")?;
+    let (target, rest) = rest.split_once("](args = (")?;
+    let op = target.split('.').next()?;
+    let mut arguments = Vec::new();
+    let (mut depth, mut start) = (0_usize, 0);
+    for (i, c) in rest.char_indices() {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' if depth > 0 => depth -= 1,
+            ',' if depth == 0 => {
+                arguments.push(rest[start..i].trim());
+                start = i + 1;
+            }
+            ')' => {
+                arguments.push(rest[start..i].trim());
+                return Some((op, arguments));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The operation that the node came from and its operands.
+pub(super) fn arguments(node: &NodeProto) -> Option<(&str, Vec<Argument<'_>>)> {
+    let (op, texts) = call(node)?;
+    let value = |(index, text): (usize, &'_ str)| text.strip_prefix('%').map(|_| index);
+    let indices: Vec<usize> = texts.iter().copied().enumerate().filter_map(value).collect();
+    Some((op, indices.into_iter().map(|i| Argument { index: i, name: &texts[i][1..] }).collect()))
+}
+
 /// The row of `torch.nn.Embedding` that gets no gradient, which ONNX's Gather has no attribute for.
 pub(super) fn padding_idx(node: &NodeProto) -> Option<usize> {
-    let call = &node.metadata_props.iter().find(|e| e.key == CALL)?.value;
-    let (_, arguments) = call.split_once("aten.embedding.default](args = (")?;
-    let (positional, _) = arguments.split_once(')')?;
+    let (op, arguments) = call(node)?;
     // The third of `weight, indices, padding_idx, …`; −1 means none.
-    positional.split(',').nth(2)?.trim().parse().ok()
+    if op == "embedding" { arguments.get(2)?.parse().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -20,19 +61,28 @@ mod tests {
     use super::super::messages::StringStringEntryProto;
     use super::*;
 
+    fn node(target: &str, arguments: &str) -> NodeProto {
+        let value = format!(
+            "%e : [num_users=1] = call_function[target=torch.ops.{target}]({arguments}, kwargs = {{}})"
+        );
+        let entry = StringStringEntryProto { key: CALL.into(), value };
+        NodeProto { metadata_props: vec![entry], ..Default::default() }
+    }
+
     #[test]
     fn the_padding_row_is_read_from_the_call() {
-        let of = |target: &str, arguments: &str| {
-            let value = format!(
-                "%e : [num_users=1] = call_function[target=torch.ops.{target}]({arguments}, \
-                 kwargs = {{}})"
-            );
-            let entry = StringStringEntryProto { key: CALL.into(), value };
-            padding_idx(&NodeProto { metadata_props: vec![entry], ..Default::default() })
-        };
+        let of = |target: &str, arguments: &str| padding_idx(&node(target, arguments));
         assert_eq!(of("aten.embedding.default", "args = (%w, %ids, 3)"), Some(3));
         assert_eq!(of("aten.embedding.default", "args = (%w, %ids, -1)"), None);
         assert_eq!(of("aten.embedding.default", "args = (%w, %ids)"), None);
         assert_eq!(of("aten.index_select.default", "args = (%w, 0, 3)"), None);
+    }
+
+    #[test]
+    fn operands_are_counted_among_all_arguments() {
+        let norm = node("aten.layer_norm.default", "args = (%x, [32, 4], %p_w, %p_b, 1e-05)");
+        let (op, found) = arguments(&norm).unwrap();
+        let found: Vec<(usize, &str)> = found.into_iter().map(|a| (a.index, a.name)).collect();
+        assert_eq!((op, found), ("layer_norm", vec![(0, "x"), (2, "p_w"), (3, "p_b")]));
     }
 }

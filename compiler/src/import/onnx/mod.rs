@@ -7,10 +7,12 @@
 
 mod context;
 mod exporter;
+mod initializers;
 pub mod messages;
 mod ops;
 mod opset;
 mod order;
+mod restore;
 mod scope;
 mod table;
 mod tensor;
@@ -23,17 +25,15 @@ use super::{ImportOptions, Imported, Inlined, unknown_binds};
 use crate::diagnostics::Report;
 use crate::weights::Weights;
 use context::{Bound, Fault, NodeContext};
-use frit_ir::ops::{Constant, Init, Input, Param, ParamKind};
+use frit_ir::ops::Input;
 use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorType, ValueId};
 use messages::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
-use tensor::{ExternalFiles, Stored};
+use tensor::ExternalFiles;
 
-/// Float initializers that do not train become constants up to this many elements.
-const MAX_INLINED: usize = 1 << 12;
 /// Errors of single nodes that are reported at most.
 const MAX_ERRORS: usize = 20;
 
@@ -79,8 +79,13 @@ struct Importer<'a> {
     files: ExternalFiles,
     weights: Weights,
     inlined: Vec<Inlined>,
+    warnings: Vec<Diagnostic>,
     values: HashMap<&'a str, Bound>,
     nodes: Vec<(usize, &'a NodeProto)>,
+    /// Operands that stand for a parameter of another name.
+    restored: restore::Restored,
+    /// Parameters that no initializer has the name of.
+    restored_values: HashMap<String, ValueId>,
     /// Padding rows of tables, by initializer.
     padding_rows: HashMap<&'a str, usize>,
     /// Graph inputs that are fed from data.
@@ -112,7 +117,10 @@ impl<'a> Importer<'a> {
             files: ExternalFiles::new(folder),
             weights: Weights::default(),
             inlined: Vec::new(),
+            warnings: Vec::new(),
             values: HashMap::new(),
+            restored: restore::Restored::default(),
+            restored_values: HashMap::new(),
             padding_rows: HashMap::new(),
             nodes,
             inputs,
@@ -134,7 +142,8 @@ impl<'a> Importer<'a> {
         self.graph.remove_dead();
         let live: HashSet<&str> = self.graph.params().map(|(_, p)| p.name.as_str()).collect();
         self.weights.retain(|name| live.contains(name));
-        Ok(Imported { graph: self.graph, weights: self.weights, inlined: self.inlined })
+        let (weights, inlined, warnings) = (self.weights, self.inlined, self.warnings);
+        Ok(Imported { graph: self.graph, weights, inlined, warnings })
     }
 
     /// Reports every operator and attribute that cannot be read, grouped.
@@ -242,76 +251,6 @@ impl<'a> Importer<'a> {
         }
     }
 
-    fn initializers(&mut self) {
-        let data: HashSet<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
-        let nodes: Vec<&NodeProto> = self.nodes.iter().map(|(_, n)| *n).collect();
-        let trainable = trainable::Trainable::new(self.source, &nodes, &data, self.options);
-        let mut needed: HashSet<&str> =
-            nodes.iter().flat_map(|n| n.input.iter().map(String::as_str)).collect();
-        needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
-        for proto in &self.source.initializer {
-            let name = proto.name.as_str();
-            if !needed.contains(name) {
-                continue;
-            }
-            if self.values.contains_key(name) {
-                let message = format!("the initializer \"{name}\" is defined twice");
-                self.report.push(Diagnostic::error("E016", message));
-                continue;
-            }
-            let stored =
-                match tensor::read(proto, &mut self.files) {
-                    Ok(stored) => stored,
-                    Err(error) => {
-                        let message = format!("the initializer \"{name}\" cannot be read: {error}");
-                        self.report.push(Diagnostic::error("E013", message).help(
-                            "keep external data files beside the model, under their own names",
-                        ));
-                        continue;
-                    }
-                };
-            let (kind, reason) = if stored.ty.dtype.is_float() {
-                let (kind, mut reason) = trainable.decide(name, &stored);
-                if kind == ParamKind::Trainable
-                    && let Some(row) = trainable.padding_row(name, &stored)
-                {
-                    self.padding_rows.insert(name, row);
-                    reason += &format!(
-                        " Row {row} is zero, as a padding row: looking it up gives no gradient."
-                    );
-                }
-                (kind, reason)
-            } else {
-                (ParamKind::Buffer, format!("its elements are {}.", stored.ty.dtype))
-            };
-            self.initializer(name, stored, kind, reason);
-        }
-    }
-
-    fn initializer(&mut self, name: &'a str, stored: Stored, kind: ParamKind, reason: String) {
-        let limit = if stored.ty.dtype.is_float() { MAX_INLINED } else { context::MAX_FOLDED };
-        let ty = stored.ty.clone();
-        if kind == ParamKind::Buffer && ty.shape.numel() <= limit {
-            match stored.tensor() {
-                Ok(value) => {
-                    self.leaf(Op::Constant(Constant { value }), name);
-                    self.inlined.push(Inlined { name: name.into(), ty, reason });
-                }
-                Err(error) => {
-                    let message = format!("the initializer \"{name}\" cannot be read: {error}");
-                    self.report.push(Diagnostic::error("E013", message));
-                }
-            }
-            return;
-        }
-        if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
-            self.report.push(Diagnostic::error("E013", error.to_string()));
-        }
-        let (unit, sharded, init) = (None, false, Init::Weights);
-        let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
-        self.leaf(Op::Param(param), name);
-    }
-
     fn convert_nodes(&mut self) {
         for (index, node) in std::mem::take(&mut self.nodes) {
             let Some(operator) = ops::find(&node.domain, &node.op_type) else { continue };
@@ -320,7 +259,12 @@ impl<'a> Importer<'a> {
                 "" => None,
                 name => Some(self.values.get(name).cloned().unwrap_or(Bound::Failed)),
             };
-            let inputs = node.input.iter().map(operand).collect();
+            let mut inputs: Vec<Option<Bound>> = node.input.iter().map(operand).collect();
+            for (i, input) in inputs.iter_mut().enumerate() {
+                if let Some(restored) = self.restored_operand(index, i, &origin) {
+                    *input = Some(restored);
+                }
+            }
             let mut cx = NodeContext {
                 graph: &mut self.graph,
                 files: &mut self.files,

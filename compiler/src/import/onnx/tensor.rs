@@ -31,6 +31,20 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    /// The matrix with its axes exchanged; anything else as it is.
+    pub(super) fn transposed(self) -> Stored {
+        let &[rows, columns] = self.ty.shape.dims() else { return self };
+        let size = self.ty.dtype.size();
+        let mut bytes = Vec::with_capacity(self.bytes.len());
+        for column in 0..columns {
+            for row in 0..rows {
+                let at = (row * columns + column) * size;
+                bytes.extend_from_slice(&self.bytes[at..at + size]);
+            }
+        }
+        Stored { ty: self.ty.with_shape([columns, rows]), bytes: Bytes::from(bytes) }
+    }
+
     /// The elements, widened in memory.
     pub(super) fn tensor(&self) -> Result<Tensor, TensorError> {
         Tensor::from_bytes(self.ty.clone(), &self.bytes)

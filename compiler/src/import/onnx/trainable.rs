@@ -48,6 +48,8 @@ pub(super) struct Trainable<'a> {
     /// What the exporter calls each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
     statistics: HashSet<&'a str>,
+    /// Right operands of matrix products and weights of convolutions.
+    weights: HashSet<&'a str>,
     /// What Gather reads rows of.
     tables: HashSet<&'a str>,
     /// Operands of additions whose result is an output.
@@ -95,6 +97,11 @@ impl<'a> Trainable<'a> {
             options,
             signature,
             statistics,
+            weights: nodes
+                .iter()
+                .filter(|n| matches!(n.op_type.as_str(), "MatMul" | "Gemm" | "Conv"))
+                .filter_map(|n| n.input.get(1).map(String::as_str))
+                .collect(),
             tables: nodes.iter().filter(|n| n.op_type == "Gather").filter_map(first).collect(),
             offsets: nodes
                 .iter()
@@ -109,7 +116,9 @@ impl<'a> Trainable<'a> {
     }
 
     /// What happens to a float initializer, and why, as a sentence.
-    pub(super) fn decide(&self, name: &str, stored: &Stored) -> (ParamKind, String) {
+    ///
+    /// `place` is the initializer that holds it.
+    pub(super) fn decide(&self, name: &str, place: &str, stored: &Stored) -> (ParamKind, String) {
         let ty = &stored.ty;
         use ParamKind::{Buffer, Frozen, Trainable};
         let said = self.signature.get(name).map(String::as_str);
@@ -123,11 +132,14 @@ impl<'a> Trainable<'a> {
             (Buffer, "it is a running statistic of BatchNormalization".into())
         } else if said.is_none() && ty.shape.rank() == 0 {
             (Buffer, "it is a scalar constant".into())
-        } else if !self.reaching.contains(name) {
+        } else if !self.reaching.contains(place) {
             (Buffer, "no gradient path leads from it to an output".into())
-        } else if said.is_none() && !self.reaching_directly.contains(name) {
+        } else if said.is_none() && !self.reaching_directly.contains(place) {
             let why = "it reaches the outputs only through sines and cosines of values that do not \
                        depend on data";
+            (Buffer, why.into())
+        } else if said.is_none() && !self.signature.is_empty() && !self.is_folded_weight(name) {
+            let why = "the exporter does not list it: it was computed from constants";
             (Buffer, why.into())
         } else if table::is_sinusoidal(stored) {
             (Buffer, "its rows are the sines and cosines of their positions".into())
@@ -153,6 +165,12 @@ impl Trainable<'_> {
         looked_up.then(|| table::padding_row(stored)).flatten()
     }
 
+    /// Whether an initializer that the exporter does not list is what its optimization made of a
+    /// parameter: the weight of a product, or a lookup of an embedding at fixed positions.
+    fn is_folded_weight(&self, name: &str) -> bool {
+        self.weights.contains(name) || name.starts_with("embedding")
+    }
+
     /// Whether this is a `[1, N]` of zeros that is added to what becomes an output, as the
     /// `final_logits_bias` of encoder-decoder models; a trained bias is a vector.
     fn is_output_offset(&self, name: &str, stored: &Stored) -> bool {
@@ -169,16 +187,29 @@ fn uncast<'a>(nodes: &[&'a NodeProto], name: &'a str) -> &'a str {
     made.and_then(|n| n.input.first()).map_or(name, |source| source)
 }
 
+/// The parameters of the exporter's signature: what each placeholder stands for.
+pub(super) fn parameters(graph: &GraphProto) -> HashMap<String, String> {
+    let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
+    let entries = text.into_iter().flat_map(|e| signature(&e.value));
+    entries
+        .filter(|(_, kind, _)| *kind == "PARAMETER")
+        .map(|(placeholder, _, target)| (placeholder.to_string(), target.to_string()))
+        .collect()
+}
+
 /// `p_w: PARAMETER target='w'` per line → what each target is.
 fn read_signature(text: &str) -> HashMap<String, String> {
-    let mut kinds = HashMap::new();
-    for line in text.lines() {
-        let Some((_, rest)) = line.split_once(": ") else { continue };
-        let Some((kind, rest)) = rest.split_once(" target='") else { continue };
-        let Some((target, _)) = rest.split_once('\'') else { continue };
-        kinds.insert(target.to_string(), kind.trim().to_string());
-    }
-    kinds
+    signature(text).map(|(_, kind, target)| (target.to_string(), kind.to_string())).collect()
+}
+
+/// Placeholder, kind and target of each line.
+fn signature(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
+    text.lines().filter_map(|line| {
+        let (placeholder, rest) = line.split_once(": ")?;
+        let (kind, rest) = rest.split_once(" target='")?;
+        let (target, _) = rest.split_once('\'')?;
+        Some((placeholder.trim(), kind.trim(), target))
+    })
 }
 
 fn reaching<'a>(

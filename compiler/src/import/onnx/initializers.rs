@@ -1,0 +1,186 @@
+//! Initializers become parameters, or constants if they are small and do not train.
+//!
+//! Operands whose initializer the exporter merged or renamed get their own parameter back
+//! ([`super::restore`]); what cannot be found again is warned of.
+
+use super::context::{self, Bound};
+use super::messages::{NodeProto, TensorProto};
+use super::restore;
+use super::tensor::{self, Stored};
+use super::{Importer, Inlined, trainable};
+use frit_ir::ops::{Constant, Init, Param, ParamKind, Transpose};
+use frit_ir::{Diagnostic, Op, Origin, Region};
+use std::collections::{HashMap, HashSet};
+
+/// Float initializers that do not train become constants up to this many elements.
+const MAX_INLINED: usize = 1 << 12;
+/// Names that one warning lists at most.
+const MAX_LISTED: usize = 8;
+impl<'a> Importer<'a> {
+    pub(super) fn initializers(&mut self) {
+        let data: HashSet<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
+        let nodes: Vec<&NodeProto> = self.nodes.iter().map(|(_, n)| *n).collect();
+        let trainable = trainable::Trainable::new(self.source, &nodes, &data, self.options);
+        let mut needed: HashSet<&str> =
+            nodes.iter().flat_map(|n| n.input.iter().map(String::as_str)).collect();
+        needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
+        let parameters = trainable::parameters(self.source);
+        if !parameters.is_empty() {
+            self.restored = restore::Restored::new(self.source, &self.nodes, &parameters);
+        }
+        for proto in &self.source.initializer {
+            let name = proto.name.as_str();
+            let is_float = matches!(proto.data_type, 1 | 10 | 11 | 16) && !proto.dims.is_empty();
+            if !needed.contains(name) || (is_float && !self.restored.keeps(name)) {
+                continue;
+            }
+            if self.values.contains_key(name) {
+                let message = format!("the initializer \"{name}\" is defined twice");
+                self.report.push(Diagnostic::error("E016", message));
+                continue;
+            }
+            let stored =
+                match tensor::read(proto, &mut self.files) {
+                    Ok(stored) => stored,
+                    Err(error) => {
+                        let message = format!("the initializer \"{name}\" cannot be read: {error}");
+                        self.report.push(Diagnostic::error("E013", message).help(
+                            "keep external data files beside the model, under their own names",
+                        ));
+                        continue;
+                    }
+                };
+            let (kind, reason) = if stored.ty.dtype.is_float() {
+                let (kind, mut reason) = trainable.decide(name, name, &stored);
+                if kind == ParamKind::Trainable
+                    && let Some(row) = trainable.padding_row(name, &stored)
+                {
+                    self.padding_rows.insert(name, row);
+                    reason += &format!(
+                        " Row {row} is zero, as a padding row: looking it up gives no gradient."
+                    );
+                }
+                (kind, reason)
+            } else {
+                (ParamKind::Buffer, format!("its elements are {}.", stored.ty.dtype))
+            };
+            self.initializer(name, stored, kind, reason);
+        }
+        self.restore_parameters(&trainable);
+        self.missing_parameters(parameters.into_values());
+    }
+
+    /// Warns of parameters of the PyTorch module that the graph does not have.
+    fn missing_parameters(&mut self, names: impl Iterator<Item = String>) {
+        let stored: HashSet<&str> =
+            self.source.initializer.iter().map(|t| t.name.as_str()).collect();
+        let mut missing: Vec<String> = names
+            .filter(|n| !stored.contains(n.as_str()) && !self.restored_values.contains_key(n))
+            .collect();
+        missing.sort();
+        if missing.is_empty() {
+            return;
+        }
+        let message = format!(
+            "{} parameters of the PyTorch module are not in the graph and do not train",
+            missing.len()
+        );
+        let mut warning = Diagnostic::warning("W030", message).help(
+            "they are unused, or the exporter computed with them; export with optimize=False",
+        );
+        for name in missing.iter().take(MAX_LISTED) {
+            warning = warning.note(name.clone());
+        }
+        self.warnings.push(warning);
+    }
+
+    /// Gives operands of merged or renamed initializers their own parameters back.
+    fn restore_parameters(&mut self, trainable: &trainable::Trainable<'_>) {
+        let stored: HashMap<&str, &TensorProto> =
+            self.source.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
+        for (place, node) in self.nodes.clone() {
+            for (i, operand) in node.input.iter().enumerate() {
+                let Some(parameter) = self.restored.parameter(place, i).cloned() else { continue };
+                let name = parameter.name.as_str();
+                let Some(proto) = stored.get(operand.as_str()) else { continue };
+                if self.values.contains_key(name) || self.restored_values.contains_key(name) {
+                    continue;
+                }
+                let read = tensor::read(proto, &mut self.files);
+                let read = read.map(|s| if parameter.transposed { s.transposed() } else { s });
+                let stored = match read {
+                    Ok(stored) => stored,
+                    Err(error) => {
+                        let message =
+                            format!("the initializer \"{operand}\" cannot be read: {error}");
+                        self.report.push(Diagnostic::error("E013", message));
+                        continue;
+                    }
+                };
+                let (kind, reason) = trainable.decide(name, operand, &stored);
+                let reason = format!("{reason} The exporter stored it as \"{operand}\".");
+                let ty = stored.ty.clone();
+                if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
+                    self.report.push(Diagnostic::error("E013", error.to_string()));
+                }
+                let (unit, sharded, init) = (None, false, Init::Weights);
+                let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
+                let added = self.graph.add1(Op::Param(param), &[], Origin::none(), Region::Forward);
+                match added {
+                    Ok(value) => {
+                        self.graph.set_name(value, name);
+                        self.restored_values.insert(parameter.name, value);
+                    }
+                    Err(error) => {
+                        self.report.push(Diagnostic::error("E014", error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The value of an operand that stands for a parameter of another name.
+    pub(super) fn restored_operand(
+        &mut self,
+        place: usize,
+        i: usize,
+        origin: &Origin,
+    ) -> Option<Bound> {
+        let parameter = self.restored.parameter(place, i)?;
+        let value = match self.values.get(parameter.name.as_str()) {
+            Some(Bound::Value(value)) => *value,
+            _ => *self.restored_values.get(&parameter.name)?,
+        };
+        if !parameter.transposed {
+            return Some(Bound::Value(value));
+        }
+        let perm = (0..self.graph.ty(value).shape.rank()).rev().collect();
+        let op = Op::Transpose(Transpose { perm });
+        let turned = self.graph.add1(op, &[value], origin.clone(), Region::Forward).ok()?;
+        Some(Bound::Value(turned))
+    }
+
+    fn initializer(&mut self, name: &'a str, stored: Stored, kind: ParamKind, reason: String) {
+        let limit = if stored.ty.dtype.is_float() { MAX_INLINED } else { context::MAX_FOLDED };
+        let ty = stored.ty.clone();
+        if kind == ParamKind::Buffer && ty.shape.numel() <= limit {
+            match stored.tensor() {
+                Ok(value) => {
+                    self.leaf(Op::Constant(Constant { value }), name);
+                    self.inlined.push(Inlined { name: name.into(), ty, reason });
+                }
+                Err(error) => {
+                    let message = format!("the initializer \"{name}\" cannot be read: {error}");
+                    self.report.push(Diagnostic::error("E013", message));
+                }
+            }
+            return;
+        }
+        if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
+            self.report.push(Diagnostic::error("E013", error.to_string()));
+        }
+        let (unit, sharded, init) = (None, false, Init::Weights);
+        let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
+        self.leaf(Op::Param(param), name);
+    }
+}

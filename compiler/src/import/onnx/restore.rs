@@ -1,0 +1,125 @@
+//! Which parameter each operand of a node was, where the exporter's optimization changed it.
+//!
+//! The dynamo exporter's default optimization transposes weights and renames them (`val_42`), and merges
+//! initializers of equal values, such as all biases that are still zero. The metadata of a node keep the
+//! call that it came from, with PyTorch's own operands, and the signature of the program says which of
+//! these are parameters: so each operand gets its own parameter back, under its own name.
+
+use super::exporter::{Argument, arguments};
+use super::messages::{GraphProto, NodeProto};
+use std::collections::{HashMap, HashSet};
+
+/// What an operand is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Weight,
+    Bias,
+    Other,
+}
+
+/// The parameter that an operand stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Parameter {
+    /// Its own name.
+    pub(super) name: String,
+    /// Whether the initializer is its transpose.
+    pub(super) transposed: bool,
+}
+
+/// Operands that stand for a parameter of another name.
+#[derive(Debug, Default)]
+pub(super) struct Restored {
+    /// The parameter, by position of the node and the operand.
+    parameters: HashMap<(usize, usize), Parameter>,
+    /// Initializers that some operand stands for under their own name, or as no parameter.
+    kept: HashSet<String>,
+}
+
+impl Restored {
+    /// Reads the calls; `parameters` are the targets of the signature by placeholder.
+    pub(super) fn new(
+        graph: &GraphProto,
+        nodes: &[(usize, &NodeProto)],
+        parameters: &HashMap<String, String>,
+    ) -> Restored {
+        let mut restored = Restored::default();
+        let stored: HashSet<&str> = graph
+            .initializer
+            .iter()
+            .filter(|t| !t.dims.is_empty() && matches!(t.data_type, 1 | 10 | 11 | 16))
+            .map(|t| t.name.as_str())
+            .collect();
+        for (place, node) in nodes {
+            let call = arguments(node);
+            let candidates: Vec<(Role, &str)> = call
+                .iter()
+                .flat_map(|(op, arguments)| {
+                    arguments.iter().map(|a: &Argument<'_>| (of_argument(op, a.index), a.name))
+                })
+                .filter_map(|(role, name)| Some((role, parameters.get(name)?.as_str())))
+                .collect();
+            for (i, operand) in node.input.iter().enumerate() {
+                if !stored.contains(operand.as_str()) {
+                    continue;
+                }
+                let role = of_operand(&node.op_type, i);
+                let own = candidates.iter().any(|(_, name)| name == operand);
+                let found = match candidates[..] {
+                    _ if own => None,
+                    [(_, only)] => Some(only),
+                    _ => candidates.iter().find(|(r, _)| *r == role).map(|(_, name)| *name),
+                };
+                match found {
+                    Some(name) => {
+                        let linear = call.as_ref().is_some_and(|(op, _)| *op == "linear");
+                        let transposed = linear && node.op_type == "MatMul";
+                        let name = name.to_string();
+                        restored.parameters.insert((*place, i), Parameter { name, transposed });
+                    }
+                    None => {
+                        restored.kept.insert(operand.clone());
+                    }
+                }
+            }
+        }
+        restored.kept.extend(graph.output.iter().map(|o| o.name.clone()));
+        restored
+    }
+
+    /// The parameter that the operand stands for.
+    pub(super) fn parameter(&self, node: usize, operand: usize) -> Option<&Parameter> {
+        self.parameters.get(&(node, operand))
+    }
+
+    /// Whether an initializer stands for itself somewhere, or nothing is known of it.
+    pub(super) fn keeps(&self, initializer: &str) -> bool {
+        self.parameters.is_empty() || self.kept.contains(initializer)
+    }
+}
+
+/// What the operand of PyTorch's operation is for.
+fn of_argument(op: &str, index: usize) -> Role {
+    match (op, index) {
+        ("addmm" | "baddbmm", 0) => Role::Bias,
+        ("addmm" | "baddbmm", 2) | ("embedding", 0) => Role::Weight,
+        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution" | "batch_norm", 1) => {
+            Role::Weight
+        }
+        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution" | "batch_norm", 2) => Role::Bias,
+        ("layer_norm" | "group_norm" | "rms_norm" | "native_layer_norm", 2) => Role::Weight,
+        ("layer_norm" | "group_norm" | "native_layer_norm", 3) => Role::Bias,
+        _ => Role::Other,
+    }
+}
+
+/// What the operand of an ONNX node is for.
+fn of_operand(op_type: &str, index: usize) -> Role {
+    match (op_type, index) {
+        ("MatMul", _) | ("Gather", 0) | ("Mul", _) => Role::Weight,
+        ("Gemm" | "Conv" | "LayerNormalization" | "BatchNormalization", 1) => Role::Weight,
+        ("Gemm" | "Conv" | "LayerNormalization" | "BatchNormalization", 2) => Role::Bias,
+        ("GroupNormalization" | "InstanceNormalization" | "RMSNormalization", 1) => Role::Weight,
+        ("GroupNormalization" | "InstanceNormalization", 2) | ("Add", _) => Role::Bias,
+        _ => Role::Other,
+    }
+}
