@@ -83,14 +83,9 @@ fn every_export_of_gpt2_trains_to_the_same_losses() {
     for onnx in
         ["model_opset21.onnx", "model_torchscript.onnx", "model_sdpa.onnx", "model_optimized.onnx"]
     {
-        let (planned, losses) = run("gpt2", onnx, 8, 2, &["precision.compute=fp32"]);
+        let (_, losses) = run("gpt2", onnx, 8, 2, &["precision.compute=fp32"]);
         let deviation = largest(&losses, &exact);
         assert!(deviation < 1e-5, "{onnx}: losses deviate by {deviation}");
-        if onnx == "model_optimized.onnx" {
-            // What the exporter merged or renamed has its own names again.
-            let error = gradient_error(&planned, "gpt2");
-            assert!(error < 1e-5, "{onnx}: gradients deviate by {error}");
-        }
     }
     let (_, losses) = run("mlp", "model_dynamo.onnx", 16, 2, &["precision.compute=fp32"]);
     assert!(largest(&losses, &reference("mlp", "fp64")) < 1e-5);

@@ -9,7 +9,7 @@ use super::restore;
 use super::tensor::{self, Stored};
 use super::{Importer, Inlined, trainable};
 use frit_ir::ops::{Constant, Init, Param, ParamKind, Transpose};
-use frit_ir::{Diagnostic, Op, Origin, Region};
+use frit_ir::{Diagnostic, Op, Origin, Region, TensorType};
 use std::collections::{HashMap, HashSet};
 
 /// Float initializers that do not train become constants up to this many elements.
@@ -106,37 +106,69 @@ impl<'a> Importer<'a> {
                 if self.values.contains_key(name) || self.restored_values.contains_key(name) {
                     continue;
                 }
-                let read = tensor::read(proto, &mut self.files);
-                let read = read.map(|s| if parameter.transposed { s.transposed() } else { s });
-                let stored = match read {
-                    Ok(stored) => stored,
+                match tensor::read(proto, &mut self.files) {
+                    Ok(found) => {
+                        let found = if parameter.transposed { found.transposed() } else { found };
+                        self.restore(name, operand, found, trainable);
+                    }
                     Err(error) => {
                         let message =
                             format!("the initializer \"{operand}\" cannot be read: {error}");
                         self.report.push(Diagnostic::error("E013", message));
-                        continue;
-                    }
-                };
-                let (kind, reason) = trainable.decide(name, operand, &stored);
-                let reason = format!("{reason} The exporter stored it as \"{operand}\".");
-                let ty = stored.ty.clone();
-                if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
-                    self.report.push(Diagnostic::error("E013", error.to_string()));
-                }
-                let (unit, sharded, init) = (None, false, Init::Weights);
-                let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
-                let added = self.graph.add1(Op::Param(param), &[], Origin::none(), Region::Forward);
-                match added {
-                    Ok(value) => {
-                        self.graph.set_name(value, name);
-                        self.restored_values.insert(parameter.name, value);
-                    }
-                    Err(error) => {
-                        self.report.push(Diagnostic::error("E014", error.to_string()));
                     }
                 }
             }
+            let Some(name) = self.restored.zero_bias(place).map(str::to_string) else { continue };
+            let weight = node.input.get(1).and_then(|w| Some((w, *stored.get(w.as_str())?)));
+            let known =
+                self.values.contains_key(name.as_str()) || self.restored_values.contains_key(&name);
+            let (Some((weight, proto)), false) = (weight, known) else { continue };
+            let transposed = node.attribute.iter().any(|a| a.name == "transB" && a.i != 0);
+            let n = proto.dims.get(usize::from(!transposed)).copied();
+            let ty = n.and_then(|n| usize::try_from(n).ok()).and_then(|n| {
+                let dtype = tensor::dtype(proto.data_type.into()).ok()?;
+                Some(TensorType::new(dtype, [n]))
+            });
+            if let Some(ty) = ty {
+                let bytes = vec![0; ty.bytes()].into();
+                self.restore(&name, weight, Stored { ty, bytes }, trainable);
+            }
         }
+    }
+
+    /// Adds a parameter that no initializer has the name of; `place` is what holds or stands beside it.
+    fn restore(
+        &mut self,
+        name: &str,
+        place: &str,
+        stored: Stored,
+        trainable: &trainable::Trainable<'_>,
+    ) {
+        let (kind, reason) = trainable.decide(name, place, &stored);
+        let reason = format!("{reason} The exporter stored it under another name.");
+        let ty = stored.ty.clone();
+        if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
+            self.report.push(Diagnostic::error("E013", error.to_string()));
+        }
+        let (unit, sharded, init) = (None, false, Init::Weights);
+        let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
+        match self.graph.add1(Op::Param(param), &[], Origin::none(), Region::Forward) {
+            Ok(value) => {
+                self.graph.set_name(value, name);
+                self.restored_values.insert(name.into(), value);
+            }
+            Err(error) => self.report.push(Diagnostic::error("E014", error.to_string())),
+        }
+    }
+
+    /// The bias that a product lost because it was all zero.
+    pub(super) fn restored_bias(&self, place: usize) -> Option<Bound> {
+        let name = self.restored.zero_bias(place)?;
+        let value = match self.values.get(name) {
+            Some(Bound::Value(value)) => value,
+            _ => self.restored_values.get(name)?,
+        };
+        Some(Bound::Value(*value))
     }
 
     /// The value of an operand that stands for a parameter of another name.

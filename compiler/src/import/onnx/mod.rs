@@ -265,6 +265,7 @@ impl<'a> Importer<'a> {
                     *input = Some(restored);
                 }
             }
+            inputs.extend(self.restored_bias(index).map(Some));
             let mut cx = NodeContext {
                 graph: &mut self.graph,
                 files: &mut self.files,

@@ -1,7 +1,8 @@
 //! Which parameter each operand of a node was, where the exporter's optimization changed it.
 //!
 //! The dynamo exporter's default optimization transposes weights and renames them (`val_42`), and merges
-//! initializers of equal values, such as all biases that are still zero. The metadata of a node keep the
+//! initializers of equal values, such as all biases that are still zero, or leaves such a bias out. The
+//! metadata of a node keep the
 //! call that it came from, with PyTorch's own operands, and the signature of the program says which of
 //! these are parameters: so each operand gets its own parameter back, under its own name.
 
@@ -31,6 +32,8 @@ pub(super) struct Parameter {
 pub(super) struct Restored {
     /// The parameter, by position of the node and the operand.
     parameters: HashMap<(usize, usize), Parameter>,
+    /// The bias that a product lost because it was all zero, by position of the node.
+    zero_biases: HashMap<usize, String>,
     /// Initializers that some operand stands for under their own name, or as no parameter.
     kept: HashSet<String>,
 }
@@ -58,6 +61,12 @@ impl Restored {
                 })
                 .filter_map(|(role, name)| Some((role, parameters.get(name)?.as_str())))
                 .collect();
+            if node.op_type == "Gemm" && node.input.len() == 2 {
+                let bias = candidates.iter().find(|(role, _)| *role == Role::Bias);
+                if let Some((_, name)) = bias.filter(|(_, name)| !stored.contains(name)) {
+                    restored.zero_biases.insert(*place, name.to_string());
+                }
+            }
             for (i, operand) in node.input.iter().enumerate() {
                 if !stored.contains(operand.as_str()) {
                     continue;
@@ -89,6 +98,11 @@ impl Restored {
     /// The parameter that the operand stands for.
     pub(super) fn parameter(&self, node: usize, operand: usize) -> Option<&Parameter> {
         self.parameters.get(&(node, operand))
+    }
+
+    /// The bias that a product lost because it was all zero.
+    pub(super) fn zero_bias(&self, node: usize) -> Option<&str> {
+        self.zero_biases.get(&node).map(String::as_str)
     }
 
     /// Whether an initializer stands for itself somewhere, or nothing is known of it.
