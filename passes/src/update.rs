@@ -3,7 +3,8 @@
 //! In: outputs `LossSum`, `LossCount` and one `Gradient` per trainable parameter. Out: carries for
 //! parameters and state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the
 //! gradients, in the order in which `grad_stats` reads them. The concat of [statistics, count, loss
-//! sum] is what `shard` sums over ranks.
+//! sum] is what `shard` sums over ranks. Buffers that the forward pass renews are averaged over ranks and
+//! committed only if the step is taken.
 //!
 //! With accumulation, `grad_sum`, `loss_sum` and `loss_count` are states to which every micro-step adds
 //! in region backward. A carry replaces them after each micro-step; the runtime sets these three to
@@ -13,10 +14,13 @@ use crate::differentiate::LOSS_SCALE;
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
-    BinaryFn, Cast, Concat, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep, ParamKind,
-    Reshape, ScheduleKind, Split, State, UpdateLossScale, statistics_dtype, training,
+    AllReduce, BinaryFn, Cast, CompareFn, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind,
+    OptimizerStep, ParamKind, ReduceKind, Reshape, ScheduleKind, Split, State, UpdateLossScale,
+    statistics_dtype, training,
 };
-use frit_ir::{DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, TensorType, ValueId};
+use frit_ir::{
+    DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
+};
 use std::collections::HashMap;
 
 /// The contract of [`Update`].
@@ -95,6 +99,7 @@ impl Pass for Update {
             Op::State(s) if s.name == LOSS_SCALE => Some(n.outputs[0]),
             _ => None,
         });
+        let buffers = self.buffers(graph)?;
         graph.outputs.clear();
         let mut b = Emit { graph, hypers: HashMap::new(), origin: Origin::none().by(INFO.name) };
         let scale = match scale {
@@ -124,7 +129,8 @@ impl Pass for Update {
         let loss = self.accumulate(&mut b, "loss_sum", None, loss)?;
         let count = b.cast(count, DType::F32, Region::Backward)?;
         let count = self.accumulate(&mut b, "loss_count", None, count)?;
-        self.emit_update(&mut b, scale, &gradients, loss, count)?;
+        let found_inf = self.emit_update(&mut b, scale, &gradients, loss, count)?;
+        self.commit_buffers(&mut b, &buffers, found_inf)?;
         Ok(Changed::Yes)
     }
 }
@@ -155,7 +161,7 @@ impl Update {
         gradients: &[(String, ValueId, ValueId)],
         loss: ValueId,
         count: ValueId,
-    ) -> Result<(), Diagnostic> {
+    ) -> Result<ValueId, Diagnostic> {
         let o = &self.optimizer;
         let values: Vec<ValueId> = gradients.iter().map(|g| g.2).collect();
         let stats = b.update(Op::GradStats, &values)?[0];
@@ -230,6 +236,52 @@ impl Update {
             ("tokens", tokens),
         ] {
             b.graph.add_output(name, value, OutputKind::Metric);
+        }
+        Ok(found_inf)
+    }
+
+    /// Buffers of the model that the forward pass renews (running statistics): name, leaf, next value.
+    fn buffers(&self, graph: &Graph) -> Result<Vec<(String, ValueId, ValueId)>, Diagnostic> {
+        let renewed = graph.outputs.iter().filter_map(|o| match o.kind {
+            OutputKind::Carry(leaf) => Some((o.name.clone(), leaf, o.value)),
+            _ => None,
+        });
+        let buffers: Vec<_> = renewed.collect();
+        match buffers.first() {
+            Some((name, leaf, _)) if self.accumulation > 1 => Err(Diagnostic::error(
+                "E065",
+                format!(
+                    "`{name}` is renewed by every forward pass, which accumulation would repeat"
+                ),
+            )
+            .at(&graph.def(*leaf).origin)
+            .help("set run.accumulation = 1, or export the model with batch norm in eval mode")),
+            _ => Ok(buffers),
+        }
+    }
+
+    /// Renews the buffers if the step is taken, by the mean over ranks.
+    fn commit_buffers(
+        &self,
+        b: &mut Emit<'_>,
+        buffers: &[(String, ValueId, ValueId)],
+        found_inf: ValueId,
+    ) -> Result<(), Diagnostic> {
+        if buffers.is_empty() {
+            return Ok(());
+        }
+        let zero = Op::Constant(Constant { value: Tensor::scalar(0.0) });
+        let zero = b.update(zero, &[])?[0];
+        let skipped = b.update(Op::Compare(CompareFn::Ne), &[found_inf, zero])?[0];
+        for (name, old, new) in buffers {
+            b.origin = b.graph.def(*new).origin.by(INFO.name);
+            let mut next = *new;
+            if self.world_size > 1 {
+                let mean = AllReduce { reduce: ReduceKind::Mean, unit: None };
+                next = b.update(Op::AllReduce(mean), &[next])?[0];
+            }
+            let next = b.update(Op::Select, &[skipped, *old, next])?[0];
+            b.graph.add_output(name, next, OutputKind::Carry(*old));
         }
         Ok(())
     }

@@ -6,9 +6,11 @@
 //! and folds constants.
 
 mod attention;
+mod batch_norm;
 mod binary;
 mod call;
 mod collective;
+mod conv;
 mod index;
 mod layout;
 mod loss;
@@ -131,6 +133,15 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::Reduce(op) => reduce::reduce(op, &call),
         Op::SumTo(_) => Ok(reduce::sum_to(&call)),
         Op::MatMul(op) => Ok(matmul::matmul(op, &call)),
+        Op::Conv(op) => Ok(conv::conv(op, &call)),
+        Op::ConvGradInput(op) => Ok(conv::conv_grad_input(op, &call)),
+        Op::ConvGradWeight(op) => Ok(conv::conv_grad_weight(op, &call)),
+        Op::MaxPool(op) => Ok(conv::max_pool(op, &call)),
+        Op::MaxPoolGrad(op) => Ok(conv::max_pool_grad(op, &call)),
+        Op::SumPool(op) => Ok(conv::sum_pool(op, &call)),
+        Op::SumPoolGrad(op) => Ok(conv::sum_pool_grad(op, &call)),
+        Op::BatchNorm(op) => Ok(batch_norm::batch_norm(op, &call)),
+        Op::BatchNormGrad(op) => Ok(batch_norm::batch_norm_grad(op, &call)),
         Op::Softmax(op) => Ok(softmax::softmax(op, &call)),
         Op::LogSoftmax(op) => Ok(softmax::log_softmax(op, &call)),
         Op::SoftmaxGrad(op) => Ok(softmax::softmax_grad(op, &call)),

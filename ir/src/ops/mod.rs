@@ -5,8 +5,10 @@
 //! the same name in [`crate::interpret`].
 
 pub mod attention;
+pub mod batch_norm;
 pub mod binary;
 pub mod collective;
+pub mod conv;
 pub mod fusion;
 pub mod index;
 pub mod layout;
@@ -16,6 +18,7 @@ pub mod matmul;
 pub mod norm;
 mod number;
 pub mod order;
+pub mod pool;
 pub mod reduce;
 pub mod scatter;
 pub mod softmax;
@@ -25,8 +28,10 @@ pub mod training;
 pub mod unary;
 
 pub use attention::{Attention, AttentionGrad};
+pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use binary::{BinaryFn, CompareFn, LogicalFn};
 pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter};
+pub use conv::{Conv, ConvGradInput, ConvGradWeight, Window};
 pub use fusion::{Fusion, FusionKind};
 pub use index::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 pub use layout::{Concat, Expand, Pad, Reshape, Slice, Split, Transpose};
@@ -36,6 +41,7 @@ pub use matmul::MatMul;
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
 pub use order::{ArgReduce, TopK};
+pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use softmax::Softmax;
@@ -140,6 +146,27 @@ pub enum Op {
     /// Matrix product, batched, with optional transposition of either operand.
     #[serde(rename = "matmul")]
     MatMul(MatMul),
+
+    /// Convolution: `(x, w)` → `y`.
+    Conv(Conv),
+    /// Gradient of `conv` for its operand, or transposed convolution: `(dy, w)` → `dx`.
+    ConvGradInput(ConvGradInput),
+    /// Gradient of `conv` for its kernel: `(dy, x)` → `dw`.
+    ConvGradWeight(ConvGradWeight),
+
+    /// The largest element of each window.
+    MaxPool(MaxPool),
+    /// Gradient of `max_pool`: `(dy, x)` → `dx`.
+    MaxPoolGrad(MaxPoolGrad),
+    /// The sum of each window.
+    SumPool(SumPool),
+    /// Gradient of `sum_pool`: `(dy)` → `dx`.
+    SumPoolGrad(SumPoolGrad),
+
+    /// Batch normalization: `(x, scale, bias)` → `(y, mean, var)`.
+    BatchNorm(BatchNorm),
+    /// Gradient of `batch_norm`: `(dy, x, scale, mean, var)` → `(dx, dscale, dbias)`.
+    BatchNormGrad(BatchNormGrad),
 
     /// Softmax along an axis.
     Softmax(Softmax),
@@ -265,10 +292,15 @@ impl Op {
             "arg_reduce",
             "attention",
             "attention_grad",
+            "batch_norm",
+            "batch_norm_grad",
             "cast",
             "clip",
             "concat",
             "constant",
+            "conv",
+            "conv_grad_input",
+            "conv_grad_weight",
             "cross_entropy",
             "cross_entropy_grad",
             "cum_sum",
@@ -289,6 +321,8 @@ impl Op {
             "log_softmax_grad",
             "loss_scale",
             "matmul",
+            "max_pool",
+            "max_pool_grad",
             "optimizer_step",
             "pad",
             "param",
@@ -306,6 +340,8 @@ impl Op {
             "softmax_grad",
             "split",
             "state",
+            "sum_pool",
+            "sum_pool_grad",
             "sum_to",
             "top_k",
             "transpose",
@@ -361,6 +397,15 @@ impl Op {
             Op::Reduce(op) => op.infer(inputs),
             Op::SumTo(op) => op.infer(inputs),
             Op::MatMul(op) => op.infer(inputs),
+            Op::Conv(op) => op.infer(inputs),
+            Op::ConvGradInput(op) => op.infer(inputs),
+            Op::ConvGradWeight(op) => op.infer(inputs),
+            Op::MaxPool(op) => op.infer(inputs),
+            Op::MaxPoolGrad(op) => op.infer(inputs),
+            Op::SumPool(op) => op.infer(inputs),
+            Op::SumPoolGrad(op) => op.infer(inputs),
+            Op::BatchNorm(op) => op.infer(inputs),
+            Op::BatchNormGrad(op) => op.infer(inputs),
             Op::Softmax(op) | Op::LogSoftmax(op) => op.infer(inputs, 1),
             Op::SoftmaxGrad(op) | Op::LogSoftmaxGrad(op) => op.infer(inputs, 2),
             Op::LayerNorm(op) => op.infer(inputs),
@@ -394,6 +439,10 @@ impl Op {
         };
         match self {
             Op::MatMul(op) => op.flops(inputs),
+            Op::Conv(_) => conv::flops(outputs[0], inputs[1]),
+            Op::ConvGradInput(_) => conv::flops(inputs[0], inputs[1]),
+            Op::ConvGradWeight(_) => conv::flops(inputs[0], outputs[0]),
+            Op::BatchNorm(_) | Op::BatchNormGrad(_) => 8 * elements(inputs),
             Op::Attention(op) => op.flops(inputs),
             Op::AttentionGrad(op) => op.flops(inputs),
             Op::Fusion(op) => op.flops(),

@@ -10,6 +10,10 @@
 //! | [`pool`] | worker threads and their scratch memory |
 //! | [`dtype`] | the floating-point element types of the kernels |
 //! | [`gemm`] | batched matrix product with bias and accumulation |
+//! | [`conv`] | convolution and its gradients |
+//! | [`pooling`] | maxima and sums of windows |
+//! | [`batch_norm`] | batch normalization and its gradient |
+//! | [`window`] | how windows slide |
 //! | [`attention`] | scaled dot-product attention, forward and backward |
 //! | [`embedding`] | row gather and its gradient |
 //! | [`index`] | reads and writes at indexed places |
@@ -21,6 +25,8 @@
 //! | [`cum_sum`] | running sums |
 
 pub mod attention;
+pub mod batch_norm;
+pub mod conv;
 pub mod convert;
 pub mod copy;
 pub mod cum_sum;
@@ -30,6 +36,8 @@ pub mod gemm;
 pub mod index;
 pub mod order;
 pub mod pool;
+pub mod pooling;
 pub mod reduce;
 pub mod reduce_axes;
 mod simd;
+pub mod window;

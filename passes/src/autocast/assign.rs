@@ -158,7 +158,7 @@ pub(super) fn is_weak(graph: &Graph, v: ValueId) -> bool {
 pub(super) fn is_statistic(graph: &Graph, v: ValueId) -> bool {
     let value = graph.value(v);
     match &graph.def(v).op {
-        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Attention(_) => value.index > 0,
+        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) | Op::Attention(_) => value.index > 0,
         Op::CrossEntropy(_) => true,
         _ => false,
     }
@@ -171,7 +171,7 @@ fn side_of(graph: &Graph, v: ValueId, producer: usize) -> usize {
 /// Whether operand `i` is read in the precision of the node; scale, bias and masks keep their own.
 pub(super) fn reads(op: &Op, i: usize) -> bool {
     match op {
-        Op::LayerNorm(_) | Op::RmsNorm(_) => i == 0,
+        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) => i == 0,
         Op::Attention(_) => i < 3,
         _ => true,
     }
@@ -219,19 +219,27 @@ impl Problem<'_> {
         node.inputs.iter().any(strong)
     }
 
-    /// Whether this adds a bias vector to a product that is used for nothing else: one contraction, as
-    /// `torch.addmm`.
+    /// Whether this adds a bias vector to a product or convolution that is used for nothing else: one
+    /// contraction, as `torch.addmm`.
     fn is_bias_add(&self, node: &Node) -> bool {
         let pairs = [(0, 1), (1, 0)];
         node.op == Op::Binary(BinaryFn::Add)
             && pairs.into_iter().any(|(product, bias)| {
                 let (product, bias) = (node.inputs[product], node.inputs[bias]);
                 let def = self.graph.value(product).def;
-                matches!(self.graph.node(def).op, Op::MatMul(_))
+                let contraction = &self.graph.node(def).op;
+                let channels = match contraction {
+                    Op::MatMul(_) => Some(0),
+                    Op::Conv(_) | Op::ConvGradInput(_) => {
+                        Some(self.graph.ty(product).shape.rank() - 2)
+                    }
+                    _ => None,
+                };
+                channels.is_some()
                     && self.bound.get(&def) != Some(&Precision::F32)
                     && self.users[product.0 as usize].len() == 1
                     && self.graph.ty(product) == self.graph.ty(node.outputs[0])
-                    && is_vector_param(self.graph, bias)
+                    && is_vector_param(self.graph, bias, channels.unwrap_or(0))
             })
     }
 
@@ -256,10 +264,11 @@ impl Problem<'_> {
     }
 }
 
-/// Whether the value is a parameter, perhaps reshaped, of one axis that counts.
-fn is_vector_param(graph: &Graph, v: ValueId) -> bool {
+/// Whether the value is a parameter, perhaps reshaped, of one axis that counts, `inner` axes before the
+/// last.
+fn is_vector_param(graph: &Graph, v: ValueId, inner: usize) -> bool {
     let shape = &graph.ty(v).shape;
-    let vector = shape.rank() > 0 && shape.0.last() == Some(&shape.numel());
+    let vector = shape.0.iter().rev().nth(inner) == Some(&shape.numel());
     let mut node = graph.def(v);
     while matches!(node.op, Op::Reshape(_) | Op::Slice(_) | Op::Split(_)) {
         node = graph.def(node.inputs[0]);

@@ -43,7 +43,11 @@ impl Class {
 pub fn class(op: &Op) -> Class {
     match op {
         // Contractions. Attention keeps scores and softmax statistics in f32 inside.
-        Op::MatMul(_) | Op::Attention(_) => Class::Lower,
+        Op::MatMul(_)
+        | Op::Attention(_)
+        | Op::Conv(_)
+        | Op::ConvGradInput(_)
+        | Op::ConvGradWeight(_) => Class::Lower,
 
         Op::Unary(f) => unary(*f),
         Op::Binary(f) => binary(*f),
@@ -57,6 +61,10 @@ pub fn class(op: &Op) -> Class {
         // PyTorch widens both sides; here the kernel computes in f32 and the residual stream, which
         // it reads, is f32 anyway.
         Op::LayerNorm(_) | Op::RmsNorm(_) => Class::F32Inside,
+        // PyTorch keeps the dtype of its operand, with statistics in f32.
+        Op::BatchNorm(_) => Class::F32Inside,
+        // Selection, and sums that are kept in f32 inside.
+        Op::MaxPool(_) | Op::SumPool(_) => Class::Promote,
         Op::Softmax(_) => Class::F32Inside,
         // Its results are losses: always f32.
         Op::CrossEntropy(_) => Class::F32Inside,
@@ -91,6 +99,9 @@ pub fn class(op: &Op) -> Class {
         | Op::SoftmaxGrad(_)
         | Op::LogSoftmaxGrad(_)
         | Op::LayerNormGradInput(_)
+        | Op::BatchNormGrad(_)
+        | Op::MaxPoolGrad(_)
+        | Op::SumPoolGrad(_)
         | Op::LayerNormGradAffine(_)
         | Op::RmsNormGradInput(_)
         | Op::RmsNormGradScale(_)

@@ -292,7 +292,13 @@ impl<'a> Lowering<'a> {
         let integer = |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::I32 | DType::I64);
         let mask = |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::Bool);
         let library = match &node.op {
-            Op::MatMul(_) => node.inputs.iter().all(low),
+            Op::MatMul(_) | Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+                node.inputs.iter().all(low)
+            }
+            Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
+                low(&node.inputs[0])
+            }
+            Op::BatchNorm(_) | Op::BatchNormGrad(_) => low(&node.inputs[0]),
             Op::Attention(_) => low(&node.inputs[0]) && node.inputs.get(3).is_none_or(mask),
             Op::AttentionGrad(_) => low(&node.inputs[0]) && node.inputs.get(6).is_none_or(mask),
             Op::Embedding(_) | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),

@@ -4,6 +4,7 @@
 //! operand whose cotangent is not wanted.
 
 mod attention;
+mod conv;
 mod index;
 mod layout;
 mod loss;
@@ -31,6 +32,9 @@ pub(super) fn vjp(b: &mut Builder<'_>, node: &Node, dys: &[Option<ValueId>]) -> 
         }
         Op::RmsNorm(op) => {
             layer_result(node, dys).and_then(|dy| norm::rms_norm(b, op, x, &node.outputs, dy))
+        }
+        Op::BatchNorm(op) => {
+            layer_result(node, dys).and_then(|dy| conv::batch_norm(b, op, x, &node.outputs, dy))
         }
         Op::Attention(op) => {
             layer_result(node, dys).and_then(|dy| attention::attention(b, op, x, &node.outputs, dy))
@@ -79,6 +83,10 @@ fn single(b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
         Op::Reduce(op) => reduce::reduce(b, op, x[0], y, dy),
         Op::SumTo(_) => reduce::sum_to(b, x[0], dy),
         Op::MatMul(op) => matmul::matmul(b, op, x, dy),
+        Op::Conv(op) => conv::conv(b, op, x, dy),
+        Op::ConvGradInput(op) => conv::conv_transposed(b, op, x, dy),
+        Op::MaxPool(op) => conv::max_pool(b, op, x[0], dy),
+        Op::SumPool(op) => conv::sum_pool(b, op, x[0], dy),
         Op::Softmax(op) => reduce::softmax(b, Op::SoftmaxGrad(op.clone()), y, dy),
         Op::LogSoftmax(op) => reduce::softmax(b, Op::LogSoftmaxGrad(op.clone()), y, dy),
         other => Err(unsupported(format!("`{}`", other.name()))),

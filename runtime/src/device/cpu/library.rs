@@ -1,12 +1,14 @@
 //! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
 
 use super::operand::{Operand, elem};
-use super::{index, order, reduce};
+use super::{index, order, reduce, window};
 use frit_ir::ops::{Attention as AttentionOp, MatMul, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::attention::{
     Attention, BackwardInputs, BackwardOutputs, Mask, MaskKind, Strides,
 };
+use frit_kernels::batch_norm::BatchNorm;
+use frit_kernels::conv::Conv;
 use frit_kernels::copy::StridedCopy;
 use frit_kernels::cum_sum::CumSum;
 use frit_kernels::dtype::Elem;
@@ -15,6 +17,7 @@ use frit_kernels::gemm::{Gemm, Operand as Matrix};
 use frit_kernels::index::{Combine, Indexed};
 use frit_kernels::order::TopK;
 use frit_kernels::pool::Pool;
+use frit_kernels::pooling::Pooling;
 use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
 
@@ -22,6 +25,24 @@ use frit_kernels::{convert::convert, reduce::sum_squares};
 pub(super) enum Routine {
     /// A matrix product, with the positions of `a`, `b` and the bias among the operands.
     Gemm { gemm: Gemm, a: usize, b: usize, bias: Option<usize> },
+    /// A convolution.
+    Conv(Conv),
+    /// Its gradient for the operand, or a transposed convolution.
+    ConvGradInput(Conv),
+    /// Its gradient for the kernel.
+    ConvGradWeight(Conv),
+    /// The largest element of each window.
+    MaxPool(Pooling),
+    /// Its gradient.
+    MaxPoolGrad(Pooling),
+    /// The sum of each window.
+    SumPool(Pooling),
+    /// Its gradient.
+    SumPoolGrad(Pooling),
+    /// Batch normalization.
+    BatchNorm(BatchNorm),
+    /// Its gradient.
+    BatchNormGrad(BatchNorm),
     /// Attention; the mask is the fourth operand.
     Attention(Attention),
     /// Its gradient; the mask is the seventh operand.
@@ -74,6 +95,27 @@ impl Routine {
         let ins: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
         let outs: Vec<&TensorType> = node.outputs.iter().map(|v| body.ty(*v)).collect();
         match &node.op {
+            Op::Conv(_) => window::conv(&node.op, &ins, outs[0]).map(Routine::Conv),
+            Op::ConvGradInput(_) => {
+                window::conv(&node.op, &ins, outs[0]).map(Routine::ConvGradInput)
+            }
+            Op::ConvGradWeight(_) => {
+                window::conv(&node.op, &ins, outs[0]).map(Routine::ConvGradWeight)
+            }
+            Op::MaxPool(_) => window::pooling(&node.op, &ins, outs[0]).map(Routine::MaxPool),
+            Op::MaxPoolGrad(_) => {
+                window::pooling(&node.op, &ins, outs[0]).map(Routine::MaxPoolGrad)
+            }
+            Op::SumPool(_) => window::pooling(&node.op, &ins, outs[0]).map(Routine::SumPool),
+            Op::SumPoolGrad(_) => {
+                window::pooling(&node.op, &ins, outs[0]).map(Routine::SumPoolGrad)
+            }
+            Op::BatchNorm(op) => {
+                window::batch_norm(op.eps, ins[0], &ins[1..]).map(Routine::BatchNorm)
+            }
+            Op::BatchNormGrad(op) => {
+                window::batch_norm(op.eps, ins[1], &ins[2..]).map(Routine::BatchNormGrad)
+            }
             Op::Attention(op) => attention(op, &ins).map(Routine::Attention),
             Op::AttentionGrad(op) => {
                 let forward = AttentionOp { scale: op.scale, causal: op.causal };
@@ -128,6 +170,35 @@ impl Routine {
                     let bias = bias.map_or(std::ptr::null(), read);
                     gemm.run(pool, read(*a), read(*b), writes[0].pointer, bias);
                 }
+                Routine::Conv(conv) => conv.forward(pool, read(0), read(1), writes[0].pointer),
+                Routine::ConvGradInput(conv) => {
+                    conv.grad_input(pool, read(0), read(1), writes[0].pointer);
+                }
+                Routine::ConvGradWeight(conv) => {
+                    conv.grad_weight(pool, read(0), read(1), writes[0].pointer);
+                }
+                Routine::MaxPool(pooling) => pooling.max(pool, read(0), writes[0].pointer),
+                Routine::MaxPoolGrad(pooling) => {
+                    pooling.max_grad(pool, read(0), read(1), writes[0].pointer);
+                }
+                Routine::SumPool(pooling) => pooling.sum(pool, read(0), writes[0].pointer),
+                Routine::SumPoolGrad(pooling) => {
+                    pooling.sum_grad(pool, read(0), writes[0].pointer);
+                }
+                Routine::BatchNorm(norm) => norm.forward(
+                    pool,
+                    read(0),
+                    [read(1).cast(), read(2).cast()],
+                    writes[0].pointer,
+                    [writes[1].pointer.cast(), writes[2].pointer.cast()],
+                ),
+                Routine::BatchNormGrad(norm) => norm.backward(
+                    pool,
+                    [read(0), read(1)],
+                    [read(2).cast(), read(3).cast(), read(4).cast()],
+                    writes[0].pointer,
+                    [writes[1].pointer.cast(), writes[2].pointer.cast()],
+                ),
                 Routine::Attention(attention) => attention.forward(
                     pool,
                     read(0),

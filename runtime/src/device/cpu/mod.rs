@@ -8,6 +8,7 @@ mod library;
 mod operand;
 mod order;
 mod reduce;
+mod window;
 
 use super::Device;
 use crate::RunError;

@@ -1,6 +1,8 @@
 //! Converters of ONNX operators, one file per family, and the table of all of them.
 
+mod batch_norm;
 mod constant;
+mod convolution;
 mod einsum;
 mod index;
 mod layout;
@@ -9,6 +11,7 @@ mod matrix;
 mod normalization;
 mod order;
 mod pointwise;
+mod pooling;
 mod reduction;
 mod scatter;
 mod sequence;
@@ -27,7 +30,9 @@ pub(super) struct Operator {
 }
 
 const FAMILIES: &[&[Operator]] = &[
+    batch_norm::OPERATORS,
     constant::OPERATORS,
+    convolution::OPERATORS,
     einsum::OPERATORS,
     index::OPERATORS,
     layout::OPERATORS,
@@ -36,6 +41,7 @@ const FAMILIES: &[&[Operator]] = &[
     normalization::OPERATORS,
     order::OPERATORS,
     pointwise::OPERATORS,
+    pooling::OPERATORS,
     reduction::OPERATORS,
     scatter::OPERATORS,
     sequence::OPERATORS,

@@ -1,0 +1,72 @@
+//! Batch normalization.
+
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::{Operator, one, op};
+use frit_ir::ops::{BatchNorm, BinaryFn, UnaryFn};
+use frit_ir::{Op, OutputKind, ValueId};
+
+pub(super) const OPERATORS: &[Operator] =
+    &[op("BatchNormalization", &["epsilon", "momentum", "spatial", "training_mode"], batch_norm)];
+
+fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
+    if cx.int("spatial", 1) == 0 {
+        return Err(Fault::Attribute("spatial = 0".into()));
+    }
+    let x = cx.input(0)?;
+    if cx.dims(x).len() < 2 {
+        return misfit("the operand has no channel axis");
+    }
+    // Before opset 14 the outputs beyond the first say that the batch is normalized by its own.
+    let outputs = cx.node.output.iter().filter(|name| !name.is_empty()).count();
+    if cx.int("training_mode", i64::from(cx.opset < 14 && outputs > 1)) == 0 {
+        return running(cx, x);
+    }
+    let eps = cx.float("epsilon", 1e-5);
+    let (scale, bias) = (cx.input(1)?, cx.input(2)?);
+    let results = cx.emit_all(Op::BatchNorm(BatchNorm { eps }), &[x, scale, bias])?;
+    let momentum = cx.float("momentum", 0.9);
+    let mut outputs = vec![results[0].into()];
+    for (i, &batch) in results[1..].iter().enumerate() {
+        let old = cx.input(3 + i)?;
+        let next = blend(cx, old, batch, momentum)?;
+        if let Op::Param(param) = &cx.graph.def(old).op {
+            let name = param.name.clone();
+            cx.graph.add_output(&name, next, OutputKind::Carry(old));
+        }
+        if outputs.len() < cx.node.output.len() {
+            outputs.push(next.into());
+        }
+    }
+    Ok(outputs)
+}
+
+/// `old · momentum + batch · (1 − momentum)`
+fn blend(
+    cx: &mut NodeContext<'_>,
+    old: ValueId,
+    batch: ValueId,
+    momentum: f64,
+) -> Result<ValueId, Fault> {
+    let dtype = cx.ty(old).dtype;
+    let batch = cx.cast(batch, dtype)?;
+    let (keep, take) = (cx.scalar_like(old, momentum)?, cx.scalar_like(old, 1.0 - momentum)?);
+    let kept = cx.emit(Op::Binary(BinaryFn::Mul), &[old, keep])?;
+    let taken = cx.emit(Op::Binary(BinaryFn::Mul), &[batch, take])?;
+    cx.emit(Op::Binary(BinaryFn::Add), &[kept, taken])
+}
+
+/// With the running statistics: `x · factor + shift`, one of each per channel.
+fn running(cx: &mut NodeContext<'_>, x: ValueId) -> Outcome {
+    let [scale, bias, mean, var] = [cx.input(1)?, cx.input(2)?, cx.input(3)?, cx.input(4)?];
+    let eps = cx.scalar_like(var, cx.float("epsilon", 1e-5))?;
+    let shifted = cx.emit(Op::Binary(BinaryFn::Add), &[var, eps])?;
+    let rstd = cx.emit(Op::Unary(UnaryFn::Rsqrt), &[shifted])?;
+    let factor = cx.emit(Op::Binary(BinaryFn::Mul), &[scale, rstd])?;
+    let moved = cx.emit(Op::Binary(BinaryFn::Mul), &[mean, factor])?;
+    let shift = cx.emit(Op::Binary(BinaryFn::Sub), &[bias, moved])?;
+    let mut shape = vec![1; cx.dims(x).len() - 1];
+    shape[0] = cx.dims(x)[1];
+    let (factor, shift) = (cx.reshape(factor, shape.clone())?, cx.reshape(shift, shape)?);
+    let y = cx.emit(Op::Binary(BinaryFn::Mul), &[x, factor])?;
+    one(cx.emit(Op::Binary(BinaryFn::Add), &[y, shift])?)
+}

@@ -1,0 +1,55 @@
+//! Batch normalization with the statistics of the batch.
+
+use super::{Inferred, OpError, arity, axis_of, float, shape_is, statistics_dtype};
+use crate::TensorType;
+use serde::{Deserialize, Serialize};
+
+/// `(x[N, C, …], scale[C], bias[C])` → `(y, mean[C], var[C])`: each channel (axis 1) normalized over all
+/// other axes, `y = (x − mean)/√(var + eps) · scale + bias`. `var` is the biased variance; statistics are
+/// f32 (f64 for f64).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchNorm {
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+/// `(dy, x, scale, mean, var)` → `(dx, dscale, dbias)`: the gradient of [`BatchNorm`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchNormGrad {
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+fn channels(x: &TensorType) -> Result<usize, OpError> {
+    float(x, "x")?;
+    axis_of(x, 1)?;
+    if x.shape.numel() == 0 {
+        return Err(OpError::new("the statistics of no elements"));
+    }
+    Ok(x.shape.dims()[1])
+}
+
+impl BatchNorm {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 3)?;
+        let c = channels(inputs[0])?;
+        shape_is(inputs[1], &[c], "scale")?;
+        shape_is(inputs[2], &[c], "bias")?;
+        let statistic = TensorType::new(statistics_dtype(inputs[0].dtype), [c]);
+        Ok(vec![inputs[0].clone(), statistic.clone(), statistic])
+    }
+}
+
+impl BatchNormGrad {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 5)?;
+        let c = channels(inputs[1])?;
+        shape_is(inputs[0], inputs[1].shape.dims(), "dy")?;
+        for (ty, name) in inputs[2..].iter().zip(["scale", "mean", "var"]) {
+            shape_is(ty, &[c], name)?;
+        }
+        Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+    }
+}

@@ -1,0 +1,113 @@
+//! Maxima and sums over sliding windows. Average pooling is the sum divided by the number of elements
+//! that count, which is known at compile time.
+
+use super::conv::Window;
+use super::{Inferred, OpError, arity, axis_of, float};
+use crate::{Shape, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// `(x[N, C, …])` → `y[N, C, …]`: the largest element of each window; a border counts as −∞.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaxPool {
+    /// How the window slides.
+    pub window: Window,
+    /// Spatial sizes of the window.
+    pub taps: Vec<usize>,
+}
+
+/// `(dy, x)` → `dx`: the gradient of [`MaxPool`] goes to the first largest element of each window, in
+/// row-major order, as in PyTorch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaxPoolGrad {
+    /// How the window slides.
+    pub window: Window,
+    /// Spatial sizes of the window.
+    pub taps: Vec<usize>,
+}
+
+/// `(x[N, C, …])` → `y[N, C, …]`: the sum of each window; a border counts as 0. Sums in f32 (f64 for
+/// f64).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SumPool {
+    /// How the window slides.
+    pub window: Window,
+    /// Spatial sizes of the window.
+    pub taps: Vec<usize>,
+}
+
+/// `(dy)` → `dx`: the gradient of [`SumPool`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SumPoolGrad {
+    /// How the window slides.
+    pub window: Window,
+    /// Spatial sizes of the window.
+    pub taps: Vec<usize>,
+    /// Spatial sizes of `dx`.
+    pub size: Vec<usize>,
+}
+
+fn image(ty: &TensorType, sizes: &[usize]) -> TensorType {
+    TensorType::new(ty.dtype, [&ty.shape.dims()[..2], sizes].concat())
+}
+
+fn check(ty: &TensorType, what: &str) -> Result<(), OpError> {
+    float(ty, what)?;
+    axis_of(ty, 2)
+}
+
+fn is(found: &TensorType, expected: &TensorType, what: &str) -> Result<(), OpError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(OpError::new(format!("{what} must be {expected}, not {found}")))
+}
+
+fn forward(window: &Window, taps: &[usize], inputs: &[&TensorType]) -> Inferred {
+    arity(inputs, 1)?;
+    check(inputs[0], "x")?;
+    // A window that lies in the border alone would have no element.
+    if window.low.iter().chain(&window.high).zip(taps.iter().chain(taps)).any(|(p, t)| p >= t)
+        && window.dilations.iter().all(|d| *d == 1)
+    {
+        let low = Shape::from(&window.low[..]);
+        return Err(OpError::new(format!("the border {low} is not smaller than the window")));
+    }
+    let sizes = window.positions(&inputs[0].shape.dims()[2..], taps)?;
+    Ok(vec![image(inputs[0], &sizes)])
+}
+
+impl MaxPool {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        forward(&self.window, &self.taps, inputs)
+    }
+}
+
+impl SumPool {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        forward(&self.window, &self.taps, inputs)
+    }
+}
+
+impl MaxPoolGrad {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        let y = forward(&self.window, &self.taps, &inputs[1..])?;
+        is(inputs[0], &y[0], "dy")?;
+        Ok(vec![inputs[1].clone()])
+    }
+}
+
+impl SumPoolGrad {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        check(inputs[0], "dy")?;
+        let x = image(inputs[0], &self.size);
+        let y = forward(&self.window, &self.taps, &[&x])?;
+        is(inputs[0], &y[0], "dy")?;
+        Ok(vec![x])
+    }
+}

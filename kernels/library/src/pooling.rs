@@ -1,0 +1,161 @@
+//! Maxima and sums of sliding windows, and their gradients; each image by one thread.
+
+use crate::conv::plane;
+use crate::convert::from_f32;
+use crate::dtype::Elem;
+use crate::pool::{Pool, Shareable, Worker};
+use crate::window::Window;
+
+/// Pooling of dense images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pooling {
+    /// Element type of operands and results.
+    pub elem: Elem,
+    /// Number of images, channels counted.
+    pub images: usize,
+    /// How the window slides.
+    pub window: Window,
+}
+
+impl Pooling {
+    /// The largest element of each window; NaN if any is.
+    ///
+    /// # Safety
+    /// The pointers must be aligned and valid for tensors of these shapes; results overlap no operand.
+    pub unsafe fn max(&self, pool: &Pool, x: *const u8, y: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            self.each_image(
+                pool,
+                (x, self.window.input_len()),
+                (y, self.window.output_len()),
+                |x, y| {
+                    y.fill(f32::NEG_INFINITY);
+                    self.each(|element, position| {
+                        let (x, y) = (x[element], &mut y[position]);
+                        if x > *y || x.is_nan() {
+                            *y = x;
+                        }
+                    });
+                },
+            );
+        }
+    }
+
+    /// The gradient of [`Pooling::max`]: to the first largest element of each window.
+    ///
+    /// # Safety
+    /// As for [`Pooling::max`].
+    pub unsafe fn max_grad(&self, pool: &Pool, dy: *const u8, x: *const u8, dx: *mut u8) {
+        let (size, positions) = (self.window.input_len(), self.window.output_len());
+        let at = Shareable::new((dy, x, dx));
+        pool.run_workers(self.images, &|image, worker: &mut Worker| {
+            let (dy, x, dx) = at.get();
+            // SAFETY: images are disjoint and inside the tensors.
+            unsafe {
+                let sizes = [positions * 4, size * 4, positions * 8, size * 4];
+                let [dy_copy, x_copy, best, sum] = worker.tiles.split(sizes);
+                let (dy, x) = (self.at(dy, image, positions), self.at(x, image, size));
+                let dy = plane(self.elem, dy, positions, dy_copy);
+                let x = plane(self.elem, x, size, x_copy);
+                let best = std::slice::from_raw_parts_mut(best.cast::<usize>(), positions);
+                let sum = std::slice::from_raw_parts_mut(sum.cast::<f32>(), size);
+                best.fill(usize::MAX);
+                sum.fill(0.0);
+                self.each(|element, position| {
+                    let best = &mut best[position];
+                    let better = *best == usize::MAX || {
+                        let (new, old) = (*x.add(element), *x.add(*best));
+                        new > old || (new.is_nan() && !old.is_nan())
+                    };
+                    if better {
+                        *best = element;
+                    }
+                });
+                for (position, &element) in best.iter().enumerate() {
+                    sum[element] += *dy.add(position);
+                }
+                from_f32(sum, self.elem.at_mut(dx, (image * size) as isize), self.elem);
+            }
+        });
+    }
+
+    /// The sum of each window.
+    ///
+    /// # Safety
+    /// As for [`Pooling::max`].
+    pub unsafe fn sum(&self, pool: &Pool, x: *const u8, y: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            self.each_image(
+                pool,
+                (x, self.window.input_len()),
+                (y, self.window.output_len()),
+                |x, y| {
+                    y.fill(0.0);
+                    self.each(|element, position| y[position] += x[element]);
+                },
+            );
+        }
+    }
+
+    /// The gradient of [`Pooling::sum`].
+    ///
+    /// # Safety
+    /// As for [`Pooling::max`].
+    pub unsafe fn sum_grad(&self, pool: &Pool, dy: *const u8, dx: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            self.each_image(
+                pool,
+                (dy, self.window.output_len()),
+                (dx, self.window.input_len()),
+                |dy, dx| {
+                    dx.fill(0.0);
+                    self.each(|element, position| dx[element] += dy[position]);
+                },
+            );
+        }
+    }
+
+    fn at(&self, base: *const u8, image: usize, len: usize) -> *const u8 {
+        self.elem.at(base, (image * len) as isize)
+    }
+
+    /// Calls `each(element, position)` for every element of every window, tap by tap.
+    #[inline(always)]
+    fn each(&self, mut each: impl FnMut(usize, usize)) {
+        let stride = self.window.strides[2];
+        for tap in 0..self.window.taps_len() {
+            for row in 0..self.window.rows() {
+                let span = self.window.span(tap, row);
+                let first = row * self.window.output[2];
+                for i in span.first..span.last {
+                    each(span.from + (i - span.first) * stride, first + i);
+                }
+            }
+        }
+    }
+
+    /// Runs `body(operand, result)` on every image in f32.
+    unsafe fn each_image(
+        &self,
+        pool: &Pool,
+        (from, from_len): (*const u8, usize),
+        (to, to_len): (*mut u8, usize),
+        body: impl Fn(&[f32], &mut [f32]) + Sync,
+    ) {
+        let at = Shareable::new((from, to));
+        pool.run_workers(self.images, &|image, worker: &mut Worker| {
+            let (from, to) = at.get();
+            // SAFETY: images are disjoint and inside the tensors.
+            unsafe {
+                let [copy, result] = worker.tiles.split([from_len * 4, to_len * 4]);
+                let from = plane(self.elem, self.at(from, image, from_len), from_len, copy);
+                let result = std::slice::from_raw_parts_mut(result.cast::<f32>(), to_len);
+                body(std::slice::from_raw_parts(from, from_len), result);
+                from_f32(result, self.elem.at_mut(to, (image * to_len) as isize), self.elem);
+            }
+        });
+    }
+}
