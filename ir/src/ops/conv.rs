@@ -67,6 +67,9 @@ pub struct Conv {
     pub window: Window,
     /// Number of groups of channels that do not mix.
     pub groups: usize,
+    /// Element type of the result; that of the operands if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out: Option<DType>,
 }
 
 /// `(dy[N, M, …], w[M, C/groups, …])` → `dx[N, C, …]`: the gradient of [`Conv`] for `x`, which is the
@@ -80,6 +83,9 @@ pub struct ConvGradInput {
     pub groups: usize,
     /// Spatial sizes of `dx`.
     pub size: Vec<usize>,
+    /// Element type of the result; that of the operands if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out: Option<DType>,
 }
 
 /// `(dy[N, M, …], x[N, C, …])` → `dw[M, C/groups, …]`: the gradient of [`Conv`] for `w`.
@@ -145,7 +151,7 @@ impl Conv {
             )));
         }
         let sizes = self.window.positions(&x[2..], &w[2..])?;
-        Ok(image(inputs[0].dtype, x[0], w[0], &sizes))
+        Ok(image(self.out.unwrap_or(inputs[0].dtype), x[0], w[0], &sizes))
     }
 }
 
@@ -158,7 +164,8 @@ impl ConvGradInput {
             return Err(OpError::new(format!("{} channels for {} filters", dy[1], w[0])));
         }
         sizes_are(&dy[2..], &self.window.positions(&self.size, &w[2..])?, "dy")?;
-        Ok(image(inputs[0].dtype, dy[0], w[1] * self.groups, &self.size))
+        let dtype = self.out.unwrap_or(inputs[0].dtype);
+        Ok(image(dtype, dy[0], w[1] * self.groups, &self.size))
     }
 }
 

@@ -84,14 +84,25 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
     assignment
 }
 
-/// Leaves the f32 accumulator of a low-precision product unrounded where only f32 is made of it: the
-/// product, a bias and layout operations write f32 if every reader of the last of them computes in f32.
-/// PyTorch rounds there and widens at once, which costs two casts and the rounding.
+/// Leaves the f32 accumulator of a low-precision contraction unrounded where only f32 is made of it: the
+/// contraction, a bias and layout operations write f32 if every reader of the last of them computes in
+/// f32. PyTorch rounds there and widens at once, which costs two casts and the rounding. The bias of a
+/// convolution, which is added by a kernel of its own, is added before the one rounding in any case.
 fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
     let graph = problem.graph;
     for (id, node) in graph.nodes() {
-        if !matches!(node.op, Op::MatMul(_)) || assignment.get(&id) != Some(&Precision::Low) {
+        let convolves = matches!(node.op, Op::Conv(_) | Op::ConvGradInput(_));
+        let contracts = convolves || matches!(node.op, Op::MatMul(_));
+        if !contracts || assignment.get(&id) != Some(&Precision::Low) {
             continue;
+        }
+        if let [bias] = problem.users[node.outputs[0].0 as usize][..]
+            && convolves
+            && problem.is_bias_add(graph.node(bias))
+            && !problem.bound.contains_key(&bias)
+        {
+            assignment.insert(id, Precision::LowToF32);
+            assignment.insert(bias, Precision::F32);
         }
         let mut carried = Vec::new();
         let mut value = node.outputs[0];

@@ -162,9 +162,13 @@ impl<'a> Rebuild<'a> {
             }
             let region = node.region;
             let mut op = node.op.clone();
-            if let (Op::MatMul(m), Some(Precision::LowToF32)) = (&mut op, self.assignment.get(&id))
-            {
-                m.out = Some(DType::F32);
+            if self.assignment.get(&id) == Some(&Precision::LowToF32) {
+                match &mut op {
+                    Op::MatMul(op) => op.out = Some(DType::F32),
+                    Op::Conv(op) => op.out = Some(DType::F32),
+                    Op::ConvGradInput(op) => op.out = Some(DType::F32),
+                    _ => {}
+                }
             }
             let outputs = self.new.add(op, &inputs, node.origin.clone(), region)?;
             for (&old, new) in node.outputs.iter().zip(outputs) {

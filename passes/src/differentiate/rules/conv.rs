@@ -15,7 +15,7 @@ pub(super) fn conv(b: &mut Builder<'_>, op: &Conv, x: &[ValueId], dy: ValueId) -
     let mut gradients = vec![None; 2];
     if b.needs(0) {
         let size = ty.shape.dims()[2..].to_vec();
-        let grad = ConvGradInput { window: window.clone(), groups, size };
+        let grad = ConvGradInput { window: window.clone(), groups, size, out: None };
         gradients[0] = Some(b.emit(Op::ConvGradInput(grad), &[dy, x[1]])?);
     }
     if b.needs(1) {
@@ -39,7 +39,7 @@ pub(super) fn conv_transposed(
     let (window, groups) = (op.window.clone(), op.groups);
     let mut gradients = vec![None; 2];
     if b.needs(0) {
-        let grad = Conv { window: window.clone(), groups };
+        let grad = Conv { window: window.clone(), groups, out: None };
         gradients[0] = Some(b.emit(Op::Conv(grad), &[dy, x[1]])?);
     }
     if b.needs(1) {

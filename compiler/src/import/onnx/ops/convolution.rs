@@ -122,7 +122,7 @@ fn conv(cx: &mut NodeContext<'_>) -> Outcome {
     let taps = taps(cx, w, rank)?;
     let window = window(cx, &cx.dims(x)[2..], &taps)?;
     let groups = group(cx)?;
-    let y = cx.emit(Op::Conv(Conv { window, groups }), &[x, w])?;
+    let y = cx.emit(Op::Conv(Conv { window, groups, out: None }), &[x, w])?;
     biased(cx, y)
 }
 
@@ -179,6 +179,7 @@ fn transposed(cx: &mut NodeContext<'_>) -> Outcome {
         return Err(Fault::Attribute(format!("output_padding {extra:?} of strides {strides:?}")));
     }
     let window = Window { strides, dilations, low, high };
-    let y = cx.emit(Op::ConvGradInput(ConvGradInput { window, groups, size }), &[x, w])?;
+    let y =
+        cx.emit(Op::ConvGradInput(ConvGradInput { window, groups, size, out: None }), &[x, w])?;
     biased(cx, y)
 }
