@@ -281,3 +281,55 @@ fn the_padding_row_of_an_embedding_gets_no_gradient() {
     assert_eq!(gradient(None), [1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);
     assert_eq!(gradient(Some(1)), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
 }
+
+fn sliding(rank: usize, stride: usize, dilation: usize, low: usize, high: usize) -> Window {
+    Window {
+        strides: vec![stride; rank],
+        dilations: vec![dilation; rank],
+        low: vec![low; rank],
+        high: vec![high; rank],
+    }
+}
+
+#[test]
+fn convolutions() {
+    for (groups, x, w, window) in [
+        (1, &[2, 2, 5][..], &[3, 2, 3][..], sliding(1, 1, 1, 1, 1)),
+        (1, &[1, 2, 4, 5], &[2, 2, 2, 3], sliding(2, 2, 1, 1, 0)),
+        (2, &[2, 4, 6], &[4, 2, 2], sliding(1, 1, 2, 0, 1)),
+        (3, &[1, 3, 3, 3], &[3, 1, 2, 2], sliding(2, 1, 1, 0, 0)),
+        (1, &[1, 1, 2, 3, 2], &[1, 1, 1, 2, 2], sliding(3, 1, 1, 0, 0)),
+    ] {
+        let op = Op::Conv(Conv { window: window.clone(), groups, out: None });
+        check("conv", &[x, w], |g, p| add(g, op.clone(), p)[0]);
+        // The transposed convolution that leads back to the sizes of x.
+        let positions = window.positions(&x[2..], &w[2..]).expect("fits");
+        let y = [&[x[0], w[0]], &positions[..]].concat();
+        let op = ConvGradInput { window, groups, size: x[2..].to_vec(), out: None };
+        check("conv_grad_input", &[&y, w], |g, p| add(g, Op::ConvGradInput(op.clone()), p)[0]);
+    }
+}
+
+#[test]
+fn pooling() {
+    for (x, taps, window) in [
+        (&[2, 2, 5][..], vec![3], sliding(1, 1, 1, 1, 1)),
+        (&[1, 2, 4, 5], vec![2, 3], sliding(2, 2, 1, 0, 0)),
+        (&[1, 1, 6], vec![2], sliding(1, 3, 2, 1, 1)),
+    ] {
+        let max = Op::MaxPool(MaxPool { window: window.clone(), taps: taps.clone() });
+        check("max_pool", &[x], |g, p| add(g, max.clone(), p)[0]);
+        let sum = Op::SumPool(SumPool { window, taps });
+        check("sum_pool", &[x], |g, p| add(g, sum.clone(), p)[0]);
+    }
+}
+
+#[test]
+fn batch_normalization() {
+    for shape in [&[4, 3][..], &[3, 2, 4], &[2, 1, 2, 3]] {
+        let c = [shape[1]];
+        check("batch_norm", &[shape, &c, &c], |g, p| {
+            add(g, Op::BatchNorm(BatchNorm { eps: 1e-3 }), p)[0]
+        });
+    }
+}

@@ -35,7 +35,7 @@ fn bf16_stays_close_to_fp64() {
 }
 
 /// Kernels that the interpreter runs and that write more than a few scalars.
-fn interpreted(plan: &Plan) -> Vec<String> {
+pub(crate) fn interpreted(plan: &Plan) -> Vec<String> {
     let slow = |task: &&frit_ir::plan::Task| match &task.action {
         Action::Kernel { kernel, writes, .. } => {
             plan.kernels[*kernel].kind == KernelKind::Interpreted

@@ -8,3 +8,4 @@ mod parity;
 mod plans;
 mod support;
 mod tidy;
+mod vision;

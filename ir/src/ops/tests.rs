@@ -25,16 +25,23 @@ fn infer(op: &Op, operands: &[&str]) -> Inferred {
 fn examples() -> Vec<Op> {
     use serde_json::json;
     let leaf = json!({"dtype": "f32", "shape": [2]});
+    let (ones, zeros) = ([1, 1], [0, 0]);
+    let window = json!({"strides": ones, "dilations": ones, "low": zeros, "high": zeros});
     [
         ("all_gather", json!({"unit": 1})),
         ("all_reduce", json!({"reduce": "mean", "unit": 2})),
         ("arg_reduce", json!({"axis": 0, "largest": false, "last": true})),
         ("attention", json!({"scale": 0.125, "causal": true})),
         ("attention_grad", json!({"scale": 0.125, "causal": false})),
+        ("batch_norm", json!({"eps": 1e-5})),
+        ("batch_norm_grad", json!({"eps": 1e-5})),
         ("cast", json!({"to": "bf16"})),
         ("clip", json!({"min": "-inf", "max": 3.5})),
         ("concat", json!({"axis": 1})),
         ("constant", json!({"ty": leaf, "values": [1.5, "nan"]})),
+        ("conv", json!({"window": window, "groups": 1})),
+        ("conv_grad_input", json!({"window": window, "groups": 1, "size": [4, 4]})),
+        ("conv_grad_weight", json!({"window": window, "groups": 1, "taps": [2, 2]})),
         ("cross_entropy", json!({"ignore_index": -100})),
         ("cross_entropy_grad", json!({"ignore_index": 0})),
         ("cum_sum", json!({"axis": 0, "exclusive": true, "reverse": false})),
@@ -55,6 +62,8 @@ fn examples() -> Vec<Op> {
         ("log_softmax_grad", json!({"axis": 1})),
         ("loss_scale", json!({"factor": 0.1})),
         ("matmul", json!({"trans_a": false, "trans_b": true, "out": "f32"})),
+        ("max_pool", json!({"window": window, "taps": [2, 2]})),
+        ("max_pool_grad", json!({"window": window, "taps": [2, 2]})),
         ("optimizer_step", json!({"kind": "adamw"})),
         ("pad", json!({"low": [1], "high": [0], "value": "-inf"})),
         (
@@ -76,6 +85,8 @@ fn examples() -> Vec<Op> {
         ("softmax_grad", json!({"axis": 1})),
         ("split", json!({"axis": 0, "sizes": [1, 1]})),
         ("state", json!({"name": "adam_m", "of": "w", "ty": leaf, "init": "inf"})),
+        ("sum_pool", json!({"window": window, "taps": [2, 2]})),
+        ("sum_pool_grad", json!({"window": window, "taps": [2, 2], "size": [4, 4]})),
         ("sum_to", json!({"shape": [1], "dtype": "f64"})),
         ("top_k", json!({"axis": 1, "k": 2, "largest": true})),
         ("transpose", json!({"perm": [1, 0]})),

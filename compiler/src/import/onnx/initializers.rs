@@ -64,7 +64,8 @@ impl<'a> Importer<'a> {
             } else {
                 (ParamKind::Buffer, format!("its elements are {}.", stored.ty.dtype))
             };
-            self.initializer(name, stored, kind, reason);
+            let inline = kind == ParamKind::Buffer && !trainable.is_renewed(name);
+            self.initializer(name, stored, (kind, inline), reason);
         }
         self.restore_parameters(&trainable);
         self.missing_parameters(parameters.into_values());
@@ -192,10 +193,17 @@ impl<'a> Importer<'a> {
         Some(Bound::Value(turned))
     }
 
-    fn initializer(&mut self, name: &'a str, stored: Stored, kind: ParamKind, reason: String) {
+    /// Adds a leaf; one that may be inlined becomes a constant if it is small.
+    fn initializer(
+        &mut self,
+        name: &'a str,
+        stored: Stored,
+        (kind, inline): (ParamKind, bool),
+        reason: String,
+    ) {
         let limit = if stored.ty.dtype.is_float() { MAX_INLINED } else { context::MAX_FOLDED };
         let ty = stored.ty.clone();
-        if kind == ParamKind::Buffer && ty.shape.numel() <= limit {
+        if inline && ty.shape.numel() <= limit {
             match stored.tensor() {
                 Ok(value) => {
                     self.leaf(Op::Constant(Constant { value }), name);

@@ -5,7 +5,7 @@
 //! values that reach the outputs only through sines and cosines of data-independent values (rotary
 //! tables), or not at all; tables of sines and cosines; rows of zeros added to the output. All other floats train if `params.trainable` covers their name.
 
-use super::messages::{GraphProto, NodeProto};
+use super::messages::{AttributeProto, GraphProto, NodeProto};
 use super::table;
 use super::tensor::Stored;
 use crate::import::{ImportOptions, glob};
@@ -48,6 +48,8 @@ pub(super) struct Trainable<'a> {
     /// What the exporter calls each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
     statistics: HashSet<&'a str>,
+    /// Those of the statistics that every step renews.
+    renewed: HashSet<&'a str>,
     /// Right operands of matrix products and weights of convolutions.
     weights: HashSet<&'a str>,
     /// What Gather reads rows of.
@@ -75,6 +77,16 @@ impl<'a> Trainable<'a> {
             .filter(|n| n.op_type == "BatchNormalization")
             .flat_map(|n| n.input.iter().skip(3).map(String::as_str))
             .collect();
+        let trains = |n: &&&'a NodeProto| {
+            let set = |a: &AttributeProto| a.name == "training_mode" && a.i != 0;
+            n.attribute.iter().any(set) || n.output.iter().skip(1).any(|name| !name.is_empty())
+        };
+        let renewed = nodes
+            .iter()
+            .filter(|n| n.op_type == "BatchNormalization")
+            .filter(trains)
+            .flat_map(|n| n.input.iter().skip(3).map(String::as_str))
+            .collect();
         let mut from_data: HashSet<&str> = data.clone();
         for node in nodes {
             // A shape is known at import: it carries nothing of the data.
@@ -97,6 +109,7 @@ impl<'a> Trainable<'a> {
             options,
             signature,
             statistics,
+            renewed,
             weights: nodes
                 .iter()
                 .filter(|n| matches!(n.op_type.as_str(), "MatMul" | "Gemm" | "Conv"))
@@ -159,6 +172,11 @@ impl<'a> Trainable<'a> {
 }
 
 impl Trainable<'_> {
+    /// Whether every step gives the initializer a new value.
+    pub(super) fn is_renewed(&self, name: &str) -> bool {
+        self.renewed.contains(name)
+    }
+
     /// The padding row of a table that the exporter says nothing about, by its values.
     pub(super) fn padding_row(&self, name: &str, stored: &Stored) -> Option<usize> {
         let looked_up = self.signature.is_empty() && self.tables.contains(name);

@@ -82,3 +82,6 @@ pub(super) fn batch_norm(eps: f64, x: &TensorType, vectors: &[&TensorType]) -> O
     let (elem, size) = (elem(x.dtype)?, dims[2..].iter().product());
     Some(BatchNorm { elem, batch: dims[0], channels: dims[1], size, eps })
 }
+
+#[cfg(test)]
+mod tests;

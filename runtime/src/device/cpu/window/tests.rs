@@ -1,0 +1,149 @@
+//! Library kernels against the interpreter, on awkward windows.
+
+use crate::device::cpu::library::Routine;
+use crate::device::cpu::operand::Operand;
+use frit_ir::interpret::{Options, eval_op};
+use frit_ir::ops::*;
+use frit_ir::{DType, Graph, Op, Origin, Region, Tensor, TensorType};
+use frit_kernels::pool::Pool;
+
+/// Distinct numbers that f32 and bf16 hold exactly.
+fn operand(dtype: DType, shape: &[usize], seed: usize) -> Tensor {
+    let n = shape.iter().product();
+    let value = |i: usize| ((i * 37 + seed * 11) % 61) as f64 / 8.0 - 3.5;
+    Tensor::floats(dtype, shape, (0..n).map(value).collect())
+}
+
+fn bytes(tensor: &Tensor) -> Vec<u64> {
+    let raw = tensor.to_bytes();
+    raw.chunks(8).map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b))).collect()
+}
+
+/// Runs the routine of the operation on two pools and compares with the interpreter.
+fn check(op: Op, operands: &[Tensor]) {
+    let mut body = Graph::new("body");
+    let inputs: Vec<_> = operands
+        .iter()
+        .enumerate()
+        .map(|(i, t)| {
+            let input = Input { name: format!("x{i}"), ty: t.ty.clone() };
+            body.add1(Op::Input(input), &[], Origin::none(), Region::Forward).expect("input")
+        })
+        .collect();
+    let outputs = body.add(op.clone(), &inputs, Origin::none(), Region::Forward);
+    let outputs = outputs.unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    let routine = Routine::of(&body).unwrap_or_else(|| panic!("{op:?} has no routine"));
+    let expected = eval_op(&op, &operands.iter().collect::<Vec<_>>(), Options::default());
+    let expected = expected.expect("a value");
+    for threads in [1, 3] {
+        let pool = Pool::new(threads);
+        let mut reads: Vec<Vec<u64>> = operands.iter().map(bytes).collect();
+        let mut writes: Vec<Vec<u64>> =
+            outputs.iter().map(|v| vec![u64::MAX; body.ty(*v).bytes().div_ceil(8)]).collect();
+        let at = |words: &mut Vec<u64>, ty: &TensorType| Operand {
+            pointer: words.as_mut_ptr().cast(),
+            ty: ty.clone(),
+        };
+        let from: Vec<_> = reads.iter_mut().zip(operands).map(|(w, t)| at(w, &t.ty)).collect();
+        let to: Vec<_> = writes.iter_mut().zip(&outputs).map(|(w, v)| at(w, body.ty(*v))).collect();
+        routine.run(&pool, &from, &to).expect("runs");
+        for ((words, v), expected) in writes.iter().zip(&outputs).zip(&expected) {
+            let raw: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            let ty = body.ty(*v).clone();
+            let found = Tensor::from_bytes(ty.clone(), &raw[..ty.bytes()]).expect("a tensor");
+            let tolerance = if ty.dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            for (a, b) in found.to_f64s().iter().zip(expected.to_f64s()) {
+                let error = (a - b).abs() / b.abs().max(1.0);
+                assert!(error < tolerance, "{op:?} on {threads} threads: {a} for {b}");
+            }
+        }
+    }
+}
+
+/// Spatial sizes, taps, stride, dilation, borders.
+type Case = (&'static [usize], &'static [usize], usize, usize, [usize; 2]);
+
+const WINDOWS: [Case; 7] = [
+    (&[5], &[3], 1, 1, [1, 1]),
+    (&[9], &[2], 3, 2, [0, 1]),
+    (&[6, 7], &[3, 3], 1, 1, [1, 1]),
+    (&[6, 7], &[1, 1], 1, 1, [0, 0]),
+    (&[7, 6], &[3, 2], 2, 1, [1, 0]),
+    (&[1, 8], &[1, 5], 1, 1, [0, 0]),
+    (&[3, 4, 5], &[2, 2, 3], 2, 1, [1, 1]),
+];
+
+fn window(taps: &[usize], stride: usize, dilation: usize, [low, high]: [usize; 2]) -> Window {
+    let of = |n: usize| taps.iter().map(|t| if *t > 1 { n } else { 0 }).collect();
+    let rank = taps.len();
+    Window {
+        strides: vec![stride; rank],
+        dilations: vec![dilation; rank],
+        low: of(low),
+        high: of(high),
+    }
+}
+
+#[test]
+fn convolutions() {
+    for (sizes, taps, stride, dilation, borders) in WINDOWS {
+        for (groups, channels, filters) in [(1, 3, 5), (2, 4, 6), (3, 3, 6), (4, 4, 4)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let window = window(taps, stride, dilation, borders);
+                let positions = window.positions(sizes, taps).expect("fits");
+                let x = operand(dtype, &[&[2, channels], sizes].concat(), 1);
+                let w = operand(dtype, &[&[filters, channels / groups], taps].concat(), 2);
+                let dy = operand(dtype, &[&[2, filters], &positions[..]].concat(), 3);
+                let out = Some(DType::F32);
+                let conv = Conv { window: window.clone(), groups, out: None };
+                check(Op::Conv(conv), &[x.clone(), w.clone()]);
+                let conv = Conv { window: window.clone(), groups, out };
+                check(Op::Conv(conv), &[x.clone(), w.clone()]);
+                let size = sizes.to_vec();
+                let grad = ConvGradInput { window: window.clone(), groups, size, out: None };
+                check(Op::ConvGradInput(grad), &[dy.clone(), w]);
+                let grad = ConvGradWeight { window, groups, taps: taps.to_vec(), out };
+                check(Op::ConvGradWeight(grad), &[dy, x]);
+            }
+        }
+    }
+}
+
+#[test]
+fn pooling() {
+    for (sizes, taps, stride, dilation, borders) in WINDOWS {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let (window, taps) = (window(taps, stride, dilation, borders), taps.to_vec());
+            let positions = window.positions(sizes, &taps).expect("fits");
+            let x = operand(dtype, &[&[2, 3], sizes].concat(), 1);
+            let dy = operand(dtype, &[&[2, 3], &positions[..]].concat(), 3);
+            let pool = MaxPool { window: window.clone(), taps: taps.clone() };
+            check(Op::MaxPool(pool), std::slice::from_ref(&x));
+            let grad = MaxPoolGrad { window: window.clone(), taps: taps.clone() };
+            check(Op::MaxPoolGrad(grad), &[dy.clone(), x.clone()]);
+            let pool = SumPool { window: window.clone(), taps: taps.clone() };
+            check(Op::SumPool(pool), &[x]);
+            let size = sizes.to_vec();
+            check(Op::SumPoolGrad(SumPoolGrad { window, taps, size }), &[dy]);
+        }
+    }
+}
+
+#[test]
+fn batch_normalization() {
+    for shape in [&[4, 3][..], &[2, 3, 5], &[3, 1, 4, 4]] {
+        for dtype in [DType::F32, DType::BF16] {
+            let c = shape[1];
+            let vector = |seed| operand(DType::F32, &[c], seed);
+            let (x, dy) = (operand(dtype, shape, 1), operand(dtype, shape, 5));
+            let op = BatchNorm { eps: 1e-5 };
+            let statistics =
+                eval_op(&Op::BatchNorm(op), &[&x, &vector(2), &vector(3)], Options::default())
+                    .expect("statistics");
+            check(Op::BatchNorm(op), &[x.clone(), vector(2), vector(3)]);
+            let (mean, var) = (statistics[1].clone(), statistics[2].clone());
+            let grad = BatchNormGrad { eps: 1e-5 };
+            check(Op::BatchNormGrad(grad), &[dy, x, vector(2), mean, var]);
+        }
+    }
+}
