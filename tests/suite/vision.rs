@@ -59,7 +59,9 @@ fn running_statistics_need_single_micro_steps() {
         binds: [("batch".to_string(), 4)].into(),
         ..Default::default()
     };
-    let error = frit::driver::compile(&request, &config, &mut ()).err().expect("refused");
+    let Err(error) = frit::driver::compile(&request, &config, &mut ()) else {
+        panic!("it is not refused")
+    };
     assert!(error.to_string().contains("renewed by every forward pass"), "{error}");
 }
 
