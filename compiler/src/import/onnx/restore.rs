@@ -72,6 +72,12 @@ impl Restored {
                     continue;
                 }
                 let role = of_operand(&node.op_type, i);
+                let linear = call.as_ref().is_some_and(|(op, _)| *op == "linear");
+                if linear && node.op_type == "MatMul" && i == 0 {
+                    // What a linear layer multiplies; its weight is on the right.
+                    restored.kept.insert(operand.clone());
+                    continue;
+                }
                 let own = candidates.iter().any(|(_, name)| name == operand);
                 let found = match candidates[..] {
                     _ if own => None,
@@ -80,7 +86,6 @@ impl Restored {
                 };
                 match found {
                     Some(name) => {
-                        let linear = call.as_ref().is_some_and(|(op, _)| *op == "linear");
                         let transposed = linear && node.op_type == "MatMul";
                         let name = name.to_string();
                         restored.parameters.insert((*place, i), Parameter { name, transposed });
