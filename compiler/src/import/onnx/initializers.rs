@@ -5,7 +5,7 @@
 
 use super::context::{self, Bound};
 use super::messages::{NodeProto, TensorProto};
-use super::restore;
+use super::subgraph::operands;
 use super::tensor::{self, Stored};
 use super::{Importer, Inlined, trainable};
 use frit_ir::ops::{Constant, Init, Param, ParamKind, Transpose};
@@ -21,12 +21,11 @@ impl<'a> Importer<'a> {
         let data: HashSet<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
         let nodes: Vec<&NodeProto> = self.nodes.iter().map(|(_, n)| *n).collect();
         let trainable = trainable::Trainable::new(self.source, &nodes, &data, self.options);
-        let mut needed: HashSet<&str> =
-            nodes.iter().flat_map(|n| n.input.iter().map(String::as_str)).collect();
+        let mut needed: HashSet<&str> = nodes.iter().flat_map(|n| operands(n)).collect();
         needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
         let parameters = trainable::parameters(self.source);
         if !parameters.is_empty() {
-            self.restored = restore::Restored::new(self.source, &self.nodes, &parameters);
+            self.restored = super::restore::Restored::new(self.source, &self.nodes, &parameters);
         }
         for proto in &self.source.initializer {
             let name = proto.name.as_str();

@@ -7,6 +7,7 @@
 
 mod context;
 mod exporter;
+mod function;
 mod initializers;
 pub mod messages;
 mod ops;
@@ -14,6 +15,7 @@ mod opset;
 mod order;
 mod restore;
 mod scope;
+mod subgraph;
 mod table;
 mod tensor;
 mod trainable;
@@ -68,7 +70,8 @@ pub fn import(
     if !graph.sparse_initializer.is_empty() {
         return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
     }
-    Importer::new(graph, name, folder, opset, options)?.run()
+    let flat = function::inline(&model, graph)?;
+    Importer::new(flat.as_ref().unwrap_or(graph), name, folder, opset, options)?.run()
 }
 
 struct Importer<'a> {
@@ -152,6 +155,9 @@ impl<'a> Importer<'a> {
         let mut attributes: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for (index, node) in &self.nodes {
             let place = order::label(*index, node);
+            if subgraph::holds_graphs(node) {
+                continue;
+            }
             let Some(operator) = ops::find(&node.domain, &node.op_type) else {
                 let domain =
                     if node.domain.is_empty() { "".into() } else { format!("{}::", node.domain) };
@@ -253,19 +259,30 @@ impl<'a> Importer<'a> {
 
     fn convert_nodes(&mut self) {
         for (index, node) in std::mem::take(&mut self.nodes) {
-            let Some(operator) = ops::find(&node.domain, &node.op_type) else { continue };
-            let origin = Origin::new(&node.name, &scope::of(node));
-            let operand = |name: &String| match name.as_str() {
-                "" => None,
-                name => Some(self.values.get(name).cloned().unwrap_or(Bound::Failed)),
-            };
-            let mut inputs: Vec<Option<Bound>> = node.input.iter().map(operand).collect();
-            for (i, input) in inputs.iter_mut().enumerate() {
-                if let Some(restored) = self.restored_operand(index, i, &origin) {
-                    *input = Some(restored);
-                }
+            self.convert_node(index, node);
+            if self.report.diagnostics.len() >= MAX_ERRORS {
+                return;
             }
-            inputs.extend(self.restored_bias(index).map(Some));
+        }
+    }
+
+    /// Adds one node to the graph; `index` is its place in the file.
+    fn convert_node(&mut self, index: usize, node: &'a NodeProto) {
+        let origin = Origin::new(&node.name, &scope::of(node));
+        let operand = |name: &String| match name.as_str() {
+            "" => None,
+            name => Some(self.values.get(name).cloned().unwrap_or(Bound::Failed)),
+        };
+        let mut inputs: Vec<Option<Bound>> = node.input.iter().map(operand).collect();
+        for (i, input) in inputs.iter_mut().enumerate() {
+            if let Some(restored) = self.restored_operand(index, i, &origin) {
+                *input = Some(restored);
+            }
+        }
+        inputs.extend(self.restored_bias(index).map(Some));
+        let (outcome, given) = if subgraph::holds_graphs(node) {
+            (self.control(node, &origin, &inputs), inputs)
+        } else if let Some(operator) = ops::find(&node.domain, &node.op_type) {
             let mut cx = NodeContext {
                 graph: &mut self.graph,
                 files: &mut self.files,
@@ -275,31 +292,29 @@ impl<'a> Importer<'a> {
                 opset: self.opset,
                 padding_rows: &self.padding_rows,
             };
-            let outcome = (operator.convert)(&mut cx);
-            let given = cx.inputs;
-            let results = match outcome {
-                Ok(results) => results,
-                Err(fault) => {
-                    self.fault(index, node, &origin, &given, fault);
-                    Vec::new()
-                }
-            };
-            let mut results = results.into_iter();
-            for name in node.output.iter() {
-                let bound = results.next().unwrap_or(Bound::Failed);
-                if name.is_empty() {
-                    continue;
-                }
-                if let Bound::Value(value) = bound
-                    && self.graph.value(value).name.is_none()
-                {
-                    self.graph.set_name(value, name);
-                }
-                self.values.insert(name, bound);
+            ((operator.convert)(&mut cx), cx.inputs)
+        } else {
+            (Err(Fault::Attribute("this operator".into())), inputs)
+        };
+        let results = match outcome {
+            Ok(results) => results,
+            Err(fault) => {
+                self.fault(index, node, &origin, &given, fault);
+                Vec::new()
             }
-            if self.report.diagnostics.len() >= MAX_ERRORS {
-                return;
+        };
+        let mut results = results.into_iter();
+        for name in node.output.iter() {
+            let bound = results.next().unwrap_or(Bound::Failed);
+            if name.is_empty() {
+                continue;
             }
+            if let Bound::Value(value) = bound
+                && self.graph.value(value).name.is_none()
+            {
+                self.graph.set_name(value, name);
+            }
+            self.values.insert(name, bound);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The nodes that the outputs depend on, in topological order.
 
 use super::messages::{GraphProto, NodeProto};
+use super::subgraph::operands;
 use crate::diagnostics::Report;
 use frit_ir::Diagnostic;
 use std::collections::{HashMap, HashSet};
@@ -45,6 +46,7 @@ pub(super) fn sort<'a>(
             .note(format!("used by {user}"))
             .help("the file is damaged or was edited; export the model again")
     };
+    let read: Vec<Vec<&str>> = graph.node.iter().map(operands).collect();
     let mut mark = vec![Mark::New; graph.node.len()];
     let mut sorted = Vec::new();
     let mut roots = Vec::new();
@@ -68,16 +70,16 @@ pub(super) fn sort<'a>(
                 mark[i] = Mark::Open;
             }
             let node = &graph.node[i];
-            let Some(input) = node.input.get(next) else {
+            let Some(&input) = read[i].get(next) else {
                 mark[i] = Mark::Done;
                 sorted.push((i, node));
                 continue;
             };
             stack.push((i, next + 1));
-            if input.is_empty() || given.contains(input.as_str()) {
+            if input.is_empty() || given.contains(input) {
                 continue;
             }
-            let Some(&maker) = makers.get(input.as_str()) else {
+            let Some(&maker) = makers.get(input) else {
                 return Err(undefined(input, label(i, node)).into());
             };
             match mark[maker] {
@@ -104,8 +106,8 @@ fn needed(graph: &GraphProto, makers: &HashMap<&str, usize>, roots: &[usize]) ->
     let mut stack = roots.to_vec();
     while let Some(i) = stack.pop() {
         if !std::mem::replace(&mut needed[i], true) {
-            let makers = graph.node[i].input.iter().filter_map(|name| makers.get(name.as_str()));
-            stack.extend(makers);
+            let read = operands(&graph.node[i]);
+            stack.extend(read.into_iter().filter_map(|name| makers.get(name)));
         }
     }
     needed

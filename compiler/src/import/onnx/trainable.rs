@@ -3,9 +3,11 @@
 //! In order: `params.ignored` and `params.frozen`; what the exporter says (the dynamo exporter writes
 //! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars;
 //! values that reach the outputs only through sines and cosines of data-independent values (rotary
-//! tables), or not at all; tables of sines and cosines; rows of zeros added to the output. All other floats train if `params.trainable` covers their name.
+//! tables), or not at all; tables of sines and cosines; rows of zeros added to the output. All other
+//! floats train if `params.trainable` covers their name.
 
 use super::messages::{AttributeProto, GraphProto, NodeProto};
+use super::subgraph::operands;
 use super::table;
 use super::tensor::Stored;
 use crate::import::{ImportOptions, glob};
@@ -91,7 +93,7 @@ impl<'a> Trainable<'a> {
         for node in nodes {
             // A shape is known at import: it carries nothing of the data.
             let sees = !matches!(node.op_type.as_str(), "Shape" | "Size")
-                && node.input.iter().any(|i| from_data.contains(i.as_str()));
+                && operands(node).iter().any(|i| from_data.contains(i));
             if sees {
                 from_data.extend(node.output.iter().map(String::as_str));
             }
@@ -239,7 +241,7 @@ fn reaching<'a>(
     for node in nodes.iter().rev() {
         let passes = !NOT_DIFFERENTIABLE.contains(&node.op_type.as_str()) && !blocks(node);
         if passes && node.output.iter().any(|o| names.contains(o.as_str())) {
-            names.extend(node.input.iter().filter(|i| !i.is_empty()).map(String::as_str));
+            names.extend(operands(node).into_iter().filter(|i| !i.is_empty()));
         }
     }
     names

@@ -1,6 +1,7 @@
 //! Tests of the importer: operators against hand values, what is refused, damaged files, real models.
 
 mod build;
+mod control;
 mod models;
 mod operators;
 mod refusals;
