@@ -184,6 +184,12 @@ impl NodeContext<'_> {
             .map_or_else(|| default.into(), |a| String::from_utf8_lossy(&a.s).into_owned())
     }
 
+    /// A list of texts; empty if it is not given.
+    pub(super) fn strings(&self, name: &str) -> Vec<String> {
+        let texts = self.attribute(name).map_or(&[][..], |a| a.strings.as_slice());
+        texts.iter().map(|s| String::from_utf8_lossy(s).into_owned()).collect()
+    }
+
     /// A tensor attribute.
     pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Tensor>, Fault> {
         let node = self.node;

@@ -41,7 +41,10 @@ const MAX_ERRORS: usize = 20;
 
 /// Names of the ONNX operators that can be read, sorted.
 pub fn operators() -> Vec<&'static str> {
-    ops::names()
+    let mut names = ops::names();
+    names.extend(subgraph::OPERATORS);
+    names.sort_unstable();
+    names
 }
 
 /// Reads a model; external tensors lie in `folder`, and `name` is used if the graph has none.

@@ -11,6 +11,8 @@ use frit_ir::ops::{Concat, Constant, Reshape, Slice};
 use frit_ir::{DType, Op, Origin, Region, Shape, Tensor, ValueId};
 use std::collections::HashSet;
 
+/// The operators.
+pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
 /// Iterations that are read.
 const MAX_ITERATIONS: usize = 1 << 14;
 
@@ -35,7 +37,7 @@ fn free<'g>(graph: &'g GraphProto, names: &mut Vec<&'g str>) {
 /// Whether the operator holds graphs.
 pub(super) fn holds_graphs(node: &NodeProto) -> bool {
     let default = node.domain.is_empty() || node.domain == "ai.onnx";
-    default && matches!(node.op_type.as_str(), "If" | "Loop" | "Scan")
+    default && OPERATORS.contains(&node.op_type.as_str())
 }
 
 fn attribute<'n>(node: &'n NodeProto, name: &str) -> Option<&'n AttributeProto> {

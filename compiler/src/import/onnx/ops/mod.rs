@@ -12,6 +12,7 @@ mod normalization;
 mod order;
 mod pointwise;
 mod pooling;
+mod recurrent;
 mod reduction;
 mod scatter;
 mod sequence;
@@ -42,6 +43,7 @@ const FAMILIES: &[&[Operator]] = &[
     order::OPERATORS,
     pointwise::OPERATORS,
     pooling::OPERATORS,
+    recurrent::OPERATORS,
     reduction::OPERATORS,
     scatter::OPERATORS,
     sequence::OPERATORS,
