@@ -13,10 +13,13 @@
 use crate::differentiate::LOSS_SCALE;
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use frit_ir::ops::random::RNG;
 use frit_ir::ops::{
     AllReduce, BinaryFn, Cast, CompareFn, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind,
     OptimizerStep, ParamKind, ReduceKind, Reshape, ScheduleKind, Split, State, UpdateLossScale,
     statistics_dtype, training,
+    BinaryFn, Cast, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep,
+    ParamKind, Reshape, ScheduleKind, Split, State, UpdateLossScale, statistics_dtype, training,
 };
 use frit_ir::{
     DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
@@ -100,6 +103,10 @@ impl Pass for Update {
             _ => None,
         });
         let buffers = self.buffers(graph)?;
+        let rng = graph.nodes().find_map(|(_, n)| match &n.op {
+            Op::State(s) if s.name == RNG => Some(n.outputs[0]),
+            _ => None,
+        });
         graph.outputs.clear();
         let mut b = Emit { graph, hypers: HashMap::new(), origin: Origin::none().by(INFO.name) };
         let scale = match scale {
@@ -131,6 +138,14 @@ impl Pass for Update {
         let count = self.accumulate(&mut b, "loss_count", None, count)?;
         let found_inf = self.emit_update(&mut b, scale, &gradients, loss, count)?;
         self.commit_buffers(&mut b, &buffers, found_inf)?;
+        if let Some(rng) = rng {
+            // The next micro-step draws other masks.
+            let value = Tensor::ints(DType::I64, [3], vec![0, 0, 1]);
+            let one = b.add(Op::Constant(Constant { value }), &[], Region::Backward)?[0];
+            let next = b.add(Op::Binary(BinaryFn::Add), &[rng, one], Region::Backward)?[0];
+            b.carry(RNG, None, next, rng);
+        }
+        self.emit_update(&mut b, scale, &gradients, loss, count)?;
         Ok(Changed::Yes)
     }
 }

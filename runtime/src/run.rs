@@ -9,6 +9,7 @@ use crate::device::cpu::Cpu;
 use crate::metrics::{StepMetrics, Writer};
 use crate::plan_dir::PlanDir;
 use frit_ir::DType;
+use frit_ir::ops::random::RNG;
 use frit_ir::plan::{ParamHome, Plan};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -209,8 +210,14 @@ impl Session<'_> {
             }
         }
         for state in &plan.states {
-            let value = frit_ir::Tensor::splat(state.ty.clone(), state.init).to_bytes();
-            device.write(state.buffer, 0, &value);
+            let value = if state.name == RNG {
+                // Ranks draw different masks.
+                let start = [plan.seed as i64, rank as i64, 0];
+                frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
+            } else {
+                frit_ir::Tensor::splat(state.ty.clone(), state.init)
+            };
+            device.write(state.buffer, 0, &value.to_bytes());
         }
         for hyper in &plan.hyper {
             let changed = self.options.hyper.iter().rfind(|(name, _)| *name == hyper.name);

@@ -2,6 +2,7 @@
 
 mod broken_plans;
 mod cli;
+mod dropout;
 mod language;
 mod losses;
 mod parity;

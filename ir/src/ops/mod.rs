@@ -19,6 +19,7 @@ pub mod norm;
 mod number;
 pub mod order;
 pub mod pool;
+pub mod random;
 pub mod reduce;
 pub mod scatter;
 pub mod softmax;
@@ -42,6 +43,7 @@ pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
+pub use random::RandomMask;
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use softmax::Softmax;
@@ -137,6 +139,9 @@ pub enum Op {
     TopK(TopK),
     /// The index of the largest or smallest element along an axis.
     ArgReduce(ArgReduce),
+
+    /// A random mask from a counter-based generator.
+    RandomMask(RandomMask),
 
     /// Reduction over axes.
     Reduce(Reduce),
@@ -326,6 +331,7 @@ impl Op {
             "optimizer_step",
             "pad",
             "param",
+            "random_mask",
             "reduce",
             "reduce_scatter",
             "reshape",
@@ -394,6 +400,7 @@ impl Op {
             Op::CumSum(op) => op.infer(inputs),
             Op::TopK(op) => op.infer(inputs),
             Op::ArgReduce(op) => op.infer(inputs),
+            Op::RandomMask(op) => op.infer(inputs),
             Op::Reduce(op) => op.infer(inputs),
             Op::SumTo(op) => op.infer(inputs),
             Op::MatMul(op) => op.infer(inputs),

@@ -71,6 +71,7 @@ fn examples() -> Vec<Op> {
             json!({"name": "w", "ty": leaf, "kind": "trainable", "reason": "reaches the loss",
             "init": {"normal": {"std": 0.02}}, "unit": 3, "sharded": true}),
         ),
+        ("random_mask", json!({"shape": [2, 3], "keep": 0.9, "id": 4})),
         ("reduce", json!({"f": "mean", "axes": [0], "keep_dims": true})),
         ("reduce_scatter", json!({"unit": 1})),
         ("reshape", json!({"shape": []})),
@@ -129,6 +130,7 @@ fn is_family(op: &Op) -> bool {
         | CumSum(_)
         | TopK(_)
         | ArgReduce(_)
+        | RandomMask(_)
         | Reduce(_)
         | SumTo(_)
         | MatMul(_)

@@ -22,6 +22,7 @@
 //! | [`reduce`] | sums and sums of squares |
 //! | [`reduce_axes`] | reductions over any axes |
 //! | [`order`] | the largest or smallest elements |
+//! | [`random_mask`] | random masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
 
 pub mod attention;
@@ -37,6 +38,7 @@ pub mod index;
 pub mod order;
 pub mod pool;
 pub mod pooling;
+pub mod random_mask;
 pub mod reduce;
 pub mod reduce_axes;
 mod simd;

@@ -52,7 +52,7 @@ pub fn class(op: &Op) -> Class {
         Op::Unary(f) => unary(*f),
         Op::Binary(f) => binary(*f),
         Op::Compare(_) | Op::Select | Op::Concat(_) => Class::Promote,
-        Op::Logical(_) => Class::Fixed,
+        Op::Logical(_) | Op::RandomMask(_) => Class::Fixed,
         Op::Predicate(_) | Op::Clip(_) => Class::Promote,
         // As `index_put` and `scatter_add`.
         Op::ScatterElements(_) | Op::ScatterNd(_) => Class::Promote,

@@ -307,6 +307,7 @@ impl<'a> Lowering<'a> {
             Op::ScatterElements(ScatterElements { f: ScatterFn::Replace, .. })
             | Op::ScatterNd(ScatterNd { f: ScatterFn::Replace, .. }) => true,
             Op::ScatterElements(_) | Op::ScatterNd(_) => low(&node.inputs[0]),
+            Op::RandomMask(_) => true,
             Op::TopK(_) | Op::ArgReduce(_) => low(&node.inputs[0]),
             Op::CumSum(_) => low(&node.inputs[0]) || integer(&node.inputs[0]),
             Op::Reduce(_) | Op::SumTo(_) => low(&node.inputs[0]) && low(&node.outputs[0]),

@@ -247,7 +247,8 @@ impl NodeContext<'_> {
         results.into_iter().map(|value| self.constant(value)).collect()
     }
 
-    fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
+    /// Adds an operation as it is.
+    pub(super) fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
         let origin = self.origin.clone();
         self.graph
             .add(op, inputs, origin, Region::Forward)

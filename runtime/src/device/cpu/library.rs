@@ -18,6 +18,7 @@ use frit_kernels::index::{Combine, Indexed};
 use frit_kernels::order::TopK;
 use frit_kernels::pool::Pool;
 use frit_kernels::pooling::Pooling;
+use frit_kernels::random_mask::RandomMask;
 use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
 
@@ -61,6 +62,8 @@ pub(super) enum Routine {
     Scatter { indexed: Indexed, combine: Combine, elem: Elem, fill: Option<Vec<u8>> },
     /// The first elements in sorted order with their indices, or the indices alone.
     TopK { top: TopK, values: bool },
+    /// A random mask for the generator's state.
+    RandomMask(RandomMask),
     /// Running sums.
     CumSum(CumSum),
     /// A reduction over axes.
@@ -137,6 +140,10 @@ impl Routine {
                 index::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
             }
             Op::Pad(op) => Some(pad(op, ins[0], outs[0])),
+            Op::RandomMask(op) => {
+                let (keep, id) = (op.keep, op.id);
+                Some(Routine::RandomMask(RandomMask { len: op.shape.numel(), keep, id }))
+            }
             Op::TopK(op) => {
                 let top = order::top_k(ins[0], op.axis, op.k, (op.largest, false))?;
                 Some(Routine::TopK { top, values: true })
@@ -268,6 +275,10 @@ impl Routine {
                 }
                 Routine::TopK { top, values: false } => {
                     top.run(pool, read(0), std::ptr::null_mut(), writes[0].pointer.cast());
+                }
+                Routine::RandomMask(mask) => {
+                    let state = read(0).cast::<[i64; 3]>().read();
+                    mask.run(pool, state, writes[0].pointer);
                 }
                 Routine::CumSum(sums) => sums.run(pool, read(0), writes[0].pointer),
                 Routine::Reduce(reduce) => reduce.run(pool, read(0), writes[0].pointer),

@@ -3,8 +3,8 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
-use frit_ir::ops::{Concat, Pad, Slice, Split, Transpose};
-use frit_ir::{Op, Shape, ValueId};
+use frit_ir::ops::{Concat, Gather, Pad, Slice, Split, Transpose};
+use frit_ir::{Op, Shape, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Concat", &["axis"], concat),
@@ -264,7 +264,7 @@ fn range(start: i64, end: i64, step: i64, dim: usize) -> Option<(usize, usize, i
 fn pad(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let mode = cx.text("mode", "constant");
-    if mode != "constant" {
+    if !matches!(mode.as_str(), "constant" | "reflect" | "edge" | "wrap") {
         return Err(Fault::Attribute(format!("mode = \"{mode}\"")));
     }
     let pads = required(cx.known_ints(1, "pads")?, "the list of pads")?;
@@ -302,7 +302,38 @@ fn pad(cx: &mut NodeContext<'_>) -> Outcome {
     if border.low.iter().chain(&border.high).all(|p| *p == 0) {
         return one(x);
     }
-    one(cx.emit(Op::Pad(border), &[x])?)
+    if mode == "constant" {
+        return one(cx.emit(Op::Pad(border), &[x])?);
+    }
+    let mut y = x;
+    for axis in 0..dims.len() {
+        let (low, high) = (border.low[axis], border.high[axis]);
+        if low + high > 0 {
+            let places = places(&mode, cx.dims(y)[axis], low, high)?;
+            let ids = cx.constant(Tensor::vector_i64(places))?;
+            y = cx.emit(Op::Gather(Gather { axis }), &[y, ids])?;
+        }
+    }
+    one(y)
+}
+
+/// Where the elements of an axis of size `n` come from after padding.
+fn places(mode: &str, n: usize, low: usize, high: usize) -> Result<Vec<i64>, Fault> {
+    if n == 0 || checked_numel(&[n + low + high]).is_none() {
+        return misfit(format!("{low} and {high} elements around an axis of size {n}"));
+    }
+    let n = n as i64;
+    let place = |i: i64| match mode {
+        "edge" => i.clamp(0, n - 1),
+        "wrap" => i.rem_euclid(n),
+        _ if n == 1 => 0,
+        _ => {
+            // Back and forth, without repeating the ends.
+            let i = i.rem_euclid(2 * n - 2);
+            if i < n { i } else { 2 * n - 2 - i }
+        }
+    };
+    Ok((-(low as i64)..n + high as i64).map(place).collect())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod normalization;
 mod order;
 mod pointwise;
 mod pooling;
+mod random;
 mod recurrent;
 mod reduction;
 mod scatter;
@@ -43,6 +44,7 @@ const FAMILIES: &[&[Operator]] = &[
     order::OPERATORS,
     pointwise::OPERATORS,
     pooling::OPERATORS,
+    random::OPERATORS,
     recurrent::OPERATORS,
     reduction::OPERATORS,
     scatter::OPERATORS,

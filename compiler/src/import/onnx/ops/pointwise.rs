@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, PredicateFn, UnaryFn};
-use frit_ir::{DType, Op, Tensor, TensorType, ValueId};
+use frit_ir::{Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Abs", &[], |cx| unary(cx, UnaryFn::Abs)),
@@ -17,7 +17,6 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("Cos", &[], |cx| unary(cx, UnaryFn::Cos)),
     op("Cosh", &[], |cx| hyperbolic(cx, BinaryFn::Add)),
     op("Div", &[], |cx| binary(cx, BinaryFn::Div)),
-    op("Dropout", &["seed"], dropout),
     op("Elu", &["alpha"], elu),
     op("Equal", &[], |cx| compare(cx, CompareFn::Eq)),
     op("Erf", &[], |cx| unary(cx, UnaryFn::Erf)),
@@ -195,23 +194,6 @@ fn relu(cx: &mut NodeContext<'_>) -> Outcome {
         return one(cx.emit(Op::Unary(UnaryFn::Relu), &[x])?);
     }
     one(cx.emit(Op::Clip(Clip { min: Some(0.0), max: None }), &[x])?)
-}
-
-/// `(x, training_mode, ratio)`: only what leaves the values alone is read.
-fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
-    let x = cx.input(0)?;
-    let ratio = cx.known_scalar(1, "the ratio")?.unwrap_or(0.5);
-    let training = cx.known_scalar(2, "training_mode")?.unwrap_or(0.0) != 0.0;
-    if training && ratio != 0.0 {
-        return Err(Fault::Attribute(format!("training_mode with ratio {ratio}")));
-    }
-    let mut results = vec![x.into()];
-    if cx.node.output.len() > 1 {
-        let dims = cx.dims(x);
-        let kept = cx.constant(Tensor::splat(TensorType::scalar(DType::Bool), 1.0))?;
-        results.push(cx.expand(kept, dims)?.into());
-    }
-    Ok(results)
 }
 
 fn gelu(cx: &mut NodeContext<'_>) -> Outcome {

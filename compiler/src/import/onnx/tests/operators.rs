@@ -272,3 +272,84 @@ fn a_table_of_embeddings_is_recognized() {
     let found = run(&imported, &[("i", Tensor::vector_i64(vec![2, 0]))]).remove(0);
     expect(found, &[2, 2], &[4.0, 5.0, 0.0, 1.0]);
 }
+
+#[test]
+fn pad_has_other_borders() {
+    let pad = |mode: &str, pads: &[i64]| {
+        let pad = node("Pad", &["x", "p"], &["y"]).with(&[text("mode", mode)]);
+        apply(pad, vec![ints("p", pads)])
+    };
+    let row = |found: Tensor| found.to_f64s()[..found.shape().0[1]].to_vec();
+    assert_eq!(row(pad("reflect", &[0, 2, 0, 1])), [2.0, 1.0, 0.0, 1.0, 2.0, 1.0]);
+    assert_eq!(row(pad("edge", &[0, 1, 0, 2])), [0.0, 0.0, 1.0, 2.0, 2.0, 2.0]);
+    assert_eq!(row(pad("wrap", &[0, 1, 0, 2])), [2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
+    assert_eq!(pad("edge", &[1, 0, 1, 0]).shape(), &Shape::from([4, 3]));
+}
+
+#[test]
+fn einsum_contracts_and_keeps_labels() {
+    let einsum = |equation: &str, inputs: &[&str], tensors: Vec<TensorProto>| {
+        let node = node("Einsum", inputs, &["y"]).with(&[text("equation", equation)]);
+        apply(node, tensors)
+    };
+    expect(einsum("ij->ji", &["x"], vec![]), &[3, 2], &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+    expect(einsum("ij->i", &["x"], vec![]), &[2], &[3.0, 12.0]);
+    expect(einsum("ij->", &["x"], vec![]), &[], &[15.0]);
+    expect(einsum("...j->...", &["x"], vec![]), &[2], &[3.0, 12.0]);
+    let w = || floats("w", &[3, 2], &[1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+    expect(einsum("ij,jk", &["x", "w"], vec![w()]), &[2, 2], &[2.0, 3.0, 8.0, 9.0]);
+    expect(einsum("ij,jk->kj", &["x", "w"], vec![w()]), &[2, 3], &[3.0, 0.0, 7.0, 0.0, 5.0, 7.0]);
+    expect(einsum(" i j , j i -> i ", &["x", "w"], vec![w()]), &[2], &[2.0, 9.0]);
+    let v = floats("v", &[2], &[1.0, 10.0]);
+    let outer = einsum("ij,k->kij", &["x", "v"], vec![v]);
+    assert_eq!(outer.shape(), &Shape::from([2, 2, 3]));
+    assert_eq!(outer.to_f64s()[6..8], [0.0, 10.0]);
+    let square = floats("s", &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    expect(einsum("ii->i", &["s"], vec![square.clone()]), &[2], &[1.0, 4.0]);
+    expect(einsum("ii,ij->j", &["s", "x"], vec![square]), &[3], &[12.0, 17.0, 22.0]);
+    let three = einsum("ij,jk,k->i", &["x", "w", "v"], vec![w(), floats("v", &[2], &[1.0, 10.0])]);
+    expect(three, &[2], &[32.0, 98.0]);
+}
+
+#[test]
+fn the_largest_elements_and_their_places_are_found() {
+    let top = node("TopK", &["x", "k"], &["v", "i"]).with(&[int("largest", 0), int("axis", 0)]);
+    let m = model(vec![input("x", 1, &X)], vec![ints("k", &[1])], vec![top], &["v", "i"]);
+    let imported = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let results = run(&imported, &[("x", x())]);
+    assert_eq!(results[0].to_f64s(), [0.0, 1.0, 2.0]);
+    assert_eq!(results[1].to_i64s(), [0, 0, 0]);
+    let place = |op: &str, last: i64| {
+        let node = node(op, &["x"], &["y"]).with(&[
+            int("axis", 1),
+            int("keepdims", 0),
+            int("select_last_index", last),
+        ]);
+        let same = Tensor::floats(DType::F32, [2, 3], vec![1.0, 2.0, 2.0, 0.0, 0.0, 3.0]);
+        let m = model(vec![input("x", 1, &X)], vec![], vec![node], &["y"]);
+        eval(&m, &[("x", same)]).to_i64s()
+    };
+    assert_eq!((place("ArgMax", 0), place("ArgMax", 1)), (vec![1, 2], vec![2, 2]));
+    assert_eq!((place("ArgMin", 0), place("ArgMin", 1)), (vec![0, 0], vec![0, 1]));
+}
+
+#[test]
+fn scatters_write_in_order() {
+    let elements = |reduction: &str| {
+        let node = node("ScatterElements", &["x", "i", "u"], &["y"])
+            .with(&[int("axis", 1), text("reduction", reduction)]);
+        let mut ids = ints("i", &[0, -1, 2, 2]);
+        ids.dims = vec![2, 2];
+        apply(node, vec![ids, floats("u", &[2, 2], &[10.0, 20.0, 30.0, 40.0])]).to_f64s()
+    };
+    assert_eq!(elements("none"), [10.0, 1.0, 20.0, 3.0, 4.0, 40.0]);
+    assert_eq!(elements("add"), [10.0, 1.0, 22.0, 3.0, 4.0, 75.0]);
+    assert_eq!(elements("max"), [10.0, 1.0, 20.0, 3.0, 4.0, 40.0]);
+    assert_eq!(elements("min"), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    assert_eq!(elements("mul"), [0.0, 1.0, 40.0, 3.0, 4.0, 6000.0]);
+    let mut ids = ints("i", &[1]);
+    ids.dims = vec![1, 1];
+    let rows = node("ScatterND", &["x", "i", "u"], &["y"]);
+    let y = apply(rows, vec![ids, floats("u", &[1, 3], &[7.0, 8.0, 9.0])]);
+    assert_eq!(y.to_f64s(), [0.0, 1.0, 2.0, 7.0, 8.0, 9.0]);
+}

@@ -67,14 +67,14 @@ fn everything_unsupported_is_reported_at_once() {
 
 #[test]
 fn values_of_attributes_are_refused_with_their_node() {
-    let pad = node("Pad", &["x", "p"], &["y"]).with(&[text("mode", "reflect")]);
+    let pad = node("Pad", &["x", "p"], &["y"]).with(&[text("mode", "mirror")]);
     let m = model(x(), vec![ints("p", &[0, 0, 0, 0])], vec![pad], &["y"]);
-    says(&refused(&m, &batch()), &["E032", "Pad: mode = \"reflect\"", "node \"n_y\""]);
+    says(&refused(&m, &batch()), &["E032", "Pad: mode = \"mirror\"", "node \"n_y\""]);
     let dropout = node("Dropout", &["x", "r", "t"], &["y"]);
     let t =
         TensorProto { name: "t".into(), data_type: 9, int32_data: vec![1], ..Default::default() };
-    let on = model(x(), vec![floats("r", &[], &[0.5]), t.clone()], vec![dropout.clone()], &["y"]);
-    says(&refused(&on, &batch()), &["training_mode with ratio 0.5"]);
+    let on = model(x(), vec![floats("r", &[], &[1.5]), t.clone()], vec![dropout.clone()], &["y"]);
+    says(&refused(&on, &batch()), &["ratio 1.5 is no probability"]);
     let off = model(x(), vec![floats("r", &[], &[0.0]), t], vec![dropout], &["y"]);
     assert!(import(&off, &batch()).is_ok());
 }
