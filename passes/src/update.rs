@@ -18,8 +18,6 @@ use frit_ir::ops::{
     AllReduce, BinaryFn, Cast, CompareFn, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind,
     OptimizerStep, ParamKind, ReduceKind, Reshape, ScheduleKind, Split, State, UpdateLossScale,
     statistics_dtype, training,
-    BinaryFn, Cast, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep,
-    ParamKind, Reshape, ScheduleKind, Split, State, UpdateLossScale, statistics_dtype, training,
 };
 use frit_ir::{
     DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
@@ -136,8 +134,6 @@ impl Pass for Update {
         let loss = self.accumulate(&mut b, "loss_sum", None, loss)?;
         let count = b.cast(count, DType::F32, Region::Backward)?;
         let count = self.accumulate(&mut b, "loss_count", None, count)?;
-        let found_inf = self.emit_update(&mut b, scale, &gradients, loss, count)?;
-        self.commit_buffers(&mut b, &buffers, found_inf)?;
         if let Some(rng) = rng {
             // The next micro-step draws other masks.
             let value = Tensor::ints(DType::I64, [3], vec![0, 0, 1]);
@@ -145,7 +141,8 @@ impl Pass for Update {
             let next = b.add(Op::Binary(BinaryFn::Add), &[rng, one], Region::Backward)?[0];
             b.carry(RNG, None, next, rng);
         }
-        self.emit_update(&mut b, scale, &gradients, loss, count)?;
+        let found_inf = self.emit_update(&mut b, scale, &gradients, loss, count)?;
+        self.commit_buffers(&mut b, &buffers, found_inf)?;
         Ok(Changed::Yes)
     }
 }
