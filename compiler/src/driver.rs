@@ -2,17 +2,21 @@
 
 use crate::config::Config;
 use crate::diagnostics::Report;
-use crate::import::{self, ImportOptions, Imported};
+use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::pipeline;
+use crate::source::Source;
 use crate::weights::Weights;
 use frit_codegen::HostTarget;
 use frit_ir::plan::{Entry, ObjectFile, PassReport, Plan, Target, sha256_hex};
-use frit_ir::{Diagnostic, Graph, Tensor, verify};
+use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::schedule::{BackwardPrefetch, ScheduleOptions, schedule};
 use frit_passes::{Pass, PassContext, loss, memory, verify_plan};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// Name of the front end in the reports of a plan.
+pub const IMPORT: &str = "import";
 
 /// What is asked of one compilation.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +29,8 @@ pub struct Request {
     pub disabled: Vec<String>,
     /// The last pass to run; the plan is then not made.
     pub stop_after: Option<String>,
+    /// Check the graph after every pass, in release builds too.
+    pub verify_each: bool,
 }
 
 /// Sees the graph after each pass.
@@ -48,6 +54,8 @@ pub struct Compiled {
     pub weights: Weights,
     /// Values of large constants.
     pub constants: Vec<(String, Tensor)>,
+    /// The model that the plan was compiled from.
+    pub source: Source,
     /// Warnings.
     pub warnings: Vec<Diagnostic>,
 }
@@ -62,11 +70,13 @@ pub fn compile(
     observer: &mut dyn Observer,
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
-    let Imported { mut graph, weights, warnings, .. } =
+    let Imported { mut graph, weights, warnings, inlined } =
         load(&request.model, config, &request.binds)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
+    let nodes = graph.len();
     let mut run = Run { request, observer, reports: vec![], context, at: 0 };
+    run.reports.push(imported(nodes, &inlined));
     if run.passes(pipeline::forward(&options), &mut graph)? {
         return Ok(None);
     }
@@ -80,7 +90,23 @@ pub fn compile(
     plan.reports = run.reports;
     plan.lints = run.context.warnings.clone();
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
-    Ok(Some(Compiled { plan, object, weights, constants, warnings: run.context.warnings }))
+    let source = Source::of(&request.model, &request.binds)?;
+    let warnings = run.context.warnings;
+    Ok(Some(Compiled { plan, object, weights, constants, source, warnings }))
+}
+
+/// The report of the front end: initializers that became constants of the graph.
+fn imported(nodes: usize, inlined: &[Inlined]) -> PassReport {
+    let remark = |i: &Inlined| {
+        let origin = Origin::new(&i.name, "");
+        (format!("constant {}: {}", i.ty, i.reason), origin)
+    };
+    PassReport {
+        pass: IMPORT.into(),
+        nodes_before: nodes,
+        nodes_after: nodes,
+        remarks: inlined.iter().map(remark).collect(),
+    }
 }
 
 fn load(
@@ -115,7 +141,7 @@ impl Run<'_> {
             }
             let nodes_before = graph.len();
             pass.run(graph, &mut self.context)?;
-            if cfg!(debug_assertions) {
+            if cfg!(debug_assertions) || self.request.verify_each {
                 check(graph, name)?;
             }
             let remarks = std::mem::take(&mut self.context.remarks);

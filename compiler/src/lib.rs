@@ -8,4 +8,5 @@ pub mod import;
 pub mod losses;
 pub mod pipeline;
 pub mod plan_dir;
+pub mod source;
 pub mod weights;

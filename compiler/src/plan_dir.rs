@@ -1,7 +1,7 @@
 //! Plan directories: what is in them, and how one is written so that none is ever left half-written.
 //!
 //! `plan.json`, `kernels/kernels.so`, `weights.safetensors` (every parameter by the model's own name,
-//! f32, and large constants), `source/train.toml`.
+//! f32, and large constants), `source/` (see [`crate::source`]).
 
 use crate::diagnostics::Report;
 use crate::driver::Compiled;
@@ -13,6 +13,16 @@ use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+/// Whether the values of parameters are in the plan directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Stored {
+    /// All of them.
+    #[default]
+    Copy,
+    /// None: the plan can be inspected, but not run.
+    None,
+}
+
 /// Name of the object file within a plan directory.
 pub const OBJECT: &str = "kernels/kernels.so";
 
@@ -20,7 +30,7 @@ pub const OBJECT: &str = "kernels/kernels.so";
 ///
 /// # Errors
 /// If the file system refuses, or `path` exists and is no plan.
-pub fn write(path: &Path, compiled: &Compiled) -> Result<(), Report> {
+pub fn write(path: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> {
     if path.exists() && !path.join("plan.json").exists() {
         return Err(Diagnostic::error("E090", format!("{} exists and is no plan", path.display()))
             .help("choose another directory with -o")
@@ -29,7 +39,7 @@ pub fn write(path: &Path, compiled: &Compiled) -> Result<(), Report> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".partial-{}", std::process::id()));
     let aside = path.with_file_name(name);
-    let result = fill(&aside, compiled).and_then(|()| {
+    let result = fill(&aside, compiled, weights).and_then(|()| {
         if path.exists() {
             std::fs::remove_dir_all(path).map_err(|e| io(path, e))?;
         }
@@ -46,7 +56,7 @@ fn io(path: &Path, error: std::io::Error) -> Report {
     Diagnostic::error("E091", format!("cannot write {}: {error}", path.display())).into()
 }
 
-fn fill(dir: &Path, compiled: &Compiled) -> Result<(), Report> {
+fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> {
     let file = |name: &str| -> PathBuf { dir.join(name) };
     for sub in ["kernels", "source"] {
         let path = file(sub);
@@ -58,10 +68,15 @@ fn fill(dir: &Path, compiled: &Compiled) -> Result<(), Report> {
     };
     put("plan.json", compiled.plan.to_json().as_bytes())?;
     put("source/train.toml", compiled.plan.config.as_bytes())?;
+    put("source/origin.json", compiled.source.origin.as_bytes())?;
+    put(&format!("source/{}", compiled.source.file), &compiled.source.model)?;
     if !compiled.object.is_empty() {
         put(OBJECT, &compiled.object)?;
     }
-    write_weights(&file("weights.safetensors"), compiled)
+    match weights {
+        Stored::Copy => write_weights(&file("weights.safetensors"), compiled),
+        Stored::None => Ok(()),
+    }
 }
 
 fn write_weights(path: &Path, compiled: &Compiled) -> Result<(), Report> {

@@ -2,6 +2,7 @@
 
 use frit::config::Config;
 use frit::driver::{Compiled, Request, compile};
+use frit::plan_dir::Stored;
 use frit_passes::verify_plan::verify_plan;
 use frit_runtime::run::{RunOptions, RunReport, run};
 use std::path::{Path, PathBuf};
@@ -36,7 +37,8 @@ pub(crate) fn plan(model: &str, batch: usize, settings: &[&str]) -> Planned {
     let compiled = compiled.expect("no pass was asked to stop");
     verify_plan(&compiled.plan).unwrap_or_else(|e| panic!("{e:?}"));
     let planned = Planned { compiled, dir: tempfile::tempdir().expect("a directory") };
-    frit::plan_dir::write(&planned.path(), &planned.compiled).unwrap_or_else(|e| panic!("{e}"));
+    frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
+        .unwrap_or_else(|e| panic!("{e}"));
     planned
 }
 

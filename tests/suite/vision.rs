@@ -30,12 +30,14 @@ fn fp32_losses_and_gradients_are_pytorchs() {
 
 #[test]
 fn bf16_stays_close_to_fp64() {
-    for (model, global, _, loss) in MODELS {
-        let settings = &["precision.compute=bf16", loss];
-        let (_, losses) = run(model, "model.onnx", global, 1, settings);
-        let exact = reference(model, "fp64");
-        let (ours, theirs) = (mean(&losses, &exact), mean(&reference(model, "bf16"), &exact));
-        assert!(ours <= 1.5 * theirs, "{model}: {ours} against {theirs}");
+    for (model, global, all_ranks, loss) in MODELS {
+        for &ranks in all_ranks {
+            let settings = &["precision.compute=bf16", loss];
+            let (_, losses) = run(model, "model.onnx", global, ranks, settings);
+            let exact = reference(model, "fp64");
+            let (ours, theirs) = (mean(&losses, &exact), mean(&reference(model, "bf16"), &exact));
+            assert!(ours <= 1.5 * theirs, "{model} on {ranks} ranks: {ours} against {theirs}");
+        }
     }
 }
 

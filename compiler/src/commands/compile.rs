@@ -1,10 +1,11 @@
 //! `frit compile`: a model into a plan directory.
 
-use crate::config::Config;
+use crate::config::{Config, keys};
 use crate::diagnostics::Report;
 use crate::driver::{self, Observer, Request};
 use crate::plan_dir;
 use frit_ir::{Diagnostic, Graph};
+use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -16,7 +17,8 @@ use std::path::PathBuf;
   frit compile model.onnx --bind batch=8 --stop-after autocast --print-after autocast")]
 pub struct Args {
     /// The model: an .onnx file, or a .json model.
-    pub model: PathBuf,
+    #[arg(required_unless_present_any = ["list_ops", "help_config"])]
+    pub model: Option<PathBuf>,
     /// The configuration.
     #[arg(long, value_name = "train.toml")]
     pub config: Option<PathBuf>,
@@ -41,16 +43,31 @@ pub struct Args {
     /// Leave this pass out.
     #[arg(long, value_name = "PASS")]
     pub disable_pass: Vec<String>,
+    /// Check the graph after every pass.
+    #[arg(long)]
+    pub verify_each: bool,
+    /// Whether the plan directory holds the values of parameters; without them it cannot be run.
+    #[arg(long, value_enum, default_value = "copy")]
+    pub weights: plan_dir::Stored,
+    /// List the ONNX operators that can be read.
+    #[arg(long)]
+    pub list_ops: bool,
+    /// Explain every key of train.toml.
+    #[arg(long)]
+    pub help_config: bool,
 }
 
 struct Printer<'a> {
     args: &'a Args,
+    progress: ProgressBar,
     text: String,
     error: Option<std::io::Error>,
 }
 
 impl Observer for Printer<'_> {
     fn after(&mut self, index: usize, name: &str, graph: &Graph) {
+        self.progress.set_message(format!("{name}: {} nodes", graph.len()));
+        self.progress.tick();
         if self.args.print_after.iter().any(|p| p == name) {
             self.text += &format!("; after {name}\n{graph}");
         }
@@ -67,6 +84,12 @@ impl Observer for Printer<'_> {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    if args.list_ops {
+        return Ok(crate::import::onnx::operators().join("\n") + "\n");
+    }
+    if args.help_config {
+        return Ok(keys::help());
+    }
     let known: Vec<&str> = super::passes::infos().iter().map(|i| i.name).collect();
     for name in args.print_after.iter().chain(&args.disable_pass).chain(&args.stop_after) {
         if !known.contains(&name.as_str()) {
@@ -77,13 +100,18 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     }
     let config = Config::load(args.config.as_deref(), &args.set)?;
     let request = Request {
-        model: args.model.clone(),
+        model: args.model.clone().unwrap_or_default(),
         binds: binds(&args.bind)?,
         disabled: args.disable_pass.clone(),
         stop_after: args.stop_after.clone(),
+        verify_each: args.verify_each,
     };
-    let mut printer = Printer { args, text: String::new(), error: None };
-    let compiled = driver::compile(&request, &config, &mut printer)?;
+    // Draws on standard error, and only on a terminal.
+    let progress = ProgressBar::new_spinner();
+    let mut printer = Printer { args, progress, text: String::new(), error: None };
+    let compiled = driver::compile(&request, &config, &mut printer);
+    printer.progress.finish_and_clear();
+    let compiled = compiled?;
     if let Some(e) = printer.error {
         return Err(Diagnostic::error("E091", format!("cannot write the graphs: {e}")).into());
     }
@@ -91,7 +119,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     for warning in &compiled.warnings {
         eprintln!("warning[{}]: {warning}", warning.code);
     }
-    plan_dir::write(&args.output, &compiled)?;
+    plan_dir::write(&args.output, &compiled, args.weights)?;
     printer.text += &super::inspect::summary(&compiled.plan);
     printer.text += &format!("plan          {}\n", args.output.display());
     Ok(printer.text)

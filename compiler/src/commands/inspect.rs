@@ -2,9 +2,10 @@
 
 use super::{bytes, table};
 use crate::diagnostics::Report;
+use crate::driver::IMPORT;
 use crate::plan_dir;
-use frit_ir::Op;
 use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
+use frit_ir::{Op, Origin};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,14 +62,33 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             for (i, unit) in plan.units.iter().enumerate() {
                 text += &format!("unit {i:<3} {}: {}\n", unit.name, unit.reason);
             }
-            text + "\n" + &rows_text(&plan, args.view)
+            text += "\n";
+            text += &rows_text(&plan, args.view);
+            let (head, rows) = inlined(&plan);
+            if !rows.is_empty() {
+                text += "\n";
+                text += &table(&head, &rows);
+            }
+            text
+        }
+        View::Casts => {
+            let (head, rows) = inserted(&plan);
+            let mut text = rows_text(&plan, args.view);
+            if !rows.is_empty() {
+                text += "\ninserted by autocast, before simplify moved and merged them:\n";
+                text += &table(&head, &rows);
+            }
+            text
         }
         View::Graph => plan
             .kernels
             .iter()
             .map(|k| format!("; {} ({:?})\n{}", k.name, k.kind, k.body))
             .collect(),
-        View::Lints if plan.lints.is_empty() => "no lints\n".into(),
+        View::Lints if plan.lints.is_empty() => {
+            let ran: Vec<&str> = plan.reports.iter().map(|r| r.pass.as_str()).collect();
+            format!("no advice from: {}\n", ran.join(", "))
+        }
         view => rows_text(&plan, view),
     })
 }
@@ -180,6 +200,24 @@ fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         vec![p.name.clone(), p.ty.to_string(), unit, kind, p.reason.clone()]
     };
     (vec!["parameter", "type", "unit", "kind", "reason"], plan.params.iter().map(row).collect())
+}
+
+/// Initializers that became constants, and why.
+fn inlined(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let remarks = plan.reports.iter().filter(|r| r.pass == IMPORT).flat_map(|r| &r.remarks);
+    let rows =
+        remarks.map(|(text, origin)| vec![origin.source.to_string(), text.clone()]).collect();
+    (vec!["initializer", "is"], rows)
+}
+
+/// Every cast that autocast inserted, for whom and why.
+fn inserted(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let autocast = plan.reports.iter().filter(|r| r.pass == "autocast");
+    let casts = autocast.flat_map(|r| &r.remarks).filter(|(text, _)| text.starts_with("cast "));
+    let row = |(text, origin): &(String, Origin)| {
+        vec![text.clone(), origin.source.to_string(), origin.scope.to_string()]
+    };
+    (vec!["cast", "node", "scope"], casts.map(row).collect())
 }
 
 fn casts(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {

@@ -125,6 +125,8 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             value = reader.outputs[0];
         };
         if wide {
+            // The loss would take either.
+            carried.extend_from_slice(&problem.users[value.0 as usize]);
             assignment.insert(id, Precision::LowToF32);
             assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
         }

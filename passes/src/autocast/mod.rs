@@ -228,6 +228,7 @@ impl<'a> Rebuild<'a> {
                 return Ok(source.inputs[0]);
             }
         }
+        let reader_region = reader.region;
         // A cast belongs to what it casts; of a leaf, which has no place of its own, to the reader.
         let place = if source.op.is_leaf() { &reader.origin } else { &source.origin };
         let origin = place.by(INFO.name);
@@ -239,7 +240,14 @@ impl<'a> Rebuild<'a> {
             None => Op::Cast(Cast { to: dtype }),
         };
         let inputs: &[ValueId] = if op.is_leaf() { &[] } else { &[value] };
-        let cast = self.new.add1(op, inputs, origin, reader.region)?;
+        let (from, reader) = (&self.new.ty(value).clone(), &reader.op);
+        let message = format!(
+            "cast {from} to {dtype} for {} ({})",
+            reader.name(),
+            policy::class(reader).name()
+        );
+        context.remark(&origin, message);
+        let cast = self.new.add1(op, inputs, origin, reader_region)?;
         self.casts.insert((value, dtype), cast);
         Ok(cast)
     }

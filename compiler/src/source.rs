@@ -1,0 +1,162 @@
+//! What a plan keeps of its model: `source/model.onnx` without tensor data over 1 KB (or `model.json` as it
+//! is), `source/train.toml`, and `source/origin.json` with the path, the digest and the binds.
+
+use frit_ir::Diagnostic;
+use frit_ir::plan::sha256_hex;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Larger fields of a tensor are left out.
+const LARGEST: usize = 1024;
+
+/// The model and where it came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// File name within `source/`.
+    pub file: String,
+    /// Its contents.
+    pub model: Vec<u8>,
+    /// `origin.json`.
+    pub origin: String,
+}
+
+impl Source {
+    /// Reads the model file again and strips it.
+    ///
+    /// # Errors
+    /// If the file cannot be read any more.
+    pub fn of(path: &Path, binds: &BTreeMap<String, usize>) -> Result<Source, Diagnostic> {
+        let bytes = std::fs::read(path).map_err(|e| {
+            Diagnostic::error("E010", format!("cannot read the model {}: {e}", path.display()))
+        })?;
+        let origin = json!({
+            "path": std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            "sha256": sha256_hex(&bytes),
+            "binds": binds,
+        });
+        let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+        let (file, model) = if is_json {
+            ("model.json", bytes)
+        } else {
+            ("model.onnx", strip(&bytes, Message::Model).unwrap_or(bytes))
+        };
+        Ok(Source { file: file.into(), model, origin: format!("{origin:#}\n") })
+    }
+}
+
+/// The messages of ONNX on the way to its tensors.
+#[derive(Clone, Copy, PartialEq)]
+enum Message {
+    Model,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+}
+
+impl Message {
+    /// The message in a field, if it may hold a tensor. Source: the field numbers of onnx.proto.
+    fn inside(self, field: u64) -> Option<Message> {
+        match (self, field) {
+            (Message::Model, 7) => Some(Message::Graph),
+            (Message::Graph, 1) => Some(Message::Node),
+            (Message::Graph, 5) => Some(Message::Tensor),
+            (Message::Node, 5) => Some(Message::Attribute),
+            (Message::Attribute, 5 | 10) => Some(Message::Tensor),
+            (Message::Attribute, 6 | 11) => Some(Message::Graph),
+            _ => None,
+        }
+    }
+}
+
+/// The message with the large fields of its tensors left out; `None` if the bytes are no message.
+fn strip(bytes: &[u8], message: Message) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(bytes.len().min(1 << 20));
+    let mut at = 0;
+    while at < bytes.len() {
+        let start = at;
+        let key = varint(bytes, &mut at)?;
+        let (field, wire) = (key >> 3, key & 7);
+        match wire {
+            0 => {
+                varint(bytes, &mut at)?;
+            }
+            1 => at += 8,
+            5 => at += 4,
+            2 => {
+                let len = usize::try_from(varint(bytes, &mut at)?).ok()?;
+                let content = bytes.get(at..at.checked_add(len)?)?;
+                at += len;
+                if let Some(inner) = message.inside(field) {
+                    let content = strip(content, inner)?;
+                    put_varint(&mut out, key);
+                    put_varint(&mut out, content.len() as u64);
+                    out.extend(content);
+                    continue;
+                }
+                // All data of a tensor is length-delimited; its sizes are field 1 and its name 8.
+                if message == Message::Tensor && len > LARGEST && !matches!(field, 1 | 8) {
+                    continue;
+                }
+            }
+            _ => return None,
+        }
+        out.extend(bytes.get(start..at)?);
+    }
+    Some(out)
+}
+
+fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = *bytes.get(*at)?;
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(number: u64, content: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_varint(&mut out, number << 3 | 2);
+        put_varint(&mut out, content.len() as u64);
+        out.extend(content);
+        out
+    }
+
+    #[test]
+    fn large_data_goes_and_everything_else_stays() {
+        let tensor = |n: usize| [field(8, b"w"), field(9, &vec![7; n])].concat();
+        let graph =
+            |n: usize| [field(2, b"g"), field(5, &tensor(n)), field(5, &tensor(8))].concat();
+        let model = |n: usize| field(7, &graph(n));
+        assert_eq!(strip(&model(LARGEST), Message::Model), Some(model(LARGEST)));
+        let stripped = strip(&model(5000), Message::Model).expect("a message");
+        assert_eq!(stripped, {
+            let small = [field(8, b"w")].concat();
+            field(7, &[field(2, b"g"), field(5, &small), field(5, &tensor(8))].concat())
+        });
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        assert_eq!(strip(&[0xff; 30], Message::Model), None);
+        assert_eq!(strip(&field(7, b"abc")[..3], Message::Model), None);
+    }
+}
