@@ -124,7 +124,8 @@ impl<'a> Importer<'a> {
                 self.values.contains_key(name.as_str()) || self.restored_values.contains_key(&name);
             let (Some((weight, proto)), false) = (weight, known) else { continue };
             let transposed = node.attribute.iter().any(|a| a.name == "transB" && a.i != 0);
-            let n = proto.dims.get(usize::from(!transposed)).copied();
+            let rows = transposed || node.op_type == "Conv";
+            let n = proto.dims.get(usize::from(!rows)).copied();
             let ty = n.and_then(|n| usize::try_from(n).ok()).and_then(|n| {
                 let dtype = tensor::dtype(proto.data_type.into()).ok()?;
                 Some(TensorType::new(dtype, [n]))

@@ -1,4 +1,4 @@
-//! ONNX models: opsets 13 to 21 of the default domain, with concrete shapes.
+//! ONNX models: opsets 13 to 24 of the default domain, with concrete shapes.
 //!
 //! Symbolic dimensions are bound first; then nodes are converted in topological order, and those whose
 //! operands are all constants are computed at once, so shape arithmetic is gone when the graph is

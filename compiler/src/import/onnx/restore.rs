@@ -61,7 +61,7 @@ impl Restored {
                 })
                 .filter_map(|(role, name)| Some((role, parameters.get(name)?.as_str())))
                 .collect();
-            if node.op_type == "Gemm" && node.input.len() == 2 {
+            if matches!(node.op_type.as_str(), "Gemm" | "Conv") && node.input.len() == 2 {
                 let bias = candidates.iter().find(|(role, _)| *role == Role::Bias);
                 if let Some((_, name)) = bias.filter(|(_, name)| !stored.contains(name)) {
                     restored.zero_biases.insert(*place, name.to_string());

@@ -46,10 +46,17 @@ fn reshape(cx: &mut NodeContext<'_>) -> Outcome {
     let Some(known) = checked_numel(&dims) else {
         return misfit(format!("shape {wanted:?} is too large"));
     };
+    let fits = match free {
+        Some(_) => known != 0 && total.is_multiple_of(known),
+        None => known == total,
+    };
+    if !fits {
+        return misfit(format!(
+            "{total} elements do not fit shape {wanted:?}, which is fixed in the model; if it holds \
+             the batch size of the export, bind that one or export with a dynamic batch"
+        ));
+    }
     if let Some(i) = free {
-        if known == 0 || !total.is_multiple_of(known) {
-            return misfit(format!("{total} elements do not fit shape {wanted:?}"));
-        }
         dims[i] = total / known;
     }
     one(cx.reshape(x, dims)?)

@@ -1,6 +1,8 @@
 //! Converters of ONNX operators, one file per family, and the table of all of them.
 
+mod attention;
 mod batch_norm;
+mod composed;
 mod constant;
 mod convolution;
 mod einsum;
@@ -33,6 +35,8 @@ pub(super) struct Operator {
 
 const FAMILIES: &[&[Operator]] = &[
     batch_norm::OPERATORS,
+    attention::OPERATORS,
+    composed::OPERATORS,
     constant::OPERATORS,
     convolution::OPERATORS,
     einsum::OPERATORS,

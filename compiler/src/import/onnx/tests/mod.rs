@@ -4,4 +4,5 @@ mod build;
 mod control;
 mod models;
 mod operators;
+mod reference;
 mod refusals;

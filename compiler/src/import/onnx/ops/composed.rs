@@ -1,0 +1,240 @@
+//! Operators that are a few simpler ones: normalizations by other statistics, activations, inverse
+//! hyperbolic functions, and selections whose places are known at import.
+
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::layout::permute;
+use super::{Operator, one, op};
+use frit_ir::ops::{BinaryFn, CompareFn, Gather, GatherElements, Reduce, ReduceFn, UnaryFn};
+use frit_ir::{DType, Op, Tensor, ValueId};
+
+pub(super) const OPERATORS: &[Operator] = &[
+    op("Acosh", &[], acosh),
+    op("Asinh", &[], asinh),
+    op("Atanh", &[], atanh),
+    op("Compress", &["axis"], compress),
+    op("LpNormalization", &["axis", "p"], lp_normalization),
+    op("MeanVarianceNormalization", &["axes"], mean_variance),
+    op("NegativeLogLikelihoodLoss", &["ignore_index", "reduction"], negative_log_likelihood),
+    op("NonZero", &[], non_zero),
+    op("Shrink", &["bias", "lambd"], shrink),
+    op("Swish", &["alpha"], swish),
+];
+
+fn binary(cx: &mut NodeContext<'_>, f: BinaryFn, a: ValueId, b: ValueId) -> Result<ValueId, Fault> {
+    cx.emit(Op::Binary(f), &[a, b])
+}
+
+fn unary(cx: &mut NodeContext<'_>, f: UnaryFn, x: ValueId) -> Result<ValueId, Fault> {
+    cx.emit(Op::Unary(f), &[x])
+}
+
+fn with_scalar(
+    cx: &mut NodeContext<'_>,
+    f: BinaryFn,
+    x: ValueId,
+    c: f64,
+) -> Result<ValueId, Fault> {
+    let c = cx.scalar_like(x, c)?;
+    binary(cx, f, x, c)
+}
+
+fn reduced(
+    cx: &mut NodeContext<'_>,
+    f: ReduceFn,
+    x: ValueId,
+    axes: Vec<usize>,
+) -> Result<ValueId, Fault> {
+    cx.emit(Op::Reduce(Reduce { f, axes, keep_dims: true }), &[x])
+}
+
+/// `sign(x)·ln(1 + |x| + x²/(1 + √(x² + 1)))`, which loses nothing near zero.
+fn asinh(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let (size, sign) = (unary(cx, UnaryFn::Abs, x)?, unary(cx, UnaryFn::Sign, x)?);
+    let square = binary(cx, BinaryFn::Mul, x, x)?;
+    let root = with_scalar(cx, BinaryFn::Add, square, 1.0)?;
+    let root = unary(cx, UnaryFn::Sqrt, root)?;
+    let below = with_scalar(cx, BinaryFn::Add, root, 1.0)?;
+    let part = binary(cx, BinaryFn::Div, square, below)?;
+    let sum = binary(cx, BinaryFn::Add, size, part)?;
+    let log = unary(cx, UnaryFn::Log1p, sum)?;
+    one(binary(cx, BinaryFn::Mul, sign, log)?)
+}
+
+/// `ln(1 + t + √(2t + t²))` with `t = x − 1`.
+fn acosh(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let t = with_scalar(cx, BinaryFn::Sub, x, 1.0)?;
+    let next = with_scalar(cx, BinaryFn::Add, x, 1.0)?;
+    let root = binary(cx, BinaryFn::Mul, t, next)?;
+    let root = unary(cx, UnaryFn::Sqrt, root)?;
+    let sum = binary(cx, BinaryFn::Add, t, root)?;
+    one(unary(cx, UnaryFn::Log1p, sum)?)
+}
+
+/// `½·(ln(1 + x) − ln(1 − x))`.
+fn atanh(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let negated = unary(cx, UnaryFn::Neg, x)?;
+    let (up, down) = (unary(cx, UnaryFn::Log1p, x)?, unary(cx, UnaryFn::Log1p, negated)?);
+    let both = binary(cx, BinaryFn::Sub, up, down)?;
+    one(with_scalar(cx, BinaryFn::Mul, both, 0.5)?)
+}
+
+fn swish(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let alpha = cx.float("alpha", 1.0);
+    if alpha == 1.0 {
+        return one(unary(cx, UnaryFn::Silu, x)?);
+    }
+    let gate = with_scalar(cx, BinaryFn::Mul, x, alpha)?;
+    let gate = unary(cx, UnaryFn::Sigmoid, gate)?;
+    one(binary(cx, BinaryFn::Mul, x, gate)?)
+}
+
+/// `x + bias` below −lambd, `x − bias` above lambd, zero between.
+fn shrink(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let (bias, lambd) = (cx.float("bias", 0.0), cx.float("lambd", 0.5));
+    let (high, low) = (cx.scalar_like(x, lambd)?, cx.scalar_like(x, -lambd)?);
+    let above = cx.emit(Op::Compare(CompareFn::Gt), &[x, high])?;
+    let below = cx.emit(Op::Compare(CompareFn::Lt), &[x, low])?;
+    let less = with_scalar(cx, BinaryFn::Sub, x, bias)?;
+    let more = with_scalar(cx, BinaryFn::Add, x, bias)?;
+    let zero = cx.scalar_like(x, 0.0)?;
+    let rest = cx.emit(Op::Select, &[below, more, zero])?;
+    one(cx.emit(Op::Select, &[above, less, rest])?)
+}
+
+/// `x / ‖x‖` along an axis; zero where the norm is zero.
+fn lp_normalization(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let axis = cx.axis(x, cx.int("axis", -1))?;
+    let norm = match cx.int("p", 2) {
+        1 => {
+            let size = unary(cx, UnaryFn::Abs, x)?;
+            reduced(cx, ReduceFn::Sum, size, vec![axis])?
+        }
+        2 => {
+            let squares = binary(cx, BinaryFn::Mul, x, x)?;
+            let sum = reduced(cx, ReduceFn::Sum, squares, vec![axis])?;
+            unary(cx, UnaryFn::Sqrt, sum)?
+        }
+        other => return Err(Fault::Attribute(format!("p = {other}"))),
+    };
+    let zero = cx.scalar_like(norm, 0.0)?;
+    let some = cx.emit(Op::Compare(CompareFn::Gt), &[norm, zero])?;
+    let one_ = cx.scalar_like(norm, 1.0)?;
+    let norm = cx.emit(Op::Select, &[some, norm, one_])?;
+    one(binary(cx, BinaryFn::Div, x, norm)?)
+}
+
+/// `(x − mean)/√variance` over the axes, with ONNX's 1e-9 added to the deviation.
+fn mean_variance(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let axes = cx.ints("axes").unwrap_or_else(|| vec![0, 2, 3]);
+    let axes = cx.axes_in(cx.dims(x).len(), &axes)?;
+    let mean = reduced(cx, ReduceFn::Mean, x, axes.clone())?;
+    let centered = binary(cx, BinaryFn::Sub, x, mean)?;
+    let squares = binary(cx, BinaryFn::Mul, centered, centered)?;
+    let variance = reduced(cx, ReduceFn::Mean, squares, axes)?;
+    let deviation = unary(cx, UnaryFn::Sqrt, variance)?;
+    let deviation = with_scalar(cx, BinaryFn::Add, deviation, 1e-9)?;
+    one(binary(cx, BinaryFn::Div, centered, deviation)?)
+}
+
+/// `(log_probabilities[N, C, …], labels[N, …][, weights[C]])`. Source: ONNX
+/// NegativeLogLikelihoodLoss-13.
+fn negative_log_likelihood(cx: &mut NodeContext<'_>) -> Outcome {
+    let (scores, labels, weights) = (cx.input(0)?, cx.input(1)?, cx.optional(2)?);
+    let ty = cx.ty(scores);
+    let rank = ty.shape.rank();
+    if rank < 2 {
+        return misfit(format!("the scores need a class axis, but have shape {}", ty.shape));
+    }
+    let ignored = cx.has("ignore_index").then(|| cx.int("ignore_index", 0));
+    let mut classes = cx.cast(labels, DType::I64)?;
+    let labels = classes;
+    let keep = match ignored {
+        Some(index) => {
+            let index = cx.scalar_like(labels, index as f64)?;
+            let keep = cx.emit(Op::Compare(CompareFn::Ne), &[labels, index])?;
+            // An ignored label may be no class at all.
+            let zero = cx.scalar_like(labels, 0.0)?;
+            classes = cx.emit(Op::Select, &[keep, labels, zero])?;
+            Some(keep)
+        }
+        None => None,
+    };
+    let perm = (0..rank).filter(|i| *i != 1).chain([1]).collect();
+    let scores = permute(cx, scores, perm)?;
+    let mut column = cx.dims(classes);
+    let rows = column.clone();
+    column.push(1);
+    let ids = cx.reshape(classes, column)?;
+    let gather = GatherElements { axis: rank - 1 };
+    let picked = cx.emit(Op::GatherElements(gather), &[scores, ids])?;
+    let picked = cx.reshape(picked, rows.clone())?;
+    let mut losses = unary(cx, UnaryFn::Neg, picked)?;
+    let one_ = cx.scalar_like(losses, 1.0)?;
+    let mut counted = cx.expand(one_, rows)?;
+    if let Some(weights) = weights {
+        counted = cx.emit(Op::Gather(Gather { axis: 0 }), &[weights, classes])?;
+        losses = binary(cx, BinaryFn::Mul, losses, counted)?;
+    }
+    if let Some(keep) = keep {
+        let zero = cx.scalar_like(losses, 0.0)?;
+        losses = cx.emit(Op::Select, &[keep, losses, zero])?;
+        counted = cx.emit(Op::Select, &[keep, counted, zero])?;
+    }
+    let total = |cx: &mut NodeContext<'_>, x: ValueId| {
+        let axes = (0..cx.dims(x).len()).collect();
+        cx.emit(Op::Reduce(Reduce { f: ReduceFn::Sum, axes, keep_dims: false }), &[x])
+    };
+    match cx.text("reduction", "mean").as_str() {
+        "none" => one(losses),
+        "sum" => one(total(cx, losses)?),
+        "mean" => {
+            let (sum, count) = (total(cx, losses)?, total(cx, counted)?);
+            one(binary(cx, BinaryFn::Div, sum, count)?)
+        }
+        other => Err(Fault::Attribute(format!("reduction = \"{other}\""))),
+    }
+}
+
+/// The slices of an axis, or the elements of all, where a known condition holds.
+fn compress(cx: &mut NodeContext<'_>) -> Outcome {
+    let mut x = cx.input(0)?;
+    let Some(condition) = cx.known_ints(1, "the condition")? else {
+        return misfit("the condition is missing");
+    };
+    let axis = match cx.has("axis") {
+        true => cx.axis(x, cx.int("axis", 0))?,
+        false => {
+            let n = cx.ty(x).shape.numel();
+            x = cx.reshape(x, vec![n])?;
+            0
+        }
+    };
+    let size = cx.dims(x)[axis];
+    let places = condition.iter().take(size).enumerate().filter(|(_, c)| **c != 0);
+    let places = places.map(|(i, _)| i as i64).collect();
+    let places = cx.constant(Tensor::vector_i64(places))?;
+    one(cx.emit(Op::Gather(Gather { axis }), &[x, places])?)
+}
+
+/// The coordinates of the elements that are not zero, which must be known: one column per element.
+fn non_zero(cx: &mut NodeContext<'_>) -> Outcome {
+    let Some(x) = cx.known(0, "which elements are not zero")? else {
+        return misfit("the operand is missing");
+    };
+    let strides = x.shape().strides();
+    let values = x.to_f64s();
+    let hits: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
+    let coordinate = |axis: usize, i: usize| (i / strides[axis] % x.shape().0[axis]) as i64;
+    let mut rows = Vec::with_capacity(strides.len() * hits.len());
+    for axis in 0..strides.len() {
+        rows.extend(hits.iter().map(|&i| coordinate(axis, i)));
+    }
+    one(cx.constant(Tensor::ints(DType::I64, [strides.len(), hits.len()], rows))?)
+}
