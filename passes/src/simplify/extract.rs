@@ -1,8 +1,8 @@
 //! Takes from an e-graph the cheapest set of terms that makes all roots.
 //!
 //! A term that several others read counts once, so that this is a search over directed acyclic graphs:
-//! a greedy pass over classes gives every class its cheapest set of terms, then single choices are
-//! changed as long as that helps. The search starts from the greedy choice and from the terms of the graph
+//! a greedy pass over classes gives every class its cheapest set of terms, then single choices, and in
+//! small sets pairs of choices, are changed as long as that helps. The search starts from the greedy choice and from the terms of the graph
 //! itself; the latter win a tie, so that what cannot be improved stays.
 //!
 //! Cost of a term, in sixteenths of a byte: bytes read and written on one rank, plus
@@ -20,6 +20,8 @@ const BYTE: u64 = 16;
 /// How much more a byte of a matrix product costs: enough that no product is ever made twice to save a
 /// transpose.
 const PRODUCT: u64 = 16;
+/// The most terms among which pairs of choices are changed.
+const PAIRS: usize = 32;
 /// Passes over all classes; each finds sets at least one term deeper.
 const GREEDY_PASSES: usize = 32;
 
@@ -121,30 +123,71 @@ impl<'e> Extractor<'e> {
         best.into_iter().map(|(class, b)| (class, b.choice)).collect()
     }
 
-    /// Changes single choices as long as that helps. `None` if the choice has a cycle.
+    /// Changes choices as long as that helps: single ones, and in small sets of terms pairs, since two
+    /// readers may have to change before they share a term. `None` if the choice has a cycle.
     fn improve(&self, roots: &[Id], mut choice: Choice) -> Option<(Choice, u64)> {
         let mut total = self.total(roots, &choice)?;
         loop {
             let before = total;
-            let mut reached: Vec<Id> = self.reach(roots, &choice)?;
-            reached.sort_unstable();
-            for class in reached {
-                for (other, term) in self.nodes(class).iter().enumerate() {
-                    let now = choice[&class];
-                    if other == now || !self.is_legal(class, term) {
-                        continue;
+            let reached = self.reached(roots, &choice)?;
+            for (class, other) in self.changes(&reached) {
+                self.change(roots, &mut choice, &mut total, class, other);
+            }
+            if total == before && reached.len() <= PAIRS {
+                for (class, other) in self.changes(&reached) {
+                    let Some(now) = choice.insert(class, other) else { continue };
+                    let changed = self.reached(roots, &choice).is_some_and(|reached| {
+                        let others = self.changes(&reached);
+                        let mut others = others.into_iter().filter(|(c, _)| *c != class);
+                        others.any(|(c, o)| self.change(roots, &mut choice, &mut total, c, o))
+                    });
+                    if changed {
+                        break;
                     }
-                    choice.insert(class, other);
-                    match self.total(roots, &choice) {
-                        Some(new) if new < total => total = new,
-                        _ => {
-                            choice.insert(class, now);
-                        }
-                    }
+                    choice.insert(class, now);
                 }
             }
             if total == before {
                 return Some((choice, total));
+            }
+        }
+    }
+
+    /// Classes that the roots need, in a fixed order.
+    fn reached(&self, roots: &[Id], choice: &Choice) -> Option<Vec<Id>> {
+        let mut reached = self.reach(roots, choice)?;
+        reached.sort_unstable();
+        Some(reached)
+    }
+
+    /// Every legal choice for these classes.
+    fn changes(&self, classes: &[Id]) -> Vec<(Id, usize)> {
+        let of = |class: &Id| {
+            let terms = self.nodes(*class).iter().enumerate();
+            let legal = terms.filter(|(_, term)| self.is_legal(*class, term));
+            legal.map(|(i, _)| (*class, i)).collect::<Vec<_>>()
+        };
+        classes.iter().flat_map(of).collect()
+    }
+
+    /// Makes a choice if that is cheaper; whether it is.
+    fn change(
+        &self,
+        roots: &[Id],
+        choice: &mut Choice,
+        total: &mut u64,
+        class: Id,
+        other: usize,
+    ) -> bool {
+        let Some(now) = choice.insert(class, other) else { return false };
+        match self.total(roots, choice) {
+            Some(new) if new < *total => {
+                *total = new;
+                true
+            }
+            _ => {
+                choice.insert(class, now);
+                false
             }
         }
     }
