@@ -235,7 +235,7 @@ impl<'a> Rebuild<'a> {
         let op = match self.new.constant(value) {
             Some(constant) => {
                 check_constant(constant, dtype, &origin, context);
-                Op::Constant(Constant { value: constant.cast(dtype) })
+                Op::Constant(Constant { value: limited(constant, dtype) })
             }
             None => Op::Cast(Cast { to: dtype }),
         };
@@ -253,16 +253,37 @@ impl<'a> Rebuild<'a> {
     }
 }
 
+/// A constant this large only excludes, as the fill of a mask: how large it is does not matter.
+const FILL: f64 = 1e9;
+
+/// The largest finite number of a low-precision type.
+fn largest(dtype: DType) -> f64 {
+    if dtype == DType::F16 { 65504.0 } else { 3.389_531_389_251_535_5e38 }
+}
+
+/// The constant in a low dtype; what is finite stays finite, or a row of masked scores would be NaN.
+fn limited(constant: &Tensor, dtype: DType) -> Tensor {
+    let (ty, max) = (constant.ty.with_dtype(dtype), largest(dtype));
+    match constant.as_floats() {
+        Some(values) if values.iter().any(|x| x.is_finite() && dtype.round(*x).is_infinite()) => {
+            let limit = |x: &f64| if x.is_finite() { x.clamp(-max, max) } else { *x };
+            Tensor::floats(dtype, ty.shape, values.iter().map(limit).collect())
+        }
+        _ => constant.cast(dtype),
+    }
+}
+
 /// Warns of a constant whose rounding loses what it is for.
 fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut PassContext) {
     let lost = |x: &&f64| {
-        x.is_finite() && **x != 0.0 && {
+        x.is_finite() && **x != 0.0 && x.abs() < FILL && {
             let rounded = dtype.round(**x);
             rounded == 0.0 || rounded.is_infinite()
         }
     };
     let Some(x) = constant.as_floats().and_then(|v| v.iter().find(lost)) else { return };
-    let message = format!("the constant {x:e} is {} in {dtype}", dtype.round(*x));
+    let rounded = dtype.round(*x).clamp(-largest(dtype), largest(dtype));
+    let message = format!("the constant {x:e} is {rounded} in {dtype}");
     context.warn(
         Diagnostic::warning("W222", message)
             .at(origin)
