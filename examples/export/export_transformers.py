@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Export tiny, randomly initialised transformers models with both exporters, with PyTorch's reference numbers.
+"""Export tiny, randomly initialised models, most from transformers, with both exporters, with PyTorch's reference numbers.
 
     python export_transformers.py OUT_DIR [NAME ...] [--exporters dynamo,optimized,torchscript]
 
@@ -120,6 +120,70 @@ ARCHITECTURES = {
                   intermediate_size=48, image_size=16, patch_size=4, hidden_dropout_prob=0.0,
                   attention_probs_dropout_prob=0.0),
 }
+
+
+class Output:
+    """What a transformers model returns, as far as it is used."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Recurrent(nn.Module):
+    """A language model of torch.nn's recurrent layers."""
+
+    def __init__(self, kind, bidirectional):
+        super().__init__()
+        self.emb = nn.Embedding(151, 16)
+        self.rnn = getattr(nn, kind)(16, 12, num_layers=2, batch_first=True, bidirectional=bidirectional)
+        self.head = nn.Linear(24 if bidirectional else 12, 151)
+
+    def forward(self, input_ids):
+        return Output(self.head(self.rnn(self.emb(input_ids))[0]))
+
+
+class Experts(nn.Module):
+    """A mixture of experts: every expert by einsum, or each token sent to a slot of its two experts and back."""
+
+    def __init__(self, dispatch, experts=4, width=32, hidden=48):
+        super().__init__()
+        self.dispatch, self.experts = dispatch, experts
+        self.emb, self.gate = nn.Embedding(151, width), nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, width, hidden) * 0.1)
+        self.down = nn.Parameter(torch.randn(experts, hidden, width) * 0.1)
+        self.head = nn.Linear(width, 151)
+
+    def forward(self, input_ids):
+        x = self.emb(input_ids)
+        tokens = x.reshape(-1, x.shape[-1])
+        chance = F.softmax(self.gate(tokens), -1)
+        weight, chosen = torch.topk(chance, 2, -1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        y = self.send(tokens, weight, chosen) if self.dispatch else self.all(tokens, chance, weight, chosen)
+        return Output(self.head((tokens + y).reshape(x.shape)))
+
+    def all(self, tokens, chance, weight, chosen):
+        dense = torch.zeros_like(chance).scatter(1, chosen, weight)
+        hidden = F.silu(torch.einsum("tc,ech->teh", tokens, self.up))
+        return torch.einsum("tec,te->tc", torch.einsum("teh,ehc->tec", hidden, self.down), dense)
+
+    def send(self, tokens, weight, chosen):
+        n, expert = tokens.shape[0], chosen.reshape(-1)
+        order = torch.cumsum(F.one_hot(expert, self.experts), 0) - 1
+        slot = expert * n + order.gather(1, expert[:, None]).squeeze(1)
+        source = torch.arange(n).repeat_interleave(2)
+        slots = torch.zeros(self.experts * n, tokens.shape[1], dtype=tokens.dtype).index_add(0, slot, tokens[source])
+        out = torch.bmm(F.silu(torch.bmm(slots.view(self.experts, n, -1), self.up)), self.down).view(self.experts * n, -1)
+        parts = (out[slot] * weight.reshape(-1, 1)).to(tokens.dtype)
+        return torch.zeros_like(tokens).index_add(0, source, parts)
+
+
+ARCHITECTURES.update({
+    "lstm": lambda: (Recurrent("LSTM", True), "causal"),
+    "gru": lambda: (Recurrent("GRU", False), "causal"),
+    "moe_einsum": lambda: (Experts(dispatch=False), "causal"),
+    "moe_dispatch": lambda: (Experts(dispatch=True), "causal"),
+})
 
 
 class Logits(nn.Module):

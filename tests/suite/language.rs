@@ -34,6 +34,40 @@ fn bf16_stays_close_to_fp64() {
     }
 }
 
+/// Of `examples/export/export_transformers.py`: alibi positions, LSTM and GRU, mixture of experts by
+/// einsum and by sending tokens to slots and back.
+const OTHERS: [&str; 5] = ["bloom", "lstm", "gru", "moe_einsum", "moe_dispatch"];
+
+#[test]
+fn other_architectures_train_to_pytorchs_numbers() {
+    for model in OTHERS {
+        for ranks in [1, 2] {
+            let fp32 = &["precision.compute=fp32"];
+            let (planned, losses) = run(model, "model.onnx", 8, ranks, fp32);
+            let deviation = largest(&losses, &reference(model, "fp64"));
+            assert!(deviation < 1e-5, "{model} on {ranks} ranks: losses deviate by {deviation}");
+            let error = gradient_error(&planned, model);
+            assert!(error < 1e-5, "{model} on {ranks} ranks: gradients deviate by {error}");
+            assert_eq!(interpreted(&planned.compiled.plan), Vec::<String>::new(), "{model}");
+        }
+    }
+}
+
+#[test]
+fn an_optimized_export_trains_its_own_parameters() {
+    // Biases that are zero are merged or left out, weights transposed and renamed.
+    let (planned, losses) = run("opt", "model.onnx", 8, 2, &["precision.compute=fp32"]);
+    let deviation = largest(&losses, &reference("opt", "fp64"));
+    assert!(deviation < 1e-5, "losses deviate by {deviation}");
+    let names: Vec<&str> = planned.compiled.plan.params.iter().map(|p| p.name.as_str()).collect();
+    for part in ["self_attn.q_proj.weight", "self_attn.q_proj.bias", "fc1.weight", "fc1.bias"] {
+        for layer in 0..2 {
+            let name = format!("net.model.decoder.layers.{layer}.{part}");
+            assert!(names.contains(&name.as_str()), "{name}");
+        }
+    }
+}
+
 /// Kernels that the interpreter runs and that write more than a few scalars.
 pub(crate) fn interpreted(plan: &Plan) -> Vec<String> {
     let slow = |task: &&frit_ir::plan::Task| match &task.action {
