@@ -58,9 +58,9 @@ pub fn class(op: &Op) -> Class {
         Op::ScatterElements(_) | Op::ScatterNd(_) => Class::Promote,
         Op::TopK(_) | Op::ArgReduce(_) => Class::Promote,
 
-        // PyTorch widens both sides; here the kernel computes in f32 and the residual stream, which
-        // it reads, is f32 anyway.
-        Op::LayerNorm(_) | Op::RmsNorm(_) => Class::F32Inside,
+        // The result too: where a norm is followed by a residual sum, as in BERT, the stream stays f32
+        // even if it began in low precision.
+        Op::LayerNorm(_) | Op::RmsNorm(_) => Class::F32,
         // PyTorch keeps the dtype of its operand, with statistics in f32.
         Op::BatchNorm(_) => Class::F32Inside,
         // Selection, and sums that are kept in f32 inside.
