@@ -65,7 +65,8 @@ pub fn class(op: &Op) -> Class {
         Op::BatchNorm(_) => Class::F32Inside,
         // Selection, and sums that are kept in f32 inside.
         Op::MaxPool(_) | Op::SumPool(_) => Class::Promote,
-        Op::Softmax(_) => Class::F32Inside,
+        // So too for probabilities: a router picks its experts by them, and rounded ones tie.
+        Op::Softmax(_) => Class::F32,
         // Its results are losses: always f32.
         Op::CrossEntropy(_) => Class::F32Inside,
         Op::LogSoftmax(_) | Op::CumSum(_) | Op::SumTo(_) => Class::F32,
