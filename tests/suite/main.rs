@@ -9,4 +9,5 @@ mod parity;
 mod plans;
 mod support;
 mod tidy;
+mod training;
 mod vision;

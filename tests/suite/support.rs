@@ -24,12 +24,17 @@ impl Planned {
     }
 }
 
-/// Compiles a model with settings, verifies the plan, and writes it.
+/// Compiles a model of the workspace with settings, verifies the plan, and writes it.
 pub(crate) fn plan(model: &str, batch: usize, settings: &[&str]) -> Planned {
+    plan_at(&file(model), batch, settings)
+}
+
+/// Compiles a model with settings, verifies the plan, and writes it.
+pub(crate) fn plan_at(model: &Path, batch: usize, settings: &[&str]) -> Planned {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     let config = Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
     let request = Request {
-        model: file(model),
+        model: model.into(),
         binds: [("batch".to_string(), batch)].into(),
         ..Request::default()
     };
@@ -52,5 +57,17 @@ pub(crate) fn train(planned: &Planned, data: &str, steps: usize, interpret: bool
         threads: Some(1),
         ..RunOptions::default()
     };
+    run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Runs a plan on a data file anywhere, with metrics.
+pub(crate) fn train_on(
+    planned: &Planned,
+    data: &Path,
+    steps: usize,
+    metrics: Option<PathBuf>,
+) -> RunReport {
+    let options =
+        RunOptions { steps, data: data.into(), metrics, threads: Some(1), ..RunOptions::default() };
     run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"))
 }
