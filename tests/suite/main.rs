@@ -7,6 +7,7 @@ mod language;
 mod losses;
 mod parity;
 mod plans;
+mod strategies;
 mod support;
 mod tidy;
 mod training;

@@ -1,0 +1,228 @@
+//! What sharding, wrapping and prefetching may change, and what not.
+
+use crate::support::{Planned, plan, train};
+use frit_ir::Region;
+use frit_ir::plan::{Action, Plan, Stream};
+
+const GPT2: &str = "tests/models/gpt2/model.onnx";
+const DATA: &str = "tests/models/gpt2/data.safetensors";
+
+fn bits(losses: &[f64]) -> Vec<u64> {
+    losses.iter().map(|x| x.to_bits()).collect()
+}
+
+fn planned(ranks: usize, batch: usize, more: &[&str]) -> Planned {
+    let ranks = format!("sharding.ranks={ranks}");
+    plan(GPT2, batch, &[&["precision.compute=fp32", &ranks], more].concat())
+}
+
+#[test]
+fn strategies_and_wrapping_change_no_bit_without_clipping() {
+    let off = "optimizer.clip_grad_norm=0";
+    for ranks in [2, 4] {
+        let losses = |more: &[&str]| {
+            let planned = planned(ranks, 8 / ranks, &[&[off], more].concat());
+            bits(&train(&planned, DATA, 5, false).losses)
+        };
+        let expected = losses(&["sharding.strategy=no_shard"]);
+        for more in [
+            &["sharding.wrap=blocks"][..],
+            &["sharding.wrap=size=20000"],
+            &["sharding.wrap=none"],
+            &["sharding.backward_prefetch=none", "sharding.forward_prefetch=0"],
+            &["sharding.backward_prefetch=post", "sharding.limit_all_gathers=1"],
+        ] {
+            assert_eq!(losses(more), expected, "{more:?} on {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn three_ranks_agree_with_one() {
+    let (one, three) = (planned(1, 6, &[]), planned(3, 2, &[]));
+    let (one, three) = (train(&one, DATA, 10, false), train(&three, DATA, 10, false));
+    for (a, b) in one.losses.iter().zip(&three.losses) {
+        assert!((a - b).abs() < 1e-5, "{a} and {b}");
+    }
+}
+
+/// Index of the task that first reads what each gather delivers, by gather, and the gathers themselves.
+fn gathers(plan: &Plan) -> Vec<(usize, usize)> {
+    let gather = |(i, t): (usize, &frit_ir::plan::Task)| match &t.action {
+        Action::AllGather { recv, .. } => Some((i, recv.buffer)),
+        _ => None,
+    };
+    let first_read = |(i, buffer): (usize, usize)| {
+        let reads = |t: &frit_ir::plan::Task| t.action.reads().iter().any(|p| p.buffer == buffer);
+        (i, (i..plan.tasks.len()).find(|&j| reads(&plan.tasks[j])).expect("it is read"))
+    };
+    plan.tasks.iter().enumerate().filter_map(gather).map(first_read).collect()
+}
+
+#[test]
+fn prefetching_moves_gathers_before_the_work_that_precedes_their_use() {
+    let backward = |prefetch: &str| -> Vec<(usize, usize)> {
+        let plan = planned(2, 4, &[prefetch]).compiled.plan;
+        let all = gathers(&plan).into_iter();
+        all.filter(|(i, _)| plan.tasks[*i].region == Region::Backward).collect()
+    };
+    let none = backward("sharding.backward_prefetch=none");
+    let post = backward("sharding.backward_prefetch=post");
+    let pre = backward("sharding.backward_prefetch=pre");
+    assert!(!none.is_empty());
+    assert_eq!(none.len(), pre.len());
+    assert_eq!(none.len(), post.len());
+    // How many tasks lie between the gather and its first reader.
+    let distance = |all: &[(usize, usize)]| all.iter().map(|(i, read)| read - i).sum::<usize>();
+    assert!(distance(&none) <= distance(&post), "{none:?} {post:?}");
+    assert!(distance(&post) < distance(&pre), "{post:?} {pre:?}");
+}
+
+#[test]
+fn no_more_units_are_gathered_ahead_than_the_limit_allows() {
+    for limit in [1, 2] {
+        let key = format!("sharding.limit_all_gathers={limit}");
+        let plan = planned(2, 4, &[&key]).compiled.plan;
+        // A unit is held from its gather to the last task of the same phase and region that reads it.
+        let mut held: Vec<(usize, usize)> = Vec::new();
+        for (i, t) in plan.tasks.iter().enumerate() {
+            let Action::AllGather { recv, group, .. } = &t.action else { continue };
+            // The root unit is kept from the forward to the backward pass.
+            if plan.groups[*group].unit == 0 {
+                continue;
+            }
+            let reads =
+                |j: &usize| plan.tasks[*j].action.reads().iter().any(|p| p.buffer == recv.buffer);
+            let next = (i + 1..plan.tasks.len())
+                .find(|&j| plan.tasks[j].action.writes().iter().any(|p| p.buffer == recv.buffer));
+            let end = next.unwrap_or(plan.tasks.len());
+            held.push((i, (i..end).filter(reads).max().unwrap_or(i)));
+        }
+        assert!(held.len() > 2);
+        for (i, _) in &held {
+            let ahead = held.iter().filter(|(begin, end)| begin <= i && i <= end).count();
+            // One unit in use, and those gathered ahead of their use.
+            let groups_per_unit = 1;
+            assert!(ahead <= (limit + 1) * groups_per_unit, "limit {limit}: {ahead} at task {i}");
+        }
+    }
+}
+
+#[test]
+fn tied_weights_are_in_the_root_unit_and_blocks_in_their_own() {
+    let plan = planned(2, 4, &["sharding.wrap=blocks"]).compiled.plan;
+    let unit_of = |name: &str| {
+        let param = plan.params.iter().position(|p| p.name == name).expect("the parameter");
+        let holds = |g: &&frit_ir::plan::Group| g.segments.iter().any(|s| s.param == param);
+        plan.units[plan.groups.iter().find(holds).expect("a group").unit].name.clone()
+    };
+    assert_eq!(unit_of("net.lm_head.weight"), "root");
+    assert_eq!(unit_of("net.transformer.wpe.weight"), "root");
+    assert!(unit_of("net.transformer.h.1.mlp.c_fc.weight").contains("h.1"));
+    assert_eq!(
+        unit_of("net.transformer.h.0.ln_1.weight"),
+        unit_of("net.transformer.h.0.attn.c_proj.bias")
+    );
+    let none = planned(2, 4, &["sharding.wrap=none"]).compiled.plan;
+    assert_eq!(none.units.len(), 1);
+}
+
+#[test]
+fn the_planned_peak_is_at_its_lower_bound() {
+    for (model, settings) in [
+        (GPT2, &["sharding.ranks=4"][..]),
+        (GPT2, &["sharding.ranks=1", "run.accumulation=2"]),
+        (GPT2, &["sharding.ranks=2", "sharding.strategy=no_shard", "precision.compute=bf16"]),
+        ("tests/models/mlp/model.onnx", &["sharding.ranks=4"]),
+        ("tests/models/t5/model.onnx", &["sharding.ranks=2"]),
+        ("tests/models/resnet/model.onnx", &[]),
+    ] {
+        let plan = plan(model, 2, settings).compiled.plan;
+        let (peak, bound) = (plan.workspace_bytes, plan.workspace_lower_bound);
+        assert!(peak as f64 <= bound as f64 * 1.02 + 4096.0, "{model}: {peak} for {bound}");
+    }
+}
+
+#[test]
+fn ranks_exchange_the_bytes_that_the_plan_says() {
+    for settings in [&["sharding.strategy=full_shard"][..], &["sharding.strategy=no_shard"]] {
+        let planned = planned(4, 2, settings);
+        let report = train(&planned, DATA, 3, false);
+        let plan = &planned.compiled.plan;
+        let collectives = plan.tasks.iter().filter(|t| t.action.is_collective()).count() as u64;
+        assert_eq!(report.collective_calls, 3 * 4 * collectives, "{settings:?}");
+        let bytes = plan.summary().bytes_communicated_per_step;
+        assert_eq!(report.collective_bytes, 3 * 4 * bytes, "{settings:?}");
+    }
+}
+
+#[test]
+fn streams_hold_what_they_are_for() {
+    let plan = planned(4, 2, &["precision.compute=bf16"]).compiled.plan;
+    for task in &plan.tasks {
+        let expected = match task.action {
+            Action::AllGather { .. } => Stream::Gather,
+            Action::ReduceScatter { .. } | Action::AllReduce { .. } => Stream::Reduce,
+            _ => Stream::Compute,
+        };
+        assert_eq!(task.stream, expected, "{}", task.name);
+        assert!(task.waits.iter().all(|w| plan.tasks[*w].stream != task.stream));
+    }
+}
+
+#[test]
+fn every_export_raises_to_the_same_operations() {
+    let counts = |model: &str, ops: &[&str]| -> Vec<usize> {
+        let plan = plan(model, 2, &["precision.compute=fp32"]).compiled.plan;
+        let count = |op: &&str| {
+            let of = |t: &frit_ir::plan::Task| match &t.action {
+                Action::Kernel { kernel, .. } => {
+                    let nodes = plan.kernels[*kernel].body.nodes();
+                    nodes.filter(|(_, n)| n.op.name() == **op).count()
+                }
+                _ => 0,
+            };
+            plan.tasks.iter().map(of).sum()
+        };
+        ops.iter().map(count).collect()
+    };
+    let ops =
+        ["attention", "layer_norm", "gelu_tanh", "cross_entropy", "softmax", "select", "is_nan"];
+    for file in ["model", "model_opset21", "model_torchscript", "model_sdpa"] {
+        let found = counts(&format!("tests/models/gpt2/{file}.onnx"), &ops);
+        assert_eq!(found, [2, 5, 2, 1, 0, 0, 0], "{file}");
+    }
+    let files: Vec<String> = std::fs::read_dir(crate::support::file("tests/models/mlp"))
+        .expect("the models")
+        .map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .filter(|name| name.ends_with(".onnx"))
+        .collect();
+    assert!(files.len() > 1, "{files:?}");
+    for file in files {
+        let found = counts(&format!("tests/models/mlp/{file}"), &["relu", "cross_entropy"]);
+        assert_eq!(found, [2, 1], "{file}");
+    }
+}
+
+#[test]
+fn interpreted_plans_agree_with_compiled_ones_for_every_model() {
+    for (model, batch, more) in [
+        ("mlp", 4, ""),
+        ("llama", 2, ""),
+        ("bert", 2, ""),
+        ("t5", 2, ""),
+        ("vit", 2, ""),
+        ("resnet", 2, ""),
+        ("unet", 2, "loss.kind=mse"),
+    ] {
+        let mut settings = vec!["sharding.ranks=2", "precision.compute=fp32"];
+        settings.extend(Some(more).filter(|m| !m.is_empty()));
+        let planned = plan(&format!("tests/models/{model}/model.onnx"), batch, &settings);
+        let data = format!("tests/models/{model}/data.safetensors");
+        let compiled = train(&planned, &data, 2, false);
+        let interpreted = train(&planned, &data, 2, true);
+        for (a, b) in compiled.losses.iter().zip(&interpreted.losses) {
+            assert!((a - b).abs() < 2e-6 * b.abs().max(1.0), "{model}: {a} and {b}");
+        }
+    }
+}
