@@ -67,18 +67,25 @@ impl<'a> Importer<'a> {
             self.initializer(name, stored, (kind, inline), reason);
         }
         self.restore_parameters(&trainable);
-        self.missing_parameters(parameters.into_values());
+        self.missing_parameters(parameters.into_values(), &trainable);
     }
 
     /// Warns of parameters of the PyTorch module that the graph does not have.
-    fn missing_parameters(&mut self, names: impl Iterator<Item = String>) {
+    fn missing_parameters(
+        &mut self,
+        names: impl Iterator<Item = String>,
+        trainable: &trainable::Trainable<'_>,
+    ) {
         let stored: HashSet<&str> =
             self.source.initializer.iter().map(|t| t.name.as_str()).collect();
         let mut missing: Vec<String> = names
             .filter(|n| !stored.contains(n.as_str()) && !self.restored_values.contains_key(n))
             .collect();
         missing.sort();
-        if missing.is_empty() {
+        // Without optimization all that is missing are unused parameters and second names of tied ones.
+        if missing.is_empty()
+            || !(self.restored.is_optimized() || trainable.has_folded(self.source))
+        {
             return;
         }
         let message = format!(
@@ -86,7 +93,8 @@ impl<'a> Importer<'a> {
             missing.len()
         );
         let mut warning = Diagnostic::warning("W030", message).help(
-            "they are unused, or the exporter computed with them; export with optimize=False",
+            "they are unused, tied to another, or the exporter computed with them; export with \
+             optimize=False",
         );
         for name in missing.iter().take(MAX_LISTED) {
             warning = warning.note(name.clone());

@@ -105,6 +105,11 @@ impl Restored {
         self.parameters.get(&(node, operand))
     }
 
+    /// Whether the exporter changed the name of anything.
+    pub(super) fn is_optimized(&self) -> bool {
+        !self.parameters.is_empty() || !self.zero_biases.is_empty()
+    }
+
     /// The bias that a product lost because it was all zero.
     pub(super) fn zero_bias(&self, node: usize) -> Option<&str> {
         self.zero_biases.get(&node).map(String::as_str)

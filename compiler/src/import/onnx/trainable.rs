@@ -179,6 +179,14 @@ impl Trainable<'_> {
         self.renewed.contains(name)
     }
 
+    /// Whether the graph holds float tensors that the exporter's list of them does not.
+    pub(super) fn has_folded(&self, graph: &GraphProto) -> bool {
+        graph.initializer.iter().any(|t| {
+            let float = matches!(t.data_type, 1 | 10 | 11 | 16);
+            float && !t.dims.is_empty() && !self.signature.contains_key(&t.name)
+        })
+    }
+
     /// The padding row of a table that the exporter says nothing about, by its values.
     pub(super) fn padding_row(&self, name: &str, stored: &Stored) -> Option<usize> {
         let looked_up = self.signature.is_empty() && self.tables.contains(name);
