@@ -87,6 +87,7 @@ pub fn compile(
         return Ok(None);
     }
     let (mut plan, constants, object) = plan(&graph, config, capacity, &run.context)?;
+    plan.shuffle = config.data.shuffle;
     plan.reports = run.reports;
     plan.lints = run.context.warnings.clone();
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;

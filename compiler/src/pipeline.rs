@@ -128,7 +128,6 @@ impl Options {
         refuse(c.target.device == choices::Device::Cuda, "target.device", "cuda")?;
         let norm = c.model.batch_norm;
         refuse(norm != choices::BatchNorm::AsExported, "model.batch_norm", norm.word())?;
-        refuse(c.data.shuffle, "data.shuffle", "true")?;
         refuse(c.data.validation != "none", "data.validation", "other than none")?;
         let kind = match c.optimizer.kind {
             choices::Optimizer::Adamw => OptimizerKind::Adamw,

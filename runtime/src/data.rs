@@ -3,14 +3,18 @@
 //! A tensor is per-example if its shape is that of the input with another first axis, replicated if it
 //! is exactly the input's. One global batch has (per-rank batch) × ranks × accumulation examples; rank
 //! `r` takes its `r`-th contiguous slice, of which micro-step `a` takes the `a`-th part. Batches follow
-//! one another and wrap at the end. Of a `.bin`, example `i` is the `i`-th window of T + 1 tokens: the
+//! one another and wrap at the end of an epoch; examples that fill no whole batch are left out. If the
+//! plan shuffles, every epoch has its own order, which depends on the seed and the epoch only. Of a `.bin`, example `i` is the `i`-th window of T + 1 tokens: the
 //! first T are the input, the last T the labels.
 
 use crate::RunError;
 use frit_ir::plan::{InputSpec, Plan};
 use frit_ir::{DType, TensorType};
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// All examples of a file, as the plan's inputs want them.
 pub struct Data {
@@ -19,6 +23,10 @@ pub struct Data {
     ranks: usize,
     accumulation: usize,
     batch: usize,
+    /// The seed of the order, if examples are shuffled.
+    seed: Option<u64>,
+    /// The epoch whose order was last asked for, and the order.
+    order: Mutex<(usize, Arc<[usize]>)>,
 }
 
 struct Column {
@@ -79,7 +87,9 @@ impl Data {
             );
             return Err(RunError::data(path, reason));
         }
-        Ok(Data { columns, n_examples, ranks, accumulation, batch })
+        let seed = plan.shuffle.then_some(plan.seed);
+        let order = Mutex::new((usize::MAX, Arc::from([])));
+        Ok(Data { columns, n_examples, ranks, accumulation, batch, seed, order })
     }
 
     /// Hands over what rank `rank` reads in micro-step `micro` of step `step`: buffer and bytes.
@@ -87,16 +97,46 @@ impl Data {
         let global = self.batch * self.ranks * self.accumulation;
         let batches = self.n_examples / global;
         let first = (step % batches) * global + (rank * self.accumulation + micro) * self.batch;
+        let order = self.seed.map(|seed| self.order(seed, step / batches));
+        let mut picked = Vec::new();
         for column in &self.columns {
-            match column.example {
-                Some(example) => {
+            match (column.example, &order) {
+                (Some(example), None) => {
                     let begin = first * example;
                     put(column.buffer, &column.bytes[begin..begin + self.batch * example]);
                 }
-                None => put(column.buffer, &column.bytes),
+                (Some(example), Some(order)) => {
+                    picked.clear();
+                    for i in &order[first..first + self.batch] {
+                        picked.extend_from_slice(&column.bytes[i * example..(i + 1) * example]);
+                    }
+                    put(column.buffer, &picked);
+                }
+                (None, _) => put(column.buffer, &column.bytes),
             }
         }
     }
+
+    /// The order of an epoch's examples.
+    fn order(&self, seed: u64, epoch: usize) -> Arc<[usize]> {
+        let mut last = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0 != epoch {
+            *last = (epoch, shuffled(self.n_examples, seed, epoch).into());
+        }
+        Arc::clone(&last.1)
+    }
+}
+
+/// A permutation of `0..n` by Fisher and Yates.
+fn shuffled(n: usize, seed: u64, epoch: usize) -> Vec<usize> {
+    let mut random = ChaCha12Rng::seed_from_u64(seed);
+    random.set_stream(epoch as u64);
+    let mut order: Vec<usize> = (0..n).collect();
+    for i in (1..n).rev() {
+        // The bias of the remainder is below n / 2⁶⁴.
+        order.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
+    }
+    order
 }
 
 fn column(path: &Path, input: &InputSpec, array: Array) -> Result<Column, RunError> {
@@ -211,4 +251,51 @@ fn read_tokens(path: &Path, plan: &Plan) -> Result<BTreeMap<String, Array>, RunE
             .collect(),
     };
     Ok([(input.name.clone(), window(0)), (labels.name.clone(), window(1))].into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(n: usize, ranks: usize, seed: Option<u64>) -> Data {
+        let column = Column { buffer: 0, bytes: (0..n as u8).collect(), example: Some(1) };
+        let order = Mutex::new((usize::MAX, Arc::from([])));
+        let (columns, accumulation, batch) = (vec![column], 1, 2);
+        Data { columns, n_examples: n, ranks, accumulation, batch, seed, order }
+    }
+
+    /// The examples of an epoch, step by step and rank by rank.
+    fn epoch(data: &Data, number: usize) -> Vec<u8> {
+        let steps = data.n_examples / (data.batch * data.ranks);
+        let mut seen = Vec::new();
+        for step in number * steps..(number + 1) * steps {
+            for rank in 0..data.ranks {
+                data.feed(step, 0, rank, |_, bytes| seen.extend_from_slice(bytes));
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn epochs_repeat_in_order_and_drop_the_last_part() {
+        let data = data(11, 2, None);
+        assert_eq!(epoch(&data, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(epoch(&data, 1), epoch(&data, 0));
+    }
+
+    #[test]
+    fn shuffled_epochs_hold_every_example_once_in_their_own_order() {
+        let orders: Vec<Vec<u8>> = (0..3).map(|e| epoch(&data(12, 1, Some(7)), e)).collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..12).collect::<Vec<u8>>());
+        }
+        assert!(orders[0] != orders[1] && orders[1] != orders[2]);
+        // Neither the ranks nor what was asked before change the order.
+        let two = data(12, 2, Some(7));
+        assert_eq!(epoch(&two, 2), orders[2]);
+        assert_eq!(epoch(&two, 0), orders[0]);
+        assert_ne!(epoch(&data(12, 1, Some(8)), 0), orders[0]);
+    }
 }

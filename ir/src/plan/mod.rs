@@ -43,6 +43,9 @@ pub struct Plan {
     pub compute_dtype: DType,
     /// Seed of initialization and shuffling.
     pub seed: u64,
+    /// Whether examples are shuffled at each epoch.
+    #[serde(default)]
+    pub shuffle: bool,
     /// Loss elements of one rank's micro-batch if none is ignored.
     pub loss_capacity: usize,
     /// Tensors fed at every micro-step.

@@ -141,6 +141,7 @@ impl<'a> Lowering<'a> {
             strategy: options.strategy.clone(),
             compute_dtype: options.compute_dtype,
             seed: options.seed,
+            shuffle: false,
             loss_capacity: options.loss_capacity,
             inputs: vec![],
             params: vec![],
