@@ -249,7 +249,10 @@ fn reaching<'a>(
     for node in nodes.iter().rev() {
         let passes = !NOT_DIFFERENTIABLE.contains(&node.op_type.as_str()) && !blocks(node);
         if passes && node.output.iter().any(|o| names.contains(o.as_str())) {
-            names.extend(operands(node).into_iter().filter(|i| !i.is_empty()));
+            // What else these read is how they do it: scales, ratios, flags.
+            let first_only = matches!(node.op_type.as_str(), "Resize" | "Upsample" | "Dropout");
+            let most = if first_only { 1 } else { usize::MAX };
+            names.extend(operands(node).into_iter().take(most).filter(|i| !i.is_empty()));
         }
     }
     names

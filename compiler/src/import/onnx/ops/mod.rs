@@ -15,8 +15,10 @@ mod order;
 mod pointwise;
 mod pooling;
 mod random;
+mod rearrange;
 mod recurrent;
 mod reduction;
+mod resize;
 mod scatter;
 mod sequence;
 
@@ -34,8 +36,8 @@ pub(super) struct Operator {
 }
 
 const FAMILIES: &[&[Operator]] = &[
-    batch_norm::OPERATORS,
     attention::OPERATORS,
+    batch_norm::OPERATORS,
     composed::OPERATORS,
     constant::OPERATORS,
     convolution::OPERATORS,
@@ -49,8 +51,10 @@ const FAMILIES: &[&[Operator]] = &[
     pointwise::OPERATORS,
     pooling::OPERATORS,
     random::OPERATORS,
+    rearrange::OPERATORS,
     recurrent::OPERATORS,
     reduction::OPERATORS,
+    resize::OPERATORS,
     scatter::OPERATORS,
     sequence::OPERATORS,
 ];
