@@ -1,6 +1,7 @@
 //! What a plan keeps of its model: `source/model.onnx` without tensor data over 1 KB (or `model.json` as it
 //! is), `source/train.toml`, and `source/origin.json` with the path, the digest and the binds.
 
+use crate::wire;
 use frit_ir::Diagnostic;
 use frit_ir::plan::sha256_hex;
 use serde_json::json;
@@ -73,59 +74,20 @@ impl Message {
 /// The message with the large fields of its tensors left out; `None` if the bytes are no message.
 fn strip(bytes: &[u8], message: Message) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes.len().min(1 << 20));
-    let mut at = 0;
-    while at < bytes.len() {
-        let start = at;
-        let key = varint(bytes, &mut at)?;
-        let (field, wire) = (key >> 3, key & 7);
-        match wire {
-            0 => {
-                varint(bytes, &mut at)?;
+    for field in wire::fields(bytes)? {
+        match (field.content, message.inside(field.number)) {
+            (Some(content), Some(inner)) => {
+                wire::put(&mut out, field.number, &strip(content, inner)?)
             }
-            1 => at += 8,
-            5 => at += 4,
-            2 => {
-                let len = usize::try_from(varint(bytes, &mut at)?).ok()?;
-                let content = bytes.get(at..at.checked_add(len)?)?;
-                at += len;
-                if let Some(inner) = message.inside(field) {
-                    let content = strip(content, inner)?;
-                    put_varint(&mut out, key);
-                    put_varint(&mut out, content.len() as u64);
-                    out.extend(content);
-                    continue;
-                }
-                // All data of a tensor is length-delimited; its sizes are field 1 and its name 8.
-                if message == Message::Tensor && len > LARGEST && !matches!(field, 1 | 8) {
-                    continue;
-                }
-            }
-            _ => return None,
+            // All data of a tensor is length-delimited; its sizes are field 1 and its name 8.
+            (Some(content), None)
+                if message == Message::Tensor
+                    && content.len() > LARGEST
+                    && !matches!(field.number, 1 | 8) => {}
+            _ => out.extend_from_slice(field.whole),
         }
-        out.extend(bytes.get(start..at)?);
     }
     Some(out)
-}
-
-fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = *bytes.get(*at)?;
-        *at += 1;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }
 
 #[cfg(test)]
@@ -134,9 +96,7 @@ mod tests {
 
     fn field(number: u64, content: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        put_varint(&mut out, number << 3 | 2);
-        put_varint(&mut out, content.len() as u64);
-        out.extend(content);
+        wire::put(&mut out, number, content);
         out
     }
 

@@ -9,5 +9,6 @@ pub mod error;
 pub mod metrics;
 pub mod plan_dir;
 pub mod run;
+mod save;
 
 pub use error::RunError;

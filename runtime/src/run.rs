@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::metrics::{StepMetrics, Writer};
 use crate::plan_dir::PlanDir;
+use crate::save::{self, Tensors};
 use frit_ir::DType;
 use frit_ir::ops::random::RNG;
 use frit_ir::plan::{ParamHome, Plan};
@@ -28,6 +29,8 @@ pub struct RunOptions {
     pub metrics: Option<PathBuf>,
     /// Write the first step's gradients here.
     pub dump_grads: Option<PathBuf>,
+    /// Write the parameters after the last step here.
+    pub save: Option<PathBuf>,
     /// Execute every body by the IR interpreter.
     pub interpret: bool,
     /// Threads per rank; by default the cores divided by the ranks.
@@ -71,7 +74,8 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     let threads = options.threads.unwrap_or((cores / ranks).max(1));
     let comms = LocalComm::world(ranks);
     let watch = comms[0].clone();
-    let session = Session { dir: &dir, data: &data, options, writer, gradients, threads };
+    let saved = Mutex::new(Tensors::new());
+    let session = Session { dir: &dir, data: &data, options, writer, gradients, saved, threads };
     let results: Vec<Result<RunReport, RunError>> = std::thread::scope(|scope| {
         let handles: Vec<_> =
             comms.into_iter().map(|comm| scope.spawn(|| session.rank(comm))).collect();
@@ -95,6 +99,9 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     if let Some(path) = &options.dump_grads {
         let gradients = session.gradients.into_inner().unwrap_or_default();
         write_gradients(path, &dir.plan, &gradients)?;
+    }
+    if let Some(path) = &options.save {
+        save::write(path, &dir.plan, &session.saved.into_inner().unwrap_or_default())?;
     }
     Ok(report)
 }
@@ -123,6 +130,7 @@ struct Session<'a> {
     options: &'a RunOptions,
     writer: Mutex<Writer>,
     gradients: Mutex<Gradients>,
+    saved: Mutex<Tensors>,
     threads: usize,
 }
 
@@ -170,6 +178,10 @@ impl Session<'_> {
             }
         }
         bar.finish_and_clear();
+        if self.options.save.is_some() {
+            let mut saved = self.saved.lock().unwrap_or_else(|e| e.into_inner());
+            save::collect(&self.dir.plan, &device, rank, &mut saved);
+        }
         Ok(report)
     }
 

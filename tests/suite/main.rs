@@ -3,6 +3,7 @@
 mod broken_plans;
 mod cli;
 mod dropout;
+mod export;
 mod language;
 mod losses;
 mod parity;

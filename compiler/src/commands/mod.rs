@@ -2,6 +2,7 @@
 
 pub mod compile;
 pub mod completions;
+pub mod export;
 pub mod inspect;
 pub mod passes;
 pub mod report;
@@ -39,6 +40,8 @@ pub enum Command {
     Verify(verify::Args),
     /// Train from a plan.
     Run(run::Args),
+    /// Write a trained model as ONNX.
+    Export(export::Args),
     /// List the passes in order.
     Passes(passes::Args),
     /// Print a completion script for a shell.
@@ -56,6 +59,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Report(args) => report::execute(args),
         Command::Verify(args) => verify::execute(args),
         Command::Run(args) => run::execute(args),
+        Command::Export(args) => export::execute(args),
         Command::Passes(args) => passes::execute(args),
         Command::Completions(args) => completions::execute(args),
     }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   frit run plan --data data.safetensors --steps 100 --metrics metrics.jsonl
   frit run plan --data tokens.bin --steps 1 --dump-grads grads.safetensors
+  frit run plan --data data.npz --steps 100 --save trained.safetensors
   frit run plan --data data.npz --steps 3 --interpret")]
 pub struct Args {
     /// The plan directory.
@@ -25,6 +26,9 @@ pub struct Args {
     /// Write the first step's gradients, unscaled and unclipped, to this safetensors file.
     #[arg(long, value_name = "FILE")]
     pub dump_grads: Option<PathBuf>,
+    /// Write the parameters after the last step to this safetensors file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub save: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
@@ -51,6 +55,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         data: args.data.clone(),
         metrics: args.metrics.clone(),
         dump_grads: args.dump_grads.clone(),
+        save: args.save.clone(),
         interpret: args.interpret,
         threads: args.threads,
         hyper,

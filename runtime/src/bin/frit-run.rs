@@ -24,6 +24,9 @@ struct Args {
     /// Write the first step's gradients to this safetensors file.
     #[arg(long)]
     dump_grads: Option<PathBuf>,
+    /// Write the parameters after the last step to this safetensors file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    save: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter (slow).
     #[arg(long)]
     interpret: bool,
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         data: args.data,
         metrics: args.metrics,
         dump_grads: args.dump_grads,
+        save: args.save,
         interpret: args.interpret,
         threads: args.threads,
         hyper: args.set,

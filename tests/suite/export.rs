@@ -1,0 +1,69 @@
+//! Trained weights leave under the model's own names, and as the model itself.
+
+use crate::support::{file, plan, plan_at};
+use frit::export::onnx;
+use frit_runtime::run::{RunOptions, run};
+use std::path::{Path, PathBuf};
+
+fn train(plan: &Path, data: &Path, steps: usize, save: Option<PathBuf>) -> Vec<f64> {
+    let data = data.into();
+    let options = RunOptions { steps, data, save, threads: Some(1), ..RunOptions::default() };
+    run(plan, &options).unwrap_or_else(|e| panic!("{e}")).losses
+}
+
+#[test]
+fn an_exported_model_goes_on_where_training_ended() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (model, batch, ranks) in [("mlp", 4, 4), ("gpt2", 4, 2), ("bert", 8, 1)] {
+        let settings = [format!("sharding.ranks={ranks}"), "precision.compute=fp32".into()];
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        let planned = plan(&format!("tests/models/{model}/model.onnx"), batch, &settings);
+        let data = file(&format!("tests/models/{model}/data.safetensors"));
+        let weights = dir.path().join("trained.safetensors");
+        // The data has 20 batches: step 20 reads the first again.
+        let losses = train(&planned.path(), &data, 21, None);
+        train(&planned.path(), &data, 20, Some(weights.clone()));
+        let trained = dir.path().join(format!("{model}.onnx"));
+        let bytes = onnx(&planned.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
+        std::fs::write(&trained, bytes).expect("written");
+        let again = plan_at(&trained, batch, &settings);
+        let first = train(&again.path(), &data, 1, None)[0];
+        assert_eq!(first.to_bits(), losses[20].to_bits(), "{model}");
+    }
+}
+
+#[test]
+fn running_statistics_are_saved_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let planned = plan("tests/models/resnet/model.onnx", 8, &["precision.compute=fp32"]);
+    let data = file("tests/models/resnet/data.safetensors");
+    let mean = |steps: usize| -> Vec<u8> {
+        let path = dir.path().join("trained.safetensors");
+        train(&planned.path(), &data, steps, Some(path.clone()));
+        let bytes = std::fs::read(path).expect("the weights");
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+        tensors.tensor("stem.1.running_mean").expect("a statistic").data().to_vec()
+    };
+    let (none, one, two) = (mean(0), mean(1), mean(2));
+    assert!(one != none && two != one);
+}
+
+#[test]
+fn what_cannot_be_exported_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let planned = plan("tests/models/mlp/model.onnx", 4, &["precision.compute=fp32"]);
+    let refused =
+        |weights: &Path, plan: &Path| onnx(plan, weights).expect_err("refused").to_string();
+    let missing = dir.path().join("none.safetensors");
+    assert!(refused(&missing, &planned.path()).contains("none.safetensors"));
+    let gpt2 = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp32"]);
+    let weights = gpt2.path().join("weights.safetensors");
+    assert!(refused(&weights, &planned.path()).contains("holds no `fc1."));
+    let weights = planned.path().join("weights.safetensors");
+    let origin = planned.path().join("source/origin.json");
+    let text = std::fs::read_to_string(&origin).expect("the origin");
+    let changed = text.replacen("\"sha256\": \"", "\"sha256\": \"0", 1);
+    assert_ne!(changed, text);
+    std::fs::write(&origin, changed).expect("written");
+    assert!(refused(&weights, &planned.path()).contains("was changed"));
+}
