@@ -15,7 +15,7 @@ mod groups;
 mod leaves;
 
 use crate::cost::{Rates, rates};
-use frit_ir::ops::{FusionKind, ReduceKind, ScatterElements, ScatterFn, ScatterNd};
+use frit_ir::ops::{FusionKind, ParamKind, ReduceKind, ScatterElements, ScatterFn, ScatterNd};
 use frit_ir::plan::{
     Action, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric, Phase, Place,
     Plan, Stream, Target, Task, UnitSpec,
@@ -438,13 +438,18 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Copies next values of scalar state into its place, for carries computed in such a region.
+    /// Copies next values of state and buffers into their place, for carries computed in such a region.
     fn commit(&mut self, here: impl Fn(Region) -> bool) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for output in &graph.outputs {
             let OutputKind::Carry(leaf) = output.kind else { continue };
-            let scalar = matches!(&graph.def(leaf).op, Op::State(s) if s.of.is_none());
-            if !scalar || !here(graph.def(output.value).region) {
+            // What belongs to parameters that train is written by the optimizer.
+            let own = match &graph.def(leaf).op {
+                Op::State(state) => state.of.is_none(),
+                Op::Param(param) => param.kind != ParamKind::Trainable,
+                _ => false,
+            };
+            if !own || !here(graph.def(output.value).region) {
                 continue;
             }
             let (from, to) = (self.place(output.value)?, self.place(leaf)?);
