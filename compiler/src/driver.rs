@@ -1,6 +1,7 @@
 //! Compiling: a model and a configuration into a plan, pass by pass.
 
 use crate::config::Config;
+use crate::config::choices::BatchNorm;
 use crate::diagnostics::Report;
 use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::pipeline;
@@ -120,6 +121,7 @@ fn load(
         trainable: config.params.trainable.clone(),
         frozen: config.params.frozen.clone(),
         ignored: config.params.ignored.clone(),
+        batch_norm_trains: config.model.batch_norm == BatchNorm::Train,
     };
     import::load(model, &options)
 }

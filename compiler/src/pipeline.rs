@@ -127,7 +127,7 @@ impl Options {
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
         refuse(c.target.device == choices::Device::Cuda, "target.device", "cuda")?;
         let norm = c.model.batch_norm;
-        refuse(norm != choices::BatchNorm::AsExported, "model.batch_norm", norm.word())?;
+        refuse(norm == choices::BatchNorm::Sync, "model.batch_norm", norm.word())?;
         refuse(c.data.validation != "none", "data.validation", "other than none")?;
         let kind = match c.optimizer.kind {
             choices::Optimizer::Adamw => OptimizerKind::Adamw,

@@ -26,6 +26,9 @@ pub struct ImportOptions {
     pub frozen: Vec<String>,
     /// Patterns of parameter names that stay constants of the model (`params.ignored`).
     pub ignored: Vec<String>,
+    /// Whether every BatchNormalization uses the statistics of its batch, whatever the model says
+    /// (`model.batch_norm`).
+    pub batch_norm_trains: bool,
 }
 
 impl Default for ImportOptions {
@@ -35,6 +38,7 @@ impl Default for ImportOptions {
             trainable: vec!["**".into()],
             frozen: Vec::new(),
             ignored: Vec::new(),
+            batch_norm_trains: false,
         }
     }
 }

@@ -59,6 +59,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) origin: Origin,
     pub(super) inputs: Vec<Option<Bound>>,
     pub(super) opset: i64,
+    /// Whether every BatchNormalization uses the statistics of its batch.
+    pub(super) batch_norm_trains: bool,
     /// Padding rows of tables, by initializer, where their values show them.
     pub(super) padding_rows: &'a HashMap<&'a str, usize>,
 }

@@ -136,6 +136,7 @@ impl<'a> Importer<'a> {
 
     fn run(mut self) -> Result<Imported, Report> {
         self.unsupported();
+        self.batch_norms();
         self.bind_inputs();
         self.initializers();
         if self.report.is_empty() {
@@ -260,6 +261,30 @@ impl<'a> Importer<'a> {
         }
     }
 
+    /// Says which batch normalizations keep their running statistics, and that there are none to train.
+    fn batch_norms(&mut self) {
+        let all = self.nodes.iter().map(|(_, n)| *n).filter(|n| n.op_type == "BatchNormalization");
+        let how = "a dynamo export drops their training mode; export with \
+                   `torch.onnx.export(..., dynamo=False, training=TrainingMode.TRAINING)`";
+        if self.options.batch_norm_trains {
+            if all.count() == 0 {
+                let message =
+                    "model.batch_norm = \"train\", but the model has no BatchNormalization";
+                let note = "the exporter may have folded them into convolutions";
+                self.report.push(Diagnostic::error("E036", message).note(note).help(how));
+            }
+            return;
+        }
+        let fixed: Vec<&NodeProto> = all.filter(|n| !trainable::batch_norm_trains(n)).collect();
+        if let Some(first) = fixed.first() {
+            let n = fixed.len();
+            let message = format!("{n} BatchNormalization node(s) keep their running statistics");
+            let help = format!("set model.batch_norm = \"train\" to use those of the batch; {how}");
+            let origin = Origin::new(&first.name, &scope::of(first));
+            self.warnings.push(Diagnostic::warning("W036", message).at(&origin).help(help));
+        }
+    }
+
     fn convert_nodes(&mut self) {
         for (index, node) in std::mem::take(&mut self.nodes) {
             self.convert_node(index, node);
@@ -293,6 +318,7 @@ impl<'a> Importer<'a> {
                 origin: origin.clone(),
                 inputs,
                 opset: self.opset,
+                batch_norm_trains: self.options.batch_norm_trains,
                 padding_rows: &self.padding_rows,
             };
             ((operator.convert)(&mut cx), cx.inputs)

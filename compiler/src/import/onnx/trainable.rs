@@ -44,6 +44,12 @@ const NOT_DIFFERENTIABLE: &[&str] = &[
     "Xor",
 ];
 
+/// Whether a BatchNormalization uses the statistics of its batch; before opset 14 further outputs say so.
+pub(super) fn batch_norm_trains(node: &NodeProto) -> bool {
+    let set = |a: &AttributeProto| a.name == "training_mode" && a.i != 0;
+    node.attribute.iter().any(set) || node.output.iter().skip(1).any(|name| !name.is_empty())
+}
+
 /// Facts about a model that decide what trains.
 pub(super) struct Trainable<'a> {
     options: &'a ImportOptions,
@@ -79,10 +85,7 @@ impl<'a> Trainable<'a> {
             .filter(|n| n.op_type == "BatchNormalization")
             .flat_map(|n| n.input.iter().skip(3).map(String::as_str))
             .collect();
-        let trains = |n: &&&'a NodeProto| {
-            let set = |a: &AttributeProto| a.name == "training_mode" && a.i != 0;
-            n.attribute.iter().any(set) || n.output.iter().skip(1).any(|name| !name.is_empty())
-        };
+        let trains = |n: &&&'a NodeProto| options.batch_norm_trains || batch_norm_trains(n);
         let renewed = nodes
             .iter()
             .filter(|n| n.op_type == "BatchNormalization")

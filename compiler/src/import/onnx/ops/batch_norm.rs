@@ -1,6 +1,7 @@
 //! Batch normalization.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::super::trainable::batch_norm_trains;
 use super::{Operator, one, op};
 use frit_ir::ops::{BatchNorm, BinaryFn, UnaryFn};
 use frit_ir::{Op, OutputKind, ValueId};
@@ -16,9 +17,7 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     if cx.dims(x).len() < 2 {
         return misfit("the operand has no channel axis");
     }
-    // Before opset 14 the outputs beyond the first say that the batch is normalized by its own.
-    let outputs = cx.node.output.iter().filter(|name| !name.is_empty()).count();
-    if cx.int("training_mode", i64::from(cx.opset < 14 && outputs > 1)) == 0 {
+    if !cx.batch_norm_trains && !batch_norm_trains(cx.node) {
         return running(cx, x);
     }
     let eps = cx.float("epsilon", 1e-5);

@@ -1,5 +1,6 @@
 //! Tests of the importer: operators against hand values, what is refused, damaged files, real models.
 
+mod batch_norm;
 mod build;
 mod control;
 mod models;
