@@ -6,6 +6,7 @@ mod dropout;
 mod export;
 mod language;
 mod losses;
+mod oracle;
 mod parity;
 mod plans;
 mod strategies;
