@@ -7,10 +7,12 @@ use crate::diagnostics::Report;
 use crate::driver::Compiled;
 use crate::weights::Weights;
 use frit_ir::ops::{Param, ParamKind};
-use frit_ir::plan::{Plan, PlanError};
+use frit_ir::plan::{Plan, PlanError, sha256_hex};
 use frit_ir::{DType, Diagnostic};
 use safetensors::{Dtype, View};
+use serde_json::json;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Whether the values of parameters are in the plan directory.
@@ -19,6 +21,8 @@ pub enum Stored {
     /// All of them.
     #[default]
     Copy,
+    /// None that the model's files hold: the plan reads them there, and they must stay as they are.
+    Reference,
     /// None: the plan can be inspected, but not run.
     None,
 }
@@ -74,14 +78,39 @@ fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> 
         put(OBJECT, &compiled.object)?;
     }
     match weights {
-        Stored::Copy => write_weights(&file("weights.safetensors"), compiled),
+        Stored::Copy => write_weights(&file("weights.safetensors"), compiled, &BTreeSet::new()),
+        Stored::Reference => {
+            let (text, referenced) = references(compiled);
+            put("weights.json", text.as_bytes())?;
+            write_weights(&file("weights.safetensors"), compiled, &referenced)
+        }
         Stored::None => Ok(()),
     }
 }
 
-fn write_weights(path: &Path, compiled: &Compiled) -> Result<(), Report> {
-    let mut tensors: Vec<(String, Tensor<'_>)> = Vec::new();
+/// `weights.json`: the files that hold weights, by absolute path, size and digest, and where in them each
+/// tensor lies. With the names of these tensors.
+fn references(compiled: &Compiled) -> (String, BTreeSet<&str>) {
+    let mut tensors = serde_json::Map::new();
+    let mut names = BTreeSet::new();
     for spec in &compiled.plan.params {
+        let Some(weight) = compiled.weights.get(&spec.name) else { continue };
+        let Some((file, offset)) = compiled.weights.place(weight) else { continue };
+        let place = json!({"file": file, "offset": offset, "bytes": weight.bytes().len()});
+        tensors.insert(spec.name.clone(), place);
+        names.insert(spec.name.as_str());
+    }
+    let file = |(path, bytes): (&Path, &[u8])| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        json!({"path": path, "bytes": bytes.len(), "sha256": sha256_hex(bytes)})
+    };
+    let files: Vec<_> = compiled.weights.files().map(file).collect();
+    (format!("{:#}\n", json!({"files": files, "tensors": tensors})), names)
+}
+
+fn write_weights(path: &Path, compiled: &Compiled, without: &BTreeSet<&str>) -> Result<(), Report> {
+    let mut tensors: Vec<(String, Tensor<'_>)> = Vec::new();
+    for spec in compiled.plan.params.iter().filter(|s| !without.contains(s.name.as_str())) {
         let param = Param {
             name: spec.name.clone(),
             ty: spec.ty.clone(),

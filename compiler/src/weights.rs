@@ -13,6 +13,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 /// One tensor of the model's file, little-endian and row-major.
 #[derive(Clone, Debug)]
@@ -59,6 +60,8 @@ pub enum WeightError {
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
     tensors: BTreeMap<String, Weight>,
+    /// The files that are mapped.
+    files: Vec<(PathBuf, Bytes)>,
 }
 
 impl Weights {
@@ -74,6 +77,25 @@ impl Weights {
         }
         self.tensors.insert(name.into(), Weight { ty, bytes });
         Ok(())
+    }
+
+    /// Notes where a mapped file came from, so that [`Weights::place`] knows its slices.
+    pub fn mapped(&mut self, path: PathBuf, bytes: Bytes) {
+        self.files.push((path, bytes));
+    }
+
+    /// The mapped files, with their contents.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.files.iter().map(|(path, bytes)| (path.as_path(), bytes.as_ref()))
+    }
+
+    /// The number of the file that a weight is a slice of, and its first byte there.
+    pub fn place(&self, weight: &Weight) -> Option<(usize, usize)> {
+        let at = weight.bytes.as_ptr().addr();
+        self.files.iter().enumerate().find_map(|(i, (_, file))| {
+            let offset = at.checked_sub(file.as_ptr().addr())?;
+            (offset + weight.bytes.len() <= file.len()).then_some((i, offset))
+        })
     }
 
     /// The stored tensor of this name.

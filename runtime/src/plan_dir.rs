@@ -1,10 +1,13 @@
-//! Loading a plan directory: `plan.json`, the object file and `weights.safetensors`, all checked.
+//! Loading a plan directory: `plan.json`, the object file, `weights.safetensors` and, where the plan reads
+//! weights from the model's own files, `weights.json`, all checked.
 
 use crate::RunError;
 use frit_ir::plan::{Plan, check, sha256_hex};
 use memmap2::Mmap;
+use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A loaded plan.
 pub struct PlanDir {
@@ -13,6 +16,66 @@ pub struct PlanDir {
     /// The generated kernels.
     pub library: Option<libloading::Library>,
     weights: Mmap,
+    /// Weights that lie in the model's own files.
+    referenced: References,
+}
+
+/// `weights.json`: tensors as byte ranges of other files.
+#[derive(Default)]
+struct References {
+    files: Vec<Mmap>,
+    /// File, first byte and number of bytes, by tensor.
+    tensors: BTreeMap<String, Place>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    file: usize,
+    offset: usize,
+    bytes: usize,
+}
+
+#[derive(Deserialize)]
+struct FileSpec {
+    path: PathBuf,
+    bytes: usize,
+    sha256: String,
+}
+
+#[derive(Deserialize)]
+struct ReferenceFile {
+    files: Vec<FileSpec>,
+    tensors: BTreeMap<String, Place>,
+}
+
+impl References {
+    fn load(path: &Path) -> Result<References, RunError> {
+        let refuse = |path: &Path, reason: String| RunError::Plan { path: path.into(), reason };
+        let text = std::fs::read(path).map_err(RunError::io(path))?;
+        let ReferenceFile { files: specs, tensors } =
+            serde_json::from_slice(&text).map_err(|e| refuse(path, e.to_string()))?;
+        let mut files = Vec::new();
+        for spec in specs {
+            let file = File::open(&spec.path).map_err(RunError::io(&spec.path))?;
+            // SAFETY: the map is only read; the files of a plan are not changed while it is in use.
+            let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(&spec.path))?;
+            if map.len() != spec.bytes || sha256_hex(&map) != spec.sha256 {
+                let reason = "the plan reads its weights here, and it was changed; compile again";
+                return Err(refuse(&spec.path, reason.into()));
+            }
+            files.push(map);
+        }
+        let references = References { files, tensors };
+        match references.tensors.keys().find(|name| references.get(name).is_none()) {
+            None => Ok(references),
+            Some(name) => Err(refuse(path, format!("`{name}` lies outside its file"))),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        let place = self.tensors.get(name)?;
+        self.files.get(place.file)?.get(place.offset..place.offset.checked_add(place.bytes)?)
+    }
 }
 
 impl PlanDir {
@@ -48,11 +111,17 @@ impl PlanDir {
         let weights = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
         safetensors::SafeTensors::deserialize(&weights)
             .map_err(|e| RunError::Plan { path, reason: e.to_string() })?;
-        Ok(PlanDir { plan, library, weights })
+        let path = dir.join("weights.json");
+        let referenced =
+            if path.exists() { References::load(&path)? } else { References::default() };
+        Ok(PlanDir { plan, library, weights, referenced })
     }
 
     /// The little-endian elements of a tensor of the weights file.
     pub fn weight(&self, name: &str) -> Option<&[u8]> {
+        if let Some(bytes) = self.referenced.get(name) {
+            return Some(bytes);
+        }
         let tensors = safetensors::SafeTensors::deserialize(&self.weights).ok()?;
         Some(tensors.tensor(name).ok()?.data())
     }

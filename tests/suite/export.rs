@@ -2,6 +2,7 @@
 
 use crate::support::{file, plan, plan_at};
 use frit::export::onnx;
+use frit::plan_dir::{Stored, write};
 use frit_runtime::run::{RunOptions, run};
 use std::path::{Path, PathBuf};
 
@@ -66,4 +67,26 @@ fn what_cannot_be_exported_is_named() {
     assert_ne!(changed, text);
     std::fs::write(&origin, changed).expect("written");
     assert!(refused(&weights, &planned.path()).contains("was changed"));
+}
+
+#[test]
+fn weights_are_copied_referenced_or_left_out() {
+    let planned = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp32"]);
+    let data = file("tests/models/gpt2/data.safetensors");
+    let losses = train(&planned.path(), &data, 2, None);
+    let path = planned.dir.path().join("other");
+    write(&path, &planned.compiled, Stored::Reference).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(train(&path, &data, 2, None), losses);
+    let size = |path: &Path| path.join("weights.safetensors").metadata().expect("weights").len();
+    assert!(size(&path) < size(&planned.path()) / 10);
+    let text = std::fs::read_to_string(path.join("weights.json")).expect("references");
+    let changed = text.replacen("\"sha256\": \"", "\"sha256\": \"0", 1);
+    assert_ne!(changed, text);
+    std::fs::write(path.join("weights.json"), changed).expect("written");
+    let options = RunOptions { steps: 1, data: data.clone(), ..RunOptions::default() };
+    let error = run(&path, &options).expect_err("refused").to_string();
+    assert!(error.contains("was changed"), "{error}");
+    write(&path, &planned.compiled, Stored::None).unwrap_or_else(|e| panic!("{e}"));
+    let error = run(&path, &options).expect_err("refused").to_string();
+    assert!(error.contains("weights.safetensors"), "{error}");
 }

@@ -82,7 +82,11 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
         return json::import(&bytes, &path.display().to_string(), options);
     }
     let folder = path.parent().unwrap_or(Path::new("."));
-    onnx::import(bytes, &stem, folder, options).map_err(|mut report| {
+    let imported = onnx::import(bytes.clone(), &stem, folder, options).map(|mut imported| {
+        imported.weights.mapped(path.into(), bytes);
+        imported
+    });
+    imported.map_err(|mut report| {
         for diagnostic in &mut report.diagnostics {
             diagnostic.notes.push(format!("in {}", path.display()));
         }

@@ -149,6 +149,9 @@ impl<'a> Importer<'a> {
         self.graph.remove_dead();
         let live: HashSet<&str> = self.graph.params().map(|(_, p)| p.name.as_str()).collect();
         self.weights.retain(|name| live.contains(name));
+        for (path, bytes) in self.files.into_open() {
+            self.weights.mapped(path, bytes);
+        }
         let (weights, inlined, warnings) = (self.weights, self.inlined, self.warnings);
         Ok(Imported { graph: self.graph, weights, inlined, warnings })
     }

@@ -64,6 +64,12 @@ impl ExternalFiles {
         ExternalFiles { folder: folder.into(), open: HashMap::new() }
     }
 
+    /// The files that were mapped.
+    pub(super) fn into_open(self) -> impl Iterator<Item = (PathBuf, Bytes)> {
+        let folder = self.folder;
+        self.open.into_iter().map(move |(location, bytes)| (folder.join(location), bytes))
+    }
+
     fn slice(&mut self, tensor: &TensorProto, expected: usize) -> Result<Bytes, TensorError> {
         let field =
             |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| &e.value);
