@@ -9,6 +9,7 @@ mod losses;
 mod oracle;
 mod parity;
 mod plans;
+mod stages;
 mod strategies;
 mod support;
 mod tidy;
