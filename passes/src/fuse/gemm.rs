@@ -44,7 +44,9 @@ fn next(
     let facts = clusters.facts;
     let [user] = *facts.uses(value) else { return None };
     let node = facts.node(user);
-    let fits = !facts.escapes(value)
+    // The sum of two products of one row could be the bias of either.
+    let fits = clusters.owner[user].is_none()
+        && !facts.escapes(value)
         && node.region == product.region
         && !facts.is_sharded(node)
         && node.inputs.iter().filter(|v| **v == value).count() == 1

@@ -141,7 +141,7 @@ fn is_reentrant(
     b: ClusterId,
 ) -> bool {
     let facts = clusters.facts;
-    let (begin, end) = (members[0], members[members.len() - 1]);
+    let (begin, end) = surroundings(clusters, members[0], members[members.len() - 1]);
     let mut seen: HashSet<usize> = HashSet::new();
     let mut stack: Vec<usize> = members.to_vec();
     while let Some(position) = stack.pop() {
@@ -170,6 +170,29 @@ fn is_reentrant(
         }
     }
     false
+}
+
+/// The least range of positions that holds this one and that no cluster is partly in. A path that leaves it
+/// never comes back: edges lead to higher positions, and clusters outside lie wholly on one side.
+fn surroundings(clusters: &Clusters<'_, '_>, begin: usize, end: usize) -> (usize, usize) {
+    let (mut begin, mut end) = (begin, end);
+    // Positions of which the clusters were looked at.
+    let mut seen = begin..begin;
+    loop {
+        let position = if seen.end <= end {
+            seen.end += 1;
+            seen.end - 1
+        } else if seen.start > begin {
+            seen.start -= 1;
+            seen.start
+        } else {
+            return (begin, end);
+        };
+        if let Some(cluster) = clusters.owner[position].and_then(|id| clusters.cluster(id)) {
+            begin = begin.min(cluster.members[0]);
+            end = end.max(cluster.members[cluster.members.len() - 1]);
+        }
+    }
 }
 
 /// Copies cheap producers into the clusters that read them where this saves bytes: their result is

@@ -468,6 +468,24 @@ fn grow(steps: &[Step]) -> Graph {
     graph
 }
 
+#[test]
+fn the_sum_of_two_products_of_one_row_is_the_bias_of_one_of_them() {
+    let graph = frit_ir::text::parse(
+        r#"graph @g world=1 {
+  %x: f32[1, 3] = input {name = "x", ty = {"dtype": "f32", "shape": [1, 3]}}
+  %w: f32[3, 4] = input {name = "w", ty = {"dtype": "f32", "shape": [3, 4]}}
+  %v: f32[3, 4] = input {name = "v", ty = {"dtype": "f32", "shape": [3, 4]}}
+  %a: f32[1, 4] = matmul %x, %w
+  %b: f32[1, 4] = matmul %x, %v
+  %y: f32[1, 4] = add %a, %b
+  return %y as "y"
+}"#,
+    )
+    .expect("parses");
+    let fused = fuse_with(Fuse::default(), &graph);
+    assert_eq!(fused.nodes().filter(|(_, n)| matches!(n.op, Op::Fusion(_))).count(), 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
