@@ -6,9 +6,10 @@
 use crate::diagnostics::Report;
 use crate::driver::Compiled;
 use crate::weights::Weights;
+use frit_ir::Diagnostic;
 use frit_ir::ops::{Param, ParamKind};
 use frit_ir::plan::{Plan, PlanError, sha256_hex};
-use frit_ir::{DType, Diagnostic};
+use frit_runtime::safetensors_dtype;
 use safetensors::{Dtype, View};
 use serde_json::json;
 use std::borrow::Cow;
@@ -172,21 +173,6 @@ impl View for Tensor<'_> {
 
     fn data_len(&self) -> usize {
         self.ty().bytes()
-    }
-}
-
-fn safetensors_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::F8E4M3 => Dtype::F8_E4M3,
-        DType::F8E5M2 => Dtype::F8_E5M2,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::U8 => Dtype::U8,
-        DType::Bool => Dtype::BOOL,
     }
 }
 

@@ -10,5 +10,6 @@ pub mod metrics;
 pub mod plan_dir;
 pub mod run;
 mod save;
+pub use save::safetensors_dtype;
 
 pub use error::RunError;

@@ -67,7 +67,8 @@ pub(crate) fn write(path: &Path, plan: &Plan, all: &Tensors) -> Result<(), RunEr
     written
 }
 
-fn safetensors_dtype(dtype: DType) -> Dtype {
+/// The element type as `.safetensors` files name it.
+pub fn safetensors_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,

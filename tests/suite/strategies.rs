@@ -140,6 +140,10 @@ fn the_planned_peak_is_at_its_lower_bound() {
         let plan = plan(model, 2, settings).compiled.plan;
         let (peak, bound) = (plan.workspace_bytes, plan.workspace_lower_bound);
         assert!(peak as f64 <= bound as f64 * 1.02 + 4096.0, "{model}: {peak} for {bound}");
+        // The list is one of the orders that the events allow, and the arena has room for each.
+        let summary = plan.summary();
+        let single = summary.single_stream_live_bytes;
+        assert!(single > plan.persistent_bytes && single <= summary.peak_bytes);
     }
 }
 

@@ -103,7 +103,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
          tasks         {} with {} kernels, {} casts\n\
          collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
          communicated  {} per rank and step\n\
-         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound\n\
+         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n\
          arithmetic    {:.2} GFLOP per rank and step\n",
         plan.name,
         s.ranks,
@@ -120,6 +120,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
         bytes(s.bytes_communicated_per_step),
         bytes(s.peak_bytes as u64),
         bytes(s.persistent_bytes as u64),
+        bytes(s.single_stream_live_bytes as u64),
         s.flops_per_step as f64 / 1e9,
     )
 }

@@ -1,6 +1,6 @@
 //! The numbers of a plan that people compare.
 
-use super::{Action, Plan};
+use super::{ALIGNMENT, Action, Arena, Plan};
 use crate::Op;
 use serde::Serialize;
 
@@ -38,6 +38,9 @@ pub struct Summary {
     pub peak_bytes: usize,
     /// The least that this schedule could do with.
     pub peak_lower_bound_bytes: usize,
+    /// What would be live at most if all tasks ran one after the other, in list order: no room for streams
+    /// that overlap.
+    pub single_stream_live_bytes: usize,
     /// Bytes of one rank that live as long as the run.
     pub persistent_bytes: usize,
     /// Floating-point operations of one rank in one step.
@@ -67,6 +70,29 @@ impl Plan {
             Action::AllReduce { send, .. } => 2 * ring(send.ty.bytes()),
             _ => 0,
         }
+    }
+
+    /// The largest sum of workspace buffers, each from its first to its last task in list order.
+    fn live_in_list_order(&self) -> usize {
+        let mut spans: Vec<Option<(usize, usize)>> = vec![None; self.buffers.len()];
+        for (i, task) in self.tasks.iter().enumerate() {
+            for place in task.action.reads().into_iter().chain(task.action.writes()) {
+                spans[place.buffer].get_or_insert((i, i)).1 = i;
+            }
+        }
+        let mut changes = vec![0_isize; self.tasks.len() + 1];
+        for (buffer, span) in self.buffers.iter().zip(spans) {
+            if let (Arena::Workspace, Some((first, last))) = (buffer.arena, span) {
+                let bytes = buffer.bytes.next_multiple_of(ALIGNMENT) as isize;
+                changes[first] += bytes;
+                changes[last + 1] -= bytes;
+            }
+        }
+        let live = changes.into_iter().scan(0, |live, change| {
+            *live += change;
+            Some(*live)
+        });
+        live.max().unwrap_or(0).unsigned_abs()
     }
 
     /// The numbers people compare.
@@ -102,6 +128,7 @@ impl Plan {
             bytes_communicated_per_step: wire,
             peak_bytes: self.persistent_bytes + self.workspace_bytes,
             peak_lower_bound_bytes: self.persistent_bytes + self.workspace_lower_bound,
+            single_stream_live_bytes: self.persistent_bytes + self.live_in_list_order(),
             persistent_bytes: self.persistent_bytes,
             flops_per_step: flops,
             tasks: self.tasks.len(),
