@@ -109,6 +109,19 @@ fn every_view_has_text_and_json() {
     for key in ["ranks", "strategy", "casts", "peak_bytes", "peak_lower_bound_bytes"] {
         assert!(!summary[key].is_null(), "{key}");
     }
+    // Numbers are numbers.
+    for (view, number) in [
+        ("schedule", "task"),
+        ("schedule", "us"),
+        ("memory", "bytes"),
+        ("memory", "offset"),
+        ("kernels", "uses"),
+        ("casts", "task"),
+    ] {
+        let json = frit(&["inspect", path, "--view", view, "--json"]).unwrap();
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+        assert!(!rows.is_empty() && rows.iter().all(|r| r[number].is_number()), "{view} {number}");
+    }
     assert!(frit(&["verify", path]).unwrap().contains("sound"));
     let page = planned.dir.path().join("report.html");
     frit(&["report", path, "-o", page.to_str().unwrap()]).unwrap();

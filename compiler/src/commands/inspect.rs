@@ -144,13 +144,33 @@ pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
                 |k: &frit_ir::plan::Kernel| json!({"name": k.name, "body": k.body.to_string()});
             plan.kernels.iter().map(body).collect()
         }
+        View::Memory => plan
+            .buffers
+            .iter()
+            .map(|b| {
+                json!({"name": b.name, "arena": b.arena, "class": b.class,
+                       "offset": b.offset, "bytes": b.bytes})
+            })
+            .collect(),
         view => {
             let (head, rows) = rows(plan, view);
-            rows.into_iter()
-                .map(|row| head.iter().map(|h| h.to_string()).zip(row).collect::<BTreeMap<_, _>>())
-                .map(|row| json!(row))
-                .collect()
+            let object = |row: Vec<String>| -> Value {
+                let cells = head.iter().zip(row);
+                cells.map(|(h, cell)| (h.to_string(), typed(h, cell))).collect()
+            };
+            rows.into_iter().map(object).collect()
         }
+    }
+}
+
+/// A cell of a table as JSON: counts and times are numbers, waits a list of tasks.
+fn typed(column: &str, cell: String) -> Value {
+    let number = |text: &str| text.parse::<u64>().map_or(Value::Null, |n| json!(n));
+    match column {
+        "task" | "uses" | "ops" => number(&cell),
+        "us" => cell.parse::<f64>().map_or(Value::Null, |x| json!(x)),
+        "waits" => cell.split(',').filter(|w| !w.is_empty()).map(number).collect(),
+        _ => Value::String(cell),
     }
 }
 
