@@ -7,8 +7,7 @@ use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::pipeline;
 use crate::source::Source;
 use crate::weights::Weights;
-use frit_codegen::HostTarget;
-use frit_ir::plan::{Entry, ObjectFile, PassReport, Plan, Target, sha256_hex};
+use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::schedule::{BackwardPrefetch, ScheduleOptions, schedule};
@@ -49,7 +48,7 @@ impl Observer for () {
 pub struct Compiled {
     /// The plan.
     pub plan: Plan,
-    /// The shared object with the generated kernels; empty if there are none.
+    /// The file with the generated kernels; empty if there are none.
     pub object: Vec<u8>,
     /// Values of parameters.
     pub weights: Weights,
@@ -87,7 +86,7 @@ pub fn compile(
     if run.passes(pipeline::training(&options, capacity as f64), &mut graph)? {
         return Ok(None);
     }
-    let (mut plan, constants, object) = plan(&graph, config, capacity, &run.context)?;
+    let (mut plan, constants, object) = plan(&graph, config, &options, capacity, &run.context)?;
     plan.shuffle = config.data.shuffle;
     plan.reports = run.reports;
     plan.lints = run.context.warnings.clone();
@@ -179,76 +178,38 @@ type Planned = (Plan, Vec<(String, Tensor)>, Vec<u8>);
 fn plan(
     graph: &Graph,
     config: &Config,
+    options: &pipeline::Options,
     capacity: usize,
     context: &PassContext,
 ) -> Result<Planned, Report> {
-    let host = target(config)?;
-    let options = LowerOptions {
+    let backend = &options.backend;
+    let lower_options = LowerOptions {
         units: context.units.clone(),
         strategy: config.sharding.strategy.word().into(),
         compute_dtype: config.precision.compute,
         seed: config.run.seed,
         accumulation: config.run.accumulation,
         loss_capacity: capacity,
-        target: Target {
-            device: "cpu".into(),
-            arch: host.cpu.clone(),
-            features: host.features.clone(),
-        },
+        target: backend.describe(),
         config: config.to_toml(),
         frit_version: env!("CARGO_PKG_VERSION").into(),
-        generated: &pipeline::supported,
+        generated: &backend.generates(),
+        library: &backend.has_library_kernel(),
     };
-    let Lowered { mut plan, constants, regions } = lower(graph, &options)?;
+    let Lowered { mut plan, constants, regions } = lower(graph, &lower_options)?;
     let backward_prefetch = match config.sharding.backward_prefetch {
         crate::config::choices::Backward::Pre => BackwardPrefetch::Pre,
         crate::config::choices::Backward::Post => BackwardPrefetch::Post,
         crate::config::choices::Backward::None => BackwardPrefetch::None,
     };
     let limit = config.sharding.limit_all_gathers;
-    let options = ScheduleOptions {
+    let schedule_options = ScheduleOptions {
         backward_prefetch,
         forward_prefetch: config.sharding.forward_prefetch,
         limit_all_gathers: if limit == 0 { usize::MAX } else { limit },
     };
-    schedule(&mut plan, &options);
+    schedule(&mut plan, &schedule_options);
     memory::assign(&mut plan);
-    let object = generate(&mut plan, &regions, &host)?;
+    let object = backend.generate(&mut plan, &regions)?;
     Ok((plan, constants, object))
-}
-
-fn target(config: &Config) -> Result<HostTarget, Report> {
-    match config.target.arch.as_str() {
-        "native" => Ok(HostTarget::native()),
-        "x86-64-v3" => Ok(HostTarget::new("x86-64-v3", "+avx2,+fma,+f16c")),
-        other => Err(Diagnostic::error("E055", format!("unknown CPU `target.arch = {other}`"))
-            .help("use \"native\" or \"x86-64-v3\"")
-            .into()),
-    }
-}
-
-/// Compiles the plan's regions into one object and notes how each is called.
-fn generate(
-    plan: &mut Plan,
-    regions: &[(usize, frit_ir::ops::FusionKind)],
-    host: &HostTarget,
-) -> Result<Vec<u8>, Report> {
-    if regions.is_empty() {
-        return Ok(vec![]);
-    }
-    let symbols: Vec<String> = regions.iter().map(|(k, _)| plan.kernels[*k].name.clone()).collect();
-    let sources: Vec<_> = regions
-        .iter()
-        .zip(&symbols)
-        .map(|((k, kind), symbol)| (symbol.as_str(), &plan.kernels[*k].body, *kind))
-        .collect();
-    let object = frit_codegen::compile_host(&sources, host)
-        .map_err(|e| Diagnostic::error("E095", format!("cannot compile the kernels: {e}")))?;
-    for ((kernel, _), meta) in regions.iter().zip(object.kernels) {
-        plan.kernels[*kernel].entry =
-            Some(Entry { symbol: meta.symbol, extent: meta.parallel_extent, grain: meta.grain });
-    }
-    let file = crate::plan_dir::OBJECT.into();
-    plan.object = Some(ObjectFile { file, sha256: sha256_hex(&object.so_bytes) });
-    Ok(object.so_bytes)
 }

@@ -10,5 +10,6 @@ pub mod losses;
 pub mod pipeline;
 pub mod plan_dir;
 pub mod source;
+pub mod target;
 pub mod weights;
 mod wire;

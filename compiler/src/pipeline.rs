@@ -6,8 +6,9 @@ use crate::config::Config;
 use crate::config::LossScale;
 use crate::config::choices::{self, Padding};
 use crate::losses;
-use frit_ir::ops::{FusionKind, OptimizerKind, ScheduleKind};
-use frit_ir::{DType, Diagnostic, Graph};
+use crate::target::Backend;
+use frit_ir::ops::{OptimizerKind, ScheduleKind};
+use frit_ir::{DType, Diagnostic};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::differentiate::Differentiate;
@@ -29,7 +30,8 @@ pub struct Options {
     compute: DType,
     overrides: Vec<Override>,
     padding: PadMode,
-    cuda: bool,
+    /// What is compiled for.
+    pub(crate) backend: Backend,
     accumulation: usize,
     scaling: LossScaling,
     optimizer: Optimizer,
@@ -48,7 +50,11 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
         Box::new(Autocast { compute: o.compute, overrides: o.overrides.clone() }),
-        Box::new(PadTensorCores { mode: o.padding, target_is_cuda: o.cuda, alignment_bytes: 16 }),
+        Box::new(PadTensorCores {
+            mode: o.padding,
+            target_is_cuda: matches!(o.backend, Backend::Cuda(_)),
+            alignment_bytes: 16,
+        }),
     ]
 }
 
@@ -69,13 +75,8 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
         Box::new(Shard { world_size: o.world_size, strategy: o.strategy, wrap: o.wrap.clone() }),
         Box::new(Simplify::default()),
         Box::new(Canonicalize {}),
-        Box::new(Fuse { supported }),
+        Box::new(Fuse { supported: o.backend.fuses() }),
     ]
-}
-
-/// Whether code generation compiles a region; matrix products with an epilogue go to the library.
-pub fn supported(body: &Graph, kind: FusionKind) -> bool {
-    kind == FusionKind::Gemm || frit_codegen::supported(body, kind).is_ok()
 }
 
 /// Checks that every pass finds what it requires.
@@ -125,7 +126,6 @@ impl Options {
         refuse(c.loss.kind == choices::LossKind::None, "loss.kind", "none")?;
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
-        refuse(c.target.device == choices::Device::Cuda, "target.device", "cuda")?;
         let norm = c.model.batch_norm;
         refuse(norm == choices::BatchNorm::Sync, "model.batch_norm", norm.word())?;
         refuse(c.data.validation != "none", "data.validation", "other than none")?;
@@ -155,7 +155,7 @@ impl Options {
                 Padding::Always => PadMode::On,
                 Padding::Never => PadMode::Off,
             },
-            cuda: false,
+            backend: Backend::of(c)?,
             accumulation: c.run.accumulation,
             scaling: scaling(c),
             optimizer: Optimizer {

@@ -1,6 +1,6 @@
 //! Plan directories: what is in them, and how one is written so that none is ever left half-written.
 //!
-//! `plan.json`, `kernels/kernels.so`, `weights.safetensors` (every parameter by the model's own name,
+//! `plan.json`, `kernels/kernels.so` or `kernels/kernels.ptx`, `weights.safetensors` (every parameter by the model's own name,
 //! f32, and large constants), `source/` (see [`crate::source`]).
 
 use crate::diagnostics::Report;
@@ -27,9 +27,6 @@ pub enum Stored {
     /// None: the plan can be inspected, but not run.
     None,
 }
-
-/// Name of the object file within a plan directory.
-pub const OBJECT: &str = "kernels/kernels.so";
 
 /// Writes a plan directory beside `path` and moves it there; an older plan at `path` is replaced.
 ///
@@ -75,8 +72,8 @@ fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> 
     put("source/train.toml", compiled.plan.config.as_bytes())?;
     put("source/origin.json", compiled.source.origin.as_bytes())?;
     put(&format!("source/{}", compiled.source.file), &compiled.source.model)?;
-    if !compiled.object.is_empty() {
-        put(OBJECT, &compiled.object)?;
+    if let Some(object) = &compiled.plan.object {
+        put(&object.file, &compiled.object)?;
     }
     match weights {
         Stored::Copy => write_weights(&file("weights.safetensors"), compiled, &BTreeSet::new()),

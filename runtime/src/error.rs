@@ -32,6 +32,12 @@ pub enum RunError {
         /// The feature that is missing.
         feature: String,
     },
+    /// The plan is for a device that this program does not run plans on.
+    #[error("the plan is for the device `{device}`; compile it again with target.device = \"cpu\"")]
+    Device {
+        /// The device.
+        device: String,
+    },
     /// The data does not fit the plan.
     #[error("{path}: {reason}")]
     Data {

@@ -9,12 +9,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+/// [`frit_ir::plan::Target::device`] of plans for NVIDIA GPUs.
+pub const CUDA: &str = "cuda";
+
 /// A loaded plan.
 pub struct PlanDir {
     /// The plan.
     pub plan: Plan,
-    /// The generated kernels.
+    /// The generated kernels of a plan for the CPU.
     pub library: Option<libloading::Library>,
+    /// The generated kernels of a plan for CUDA, as PTX.
+    pub ptx: Option<String>,
     weights: Mmap,
     /// Weights that lie in the model's own files.
     referenced: References,
@@ -90,21 +95,23 @@ impl PlanDir {
         let plan = Plan::from_json(&text).map_err(|e| refuse(e.to_string()))?;
         check(&plan).map_err(|e| refuse(e.to_string()))?;
         check_target(&plan)?;
-        let library = match &plan.object {
-            None => None,
-            Some(object) => {
-                let path = dir.join(&object.file);
-                let bytes = std::fs::read(&path).map_err(RunError::io(&path))?;
-                let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
-                if sha256_hex(&bytes) != object.sha256 {
-                    return Err(refuse("changed after it was compiled; compile again".into()));
-                }
+        let (mut library, mut ptx) = (None, None);
+        if let Some(object) = &plan.object {
+            let path = dir.join(&object.file);
+            let bytes = std::fs::read(&path).map_err(RunError::io(&path))?;
+            let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
+            if sha256_hex(&bytes) != object.sha256 {
+                return Err(refuse("changed after it was compiled; compile again".into()));
+            }
+            if plan.target.device == CUDA {
+                ptx = Some(String::from_utf8(bytes).map_err(|e| refuse(e.to_string()))?);
+            } else {
                 // SAFETY: the file is the one the compiler wrote for this plan, as its hash shows, and
                 // has no initializers.
-                let library = unsafe { libloading::Library::new(&path) };
-                Some(library.map_err(|e| refuse(e.to_string()))?)
+                let loaded = unsafe { libloading::Library::new(&path) };
+                library = Some(loaded.map_err(|e| refuse(e.to_string()))?);
             }
-        };
+        }
         let path = dir.join("weights.safetensors");
         let file = File::open(&path).map_err(RunError::io(&path))?;
         // SAFETY: the map is only read; a plan directory is not changed while it is in use.
@@ -114,7 +121,7 @@ impl PlanDir {
         let path = dir.join("weights.json");
         let referenced =
             if path.exists() { References::load(&path)? } else { References::default() };
-        Ok(PlanDir { plan, library, weights, referenced })
+        Ok(PlanDir { plan, library, ptx, weights, referenced })
     }
 
     /// The little-endian elements of a tensor of the weights file.
@@ -129,6 +136,9 @@ impl PlanDir {
 
 #[cfg(target_arch = "x86_64")]
 fn check_target(plan: &Plan) -> Result<(), RunError> {
+    if plan.target.device == CUDA {
+        return Ok(());
+    }
     let missing = |feature: &str| match feature {
         "+avx2" => !std::is_x86_feature_detected!("avx2"),
         "+fma" => !std::is_x86_feature_detected!("fma"),

@@ -83,7 +83,7 @@ fn bad_data_and_plans_are_refused_in_one_sentence() {
 
     let json = planned.path().join("plan.json");
     let text = std::fs::read_to_string(&json).unwrap();
-    std::fs::write(&json, text.replacen("\"format_version\": 1", "\"format_version\": 99", 1))
+    std::fs::write(&json, text.replacen("\"format_version\": 2", "\"format_version\": 99", 1))
         .unwrap();
     for verb in ["inspect", "verify"] {
         let message = frit(&[verb, path]).unwrap_err();

@@ -4,7 +4,7 @@
 //! The proof that the schedule is right is `passes::verify_plan`.
 
 use super::file::sha256_hex;
-use super::{ALIGNMENT, Action, Arena, KernelKind, ParamHome, Place, Plan};
+use super::{ALIGNMENT, Action, Arena, Entry, KernelKind, ParamHome, Place, Plan};
 use crate::{Op, TensorType};
 
 /// A malformed plan.
@@ -60,8 +60,15 @@ fn kernels(plan: &Plan) -> Result {
             format!("kernel `{}` does not match its hash", k.name)
         })?;
         let generated = k.kind == KernelKind::Generated;
-        ensure(!generated || (k.entry.is_some() && plan.object.is_some()), || {
-            format!("kernel `{}` has no code", k.name)
+        let has_code = match &k.entry {
+            Some(Entry::Host { .. }) => plan.target.device == "cpu",
+            Some(Entry::Cuda { launches, .. }) => {
+                plan.target.device == "cuda" && !launches.is_empty()
+            }
+            None => false,
+        };
+        ensure(!generated || (has_code && plan.object.is_some()), || {
+            format!("kernel `{}` has no code for this device", k.name)
         })?;
     }
     Ok(())

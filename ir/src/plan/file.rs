@@ -3,7 +3,7 @@
 use super::Plan;
 
 /// Version of the format of `plan.json`. Plans of other versions are refused.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Why a text is not a plan.
 #[derive(Debug, thiserror::Error)]

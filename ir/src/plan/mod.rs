@@ -333,15 +333,39 @@ pub struct Kernel {
     pub entry: Option<Entry>,
 }
 
-/// How to call a generated kernel: `fn(reads…, writes…, begin: i64, end: i64)`.
+/// How to call a generated kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// Symbol in the object file.
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    /// `fn(reads…, writes…, begin: i64, end: i64)` of a shared object.
+    Host {
+        /// Symbol in the object file.
+        symbol: String,
+        /// The parallel range is `0..extent`.
+        extent: usize,
+        /// Parts of the range begin at multiples of this.
+        grain: usize,
+    },
+    /// Kernels of a PTX module, launched one after the other, each as
+    /// `(reads…, writes…)` and, if there is scratch memory, a pointer to it.
+    Cuda {
+        /// The launches, in order.
+        launches: Vec<CudaLaunch>,
+        /// Device memory that the launches share among themselves, in bytes; its content is lost
+        /// between tasks.
+        scratch_bytes: usize,
+    },
+}
+
+/// One launch of a kernel of a PTX module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CudaLaunch {
+    /// Name of the entry.
     pub symbol: String,
-    /// The parallel range is `0..extent`.
-    pub extent: usize,
-    /// Parts of the range begin at multiples of this.
-    pub grain: usize,
+    /// Blocks in x and y.
+    pub grid: [u32; 2],
+    /// Threads per block, in x.
+    pub block: u32,
 }
 
 mod body {

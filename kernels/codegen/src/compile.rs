@@ -6,6 +6,7 @@ use crate::error::{CodegenError, Unsupported};
 use crate::host::{self, HostTarget};
 use crate::ptx;
 use frit_ir::ops::FusionKind;
+use frit_ir::plan::CudaLaunch;
 use frit_ir::{Graph, TensorType};
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -121,47 +122,93 @@ pub fn host_assembly(
     host::assembly(&host_function::emit(&program, symbol, target.converts_bf16()), target)
 }
 
-/// A kernel for CUDA.
+/// Kernels for one kind of GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PtxKernel {
+pub struct CudaModule {
     /// PTX, version 8.0.
-    pub text: String,
-    /// Name of the entry: it takes one pointer per operand, then one per result, aligned to 16 bytes.
-    pub entry: String,
-    /// Threads per block, in x.
-    pub block: u32,
-    /// Blocks, in x.
-    pub grid: u32,
+    pub ptx: String,
+    /// How each region is launched, in the order of the regions.
+    pub kernels: Vec<CudaKernel>,
+}
+
+/// How a region is launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaKernel {
+    /// Launches, in order: each takes a pointer per operand, then one per result, then one to scratch
+    /// memory if there is any, all aligned to 16 bytes.
+    pub launches: Vec<CudaLaunch>,
+    /// Scratch memory, in bytes.
+    pub scratch_bytes: usize,
     /// Types of the operands, in order.
     pub operands: Vec<TensorType>,
     /// Types of the results, in order.
     pub results: Vec<TensorType>,
 }
 
-/// Compiles one region to PTX for a chip such as `sm_90`.
+/// Whether [`compile_cuda`] compiles this region.
 ///
 /// # Errors
-/// [`CodegenError::Unsupported`] for a region that is not compiled for CUDA; an unknown chip.
-pub fn compile_ptx(
+/// The operation that is not compiled, and why.
+pub fn supported_on_cuda(body: &Graph, kind: FusionKind) -> Result<(), Unsupported> {
+    cuda_kernel("kernel", body, kind).map(drop)
+}
+
+/// Compiles regions, each a symbol, a body and its kind, into one PTX module for a chip such as
+/// `sm_90`.
+///
+/// Equal regions give equal text. Uses all cores; needs no CUDA toolkit.
+///
+/// # Errors
+/// [`CodegenError::Unsupported`] for a region that [`supported_on_cuda`] refuses; an unknown chip.
+pub fn compile_cuda(
+    regions: &[(&str, &Graph, FusionKind)],
+    chip: &str,
+) -> Result<CudaModule, CodegenError> {
+    let mut kernels = Vec::with_capacity(regions.len());
+    let mut sources = Vec::with_capacity(regions.len());
+    for &(symbol, body, kind) in regions {
+        let (kernel, text) = cuda_kernel(symbol, body, kind)
+            .map_err(|reason| CodegenError::Unsupported { symbol: symbol.into(), reason })?;
+        let blocks = kernel.launches.iter().map(|l| (l.symbol.clone(), l.block));
+        sources.push((text, blocks.collect::<Vec<_>>()));
+        kernels.push(kernel);
+    }
+    let modules: Vec<(String, Vec<(String, u32)>)> = sources
+        .chunks(KERNELS_PER_MODULE)
+        .map(|part| {
+            let (texts, blocks): (Vec<_>, Vec<_>) = part.iter().cloned().unzip();
+            (texts.concat(), blocks.concat())
+        })
+        .collect();
+    let texts = in_parallel(&modules, |(source, blocks)| ptx::ptx(source, blocks, chip))?;
+    Ok(CudaModule { ptx: ptx::join(&texts), kernels })
+}
+
+/// How a region is launched, and its kernels as MLIR.
+fn cuda_kernel(
     symbol: &str,
     body: &Graph,
     kind: FusionKind,
-    chip: &str,
-) -> Result<PtxKernel, CodegenError> {
-    let program = analyze(symbol, body, kind)?;
-    let refuse = |reason| CodegenError::Unsupported { symbol: symbol.into(), reason };
-    let function = cuda_function::emit(&program, symbol).map_err(refuse)?;
-    let grid = u32::try_from(function.grid)
-        .map_err(|_| refuse(Unsupported::new("fusion", "it needs too many blocks")))?;
+) -> Result<(CudaKernel, String), Unsupported> {
+    let program = region::analyze(body, kind)?;
+    let function = cuda_function::emit(&program, symbol)?;
+    let blocks = |n: usize, most: usize| match u32::try_from(n) {
+        Ok(blocks) if n <= most => Ok(blocks),
+        _ => Err(Unsupported::new("fusion", "it needs too many blocks")),
+    };
+    let mut launches = Vec::with_capacity(function.launches.len());
+    for l in function.launches {
+        let grid = [blocks(l.grid[0], i32::MAX as usize)?, blocks(l.grid[1], 65535)?];
+        launches.push(CudaLaunch { symbol: l.symbol, grid, block: l.block as u32 });
+    }
     let (operands, results) = program.types.split_at(program.n_inputs);
-    Ok(PtxKernel {
-        text: ptx::ptx(&function.text, function.block, chip)?,
-        entry: symbol.into(),
-        block: function.block as u32,
-        grid,
+    let kernel = CudaKernel {
+        launches,
+        scratch_bytes: function.scratch_bytes,
         operands: operands.to_vec(),
         results: results.to_vec(),
-    })
+    };
+    Ok((kernel, function.text))
 }
 
 fn analyze(symbol: &str, body: &Graph, kind: FusionKind) -> Result<Program, CodegenError> {

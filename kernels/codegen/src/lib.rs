@@ -4,8 +4,8 @@
 //! how to call it. The only crate that sees MLIR; the runtime loads the result and knows nothing of it.
 //!
 //! [`supported`] tells whether a region is compiled (the pass `fuse` asks it through the compiler),
-//! [`compile_host`] compiles all regions of a plan into one shared object, [`compile_ptx`] one region
-//! into a CUDA kernel. Both targets share one emitter, so that they compute the same expressions.
+//! [`compile_host`] compiles all regions of a plan into one shared object, [`compile_cuda`] into one
+//! PTX module. Both targets share one emitter, so that they compute the same expressions.
 //!
 //! # Numerics
 //! f16 and bf16 are computed in f32 and rounded when stored or cast. Functions are within 4 ulp of f32,
@@ -21,8 +21,8 @@ mod mlir;
 mod ptx;
 
 pub use compile::{
-    HostObject, KernelMeta, PtxKernel, Unit, compile_host, compile_ptx, host_assembly,
-    region_metadata, supported,
+    CudaKernel, CudaModule, HostObject, KernelMeta, Unit, compile_cuda, compile_host,
+    host_assembly, region_metadata, supported, supported_on_cuda,
 };
 pub use error::{CodegenError, Unsupported};
 pub use host::HostTarget;

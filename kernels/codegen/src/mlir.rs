@@ -74,20 +74,24 @@ impl Mlir {
         self.run(source, PIPELINE)
     }
 
-    /// Marks the functions of a lowered module as CUDA kernels for blocks of this many threads.
+    /// Marks the functions of a lowered module as CUDA kernels, each for blocks of so many threads.
     ///
     /// Only possible after lowering: before it, no operation may carry these attributes.
-    pub(crate) fn mark_kernels(&self, module: &Module<'_>, threads: usize) {
+    pub(crate) fn mark_kernels(&self, module: &Module<'_>, blocks: &[(String, u32)]) {
         let parse = |text: &str| {
             Attribute::parse(&self.context, text).expect("invariant: the attribute is well-formed")
         };
-        let block = parse(&format!("array<i32: {threads}, 1, 1>"));
         let mut next = module.body().first_operation_mut();
         while let Some(mut op) = next {
             next = op.next_in_block_mut();
-            if op.name().as_string_ref().as_str() == Ok("llvm.func") {
+            if op.name().as_string_ref().as_str() != Ok("llvm.func") {
+                continue;
+            }
+            let name = op.attribute("sym_name").map(|a| a.to_string()).unwrap_or_default();
+            let threads = blocks.iter().find(|(symbol, _)| name.trim_matches('"') == symbol);
+            if let Some((_, threads)) = threads {
                 op.set_attribute("nvvm.kernel", Attribute::unit(&self.context));
-                op.set_attribute("nvvm.maxntid", block);
+                op.set_attribute("nvvm.maxntid", parse(&format!("array<i32: {threads}, 1, 1>")));
             }
         }
     }

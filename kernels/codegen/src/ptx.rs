@@ -6,12 +6,16 @@ use crate::error::CodegenError;
 use crate::llvm::{self, FileType, Target};
 use crate::mlir::Mlir;
 
-/// Compiles MLIR text, every function of which is a kernel for blocks of `threads` threads, to PTX for
-/// a chip such as `sm_90`.
+/// Compiles MLIR text, every function of which is a kernel for blocks of as many threads as `blocks`
+/// says by its name, to PTX for a chip such as `sm_90`.
 ///
 /// # Errors
 /// A defect in the text, or an unknown chip.
-pub(crate) fn ptx(source: &str, threads: usize, chip: &str) -> Result<String, CodegenError> {
+pub(crate) fn ptx(
+    source: &str,
+    blocks: &[(String, u32)],
+    chip: &str,
+) -> Result<String, CodegenError> {
     let known = chip.strip_prefix("sm_").and_then(|n| n.trim_end_matches('a').parse::<u32>().ok());
     if !known.is_some_and(|n| (80..100).contains(&n)) {
         let why = "kernels are generated for sm_80 to sm_90a".into();
@@ -19,7 +23,7 @@ pub(crate) fn ptx(source: &str, threads: usize, chip: &str) -> Result<String, Co
     }
     let mlir = Mlir::new();
     let module = mlir.lower(source)?;
-    mlir.mark_kernels(&module, threads);
+    mlir.mark_kernels(&module, blocks);
     let target = Target {
         triple: "nvptx64-nvidia-cuda".into(),
         cpu: chip.into(),
@@ -27,6 +31,21 @@ pub(crate) fn ptx(source: &str, threads: usize, chip: &str) -> Result<String, Co
     };
     let bytes = llvm::emit(&mlir, &module, &target, FileType::Assembly)?;
     Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())
+}
+
+/// The end of a PTX module's head.
+const HEAD_END: &str = ".address_size 64\n";
+
+/// One module of several that were compiled for the same chip. Names must be distinct.
+pub(crate) fn join(texts: &[String]) -> String {
+    let mut all = String::new();
+    for text in texts {
+        match text.split_once(HEAD_END) {
+            Some((_, kernels)) if !all.is_empty() => all.push_str(kernels),
+            _ => all.push_str(text),
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -46,7 +65,7 @@ mod tests {
 
     #[test]
     fn kernels_use_wide_accesses_and_declare_their_block() {
-        let text = ptx(COPY, 256, "sm_90").unwrap();
+        let text = ptx(COPY, &[("copy".into(), 256)], "sm_90").unwrap();
         assert!(text.contains(".version 8.0") && text.contains(".target sm_90"), "{text}");
         assert!(text.contains(".visible .entry copy("), "{text}");
         assert!(text.contains(".maxntid 256"), "{text}");
@@ -55,7 +74,7 @@ mod tests {
 
     #[test]
     fn an_unknown_chip_is_refused_by_name() {
-        let error = ptx(COPY, 256, "sm_12345").unwrap_err();
+        let error = ptx(COPY, &[("copy".into(), 256)], "sm_12345").unwrap_err();
         assert!(error.to_string().contains("sm_12345"), "{error}");
     }
 }

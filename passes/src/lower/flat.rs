@@ -294,8 +294,8 @@ impl<'a> Lowering<'a> {
         }
         let body = body::sum_of(parts.len(), &ty)?;
         let total = self.result(node.outputs[0], node);
-        let (kind, region) = (KernelKind::Interpreted, FusionKind::Pointwise);
-        self.run_kernel(kind, region, body, parts, vec![total], node);
+        let kind = self.pointwise_kind(&body);
+        self.run_kernel(kind, FusionKind::Pointwise, body, parts, vec![total], node);
         Ok(())
     }
 

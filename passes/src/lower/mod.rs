@@ -15,7 +15,7 @@ mod groups;
 mod leaves;
 
 use crate::cost::{Rates, rates};
-use frit_ir::ops::{FusionKind, ParamKind, ReduceKind, ScatterElements, ScatterFn, ScatterNd};
+use frit_ir::ops::{FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
     Action, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric, Phase, Place,
     Plan, Stream, Target, Task, UnitSpec,
@@ -48,6 +48,8 @@ pub struct LowerOptions<'a> {
     pub frit_version: String,
     /// Whether code generation compiles a region.
     pub generated: &'a dyn Fn(&Graph, FusionKind) -> bool,
+    /// Whether a hand-written kernel executes a body.
+    pub library: &'a dyn Fn(&Graph) -> bool,
 }
 
 /// A plan, and the elements of its large constants by name.
@@ -277,44 +279,16 @@ impl<'a> Lowering<'a> {
     }
 
     fn kernel_kind(&self, node: &Node, body: &Graph) -> KernelKind {
-        if let Op::Fusion(fusion) = &node.op {
-            let float = |ty: &TensorType| matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
-            let gemm =
-                fusion.kind == FusionKind::Gemm && fusion.operand_types().into_iter().all(float);
-            if gemm {
-                return KernelKind::Library;
+        let generated = |kind| (self.options.generated)(body, kind);
+        match &node.op {
+            Op::Fusion(f) if f.kind != FusionKind::Gemm && generated(f.kind) => {
+                KernelKind::Generated
             }
-            let generated =
-                fusion.kind != FusionKind::Gemm && (self.options.generated)(body, fusion.kind);
-            return if generated { KernelKind::Generated } else { KernelKind::Interpreted };
+            _ if (self.options.library)(body) => KernelKind::Library,
+            Op::Fusion(_) => KernelKind::Interpreted,
+            _ if generated(FusionKind::Pointwise) => KernelKind::Generated,
+            _ => KernelKind::Interpreted,
         }
-        let low =
-            |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::F16 | DType::BF16);
-        let integer = |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::I32 | DType::I64);
-        let mask = |v: &ValueId| matches!(self.graph.ty(*v).dtype, DType::F32 | DType::Bool);
-        let library = match &node.op {
-            Op::MatMul(_) | Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
-                node.inputs.iter().all(low)
-            }
-            Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
-                low(&node.inputs[0])
-            }
-            Op::BatchNorm(_) | Op::BatchNormGrad(_) => low(&node.inputs[0]),
-            Op::Attention(_) => low(&node.inputs[0]) && node.inputs.get(3).is_none_or(mask),
-            Op::AttentionGrad(_) => low(&node.inputs[0]) && node.inputs.get(6).is_none_or(mask),
-            Op::Embedding(_) | Op::EmbeddingGrad(_) => node.outputs.iter().all(low),
-            Op::Cast(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
-            Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => true,
-            Op::ScatterElements(ScatterElements { f: ScatterFn::Replace, .. })
-            | Op::ScatterNd(ScatterNd { f: ScatterFn::Replace, .. }) => true,
-            Op::ScatterElements(_) | Op::ScatterNd(_) => low(&node.inputs[0]),
-            Op::RandomMask(_) => true,
-            Op::TopK(_) | Op::ArgReduce(_) => low(&node.inputs[0]),
-            Op::CumSum(_) => low(&node.inputs[0]) || integer(&node.inputs[0]),
-            Op::Reduce(_) | Op::SumTo(_) => low(&node.inputs[0]) && low(&node.outputs[0]),
-            op => op.is_layout(),
-        };
-        if library { KernelKind::Library } else { KernelKind::Interpreted }
     }
 
     /// Appends a task that runs a kernel; equal bodies share one. `region` is how a generated one is

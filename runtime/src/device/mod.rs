@@ -1,6 +1,7 @@
 //! Where tasks run.
 
 pub mod cpu;
+pub mod cuda;
 
 use crate::RunError;
 

@@ -3,7 +3,7 @@
 //! Operands are aligned to 16 bytes. A thread of a pointwise kernel computes one vector; reductions
 //! are in [`super::cuda_reduce`].
 
-use super::cuda_reduce;
+use super::cuda_reduce::{self, Stage};
 use super::expr::Expr;
 use super::load_store::Memory;
 use super::point::Emitter;
@@ -16,17 +16,61 @@ use frit_ir::ops::FusionKind;
 /// Threads of a block of a pointwise kernel.
 const THREADS: usize = 256;
 
-/// The text of a kernel and how it is launched.
+/// The text of a region's kernels and how they are launched.
 pub(crate) struct CudaFunction {
     pub(crate) text: String,
-    /// Threads per block.
-    pub(crate) block: usize,
-    /// Blocks.
-    pub(crate) grid: usize,
+    /// In order.
+    pub(crate) launches: Vec<Launch>,
+    /// Bytes of the scratch memory that every launch takes as its last argument; 0 for none.
+    pub(crate) scratch_bytes: usize,
 }
 
-/// The kernel `symbol`, called with pointers to operands and results.
+/// One launch.
+pub(crate) struct Launch {
+    pub(crate) symbol: String,
+    /// Threads per block.
+    pub(crate) block: usize,
+    /// Blocks in x and y.
+    pub(crate) grid: [usize; 2],
+}
+
+/// The kernels of the region `symbol`, called with pointers to operands and results.
 pub(crate) fn emit(program: &Program, symbol: &str) -> Result<CudaFunction, Unsupported> {
+    let splits = match program.kind {
+        FusionKind::ColReduce => cuda_reduce::row_splits(program),
+        _ => 1,
+    };
+    if splits == 1 {
+        let (text, launch) = function(program, symbol, 0, |e, globals| match program.kind {
+            FusionKind::RowReduce => cuda_reduce::rows(e, symbol, globals),
+            FusionKind::ColReduce => cuda_reduce::cols(e, symbol, globals, Stage::Whole),
+            FusionKind::Pointwise | FusionKind::Gemm => Ok(pointwise(e)),
+        })?;
+        return Ok(CudaFunction { text, launches: vec![launch], scratch_bytes: 0 });
+    }
+    let scratch = cuda_reduce::scratch_len(program, splits);
+    let (mut text, mut launches) = (String::new(), Vec::new());
+    for (suffix, stage) in [("_parts", Stage::Parts(splits)), ("", Stage::Total(splits))] {
+        let symbol = format!("{symbol}{suffix}");
+        let (stage, launch) = function(program, &symbol, scratch, |e, globals| {
+            cuda_reduce::cols(e, &symbol, globals, stage)
+        })?;
+        text.push_str(&stage);
+        launches.push(launch);
+    }
+    Ok(CudaFunction { text, launches, scratch_bytes: scratch * 4 })
+}
+
+/// Threads per block, and blocks in x and y.
+pub(crate) type Shape = (usize, [usize; 2]);
+
+/// One kernel; `scratch` is the number of f32 of its scratch memory.
+fn function(
+    program: &Program,
+    symbol: &str,
+    scratch: usize,
+    body: impl FnOnce(&mut Emitter<'_>, &mut String) -> Result<Shape, Unsupported>,
+) -> Result<(String, Launch), Unsupported> {
     let width = match program.kind {
         FusionKind::ColReduce => 1,
         _ => vector_width(program),
@@ -34,19 +78,18 @@ pub(crate) fn emit(program: &Program, symbol: &str) -> Result<CudaFunction, Unsu
     let memory = Memory { converts_bf16: true, alignment: Some(16) };
     let mut e = Emitter::new(program, width, memory);
     let mut globals = String::new();
-    let (block, grid) = match program.kind {
-        FusionKind::RowReduce => cuda_reduce::rows(&mut e, symbol, &mut globals)?,
-        FusionKind::ColReduce => cuda_reduce::cols(&mut e, symbol, &mut globals)?,
-        FusionKind::Pointwise | FusionKind::Gemm => pointwise(&mut e),
-    };
-    let arguments: Vec<String> =
+    let (block, grid) = body(&mut e, &mut globals)?;
+    let mut arguments: Vec<String> =
         (0..program.types.len()).map(|i| format!("%arg{i}: {}", e.buffer(i).ty())).collect();
+    if scratch > 0 {
+        arguments.push(format!("%arg{}: memref<{scratch}xf32>", program.types.len()));
+    }
     let text = format!(
         "{globals}func.func @{symbol}({}) {{\n{}return\n}}\n",
         arguments.join(", "),
         e.t.finish()
     );
-    Ok(CudaFunction { text, block, grid })
+    Ok((text, Launch { symbol: symbol.into(), block, grid }))
 }
 
 /// Elements per vector: 16 bytes of the narrowest float, or 1 if some access would be misaligned.
@@ -69,17 +112,19 @@ fn vector_width(program: &Program) -> usize {
     if loads && stores && program.cols().is_multiple_of(width) { width } else { 1 }
 }
 
-/// The thread's index in its block and the block's index.
+/// The thread's index in its block and the block's index, both in x.
 pub(crate) fn thread_and_block(e: &mut Emitter<'_>) -> (Val, Val) {
-    let mut register = |name: &str| {
-        let ty = Type(Elem::I32, 1);
-        let value = e.t.def(ty, format_args!("nvvm.read.ptx.sreg.{name}.x : i32"));
-        e.t.convert("arith.index_castui", value, Elem::Index)
-    };
-    (register("tid"), register("ctaid"))
+    (register(e, "tid.x"), register(e, "ctaid.x"))
 }
 
-fn pointwise(e: &mut Emitter<'_>) -> (usize, usize) {
+/// A special register, as an index.
+pub(crate) fn register(e: &mut Emitter<'_>, name: &str) -> Val {
+    let ty = Type(Elem::I32, 1);
+    let value = e.t.def(ty, format_args!("nvvm.read.ptx.sreg.{name} : i32"));
+    e.t.convert("arith.index_castui", value, Elem::Index)
+}
+
+fn pointwise(e: &mut Emitter<'_>) -> Shape {
     let program = e.program;
     let per_row = program.cols() / e.width;
     let n = program.rows() * per_row;
@@ -98,5 +143,5 @@ fn pointwise(e: &mut Emitter<'_>) -> (usize, usize) {
         e.at_col(col, None, |e| e.store_all(&program.stores));
     });
     e.t.close();
-    (THREADS, n.div_ceil(THREADS))
+    (THREADS, [n.div_ceil(THREADS), 1])
 }

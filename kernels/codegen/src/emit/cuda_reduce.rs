@@ -3,9 +3,11 @@
 //! A block reduces one row: each thread over its own columns, then a butterfly of shuffles within
 //! each warp, then one through shared memory. Where a thread has few vectors of a row, they stay in
 //! registers from level to level; longer rows are read again for each level. A block of a column
-//! reduction takes 32 columns, and its warps take turns at the rows.
+//! reduction takes 32 columns, and its warps take turns at the rows. Where the columns alone would
+//! leave most of the GPU idle, the rows are split over blocks too: a first kernel writes each block's
+//! sums to scratch memory, a second adds them in order, so that the result is the same on every run.
 
-use super::cuda_function::thread_and_block;
+use super::cuda_function::{Shape, register, thread_and_block};
 use super::expr::{Id, Ty};
 use super::point::{Emitter, Scope};
 use super::region::{Program, Store, levels};
@@ -20,6 +22,32 @@ const MAX_THREADS: usize = 512;
 const MAX_VECTORS: usize = 4;
 /// Warps of a block of a column reduction.
 const COL_WARPS: usize = 16;
+/// Blocks that keep a large GPU busy: four for each of the 132 multiprocessors of an H100.
+const BUSY_BLOCKS: usize = 528;
+/// Fewest rows of a warp of a split column reduction.
+const MIN_ROWS: usize = 8;
+
+/// What a kernel of a column reduction does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage {
+    /// All of it.
+    Whole,
+    /// Sums of this many parts of the rows, to scratch memory.
+    Parts(usize),
+    /// The results, from the sums of this many parts.
+    Total(usize),
+}
+
+/// Parts into which the rows of a column reduction are split.
+pub(crate) fn row_splits(program: &Program) -> usize {
+    let wanted = BUSY_BLOCKS.div_ceil(program.cols().div_ceil(WARP));
+    wanted.min(program.rows() / (COL_WARPS * MIN_ROWS)).max(1)
+}
+
+/// Elements of the scratch memory of a column reduction in this many parts.
+pub(crate) fn scratch_len(program: &Program, splits: usize) -> usize {
+    levels(program).first().map_or(0, Vec::len) * splits * program.cols()
+}
 
 /// One vector of the row that belongs to a thread.
 struct Part {
@@ -80,12 +108,12 @@ fn element(program: &Program, reduction: Id) -> Result<Elem, Unsupported> {
     }
 }
 
-/// A row per block. Returns threads per block and blocks.
+/// A row per block.
 pub(crate) fn rows(
     e: &mut Emitter<'_>,
     symbol: &str,
     globals: &mut String,
-) -> Result<(usize, usize), Unsupported> {
+) -> Result<Shape, Unsupported> {
     let program = e.program;
     let (cols, width) = (program.cols(), e.width);
     let vectors = cols / width;
@@ -136,7 +164,7 @@ pub(crate) fn rows(
         e.t.close();
     }
     if full_stores.is_empty() {
-        return Ok((threads, program.rows()));
+        return Ok((threads, [program.rows(), 1]));
     }
     e.prepare(&full_stores.iter().map(|s| s.value).collect::<Vec<_>>(), |d| !d.col);
     for mut part in parts.drain(..) {
@@ -155,7 +183,7 @@ pub(crate) fn rows(
             vec![]
         });
     }
-    Ok((threads, program.rows()))
+    Ok((threads, [program.rows(), 1]))
 }
 
 fn accumulate(e: &mut Emitter<'_>, level: &[Id], sums: &[Val], inside: Option<Val>) -> Vec<Val> {
@@ -210,12 +238,13 @@ fn across_warps(e: &mut Emitter<'_>, f: ReduceFn, value: Val, thread: Val, share
     butterfly(e, f, value, shared.len)
 }
 
-/// 32 columns per block. Returns threads per block and blocks.
+/// 32 columns per block, and a part of the rows if they are split.
 pub(crate) fn cols(
     e: &mut Emitter<'_>,
     symbol: &str,
     globals: &mut String,
-) -> Result<(usize, usize), Unsupported> {
+    stage: Stage,
+) -> Result<Shape, Unsupported> {
     let program = e.program;
     let level = levels(program).into_iter().next().unwrap_or_default();
     let (thread, block) = thread_and_block(e);
@@ -227,12 +256,11 @@ pub(crate) fn cols(
     let last = e.t.index(program.cols() - 1);
     let inside = e.t.cmpi("ule", col, last);
     let col = e.t.same("arith.minui", &[col, last]);
-    let starts: Vec<Val> = level.iter().map(|&id| e.identity(id, 1)).collect();
-    let range = [warp, e.t.index(program.rows()), e.t.index(COL_WARPS)];
-    let sums = e.for_loop(range, &starts, |e, row, sums| {
-        e.set_row(row);
-        e.at_col(col, None, |e| accumulate(e, &level, sums, None))
-    });
+    let part = match stage {
+        Stage::Parts(splits) => Some((register(e, "ctaid.y"), splits)),
+        _ => None,
+    };
+    let sums = partial_sums(e, &level, (warp, col), part, stage);
     let mut shared = Vec::with_capacity(level.len());
     for (i, (&id, sum)) in level.iter().zip(sums).enumerate() {
         let name = format!("{symbol}_shared_{i}");
@@ -245,7 +273,7 @@ pub(crate) fn cols(
     let writes = e.t.same("arith.andi", &[is_first, inside]);
     e.t.open_if(writes);
     e.at_col(col, None, |e| {
-        for (&id, shared) in level.iter().zip(&shared) {
+        for (i, (&id, shared)) in level.iter().zip(&shared).enumerate() {
             let (f, _) = e.reduction(id);
             let mut sum = shared.read(e, lane);
             for k in 1..COL_WARPS {
@@ -254,10 +282,88 @@ pub(crate) fn cols(
                 let part = shared.read(e, slot);
                 sum = e.combine(f, sum, part);
             }
-            e.bind(id, sum);
+            match part {
+                Some((part, splits)) => {
+                    let index = scratch_index(e, i, splits, part, col);
+                    write_scratch(e, level.len() * splits, index, sum);
+                }
+                None => e.bind(id, sum),
+            }
         }
-        e.store_all(&program.stores);
+        if part.is_none() {
+            e.store_all(&program.stores);
+        }
     });
     e.t.close();
-    Ok((COL_WARPS * WARP, program.cols().div_ceil(WARP)))
+    let splits = part.map_or(1, |(_, splits)| splits);
+    Ok((COL_WARPS * WARP, [program.cols().div_ceil(WARP), splits]))
+}
+
+/// What each thread has of the sums of its column: every `COL_WARPS`-th row of its part, or every
+/// `COL_WARPS`-th part.
+fn partial_sums(
+    e: &mut Emitter<'_>,
+    level: &[Id],
+    (warp, col): (Val, Val),
+    part: Option<(Val, usize)>,
+    stage: Stage,
+) -> Vec<Val> {
+    let program = e.program;
+    let starts: Vec<Val> = level.iter().map(|&id| e.identity(id, 1)).collect();
+    let step = e.t.index(COL_WARPS);
+    if let Stage::Total(splits) = stage {
+        let range = [warp, e.t.index(splits), step];
+        return e.for_loop(range, &starts, |e, split, sums| {
+            let next = level.iter().zip(sums).enumerate().map(|(i, (&id, &sum))| {
+                let index = scratch_index(e, i, splits, split, col);
+                let part = read_scratch(e, level.len() * splits, index, sum.elem);
+                let (f, _) = e.reduction(id);
+                e.combine(f, sum, part)
+            });
+            next.collect()
+        });
+    }
+    let range = match part {
+        None => [warp, e.t.index(program.rows()), step],
+        Some((part, splits)) => {
+            let (size, rows) = (e.t.index(program.rows().div_ceil(splits)), program.rows());
+            let (begin, rows) = (e.t.same("arith.muli", &[part, size]), e.t.index(rows));
+            let end = e.t.same("arith.addi", &[begin, size]);
+            let end = e.t.same("arith.minui", &[end, rows]);
+            [e.t.same("arith.addi", &[begin, warp]), end, step]
+        }
+    };
+    e.for_loop(range, &starts, |e, row, sums| {
+        e.set_row(row);
+        e.at_col(col, None, |e| accumulate(e, level, sums, None))
+    })
+}
+
+/// Where the sum of one part and column is: `[reduction, part, column]`.
+fn scratch_index(e: &mut Emitter<'_>, reduction: usize, splits: usize, part: Val, col: Val) -> Val {
+    let (first, n_cols) = (e.t.index(reduction * splits), e.t.index(e.program.cols()));
+    let row = e.t.same("arith.addi", &[first, part]);
+    let row = e.t.same("arith.muli", &[row, n_cols]);
+    e.t.same("arith.addi", &[row, col])
+}
+
+/// The scratch memory: an f32 for each of `rows` rows and each column; other types by their bits.
+fn scratch(e: &Emitter<'_>, rows: usize) -> (usize, String) {
+    (e.program.types.len(), format!("memref<{}xf32>", rows * e.program.cols()))
+}
+
+fn write_scratch(e: &mut Emitter<'_>, rows: usize, index: Val, value: Val) {
+    let (argument, ty) = scratch(e, rows);
+    let value = match value.elem {
+        Elem::F32 => value,
+        _ => e.t.convert("arith.bitcast", value, Elem::F32),
+    };
+    e.t.line(format_args!("memref.store {value}, %arg{argument}[{index}] : {ty}"));
+}
+
+fn read_scratch(e: &mut Emitter<'_>, rows: usize, index: Val, elem: Elem) -> Val {
+    let (argument, ty) = scratch(e, rows);
+    let load = format!("memref.load %arg{argument}[{index}] : {ty}");
+    let value = e.t.def(Type(Elem::F32, 1), format_args!("{load}"));
+    if elem == Elem::F32 { value } else { e.t.convert("arith.bitcast", value, elem) }
 }

@@ -17,5 +17,6 @@ pub(crate) mod pointwise;
 pub(crate) mod region;
 mod row_ops;
 mod row_reduce;
+mod scalars;
 mod text;
 mod view;

@@ -7,6 +7,7 @@
 use super::composite;
 use super::expr::{Dag, Expr, Id, Ty};
 use super::row_ops;
+use super::scalars;
 use super::view::{Affine, Space, Stop, View};
 use crate::error::Unsupported;
 use frit_ir::ops::{FusionKind, ReduceFn};
@@ -284,6 +285,9 @@ impl<'g> Lowering<'g> {
                 let x = self.lower(node.inputs[0], view)?;
                 let factor = self.dag.float(op.factor as f32);
                 Ok(self.dag.times(x, factor))
+            }
+            Op::Unscale(_) | Op::UpdateLossScale(_) | Op::UpdateStep | Op::LearningRate(_) => {
+                scalars::lower(self, node, index)
             }
             _ => row_ops::lower(self, node, index, view),
         }

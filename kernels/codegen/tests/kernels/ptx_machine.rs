@@ -4,8 +4,9 @@
 //! turn up to the next barrier or shuffle; memory is checked, so that an access outside of an operand
 //! fails the test. Source: PTX ISA 8.0.
 
-use frit_codegen::PtxKernel;
+use frit_codegen::CudaModule;
 use frit_ir::Tensor;
+use frit_ir::plan::CudaLaunch;
 use half::{bf16, f16};
 use std::collections::HashMap;
 
@@ -34,9 +35,9 @@ struct Program {
 
 /// Distance of the operands in the machine's memory.
 const SPACE: u64 = 1 << 40;
-/// Registers that hold the thread's and the block's index.
+/// Registers that hold the thread's index, and the block's in x and y.
 const TID: usize = 0;
-const CTAID: usize = 1;
+const CTAID: [usize; 2] = [1, 2];
 
 struct Parser {
     names: HashMap<String, usize>,
@@ -95,22 +96,30 @@ fn split(text: &str) -> Vec<String> {
     parts.into_iter().map(|p| p.trim().to_string()).filter(|p| !p.is_empty()).collect()
 }
 
-fn parse(kernel: &PtxKernel) -> Program {
-    let n = kernel.operands.len() + kernel.results.len();
+/// The entry of this name, which takes `n` pointers, and the shared memory before it.
+fn parse(text: &str, entry: &str, n: usize) -> Program {
     let mut parser = Parser { names: HashMap::new(), symbols: HashMap::new() };
-    assert_eq!((parser.register("%tid.x"), parser.register("%ctaid.x")), (TID, CTAID));
+    assert_eq!(parser.register("%tid.x"), TID);
+    assert_eq!(["%ctaid.x", "%ctaid.y"].map(|name| parser.register(name)), CTAID);
     for i in 0..n {
-        parser.symbols.insert(format!("{}_param_{i}", kernel.entry), (i as u64 + 1) * SPACE);
+        parser.symbols.insert(format!("{entry}_param_{i}"), (i as u64 + 1) * SPACE);
     }
+    let mut inside = false;
     let mut shared = 0;
     let (mut code, mut labels) = (Vec::new(), HashMap::new());
-    for line in kernel.text.lines() {
+    for line in text.lines() {
         let line = line.split("//").next().unwrap().trim();
+        if line.contains(".entry") {
+            inside = line.contains(&format!(".entry {entry}("));
+        }
         if line.starts_with(".shared") {
             let name = line.split_whitespace().last().unwrap().trim_end_matches(';');
             let (name, size) = name.trim_end_matches(']').split_once('[').unwrap();
             parser.symbols.insert(name.into(), shared);
             shared += size.parse::<u64>().unwrap().next_multiple_of(16);
+        }
+        if !inside {
+            continue;
         }
         if let Some(label) = line.strip_suffix(':') {
             labels.insert(label.to_string(), code.len());
@@ -150,26 +159,34 @@ struct Machine<'p> {
     shared: Vec<u8>,
 }
 
-/// Runs the kernel on the operands and returns its results.
-pub(crate) fn run(kernel: &PtxKernel, inputs: &[Tensor]) -> Vec<Tensor> {
-    let program = parse(kernel);
+/// Runs the module's first kernel on the operands and returns its results.
+pub(crate) fn run(module: &CudaModule, inputs: &[Tensor]) -> Vec<Tensor> {
+    let kernel = &module.kernels[0];
     let mut buffers: Vec<Vec<u8>> = inputs.iter().map(Tensor::to_bytes).collect();
     buffers.extend(kernel.results.iter().map(|t| vec![0xA5; t.bytes()]));
-    let mut machine = Machine { program: &program, buffers, shared: Vec::new() };
-    for block in 0..kernel.grid {
-        machine.block(u64::from(block), u64::from(kernel.block));
+    buffers.extend((kernel.scratch_bytes > 0).then(|| vec![0xA5; kernel.scratch_bytes]));
+    for CudaLaunch { symbol, grid, block } in &kernel.launches {
+        let program = parse(&module.ptx, symbol, buffers.len());
+        let mut machine = Machine { program: &program, buffers, shared: Vec::new() };
+        for y in 0..grid[1] {
+            for x in 0..grid[0] {
+                machine.block([x.into(), y.into()], u64::from(*block));
+            }
+        }
+        buffers = machine.buffers;
     }
-    let results = machine.buffers[inputs.len()..].iter().zip(&kernel.results);
+    let results = buffers[inputs.len()..].iter().zip(&kernel.results);
     results.map(|(bytes, ty)| Tensor::from_bytes(ty.clone(), bytes).unwrap()).collect()
 }
 
 impl Machine<'_> {
-    fn block(&mut self, block: u64, n: u64) {
+    fn block(&mut self, block: [u64; 2], n: u64) {
         self.shared = vec![0xA5; self.program.shared];
         let mut threads: Vec<Thread> = (0..n)
             .map(|tid| {
                 let mut registers = vec![0; self.program.registers];
-                (registers[TID], registers[CTAID]) = (tid, block);
+                registers[TID] = tid;
+                CTAID.iter().zip(block).for_each(|(&r, index)| registers[r] = index);
                 Thread { pc: 0, registers, done: false }
             })
             .collect();

@@ -2,7 +2,7 @@
 
 use crate::harness::{Body, Case, check, compare, normal};
 use crate::ptx_machine;
-use frit_codegen::compile_ptx;
+use frit_codegen::compile_cuda;
 use frit_ir::interpret::{Options, run};
 use frit_ir::ops::{
     BinaryFn, Clip, CompareFn, FusionKind, LayerNorm, Reduce, ReduceFn, Reshape, RmsNorm, Softmax,
@@ -144,8 +144,8 @@ fn random_regions_agree_with_the_interpreter() {
 #[test]
 fn random_regions_agree_with_the_interpreter_on_the_ptx_machine() {
     for case in cases(60..75) {
-        let kernel = compile_ptx("k", &case.body, case.kind, "sm_80").unwrap();
-        let results = ptx_machine::run(&kernel, &case.inputs);
+        let module = compile_cuda(&[("k", &case.body, case.kind)], "sm_80").unwrap();
+        let results = ptx_machine::run(&module, &case.inputs);
         for (r, (result, expected)) in results.iter().zip(&case.expected).enumerate() {
             let what = format!("{}, result {r}", case.name);
             compare(&what, result, expected, case.tolerance, case.floor);

@@ -16,7 +16,7 @@ use crate::comm::Communicator;
 use crate::plan_dir::PlanDir;
 use arena::Arenas;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, Kernel, KernelKind, Place};
+use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Place};
 use frit_ir::{Graph, Tensor};
 use frit_kernels::pool::Pool;
 use library::Routine;
@@ -28,6 +28,11 @@ enum Code<'a> {
     Generated { function: call::Function, extent: usize, grain: usize },
     Library(Routine),
     Interpreted(&'a Graph),
+}
+
+/// Whether a hand-written kernel executes this body.
+pub fn has_library_kernel(body: &Graph) -> bool {
+    Routine::of(body).is_some()
 }
 
 /// One rank on the CPU.
@@ -43,13 +48,17 @@ impl<'a, C: Communicator> Cpu<'a, C> {
     /// Makes a plan ready to run; `interpret` executes every body by the IR interpreter.
     ///
     /// # Errors
-    /// If the object file lacks a kernel.
+    /// If the plan is for another device, or the object file lacks a kernel.
     pub fn new(
         plan: &'a PlanDir,
         comm: C,
         threads: usize,
         interpret: bool,
     ) -> Result<Self, RunError> {
+        if plan.plan.target.device != "cpu" {
+            let device = plan.plan.target.device.clone();
+            return Err(RunError::Device { device });
+        }
         let code: Result<Vec<_>, _> =
             plan.plan.kernels.iter().map(|k| prepare(plan, k, interpret)).collect();
         let arenas = Arenas::new(plan.plan.persistent_bytes, plan.plan.workspace_bytes);
@@ -146,16 +155,16 @@ fn prepare<'a>(
         return Ok(Code::Interpreted(&kernel.body));
     }
     match (kernel.kind, &kernel.entry, &plan.library) {
-        (KernelKind::Generated, Some(entry), Some(library)) => {
+        (KernelKind::Generated, Some(Entry::Host { symbol, extent, grain }), Some(library)) => {
             let n = kernel.body.outputs.len()
                 + kernel
                     .body
                     .nodes()
                     .filter(|(_, n)| matches!(n.op, frit_ir::Op::Input(_)))
                     .count();
-            let function = call::Function::find(library, &entry.symbol, n)
+            let function = call::Function::find(library, symbol, n)
                 .map_err(|reason| RunError::Plan { path: "kernels".into(), reason })?;
-            Ok(Code::Generated { function, extent: entry.extent, grain: entry.grain.max(1) })
+            Ok(Code::Generated { function, extent: *extent, grain: (*grain).max(1) })
         }
         (KernelKind::Library, ..) => match Routine::of(&kernel.body) {
             Some(routine) => Ok(Code::Library(routine)),

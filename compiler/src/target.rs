@@ -1,0 +1,185 @@
+//! What a plan is compiled for: which bodies have a kernel there, and code generation.
+
+use crate::config::Config;
+use crate::config::choices::Device;
+use frit_codegen::{CodegenError, HostTarget};
+use frit_ir::ops::FusionKind;
+use frit_ir::plan::{Action, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
+use frit_ir::{Diagnostic, Graph, Op, Origin};
+use frit_runtime::device::{cpu, cuda};
+
+/// A processor that plans are compiled for.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// A CPU.
+    Cpu(HostTarget),
+    /// NVIDIA GPUs of an architecture such as `sm_90`, and later ones.
+    Cuda(String),
+}
+
+/// The oldest supported architecture; its code runs on every later GPU.
+const OLDEST_GPU: &str = "sm_80";
+/// The architectures that `target.arch` may name.
+const GPUS: [&str; 5] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"];
+
+impl Backend {
+    /// The processor that a configuration names. `native` is this machine's CPU, and for CUDA, which is
+    /// compiled for where no GPU is, the oldest supported architecture.
+    ///
+    /// # Errors
+    /// An unknown `target.arch`.
+    pub fn of(config: &Config) -> Result<Backend, Diagnostic> {
+        let arch = config.target.arch.as_str();
+        let refuse = |what: &str, known: String| {
+            let message = format!("unknown {what} `target.arch = {arch}`");
+            Err(Diagnostic::error("E055", message).help(format!("use {known}")))
+        };
+        match (config.target.device, arch) {
+            (Device::Cpu, "native") => Ok(Backend::Cpu(HostTarget::native())),
+            (Device::Cpu, "x86-64-v3") => {
+                Ok(Backend::Cpu(HostTarget::new("x86-64-v3", "+avx2,+fma,+f16c")))
+            }
+            (Device::Cpu, _) => refuse("CPU", "\"native\" or \"x86-64-v3\"".into()),
+            (Device::Cuda, "native") => Ok(Backend::Cuda(OLDEST_GPU.into())),
+            (Device::Cuda, arch) if GPUS.contains(&arch) => Ok(Backend::Cuda(arch.into())),
+            (Device::Cuda, _) => refuse("GPU", format!("\"native\" or one of {}", GPUS.join(", "))),
+        }
+    }
+
+    /// How the plan names it.
+    pub fn describe(&self) -> Target {
+        match self {
+            Backend::Cpu(host) => Target {
+                device: "cpu".into(),
+                arch: host.cpu.clone(),
+                features: host.features.clone(),
+            },
+            Backend::Cuda(arch) => {
+                Target { device: "cuda".into(), arch: arch.clone(), features: String::new() }
+            }
+        }
+    }
+
+    /// Whether code generation compiles a region; matrix products with an epilogue go to the library.
+    pub fn generates(&self) -> fn(&Graph, FusionKind) -> bool {
+        match self {
+            Backend::Cpu(_) => |body, kind| frit_codegen::supported(body, kind).is_ok(),
+            Backend::Cuda(_) => |body, kind| frit_codegen::supported_on_cuda(body, kind).is_ok(),
+        }
+    }
+
+    /// Whether a region may be formed: code generation compiles it, or it is a matrix product.
+    pub fn fuses(&self) -> fn(&Graph, FusionKind) -> bool {
+        match self {
+            Backend::Cpu(_) => {
+                |body, kind| kind == FusionKind::Gemm || frit_codegen::supported(body, kind).is_ok()
+            }
+            Backend::Cuda(_) => |body, kind| {
+                kind == FusionKind::Gemm || frit_codegen::supported_on_cuda(body, kind).is_ok()
+            },
+        }
+    }
+
+    /// Whether a hand-written kernel executes a body.
+    pub fn has_library_kernel(&self) -> fn(&Graph) -> bool {
+        match self {
+            Backend::Cpu(_) => cpu::has_library_kernel,
+            Backend::Cuda(_) => |body| cuda::recipe::Recipe::of(body).is_some(),
+        }
+    }
+
+    /// Compiles the plan's regions into one file and notes how each is called. Returns the file's bytes.
+    ///
+    /// # Errors
+    /// A kernel that cannot be compiled; for CUDA, operations that have no kernel there.
+    pub fn generate(
+        &self,
+        plan: &mut Plan,
+        regions: &[(usize, FusionKind)],
+    ) -> Result<Vec<u8>, Diagnostic> {
+        if let Backend::Cuda(_) = self {
+            every_kernel_has_code(plan)?;
+        }
+        if regions.is_empty() {
+            return Ok(vec![]);
+        }
+        let (bytes, entries) = {
+            let sources: Vec<_> = regions
+                .iter()
+                .map(|(k, kind)| (plan.kernels[*k].name.as_str(), &plan.kernels[*k].body, *kind))
+                .collect();
+            self.compile(&sources).map_err(|e| {
+                Diagnostic::error("E095", format!("cannot compile the kernels: {e}"))
+            })?
+        };
+        for ((kernel, _), entry) in regions.iter().zip(entries) {
+            plan.kernels[*kernel].entry = Some(entry);
+        }
+        let file = match self {
+            Backend::Cpu(_) => "kernels/kernels.so",
+            Backend::Cuda(_) => "kernels/kernels.ptx",
+        };
+        plan.object = Some(ObjectFile { file: file.into(), sha256: sha256_hex(&bytes) });
+        Ok(bytes)
+    }
+
+    fn compile(
+        &self,
+        regions: &[(&str, &Graph, FusionKind)],
+    ) -> Result<(Vec<u8>, Vec<Entry>), CodegenError> {
+        match self {
+            Backend::Cpu(host) => {
+                let object = frit_codegen::compile_host(regions, host)?;
+                let entries = object.kernels.into_iter().map(|k| Entry::Host {
+                    symbol: k.symbol,
+                    extent: k.parallel_extent,
+                    grain: k.grain,
+                });
+                Ok((object.so_bytes, entries.collect()))
+            }
+            Backend::Cuda(arch) => {
+                let module = frit_codegen::compile_cuda(regions, arch)?;
+                let entries = module
+                    .kernels
+                    .into_iter()
+                    .map(|k| Entry::Cuda { launches: k.launches, scratch_bytes: k.scratch_bytes });
+                Ok((module.ptx.into_bytes(), entries.collect()))
+            }
+        }
+    }
+}
+
+/// Refuses a plan with bodies that only the IR interpreter executes, which a GPU has not.
+fn every_kernel_has_code(plan: &Plan) -> Result<(), Diagnostic> {
+    let mut lacking: Vec<(String, &Origin)> = Vec::new();
+    for task in &plan.tasks {
+        let Action::Kernel { kernel, .. } = &task.action else { continue };
+        let kernel = &plan.kernels[*kernel];
+        if kernel.kind == KernelKind::Interpreted {
+            lacking.push((operations(&kernel.body), &task.origin));
+        }
+    }
+    let Some((_, first)) = lacking.first() else { return Ok(()) };
+    let origin = (*first).clone();
+    let mut names: Vec<String> = lacking.iter().map(|(name, _)| format!("`{name}`")).collect();
+    names.sort();
+    names.dedup();
+    let n = lacking.len();
+    let message = format!("no CUDA kernel for {} ({n} tasks)", names.join(", "));
+    Err(Diagnostic::error("E096", message)
+        .at(&origin)
+        .help("compile with target.device = \"cpu\", or report the model"))
+}
+
+/// The operations of a body with their operands' types.
+fn operations(body: &Graph) -> String {
+    let list: Vec<String> = body
+        .nodes()
+        .filter(|(_, n)| !matches!(n.op, Op::Input(_) | Op::Constant(_)))
+        .map(|(_, n)| {
+            let types: Vec<String> = n.inputs.iter().map(|v| body.ty(*v).to_string()).collect();
+            format!("{}({})", n.op.name(), types.join(", "))
+        })
+        .collect();
+    list.join(", ")
+}

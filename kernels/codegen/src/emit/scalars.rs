@@ -1,0 +1,129 @@
+//! The scalars of the update: loss scale, schedule and the factor of the gradients, in f32.
+//!
+//! Legend: `stats` = [non-finite elements, Σg², count, loss sum]. The formulas are those of
+//! `frit_ir::ops::training`.
+
+use super::expr::{Bin, Dag, Id, Un};
+use super::region::{Lowering, unsupported};
+use super::view::{DimView, Stop, View};
+use frit_ir::ops::training::Unscale;
+use frit_ir::ops::{CompareFn, LearningRate, ScheduleKind};
+use frit_ir::{Node, Op};
+use std::f64::consts::PI;
+
+/// Result `index` of a node that computes scalars of the update.
+pub(crate) fn lower(cx: &mut Lowering<'_>, node: &Node, index: usize) -> Result<Id, Stop> {
+    if let Op::Unscale(op) = &node.op {
+        return unscale(cx, node, op, index);
+    }
+    let mut x = Vec::with_capacity(node.inputs.len());
+    for &value in &node.inputs {
+        x.push(cx.lower(value, &View(vec![]))?);
+    }
+    match (&node.op, x[..].as_ref()) {
+        (Op::UpdateLossScale(_), &[scale, tracker, found, growth, backoff, interval]) => {
+            let results = update_loss_scale(
+                &mut cx.dag,
+                [scale, tracker, found],
+                [growth, backoff, interval],
+            );
+            Ok(results[index])
+        }
+        (Op::UpdateStep, &[step, found_inf]) => {
+            let (zero, one) = (cx.dag.float(0.0), cx.dag.float(1.0));
+            let taken = cx.dag.compare(CompareFn::Eq, found_inf, zero);
+            let next = cx.dag.plus(step, one);
+            Ok(cx.dag.select(taken, next, step))
+        }
+        (Op::LearningRate(op), &[base, warmup, total, least, step]) => {
+            Ok(learning_rate(&mut cx.dag, op, [base, warmup, total, least, step]))
+        }
+        (op, _) => Err(unsupported(op, "it is not compiled in kernels").into()),
+    }
+}
+
+fn unscale(cx: &mut Lowering<'_>, node: &Node, op: &Unscale, index: usize) -> Result<Id, Stop> {
+    let stat = |cx: &mut Lowering<'_>, i: i64| {
+        cx.lower(node.inputs[0], &View(vec![DimView { atoms: vec![], start: i, step: 1 }]))
+    };
+    let [bad, squares, count, loss_sum] = [stat(cx, 0)?, stat(cx, 1)?, stat(cx, 2)?, stat(cx, 3)?];
+    let scale = cx.lower(node.inputs[1], &View(vec![]))?;
+    let clip = cx.lower(node.inputs[2], &View(vec![]))?;
+    let d = &mut cx.dag;
+    let (zero, one) = (d.float(0.0), d.float(1.0));
+    let count = d.bin(Bin::Max, count, one);
+    if index == 3 {
+        return Ok(d.over(loss_sum, count));
+    }
+    if index == 1 {
+        let all_finite = d.compare(CompareFn::Eq, bad, zero);
+        return Ok(d.select(all_finite, zero, one));
+    }
+    // A power-of-two scale is divided out exactly: first the ratio of the counts, then the scale.
+    let capacity = d.float(op.capacity as f32);
+    let ratio = d.over(capacity, count);
+    let unscale = d.over(ratio, scale);
+    let root = d.un(Un::Sqrt, squares);
+    let norm = d.times(root, unscale);
+    if index == 2 {
+        return Ok(norm);
+    }
+    let eps = d.float(1e-6);
+    let guarded = d.plus(norm, eps);
+    let share = d.over(clip, guarded);
+    let at_most_one = d.bin(Bin::Min, share, one);
+    let unlimited = d.compare(CompareFn::Eq, clip, zero);
+    let limit = d.select(unlimited, one, at_most_one);
+    Ok(d.times(unscale, limit))
+}
+
+fn update_loss_scale(
+    d: &mut Dag,
+    [scale, tracker, found_inf]: [Id; 3],
+    [growth, backoff, interval]: [Id; 3],
+) -> [Id; 2] {
+    let (zero, one, inf) = (d.float(0.0), d.float(1.0), d.float(f32::INFINITY));
+    let bad = d.compare(CompareFn::Ne, found_inf, zero);
+    let next = d.plus(tracker, one);
+    let due = d.compare(CompareFn::Ge, next, interval);
+    let grown = d.times(scale, growth);
+    let finite = d.compare(CompareFn::Lt, grown, inf);
+    let grown = d.select(finite, grown, scale);
+    let kept = d.select(due, grown, scale);
+    let counted = d.select(due, zero, next);
+    let smaller = d.times(scale, backoff);
+    [d.select(bad, smaller, kept), d.select(bad, zero, counted)]
+}
+
+fn learning_rate(d: &mut Dag, op: &LearningRate, operands: [Id; 5]) -> Id {
+    let [base, warmup, total, least, step] = operands;
+    let (zero, one) = (d.float(0.0), d.float(1.0));
+    let next = d.plus(step, one);
+    let rising = d.times(base, next);
+    let rising = d.over(rising, warmup);
+    let warms = d.compare(CompareFn::Lt, step, warmup);
+    let span = d.minus(total, warmup);
+    let after = d.minus(step, warmup);
+    let share = d.over(after, span);
+    let share = d.bin(Bin::Min, share, one);
+    let has_span = d.compare(CompareFn::Gt, span, zero);
+    let done = d.select(has_span, share, one);
+    let decayed = match op.kind {
+        ScheduleKind::Constant => base,
+        ScheduleKind::Linear => {
+            let slope = d.minus(least, base);
+            d.fma(slope, done, base)
+        }
+        ScheduleKind::Cosine => {
+            let (pi, half) = (d.float(PI as f32), d.float(0.5));
+            let angle = d.times(pi, done);
+            let cos = d.un(Un::Cos, angle);
+            let wave = d.fma(cos, half, half);
+            let range = d.minus(base, least);
+            d.fma(range, wave, least)
+        }
+    };
+    let endless = d.compare(CompareFn::Eq, total, zero);
+    let later = d.select(endless, base, decayed);
+    d.select(warms, rising, later)
+}

@@ -1,0 +1,3 @@
+//! NVIDIA GPUs.
+
+pub mod recipe;

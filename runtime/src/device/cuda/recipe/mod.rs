@@ -1,0 +1,138 @@
+//! What the GPU does for one kernel of a plan: launches, one after the other on the task's stream.
+//!
+//! A recipe is made from a kernel's body alone, so that it can be made, read and tested on a machine
+//! with no GPU. The compiler asks [`Recipe::of`] to refuse a body that has none; the device makes the
+//! modules ready when it loads the plan and only launches afterwards.
+
+use frit_ir::{DType, Graph};
+
+/// The launches of one kernel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recipe {
+    /// In order.
+    pub launches: Vec<Launch>,
+    /// Device memory that the launches share among themselves, in bytes; see [`Pointer::Scratch`].
+    pub scratch_bytes: usize,
+}
+
+/// One thing that is put on a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Launch {
+    /// A kernel of CUDA C++, compiled when the plan is loaded.
+    Source(SourceKernel),
+    /// A matrix product by cuBLASLt.
+    Gemm(Gemm),
+    /// Copies bytes on the device.
+    Copy {
+        /// From here.
+        from: Pointer,
+        /// To here.
+        to: Pointer,
+        /// Number of bytes.
+        bytes: usize,
+    },
+    /// Sets every byte to zero.
+    Zero {
+        /// From here on.
+        at: Pointer,
+        /// Number of bytes.
+        bytes: usize,
+    },
+}
+
+/// Device memory, in terms of the task that a recipe is launched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pointer {
+    /// The task's `i`-th operand, from this byte on.
+    Read(usize, usize),
+    /// The task's `i`-th result, from this byte on.
+    Write(usize, usize),
+    /// The recipe's own memory, from this byte on. Its content is lost between tasks.
+    Scratch(usize),
+}
+
+/// A kernel of CUDA C++ with its sizes bound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourceKernel {
+    /// The file in `kernels/library/cuda`, by its name without `.cu`.
+    pub file: &'static str,
+    /// What the file leaves to be defined: macros and their values. Equal files with equal
+    /// definitions are compiled once.
+    pub defines: Vec<(&'static str, String)>,
+    /// The `extern "C" __global__` function.
+    pub entry: &'static str,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads per block, in x.
+    pub block: u32,
+    /// Dynamic shared memory per block, in bytes.
+    pub shared_bytes: u32,
+    /// Its parameters.
+    pub arguments: Vec<Argument>,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// A pointer.
+    Pointer(Pointer),
+    /// An `int`.
+    I32(i32),
+    /// A `long long`.
+    I64(i64),
+    /// A `float`.
+    F32(f32),
+}
+
+/// `d = a · b (+ bias)` of row-major matrices, batched, accumulated in f32 (f64 for f64 operands).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemm {
+    /// Rows of `d`.
+    pub m: usize,
+    /// Columns of `d`.
+    pub n: usize,
+    /// Contracted size.
+    pub k: usize,
+    /// Number of products; operands advance by their strides.
+    pub batch: usize,
+    /// `[m, k]`, or `[k, m]` if transposed.
+    pub a: Matrix,
+    /// `[k, n]`, or `[n, k]` if transposed.
+    pub b: Matrix,
+    /// `[m, n]`; never transposed.
+    pub d: Matrix,
+    /// What is applied to each row of the product before it is rounded.
+    pub epilogue: Epilogue,
+}
+
+/// A row-major matrix in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matrix {
+    /// Its first element.
+    pub at: Pointer,
+    /// Its elements.
+    pub dtype: DType,
+    /// Elements from one row, as stored, to the next.
+    pub row_stride: usize,
+    /// Elements from one product's matrix to the next; 0 if all share it.
+    pub batch_stride: usize,
+    /// Whether it is stored with its axes swapped.
+    pub transposed: bool,
+}
+
+/// What a matrix product applies to its result before it is rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Epilogue {
+    /// Nothing.
+    None,
+    /// Adds a vector of `n` elements, of the result's dtype, to each row.
+    Bias(Pointer),
+}
+
+impl Recipe {
+    /// The recipe of a body that is not generated code; `None` if there is none.
+    pub fn of(body: &Graph) -> Option<Recipe> {
+        let _ = body;
+        None
+    }
+}
