@@ -24,12 +24,14 @@
 //! | [`order`] | the largest or smallest elements |
 //! | [`random_mask`] | random masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
+//! | [`cuda`] | sources of the CUDA kernels |
 
 pub mod attention;
 pub mod batch_norm;
 pub mod conv;
 pub mod convert;
 pub mod copy;
+pub mod cuda;
 pub mod cum_sum;
 pub mod dtype;
 pub mod embedding;

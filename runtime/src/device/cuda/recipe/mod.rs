@@ -4,6 +4,17 @@
 //! with no GPU. The compiler asks [`Recipe::of`] to refuse a body that has none; the device makes the
 //! modules ready when it loads the plan and only launches afterwards.
 
+mod assembler;
+mod attention;
+mod convert;
+mod embedding;
+mod kernel;
+mod layout;
+mod matmul;
+mod reduce;
+mod sort;
+
+use assembler::Assembler;
 use frit_ir::{DType, Graph};
 
 /// The launches of one kernel.
@@ -49,6 +60,9 @@ pub enum Pointer {
     Write(usize, usize),
     /// The recipe's own memory, from this byte on. Its content is lost between tasks.
     Scratch(usize),
+    /// Three i64 of the task, zero at first, where a kernel reports an index outside of its axis: a
+    /// nonzero number, the index, the size of the axis.
+    Fault,
 }
 
 /// A kernel of CUDA C++ with its sizes bound.
@@ -65,23 +79,25 @@ pub struct SourceKernel {
     pub grid: [u32; 3],
     /// Threads per block, in x.
     pub block: u32,
-    /// Dynamic shared memory per block, in bytes.
+    /// Dynamic shared memory per block, in bytes; above 48 KiB a kernel must be allowed to have it.
     pub shared_bytes: u32,
     /// Its parameters.
     pub arguments: Vec<Argument>,
 }
 
 /// A parameter of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Argument {
     /// A pointer.
     Pointer(Pointer),
-    /// An `int`.
-    I32(i32),
     /// A `long long`.
     I64(i64),
     /// A `float`.
     F32(f32),
+    /// A `double`.
+    F64(f64),
+    /// A structure of `long long`s, by value.
+    Words(Vec<i64>),
 }
 
 /// `d = a · b (+ bias)` of row-major matrices, batched, accumulated in f32 (f64 for f64 operands).
@@ -132,7 +148,6 @@ pub enum Epilogue {
 impl Recipe {
     /// The recipe of a body that is not generated code; `None` if there is none.
     pub fn of(body: &Graph) -> Option<Recipe> {
-        let _ = body;
-        None
+        Assembler::new(body).assemble()
     }
 }

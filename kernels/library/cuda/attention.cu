@@ -1,0 +1,133 @@
+// Attention: s = scale · q kᵀ + mask, p = softmax(s), y = p v, lse = log Σ e^s.
+//
+// A block takes WARPS · ROWS · 16 queries of one head and walks over tiles of KEYS keys; the maximum m
+// and the sum l of a row are carried from tile to tile, and what was summed before is rescaled when m
+// grows (Dao 2023, FlashAttention-2). Scores exist only in registers. The next keys are loaded while the
+// softmax is computed, the values while the scores are.
+// A row that may attend to nothing gives y = 0 and lse = -inf.
+
+const int THREADS = WARPS * 32;
+const int QUERIES = WARPS * ROWS * 16;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask, Shape shape, f32 scale) {
+    DYNAMIC_SHARED(shared);
+    T* q_tile = reinterpret_cast<T*>(shared);
+    T* k_tile = q_tile + QUERIES * (D + PAD);
+    T* v_tile = k_tile + KEYS * (D + PAD);
+
+    int queries = int(shape.queries), keys = int(shape.keys);
+    int tiles = (queries + QUERIES - 1) / QUERIES;
+    i64 head = blockIdx.x / tiles;
+    // Tiles that see many keys first.
+    int first = (tiles - 1 - int(blockIdx.x % tiles)) * QUERIES;
+    i64 batch = head / shape.heads, h = head % shape.heads;
+    i64 kv_head = batch * shape.groups + h / (shape.heads / shape.groups);
+    q += (head * queries + first) * HEAD;
+    k += kv_head * keys * HEAD;
+    v += kv_head * keys * VALUE;
+    bool whole_q = aligned(q, 16), whole_k = aligned(k, 16), whole_v = aligned(v, 16);
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int warp_row = warp * ROWS * 16;
+    int seen = CAUSAL && first + QUERIES < keys ? first + QUERIES : keys;
+    int steps = (seen + KEYS - 1) / KEYS;
+
+    f32 sum[ROWS][E / 8][4], m[ROWS][2], l[ROWS][2];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        m[i][0] = m[i][1] = -INFINITE;
+        l[i][0] = l[i][1] = 0;
+#pragma unroll
+        for (int j = 0; j < E / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
+    }
+
+    load_tile<QUERIES, HEAD, D, THREADS>(q_tile, q, queries - first, whole_q);
+    if (steps > 0) load_tile<KEYS, HEAD, D, THREADS>(k_tile, k, keys, whole_k);
+    copy_async_commit();
+
+    for (int step = 0; step < steps; step++) {
+        int key = step * KEYS;
+        copy_async_wait<0>();
+        __syncthreads();
+        load_tile<KEYS, VALUE, E, THREADS>(v_tile, v + i64(key) * VALUE, keys - key, whole_v);
+        copy_async_commit();
+
+        f32 s[ROWS][KEYS / 8][4];
+        product<ROWS, KEYS / 8, D>(s, q_tile + warp_row * (D + PAD), k_tile);
+
+        copy_async_wait<0>();
+        __syncthreads();
+        if (step + 1 < steps)
+            load_tile<KEYS, HEAD, D, THREADS>(k_tile, k + i64(key + KEYS) * HEAD, keys - key - KEYS, whole_k);
+        copy_async_commit();
+
+        bool edge = key + KEYS > keys || (CAUSAL && key + KEYS - 1 > first + warp_row);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int row = first + warp_row + i * 16 + half * 8 + lane / 4;
+                const MASK_T* mask_row = mask;
+                if (MASK != NO_MASK && row < queries)
+                    mask_row += batch * shape.mask_batch + h * shape.mask_head + row * shape.mask_query;
+                f32 most = m[i][half];
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int column = key + j * 8 + lane % 4 * 2 + e;
+                        f32& x = s[i][j][half * 2 + e];
+                        if (edge && (column >= keys || (CAUSAL && column > row))) x = -INFINITE;
+                        else x = score(x, scale, mask_row + column * shape.mask_key);
+                        most = fmaxf(most, x);
+                    }
+                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+                f32 origin = most == -INFINITE ? 0 : most;
+                f32 factor = power(m[i][half], origin, scale);
+                m[i][half] = most;
+                f32 total = l[i][half] * factor;
+#pragma unroll
+                for (int j = 0; j < E / 8; j++) {
+                    sum[i][j][half * 2] *= factor;
+                    sum[i][j][half * 2 + 1] *= factor;
+                }
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        f32& x = s[i][j][half * 2 + e];
+                        x = power(x, origin, scale);
+                        total += x;
+                    }
+                l[i][half] = total;
+            }
+        }
+        accumulate<ROWS, KEYS / 8, E>(sum, s, v_tile);
+    }
+    copy_async_wait<0>();
+
+    i64 row0 = head * queries + first + warp_row;
+    int valid = queries - first - warp_row;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            f32 total = l[i][half];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            f32 inverse = total == 0 ? 0 : 1 / total;
+#pragma unroll
+            for (int j = 0; j < E / 8; j++) {
+                sum[i][j][half * 2] *= inverse;
+                sum[i][j][half * 2 + 1] *= inverse;
+            }
+            int row = i * 16 + half * 8 + lane / 4;
+            f32 origin = FOLDED ? m[i][half] * scale : m[i][half];
+            if (lane % 4 == 0 && row < valid) lse[row0 + row] = total == 0 ? -INFINITE : origin + logf(total);
+        }
+    store_rows<ROWS, VALUE, E>(y + row0 * VALUE, sum, valid);
+}

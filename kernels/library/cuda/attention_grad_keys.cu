@@ -1,0 +1,149 @@
+// The gradient of attention for keys and values. With p = e^(s - lse), delta = Σ dy·y of a row and
+// dp = dy vᵀ:
+//
+//   dv = pᵀ dy,  ds = p (dp - delta),  dk = scale · dsᵀ q.
+//
+// A block takes BLOCK keys of one key head, computes the scores of all queries with them again and sums
+// over the queries, and over the query heads that share the key head, in one order (Dao 2023). The
+// transposed scores are computed, so that they are an operand of the next product as they are.
+//
+// WANT_K and WANT_V say which of dk and dv are computed: both need many registers. WARPS, ROWS and TILE
+// give the sizes of tiles.
+
+const int THREADS = WARPS * 32;
+const int BLOCK = WARPS * ROWS * 16;
+
+// dk and dv of BLOCK keys of one key head; tiles of TILE queries, the next loaded meanwhile.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
+                    const f32* delta, const MASK_T* mask, Shape shape, f32 scale) {
+    DYNAMIC_SHARED(shared);
+    T* k_tile = reinterpret_cast<T*>(shared);
+    T* v_tile = k_tile + BLOCK * (D + PAD);
+    T* q_tiles = v_tile + BLOCK * (E + PAD);
+    T* dy_tiles = q_tiles + 2 * TILE * (D + PAD);
+    f32* lse_tiles = reinterpret_cast<f32*>(dy_tiles + 2 * TILE * (E + PAD));
+    f32* delta_tiles = lse_tiles + 2 * TILE;
+
+    int queries = int(shape.queries), keys = int(shape.keys);
+    int blocks = (keys + BLOCK - 1) / BLOCK;
+    i64 kv_head = blockIdx.x / blocks;
+    int first = int(blockIdx.x % blocks) * BLOCK;
+    i64 batch = kv_head / shape.groups;
+    int shared_by = int(shape.heads / shape.groups);
+    // The first of the query heads that read these keys.
+    i64 head0 = batch * shape.heads + kv_head % shape.groups * shared_by;
+    k += (kv_head * keys + first) * HEAD;
+    v += (kv_head * keys + first) * VALUE;
+    bool whole_k = aligned(k, 16), whole_v = aligned(v, 16), whole_q = aligned(q, 16), whole_y = aligned(dy, 16);
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int warp_row = warp * ROWS * 16;
+    int skipped = CAUSAL ? first / TILE : 0;
+    int per_head = (queries + TILE - 1) / TILE - skipped;
+    int steps = per_head > 0 ? per_head * shared_by : 0;
+
+    auto load = [&](int step) {
+        i64 head = head0 + step / per_head;
+        int query = (step % per_head + skipped) * TILE, at = step % 2 * TILE;
+        i64 row = head * queries + query;
+        load_tile<TILE, HEAD, D, THREADS>(q_tiles + at * (D + PAD), q + row * HEAD, queries - query, whole_q);
+        load_tile<TILE, VALUE, E, THREADS>(dy_tiles + at * (E + PAD), dy + row * VALUE, queries - query, whole_y);
+        for (int i = threadIdx.x; i < TILE; i += THREADS) {
+            bool exists = query + i < queries;
+            lse_tiles[at + i] = row_lse(lse, row + i, exists);
+            delta_tiles[at + i] = exists ? delta[row + i] : 0;
+        }
+    };
+
+#if WANT_K
+    f32 dk_sum[ROWS][D / 8][4];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dk_sum[i][j][e] = 0;
+#endif
+#if WANT_V
+    f32 dv_sum[ROWS][E / 8][4];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < E / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dv_sum[i][j][e] = 0;
+#endif
+
+    load_tile<BLOCK, HEAD, D, THREADS>(k_tile, k, keys - first, whole_k);
+    load_tile<BLOCK, VALUE, E, THREADS>(v_tile, v, keys - first, whole_v);
+    if (steps > 0) load(0);
+    copy_async_commit();
+
+    for (int step = 0; step < steps; step++) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (step + 1 < steps) load(step + 1);
+        copy_async_commit();
+
+        int at = step % 2 * TILE, query = (step % per_head + skipped) * TILE;
+        const T* q_tile = q_tiles + at * (D + PAD);
+        const T* dy_tile = dy_tiles + at * (E + PAD);
+        i64 head = (head0 + step / per_head) % shape.heads;
+        const MASK_T* mask_head = mask;
+        if (MASK != NO_MASK) mask_head += batch * shape.mask_batch + head * shape.mask_head;
+
+        // Rows are keys here, columns queries.
+        f32 p[ROWS][TILE / 8][4];
+        product<ROWS, TILE / 8, D>(p, k_tile + warp_row * (D + PAD), q_tile);
+        bool edge = CAUSAL && first + warp_row + ROWS * 16 - 1 > query;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int key = first + warp_row + i * 16 + e / 2 * 8 + lane / 4;
+                    int column = j * 8 + lane % 4 * 2 + e % 2;
+                    i64 place = 0;
+                    bool hidden = edge && key > query + column;
+                    if (MASK != NO_MASK) {
+                        hidden = hidden || key >= keys || query + column >= queries;
+                        if (!hidden) place = (query + column) * shape.mask_query + key * shape.mask_key;
+                    }
+                    f32 w = weight(p[i][j][e], lse_tiles[at + column], scale, mask_head + place);
+                    p[i][j][e] = hidden ? 0 : w;
+                }
+#if WANT_V
+        accumulate<ROWS, TILE / 8, E>(dv_sum, p, dy_tile);
+#endif
+#if WANT_K
+        f32 ds[ROWS][TILE / 8][4];
+        product<ROWS, TILE / 8, E>(ds, v_tile + warp_row * (E + PAD), dy_tile);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    ds[i][j][e] = p[i][j][e] * (ds[i][j][e] - delta_tiles[at + j * 8 + lane % 4 * 2 + e % 2]);
+        accumulate<ROWS, TILE / 8, D>(dk_sum, ds, q_tile);
+#endif
+    }
+    copy_async_wait<0>();
+
+    i64 row = kv_head * keys + first + warp_row;
+    int valid = keys - first - warp_row;
+#if WANT_K
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) dk_sum[i][j][e] *= scale;
+    store_rows<ROWS, HEAD, D>(dk + row * HEAD, dk_sum, valid);
+#endif
+#if WANT_V
+    store_rows<ROWS, VALUE, E>(dv + row * VALUE, dv_sum, valid);
+#endif
+}

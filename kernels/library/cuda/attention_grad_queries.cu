@@ -1,0 +1,112 @@
+// The gradient of attention for queries. With p = e^(s - lse), delta = Σ dy·y of a row and dp = dy vᵀ:
+//
+//   ds = p (dp - delta),  dq = scale · ds k.
+//
+// A block takes BLOCK queries of one head and computes the scores of all keys with them again (Dao 2023).
+// WARPS, ROWS and TILE give the sizes of tiles.
+
+const int THREADS = WARPS * 32;
+const int BLOCK = WARPS * ROWS * 16;
+
+// dq of BLOCK queries of one head; tiles of TILE keys, the next loaded meanwhile.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
+                       const f32* delta, const MASK_T* mask, Shape shape, f32 scale) {
+    DYNAMIC_SHARED(shared);
+    T* q_tile = reinterpret_cast<T*>(shared);
+    T* dy_tile = q_tile + BLOCK * (D + PAD);
+    T* k_tiles = dy_tile + BLOCK * (E + PAD);
+    T* v_tiles = k_tiles + 2 * TILE * (D + PAD);
+
+    int queries = int(shape.queries), keys = int(shape.keys);
+    int blocks = (queries + BLOCK - 1) / BLOCK;
+    i64 head = blockIdx.x / blocks;
+    int first = (blocks - 1 - int(blockIdx.x % blocks)) * BLOCK;
+    i64 batch = head / shape.heads, h = head % shape.heads;
+    i64 kv_head = batch * shape.groups + h / (shape.heads / shape.groups);
+    q += (head * queries + first) * HEAD;
+    dy += (head * queries + first) * VALUE;
+    k += kv_head * keys * HEAD;
+    v += kv_head * keys * VALUE;
+    bool whole_k = aligned(k, 16), whole_v = aligned(v, 16);
+
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int warp_row = warp * ROWS * 16;
+    int seen = CAUSAL && first + BLOCK < keys ? first + BLOCK : keys;
+    int steps = (seen + TILE - 1) / TILE;
+    i64 row0 = head * queries + first + warp_row;
+    int valid = queries - first - warp_row;
+
+    auto load = [&](int step) {
+        int key = step * TILE, at = step % 2 * TILE;
+        load_tile<TILE, HEAD, D, THREADS>(k_tiles + at * (D + PAD), k + i64(key) * HEAD, keys - key, whole_k);
+        load_tile<TILE, VALUE, E, THREADS>(v_tiles + at * (E + PAD), v + i64(key) * VALUE, keys - key, whole_v);
+    };
+
+    f32 sum[ROWS][D / 8][4], row_l[ROWS][2], row_d[ROWS][2];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = i * 16 + half * 8 + lane / 4;
+            row_l[i][half] = row_lse(lse, row0 + row, row < valid);
+            row_d[i][half] = row < valid ? delta[row0 + row] : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
+    }
+
+    load_tile<BLOCK, HEAD, D, THREADS>(q_tile, q, queries - first, aligned(q, 16));
+    load_tile<BLOCK, VALUE, E, THREADS>(dy_tile, dy, queries - first, aligned(dy, 16));
+    if (steps > 0) load(0);
+    copy_async_commit();
+
+    for (int step = 0; step < steps; step++) {
+        int key = step * TILE, at = step % 2 * TILE;
+        copy_async_wait<0>();
+        __syncthreads();
+        if (step + 1 < steps) load(step + 1);
+        copy_async_commit();
+        const T* k_tile = k_tiles + at * (D + PAD);
+
+        f32 p[ROWS][TILE / 8][4], ds[ROWS][TILE / 8][4];
+        product<ROWS, TILE / 8, D>(p, q_tile + warp_row * (D + PAD), k_tile);
+        product<ROWS, TILE / 8, E>(ds, dy_tile + warp_row * (E + PAD), v_tiles + at * (E + PAD));
+        bool edge = key + TILE > keys || (CAUSAL && key + TILE - 1 > first + warp_row);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int row = first + warp_row + i * 16 + half * 8 + lane / 4;
+                const MASK_T* mask_row = mask;
+                if (MASK != NO_MASK && row < queries)
+                    mask_row += batch * shape.mask_batch + h * shape.mask_head + row * shape.mask_query;
+#pragma unroll
+                for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int column = key + j * 8 + lane % 4 * 2 + e;
+                        f32& x = ds[i][j][half * 2 + e];
+                        if (edge && (column >= keys || (CAUSAL && column > row))) {
+                            x = 0;
+                            continue;
+                        }
+                        f32 w = weight(p[i][j][half * 2 + e], row_l[i][half], scale,
+                                       mask_row + column * shape.mask_key);
+                        x = w * (x - row_d[i][half]);
+                    }
+            }
+        accumulate<ROWS, TILE / 8, D>(sum, ds, k_tile);
+    }
+    copy_async_wait<0>();
+
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[i][j][e] *= scale;
+    store_rows<ROWS, HEAD, D>(dq + row0 * HEAD, sum, valid);
+}

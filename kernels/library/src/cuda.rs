@@ -1,0 +1,47 @@
+//! Sources of the CUDA kernels: one file per family, self-contained, for NVRTC. What a file leaves to be
+//! defined (element types, tile sizes) is said at its head.
+
+macro_rules! sources {
+    ($($name:literal $(with $shared:literal)?),* $(,)?) => {
+        /// Names of the files in `cuda/`, without `.cu`, and what to compile for them.
+        pub const SOURCES: &[(&str, &str)] = &[$((
+            $name,
+            concat!(
+                include_str!("../cuda/ptx.cuh"),
+                "#line 1 \"numbers.cuh\"\n",
+                include_str!("../cuda/numbers.cuh"),
+                $(
+                    "#line 1 \"", $shared, ".cuh\"\n",
+                    include_str!(concat!("../cuda/", $shared, ".cuh")),
+                )?
+                "#line 1 \"", $name, ".cu\"\n",
+                include_str!(concat!("../cuda/", $name, ".cu")),
+            ),
+        )),*];
+    };
+}
+
+sources![
+    "attention" with "attention",
+    "attention_delta",
+    "attention_grad_keys" with "attention",
+    "attention_grad_queries" with "attention",
+    "attention_mask_grad" with "attention_plain",
+    "attention_plain" with "attention_plain",
+    "attention_plain_grad" with "attention_plain",
+    "convert",
+    "copy",
+    "embedding",
+    "embedding_grad",
+    "fill",
+    "grad_stats",
+    "sort",
+];
+
+/// What to compile for a file.
+pub fn source(file: &str) -> Option<&'static str> {
+    SOURCES.iter().find(|(name, _)| *name == file).map(|(_, source)| *source)
+}
+
+/// The part of every source that names instructions, which an emulation replaces.
+pub const INSTRUCTIONS: &str = include_str!("../cuda/ptx.cuh");

@@ -1,0 +1,139 @@
+//! From a body to launches: one node after the other, what lies between them in scratch memory.
+
+use super::kernel::c_bytes;
+use super::{Launch, Pointer, Recipe, SourceKernel};
+use super::{attention, convert, embedding, layout, matmul, reduce};
+use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
+use std::collections::HashMap;
+
+/// Alignment of what lies in scratch memory, in bytes.
+const ALIGNMENT: usize = 256;
+
+/// A recipe in the making.
+pub(super) struct Assembler<'a> {
+    body: &'a Graph,
+    places: HashMap<ValueId, Pointer>,
+    recipe: Recipe,
+}
+
+impl<'a> Assembler<'a> {
+    pub(super) fn new(body: &'a Graph) -> Assembler<'a> {
+        let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
+        let places = inputs.enumerate().map(|(i, n)| (n.outputs[0], Pointer::Read(i, 0))).collect();
+        Assembler { body, places, recipe: Recipe::default() }
+    }
+
+    /// The launches of all nodes; `None` if one has none.
+    pub(super) fn assemble(mut self) -> Option<Recipe> {
+        let body = self.body;
+        let mut nodes: Vec<&Node> =
+            body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+        while let Some(&node) = nodes.first() {
+            let taken = matmul::assemble(&mut self, &nodes)?;
+            if taken == 0 {
+                self.node(node)?;
+            }
+            nodes.drain(..taken.max(1));
+        }
+        for (i, output) in body.outputs.iter().enumerate() {
+            // An operand that is a result, or one value that is two.
+            let (to, from) = (Pointer::Write(i, 0), self.read(output.value)?);
+            if to != from {
+                self.copy_bytes(to, from, self.ty(output.value).bytes());
+            }
+        }
+        Some(self.recipe)
+    }
+
+    fn node(&mut self, node: &Node) -> Option<()> {
+        match &node.op {
+            Op::Cast(_) => convert::cast(self, node),
+            Op::Embedding(_) => embedding::rows(self, node),
+            Op::EmbeddingGrad(_) => embedding::gradient(self, node),
+            Op::GradStats => reduce::grad_stats(self, node),
+            Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
+            op if op.is_layout() => layout::assemble(self, node),
+            _ => None,
+        }
+    }
+
+    pub(super) fn ty(&self, value: ValueId) -> &'a TensorType {
+        self.body.ty(value)
+    }
+
+    /// Where a value is; a constant of equal elements is written into scratch memory first.
+    pub(super) fn read(&mut self, value: ValueId) -> Option<Pointer> {
+        if let Some(place) = self.places.get(&value) {
+            return Some(*place);
+        }
+        let element = self.body.constant(value)?.as_splat()?;
+        let ty = self.ty(value);
+        let at = self.scratch(ty.bytes());
+        self.fill(at, ty, element)?;
+        self.places.insert(value, at);
+        Some(at)
+    }
+
+    /// Where a value is to be written: its result, or scratch memory if it is none.
+    pub(super) fn write(&mut self, value: ValueId) -> Pointer {
+        let output = self.body.outputs.iter().position(|o| o.value == value);
+        let at = match output {
+            Some(i) => Pointer::Write(i, 0),
+            None => self.scratch(self.ty(value).bytes()),
+        };
+        self.places.insert(value, at);
+        at
+    }
+
+    /// Whether other nodes or the task read the value, apart from `reader`.
+    pub(super) fn is_read_elsewhere(&self, value: ValueId, reader: &Node) -> bool {
+        let reads = |n: &Node| n.inputs.iter().filter(|v| **v == value).count();
+        let all: usize = self.body.nodes().map(|(_, n)| reads(n)).sum();
+        all > reads(reader) || self.body.outputs.iter().any(|o| o.value == value)
+    }
+
+    /// Scratch memory for the rest of the recipe.
+    pub(super) fn scratch(&mut self, bytes: usize) -> Pointer {
+        let at = self.recipe.scratch_bytes;
+        self.recipe.scratch_bytes += bytes.next_multiple_of(ALIGNMENT);
+        Pointer::Scratch(at)
+    }
+
+    pub(super) fn launch(&mut self, launch: Launch) {
+        self.recipe.launches.push(launch);
+    }
+
+    pub(super) fn run(&mut self, kernel: SourceKernel) {
+        self.launch(Launch::Source(kernel));
+    }
+
+    pub(super) fn copy_bytes(&mut self, to: Pointer, from: Pointer, bytes: usize) {
+        if bytes > 0 {
+            self.launch(Launch::Copy { from, to, bytes });
+        }
+    }
+
+    /// Writes one element everywhere.
+    pub(super) fn fill(&mut self, to: Pointer, ty: &TensorType, element: f64) -> Option<()> {
+        let bytes = Tensor::splat(TensorType::scalar(ty.dtype), element).to_bytes();
+        if ty.bytes() == 0 {
+            return Some(());
+        }
+        if bytes.iter().all(|b| *b == 0) {
+            self.launch(Launch::Zero { at: to, bytes: ty.bytes() });
+            return Some(());
+        }
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(&bytes);
+        let n = ty.shape.numel();
+        self.run(
+            SourceKernel::new("fill", "fill")
+                .define("T", c_bytes(bytes.len())?)
+                .threads(n.div_ceil(4))
+                .pointer(to)
+                .i64(i64::from_le_bytes(word) as usize)
+                .i64(n),
+        );
+        Some(())
+    }
+}

@@ -1,0 +1,344 @@
+//! Attention and its gradient: on tensor cores for 2-byte elements, otherwise by plain arithmetic.
+
+use super::assembler::Assembler;
+use super::kernel::c_type;
+use super::{Argument, Pointer, SourceKernel};
+use frit_ir::ops::attention::Dims;
+use frit_ir::{DType, Node, Op, Shape, TensorType, ValueId};
+
+/// Warps of the blocks of all kernels.
+const WARPS: usize = 4;
+/// Elements between the end of a row of a tile and the next row, as in `attention.cuh`.
+const PAD: usize = 8;
+/// The largest head whose sums fit the registers of the kernels for tensor cores.
+const MAX_HEAD: usize = 256;
+/// Shared memory that a block can have on sm_80 and later data center GPUs, in bytes.
+const MAX_SHARED: usize = 163 << 10;
+/// Rows of the tiles of the plain kernels, as in `attention_plain.cuh`.
+const PLAIN_TILE: usize = 32;
+
+/// What all kernels of one attention share.
+struct Setting<'a> {
+    dims: Dims,
+    element: DType,
+    scale: f64,
+    causal: bool,
+    mask: Option<(Pointer, &'a TensorType)>,
+    /// Elements of the mask between batches, heads, queries and keys.
+    mask_strides: Vec<usize>,
+    /// Operands without the mask, in the order of the kernels.
+    q: Pointer,
+    k: Pointer,
+    v: Pointer,
+}
+
+pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    match &node.op {
+        Op::Attention(op) => {
+            let s = Setting::of(a, &node.inputs[..3], node.inputs.get(3), op.scale, op.causal)?;
+            let (y, lse) = (a.write(node.outputs[0]), a.write(node.outputs[1]));
+            s.forward(a, y, lse)
+        }
+        Op::AttentionGrad(op) => {
+            let (mask, scale) = (node.inputs.get(6), op.scale);
+            let s = Setting::of(a, &node.inputs[1..4], mask, scale, op.causal)?;
+            s.backward(a, node)
+        }
+        _ => None,
+    }
+}
+
+impl<'a> Setting<'a> {
+    fn of(
+        a: &mut Assembler<'a>,
+        qkv: &[ValueId],
+        mask: Option<&ValueId>,
+        scale: f64,
+        causal: bool,
+    ) -> Option<Setting<'a>> {
+        let types: Vec<&TensorType> = qkv.iter().map(|v| a.ty(*v)).collect();
+        let dims = Dims::of(types[0], types[1], types[2]).ok()?;
+        c_type(types[0].dtype)?;
+        if dims.d == 0 || dims.e == 0 {
+            return None;
+        }
+        let (mut strides, mut operand) = (vec![0; 4], None);
+        if let Some(mask) = mask {
+            let ty = a.ty(*mask);
+            c_type(ty.dtype)?;
+            let full = Shape::from([dims.b, dims.h, dims.t, dims.s]);
+            strides = ty.shape.broadcast_strides(&full)?;
+            operand = Some((a.read(*mask)?, ty));
+        }
+        Some(Setting {
+            dims,
+            element: types[0].dtype,
+            scale,
+            causal,
+            mask: operand,
+            mask_strides: strides,
+            q: a.read(qkv[0])?,
+            k: a.read(qkv[1])?,
+            v: a.read(qkv[2])?,
+        })
+    }
+
+    /// Whether tensor cores multiply these elements.
+    fn has_tensor_cores(&self) -> bool {
+        let largest = self.dims.d.max(self.dims.e);
+        self.element.is_low_precision() && largest <= MAX_HEAD
+    }
+
+    /// The element type of statistics.
+    fn wide(&self) -> DType {
+        if self.element == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    fn rows(&self) -> usize {
+        self.dims.b * self.dims.h * self.dims.t
+    }
+
+    /// Sizes padded to whole 16×16 products.
+    fn padded(&self) -> (usize, usize) {
+        (self.dims.d.next_multiple_of(16), self.dims.e.next_multiple_of(16))
+    }
+
+    /// A kernel with the definitions that all have.
+    fn kernel(&self, file: &'static str, entry: &'static str) -> Option<SourceKernel> {
+        let (kind, mask) = match self.mask {
+            None => ("NO_MASK", "f32"),
+            Some((_, ty)) if ty.dtype == DType::Bool => ("KEPT", c_type(ty.dtype)?),
+            Some((_, ty)) => ("ADDED", c_type(ty.dtype)?),
+        };
+        let mut kernel = SourceKernel::new(file, entry)
+            .define("T", c_type(self.element)?)
+            .define("HEAD", self.dims.d)
+            .define("VALUE", self.dims.e)
+            .define("CAUSAL", u8::from(self.causal))
+            .define("MASK", kind)
+            .define("MASK_T", mask);
+        kernel.block = WARPS as u32 * 32;
+        Some(kernel)
+    }
+
+    /// A kernel for tensor cores, with tiles of `rows` · 16 rows per warp.
+    fn tiled(&self, file: &'static str, entry: &'static str, rows: usize) -> Option<SourceKernel> {
+        let folded = self.mask.is_none() && self.scale > 0.0;
+        let (d, e) = self.padded();
+        let kernel = self.kernel(file, entry)?;
+        Some(
+            kernel
+                .define("D", d)
+                .define("E", e)
+                .define("FOLDED", u8::from(folded))
+                .define("WARPS", WARPS)
+                .define("ROWS", rows),
+        )
+    }
+
+    /// The mask (or any pointer, if there is none), the sizes and the scale.
+    fn finish(&self, kernel: SourceKernel) -> SourceKernel {
+        let d = &self.dims;
+        let mut words = vec![d.h as i64, d.g as i64, d.t as i64, d.s as i64];
+        words.extend(self.mask_strides.iter().map(|s| *s as i64));
+        let mut kernel = kernel.pointer(self.mask.map_or(self.q, |(at, _)| at));
+        kernel.arguments.push(Argument::Words(words));
+        match self.wide() {
+            DType::F64 => kernel.arguments.push(Argument::F64(self.scale)),
+            _ => kernel.arguments.push(Argument::F32(self.scale as f32)),
+        }
+        kernel
+    }
+
+    fn forward(&self, a: &mut Assembler<'_>, y: Pointer, lse: Pointer) -> Option<()> {
+        if self.rows() == 0 {
+            return Some(());
+        }
+        let heads = self.dims.b * self.dims.h;
+        let (d, e) = self.padded();
+        let (kernel, block) = if self.has_tensor_cores() {
+            // Masks need registers too.
+            let (rows, keys) = match d.max(e) {
+                ..=64 => (2, 64),
+                65..=128 if self.mask.is_none() => (2, 32),
+                65..=128 => (1, 64),
+                _ => (1, 32),
+            };
+            let block = WARPS * rows * 16;
+            let shared = (block + keys) * (d + PAD) + keys * (e + PAD);
+            let kernel = self.tiled("attention", "attention", rows)?.define("KEYS", keys);
+            (kernel.shared(shared * self.element.size())?, block)
+        } else {
+            let (rows, block) = self.plain_rows();
+            let (d, e) = (self.dims.d + 1, self.dims.e + 1);
+            let shared = block * d + PLAIN_TILE * (d + e);
+            let kernel = self.kernel("attention_plain", "attention_plain")?.define("R", rows);
+            (kernel.shared(shared * self.wide().size())?, block)
+        };
+        let kernel = kernel.grid(heads * self.dims.t.div_ceil(block))?.pointer(y).pointer(lse);
+        let kernel = [self.q, self.k, self.v].into_iter().fold(kernel, SourceKernel::pointer);
+        a.run(self.finish(kernel));
+        Some(())
+    }
+
+    /// Rows of a warp and of a block of the plain kernels.
+    fn plain_rows(&self) -> (usize, usize) {
+        let small = self.wide() == DType::F32 && self.dims.d.max(self.dims.e) <= MAX_HEAD;
+        let rows = if small { 4 } else { 1 };
+        (rows, rows * WARPS)
+    }
+
+    fn backward(&self, a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+        let (dy, y) = (a.read(node.inputs[0])?, a.read(node.inputs[4])?);
+        let lse = a.read(node.inputs[5])?;
+        let results: Vec<Pointer> = node.outputs.iter().map(|v| a.write(*v)).collect();
+        let delta = a.scratch(self.rows() * self.wide().size());
+        if self.rows() > 0 {
+            a.run(
+                SourceKernel::new("attention_delta", "attention_delta")
+                    .define("T", c_type(self.element)?)
+                    .define("VALUE", self.dims.e)
+                    .threads(self.rows() * 32)
+                    .pointer(delta)
+                    .pointer(dy)
+                    .pointer(y)
+                    .i64(self.rows()),
+            );
+        }
+        let operands = [dy, self.q, self.k, self.v, lse, delta];
+        if self.has_tensor_cores() {
+            self.tiled_gradients(a, &results, operands)?;
+        } else {
+            self.plain_gradients(a, &results, operands)?;
+        }
+        match results.get(3) {
+            Some(dmask) => self.mask_gradient(a, node, *dmask, operands),
+            None => Some(()),
+        }
+    }
+
+    fn tiled_gradients(
+        &self,
+        a: &mut Assembler<'_>,
+        results: &[Pointer],
+        operands: [Pointer; 6],
+    ) -> Option<()> {
+        let (d, e) = self.padded();
+        let largest = d.max(e);
+        let size = self.element.size();
+        // Both sides hold one row of keys and values or queries and output gradients.
+        let shared = |block: usize, tile: usize| (block + 2 * tile) * (d + e + 2 * PAD) * size;
+        let keys = self.dims.b * self.dims.g * self.dims.s;
+        if keys > 0 {
+            let tile = if largest <= 64 { 64 } else { 32 };
+            let block = WARPS * 16;
+            // The sums for both do not fit the registers.
+            let wants: &[(u8, u8)] = if largest <= 128 { &[(1, 1)] } else { &[(1, 0), (0, 1)] };
+            for (k, v) in wants {
+                let kernel = self
+                    .tiled("attention_grad_keys", "attention_grad_keys", 1)?
+                    .define("TILE", tile)
+                    .define("WANT_K", k)
+                    .define("WANT_V", v)
+                    .shared(shared(block, tile) + 4 * tile * size_of::<f32>())?
+                    .grid(self.dims.b * self.dims.g * self.dims.s.div_ceil(block))?
+                    .pointer(results[1])
+                    .pointer(results[2]);
+                a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
+            }
+        }
+        if self.rows() > 0 {
+            let (rows, tile) = match largest {
+                ..=64 => (2, 32),
+                65..=128 if self.mask.is_none() => (1, 64),
+                65..=128 => (1, 32),
+                _ => (1, 16),
+            };
+            let block = WARPS * rows * 16;
+            let kernel = self
+                .tiled("attention_grad_queries", "attention_grad_queries", rows)?
+                .define("TILE", tile)
+                .shared(shared(block, tile))?
+                .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
+                .pointer(results[0]);
+            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
+        }
+        Some(())
+    }
+
+    fn plain_gradients(
+        &self,
+        a: &mut Assembler<'_>,
+        results: &[Pointer],
+        operands: [Pointer; 6],
+    ) -> Option<()> {
+        let (rows, block) = self.plain_rows();
+        let (bytes, file) = (self.plain_shared(block), "attention_plain_grad");
+        if self.dims.b * self.dims.g * self.dims.s > 0 {
+            let kernel = self
+                .kernel(file, "attention_plain_grad_keys")?
+                .define("R", rows)
+                .shared(bytes)?
+                .grid(self.dims.b * self.dims.g * self.dims.s.div_ceil(block))?
+                .pointer(results[1])
+                .pointer(results[2]);
+            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
+        }
+        if self.rows() > 0 {
+            let kernel = self
+                .kernel(file, "attention_plain_grad_queries")?
+                .define("R", rows)
+                .shared(bytes)?
+                .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
+                .pointer(results[0]);
+            a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
+        }
+        Some(())
+    }
+
+    /// Bytes of a block of both operands of either side, and of a tile of the other.
+    fn plain_shared(&self, block: usize) -> usize {
+        (block + PLAIN_TILE) * (self.dims.d + self.dims.e + 2) * self.wide().size()
+    }
+
+    fn mask_gradient(
+        &self,
+        a: &mut Assembler<'_>,
+        node: &Node,
+        dmask: Pointer,
+        operands: [Pointer; 6],
+    ) -> Option<()> {
+        let (rows, block) = self.plain_rows();
+        let ty = a.ty(node.outputs[3]);
+        let d = &self.dims;
+        if self.rows() == 0 || d.s == 0 {
+            return a.fill(dmask, ty, 0.0);
+        }
+        let s = &self.mask_strides;
+        let along = |i: usize, n: usize| if s[i] == 0 { 1 } else { n };
+        let blocks = along(0, d.b)
+            * along(1, d.h)
+            * along(2, d.t.div_ceil(block))
+            * along(3, d.s.div_ceil(PLAIN_TILE));
+        let shared = self.plain_shared(block) + block * PLAIN_TILE * self.wide().size();
+        let kernel = self
+            .kernel("attention_mask_grad", "attention_mask_grad")?
+            .define("R", rows)
+            .shared(shared)?
+            .grid(blocks)?
+            .pointer(dmask);
+        let kernel = operands.into_iter().fold(kernel, SourceKernel::pointer);
+        let mut kernel = self.finish(kernel);
+        kernel.arguments.push(Argument::Words(s.iter().map(|s| *s as i64).collect()));
+        a.run(kernel.i64(d.b));
+        Some(())
+    }
+}
+
+impl SourceKernel {
+    /// So many bytes of dynamic shared memory per block; `None` if no GPU has them.
+    fn shared(mut self, bytes: usize) -> Option<Self> {
+        self.shared_bytes = u32::try_from(bytes).ok()?;
+        (bytes <= MAX_SHARED).then_some(self)
+    }
+}

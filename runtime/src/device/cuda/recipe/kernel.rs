@@ -1,0 +1,116 @@
+//! Writing down one launch of a CUDA C++ kernel.
+
+use super::{Argument, Pointer, SourceKernel};
+use frit_ir::DType;
+
+/// Threads per block where nothing else is asked for.
+const BLOCK: u32 = 256;
+/// Most blocks of a kernel that walks over its work: enough to fill any GPU several times.
+const MOST_BLOCKS: usize = 4096;
+/// Axes of the `Axes` structure of the kernels.
+const MAX_AXES: usize = 8;
+
+impl SourceKernel {
+    /// One block of a kernel.
+    pub(super) fn new(file: &'static str, entry: &'static str) -> SourceKernel {
+        SourceKernel {
+            file,
+            defines: Vec::new(),
+            entry,
+            grid: [1; 3],
+            block: BLOCK,
+            shared_bytes: 0,
+            arguments: Vec::new(),
+        }
+    }
+
+    /// Defines a macro.
+    pub(super) fn define(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.defines.push((name, value.to_string()));
+        self
+    }
+
+    /// So many blocks, at least one and no more than a kernel needs that walks over its work.
+    pub(super) fn blocks(mut self, blocks: usize) -> Self {
+        self.grid[0] = blocks.clamp(1, MOST_BLOCKS) as u32;
+        self
+    }
+
+    /// Exactly so many blocks; `None` if there are too many for a grid.
+    pub(super) fn grid(mut self, blocks: usize) -> Option<Self> {
+        self.grid[0] = i32::try_from(blocks).ok()? as u32;
+        Some(self)
+    }
+
+    /// Blocks for so many threads.
+    pub(super) fn threads(self, threads: usize) -> Self {
+        let block = self.block as usize;
+        self.blocks(threads.div_ceil(block))
+    }
+
+    pub(super) fn pointer(mut self, pointer: Pointer) -> Self {
+        self.arguments.push(Argument::Pointer(pointer));
+        self
+    }
+
+    pub(super) fn i64(mut self, value: usize) -> Self {
+        self.arguments.push(Argument::I64(value as i64));
+        self
+    }
+
+    /// The structure `Axes`: sizes and distances. At most eight.
+    pub(super) fn axes(mut self, axes: &[(usize, isize)]) -> Option<Self> {
+        if axes.len() > MAX_AXES {
+            return None;
+        }
+        let mut words = vec![0; 1 + 2 * MAX_AXES];
+        words[0] = axes.len() as i64;
+        for (i, &(size, stride)) in axes.iter().enumerate() {
+            words[1 + i] = size as i64;
+            words[1 + MAX_AXES + i] = stride as i64;
+        }
+        self.arguments.push(Argument::Words(words));
+        Some(self)
+    }
+}
+
+impl Pointer {
+    /// The byte at which it begins within its operand, result or scratch memory.
+    pub(super) fn offset_bytes(self) -> usize {
+        match self {
+            Pointer::Read(_, at) | Pointer::Write(_, at) | Pointer::Scratch(at) => at,
+            Pointer::Fault => 0,
+        }
+    }
+
+    /// So many bytes further.
+    pub(super) fn offset(self, bytes: usize) -> Pointer {
+        match self {
+            Pointer::Read(i, at) => Pointer::Read(i, at + bytes),
+            Pointer::Write(i, at) => Pointer::Write(i, at + bytes),
+            Pointer::Scratch(at) => Pointer::Scratch(at + bytes),
+            Pointer::Fault => Pointer::Fault,
+        }
+    }
+}
+
+/// The C++ type of elements; `None` for those that no kernel knows.
+pub(super) fn c_type(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::Bool => Some("b8"),
+        DType::F8E4M3 | DType::F8E5M2 => None,
+        other => Some(other.name()),
+    }
+}
+
+/// The C++ type that moves so many bytes at once.
+pub(super) fn c_bytes(bytes: usize) -> Option<&'static str> {
+    match bytes {
+        1 => Some("u8"),
+        2 => Some("u16"),
+        4 => Some("u32"),
+        8 => Some("u64"),
+        16 => Some("u128"),
+        _ => None,
+    }
+}

@@ -1,0 +1,128 @@
+//! Attention and its gradient, on tensor cores and without.
+
+use crate::check::{check, random};
+use frit_ir::interpret::{Options, eval_op};
+use frit_ir::ops::{Attention, AttentionGrad};
+use frit_ir::{DType, Op, Tensor};
+
+/// Sizes by the letters of `frit_ir::ops::attention`.
+#[derive(Clone, Copy)]
+struct Sizes {
+    b: usize,
+    h: usize,
+    g: usize,
+    t: usize,
+    s: usize,
+    d: usize,
+    e: usize,
+}
+
+/// Both directions with the results of the interpreter as operands of the gradient.
+fn both(
+    dtype: DType,
+    n: Sizes,
+    causal: bool,
+    mask: Option<Tensor>,
+    mask_grad: bool,
+    tolerance: f64,
+) {
+    let Sizes { b, h, g, t, s, d, e } = n;
+    let scale = 1.0 / (d as f64).sqrt();
+    let mut operands = vec![
+        random(dtype, &[b, h, t, d], 1),
+        random(dtype, &[b, g, s, d], 2),
+        random(dtype, &[b, g, s, e], 3),
+    ];
+    operands.extend(mask.clone());
+    let op = Op::Attention(Attention { scale, causal });
+    check(op.clone(), &operands, tolerance);
+    let inputs: Vec<&Tensor> = operands.iter().collect();
+    let results = eval_op(&op, &inputs, Options::default()).unwrap_or_else(|e| panic!("{e}"));
+    let mut all = vec![random(dtype, &[b, h, t, e], 4)];
+    all.extend(operands[..3].iter().cloned());
+    all.extend(results);
+    all.extend(mask);
+    check(Op::AttentionGrad(AttentionGrad { scale, causal, mask_grad }), &all, tolerance);
+}
+
+/// A mask that hides some keys, and row 2 of head 0 entirely.
+fn added(dtype: DType, shape: [usize; 4]) -> Tensor {
+    let mut values = random(dtype, &shape, 5).to_f64s();
+    let s = shape[3];
+    for (i, x) in values.iter_mut().enumerate() {
+        if i % 7 == 3 || (i / s == 2 && shape[2] > 2) {
+            *x = f64::NEG_INFINITY;
+        }
+    }
+    Tensor::floats(dtype, shape, values)
+}
+
+const SMALL: Sizes = Sizes { b: 2, h: 4, g: 2, t: 37, s: 70, d: 24, e: 20 };
+
+#[test]
+fn causal_heads_of_sixty_four() {
+    for dtype in [DType::BF16, DType::F16] {
+        let n = Sizes { b: 1, h: 2, g: 1, t: 70, s: 70, d: 64, e: 64 };
+        both(dtype, n, true, None, false, if dtype == DType::F16 { 4e-3 } else { 3e-2 });
+    }
+}
+
+#[test]
+fn odd_sizes_and_shared_key_heads() {
+    both(DType::F16, SMALL, false, None, false, 4e-3);
+    both(DType::F16, Sizes { d: 19, e: 5, ..SMALL }, true, None, false, 4e-3);
+    both(DType::F16, Sizes { t: 70, s: 33, ..SMALL }, true, None, false, 4e-3);
+}
+
+#[test]
+fn masks_of_every_type() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        both(DType::F16, SMALL, false, Some(added(dtype, [1, 4, 37, 70])), true, 4e-3);
+    }
+    let keep = random(DType::Bool, &[2, 1, 1, 70], 6);
+    both(DType::F16, SMALL, true, Some(keep), false, 4e-3);
+}
+
+#[test]
+fn gradients_of_broadcast_masks() {
+    for shape in [[2, 4, 37, 70], [1, 4, 37, 70], [2, 1, 1, 70], [1, 1, 37, 1], [1, 1, 1, 1]] {
+        let mask = random(DType::F32, &shape, 7);
+        both(DType::F32, SMALL, false, Some(mask), true, 2e-4);
+    }
+}
+
+#[test]
+fn large_heads() {
+    let n = Sizes { b: 1, h: 1, g: 1, t: 20, s: 40, d: 128, e: 72 };
+    both(DType::BF16, n, true, None, false, 3e-2);
+    both(
+        DType::BF16,
+        Sizes { d: 256, e: 200, ..n },
+        false,
+        Some(added(DType::F32, [1, 1, 1, 40])),
+        false,
+        3e-2,
+    );
+    both(DType::BF16, Sizes { d: 300, ..n }, false, None, false, 3e-2);
+}
+
+#[test]
+fn single_and_double_precision() {
+    both(DType::F32, SMALL, true, None, false, 2e-5);
+    both(
+        DType::F32,
+        Sizes { d: 65, e: 33, ..SMALL },
+        false,
+        Some(added(DType::F32, [1, 4, 37, 70])),
+        false,
+        2e-5,
+    );
+    both(DType::F64, SMALL, true, Some(added(DType::F64, [2, 1, 37, 70])), true, 1e-10);
+}
+
+#[test]
+fn nothing_to_attend_to() {
+    both(DType::F16, Sizes { s: 0, ..SMALL }, false, None, false, 0.0);
+    both(DType::F16, Sizes { t: 0, ..SMALL }, false, None, false, 0.0);
+    both(DType::F32, Sizes { s: 0, ..SMALL }, false, None, false, 0.0);
+}

@@ -1,0 +1,197 @@
+//! Runs recipes on the CPU.
+
+use crate::memory::Range;
+use crate::products;
+use frit_runtime::device::cuda::recipe::{
+    Argument, Epilogue, Launch, Pointer, Recipe, SourceKernel,
+};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, LazyLock, Mutex};
+
+/// A compiled file; its threads share static memory, so only one launch runs at a time.
+type Compiled = Arc<Mutex<libloading::Library>>;
+
+/// Threads of a block, in the order of their numbers or the other way round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Order {
+    Ascending,
+    Descending,
+}
+
+/// What a task sees: operands, results, scratch memory and the fault.
+pub(crate) struct Task {
+    pub(crate) reads: Vec<Range>,
+    pub(crate) writes: Vec<Range>,
+    scratch: Range,
+    fault: Range,
+}
+
+impl Task {
+    pub(crate) fn new(recipe: &Recipe, reads: Vec<Range>, writes: Vec<Range>) -> Task {
+        let fault = Range::of(&[0; 24], 0);
+        Task { reads, writes, scratch: Range::new(recipe.scratch_bytes, 0), fault }
+    }
+
+    /// The index and the size of the axis that it is outside of, if a kernel met one.
+    pub(crate) fn fault(&self) -> Option<(i64, i64)> {
+        let word = |i: usize| {
+            i64::from_le_bytes(self.fault.content()[i * 8..i * 8 + 8].try_into().unwrap())
+        };
+        (word(0) != 0).then(|| (word(1), word(2)))
+    }
+
+    pub(crate) fn run(&mut self, recipe: &Recipe, order: Order) {
+        for launch in &recipe.launches {
+            match launch {
+                Launch::Source(kernel) => self.source(kernel, order),
+                Launch::Copy { from, to, bytes } => {
+                    let source = self.range(*from).content()[from_byte(*from)..][..*bytes].to_vec();
+                    self.bytes(*to)[..*bytes].copy_from_slice(&source);
+                }
+                Launch::Zero { at, bytes } => self.bytes(*at)[..*bytes].fill(0),
+                Launch::Gemm(gemm) => {
+                    let a = self.bytes(gemm.a.at).to_vec();
+                    let b = self.bytes(gemm.b.at).to_vec();
+                    let bias = match gemm.epilogue {
+                        Epilogue::None => None,
+                        Epilogue::Bias(at) => Some(self.bytes(at).to_vec()),
+                    };
+                    products::run(gemm, &a, &b, bias.as_deref(), self.bytes(gemm.d.at));
+                }
+            }
+        }
+        let all = self.reads.iter().chain(&self.writes).chain([&self.scratch, &self.fault]);
+        assert!(all.into_iter().all(Range::is_intact), "a write outside of a result");
+    }
+
+    fn range(&mut self, at: Pointer) -> &mut Range {
+        match at {
+            Pointer::Read(i, _) => &mut self.reads[i],
+            Pointer::Write(i, _) => &mut self.writes[i],
+            Pointer::Scratch(_) => &mut self.scratch,
+            Pointer::Fault => &mut self.fault,
+        }
+    }
+
+    fn bytes(&mut self, at: Pointer) -> &mut [u8] {
+        &mut self.range(at).content_mut()[from_byte(at)..]
+    }
+
+    fn source(&mut self, kernel: &SourceKernel, order: Order) {
+        let mut values: Vec<Vec<u8>> = Vec::new();
+        for argument in &kernel.arguments {
+            values.push(match argument {
+                Argument::Pointer(at) => {
+                    let begin = self.range(*at).pointer() as usize;
+                    (begin + from_byte(*at)).to_ne_bytes().to_vec()
+                }
+                Argument::I64(x) => x.to_ne_bytes().to_vec(),
+                Argument::F32(x) => x.to_ne_bytes().to_vec(),
+                Argument::F64(x) => x.to_ne_bytes().to_vec(),
+                Argument::Words(x) => x.iter().flat_map(|w| w.to_ne_bytes()).collect(),
+            });
+        }
+        let mut pointers: Vec<*mut c_void> =
+            values.iter_mut().map(|v| v.as_mut_ptr().cast()).collect();
+        let compiled = compiled(kernel);
+        let library = compiled.lock().unwrap_or_else(|e| e.into_inner());
+        let symbol = format!("launch_{}", kernel.entry);
+        type Launcher = extern "C" fn(*const u32, u32, u32, i32, *mut *mut c_void);
+        // SAFETY: the launcher was generated with this signature; the arguments are the kernel's.
+        unsafe {
+            let launch = library.get::<Launcher>(symbol.as_bytes());
+            let launch = launch.unwrap_or_else(|e| panic!("{}: {e}", kernel.entry));
+            let reversed = i32::from(order == Order::Descending);
+            let (grid, arguments) = (kernel.grid.as_ptr(), pointers.as_mut_ptr());
+            launch(grid, kernel.block, kernel.shared_bytes, reversed, arguments);
+        }
+    }
+}
+
+fn from_byte(at: Pointer) -> usize {
+    match at {
+        Pointer::Read(_, at) | Pointer::Write(_, at) | Pointer::Scratch(at) => at,
+        Pointer::Fault => 0,
+    }
+}
+
+fn host(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recipe/host").join(file)
+}
+
+fn hash_of(all: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    all.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Compiles `source` with `flags` into a file that is named after all that it is made of.
+fn build(name: &str, source: &str, flags: &[String]) -> PathBuf {
+    let header = std::fs::read_to_string(host("cuda.h")).unwrap();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-host");
+    std::fs::create_dir_all(&dir).unwrap();
+    let stem = format!("{name}-{:016x}", hash_of((source, &header, flags)));
+    let done = dir.join(format!("{stem}.so"));
+    if !done.exists() {
+        let unique = format!("{stem}.{}.{:?}", std::process::id(), std::thread::current().id());
+        let (from, to) = (dir.join(format!("{unique}.cpp")), dir.join(format!("{unique}.part")));
+        std::fs::write(&from, source).unwrap();
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let status = Command::new(&compiler)
+            .args(["-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-shared", "-I"])
+            .arg(host(""))
+            .args(flags)
+            .arg(&from)
+            .arg(host("fibers.cpp"))
+            .arg("-o")
+            .arg(&to)
+            .status()
+            .unwrap_or_else(|e| panic!("{compiler}: {e}"));
+        assert!(status.success(), "{name} with {flags:?} does not compile");
+        std::fs::remove_file(&from).unwrap();
+        std::fs::rename(&to, &done).unwrap();
+    }
+    done
+}
+
+/// The library of a kernel's file and definitions.
+fn compiled(kernel: &SourceKernel) -> Compiled {
+    type Cache = HashMap<(&'static str, Vec<(&'static str, String)>), Compiled>;
+    static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
+    let key = (kernel.file, kernel.defines.clone());
+    if let Some(found) = CACHE.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
+        return found.clone();
+    }
+    let source = frit_kernels::cuda::source(kernel.file);
+    let source = source.unwrap_or_else(|| panic!("no file {}", kernel.file));
+    let flags: Vec<String> = kernel.defines.iter().map(|(k, v)| format!("-D{k}={v}")).collect();
+    let path = build(kernel.file, &on_host(source), &flags);
+    // SAFETY: the library has no initializers of its own.
+    let library = unsafe { libloading::Library::new(&path) }.unwrap_or_else(|e| panic!("{e}"));
+    let library = Arc::new(Mutex::new(library));
+    CACHE.lock().unwrap_or_else(|e| e.into_inner()).insert(key, library.clone());
+    library
+}
+
+/// The source with the emulated instructions, and a launcher for each kernel.
+fn on_host(source: &str) -> String {
+    let kernels = source.strip_prefix(frit_kernels::cuda::INSTRUCTIONS).expect("the instructions");
+    let mut all = format!("#include \"cuda.h\"\n{kernels}\n");
+    for part in kernels.split("extern \"C\" __global__ void").skip(1) {
+        let head = part.trim_start();
+        let head = match head.strip_prefix("__launch_bounds__") {
+            Some(rest) => rest.split_once(')').expect("the bounds").1.trim_start(),
+            None => head,
+        };
+        let name = head.split('(').next().expect("a name");
+        all += &format!(
+            "extern \"C\" void launch_{name}(const u32* grid, u32 block, u32 shared, int reversed, \
+             void** arguments) {{ host::launch({name}, grid, block, shared, reversed != 0, arguments); }}\n"
+        );
+    }
+    all
+}

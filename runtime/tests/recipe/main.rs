@@ -1,0 +1,13 @@
+//! Recipes against the interpreter: their CUDA C++ is compiled for the CPU, where threads are fibers, and
+//! launched as the recipe says.
+
+mod attention;
+mod check;
+mod convert;
+mod embedding;
+mod emulator;
+mod layout;
+mod matmul;
+mod memory;
+mod products;
+mod reduce;
