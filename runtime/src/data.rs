@@ -93,7 +93,16 @@ impl Data {
     }
 
     /// Hands over what rank `rank` reads in micro-step `micro` of step `step`: buffer and bytes.
-    pub fn feed(&self, step: usize, micro: usize, rank: usize, mut put: impl FnMut(usize, &[u8])) {
+    ///
+    /// # Errors
+    /// The first error of `put`.
+    pub fn feed<E>(
+        &self,
+        step: usize,
+        micro: usize,
+        rank: usize,
+        mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let global = self.batch * self.ranks * self.accumulation;
         let batches = self.n_examples / global;
         let first = (step % batches) * global + (rank * self.accumulation + micro) * self.batch;
@@ -103,18 +112,19 @@ impl Data {
             match (column.example, &order) {
                 (Some(example), None) => {
                     let begin = first * example;
-                    put(column.buffer, &column.bytes[begin..begin + self.batch * example]);
+                    put(column.buffer, &column.bytes[begin..begin + self.batch * example])?;
                 }
                 (Some(example), Some(order)) => {
                     picked.clear();
                     for i in &order[first..first + self.batch] {
                         picked.extend_from_slice(&column.bytes[i * example..(i + 1) * example]);
                     }
-                    put(column.buffer, &picked);
+                    put(column.buffer, &picked)?;
                 }
-                (None, _) => put(column.buffer, &column.bytes),
+                (None, _) => put(column.buffer, &column.bytes)?,
             }
         }
+        Ok(())
     }
 
     /// The order of an epoch's examples.
@@ -270,7 +280,11 @@ mod tests {
         let mut seen = Vec::new();
         for step in number * steps..(number + 1) * steps {
             for rank in 0..data.ranks {
-                data.feed(step, 0, rank, |_, bytes| seen.extend_from_slice(bytes));
+                let put = |_, bytes: &[u8]| -> Result<(), ()> {
+                    seen.extend_from_slice(bytes);
+                    Ok(())
+                };
+                data.feed(step, 0, rank, put).unwrap();
             }
         }
         seen

@@ -6,6 +6,7 @@ pub mod comm;
 pub mod data;
 pub mod device;
 pub mod error;
+mod gradients;
 pub mod metrics;
 pub mod plan_dir;
 pub mod run;

@@ -1,4 +1,4 @@
-//! The step loop: every rank a thread, each with its device; rank 0 reports.
+//! The step loop of a rank on its device; rank 0 reports. On the CPU every rank is a thread.
 
 use crate::RunError;
 use crate::comm::Communicator;
@@ -6,16 +6,15 @@ use crate::comm::local::LocalComm;
 use crate::data::Data;
 use crate::device::Device;
 use crate::device::cpu::Cpu;
+use crate::gradients::{self, Gradients, Parts};
 use crate::metrics::{StepMetrics, Writer};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
-use frit_ir::DType;
 use frit_ir::ops::random::RNG;
 use frit_ir::plan::{ParamHome, Plan};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Instant;
 
 /// What is asked of a run.
@@ -56,9 +55,6 @@ pub struct RunReport {
     pub collective_bytes: u64,
 }
 
-/// Unscaled, unclipped, averaged gradients by parameter name, f32.
-type Gradients = BTreeMap<String, Vec<f32>>;
-
 /// Runs a plan.
 ///
 /// # Errors
@@ -67,43 +63,15 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     let dir = PlanDir::load(plan_dir)?;
     let data = Data::load(&options.data, &dir.plan)?;
     check_hyper(&dir.plan, &options.hyper)?;
-    let writer = Mutex::new(Writer::open(options.metrics.as_deref())?);
-    let gradients = Mutex::new(Gradients::new());
-    let ranks = dir.plan.world_size;
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = options.threads.unwrap_or((cores / ranks).max(1));
-    let comms = LocalComm::world(ranks);
-    let watch = comms[0].clone();
-    let saved = Mutex::new(Tensors::new());
-    let session = Session { dir: &dir, data: &data, options, writer, gradients, saved, threads };
-    let results: Vec<Result<RunReport, RunError>> = std::thread::scope(|scope| {
-        let handles: Vec<_> =
-            comms.into_iter().map(|comm| scope.spawn(|| session.rank(comm))).collect();
-        let join = |h: std::thread::ScopedJoinHandle<'_, Result<RunReport, RunError>>| {
-            h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        handles.into_iter().map(join).collect()
-    });
-    let mut report = RunReport::default();
-    // A rank that failed by itself says more than those it stopped.
-    let (aborted, mut others): (Vec<_>, Vec<_>) =
-        results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
-    others.extend(aborted);
-    for (i, result) in others.into_iter().enumerate() {
-        let result = result?;
-        if i == 0 {
-            report = result;
-        }
-    }
-    (report.collective_calls, report.collective_bytes) = watch.traffic();
+    let session = Session { dir: &dir, data: &data, options };
+    let outcome = session.on_threads()?;
     if let Some(path) = &options.dump_grads {
-        let gradients = session.gradients.into_inner().unwrap_or_default();
-        write_gradients(path, &dir.plan, &gradients)?;
+        gradients::write(path, &dir.plan, &outcome.gradients)?;
     }
     if let Some(path) = &options.save {
-        save::write(path, &dir.plan, &session.saved.into_inner().unwrap_or_default())?;
+        save::write(path, &dir.plan, &outcome.saved)?;
     }
-    Ok(report)
+    Ok(outcome.report)
 }
 
 fn is_abort(error: &RunError) -> bool {
@@ -124,65 +92,89 @@ fn check_hyper(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
     Ok(())
 }
 
+/// What a rank brings back; tensors only on rank 0.
+#[derive(Default)]
+struct Outcome {
+    report: RunReport,
+    gradients: Gradients,
+    saved: Tensors,
+}
+
 struct Session<'a> {
     dir: &'a PlanDir,
     data: &'a Data,
     options: &'a RunOptions,
-    writer: Mutex<Writer>,
-    gradients: Mutex<Gradients>,
-    saved: Mutex<Tensors>,
-    threads: usize,
 }
 
 impl Session<'_> {
-    /// One rank from start to end.
-    fn rank(&self, comm: LocalComm) -> Result<RunReport, RunError> {
-        let rank = comm.rank();
-        let end = comm.clone();
-        let mut device = match Cpu::new(self.dir, comm, self.threads, self.options.interpret) {
-            Ok(device) => device,
-            Err(e) => {
+    /// Every rank as a thread on the CPU.
+    fn on_threads(&self) -> Result<Outcome, RunError> {
+        let ranks = self.dir.plan.world_size;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
+        let comms = LocalComm::world(ranks);
+        let watch = comms[0].clone();
+        let rank = |comm: LocalComm| {
+            let (rank, end) = (comm.rank(), comm.clone());
+            let result = Cpu::new(self.dir, comm, threads, self.options.interpret)
+                .and_then(|mut device| self.train(&mut device, rank));
+            if result.is_err() {
                 end.abort();
-                return Err(e);
             }
+            result
         };
-        self.initialize(&mut device, rank);
-        let bar = self.progress(rank);
-        let mut report = RunReport::default();
-        for step in 0..self.options.steps {
-            let started = Instant::now();
-            let metrics = match self.step(&mut device, step, rank) {
-                Ok(metrics) => metrics,
-                Err(e) => {
-                    end.abort();
-                    return Err(e);
-                }
+        let results: Vec<Result<Outcome, RunError>> = std::thread::scope(|scope| {
+            let handles: Vec<_> = comms.into_iter().map(|c| scope.spawn(|| rank(c))).collect();
+            let join = |h: std::thread::ScopedJoinHandle<'_, Result<Outcome, RunError>>| {
+                h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
-            let seconds = started.elapsed().as_secs_f64();
-            report.losses.push(metrics["loss"]);
-            report.grad_norms.push(metrics["grad_norm"]);
-            report.seconds.push(seconds);
-            if rank == 0 {
-                let line = StepMetrics {
-                    step,
-                    loss: metrics["loss"],
-                    grad_norm: metrics["grad_norm"],
-                    lr: metrics["lr"],
-                    loss_scale: metrics["loss_scale"],
-                    skipped: metrics["found_inf"] != 0.0,
-                    tokens_or_examples_per_s: metrics["tokens"] / seconds,
-                };
-                self.writer.lock().unwrap_or_else(|e| e.into_inner()).write(&line)?;
-                bar.set_message(format!("loss {:.4}", line.loss));
-                bar.inc(1);
+            handles.into_iter().map(join).collect()
+        });
+        // A rank that failed by itself says more than those it stopped.
+        let (aborted, mut others): (Vec<_>, Vec<_>) =
+            results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
+        others.extend(aborted);
+        let mut outcome = Outcome::default();
+        for (i, result) in others.into_iter().enumerate() {
+            let result = result?;
+            if i == 0 {
+                outcome = result;
             }
         }
-        bar.finish_and_clear();
-        if self.options.save.is_some() {
-            let mut saved = self.saved.lock().unwrap_or_else(|e| e.into_inner());
-            save::collect(&self.dir.plan, &device, rank, &mut saved);
+        (outcome.report.collective_calls, outcome.report.collective_bytes) = watch.traffic();
+        Ok(outcome)
+    }
+
+    /// One rank from start to end.
+    fn train<D: Device>(&self, device: &mut D, rank: usize) -> Result<Outcome, RunError> {
+        let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
+        let mut reporter = Reporter {
+            plan: &self.dir.plan,
+            writer: Writer::open(metrics)?,
+            bar: self.progress(rank),
+            clock: Instant::now(),
+            parts: None,
+            outcome: Outcome::default(),
+        };
+        self.initialize(device, rank)?;
+        reporter.clock = Instant::now();
+        for step in 0..self.options.steps {
+            let parts = self.step(device, step, rank)?;
+            device.note_metrics()?;
+            reporter.parts = reporter.parts.or(parts);
+            if step >= D::METRICS_DELAY {
+                reporter.report(step - D::METRICS_DELAY, &device.take_metrics()?)?;
+            }
         }
-        Ok(report)
+        for step in self.options.steps.saturating_sub(D::METRICS_DELAY)..self.options.steps {
+            reporter.report(step, &device.take_metrics()?)?;
+        }
+        reporter.bar.finish_and_clear();
+        let mut outcome = reporter.outcome;
+        if self.options.save.is_some() {
+            outcome.saved = save::collect(&self.dir.plan, device, rank)?;
+        }
+        Ok(outcome)
     }
 
     fn progress(&self, rank: usize) -> indicatif::ProgressBar {
@@ -196,29 +188,29 @@ impl Session<'_> {
     }
 
     /// First values of everything persistent; the arenas are zero.
-    fn initialize(&self, device: &mut impl Device, rank: usize) {
+    fn initialize(&self, device: &mut impl Device, rank: usize) -> Result<(), RunError> {
         let plan = &self.dir.plan;
         for param in &plan.params {
             let ParamHome::Buffer(buffer) = param.home else { continue };
             if let Some(bytes) = self.dir.weight(&param.name) {
-                device.write(buffer, 0, bytes);
+                device.write(buffer, 0, bytes)?;
             }
         }
         for group in &plan.groups {
             for segment in &group.segments {
                 let Some((from, to, len)) = group.owned(segment, rank) else { continue };
                 if let Some(bytes) = self.dir.weight(&plan.params[segment.param].name) {
-                    device.write(group.master, to * 4, &bytes[from * 4..(from + len) * 4]);
+                    device.write(group.master, to * 4, &bytes[from * 4..(from + len) * 4])?;
                 }
             }
             for state in group.states.iter().filter(|s| s.init != 0.0) {
                 let value = (state.init as f32).to_le_bytes();
-                device.write(state.buffer, 0, &value.repeat(group.shard_numel));
+                device.write(state.buffer, 0, &value.repeat(group.shard_numel))?;
             }
         }
         for constant in &plan.constants {
             if let Some(bytes) = self.dir.weight(&constant.name) {
-                device.write(constant.buffer, 0, bytes);
+                device.write(constant.buffer, 0, bytes)?;
             }
         }
         for state in &plan.states {
@@ -229,92 +221,81 @@ impl Session<'_> {
             } else {
                 frit_ir::Tensor::splat(state.ty.clone(), state.init)
             };
-            device.write(state.buffer, 0, &value.to_bytes());
+            device.write(state.buffer, 0, &value.to_bytes())?;
         }
         for hyper in &plan.hyper {
             let changed = self.options.hyper.iter().rfind(|(name, _)| *name == hyper.name);
             let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
-            device.write(hyper.buffer, 0, &value.to_le_bytes());
+            device.write(hyper.buffer, 0, &value.to_le_bytes())?;
         }
+        Ok(())
     }
 
+    /// One step; the gradients if they are asked for.
     fn step(
         &self,
         device: &mut impl Device,
         step: usize,
         rank: usize,
-    ) -> Result<BTreeMap<&str, f64>, RunError> {
+    ) -> Result<Option<Parts>, RunError> {
         let plan = &self.dir.plan;
         let (micro, update) = (&plan.phases[0], &plan.phases[1]);
-        for k in 0..plan.accumulation {
-            self.data.feed(step, k, rank, |buffer, bytes| device.write(buffer, 0, bytes));
-            device.run(micro.begin, micro.end)?;
-        }
         let dump = step == 0 && self.options.dump_grads.is_some();
-        let gradients = if dump { self.read_gradients(device) } else { vec![] };
-        device.run(update.begin, update.end)?;
-        let mut metrics = BTreeMap::new();
-        for metric in &plan.metrics {
-            let place = &metric.place;
-            let bytes = device.read(place.buffer, place.offset, place.ty.bytes());
-            let value = bytes.first_chunk::<4>().map_or(f32::NAN, |b| f32::from_le_bytes(*b));
-            metrics.insert(metric.name.as_str(), f64::from(value));
+        for k in 0..plan.accumulation {
+            self.data.feed(step, k, rank, |buffer, bytes| device.feed(buffer, bytes))?;
+            let last = k + 1 == plan.accumulation;
+            let end = if last && !dump { update.end } else { micro.end };
+            device.run(micro.begin..end)?;
         }
-        if dump {
-            self.collect_gradients(&gradients, &metrics, rank);
+        if !dump {
+            return Ok(None);
         }
-        Ok(metrics)
-    }
-
-    /// This rank's part of every group's gradient.
-    fn read_gradients(&self, device: &impl Device) -> Vec<Vec<f32>> {
-        let part = |place: &frit_ir::plan::Place| {
-            let bytes = device.read(place.buffer, place.offset, place.ty.bytes());
-            bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-        };
-        self.dir.plan.gradients.iter().map(|g| part(&g.place)).collect()
-    }
-
-    /// Adds this rank's parts, unscaled, to the gradients by parameter.
-    fn collect_gradients(&self, parts: &[Vec<f32>], metrics: &BTreeMap<&str, f64>, rank: usize) {
-        let plan = &self.dir.plan;
-        let capacity = (plan.loss_capacity * plan.accumulation * plan.world_size) as f64;
-        let factor = capacity / metrics["tokens"].max(1.0) / metrics["loss_scale"];
-        let mut all = self.gradients.lock().unwrap_or_else(|e| e.into_inner());
-        for (spec, part) in plan.gradients.iter().zip(parts) {
-            let group = &plan.groups[spec.group];
-            for segment in &group.segments {
-                let Some((to, from, len)) = group.owned(segment, rank) else { continue };
-                let name = &plan.params[segment.param].name;
-                let whole = all.entry(name.clone()).or_insert_with(|| vec![0.0; segment.numel]);
-                for (g, x) in whole[to..to + len].iter_mut().zip(&part[from..from + len]) {
-                    *g = (f64::from(*x) * factor) as f32;
-                }
-            }
-        }
+        let parts = Parts::read(plan, device)?;
+        device.run(update.begin..update.end)?;
+        Ok(Some(parts))
     }
 }
 
-fn write_gradients(path: &Path, plan: &Plan, gradients: &Gradients) -> Result<(), RunError> {
-    let bytes: Vec<(&String, Vec<usize>, Vec<u8>)> = gradients
-        .iter()
-        .filter_map(|(name, values)| {
-            let param = plan.params.iter().find(|p| p.name == *name)?;
-            debug_assert_eq!(param.ty.dtype, DType::F32);
-            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-            Some((name, param.ty.shape.0.clone(), bytes))
-        })
-        .collect();
-    let refuse = |e: safetensors::SafeTensorError| RunError::Io {
-        path: path.into(),
-        error: std::io::Error::other(e.to_string()),
-    };
-    let mut views = Vec::new();
-    for (name, shape, bytes) in &bytes {
-        let view =
-            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes)
-                .map_err(refuse)?;
-        views.push((name.as_str(), view));
+/// Puts together what a run reports, as the metrics of its steps arrive.
+struct Reporter<'a> {
+    plan: &'a Plan,
+    writer: Writer,
+    bar: indicatif::ProgressBar,
+    /// When the last metrics arrived.
+    clock: Instant,
+    /// The first step's gradients, until its metrics say by what to divide them.
+    parts: Option<Parts>,
+    outcome: Outcome,
+}
+
+impl Reporter<'_> {
+    /// Takes the metrics of a step, in the plan's order.
+    fn report(&mut self, step: usize, values: &[f32]) -> Result<(), RunError> {
+        let names = self.plan.metrics.iter().map(|m| m.name.as_str());
+        let metrics: BTreeMap<&str, f64> =
+            names.zip(values.iter().map(|v| f64::from(*v))).collect();
+        let seconds = self.clock.elapsed().as_secs_f64();
+        self.clock = Instant::now();
+        if let Some(parts) = self.parts.take() {
+            let (tokens, scale) = (metrics["tokens"], metrics["loss_scale"]);
+            self.outcome.gradients = parts.combine(self.plan, tokens, scale);
+        }
+        let report = &mut self.outcome.report;
+        report.losses.push(metrics["loss"]);
+        report.grad_norms.push(metrics["grad_norm"]);
+        report.seconds.push(seconds);
+        let line = StepMetrics {
+            step,
+            loss: metrics["loss"],
+            grad_norm: metrics["grad_norm"],
+            lr: metrics["lr"],
+            loss_scale: metrics["loss_scale"],
+            skipped: metrics["found_inf"] != 0.0,
+            tokens_or_examples_per_s: metrics["tokens"] / seconds,
+        };
+        self.writer.write(&line)?;
+        self.bar.set_message(format!("loss {:.4}", line.loss));
+        self.bar.inc(1);
+        Ok(())
     }
-    safetensors::serialize_to_file(views, None, path).map_err(refuse)
 }

@@ -12,26 +12,34 @@ use std::path::Path;
 /// Whole tensors by parameter name, little-endian.
 pub(crate) type Tensors = BTreeMap<String, Vec<u8>>;
 
-/// Adds what this rank holds: its part of every flat group, and, on rank 0, what all ranks hold.
-pub(crate) fn collect(plan: &Plan, device: &impl Device, rank: usize, all: &mut Tensors) {
-    for group in plan.groups.iter().filter(|g| g.sharded || rank == 0) {
-        for segment in &group.segments {
-            let Some((to, from, len)) = group.owned(segment, rank) else { continue };
-            let param = &plan.params[segment.param];
-            let whole = all.entry(param.name.clone()).or_insert_with(|| vec![0; segment.numel * 4]);
-            whole[to * 4..(to + len) * 4].copy_from_slice(&device.read(
-                group.master,
-                from * 4,
-                len * 4,
-            ));
+/// What the ranks hold, on rank 0; nothing on others. Every rank must ask.
+///
+/// # Errors
+/// If the device or another rank failed.
+pub(crate) fn collect(plan: &Plan, device: &impl Device, rank: usize) -> Result<Tensors, RunError> {
+    let mut all = Tensors::new();
+    for group in &plan.groups {
+        let bytes = group.shard_numel * 4;
+        let parts = match group.sharded {
+            true => device.gather(group.master, 0, bytes)?,
+            false if rank == 0 => device.read(group.master, 0, bytes)?,
+            false => vec![],
+        };
+        for (owner, part) in parts.chunks(bytes.max(1)).enumerate() {
+            for segment in &group.segments {
+                let Some((to, from, len)) = group.owned(segment, owner) else { continue };
+                let name = &plan.params[segment.param].name;
+                let whole = all.entry(name.clone()).or_insert_with(|| vec![0; segment.numel * 4]);
+                whole[to * 4..(to + len) * 4].copy_from_slice(&part[from * 4..(from + len) * 4]);
+            }
         }
     }
     for param in plan.params.iter().filter(|_| rank == 0) {
         if let ParamHome::Buffer(buffer) = param.home {
-            let bytes = device.read(buffer, 0, param.ty.bytes());
-            all.insert(param.name.clone(), bytes.to_vec());
+            all.insert(param.name.clone(), device.read(buffer, 0, param.ty.bytes())?);
         }
     }
+    Ok(all)
 }
 
 /// Writes the tensors beside `path` and moves them there, so that no torn file is ever at `path`.

@@ -85,11 +85,16 @@ impl LocalComm {
     }
 
     fn publish(&self, send: *const u8, recv: *mut u8, bytes: usize) -> Result<(), RunError> {
-        self.shared.send[self.rank].store(send.cast_mut(), Ordering::Release);
         self.shared.recv[self.rank].store(recv, Ordering::Release);
         self.shared.traffic.calls.fetch_add(1, Ordering::Relaxed);
         let others = (self.shared.world_size - 1) as u64;
         self.shared.traffic.bytes.fetch_add(bytes as u64 * others, Ordering::Relaxed);
+        self.show(send)
+    }
+
+    /// Shows the other ranks a buffer, and waits until all have shown theirs.
+    fn show(&self, send: *const u8) -> Result<(), RunError> {
+        self.shared.send[self.rank].store(send.cast_mut(), Ordering::Release);
         self.barrier()
     }
 
@@ -180,6 +185,19 @@ impl Communicator for LocalComm {
         self.barrier()
     }
 
+    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, RunError> {
+        self.show(send.as_ptr())?;
+        let mut all = Vec::new();
+        if self.rank == 0 {
+            for rank in 0..self.shared.world_size {
+                // SAFETY: every rank shows as many bytes, and keeps them until all have passed the barrier.
+                all.extend(unsafe { std::slice::from_raw_parts(self.sent(rank), send.len()) });
+            }
+        }
+        self.barrier()?;
+        Ok(all)
+    }
+
     fn abort(&self) {
         self.gate().aborted = true;
         self.shared.opened.notify_all();
@@ -234,6 +252,16 @@ mod tests {
         });
         let expected: Vec<f32> = (0..7).map(|i| (i * 6) as f32).collect();
         assert!(results.iter().all(|r| *r == expected));
+    }
+
+    #[test]
+    fn gathering_is_not_counted_as_traffic() {
+        let results = on_ranks(3, |comm| {
+            let all = comm.gather(&[comm.rank() as u8; 2]).unwrap();
+            (all, comm.traffic())
+        });
+        assert_eq!(results[0], (vec![0, 0, 1, 1, 2, 2], (0, 0)));
+        assert!(results[1..].iter().all(|(all, _)| all.is_empty()));
     }
 
     #[test]

@@ -54,6 +54,12 @@ pub trait Communicator {
         reduce: ReduceKind,
     ) -> Result<(), RunError>;
 
+    /// Every rank's bytes, in rank order, on rank 0; nothing on others. Not one of the plan's collectives.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, RunError>;
+
     /// Tells the other ranks that this one cannot go on.
     fn abort(&self);
 }

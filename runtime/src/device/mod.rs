@@ -4,18 +4,58 @@ pub mod cpu;
 pub mod cuda;
 
 use crate::RunError;
+use std::ops::Range;
 
 /// One rank's device: its arenas, and the tasks of a plan made ready to run on it.
+///
+/// What is asked of a device takes effect in the order in which it is asked; a device may return before
+/// it has done it, and report a failure of it later.
 pub trait Device {
-    /// Runs the tasks `begin..end` of the plan, in an order that respects their waits.
+    /// Steps whose metrics may be noted before the first is taken, without the device going idle.
+    const METRICS_DELAY: usize;
+
+    /// Writes an input of the next micro-step: its buffer and all of its bytes.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError>;
+
+    /// Runs tasks of the plan, in an order that respects their waits; a range may span phases.
     ///
     /// # Errors
     /// The task that failed.
-    fn run(&mut self, begin: usize, end: usize) -> Result<(), RunError>;
+    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError>;
+
+    /// Notes the metrics of the step that was run.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn note_metrics(&mut self) -> Result<(), RunError>;
+
+    /// The metrics of the step noted first, in the plan's order. They are not kept.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn take_metrics(&mut self) -> Result<Vec<f32>, RunError>;
 
     /// Writes bytes into a buffer.
-    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]);
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError>;
 
     /// Reads bytes of a buffer.
-    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Vec<u8>;
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
+
+    /// Reads the same bytes of every rank, in rank order, on rank 0; nothing on others. Every rank must ask.
+    ///
+    /// # Errors
+    /// If the device or another rank failed.
+    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
+
+    /// Tells the other ranks that this one cannot go on.
+    fn abort(&self);
 }

@@ -16,12 +16,13 @@ use crate::comm::Communicator;
 use crate::plan_dir::PlanDir;
 use arena::Arenas;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Place};
+use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Metric, Place};
 use frit_ir::{Graph, Tensor};
 use frit_kernels::pool::Pool;
 use library::Routine;
 use operand::Operand;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 /// A kernel made ready.
 enum Code<'a> {
@@ -42,6 +43,7 @@ pub struct Cpu<'a, C> {
     pool: Pool,
     arenas: Arenas,
     code: Vec<Code<'a>>,
+    metrics: VecDeque<Vec<f32>>,
 }
 
 impl<'a, C: Communicator> Cpu<'a, C> {
@@ -62,11 +64,20 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         let code: Result<Vec<_>, _> =
             plan.plan.kernels.iter().map(|k| prepare(plan, k, interpret)).collect();
         let arenas = Arenas::new(plan.plan.persistent_bytes, plan.plan.workspace_bytes);
-        Ok(Cpu { plan, comm, pool: Pool::new(threads), arenas, code: code? })
+        let (pool, metrics) = (Pool::new(threads), VecDeque::new());
+        Ok(Cpu { plan, comm, pool, arenas, code: code?, metrics })
     }
 
     fn pointer(&self, place: &Place) -> *mut u8 {
         self.arenas.pointer(&self.plan.plan.buffers[place.buffer], place.offset)
+    }
+
+    fn bytes(&self, buffer: usize, offset: usize, bytes: usize) -> &[u8] {
+        let buffer = &self.plan.plan.buffers[buffer];
+        assert!(offset + bytes <= buffer.bytes, "read beyond buffer `{}`", buffer.name);
+        let from = self.arenas.pointer(buffer, offset);
+        // SAFETY: the range is within the buffer, which is within its arena; nothing runs meanwhile.
+        unsafe { std::slice::from_raw_parts(from, bytes) }
     }
 
     fn task(&self, action: &Action) -> Result<(), String> {
@@ -129,8 +140,8 @@ impl<'a, C: Communicator> Cpu<'a, C> {
     fn interpret(&self, body: &Graph, reads: &[Place], writes: &[Place]) -> Result<(), String> {
         let mut feeds = HashMap::new();
         for (i, place) in reads.iter().enumerate() {
-            let bytes = self.read(place.buffer, place.offset, place.ty.bytes());
-            let tensor = Tensor::from_bytes(place.ty.clone(), &bytes).map_err(|e| e.to_string())?;
+            let bytes = self.bytes(place.buffer, place.offset, place.ty.bytes());
+            let tensor = Tensor::from_bytes(place.ty.clone(), bytes).map_err(|e| e.to_string())?;
             feeds.insert(i.to_string(), tensor);
         }
         let results = interpret::run(body, &feeds, interpret::Options::default())
@@ -175,8 +186,14 @@ fn prepare<'a>(
 }
 
 impl<C: Communicator> Device for Cpu<'_, C> {
-    fn run(&mut self, begin: usize, end: usize) -> Result<(), RunError> {
-        for task in &self.plan.plan.tasks[begin..end] {
+    const METRICS_DELAY: usize = 0;
+
+    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
+        self.write(buffer, 0, bytes)
+    }
+
+    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
+        for task in &self.plan.plan.tasks[tasks] {
             if let Err(reason) = self.task(&task.action) {
                 self.comm.abort();
                 let (task, rank) = (task.name.clone(), self.comm.rank());
@@ -186,19 +203,37 @@ impl<C: Communicator> Device for Cpu<'_, C> {
         Ok(())
     }
 
-    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) {
+    fn note_metrics(&mut self) -> Result<(), RunError> {
+        let value = |metric: &Metric| {
+            // SAFETY: the plan's check keeps the place within its arena; metrics are f32.
+            unsafe { self.pointer(&metric.place).cast::<f32>().read() }
+        };
+        self.metrics.push_back(self.plan.plan.metrics.iter().map(value).collect());
+        Ok(())
+    }
+
+    fn take_metrics(&mut self) -> Result<Vec<f32>, RunError> {
+        Ok(self.metrics.pop_front().expect("invariant: metrics are noted before they are taken"))
+    }
+
+    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
         let buffer = &self.plan.plan.buffers[buffer];
         assert!(offset + bytes.len() <= buffer.bytes, "write beyond buffer `{}`", buffer.name);
         let to = self.arenas.pointer(buffer, offset);
         // SAFETY: the range is within the buffer, which is within its arena.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
     }
 
-    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Vec<u8> {
-        let buffer = &self.plan.plan.buffers[buffer];
-        assert!(offset + bytes <= buffer.bytes, "read beyond buffer `{}`", buffer.name);
-        let from = self.arenas.pointer(buffer, offset);
-        // SAFETY: the range is within the buffer, which is within its arena.
-        unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec()
+    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+        Ok(self.bytes(buffer, offset, bytes).to_vec())
+    }
+
+    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+        self.comm.gather(self.bytes(buffer, offset, bytes))
+    }
+
+    fn abort(&self) {
+        self.comm.abort();
     }
 }
