@@ -11,6 +11,7 @@ use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::schedule::{BackwardPrefetch, ScheduleOptions, schedule};
+use frit_passes::shard::Strategy;
 use frit_passes::{Pass, PassContext, loss, memory, verify_plan};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -183,12 +184,17 @@ fn plan(
     context: &PassContext,
 ) -> Result<Planned, Report> {
     let backend = &options.backend;
+    let strategy = pipeline::strategy(config);
     let lower_options = LowerOptions {
         units: context.units.clone(),
         strategy: config.sharding.strategy.word().into(),
         compute_dtype: config.precision.compute,
         seed: config.run.seed,
         accumulation: config.run.accumulation,
+        shards: strategy.shards(config.sharding.ranks),
+        gather_once: strategy == Strategy::ShardOptimizer
+            && config.run.accumulation > 1
+            && config.sharding.ranks > 1,
         loss_capacity: capacity,
         target: backend.describe(),
         config: config.to_toml(),

@@ -4,6 +4,8 @@ use crate::diagnostics::Report;
 use crate::{plan_dir, wire};
 use frit_ir::Diagnostic;
 use frit_ir::plan::{ParamHome, sha256_hex};
+use frit_runtime::checkpoint::Checkpoint;
+use frit_runtime::safetensors_dtype;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -12,36 +14,108 @@ use std::path::{Path, PathBuf};
 /// The largest message that Protocol Buffers allow.
 const LARGEST: usize = i32::MAX as usize;
 
-/// The ONNX model that the plan was compiled from, with the values of `weights`.
+/// Trained parameters, and the plan they belong to.
+pub struct Trained {
+    /// Where the plan's source is.
+    source: PathBuf,
+    /// The parameters that the model must have.
+    names: Vec<String>,
+    values: Values,
+}
+
+enum Values {
+    /// The bytes of a file that `frit run --save` wrote, and its path.
+    File(Vec<u8>, PathBuf),
+    Checkpoint(Checkpoint),
+}
+
+/// One parameter: element type, shape, little-endian elements.
+type Parameter = (Dtype, Vec<usize>, Vec<u8>);
+
+impl Trained {
+    /// The weights of a file for the plan of a directory.
+    ///
+    /// # Errors
+    /// If one of them cannot be read.
+    pub fn of_plan(plan: &Path, weights: &Path) -> Result<Trained, Report> {
+        let bytes = std::fs::read(weights).map_err(|e| {
+            Diagnostic::error("E111", format!("cannot read {}: {e}", weights.display()))
+                .help("give a file that `frit run --save` wrote")
+        })?;
+        SafeTensors::deserialize(&bytes)
+            .map_err(|e| Diagnostic::error("E111", format!("{}: {e}", weights.display())))?;
+        let params = plan_dir::read(plan)?.params;
+        let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
+        Ok(Trained {
+            source: plan.join("source"),
+            names: used.map(|p| p.name).collect(),
+            values: Values::File(bytes, weights.into()),
+        })
+    }
+
+    /// The parameters of a checkpoint.
+    pub fn of_checkpoint(checkpoint: Checkpoint) -> Trained {
+        let names = checkpoint.parameters().map(str::to_string).collect();
+        Trained { source: checkpoint.source(), names, values: Values::Checkpoint(checkpoint) }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        match &self.values {
+            Values::File(bytes, _) => {
+                SafeTensors::deserialize(bytes).is_ok_and(|t| t.tensor(name).is_ok())
+            }
+            Values::Checkpoint(checkpoint) => checkpoint.entry(&format!("param/{name}")).is_some(),
+        }
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Parameter>, Diagnostic> {
+        match &self.values {
+            Values::File(bytes, _) => {
+                let tensors = SafeTensors::deserialize(bytes).ok();
+                let view = tensors.and_then(|t| t.tensor(name).ok());
+                Ok(view.map(|v| (v.dtype(), v.shape().to_vec(), v.data().to_vec())))
+            }
+            Values::Checkpoint(checkpoint) => {
+                let key = format!("param/{name}");
+                let Some(entry) = checkpoint.entry(&key) else { return Ok(None) };
+                let bytes = checkpoint.tensor(&key);
+                let bytes = bytes.map_err(|e| Diagnostic::error("E111", e.to_string()))?;
+                Ok(Some((safetensors_dtype(entry.dtype), entry.shape.clone(), bytes)))
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match &self.values {
+            Values::File(_, path) => path,
+            Values::Checkpoint(checkpoint) => &checkpoint.path,
+        }
+    }
+}
+
+/// The ONNX model that a plan was compiled from, with trained weights.
 ///
 /// # Errors
-/// If the model is no ONNX file, is gone or was changed, or does not store a parameter as the weights do.
-pub fn onnx(plan: &Path, weights: &Path) -> Result<Vec<u8>, Report> {
-    let params = plan_dir::read(plan)?.params;
-    let (path, model) = original(plan)?;
+/// If the model is no ONNX file, is gone or was changed, or does not store a parameter as it was trained.
+pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
+    let (path, model) = original(&trained.source)?;
     let refuse = |what: String| Diagnostic::error("E110", format!("{}: {what}", path.display()));
-    let bytes = std::fs::read(weights).map_err(|e| {
-        Diagnostic::error("E111", format!("cannot read {}: {e}", weights.display()))
-            .help("give a file that `frit run --save` wrote")
-    })?;
-    let tensors = SafeTensors::deserialize(&bytes)
-        .map_err(|e| Diagnostic::error("E111", format!("{}: {e}", weights.display())))?;
     let mut left = BTreeSet::new();
-    for param in params.into_iter().filter(|p| p.home != ParamHome::Unused) {
-        if tensors.tensor(&param.name).is_err() {
-            let what = format!("{} holds no `{}`", weights.display(), param.name);
+    for name in &trained.names {
+        if !trained.has(name) {
+            let what = format!("{} holds no `{name}`", trained.path().display());
             return Err(Diagnostic::error("E111", what)
                 .help("give the weights of this very model")
                 .into());
         }
-        left.insert(param.name);
+        left.insert(name.clone());
     }
     let mut out = Vec::with_capacity(model.len());
     let broken = || refuse("it is no ONNX model".into());
     for field in wire::fields(&model).ok_or_else(broken)? {
         match field.content {
             Some(graph) if field.number == 7 => {
-                let graph = replaced(graph, &tensors, &mut left).map_err(&refuse)?;
+                let graph = replaced(graph, trained, &mut left).map_err(&refuse)?;
                 wire::put(&mut out, 7, &graph);
             }
             _ => out.extend_from_slice(field.whole),
@@ -62,9 +136,9 @@ pub fn onnx(plan: &Path, weights: &Path) -> Result<Vec<u8>, Report> {
     Ok(out)
 }
 
-/// The model file of a plan, unchanged since.
-fn original(plan: &Path) -> Result<(PathBuf, Vec<u8>), Diagnostic> {
-    let file = plan.join("source/origin.json");
+/// The model file of a plan's source, unchanged since.
+fn original(source: &Path) -> Result<(PathBuf, Vec<u8>), Diagnostic> {
+    let file = source.join("origin.json");
     let refuse = |e: String| Diagnostic::error("E112", format!("{}: {e}", file.display()));
     let text = std::fs::read_to_string(&file).map_err(|e| refuse(e.to_string()))?;
     let origin: Value = serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))?;
@@ -83,13 +157,13 @@ fn original(plan: &Path) -> Result<(PathBuf, Vec<u8>), Diagnostic> {
 /// The graph with its initializers replaced; names that were found leave `left`.
 fn replaced(
     graph: &[u8],
-    tensors: &SafeTensors<'_>,
+    trained: &Trained,
     left: &mut BTreeSet<String>,
 ) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(graph.len());
     for field in wire::fields(graph).ok_or("its graph is broken")? {
         let tensor = field.content.filter(|_| field.number == 5);
-        match tensor.map(|t| initializer(t, tensors, left)).transpose()? {
+        match tensor.map(|t| initializer(t, trained, left)).transpose()? {
             Some(Some(tensor)) => wire::put(&mut out, 5, &tensor),
             _ => out.extend_from_slice(field.whole),
         }
@@ -100,14 +174,14 @@ fn replaced(
 /// An initializer with new data inside it; `None` if it has no new data.
 fn initializer(
     tensor: &[u8],
-    tensors: &SafeTensors<'_>,
+    trained: &Trained,
     left: &mut BTreeSet<String>,
 ) -> Result<Option<Vec<u8>>, String> {
     let fields = wire::fields(tensor).ok_or("an initializer is broken")?;
     let name = fields.iter().find(|f| f.number == 8).and_then(|f| f.content).unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
     let external = fields.iter().any(|f| f.number == 13);
-    let Ok(view) = tensors.tensor(&name) else {
+    let Some((dtype, shape, data)) = trained.get(&name).map_err(|e| e.message)? else {
         return if external {
             Err(format!("the data of `{name}`, which does not train, is in another file"))
         } else {
@@ -118,10 +192,10 @@ fn initializer(
         let mut at = 1;
         wire::varint(f.whole, &mut at)
     });
-    let data = convert(&view, stored.unwrap_or(0))
+    let data = convert(dtype, data, stored.unwrap_or(0))
         .ok_or_else(|| format!("`{name}` is not stored as floats"))?;
     let mut out = Vec::new();
-    for size in view.shape() {
+    for size in &shape {
         wire::put_integer(&mut out, 1, *size as u64);
     }
     wire::put_integer(&mut out, 2, stored.unwrap_or(0));
@@ -132,17 +206,17 @@ fn initializer(
 }
 
 /// The elements in the data type of the initializer, by ONNX's number.
-fn convert(view: &safetensors::tensor::TensorView<'_>, to: u64) -> Option<Vec<u8>> {
+fn convert(dtype: Dtype, data: Vec<u8>, to: u64) -> Option<Vec<u8>> {
     use half::{bf16, f16};
-    let same = match (view.dtype(), to) {
+    let same = match (dtype, to) {
         (Dtype::F32, 1) | (Dtype::F16, 10) | (Dtype::BF16, 16) | (Dtype::F64, 11) => true,
         (Dtype::F32, 10 | 16 | 11) => false,
         _ => return None,
     };
     if same {
-        return Some(view.data().to_vec());
+        return Some(data);
     }
-    let (values, _) = view.data().as_chunks::<4>();
+    let (values, _) = data.as_chunks::<4>();
     let values = values.iter().map(|b| f32::from_le_bytes(*b));
     Some(match to {
         10 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),

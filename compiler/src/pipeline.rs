@@ -40,6 +40,8 @@ pub struct Options {
     world_size: usize,
     strategy: Strategy,
     wrap: Wrap,
+    reshard_after_forward: Vec<String>,
+    no_sync: bool,
 }
 
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
@@ -72,7 +74,13 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
             capacity,
             world_size: o.world_size,
         }),
-        Box::new(Shard { world_size: o.world_size, strategy: o.strategy, wrap: o.wrap.clone() }),
+        Box::new(Shard {
+            world_size: o.world_size,
+            strategy: o.strategy,
+            wrap: o.wrap.clone(),
+            reshard_after_forward: o.reshard_after_forward.clone(),
+            no_sync: o.no_sync,
+        }),
         Box::new(Simplify::default()),
         Box::new(Canonicalize {}),
         Box::new(Fuse { supported: o.backend.fuses() }),
@@ -114,7 +122,6 @@ impl Options {
             Err(Diagnostic::error("E055", format!("`{key} = {value}` is not implemented yet")))
         };
         refuse(c.sharding.cpu_offload, "sharding.cpu_offload", "true")?;
-        refuse(c.sharding.shard_group != 0, "sharding.shard_group", "other than 0")?;
         refuse(c.sharding.param_dtype.is_some(), "sharding.param_dtype", "other than auto")?;
         refuse(c.sharding.buffer_dtype.is_some(), "sharding.buffer_dtype", "other than auto")?;
         let reduce = c.sharding.reduce_dtype;
@@ -136,14 +143,6 @@ impl Options {
             other => {
                 refuse(true, "optimizer.kind", other.word())?;
                 OptimizerKind::Adamw
-            }
-        };
-        let strategy = match c.sharding.strategy {
-            choices::Strategy::FullShard => Strategy::FullShard,
-            choices::Strategy::NoShard => Strategy::NoShard,
-            other => {
-                refuse(true, "sharding.strategy", other.word())?;
-                Strategy::NoShard
             }
         };
         Ok(Options {
@@ -179,8 +178,10 @@ impl Options {
                 min_lr: c.schedule.min_lr,
             },
             world_size: c.sharding.ranks,
-            strategy,
+            strategy: strategy(c),
             wrap: wrap(&c.sharding.wrap)?,
+            reshard_after_forward: c.sharding.reshard_after_forward.clone(),
+            no_sync: c.sharding.no_sync,
         })
     }
 }
@@ -210,17 +211,31 @@ fn scaling(config: &Config) -> LossScaling {
     }
 }
 
+/// The strategy of the passes; its group was checked with the configuration.
+pub(crate) fn strategy(config: &Config) -> Strategy {
+    match config.sharding.strategy {
+        choices::Strategy::FullShard => Strategy::FullShard,
+        choices::Strategy::ShardGradOp => Strategy::ShardGradOp,
+        choices::Strategy::ShardOptimizer => Strategy::ShardOptimizer,
+        choices::Strategy::HybridShard => Strategy::HybridShard(config.sharding.shard_group),
+        choices::Strategy::NoShard => Strategy::NoShard,
+    }
+}
+
 fn wrap(text: &str) -> Result<Wrap, Diagnostic> {
     let size = text.strip_prefix("size").map(|s| s.trim_start_matches(['=', ':', ' ']));
-    match (text, size.and_then(|s| s.parse().ok())) {
+    match (text, size.map(str::parse)) {
         ("blocks", _) => Ok(Wrap::Blocks),
         ("none", _) => Ok(Wrap::None),
-        (_, Some(size)) => Ok(Wrap::Size(size)),
-        _ => Err(Diagnostic::error(
-            "E055",
-            format!("`sharding.wrap = {text}` is not implemented yet"),
-        )
-        .help("use \"blocks\", \"none\" or \"size=1000000\"")),
+        (_, Some(Ok(size))) => Ok(Wrap::Size(size)),
+        (_, None) if text.split(',').all(|p| !p.trim().is_empty()) => {
+            Ok(Wrap::Scopes(text.split(',').map(|p| p.trim().to_string()).collect()))
+        }
+        _ => {
+            let help = "use \"blocks\", \"none\", \"size=1000000\", or patterns of modules such as \"h.*, head\"";
+            Err(Diagnostic::error("E053", format!("`sharding.wrap = {text}` says nothing"))
+                .help(help))
+        }
     }
 }
 

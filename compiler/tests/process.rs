@@ -175,8 +175,7 @@ fn bad_data_and_damaged_plans_end_in_one_sentence() {
 
     let json = plan.join("plan.json");
     let good = std::fs::read_to_string(&json).expect("the plan");
-    let version = good.replacen("\"format_version\": 1", "\"format_version\": 999", 1);
-    let version = version.replacen("\"format_version\":1,", "\"format_version\":999,", 1);
+    let version = good.replacen("\"format_version\": ", "\"format_version\": 999", 1);
     assert_ne!(version, good);
     for (broken, parts) in [
         (version.as_str(), &["999"][..]),

@@ -17,6 +17,7 @@ pub mod pad_tensor_cores;
 pub mod pass;
 pub mod raise;
 pub mod schedule;
+mod scope;
 pub mod shard;
 pub mod simplify;
 pub mod update;

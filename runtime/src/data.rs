@@ -8,6 +8,7 @@
 //! first T are the input, the last T the labels.
 
 use crate::RunError;
+use crate::checkpoint::Position;
 use frit_ir::plan::{InputSpec, Plan};
 use frit_ir::{DType, TensorType};
 use rand_chacha::ChaCha12Rng;
@@ -92,6 +93,24 @@ impl Data {
         Ok(Data { columns, n_examples, ranks, accumulation, batch, seed, order })
     }
 
+    /// Examples of one step over all ranks.
+    fn global_batch(&self) -> usize {
+        self.batch * self.ranks * self.accumulation
+    }
+
+    /// Where step `step` begins to read.
+    pub fn position(&self, step: usize) -> Position {
+        let steps = self.n_examples / self.global_batch();
+        Position { epoch: step / steps, example: step % steps * self.global_batch() }
+    }
+
+    /// The step that begins to read at a position or, where the global batch had another size when it was
+    /// noted, whose batch holds it.
+    pub fn step_at(&self, position: Position) -> usize {
+        let steps = self.n_examples / self.global_batch();
+        position.epoch * steps + (position.example / self.global_batch()).min(steps - 1)
+    }
+
     /// Hands over what rank `rank` reads in micro-step `micro` of step `step`: buffer and bytes.
     ///
     /// # Errors
@@ -103,7 +122,7 @@ impl Data {
         rank: usize,
         mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let global = self.batch * self.ranks * self.accumulation;
+        let global = self.global_batch();
         let batches = self.n_examples / global;
         let first = (step % batches) * global + (rank * self.accumulation + micro) * self.batch;
         let order = self.seed.map(|seed| self.order(seed, step / batches));
@@ -295,6 +314,18 @@ mod tests {
         let data = data(11, 2, None);
         assert_eq!(epoch(&data, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(epoch(&data, 1), epoch(&data, 0));
+    }
+
+    #[test]
+    fn positions_name_the_same_examples_at_other_batches() {
+        let (one, two) = (data(24, 1, None), data(24, 2, None));
+        for step in [0, 1, 5, 6, 17] {
+            assert_eq!(two.step_at(two.position(step)), step);
+            assert_eq!(one.step_at(two.position(step)), 2 * step);
+        }
+        assert_eq!(one.position(13), Position { epoch: 1, example: 2 });
+        // The last examples of an epoch that the larger batch leaves out.
+        assert_eq!(data(10, 2, None).step_at(data(10, 1, None).position(4)), 1);
     }
 
     #[test]

@@ -46,6 +46,14 @@ pub enum RunError {
         /// The reason, and what to do.
         reason: String,
     },
+    /// A checkpoint cannot be written or read.
+    #[error("checkpoint {path}: {reason}")]
+    Checkpoint {
+        /// The checkpoint, or the directory of checkpoints.
+        path: PathBuf,
+        /// The reason, and what to do.
+        reason: String,
+    },
     /// A hyper-parameter that the plan does not have.
     #[error("the plan has no hyper-parameter `{name}`; it has {known}")]
     Hyper {
@@ -75,6 +83,10 @@ pub enum RunError {
 impl RunError {
     pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
         move |error| RunError::Io { path: path.into(), error }
+    }
+
+    pub(crate) fn checkpoint(path: &std::path::Path, reason: impl Into<String>) -> RunError {
+        RunError::Checkpoint { path: path.into(), reason: reason.into() }
     }
 
     pub(crate) fn data(path: &std::path::Path, reason: impl Into<String>) -> RunError {

@@ -2,11 +2,13 @@
 //!
 //! The runtime obeys the plan and decides nothing. It knows no model format, no pass and no compiler.
 
+pub mod checkpoint;
 pub mod comm;
 pub mod data;
 pub mod device;
 pub mod error;
 mod gradients;
+pub mod interrupt;
 pub mod metrics;
 pub mod plan_dir;
 pub mod run;

@@ -16,6 +16,10 @@ pub const CUDA: &str = "cuda";
 pub struct PlanDir {
     /// The plan.
     pub plan: Plan,
+    /// SHA-256 of `plan.json`, in hexadecimal.
+    pub hash: String,
+    /// The directory.
+    pub path: PathBuf,
     /// The generated kernels of a plan for the CPU.
     pub library: Option<libloading::Library>,
     /// The generated kernels of a plan for CUDA, as PTX.
@@ -121,7 +125,8 @@ impl PlanDir {
         let path = dir.join("weights.json");
         let referenced =
             if path.exists() { References::load(&path)? } else { References::default() };
-        Ok(PlanDir { plan, library, ptx, weights, referenced })
+        let hash = sha256_hex(text.as_bytes());
+        Ok(PlanDir { plan, hash, path: dir.into(), library, ptx, weights, referenced })
     }
 
     /// The little-endian elements of a tensor of the weights file.

@@ -1,12 +1,15 @@
 //! The step loop of a rank on its device; rank 0 reports. On the CPU every rank is a thread.
 
 use crate::RunError;
+use crate::checkpoint::write::{Run, Saver, prepare};
+use crate::checkpoint::{Checkpoint, CheckpointOptions, Position, restore};
 use crate::comm::Communicator;
 use crate::comm::local::LocalComm;
 use crate::data::Data;
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::gradients::{self, Gradients, Parts};
+use crate::interrupt::Stop;
 use crate::metrics::{StepMetrics, Writer};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
@@ -15,6 +18,8 @@ use frit_ir::plan::{ParamHome, Plan};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// What is asked of a run.
@@ -30,6 +35,10 @@ pub struct RunOptions {
     pub dump_grads: Option<PathBuf>,
     /// Write the parameters after the last step here.
     pub save: Option<PathBuf>,
+    /// Write checkpoints, and resume from them.
+    pub checkpoint: Option<CheckpointOptions>,
+    /// When to leave before the last step.
+    pub stop: Option<Stop>,
     /// Execute every body by the IR interpreter.
     pub interpret: bool,
     /// Threads per rank; by default the cores divided by the ranks.
@@ -43,7 +52,11 @@ pub struct RunOptions {
 /// What a run did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunReport {
-    /// Mean loss of every step.
+    /// Steps of the checkpoint from which it went on; 0 without one.
+    pub start: usize,
+    /// The signal that ended it before the last step.
+    pub interrupted: Option<i32>,
+    /// Mean loss of every step, from `start` on.
     pub losses: Vec<f64>,
     /// Gradient norm of every step.
     pub grad_norms: Vec<f64>,
@@ -63,7 +76,24 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     let dir = PlanDir::load(plan_dir)?;
     let data = Data::load(&options.data, &dir.plan)?;
     check_hyper(&dir.plan, &options.hyper)?;
-    let session = Session { dir: &dir, data: &data, options };
+    let resumed = match &options.checkpoint {
+        Some(checkpoint) => {
+            prepare(checkpoint)?;
+            if checkpoint.resume { Checkpoint::latest(&checkpoint.dir)? } else { None }
+        }
+        None => None,
+    };
+    let session = Session {
+        hyper: effective_hyper(&dir.plan, options, resumed.as_ref()),
+        first_batch: resumed.as_ref().map_or(0, |c| data.step_at(c.index.position)),
+        start: resumed.as_ref().map_or(0, |c| c.index.step),
+        resumed,
+        failed: Arc::default(),
+        run: Run::new(),
+        dir: &dir,
+        data: &data,
+        options,
+    };
     let outcome = session.on_threads()?;
     if let Some(path) = &options.dump_grads {
         gradients::write(path, &dir.plan, &outcome.gradients)?;
@@ -100,7 +130,31 @@ struct Outcome {
     saved: Tensors,
 }
 
+/// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
+fn effective_hyper(
+    plan: &Plan,
+    options: &RunOptions,
+    resumed: Option<&Checkpoint>,
+) -> Vec<(String, f64)> {
+    let mut set = resumed.map(|c| c.index.set.clone()).unwrap_or_default();
+    set.retain(|name, _| plan.hyper.iter().any(|h| h.name == *name));
+    set.extend(options.hyper.iter().cloned());
+    set.into_iter().collect()
+}
+
 struct Session<'a> {
+    /// Hyper-parameters that differ from the plan's.
+    hyper: Vec<(String, f64)>,
+    /// The checkpoint from which to go on.
+    resumed: Option<Checkpoint>,
+    /// Its steps.
+    start: usize,
+    /// The data's step that is read at `start`.
+    first_batch: usize,
+    /// Whether a rank has failed.
+    failed: Arc<AtomicBool>,
+    /// Identity of this run.
+    run: Run,
     dir: &'a PlanDir,
     data: &'a Data,
     options: &'a RunOptions,
@@ -119,6 +173,7 @@ impl Session<'_> {
             let result = Cpu::new(self.dir, comm, threads, self.options.interpret)
                 .and_then(|mut device| self.train(&mut device, rank));
             if result.is_err() {
+                self.failed.store(true, Ordering::Relaxed);
                 end.abort();
             }
             result
@@ -148,33 +203,77 @@ impl Session<'_> {
     /// One rank from start to end.
     fn train<D: Device>(&self, device: &mut D, rank: usize) -> Result<Outcome, RunError> {
         let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
+        let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
         let mut reporter = Reporter {
             plan: &self.dir.plan,
-            writer: Writer::open(metrics)?,
+            writer: if resumes {
+                Writer::resume(metrics, self.start)
+            } else {
+                Writer::open(metrics)
+            }?,
             bar: self.progress(rank),
             clock: Instant::now(),
             parts: None,
             outcome: Outcome::default(),
         };
+        reporter.outcome.report.start = self.start;
         self.initialize(device, rank)?;
+        if let Some(checkpoint) = &self.resumed {
+            restore::restore(checkpoint, &self.dir.plan, device, rank)?;
+        }
+        let mut saver = self.saver(rank, &reporter.writer);
         reporter.clock = Instant::now();
-        for step in 0..self.options.steps {
+        let mut step = self.start;
+        while step < self.options.steps {
+            if let Some(stop) = &self.options.stop {
+                // Ranks may see a signal at different steps; they leave at the same one.
+                let signal = device.largest(stop.load(Ordering::Relaxed) as u64)?;
+                if signal > 0 {
+                    reporter.outcome.report.interrupted = Some(signal as i32);
+                    break;
+                }
+            }
             let parts = self.step(device, step, rank)?;
             device.note_metrics()?;
             reporter.parts = reporter.parts.or(parts);
-            if step >= D::METRICS_DELAY {
-                reporter.report(step - D::METRICS_DELAY, &device.take_metrics()?)?;
+            step += 1;
+            reporter.catch_up(device, step.saturating_sub(D::METRICS_DELAY))?;
+            if let Some(saver) = &mut saver {
+                saver.check()?;
+                if saver.due(step) {
+                    // The metrics of every step come before the checkpoint that follows it.
+                    reporter.catch_up(device, step)?;
+                    saver.save(step, self.position(step), device)?;
+                }
             }
         }
-        for step in self.options.steps.saturating_sub(D::METRICS_DELAY)..self.options.steps {
-            reporter.report(step, &device.take_metrics()?)?;
-        }
+        reporter.catch_up(device, step)?;
         reporter.bar.finish_and_clear();
+        if let Some(saver) = &mut saver {
+            saver.finish(step, self.position(step), device)?;
+        }
         let mut outcome = reporter.outcome;
         if self.options.save.is_some() {
             outcome.saved = save::collect(&self.dir.plan, device, rank)?;
         }
         Ok(outcome)
+    }
+
+    fn saver(&self, rank: usize, writer: &Writer) -> Option<Saver<'_>> {
+        let options = self.options.checkpoint.as_ref()?;
+        let last = self.resumed.as_ref().map(|_| self.start);
+        let failed = Arc::clone(&self.failed);
+        let set = &self.hyper;
+        Some(Saver::new(self.dir, options, self.run, rank, set, failed, writer.file(), last))
+    }
+
+    /// The data's number of step `step`.
+    fn batch(&self, step: usize) -> usize {
+        self.first_batch + step - self.start
+    }
+
+    fn position(&self, step: usize) -> Position {
+        self.data.position(self.batch(step))
     }
 
     fn progress(&self, rank: usize) -> indicatif::ProgressBar {
@@ -183,7 +282,7 @@ impl Session<'_> {
             return indicatif::ProgressBar::hidden();
         }
         let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
-        let bar = indicatif::ProgressBar::new(self.options.steps as u64);
+        let bar = indicatif::ProgressBar::new(self.options.steps.saturating_sub(self.start) as u64);
         if let Ok(style) = style { bar.with_style(style) } else { bar }
     }
 
@@ -224,7 +323,7 @@ impl Session<'_> {
             device.write(state.buffer, 0, &value.to_bytes())?;
         }
         for hyper in &plan.hyper {
-            let changed = self.options.hyper.iter().rfind(|(name, _)| *name == hyper.name);
+            let changed = self.hyper.iter().find(|(name, _)| *name == hyper.name);
             let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
             device.write(hyper.buffer, 0, &value.to_le_bytes())?;
         }
@@ -239,19 +338,26 @@ impl Session<'_> {
         rank: usize,
     ) -> Result<Option<Parts>, RunError> {
         let plan = &self.dir.plan;
-        let (micro, update) = (&plan.phases[0], &plan.phases[1]);
-        let dump = step == 0 && self.options.dump_grads.is_some();
+        let range = |name| plan.phase(name).map_or(0..0, |p| p.begin..p.end);
+        let (micro, update) = (range("micro_step"), range("update"));
+        let dump = step == self.start && self.options.dump_grads.is_some();
         for k in 0..plan.accumulation {
-            self.data.feed(step, k, rank, |buffer, bytes| device.feed(buffer, bytes))?;
-            let last = k + 1 == plan.accumulation;
-            let end = if last && !dump { update.end } else { micro.end };
-            device.run(micro.begin..end)?;
+            let batch = self.batch(step);
+            self.data.feed(batch, k, rank, |buffer, bytes| device.feed(buffer, bytes))?;
+            // What runs once per step goes with the first micro-step, or with the last.
+            let begin = if k == 0 { 0 } else { micro.start };
+            let end = match (k + 1 == plan.accumulation, dump) {
+                (false, _) => micro.end,
+                (true, true) => update.start,
+                (true, false) => update.end,
+            };
+            device.run(begin..end)?;
         }
         if !dump {
             return Ok(None);
         }
         let parts = Parts::read(plan, device)?;
-        device.run(update.begin..update.end)?;
+        device.run(update)?;
         Ok(Some(parts))
     }
 }
@@ -269,6 +375,16 @@ struct Reporter<'a> {
 }
 
 impl Reporter<'_> {
+    /// Reports the steps before `step` that are not reported yet.
+    fn catch_up(&mut self, device: &mut impl Device, step: usize) -> Result<(), RunError> {
+        let report = &self.outcome.report;
+        for step in report.start + report.losses.len()..step {
+            let values = device.take_metrics()?;
+            self.report(step, &values)?;
+        }
+        Ok(())
+    }
+
     /// Takes the metrics of a step, in the plan's order.
     fn report(&mut self, step: usize, values: &[f32]) -> Result<(), RunError> {
         let names = self.plan.metrics.iter().map(|m| m.name.as_str());

@@ -62,12 +62,19 @@ pub(crate) fn write(path: &Path, plan: &Plan, all: &Tensors) -> Result<(), RunEr
         let view = TensorView::new(dtype, param.ty.shape.0.clone(), bytes).map_err(other)?;
         views.push((param.name.as_str(), view));
     }
+    aside_then(path, |aside| safetensors::serialize_to_file(views, None, aside).map_err(other))
+}
+
+/// Has a file written beside `path` and moves it there; nothing is left if that fails.
+pub(crate) fn aside_then(
+    path: &Path,
+    write: impl FnOnce(&Path) -> Result<(), RunError>,
+) -> Result<(), RunError> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".partial-{}", std::process::id()));
     let aside = path.with_file_name(name);
-    let written = safetensors::serialize_to_file(views, None, &aside)
-        .map_err(other)
-        .and_then(|()| std::fs::rename(&aside, path).map_err(RunError::io(path)));
+    let written =
+        write(&aside).and_then(|()| std::fs::rename(&aside, path).map_err(RunError::io(path)));
     if written.is_err() {
         // The error that matters is the first; there may be nothing to remove.
         let _ = std::fs::remove_file(&aside);

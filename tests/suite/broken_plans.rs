@@ -211,3 +211,62 @@ fn the_factor_of_every_gradient() {
         assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
     }
 }
+
+#[test]
+fn statistics_of_replicas() {
+    let group = ["sharding.strategy=hybrid_shard", "sharding.shard_group=2", "sharding.ranks=4"];
+    let plan = gpt2(&[&["precision.compute=fp32"], &group[..]].concat());
+    let cases: [(&str, Break); 3] = [
+        // Summed with the replicas, as if every rank held a part of its own.
+        ("P311", |p| {
+            let statistics = |a: &Action| matches!(a, Action::AllReduce { group: None, .. });
+            let Action::AllReduce { reduce, .. } = &mut task(p, statistics).action else { return };
+            *reduce = ReduceKind::Mean;
+        }),
+        // Replicas that are not averaged.
+        ("P203", |p| drop_task(task(p, |a| matches!(a, Action::AllReduce { group: Some(_), .. })))),
+        ("P308", |p| {
+            let replicas = |a: &Action| matches!(a, Action::AllReduce { group: Some(_), .. });
+            let action = &mut task(p, replicas).action;
+            let (from, to) = (action.reads()[0].clone(), action.writes()[0].clone());
+            *action = Action::Copy { from, to };
+        }),
+    ];
+    for (code, change) in cases {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
+fn the_meaning_of_the_program() {
+    let plan = gpt2(&["precision.compute=fp32"]);
+    let cases: [Break; 3] = [
+        // Operands of one type, the other way round.
+        |p| {
+            let two = |a: &Action| {
+                matches!(a, Action::Kernel { reads, .. }
+                    if reads.len() == 2 && reads[0].ty == reads[1].ty && reads[0] != reads[1])
+            };
+            let Action::Kernel { reads, .. } = &mut task(p, two).action else { return };
+            reads.swap(0, 1);
+        },
+        // A state that is never renewed.
+        |p| {
+            let commit = p.tasks.iter_mut().find(|t| t.name == "commit step").expect("a commit");
+            commit.action = Action::Zero { places: vec![] };
+        },
+        // A parameter's values at another one's place.
+        |p| {
+            let group = p.groups.iter_mut().find(|g| g.segments.len() > 1).expect("a group");
+            let same = |w: &&[frit_ir::plan::Segment]| w[0].numel == w[1].numel;
+            let at = group.segments.windows(2).position(|w| same(&w)).expect("two of one size");
+            let first = group.segments[at].param;
+            group.segments[at].param = group.segments[at + 1].param;
+            group.segments[at + 1].param = first;
+        },
+    ];
+    for change in cases {
+        assert_eq!(codes(&plan, change)[0], "P106");
+    }
+}

@@ -1,10 +1,15 @@
 //! Trained weights leave under the model's own names, and as the model itself.
 
 use crate::support::{file, plan, plan_at};
-use frit::export::onnx;
+use frit::diagnostics::Report;
+use frit::export::{self, Trained};
 use frit::plan_dir::{Stored, write};
 use frit_runtime::run::{RunOptions, run};
 use std::path::{Path, PathBuf};
+
+fn onnx(plan: &Path, weights: &Path) -> Result<Vec<u8>, Report> {
+    export::onnx(&Trained::of_plan(plan, weights)?)
+}
 
 fn train(plan: &Path, data: &Path, steps: usize, save: Option<PathBuf>) -> Vec<f64> {
     let data = data.into();

@@ -1,11 +1,15 @@
 //! Tests that cross crates, in one binary so that LLVM is linked once.
 
 mod broken_plans;
+mod checkpoints;
 mod cli;
 mod dropout;
 mod export;
 mod language;
 mod losses;
+mod machine;
+mod mesh;
+mod mutants;
 mod oracle;
 mod parity;
 mod plans;

@@ -211,6 +211,14 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
 }
 
 fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    // Why each parameter is in its unit, by name.
+    let remarks = plan.reports.iter().filter(|r| r.pass == "shard").flat_map(|r| &r.remarks);
+    let placed: BTreeMap<&str, &str> = remarks
+        .filter_map(|(text, origin)| {
+            let (_, why) = text.strip_prefix("parameter: in unit `")?.split_once("`: ")?;
+            Some((&*origin.source, why))
+        })
+        .collect();
     let row = |p: &frit_ir::plan::ParamSpec| {
         let unit = match p.home {
             ParamHome::Group { group, .. } => plan.units[plan.groups[group].unit].name.clone(),
@@ -218,9 +226,13 @@ fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
             ParamHome::Unused => "unused".into(),
         };
         let kind = format!("{:?}", p.kind).to_lowercase();
-        vec![p.name.clone(), p.ty.to_string(), unit, kind, p.reason.clone()]
+        let place = placed.get(p.name.as_str()).map_or(String::new(), |why| why.to_string());
+        vec![p.name.clone(), p.ty.to_string(), unit, place, kind, p.reason.clone()]
     };
-    (vec!["parameter", "type", "unit", "kind", "reason"], plan.params.iter().map(row).collect())
+    (
+        vec!["parameter", "type", "unit", "because", "kind", "reason"],
+        plan.params.iter().map(row).collect(),
+    )
 }
 
 /// Initializers that became constants, and why.

@@ -2,6 +2,9 @@
 
 use crate::diagnostics::Report;
 use frit_ir::Diagnostic;
+use frit_runtime::checkpoint::CheckpointOptions;
+use frit_runtime::interrupt;
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Arguments of `frit run`.
@@ -10,6 +13,7 @@ use std::path::PathBuf;
   frit run plan --data data.safetensors --steps 100 --metrics metrics.jsonl
   frit run plan --data tokens.bin --steps 1 --dump-grads grads.safetensors
   frit run plan --data data.npz --steps 100 --save trained.safetensors
+  frit run plan --data data.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100 --keep 2 --resume
   frit run plan --data data.npz --steps 3 --interpret")]
 pub struct Args {
     /// The plan directory.
@@ -29,6 +33,18 @@ pub struct Args {
     /// Write the parameters after the last step to this safetensors file.
     #[arg(long, value_name = "FILE.safetensors")]
     pub save: Option<PathBuf>,
+    /// Write checkpoints into this directory: after the last step, on Ctrl-C, and as --checkpoint-every says.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Write a checkpoint after every so many steps.
+    #[arg(long, value_name = "STEPS", requires = "checkpoint", value_parser = at_least_one)]
+    pub checkpoint_every: Option<usize>,
+    /// Continue from the latest checkpoint of the directory; from the start if there is none.
+    #[arg(long, requires = "checkpoint")]
+    pub resume: bool,
+    /// Keep only the newest checkpoints.
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
+    pub keep: Option<usize>,
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
@@ -38,6 +54,10 @@ pub struct Args {
     /// Change a hyper-parameter of the plan, such as optimizer.lr=3e-4.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a whole number of at least 1".into())
 }
 
 /// Runs it.
@@ -50,12 +70,28 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
                 .help("write for example --set optimizer.lr=3e-4")
         })?);
     }
+    let checkpoint = args.checkpoint.clone().map(|dir| CheckpointOptions {
+        dir,
+        every: args.checkpoint_every,
+        resume: args.resume,
+        keep: args.keep,
+    });
+    // Without checkpoints there is nothing to do before leaving.
+    let stop = match &checkpoint {
+        Some(_) => Some(
+            interrupt::watch()
+                .map_err(|e| Diagnostic::error("E100", format!("cannot watch for signals: {e}")))?,
+        ),
+        None => None,
+    };
     let options = frit_runtime::run::RunOptions {
         steps: args.steps,
         data: args.data.clone(),
         metrics: args.metrics.clone(),
         dump_grads: args.dump_grads.clone(),
         save: args.save.clone(),
+        checkpoint,
+        stop,
         interpret: args.interpret,
         threads: args.threads,
         hyper,
@@ -63,11 +99,21 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     };
     let report = frit_runtime::run::run(&args.plan, &options)
         .map_err(|e| Diagnostic::error("E100", e.to_string()))?;
+    if let Some(signal) = report.interrupted {
+        let step = report.start + report.losses.len();
+        // Whoever sent the signal may have closed the terminal.
+        let _ = writeln!(
+            anstream::stderr(),
+            "interrupted after {step} steps, which are saved; continue with --resume"
+        );
+        interrupt::leave(signal);
+    }
     let (first, last) = (report.losses.first(), report.losses.last());
     Ok(match (first, last) {
         (Some(first), Some(last)) => {
             format!("{} steps, loss {first:.4} -> {last:.4}\n", report.losses.len())
         }
+        _ if report.start > 0 => format!("nothing to do after {} steps\n", report.start),
         _ => "no steps\n".into(),
     })
 }

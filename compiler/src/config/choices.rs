@@ -113,6 +113,8 @@ choices! {
         FullShard = "full_shard",
         /// Gradients and optimizer state; parameters stay gathered between forward and backward.
         ShardGradOp = "shard_grad_op",
+        /// Optimizer state; parameters are gathered and gradients reduced once per step.
+        ShardOptimizer = "shard_optimizer",
         /// Nothing.
         NoShard = "no_shard",
         /// Everything within groups of ranks, which are replicas of each other.

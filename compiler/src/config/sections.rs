@@ -338,10 +338,14 @@ sections! {
         ranks: usize,
         /// What is sharded.
         strategy: Strategy,
-        /// Ranks of a group in `hybrid_shard`; 0 is all.
+        /// Ranks of a group in `hybrid_shard`, else 0.
         shard_group: usize,
         /// How units are formed.
         wrap: String,
+        /// Units that are freed after forward; patterns.
+        reshard_after_forward: Vec<String>,
+        /// Whether gradients are reduced only after the last micro-step.
+        no_sync: bool,
         /// Dtype in which parameters are gathered; `None` chooses per parameter.
         param_dtype: Option<DType>,
         /// Dtype in which gradients are reduced.
@@ -471,10 +475,18 @@ pub(super) fn check(config: &Config) -> Report {
         );
     }
     let (ranks, group) = (config.sharding.ranks, config.sharding.shard_group);
-    if group > 0 && ranks % group != 0 {
-        let message = format!("`sharding.shard_group` = {group} does not divide {ranks} ranks");
-        report
-            .push(Diagnostic::error("E053", message).help("choose a divisor, or 0 for all ranks"));
+    let problem = match (config.sharding.strategy, group) {
+        (Strategy::HybridShard, 0) => Some("`hybrid_shard` needs `sharding.shard_group`".into()),
+        (Strategy::HybridShard, n) if !ranks.is_multiple_of(n) => {
+            Some(format!("`sharding.shard_group` = {n} does not divide {ranks} ranks"))
+        }
+        (Strategy::HybridShard, _) | (_, 0) => None,
+        (other, _) => Some(format!("`sharding.shard_group` has no meaning in `{}`", other.word())),
+    };
+    if let Some(message) = problem {
+        let help = "the group is the ranks that hold one copy of the parameters together, such as the GPUs \
+                    of a node; it is for hybrid_shard";
+        report.push(Diagnostic::error("E053", message).help(help));
     }
     report
 }

@@ -12,6 +12,9 @@ use crate::{Op, TensorType};
 #[error("malformed plan: {0}")]
 pub struct CheckError(String);
 
+/// Every phase, in order; all but the micro-step and the update may be absent.
+const PHASES: [&str; 4] = ["unshard", "micro_step", "reduce", "update"];
+
 type Result<T = ()> = std::result::Result<T, CheckError>;
 
 fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result {
@@ -86,7 +89,11 @@ fn phases(plan: &Plan) -> Result {
     }
     ensure(next == plan.tasks.len(), || "tasks outside every phase".into())?;
     let names: Vec<&str> = plan.phases.iter().map(|p| p.name.as_str()).collect();
-    ensure(names == ["micro_step", "update"], || format!("unknown phases {names:?}"))
+    let required = |name: &&&str| matches!(**name, "micro_step" | "update");
+    let ordered = PHASES.iter().filter(|name| names.contains(name)).eq(&names);
+    ensure(ordered && names.iter().filter(required).count() == 2, || {
+        format!("unknown phases {names:?}")
+    })
 }
 
 fn check_place(plan: &Plan, place: &Place) -> Result {
@@ -161,8 +168,9 @@ fn tables(plan: &Plan) -> Result {
         ensure(ok, || format!("{what} has no persistent buffer of its size"))
     };
     for (i, g) in plan.groups.iter().enumerate() {
-        let parts = if g.sharded { plan.world_size } else { 1 };
-        ensure(g.shard_numel * parts == g.numel, || format!("group {i} does not divide"))?;
+        let parts = g.shards();
+        let divides = g.shard_numel * parts == g.numel && plan.world_size.is_multiple_of(parts);
+        ensure(divides, || format!("group {i} does not divide"))?;
         persistent(g.master, g.shard_numel * 4, "a group")?;
         for s in &g.states {
             persistent(s.buffer, g.shard_numel * 4, &s.name)?;

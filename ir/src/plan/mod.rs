@@ -10,11 +10,13 @@
 
 mod check;
 mod file;
+mod provenance;
 mod summary;
 
 pub use check::{CheckError, check};
 pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
-pub use summary::{Collectives, Summary};
+pub use provenance::{Addresses, provenance};
+pub use summary::{Collectives, Summary, Team};
 
 use crate::ops::{Init, ParamKind, ReduceKind};
 use crate::{DType, Diagnostic, Graph, Origin, Region, TensorType};
@@ -80,6 +82,8 @@ pub struct Plan {
     pub tasks: Vec<Task>,
     /// Scalars reported after the update, by name.
     pub metrics: Vec<Metric>,
+    /// Digest of everything persistent after a step; see [`provenance`].
+    pub leaves: String,
     /// Where each trainable parameter's reduced gradient is after the last micro-step.
     pub gradients: Vec<GradientSpec>,
     /// What the passes did.
@@ -201,14 +205,24 @@ pub struct Segment {
 }
 
 impl Group {
+    /// In how many parts it lies; ranks whose numbers agree modulo this hold the same part.
+    pub fn shards(&self) -> usize {
+        if self.sharded { self.numel.checked_div(self.shard_numel).unwrap_or(1) } else { 1 }
+    }
+
     /// The part of `segment` that rank `rank` holds, as (first element within the parameter, first
     /// element within the rank's part, number of elements); `None` if it holds nothing of it.
     pub fn owned(&self, segment: &Segment, rank: usize) -> Option<(usize, usize, usize)> {
-        let first = if self.sharded { rank * self.shard_numel } else { 0 };
+        let first = rank % self.shards() * self.shard_numel;
         let begin = segment.offset.max(first);
         let end = (segment.offset + segment.numel).min(first + self.shard_numel);
         (begin < end).then(|| (begin - segment.offset, begin - first, end - begin))
     }
+}
+
+/// Whether this state is zero between two steps: sums over the micro-steps of one.
+pub fn is_within_step(state: &str) -> bool {
+    matches!(state, "grad_sum" | "loss_sum" | "loss_count")
 }
 
 /// Scalar state that a checkpoint holds.
@@ -393,7 +407,9 @@ pub struct ObjectFile {
 /// A part of the step: a range of tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
-    /// `micro_step`, run `accumulation` times, then `update`, run once.
+    /// In this order: `unshard`, run once, if parameters are gathered once per step; `micro_step`, run
+    /// `accumulation` times; `reduce`, run once, if gradients are reduced after the last micro-step;
+    /// `update`, run once.
     pub name: String,
     /// First task.
     pub begin: usize,
@@ -421,6 +437,10 @@ impl Stream {
 /// One step of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
+    /// Its number in the order of lowering, before it was scheduled.
+    pub id: usize,
+    /// Digest of what it does and reads; see [`provenance`].
+    pub sees: String,
     /// For reports.
     pub name: String,
     /// Where it runs.
@@ -454,7 +474,7 @@ pub enum Action {
         /// Results; one may be the same place as an operand (updated in place).
         writes: Vec<Place>,
     },
-    /// Concatenates every rank's part, in rank order.
+    /// Concatenates the parts of the ranks that share the group, in rank order.
     AllGather {
         /// The flat group.
         group: usize,
@@ -463,7 +483,7 @@ pub enum Action {
         /// The whole.
         recv: Place,
     },
-    /// Combines the whole of every rank, of which each rank receives its part.
+    /// Combines the wholes of the ranks that share the group, of which each receives its part.
     ReduceScatter {
         /// The flat group.
         group: usize,
@@ -474,7 +494,7 @@ pub enum Action {
         /// This rank's part.
         recv: Place,
     },
-    /// Combines the whole of every rank.
+    /// Combines what the replicas of a group hold or, without a group, all ranks.
     AllReduce {
         /// The flat group, for gradients.
         group: Option<usize>,
@@ -497,6 +517,13 @@ pub enum Action {
         /// These.
         places: Vec<Place>,
     },
+}
+
+impl Plan {
+    /// The phase of this name.
+    pub fn phase(&self, name: &str) -> Option<&Phase> {
+        self.phases.iter().find(|p| p.name == name)
+    }
 }
 
 impl Action {

@@ -15,6 +15,29 @@ pub struct Collectives {
     pub all_reduce: usize,
 }
 
+/// Ranks that take part in a collective: `count` of them, every `stride`-th from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Team {
+    /// The lowest rank.
+    pub first: usize,
+    /// Distance of neighbors.
+    pub stride: usize,
+    /// Number of ranks.
+    pub count: usize,
+}
+
+impl Team {
+    /// The ranks, ascending.
+    pub fn ranks(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |i| self.first + i * self.stride)
+    }
+
+    /// How many of its ranks are before `rank`, which is one of them.
+    pub fn position(self, rank: usize) -> usize {
+        (rank - self.first) / self.stride
+    }
+}
+
 /// The numbers of a plan; the keys of `frit inspect --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -56,19 +79,38 @@ pub struct Summary {
 impl Plan {
     /// How often task `i` runs in one step.
     pub fn runs(&self, i: usize) -> usize {
-        let micro = self.phases.first().is_some_and(|p| (p.begin..p.end).contains(&i));
-        if micro { self.accumulation } else { 1 }
+        let micro = |p: &super::Phase| p.name == "micro_step" && (p.begin..p.end).contains(&i);
+        if self.phases.iter().any(micro) { self.accumulation } else { 1 }
     }
 
     /// Bytes that one rank sends in a collective, by the ring algorithms.
     pub fn wire_bytes(&self, action: &Action) -> u64 {
-        let n = self.world_size as u64;
+        let n = self.team(action, 0).map_or(1, |team| team.count) as u64;
         let ring = |bytes: usize| bytes as u64 * (n - 1) / n;
         match action {
             Action::AllGather { recv, .. } => ring(recv.ty.bytes()),
             Action::ReduceScatter { send, .. } => ring(send.ty.bytes()),
             Action::AllReduce { send, .. } => 2 * ring(send.ty.bytes()),
             _ => 0,
+        }
+    }
+
+    /// The ranks with which rank `rank` exchanges data in a collective.
+    pub fn team(&self, action: &Action, rank: usize) -> Option<Team> {
+        let shards = |group: usize| self.groups.get(group).map_or(1, |g| g.shards());
+        match action {
+            Action::AllGather { group, .. } | Action::ReduceScatter { group, .. } => {
+                let count = shards(*group);
+                Some(Team { first: rank / count * count, stride: 1, count })
+            }
+            Action::AllReduce { group: Some(group), .. } => {
+                let stride = shards(*group);
+                Some(Team { first: rank % stride, stride, count: self.world_size / stride })
+            }
+            Action::AllReduce { group: None, .. } => {
+                Some(Team { first: 0, stride: 1, count: self.world_size })
+            }
+            _ => None,
         }
     }
 

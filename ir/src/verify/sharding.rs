@@ -1,12 +1,12 @@
 //! Laws of sharding.
 //!
 //! V301  a sharded value is used only by pointwise operations (alone or fused), `optimizer_step`,
-//!       `grad_stats` and `all_gather`
+//!       `grad_stats`, `all_gather`, and an `all_reduce` of its unit over replicas
 //! V302  what `all_gather` gathers is sharded
 //! V303  a pointwise operation or optimizer step on a sharded value has only scalars and sharded
 //!       values of the same shape as operands
 //! V304  the gradient of a sharded parameter with an optimizer step comes from exactly one
-//!       `reduce_scatter`
+//!       `reduce_scatter`, and from at most one `all_reduce`
 //! V305  the gradient of a replicated parameter with an optimizer step comes from at most one
 //!       `all_reduce`, and from no `reduce_scatter`
 //! V306  collectives of a parameter carry its unit
@@ -69,7 +69,8 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
         return;
     };
     let elementwise = is_elementwise(&node.op) || matches!(node.op, Op::OptimizerStep(_));
-    if !elementwise && !matches!(node.op, Op::GradStats | Op::AllGather(_)) {
+    let replicas = matches!(&node.op, Op::AllReduce(op) if op.unit.is_some());
+    if !elementwise && !replicas && !matches!(node.op, Op::GradStats | Op::AllGather(_)) {
         report.add("V301", &node.origin, format!("`{name}` of a sharded value"));
     }
     let shape = &graph.ty(first).shape;
@@ -134,8 +135,10 @@ fn gradient(graph: &Graph, step: &Node, report: &mut Report) {
         }
     }
     let name = &param.name;
-    if param.sharded && scatters != 1 {
-        let message = format!("the gradient of `{name}` has {scatters} reduce_scatters, not one");
+    if param.sharded && (scatters != 1 || reduces > 1) {
+        let message = format!(
+            "the gradient of `{name}` has {scatters} reduce_scatters, not one, and {reduces} all_reduces"
+        );
         report.add("V304", &step.origin, message);
     }
     if !param.sharded && (scatters > 0 || reduces > 1) {

@@ -7,9 +7,9 @@
 mod assign;
 mod min_cut;
 pub mod policy;
-mod scope;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use crate::scope;
 use assign::{Assignment, Precision};
 use frit_ir::ops::{Cast, Constant};
 use frit_ir::{DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Tensor, ValueId};

@@ -73,7 +73,7 @@ impl Lowering<'_> {
             segments.push(Segment { param, offset, numel });
             end = offset + numel;
         }
-        let parts = if sharded { self.plan.world_size } else { 1 };
+        let parts = if sharded { self.options.shards } else { 1 };
         let numel = end.next_multiple_of(parts * PART_ALIGNMENT / narrowest);
         let shard_numel = numel / parts;
         let name = format!("{} parameters", self.plan.units[unit].name);
@@ -90,28 +90,31 @@ impl Lowering<'_> {
             segments,
         };
         if trainable {
-            for (name, init) in self.state_names() {
+            for (name, init, is_part) in self.state_names() {
                 let class = match name.as_str() {
                     "grad_sum" => BufferClass::Gradient,
                     _ => BufferClass::OptimizerState,
                 };
                 let label = format!("{} {name}", self.plan.units[unit].name);
-                let buffer = self.buffer(&label, Arena::Persistent, class, shard_numel * 4);
+                // Sums of gradients that are reduced after the last micro-step are whole.
+                let n = if is_part { shard_numel } else { numel };
+                let buffer = self.buffer(&label, Arena::Persistent, class, n * 4);
                 group.states.push(GroupState { name, buffer, init });
             }
         }
         self.plan.groups.push(group);
     }
 
-    /// Names and first values of the state that parameters have, in order of appearance.
-    fn state_names(&self) -> Vec<(String, f64)> {
-        let mut names: Vec<(String, f64)> = Vec::new();
+    /// Names and first values of the state that parameters have, in order of appearance, and whether it is
+    /// as sharded as they are.
+    fn state_names(&self) -> Vec<(String, f64, bool)> {
+        let mut names: Vec<(String, f64, bool)> = Vec::new();
         for (_, node) in self.graph.nodes() {
             if let Op::State(s) = &node.op
                 && s.of.is_some()
-                && names.iter().all(|(n, _)| *n != s.name)
+                && names.iter().all(|(n, ..)| *n != s.name)
             {
-                names.push((s.name.clone(), s.init));
+                names.push((s.name.clone(), s.init, s.sharded));
             }
         }
         names

@@ -5,26 +5,27 @@
 //!
 //! Parameters, their gradients and their optimizer state live in flat groups ([`groups`]): those of one
 //! unit that train alike and are gathered in the same dtypes. Work on sharded values (casting a shard,
-//! reducing and accumulating gradients, statistics, the optimizer) is done once per group, not once per
-//! parameter ([`flat`]). A gradient is written by its kernel straight into the group's flat gradient,
+//! statistics, the optimizer) is done once per group, not once per parameter ([`flat`]), and so are the
+//! reduction and accumulation of gradients ([`gradients`]). A gradient is written by its kernel straight into the group's flat gradient,
 //! and a gathered parameter is read straight from the gathered buffer: nothing is copied in or out.
 
 mod body;
 mod flat;
+mod gradients;
 mod groups;
 mod leaves;
 
 use crate::cost::{Rates, rates};
-use frit_ir::ops::{FusionKind, ParamKind, ReduceKind};
+use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
-    Action, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric, Phase, Place,
-    Plan, Stream, Target, Task, UnitSpec,
+    Action, Addresses, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric,
+    Phase, Place, Plan, Stream, Target, Task, UnitSpec, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId,
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 /// What lowering needs to know beside the graph.
 pub struct LowerOptions<'a> {
@@ -38,6 +39,10 @@ pub struct LowerOptions<'a> {
     pub seed: u64,
     /// Micro-steps per step.
     pub accumulation: usize,
+    /// Ranks that hold one copy of what is sharded together.
+    pub shards: usize,
+    /// Whether sharded parameters are gathered once per step, before its micro-steps.
+    pub gather_once: bool,
     /// Loss elements of one rank's micro-batch.
     pub loss_capacity: usize,
     /// What the plan is for.
@@ -71,24 +76,34 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     lowering.make_groups()?;
     lowering.place_leaves()?;
     lowering.place_gradients();
-    for (_, node) in graph.nodes() {
-        if node.region != Region::Update {
-            lowering.node(node)?;
-        }
+    let is_gather = |n: &Node| matches!(n.op, Op::AllGather(_)) && n.region == Region::Forward;
+    if options.gather_once {
+        lowering.unsharding = true;
+        lowering.nodes(is_gather)?;
+        lowering.unsharding = false;
+        lowering.end_phase("unshard");
     }
+    lowering.nodes(|n| n.region != Region::Update)?;
     lowering.finish_micro_step()?;
-    let boundary = lowering.plan.tasks.len();
-    for (_, node) in graph.nodes() {
-        if node.region == Region::Update {
-            lowering.node(node)?;
-        }
+    lowering.end_phase("micro_step");
+    let is_reduction = |n: &Node| {
+        n.region == Region::Update
+            && matches!(
+                &n.op,
+                Op::ReduceScatter(_) | Op::AllReduce(AllReduce { unit: Some(_), .. })
+            )
+    };
+    lowering.nodes(is_reduction)?;
+    lowering.note_gradients();
+    if lowering.plan.tasks.len() > lowering.phase_begin() {
+        lowering.end_phase("reduce");
     }
+    lowering.nodes(|n| n.region == Region::Update && !is_reduction(n))?;
     lowering.finish_update()?;
-    let end = lowering.plan.tasks.len();
-    lowering.plan.phases = vec![
-        Phase { name: "micro_step".into(), begin: 0, end: boundary },
-        Phase { name: "update".into(), begin: boundary, end },
-    ];
+    lowering.end_phase("update");
+    let (tasks, leaves) = provenance(&lowering.plan, Addresses::Apart);
+    lowering.plan.leaves = leaves;
+    lowering.plan.tasks.iter_mut().zip(tasks).for_each(|(task, sees)| task.sees = sees);
     Ok(Lowered { plan: lowering.plan, constants: lowering.constants, regions: lowering.regions })
 }
 
@@ -118,15 +133,9 @@ struct Lowering<'a> {
     param_of: HashMap<ValueId, String>,
     gathered: HashMap<GatherKey, usize>,
     shard_casts: HashMap<(usize, DType), usize>,
-    /// The flat gradient of each trainable group: whole, and this rank's part.
-    flat_gradient: BTreeMap<usize, Place>,
-    shard_gradient: BTreeMap<usize, Place>,
-    /// Gradients of a group that are not yet computed, by parameter name.
-    missing: BTreeMap<usize, HashSet<String>>,
-    /// Parameter names by reduced gradient.
-    gradient_name: HashMap<ValueId, String>,
-    /// The gradient of a parameter of each trainable group.
-    first_gradient: HashMap<usize, ValueId>,
+    gradient: gradients::Gradients,
+    /// Whether what is lowered runs once, before the micro-steps.
+    unsharding: bool,
     stepped: HashSet<usize>,
 }
 
@@ -161,6 +170,7 @@ impl<'a> Lowering<'a> {
             phases: vec![],
             tasks: vec![],
             metrics: vec![],
+            leaves: String::new(),
             gradients: vec![],
             reports: vec![],
             lints: vec![],
@@ -180,11 +190,8 @@ impl<'a> Lowering<'a> {
             param_of: HashMap::new(),
             gathered: HashMap::new(),
             shard_casts: HashMap::new(),
-            flat_gradient: BTreeMap::new(),
-            shard_gradient: BTreeMap::new(),
-            missing: BTreeMap::new(),
-            gradient_name: HashMap::new(),
-            first_gradient: HashMap::new(),
+            gradient: gradients::Gradients::default(),
+            unsharding: false,
             stepped: HashSet::new(),
         }
     }
@@ -198,6 +205,22 @@ impl<'a> Lowering<'a> {
         self.sharded[value.0 as usize]
     }
 
+    fn phase_begin(&self) -> usize {
+        self.plan.phases.last().map_or(0, |p| p.end)
+    }
+
+    /// Ends a phase after the tasks so far.
+    fn end_phase(&mut self, name: &str) {
+        let (begin, end) = (self.phase_begin(), self.plan.tasks.len());
+        self.plan.phases.push(Phase { name: name.into(), begin, end });
+    }
+
+    /// Lowers the nodes of which this is true.
+    fn nodes(&mut self, which: impl Fn(&Node) -> bool) -> Result<(), Diagnostic> {
+        let graph = self.graph;
+        graph.nodes().filter(|(_, n)| which(n)).try_for_each(|(_, n)| self.node(n))
+    }
+
     /// Lowers one node that is no leaf.
     fn node(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         if node.op.is_leaf() {
@@ -205,12 +228,12 @@ impl<'a> Lowering<'a> {
         }
         match &node.op {
             Op::AllGather(_) => self.gather(node),
-            Op::ReduceScatter(_) => self.gradient_ready(node),
-            Op::AllReduce(r) if r.unit.is_some() => self.gradient_ready(node),
+            Op::ReduceScatter(_) => self.gradient_step(node),
+            Op::AllReduce(r) if r.unit.is_some() => self.gradient_step(node),
             Op::AllReduce(r) => self.reduce_statistics(node, r.reduce),
             Op::GradStats => self.grad_stats(node),
             Op::OptimizerStep(_) => self.optimizer_step(node),
-            _ if self.is_grad_sum(node) => self.note_grad_sum(node),
+            _ if self.is_grad_sum(node) => self.gradient_step(node),
             _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
             Op::Reshape(_) if self.alias(node) => Ok(()),
             _ => self.kernel_task(node),
@@ -322,7 +345,10 @@ impl<'a> Lowering<'a> {
         let action = Action::Kernel { kernel, reads, writes };
         let name = self.plan.kernels[kernel].name.clone();
         let cost_us = self.rates.kernel_us(flops, bytes);
+        let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
+            id,
+            sees: String::new(),
             name,
             stream: Stream::Compute,
             region: node.region,
@@ -352,7 +378,10 @@ impl<'a> Lowering<'a> {
         } else {
             self.rates.kernel_us(0, touched as u64)
         };
+        let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
+            id,
+            sees: String::new(),
             name: name.into(),
             stream,
             region,
@@ -401,7 +430,7 @@ impl<'a> Lowering<'a> {
         }
         for group in &self.plan.groups {
             for state in group.states.iter().filter(|s| s.name == "grad_sum") {
-                let ty = TensorType::new(DType::F32, [group.shard_numel]);
+                let ty = TensorType::new(DType::F32, [self.plan.buffers[state.buffer].bytes / 4]);
                 places.push(Place { buffer: state.buffer, offset: 0, ty });
             }
         }

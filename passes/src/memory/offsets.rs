@@ -4,6 +4,13 @@
 use super::lifetimes::Lifetime;
 use std::cmp::Reverse;
 
+/// The search for a better order ends at this multiple of the lower bound.
+const GOOD_ENOUGH: f64 = 1.002;
+/// At most so many orders are tried.
+const MAX_TRIES: usize = 64;
+/// At most so many buffers are placed in that search.
+const MAX_MOVES: usize = 1 << 16;
+
 /// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
 pub(super) fn assign(
     buffers: &[usize],
@@ -18,7 +25,7 @@ pub(super) fn assign(
             Packed { life, size: sizes[b] }
         })
         .collect();
-    let mut best: Option<(usize, Vec<usize>)> = None;
+    let mut best: Option<(usize, Vec<usize>, Vec<usize>)> = None;
     for heuristic in 0..4 {
         let mut order: Vec<usize> = (0..packed.len()).collect();
         order.sort_by_key(|&i| {
@@ -32,14 +39,36 @@ pub(super) fn assign(
             }
         });
         let (peak, offsets) = pack(&order, &packed);
-        if best.as_ref().is_none_or(|(least, _)| peak < *least) {
-            best = Some((peak, offsets));
+        if best.as_ref().is_none_or(|(least, ..)| peak < *least) {
+            best = Some((peak, offsets, order));
         }
         if peak <= bound {
             break;
         }
     }
-    best.map(|(_, offsets)| offsets).unwrap_or_default()
+    let Some((mut peak, mut offsets, mut order)) = best else { return vec![] };
+    // What reaches the peak was placed too late: place it first, as long as it helps.
+    let tries = MAX_MOVES / packed.len().max(1);
+    for _ in 0..tries.min(MAX_TRIES) {
+        if peak as f64 <= bound as f64 * GOOD_ENOUGH {
+            break;
+        }
+        let top: Vec<usize> =
+            (0..packed.len()).filter(|&i| offsets[i] + packed[i].size == peak).collect();
+        order.retain(|i| !top.contains(i));
+        order.splice(0..0, top);
+        let (new_peak, new_offsets) = pack(&order, &packed);
+        if new_peak < peak {
+            (peak, offsets) = (new_peak, new_offsets);
+        } else if let Some(i) =
+            (0..packed.len()).find(|&i| new_offsets[i] + packed[i].size == new_peak)
+        {
+            // The peak moved to another buffer; that one goes first in the next try.
+            order.retain(|&j| j != i);
+            order.insert(0, i);
+        }
+    }
+    offsets
 }
 
 /// A buffer to place.

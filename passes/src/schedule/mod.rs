@@ -128,9 +128,9 @@ fn gradient_limit(tasks: &[Task], begin: usize) -> Vec<(usize, usize)> {
     }
     let mut waits = Vec::new();
     for j in GRADIENTS_IN_FLIGHT..reductions.len() {
-        let writer = first_write[&reductions[j].1];
         let wait = reductions[j - GRADIENTS_IN_FLIGHT].0;
-        if wait < writer {
+        // Sums over micro-steps are written in an earlier phase.
+        if let Some(&writer) = first_write.get(&reductions[j].1).filter(|writer| wait < **writer) {
             waits.push((writer, wait));
         }
     }

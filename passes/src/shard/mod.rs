@@ -1,22 +1,28 @@
-//! Fully sharded data parallelism: parameters into units, collectives into the graph.
+//! Data parallelism over a mesh of ranks: parameters into units, collectives into the graph.
 //!
-//! In: a training graph whose parameters are whole on every rank. Out: with `full_shard`, parameters and
-//! their state are sharded, read through one `all_gather` per parameter, region and unit, and each
-//! gradient passes through one `reduce_scatter`; with `no_shard`, each gradient passes through one
-//! `all_reduce`. Statistics of gradients and the loss are summed over ranks. Lowering merges the
-//! collectives of one unit.
+//! In: a training graph whose parameters are whole on every rank. Out: the ranks are R replicas of S ranks
+//! that share one copy of what is sharded. Sharded parameters and their state are read through one
+//! `all_gather` per parameter, region and unit; every gradient passes through one `reduce_scatter` over
+//! its shard group (if S > 1) and one `all_reduce` over the replicas (if R > 1). Statistics of gradients
+//! and the loss are summed over ranks. Lowering merges the collectives of one unit.
 //!
-//! The root unit (0) and the last unit of the forward pass are gathered once and stay; every other
-//! unit is gathered again in backward, where casts and layout changes of its parameters are repeated
-//! too, so that nothing unsharded outlives the forward pass.
+//! The root unit (0) and the last unit of the forward pass are gathered once and stay, as does every unit
+//! that is not resharded after forward; the others are gathered again in backward, where casts and layout
+//! changes of their parameters are repeated too, so that nothing unsharded outlives the forward pass.
+//!
+//! With accumulation, gradients are scattered in every micro-step and sums are sharded; replicas are averaged
+//! once, over the sums. Without synchronization (`no_sync`) sums are whole and every reduction runs once.
 //!
 //! Source: Zhao et al. 2023 (FSDP), Rajbhandari et al. 2020 (ZeRO).
 
+mod gradients;
 pub mod units;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use frit_ir::ops::{AllGather, AllReduce, ParamKind, ReduceKind, ReduceScatter};
-use frit_ir::{Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId};
+use crate::scope;
+use frit_ir::ops::AllGather;
+use frit_ir::plan::UnitSpec;
+use frit_ir::{Diagnostic, Graph, NodeId, Op, Region, ValueId};
 use std::collections::HashMap;
 pub use units::Wrap;
 
@@ -33,18 +39,25 @@ pub const INFO: PassInfo = PassInfo {
 /// What is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// Parameters, gradients and optimizer state (ZeRO-3).
+    /// Parameters, gradients and optimizer state over all ranks (ZeRO-3).
     FullShard,
+    /// The same, but parameters stay gathered between forward and backward (ZeRO-2).
+    ShardGradOp,
+    /// Optimizer state; parameters are gathered once and gradients reduced once per step (ZeRO-1).
+    ShardOptimizer,
+    /// Everything within groups of this many ranks, which are replicas of each other (HSDP).
+    HybridShard(usize),
     /// Nothing; gradients are averaged by all-reduce (DDP).
     NoShard,
 }
 
 impl Strategy {
-    /// Its name in the configuration.
-    pub fn name(self) -> &'static str {
+    /// Ranks that hold one copy of the parameters together (S).
+    pub fn shards(self, world_size: usize) -> usize {
         match self {
-            Strategy::FullShard => "full_shard",
-            Strategy::NoShard => "no_shard",
+            Strategy::NoShard => 1,
+            Strategy::HybridShard(group) => group,
+            _ => world_size,
         }
     }
 }
@@ -58,6 +71,10 @@ pub struct Shard {
     pub strategy: Strategy,
     /// How parameters are grouped into units.
     pub wrap: Wrap,
+    /// Patterns of units that are freed after the forward pass.
+    pub reshard_after_forward: Vec<String>,
+    /// Whether gradients are only reduced once all micro-steps are accumulated.
+    pub no_sync: bool,
 }
 
 impl Pass for Shard {
@@ -67,7 +84,7 @@ impl Pass for Shard {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         graph.world_size = self.world_size;
-        let assignment = units::assign(graph, &self.wrap);
+        let assignment = units::assign(graph, &self.wrap)?;
         for (param, unit) in &assignment.unit_of {
             let node = graph.value(*param).def;
             if let Op::Param(p) = &mut graph.node_mut(node).op {
@@ -81,30 +98,69 @@ impl Pass for Shard {
                 format!("unit {index}: {n} parameters; {}", unit.reason),
             );
         }
-        let last_unit = assignment.units.len() - 1;
+        for (param, reason) in &assignment.reasons {
+            context.remark(&frit_ir::Origin::new(param, ""), format!("parameter: {reason}"));
+        }
+        let kept = self.kept(&assignment.units)?;
         context.units = assignment.units;
         if self.world_size == 1 {
             return Ok(Changed::Yes);
         }
-        let full = self.strategy == Strategy::FullShard;
-        if full {
-            mark_sharded(graph);
-            gather_parameters(graph, &assignment.unit_of, last_unit)?;
+        let shards = self.strategy.shards(self.world_size);
+        let mesh = Mesh {
+            shards,
+            replicas: self.world_size / shards,
+            sync: !self.no_sync && self.strategy != Strategy::ShardOptimizer,
+        };
+        if mesh.shards > 1 {
+            mark_sharded(graph, mesh.sync);
+            gather_parameters(graph, &assignment.unit_of, &kept)?;
         }
-        reduce_gradients(graph, full)?;
-        reduce_statistics(graph, full)?;
+        gradients::reduce(graph, mesh)?;
+        gradients::reduce_statistics(graph, mesh)?;
         graph.remove_dead();
         graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `shard`"))?;
         Ok(Changed::Yes)
     }
 }
 
-/// Marks parameters that belong to a unit, and their state, as sharded.
-fn mark_sharded(graph: &mut Graph) {
+impl Shard {
+    /// For each unit, whether it stays gathered from forward to backward.
+    fn kept(&self, units: &[UnitSpec]) -> Result<Vec<bool>, Diagnostic> {
+        let freed = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard(_));
+        for pattern in &self.reshard_after_forward {
+            if !units.iter().any(|u| scope::matches(pattern, &u.name)) {
+                let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
+                let what = format!("`{pattern}` in sharding.reshard_after_forward is no unit");
+                return Err(Diagnostic::error("E066", what)
+                    .note(format!("the units are {}", names.join(", "))));
+            }
+        }
+        let last = units.len() - 1;
+        let stays = |(i, unit): (usize, &UnitSpec)| {
+            let chosen = self.reshard_after_forward.iter().any(|p| scope::matches(p, &unit.name));
+            i == 0 || i == last || !freed || !chosen
+        };
+        Ok(units.iter().enumerate().map(stays).collect())
+    }
+}
+
+/// The ranks: `replicas` groups of `shards` consecutive ones.
+#[derive(Clone, Copy, Debug)]
+struct Mesh {
+    shards: usize,
+    replicas: usize,
+    /// Whether gradients are scattered in every micro-step.
+    sync: bool,
+}
+
+/// Marks parameters that belong to a unit, and their state, as sharded; sums of gradients only if they are
+/// scattered before they are added.
+fn mark_sharded(graph: &mut Graph, sync: bool) {
     for id in graph.order().to_vec() {
         match &mut graph.node_mut(id).op {
             Op::Param(p) => p.sharded = p.unit.is_some(),
-            Op::State(s) => s.sharded = s.of.is_some(),
+            Op::State(s) => s.sharded = s.of.is_some() && (sync || s.name != "grad_sum"),
             _ => {}
         }
     }
@@ -114,7 +170,7 @@ fn mark_sharded(graph: &mut Graph) {
 fn gather_parameters(
     graph: &mut Graph,
     unit_of: &[(ValueId, usize)],
-    last_unit: usize,
+    kept: &[bool],
 ) -> Result<(), Diagnostic> {
     let users = graph.users();
     for &(param, unit) in unit_of {
@@ -137,7 +193,7 @@ fn gather_parameters(
                 }
             }
         }
-        let keep = unit == 0 || unit == last_unit;
+        let keep = kept[unit];
         let mut in_backward: HashMap<ValueId, ValueId> = HashMap::new();
         for view in views {
             for &user in &users[view.0 as usize] {
@@ -205,132 +261,4 @@ fn replace_operand(
     let swap = |v: &ValueId| if *v == from { to } else { *v };
     let inputs = graph.node(user).inputs.iter().map(swap).collect();
     graph.set_inputs(user, inputs).map_err(bug(INFO.name))
-}
-
-/// Puts a reduction behind the gradient of every trainable parameter, before it is accumulated.
-fn reduce_gradients(graph: &mut Graph, full: bool) -> Result<(), Diagnostic> {
-    let units: HashMap<String, usize> = graph
-        .params()
-        .filter(|(_, p)| p.kind == ParamKind::Trainable)
-        .filter_map(|(_, p)| Some((p.name.clone(), p.unit?)))
-        .collect();
-    let gradients: Vec<(String, ValueId)> = graph
-        .outputs
-        .iter()
-        .filter(|o| o.kind == OutputKind::Gradient)
-        .map(|o| (o.name.clone(), o.value))
-        .collect();
-    let mut reduced = HashMap::new();
-    for (name, value) in gradients {
-        let raw = accumulated(graph, value).unwrap_or(value);
-        let unit = units[&name];
-        let op = if full {
-            Op::ReduceScatter(ReduceScatter { unit })
-        } else {
-            Op::AllReduce(AllReduce { reduce: ReduceKind::Mean, unit: Some(unit) })
-        };
-        let origin = graph.def(raw).origin.by(INFO.name);
-        let result = graph.add1(op, &[raw], origin, Region::Backward).map_err(bug(INFO.name))?;
-        // One value may be the gradient of two parameters: each gets its own reduction.
-        reduced.insert((raw, name), result);
-    }
-    let by_raw = |reduced: &HashMap<(ValueId, String), ValueId>, raw, name: &str| {
-        reduced.get(&(raw, name.to_string())).copied()
-    };
-    for id in graph.order().to_vec() {
-        let node = graph.node(id);
-        let owner = owner_of(graph, id);
-        let stats = matches!(node.op, Op::GradStats);
-        if owner.is_none() && !stats {
-            continue;
-        }
-        let names: Vec<String> = match owner {
-            Some(name) => vec![name; node.inputs.len()],
-            None => gradient_names(graph),
-        };
-        let inputs: Vec<ValueId> = node
-            .inputs
-            .iter()
-            .zip(&names)
-            .map(|(v, name)| by_raw(&reduced, *v, name).unwrap_or(*v))
-            .collect();
-        graph.set_inputs(id, inputs).map_err(bug(INFO.name))?;
-    }
-    for i in 0..graph.outputs.len() {
-        let output = &graph.outputs[i];
-        if output.kind == OutputKind::Gradient
-            && let Some(value) = by_raw(&reduced, output.value, &output.name)
-        {
-            graph.outputs[i].value = value;
-        }
-    }
-    Ok(())
-}
-
-/// The gradient of this micro-step, if `value` is its sum with the state `grad_sum`.
-fn accumulated(graph: &Graph, value: ValueId) -> Option<ValueId> {
-    let node = graph.def(value);
-    let state = node
-        .inputs
-        .iter()
-        .position(|v| matches!(&graph.def(*v).op, Op::State(s) if s.name == "grad_sum"))?;
-    (node.inputs.len() == 2).then(|| node.inputs[1 - state])
-}
-
-/// The parameter whose optimizer step or gradient accumulation this node is.
-fn owner_of(graph: &Graph, id: NodeId) -> Option<String> {
-    let node = graph.node(id);
-    if let Op::OptimizerStep(_) = node.op
-        && let Op::Param(p) = &graph.def(node.inputs[0]).op
-    {
-        return Some(p.name.clone());
-    }
-    node.inputs.iter().find_map(|v| match &graph.def(*v).op {
-        Op::State(s) if s.name == "grad_sum" => s.of.clone(),
-        _ => None,
-    })
-}
-
-/// Names of the gradients in the order in which `grad_stats` reads them: that of the outputs.
-fn gradient_names(graph: &Graph) -> Vec<String> {
-    graph
-        .outputs
-        .iter()
-        .filter(|o| o.kind == OutputKind::Gradient)
-        .map(|o| o.name.clone())
-        .collect()
-}
-
-/// Sums [non-finite, Σg², count, loss] over ranks. Without sharding the first two are already global.
-fn reduce_statistics(graph: &mut Graph, full: bool) -> Result<(), Diagnostic> {
-    let Some(unscale) =
-        graph.nodes().find(|(_, n)| matches!(n.op, Op::Unscale(_))).map(|(id, _)| id)
-    else {
-        return Ok(());
-    };
-    let stats = graph.node(unscale).inputs[0];
-    let sum = Op::AllReduce(AllReduce { reduce: ReduceKind::Sum, unit: None });
-    let origin = graph.node(unscale).origin.by(INFO.name);
-    let add = |graph: &mut Graph, op: Op, inputs: &[ValueId]| {
-        graph.add1(op, inputs, origin.clone(), Region::Update).map_err(bug(INFO.name))
-    };
-    let reduced = if full {
-        add(graph, sum, &[stats])?
-    } else {
-        let Op::Concat(concat) = graph.def(stats).op.clone() else {
-            return Err(Diagnostic::error("B003", "statistics are not a concatenation"));
-        };
-        let parts = graph.def(stats).inputs.clone();
-        let local = add(graph, Op::Concat(concat.clone()), &parts[1..])?;
-        let global = add(graph, sum, &[local])?;
-        add(graph, Op::Concat(concat), &[parts[0], global])?
-    };
-    let users = graph.users();
-    for user in users[stats.0 as usize].clone() {
-        // The reduction itself reads what it reduces.
-        if !matches!(graph.node(user).op, Op::AllReduce(_)) {
-            replace_operand(graph, user, stats, reduced)?;
-        }
-    }
-    Ok(())
 }

@@ -1,8 +1,9 @@
 //! Which parameters are gathered together.
 
+use crate::scope;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::UnitSpec;
-use frit_ir::{Graph, Region, Shape, ValueId};
+use frit_ir::{Diagnostic, Graph, Region, Shape, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How parameters are grouped into units.
@@ -12,6 +13,8 @@ pub enum Wrap {
     Blocks,
     /// Consecutive parameters, in order of use, of at least this many elements together.
     Size(usize),
+    /// The modules that these patterns cover, the innermost where they are nested; the rest in the root.
+    Scopes(Vec<String>),
     /// One unit.
     None,
 }
@@ -23,19 +26,39 @@ pub struct Assignment {
     pub units: Vec<UnitSpec>,
     /// In the graph's order.
     pub unit_of: Vec<(ValueId, usize)>,
+    /// Why each parameter is where it is, by its name, in the graph's order.
+    pub reasons: Vec<(String, String)>,
+}
+
+/// Where a parameter goes, and why.
+struct Choice {
+    /// The unit's name; `None` is the root.
+    unit: Option<String>,
+    reason: String,
+}
+
+impl Choice {
+    fn root(reason: impl Into<String>) -> Choice {
+        Choice { unit: None, reason: reason.into() }
+    }
 }
 
 /// Assigns units. Parameters that two units use belong to the root.
-pub fn assign(graph: &Graph, wrap: &Wrap) -> Assignment {
+///
+/// # Errors
+/// A pattern that covers no module with parameters.
+pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
     let params = params_by_use(graph);
-    let name_of = match wrap {
+    let choices = match wrap {
         Wrap::Blocks => blocks(&params),
         Wrap::Size(size) => by_size(&params, *size),
-        Wrap::None => vec![None; params.len()],
+        Wrap::Scopes(patterns) => by_scope(&params, patterns)?,
+        Wrap::None => params.iter().map(|_| Choice::root("one unit was asked for")).collect(),
     };
     let reason = match wrap {
         Wrap::Blocks => "a repeated block".to_string(),
         Wrap::Size(size) => format!("at least {size} parameters in order of use"),
+        Wrap::Scopes(_) => "a module that a pattern covers".to_string(),
         Wrap::None => String::new(),
     };
     let root_reason = match wrap {
@@ -43,22 +66,24 @@ pub fn assign(graph: &Graph, wrap: &Wrap) -> Assignment {
         _ => "parameters of no other unit, and those that several units use",
     };
     let mut units = vec![UnitSpec { name: "root".into(), reason: root_reason.into() }];
-    let mut unit_of: HashMap<ValueId, usize> = HashMap::new();
-    for (param, name) in params.iter().zip(name_of) {
-        let unit = match name {
+    let mut of: HashMap<ValueId, (usize, String)> = HashMap::new();
+    for (param, choice) in params.iter().zip(choices) {
+        let unit = match choice.unit {
             None => 0,
             Some(name) => units.iter().position(|u| u.name == name).unwrap_or_else(|| {
                 units.push(UnitSpec { name, reason: reason.clone() });
                 units.len() - 1
             }),
         };
-        unit_of.insert(param.value, unit);
+        of.insert(param.value, (unit, choice.reason));
     }
-    let in_order = graph
-        .params()
-        .filter_map(|(value, _)| unit_of.get(&value).map(|unit| (value, *unit)))
-        .collect();
-    Assignment { units, unit_of: in_order }
+    let (mut unit_of, mut reasons) = (Vec::new(), Vec::new());
+    for (value, param) in graph.params() {
+        let Some((unit, reason)) = of.remove(&value) else { continue };
+        reasons.push((param.name.clone(), format!("in unit `{}`: {reason}", units[unit].name)));
+        unit_of.push((value, unit));
+    }
+    Ok(Assignment { units, unit_of, reasons })
 }
 
 struct UsedParam {
@@ -107,9 +132,10 @@ fn params_by_use(graph: &Graph) -> Vec<UsedParam> {
     params.into_iter().map(|(_, p)| p).collect()
 }
 
-/// A numbered module (`transformer.h.3`) is a block if at least two of its siblings hold parameters of
-/// the same names and shapes; of nested ones the outermost counts.
-fn blocks(params: &[UsedParam]) -> Vec<Option<String>> {
+/// A numbered module (`transformer.h.3`) is a block if at least two of its siblings hold, for the most part,
+/// parameters of the same names and shapes (the first of T5's has one more); of nested ones the outermost
+/// counts.
+fn blocks(params: &[UsedParam]) -> Vec<Choice> {
     type Contents = BTreeSet<(String, Shape)>;
     let mut families: BTreeMap<String, BTreeMap<String, Contents>> = BTreeMap::new();
     for p in params {
@@ -123,9 +149,11 @@ fn blocks(params: &[UsedParam]) -> Vec<Option<String>> {
         }
     }
     families.retain(|_, members| {
-        let mut counts: BTreeMap<&Contents, usize> = BTreeMap::new();
-        members.values().for_each(|contents| *counts.entry(contents).or_default() += 1);
-        counts.values().any(|n| *n >= 2)
+        let all: Vec<&Contents> = members.values().collect();
+        let alike = |(i, a): (usize, &&Contents)| {
+            all[..i].iter().any(|b| 2 * a.intersection(b).count() > a.len().max(b.len()))
+        };
+        all.iter().enumerate().any(alike)
     });
     let block_of = |path: &[String]| {
         numbered(path)
@@ -134,34 +162,94 @@ fn blocks(params: &[UsedParam]) -> Vec<Option<String>> {
     params
         .iter()
         .map(|p| {
-            let block = block_of(&p.path)?;
-            let elsewhere = p.scopes.iter().any(|scope| {
+            let Some(block) = block_of(&p.path) else {
+                return Choice::root("its module is no repeated block");
+            };
+            let other = p.scopes.iter().find_map(|scope| {
                 let path: Vec<String> = scope.split('.').map(str::to_string).collect();
-                block_of(&path).is_some_and(|other| other != block)
+                block_of(&path).filter(|other| *other != block)
             });
-            (!elsewhere).then_some(block)
+            match other {
+                Some(other) => Choice::root(format!("used by `{block}` and by `{other}`")),
+                None => {
+                    Choice { reason: format!("of the repeated block `{block}`"), unit: Some(block) }
+                }
+            }
         })
         .collect()
+}
+
+/// The innermost module of the parameter that a pattern covers, if all of its uses are there.
+fn by_scope(params: &[UsedParam], patterns: &[String]) -> Result<Vec<Choice>, Diagnostic> {
+    let covering = |path: &str| -> Option<(String, &String)> {
+        // The module itself first, then what it is in.
+        let ends = path.match_indices('.').map(|(i, _)| i).chain([path.len()]);
+        let mut ends: Vec<usize> = ends.filter(|end| *end > 0).collect();
+        ends.reverse();
+        ends.into_iter().find_map(|end| {
+            let pattern = patterns.iter().find(|p| scope::matches(p, &path[..end]))?;
+            Some((path[..end].to_string(), pattern))
+        })
+    };
+    let mut covered: BTreeSet<&String> = BTreeSet::new();
+    let mut choices = Vec::new();
+    for p in params {
+        let module = p.path[..p.path.len() - 1].join(".");
+        let Some((unit, pattern)) = covering(&module) else {
+            choices.push(Choice::root("no pattern covers its module"));
+            continue;
+        };
+        covered.insert(pattern);
+        let uses: Vec<Option<String>> =
+            p.scopes.iter().map(|s| covering(s).map(|(unit, _)| unit)).collect();
+        let here = uses.iter().any(|u| u.as_ref() == Some(&unit));
+        let elsewhere = uses.iter().find(|u| match u {
+            Some(other) => *other != unit,
+            None => here,
+        });
+        choices.push(match elsewhere {
+            Some(other) => {
+                let other = other.as_deref().unwrap_or("root");
+                Choice::root(format!("used by `{unit}` and by `{other}`"))
+            }
+            None => Choice { reason: format!("`{pattern}` covers `{unit}`"), unit: Some(unit) },
+        });
+    }
+    match patterns.iter().find(|p| !covered.contains(p)) {
+        None => Ok(choices),
+        Some(pattern) => {
+            let what =
+                format!("`{pattern}` in sharding.wrap covers no module with parameters of its own");
+            let modules: BTreeSet<String> =
+                params.iter().map(|p| p.path[..p.path.len() - 1].join(".")).collect();
+            let some: Vec<String> = modules.into_iter().take(12).collect();
+            Err(Diagnostic::error("E066", what)
+                .note(format!("modules with parameters are {} …", some.join(", ")))
+                .help("use `blocks`, `none`, `size=N`, or patterns such as `transformer.h.*, lm_head`"))
+        }
+    }
 }
 
 fn numbered(path: &[String]) -> impl Iterator<Item = usize> + '_ {
     (0..path.len()).filter(|i| path[*i].parse::<u32>().is_ok())
 }
 
-fn by_size(params: &[UsedParam], size: usize) -> Vec<Option<String>> {
+fn by_size(params: &[UsedParam], size: usize) -> Vec<Choice> {
     let (mut unit, mut filled) = (1, 0);
     params
         .iter()
         .map(|p| {
             if p.n_uses > 1 {
-                return None;
+                return Choice::root(format!("used {} times", p.n_uses));
             }
             if filled >= size {
                 unit += 1;
                 filled = 0;
             }
             filled += p.shape.numel();
-            Some(format!("part.{unit}"))
+            let from = filled - p.shape.numel();
+            let reason = format!("elements {from}..{filled} of it in order of use");
+            Choice { unit: Some(format!("part.{unit}")), reason }
         })
         .collect()
 }

@@ -9,6 +9,7 @@
 //! P308  what is clipped and what the optimizer reads has exactly the factor 1 / (C·A·N)
 //! P309  a scaled value is only used linearly, and only added to values of the same factor
 //! P310  it sums every micro-step of this step once, and no other, over the ranks once
+//! P311  the statistics that decide on the step count every gradient element once over all ranks
 
 use super::broken;
 use frit_ir::ops::{BinaryFn, ReduceFn, ReduceKind, UnaryFn};
@@ -27,8 +28,12 @@ enum Value {
     Zero,
     /// Independent of the loss.
     Free,
-    /// `scale × factor ×` the derivative of the loss sums of these micro-steps (a bit each).
-    Scaled { factor: f64, micro_steps: u64, reduced: bool },
+    /// `scale × factor ×` the derivative of the loss sums of these micro-steps (a bit each), summed over this
+    /// many ranks.
+    Scaled { factor: f64, micro_steps: u64, ranks: usize },
+    /// Sums over gradient elements, of which each counts `weight` times; what a rank holds is of one of
+    /// `shards` parts.
+    Statistics { weight: f64, shards: usize },
 }
 
 /// Why a value is not linear in the loss.
@@ -39,6 +44,7 @@ const PRODUCT: Problem = "multiplies two scaled gradients";
 const UNEQUAL: Problem = "adds gradients of different factors";
 const FREE: Problem = "adds a scaled gradient to a value that is not scaled";
 const TWICE: Problem = "reduces over ranks what is reduced already";
+const STATISTICS: Problem = "combines statistics that count elements differently";
 
 /// The sum of two values.
 fn sum(a: Value, b: Value) -> Result<Value, Problem> {
@@ -46,13 +52,22 @@ fn sum(a: Value, b: Value) -> Result<Value, Problem> {
         (Value::Zero, other) | (other, Value::Zero) => Ok(other),
         (Value::Free, Value::Free) => Ok(Value::Free),
         (
-            Value::Scaled { factor: f, micro_steps: m, reduced: r },
-            Value::Scaled { factor: g, micro_steps: n, reduced: s },
+            Value::Scaled { factor: f, micro_steps: m, ranks: r },
+            Value::Scaled { factor: g, micro_steps: n, ranks: s },
         ) => {
             if (f - g).abs() > f.abs() * 1e-9 || r != s {
                 return Err(UNEQUAL);
             }
-            Ok(Value::Scaled { factor: f, micro_steps: m | n, reduced: r })
+            Ok(Value::Scaled { factor: f, micro_steps: m | n, ranks: r })
+        }
+        (statistics @ Value::Statistics { .. }, other)
+        | (other, statistics @ Value::Statistics { .. }) => {
+            // Counts and losses travel with them.
+            if other == Value::Free || other == statistics {
+                Ok(statistics)
+            } else {
+                Err(STATISTICS)
+            }
         }
         _ => Err(FREE),
     }
@@ -72,11 +87,20 @@ fn product(values: &[Value]) -> Result<Value, Problem> {
 /// The values that a node makes of its operands, the same for all its results.
 fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem> {
     let scaled = |v: &Value| matches!(v, Value::Scaled { .. });
+    let statistics = |v: &Value| matches!(v, Value::Statistics { .. });
     match &node.op {
         Op::LossScale(op) => {
             let micro_steps = 1 << micro_step;
-            Ok(Value::Scaled { factor: op.factor, micro_steps, reduced: false })
+            Ok(Value::Scaled { factor: op.factor, micro_steps, ranks: 1 })
         }
+        Op::Concat(_) | Op::Binary(BinaryFn::Add) if values.iter().any(statistics) => {
+            values[1..].iter().try_fold(values[0], |all, v| sum(all, *v))
+        }
+        op if values.iter().any(statistics) => match (op, &values) {
+            (Op::Reshape(_) | Op::Slice(_) | Op::Split(_), [value]) => Ok(*value),
+            // The decision itself; its operand is judged where it is read.
+            _ => Ok(Value::Free),
+        },
         // What decides on the step, and the step itself: their operands are judged where they are read.
         Op::GradStats | Op::OptimizerStep(_) => Ok(Value::Free),
         Op::Constant(c) => {
@@ -207,13 +231,21 @@ impl Replay<'_> {
             }
             Action::ReduceScatter { reduce, send, recv, .. }
             | Action::AllReduce { reduce, send, recv, .. } => {
-                let value = self.read(i, send)?;
-                let value = match value {
-                    Value::Scaled { reduced: true, .. } => return self.problem(i, TWICE, ""),
-                    Value::Scaled { factor, micro_steps, .. } => {
+                let n = plan.team(&plan.tasks[i].action, 0).map_or(1, |team| team.count);
+                let value = match self.read(i, send)? {
+                    Value::Scaled { ranks, .. } if ranks * n > plan.world_size => {
+                        return self.problem(i, TWICE, "");
+                    }
+                    Value::Scaled { factor, micro_steps, ranks } => {
                         let mean = *reduce == ReduceKind::Mean;
-                        let factor = if mean { factor / plan.world_size as f64 } else { factor };
-                        Value::Scaled { factor, micro_steps, reduced: true }
+                        let factor = if mean { factor / n as f64 } else { factor };
+                        Value::Scaled { factor, micro_steps, ranks: ranks * n }
+                    }
+                    Value::Statistics { weight, shards } => {
+                        // Every part is on as many ranks as there are replicas of it.
+                        let mean = *reduce == ReduceKind::Mean;
+                        let replicas = n as f64 / shards as f64 / if mean { n as f64 } else { 1.0 };
+                        Value::Statistics { weight: weight * replicas, shards: 1 }
                     }
                     other => other,
                 };
@@ -225,6 +257,14 @@ impl Replay<'_> {
                     values.push(self.read(i, place)?);
                 }
                 self.judge(i, &plan.kernels[*kernel], &values)?;
+                let runs = |wanted: fn(&Op) -> bool| {
+                    plan.kernels[*kernel].body.nodes().any(|(_, n)| wanted(&n.op))
+                };
+                if runs(|op| matches!(op, Op::GradStats)) {
+                    let value = self.statistics_of(i, reads)?;
+                    writes.iter().for_each(|place| self.write(place, value));
+                    return Some(());
+                }
                 let key = (*kernel, format!("{values:?}"));
                 let micro_step = self.micro_step;
                 let result = self
@@ -244,9 +284,39 @@ impl Replay<'_> {
         Some(())
     }
 
-    /// P308, P310: gradients where they are clipped and where they are applied.
+    /// The statistics of gradients of groups that are sharded alike.
+    fn statistics_of(&mut self, i: usize, reads: &[Place]) -> Option<Value> {
+        let plan = self.plan;
+        let shards = |place: &Place| {
+            let spec = plan.gradients.iter().find(|g| g.place == *place)?;
+            Some(plan.groups[spec.group].shards())
+        };
+        let first = reads.first().and_then(shards);
+        match first {
+            Some(n) if reads.iter().all(|r| shards(r) == first) => {
+                Some(Value::Statistics { weight: 1.0, shards: n })
+            }
+            _ => {
+                self.problem(i, STATISTICS, "grad_stats");
+                None
+            }
+        }
+    }
+
+    /// P308, P310, P311: gradients where they are clipped and where they are applied.
     fn judge(&mut self, i: usize, kernel: &Kernel, values: &[Value]) -> Option<()> {
         let plan = self.plan;
+        if kernel.body.nodes().any(|(_, n)| matches!(n.op, Op::Unscale(_))) {
+            let counted = match values.first() {
+                Some(Value::Statistics { weight, shards: 1 }) => *weight,
+                _ => 0.0,
+            };
+            if (counted - 1.0).abs() > 1e-6 {
+                let message = format!("reads statistics that count every element {counted} times");
+                self.found.push(broken(plan, "P311", i, message));
+                return None;
+            }
+        }
         let gradient = match kernel.body.nodes().find_map(|(_, n)| match &n.op {
             Op::GradStats => Some(0),
             Op::OptimizerStep(_) => Some(1),
@@ -256,17 +326,17 @@ impl Replay<'_> {
             None => return Some(()),
         };
         let n = plan.loss_capacity * plan.accumulation * plan.world_size;
-        let (factor, micro_steps, reduced) = match gradient {
+        let (factor, micro_steps, ranks) = match gradient {
             // No loss element reaches it in this step.
             Value::Zero => return Some(()),
-            Value::Free => (0.0, 0, false),
-            Value::Scaled { factor, micro_steps, reduced } => (factor, micro_steps, reduced),
+            Value::Free | Value::Statistics { .. } => (0.0, 0, 1),
+            Value::Scaled { factor, micro_steps, ranks } => (factor, micro_steps, ranks),
         };
         let (code, message) = if (factor * n as f64 - 1.0).abs() > 1e-9 {
             let times = factor * n as f64;
             ("P308", format!("reads gradients of {times} times the factor 1/{n} of the mean"))
-        } else if reduced != (plan.world_size > 1) {
-            ("P310", "reads gradients that are not reduced over ranks".to_string())
+        } else if ranks != plan.world_size {
+            ("P310", format!("reads gradients of {ranks} of {} ranks", plan.world_size))
         } else if micro_steps != self.current {
             let seen = (micro_steps & self.current).count_ones();
             let (all, old) =
@@ -353,6 +423,11 @@ fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
         let inputs: Vec<Value> = n.inputs.iter().map(|v| values[v]).collect();
         let value = match &n.op {
             Op::Input(_) => *operands.next().unwrap_or(&Value::Free),
+            Op::Binary(BinaryFn::Mul)
+                if inputs.iter().any(|v| matches!(v, Value::Statistics { .. })) =>
+            {
+                weighted(body, n, &inputs).map_err(|problem| (problem, n.op.name()))?
+            }
             op => {
                 node(n, &inputs, micro_step).map_err(|problem| (problem, op.name().to_string()))?
             }
@@ -360,4 +435,16 @@ fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
         values.extend(n.outputs.iter().map(|v| (*v, value)));
     }
     Ok(body.outputs.iter().map(|o| values[&o.value]).collect())
+}
+
+/// Statistics times a constant.
+fn weighted(body: &Graph, node: &Node, values: &[Value]) -> Result<Value, Problem> {
+    for (i, value) in values.iter().enumerate() {
+        let times =
+            node.inputs.get(1 - i).and_then(|v| body.constant(*v)).and_then(|c| c.as_splat());
+        if let (Value::Statistics { weight, shards }, Some(times)) = (value, times) {
+            return Ok(Value::Statistics { weight: weight * times, shards: *shards });
+        }
+    }
+    Err(STATISTICS)
 }

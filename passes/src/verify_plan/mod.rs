@@ -2,7 +2,8 @@
 //! passes that make plans.
 //!
 //! [`memory`] P1xx: every read sees what was written for it, and conflicting accesses of different
-//! streams are ordered. [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
+//! streams are ordered; P106, every task reads what lowering wrote for it, and leaves what it was to leave.
+//! [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
 //! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
 //! accumulation and averaging that go in come out, followed through the bodies of all kernels.
 
@@ -12,7 +13,7 @@ mod memory;
 mod training;
 
 use frit_ir::Diagnostic;
-use frit_ir::plan::{Plan, check};
+use frit_ir::plan::{Addresses, Plan, check, provenance};
 
 /// Proves a plan, or says what is broken.
 ///
@@ -30,7 +31,25 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     }
     collectives::verify(plan, &mut found);
     training::verify(plan, &mut found);
+    if found.is_empty() {
+        meaning(plan, &mut found);
+    }
     if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+/// P106: conflicting accesses are ordered as the list has them, so that the list is what happens; it must
+/// mean what was lowered.
+fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let (tasks, leaves) = provenance(plan, Addresses::Assigned);
+    for (i, (task, sees)) in plan.tasks.iter().zip(tasks).enumerate() {
+        if task.sees != sees {
+            found.push(broken(plan, "P106", i, "does not read what was written for it".into()));
+        }
+    }
+    if plan.leaves != leaves {
+        let message = "a step does not leave behind what it was lowered to leave";
+        found.push(Diagnostic::error("P106", message));
+    }
 }
 
 fn broken(plan: &Plan, code: &str, task: usize, message: String) -> Diagnostic {

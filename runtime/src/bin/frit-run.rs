@@ -1,7 +1,9 @@
 //! Runs a plan directory: all that a training node needs.
 
 use clap::Parser;
-use frit_runtime::run::{RunOptions, run};
+use frit_runtime::checkpoint::CheckpointOptions;
+use frit_runtime::interrupt;
+use frit_runtime::run::{RunOptions, RunReport, run};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +29,18 @@ struct Args {
     /// Write the parameters after the last step to this safetensors file.
     #[arg(long, value_name = "FILE.safetensors")]
     save: Option<PathBuf>,
+    /// Write checkpoints into this directory: after the last step, on Ctrl-C, and as --checkpoint-every says.
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Write a checkpoint after every so many steps.
+    #[arg(long, value_name = "STEPS", requires = "checkpoint", value_parser = at_least_one)]
+    checkpoint_every: Option<usize>,
+    /// Continue from the latest checkpoint of the directory; from the start if there is none.
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
+    /// Keep only the newest checkpoints.
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
+    keep: Option<usize>,
     /// Execute the kernels' bodies by the IR interpreter (slow).
     #[arg(long)]
     interpret: bool,
@@ -43,20 +57,38 @@ fn setting(text: &str) -> Result<(String, f64), String> {
     Ok((key.into(), value.parse().map_err(|e| format!("{e}"))?))
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a whole number of at least 1".into())
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
+    let checkpoint = args.checkpoint.clone().map(|dir| CheckpointOptions {
+        dir,
+        every: args.checkpoint_every,
+        resume: args.resume,
+        keep: args.keep,
+    });
+    // Without checkpoints there is nothing to do before leaving.
+    let stop = match checkpoint.as_ref().map(|_| interrupt::watch()).transpose() {
+        Ok(stop) => stop,
+        Err(e) => return fail(&format!("cannot watch for signals: {e}")),
+    };
     let options = RunOptions {
         steps: args.steps,
         data: args.data,
         metrics: args.metrics,
         dump_grads: args.dump_grads,
         save: args.save,
+        checkpoint,
+        stop,
         interpret: args.interpret,
         threads: args.threads,
         hyper: args.set,
         progress: true,
     };
     match run(&args.plan, &options) {
+        Ok(RunReport { interrupted: Some(signal), .. }) => interrupt::leave(signal),
         Ok(report) => {
             if let Some(loss) = report.losses.last() {
                 // A reader that closed the pipe has seen what it wanted.
@@ -64,9 +96,12 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Err(e) => {
-            let _ = writeln!(std::io::stderr(), "error: {e}");
-            ExitCode::from(2)
-        }
+        Err(e) => fail(&e.to_string()),
     }
+}
+
+fn fail(message: &str) -> ExitCode {
+    // There is no other place to complain to.
+    let _ = writeln!(std::io::stderr(), "error: {message}");
+    ExitCode::from(2)
 }

@@ -1,11 +1,12 @@
 //! Ranks as threads of one process: they read each other's buffers between barriers.
 //!
 //! # Numerics
-//! Each element is summed in f32 in rank order 0 … N−1, whatever the layout, then divided for a mean.
+//! Each element is summed in f32 in rank order, whatever the layout, then divided for a mean.
 
 use super::Communicator;
 use crate::RunError;
 use frit_ir::ops::ReduceKind;
+use frit_ir::plan::Team;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -22,6 +23,7 @@ struct Shared {
     world_size: usize,
     send: Vec<AtomicPtr<u8>>,
     recv: Vec<AtomicPtr<u8>>,
+    value: Vec<AtomicU64>,
     gate: Mutex<Gate>,
     opened: Condvar,
     traffic: Traffic,
@@ -49,6 +51,7 @@ impl LocalComm {
             world_size,
             send: pointers(),
             recv: pointers(),
+            value: (0..world_size).map(|_| AtomicU64::default()).collect(),
             gate: Mutex::default(),
             opened: Condvar::new(),
             traffic: Traffic::default(),
@@ -84,10 +87,16 @@ impl LocalComm {
         if gate.aborted { Err(RunError::Aborted { rank: self.rank }) } else { Ok(()) }
     }
 
-    fn publish(&self, send: *const u8, recv: *mut u8, bytes: usize) -> Result<(), RunError> {
+    fn publish(
+        &self,
+        team: Team,
+        send: *const u8,
+        recv: *mut u8,
+        bytes: usize,
+    ) -> Result<(), RunError> {
         self.shared.recv[self.rank].store(recv, Ordering::Release);
         self.shared.traffic.calls.fetch_add(1, Ordering::Relaxed);
-        let others = (self.shared.world_size - 1) as u64;
+        let others = (team.count - 1) as u64;
         self.shared.traffic.bytes.fetch_add(bytes as u64 * others, Ordering::Relaxed);
         self.show(send)
     }
@@ -102,24 +111,24 @@ impl LocalComm {
         self.shared.send[rank].load(Ordering::Acquire)
     }
 
-    /// The combination of elements `begin..begin + len` of every rank's send buffer.
+    /// The combination of elements `begin..begin + len` of every team member's send buffer.
     ///
     /// # Safety
-    /// Every rank has published a buffer of at least `begin + len` f32, which nothing writes.
-    unsafe fn combine(&self, begin: usize, out: &mut [f32], reduce: ReduceKind) {
-        for rank in 0..self.shared.world_size {
+    /// Every member has published a buffer of at least `begin + len` f32, which nothing writes.
+    unsafe fn combine(&self, team: Team, begin: usize, out: &mut [f32], reduce: ReduceKind) {
+        for rank in team.ranks() {
             // SAFETY: by the contract of this function.
             let part = unsafe {
                 std::slice::from_raw_parts(self.sent(rank).cast::<f32>().add(begin), out.len())
             };
-            if rank == 0 {
+            if rank == team.first {
                 out.copy_from_slice(part);
             } else {
                 out.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
             }
         }
         if reduce == ReduceKind::Mean {
-            let n = self.shared.world_size as f32;
+            let n = team.count as f32;
             out.iter_mut().for_each(|sum| *sum /= n);
         }
     }
@@ -132,15 +141,16 @@ impl Communicator for LocalComm {
 
     unsafe fn all_gather(
         &self,
+        team: Team,
         send: *const u8,
         recv: *mut u8,
         bytes: usize,
     ) -> Result<(), RunError> {
-        self.publish(send, recv, bytes)?;
-        for rank in 0..self.shared.world_size {
-            // SAFETY: every rank published `bytes` bytes, and `recv` has room for all of them.
+        self.publish(team, send, recv, bytes)?;
+        for (i, rank) in team.ranks().enumerate() {
+            // SAFETY: every member published `bytes` bytes, and `recv` has room for all of them.
             unsafe {
-                std::ptr::copy_nonoverlapping(self.sent(rank), recv.add(rank * bytes), bytes);
+                std::ptr::copy_nonoverlapping(self.sent(rank), recv.add(i * bytes), bytes);
             }
         }
         self.barrier()
@@ -148,36 +158,38 @@ impl Communicator for LocalComm {
 
     unsafe fn reduce_scatter(
         &self,
+        team: Team,
         send: *const f32,
         recv: *mut f32,
         len: usize,
         reduce: ReduceKind,
     ) -> Result<(), RunError> {
-        self.publish(send.cast(), recv.cast(), len * 4)?;
+        self.publish(team, send.cast(), recv.cast(), len * 4)?;
         // SAFETY: `recv` has `len` elements, and every rank published `len` for every rank.
         unsafe {
             let out = std::slice::from_raw_parts_mut(recv, len);
-            self.combine(self.rank * len, out, reduce);
+            self.combine(team, team.position(self.rank) * len, out, reduce);
         }
         self.barrier()
     }
 
     unsafe fn all_reduce(
         &self,
+        team: Team,
         send: *const f32,
         recv: *mut f32,
         len: usize,
         reduce: ReduceKind,
     ) -> Result<(), RunError> {
-        let n = self.shared.world_size;
-        let (begin, end) = (self.rank * len / n, (self.rank + 1) * len / n);
-        self.publish(send.cast(), recv.cast(), 2 * (end - begin) * 4)?;
+        let (n, k) = (team.count, team.position(self.rank));
+        let (begin, end) = (k * len / n, (k + 1) * len / n);
+        self.publish(team, send.cast(), recv.cast(), 2 * (end - begin) * 4)?;
         // The result may replace what others still read: it is kept aside until all have read.
         let mut part = vec![0.0; end - begin];
         // SAFETY: every rank published `len` elements.
-        unsafe { self.combine(begin, &mut part, reduce) };
+        unsafe { self.combine(team, begin, &mut part, reduce) };
         self.barrier()?;
-        for rank in 0..n {
+        for rank in team.ranks() {
             let to = self.shared.recv[rank].load(Ordering::Acquire).cast::<f32>();
             // SAFETY: every rank published room for `len` elements; ranks write disjoint parts.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), to.add(begin), part.len()) };
@@ -198,6 +210,15 @@ impl Communicator for LocalComm {
         Ok(all)
     }
 
+    fn largest(&self, value: u64) -> Result<u64, RunError> {
+        self.shared.value[self.rank].store(value, Ordering::Release);
+        self.barrier()?;
+        let values = self.shared.value.iter().map(|v| v.load(Ordering::Acquire));
+        let largest = values.max().unwrap_or(value);
+        self.barrier()?;
+        Ok(largest)
+    }
+
     fn abort(&self) {
         self.gate().aborted = true;
         self.shared.opened.notify_all();
@@ -216,13 +237,41 @@ mod tests {
         })
     }
 
+    fn world(count: usize) -> Team {
+        Team { first: 0, stride: 1, count }
+    }
+
+    #[test]
+    fn teams_exchange_among_themselves() {
+        let results = on_ranks(6, |comm| {
+            let (rank, send) = (comm.rank(), [comm.rank() as f32]);
+            let neighbors = Team { first: rank / 3 * 3, stride: 1, count: 3 };
+            let across = Team { first: rank % 3, stride: 3, count: 2 };
+            let (mut gathered, mut sum) = ([0.0_f32; 3], [0.0_f32]);
+            // SAFETY: sizes fit.
+            unsafe {
+                comm.all_gather(neighbors, send.as_ptr().cast(), gathered.as_mut_ptr().cast(), 4)
+                    .unwrap();
+                comm.all_reduce(across, send.as_ptr(), sum.as_mut_ptr(), 1, ReduceKind::Sum)
+                    .unwrap();
+            }
+            (gathered, sum[0])
+        });
+        for (rank, (gathered, sum)) in results.into_iter().enumerate() {
+            let first = (rank / 3 * 3) as f32;
+            assert_eq!(gathered, [first, first + 1.0, first + 2.0]);
+            assert_eq!(sum, (rank % 3 * 2 + 3) as f32);
+        }
+    }
+
     #[test]
     fn gather_concatenates_in_rank_order() {
         let results = on_ranks(3, |comm| {
             let send = [comm.rank() as f32 * 10.0, comm.rank() as f32 * 10.0 + 1.0];
             let mut recv = [0.0_f32; 6];
             // SAFETY: sizes fit.
-            unsafe { comm.all_gather(send.as_ptr().cast(), recv.as_mut_ptr().cast(), 8) }.unwrap();
+            unsafe { comm.all_gather(world(3), send.as_ptr().cast(), recv.as_mut_ptr().cast(), 8) }
+                .unwrap();
             recv
         });
         assert!(results.iter().all(|r| *r == [0.0, 1.0, 10.0, 11.0, 20.0, 21.0]));
@@ -234,8 +283,10 @@ mod tests {
             let send: Vec<f32> = (0..6).map(|i| (i + comm.rank()) as f32).collect();
             let mut recv = [0.0_f32; 2];
             // SAFETY: sizes fit.
-            unsafe { comm.reduce_scatter(send.as_ptr(), recv.as_mut_ptr(), 2, ReduceKind::Mean) }
-                .unwrap();
+            unsafe {
+                comm.reduce_scatter(world(3), send.as_ptr(), recv.as_mut_ptr(), 2, ReduceKind::Mean)
+            }
+            .unwrap();
             recv
         });
         assert_eq!(results, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
@@ -247,7 +298,7 @@ mod tests {
             let mut data: Vec<f32> = (0..7).map(|i| (i * (comm.rank() + 1)) as f32).collect();
             let p = data.as_mut_ptr();
             // SAFETY: sizes fit; in place is allowed.
-            unsafe { comm.all_reduce(p, p, 7, ReduceKind::Sum) }.unwrap();
+            unsafe { comm.all_reduce(world(3), p, p, 7, ReduceKind::Sum) }.unwrap();
             data
         });
         let expected: Vec<f32> = (0..7).map(|i| (i * 6) as f32).collect();
@@ -273,7 +324,7 @@ mod tests {
             }
             let (send, mut recv) = ([0_u8; 4], [0_u8; 12]);
             // SAFETY: sizes fit.
-            unsafe { comm.all_gather(send.as_ptr(), recv.as_mut_ptr(), 4) }.is_err()
+            unsafe { comm.all_gather(world(3), send.as_ptr(), recv.as_mut_ptr(), 4) }.is_err()
         });
         assert_eq!(results, [true; 3]);
     }

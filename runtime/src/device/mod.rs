@@ -56,6 +56,12 @@ pub trait Device {
     /// If the device or another rank failed.
     fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
 
+    /// The largest of every rank's `value`. Every rank must ask.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    fn largest(&self, value: u64) -> Result<u64, RunError>;
+
     /// Tells the other ranks that this one cannot go on.
     fn abort(&self);
 }

@@ -82,24 +82,32 @@ impl<'a, C: Communicator> Cpu<'a, C> {
 
     fn task(&self, action: &Action) -> Result<(), String> {
         let aborted = |e: RunError| e.to_string();
+        let team = || {
+            let team = self.plan.plan.team(action, self.comm.rank());
+            team.expect("invariant: every collective has a team")
+        };
         match action {
             Action::Kernel { kernel, reads, writes } => self.kernel(*kernel, reads, writes),
             Action::AllGather { send, recv, .. } => {
                 let bytes = send.ty.bytes();
                 // SAFETY: the plan's check bounds both places; verify_plan keeps them apart.
-                unsafe { self.comm.all_gather(self.pointer(send), self.pointer(recv), bytes) }
-                    .map_err(aborted)
+                unsafe {
+                    self.comm.all_gather(team(), self.pointer(send), self.pointer(recv), bytes)
+                }
+                .map_err(aborted)
             }
             Action::ReduceScatter { reduce, send, recv, .. } => {
                 let (from, to) = (self.pointer(send).cast(), self.pointer(recv).cast());
                 // SAFETY: as above; gradients are f32.
-                unsafe { self.comm.reduce_scatter(from, to, recv.ty.shape.numel(), *reduce) }
-                    .map_err(aborted)
+                unsafe {
+                    self.comm.reduce_scatter(team(), from, to, recv.ty.shape.numel(), *reduce)
+                }
+                .map_err(aborted)
             }
             Action::AllReduce { reduce, send, recv, .. } => {
                 let (from, to) = (self.pointer(send).cast(), self.pointer(recv).cast());
                 // SAFETY: as above.
-                unsafe { self.comm.all_reduce(from, to, send.ty.shape.numel(), *reduce) }
+                unsafe { self.comm.all_reduce(team(), from, to, send.ty.shape.numel(), *reduce) }
                     .map_err(aborted)
             }
             Action::Copy { from, to } => {
@@ -231,6 +239,10 @@ impl<C: Communicator> Device for Cpu<'_, C> {
 
     fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         self.comm.gather(self.bytes(buffer, offset, bytes))
+    }
+
+    fn largest(&self, value: u64) -> Result<u64, RunError> {
+        self.comm.largest(value)
     }
 
     fn abort(&self) {

@@ -1,7 +1,7 @@
 //! Scope globs: `*` stands for one part of a dotted path, `**` for any number of parts.
 
 /// Whether the scope matches the pattern.
-pub(super) fn matches(pattern: &str, scope: &str) -> bool {
+pub(crate) fn matches(pattern: &str, scope: &str) -> bool {
     let pattern: Vec<&str> = pattern.split('.').collect();
     let scope: Vec<&str> = scope.split('.').filter(|part| !part.is_empty()).collect();
     parts(&pattern, &scope)

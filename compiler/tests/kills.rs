@@ -1,0 +1,207 @@
+//! Runs that are killed at random moments, and what their checkpoints are worth: training that was killed
+//! any number of times ends with the metrics and parameters of the run that never was.
+//!
+//! `FRIT_KILLS` sets the number of kills.
+
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MODEL: &str = r#"{ "frit_model": 1, "name": "two_layers",
+  "dims": { "batch": null },
+  "inputs": [ { "name": "x", "dtype": "f32", "shape": ["batch", 3] } ],
+  "params": [ { "name": "up", "shape": [3, 5], "init": { "normal": { "std": 0.5 } } },
+              { "name": "down", "shape": [5, 2], "init": { "normal": { "std": 0.5 } } } ],
+  "nodes": [ { "op": "matmul", "inputs": ["x", "up"], "outputs": ["h"] },
+             { "op": "relu", "inputs": ["h"], "outputs": ["a"] },
+             { "op": "matmul", "inputs": ["a", "down"], "outputs": ["y"] } ],
+  "outputs": ["y"] }"#;
+
+/// Kills, unless `FRIT_KILLS` says otherwise.
+const KILLS: usize = 10;
+const STEPS: usize = 40;
+
+struct Training {
+    dir: tempfile::TempDir,
+}
+
+impl Training {
+    fn new() -> Training {
+        let training = Training { dir: tempfile::tempdir().expect("a directory") };
+        std::fs::write(training.file("model.json"), MODEL).expect("written");
+        let (n, width) = (64, [3, 2]);
+        let number = |i: usize| ((i * 7919 % 2039) as f32 / 1024.0 - 1.0).to_le_bytes();
+        let mut header = String::from("{");
+        let (mut body, mut comma) = (Vec::new(), "");
+        for (name, width) in ["x", "labels"].into_iter().zip(width) {
+            let (begin, end) = (body.len(), body.len() + n * width * 4);
+            header += &format!(
+                r#"{comma}"{name}":{{"dtype":"F32","shape":[{n},{width}],"data_offsets":[{begin},{end}]}}"#
+            );
+            comma = ",";
+            body.extend((0..n * width).flat_map(|i| number(i + begin)));
+        }
+        header += "}";
+        let len = (header.len() as u64).to_le_bytes();
+        std::fs::write(
+            training.file("data.safetensors"),
+            [&len, header.as_bytes(), &body].concat(),
+        )
+        .expect("written");
+        let plan = training.file("plan");
+        let model = training.file("model.json");
+        let mut compile = Command::new(env!("CARGO_BIN_EXE_frit"));
+        compile.arg("compile").arg(model).args(["--bind", "batch=4", "-o"]).arg(plan);
+        for setting in
+            ["loss.kind=mse", "loss.logits=y", "sharding.ranks=2", "precision.compute=fp32"]
+        {
+            compile.args(["--set", setting]);
+        }
+        let output = compile.output().expect("starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        training
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts or goes on with the run of this name.
+    fn start(&self, name: &str, steps: usize) -> Child {
+        let steps = steps.to_string();
+        Command::new(env!("CARGO_BIN_EXE_frit"))
+            .arg("run")
+            .arg(self.file("plan"))
+            .arg("--data")
+            .arg(self.file("data.safetensors"))
+            .args(["--steps", &steps, "--checkpoint-every", "1", "--keep", "2", "--resume"])
+            .arg("--checkpoint")
+            .arg(self.file(name))
+            .arg("--metrics")
+            .arg(self.file(&format!("{name}.jsonl")))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts")
+    }
+
+    /// Steps and losses, which must follow one another.
+    fn losses(&self, name: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.file(&format!("{name}.jsonl"))).unwrap_or_default();
+        let loss = |line: &str| line.split("\"tokens_or").next().expect("a part").to_string();
+        text.lines().map(loss).collect()
+    }
+
+    /// The parameters of the latest checkpoint, every part of it verified.
+    fn parameters(&self, name: &str) -> Vec<u8> {
+        let out = self.file("exported.safetensors");
+        let output = Command::new(env!("CARGO_BIN_EXE_frit"))
+            .arg("export")
+            .arg(self.file(name))
+            .arg("--safetensors")
+            .arg(&out)
+            .output()
+            .expect("starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::read(out).expect("the file")
+    }
+}
+
+/// A sequence of numbers below `n` that is the same at every run of the test.
+fn random(state: &mut u64, n: u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) % n
+}
+
+#[test]
+fn killed_at_any_moment_the_last_complete_checkpoint_is_intact() {
+    let wanted = std::env::var("FRIT_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+    let training = Training::new();
+    let begin = Instant::now();
+    assert!(training.start("whole", STEPS).wait().expect("ends").success());
+    let (losses, parameters) = (training.losses("whole"), training.parameters("whole"));
+    // From before the first checkpoint to after the last.
+    let window = (begin.elapsed().as_millis() as u64).max(50);
+    assert_eq!(losses.len(), STEPS);
+    let (mut state, mut kills, mut run) = (17, 0, 0);
+    while kills < wanted {
+        run += 1;
+        let name = format!("run{run}");
+        loop {
+            let mut child = training.start(&name, STEPS);
+            let left = wanted - kills;
+            if left > 0 {
+                std::thread::sleep(Duration::from_millis(random(&mut state, window)));
+                // It may have ended already.
+                let _ = child.kill();
+            }
+            let output = child.wait_with_output().expect("ends");
+            if output.status.success() {
+                break;
+            }
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code().is_none(), "not the kill: {message}");
+            kills += 1;
+            if training.file(&name).join("latest").exists() {
+                training.parameters(&name);
+            }
+        }
+        assert_eq!(training.losses(&name), losses, "after {kills} kills");
+        assert_eq!(training.parameters(&name), parameters, "after {kills} kills");
+    }
+}
+
+#[test]
+fn an_interrupted_run_saves_its_last_step() {
+    use std::os::unix::process::ExitStatusExt;
+    let training = Training::new();
+    for (signal, number) in [("-INT", 2), ("-TERM", 15)] {
+        let name = format!("run{signal}");
+        let mut child = training.start(&name, 10_000_000);
+        let begin = Instant::now();
+        while training.losses(&name).len() < 3 {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no steps");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().expect("kill").success());
+        let status = child.wait().expect("ends");
+        assert_eq!(status.signal(), Some(number));
+        let step = training.losses(&name).len();
+        let latest = std::fs::read_to_string(training.file(&name).join("latest")).expect("latest");
+        assert_eq!(latest, format!("step-{step:08}\n"));
+        assert!(training.start(&name, step + 3).wait().expect("ends").success());
+        assert!(training.start("whole", step + 3).wait().expect("ends").success());
+        assert_eq!(training.losses(&name), training.losses("whole"));
+        assert_eq!(training.parameters(&name), training.parameters("whole"));
+        std::fs::remove_dir_all(training.file("whole")).expect("removed");
+        std::fs::remove_file(training.file("whole.jsonl")).expect("removed");
+    }
+}
+
+#[test]
+fn only_directories_that_can_be_written_are_taken() {
+    let training = Training::new();
+    let file: &Path = &training.file("data.safetensors");
+    for (name, args, parts) in [
+        ("data.safetensors", &["--steps", "1"][..], &["data.safetensors"][..]),
+        ("fresh", &["--steps", "1", "--keep", "0"], &["--keep"]),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_frit"))
+            .arg("run")
+            .arg(training.file("plan"))
+            .arg("--data")
+            .arg(file)
+            .args(args)
+            .arg("--checkpoint")
+            .arg(training.file(name))
+            .output()
+            .expect("starts");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+    assert!(!training.file("fresh").exists());
+}

@@ -1,0 +1,245 @@
+//! What every task reads, as one digest per task: the meaning of a program apart from where and when it runs.
+//!
+//! The step is executed symbolically in list order, twice, with up to two micro-steps each, so that what one
+//! execution leaves to the next is seen. Bytes hold who wrote them: a task, by its identity and work, or
+//! before the first step a parameter, state, input or constant by its name. A task's digest covers its work
+//! and, for every execution, the writers of all bytes that it reads, with where in their result these lie.
+//!
+//! Lowering notes the digests of the program that it makes, in which every buffer has bytes of its own.
+//! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
+//! them again from the final order and addresses.
+
+use super::{Action, Arena, ParamHome, Plan};
+use std::collections::BTreeMap;
+
+/// Where a buffer's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// Every buffer by itself.
+    Apart,
+    /// At its offset within its arena.
+    Assigned,
+}
+
+/// A digest in the making: FNV-1a (Fowler, Noll, Vo), the same in every version of the program.
+#[derive(Clone, Copy)]
+struct Digest(u64);
+
+impl Digest {
+    fn new() -> Digest {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn byte(&mut self, byte: u8) {
+        self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+
+    fn number(&mut self, number: u64) {
+        number.to_le_bytes().into_iter().for_each(|b| self.byte(b));
+    }
+
+    fn count(&mut self, count: usize) {
+        self.number(count as u64);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.count(text.len());
+        text.bytes().for_each(|b| self.byte(b));
+    }
+}
+
+/// Who wrote bytes, and the first of them within what it wrote.
+#[derive(Clone, Copy)]
+struct Written {
+    by: u64,
+    at: usize,
+}
+
+/// Disjoint ranges: end and writer by first byte.
+type Map = BTreeMap<usize, (usize, Written)>;
+
+struct Replay<'a> {
+    plan: &'a Plan,
+    addresses: Addresses,
+    /// One per arena, or one per buffer.
+    maps: Vec<Map>,
+    /// What each task is, by index.
+    work: Vec<u64>,
+    digests: Vec<Digest>,
+    executions: Vec<u64>,
+}
+
+/// Most micro-steps of one step that are executed.
+const MICRO_STEPS: usize = 2;
+
+/// The digests by task, and that of everything persistent after the steps.
+pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
+    let n_maps = match addresses {
+        Addresses::Apart => plan.buffers.len(),
+        Addresses::Assigned => 2,
+    };
+    let mut replay = Replay {
+        plan,
+        addresses,
+        maps: vec![Map::new(); n_maps],
+        work: plan.tasks.iter().map(|t| work(plan, &t.action)).collect(),
+        digests: vec![Digest::new(); plan.tasks.len()],
+        executions: vec![0; plan.tasks.len()],
+    };
+    replay.leaves();
+    for _ in 0..2 {
+        for phase in &plan.phases {
+            let micro = phase.name == "micro_step";
+            for _ in 0..if micro { plan.accumulation.min(MICRO_STEPS) } else { 1 } {
+                (phase.begin..phase.end).for_each(|i| replay.task(i));
+            }
+        }
+    }
+    let mut rest = Digest::new();
+    for (b, buffer) in plan.buffers.iter().enumerate() {
+        if buffer.arena == Arena::Persistent {
+            replay.read(b, 0, buffer.bytes, &mut rest);
+        }
+    }
+    for metric in &plan.metrics {
+        rest.text(&metric.name);
+        replay.read(metric.place.buffer, metric.place.offset, metric.place.ty.bytes(), &mut rest);
+    }
+    let mut tasks = Vec::with_capacity(plan.tasks.len());
+    for (digest, work) in replay.digests.iter_mut().zip(&replay.work) {
+        digest.number(*work);
+        tasks.push(format!("{:016x}", digest.0));
+    }
+    (tasks, format!("{:016x}", rest.0))
+}
+
+/// What a task does, apart from where its operands are.
+fn work(plan: &Plan, action: &Action) -> u64 {
+    let mut digest = Digest::new();
+    let (what, detail) = match action {
+        Action::Kernel { kernel, .. } => ("kernel", plan.kernels[*kernel].hash.clone()),
+        Action::AllGather { group, .. } => ("all_gather", group.to_string()),
+        Action::ReduceScatter { group, reduce, .. } => {
+            ("reduce_scatter", format!("{group} {reduce:?}"))
+        }
+        Action::AllReduce { group, reduce, .. } => ("all_reduce", format!("{group:?} {reduce:?}")),
+        Action::Copy { .. } => ("copy", String::new()),
+        Action::Zero { .. } => ("zero", String::new()),
+    };
+    digest.text(what);
+    digest.text(&detail);
+    for place in action.reads().into_iter().chain(action.writes()) {
+        digest.text(&place.ty.to_string());
+    }
+    digest.0
+}
+
+impl Replay<'_> {
+    /// What persistent bytes hold before the first step.
+    fn leaves(&mut self) {
+        let plan = self.plan;
+        for group in &plan.groups {
+            let masters = [("param", group.master)];
+            let states = group.states.iter().map(|s| (s.name.as_str(), s.buffer));
+            for (kind, buffer) in masters.into_iter().chain(states) {
+                let mut digest = Digest::new();
+                digest.text(kind);
+                // Ranks hold parts at other elements: the table stands for all of them.
+                for segment in &group.segments {
+                    digest.text(&plan.params[segment.param].name);
+                    digest.count(segment.offset);
+                }
+                digest.count(group.numel);
+                digest.count(group.shard_numel);
+                self.leaf(buffer, digest);
+            }
+        }
+        for param in &plan.params {
+            if let ParamHome::Buffer(buffer) = param.home {
+                self.named(buffer, "param", &param.name);
+            }
+        }
+        plan.states.iter().for_each(|s| self.named(s.buffer, "state", &s.name));
+        plan.inputs.iter().for_each(|i| self.named(i.buffer, "input", &i.name));
+        plan.hyper.iter().for_each(|h| self.named(h.buffer, "hyper", &h.name));
+        plan.constants.iter().for_each(|c| self.named(c.buffer, "constant", &c.name));
+    }
+
+    fn named(&mut self, buffer: usize, kind: &str, name: &str) {
+        let mut digest = Digest::new();
+        digest.text(kind);
+        digest.text(name);
+        self.leaf(buffer, digest);
+    }
+
+    fn leaf(&mut self, buffer: usize, digest: Digest) {
+        let bytes = self.plan.buffers[buffer].bytes;
+        self.write(buffer, 0, bytes, digest.0);
+    }
+
+    fn task(&mut self, i: usize) {
+        let task = &self.plan.tasks[i];
+        let mut digest = self.digests[i];
+        for place in task.action.reads() {
+            self.read(place.buffer, place.offset, place.ty.bytes(), &mut digest);
+        }
+        self.digests[i] = digest;
+        self.executions[i] += 1;
+        for (n, place) in task.action.writes().into_iter().enumerate() {
+            let mut by = Digest::new();
+            by.count(task.id);
+            by.number(self.work[i]);
+            by.number(self.executions[i]);
+            by.count(n);
+            self.write(place.buffer, place.offset, place.ty.bytes(), by.0);
+        }
+    }
+
+    /// The map of a buffer's bytes, and its first byte there.
+    fn base(&self, buffer: usize) -> (usize, usize) {
+        match (self.addresses, &self.plan.buffers[buffer]) {
+            (Addresses::Apart, _) => (buffer, 0),
+            (Addresses::Assigned, b) => (usize::from(b.arena == Arena::Workspace), b.offset),
+        }
+    }
+
+    fn read(&self, buffer: usize, offset: usize, bytes: usize, digest: &mut Digest) {
+        let (map, base) = self.base(buffer);
+        let (begin, end) = (base + offset, base + offset + bytes);
+        let map = &self.maps[map];
+        let first = map.range(..=begin).next_back().map_or(begin, |(at, _)| *at);
+        for (&at, &(stop, written)) in map.range(first..end) {
+            if stop > begin {
+                let from = at.max(begin);
+                digest.count(from - begin);
+                digest.count(stop.min(end) - begin);
+                digest.number(written.by);
+                digest.count(written.at + from - at);
+            }
+        }
+        // The end of one operand is not the beginning of another.
+        digest.count(bytes);
+    }
+
+    fn write(&mut self, buffer: usize, offset: usize, bytes: usize, by: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let (map, base) = self.base(buffer);
+        let (begin, end) = (base + offset, base + offset + bytes);
+        let map = &mut self.maps[map];
+        for at in [begin, end] {
+            let Some((&first, whole)) = map.range_mut(..at).next_back() else { continue };
+            if whole.0 > at {
+                let written = Written { by: whole.1.by, at: whole.1.at + at - first };
+                let stop = std::mem::replace(&mut whole.0, at);
+                map.insert(at, (stop, written));
+            }
+        }
+        let inside: Vec<usize> = map.range(begin..end).map(|(at, _)| *at).collect();
+        for at in inside {
+            map.remove(&at);
+        }
+        map.insert(begin, (end, Written { by, at: 0 }));
+    }
+}

@@ -1,0 +1,235 @@
+//! Gradients of whole flat groups: written into one flat gradient, then reduced over ranks and summed over
+//! micro-steps, in the order in which the graph has it for every parameter. What the graph does once per
+//! parameter is done here once per group, at the last of its parameters.
+
+use super::{Lowering, internal};
+use frit_ir::ops::{BinaryFn, ReduceKind};
+use frit_ir::plan::{Action, BufferClass, GradientSpec, Place, Stream};
+use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// The gradients of a plan while it is made.
+#[derive(Default)]
+pub(super) struct Gradients {
+    /// The whole flat gradient of each trainable group, as a micro-step computes it.
+    flat: BTreeMap<usize, Place>,
+    /// Where the gradient of each group is by now: flat, reduced, or summed.
+    pub(super) at: BTreeMap<usize, Place>,
+    /// Gradients of a group that are not yet computed in this micro-step, by parameter name.
+    missing: BTreeMap<usize, HashSet<String>>,
+    /// Parameter names by reduced or summed gradient.
+    name: HashMap<ValueId, String>,
+    /// Parameters of each group that have a gradient.
+    n: BTreeMap<usize, usize>,
+    /// Nodes seen, by group, operation and region.
+    seen: HashMap<(usize, String, Region), usize>,
+}
+
+impl<'a> Lowering<'a> {
+    /// Decides where each gradient is written: into its group's flat gradient.
+    pub(super) fn place_gradients(&mut self) {
+        let graph = self.graph;
+        let uses: HashMap<ValueId, usize> =
+            self.gradients().iter().fold(HashMap::new(), |mut uses, (_, value)| {
+                *uses.entry(self.raw_gradient(*value)).or_default() += 1;
+                uses
+            });
+        for (name, value) in self.gradients() {
+            let mut at = value;
+            while let Some(before) = self.before(at) {
+                self.gradient.name.insert(at, name.clone());
+                at = before;
+            }
+            let (group, segment) = self.group_of[&name];
+            let flat = self.flat_gradient(group);
+            *self.gradient.n.entry(group).or_default() += 1;
+            self.gradient.missing.entry(group).or_default().insert(name);
+            let offset = self.plan.groups[group].segments[segment].offset * 4;
+            let mut raw = at;
+            if uses[&raw] > 1 {
+                continue;
+            }
+            loop {
+                let ty = graph.ty(raw).clone();
+                self.required.insert(raw, Place { buffer: flat.buffer, offset, ty });
+                let node = graph.def(raw);
+                match &node.op {
+                    // What a reshape reads is written at the same place, unless it is a leaf.
+                    Op::Reshape(_) if !graph.def(node.inputs[0]).op.is_leaf() => {
+                        raw = node.inputs[0];
+                        if self.required.contains_key(&raw) {
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+
+    /// The value before the last reduction or accumulation of a gradient; `None` if there was none.
+    fn before(&self, value: ValueId) -> Option<ValueId> {
+        let node = self.graph.def(value);
+        match &node.op {
+            Op::ReduceScatter(_) => Some(node.inputs[0]),
+            Op::AllReduce(r) if r.unit.is_some() => Some(node.inputs[0]),
+            _ if self.is_grad_sum(node) => Some(self.addend(node)),
+            _ => None,
+        }
+    }
+
+    /// The value before every reduction and accumulation.
+    fn raw_gradient(&self, value: ValueId) -> ValueId {
+        self.before(value).map_or(value, |before| self.raw_gradient(before))
+    }
+
+    /// The whole flat gradient of a group, before it is reduced.
+    fn flat_gradient(&mut self, group: usize) -> Place {
+        if let Some(place) = self.gradient.flat.get(&group) {
+            return place.clone();
+        }
+        let name = format!("{} gradient", self.unit_name(group));
+        let ty = self.whole(group, DType::F32);
+        let place = self.workspace(&name, BufferClass::Gradient, ty);
+        self.gradient.flat.insert(group, place.clone());
+        place
+    }
+
+    pub(super) fn is_grad_sum(&self, node: &Node) -> bool {
+        matches!(node.op, Op::Binary(BinaryFn::Add))
+            && node.inputs.iter().any(|v| self.is_grad_sum_state(*v))
+    }
+
+    fn is_grad_sum_state(&self, value: ValueId) -> bool {
+        matches!(&self.graph.def(value).op, Op::State(s) if s.name == "grad_sum")
+    }
+
+    fn addend(&self, node: &Node) -> ValueId {
+        node.inputs[usize::from(self.is_grad_sum_state(node.inputs[0]))]
+    }
+
+    fn unit_name(&self, group: usize) -> String {
+        self.plan.units[self.plan.groups[group].unit].name.clone()
+    }
+
+    /// One more gradient of a group is reduced, or added to the sum; the last one does it for the group.
+    pub(super) fn gradient_step(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
+        let name = self.gradient.name.get(&node.outputs[0]).cloned();
+        let name =
+            name.ok_or_else(|| internal("a reduced value is no gradient").at(&node.origin))?;
+        if node.region != Region::Update {
+            self.settle(&name, self.raw_gradient(node.outputs[0]), node)?;
+        }
+        let (group, _) = self.group_of[&name];
+        let seen = self.gradient.seen.entry((group, node.op.name(), node.region)).or_default();
+        *seen += 1;
+        if *seen < self.gradient.n[&group] {
+            return Ok(());
+        }
+        match &node.op {
+            Op::ReduceScatter(_) => self.scatter(group, node),
+            Op::AllReduce(_) => self.average(group, node),
+            _ => self.accumulate(group, node),
+        }
+    }
+
+    /// Sees to it that a gradient of this micro-step is at its place in the flat gradient; after the last
+    /// one of its group, that the padding is zero.
+    fn settle(&mut self, name: &str, raw: ValueId, node: &Node) -> Result<(), Diagnostic> {
+        let (group, segment) = self.group_of[name];
+        if !self.gradient.missing.get_mut(&group).is_some_and(|missing| missing.remove(name)) {
+            return Ok(());
+        }
+        let offset = self.plan.groups[group].segments[segment].offset * 4;
+        let flat = self.flat_gradient(group);
+        let from = self.place(raw)?;
+        let to = Place { buffer: flat.buffer, offset, ty: from.ty.clone() };
+        if from != to {
+            let action = Action::Copy { from, to };
+            let label = format!("copy gradient {name}");
+            self.task(&label, Stream::Compute, node.region, &node.origin, action);
+        }
+        if self.gradient.missing[&group].is_empty() {
+            self.zero_padding(group, &flat, node);
+            self.gradient.at.insert(group, flat);
+        }
+        Ok(())
+    }
+
+    fn zero_padding(&mut self, group: usize, flat: &Place, node: &Node) {
+        let g = &self.plan.groups[group];
+        let mut gaps = Vec::new();
+        let mut end = 0;
+        let starts = g.segments.iter().map(|s| (s.offset, s.offset + s.numel));
+        for (start, next) in starts.chain([(g.numel, g.numel)]) {
+            if start > end {
+                let ty = TensorType::new(DType::F32, [start - end]);
+                gaps.push(Place { buffer: flat.buffer, offset: end * 4, ty });
+            }
+            end = next;
+        }
+        if !gaps.is_empty() {
+            let action = Action::Zero { places: gaps };
+            let label = format!("zero padding {}", self.unit_name(group));
+            self.task(&label, Stream::Compute, Region::Backward, &node.origin, action);
+        }
+    }
+
+    /// Where the gradient of a group is by now.
+    fn gradient_at(&self, group: usize, node: &Node) -> Result<Place, Diagnostic> {
+        let place = self.gradient.at.get(&group).cloned();
+        place.ok_or_else(|| internal("a group has no gradient").at(&node.origin))
+    }
+
+    fn scatter(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
+        let send = self.gradient_at(group, node)?;
+        let unit = self.unit_name(group);
+        let ty = self.part(group, DType::F32);
+        let recv = self.workspace(&format!("{unit} gradient shard"), BufferClass::Gradient, ty);
+        let reduce = ReduceKind::Mean;
+        let action = Action::ReduceScatter { group, reduce, send, recv: recv.clone() };
+        let label = format!("reduce_scatter {unit}");
+        self.task(&label, Stream::Reduce, node.region, &node.origin, action);
+        self.gradient.at.insert(group, recv);
+        Ok(())
+    }
+
+    fn average(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
+        let place = self.gradient_at(group, node)?;
+        let reduce = ReduceKind::Mean;
+        let (send, recv) = (place.clone(), place);
+        let action = Action::AllReduce { group: Some(group), reduce, send, recv };
+        let label = format!("all_reduce {}", self.unit_name(group));
+        self.task(&label, Stream::Reduce, node.region, &node.origin, action);
+        Ok(())
+    }
+
+    /// Adds the gradient of this micro-step to the sum.
+    fn accumulate(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
+        let place = self.gradient_at(group, node)?;
+        let sum = self.plan.groups[group].states.iter().find(|s| s.name == "grad_sum");
+        let sum = sum.ok_or_else(|| internal("a group has no sum of gradients"))?.buffer;
+        let to = Place { buffer: sum, offset: 0, ty: place.ty.clone() };
+        let (op, reads) = (Op::Binary(BinaryFn::Add), vec![to.clone(), place]);
+        self.flat_kernel(op, reads, vec![to.clone()], node)?;
+        self.gradient.at.insert(group, to);
+        Ok(())
+    }
+
+    /// At the end of the micro-step, the gradients that are neither reduced nor summed.
+    pub(super) fn finish_gradients(&mut self) -> Result<(), Diagnostic> {
+        let graph = self.graph;
+        for (name, value) in self.gradients() {
+            let raw = self.raw_gradient(value);
+            self.settle(&name, raw, graph.def(raw))?;
+        }
+        Ok(())
+    }
+
+    /// Notes where gradients are once they are reduced.
+    pub(super) fn note_gradients(&mut self) {
+        for (&group, place) in &self.gradient.at {
+            self.plan.gradients.push(GradientSpec { group, place: place.clone() });
+        }
+    }
+}

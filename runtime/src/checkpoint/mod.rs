@@ -1,0 +1,122 @@
+//! Checkpoints: training state on disk, complete or not there, readable at any number of ranks.
+//!
+//! A directory of checkpoints holds one directory per checkpoint, named after the number of steps run, and
+//! the file `latest` with the name of the one to resume from:
+//!
+//! ```text
+//! latest                        step-00000020
+//! step-00000020/
+//!   index.json                  step, data position, and for every tensor its parts: file, range, checksum
+//!   rank-00000.safetensors …    what each rank owns; a tensor of the index lies in parts of the same name
+//!   source/                     the model and configuration of the plan
+//!   SHA256SUMS                  of index.json and source/, for `sha256sum -c`
+//! ```
+//!
+//! Tensors are logical: `param/NAME`, `adam_m/NAME` … are flat, unpadded and whole over the parts of all
+//! ranks, whatever strategy wrote them; `state/NAME` are scalars. [`write`] writes aside, syncs, renames, and
+//! only then moves `latest`; [`read`] trusts nothing that does not have its checksum; [`restore`] reads the
+//! ranges that a rank of another plan owns, one part at a time.
+
+mod export;
+pub mod read;
+pub(crate) mod restore;
+mod snapshot;
+pub(crate) mod write;
+
+pub use read::Checkpoint;
+
+use frit_ir::DType;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What is asked of a run about checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointOptions {
+    /// The directory of checkpoints.
+    pub dir: PathBuf,
+    /// Steps between two checkpoints; by default only the last step is saved.
+    pub every: Option<usize>,
+    /// Continue from the latest checkpoint; from step 0 if there is none.
+    pub resume: bool,
+    /// Checkpoints to keep; by default all.
+    pub keep: Option<usize>,
+}
+
+/// Version of the format of `index.json`. Checkpoints of other versions are refused.
+pub const FORMAT_VERSION: u32 = 1;
+
+const INDEX: &str = "index.json";
+const LATEST: &str = "latest";
+const SUMS: &str = "SHA256SUMS";
+const SOURCE: &str = "source";
+
+/// The content of `index.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Index {
+    /// Version of this format; see [`FORMAT_VERSION`].
+    pub frit_checkpoint: u32,
+    /// Name of the model.
+    pub model: String,
+    /// SHA-256 of the plan that wrote it.
+    pub plan_sha256: String,
+    /// Its ranks.
+    pub world_size: usize,
+    /// Its strategy.
+    pub strategy: String,
+    /// Steps run, skipped ones included.
+    pub step: usize,
+    /// Where the data goes on.
+    pub position: Position,
+    /// Hyper-parameters that were changed when the plan was run.
+    pub set: BTreeMap<String, f64>,
+    /// Every tensor, by kind and name.
+    pub tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// Where the data goes on: the first example of the next step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Epochs that are complete.
+    pub epoch: usize,
+    /// Examples of this epoch that were read.
+    pub example: usize,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorEntry {
+    /// Its element type.
+    pub dtype: DType,
+    /// Its logical shape.
+    pub shape: Vec<usize>,
+    /// Where its elements are, ascending and without gaps.
+    pub parts: Vec<Part>,
+}
+
+/// Elements of a tensor in one file, where they have the tensor's own name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The file, within the checkpoint.
+    pub file: String,
+    /// First element of the tensor.
+    pub begin: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// SHA-256 of the bytes, in hexadecimal.
+    pub sha256: String,
+}
+
+/// Name of the directory of a checkpoint.
+fn dir_name(step: usize) -> String {
+    format!("step-{step:08}")
+}
+
+/// The step of a checkpoint's directory.
+fn step_of(name: &str) -> Option<usize> {
+    name.strip_prefix("step-")?.parse().ok()
+}
+
+fn shard_name(rank: usize) -> String {
+    format!("rank-{rank:05}.safetensors")
+}

@@ -1,0 +1,191 @@
+//! Reading checkpoints: any range of any tensor, its parts verified before a byte of them is used.
+
+use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SOURCE, SUMS, TensorEntry};
+use crate::RunError;
+use frit_ir::plan::sha256_hex;
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// An open checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its directory.
+    pub path: PathBuf,
+    /// What is in it.
+    pub index: Index,
+    files: BTreeMap<String, Shard>,
+}
+
+/// One rank's file.
+#[derive(Debug)]
+struct Shard {
+    map: Mmap,
+    metadata: Metadata,
+    /// Where the elements begin.
+    data: usize,
+}
+
+impl Checkpoint {
+    /// Whether a directory is a checkpoint, or holds checkpoints.
+    pub fn is_at(path: &Path) -> bool {
+        path.join(INDEX).is_file() || path.join(LATEST).is_file()
+    }
+
+    /// The latest checkpoint of a directory of checkpoints; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// If it is not complete, was changed, or is of another version.
+    pub fn latest(dir: &Path) -> Result<Option<Checkpoint>, RunError> {
+        let latest = dir.join(LATEST);
+        if !latest.exists() {
+            return Ok(None);
+        }
+        let name = fs::read_to_string(&latest).map_err(RunError::io(&latest))?;
+        if super::step_of(name.trim()).is_none() {
+            let reason = "names no checkpoint; write the name of a complete one into it";
+            return Err(RunError::checkpoint(&latest, reason));
+        }
+        Checkpoint::open(&dir.join(name.trim())).map(Some)
+    }
+
+    /// Opens a checkpoint, or the latest of a directory of checkpoints.
+    ///
+    /// # Errors
+    /// If there is none, or it is not complete, was changed, or is of another version.
+    pub fn open(path: &Path) -> Result<Checkpoint, RunError> {
+        if let Some(latest) = Checkpoint::latest(path)? {
+            return Ok(latest);
+        }
+        let refuse = |reason: String| RunError::checkpoint(path, reason);
+        let file = path.join(INDEX);
+        if !file.is_file() {
+            return Err(refuse("is not there, or is no checkpoint".into()));
+        }
+        let text = fs::read(&file).map_err(RunError::io(&file))?;
+        let sums = fs::read_to_string(path.join(SUMS)).map_err(RunError::io(&path.join(SUMS)))?;
+        if !sums.lines().any(|line| *line == format!("{}  {INDEX}", sha256_hex(&text))) {
+            return Err(damaged(path, INDEX));
+        }
+        let version: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| refuse(e.to_string()))?;
+        let found = version["frit_checkpoint"].as_u64();
+        if found != Some(u64::from(FORMAT_VERSION)) {
+            let found = found.map_or("none".into(), |v| v.to_string());
+            return Err(refuse(format!(
+                "has format version {found}, this program reads version {FORMAT_VERSION}"
+            )));
+        }
+        let index: Index = serde_json::from_slice(&text).map_err(|e| refuse(e.to_string()))?;
+        let mut files = BTreeMap::new();
+        for (key, entry) in &index.tensors {
+            check_entry(key, entry).map_err(&refuse)?;
+            for part in &entry.parts {
+                if !files.contains_key(&part.file) {
+                    files.insert(part.file.clone(), Shard::open(&path.join(&part.file))?);
+                }
+            }
+        }
+        Ok(Checkpoint { path: path.into(), index, files })
+    }
+
+    /// The model and configuration of the plan that wrote it.
+    pub fn source(&self) -> PathBuf {
+        self.path.join(SOURCE)
+    }
+
+    /// The tensor of this name, such as `param/fc1.weight`.
+    pub fn entry(&self, key: &str) -> Option<&TensorEntry> {
+        self.index.tensors.get(key)
+    }
+
+    /// Hands over the elements `begin..begin + len` of a tensor, part by part: the first element, and the
+    /// bytes. No more than one part is in memory, and none that is not what its checksum says.
+    ///
+    /// # Errors
+    /// If there is no such tensor, or a part was damaged; the first error of `put`.
+    pub fn read(
+        &self,
+        key: &str,
+        begin: usize,
+        len: usize,
+        mut put: impl FnMut(usize, &[u8]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let entry = self
+            .entry(key)
+            .ok_or_else(|| RunError::checkpoint(&self.path, format!("holds no `{key}`")))?;
+        let size = entry.dtype.size();
+        for part in &entry.parts {
+            let (from, to) = (begin.max(part.begin), (begin + len).min(part.begin + part.len));
+            if from >= to {
+                continue;
+            }
+            let bytes = self.part(key, part, size)?;
+            put(from, &bytes[(from - part.begin) * size..(to - part.begin) * size])?;
+        }
+        Ok(())
+    }
+
+    /// All elements of a tensor, little-endian.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read`].
+    pub fn tensor(&self, key: &str) -> Result<Vec<u8>, RunError> {
+        let numel = self.entry(key).map_or(0, |e| e.shape.iter().product());
+        let mut all = Vec::new();
+        self.read(key, 0, numel, |_, bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn part(&self, key: &str, part: &Part, size: usize) -> Result<&[u8], RunError> {
+        let bytes = self.files.get(&part.file).and_then(|shard| {
+            let (begin, end) = shard.metadata.info(key)?.data_offsets;
+            shard.map.get(shard.data + begin..shard.data + end)
+        });
+        match bytes {
+            Some(bytes) if bytes.len() == part.len * size && sha256_hex(bytes) == part.sha256 => {
+                Ok(bytes)
+            }
+            _ => Err(damaged(&self.path, &part.file)),
+        }
+    }
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Shard, RunError> {
+        let file = File::open(path).map_err(RunError::io(path))?;
+        // SAFETY: the map is only read; checkpoints are not changed once they have their name.
+        let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(path))?;
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|e| RunError::checkpoint(path, format!("was damaged: {e}")))?;
+        // The header follows its length, eight bytes.
+        Ok(Shard { map, metadata, data: header + 8 })
+    }
+}
+
+fn damaged(path: &Path, file: &str) -> RunError {
+    let reason = format!(
+        "`{file}` was damaged: it does not have its checksum; write the name of an older checkpoint into \
+         `{LATEST}` to go back to it"
+    );
+    RunError::checkpoint(path, reason)
+}
+
+/// The parts follow one another and are the whole.
+fn check_entry(key: &str, entry: &TensorEntry) -> Result<(), String> {
+    let mut end = 0;
+    for part in &entry.parts {
+        if part.begin != end {
+            return Err(format!("`{key}` lacks the elements from {end} to {}", part.begin));
+        }
+        end += part.len;
+    }
+    let numel: usize = entry.shape.iter().product();
+    if end == numel { Ok(()) } else { Err(format!("`{key}` has {end} of {numel} elements")) }
+}

@@ -1,0 +1,98 @@
+//! Loading a checkpoint into one rank of a plan, whatever ranks and strategy wrote it.
+//!
+//! A rank reads the ranges that it owns, part by part, from the memory map straight to their place: no
+//! tensor is ever whole in memory that is not whole on the rank. Parameters and optimizer state must be
+//! there; the state of a loss scaler is taken only if both plans scale dynamically.
+
+use super::Checkpoint;
+use crate::RunError;
+use crate::device::Device;
+use frit_ir::ops::random::RNG;
+use frit_ir::plan::{ParamHome, Plan, is_within_step};
+use frit_ir::{DType, TensorType};
+
+/// Scalars that only a dynamic loss scaler changes.
+const SCALER: [&str; 2] = ["loss_scale", "growth_tracker"];
+
+/// Writes what `rank` owns to its device.
+///
+/// # Errors
+/// If the checkpoint is of another model or optimizer, or was damaged.
+pub(crate) fn restore(
+    checkpoint: &Checkpoint,
+    plan: &Plan,
+    device: &mut impl Device,
+    rank: usize,
+) -> Result<(), RunError> {
+    for group in &plan.groups {
+        for segment in &group.segments {
+            let Some((begin, to, len)) = group.owned(segment, rank) else { continue };
+            let param = &plan.params[segment.param];
+            let states = group.states.iter().filter(|s| !is_within_step(&s.name));
+            let buffers = std::iter::once(("param", group.master))
+                .chain(states.map(|s| (&*s.name, s.buffer)));
+            for (kind, buffer) in buffers {
+                let key = format!("{kind}/{}", param.name);
+                expect(checkpoint, &key, &param.ty.with_dtype(DType::F32))?;
+                checkpoint.read(&key, begin, len, |first, bytes| {
+                    device.write(buffer, (to + first - begin) * 4, bytes)
+                })?;
+            }
+        }
+    }
+    for param in &plan.params {
+        let ParamHome::Buffer(buffer) = param.home else { continue };
+        whole(checkpoint, &format!("param/{}", param.name), &param.ty, buffer, device)?;
+    }
+    let dynamic = |s: &str| SCALER.contains(&s);
+    let both = checkpoint.entry("state/growth_tracker").is_some()
+        && plan.states.iter().any(|s| s.name == "growth_tracker");
+    for state in plan.states.iter().filter(|s| !is_within_step(&s.name)) {
+        if dynamic(&state.name) && !both {
+            continue;
+        }
+        let key = format!("state/{}", state.name);
+        if state.name == RNG {
+            if checkpoint.entry(&key).is_none() {
+                continue;
+            }
+            expect(checkpoint, &key, &state.ty)?;
+            let mut bytes = checkpoint.tensor(&key)?;
+            // Seed and counter are those of all ranks; between them is the rank.
+            bytes[8..16].copy_from_slice(&(rank as i64).to_le_bytes());
+            device.write(state.buffer, 0, &bytes)?;
+            continue;
+        }
+        whole(checkpoint, &key, &state.ty, state.buffer, device)?;
+    }
+    Ok(())
+}
+
+fn whole(
+    checkpoint: &Checkpoint,
+    key: &str,
+    ty: &TensorType,
+    buffer: usize,
+    device: &mut impl Device,
+) -> Result<(), RunError> {
+    expect(checkpoint, key, ty)?;
+    checkpoint.read(key, 0, ty.shape.numel(), |first, bytes| {
+        device.write(buffer, first * ty.dtype.size(), bytes)
+    })
+}
+
+/// The checkpoint holds this tensor.
+fn expect(checkpoint: &Checkpoint, key: &str, ty: &TensorType) -> Result<(), RunError> {
+    let refuse = |reason: String| Err(RunError::checkpoint(&checkpoint.path, reason));
+    let Some(entry) = checkpoint.entry(key) else {
+        return refuse(format!(
+            "holds no `{key}`; it was written for another model (`{}`) or optimizer",
+            checkpoint.index.model
+        ));
+    };
+    if entry.dtype != ty.dtype || entry.shape != ty.shape.0 {
+        let found = TensorType::new(entry.dtype, entry.shape.clone());
+        return refuse(format!("holds `{key}` as {found}, the plan wants {ty}"));
+    }
+    Ok(())
+}

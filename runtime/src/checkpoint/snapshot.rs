@@ -1,0 +1,102 @@
+//! What one rank saves: a copy in host memory, so that training goes on while it is written.
+//!
+//! Every element is saved by exactly one rank, the lowest that holds it. A rank copies only what it owns:
+//! no flat group is gathered.
+
+use super::{FORMAT_VERSION, Index, Position, TensorEntry};
+use crate::RunError;
+use crate::device::Device;
+use crate::plan_dir::PlanDir;
+use frit_ir::DType;
+use frit_ir::plan::{ParamHome, Plan, is_within_step};
+use std::collections::BTreeMap;
+
+/// Elements of one tensor.
+pub(super) struct Piece {
+    pub(super) key: String,
+    pub(super) dtype: DType,
+    /// First element of the logical tensor.
+    pub(super) begin: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Copies what `rank` saves.
+///
+/// # Errors
+/// If the device failed.
+pub(super) fn take(plan: &Plan, device: &impl Device, rank: usize) -> Result<Vec<Piece>, RunError> {
+    let mut pieces = Vec::new();
+    for group in &plan.groups {
+        if rank >= group.shards() {
+            continue;
+        }
+        let states = group.states.iter().filter(|s| !is_within_step(&s.name));
+        let buffers =
+            std::iter::once(("param", group.master)).chain(states.map(|s| (&*s.name, s.buffer)));
+        for (kind, buffer) in buffers {
+            for segment in &group.segments {
+                let Some((begin, from, len)) = group.owned(segment, rank) else { continue };
+                let key = format!("{kind}/{}", plan.params[segment.param].name);
+                let bytes = device.read(buffer, from * 4, len * 4)?;
+                pieces.push(Piece { key, dtype: DType::F32, begin, bytes });
+            }
+        }
+    }
+    if rank > 0 {
+        return Ok(pieces);
+    }
+    for param in &plan.params {
+        let ParamHome::Buffer(buffer) = param.home else { continue };
+        let bytes = device.read(buffer, 0, param.ty.bytes())?;
+        let key = format!("param/{}", param.name);
+        pieces.push(Piece { key, dtype: param.ty.dtype, begin: 0, bytes });
+    }
+    for state in plan.states.iter().filter(|s| !is_within_step(&s.name)) {
+        let bytes = device.read(state.buffer, 0, state.ty.bytes())?;
+        let key = format!("state/{}", state.name);
+        pieces.push(Piece { key, dtype: state.ty.dtype, begin: 0, bytes });
+    }
+    Ok(pieces)
+}
+
+/// The index without parts: every tensor that the ranks of this plan save together.
+pub(super) fn index(
+    dir: &PlanDir,
+    step: usize,
+    position: Position,
+    set: &[(String, f64)],
+) -> Index {
+    let plan = &dir.plan;
+    let entry =
+        |dtype, shape: &[usize]| TensorEntry { dtype, shape: shape.to_vec(), parts: vec![] };
+    let mut tensors = BTreeMap::new();
+    for group in &plan.groups {
+        for segment in &group.segments {
+            let param = &plan.params[segment.param];
+            let states = group.states.iter().filter(|s| !is_within_step(&s.name));
+            for kind in std::iter::once("param").chain(states.map(|s| &*s.name)) {
+                let whole = entry(DType::F32, &param.ty.shape.0);
+                tensors.insert(format!("{kind}/{}", param.name), whole);
+            }
+        }
+    }
+    for param in plan.params.iter().filter(|p| matches!(p.home, ParamHome::Buffer(_))) {
+        let whole = entry(param.ty.dtype, &param.ty.shape.0);
+        tensors.insert(format!("param/{}", param.name), whole);
+    }
+    for state in plan.states.iter().filter(|s| !is_within_step(&s.name)) {
+        let whole = entry(state.ty.dtype, &state.ty.shape.0);
+        tensors.insert(format!("state/{}", state.name), whole);
+    }
+    Index {
+        frit_checkpoint: FORMAT_VERSION,
+        model: plan.name.clone(),
+        plan_sha256: dir.hash.clone(),
+        world_size: plan.world_size,
+        strategy: plan.strategy.clone(),
+        step,
+        position,
+        set: set.iter().cloned().collect(),
+        tensors,
+    }
+}
