@@ -3,19 +3,10 @@
 // T is what one thread moves at once: an element E, or several that lie together on both sides. Where
 // an address is not aligned to T, the elements are moved one by one.
 
-__device__ __forceinline__ void move(T* to, const T* from, bool whole) {
-    if (whole) {
-        *to = *from;
-        return;
-    }
-    for (int i = 0; i < int(sizeof(T) / sizeof(E)); i++)
-        reinterpret_cast<E*>(to)[i] = reinterpret_cast<const E*>(from)[i];
-}
-
 extern "C" __global__ void copy_strided(T* to, const T* from, Axes to_axes, Axes from_axes, i64 n) {
     bool whole = aligned(to, sizeof(T)) && aligned(from, sizeof(T));
     for (i64 i = global_thread(); i < n; i += global_threads())
-        move(to + to_axes.place(i, n), from + from_axes.place(i, n), whole);
+        move<E>(to + to_axes.place(i, n), from + from_axes.place(i, n), whole);
 }
 
 // Transposes: the axis `c` is contiguous in `from`, the axis `r` in `to`; tiles of both go through

@@ -9,7 +9,7 @@ struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 struct b8 { u8 bits; };
 
-template <class T> struct Number;
+template <class Element> struct Number;
 template <> struct Number<f64> { typedef f64 Wide; };
 template <> struct Number<f32> { typedef f32 Wide; };
 template <> struct Number<f16> { typedef f32 Wide; };
@@ -78,8 +78,19 @@ __device__ __forceinline__ u8 to(i64 x, u8) { return u8(x); }
 __device__ __forceinline__ b8 to(i64 x, b8) { return b8{u8(x != 0)}; }
 
 // Elements that are moved by one instruction.
-template <class T, int N> struct __align__(sizeof(T) * N) Pack { T at[N]; };
+template <class Element, int N> struct __align__(sizeof(Element) * N) Pack { Element at[N]; };
 typedef Pack<u32, 4> u128;
+
+// Moves an element at once, or by the smaller ones it consists of where an address is not aligned to it.
+template <class Small, class Large>
+__device__ __forceinline__ void move(Large* to, const Large* from, bool whole) {
+    if (whole) {
+        *to = *from;
+        return;
+    }
+    for (int i = 0; i < int(sizeof(Large) / sizeof(Small)); i++)
+        reinterpret_cast<Small*>(to)[i] = reinterpret_cast<const Small*>(from)[i];
+}
 
 __device__ __forceinline__ bool aligned(const void* p, u32 bytes) { return u64(p) % bytes == 0; }
 
@@ -95,10 +106,10 @@ struct Axes {
         return n <= 0x7fffffff ? walk<u32>(u32(index)) : walk<u64>(u64(index));
     }
 
-    template <class I> __device__ __forceinline__ i64 walk(I index) const {
+    template <class Index> __device__ __forceinline__ i64 walk(Index index) const {
         i64 at = 0;
         for (int axis = int(count) - 1; axis > 0; axis--) {
-            I size = I(sizes[axis]), next = index / size;
+            Index size = Index(sizes[axis]), next = index / size;
             at += i64(index - next * size) * strides[axis];
             index = next;
         }

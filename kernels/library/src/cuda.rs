@@ -29,13 +29,22 @@ sources![
     "attention_mask_grad" with "attention_plain",
     "attention_plain" with "attention_plain",
     "attention_plain_grad" with "attention_plain",
+    "batch_norm",
+    "conv" with "window",
     "convert",
     "copy",
+    "cum_sum",
     "embedding",
     "embedding_grad",
     "fill",
+    "gather",
     "grad_stats",
+    "pool" with "window",
+    "random_mask",
+    "reduce",
+    "scatter",
     "sort",
+    "top_k",
 ];
 
 /// What to compile for a file.

@@ -129,24 +129,23 @@ fn hash_of(all: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Compiles `source` with `flags` into a file that is named after all that it is made of.
+/// Compiles a file with `flags` into one that is named after all that it is made of.
 fn build(name: &str, source: &str, flags: &[String]) -> PathBuf {
     let header = std::fs::read_to_string(host("cuda.h")).unwrap();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-host");
     std::fs::create_dir_all(&dir).unwrap();
     let stem = format!("{name}-{:016x}", hash_of((source, &header, flags)));
-    let done = dir.join(format!("{stem}.so"));
+    let done = dir.join(&stem);
     if !done.exists() {
         let unique = format!("{stem}.{}.{:?}", std::process::id(), std::thread::current().id());
         let (from, to) = (dir.join(format!("{unique}.cpp")), dir.join(format!("{unique}.part")));
         std::fs::write(&from, source).unwrap();
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let status = Command::new(&compiler)
-            .args(["-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-shared", "-I"])
+            .args(["-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-I"])
             .arg(host(""))
-            .args(flags)
             .arg(&from)
-            .arg(host("fibers.cpp"))
+            .args(flags)
             .arg("-o")
             .arg(&to)
             .status()
@@ -156,6 +155,15 @@ fn build(name: &str, source: &str, flags: &[String]) -> PathBuf {
         std::fs::rename(&to, &done).unwrap();
     }
     done
+}
+
+/// The object file of the scheduler.
+fn scheduler() -> &'static str {
+    static FILE: LazyLock<String> = LazyLock::new(|| {
+        let source = std::fs::read_to_string(host("fibers.cpp")).unwrap();
+        build("fibers", &source, &["-c".into()]).to_str().expect("a path in Unicode").into()
+    });
+    &FILE
 }
 
 /// The library of a kernel's file and definitions.
@@ -168,7 +176,9 @@ fn compiled(kernel: &SourceKernel) -> Compiled {
     }
     let source = frit_kernels::cuda::source(kernel.file);
     let source = source.unwrap_or_else(|| panic!("no file {}", kernel.file));
-    let flags: Vec<String> = kernel.defines.iter().map(|(k, v)| format!("-D{k}={v}")).collect();
+    let mut flags: Vec<String> = kernel.defines.iter().map(|(k, v)| format!("-D{k}={v}")).collect();
+    // The object is no source, whatever the language of the file before it.
+    flags.extend(["-shared", "-x", "none", scheduler()].map(String::from));
     let path = build(kernel.file, &on_host(source), &flags);
     // SAFETY: the library has no initializers of its own.
     let library = unsafe { libloading::Library::new(&path) }.unwrap_or_else(|e| panic!("{e}"));

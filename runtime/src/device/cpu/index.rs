@@ -16,7 +16,7 @@ fn index_elem(ids: &TensorType) -> Option<IndexElem> {
 }
 
 /// Where a gather of `data` by `ids` reads.
-pub(super) fn gather(op: &Op, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
+pub(in crate::device) fn gather(op: &Op, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
     match op {
         Op::Gather(Gather { axis }) => along(*axis, data, ids),
         Op::GatherElements(GatherElements { axis }) => elements(*axis, data, ids),
@@ -70,6 +70,19 @@ fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> Option<Inde
     })
 }
 
+/// Where a scatter into `data` by `ids` writes, and what an update does there.
+pub(in crate::device) fn scattered(
+    op: &Op,
+    data: &TensorType,
+    ids: &TensorType,
+) -> Option<(ScatterFn, Indexed)> {
+    match op {
+        Op::ScatterElements(ScatterElements { axis, f }) => Some((*f, elements(*axis, data, ids)?)),
+        Op::ScatterNd(ScatterNd { batch_dims, f }) => Some((*f, tuples(*batch_dims, data, ids)?)),
+        _ => None,
+    }
+}
+
 /// The routine of a scatter whose indices and updates are operands; its data are one, or all one
 /// element.
 pub(super) fn scatter(
@@ -86,11 +99,7 @@ pub(super) fn scatter(
         return None;
     }
     let (ty, ids) = (body.ty(data), body.ty(ids));
-    let (f, indexed) = match node.op {
-        Op::ScatterElements(ScatterElements { axis, f }) => (f, elements(axis, ty, ids)?),
-        Op::ScatterNd(ScatterNd { batch_dims, f }) => (f, tuples(batch_dims, ty, ids)?),
-        _ => return None,
-    };
+    let (f, indexed) = scattered(&node.op, ty, ids)?;
     let combine = match f {
         ScatterFn::Replace => Combine::Replace,
         ScatterFn::Add => Combine::Add,

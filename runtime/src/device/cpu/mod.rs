@@ -3,7 +3,7 @@
 
 mod arena;
 mod call;
-mod index;
+pub(in crate::device) mod index;
 mod library;
 mod operand;
 mod order;

@@ -63,6 +63,7 @@ inline void __syncwarp() { host::meet("syncwarp", nullptr, [](void**) {}); }
 
 inline u32 __float_as_uint(float x) { return host::bits(x); }
 inline float __uint_as_float(u32 x) { return host::value(x); }
+inline double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
 inline float __double2float_rz(double x) {
     float y = float(x);
     return std::fabs(double(y)) > std::fabs(x) && x == x ? std::nextafter(y, 0.0f) : y;

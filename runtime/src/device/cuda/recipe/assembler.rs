@@ -2,7 +2,10 @@
 
 use super::kernel::c_bytes;
 use super::{Launch, Pointer, Recipe, SourceKernel};
-use super::{attention, convert, embedding, layout, matmul, reduce};
+use super::{
+    attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool, random,
+    reduce,
+};
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
 
@@ -50,7 +53,20 @@ impl<'a> Assembler<'a> {
             Op::Cast(_) => convert::cast(self, node),
             Op::Embedding(_) => embedding::rows(self, node),
             Op::EmbeddingGrad(_) => embedding::gradient(self, node),
+            Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => index::gather(self, node),
+            Op::ScatterElements(_) | Op::ScatterNd(_) => index::scatter(self, node),
+            Op::TopK(_) | Op::ArgReduce(_) => order::assemble(self, node),
+            Op::RandomMask(op) => random::mask(self, node, op),
+            Op::Reduce(_) | Op::SumTo(_) => reduce::assemble(self, node),
+            Op::CumSum(op) => reduce::running(self, node, op),
             Op::GradStats => reduce::grad_stats(self, node),
+            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+                conv::assemble(self, node)
+            }
+            Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
+                pool::assemble(self, node)
+            }
+            Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::assemble(self, node),
             Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
             op if op.is_layout() => layout::assemble(self, node),
             _ => None,
@@ -66,12 +82,17 @@ impl<'a> Assembler<'a> {
         if let Some(place) = self.places.get(&value) {
             return Some(*place);
         }
-        let element = self.body.constant(value)?.as_splat()?;
+        let element = self.splat(value)?;
         let ty = self.ty(value);
         let at = self.scratch(ty.bytes());
         self.fill(at, ty, element)?;
         self.places.insert(value, at);
         Some(at)
+    }
+
+    /// The element that a constant consists of, if all are equal.
+    pub(super) fn splat(&self, value: ValueId) -> Option<f64> {
+        self.body.constant(value)?.as_splat()
     }
 
     /// Where a value is to be written: its result, or scratch memory if it is none.

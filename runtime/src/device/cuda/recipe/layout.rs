@@ -82,6 +82,19 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     }
 }
 
+impl Assembler<'_> {
+    /// Copies a grid of elements of `size` bytes, with these distances in the target and the source.
+    pub(super) fn copy(
+        &mut self,
+        ends: (Pointer, Pointer),
+        dims: &[usize],
+        strides: [Vec<usize>; 2],
+        size: usize,
+    ) -> Option<()> {
+        copy(self, ends, dims, strides.map(signed), size)
+    }
+}
+
 fn signed(strides: Vec<usize>) -> Vec<isize> {
     strides.into_iter().map(|s| s as isize).collect()
 }

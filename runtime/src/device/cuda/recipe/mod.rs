@@ -6,11 +6,17 @@
 
 mod assembler;
 mod attention;
+mod batch_norm;
+mod conv;
 mod convert;
 mod embedding;
+mod index;
 mod kernel;
 mod layout;
 mod matmul;
+mod order;
+mod pool;
+mod random;
 mod reduce;
 mod sort;
 

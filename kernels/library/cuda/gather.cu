@@ -1,0 +1,22 @@
+// out[i] = data[block(i)] for the places i of a grid, blocks of `block` elements; block(i) is the base of
+// the place plus Σ index · stride over the axes that its tuple of indices runs along. An index outside of
+// its axis is reported and gives zeros.
+//
+// To be defined: T, what is moved at once, and E, the element it consists of; INDEX, the indices.
+
+extern "C" __global__ void gather(T* out, const T* data, const INDEX* ids, Axes tuples, Axes bases, Axes axes,
+                                  i64 places, i64 block, Fault* fault) {
+    bool whole = aligned(out, sizeof(T)) && aligned(data, sizeof(T));
+    for (i64 i = global_thread(); i < places * block; i += global_threads()) {
+        i64 place = i / block, at = bases.place(place, places);
+        const INDEX* tuple = ids + tuples.place(place, places);
+        bool exists = true;
+        for (int d = 0; d < int(axes.count); d++) {
+            i64 index = resolve(i64(tuple[d]), axes.sizes[d], fault);
+            exists = exists && index >= 0;
+            at += index * axes.strides[d];
+        }
+        T zero = {};
+        move<E>(out + i, exists ? data + at * block + (i - place * block) : &zero, whole && exists);
+    }
+}

@@ -1,0 +1,38 @@
+// Windows that slide over images of RANK spatial axes, as recipes pass them.
+
+struct Window {
+    i64 input[RANK], output[RANK], taps[RANK], strides[RANK], dilations[RANK], low[RANK];
+
+    __device__ __forceinline__ static i64 product(const i64* sizes) {
+        i64 n = 1;
+        for (int i = 0; i < RANK; i++) n *= sizes[i];
+        return n;
+    }
+    __device__ __forceinline__ static void split(i64 index, const i64* sizes, i64* at) {
+        for (int i = RANK - 1; i >= 0; i--) {
+            i64 next = index / sizes[i];
+            at[i] = index - next * sizes[i];
+            index = next;
+        }
+    }
+    // The element under a tap of a position; -1 on the border.
+    __device__ __forceinline__ i64 element(const i64* position, const i64* tap) const {
+        i64 at = 0;
+        for (int i = 0; i < RANK; i++) {
+            i64 x = position[i] * strides[i] + tap[i] * dilations[i] - low[i];
+            if (x < 0 || x >= input[i]) return -1;
+            at = at * input[i] + x;
+        }
+        return at;
+    }
+    // The position in which an element is under a tap; -1 if there is none.
+    __device__ __forceinline__ i64 position(const i64* element, const i64* tap) const {
+        i64 at = 0;
+        for (int i = 0; i < RANK; i++) {
+            i64 x = element[i] + low[i] - tap[i] * dilations[i], p = x / strides[i];
+            if (x < 0 || p * strides[i] != x || p >= output[i]) return -1;
+            at = at * output[i] + p;
+        }
+        return at;
+    }
+};

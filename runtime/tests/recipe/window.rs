@@ -1,0 +1,87 @@
+//! Convolution, pooling and batch normalization.
+
+use crate::check::{check, random};
+use frit_ir::ops::{BatchNorm, BatchNormGrad, Conv, ConvGradInput, ConvGradWeight};
+use frit_ir::ops::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad, Window};
+use frit_ir::{DType, Op, Tensor};
+
+fn uneven() -> Window {
+    Window { strides: vec![2, 1], dilations: vec![1, 2], low: vec![1, 0], high: vec![0, 3] }
+}
+
+/// Forward and both gradients for `x[n, c, size]`, `filters` filters of `taps`.
+fn conv(
+    dtype: DType,
+    out: Option<DType>,
+    window: &Window,
+    groups: usize,
+    x: &[usize],
+    w: &[usize],
+) {
+    let positions = window.positions(&x[2..], &w[2..]).unwrap();
+    let y = [&[x[0], w[0]], &positions[..]].concat();
+    let (size, taps) = (x[2..].to_vec(), w[2..].to_vec());
+    let (x, w, dy) = (random(dtype, x, 1), random(dtype, w, 2), random(dtype, &y, 3));
+    let tolerance = if out.unwrap_or(dtype) == DType::F32 { 1e-4 } else { 2e-2 };
+    let window = || window.clone();
+    check(Op::Conv(Conv { window: window(), groups, out }), &[x.clone(), w.clone()], tolerance);
+    let op = ConvGradInput { window: window(), groups, size, out };
+    check(Op::ConvGradInput(op), &[dy.clone(), w], tolerance);
+    let op = ConvGradWeight { window: window(), groups, taps, out };
+    check(Op::ConvGradWeight(op), &[dy, x], tolerance);
+}
+
+#[test]
+fn convolutions_by_products() {
+    conv(DType::F32, None, &uneven(), 1, &[2, 3, 7, 9], &[4, 3, 3, 2]);
+    conv(DType::BF16, None, &uneven(), 2, &[2, 4, 6, 8], &[6, 2, 2, 3]);
+    conv(DType::BF16, Some(DType::F32), &Window::plain(2), 1, &[2, 5, 4, 3], &[3, 5, 1, 1]);
+    conv(DType::F16, Some(DType::BF16), &Window::plain(1), 1, &[2, 3, 9], &[2, 3, 4]);
+    conv(DType::F32, None, &Window::plain(3), 1, &[1, 2, 4, 3, 5], &[2, 2, 2, 3, 1]);
+}
+
+#[test]
+fn convolutions_of_many_groups() {
+    conv(DType::F32, None, &uneven(), 20, &[2, 20, 5, 6], &[40, 1, 3, 2]);
+    conv(DType::BF16, None, &Window::plain(1), 17, &[1, 34, 9], &[17, 2, 3]);
+}
+
+#[test]
+fn pools_and_their_gradients() {
+    let window = Window { high: vec![0, 1], ..uneven() };
+    let taps = vec![3, 2];
+    for dtype in [DType::F32, DType::F16] {
+        let x = random(dtype, &[2, 3, 6, 7], 1);
+        let mut values = x.to_f64s();
+        (values[3], values[10], values[11]) = (f64::NAN, 1.5, 1.5);
+        let x = Tensor::floats(dtype, x.shape().clone(), values);
+        let positions = window.positions(&[6, 7], &taps).unwrap();
+        let dy = random(dtype, &[&[2, 3], &positions[..]].concat(), 2);
+        let (w, t) = (|| window.clone(), || taps.clone());
+        check(Op::MaxPool(MaxPool { window: w(), taps: t() }), std::slice::from_ref(&x), 0.0);
+        check(Op::SumPool(SumPool { window: w(), taps: t() }), std::slice::from_ref(&x), 2e-3);
+        check(Op::MaxPoolGrad(MaxPoolGrad { window: w(), taps: t() }), &[dy.clone(), x], 2e-3);
+        check(
+            Op::SumPoolGrad(SumPoolGrad { window: w(), taps: t(), size: vec![6, 7] }),
+            &[dy],
+            2e-3,
+        );
+    }
+}
+
+#[test]
+fn batch_normalization() {
+    for dtype in [DType::F32, DType::BF16] {
+        let tolerance = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+        let x = random(dtype, &[3, 4, 5, 2], 1);
+        let vector = |seed| random(DType::F32, &[4], seed);
+        check(
+            Op::BatchNorm(BatchNorm { eps: 1e-5 }),
+            &[x.clone(), vector(2), vector(3)],
+            tolerance,
+        );
+        let var = Tensor::floats(DType::F32, [4], vec![0.5, 1.0, 2.0, 0.25]);
+        let operands = [random(dtype, &[3, 4, 5, 2], 4), x, vector(5), vector(6), var];
+        check(Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 }), &operands, tolerance);
+    }
+}
