@@ -13,6 +13,7 @@ mod mutants;
 mod oracle;
 mod parity;
 mod plans;
+mod recipes;
 mod stages;
 mod strategies;
 mod support;

@@ -43,6 +43,7 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
                     load_rows<TILE, HEAD>(k_tile, k + kv_row * HEAD, shape.keys - key);
                     load_rows<TILE, VALUE>(v_tile, v + kv_row * VALUE, shape.keys - key);
                     __syncthreads();
+#pragma unroll
                     for (int r = 0; r < R; r++) {
                         int at = warp * R + r;
                         if (is_hidden(shape, query + at, key + lane)) continue;
@@ -56,6 +57,7 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
     // Lanes are added up for a broadcast key, rows for a broadcast query.
     dmask += batch0 * dense.batch + head0 * dense.head;
     __syncthreads();
+#pragma unroll
     for (int r = 0; r < R; r++) {
         if (!dense.key) sum[r] = warp_sum(sum[r]);
         sums[(warp * R + r) * TILE + lane] = sum[r];

@@ -16,6 +16,7 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
 
     Row<VALUE> sum[R] = {};
     Sum m[R], l[R];
+#pragma unroll
     for (int r = 0; r < R; r++) m[r] = -infinite(), l[r] = 0;
     i64 seen = CAUSAL && first + BLOCK < shape.keys ? first + BLOCK : shape.keys;
     for (i64 key = 0; key < seen; key += TILE) {
@@ -23,6 +24,7 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
         load_rows<TILE, HEAD>(k_tile, k + (kv_head * shape.keys + key) * HEAD, shape.keys - key);
         load_rows<TILE, VALUE>(v_tile, v + (kv_head * shape.keys + key) * VALUE, shape.keys - key);
         __syncthreads();
+#pragma unroll
         for (int r = 0; r < R; r++) {
             i64 query = first + warp * R + r;
             Sum s = -infinite();
@@ -40,6 +42,7 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
             sum[r].add(p, v_tile);
         }
     }
+#pragma unroll
     for (int r = 0; r < R; r++) {
         i64 query = first + warp * R + r, row = head * shape.queries + query;
         if (query >= shape.queries) continue;

@@ -49,6 +49,7 @@ template <int SIZE> struct Row {
     Sum at[N];
 
     __device__ __forceinline__ void scale(Sum factor) {
+#pragma unroll
         for (int i = 0; i < N; i++) at[i] *= factor;
     }
     // Adds the rows of a tile, each with the weight that its lane holds.
@@ -56,12 +57,14 @@ template <int SIZE> struct Row {
         int lane = threadIdx.x % 32;
         for (int j = 0; j < TILE; j++) {
             Sum w = __shfl_sync(~0u, weight, j);
+#pragma unroll
             for (int i = 0; i < N; i++)
                 if (i * 32 + lane < SIZE) at[i] += w * tile[j * (SIZE + 1) + i * 32 + lane];
         }
     }
     __device__ __forceinline__ void store(T* target, Sum factor) {
         int lane = threadIdx.x % 32;
+#pragma unroll
         for (int i = 0; i < N; i++)
             if (i * 32 + lane < SIZE) target[i * 32 + lane] = to(at[i] * factor, T());
     }

@@ -29,6 +29,7 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
         load_rows<TILE, HEAD>(k_tile, k + (kv_head * shape.keys + key) * HEAD, shape.keys - key);
         load_rows<TILE, VALUE>(v_tile, v + (kv_head * shape.keys + key) * VALUE, shape.keys - key);
         __syncthreads();
+#pragma unroll
         for (int r = 0; r < R; r++) {
             int at = warp * R + r;
             Sum ds = 0;
@@ -41,6 +42,7 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
             sum[r].add(ds, k_tile);
         }
     }
+#pragma unroll
     for (int r = 0; r < R; r++) {
         int at = warp * R + r;
         if (first + at < shape.queries) sum[r].store(dq + (row0 + at) * HEAD, scale);
@@ -73,6 +75,7 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
             load_rows<TILE, HEAD>(q_tile, q + row * HEAD, shape.queries - query);
             load_rows<TILE, VALUE>(dy_tile, dy + row * VALUE, shape.queries - query);
             __syncthreads();
+#pragma unroll
             for (int r = 0; r < R; r++) {
                 int at = warp * R + r;
                 Sum p = 0, ds = 0;
@@ -88,6 +91,7 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
             }
         }
     }
+#pragma unroll
     for (int r = 0; r < R; r++) {
         int at = warp * R + r;
         if (first + at >= shape.keys) continue;

@@ -16,7 +16,11 @@ extern "C" __global__ void gather(T* out, const T* data, const INDEX* ids, Axes 
             exists = exists && index >= 0;
             at += index * axes.strides[d];
         }
-        T zero = {};
-        move<E>(out + i, exists ? data + at * block + (i - place * block) : &zero, whole && exists);
+        const T* from = data + at * block + (i - place * block);
+        if (exists) {
+            move<E>(out + i, from, whole);
+        } else {
+            for (int j = 0; j < int(sizeof(T) / sizeof(E)); j++) reinterpret_cast<E*>(out + i)[j] = E{};
+        }
     }
 }
