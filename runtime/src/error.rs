@@ -54,6 +54,18 @@ pub enum RunError {
         /// The reason, and what to do.
         reason: String,
     },
+    /// The GPU cannot be used, or stopped.
+    #[error(transparent)]
+    Cuda(#[from] crate::device::cuda::CudaError),
+    /// The interpreter runs on the CPU only.
+    #[error("--interpret runs plans for the CPU; compile with target.device = \"cpu\"")]
+    Interpret,
+    /// The processes of a run do not come, or stay, together.
+    #[error("{reason}")]
+    Ranks {
+        /// Who, and where.
+        reason: String,
+    },
     /// A hyper-parameter that the plan does not have.
     #[error("the plan has no hyper-parameter `{name}`; it has {known}")]
     Hyper {

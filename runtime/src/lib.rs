@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod plan_dir;
 pub mod run;
 mod save;
+mod trace;
 pub use save::safetensors_dtype;
 
 pub use error::RunError;

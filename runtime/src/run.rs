@@ -1,4 +1,4 @@
-//! The step loop of a rank on its device; rank 0 reports. On the CPU every rank is a thread.
+//! The step loop of a rank on its device; rank 0 reports. On the CPU every rank is a thread, on GPUs a process.
 
 use crate::RunError;
 use crate::checkpoint::write::{Run, Saver, prepare};
@@ -6,15 +6,17 @@ use crate::checkpoint::{Checkpoint, CheckpointOptions, Position, restore};
 use crate::comm::Communicator;
 use crate::comm::local::LocalComm;
 use crate::data::Data;
-use crate::device::Device;
 use crate::device::cpu::Cpu;
+use crate::device::cuda::Cuda;
+use crate::device::{Device, Span};
 use crate::gradients::{self, Gradients, Parts};
 use crate::interrupt::Stop;
 use crate::metrics::{StepMetrics, Writer};
-use crate::plan_dir::PlanDir;
+use crate::plan_dir::{CUDA, PlanDir};
 use crate::save::{self, Tensors};
+use crate::trace;
 use frit_ir::ops::random::RNG;
-use frit_ir::plan::{ParamHome, Plan};
+use frit_ir::plan::{ParamHome, Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,8 @@ pub struct RunOptions {
     pub checkpoint: Option<CheckpointOptions>,
     /// When to leave before the last step.
     pub stop: Option<Stop>,
+    /// Write when each task of the last step ran here.
+    pub trace: Option<PathBuf>,
     /// Execute every body by the IR interpreter.
     pub interpret: bool,
     /// Threads per rank; by default the cores divided by the ranks.
@@ -94,12 +98,18 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         data: &data,
         options,
     };
-    let outcome = session.on_threads()?;
-    if let Some(path) = &options.dump_grads {
+    let outcome = match dir.plan.target.device == CUDA {
+        true => session.on_gpu()?,
+        false => session.on_threads()?,
+    };
+    if let Some(path) = options.dump_grads.as_ref().filter(|_| outcome.rank == 0) {
         gradients::write(path, &dir.plan, &outcome.gradients)?;
     }
-    if let Some(path) = &options.save {
+    if let Some(path) = options.save.as_ref().filter(|_| outcome.rank == 0) {
         save::write(path, &dir.plan, &outcome.saved)?;
+    }
+    if let Some(path) = options.trace.as_ref().filter(|_| outcome.rank == 0) {
+        trace::write(path, &dir.plan, &outcome.spans)?;
     }
     Ok(outcome.report)
 }
@@ -125,9 +135,12 @@ fn check_hyper(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
 /// What a rank brings back; tensors only on rank 0.
 #[derive(Default)]
 struct Outcome {
+    rank: usize,
     report: RunReport,
     gradients: Gradients,
     saved: Tensors,
+    /// The traced step, by rank of this process.
+    spans: Vec<(usize, Vec<Span>)>,
 }
 
 /// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
@@ -190,14 +203,40 @@ impl Session<'_> {
             results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
         others.extend(aborted);
         let mut outcome = Outcome::default();
+        let mut spans = Vec::new();
         for (i, result) in others.into_iter().enumerate() {
-            let result = result?;
+            let mut result = result?;
+            spans.append(&mut result.spans);
             if i == 0 {
                 outcome = result;
             }
         }
+        outcome.spans = spans;
         (outcome.report.collective_calls, outcome.report.collective_bytes) = watch.traffic();
         Ok(outcome)
+    }
+
+    /// The rank of this process on its GPU.
+    fn on_gpu(&self) -> Result<Outcome, RunError> {
+        if self.options.interpret {
+            return Err(RunError::Interpret);
+        }
+        let mut device = Cuda::open(self.dir, &self.identity())?;
+        let rank = device.rank();
+        let result = self.train(&mut device, rank);
+        if let Err(error) = &result {
+            device.fail(error);
+        }
+        result
+    }
+
+    /// What all ranks must have in common, as a hash: the plan and the hyper-parameters that were changed.
+    fn identity(&self) -> String {
+        let mut text = self.dir.hash.clone();
+        for (name, value) in &self.hyper {
+            text += &format!(" {name}={value}");
+        }
+        sha256_hex(text.as_bytes())
     }
 
     /// One rank from start to end.
@@ -214,7 +253,7 @@ impl Session<'_> {
             bar: self.progress(rank),
             clock: Instant::now(),
             parts: None,
-            outcome: Outcome::default(),
+            outcome: Outcome { rank, ..Outcome::default() },
         };
         reporter.outcome.report.start = self.start;
         self.initialize(device, rank)?;
@@ -233,7 +272,7 @@ impl Session<'_> {
                     break;
                 }
             }
-            let parts = self.step(device, step, rank)?;
+            let parts = self.step(device, step, rank, &mut reporter.outcome.spans)?;
             device.note_metrics()?;
             reporter.parts = reporter.parts.or(parts);
             step += 1;
@@ -336,6 +375,7 @@ impl Session<'_> {
         device: &mut impl Device,
         step: usize,
         rank: usize,
+        spans: &mut Vec<(usize, Vec<Span>)>,
     ) -> Result<Option<Parts>, RunError> {
         let plan = &self.dir.plan;
         let range = |name| plan.phase(name).map_or(0..0, |p| p.begin..p.end);
@@ -351,7 +391,14 @@ impl Session<'_> {
                 (true, true) => update.start,
                 (true, false) => update.end,
             };
-            device.run(begin..end)?;
+            if k + 1 == plan.accumulation
+                && self.options.trace.is_some()
+                && step + 1 == self.options.steps
+            {
+                spans.push((rank, device.trace(begin..end)?));
+            } else {
+                device.run(begin..end)?;
+            }
         }
         if !dump {
             return Ok(None);

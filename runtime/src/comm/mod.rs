@@ -1,6 +1,8 @@
 //! Exchange between ranks.
 
+pub mod launch;
 pub mod local;
+pub mod rendezvous;
 
 use crate::RunError;
 use frit_ir::ops::ReduceKind;

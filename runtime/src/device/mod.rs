@@ -6,6 +6,17 @@ pub mod cuda;
 use crate::RunError;
 use std::ops::Range;
 
+/// When a task ran.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The task.
+    pub task: usize,
+    /// Microseconds from the start of what was asked for.
+    pub start_us: f64,
+    /// Microseconds that it took.
+    pub duration_us: f64,
+}
+
 /// One rank's device: its arenas, and the tasks of a plan made ready to run on it.
 ///
 /// What is asked of a device takes effect in the order in which it is asked; a device may return before
@@ -25,6 +36,12 @@ pub trait Device {
     /// # Errors
     /// The task that failed.
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError>;
+
+    /// Runs tasks one by one and takes the time of each, which costs more than running them.
+    ///
+    /// # Errors
+    /// The task that failed.
+    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError>;
 
     /// Notes the metrics of the step that was run.
     ///
@@ -61,7 +78,4 @@ pub trait Device {
     /// # Errors
     /// If another rank failed.
     fn largest(&self, value: u64) -> Result<u64, RunError>;
-
-    /// Tells the other ranks that this one cannot go on.
-    fn abort(&self);
 }

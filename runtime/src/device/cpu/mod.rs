@@ -10,7 +10,7 @@ mod order;
 mod reduce;
 mod window;
 
-use super::Device;
+use super::{Device, Span};
 use crate::RunError;
 use crate::comm::Communicator;
 use crate::plan_dir::PlanDir;
@@ -23,6 +23,7 @@ use library::Routine;
 use operand::Operand;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::time::Instant;
 
 /// A kernel made ready.
 enum Code<'a> {
@@ -78,6 +79,14 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         let from = self.arenas.pointer(buffer, offset);
         // SAFETY: the range is within the buffer, which is within its arena; nothing runs meanwhile.
         unsafe { std::slice::from_raw_parts(from, bytes) }
+    }
+
+    fn run_task(&self, i: usize) -> Result<(), RunError> {
+        let task = &self.plan.plan.tasks[i];
+        self.task(&task.action).map_err(|reason| {
+            self.comm.abort();
+            RunError::Task { task: task.name.clone(), rank: self.comm.rank(), reason }
+        })
     }
 
     fn task(&self, action: &Action) -> Result<(), String> {
@@ -201,14 +210,18 @@ impl<C: Communicator> Device for Cpu<'_, C> {
     }
 
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
-        for task in &self.plan.plan.tasks[tasks] {
-            if let Err(reason) = self.task(&task.action) {
-                self.comm.abort();
-                let (task, rank) = (task.name.clone(), self.comm.rank());
-                return Err(RunError::Task { task, rank, reason });
-            }
-        }
-        Ok(())
+        tasks.into_iter().try_for_each(|i| self.run_task(i))
+    }
+
+    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
+        let origin = Instant::now();
+        let us = || origin.elapsed().as_secs_f64() * 1e6;
+        let span = |task| {
+            let start_us = us();
+            self.run_task(task)?;
+            Ok(Span { task, start_us, duration_us: us() - start_us })
+        };
+        tasks.map(span).collect()
     }
 
     fn note_metrics(&mut self) -> Result<(), RunError> {
@@ -243,9 +256,5 @@ impl<C: Communicator> Device for Cpu<'_, C> {
 
     fn largest(&self, value: u64) -> Result<u64, RunError> {
         self.comm.largest(value)
-    }
-
-    fn abort(&self) {
-        self.comm.abort();
     }
 }

@@ -1,3 +1,376 @@
-//! NVIDIA GPUs.
+//! NVIDIA GPUs: one rank per process. The first time a part of a step is run its tasks are put on the plan's
+//! streams one by one; the second time that is captured into a CUDA graph, and from then on the part is one
+//! launch. The host never waits for a step: inputs go in and metrics come out beside it.
 
+mod cublaslt;
+pub mod driver;
+mod error;
+mod feed;
+mod gemm;
+mod issue;
+pub mod library;
+mod memory;
+mod nccl;
+mod nvrtc;
+mod open;
+mod program;
+mod real;
 pub mod recipe;
+pub mod recording;
+mod reports;
+mod tuning;
+
+pub use error::CudaError;
+pub use gemm::{Operand, Product};
+pub use open::TIMEOUT_VARIABLE;
+pub use real::Real;
+
+use super::{Device, Span};
+use crate::RunError;
+use crate::comm::rendezvous::Rendezvous;
+use crate::plan_dir::{CUDA, PlanDir};
+use driver::{Address, Driver, EventHandle, GraphHandle};
+use feed::Feed;
+use frit_ir::DType;
+use frit_ir::plan::Plan;
+use issue::{Issuer, Marks};
+use memory::Memory;
+use program::{Program, Survey};
+use reports::Reports;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+use tuning::Tuning;
+
+/// File of the plan directory with the chosen algorithms.
+const TUNING: &str = "tuning.json";
+/// Host polls without sleeping, then sleeps this long between polls.
+const POLLS: usize = 2000;
+const POLL_PAUSE: Duration = Duration::from_micros(50);
+
+/// A rank's place among all.
+pub struct Ranks {
+    /// This one.
+    pub rank: usize,
+    /// The connections to the others, if they are other processes.
+    pub rendezvous: Option<Rendezvous>,
+    /// How long a rank waits for the others.
+    pub timeout: Duration,
+}
+
+/// How far a part of a step is prepared.
+enum Part {
+    /// It was run once, task by task.
+    Warm,
+    /// It is one launch.
+    Captured(GraphHandle),
+}
+
+/// One rank on a GPU.
+pub struct Cuda<'a, D> {
+    plan: &'a Plan,
+    driver: D,
+    ranks: Ranks,
+    memory: Memory,
+    program: Program,
+    issuer: Issuer,
+    feed: Feed,
+    reports: Reports,
+    /// Tasks that may report a fault.
+    faulting: Vec<usize>,
+    parts: Vec<(Range<usize>, Part)>,
+    /// For reads.
+    idle: EventHandle,
+}
+
+impl<'a, D: Driver> Cuda<'a, D> {
+    /// Makes a plan ready to run: memory, code, the algorithm of every matrix product.
+    ///
+    /// # Errors
+    /// If the plan is for another device, or the device cannot do what the plan needs.
+    pub fn new(dir: &'a PlanDir, driver: D, mut ranks: Ranks) -> Result<Self, RunError> {
+        let plan = &dir.plan;
+        if plan.target.device != CUDA {
+            return Err(RunError::Device { device: plan.target.device.clone() });
+        }
+        check_architecture(plan, &driver)?;
+        let survey = Survey::of(plan)?;
+        let mut issuer = Issuer::new(&driver, plan)?;
+        let n_faults = survey.faulting.len();
+        let memory = Memory::allocate(&driver, plan, &survey.needs, n_faults, issuer.compute())?;
+        let program = Program::bind(plan, &survey, &driver, &memory, dir.ptx.as_deref())?;
+        let idle = driver.create_event(false)?;
+        issuer.products = products(dir, &driver, &program, &issuer, &mut ranks)?;
+        let marks: Vec<u8> =
+            (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
+        // SAFETY: the memory of a slice may be reused once the call returns.
+        unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
+        if let Some(rendezvous) = &ranks.rendezvous {
+            rendezvous.watch().map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+        }
+        let feed = Feed::new(&driver, plan, &memory)?;
+        let steps = Self::METRICS_DELAY + 1;
+        let reports = Reports::new(&driver, plan, &memory, n_faults, steps)?;
+        Ok(Cuda {
+            plan,
+            driver,
+            ranks,
+            memory,
+            program,
+            issuer,
+            feed,
+            reports,
+            faulting: survey.faulting,
+            parts: Vec::new(),
+            idle,
+        })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.ranks.rank
+    }
+
+    /// Tells the other ranks why this one stops.
+    pub fn fail(&self, error: &RunError) {
+        if let Some(rendezvous) = &self.ranks.rendezvous {
+            rendezvous.fail(&format!("rank {} stopped: {error}", self.ranks.rank));
+        }
+        self.driver.abort();
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    fn issue(&self, tasks: Range<usize>, marks: Option<&Marks>) -> Result<(), RunError> {
+        let (plan, rank) = (self.plan, self.ranks.rank);
+        self.issuer
+            .issue(&self.driver, plan, &self.program, &self.memory, tasks, marks)
+            .map_err(|(task, e)| {
+                let task = plan.tasks[task].name.clone();
+                RunError::Task { task, rank, reason: e.to_string() }
+            })
+    }
+
+    /// Makes the host wait for an event, as long as the other ranks are well.
+    fn wait(&self, event: EventHandle) -> Result<(), RunError> {
+        let watch = Watch { driver: &self.driver, ranks: &self.ranks };
+        watch.wait(event, || self.issuer.next_collective(self.plan))
+    }
+
+    fn address(&self, buffer: usize, offset: usize, bytes: usize) -> Address {
+        let spec = &self.plan.buffers[buffer];
+        assert!(offset + bytes <= spec.bytes, "access beyond buffer `{}`", spec.name);
+        self.memory.buffer(self.plan, buffer, offset)
+    }
+
+    /// Copies device memory to the host and waits for it.
+    fn fetch(&self, from: Address, to: &mut [u8]) -> Result<(), RunError> {
+        let compute = self.issuer.compute();
+        // The copy would wait, too, and could not be interrupted.
+        self.driver.record(self.idle, compute)?;
+        self.wait(self.idle)?;
+        if !to.is_empty() {
+            // SAFETY: `to` has this size, and is borrowed until the copy was made.
+            unsafe { self.driver.copy_out(to.as_mut_ptr(), from, to.len(), compute)? };
+            self.driver.record(self.idle, compute)?;
+            self.wait(self.idle)?;
+        }
+        Ok(())
+    }
+}
+
+/// The host's waiting.
+struct Watch<'a, D> {
+    driver: &'a D,
+    ranks: &'a Ranks,
+}
+
+impl<D: Driver> Watch<'_, D> {
+    fn wait(&self, event: EventHandle, stuck: impl Fn() -> String) -> Result<(), RunError> {
+        let started = Instant::now();
+        let mut polls = 0;
+        while !self.driver.reached(event)? {
+            polls += 1;
+            if polls < POLLS {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::sleep(POLL_PAUSE);
+            let rank = self.ranks.rank;
+            let told = self.ranks.rendezvous.as_ref().and_then(Rendezvous::failure);
+            let noticed = told.or_else(|| self.driver.communication_error());
+            let late = started.elapsed() > self.ranks.timeout && self.ranks.rendezvous.is_some();
+            let reason = match noticed {
+                Some(reason) => reason,
+                None if late => {
+                    format!("the others did not come within {} s", self.ranks.timeout.as_secs())
+                }
+                None => continue,
+            };
+            let reason = format!("rank {rank} stopped in {}: {reason}", stuck());
+            if let Some(rendezvous) = &self.ranks.rendezvous {
+                rendezvous.fail(&reason);
+            }
+            self.driver.abort();
+            return Err(RunError::Ranks { reason });
+        }
+        Ok(())
+    }
+}
+
+/// Every product with its algorithm: rank 0's choice, from the plan's tuning file or measured now.
+fn products<D: Driver>(
+    dir: &PlanDir,
+    driver: &D,
+    program: &Program,
+    issuer: &Issuer,
+    ranks: &mut Ranks,
+) -> Result<Vec<driver::ProductHandle>, RunError> {
+    let path = dir.path.join(TUNING);
+    let mut tuning = Tuning::default();
+    if ranks.rank == 0 {
+        tuning = Tuning::read(&path);
+        let watch = Watch { driver, ranks };
+        let wait = |event| watch.wait(event, || "the choice of algorithms".into());
+        if tuning.measure(driver, &program.products, issuer.compute(), wait)? {
+            tuning.write(&path);
+        }
+    }
+    if let Some(rendezvous) = &mut ranks.rendezvous {
+        let text = rendezvous
+            .share(tuning.text())
+            .map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+        tuning = Tuning::parse(&text).unwrap_or_default();
+    }
+    Ok(tuning.prepare(driver, &program.products)?)
+}
+
+/// Refuses a device that is older than the plan's code, or of another line if the code is for one line.
+fn check_architecture(plan: &Plan, driver: &impl Driver) -> Result<(), CudaError> {
+    let properties = driver.properties();
+    let (major, minor) = properties.capability;
+    let text = plan.target.arch.trim_start_matches("sm_");
+    let exact = text.ends_with('a');
+    let wanted: u32 = text.trim_end_matches('a').parse().unwrap_or(u32::MAX);
+    let found = major * 10 + minor;
+    if found < wanted || (exact && found != wanted) {
+        let (arch, name) = (plan.target.arch.clone(), properties.name.clone());
+        return Err(CudaError::Architecture { arch, name, capability: (major, minor) });
+    }
+    Ok(())
+}
+
+impl<D: Driver> Device for Cuda<'_, D> {
+    const METRICS_DELAY: usize = 1;
+
+    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
+        let watch = Watch { driver: &self.driver, ranks: &self.ranks };
+        let wait = |event| watch.wait(event, || "the copy of an input".into());
+        self.feed.take(&self.driver, buffer, bytes, wait)
+    }
+
+    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
+        let compute = self.issuer.compute();
+        self.feed.deliver(&self.driver, compute)?;
+        match self.parts.iter().position(|(range, _)| *range == tasks) {
+            // The libraries set themselves up in a first run, which cannot be captured.
+            None => {
+                self.issue(tasks.clone(), None)?;
+                self.parts.push((tasks, Part::Warm));
+            }
+            Some(i) => {
+                if let Part::Warm = self.parts[i].1 {
+                    self.driver.begin_capture(compute)?;
+                    self.issue(tasks, None)?;
+                    self.parts[i].1 = Part::Captured(self.driver.end_capture(compute)?);
+                }
+                if let Part::Captured(graph) = self.parts[i].1 {
+                    self.driver.launch_graph(graph, compute)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
+        let compute = self.issuer.compute();
+        let event = || self.driver.create_event(true);
+        let marks: Marks = (0..self.plan.tasks.len())
+            .map(|i| match tasks.contains(&i) {
+                true => Ok((event()?, event()?)),
+                false => Ok((EventHandle::default(), EventHandle::default())),
+            })
+            .collect::<Result<_, CudaError>>()?;
+        let origin = self.driver.create_event(true)?;
+        self.feed.deliver(&self.driver, compute)?;
+        self.driver.record(origin, compute)?;
+        self.issue(tasks.clone(), Some(&marks))?;
+        self.driver.record(self.idle, compute)?;
+        self.wait(self.idle)?;
+        let span = |task: usize| -> Result<Span, RunError> {
+            let (begin, end) = marks[task];
+            let start_us = self.driver.elapsed_us(origin, begin)?;
+            Ok(Span { task, start_us, duration_us: self.driver.elapsed_us(begin, end)? })
+        };
+        tasks.map(span).collect()
+    }
+
+    fn note_metrics(&mut self) -> Result<(), RunError> {
+        Ok(self.reports.note(&self.driver, self.issuer.compute())?)
+    }
+
+    fn take_metrics(&mut self) -> Result<Vec<f32>, RunError> {
+        let watch = Watch { driver: &self.driver, ranks: &self.ranks };
+        let stuck = || self.issuer.next_collective(self.plan);
+        let report =
+            self.reports.take(self.plan.metrics.len(), |event| watch.wait(event, stuck))?;
+        if let Some((task, at, size)) = report.fault {
+            let task = self.plan.tasks[self.faulting[task]].name.clone();
+            let reason = format!("index {at} is outside of an axis of {size}");
+            return Err(RunError::Task { task, rank: self.ranks.rank, reason });
+        }
+        Ok(report.metrics)
+    }
+
+    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        let to = self.address(buffer, offset, bytes.len());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the bytes are not pinned: they were read when the call returns.
+        unsafe { self.driver.copy_in(to, bytes.as_ptr(), bytes.len(), self.issuer.compute())? };
+        Ok(())
+    }
+
+    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+        let mut out = vec![0; bytes];
+        self.fetch(self.address(buffer, offset, bytes), &mut out)?;
+        Ok(out)
+    }
+
+    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+        let ranks = self.plan.world_size;
+        if ranks == 1 {
+            return self.read(buffer, offset, bytes);
+        }
+        let from = self.address(buffer, offset, bytes);
+        let (exchange, room) = self.memory.exchange;
+        let most = room / ranks;
+        let mut all = vec![0; if self.ranks.rank == 0 { bytes * ranks } else { 0 }];
+        for begin in (0..bytes).step_by(most) {
+            let len = most.min(bytes - begin);
+            let (send, compute) = (from + begin as Address, self.issuer.compute());
+            self.driver.all_gather(send, exchange, len, DType::U8, compute)?;
+            if self.ranks.rank == 0 {
+                let mut part = vec![0; len * ranks];
+                self.fetch(exchange, &mut part)?;
+                for (rank, part) in part.chunks(len).enumerate() {
+                    all[rank * bytes + begin..][..len].copy_from_slice(part);
+                }
+            }
+        }
+        Ok(all)
+    }
+}

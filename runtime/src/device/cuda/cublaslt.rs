@@ -1,0 +1,369 @@
+//! cuBLASLt: matrix products. It knows matrices in column order; a row-major product `d = a · b` is its
+//! `dᵀ = bᵀ · aᵀ`, so the operands change places and nothing is transposed in memory.
+
+use super::driver::{Algorithm, ProductAddresses, ProductHandle, StreamHandle};
+use super::error::CudaError;
+use super::gemm::{Operand, Product};
+use super::library::{Wanted, functions};
+use super::nvrtc::c_text;
+use super::real::{stream, supported};
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t,
+};
+use cudarc::driver::sys::CUstream;
+use frit_ir::DType;
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+/// Algorithms that are asked for, to be measured.
+const CANDIDATES: usize = 8;
+
+/// What the library answers when asked for algorithms.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Candidate {
+    algorithm: cublasLtMatmulAlgo_t,
+    workspace_bytes: usize,
+    /// Zero if it can be used; a number, as newer libraries know more of them.
+    state: u32,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+functions! {
+    /// The library's functions.
+    Api {
+        cublasLtGetVersion: fn() -> usize,
+        cublasLtGetStatusString: fn(u32) -> *const c_char,
+        cublasLtCreate: fn(*mut cublasLtHandle_t) -> u32,
+        cublasLtMatmulDescCreate: fn(*mut cublasLtMatmulDesc_t, cublasComputeType_t, cudaDataType_t) -> u32,
+        cublasLtMatmulDescSetAttribute: fn(cublasLtMatmulDesc_t, Attribute, *const c_void, usize) -> u32,
+        cublasLtMatrixLayoutCreate: fn(*mut cublasLtMatrixLayout_t, cudaDataType_t, u64, u64, i64) -> u32,
+        cublasLtMatrixLayoutSetAttribute: fn(cublasLtMatrixLayout_t, LayoutAttribute, *const c_void, usize) -> u32,
+        cublasLtMatmulPreferenceCreate: fn(*mut cublasLtMatmulPreference_t) -> u32,
+        cublasLtMatmulPreferenceSetAttribute: fn(cublasLtMatmulPreference_t, Preference, *const c_void, usize) -> u32,
+        cublasLtMatmulPreferenceDestroy: fn(cublasLtMatmulPreference_t) -> u32,
+        cublasLtMatmulAlgoGetHeuristic: fn(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, c_int, *mut Candidate, *mut c_int) -> u32,
+        cublasLtMatmul: fn(cublasLtHandle_t, cublasLtMatmulDesc_t, *const c_void, *const c_void, cublasLtMatrixLayout_t, *const c_void, cublasLtMatrixLayout_t, *const c_void, *const c_void, cublasLtMatrixLayout_t, *mut c_void, cublasLtMatrixLayout_t, *const cublasLtMatmulAlgo_t, *mut c_void, usize, CUstream) -> u32,
+    }
+}
+
+/// The library of a major version of CUDA.
+pub fn library(major: u32) -> Wanted {
+    Wanted {
+        what: "cuBLASLt",
+        names: match major {
+            12 => &["libcublasLt.so.12"],
+            _ => &["libcublasLt.so.13"],
+        },
+        companion: None,
+        remedy: "install CUDA 12 or `pip install nvidia-cublas-cu12`",
+    }
+}
+
+type Result<T = ()> = std::result::Result<T, CudaError>;
+
+/// The library's descriptions of a product. They live as long as the process.
+struct Described {
+    description: cublasLtMatmulDesc_t,
+    /// In the library's order: bᵀ, aᵀ, dᵀ.
+    layouts: [cublasLtMatrixLayout_t; 3],
+    algorithm: cublasLtMatmulAlgo_t,
+    double: bool,
+    bias: bool,
+}
+
+/// The library.
+pub struct CublasLt {
+    api: Api,
+    /// Where it is.
+    pub path: String,
+    /// Its version.
+    pub version: usize,
+    handle: cublasLtHandle_t,
+    products: RefCell<Vec<Described>>,
+}
+
+impl CublasLt {
+    /// Loads it; a context must be current.
+    ///
+    /// # Errors
+    /// If it is missing or too old, or finds no GPU.
+    pub fn open(driver: (u32, u32)) -> Result<CublasLt> {
+        let loaded = supported(driver, library)?;
+        let api = Api::of(&loaded)?;
+        // SAFETY: no arguments to get wrong.
+        let version = unsafe { (api.cublasLtGetVersion)() };
+        let mut library = CublasLt {
+            api,
+            path: loaded.path,
+            version,
+            handle: null_mut(),
+            products: RefCell::default(),
+        };
+        let mut handle = null_mut();
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (library.api.cublasLtCreate)(&mut handle) };
+        library.check("cublasLtCreate", code)?;
+        library.handle = handle;
+        Ok(library)
+    }
+
+    /// Name and version.
+    pub fn name(&self) -> String {
+        format!("cuBLASLt {}", self.version)
+    }
+
+    fn check(&self, call: &'static str, code: u32) -> Result {
+        match code {
+            0 => Ok(()),
+            // SAFETY: the text lives as long as the library.
+            code => {
+                let reason = unsafe { c_text((self.api.cublasLtGetStatusString)(code)) };
+                Err(CudaError::Call { call, reason })
+            }
+        }
+    }
+
+    /// Describes a product to the library.
+    fn describe(&self, product: &Product) -> Result<Described> {
+        let double = product.d.dtype == DType::F64;
+        let (compute, scale) = match double {
+            true => (cublasComputeType_t::CUBLAS_COMPUTE_64F, cudaDataType_t::CUDA_R_64F),
+            false => (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F),
+        };
+        let mut description = null_mut();
+        // SAFETY: the pointer is valid.
+        let code =
+            unsafe { (self.api.cublasLtMatmulDescCreate)(&mut description, compute, scale) };
+        self.check("cublasLtMatmulDescCreate", code)?;
+        // `cublasOperation_t`: 0 as it is, 1 transposed.
+        let operation = |operand: &Operand| u32::from(operand.transposed);
+        let set = |attribute, value| self.set(description, attribute, value);
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&product.b))?;
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(&product.a))?;
+        if product.bias {
+            let bias = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, bias as u32)?;
+            let dtype = data_type(product.d.dtype)?;
+            set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype as u32)?;
+        }
+        let Product { m, n, k, batch, .. } = *product;
+        let layouts = [
+            self.layout(&product.b, [k, n], batch)?,
+            self.layout(&product.a, [m, k], batch)?,
+            self.layout(&product.d, [m, n], batch)?,
+        ];
+        let algorithm = cublasLtMatmulAlgo_t { data: [0; 8] };
+        Ok(Described { description, layouts, algorithm, double, bias: product.bias })
+    }
+
+    fn set(
+        &self,
+        description: cublasLtMatmulDesc_t,
+        attribute: Attribute,
+        value: impl Copy,
+    ) -> Result {
+        let (at, size) = ((&raw const value).cast(), size_of_val(&value));
+        // SAFETY: the value has this size; the description was created.
+        let code = unsafe {
+            (self.api.cublasLtMatmulDescSetAttribute)(description, attribute, at, size)
+        };
+        self.check("cublasLtMatmulDescSetAttribute", code)
+    }
+
+    /// A row-major matrix with this many rows and columns, in the library's words: its columns are our rows.
+    fn layout(
+        &self,
+        operand: &Operand,
+        [rows, columns]: [usize; 2],
+        batch: usize,
+    ) -> Result<cublasLtMatrixLayout_t> {
+        let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
+        let dtype = data_type(operand.dtype)?;
+        let mut layout = null_mut();
+        let distance = operand.row_stride as i64;
+        let (height, width) = (columns as u64, rows as u64);
+        // SAFETY: the pointer is valid.
+        let code = unsafe {
+            (self.api.cublasLtMatrixLayoutCreate)(&mut layout, dtype, height, width, distance)
+        };
+        self.check("cublasLtMatrixLayoutCreate", code)?;
+        if batch != 1 {
+            let (count, stride) = (batch as i32, operand.batch_stride as i64);
+            // SAFETY: the values have the sizes said; the layout was created.
+            let codes = unsafe {
+                [
+                    (self.api.cublasLtMatrixLayoutSetAttribute)(
+                        layout,
+                        LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                        (&raw const count).cast(),
+                        size_of_val(&count),
+                    ),
+                    (self.api.cublasLtMatrixLayoutSetAttribute)(
+                        layout,
+                        LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                        (&raw const stride).cast(),
+                        size_of_val(&stride),
+                    ),
+                ]
+            };
+            for code in codes {
+                self.check("cublasLtMatrixLayoutSetAttribute", code)?;
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Algorithms for a product within so much workspace, the one that should be fastest first.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+        let described = self.describe(product)?;
+        if described.bias {
+            // Any address will do to be asked for algorithms, as long as there is one.
+            self.set(described.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256_u64)?;
+        }
+        let mut preference = null_mut();
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (self.api.cublasLtMatmulPreferenceCreate)(&mut preference) };
+        self.check("cublasLtMatmulPreferenceCreate", code)?;
+        let set = |attribute, value: &[u8]| {
+            // SAFETY: the value has this size; the preference was created.
+            let code = unsafe {
+                let (at, size) = (value.as_ptr().cast(), value.len());
+                (self.api.cublasLtMatmulPreferenceSetAttribute)(preference, attribute, at, size)
+            };
+            self.check("cublasLtMatmulPreferenceSetAttribute", code)
+        };
+        set(
+            Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            &(workspace_bytes as u64).to_ne_bytes(),
+        )?;
+        use Preference as P;
+        for (attribute, operand) in [
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product.b),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product.a),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product.d),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product.d),
+        ] {
+            set(attribute, &(operand.alignment_bytes as u32).to_ne_bytes())?;
+        }
+        let nothing = Candidate {
+            algorithm: described.algorithm,
+            workspace_bytes: 0,
+            state: u32::MAX,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
+        let mut candidates = [nothing; CANDIDATES];
+        let mut found: c_int = 0;
+        let [b, a, d] = described.layouts;
+        // SAFETY: everything was created; there is room for as many candidates as are asked for.
+        let code = unsafe {
+            (self.api.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                described.description,
+                b,
+                a,
+                d,
+                d,
+                preference,
+                CANDIDATES as c_int,
+                candidates.as_mut_ptr(),
+                &mut found,
+            )
+        };
+        // SAFETY: created above, and used no more.
+        let destroyed = unsafe { (self.api.cublasLtMatmulPreferenceDestroy)(preference) };
+        self.check("cublasLtMatmulPreferenceDestroy", destroyed)?;
+        self.check("cublasLtMatmulAlgoGetHeuristic", code).map_err(|e| CudaError::NoAlgorithm {
+            library: self.name(),
+            product: format!("{product} ({e})"),
+        })?;
+        let usable = |c: &&Candidate| c.state == 0 && c.workspace_bytes <= workspace_bytes;
+        let found = &candidates[..found.max(0) as usize];
+        Ok(found.iter().filter(usable).map(|c| c.algorithm.data).collect())
+    }
+
+    /// Makes a product ready.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
+        let mut described = self.describe(product)?;
+        described.algorithm.data = *algorithm;
+        let mut products = self.products.borrow_mut();
+        products.push(described);
+        Ok(ProductHandle(products.len() - 1))
+    }
+
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// The addresses are valid when it runs.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub unsafe fn multiply(
+        &self,
+        product: ProductHandle,
+        at: ProductAddresses,
+        on: StreamHandle,
+    ) -> Result {
+        let products = self.products.borrow();
+        let described = &products[product.0];
+        if described.bias {
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.set(described.description, attribute, at.bias)?;
+        }
+        let (one, zero) = ((1.0_f32, 1.0_f64), (0.0_f32, 0.0_f64));
+        let scalar = |(single, double): &(f32, f64)| -> *const c_void {
+            match described.double {
+                true => (&raw const *double).cast(),
+                false => (&raw const *single).cast(),
+            }
+        };
+        let [b, a, d] = described.layouts;
+        // SAFETY: everything was created; by the contract of this function.
+        let code = unsafe {
+            (self.api.cublasLtMatmul)(
+                self.handle,
+                described.description,
+                scalar(&one),
+                at.b as *const c_void,
+                b,
+                at.a as *const c_void,
+                a,
+                scalar(&zero),
+                at.d as *const c_void,
+                d,
+                at.d as *mut c_void,
+                d,
+                &described.algorithm,
+                at.workspace.0 as *mut c_void,
+                at.workspace.1,
+                stream(on),
+            )
+        };
+        self.check("cublasLtMatmul", code)
+    }
+}
+
+fn data_type(dtype: DType) -> Result<cudaDataType_t> {
+    Ok(match dtype {
+        DType::F64 => cudaDataType_t::CUDA_R_64F,
+        DType::F32 => cudaDataType_t::CUDA_R_32F,
+        DType::F16 => cudaDataType_t::CUDA_R_16F,
+        DType::BF16 => cudaDataType_t::CUDA_R_16BF,
+        other => {
+            let reason = format!("no matrix product of {other}");
+            return Err(CudaError::Call { call: "cuBLASLt", reason });
+        }
+    })
+}

@@ -1,0 +1,229 @@
+//! The seam between the CUDA device and the machine: what the device asks of the driver and NVIDIA's
+//! libraries. [`super::real`] asks the libraries, [`super::recording`] writes down what it is asked.
+//!
+//! Nothing here decides anything: streams, events and addresses are the caller's. Everything is put on
+//! a stream and returns at once, unless said otherwise.
+
+use super::error::CudaError;
+use super::gemm::Product;
+use frit_ir::DType;
+use frit_ir::ops::ReduceKind;
+
+/// An address in device memory.
+pub type Address = u64;
+
+/// Names of things the driver made. A zero is none.
+macro_rules! handles {
+    ($($(#[$meta:meta])* $name:ident),*) => {
+        $($(#[$meta])* #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub struct $name(pub usize);)*
+    };
+}
+handles!(
+    /// A stream.
+    StreamHandle,
+    /// An event.
+    EventHandle,
+    /// Loaded code.
+    ModuleHandle,
+    /// A kernel of a module.
+    FunctionHandle,
+    /// A captured and instantiated graph.
+    GraphHandle,
+    /// A matrix product made ready.
+    ProductHandle
+);
+
+/// What kind of device it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Properties {
+    /// As NVIDIA calls it.
+    pub name: String,
+    /// Compute capability, such as (9, 0).
+    pub capability: (u32, u32),
+    /// Number of multiprocessors.
+    pub multiprocessors: u32,
+    /// All of its memory, in bytes.
+    pub memory_bytes: usize,
+    /// The newest CUDA version that the driver supports, such as (12, 4).
+    pub driver_version: (u32, u32),
+    /// Versions of the libraries that chosen algorithms depend on.
+    pub libraries: String,
+}
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads per block, in x.
+    pub block: u32,
+    /// Dynamic shared memory per block, in bytes.
+    pub shared_bytes: u32,
+}
+
+/// Parameters of a kernel, as it reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments {
+    words: Vec<u64>,
+    starts: Vec<usize>,
+}
+
+impl Arguments {
+    /// Adds a parameter of at most eight bytes, in the low ones.
+    pub fn push(&mut self, value: u64) {
+        self.push_words(&[value]);
+    }
+
+    /// Adds a structure of eight-byte fields.
+    pub fn push_words(&mut self, words: &[u64]) {
+        self.starts.push(self.words.len());
+        self.words.extend(words);
+    }
+
+    /// The parameters, each from its first word on.
+    pub fn iter(&self) -> impl Iterator<Item = &[u64]> {
+        let ends = self.starts.iter().skip(1).copied().chain([self.words.len()]);
+        self.starts.iter().zip(ends).map(|(begin, end)| &self.words[*begin..end])
+    }
+}
+
+/// Addresses of a matrix product's operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductAddresses {
+    /// Left operand.
+    pub a: Address,
+    /// Right operand.
+    pub b: Address,
+    /// Result.
+    pub d: Address,
+    /// Vector that is added to each row; zero if there is none.
+    pub bias: Address,
+    /// Memory for the algorithm, and its size in bytes.
+    pub workspace: (Address, usize),
+}
+
+/// An algorithm of the library, valid for one version of it.
+pub type Algorithm = [u64; 8];
+
+type Result<T = ()> = std::result::Result<T, CudaError>;
+
+/// What a device asks for.
+///
+/// # Errors
+/// All of them fail with what was asked for and what the library said; so may any with a failure of what
+/// was asked before.
+#[expect(clippy::missing_errors_doc, reason = "said of all of them at once")]
+pub trait Driver {
+    /// The device.
+    fn properties(&self) -> &Properties;
+
+    /// Device memory, aligned to 256 bytes.
+    fn allocate(&self, bytes: usize) -> Result<Address>;
+    /// Host memory that the device reads and writes directly, zero at first.
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8>;
+
+    /// A stream that waits for no other by itself.
+    fn create_stream(&self) -> Result<StreamHandle>;
+    /// An event; one that does not take the time is cheaper.
+    fn create_event(&self, timing: bool) -> Result<EventHandle>;
+    /// Marks a point of a stream.
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result;
+    /// Makes a stream wait for the point that was marked last.
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result;
+    /// Whether the point was reached.
+    fn reached(&self, event: EventHandle) -> Result<bool>;
+    /// Microseconds between two points that were reached.
+    fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
+
+    /// Copies from the host.
+    ///
+    /// # Safety
+    /// `from` holds so many bytes; if pinned, until the copy was made.
+    unsafe fn copy_in(&self, to: Address, from: *const u8, bytes: usize, on: StreamHandle)
+    -> Result;
+    /// Copies to the host.
+    ///
+    /// # Safety
+    /// `to` has room for so many bytes until the copy was made.
+    unsafe fn copy_out(&self, to: *mut u8, from: Address, bytes: usize, on: StreamHandle)
+    -> Result;
+    /// Copies within the device.
+    fn copy(&self, to: Address, from: Address, bytes: usize, on: StreamHandle) -> Result;
+    /// Sets every byte to zero.
+    fn zero(&self, at: Address, bytes: usize, on: StreamHandle) -> Result;
+
+    /// Compiles CUDA C++ to code of this device; waits for it. `defines` are macros and their values.
+    fn compile(&self, file: &str, source: &str, defines: &[(&str, String)]) -> Result<Vec<u8>>;
+    /// Loads PTX or compiled code; waits for it. `name` is for errors.
+    fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle>;
+    /// Finds a kernel, and allows it so much dynamic shared memory.
+    fn function(&self, module: ModuleHandle, name: &str, shared_bytes: u32) -> Result<FunctionHandle>;
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel takes, and its pointers are valid when it runs.
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        shape: Shape,
+        arguments: &Arguments,
+        on: StreamHandle,
+    ) -> Result;
+
+    /// Algorithms for a product within so much workspace, the one that should be fastest first.
+    fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>>;
+    /// Makes a product ready.
+    fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle>;
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// The addresses are valid when it runs.
+    unsafe fn multiply(
+        &self,
+        product: ProductHandle,
+        at: ProductAddresses,
+        on: StreamHandle,
+    ) -> Result;
+
+    /// From here on, what is put on this stream, and on streams that wait for it, is written down and not done.
+    fn begin_capture(&self, stream: StreamHandle) -> Result;
+    /// Ends it; every other stream must have been joined.
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+    /// Does what was captured.
+    fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result;
+
+    /// Concatenates `count` elements of every rank, in rank order.
+    fn all_gather(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        on: StreamHandle,
+    ) -> Result;
+    /// Combines every rank's elements; this rank receives its part of `count`.
+    fn reduce_scatter(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result;
+    /// Combines `count` elements of every rank, for every rank.
+    fn all_reduce(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result;
+    /// An error of another rank that was noticed meanwhile.
+    fn communication_error(&self) -> Option<String>;
+    /// Ends collectives that wait for other ranks.
+    fn abort(&self);
+}

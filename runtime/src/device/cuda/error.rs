@@ -1,0 +1,94 @@
+//! What can go wrong on a GPU, each in one sentence that says what to do.
+
+use super::library::LibraryError;
+
+/// Why the GPU cannot be used, or stopped.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// A library is missing or too old.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The driver is older than the plan's code.
+    #[error(
+        "the NVIDIA driver supports CUDA {}.{}, and CUDA 12.0 is needed; install driver 525 or later",
+        found.0, found.1
+    )]
+    DriverTooOld {
+        /// What it supports.
+        found: (u32, u32),
+    },
+    /// There is no such device.
+    #[error(
+        "no GPU {wanted}: the driver sees {found}; start fewer processes, set CUDA_VISIBLE_DEVICES, or, \
+         to let processes share a GPU in tests, give each its own NCCL_HOSTID"
+    )]
+    NoDevice {
+        /// Its number.
+        wanted: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// The device is older than the plan's code.
+    #[error(
+        "the plan is for {arch}, and {name} is sm_{}{}; compile it with target.arch = \"sm_{}{}\"",
+        capability.0, capability.1, capability.0, capability.1
+    )]
+    Architecture {
+        /// What the plan is for.
+        arch: String,
+        /// The device.
+        name: String,
+        /// Its compute capability.
+        capability: (u32, u32),
+    },
+    /// Too little device memory.
+    #[error(
+        "out of GPU memory: the plan needs {wanted} bytes on each rank ({detail}), {free} of {total} are \
+         free; use a smaller batch (--bind batch), more ranks, or another GPU"
+    )]
+    OutOfMemory {
+        /// What was asked for, in bytes.
+        wanted: usize,
+        /// What it is made of.
+        detail: String,
+        /// Free bytes.
+        free: usize,
+        /// All bytes.
+        total: usize,
+    },
+    /// Code that the driver refuses.
+    #[error("the kernels of {name} cannot be loaded: {reason}; compile the plan again")]
+    Module {
+        /// The file.
+        name: String,
+        /// What the driver says.
+        reason: String,
+    },
+    /// CUDA C++ that cannot be compiled.
+    #[error("{file}.cu cannot be compiled for this GPU by {compiler}: {reason}")]
+    Compile {
+        /// The file.
+        file: String,
+        /// The compiler and its version.
+        compiler: String,
+        /// What it says.
+        reason: String,
+    },
+    /// No algorithm of the library computes a product.
+    #[error("{library} has no algorithm for {product}; install a newer one")]
+    NoAlgorithm {
+        /// The library and its version.
+        library: String,
+        /// The product.
+        product: String,
+    },
+    /// A call failed.
+    #[error("{call} failed: {reason}")]
+    Call {
+        /// What was called.
+        call: &'static str,
+        /// What it said.
+        reason: String,
+    },
+}

@@ -1,0 +1,127 @@
+//! Inputs on their way in: pinned host memory, twice, copied on a stream of its own to device memory, twice,
+//! while the micro-step before still runs; only the last, short copy into the plan's buffers waits for it.
+
+use super::driver::{Address, Driver, EventHandle, StreamHandle};
+use super::error::CudaError;
+use super::memory::{Memory, input_bytes};
+use crate::RunError;
+use frit_ir::plan::{ALIGNMENT, Plan};
+
+/// An input within the pinned memory and the staging memory.
+struct Input {
+    buffer: usize,
+    offset: usize,
+    bytes: usize,
+    /// The plan's place of it.
+    at: Address,
+}
+
+/// One of the two places for a micro-step's inputs.
+struct Slot {
+    pinned: *mut u8,
+    staging: Address,
+    /// Its inputs are in device memory; the pinned memory is free.
+    copied: EventHandle,
+    /// Its inputs are in the plan's buffers; the device memory is free.
+    delivered: EventHandle,
+    /// Whether the events were ever recorded.
+    used: bool,
+}
+
+/// The way in.
+pub(super) struct Feed {
+    inputs: Vec<Input>,
+    slots: [Slot; 2],
+    current: usize,
+    /// Whether something was fed since the last delivery.
+    open: bool,
+    stream: StreamHandle,
+}
+
+impl Feed {
+    /// The way in for a plan's inputs.
+    ///
+    /// # Errors
+    /// If memory or events cannot be had.
+    pub(super) fn new(driver: &impl Driver, plan: &Plan, memory: &Memory) -> Result<Feed, CudaError> {
+        let mut offset = 0;
+        let mut inputs = Vec::new();
+        for input in &plan.inputs {
+            let bytes = input.ty.bytes();
+            let at = memory.buffer(plan, input.buffer, 0);
+            inputs.push(Input { buffer: input.buffer, offset, bytes, at });
+            offset += bytes.next_multiple_of(ALIGNMENT);
+        }
+        let slot = |staging| -> Result<Slot, CudaError> {
+            Ok(Slot {
+                pinned: driver.allocate_pinned(input_bytes(plan).max(1))?,
+                staging,
+                copied: driver.create_event(false)?,
+                delivered: driver.create_event(false)?,
+                used: false,
+            })
+        };
+        let slots = [slot(memory.staging[0])?, slot(memory.staging[1])?];
+        Ok(Feed { inputs, slots, current: 0, open: false, stream: driver.create_stream()? })
+    }
+
+    /// Takes one input of the next micro-step. `wait` makes the host wait for an event.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(super) fn take(
+        &mut self,
+        driver: &impl Driver,
+        buffer: usize,
+        bytes: &[u8],
+        wait: impl Fn(EventHandle) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let input = self.inputs.iter().find(|i| i.buffer == buffer);
+        let input = input.expect("invariant: only the plan's inputs are fed");
+        assert_eq!(bytes.len(), input.bytes, "an input is fed as a whole");
+        let slot = &mut self.slots[self.current];
+        if !self.open && slot.used {
+            // Two micro-steps ago: long reached.
+            wait(slot.copied)?;
+            driver.wait(self.stream, slot.delivered)?;
+        }
+        self.open = true;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the pinned memory has room for all inputs at their offsets, and no copy reads it now.
+        let pinned = unsafe {
+            let pinned = slot.pinned.add(input.offset);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned, bytes.len());
+            pinned
+        };
+        let staging = slot.staging + input.offset as Address;
+        // SAFETY: the pinned memory is not touched before `copied` was waited for.
+        unsafe { driver.copy_in(staging, pinned, bytes.len(), self.stream)? };
+        Ok(())
+    }
+
+    /// Puts what was fed into the plan's buffers, on `compute`, before what is put there next.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub(super) fn deliver(
+        &mut self,
+        driver: &impl Driver,
+        compute: StreamHandle,
+    ) -> Result<(), CudaError> {
+        if !std::mem::take(&mut self.open) {
+            return Ok(());
+        }
+        let slot = &mut self.slots[self.current];
+        driver.record(slot.copied, self.stream)?;
+        driver.wait(compute, slot.copied)?;
+        for input in self.inputs.iter().filter(|i| i.bytes > 0) {
+            driver.copy(input.at, slot.staging + input.offset as Address, input.bytes, compute)?;
+        }
+        driver.record(slot.delivered, compute)?;
+        slot.used = true;
+        self.current = 1 - self.current;
+        Ok(())
+    }
+}

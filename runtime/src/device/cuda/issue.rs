@@ -1,0 +1,212 @@
+//! Putting tasks on streams, with exactly the plan's waits; the same whether it is done, captured or timed.
+
+use super::driver::{Address, Driver, EventHandle, ProductHandle, StreamHandle};
+use super::error::CudaError;
+use super::memory::{Memory, index};
+use super::program::{Command, Program};
+use frit_ir::plan::{Plan, Stream};
+use std::ops::Range;
+
+/// The plan's streams and the events between them.
+pub(super) struct Issuer {
+    /// By [`index`].
+    pub(super) streams: [StreamHandle; 3],
+    /// Marks the end of a task that tasks of other streams wait for.
+    ended: Vec<Option<EventHandle>>,
+    /// Marks where the other streams leave the compute stream.
+    fork: EventHandle,
+    /// Mark where they come back.
+    joins: [EventHandle; 3],
+    /// Where collectives leave the number of their task, one more, when they are done; none for one rank.
+    progress: Option<*mut u8>,
+    /// The products, by their index.
+    pub(super) products: Vec<ProductHandle>,
+}
+
+/// Begin and end of each task, for a step that is timed.
+pub(super) type Marks = Vec<(EventHandle, EventHandle)>;
+
+impl Issuer {
+    /// Streams and events for a plan.
+    ///
+    /// # Errors
+    /// If they cannot be had.
+    pub(super) fn new(driver: &impl Driver, plan: &Plan) -> Result<Issuer, CudaError> {
+        let mut ended = vec![None; plan.tasks.len()];
+        for task in &plan.tasks {
+            for &wait in &task.waits {
+                if plan.tasks[wait].stream != task.stream && ended[wait].is_none() {
+                    ended[wait] = Some(driver.create_event(false)?);
+                }
+            }
+        }
+        let event = || driver.create_event(false);
+        Ok(Issuer {
+            streams: [driver.create_stream()?, driver.create_stream()?, driver.create_stream()?],
+            ended,
+            fork: event()?,
+            joins: [event()?, event()?, event()?],
+            progress: match plan.world_size {
+                1 => None,
+                _ => Some(driver.allocate_pinned(4)?),
+            },
+            products: Vec::new(),
+        })
+    }
+
+    /// The compute stream: what is put there runs after, and before, everything that is issued.
+    pub(super) fn compute(&self) -> StreamHandle {
+        self.streams[index(Stream::Compute)]
+    }
+
+    /// The collective after the one that was done last: the one that is waited for, if any is.
+    pub(super) fn next_collective(&self, plan: &Plan) -> String {
+        // SAFETY: four bytes, which the device may write at any time.
+        let done = self.progress.map_or(0, |p| unsafe { p.cast::<u32>().read_volatile() });
+        let (done, tasks) = (done as usize, &plan.tasks);
+        let next = (done..tasks.len()).chain(0..done).find(|i| tasks[*i].action.is_collective());
+        next.map_or_else(|| "no collective".into(), |i| format!("collective `{}`", tasks[i].name))
+    }
+
+    /// Puts whole phases on their streams. Each phase begins when everything before it is done.
+    ///
+    /// # Errors
+    /// The task that cannot be put there.
+    pub(super) fn issue(
+        &self,
+        driver: &impl Driver,
+        plan: &Plan,
+        program: &Program,
+        memory: &Memory,
+        tasks: Range<usize>,
+        marks: Option<&Marks>,
+    ) -> Result<(), (usize, CudaError)> {
+        for phase in &plan.phases {
+            let part = phase.begin.max(tasks.start)..phase.end.min(tasks.end);
+            if !part.is_empty() {
+                self.phase(driver, plan, program, memory, part, marks)?;
+            }
+        }
+        if tasks.end == plan.tasks.len() {
+            self.collect_metrics(driver, plan, memory).map_err(|e| (tasks.end - 1, e))?;
+        }
+        Ok(())
+    }
+
+    fn phase(
+        &self,
+        driver: &impl Driver,
+        plan: &Plan,
+        program: &Program,
+        memory: &Memory,
+        tasks: Range<usize>,
+        marks: Option<&Marks>,
+    ) -> Result<(), (usize, CudaError)> {
+        let others: Vec<usize> = [Stream::Gather, Stream::Reduce]
+            .iter()
+            .filter(|s| plan.tasks[tasks.clone()].iter().any(|t| t.stream == **s))
+            .map(|s| index(*s))
+            .collect();
+        let first = tasks.start;
+        let fork = || -> Result<(), CudaError> {
+            if !others.is_empty() {
+                driver.record(self.fork, self.compute())?;
+            }
+            others.iter().try_for_each(|s| driver.wait(self.streams[*s], self.fork))
+        };
+        fork().map_err(|e| (first, e))?;
+        for i in tasks.clone() {
+            let marks = marks.map(|marks| marks[i]);
+            self.task(driver, plan, program, memory, i, marks).map_err(|e| (i, e))?;
+        }
+        let join = |s: &usize| {
+            driver.record(self.joins[*s], self.streams[*s])?;
+            driver.wait(self.compute(), self.joins[*s])
+        };
+        others.iter().try_for_each(join).map_err(|e| (tasks.end - 1, e))
+    }
+
+    fn task(
+        &self,
+        driver: &impl Driver,
+        plan: &Plan,
+        program: &Program,
+        memory: &Memory,
+        i: usize,
+        marks: Option<(EventHandle, EventHandle)>,
+    ) -> Result<(), CudaError> {
+        let task = &plan.tasks[i];
+        let stream = self.streams[index(task.stream)];
+        for wait in &task.waits {
+            // A wait for a task of the same stream needs nothing.
+            if plan.tasks[*wait].stream != task.stream
+                && let Some(event) = self.ended[*wait]
+            {
+                driver.wait(stream, event)?;
+            }
+        }
+        if let Some((begin, _)) = marks {
+            driver.record(begin, stream)?;
+        }
+        for command in &program.commands[i] {
+            self.command(driver, command, stream)?;
+        }
+        if let Some((_, end)) = marks {
+            driver.record(end, stream)?;
+        }
+        if let Some(event) = self.ended[i] {
+            driver.record(event, stream)?;
+        }
+        match self.progress {
+            Some(progress) if task.action.is_collective() => {
+                let mark = memory.marks + i as Address * 4;
+                // SAFETY: the pinned memory has four bytes and lives as long as the device.
+                unsafe { driver.copy_out(progress, mark, 4, stream) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn command(
+        &self,
+        driver: &impl Driver,
+        command: &Command,
+        on: StreamHandle,
+    ) -> Result<(), CudaError> {
+        match command {
+            Command::Launch { function, shape, arguments } => {
+                // SAFETY: the arguments were bound to this kernel; the plan's check bounds all places.
+                unsafe { driver.launch(*function, *shape, arguments, on) }
+            }
+            Command::Multiply { product, at } => {
+                // SAFETY: as above.
+                unsafe { driver.multiply(self.products[*product], *at, on) }
+            }
+            Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),
+            Command::Zero { at, bytes } => driver.zero(*at, *bytes, on),
+            Command::AllGather { send, recv, count, dtype } => {
+                driver.all_gather(*send, *recv, *count, *dtype, on)
+            }
+            Command::ReduceScatter { send, recv, count, dtype, reduce } => {
+                driver.reduce_scatter(*send, *recv, *count, *dtype, *reduce, on)
+            }
+            Command::AllReduce { send, recv, count, dtype, reduce } => {
+                driver.all_reduce(*send, *recv, *count, *dtype, *reduce, on)
+            }
+        }
+    }
+
+    /// Brings the metrics together, before the next step overwrites them.
+    fn collect_metrics(
+        &self,
+        driver: &impl Driver,
+        plan: &Plan,
+        memory: &Memory,
+    ) -> Result<(), CudaError> {
+        for (i, metric) in plan.metrics.iter().enumerate() {
+            let to = memory.report + i as Address * 4;
+            driver.copy(to, memory.place(plan, &metric.place), 4, self.compute())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,282 @@
+//! NVIDIA's shared libraries, loaded when the first CUDA plan is: found where the dynamic linker looks,
+//! where `FRIT_CUDA_PATH` says, or in the Python wheels that PyTorch installs.
+//!
+//! The bindings' own loading panics where a library or a symbol is missing, and knows neither NCCL's file
+//! name nor wheels; so functions are looked up here, all of a library at once, and what is missing is one error.
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::path::{Path, PathBuf};
+
+/// The variable that names more directories, separated by colons.
+pub const PATH_VARIABLE: &str = "FRIT_CUDA_PATH";
+
+/// Why a library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// It is nowhere.
+    #[error(
+        "{what} is not found: looked for {names} where the dynamic linker looks (LD_LIBRARY_PATH), in \
+         {PATH_VARIABLE}, and in the Python wheels of {places}; {remedy}"
+    )]
+    Missing {
+        /// What it is.
+        what: &'static str,
+        /// The file names.
+        names: String,
+        /// The directories with Python packages.
+        places: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// It is there, and cannot be loaded.
+    #[error("{path} cannot be loaded: {reason}")]
+    Broken {
+        /// The file.
+        path: String,
+        /// What the dynamic linker says.
+        reason: String,
+    },
+    /// It lacks a function.
+    #[error("{path} is too old: it has no `{symbol}`; {remedy}")]
+    TooOld {
+        /// The file.
+        path: String,
+        /// The function.
+        symbol: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// A library to look for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// What it is.
+    pub what: &'static str,
+    /// File names, best first.
+    pub names: &'static [&'static str],
+    /// A library of the same directory to be loaded before it, by the beginning of its name.
+    pub companion: Option<&'static str>,
+    /// What to do if it is missing or too old.
+    pub remedy: &'static str,
+}
+
+/// A loaded library. It stays loaded until the process ends: CUDA's libraries are not made to be unloaded.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Where it was found.
+    pub path: String,
+    wanted: Wanted,
+    library: &'static Library,
+}
+
+impl Wanted {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// If it is nowhere, or cannot be loaded.
+    pub fn load(&self) -> Result<Loaded, LibraryError> {
+        self.load_from(&directories(|name| std::env::var(name).ok()))
+    }
+
+    fn load_from(&self, directories: &[PathBuf]) -> Result<Loaded, LibraryError> {
+        let mut broken = None;
+        for name in self.names {
+            // What the dynamic linker finds by itself wins over what is merely lying around.
+            let places = std::iter::once(PathBuf::from(name))
+                .chain(directories.iter().map(|d| d.join(name)).filter(|p| p.exists()));
+            for path in places {
+                if let Some(companion) = self.companion {
+                    load_companions(&path, companion);
+                }
+                match open(&path) {
+                    Ok(library) => {
+                        let path = path.display().to_string();
+                        return Ok(Loaded { path, wanted: *self, library });
+                    }
+                    Err(e) if path.components().count() > 1 => {
+                        let (path, reason) = (path.display().to_string(), e.to_string());
+                        broken = broken.or(Some(LibraryError::Broken { path, reason }));
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        Err(broken.unwrap_or_else(|| LibraryError::Missing {
+            what: self.what,
+            names: self.names.join(", "),
+            places: python_packages(|name| std::env::var(name).ok())
+                .iter()
+                .map(|p| p.display().to_string())
+                .collect::<Vec<_>>()
+                .join(", "),
+            remedy: self.remedy,
+        }))
+    }
+}
+
+impl Loaded {
+    /// The address of a function.
+    ///
+    /// # Safety
+    /// `F` is the type of a pointer to this function.
+    ///
+    /// # Errors
+    /// If the library lacks it.
+    pub unsafe fn function<F: Copy>(&self, symbol: &'static str) -> Result<F, LibraryError> {
+        // SAFETY: by the contract of this function.
+        match unsafe { self.library.get::<F>(symbol.as_bytes()) } {
+            Ok(function) => Ok(*function),
+            Err(_) => {
+                let (path, remedy) = (self.path.clone(), self.wanted.remedy);
+                Err(LibraryError::TooOld { path, symbol, remedy })
+            }
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<&'static Library, libloading::Error> {
+    // SAFETY: NVIDIA's libraries may be loaded at any time, and are never unloaded.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map(|l| &*Box::leak(Box::new(l)))
+}
+
+/// Loads the libraries beside `path` whose names begin so; a library that opens them by name finds them then.
+fn load_companions(path: &Path, prefix: &str) {
+    let Some(Ok(entries)) = path.parent().map(std::fs::read_dir) else { return };
+    let named = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().starts_with(prefix);
+    for entry in entries.flatten().filter(named) {
+        // One that cannot be loaded is missed, and named, by the library that wants it.
+        let _ = open(&entry.path());
+    }
+}
+
+/// Directories that may hold NVIDIA's libraries, beside those of the dynamic linker.
+fn directories(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> =
+        variable(PATH_VARIABLE).iter().flat_map(std::env::split_paths).collect();
+    for packages in python_packages(&variable) {
+        let mut wheels: Vec<PathBuf> = entries(&packages.join("nvidia"));
+        wheels.sort();
+        all.extend(wheels.into_iter().map(|wheel| wheel.join("lib")).filter(|lib| lib.is_dir()));
+    }
+    all.push("/usr/local/cuda/lib64".into());
+    all
+}
+
+/// Directories with Python packages, of the environment in use first.
+fn python_packages(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .iter()
+        .filter_map(|name| variable(name).map(PathBuf::from))
+        .collect();
+    for bin in variable("PATH").iter().flat_map(std::env::split_paths) {
+        if bin.join("python3").exists() {
+            prefixes.extend(bin.parent().map(Path::to_path_buf));
+        }
+    }
+    prefixes.extend(variable("HOME").map(|home| Path::new(&home).join(".local")));
+    prefixes.extend(["/usr/local".into(), "/usr".into()]);
+    let mut all: Vec<PathBuf> =
+        variable("PYTHONPATH").iter().flat_map(std::env::split_paths).collect();
+    for prefix in prefixes {
+        let mut versions = entries(&prefix.join("lib"));
+        versions.sort();
+        for version in versions.iter().rev() {
+            let python = version.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3"));
+            for packages in ["site-packages", "dist-packages"].map(|name| version.join(name)) {
+                if python && packages.is_dir() && !all.contains(&packages) {
+                    all.push(packages);
+                }
+            }
+        }
+    }
+    all
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return vec![] };
+    entries.flatten().map(|e| e.path()).collect()
+}
+
+/// A structure of a library's functions, and the function that looks all of them up.
+macro_rules! functions {
+    ($(#[$meta:meta])* $name:ident { $($(#[$attribute:meta])* $symbol:ident: fn($($argument:ty),*) -> $result:ty,)* }) => {
+        $(#[$meta])*
+        #[expect(non_snake_case, reason = "named as the library names them")]
+        pub(super) struct $name {
+            $($(#[$attribute])* pub(super) $symbol: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl $name {
+            /// Looks up every function.
+            fn of(
+                loaded: &$crate::device::cuda::library::Loaded,
+            ) -> std::result::Result<Self, $crate::device::cuda::library::LibraryError> {
+                Ok($name {
+                    $(
+                        // SAFETY: the type is that of the library's header.
+                        $symbol: unsafe { loaded.function(stringify!($symbol))? },
+                    )*
+                })
+            }
+        }
+    };
+}
+pub(super) use functions;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANTED: Wanted = Wanted {
+        what: "libfrit-test",
+        names: &["libfrit-test.so.13", "libfrit-test.so.12"],
+        companion: None,
+        remedy: "install it",
+    };
+
+    #[test]
+    fn a_missing_library_is_one_error_that_says_where_it_was_looked_for() {
+        let error = WANTED.load_from(&[]).unwrap_err().to_string();
+        for part in ["libfrit-test.so.13, libfrit-test.so.12", PATH_VARIABLE, "install it"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("libfrit-test.so.12"), "no ELF").unwrap();
+        let error = WANTED.load_from(&[dir.path().into()]).unwrap_err().to_string();
+        assert!(error.contains("libfrit-test.so.12 cannot be loaded"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_function_is_named() {
+        let c = Wanted { names: &["libc.so.6"], ..WANTED };
+        let loaded = c.load_from(&[]).unwrap();
+        // SAFETY: the function is not called.
+        let error = unsafe { loaded.function::<extern "C" fn()>("frit_no_such_function") }.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "libc.so.6 is too old: it has no `frit_no_such_function`; install it"
+        );
+    }
+
+    #[test]
+    fn wheels_of_the_active_environment_are_searched_before_the_systems() {
+        let dir = tempfile::tempdir().unwrap();
+        let lib = |part: &str| dir.path().join(part).join("lib/python3.12/site-packages/nvidia/nccl/lib");
+        for part in ["active", "home/.local"] {
+            std::fs::create_dir_all(lib(part)).unwrap();
+        }
+        let path = |part: &str| Some(dir.path().join(part).display().to_string());
+        let found = directories(|name| match name {
+            "VIRTUAL_ENV" => path("active"),
+            "HOME" => path("home"),
+            PATH_VARIABLE => Some("/first:/second".into()),
+            _ => None,
+        });
+        assert_eq!(found[..4], ["/first".into(), "/second".into(), lib("active"), lib("home/.local")]);
+    }
+}

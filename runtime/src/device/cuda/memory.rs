@@ -1,0 +1,132 @@
+//! The one allocation of a rank: both arenas of the plan, what kernels need beside them, and where data
+//! wait on their way in and out.
+
+use super::driver::{Address, Driver};
+use super::error::CudaError;
+use frit_ir::plan::{ALIGNMENT, Arena, Place, Plan, Stream};
+
+/// Workspace of matrix products, in bytes: what NVIDIA recommends for Hopper.
+const PRODUCT_WORKSPACE: usize = 32 << 20;
+/// Bytes that every rank can hand to every other at once, outside of the plan's collectives.
+const EXCHANGE: usize = 1 << 20;
+/// `i64` of one task's [`super::recipe::Pointer::Fault`].
+pub(super) const FAULT_WORDS: usize = 3;
+
+/// What a plan's kernels need, by stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Needs {
+    /// Memory that the launches of one task share, in bytes.
+    pub(super) scratch_bytes: usize,
+    /// Whether matrix products run there.
+    pub(super) products: bool,
+}
+
+/// Addresses within the allocation.
+#[derive(Debug)]
+pub(super) struct Memory {
+    persistent: Address,
+    workspace: Address,
+    /// Scratch memory by stream.
+    pub(super) scratch: [Address; 3],
+    /// Workspace of matrix products by stream, and its size.
+    pub(super) products: [(Address, usize); 3],
+    /// Two places for a micro-step's inputs.
+    pub(super) staging: [Address; 2],
+    /// The metrics in the plan's order, then the faults.
+    pub(super) report: Address,
+    /// `u32` 0, 1, 2 …: what tasks leave behind when they are done.
+    pub(super) marks: Address,
+    /// For exchanges outside of the plan, between steps: first byte and size.
+    pub(super) exchange: (Address, usize),
+}
+
+/// Bytes of the inputs of one micro-step, each input aligned.
+pub(super) fn input_bytes(plan: &Plan) -> usize {
+    plan.inputs.iter().map(|i| i.ty.bytes().next_multiple_of(ALIGNMENT)).sum()
+}
+
+/// Bytes of the metrics and of so many faults.
+pub(super) fn report_bytes(plan: &Plan, n_faults: usize) -> usize {
+    (plan.metrics.len() * 4).next_multiple_of(8) + n_faults * FAULT_WORDS * 8
+}
+
+impl Memory {
+    /// Allocates it, and sets it to zero on `on`.
+    ///
+    /// # Errors
+    /// If there is too little.
+    pub(super) fn allocate(
+        driver: &impl Driver,
+        plan: &Plan,
+        needs: &[Needs; 3],
+        n_faults: usize,
+        on: super::driver::StreamHandle,
+    ) -> Result<Memory, CudaError> {
+        let mut end = 0;
+        let mut place = |bytes: usize| {
+            let at = end as Address;
+            end += bytes.next_multiple_of(ALIGNMENT);
+            at
+        };
+        let persistent = place(plan.persistent_bytes);
+        let workspace = place(plan.workspace_bytes);
+        let first_extra = place(0) as usize;
+        let scratch = needs.map(|n| place(n.scratch_bytes));
+        let products = needs.map(|n| {
+            let bytes = if n.products { PRODUCT_WORKSPACE } else { 0 };
+            (place(bytes), bytes)
+        });
+        let exchange = if plan.world_size > 1 { EXCHANGE * (plan.world_size + 1) } else { 0 };
+        let exchange = (place(exchange), exchange);
+        let staging = [(); 2].map(|()| place(input_bytes(plan)));
+        let report = place(report_bytes(plan, n_faults));
+        let marks = place(plan.tasks.len() * 4);
+        let base = driver.allocate(end).map_err(|e| match e {
+            CudaError::OutOfMemory { wanted, free, total, .. } => {
+                let detail = format!(
+                    "{} persistent, {} workspace, {} for kernels and data on their way",
+                    plan.persistent_bytes,
+                    plan.workspace_bytes,
+                    end - first_extra
+                );
+                CudaError::OutOfMemory { wanted, detail, free, total }
+            }
+            other => other,
+        })?;
+        driver.zero(base, end, on)?;
+        Ok(Memory {
+            persistent: base + persistent,
+            workspace: base + workspace,
+            scratch: scratch.map(|at| base + at),
+            products: products.map(|(at, bytes)| (base + at, bytes)),
+            staging: staging.map(|at| base + at),
+            report: base + report,
+            marks: base + marks,
+            exchange: (base + exchange.0, exchange.1),
+        })
+    }
+
+    /// The address of a byte of a buffer.
+    pub(super) fn buffer(&self, plan: &Plan, buffer: usize, offset: usize) -> Address {
+        let buffer = &plan.buffers[buffer];
+        let arena = match buffer.arena {
+            Arena::Persistent => self.persistent,
+            Arena::Workspace => self.workspace,
+        };
+        arena + (buffer.offset + offset) as Address
+    }
+
+    /// The address of a place.
+    pub(super) fn place(&self, plan: &Plan, place: &Place) -> Address {
+        self.buffer(plan, place.buffer, place.offset)
+    }
+}
+
+/// The index of a stream in what is kept by stream.
+pub(super) fn index(stream: Stream) -> usize {
+    match stream {
+        Stream::Compute => 0,
+        Stream::Gather => 1,
+        Stream::Reduce => 2,
+    }
+}

@@ -1,0 +1,314 @@
+//! NCCL: the collectives. One communicator for all streams, so that ranks cannot start its collectives in
+//! different orders; it never blocks the host, so that a rank that is gone can be noticed.
+
+use super::driver::{Address, StreamHandle};
+use super::error::CudaError;
+use super::library::{LibraryError, Wanted, functions};
+use super::nvrtc::c_text;
+use super::real::stream;
+use cudarc::driver::sys::CUstream;
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use frit_ir::DType;
+use frit_ir::ops::ReduceKind;
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+/// The library.
+pub const LIBRARY: Wanted = Wanted {
+    what: "NCCL",
+    names: &["libnccl.so.2", "libnccl.so"],
+    companion: None,
+    remedy: "install NCCL 2.14 or later, or `pip install nvidia-nccl-cu12`",
+};
+
+/// The oldest version with communicators that do not block.
+const OLDEST: (u32, u32) = (2, 14);
+const IN_PROGRESS: u32 = 7;
+
+/// `ncclConfig_t` of version 2.14, which later versions understand by its size and version.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+}
+
+functions! {
+    /// NCCL's functions.
+    Api {
+        ncclGetVersion: fn(*mut c_int) -> u32,
+        ncclGetErrorString: fn(u32) -> *const c_char,
+        ncclGetLastError: fn(ncclComm_t) -> *const c_char,
+        ncclGetUniqueId: fn(*mut ncclUniqueId) -> u32,
+        ncclCommInitRankConfig: fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut Config) -> u32,
+        ncclCommGetAsyncError: fn(ncclComm_t, *mut u32) -> u32,
+        ncclCommAbort: fn(ncclComm_t) -> u32,
+        ncclAllGather: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, CUstream) -> u32,
+        ncclReduceScatter: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> u32,
+        ncclAllReduce: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> u32,
+    }
+}
+
+type Result<T = ()> = std::result::Result<T, CudaError>;
+
+/// NCCL, before ranks have found each other.
+pub struct Library {
+    api: Api,
+    /// Where it is.
+    pub path: String,
+    /// Its version.
+    pub version: (u32, u32, u32),
+}
+
+impl Library {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// If it is missing or too old.
+    pub fn open() -> std::result::Result<Library, LibraryError> {
+        let loaded = LIBRARY.load()?;
+        let api = Api::of(&loaded)?;
+        let mut number: c_int = 0;
+        // SAFETY: the pointer is valid. A version that cannot be told is zero.
+        unsafe { (api.ncclGetVersion)(&mut number) };
+        let number = number as u32;
+        let version = (number / 10000, number % 10000 / 100, number % 100);
+        if (version.0, version.1) < OLDEST {
+            return Err(LibraryError::TooOld {
+                path: loaded.path,
+                symbol: "ncclCommInitRankConfig of version 2.14",
+                remedy: LIBRARY.remedy,
+            });
+        }
+        Ok(Library { api, path: loaded.path, version })
+    }
+
+    /// What rank 0 gives all ranks so that they find each other.
+    ///
+    /// # Errors
+    /// If NCCL finds no network.
+    pub fn identity(&self) -> Result<Vec<u8>> {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (self.api.ncclGetUniqueId)(&mut id) };
+        self.check("ncclGetUniqueId", code, null_mut())?;
+        Ok(id.internal.iter().map(|b| b.cast_unsigned()).collect())
+    }
+
+    /// Joins the ranks that share an identity; the device must be current. `failure` says whether another
+    /// rank failed meanwhile.
+    ///
+    /// # Errors
+    /// If NCCL refuses, a rank fails, or they are not all there within `timeout`.
+    pub fn join(
+        self,
+        identity: &[u8],
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+        failure: impl Fn() -> Option<String>,
+    ) -> Result<Nccl> {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        for (to, from) in id.internal.iter_mut().zip(identity) {
+            *to = from.cast_signed();
+        }
+        let mut config = Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: OLDEST.0 * 10000 + OLDEST.1 * 100,
+            blocking: 0,
+        };
+        let mut communicator: ncclComm_t = null_mut();
+        // SAFETY: the pointers are valid; the identity is passed by value.
+        let code = unsafe {
+            let (n, rank) = (world_size as c_int, rank as c_int);
+            (self.api.ncclCommInitRankConfig)(&mut communicator, n, id, rank, &mut config)
+        };
+        let nccl = Nccl { library: self, communicator: Cell::new(communicator), timeout };
+        nccl.settle("ncclCommInitRankConfig", code, failure)?;
+        Ok(nccl)
+    }
+
+    fn check(&self, call: &'static str, code: u32, communicator: ncclComm_t) -> Result {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the texts live as long as the library; the communicator is null or alive.
+        let (what, last) = unsafe {
+            let what = c_text((self.api.ncclGetErrorString)(code));
+            (what, c_text((self.api.ncclGetLastError)(communicator)))
+        };
+        let last = last.trim();
+        let reason = if last.is_empty() { what } else { format!("{what}: {last}") };
+        Err(CudaError::Call { call, reason })
+    }
+}
+
+/// This rank's end of the communicator.
+pub struct Nccl {
+    library: Library,
+    /// Null once it was aborted.
+    communicator: Cell<ncclComm_t>,
+    timeout: Duration,
+}
+
+impl Nccl {
+    /// Waits until NCCL has accepted a call; normally it has.
+    fn settle(
+        &self,
+        call: &'static str,
+        code: u32,
+        failure: impl Fn() -> Option<String>,
+    ) -> Result {
+        let (mut code, started) = (code, Instant::now());
+        while code == IN_PROGRESS {
+            let reason = failure().or_else(|| {
+                let seconds = self.timeout.as_secs_f64();
+                let late = started.elapsed() > self.timeout;
+                late.then(|| format!("not all ranks were there within {seconds} s"))
+            });
+            if let Some(reason) = reason {
+                self.abort();
+                return Err(CudaError::Call { call, reason });
+            }
+            std::thread::sleep(Duration::from_micros(100));
+            code = self.state();
+        }
+        self.library.check(call, code, self.communicator.get())
+    }
+
+    /// What became of the calls so far.
+    fn state(&self) -> u32 {
+        let communicator = self.communicator.get();
+        if communicator.is_null() {
+            return 0;
+        }
+        let mut state = 0;
+        // SAFETY: the communicator is alive; the pointer is valid.
+        match unsafe { (self.library.api.ncclCommGetAsyncError)(communicator, &mut state) } {
+            0 => state,
+            code => code,
+        }
+    }
+
+    /// An error of another rank or of the network, if one was noticed.
+    pub fn asynchronous_error(&self) -> Option<String> {
+        let state = self.state();
+        if state == IN_PROGRESS {
+            return None;
+        }
+        let checked = self.library.check("NCCL", state, self.communicator.get());
+        checked.err().map(|e| e.to_string())
+    }
+
+    /// Ends all collectives; none can follow.
+    pub fn abort(&self) {
+        let communicator = self.communicator.replace(null_mut());
+        if !communicator.is_null() {
+            // SAFETY: the communicator was alive, and is used no more. What it says matters no more.
+            unsafe { (self.library.api.ncclCommAbort)(communicator) };
+        }
+    }
+
+    fn call(
+        &self,
+        call: &'static str,
+        make: impl FnOnce(&Api, ncclComm_t) -> u32,
+    ) -> Result {
+        let communicator = self.communicator.get();
+        if communicator.is_null() {
+            return Err(CudaError::Call { call, reason: "the ranks were told to stop".into() });
+        }
+        let code = make(&self.library.api, communicator);
+        self.settle(call, code, || None)
+    }
+
+    /// Concatenates `count` elements of every rank, in rank order.
+    ///
+    /// # Errors
+    /// If NCCL refuses.
+    pub fn all_gather(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        on: StreamHandle,
+    ) -> Result {
+        let dtype = data_type(dtype)?;
+        self.call("ncclAllGather", |api, communicator| {
+            let (send, recv) = (send as *const c_void, recv as *mut c_void);
+            // SAFETY: the communicator is alive; the addresses are those of the plan.
+            unsafe { (api.ncclAllGather)(send, recv, count, dtype, communicator, stream(on)) }
+        })
+    }
+
+    /// Combines every rank's elements; this rank receives its part of `count`.
+    ///
+    /// # Errors
+    /// If NCCL refuses.
+    pub fn reduce_scatter(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result {
+        let (dtype, how) = (data_type(dtype)?, operation(reduce));
+        self.call("ncclReduceScatter", |api, communicator| {
+            let (send, recv, on) = (send as *const c_void, recv as *mut c_void, stream(on));
+            // SAFETY: as above.
+            unsafe { (api.ncclReduceScatter)(send, recv, count, dtype, how, communicator, on) }
+        })
+    }
+
+    /// Combines `count` elements of every rank, for every rank.
+    ///
+    /// # Errors
+    /// If NCCL refuses.
+    pub fn all_reduce(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result {
+        let (dtype, how) = (data_type(dtype)?, operation(reduce));
+        self.call("ncclAllReduce", |api, communicator| {
+            let (send, recv, on) = (send as *const c_void, recv as *mut c_void, stream(on));
+            // SAFETY: as above.
+            unsafe { (api.ncclAllReduce)(send, recv, count, dtype, how, communicator, on) }
+        })
+    }
+}
+
+/// The mean is NCCL's, which multiplies each rank's part by 1/N before the sum: for N a power of two the
+/// same number as dividing the sum by N.
+fn operation(reduce: ReduceKind) -> ncclRedOp_t {
+    match reduce {
+        ReduceKind::Sum => ncclRedOp_t::ncclSum,
+        ReduceKind::Mean => ncclRedOp_t::ncclAvg,
+    }
+}
+
+fn data_type(dtype: DType) -> Result<ncclDataType_t> {
+    Ok(match dtype {
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::U8 | DType::Bool => ncclDataType_t::ncclUint8,
+        other => {
+            return Err(CudaError::Call { call: "NCCL", reason: format!("no {other}") });
+        }
+    })
+}

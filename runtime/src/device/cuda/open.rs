@@ -1,0 +1,119 @@
+//! From a plan and the launcher's environment to a rank on a real GPU.
+
+use super::nccl;
+use super::program::Survey;
+use super::real::{Libraries, Machine, Real};
+use super::{Cuda, CudaError, Ranks};
+use crate::RunError;
+use crate::comm::launch::Launch;
+use crate::comm::rendezvous::Rendezvous;
+use crate::plan_dir::PlanDir;
+use frit_ir::plan::Plan;
+use std::time::Duration;
+
+/// How long ranks wait for each other unless [`TIMEOUT_VARIABLE`] says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// The variable that says how many seconds ranks wait for each other.
+pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
+
+/// Which libraries a plan needs beside the driver, and whether it needs NCCL.
+///
+/// # Errors
+/// A kernel that has no code for GPUs.
+pub fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
+    let survey = Survey::of(plan)?;
+    let cublaslt = survey.needs.iter().any(|n| n.products);
+    Ok((Libraries { cublaslt, nvrtc: survey.sources() }, plan.world_size > 1))
+}
+
+impl<'a> Cuda<'a, Real> {
+    /// This process's rank, on its GPU, with the other ranks found. `identity` tells runs of the plan apart
+    /// that must not be mixed.
+    ///
+    /// # Errors
+    /// What is missing: a variable, a rank, the driver, a GPU, a library, memory.
+    pub fn open(dir: &'a PlanDir, identity: &str) -> Result<Self, RunError> {
+        let ranks = |reason: String| RunError::Ranks { reason };
+        let (libraries, collectives) = needs(&dir.plan)?;
+        let launch = Launch::from_environment().map_err(ranks)?;
+        let world_size = dir.plan.world_size;
+        if launch.world_size != world_size {
+            let found = launch.world_size;
+            return Err(ranks(format!(
+                "the plan is for {world_size} ranks, and {found} processes were started; start one for each \
+                 rank, as in `torchrun --no-python --nproc-per-node {world_size} frit run …`"
+            )));
+        }
+        let timeout = timeout(std::env::var(TIMEOUT_VARIABLE).ok()).map_err(ranks)?;
+        let mut rendezvous = match collectives {
+            true => {
+                let met = Rendezvous::meet(&launch, identity, timeout);
+                Some(met.map_err(|e| ranks(e.to_string()))?)
+            }
+            false => None,
+        };
+        let opened = open_device(&launch, libraries, rendezvous.as_mut(), timeout);
+        let driver = opened.inspect_err(|e| tell(rendezvous.as_ref(), &launch, e))?;
+        Cuda::new(dir, driver, Ranks { rank: launch.rank, rendezvous, timeout })
+    }
+}
+
+/// Tells the other ranks why this one cannot go on.
+fn tell(rendezvous: Option<&Rendezvous>, launch: &Launch, error: &RunError) {
+    if let Some(rendezvous) = rendezvous {
+        rendezvous.fail(&format!("rank {} stopped: {error}", launch.rank));
+    }
+}
+
+fn open_device(
+    launch: &Launch,
+    libraries: Libraries,
+    rendezvous: Option<&mut Rendezvous>,
+    timeout: Duration,
+) -> Result<Real, RunError> {
+    let mut driver = Real::open(ordinal(launch)?, libraries)?;
+    let Some(rendezvous) = rendezvous else { return Ok(driver) };
+    let library = nccl::Library::open().map_err(CudaError::from)?;
+    let identity = if launch.rank == 0 { library.identity()? } else { vec![] };
+    let identity =
+        rendezvous.share(identity).map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+    let (rank, world_size) = (launch.rank, launch.world_size);
+    let failure = || rendezvous.failure();
+    driver.join(library.join(&identity, rank, world_size, timeout, failure)?);
+    Ok(driver)
+}
+
+/// The GPU of a process: its number on its machine. Processes that NCCL takes for different machines may
+/// share a GPU.
+fn ordinal(launch: &Launch) -> Result<usize, CudaError> {
+    if std::env::var_os("NCCL_HOSTID").is_none() {
+        return Ok(launch.local_rank);
+    }
+    let n = Machine::open()?.n_devices()?;
+    if n == 0 {
+        return Err(CudaError::NoDevice { wanted: launch.local_rank, found: 0 });
+    }
+    Ok(launch.local_rank % n)
+}
+
+fn timeout(seconds: Option<String>) -> Result<Duration, String> {
+    let Some(text) = seconds else { return Ok(TIMEOUT) };
+    match text.trim().parse::<u64>() {
+        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!("{TIMEOUT_VARIABLE}={text} is not a number of seconds")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timeout_is_a_number_of_seconds() {
+        assert_eq!(timeout(None), Ok(TIMEOUT));
+        assert_eq!(timeout(Some("30".into())), Ok(Duration::from_secs(30)));
+        for wrong in ["0", "-1", "soon"] {
+            assert!(timeout(Some(wrong.into())).unwrap_err().contains(TIMEOUT_VARIABLE));
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
+
+use super::driver::{Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape};
+use super::error::CudaError;
+use super::gemm::Product;
+use super::memory::{FAULT_WORDS, Memory, Needs, index};
+use super::recipe::{Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKernel};
+use crate::RunError;
+use frit_ir::DType;
+use frit_ir::ops::ReduceKind;
+use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, Stream};
+use std::collections::HashMap;
+
+/// One thing put on a stream.
+#[derive(Clone, Debug)]
+pub(super) enum Command {
+    Launch { function: FunctionHandle, shape: Shape, arguments: Arguments },
+    /// A product by its index in [`Program::products`].
+    Multiply { product: usize, at: ProductAddresses },
+    Copy { to: Address, from: Address, bytes: usize },
+    Zero { at: Address, bytes: usize },
+    AllGather { send: Address, recv: Address, count: usize, dtype: DType },
+    ReduceScatter { send: Address, recv: Address, count: usize, dtype: DType, reduce: ReduceKind },
+    AllReduce { send: Address, recv: Address, count: usize, dtype: DType, reduce: ReduceKind },
+}
+
+/// How a kernel of the plan is executed.
+enum Code<'a> {
+    Generated { launches: &'a [CudaLaunch], scratch_bytes: usize },
+    Recipe(Recipe),
+}
+
+/// What is known of a plan's kernels before there is memory.
+pub(super) struct Survey<'a> {
+    code: Vec<Code<'a>>,
+    /// What kernels need, by stream.
+    pub(super) needs: [Needs; 3],
+    /// Tasks that may report a fault, ascending.
+    pub(super) faulting: Vec<usize>,
+}
+
+/// The commands of every task.
+pub(super) struct Program {
+    /// By task.
+    pub(super) commands: Vec<Vec<Command>>,
+    /// The matrix products, each once, with the addresses of the first task that wants it.
+    pub(super) products: Vec<(Product, ProductAddresses)>,
+}
+
+impl<'a> Survey<'a> {
+    /// Finds how every kernel is executed.
+    ///
+    /// # Errors
+    /// A kernel that has no code for GPUs.
+    pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
+        let code: Vec<Code> = plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
+        let mut needs = [Needs::default(); 3];
+        let mut faulting = Vec::new();
+        for (i, task) in plan.tasks.iter().enumerate() {
+            let Action::Kernel { kernel, .. } = &task.action else { continue };
+            let need = &mut needs[index(task.stream)];
+            match &code[*kernel] {
+                Code::Generated { scratch_bytes, .. } => {
+                    need.scratch_bytes = need.scratch_bytes.max(*scratch_bytes);
+                }
+                Code::Recipe(recipe) => {
+                    need.scratch_bytes = need.scratch_bytes.max(recipe.scratch_bytes);
+                    need.products |= recipe.launches.iter().any(|l| matches!(l, Launch::Gemm(_)));
+                    if recipe.launches.iter().any(reports_faults) {
+                        faulting.push(i);
+                    }
+                }
+            }
+        }
+        Ok(Survey { code, needs, faulting })
+    }
+
+    /// Whether any kernel is CUDA C++.
+    pub(super) fn sources(&self) -> bool {
+        let is_source = |launch: &Launch| matches!(launch, Launch::Source(_));
+        self.code.iter().any(|code| match code {
+            Code::Generated { .. } => false,
+            Code::Recipe(recipe) => recipe.launches.iter().any(is_source),
+        })
+    }
+}
+
+impl Code<'_> {
+    fn of(kernel: &Kernel) -> Result<Code<'_>, RunError> {
+        let refuse = |reason: String| RunError::Plan { path: "plan.json".into(), reason };
+        match (kernel.kind, &kernel.entry) {
+            (KernelKind::Generated, Some(Entry::Cuda { launches, scratch_bytes })) => {
+                Ok(Code::Generated { launches, scratch_bytes: *scratch_bytes })
+            }
+            (KernelKind::Generated, _) => {
+                Err(refuse(format!("kernel `{}` has no code for a GPU", kernel.name)))
+            }
+            _ => Recipe::of(&kernel.body).map(Code::Recipe).ok_or_else(|| {
+                let why = "has no CUDA kernel; compile the plan with this version of Frit";
+                refuse(format!("kernel `{}` {why}", kernel.name))
+            }),
+        }
+    }
+}
+
+/// The text of a file of `kernels/library/cuda`.
+fn source(_file: &str) -> Option<&'static str> {
+    None
+}
+
+fn reports_faults(launch: &Launch) -> bool {
+    let Launch::Source(kernel) = launch else { return false };
+    kernel.arguments.iter().any(|a| matches!(a, Argument::Pointer(Pointer::Fault)))
+}
+
+/// Operands of one task.
+struct Operands<'a> {
+    task: usize,
+    reads: &'a [Place],
+    writes: &'a [Place],
+    stream: Stream,
+}
+
+/// What is needed to bind tasks.
+struct Binder<'a, D> {
+    plan: &'a Plan,
+    driver: &'a D,
+    memory: &'a Memory,
+    faulting: &'a [usize],
+    /// The plan's own module.
+    generated: Option<ModuleHandle>,
+    /// Modules of CUDA C++, by file and definitions.
+    modules: HashMap<(&'static str, String), ModuleHandle>,
+    functions: HashMap<(ModuleHandle, String, u32), FunctionHandle>,
+    products: Vec<(Product, ProductAddresses)>,
+    by_product: HashMap<Product, usize>,
+}
+
+impl Program {
+    /// Loads the code of every kernel and binds every task. `ptx` is the plan's own module.
+    ///
+    /// # Errors
+    /// Code that cannot be compiled or loaded.
+    pub(super) fn bind<D: Driver>(
+        plan: &Plan,
+        survey: &Survey,
+        driver: &D,
+        memory: &Memory,
+        ptx: Option<&str>,
+    ) -> Result<Program, RunError> {
+        let file = plan.object.as_ref().map_or("", |o| o.file.as_str());
+        let generated = ptx.map(|text| driver.load(file, text.as_bytes())).transpose()?;
+        let mut binder = Binder {
+            plan,
+            driver,
+            memory,
+            faulting: &survey.faulting,
+            generated,
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            products: Vec::new(),
+            by_product: HashMap::new(),
+        };
+        let mut commands = Vec::with_capacity(plan.tasks.len());
+        for (i, task) in plan.tasks.iter().enumerate() {
+            commands.push(match &task.action {
+                Action::Kernel { kernel, reads, writes } => {
+                    let operands = Operands { task: i, reads, writes, stream: task.stream };
+                    binder.kernel(&survey.code[*kernel], &operands)?
+                }
+                other => binder.transfer(other),
+            });
+        }
+        Ok(Program { commands, products: binder.products })
+    }
+}
+
+impl<D: Driver> Binder<'_, D> {
+    fn at(&self, place: &Place) -> Address {
+        self.memory.place(self.plan, place)
+    }
+
+    /// Copies, zeros and collectives.
+    fn transfer(&self, action: &Action) -> Vec<Command> {
+        let numel = |place: &Place| place.ty.shape.numel();
+        let command = match action {
+            Action::Kernel { .. } => unreachable!("invariant: kernels are bound elsewhere"),
+            Action::AllGather { send, recv, .. } => Command::AllGather {
+                send: self.at(send),
+                recv: self.at(recv),
+                count: numel(send),
+                dtype: send.ty.dtype,
+            },
+            Action::ReduceScatter { reduce, send, recv, .. } => Command::ReduceScatter {
+                send: self.at(send),
+                recv: self.at(recv),
+                count: numel(recv),
+                dtype: send.ty.dtype,
+                reduce: *reduce,
+            },
+            Action::AllReduce { reduce, send, recv, .. } => Command::AllReduce {
+                send: self.at(send),
+                recv: self.at(recv),
+                count: numel(send),
+                dtype: send.ty.dtype,
+                reduce: *reduce,
+            },
+            Action::Copy { from, to } => {
+                Command::Copy { to: self.at(to), from: self.at(from), bytes: from.ty.bytes() }
+            }
+            Action::Zero { places } => {
+                let zero = |p| Command::Zero { at: self.at(p), bytes: p.ty.bytes() };
+                return places.iter().map(zero).filter(Command::does_something).collect();
+            }
+        };
+        Some(command).into_iter().filter(Command::does_something).collect()
+    }
+
+    fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {
+        let mut commands = Vec::new();
+        match code {
+            Code::Generated { launches, scratch_bytes } => {
+                let mut arguments = Arguments::default();
+                for place in operands.reads.iter().chain(operands.writes) {
+                    arguments.push(self.at(place));
+                }
+                if *scratch_bytes > 0 {
+                    arguments.push(self.memory.scratch[index(operands.stream)]);
+                }
+                let module = self.generated.ok_or_else(|| RunError::Plan {
+                    path: "plan.json".into(),
+                    reason: "the plan names no file with its kernels".into(),
+                })?;
+                for launch in *launches {
+                    let grid = [launch.grid[0], launch.grid[1], 1];
+                    let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
+                    let function = self.function(module, &launch.symbol, 0)?;
+                    let arguments = arguments.clone();
+                    commands.push(Command::Launch { function, shape, arguments });
+                }
+            }
+            Code::Recipe(recipe) => {
+                for launch in &recipe.launches {
+                    commands.push(self.launch(launch, operands)?);
+                }
+            }
+        }
+        commands.retain(Command::does_something);
+        Ok(commands)
+    }
+
+    fn launch(&mut self, launch: &Launch, operands: &Operands) -> Result<Command, RunError> {
+        Ok(match launch {
+            Launch::Copy { from, to, bytes } => {
+                let (to, from) = (self.pointer(*to, operands), self.pointer(*from, operands));
+                Command::Copy { to, from, bytes: *bytes }
+            }
+            Launch::Zero { at, bytes } => {
+                Command::Zero { at: self.pointer(*at, operands), bytes: *bytes }
+            }
+            Launch::Source(kernel) => self.source(kernel, operands)?,
+            Launch::Gemm(gemm) => {
+                let at = ProductAddresses {
+                    a: self.pointer(gemm.a.at, operands),
+                    b: self.pointer(gemm.b.at, operands),
+                    d: self.pointer(gemm.d.at, operands),
+                    bias: match gemm.epilogue {
+                        Epilogue::None => 0,
+                        Epilogue::Bias(bias) => self.pointer(bias, operands),
+                    },
+                    workspace: self.memory.products[index(operands.stream)],
+                };
+                if gemm.k == 0 || gemm.m * gemm.n * gemm.batch == 0 {
+                    return empty_product(gemm, at.d);
+                }
+                let product = Product::of(gemm, &at);
+                let next = self.products.len();
+                let index = *self.by_product.entry(product.clone()).or_insert(next);
+                if index == next {
+                    self.products.push((product, at));
+                }
+                Command::Multiply { product: index, at }
+            }
+        })
+    }
+
+    fn source(&mut self, kernel: &SourceKernel, operands: &Operands) -> Result<Command, RunError> {
+        let key = (kernel.file, format!("{:?}", kernel.defines));
+        let module = match self.modules.get(&key) {
+            Some(module) => *module,
+            None => {
+                let text = source(kernel.file).ok_or_else(|| CudaError::Compile {
+                    file: kernel.file.into(),
+                    compiler: "Frit".into(),
+                    reason: "no such source".into(),
+                })?;
+                let code = self.driver.compile(kernel.file, text, &kernel.defines)?;
+                let module = self.driver.load(&format!("{}.cu", kernel.file), &code)?;
+                self.modules.insert(key, module);
+                module
+            }
+        };
+        let function = self.function(module, kernel.entry, kernel.shared_bytes)?;
+        let mut arguments = Arguments::default();
+        for argument in &kernel.arguments {
+            match argument {
+                Argument::Pointer(p) => arguments.push(self.pointer(*p, operands)),
+                Argument::I32(x) => arguments.push(u64::from(x.cast_unsigned())),
+                Argument::I64(x) => arguments.push(x.cast_unsigned()),
+                Argument::F32(x) => arguments.push(u64::from(x.to_bits())),
+                Argument::F64(x) => arguments.push(x.to_bits()),
+                Argument::Words(words) => {
+                    let words: Vec<u64> = words.iter().map(|w| w.cast_unsigned()).collect();
+                    arguments.push_words(&words);
+                }
+            }
+        }
+        let SourceKernel { grid, block, shared_bytes, .. } = *kernel;
+        Ok(Command::Launch { function, shape: Shape { grid, block, shared_bytes }, arguments })
+    }
+
+    /// A kernel of a module, looked up once.
+    fn function(
+        &mut self,
+        module: ModuleHandle,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<FunctionHandle, CudaError> {
+        let key = (module, name.to_string(), shared_bytes);
+        if let Some(function) = self.functions.get(&key) {
+            return Ok(*function);
+        }
+        let function = self.driver.function(module, name, shared_bytes)?;
+        self.functions.insert(key, function);
+        Ok(function)
+    }
+
+    fn pointer(&self, pointer: Pointer, operands: &Operands) -> Address {
+        match pointer {
+            Pointer::Read(i, at) => self.at(&operands.reads[i]) + at as Address,
+            Pointer::Write(i, at) => self.at(&operands.writes[i]) + at as Address,
+            Pointer::Scratch(at) => {
+                self.memory.scratch[index(operands.stream)] + at as Address
+            }
+            Pointer::Fault => {
+                let slot = self.faulting.binary_search(&operands.task).unwrap_or_default();
+                fault_address(self.plan, self.memory, slot)
+            }
+        }
+    }
+}
+
+/// A product of which an extent is zero: nothing, or zeros.
+fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
+    let numel = gemm.m * gemm.n * gemm.batch;
+    let dense = gemm.d.row_stride == gemm.n
+        && (gemm.batch == 1 || gemm.d.batch_stride == gemm.m * gemm.n);
+    if numel > 0 && (!dense || gemm.epilogue != Epilogue::None) {
+        let reason = "a product over no elements with a bias or gaps has no CUDA kernel".into();
+        return Err(RunError::Plan { path: "plan.json".into(), reason });
+    }
+    Ok(Command::Zero { at: d, bytes: numel * gemm.d.dtype.size() })
+}
+
+/// Where a task that may report a fault reports it.
+fn fault_address(plan: &Plan, memory: &Memory, slot: usize) -> Address {
+    let metrics = (plan.metrics.len() * 4).next_multiple_of(8);
+    memory.report + (metrics + slot * FAULT_WORDS * 8) as Address
+}
+
+impl Command {
+    /// Whether there is anything to put on a stream; the driver refuses what is empty.
+    fn does_something(&self) -> bool {
+        match self {
+            Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,
+            Command::Multiply { .. } => true,
+            Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
+            Command::Zero { bytes, .. } => *bytes > 0,
+            Command::AllGather { count, .. }
+            | Command::ReduceScatter { count, .. }
+            | Command::AllReduce { count, .. } => *count > 0,
+        }
+    }
+}

@@ -1,0 +1,598 @@
+//! The machine's GPU: libcuda, and NVIDIA's libraries beside it, each behind a table of its functions.
+
+use super::cublaslt::CublasLt;
+use super::driver::*;
+use super::error::CudaError;
+use super::gemm::Product;
+use super::library::{Loaded, Wanted, functions};
+use super::library::LibraryError;
+use super::nccl::Nccl;
+use super::nvrtc::Nvrtc;
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option, CUmodule, CUstream,
+    CUstreamCaptureMode,
+};
+use frit_ir::DType;
+use frit_ir::ops::ReduceKind;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+/// The driver's library.
+pub const LIBCUDA: Wanted = Wanted {
+    what: "the NVIDIA driver",
+    names: &["libcuda.so.1", "libcuda.so"],
+    companion: None,
+    remedy: "install driver 525 or later, or compile the plan with target.device = \"cpu\"",
+};
+
+/// The oldest CUDA version whose drivers run the plans' PTX.
+const OLDEST: (u32, u32) = (12, 0);
+/// The newest major version whose libraries are known.
+const NEWEST_MAJOR: u32 = 13;
+
+const NOT_READY: u32 = 600;
+const OUT_OF_MEMORY: u32 = 2;
+const STREAM_NON_BLOCKING: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+
+functions! {
+    /// The driver's functions.
+    Api {
+        cuInit: fn(c_uint) -> u32,
+        cuDriverGetVersion: fn(*mut c_int) -> u32,
+        cuGetErrorName: fn(u32, *mut *const c_char) -> u32,
+        cuGetErrorString: fn(u32, *mut *const c_char) -> u32,
+        cuDeviceGetCount: fn(*mut c_int) -> u32,
+        cuDeviceGet: fn(*mut CUdevice, c_int) -> u32,
+        cuDeviceGetName: fn(*mut c_char, c_int, CUdevice) -> u32,
+        cuDeviceGetAttribute: fn(*mut c_int, CUdevice_attribute, CUdevice) -> u32,
+        cuDeviceTotalMem_v2: fn(*mut usize, CUdevice) -> u32,
+        cuDevicePrimaryCtxRetain: fn(*mut CUcontext, CUdevice) -> u32,
+        cuCtxSetCurrent: fn(CUcontext) -> u32,
+        cuMemGetInfo_v2: fn(*mut usize, *mut usize) -> u32,
+        cuMemAlloc_v2: fn(*mut CUdeviceptr, usize) -> u32,
+        cuMemHostAlloc: fn(*mut *mut c_void, usize, c_uint) -> u32,
+        cuMemcpyHtoDAsync_v2: fn(CUdeviceptr, *const c_void, usize, CUstream) -> u32,
+        cuMemcpyDtoHAsync_v2: fn(*mut c_void, CUdeviceptr, usize, CUstream) -> u32,
+        cuMemcpyDtoDAsync_v2: fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> u32,
+        cuMemsetD8Async: fn(CUdeviceptr, u8, usize, CUstream) -> u32,
+        cuStreamCreate: fn(*mut CUstream, c_uint) -> u32,
+        cuStreamWaitEvent: fn(CUstream, CUevent, c_uint) -> u32,
+        cuEventCreate: fn(*mut CUevent, c_uint) -> u32,
+        cuEventRecord: fn(CUevent, CUstream) -> u32,
+        cuEventQuery: fn(CUevent) -> u32,
+        cuEventElapsedTime: fn(*mut f32, CUevent, CUevent) -> u32,
+        cuModuleLoadDataEx: fn(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void) -> u32,
+        cuModuleGetFunction: fn(*mut CUfunction, CUmodule, *const c_char) -> u32,
+        cuFuncSetAttribute: fn(CUfunction, CUfunction_attribute, c_int) -> u32,
+        cuLaunchKernel: fn(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> u32,
+        cuStreamBeginCapture_v2: fn(CUstream, CUstreamCaptureMode) -> u32,
+        cuStreamEndCapture: fn(CUstream, *mut CUgraph) -> u32,
+        cuGraphInstantiateWithFlags: fn(*mut CUgraphExec, CUgraph, u64) -> u32,
+        cuGraphDestroy: fn(CUgraph) -> u32,
+        cuGraphUpload: fn(CUgraphExec, CUstream) -> u32,
+        cuGraphLaunch: fn(CUgraphExec, CUstream) -> u32,
+    }
+}
+
+type Result<T = ()> = std::result::Result<T, CudaError>;
+
+/// The driver, before a device is chosen: enough to say what there is.
+pub struct Machine {
+    api: Api,
+    /// Where the driver's library is.
+    pub path: String,
+    /// The newest CUDA version that it supports.
+    pub version: (u32, u32),
+}
+
+impl Machine {
+    /// Loads the driver.
+    ///
+    /// # Errors
+    /// If it is missing, too old, or refuses.
+    pub fn open() -> Result<Machine> {
+        let loaded = LIBCUDA.load()?;
+        let (api, path) = (Api::of(&loaded)?, loaded.path);
+        let mut number: c_int = 0;
+        // SAFETY: the pointer is valid; this may be called before anything else.
+        let version = match unsafe { (api.cuDriverGetVersion)(&mut number) } {
+            0 => (number as u32 / 1000, number as u32 % 1000 / 10),
+            code => return Err(api.error("cuDriverGetVersion", code)),
+        };
+        if version < OLDEST {
+            return Err(CudaError::DriverTooOld { found: version });
+        }
+        let machine = Machine { api, path, version };
+        // SAFETY: no arguments to get wrong.
+        machine.check("cuInit", unsafe { (machine.api.cuInit)(0) })?;
+        Ok(machine)
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn n_devices(&self) -> Result<usize> {
+        let mut n: c_int = 0;
+        // SAFETY: the pointer is valid.
+        self.check("cuDeviceGetCount", unsafe { (self.api.cuDeviceGetCount)(&mut n) })?;
+        Ok(n as usize)
+    }
+
+    /// What a device is.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn properties(&self, ordinal: usize) -> Result<Properties> {
+        let device = self.device(ordinal)?;
+        let mut name = [0_u8; 256];
+        let mut memory_bytes = 0;
+        // SAFETY: the pointers are valid, and the name has room for its size.
+        let (named, sized) = unsafe {
+            let name = name.as_mut_ptr().cast();
+            (
+                (self.api.cuDeviceGetName)(name, 255, device),
+                (self.api.cuDeviceTotalMem_v2)(&mut memory_bytes, device),
+            )
+        };
+        self.check("cuDeviceGetName", named)?;
+        self.check("cuDeviceTotalMem", sized)?;
+        use CUdevice_attribute as A;
+        let attribute = |attribute| -> Result<u32> {
+            let mut value: c_int = 0;
+            // SAFETY: the pointer is valid.
+            let code = unsafe { (self.api.cuDeviceGetAttribute)(&mut value, attribute, device) };
+            self.check("cuDeviceGetAttribute", code)?;
+            Ok(value as u32)
+        };
+        let name = CStr::from_bytes_until_nul(&name).map(|n| n.to_string_lossy().into_owned());
+        Ok(Properties {
+            name: name.unwrap_or_default(),
+            capability: (
+                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            memory_bytes,
+            driver_version: self.version,
+            libraries: String::new(),
+        })
+    }
+
+    fn device(&self, ordinal: usize) -> Result<CUdevice> {
+        let found = self.n_devices()?;
+        if ordinal >= found {
+            return Err(CudaError::NoDevice { wanted: ordinal, found });
+        }
+        let mut device: CUdevice = 0;
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (self.api.cuDeviceGet)(&mut device, ordinal as c_int) };
+        self.check("cuDeviceGet", code)?;
+        Ok(device)
+    }
+
+    fn check(&self, call: &'static str, code: u32) -> Result {
+        if code == 0 { Ok(()) } else { Err(self.api.error(call, code)) }
+    }
+}
+
+impl Api {
+    fn error(&self, call: &'static str, code: u32) -> CudaError {
+        let text = |get: unsafe extern "C" fn(u32, *mut *const c_char) -> u32| {
+            let mut text = null();
+            // SAFETY: the pointer is valid; the text it is set to lives as long as the library.
+            unsafe {
+                match get(code, &mut text) {
+                    0 if !text.is_null() => CStr::from_ptr(text).to_string_lossy().into_owned(),
+                    _ => format!("error {code}"),
+                }
+            }
+        };
+        let reason = format!("{} ({})", text(self.cuGetErrorString), text(self.cuGetErrorName));
+        CudaError::Call { call, reason }
+    }
+}
+
+/// Of libraries that come in several major versions, the newest first that the driver supports.
+pub(super) fn supported(
+    driver: (u32, u32),
+    of_major: impl Fn(u32) -> Wanted,
+) -> std::result::Result<Loaded, LibraryError> {
+    let newest = driver.0.min(NEWEST_MAJOR);
+    let mut first = None;
+    for major in (OLDEST.0..=newest).rev() {
+        match of_major(major).load() {
+            Ok(loaded) => return Ok(loaded),
+            Err(e) => first = first.or(Some(e)),
+        }
+    }
+    Err(first.unwrap_or_else(|| LibraryError::Missing {
+        what: "a CUDA library",
+        names: String::new(),
+        places: String::new(),
+        remedy: "install a newer driver",
+    }))
+}
+
+/// A GPU of this machine and what a plan needs on it.
+pub struct Real {
+    machine: Machine,
+    properties: Properties,
+    cublaslt: Option<CublasLt>,
+    nvrtc: Option<Nvrtc>,
+    nccl: Option<Nccl>,
+}
+
+/// Which libraries a plan needs beside the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Libraries {
+    /// cuBLASLt, for matrix products.
+    pub cublaslt: bool,
+    /// NVRTC, for kernels of CUDA C++.
+    pub nvrtc: bool,
+}
+
+impl Real {
+    /// Opens a device with the libraries that are needed.
+    ///
+    /// # Errors
+    /// If the driver, the device or a library is missing or too old.
+    pub fn open(ordinal: usize, libraries: Libraries) -> Result<Real> {
+        let machine = Machine::open()?;
+        let device = machine.device(ordinal)?;
+        let mut properties = machine.properties(ordinal)?;
+        let mut context: CUcontext = null_mut();
+        // SAFETY: the pointer is valid; the context is made current in the thread that uses it.
+        unsafe {
+            let code = (machine.api.cuDevicePrimaryCtxRetain)(&mut context, device);
+            machine.check("cuDevicePrimaryCtxRetain", code)?;
+            machine.check("cuCtxSetCurrent", (machine.api.cuCtxSetCurrent)(context))?;
+        }
+        let cublaslt = libraries.cublaslt.then(|| CublasLt::open(machine.version)).transpose()?;
+        let nvrtc = libraries.nvrtc.then(|| Nvrtc::open(machine.version)).transpose()?;
+        if let Some(cublaslt) = &cublaslt {
+            properties.libraries = cublaslt.name();
+        }
+        Ok(Real { machine, properties, cublaslt, nvrtc, nccl: None })
+    }
+
+    /// The communicator, once it was joined.
+    pub fn join(&mut self, nccl: Nccl) {
+        self.nccl = Some(nccl);
+    }
+
+    fn check(&self, call: &'static str, code: u32) -> Result {
+        self.machine.check(call, code)
+    }
+
+    fn nccl(&self) -> Result<&Nccl> {
+        self.nccl.as_ref().ok_or_else(|| absent("a collective", "NCCL"))
+    }
+
+    fn cublaslt(&self) -> Result<&CublasLt> {
+        self.cublaslt.as_ref().ok_or_else(|| absent("a matrix product", "cuBLASLt"))
+    }
+}
+
+fn absent(call: &'static str, library: &str) -> CudaError {
+    CudaError::Call { call, reason: format!("{library} was not opened") }
+}
+
+/// A stream as the driver names it.
+pub(super) fn stream(handle: StreamHandle) -> CUstream {
+    handle.0 as CUstream
+}
+
+fn event(handle: EventHandle) -> CUevent {
+    handle.0 as CUevent
+}
+
+impl Driver for Real {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        let (mut at, mut free, mut total) = (0, 0, 0);
+        let api = &self.machine.api;
+        // SAFETY: the pointer is valid.
+        match unsafe { (api.cuMemAlloc_v2)(&mut at, bytes.max(1)) } {
+            OUT_OF_MEMORY => {
+                // SAFETY: the pointers are valid.
+                let code = unsafe { (api.cuMemGetInfo_v2)(&mut free, &mut total) };
+                self.check("cuMemGetInfo", code)?;
+                let detail = String::new();
+                Err(CudaError::OutOfMemory { wanted: bytes, detail, free, total })
+            }
+            code => self.check("cuMemAlloc", code).map(|()| at),
+        }
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        let mut at = null_mut();
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (self.machine.api.cuMemHostAlloc)(&mut at, bytes.max(1), 0) };
+        self.check("cuMemHostAlloc", code)?;
+        let at = at.cast::<u8>();
+        // SAFETY: the memory was just allocated with this size.
+        unsafe { at.write_bytes(0, bytes.max(1)) };
+        Ok(at)
+    }
+
+    fn create_stream(&self) -> Result<StreamHandle> {
+        let mut made = null_mut();
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (self.machine.api.cuStreamCreate)(&mut made, STREAM_NON_BLOCKING) };
+        self.check("cuStreamCreate", code)?;
+        Ok(StreamHandle(made as usize))
+    }
+
+    fn create_event(&self, timing: bool) -> Result<EventHandle> {
+        let mut made = null_mut();
+        let flags = if timing { 0 } else { EVENT_DISABLE_TIMING };
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (self.machine.api.cuEventCreate)(&mut made, flags) };
+        self.check("cuEventCreate", code)?;
+        Ok(EventHandle(made as usize))
+    }
+
+    fn record(&self, mark: EventHandle, on: StreamHandle) -> Result {
+        // SAFETY: events and streams are never destroyed.
+        let code = unsafe { (self.machine.api.cuEventRecord)(event(mark), stream(on)) };
+        self.check("cuEventRecord", code)
+    }
+
+    fn wait(&self, on: StreamHandle, mark: EventHandle) -> Result {
+        // SAFETY: as above.
+        let code = unsafe { (self.machine.api.cuStreamWaitEvent)(stream(on), event(mark), 0) };
+        self.check("cuStreamWaitEvent", code)
+    }
+
+    fn reached(&self, mark: EventHandle) -> Result<bool> {
+        // SAFETY: as above.
+        match unsafe { (self.machine.api.cuEventQuery)(event(mark)) } {
+            NOT_READY => Ok(false),
+            // Here the failures of kernels show.
+            code => self.check("the work on the GPU", code).map(|()| true),
+        }
+    }
+
+    fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
+        let mut ms = 0.0;
+        // SAFETY: the pointer is valid; as above.
+        let code =
+            unsafe { (self.machine.api.cuEventElapsedTime)(&mut ms, event(from), event(to)) };
+        self.check("cuEventElapsedTime", code)?;
+        Ok(f64::from(ms) * 1e3)
+    }
+
+    unsafe fn copy_in(
+        &self,
+        to: Address,
+        from: *const u8,
+        bytes: usize,
+        on: StreamHandle,
+    ) -> Result {
+        // SAFETY: by the contract of this function.
+        let code = unsafe {
+            (self.machine.api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream(on))
+        };
+        self.check("cuMemcpyHtoDAsync", code)
+    }
+
+    unsafe fn copy_out(
+        &self,
+        to: *mut u8,
+        from: Address,
+        bytes: usize,
+        on: StreamHandle,
+    ) -> Result {
+        // SAFETY: by the contract of this function.
+        let code = unsafe {
+            (self.machine.api.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream(on))
+        };
+        self.check("cuMemcpyDtoHAsync", code)
+    }
+
+    fn copy(&self, to: Address, from: Address, bytes: usize, on: StreamHandle) -> Result {
+        // SAFETY: the driver checks device addresses.
+        let code =
+            unsafe { (self.machine.api.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream(on)) };
+        self.check("cuMemcpyDtoDAsync", code)
+    }
+
+    fn zero(&self, at: Address, bytes: usize, on: StreamHandle) -> Result {
+        // SAFETY: the driver checks device addresses.
+        let code = unsafe { (self.machine.api.cuMemsetD8Async)(at, 0, bytes, stream(on)) };
+        self.check("cuMemsetD8Async", code)
+    }
+
+    fn compile(&self, file: &str, source: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
+        let nvrtc = self.nvrtc.as_ref().ok_or_else(|| absent("CUDA C++", "NVRTC"))?;
+        nvrtc.compile(file, source, defines, self.properties.capability)
+    }
+
+    fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle> {
+        let mut module = null_mut();
+        let mut log = vec![0_u8; 8192];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
+        // PTX is a text and must end with a zero.
+        let mut image = code.to_vec();
+        image.push(0);
+        // SAFETY: the image ends with a zero; options and values are as many as said, and the log has
+        // the size said.
+        let code = unsafe {
+            (self.machine.api.cuModuleLoadDataEx)(
+                &mut module,
+                image.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        self.check("cuModuleLoadDataEx", code).map_err(|e| {
+            let log = CStr::from_bytes_until_nul(&log).map(|l| l.to_string_lossy().into_owned());
+            let log = log.unwrap_or_default();
+            let separator = if log.trim().is_empty() { "" } else { ": " };
+            let reason = format!("{e}{separator}{}", log.trim());
+            CudaError::Module { name: name.into(), reason }
+        })?;
+        Ok(ModuleHandle(module as usize))
+    }
+
+    fn function(
+        &self,
+        module: ModuleHandle,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<FunctionHandle> {
+        let refuse = |reason: String| CudaError::Module { name: name.into(), reason };
+        let symbol = CString::new(name).map_err(|e| refuse(e.to_string()))?;
+        let mut function = null_mut();
+        // SAFETY: modules are never unloaded; the name ends with a zero.
+        let code = unsafe {
+            let module = module.0 as CUmodule;
+            (self.machine.api.cuModuleGetFunction)(&mut function, module, symbol.as_ptr())
+        };
+        self.check("cuModuleGetFunction", code).map_err(|e| refuse(e.to_string()))?;
+        if shared_bytes > 0 {
+            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            let code = unsafe {
+                (self.machine.api.cuFuncSetAttribute)(function, most, shared_bytes as c_int)
+            };
+            self.check("cuFuncSetAttribute", code).map_err(|e| {
+                refuse(format!("it needs {shared_bytes} bytes of shared memory: {e}"))
+            })?;
+        }
+        Ok(FunctionHandle(function as usize))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        shape: Shape,
+        arguments: &Arguments,
+        on: StreamHandle,
+    ) -> Result {
+        // The driver reads them; it takes no pointers to constants.
+        let mut pointers: Vec<*mut c_void> =
+            arguments.iter().map(|words| words.as_ptr().cast_mut().cast()).collect();
+        let Shape { grid: [x, y, z], block, shared_bytes } = shape;
+        // SAFETY: by the contract of this function.
+        let code = unsafe {
+            (self.machine.api.cuLaunchKernel)(
+                function.0 as CUfunction,
+                x,
+                y,
+                z,
+                block,
+                1,
+                1,
+                shared_bytes,
+                stream(on),
+                pointers.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        self.check("cuLaunchKernel", code)
+    }
+
+    fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+        self.cublaslt()?.algorithms(product, workspace_bytes)
+    }
+
+    fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
+        self.cublaslt()?.prepare(product, algorithm)
+    }
+
+    unsafe fn multiply(
+        &self,
+        product: ProductHandle,
+        at: ProductAddresses,
+        on: StreamHandle,
+    ) -> Result {
+        // SAFETY: by the contract of this function.
+        unsafe { self.cublaslt()?.multiply(product, at, on) }
+    }
+
+    fn begin_capture(&self, on: StreamHandle) -> Result {
+        // What other threads do at the same time does not disturb it.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: streams are never destroyed.
+        let code = unsafe { (self.machine.api.cuStreamBeginCapture_v2)(stream(on), mode) };
+        self.check("cuStreamBeginCapture", code)
+    }
+
+    fn end_capture(&self, on: StreamHandle) -> Result<GraphHandle> {
+        let api = &self.machine.api;
+        let mut graph: CUgraph = null_mut();
+        let mut ready: CUgraphExec = null_mut();
+        // SAFETY: the pointers are valid; the graph is destroyed once and used no more.
+        unsafe {
+            let code = (api.cuStreamEndCapture)(stream(on), &mut graph);
+            self.check("cuStreamEndCapture", code)?;
+            let code = (api.cuGraphInstantiateWithFlags)(&mut ready, graph, 0);
+            self.check("cuGraphInstantiate", code)?;
+            self.check("cuGraphDestroy", (api.cuGraphDestroy)(graph))?;
+            self.check("cuGraphUpload", (api.cuGraphUpload)(ready, stream(on)))?;
+        }
+        Ok(GraphHandle(ready as usize))
+    }
+
+    fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result {
+        // SAFETY: graphs are never destroyed.
+        let code =
+            unsafe { (self.machine.api.cuGraphLaunch)(graph.0 as CUgraphExec, stream(on)) };
+        self.check("cuGraphLaunch", code)
+    }
+
+    fn all_gather(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        on: StreamHandle,
+    ) -> Result {
+        self.nccl()?.all_gather(send, recv, count, dtype, on)
+    }
+
+    fn reduce_scatter(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result {
+        self.nccl()?.reduce_scatter(send, recv, count, dtype, reduce, on)
+    }
+
+    fn all_reduce(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result {
+        self.nccl()?.all_reduce(send, recv, count, dtype, reduce, on)
+    }
+
+    fn communication_error(&self) -> Option<String> {
+        self.nccl.as_ref()?.asynchronous_error()
+    }
+
+    fn abort(&self) {
+        if let Some(nccl) = &self.nccl {
+            nccl.abort();
+        }
+    }
+}

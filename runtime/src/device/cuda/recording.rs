@@ -1,0 +1,307 @@
+//! A driver that does nothing and writes down what it is asked: tests read from it which streams, events,
+//! launches and collectives a plan becomes.
+
+use super::driver::*;
+use super::error::CudaError;
+use super::gemm::Product;
+use frit_ir::DType;
+use frit_ir::ops::ReduceKind;
+use std::cell::{Cell, RefCell};
+
+/// Something that was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Call {
+    /// Device memory.
+    Allocate(usize),
+    /// A mark on a stream.
+    Record(EventHandle, StreamHandle),
+    /// A stream that waits for a mark.
+    Wait(StreamHandle, EventHandle),
+    /// The host asked whether a mark was reached.
+    Reached(EventHandle),
+    /// Bytes from the host: to, how many, on which stream.
+    CopyIn(Address, usize, StreamHandle),
+    /// Bytes to the host: from, how many, on which stream.
+    CopyOut(Address, usize, StreamHandle),
+    /// Bytes within the device: to, from, how many, on which stream.
+    Copy(Address, Address, usize, StreamHandle),
+    /// Bytes set to zero.
+    Zero(Address, usize, StreamHandle),
+    /// CUDA C++ compiled.
+    Compile(String),
+    /// A module loaded.
+    Load(String),
+    /// A kernel launched, by its name.
+    Launch(String, Shape, Arguments, StreamHandle),
+    /// A matrix product.
+    Multiply(String, ProductAddresses, StreamHandle),
+    /// A capture began.
+    BeginCapture(StreamHandle),
+    /// A capture ended.
+    EndCapture(StreamHandle),
+    /// A graph launched.
+    LaunchGraph(GraphHandle, StreamHandle),
+    /// A collective: its name, send, receive, elements, stream.
+    Collective(&'static str, Address, Address, usize, StreamHandle),
+    /// Collectives were ended.
+    Abort,
+}
+
+/// The driver.
+#[derive(Debug, Default)]
+pub struct Recording {
+    properties: Properties,
+    calls: RefCell<Vec<Call>>,
+    made: Cell<usize>,
+    names: RefCell<Vec<String>>,
+    pinned: RefCell<Vec<Box<[u64]>>>,
+    /// Bytes of device memory there are.
+    pub memory_bytes: usize,
+    /// A module that cannot be loaded, by a part of its name.
+    pub broken_module: Option<&'static str>,
+    /// Whether marks are never reached, as where a collective waits for a rank that is gone.
+    pub stuck: Cell<bool>,
+    /// What another rank did wrong.
+    pub peer_error: RefCell<Option<String>>,
+}
+
+impl Recording {
+    /// A device with 80 GB of memory of this compute capability.
+    pub fn new(capability: (u32, u32)) -> Recording {
+        let properties = Properties {
+            name: "recording".into(),
+            capability,
+            multiprocessors: 132,
+            memory_bytes: 80 << 30,
+            driver_version: (12, 4),
+            libraries: "none".into(),
+        };
+        Recording { properties, memory_bytes: 80 << 30, ..Recording::default() }
+    }
+
+    /// Takes what was written down so far.
+    pub fn take(&self) -> Vec<Call> {
+        self.calls.take()
+    }
+
+    fn note(&self, call: Call) {
+        self.calls.borrow_mut().push(call);
+    }
+
+    /// A number that none had before.
+    fn make(&self) -> usize {
+        self.made.set(self.made.get() + 1);
+        self.made.get()
+    }
+
+    fn name(&self, name: String) -> usize {
+        let mut names = self.names.borrow_mut();
+        names.push(name);
+        names.len() - 1
+    }
+}
+
+type Result<T = ()> = std::result::Result<T, CudaError>;
+
+impl Driver for Recording {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.note(Call::Allocate(bytes));
+        if bytes > self.memory_bytes {
+            return Err(CudaError::OutOfMemory {
+                wanted: bytes,
+                detail: String::new(),
+                free: self.memory_bytes,
+                total: self.memory_bytes,
+            });
+        }
+        Ok(1 << 40)
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {
+        let mut memory = vec![0_u64; bytes.div_ceil(8)].into_boxed_slice();
+        let pointer = memory.as_mut_ptr().cast();
+        self.pinned.borrow_mut().push(memory);
+        Ok(pointer)
+    }
+
+    fn create_stream(&self) -> Result<StreamHandle> {
+        Ok(StreamHandle(self.make()))
+    }
+
+    fn create_event(&self, _timing: bool) -> Result<EventHandle> {
+        Ok(EventHandle(self.make()))
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result {
+        self.note(Call::Record(event, stream));
+        Ok(())
+    }
+
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result {
+        self.note(Call::Wait(stream, event));
+        Ok(())
+    }
+
+    fn reached(&self, event: EventHandle) -> Result<bool> {
+        if !self.stuck.get() {
+            self.note(Call::Reached(event));
+        }
+        Ok(!self.stuck.get())
+    }
+
+    fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
+        Ok((to.0 as f64 - from.0 as f64).abs())
+    }
+
+    unsafe fn copy_in(
+        &self,
+        to: Address,
+        _from: *const u8,
+        bytes: usize,
+        on: StreamHandle,
+    ) -> Result {
+        self.note(Call::CopyIn(to, bytes, on));
+        Ok(())
+    }
+
+    unsafe fn copy_out(
+        &self,
+        _to: *mut u8,
+        from: Address,
+        bytes: usize,
+        on: StreamHandle,
+    ) -> Result {
+        self.note(Call::CopyOut(from, bytes, on));
+        Ok(())
+    }
+
+    fn copy(&self, to: Address, from: Address, bytes: usize, on: StreamHandle) -> Result {
+        self.note(Call::Copy(to, from, bytes, on));
+        Ok(())
+    }
+
+    fn zero(&self, at: Address, bytes: usize, on: StreamHandle) -> Result {
+        self.note(Call::Zero(at, bytes, on));
+        Ok(())
+    }
+
+    fn compile(&self, file: &str, _source: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
+        let defines: Vec<String> = defines.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        self.note(Call::Compile(format!("{file} {}", defines.join(" "))));
+        Ok(file.as_bytes().to_vec())
+    }
+
+    fn load(&self, name: &str, _code: &[u8]) -> Result<ModuleHandle> {
+        if self.broken_module.is_some_and(|broken| name.contains(broken)) {
+            let reason = "device kernel image is invalid".into();
+            return Err(CudaError::Module { name: name.into(), reason });
+        }
+        self.note(Call::Load(name.into()));
+        Ok(ModuleHandle(self.make()))
+    }
+
+    fn function(
+        &self,
+        _module: ModuleHandle,
+        name: &str,
+        _shared_bytes: u32,
+    ) -> Result<FunctionHandle> {
+        Ok(FunctionHandle(self.name(name.into())))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        shape: Shape,
+        arguments: &Arguments,
+        on: StreamHandle,
+    ) -> Result {
+        let name = self.names.borrow()[function.0].clone();
+        self.note(Call::Launch(name, shape, arguments.clone(), on));
+        Ok(())
+    }
+
+    fn algorithms(&self, _product: &Product, _workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+        Ok(vec![[1; 8], [2; 8]])
+    }
+
+    fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
+        Ok(ProductHandle(self.name(format!("{product} algorithm {}", algorithm[0]))))
+    }
+
+    unsafe fn multiply(
+        &self,
+        product: ProductHandle,
+        at: ProductAddresses,
+        on: StreamHandle,
+    ) -> Result {
+        let name = self.names.borrow()[product.0].clone();
+        self.note(Call::Multiply(name, at, on));
+        Ok(())
+    }
+
+    fn begin_capture(&self, stream: StreamHandle) -> Result {
+        self.note(Call::BeginCapture(stream));
+        Ok(())
+    }
+
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        self.note(Call::EndCapture(stream));
+        Ok(GraphHandle(self.make()))
+    }
+
+    fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result {
+        self.note(Call::LaunchGraph(graph, on));
+        Ok(())
+    }
+
+    fn all_gather(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        _dtype: DType,
+        on: StreamHandle,
+    ) -> Result {
+        self.note(Call::Collective("all_gather", send, recv, count, on));
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        _dtype: DType,
+        _reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result {
+        self.note(Call::Collective("reduce_scatter", send, recv, count, on));
+        Ok(())
+    }
+
+    fn all_reduce(
+        &self,
+        send: Address,
+        recv: Address,
+        count: usize,
+        _dtype: DType,
+        _reduce: ReduceKind,
+        on: StreamHandle,
+    ) -> Result {
+        self.note(Call::Collective("all_reduce", send, recv, count, on));
+        Ok(())
+    }
+
+    fn communication_error(&self) -> Option<String> {
+        self.peer_error.borrow().clone()
+    }
+
+    fn abort(&self) {
+        self.note(Call::Abort);
+    }
+}
