@@ -11,7 +11,11 @@ use std::path::Path;
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn write(path: &Path, plan: &Plan, ranks: &[(usize, Vec<Span>)]) -> Result<(), RunError> {
+pub(crate) fn write(
+    path: &Path,
+    plan: &Plan,
+    ranks: &[(usize, Vec<Span>)],
+) -> Result<(), RunError> {
     let mut text = serde_json::to_vec(&events(plan, ranks)).unwrap_or_default();
     text.push(b'\n');
     std::fs::write(path, text).map_err(RunError::io(path))
@@ -20,9 +24,7 @@ pub(crate) fn write(path: &Path, plan: &Plan, ranks: &[(usize, Vec<Span>)]) -> R
 fn events(plan: &Plan, ranks: &[(usize, Vec<Span>)]) -> Value {
     let mut events = Vec::new();
     for (rank, spans) in ranks {
-        let name = |what: &str, tid: Option<usize>, name: String| {
-            json!({"ph": "M", "pid": rank, "tid": tid, "name": what, "args": {"name": name}})
-        };
+        let name = |what: &str, tid: Option<usize>, name: String| json!({"ph": "M", "pid": rank, "tid": tid, "name": what, "args": {"name": name}});
         events.push(name("process_name", None, format!("rank {rank}")));
         for (tid, stream) in Stream::ALL.iter().enumerate() {
             events.push(name("thread_name", Some(tid), format!("{stream:?}").to_lowercase()));

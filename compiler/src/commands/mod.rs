@@ -2,6 +2,7 @@
 
 pub mod compile;
 pub mod completions;
+pub mod doctor;
 pub mod export;
 pub mod inspect;
 pub mod passes;
@@ -40,6 +41,8 @@ pub enum Command {
     Verify(verify::Args),
     /// Train from a plan.
     Run(run::Args),
+    /// Say what this machine has, and lacks, to run plans on GPUs.
+    Doctor(doctor::Args),
     /// Write a trained model as ONNX.
     Export(export::Args),
     /// List the passes in order.
@@ -58,6 +61,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Inspect(args) => inspect::execute(args),
         Command::Report(args) => report::execute(args),
         Command::Verify(args) => verify::execute(args),
+        Command::Doctor(args) => doctor::execute(args),
         Command::Run(args) => run::execute(args),
         Command::Export(args) => export::execute(args),
         Command::Passes(args) => passes::execute(args),

@@ -14,7 +14,9 @@ use std::path::PathBuf;
   frit run plan --data tokens.bin --steps 1 --dump-grads grads.safetensors
   frit run plan --data data.npz --steps 100 --save trained.safetensors
   frit run plan --data data.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100 --keep 2 --resume
-  frit run plan --data data.npz --steps 3 --interpret")]
+  frit run plan --data data.npz --steps 3 --interpret
+  frit run plan --data data.npz --steps 5 --trace trace.json    # open in ui.perfetto.dev
+  torchrun --no-python --nproc-per-node 4 frit run plan --data data.npz    # a plan for 4 GPUs")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
@@ -45,6 +47,9 @@ pub struct Args {
     /// Keep only the newest checkpoints.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
     pub keep: Option<usize>,
+    /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
@@ -92,6 +97,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         save: args.save.clone(),
         checkpoint,
         stop,
+        trace: args.trace.clone(),
         interpret: args.interpret,
         threads: args.threads,
         hyper,

@@ -41,6 +41,9 @@ struct Args {
     /// Keep only the newest checkpoints.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
     keep: Option<usize>,
+    /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter (slow).
     #[arg(long)]
     interpret: bool,
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         save: args.save,
         checkpoint,
         stop,
+        trace: args.trace,
         interpret: args.interpret,
         threads: args.threads,
         hyper: args.set,

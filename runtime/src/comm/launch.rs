@@ -61,7 +61,8 @@ impl Launch {
             (Some(host), Some(port)) => Some((host, listening_port(port, &variable)?)),
             _ if world_size == 1 => None,
             _ => {
-                let what = "several processes need MASTER_ADDR and MASTER_PORT, where rank 0 listens";
+                let what =
+                    "several processes need MASTER_ADDR and MASTER_PORT, where rank 0 listens";
                 return Err(what.into());
             }
         };
@@ -81,16 +82,14 @@ mod tests {
     use super::*;
 
     fn launch(variables: &[(&str, &str)]) -> Result<Launch, String> {
-        let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
+        let find =
+            |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         Launch::from_variables(find)
     }
 
     #[test]
     fn launchers_say_who_a_process_is() {
-        assert_eq!(
-            launch(&[]),
-            Ok(Launch { rank: 0, world_size: 1, local_rank: 0, master: None })
-        );
+        assert_eq!(launch(&[]), Ok(Launch { rank: 0, world_size: 1, local_rank: 0, master: None }));
         let master = [("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];
         let usual = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
         let expected = |port| Launch {

@@ -63,8 +63,9 @@ impl Rendezvous {
         if launch.rank == 0 {
             meeting.peers = meeting.host(*port, plan_hash, end)?;
         } else {
-            let stream = connect(host, *port, end)
-                .map_err(|e| RendezvousError(format!("rank 0 does not answer at {host}:{port}: {e}")))?;
+            let stream = connect(host, *port, end).map_err(|e| {
+                RendezvousError(format!("rank 0 does not answer at {host}:{port}: {e}"))
+            })?;
             let hello = format!("{} {} {plan_hash}", launch.rank, launch.world_size);
             meeting.peers = vec![(0, stream)];
             meeting.send(0, HELLO, hello.as_bytes())?;
@@ -218,7 +219,9 @@ impl Rendezvous {
             *noted = Some(reason.into());
             for (_, stream) in &self.peers {
                 // One that is gone needs not be told.
-                let _ = stream.try_clone().and_then(|mut s| transmit(&mut s, FAILED, reason.as_bytes()));
+                let _ = stream
+                    .try_clone()
+                    .and_then(|mut s| transmit(&mut s, FAILED, reason.as_bytes()));
             }
         }
     }
@@ -331,7 +334,8 @@ mod tests {
             let hash = if launch.rank == 2 { "other" } else { "abc" };
             Rendezvous::meet(&launch, hash, PATIENCE).err().map(|e| e.to_string())
         });
-        let named = |e: &Option<String>| e.as_ref().is_some_and(|e| e.contains("rank 2 runs another"));
+        let named =
+            |e: &Option<String>| e.as_ref().is_some_and(|e| e.contains("rank 2 runs another"));
         // Rank 1 may find rank 0 gone before it was heard.
         assert!(named(&results[0]) && named(&results[2]) && results[1].is_some(), "{results:?}");
     }
@@ -343,7 +347,8 @@ mod tests {
             let patience = Duration::from_millis(300);
             let ranks: Vec<_> = [0, 2]
                 .map(|r| {
-                    scope.spawn(move || Rendezvous::meet(&launch(r, 3, port), "abc", patience).err())
+                    scope
+                        .spawn(move || Rendezvous::meet(&launch(r, 3, port), "abc", patience).err())
                 })
                 .into();
             ranks.into_iter().map(|r| r.join().unwrap().unwrap().to_string()).collect::<Vec<_>>()

@@ -25,7 +25,7 @@ const CANDIDATES: usize = 8;
 /// What the library answers when asked for algorithms.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Candidate {
+pub(super) struct Candidate {
     algorithm: cublasLtMatmulAlgo_t,
     workspace_bytes: usize,
     /// Zero if it can be used; a number, as newer libraries know more of them.
@@ -53,7 +53,7 @@ functions! {
 }
 
 /// The library of a major version of CUDA.
-pub fn library(major: u32) -> Wanted {
+pub(super) fn library(major: u32) -> Wanted {
     Wanted {
         what: "cuBLASLt",
         names: match major {
@@ -78,12 +78,10 @@ struct Described {
 }
 
 /// The library.
-pub struct CublasLt {
+pub(super) struct CublasLt {
     api: Api,
-    /// Where it is.
-    pub path: String,
     /// Its version.
-    pub version: usize,
+    pub(super) version: usize,
     handle: cublasLtHandle_t,
     products: RefCell<Vec<Described>>,
 }
@@ -93,18 +91,13 @@ impl CublasLt {
     ///
     /// # Errors
     /// If it is missing or too old, or finds no GPU.
-    pub fn open(driver: (u32, u32)) -> Result<CublasLt> {
+    pub(super) fn open(driver: (u32, u32)) -> Result<CublasLt> {
         let loaded = supported(driver, library)?;
         let api = Api::of(&loaded)?;
         // SAFETY: no arguments to get wrong.
         let version = unsafe { (api.cublasLtGetVersion)() };
-        let mut library = CublasLt {
-            api,
-            path: loaded.path,
-            version,
-            handle: null_mut(),
-            products: RefCell::default(),
-        };
+        let mut library =
+            CublasLt { api, version, handle: null_mut(), products: RefCell::default() };
         let mut handle = null_mut();
         // SAFETY: the pointer is valid.
         let code = unsafe { (library.api.cublasLtCreate)(&mut handle) };
@@ -114,7 +107,7 @@ impl CublasLt {
     }
 
     /// Name and version.
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         format!("cuBLASLt {}", self.version)
     }
 
@@ -138,8 +131,7 @@ impl CublasLt {
         };
         let mut description = null_mut();
         // SAFETY: the pointer is valid.
-        let code =
-            unsafe { (self.api.cublasLtMatmulDescCreate)(&mut description, compute, scale) };
+        let code = unsafe { (self.api.cublasLtMatmulDescCreate)(&mut description, compute, scale) };
         self.check("cublasLtMatmulDescCreate", code)?;
         // `cublasOperation_t`: 0 as it is, 1 transposed.
         let operation = |operand: &Operand| u32::from(operand.transposed);
@@ -170,9 +162,8 @@ impl CublasLt {
     ) -> Result {
         let (at, size) = ((&raw const value).cast(), size_of_val(&value));
         // SAFETY: the value has this size; the description was created.
-        let code = unsafe {
-            (self.api.cublasLtMatmulDescSetAttribute)(description, attribute, at, size)
-        };
+        let code =
+            unsafe { (self.api.cublasLtMatmulDescSetAttribute)(description, attribute, at, size) };
         self.check("cublasLtMatmulDescSetAttribute", code)
     }
 
@@ -223,7 +214,11 @@ impl CublasLt {
     ///
     /// # Errors
     /// If the library refuses.
-    pub fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+    pub(super) fn algorithms(
+        &self,
+        product: &Product,
+        workspace_bytes: usize,
+    ) -> Result<Vec<Algorithm>> {
         let described = self.describe(product)?;
         if described.bias {
             // Any address will do to be asked for algorithms, as long as there is one.
@@ -295,7 +290,11 @@ impl CublasLt {
     ///
     /// # Errors
     /// If the library refuses.
-    pub fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
+    pub(super) fn prepare(
+        &self,
+        product: &Product,
+        algorithm: &Algorithm,
+    ) -> Result<ProductHandle> {
         let mut described = self.describe(product)?;
         described.algorithm.data = *algorithm;
         let mut products = self.products.borrow_mut();
@@ -310,7 +309,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// If the library refuses.
-    pub unsafe fn multiply(
+    pub(super) unsafe fn multiply(
         &self,
         product: ProductHandle,
         at: ProductAddresses,

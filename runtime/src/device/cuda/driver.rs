@@ -140,8 +140,13 @@ pub trait Driver {
     ///
     /// # Safety
     /// `from` holds so many bytes; if pinned, until the copy was made.
-    unsafe fn copy_in(&self, to: Address, from: *const u8, bytes: usize, on: StreamHandle)
-    -> Result;
+    unsafe fn copy_in(
+        &self,
+        to: Address,
+        from: *const u8,
+        bytes: usize,
+        on: StreamHandle,
+    ) -> Result;
     /// Copies to the host.
     ///
     /// # Safety
@@ -158,7 +163,12 @@ pub trait Driver {
     /// Loads PTX or compiled code; waits for it. `name` is for errors.
     fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle>;
     /// Finds a kernel, and allows it so much dynamic shared memory.
-    fn function(&self, module: ModuleHandle, name: &str, shared_bytes: u32) -> Result<FunctionHandle>;
+    fn function(
+        &self,
+        module: ModuleHandle,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<FunctionHandle>;
     /// Launches a kernel.
     ///
     /// # Safety

@@ -43,7 +43,11 @@ impl Feed {
     ///
     /// # Errors
     /// If memory or events cannot be had.
-    pub(super) fn new(driver: &impl Driver, plan: &Plan, memory: &Memory) -> Result<Feed, CudaError> {
+    pub(super) fn new(
+        driver: &impl Driver,
+        plan: &Plan,
+        memory: &Memory,
+    ) -> Result<Feed, CudaError> {
         let mut offset = 0;
         let mut inputs = Vec::new();
         for input in &plan.inputs {

@@ -182,7 +182,8 @@ fn python_packages(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
         let mut versions = entries(&prefix.join("lib"));
         versions.sort();
         for version in versions.iter().rev() {
-            let python = version.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3"));
+            let python =
+                version.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3"));
             for packages in ["site-packages", "dist-packages"].map(|name| version.join(name)) {
                 if python && packages.is_dir() && !all.contains(&packages) {
                     all.push(packages);
@@ -256,7 +257,8 @@ mod tests {
         let c = Wanted { names: &["libc.so.6"], ..WANTED };
         let loaded = c.load_from(&[]).unwrap();
         // SAFETY: the function is not called.
-        let error = unsafe { loaded.function::<extern "C" fn()>("frit_no_such_function") }.unwrap_err();
+        let error =
+            unsafe { loaded.function::<extern "C" fn()>("frit_no_such_function") }.unwrap_err();
         assert_eq!(
             error.to_string(),
             "libc.so.6 is too old: it has no `frit_no_such_function`; install it"
@@ -266,7 +268,8 @@ mod tests {
     #[test]
     fn wheels_of_the_active_environment_are_searched_before_the_systems() {
         let dir = tempfile::tempdir().unwrap();
-        let lib = |part: &str| dir.path().join(part).join("lib/python3.12/site-packages/nvidia/nccl/lib");
+        let lib =
+            |part: &str| dir.path().join(part).join("lib/python3.12/site-packages/nvidia/nccl/lib");
         for part in ["active", "home/.local"] {
             std::fs::create_dir_all(lib(part)).unwrap();
         }
@@ -277,6 +280,9 @@ mod tests {
             PATH_VARIABLE => Some("/first:/second".into()),
             _ => None,
         });
-        assert_eq!(found[..4], ["/first".into(), "/second".into(), lib("active"), lib("home/.local")]);
+        assert_eq!(
+            found[..4],
+            ["/first".into(), "/second".into(), lib("active"), lib("home/.local")]
+        );
     }
 }

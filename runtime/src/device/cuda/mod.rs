@@ -3,6 +3,7 @@
 //! launch. The host never waits for a step: inputs go in and metrics come out beside it.
 
 mod cublaslt;
+pub mod doctor;
 pub mod driver;
 mod error;
 mod feed;
@@ -29,7 +30,7 @@ use super::{Device, Span};
 use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::{CUDA, PlanDir};
-use driver::{Address, Driver, EventHandle, GraphHandle};
+use driver::{Address, Driver, EventHandle, GraphHandle, Properties};
 use feed::Feed;
 use frit_ir::DType;
 use frit_ir::plan::Plan;
@@ -92,7 +93,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         if plan.target.device != CUDA {
             return Err(RunError::Device { device: plan.target.device.clone() });
         }
-        check_architecture(plan, &driver)?;
+        check_architecture(plan, driver.properties())?;
         let survey = Survey::of(plan)?;
         let mut issuer = Issuer::new(&driver, plan)?;
         let n_faults = survey.faulting.len();
@@ -100,8 +101,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         let program = Program::bind(plan, &survey, &driver, &memory, dir.ptx.as_deref())?;
         let idle = driver.create_event(false)?;
         issuer.products = products(dir, &driver, &program, &issuer, &mut ranks)?;
-        let marks: Vec<u8> =
-            (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
+        let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         // SAFETY: the memory of a slice may be reused once the call returns.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
         if let Some(rendezvous) = &ranks.rendezvous {
@@ -145,12 +145,12 @@ impl<'a, D: Driver> Cuda<'a, D> {
 
     fn issue(&self, tasks: Range<usize>, marks: Option<&Marks>) -> Result<(), RunError> {
         let (plan, rank) = (self.plan, self.ranks.rank);
-        self.issuer
-            .issue(&self.driver, plan, &self.program, &self.memory, tasks, marks)
-            .map_err(|(task, e)| {
+        self.issuer.issue(&self.driver, plan, &self.program, &self.memory, tasks, marks).map_err(
+            |(task, e)| {
                 let task = plan.tasks[task].name.clone();
                 RunError::Task { task, rank, reason: e.to_string() }
-            })
+            },
+        )
     }
 
     /// Makes the host wait for an event, as long as the other ranks are well.
@@ -248,8 +248,7 @@ fn products<D: Driver>(
 }
 
 /// Refuses a device that is older than the plan's code, or of another line if the code is for one line.
-fn check_architecture(plan: &Plan, driver: &impl Driver) -> Result<(), CudaError> {
-    let properties = driver.properties();
+fn check_architecture(plan: &Plan, properties: &Properties) -> Result<(), CudaError> {
     let (major, minor) = properties.capability;
     let text = plan.target.arch.trim_start_matches("sm_");
     let exact = text.ends_with('a');

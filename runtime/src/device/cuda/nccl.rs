@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// The library.
-pub const LIBRARY: Wanted = Wanted {
+pub(super) const LIBRARY: Wanted = Wanted {
     what: "NCCL",
     names: &["libnccl.so.2", "libnccl.so"],
     companion: None,
@@ -29,7 +29,7 @@ const IN_PROGRESS: u32 = 7;
 
 /// `ncclConfig_t` of version 2.14, which later versions understand by its size and version.
 #[repr(C)]
-struct Config {
+pub(super) struct Config {
     size: usize,
     magic: u32,
     version: u32,
@@ -55,12 +55,12 @@ functions! {
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
 /// NCCL, before ranks have found each other.
-pub struct Library {
+pub(super) struct Library {
     api: Api,
     /// Where it is.
-    pub path: String,
+    pub(super) path: String,
     /// Its version.
-    pub version: (u32, u32, u32),
+    pub(super) version: (u32, u32, u32),
 }
 
 impl Library {
@@ -68,7 +68,7 @@ impl Library {
     ///
     /// # Errors
     /// If it is missing or too old.
-    pub fn open() -> std::result::Result<Library, LibraryError> {
+    pub(super) fn open() -> std::result::Result<Library, LibraryError> {
         let loaded = LIBRARY.load()?;
         let api = Api::of(&loaded)?;
         let mut number: c_int = 0;
@@ -90,7 +90,7 @@ impl Library {
     ///
     /// # Errors
     /// If NCCL finds no network.
-    pub fn identity(&self) -> Result<Vec<u8>> {
+    pub(super) fn identity(&self) -> Result<Vec<u8>> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: the pointer is valid.
         let code = unsafe { (self.api.ncclGetUniqueId)(&mut id) };
@@ -103,7 +103,7 @@ impl Library {
     ///
     /// # Errors
     /// If NCCL refuses, a rank fails, or they are not all there within `timeout`.
-    pub fn join(
+    pub(super) fn join(
         self,
         identity: &[u8],
         rank: usize,
@@ -148,7 +148,7 @@ impl Library {
 }
 
 /// This rank's end of the communicator.
-pub struct Nccl {
+pub(super) struct Nccl {
     library: Library,
     /// Null once it was aborted.
     communicator: Cell<ncclComm_t>,
@@ -195,7 +195,7 @@ impl Nccl {
     }
 
     /// An error of another rank or of the network, if one was noticed.
-    pub fn asynchronous_error(&self) -> Option<String> {
+    pub(super) fn asynchronous_error(&self) -> Option<String> {
         let state = self.state();
         if state == IN_PROGRESS {
             return None;
@@ -205,7 +205,7 @@ impl Nccl {
     }
 
     /// Ends all collectives; none can follow.
-    pub fn abort(&self) {
+    pub(super) fn abort(&self) {
         let communicator = self.communicator.replace(null_mut());
         if !communicator.is_null() {
             // SAFETY: the communicator was alive, and is used no more. What it says matters no more.
@@ -213,11 +213,7 @@ impl Nccl {
         }
     }
 
-    fn call(
-        &self,
-        call: &'static str,
-        make: impl FnOnce(&Api, ncclComm_t) -> u32,
-    ) -> Result {
+    fn call(&self, call: &'static str, make: impl FnOnce(&Api, ncclComm_t) -> u32) -> Result {
         let communicator = self.communicator.get();
         if communicator.is_null() {
             return Err(CudaError::Call { call, reason: "the ranks were told to stop".into() });
@@ -230,7 +226,7 @@ impl Nccl {
     ///
     /// # Errors
     /// If NCCL refuses.
-    pub fn all_gather(
+    pub(super) fn all_gather(
         &self,
         send: Address,
         recv: Address,
@@ -250,7 +246,7 @@ impl Nccl {
     ///
     /// # Errors
     /// If NCCL refuses.
-    pub fn reduce_scatter(
+    pub(super) fn reduce_scatter(
         &self,
         send: Address,
         recv: Address,
@@ -271,7 +267,7 @@ impl Nccl {
     ///
     /// # Errors
     /// If NCCL refuses.
-    pub fn all_reduce(
+    pub(super) fn all_reduce(
         &self,
         send: Address,
         recv: Address,

@@ -23,7 +23,7 @@ functions! {
 }
 
 /// The library of a major version of CUDA.
-pub fn library(major: u32) -> Wanted {
+pub(super) fn library(major: u32) -> Wanted {
     Wanted {
         what: "NVRTC",
         names: match major {
@@ -36,12 +36,12 @@ pub fn library(major: u32) -> Wanted {
 }
 
 /// The compiler.
-pub struct Nvrtc {
+pub(super) struct Nvrtc {
     api: Api,
     /// Where it is.
-    pub path: String,
+    pub(super) path: String,
     /// Its version.
-    pub version: (u32, u32),
+    pub(super) version: (u32, u32),
 }
 
 impl Nvrtc {
@@ -49,7 +49,7 @@ impl Nvrtc {
     ///
     /// # Errors
     /// If it is missing or too old.
-    pub fn open(driver: (u32, u32)) -> Result<Nvrtc, LibraryError> {
+    pub(super) fn open(driver: (u32, u32)) -> Result<Nvrtc, LibraryError> {
         let loaded = supported(driver, library)?;
         let api = Api::of(&loaded)?;
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
@@ -62,7 +62,7 @@ impl Nvrtc {
     ///
     /// # Errors
     /// What the compiler says.
-    pub fn compile(
+    pub(super) fn compile(
         &self,
         file: &str,
         source: &str,

@@ -20,7 +20,7 @@ pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
 ///
 /// # Errors
 /// A kernel that has no code for GPUs.
-pub fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
+pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
     let survey = Survey::of(plan)?;
     let cublaslt = survey.needs.iter().any(|n| n.products);
     Ok((Libraries { cublaslt, nvrtc: survey.sources() }, plan.world_size > 1))

@@ -1,6 +1,8 @@
 //! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
 
-use super::driver::{Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape};
+use super::driver::{
+    Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape,
+};
 use super::error::CudaError;
 use super::gemm::Product;
 use super::memory::{FAULT_WORDS, Memory, Needs, index};
@@ -9,19 +11,51 @@ use crate::RunError;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, Stream};
+use frit_kernels::cuda::source;
 use std::collections::HashMap;
 
 /// One thing put on a stream.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    Launch { function: FunctionHandle, shape: Shape, arguments: Arguments },
+    Launch {
+        function: FunctionHandle,
+        shape: Shape,
+        arguments: Arguments,
+    },
     /// A product by its index in [`Program::products`].
-    Multiply { product: usize, at: ProductAddresses },
-    Copy { to: Address, from: Address, bytes: usize },
-    Zero { at: Address, bytes: usize },
-    AllGather { send: Address, recv: Address, count: usize, dtype: DType },
-    ReduceScatter { send: Address, recv: Address, count: usize, dtype: DType, reduce: ReduceKind },
-    AllReduce { send: Address, recv: Address, count: usize, dtype: DType, reduce: ReduceKind },
+    Multiply {
+        product: usize,
+        at: ProductAddresses,
+    },
+    Copy {
+        to: Address,
+        from: Address,
+        bytes: usize,
+    },
+    Zero {
+        at: Address,
+        bytes: usize,
+    },
+    AllGather {
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+    },
+    ReduceScatter {
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+    },
+    AllReduce {
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+    },
 }
 
 /// How a kernel of the plan is executed.
@@ -101,11 +135,6 @@ impl Code<'_> {
             }),
         }
     }
-}
-
-/// The text of a file of `kernels/library/cuda`.
-fn source(_file: &str) -> Option<&'static str> {
-    None
 }
 
 fn reports_faults(launch: &Launch) -> bool {
@@ -305,7 +334,6 @@ impl<D: Driver> Binder<'_, D> {
         for argument in &kernel.arguments {
             match argument {
                 Argument::Pointer(p) => arguments.push(self.pointer(*p, operands)),
-                Argument::I32(x) => arguments.push(u64::from(x.cast_unsigned())),
                 Argument::I64(x) => arguments.push(x.cast_unsigned()),
                 Argument::F32(x) => arguments.push(u64::from(x.to_bits())),
                 Argument::F64(x) => arguments.push(x.to_bits()),
@@ -339,9 +367,7 @@ impl<D: Driver> Binder<'_, D> {
         match pointer {
             Pointer::Read(i, at) => self.at(&operands.reads[i]) + at as Address,
             Pointer::Write(i, at) => self.at(&operands.writes[i]) + at as Address,
-            Pointer::Scratch(at) => {
-                self.memory.scratch[index(operands.stream)] + at as Address
-            }
+            Pointer::Scratch(at) => self.memory.scratch[index(operands.stream)] + at as Address,
             Pointer::Fault => {
                 let slot = self.faulting.binary_search(&operands.task).unwrap_or_default();
                 fault_address(self.plan, self.memory, slot)
@@ -353,8 +379,8 @@ impl<D: Driver> Binder<'_, D> {
 /// A product of which an extent is zero: nothing, or zeros.
 fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
     let numel = gemm.m * gemm.n * gemm.batch;
-    let dense = gemm.d.row_stride == gemm.n
-        && (gemm.batch == 1 || gemm.d.batch_stride == gemm.m * gemm.n);
+    let dense =
+        gemm.d.row_stride == gemm.n && (gemm.batch == 1 || gemm.d.batch_stride == gemm.m * gemm.n);
     if numel > 0 && (!dense || gemm.epilogue != Epilogue::None) {
         let reason = "a product over no elements with a bias or gaps has no CUDA kernel".into();
         return Err(RunError::Plan { path: "plan.json".into(), reason });

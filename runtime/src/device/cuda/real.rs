@@ -4,8 +4,8 @@ use super::cublaslt::CublasLt;
 use super::driver::*;
 use super::error::CudaError;
 use super::gemm::Product;
-use super::library::{Loaded, Wanted, functions};
 use super::library::LibraryError;
+use super::library::{Loaded, Wanted, functions};
 use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
 use cudarc::driver::sys::{
@@ -19,7 +19,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 /// The driver's library.
-pub const LIBCUDA: Wanted = Wanted {
+pub(super) const LIBCUDA: Wanted = Wanted {
     what: "the NVIDIA driver",
     names: &["libcuda.so.1", "libcuda.so"],
     companion: None,
@@ -79,12 +79,12 @@ functions! {
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
 /// The driver, before a device is chosen: enough to say what there is.
-pub struct Machine {
+pub(super) struct Machine {
     api: Api,
     /// Where the driver's library is.
-    pub path: String,
+    pub(super) path: String,
     /// The newest CUDA version that it supports.
-    pub version: (u32, u32),
+    pub(super) version: (u32, u32),
 }
 
 impl Machine {
@@ -92,7 +92,7 @@ impl Machine {
     ///
     /// # Errors
     /// If it is missing, too old, or refuses.
-    pub fn open() -> Result<Machine> {
+    pub(super) fn open() -> Result<Machine> {
         let loaded = LIBCUDA.load()?;
         let (api, path) = (Api::of(&loaded)?, loaded.path);
         let mut number: c_int = 0;
@@ -114,7 +114,7 @@ impl Machine {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn n_devices(&self) -> Result<usize> {
+    pub(super) fn n_devices(&self) -> Result<usize> {
         let mut n: c_int = 0;
         // SAFETY: the pointer is valid.
         self.check("cuDeviceGetCount", unsafe { (self.api.cuDeviceGetCount)(&mut n) })?;
@@ -125,7 +125,7 @@ impl Machine {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn properties(&self, ordinal: usize) -> Result<Properties> {
+    pub(super) fn properties(&self, ordinal: usize) -> Result<Properties> {
         let device = self.device(ordinal)?;
         let mut name = [0_u8; 256];
         let mut memory_bytes = 0;
@@ -227,11 +227,11 @@ pub struct Real {
 
 /// Which libraries a plan needs beside the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Libraries {
+pub(super) struct Libraries {
     /// cuBLASLt, for matrix products.
-    pub cublaslt: bool,
+    pub(super) cublaslt: bool,
     /// NVRTC, for kernels of CUDA C++.
-    pub nvrtc: bool,
+    pub(super) nvrtc: bool,
 }
 
 impl Real {
@@ -239,7 +239,7 @@ impl Real {
     ///
     /// # Errors
     /// If the driver, the device or a library is missing or too old.
-    pub fn open(ordinal: usize, libraries: Libraries) -> Result<Real> {
+    pub(super) fn open(ordinal: usize, libraries: Libraries) -> Result<Real> {
         let machine = Machine::open()?;
         let device = machine.device(ordinal)?;
         let mut properties = machine.properties(ordinal)?;
@@ -259,7 +259,7 @@ impl Real {
     }
 
     /// The communicator, once it was joined.
-    pub fn join(&mut self, nccl: Nccl) {
+    pub(super) fn join(&mut self, nccl: Nccl) {
         self.nccl = Some(nccl);
     }
 
@@ -376,9 +376,8 @@ impl Driver for Real {
         on: StreamHandle,
     ) -> Result {
         // SAFETY: by the contract of this function.
-        let code = unsafe {
-            (self.machine.api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream(on))
-        };
+        let code =
+            unsafe { (self.machine.api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream(on)) };
         self.check("cuMemcpyHtoDAsync", code)
     }
 
@@ -390,16 +389,14 @@ impl Driver for Real {
         on: StreamHandle,
     ) -> Result {
         // SAFETY: by the contract of this function.
-        let code = unsafe {
-            (self.machine.api.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream(on))
-        };
+        let code =
+            unsafe { (self.machine.api.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream(on)) };
         self.check("cuMemcpyDtoHAsync", code)
     }
 
     fn copy(&self, to: Address, from: Address, bytes: usize, on: StreamHandle) -> Result {
         // SAFETY: the driver checks device addresses.
-        let code =
-            unsafe { (self.machine.api.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream(on)) };
+        let code = unsafe { (self.machine.api.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream(on)) };
         self.check("cuMemcpyDtoDAsync", code)
     }
 
@@ -417,8 +414,10 @@ impl Driver for Real {
     fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle> {
         let mut module = null_mut();
         let mut log = vec![0_u8; 8192];
-        let mut options =
-            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
         // PTX is a text and must end with a zero.
         let mut image = code.to_vec();
@@ -546,8 +545,7 @@ impl Driver for Real {
 
     fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result {
         // SAFETY: graphs are never destroyed.
-        let code =
-            unsafe { (self.machine.api.cuGraphLaunch)(graph.0 as CUgraphExec, stream(on)) };
+        let code = unsafe { (self.machine.api.cuGraphLaunch)(graph.0 as CUgraphExec, stream(on)) };
         self.check("cuGraphLaunch", code)
     }
 

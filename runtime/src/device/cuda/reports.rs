@@ -81,7 +81,8 @@ impl Reports {
         n_metrics: usize,
         wait: impl Fn(EventHandle) -> Result<(), RunError>,
     ) -> Result<Report, RunError> {
-        let slot = self.noted.pop_front().expect("invariant: metrics are noted before they are taken");
+        let slot =
+            self.noted.pop_front().expect("invariant: metrics are noted before they are taken");
         let slot = &self.slots[slot];
         wait(slot.copied)?;
         // SAFETY: the memory has this size, and the copy was made.

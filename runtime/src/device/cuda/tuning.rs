@@ -1,7 +1,9 @@
 //! Which algorithm each matrix product uses: measured once on this GPU, and kept in `tuning.json` beside the
 //! plan for the same GPU and libraries. Rank 0 chooses, so that all ranks compute alike.
 
-use super::driver::{Algorithm, Driver, EventHandle, ProductAddresses, ProductHandle, StreamHandle};
+use super::driver::{
+    Algorithm, Driver, EventHandle, ProductAddresses, ProductHandle, StreamHandle,
+};
 use super::error::CudaError;
 use super::gemm::Product;
 use serde::{Deserialize, Serialize};
@@ -37,7 +39,8 @@ impl Tuning {
     /// Writes a file, whole or not at all. A plan directory that cannot be written is measured again.
     pub(super) fn write(&self, path: &Path) {
         let aside = path.with_extension(format!("partial-{}", std::process::id()));
-        let written = std::fs::write(&aside, self.text()).and_then(|()| std::fs::rename(&aside, path));
+        let written =
+            std::fs::write(&aside, self.text()).and_then(|()| std::fs::rename(&aside, path));
         if written.is_err() {
             let _ = std::fs::remove_file(&aside);
         }

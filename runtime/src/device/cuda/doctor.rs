@@ -1,0 +1,119 @@
+//! What this machine has of what plans for GPUs need: driver, devices, libraries.
+
+use super::open::needs;
+use super::real::Machine;
+use super::{CudaError, cublaslt, nccl, nvrtc};
+use crate::RunError;
+use frit_ir::plan::Plan;
+use serde::Serialize;
+
+/// Something that is there, or missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is.
+    pub what: String,
+    /// Version and place, if it can be used.
+    pub found: Option<String>,
+    /// Why not, and what to do.
+    pub problem: Option<String>,
+    /// Whether the plan needs it; without a plan, unknown.
+    pub needed: Option<bool>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Findings {
+    /// Driver, devices, libraries.
+    pub findings: Vec<Finding>,
+    /// Memory that each rank of the plan needs on its device, in bytes.
+    pub memory_bytes: Option<usize>,
+}
+
+impl Findings {
+    /// Whether something is missing that the plan needs.
+    pub fn lacking(&self) -> bool {
+        self.findings.iter().any(|f| f.needed == Some(true) && f.found.is_none())
+    }
+
+    fn add(
+        &mut self,
+        what: impl Into<String>,
+        needed: Option<bool>,
+        found: Result<String, impl ToString>,
+    ) {
+        let problem = found.as_ref().err().map(ToString::to_string);
+        self.findings.push(Finding { what: what.into(), found: found.ok(), problem, needed });
+    }
+}
+
+/// Looks at this machine, and at what a plan needs of it. A plan for the CPU needs none of it.
+///
+/// # Errors
+/// A plan with kernels that have no code for GPUs.
+pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
+    let gpu = plan.map(|p| p.target.device == crate::plan_dir::CUDA);
+    let needs = plan.filter(|_| gpu == Some(true)).map(needs).transpose()?;
+    let need = |of: bool| plan.map(|_| of);
+    let mut findings = Findings::default();
+    let machine = Machine::open();
+    let version = machine.as_ref().map_or((u32::MAX, 0), |m| m.version);
+    match &machine {
+        Ok(m) => {
+            let found = format!("CUDA {}.{}, {}", m.version.0, m.version.1, m.path);
+            findings.add("driver", gpu, Ok::<_, CudaError>(found));
+            devices(&mut findings, m, plan.filter(|_| gpu == Some(true)), gpu);
+        }
+        Err(e) => findings.add("driver", gpu, Err(e)),
+    }
+    let products = need(needs.is_some_and(|(libraries, _)| libraries.cublaslt));
+    let found = super::real::supported(version, cublaslt::library).map(|l| l.path);
+    findings.add("cuBLASLt", products, found);
+    let sources = need(needs.is_some_and(|(libraries, _)| libraries.nvrtc));
+    let found =
+        nvrtc::Nvrtc::open(version).map(|n| format!("{}.{}, {}", n.version.0, n.version.1, n.path));
+    findings.add("NVRTC", sources, found);
+    let collectives = need(needs.is_some_and(|(_, collectives)| collectives));
+    let found = nccl::Library::open().map(|n| {
+        let (major, minor, patch) = n.version;
+        format!("{major}.{minor}.{patch}, {}", n.path)
+    });
+    findings.add("NCCL", collectives, found);
+    findings.memory_bytes =
+        plan.filter(|_| gpu == Some(true)).map(|p| p.persistent_bytes + p.workspace_bytes);
+    Ok(findings)
+}
+
+fn devices(findings: &mut Findings, machine: &Machine, plan: Option<&Plan>, gpu: Option<bool>) {
+    let n = match machine.n_devices() {
+        Ok(0) => return findings.add("GPU", gpu, Err(CudaError::NoDevice { wanted: 0, found: 0 })),
+        Ok(n) => n,
+        Err(e) => return findings.add("GPU", gpu, Err(e)),
+    };
+    for i in 0..n {
+        let properties = machine.properties(i).and_then(|p| match plan {
+            Some(plan) => super::check_architecture(plan, &p).map(|()| p),
+            None => Ok(p),
+        });
+        let found = properties.map(|p| {
+            let (major, minor) = p.capability;
+            let gib = p.memory_bytes as f64 / f64::from(1 << 30);
+            format!("{}, sm_{major}{minor}, {gib:.1} GiB", p.name)
+        });
+        findings.add(format!("GPU {i}"), gpu, found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_found_or_has_a_problem() {
+        let findings = examine(None).unwrap();
+        for part in ["driver", "cuBLASLt", "NVRTC", "NCCL"] {
+            assert!(findings.findings.iter().any(|f| f.what == part), "{findings:?}");
+        }
+        assert!(findings.findings.iter().all(|f| f.found.is_some() != f.problem.is_some()));
+        assert!(!findings.lacking(), "without a plan nothing is needed");
+    }
+}
