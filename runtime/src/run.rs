@@ -223,11 +223,13 @@ impl Session<'_> {
         }
         let mut device = Cuda::open(self.dir, &self.identity())?;
         let rank = device.rank();
-        let result = self.train(&mut device, rank);
-        if let Err(error) = &result {
-            device.fail(error);
+        match self.train(&mut device, rank) {
+            Ok(outcome) => device.finish().map(|()| outcome),
+            Err(error) => {
+                device.fail(&error);
+                Err(error)
+            }
         }
-        result
     }
 
     /// What all ranks must have in common, as a hash: the plan and the hyper-parameters that were changed.

@@ -129,3 +129,20 @@ fn every_view_has_text_and_json() {
     assert!(frit(&["passes"]).unwrap().contains("autocast"));
     assert!(frit(&["completions", "bash"]).unwrap().contains("frit"));
 }
+
+#[test]
+fn the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks() {
+    let text = frit(&["doctor"]).unwrap();
+    for part in ["driver", "cuBLASLt", "NVRTC", "NCCL"] {
+        assert!(text.lines().any(|l| l.starts_with(part)), "{text}");
+    }
+    let model = "tests/models/mlp/model.onnx";
+    let cpu = plan(model, 4, &[]);
+    let text = frit(&["doctor", cpu.path().to_str().unwrap()]).unwrap();
+    assert!(text.lines().all(|l| !l.contains(" missing ")), "{text}");
+    let cuda = plan(model, 4, &["target.device=cuda"]);
+    match frit(&["doctor", cuda.path().to_str().unwrap()]) {
+        Ok(text) => assert!(text.contains("GPU 0") && text.contains("memory"), "{text}"),
+        Err(text) => assert!(text.contains("lacks what the plan needs: "), "{text}"),
+    }
+}

@@ -3,6 +3,7 @@
 mod broken_plans;
 mod checkpoints;
 mod cli;
+mod cuda;
 mod dropout;
 mod export;
 mod language;
@@ -18,5 +19,6 @@ mod stages;
 mod strategies;
 mod support;
 mod tidy;
+mod trace;
 mod training;
 mod vision;

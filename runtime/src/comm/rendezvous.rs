@@ -6,9 +6,11 @@
 //! Messages are one byte of kind, four bytes of length (little-endian), and as many bytes.
 
 use super::launch::Launch;
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Why processes do not come, or stay, together.
@@ -28,6 +30,8 @@ const HELLO: u8 = b'h';
 const SHARE: u8 = b's';
 /// What went wrong, and that the receiver must end.
 const FAILED: u8 = b'f';
+/// A number that all compare; from rank 0 the largest.
+const NUMBER: u8 = b'n';
 /// The sender is done, and will say no more.
 const DONE: u8 = b'd';
 /// No message is longer, in bytes.
@@ -41,6 +45,10 @@ pub struct Rendezvous {
     /// On rank 0 those to all others, by rank; on others that to rank 0.
     peers: Vec<(usize, TcpStream)>,
     failure: Arc<Mutex<Option<String>>>,
+    /// How many of the others have said that they are done.
+    done: Arc<AtomicUsize>,
+    /// The numbers that the others said, and that were not yet compared, by position in `peers`.
+    numbers: Arc<(Mutex<Vec<VecDeque<u64>>>, Condvar)>,
 }
 
 impl Rendezvous {
@@ -58,6 +66,8 @@ impl Rendezvous {
             timeout,
             peers: Vec::new(),
             failure: Arc::default(),
+            done: Arc::default(),
+            numbers: Arc::default(),
         };
         let end = Instant::now() + timeout;
         if launch.rank == 0 {
@@ -70,6 +80,8 @@ impl Rendezvous {
             meeting.peers = vec![(0, stream)];
             meeting.send(0, HELLO, hello.as_bytes())?;
         }
+        *meeting.numbers.0.lock().unwrap_or_else(PoisonError::into_inner) =
+            vec![VecDeque::new(); meeting.peers.len()];
         // Rank 0 says to all at once that all are there.
         meeting.share(Vec::new())?;
         Ok(meeting)
@@ -176,14 +188,15 @@ impl Rendezvous {
     /// # Errors
     /// If a connection cannot be watched.
     pub fn watch(&self) -> Result {
-        for (rank, stream) in &self.peers {
+        for (peer, (rank, stream)) in self.peers.iter().enumerate() {
             let rank = *rank;
+            let numbers = self.numbers.clone();
             let watched = stream
                 .try_clone()
                 .and_then(|s| s.set_read_timeout(None).map(|()| s))
                 .map_err(|e| RendezvousError(lost(rank, &e, self.timeout)));
             let mut stream = watched?;
-            let failure = self.failure.clone();
+            let (failure, done) = (self.failure.clone(), self.done.clone());
             let mut others = Vec::new();
             for (other, stream) in self.peers.iter().filter(|(other, _)| *other != rank) {
                 if let Ok(stream) = stream.try_clone() {
@@ -191,11 +204,26 @@ impl Rendezvous {
                 }
             }
             std::thread::spawn(move || {
-                let reason = match receive(&mut stream) {
-                    Ok((DONE, _)) => return,
-                    Ok((FAILED, reason)) => String::from_utf8_lossy(&reason).into_owned(),
-                    Ok(_) => format!("rank {rank} said something unexpected"),
-                    Err(_) => format!("rank {rank} ended, or its machine cannot be reached"),
+                let reason = loop {
+                    match receive(&mut stream) {
+                        Ok((DONE, _)) => {
+                            done.fetch_add(1, Ordering::Release);
+                            return;
+                        }
+                        Ok((NUMBER, bytes)) => {
+                            let Some(bytes) = bytes.first_chunk::<8>() else { continue };
+                            let mut said = numbers.0.lock().unwrap_or_else(PoisonError::into_inner);
+                            said[peer].push_back(u64::from_le_bytes(*bytes));
+                            numbers.1.notify_all();
+                        }
+                        Ok((FAILED, reason)) => {
+                            break String::from_utf8_lossy(&reason).into_owned();
+                        }
+                        Ok(_) => break format!("rank {rank} said something unexpected"),
+                        Err(_) => {
+                            break format!("rank {rank} ended, or its machine cannot be reached");
+                        }
+                    }
                 };
                 let mut noted = failure.lock().unwrap_or_else(PoisonError::into_inner);
                 if noted.is_none() {
@@ -207,9 +235,77 @@ impl Rendezvous {
         Ok(())
     }
 
+    /// The largest of every process's `value`. Every process must ask, and they must be watched.
+    ///
+    /// # Errors
+    /// If another process fails, or does not ask in time.
+    pub fn largest(&self, value: u64) -> Result<u64> {
+        let say = |peer: usize, value: u64| {
+            let (rank, stream) = &self.peers[peer];
+            let said =
+                stream.try_clone().and_then(|mut s| transmit(&mut s, NUMBER, &value.to_le_bytes()));
+            said.map_err(|e| RendezvousError(lost(*rank, &e, self.timeout)))
+        };
+        if self.rank != 0 {
+            say(0, value)?;
+        }
+        let end = Instant::now() + self.timeout;
+        let mut said = self.numbers.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while said.iter().any(VecDeque::is_empty) {
+            if let Some(reason) = self.failure() {
+                return fail(reason);
+            }
+            if Instant::now() >= end {
+                let silent = said.iter().position(VecDeque::is_empty).unwrap_or_default();
+                let (rank, seconds) = (self.peers[silent].0, self.timeout.as_secs_f64());
+                return fail(format!("rank {rank} did not answer within {seconds} s"));
+            }
+            // A failure is noticed soon though nobody notifies of it.
+            let pause = Duration::from_millis(20);
+            let waited = self.numbers.1.wait_timeout(said, pause);
+            said = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let others = said.iter_mut().filter_map(VecDeque::pop_front).max().unwrap_or_default();
+        drop(said);
+        let largest = value.max(others);
+        if self.rank == 0 {
+            (0..self.peers.len()).try_for_each(|peer| say(peer, largest))?;
+        }
+        Ok(largest)
+    }
+
     /// What another process did wrong, if one did.
     pub fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says that this process is done, and waits until all others are; they must be watched. A process whose
+    /// connections close without this has ended by accident.
+    ///
+    /// # Errors
+    /// If another process fails, or is not done in time.
+    pub fn finish(mut self) -> Result {
+        // Rank 0 says it last: whoever hears it may go.
+        if self.rank != 0 {
+            self.send(0, DONE, &[])?;
+        }
+        let end = Instant::now() + self.timeout;
+        while self.done.load(Ordering::Acquire) < self.peers.len() {
+            if let Some(reason) = self.failure() {
+                return fail(reason);
+            }
+            if Instant::now() >= end {
+                let seconds = self.timeout.as_secs_f64();
+                return fail(format!("not every rank was done within {seconds} s"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.rank == 0 {
+            for i in 0..self.peers.len() {
+                self.send(i, DONE, &[])?;
+            }
+        }
+        Ok(())
     }
 
     /// Tells the others that this process cannot go on.
@@ -223,15 +319,6 @@ impl Rendezvous {
                     .try_clone()
                     .and_then(|mut s| transmit(&mut s, FAILED, reason.as_bytes()));
             }
-        }
-    }
-}
-
-impl Drop for Rendezvous {
-    fn drop(&mut self) {
-        for (_, stream) in &mut self.peers {
-            // One that is gone needs not be told.
-            let _ = transmit(stream, DONE, &[]);
         }
     }
 }
@@ -379,16 +466,47 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_done_is_no_failure() {
-        let results = on_ranks(2, |launch| {
+    fn ranks_agree_on_the_largest_number_again_and_again() {
+        let results = on_ranks(3, |launch| {
             let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
             meeting.watch().unwrap();
+            let rank = launch.rank as u64;
+            let agreed: Vec<u64> =
+                [rank, 10 - rank, 7].iter().map(|v| meeting.largest(*v).unwrap()).collect();
+            meeting.finish().unwrap();
+            agreed
+        });
+        assert_eq!(results, vec![vec![2, 10, 7]; 3]);
+    }
+
+    #[test]
+    fn ranks_that_finish_wait_for_each_other_and_do_not_fail() {
+        let begun = Instant::now();
+        let results = on_ranks(3, |launch| {
+            let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
+            meeting.watch().unwrap();
+            let pause = Duration::from_millis(100 * launch.rank as u64);
+            std::thread::sleep(pause);
+            (meeting.finish(), begun.elapsed())
+        });
+        for (finished, after) in results {
+            assert!(
+                finished.is_ok() && after >= Duration::from_millis(200),
+                "{finished:?} {after:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_dropped_before_it_is_done_is_a_failure() {
+        let results = on_ranks(2, |launch| {
+            let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
             if launch.rank == 1 {
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(200));
-            meeting.failure()
+            meeting.watch().unwrap();
+            meeting.finish().err().map(|e| e.to_string())
         });
-        assert_eq!(results, [None, None]);
+        assert!(results[0].as_ref().is_some_and(|e| e.starts_with("rank 1 ended")), "{results:?}");
     }
 }

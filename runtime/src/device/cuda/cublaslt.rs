@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::gemm::{Operand, Product};
 use super::library::{Wanted, functions};
 use super::nvrtc::c_text;
-use super::real::{stream, supported};
+use super::real::stream;
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreference_t,
@@ -52,16 +52,16 @@ functions! {
     }
 }
 
-/// The library of a major version of CUDA.
-pub(super) fn library(major: u32) -> Wanted {
+/// The library: of the newest major version of CUDA that the driver supports.
+pub(super) fn library(driver: (u32, u32)) -> Wanted {
     Wanted {
         what: "cuBLASLt",
-        names: match major {
+        names: match driver.0 {
             12 => &["libcublasLt.so.12"],
-            _ => &["libcublasLt.so.13"],
+            _ => &["libcublasLt.so.13", "libcublasLt.so.12"],
         },
         companion: None,
-        remedy: "install CUDA 12 or `pip install nvidia-cublas-cu12`",
+        remedy: "install CUDA 12, or `pip install nvidia-cublas-cu12`",
     }
 }
 
@@ -92,7 +92,7 @@ impl CublasLt {
     /// # Errors
     /// If it is missing or too old, or finds no GPU.
     pub(super) fn open(driver: (u32, u32)) -> Result<CublasLt> {
-        let loaded = supported(driver, library)?;
+        let loaded = library(driver).load()?;
         let api = Api::of(&loaded)?;
         // SAFETY: no arguments to get wrong.
         let version = unsafe { (api.cublasLtGetVersion)() };
@@ -365,4 +365,19 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
             return Err(CudaError::Call { call: "cuBLASLt", reason });
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda::library::LibraryError;
+
+    #[test]
+    fn the_library_has_every_function() {
+        match library((u32::MAX, 0)).load() {
+            Ok(loaded) => assert!(Api::of(&loaded).is_ok()),
+            Err(e @ LibraryError::Missing { .. }) => eprintln!("SKIPPED: {e}"),
+            Err(e) => panic!("{e}"),
+        }
+    }
 }

@@ -66,7 +66,7 @@ pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
         Err(e) => findings.add("driver", gpu, Err(e)),
     }
     let products = need(needs.is_some_and(|(libraries, _)| libraries.cublaslt));
-    let found = super::real::supported(version, cublaslt::library).map(|l| l.path);
+    let found = cublaslt::library(version).load().map(|l| l.path);
     findings.add("cuBLASLt", products, found);
     let sources = need(needs.is_some_and(|(libraries, _)| libraries.nvrtc));
     let found =

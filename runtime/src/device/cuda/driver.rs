@@ -8,6 +8,7 @@ use super::error::CudaError;
 use super::gemm::Product;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
+use frit_ir::plan::Team;
 
 /// An address in device memory.
 pub type Address = u64;
@@ -31,7 +32,9 @@ handles!(
     /// A captured and instantiated graph.
     GraphHandle,
     /// A matrix product made ready.
-    ProductHandle
+    ProductHandle,
+    /// Ranks that take part in a collective; zero are all.
+    TeamHandle
 );
 
 /// What kind of device it is.
@@ -114,6 +117,7 @@ type Result<T = ()> = std::result::Result<T, CudaError>;
 /// All of them fail with what was asked for and what the library said; so may any with a failure of what
 /// was asked before.
 #[expect(clippy::missing_errors_doc, reason = "said of all of them at once")]
+#[expect(clippy::too_many_arguments, reason = "those of the libraries' functions")]
 pub trait Driver {
     /// The device.
     fn properties(&self) -> &Properties;
@@ -203,18 +207,23 @@ pub trait Driver {
     /// Does what was captured.
     fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result;
 
-    /// Concatenates `count` elements of every rank, in rank order.
+    /// The ranks of a team, of which this one is a member. Every rank must ask for its own team of the same
+    /// shape, in the same order.
+    fn create_team(&self, team: Team) -> Result<TeamHandle>;
+    /// Concatenates `count` elements of every member, in rank order.
     fn all_gather(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
         dtype: DType,
         on: StreamHandle,
     ) -> Result;
-    /// Combines every rank's elements; this rank receives its part of `count`.
+    /// Combines every member's elements; this rank receives its part of `count`.
     fn reduce_scatter(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -222,9 +231,10 @@ pub trait Driver {
         reduce: ReduceKind,
         on: StreamHandle,
     ) -> Result;
-    /// Combines `count` elements of every rank, for every rank.
+    /// Combines `count` elements of every member, for every member.
     fn all_reduce(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,

@@ -184,14 +184,14 @@ impl Issuer {
             }
             Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),
             Command::Zero { at, bytes } => driver.zero(*at, *bytes, on),
-            Command::AllGather { send, recv, count, dtype } => {
-                driver.all_gather(*send, *recv, *count, *dtype, on)
+            Command::AllGather { team, send, recv, count, dtype } => {
+                driver.all_gather(*team, *send, *recv, *count, *dtype, on)
             }
-            Command::ReduceScatter { send, recv, count, dtype, reduce } => {
-                driver.reduce_scatter(*send, *recv, *count, *dtype, *reduce, on)
+            Command::ReduceScatter { team, send, recv, count, dtype, reduce } => {
+                driver.reduce_scatter(*team, *send, *recv, *count, *dtype, *reduce, on)
             }
-            Command::AllReduce { send, recv, count, dtype, reduce } => {
-                driver.all_reduce(*send, *recv, *count, *dtype, *reduce, on)
+            Command::AllReduce { team, send, recv, count, dtype, reduce } => {
+                driver.all_reduce(*team, *send, *recv, *count, *dtype, *reduce, on)
             }
         }
     }

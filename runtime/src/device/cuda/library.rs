@@ -174,7 +174,10 @@ fn python_packages(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
             prefixes.extend(bin.parent().map(Path::to_path_buf));
         }
     }
-    prefixes.extend(variable("HOME").map(|home| Path::new(&home).join(".local")));
+    let home = variable("HOME");
+    let pyenv = variable("PYENV_ROOT").or(home.as_ref().map(|home| format!("{home}/.pyenv")));
+    prefixes.extend(pyenv.iter().flat_map(|root| entries(&Path::new(root).join("versions"))));
+    prefixes.extend(home.map(|home| Path::new(&home).join(".local")));
     prefixes.extend(["/usr/local".into(), "/usr".into()]);
     let mut all: Vec<PathBuf> =
         variable("PYTHONPATH").iter().flat_map(std::env::split_paths).collect();

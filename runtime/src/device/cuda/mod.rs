@@ -30,7 +30,7 @@ use super::{Device, Span};
 use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::{CUDA, PlanDir};
-use driver::{Address, Driver, EventHandle, GraphHandle, Properties};
+use driver::{Address, Driver, EventHandle, GraphHandle, Properties, TeamHandle};
 use feed::Feed;
 use frit_ir::DType;
 use frit_ir::plan::Plan;
@@ -71,6 +71,12 @@ pub struct Cuda<'a, D> {
     plan: &'a Plan,
     driver: D,
     ranks: Ranks,
+    ready: Ready,
+    parts: Vec<(Range<usize>, Part)>,
+}
+
+/// A plan made ready to run.
+struct Ready {
     memory: Memory,
     program: Program,
     issuer: Issuer,
@@ -78,9 +84,45 @@ pub struct Cuda<'a, D> {
     reports: Reports,
     /// Tasks that may report a fault.
     faulting: Vec<usize>,
-    parts: Vec<(Range<usize>, Part)>,
     /// For reads.
     idle: EventHandle,
+}
+
+impl Ranks {
+    /// Tells the other ranks why this one stops.
+    fn fail(&self, error: &RunError) {
+        if let Some(rendezvous) = &self.rendezvous {
+            rendezvous.fail(&format!("rank {} stopped: {error}", self.rank));
+        }
+    }
+}
+
+impl Ready {
+    fn new<D: Driver>(dir: &PlanDir, driver: &D, ranks: &mut Ranks) -> Result<Ready, RunError> {
+        let plan = &dir.plan;
+        if plan.target.device != CUDA {
+            return Err(RunError::Device { device: plan.target.device.clone() });
+        }
+        check_architecture(plan, driver.properties())?;
+        let survey = Survey::of(plan)?;
+        let mut issuer = Issuer::new(driver, plan)?;
+        let n_faults = survey.faulting.len();
+        let memory = Memory::allocate(driver, plan, &survey.needs, n_faults, issuer.compute())?;
+        let program =
+            Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), ranks.rank)?;
+        issuer.products = products(dir, driver, &program, &issuer, ranks)?;
+        let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
+        // SAFETY: the bytes are not pinned: they were read when the call returns.
+        unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
+        if let Some(rendezvous) = &ranks.rendezvous {
+            rendezvous.watch().map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+        }
+        let feed = Feed::new(driver, plan, &memory)?;
+        let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
+        let reports = Reports::new(driver, plan, &memory, n_faults, steps)?;
+        let (faulting, idle) = (survey.faulting, driver.create_event(false)?);
+        Ok(Ready { memory, program, issuer, feed, reports, faulting, idle })
+    }
 }
 
 impl<'a, D: Driver> Cuda<'a, D> {
@@ -89,40 +131,13 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// # Errors
     /// If the plan is for another device, or the device cannot do what the plan needs.
     pub fn new(dir: &'a PlanDir, driver: D, mut ranks: Ranks) -> Result<Self, RunError> {
-        let plan = &dir.plan;
-        if plan.target.device != CUDA {
-            return Err(RunError::Device { device: plan.target.device.clone() });
+        match Ready::new(dir, &driver, &mut ranks) {
+            Ok(ready) => Ok(Cuda { plan: &dir.plan, driver, ranks, ready, parts: Vec::new() }),
+            Err(e) => {
+                ranks.fail(&e);
+                Err(e)
+            }
         }
-        check_architecture(plan, driver.properties())?;
-        let survey = Survey::of(plan)?;
-        let mut issuer = Issuer::new(&driver, plan)?;
-        let n_faults = survey.faulting.len();
-        let memory = Memory::allocate(&driver, plan, &survey.needs, n_faults, issuer.compute())?;
-        let program = Program::bind(plan, &survey, &driver, &memory, dir.ptx.as_deref())?;
-        let idle = driver.create_event(false)?;
-        issuer.products = products(dir, &driver, &program, &issuer, &mut ranks)?;
-        let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
-        // SAFETY: the memory of a slice may be reused once the call returns.
-        unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
-        if let Some(rendezvous) = &ranks.rendezvous {
-            rendezvous.watch().map_err(|e| RunError::Ranks { reason: e.to_string() })?;
-        }
-        let feed = Feed::new(&driver, plan, &memory)?;
-        let steps = Self::METRICS_DELAY + 1;
-        let reports = Reports::new(&driver, plan, &memory, n_faults, steps)?;
-        Ok(Cuda {
-            plan,
-            driver,
-            ranks,
-            memory,
-            program,
-            issuer,
-            feed,
-            reports,
-            faulting: survey.faulting,
-            parts: Vec::new(),
-            idle,
-        })
     }
 
     /// This rank.
@@ -132,10 +147,17 @@ impl<'a, D: Driver> Cuda<'a, D> {
 
     /// Tells the other ranks why this one stops.
     pub fn fail(&self, error: &RunError) {
-        if let Some(rendezvous) = &self.ranks.rendezvous {
-            rendezvous.fail(&format!("rank {} stopped: {error}", self.ranks.rank));
-        }
+        self.ranks.fail(error);
         self.driver.abort();
+    }
+
+    /// Waits until all ranks are done.
+    ///
+    /// # Errors
+    /// If one fails at the end.
+    pub fn finish(self) -> Result<(), RunError> {
+        let Some(rendezvous) = self.ranks.rendezvous else { return Ok(()) };
+        rendezvous.finish().map_err(|e| RunError::Ranks { reason: e.to_string() })
     }
 
     /// The driver.
@@ -145,37 +167,38 @@ impl<'a, D: Driver> Cuda<'a, D> {
 
     fn issue(&self, tasks: Range<usize>, marks: Option<&Marks>) -> Result<(), RunError> {
         let (plan, rank) = (self.plan, self.ranks.rank);
-        self.issuer.issue(&self.driver, plan, &self.program, &self.memory, tasks, marks).map_err(
-            |(task, e)| {
+        self.ready
+            .issuer
+            .issue(&self.driver, plan, &self.ready.program, &self.ready.memory, tasks, marks)
+            .map_err(|(task, e)| {
                 let task = plan.tasks[task].name.clone();
                 RunError::Task { task, rank, reason: e.to_string() }
-            },
-        )
+            })
     }
 
     /// Makes the host wait for an event, as long as the other ranks are well.
     fn wait(&self, event: EventHandle) -> Result<(), RunError> {
         let watch = Watch { driver: &self.driver, ranks: &self.ranks };
-        watch.wait(event, || self.issuer.next_collective(self.plan))
+        watch.wait(event, || self.ready.issuer.next_collective(self.plan))
     }
 
     fn address(&self, buffer: usize, offset: usize, bytes: usize) -> Address {
         let spec = &self.plan.buffers[buffer];
         assert!(offset + bytes <= spec.bytes, "access beyond buffer `{}`", spec.name);
-        self.memory.buffer(self.plan, buffer, offset)
+        self.ready.memory.buffer(self.plan, buffer, offset)
     }
 
     /// Copies device memory to the host and waits for it.
     fn fetch(&self, from: Address, to: &mut [u8]) -> Result<(), RunError> {
-        let compute = self.issuer.compute();
+        let compute = self.ready.issuer.compute();
         // The copy would wait, too, and could not be interrupted.
-        self.driver.record(self.idle, compute)?;
-        self.wait(self.idle)?;
+        self.driver.record(self.ready.idle, compute)?;
+        self.wait(self.ready.idle)?;
         if !to.is_empty() {
             // SAFETY: `to` has this size, and is borrowed until the copy was made.
             unsafe { self.driver.copy_out(to.as_mut_ptr(), from, to.len(), compute)? };
-            self.driver.record(self.idle, compute)?;
-            self.wait(self.idle)?;
+            self.driver.record(self.ready.idle, compute)?;
+            self.wait(self.ready.idle)?;
         }
         Ok(())
     }
@@ -267,12 +290,12 @@ impl<D: Driver> Device for Cuda<'_, D> {
     fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
         let watch = Watch { driver: &self.driver, ranks: &self.ranks };
         let wait = |event| watch.wait(event, || "the copy of an input".into());
-        self.feed.take(&self.driver, buffer, bytes, wait)
+        self.ready.feed.take(&self.driver, buffer, bytes, wait)
     }
 
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
-        let compute = self.issuer.compute();
-        self.feed.deliver(&self.driver, compute)?;
+        let compute = self.ready.issuer.compute();
+        self.ready.feed.deliver(&self.driver, compute)?;
         match self.parts.iter().position(|(range, _)| *range == tasks) {
             // The libraries set themselves up in a first run, which cannot be captured.
             None => {
@@ -294,7 +317,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
-        let compute = self.issuer.compute();
+        let compute = self.ready.issuer.compute();
         let event = || self.driver.create_event(true);
         let marks: Marks = (0..self.plan.tasks.len())
             .map(|i| match tasks.contains(&i) {
@@ -303,11 +326,11 @@ impl<D: Driver> Device for Cuda<'_, D> {
             })
             .collect::<Result<_, CudaError>>()?;
         let origin = self.driver.create_event(true)?;
-        self.feed.deliver(&self.driver, compute)?;
+        self.ready.feed.deliver(&self.driver, compute)?;
         self.driver.record(origin, compute)?;
         self.issue(tasks.clone(), Some(&marks))?;
-        self.driver.record(self.idle, compute)?;
-        self.wait(self.idle)?;
+        self.driver.record(self.ready.idle, compute)?;
+        self.wait(self.ready.idle)?;
         let span = |task: usize| -> Result<Span, RunError> {
             let (begin, end) = marks[task];
             let start_us = self.driver.elapsed_us(origin, begin)?;
@@ -317,16 +340,16 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn note_metrics(&mut self) -> Result<(), RunError> {
-        Ok(self.reports.note(&self.driver, self.issuer.compute())?)
+        Ok(self.ready.reports.note(&self.driver, self.ready.issuer.compute())?)
     }
 
     fn take_metrics(&mut self) -> Result<Vec<f32>, RunError> {
         let watch = Watch { driver: &self.driver, ranks: &self.ranks };
-        let stuck = || self.issuer.next_collective(self.plan);
+        let stuck = || self.ready.issuer.next_collective(self.plan);
         let report =
-            self.reports.take(self.plan.metrics.len(), |event| watch.wait(event, stuck))?;
+            self.ready.reports.take(self.plan.metrics.len(), |event| watch.wait(event, stuck))?;
         if let Some((task, at, size)) = report.fault {
-            let task = self.plan.tasks[self.faulting[task]].name.clone();
+            let task = self.plan.tasks[self.ready.faulting[task]].name.clone();
             let reason = format!("index {at} is outside of an axis of {size}");
             return Err(RunError::Task { task, rank: self.ranks.rank, reason });
         }
@@ -339,7 +362,9 @@ impl<D: Driver> Device for Cuda<'_, D> {
             return Ok(());
         }
         // SAFETY: the bytes are not pinned: they were read when the call returns.
-        unsafe { self.driver.copy_in(to, bytes.as_ptr(), bytes.len(), self.issuer.compute())? };
+        unsafe {
+            self.driver.copy_in(to, bytes.as_ptr(), bytes.len(), self.ready.issuer.compute())?
+        };
         Ok(())
     }
 
@@ -355,13 +380,20 @@ impl<D: Driver> Device for Cuda<'_, D> {
             return self.read(buffer, offset, bytes);
         }
         let from = self.address(buffer, offset, bytes);
-        let (exchange, room) = self.memory.exchange;
+        let (exchange, room) = self.ready.memory.exchange;
         let most = room / ranks;
         let mut all = vec![0; if self.ranks.rank == 0 { bytes * ranks } else { 0 }];
         for begin in (0..bytes).step_by(most) {
             let len = most.min(bytes - begin);
-            let (send, compute) = (from + begin as Address, self.issuer.compute());
-            self.driver.all_gather(send, exchange, len, DType::U8, compute)?;
+            let (send, compute) = (from + begin as Address, self.ready.issuer.compute());
+            self.driver.all_gather(
+                TeamHandle::default(),
+                send,
+                exchange,
+                len,
+                DType::U8,
+                compute,
+            )?;
             if self.ranks.rank == 0 {
                 let mut part = vec![0; len * ranks];
                 self.fetch(exchange, &mut part)?;
@@ -371,5 +403,9 @@ impl<D: Driver> Device for Cuda<'_, D> {
             }
         }
         Ok(all)
+    }
+    fn largest(&self, value: u64) -> Result<u64, RunError> {
+        let Some(rendezvous) = &self.ranks.rendezvous else { return Ok(value) };
+        rendezvous.largest(value).map_err(|e| RunError::Ranks { reason: e.to_string() })
     }
 }

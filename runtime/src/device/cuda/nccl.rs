@@ -1,7 +1,7 @@
-//! NCCL: the collectives. One communicator for all streams, so that ranks cannot start its collectives in
-//! different orders; it never blocks the host, so that a rank that is gone can be noticed.
+//! NCCL: the collectives. One communicator per team for all streams, so that ranks cannot start its collectives
+//! in different orders; it never blocks the host, so that a rank that is gone can be noticed.
 
-use super::driver::{Address, StreamHandle};
+use super::driver::{Address, StreamHandle, TeamHandle};
 use super::error::CudaError;
 use super::library::{LibraryError, Wanted, functions};
 use super::nvrtc::c_text;
@@ -10,7 +10,8 @@ use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
-use std::cell::Cell;
+use frit_ir::plan::Team;
+use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -20,14 +21,14 @@ pub(super) const LIBRARY: Wanted = Wanted {
     what: "NCCL",
     names: &["libnccl.so.2", "libnccl.so"],
     companion: None,
-    remedy: "install NCCL 2.14 or later, or `pip install nvidia-nccl-cu12`",
+    remedy: "install NCCL 2.18 or later, or `pip install nvidia-nccl-cu12`",
 };
 
-/// The oldest version with communicators that do not block.
-const OLDEST: (u32, u32) = (2, 14);
+/// The oldest version with communicators that do not block and can be split.
+const OLDEST: (u32, u32) = (2, 18);
 const IN_PROGRESS: u32 = 7;
 
-/// `ncclConfig_t` of version 2.14, which later versions understand by its size and version.
+/// The beginning of `ncclConfig_t`, all that version 2.14 had; later versions understand it by size and version.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -46,6 +47,7 @@ functions! {
         ncclCommInitRankConfig: fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut Config) -> u32,
         ncclCommGetAsyncError: fn(ncclComm_t, *mut u32) -> u32,
         ncclCommAbort: fn(ncclComm_t) -> u32,
+        ncclCommSplit: fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut Config) -> u32,
         ncclAllGather: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, CUstream) -> u32,
         ncclReduceScatter: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> u32,
         ncclAllReduce: fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream) -> u32,
@@ -79,7 +81,7 @@ impl Library {
         if (version.0, version.1) < OLDEST {
             return Err(LibraryError::TooOld {
                 path: loaded.path,
-                symbol: "ncclCommInitRankConfig of version 2.14",
+                symbol: "ncclCommSplit",
                 remedy: LIBRARY.remedy,
             });
         }
@@ -115,20 +117,17 @@ impl Library {
         for (to, from) in id.internal.iter_mut().zip(identity) {
             *to = from.cast_signed();
         }
-        let mut config = Config {
-            size: size_of::<Config>(),
-            magic: 0xcafe_beef,
-            version: OLDEST.0 * 10000 + OLDEST.1 * 100,
-            blocking: 0,
-        };
+        let mut config =
+            Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: 21400, blocking: 0 };
         let mut communicator: ncclComm_t = null_mut();
         // SAFETY: the pointers are valid; the identity is passed by value.
         let code = unsafe {
             let (n, rank) = (world_size as c_int, rank as c_int);
             (self.api.ncclCommInitRankConfig)(&mut communicator, n, id, rank, &mut config)
         };
-        let nccl = Nccl { library: self, communicator: Cell::new(communicator), timeout };
-        nccl.settle("ncclCommInitRankConfig", code, failure)?;
+        let communicators = RefCell::new(vec![communicator]);
+        let nccl = Nccl { library: self, communicators, timeout };
+        nccl.settle("ncclCommInitRankConfig", code, communicator, failure)?;
         Ok(nccl)
     }
 
@@ -147,20 +146,22 @@ impl Library {
     }
 }
 
-/// This rank's end of the communicator.
+/// This rank's end of the communicators.
 pub(super) struct Nccl {
     library: Library,
-    /// Null once it was aborted.
-    communicator: Cell<ncclComm_t>,
+    /// Of all ranks, then of each team; empty once they were aborted.
+    communicators: RefCell<Vec<ncclComm_t>>,
     timeout: Duration,
 }
 
+#[expect(clippy::too_many_arguments, reason = "those of the library's functions")]
 impl Nccl {
     /// Waits until NCCL has accepted a call; normally it has.
     fn settle(
         &self,
         call: &'static str,
         code: u32,
+        communicator: ncclComm_t,
         failure: impl Fn() -> Option<String>,
     ) -> Result {
         let (mut code, started) = (code, Instant::now());
@@ -175,17 +176,13 @@ impl Nccl {
                 return Err(CudaError::Call { call, reason });
             }
             std::thread::sleep(Duration::from_micros(100));
-            code = self.state();
+            code = self.state(communicator);
         }
-        self.library.check(call, code, self.communicator.get())
+        self.library.check(call, code, communicator)
     }
 
     /// What became of the calls so far.
-    fn state(&self) -> u32 {
-        let communicator = self.communicator.get();
-        if communicator.is_null() {
-            return 0;
-        }
+    fn state(&self, communicator: ncclComm_t) -> u32 {
         let mut state = 0;
         // SAFETY: the communicator is alive; the pointer is valid.
         match unsafe { (self.library.api.ncclCommGetAsyncError)(communicator, &mut state) } {
@@ -196,38 +193,67 @@ impl Nccl {
 
     /// An error of another rank or of the network, if one was noticed.
     pub(super) fn asynchronous_error(&self) -> Option<String> {
-        let state = self.state();
-        if state == IN_PROGRESS {
-            return None;
-        }
-        let checked = self.library.check("NCCL", state, self.communicator.get());
-        checked.err().map(|e| e.to_string())
+        let communicators = self.communicators.borrow();
+        let error = |communicator: &ncclComm_t| match self.state(*communicator) {
+            IN_PROGRESS => None,
+            state => self.library.check("NCCL", state, *communicator).err().map(|e| e.to_string()),
+        };
+        communicators.iter().find_map(error)
     }
 
     /// Ends all collectives; none can follow.
     pub(super) fn abort(&self) {
-        let communicator = self.communicator.replace(null_mut());
-        if !communicator.is_null() {
+        // The communicators of teams first: they lean on that of all.
+        for communicator in self.communicators.take().into_iter().rev() {
             // SAFETY: the communicator was alive, and is used no more. What it says matters no more.
             unsafe { (self.library.api.ncclCommAbort)(communicator) };
         }
     }
 
-    fn call(&self, call: &'static str, make: impl FnOnce(&Api, ncclComm_t) -> u32) -> Result {
-        let communicator = self.communicator.get();
-        if communicator.is_null() {
-            return Err(CudaError::Call { call, reason: "the ranks were told to stop".into() });
-        }
-        let code = make(&self.library.api, communicator);
-        self.settle(call, code, || None)
+    fn communicator(&self, call: &'static str, team: TeamHandle) -> Result<ncclComm_t> {
+        let stopped = || CudaError::Call { call, reason: "the ranks were told to stop".into() };
+        self.communicators.borrow().get(team.0).copied().ok_or_else(stopped)
     }
 
-    /// Concatenates `count` elements of every rank, in rank order.
+    /// The communicator of a team; every rank must ask for its own of the same shape.
+    ///
+    /// # Errors
+    /// If NCCL refuses.
+    pub(super) fn create_team(&self, team: Team) -> Result<TeamHandle> {
+        const CALL: &str = "ncclCommSplit";
+        let all = self.communicator(CALL, TeamHandle::default())?;
+        let mut made: ncclComm_t = null_mut();
+        // Teams of one shape differ by their first rank. Equal keys keep the order of ranks, and without a
+        // configuration the new communicator does not block either.
+        let code = unsafe {
+            // SAFETY: the communicator is alive; the pointer is valid.
+            (self.library.api.ncclCommSplit)(all, team.first as c_int, 0, &mut made, null_mut())
+        };
+        self.settle(CALL, code, all, || None)?;
+        self.settle(CALL, self.state(made), made, || None)?;
+        let mut communicators = self.communicators.borrow_mut();
+        communicators.push(made);
+        Ok(TeamHandle(communicators.len() - 1))
+    }
+
+    fn call(
+        &self,
+        call: &'static str,
+        team: TeamHandle,
+        make: impl FnOnce(&Api, ncclComm_t) -> u32,
+    ) -> Result {
+        let communicator = self.communicator(call, team)?;
+        let code = make(&self.library.api, communicator);
+        self.settle(call, code, communicator, || None)
+    }
+
+    /// Concatenates `count` elements of every member, in rank order.
     ///
     /// # Errors
     /// If NCCL refuses.
     pub(super) fn all_gather(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -235,19 +261,20 @@ impl Nccl {
         on: StreamHandle,
     ) -> Result {
         let dtype = data_type(dtype)?;
-        self.call("ncclAllGather", |api, communicator| {
+        self.call("ncclAllGather", team, |api, communicator| {
             let (send, recv) = (send as *const c_void, recv as *mut c_void);
             // SAFETY: the communicator is alive; the addresses are those of the plan.
             unsafe { (api.ncclAllGather)(send, recv, count, dtype, communicator, stream(on)) }
         })
     }
 
-    /// Combines every rank's elements; this rank receives its part of `count`.
+    /// Combines every member's elements; this rank receives its part of `count`.
     ///
     /// # Errors
     /// If NCCL refuses.
     pub(super) fn reduce_scatter(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -256,19 +283,20 @@ impl Nccl {
         on: StreamHandle,
     ) -> Result {
         let (dtype, how) = (data_type(dtype)?, operation(reduce));
-        self.call("ncclReduceScatter", |api, communicator| {
+        self.call("ncclReduceScatter", team, |api, communicator| {
             let (send, recv, on) = (send as *const c_void, recv as *mut c_void, stream(on));
             // SAFETY: as above.
             unsafe { (api.ncclReduceScatter)(send, recv, count, dtype, how, communicator, on) }
         })
     }
 
-    /// Combines `count` elements of every rank, for every rank.
+    /// Combines `count` elements of every member, for every member.
     ///
     /// # Errors
     /// If NCCL refuses.
     pub(super) fn all_reduce(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -277,7 +305,7 @@ impl Nccl {
         on: StreamHandle,
     ) -> Result {
         let (dtype, how) = (data_type(dtype)?, operation(reduce));
-        self.call("ncclAllReduce", |api, communicator| {
+        self.call("ncclAllReduce", team, |api, communicator| {
             let (send, recv, on) = (send as *const c_void, recv as *mut c_void, stream(on));
             // SAFETY: as above.
             unsafe { (api.ncclAllReduce)(send, recv, count, dtype, how, communicator, on) }
@@ -307,4 +335,18 @@ fn data_type(dtype: DType) -> Result<ncclDataType_t> {
             return Err(CudaError::Call { call: "NCCL", reason: format!("no {other}") });
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_has_every_function() {
+        match Library::open() {
+            Ok(library) => assert!(library.version >= (2, 18, 0)),
+            Err(e @ LibraryError::Missing { .. }) => eprintln!("SKIPPED: {e}"),
+            Err(e) => panic!("{e}"),
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use super::error::CudaError;
 use super::library::{LibraryError, Wanted, functions};
-use super::real::supported;
 use cudarc::nvrtc::sys::nvrtcProgram;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
@@ -22,16 +21,16 @@ functions! {
     }
 }
 
-/// The library of a major version of CUDA.
-pub(super) fn library(major: u32) -> Wanted {
+/// The library: of the newest major version of CUDA that the driver supports.
+pub(super) fn library(driver: (u32, u32)) -> Wanted {
     Wanted {
         what: "NVRTC",
-        names: match major {
+        names: match driver.0 {
             12 => &["libnvrtc.so.12"],
-            _ => &["libnvrtc.so.13"],
+            _ => &["libnvrtc.so.13", "libnvrtc.so.12"],
         },
         companion: Some("libnvrtc-builtins.so"),
-        remedy: "install CUDA 12 or `pip install nvidia-cuda-nvrtc-cu12`",
+        remedy: "install CUDA 12, or `pip install nvidia-cuda-nvrtc-cu12`",
     }
 }
 
@@ -50,7 +49,7 @@ impl Nvrtc {
     /// # Errors
     /// If it is missing or too old.
     pub(super) fn open(driver: (u32, u32)) -> Result<Nvrtc, LibraryError> {
-        let loaded = supported(driver, library)?;
+        let loaded = library(driver).load()?;
         let api = Api::of(&loaded)?;
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: the pointers are valid. A version that cannot be told is zero.
@@ -152,4 +151,28 @@ pub(super) unsafe fn c_text(text: *const c_char) -> String {
     }
     // SAFETY: by the contract of this function.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Any driver: where there is none, the code is compiled all the same.
+    const ANY: (u32, u32) = (u32::MAX, 0);
+
+    #[test]
+    fn sources_become_code_of_the_device_and_errors_name_the_line() {
+        let nvrtc = match Nvrtc::open(ANY) {
+            Ok(nvrtc) => nvrtc,
+            Err(e) => return eprintln!("SKIPPED: {e}"),
+        };
+        let source = "extern \"C\" __global__ void fill(float *x) { x[threadIdx.x] = VALUE; }";
+        let defines = [("VALUE", "1.0f".to_string())];
+        let code = nvrtc.compile("fill", source, &defines, (9, 0)).unwrap();
+        assert_eq!(&code[..4], b"\x7fELF");
+        let error = nvrtc.compile("fill", source, &[], (9, 0)).unwrap_err().to_string();
+        assert!(error.contains("fill.cu") && error.contains("VALUE"), "{error}");
+        let error = nvrtc.compile("fill", source, &defines, (1, 0)).unwrap_err().to_string();
+        assert!(error.contains("architecture"), "{error}");
+    }
 }

@@ -1,7 +1,7 @@
 //! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
 
 use super::driver::{
-    Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape,
+    Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape, TeamHandle,
 };
 use super::error::CudaError;
 use super::gemm::Product;
@@ -10,7 +10,7 @@ use super::recipe::{Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKer
 use crate::RunError;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, Stream};
+use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, Stream, Team};
 use frit_kernels::cuda::source;
 use std::collections::HashMap;
 
@@ -37,12 +37,14 @@ pub(super) enum Command {
         bytes: usize,
     },
     AllGather {
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
         dtype: DType,
     },
     ReduceScatter {
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -50,6 +52,7 @@ pub(super) enum Command {
         reduce: ReduceKind,
     },
     AllReduce {
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -161,6 +164,8 @@ struct Binder<'a, D> {
     /// Modules of CUDA C++, by file and definitions.
     modules: HashMap<(&'static str, String), ModuleHandle>,
     functions: HashMap<(ModuleHandle, String, u32), FunctionHandle>,
+    rank: usize,
+    teams: Vec<(Team, TeamHandle)>,
     products: Vec<(Product, ProductAddresses)>,
     by_product: HashMap<Product, usize>,
 }
@@ -176,6 +181,7 @@ impl Program {
         driver: &D,
         memory: &Memory,
         ptx: Option<&str>,
+        rank: usize,
     ) -> Result<Program, RunError> {
         let file = plan.object.as_ref().map_or("", |o| o.file.as_str());
         let generated = ptx.map(|text| driver.load(file, text.as_bytes())).transpose()?;
@@ -187,6 +193,8 @@ impl Program {
             generated,
             modules: HashMap::new(),
             functions: HashMap::new(),
+            rank,
+            teams: Vec::new(),
             products: Vec::new(),
             by_product: HashMap::new(),
         };
@@ -197,7 +205,7 @@ impl Program {
                     let operands = Operands { task: i, reads, writes, stream: task.stream };
                     binder.kernel(&survey.code[*kernel], &operands)?
                 }
-                other => binder.transfer(other),
+                other => binder.transfer(other)?,
             });
         }
         Ok(Program { commands, products: binder.products })
@@ -210,17 +218,19 @@ impl<D: Driver> Binder<'_, D> {
     }
 
     /// Copies, zeros and collectives.
-    fn transfer(&self, action: &Action) -> Vec<Command> {
+    fn transfer(&mut self, action: &Action) -> Result<Vec<Command>, CudaError> {
         let numel = |place: &Place| place.ty.shape.numel();
         let command = match action {
             Action::Kernel { .. } => unreachable!("invariant: kernels are bound elsewhere"),
             Action::AllGather { send, recv, .. } => Command::AllGather {
+                team: self.team(action)?,
                 send: self.at(send),
                 recv: self.at(recv),
                 count: numel(send),
                 dtype: send.ty.dtype,
             },
             Action::ReduceScatter { reduce, send, recv, .. } => Command::ReduceScatter {
+                team: self.team(action)?,
                 send: self.at(send),
                 recv: self.at(recv),
                 count: numel(recv),
@@ -228,6 +238,7 @@ impl<D: Driver> Binder<'_, D> {
                 reduce: *reduce,
             },
             Action::AllReduce { reduce, send, recv, .. } => Command::AllReduce {
+                team: self.team(action)?,
                 send: self.at(send),
                 recv: self.at(recv),
                 count: numel(send),
@@ -239,10 +250,25 @@ impl<D: Driver> Binder<'_, D> {
             }
             Action::Zero { places } => {
                 let zero = |p| Command::Zero { at: self.at(p), bytes: p.ty.bytes() };
-                return places.iter().map(zero).filter(Command::does_something).collect();
+                return Ok(places.iter().map(zero).filter(Command::does_something).collect());
             }
         };
-        Some(command).into_iter().filter(Command::does_something).collect()
+        Ok(Some(command).into_iter().filter(Command::does_something).collect())
+    }
+
+    /// The team of a collective, made when it is first met: the order is that of the plan on every rank.
+    fn team(&mut self, action: &Action) -> Result<TeamHandle, CudaError> {
+        let team = self.plan.team(action, self.rank);
+        let team = team.expect("invariant: every collective has a team");
+        if team.count == self.plan.world_size {
+            return Ok(TeamHandle::default());
+        }
+        if let Some((_, handle)) = self.teams.iter().find(|(known, _)| *known == team) {
+            return Ok(*handle);
+        }
+        let handle = self.driver.create_team(team)?;
+        self.teams.push((team, handle));
+        Ok(handle)
     }
 
     fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {

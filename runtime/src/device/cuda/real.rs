@@ -4,8 +4,7 @@ use super::cublaslt::CublasLt;
 use super::driver::*;
 use super::error::CudaError;
 use super::gemm::Product;
-use super::library::LibraryError;
-use super::library::{Loaded, Wanted, functions};
+use super::library::{Wanted, functions};
 use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
 use cudarc::driver::sys::{
@@ -15,6 +14,7 @@ use cudarc::driver::sys::{
 };
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
+use frit_ir::plan::Team;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
@@ -28,8 +28,6 @@ pub(super) const LIBCUDA: Wanted = Wanted {
 
 /// The oldest CUDA version whose drivers run the plans' PTX.
 const OLDEST: (u32, u32) = (12, 0);
-/// The newest major version whose libraries are known.
-const NEWEST_MAJOR: u32 = 13;
 
 const NOT_READY: u32 = 600;
 const OUT_OF_MEMORY: u32 = 2;
@@ -193,27 +191,6 @@ impl Api {
         let reason = format!("{} ({})", text(self.cuGetErrorString), text(self.cuGetErrorName));
         CudaError::Call { call, reason }
     }
-}
-
-/// Of libraries that come in several major versions, the newest first that the driver supports.
-pub(super) fn supported(
-    driver: (u32, u32),
-    of_major: impl Fn(u32) -> Wanted,
-) -> std::result::Result<Loaded, LibraryError> {
-    let newest = driver.0.min(NEWEST_MAJOR);
-    let mut first = None;
-    for major in (OLDEST.0..=newest).rev() {
-        match of_major(major).load() {
-            Ok(loaded) => return Ok(loaded),
-            Err(e) => first = first.or(Some(e)),
-        }
-    }
-    Err(first.unwrap_or_else(|| LibraryError::Missing {
-        what: "a CUDA library",
-        names: String::new(),
-        places: String::new(),
-        remedy: "install a newer driver",
-    }))
 }
 
 /// A GPU of this machine and what a plan needs on it.
@@ -549,19 +526,25 @@ impl Driver for Real {
         self.check("cuGraphLaunch", code)
     }
 
+    fn create_team(&self, team: Team) -> Result<TeamHandle> {
+        self.nccl()?.create_team(team)
+    }
+
     fn all_gather(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
         dtype: DType,
         on: StreamHandle,
     ) -> Result {
-        self.nccl()?.all_gather(send, recv, count, dtype, on)
+        self.nccl()?.all_gather(team, send, recv, count, dtype, on)
     }
 
     fn reduce_scatter(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -569,11 +552,12 @@ impl Driver for Real {
         reduce: ReduceKind,
         on: StreamHandle,
     ) -> Result {
-        self.nccl()?.reduce_scatter(send, recv, count, dtype, reduce, on)
+        self.nccl()?.reduce_scatter(team, send, recv, count, dtype, reduce, on)
     }
 
     fn all_reduce(
         &self,
+        team: TeamHandle,
         send: Address,
         recv: Address,
         count: usize,
@@ -581,7 +565,7 @@ impl Driver for Real {
         reduce: ReduceKind,
         on: StreamHandle,
     ) -> Result {
-        self.nccl()?.all_reduce(send, recv, count, dtype, reduce, on)
+        self.nccl()?.all_reduce(team, send, recv, count, dtype, reduce, on)
     }
 
     fn communication_error(&self) -> Option<String> {

@@ -6,6 +6,7 @@ use super::error::CudaError;
 use super::gemm::Product;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
+use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
 
 /// Something that was asked for.
@@ -41,8 +42,10 @@ pub enum Call {
     EndCapture(StreamHandle),
     /// A graph launched.
     LaunchGraph(GraphHandle, StreamHandle),
-    /// A collective: its name, send, receive, elements, stream.
-    Collective(&'static str, Address, Address, usize, StreamHandle),
+    /// A team made.
+    Team(Team),
+    /// A collective: its name, team, elements, stream.
+    Collective(&'static str, TeamHandle, usize, StreamHandle),
     /// Collectives were ended.
     Abort,
 }
@@ -259,41 +262,49 @@ impl Driver for Recording {
         Ok(())
     }
 
+    fn create_team(&self, team: Team) -> Result<TeamHandle> {
+        self.note(Call::Team(team));
+        Ok(TeamHandle(self.make()))
+    }
+
     fn all_gather(
         &self,
-        send: Address,
-        recv: Address,
+        team: TeamHandle,
+        _send: Address,
+        _recv: Address,
         count: usize,
         _dtype: DType,
         on: StreamHandle,
     ) -> Result {
-        self.note(Call::Collective("all_gather", send, recv, count, on));
+        self.note(Call::Collective("all_gather", team, count, on));
         Ok(())
     }
 
     fn reduce_scatter(
         &self,
-        send: Address,
-        recv: Address,
+        team: TeamHandle,
+        _send: Address,
+        _recv: Address,
         count: usize,
         _dtype: DType,
         _reduce: ReduceKind,
         on: StreamHandle,
     ) -> Result {
-        self.note(Call::Collective("reduce_scatter", send, recv, count, on));
+        self.note(Call::Collective("reduce_scatter", team, count, on));
         Ok(())
     }
 
     fn all_reduce(
         &self,
-        send: Address,
-        recv: Address,
+        team: TeamHandle,
+        _send: Address,
+        _recv: Address,
         count: usize,
         _dtype: DType,
         _reduce: ReduceKind,
         on: StreamHandle,
     ) -> Result {
-        self.note(Call::Collective("all_reduce", send, recv, count, on));
+        self.note(Call::Collective("all_reduce", team, count, on));
         Ok(())
     }
 

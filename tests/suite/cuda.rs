@@ -1,0 +1,343 @@
+//! Plans on the CUDA device, against a driver that writes down what it is asked: streams, events, launches and
+//! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
+
+use crate::support::{Planned, file, plan};
+use frit_ir::plan::{Action, Entry, Plan, Stream};
+use frit_runtime::RunError;
+use frit_runtime::device::Device;
+use frit_runtime::device::cuda::driver::{EventHandle, StreamHandle};
+use frit_runtime::device::cuda::recipe::{Launch, Recipe};
+use frit_runtime::device::cuda::recording::{Call, Recording};
+use frit_runtime::device::cuda::{Cuda, Ranks, doctor};
+use frit_runtime::plan_dir::PlanDir;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+fn planned(model: &str, ranks: usize, more: &[&str]) -> (Planned, PlanDir) {
+    let ranks = format!("sharding.ranks={ranks}");
+    let settings = [&["target.device=cuda", "target.arch=sm_80", ranks.as_str()], more].concat();
+    let planned = plan(&format!("tests/models/{model}/model.onnx"), 4, &settings);
+    let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
+    (planned, dir)
+}
+
+fn open(dir: &PlanDir, driver: Recording) -> Result<Cuda<'_, Recording>, RunError> {
+    let ranks = Ranks { rank: 0, rendezvous: None, timeout: Duration::from_secs(60) };
+    Cuda::new(dir, driver, ranks)
+}
+
+/// Feeds every input and runs a range; what the driver was asked for meanwhile.
+fn step(device: &mut Cuda<'_, Recording>, plan: &Plan, end: usize) -> Vec<Call> {
+    device.driver().take();
+    for input in &plan.inputs {
+        device.feed(input.buffer, &vec![0; input.ty.bytes()]).unwrap();
+    }
+    device.run(0..end).unwrap();
+    device.driver().take()
+}
+
+/// The stream of a call that does work of a task.
+fn work(call: &Call) -> Option<StreamHandle> {
+    match call {
+        Call::Launch(_, _, _, s)
+        | Call::Multiply(_, _, s)
+        | Call::Collective(_, _, _, s)
+        | Call::Copy(_, _, _, s)
+        | Call::Zero(_, _, s) => Some(*s),
+        _ => None,
+    }
+}
+
+/// How many calls a task's work is.
+fn n_calls(plan: &Plan, action: &Action) -> usize {
+    match action {
+        Action::Kernel { kernel, .. } => {
+            let kernel = &plan.kernels[*kernel];
+            match &kernel.entry {
+                Some(Entry::Cuda { launches, .. }) => launches.len(),
+                _ => {
+                    let recipe = Recipe::of(&kernel.body).expect("a recipe");
+                    let empty = |l: &&Launch| {
+                        !matches!(l, Launch::Copy { bytes: 0, .. } | Launch::Zero { bytes: 0, .. })
+                    };
+                    recipe.launches.iter().filter(empty).count()
+                }
+            }
+        }
+        Action::Copy { from, to } => usize::from(from != to && from.ty.bytes() > 0),
+        Action::Zero { places } => places.iter().filter(|p| p.ty.bytes() > 0).count(),
+        _ => 1,
+    }
+}
+
+/// Replays the calls of a whole step: every task's work lies on its stream's handle, and every wait of the
+/// plan is ordered by streams and events. Returns the handles of the streams and the number of waits.
+fn replay(plan: &Plan, calls: &[Call]) -> (BTreeMap<Stream, StreamHandle>, usize) {
+    let mut handles: BTreeMap<Stream, StreamHandle> = BTreeMap::new();
+    // The tasks before each stream's next call, and before each event.
+    let mut before: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    let mut marks: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    let mut n_waits = 0;
+    let mut calls = calls.iter();
+    for (i, task) in plan.tasks.iter().enumerate() {
+        let mut left = n_calls(plan, &task.action);
+        while left > 0 {
+            match calls.next().unwrap_or_else(|| panic!("task {i} has no calls")) {
+                Call::Record(EventHandle(e), StreamHandle(s)) => {
+                    marks.insert(*e, before.entry(*s).or_default().clone());
+                }
+                Call::Wait(StreamHandle(s), EventHandle(e)) => {
+                    n_waits += 1;
+                    let mark = marks.get(e).expect("an event is recorded before it is waited for");
+                    before.entry(*s).or_default().extend(mark.iter().copied());
+                }
+                call => {
+                    let Some(stream) = work(call) else { continue };
+                    let handle = *handles.entry(task.stream).or_insert(stream);
+                    assert_eq!(stream, handle, "task {i} `{}` is on another stream", task.name);
+                    let ordered = before.entry(stream.0).or_default();
+                    for wait in &task.waits {
+                        assert!(ordered.contains(wait), "task {i} does not wait for {wait}");
+                    }
+                    left -= 1;
+                    if left == 0 {
+                        ordered.insert(i);
+                    }
+                }
+            }
+        }
+    }
+    let distinct: BTreeSet<usize> = handles.values().map(|s| s.0).collect();
+    assert_eq!(distinct.len(), handles.len(), "streams of the plan share a stream");
+    // After the last task everything comes back to the compute stream.
+    for call in calls {
+        match call {
+            Call::Record(EventHandle(e), StreamHandle(s)) => {
+                marks.insert(*e, before.entry(*s).or_default().clone());
+            }
+            Call::Wait(StreamHandle(s), EventHandle(e)) => {
+                n_waits += 1;
+                before.entry(*s).or_default().extend(marks[e].iter().copied());
+            }
+            _ => {}
+        }
+    }
+    let all = &before[&handles[&Stream::Compute].0];
+    for (i, task) in plan.tasks.iter().enumerate() {
+        assert!(n_calls(plan, &task.action) == 0 || all.contains(&i), "task {i} is not joined");
+    }
+    (handles, n_waits)
+}
+
+/// Waits that the plan asks for, and those where the other streams leave the compute stream and come back.
+fn expected_waits(plan: &Plan) -> usize {
+    let crossing = |t: &frit_ir::plan::Task| {
+        t.waits.iter().filter(|w| plan.tasks[**w].stream != t.stream).count()
+    };
+    let waits: usize = plan.tasks.iter().map(crossing).sum();
+    let others = |p: &frit_ir::plan::Phase| {
+        let used: BTreeSet<Stream> = plan.tasks[p.begin..p.end].iter().map(|t| t.stream).collect();
+        2 * used.iter().filter(|s| **s != Stream::Compute).count()
+    };
+    waits + plan.phases.iter().map(others).sum::<usize>()
+}
+
+/// The plan's collectives in order: name and elements.
+fn collectives(plan: &Plan) -> Vec<(&'static str, usize)> {
+    let one = |action: &Action| match action {
+        Action::AllGather { send, .. } => Some(("all_gather", send.ty.shape.numel())),
+        Action::ReduceScatter { recv, .. } => Some(("reduce_scatter", recv.ty.shape.numel())),
+        Action::AllReduce { send, .. } => Some(("all_reduce", send.ty.shape.numel())),
+        _ => None,
+    };
+    plan.tasks.iter().filter_map(|t| one(&t.action)).collect()
+}
+
+/// From the delivery of the inputs on: what a step is made of.
+fn body(calls: &[Call], n_inputs: usize) -> &[Call] {
+    let copies = calls.iter().enumerate().filter(|(_, c)| matches!(c, Call::Copy(..)));
+    let last = copies.map(|(i, _)| i).nth(n_inputs - 1).expect("the inputs are delivered");
+    // One more call marks that the inputs were delivered.
+    &calls[last + 2..]
+}
+
+fn check_steps(model: &str, ranks: usize) {
+    let (_planned, dir) = planned(model, ranks, &[]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let loading = device.driver().take();
+    let allocated: Vec<usize> = loading
+        .iter()
+        .filter_map(|c| if let Call::Allocate(bytes) = c { Some(*bytes) } else { None })
+        .collect();
+    assert!(matches!(allocated[..], [all] if all >= plan.persistent_bytes + plan.workspace_bytes));
+
+    let (end, n) = (plan.tasks.len(), plan.inputs.len());
+    let first = step(&mut device, plan, end);
+    let eager = body(&first, n).to_vec();
+    let (_, waits) = replay(plan, &eager);
+    assert_eq!(waits, expected_waits(plan), "the waits are the plan's");
+    let done: Vec<(&str, usize)> = eager
+        .iter()
+        .filter_map(|c| match c {
+            Call::Collective(name, _, count, _) => Some((*name, *count)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(done, collectives(plan));
+
+    let second = step(&mut device, plan, end);
+    let [Call::BeginCapture(from), captured @ .., Call::EndCapture(to), Call::LaunchGraph(..)] =
+        body(&second, n)
+    else {
+        panic!("the second step is captured and launched");
+    };
+    assert!(from == to && captured == eager, "what is captured is what was done");
+
+    for _ in 0..3 {
+        let calls = step(&mut device, plan, end);
+        let rest = body(&calls, n);
+        assert!(matches!(rest, [Call::LaunchGraph(_, on)] if on == from), "{rest:?}");
+    }
+}
+
+#[test]
+fn a_step_of_mlp_on_one_rank_is_the_plans() {
+    check_steps("mlp", 1);
+}
+
+#[test]
+fn a_step_of_gpt2_on_one_rank_is_the_plans() {
+    check_steps("gpt2", 1);
+}
+
+#[test]
+fn a_step_of_gpt2_on_four_ranks_is_the_plans() {
+    check_steps("gpt2", 4);
+}
+
+#[test]
+fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_step_itself() {
+    let (_planned, dir) = planned("mlp", 2, &["run.accumulation=2"]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((8, 0))).unwrap();
+    let (micro, end) = (plan.phases[0].end, plan.tasks.len());
+    for number in 0..5 {
+        let calls = [step(&mut device, plan, micro), step(&mut device, plan, end)].concat();
+        let launches = calls.iter().filter(|c| matches!(c, Call::LaunchGraph(..))).count();
+        let kernels = calls.iter().filter(|c| matches!(c, Call::Launch(..))).count();
+        match number {
+            0 => assert!(launches == 0 && kernels > 0),
+            1 => assert!(launches == 2 && kernels > 0),
+            _ => assert!(launches == 2 && kernels == 0),
+        }
+        // The host asks only whether inputs fed two micro-steps ago were copied: marks of the stream on
+        // which inputs come.
+        let copying = calls.iter().find_map(|c| match c {
+            Call::CopyIn(_, _, on) => Some(*on),
+            _ => None,
+        });
+        let copied: BTreeSet<usize> = calls
+            .iter()
+            .filter_map(|c| match c {
+                Call::Record(e, on) if Some(*on) == copying => Some(e.0),
+                _ => None,
+            })
+            .collect();
+        for call in &calls {
+            assert!(!matches!(call, Call::Reached(e) if !copied.contains(&e.0)), "{call:?}");
+        }
+        device.note_metrics().unwrap();
+        if number > 0 {
+            assert_eq!(device.take_metrics().unwrap().len(), plan.metrics.len());
+        }
+    }
+}
+
+#[test]
+fn algorithms_are_measured_once_and_kept_beside_the_plan() {
+    let (planned, dir) = planned("mlp", 1, &[]);
+    let measured = |device: &Cuda<'_, Recording>| {
+        device.driver().take().iter().filter(|c| matches!(c, Call::Multiply(..))).count()
+    };
+    let device = open(&dir, Recording::new((9, 0))).unwrap();
+    assert!(measured(&device) > 0);
+    let path = planned.path().join("tuning.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains("recording sm_90"), "{text}");
+    let device = open(&dir, Recording::new((9, 0))).unwrap();
+    assert_eq!(measured(&device), 0, "the choice is kept");
+    let device = open(&dir, Recording::new((8, 0))).unwrap();
+    assert!(measured(&device) > 0, "for another GPU it is made again");
+    std::fs::write(&path, &text[..text.len() / 2]).unwrap();
+    let device = open(&dir, Recording::new((9, 0))).unwrap();
+    assert!(measured(&device) > 0, "a torn file is as none");
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_one_clear_error() {
+    let (_planned, dir) = planned("mlp", 1, &[]);
+    let error = |driver: Recording| open(&dir, driver).err().expect("refused").to_string();
+    let mut small = Recording::new((9, 0));
+    small.memory_bytes = 1000;
+    let text = error(small);
+    for part in ["out of GPU memory", "persistent", "workspace", "1000 of 1000 are free", "--bind"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+    let mut broken = Recording::new((9, 0));
+    broken.broken_module = Some("kernels.ptx");
+    let text = error(broken);
+    assert!(text.contains("kernels/kernels.ptx cannot be loaded: device kernel image is invalid"));
+    let text = error(Recording::new((7, 5)));
+    assert!(text.contains("the plan is for sm_80") && text.contains("sm_75"), "{text}");
+}
+
+#[test]
+fn a_rank_that_waits_for_one_that_is_gone_stops_and_says_where() {
+    let (_planned, dir) = planned("mlp", 2, &[]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    step(&mut device, plan, plan.tasks.len());
+    device.note_metrics().unwrap();
+    device.driver().stuck.set(true);
+    *device.driver().peer_error.borrow_mut() = Some("remote process exited".into());
+    let error = device.take_metrics().expect_err("the other rank is gone").to_string();
+    let first = plan.tasks.iter().find(|t| t.action.is_collective()).unwrap();
+    for part in ["rank 0 stopped", &first.name, "remote process exited"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(device.driver().take().contains(&Call::Abort), "its collectives are ended");
+}
+
+#[test]
+fn a_traced_step_times_every_task() {
+    let (_planned, dir) = planned("mlp", 1, &[]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let spans = device.trace(0..plan.tasks.len()).unwrap();
+    assert!(spans.iter().map(|s| s.task).eq(0..plan.tasks.len()));
+    assert!(spans.iter().all(|s| s.duration_us > 0.0 && s.start_us > 0.0));
+    assert!(device.driver().take().iter().all(|c| !matches!(c, Call::BeginCapture(_))));
+}
+
+#[test]
+fn without_a_driver_a_plan_for_gpus_is_refused_by_name() {
+    let findings = doctor::examine(None).unwrap();
+    if findings.findings[0].found.is_some() {
+        eprintln!("SKIPPED: this machine has a driver");
+        return;
+    }
+    let (planned, dir) = planned("mlp", 1, &[]);
+    let lacking = doctor::examine(Some(&dir.plan)).unwrap();
+    assert!(lacking.lacking() && lacking.memory_bytes.is_some());
+    let options = frit_runtime::run::RunOptions {
+        steps: 1,
+        data: file("tests/models/mlp/data.safetensors"),
+        ..Default::default()
+    };
+    let error = frit_runtime::run::run(&planned.path(), &options).unwrap_err().to_string();
+    for part in ["the NVIDIA driver is not found", "libcuda.so.1", "target.device"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
