@@ -2,7 +2,7 @@
 //! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::{Action, Entry, Plan, Stream};
+use frit_ir::plan::{Action, Entry, Plan, Stream, Team};
 use frit_runtime::RunError;
 use frit_runtime::device::Device;
 use frit_runtime::device::cuda::driver::{EventHandle, StreamHandle};
@@ -217,11 +217,41 @@ fn a_step_of_gpt2_on_four_ranks_is_the_plans() {
 }
 
 #[test]
+fn collectives_of_replicated_shards_go_to_the_teams_that_the_plan_says() {
+    let more = ["sharding.strategy=hybrid_shard", "sharding.shard_group=2"];
+    let (_planned, dir) = planned("mlp", 4, &more);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let calls = step(&mut device, plan, plan.tasks.len());
+    let used = calls.iter().filter_map(|c| match c {
+        Call::Collective(_, team, _, _) => Some(device.driver().team(*team)),
+        _ => None,
+    });
+    // Rank 0 shards with rank 1 and replicates with rank 2.
+    let teams: Vec<Option<Team>> = plan
+        .tasks
+        .iter()
+        .filter_map(|t| plan.team(&t.action, 0))
+        .map(|team| (team.count < 4).then_some(team))
+        .collect();
+    assert!(used.eq(teams.iter().copied()));
+    for expected in [[0, 1], [0, 2]] {
+        let is = |t: &Option<Team>| {
+            t.is_some_and(|t| {
+                t.first == expected[0] && t.count == 2 && t.first + t.stride == expected[1]
+            })
+        };
+        assert!(teams.iter().any(is), "{teams:?}");
+    }
+}
+
+#[test]
 fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_step_itself() {
     let (_planned, dir) = planned("mlp", 2, &["run.accumulation=2"]);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((8, 0))).unwrap();
-    let (micro, end) = (plan.phases[0].end, plan.tasks.len());
+    let micro = plan.phase("micro_step").expect("a phase").end;
+    let end = plan.tasks.len();
     for number in 0..5 {
         let calls = [step(&mut device, plan, micro), step(&mut device, plan, end)].concat();
         let launches = calls.iter().filter(|c| matches!(c, Call::LaunchGraph(..))).count();

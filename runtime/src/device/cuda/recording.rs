@@ -42,8 +42,6 @@ pub enum Call {
     EndCapture(StreamHandle),
     /// A graph launched.
     LaunchGraph(GraphHandle, StreamHandle),
-    /// A team made.
-    Team(Team),
     /// A collective: its name, team, elements, stream.
     Collective(&'static str, TeamHandle, usize, StreamHandle),
     /// Collectives were ended.
@@ -58,6 +56,7 @@ pub struct Recording {
     made: Cell<usize>,
     names: RefCell<Vec<String>>,
     pinned: RefCell<Vec<Box<[u64]>>>,
+    teams: RefCell<Vec<Team>>,
     /// Bytes of device memory there are.
     pub memory_bytes: usize,
     /// A module that cannot be loaded, by a part of its name.
@@ -85,6 +84,11 @@ impl Recording {
     /// Takes what was written down so far.
     pub fn take(&self) -> Vec<Call> {
         self.calls.take()
+    }
+
+    /// The ranks of a team; `None` are all.
+    pub fn team(&self, handle: TeamHandle) -> Option<Team> {
+        self.teams.borrow().get(handle.0.checked_sub(1)?).copied()
     }
 
     fn note(&self, call: Call) {
@@ -263,8 +267,9 @@ impl Driver for Recording {
     }
 
     fn create_team(&self, team: Team) -> Result<TeamHandle> {
-        self.note(Call::Team(team));
-        Ok(TeamHandle(self.make()))
+        let mut teams = self.teams.borrow_mut();
+        teams.push(team);
+        Ok(TeamHandle(teams.len()))
     }
 
     fn all_gather(
