@@ -114,8 +114,8 @@ impl CublasLt {
     fn check(&self, call: &'static str, code: u32) -> Result {
         match code {
             0 => Ok(()),
-            // SAFETY: the text lives as long as the library.
             code => {
+                // SAFETY: the text lives as long as the library.
                 let reason = unsafe { c_text((self.api.cublasLtGetStatusString)(code)) };
                 Err(CudaError::Call { call, reason })
             }

@@ -223,12 +223,11 @@ impl Nccl {
         const CALL: &str = "ncclCommSplit";
         let all = self.communicator(CALL, TeamHandle::default())?;
         let mut made: ncclComm_t = null_mut();
+        let (to, color) = (&raw mut made, team.first as c_int);
         // Teams of one shape differ by their first rank. Equal keys keep the order of ranks, and without a
         // configuration the new communicator does not block either.
-        let code = unsafe {
-            // SAFETY: the communicator is alive; the pointer is valid.
-            (self.library.api.ncclCommSplit)(all, team.first as c_int, 0, &mut made, null_mut())
-        };
+        // SAFETY: the communicator is alive; the pointer is valid until the call has settled.
+        let code = unsafe { (self.library.api.ncclCommSplit)(all, color, 0, to, null_mut()) };
         self.settle(CALL, code, all, || None)?;
         self.settle(CALL, self.state(made), made, || None)?;
         let mut communicators = self.communicators.borrow_mut();
