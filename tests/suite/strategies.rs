@@ -204,9 +204,7 @@ fn the_planned_peak_is_at_its_lower_bound() {
     ] {
         let plan = plan(model, 2, settings).compiled.plan;
         let (peak, bound) = (plan.workspace_bytes, plan.workspace_lower_bound);
-        // The gathered units of t5 leave gaps that no order of packing was found to fill.
-        let bar = if model.contains("t5") { 1.05 } else { 1.02 };
-        assert!(peak as f64 <= bound as f64 * bar + 4096.0, "{model}: {peak} for {bound}");
+        assert!(peak as f64 <= bound as f64 * 1.02 + 4096.0, "{model}: {peak} for {bound}");
         // The list is one of the orders that the events allow, and the arena has room for each.
         let summary = plan.summary();
         let single = summary.single_stream_live_bytes;

@@ -1,5 +1,5 @@
-//! Packing: each buffer at the lowest free offset, in several orders, of which the best is kept. The search
-//! ends with the first order that reaches the lower bound.
+//! Packing: each buffer at the lowest free offset, in several orders, of which the best is kept and then
+//! changed as long as that helps. The search ends with the first order that reaches the lower bound.
 
 use super::lifetimes::Lifetime;
 use std::cmp::Reverse;
@@ -8,8 +8,10 @@ use std::cmp::Reverse;
 const GOOD_ENOUGH: f64 = 1.002;
 /// At most so many orders are tried.
 const MAX_TRIES: usize = 64;
+/// At most so many orders with one buffer moved are tried.
+const MAX_MOVED: usize = 400;
 /// At most so many buffers are placed in that search.
-const MAX_MOVES: usize = 1 << 16;
+const MAX_MOVES: usize = 1 << 17;
 
 /// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
 pub(super) fn assign(
@@ -68,7 +70,32 @@ pub(super) fn assign(
             order.insert(0, i);
         }
     }
+    // Then any buffer earlier, as long as the peak does not grow.
+    let mut random = Sequence(1);
+    for _ in 0..tries.min(MAX_MOVED) {
+        if peak as f64 <= bound as f64 * GOOD_ENOUGH {
+            break;
+        }
+        let mut trial = order.clone();
+        let buffer = trial.remove(random.below(packed.len()));
+        let at = order.iter().position(|&i| i == buffer).unwrap_or_default();
+        trial.insert(random.below(at + 1), buffer);
+        let (new_peak, new_offsets) = pack(&trial, &packed);
+        if new_peak <= peak {
+            (peak, offsets, order) = (new_peak, new_offsets, trial);
+        }
+    }
     offsets
+}
+
+/// Numbers that look random and are the same every time.
+struct Sequence(u64);
+
+impl Sequence {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % n.max(1)
+    }
 }
 
 /// A buffer to place.
