@@ -1,10 +1,14 @@
-//! The step loop of a rank on its device; rank 0 reports. On the CPU every rank is a thread, on GPUs a process.
+//! The step loop of a rank on its device; rank 0 reports. On the CPU ranks are threads or processes, on GPUs
+//! processes.
 
 use crate::RunError;
 use crate::checkpoint::write::{Run, Saver, prepare};
 use crate::checkpoint::{Checkpoint, CheckpointOptions, Position, restore};
 use crate::comm::Communicator;
+use crate::comm::launch::{Launch, timeout_from_environment};
 use crate::comm::local::LocalComm;
+use crate::comm::rendezvous::Rendezvous;
+use crate::comm::tcp::TcpComm;
 use crate::data::Data;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -58,6 +62,8 @@ pub struct RunOptions {
 pub struct RunReport {
     /// Steps of the checkpoint from which it went on; 0 without one.
     pub start: usize,
+    /// The rank that reports; 0 unless every rank is a process.
+    pub rank: usize,
     /// The signal that ended it before the last step.
     pub interrupted: Option<i32>,
     /// Mean loss of every step, from `start` on.
@@ -78,11 +84,13 @@ pub struct RunReport {
 /// What is wrong with the plan, the data or the options, or the task that failed.
 pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError> {
     let dir = PlanDir::load(plan_dir)?;
+    let ranks = |reason| RunError::Ranks { reason };
+    let launch = Launch::from_environment().map_err(ranks)?;
     let data = Data::load(&options.data, &dir.plan)?;
     check_hyper(&dir.plan, &options.hyper)?;
     let resumed = match &options.checkpoint {
         Some(checkpoint) => {
-            prepare(checkpoint)?;
+            prepare(checkpoint, launch.rank)?;
             if checkpoint.resume { Checkpoint::latest(&checkpoint.dir)? } else { None }
         }
         None => None,
@@ -98,9 +106,10 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         data: &data,
         options,
     };
-    let outcome = match dir.plan.target.device == CUDA {
-        true => session.on_gpu()?,
-        false => session.on_threads()?,
+    let outcome = match (dir.plan.target.device == CUDA, launch.world_size) {
+        (true, _) => session.on_gpu()?,
+        (false, 1) => session.on_threads()?,
+        (false, _) => session.as_process(&launch)?,
     };
     if let Some(path) = options.dump_grads.as_ref().filter(|_| outcome.rank == 0) {
         gradients::write(path, &dir.plan, &outcome.gradients)?;
@@ -216,6 +225,28 @@ impl Session<'_> {
         Ok(outcome)
     }
 
+    /// The rank of this process on the CPU.
+    fn as_process(&self, launch: &Launch) -> Result<Outcome, RunError> {
+        let refuse = |reason| RunError::Ranks { reason };
+        let ranks = self.dir.plan.world_size;
+        launch.expect_ranks(ranks).map_err(refuse)?;
+        let timeout = timeout_from_environment().map_err(refuse)?;
+        let met = Rendezvous::meet(launch, &self.identity(), timeout);
+        let comm = TcpComm::connect(met.map_err(|e| refuse(e.to_string()))?, ranks, timeout)?;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
+        let trained = Cpu::new(self.dir, comm.clone(), threads, self.options.interpret)
+            .and_then(|mut device| self.train(&mut device, launch.rank));
+        if trained.is_err() {
+            self.failed.store(true, Ordering::Relaxed);
+            comm.abort();
+        }
+        let mut outcome = trained?;
+        (outcome.report.collective_calls, outcome.report.collective_bytes) = comm.traffic();
+        comm.finish()?;
+        Ok(outcome)
+    }
+
     /// The rank of this process on its GPU.
     fn on_gpu(&self) -> Result<Outcome, RunError> {
         if self.options.interpret {
@@ -232,12 +263,14 @@ impl Session<'_> {
         }
     }
 
-    /// What all ranks must have in common, as a hash: the plan and the hyper-parameters that were changed.
+    /// What all ranks must have in common, as a hash: the plan, the hyper-parameters that were changed, and
+    /// the step at which they begin.
     fn identity(&self) -> String {
         let mut text = self.dir.hash.clone();
         for (name, value) in &self.hyper {
             text += &format!(" {name}={value}");
         }
+        text += &format!(" from step {}", self.start);
         sha256_hex(text.as_bytes())
     }
 
@@ -258,11 +291,12 @@ impl Session<'_> {
             outcome: Outcome { rank, ..Outcome::default() },
         };
         reporter.outcome.report.start = self.start;
+        reporter.outcome.report.rank = rank;
         self.initialize(device, rank)?;
         if let Some(checkpoint) = &self.resumed {
             restore::restore(checkpoint, &self.dir.plan, device, rank)?;
         }
-        let mut saver = self.saver(rank, &reporter.writer);
+        let mut saver = self.saver(device, rank, &reporter.writer)?;
         reporter.clock = Instant::now();
         let mut step = self.start;
         while step < self.options.steps {
@@ -300,12 +334,18 @@ impl Session<'_> {
         Ok(outcome)
     }
 
-    fn saver(&self, rank: usize, writer: &Writer) -> Option<Saver<'_>> {
-        let options = self.options.checkpoint.as_ref()?;
+    fn saver(
+        &self,
+        device: &impl Device,
+        rank: usize,
+        writer: &Writer,
+    ) -> Result<Option<Saver<'_>>, RunError> {
+        let Some(options) = &self.options.checkpoint else { return Ok(None) };
+        let run = self.run.agreed(device)?;
         let last = self.resumed.as_ref().map(|_| self.start);
-        let failed = Arc::clone(&self.failed);
-        let set = &self.hyper;
-        Some(Saver::new(self.dir, options, self.run, rank, set, failed, writer.file(), last))
+        let (failed, set) = (Arc::clone(&self.failed), &self.hyper);
+        let saver = Saver::new(self.dir, options, run, rank, set, failed, writer.file(), last);
+        Ok(Some(saver))
     }
 
     /// The data's number of step `step`.

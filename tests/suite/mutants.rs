@@ -2,9 +2,10 @@
 //! unchanged one does, bit by bit, in every order of tasks that its events allow.
 //!
 //! It also refuses plans that would do no harm on this machine; they are counted by kind. Their classes: a
-//! wait that other waits imply in time but not by events; a task on another stream, or in another place of the
-//! list, whose operands happen to be ready; an operand or result at other bytes that hold the same values; a
-//! buffer on bytes that are dead by luck of the order. None of these is an order that a device keeps.
+//! collective or a kernel that names another group or buffer with the same ranks, sizes and values; a task on
+//! another stream, in another phase that runs as often, or without a wait, whose operands happen to be ready in
+//! the orders that were tried; a buffer on bytes that are dead by luck of the order. A plan says what it means,
+//! and on a device other orders happen.
 //!
 //! `FRIT_MUTANTS` sets how many are made.
 
@@ -16,7 +17,7 @@ use frit_passes::verify_plan::verify_plan;
 use std::collections::BTreeMap;
 
 /// Mutants, unless `FRIT_MUTANTS` says otherwise.
-const MUTANTS: usize = 360;
+const MUTANTS: usize = 840;
 const INTERLEAVINGS: u64 = 20;
 const STEPS: usize = 2;
 

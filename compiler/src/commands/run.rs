@@ -106,6 +106,9 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let report = frit_runtime::run::run(&args.plan, &options)
         .map_err(|e| Diagnostic::error("E100", e.to_string()))?;
     if let Some(signal) = report.interrupted {
+        if report.rank > 0 {
+            interrupt::leave(signal);
+        }
         let step = report.start + report.losses.len();
         // Whoever sent the signal may have closed the terminal.
         let _ = writeln!(
@@ -113,6 +116,9 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             "interrupted after {step} steps, which are saved; continue with --resume"
         );
         interrupt::leave(signal);
+    }
+    if report.rank > 0 {
+        return Ok(String::new());
     }
     let (first, last) = (report.losses.first(), report.losses.last());
     Ok(match (first, last) {

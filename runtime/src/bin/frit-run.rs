@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     match run(&args.plan, &options) {
         Ok(RunReport { interrupted: Some(signal), .. }) => interrupt::leave(signal),
         Ok(report) => {
-            if let Some(loss) = report.losses.last() {
+            if let Some(loss) = report.losses.last().filter(|_| report.rank == 0) {
                 // A reader that closed the pipe has seen what it wanted.
                 let _ = writeln!(std::io::stdout(), "loss {loss:.4}");
             }

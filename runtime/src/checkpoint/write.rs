@@ -41,6 +41,14 @@ impl Run {
         let nanoseconds = now.map_or(0, |d| d.as_nanos() as u64);
         Run(nanoseconds ^ u64::from(std::process::id()) << 40)
     }
+
+    /// The one that all ranks agree on.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    pub(crate) fn agreed(self, device: &impl Device) -> Result<Run, RunError> {
+        device.largest(self.0).map(Run)
+    }
 }
 
 /// One rank's side of the checkpoints of a run.
@@ -148,11 +156,11 @@ impl<'a> Saver<'a> {
     }
 }
 
-/// Makes the directory of checkpoints ready: removes what a killed run left aside.
+/// Makes the directory of checkpoints ready; rank 0 removes what a killed run left aside.
 ///
 /// # Errors
 /// If it cannot be created, or holds checkpoints that this run neither continues nor may replace.
-pub(crate) fn prepare(options: &CheckpointOptions) -> Result<(), RunError> {
+pub(crate) fn prepare(options: &CheckpointOptions, rank: usize) -> Result<(), RunError> {
     let dir = &options.dir;
     if dir.join(LATEST).exists() && !options.resume {
         let reason = "holds the checkpoints of an earlier run; add --resume to continue it, or choose \
@@ -160,6 +168,9 @@ pub(crate) fn prepare(options: &CheckpointOptions) -> Result<(), RunError> {
         return Err(RunError::checkpoint(dir, reason));
     }
     fs::create_dir_all(dir).map_err(RunError::io(dir))?;
+    if rank > 0 {
+        return Ok(());
+    }
     for entry in fs::read_dir(dir).map_err(RunError::io(dir))? {
         let entry = entry.map_err(RunError::io(dir))?;
         if entry.file_name().to_string_lossy().starts_with(ASIDE) {

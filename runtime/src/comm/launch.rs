@@ -1,6 +1,29 @@
 //! Who this process is among the processes of a job, as launchers tell it: `torchrun --no-python` by its own
 //! variables, `mpirun` and `srun` by theirs.
 
+use std::time::Duration;
+
+/// How long ranks wait for each other unless [`TIMEOUT_VARIABLE`] says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// The variable that says how many seconds ranks wait for each other.
+pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
+
+/// How long ranks wait for each other.
+///
+/// # Errors
+/// If the variable is no number of seconds.
+pub fn timeout_from_environment() -> Result<Duration, String> {
+    timeout(std::env::var(TIMEOUT_VARIABLE).ok())
+}
+
+fn timeout(seconds: Option<String>) -> Result<Duration, String> {
+    let Some(text) = seconds else { return Ok(TIMEOUT) };
+    match text.trim().parse::<u64>() {
+        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!("{TIMEOUT_VARIABLE}={text} is not a number of seconds")),
+    }
+}
+
 /// One process of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -22,6 +45,24 @@ const NAMES: [[&str; 3]; 3] = [
 ];
 
 impl Launch {
+    /// Sees to it that there is one process for every rank of the plan.
+    ///
+    /// # Errors
+    /// How many there are, and how to start as many as are needed.
+    pub fn expect_ranks(&self, world_size: usize) -> Result<(), String> {
+        if self.world_size == world_size {
+            return Ok(());
+        }
+        let found = match self.world_size {
+            1 => "1 process was".to_string(),
+            n => format!("{n} processes were"),
+        };
+        Err(format!(
+            "the plan is for {world_size} ranks, and {found} started; start one for each rank, as in \
+             `torchrun --no-python --nproc-per-node {world_size} frit run …`"
+        ))
+    }
+
     /// Reads the process's environment. Without any of the variables it is the only process.
     ///
     /// # Errors
@@ -85,6 +126,15 @@ mod tests {
         let find =
             |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
         Launch::from_variables(find)
+    }
+
+    #[test]
+    fn the_timeout_is_a_number_of_seconds() {
+        assert_eq!(timeout(None), Ok(TIMEOUT));
+        assert_eq!(timeout(Some("30".into())), Ok(Duration::from_secs(30)));
+        for wrong in ["0", "-1", "soon"] {
+            assert!(timeout(Some(wrong.into())).unwrap_err().contains(TIMEOUT_VARIABLE));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod launch;
 pub mod local;
 pub mod rendezvous;
+pub mod tcp;
 
 use crate::RunError;
 use frit_ir::ops::ReduceKind;

@@ -8,7 +8,7 @@
 use super::launch::Launch;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -175,6 +175,56 @@ impl Rendezvous {
             Ok(_) => fail("rank 0 said something unexpected".into()),
             Err(e) => fail(lost(0, &e, self.timeout)),
         }
+    }
+
+    /// Gives every process the bytes of all, by rank.
+    ///
+    /// # Errors
+    /// If a process ended, or did not answer in time.
+    pub fn all(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut packed = Vec::new();
+        let mut pack = |bytes: &[u8]| {
+            packed.extend((bytes.len() as u32).to_le_bytes());
+            packed.extend(bytes);
+        };
+        if self.rank > 0 {
+            self.send(0, SHARE, own)?;
+        } else {
+            pack(own);
+            for (rank, stream) in &mut self.peers {
+                let answer =
+                    stream.set_read_timeout(Some(self.timeout)).and_then(|()| receive(stream));
+                match answer {
+                    Ok((SHARE, bytes)) => pack(&bytes),
+                    Ok((FAILED, reason)) => {
+                        return fail(String::from_utf8_lossy(&reason).into_owned());
+                    }
+                    Ok(_) => return fail(format!("rank {rank} said something unexpected")),
+                    Err(e) => return fail(lost(*rank, &e, self.timeout)),
+                }
+            }
+        }
+        let packed = self.share(packed)?;
+        let (mut rest, mut all) = (&packed[..], Vec::new());
+        while let Some((length, bytes)) = rest.split_first_chunk::<4>() {
+            let length = (u32::from_le_bytes(*length) as usize).min(bytes.len());
+            let (one, others) = bytes.split_at(length);
+            all.push(one.to_vec());
+            rest = others;
+        }
+        match all.len() == self.world_size {
+            true => Ok(all),
+            false => fail("rank 0 said something unexpected".into()),
+        }
+    }
+
+    /// The address under which the others reach this process.
+    pub fn address(&self) -> IpAddr {
+        let addresses: Vec<IpAddr> =
+            self.peers.iter().filter_map(|(_, s)| Some(s.local_addr().ok()?.ip())).collect();
+        // Processes on this machine may have come the short way; those on others have not.
+        let outside = addresses.iter().find(|a| !a.is_loopback()).or(addresses.first());
+        outside.copied().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
 
     fn send(&mut self, peer: usize, kind: u8, bytes: &[u8]) -> Result {
@@ -413,6 +463,15 @@ mod tests {
             meeting.share(own).unwrap()
         });
         assert!(results.iter().all(|r| r == b"from 0"));
+    }
+
+    #[test]
+    fn all_learn_what_each_says() {
+        let results = on_ranks(3, |launch| {
+            let mut meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
+            meeting.all(&vec![launch.rank as u8; launch.rank]).unwrap()
+        });
+        assert!(results.iter().all(|r| *r == [vec![], vec![1], vec![2, 2]]));
     }
 
     #[test]

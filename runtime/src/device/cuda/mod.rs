@@ -21,9 +21,9 @@ pub mod recording;
 mod reports;
 mod tuning;
 
+pub use crate::comm::launch::TIMEOUT_VARIABLE;
 pub use error::CudaError;
 pub use gemm::{Operand, Product};
-pub use open::TIMEOUT_VARIABLE;
 pub use real::Real;
 
 use super::{Device, Span};

@@ -5,16 +5,11 @@ use super::program::Survey;
 use super::real::{Libraries, Machine, Real};
 use super::{Cuda, CudaError, Ranks};
 use crate::RunError;
-use crate::comm::launch::Launch;
+use crate::comm::launch::{Launch, timeout_from_environment};
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::PlanDir;
 use frit_ir::plan::Plan;
 use std::time::Duration;
-
-/// How long ranks wait for each other unless [`TIMEOUT_VARIABLE`] says otherwise.
-const TIMEOUT: Duration = Duration::from_secs(600);
-/// The variable that says how many seconds ranks wait for each other.
-pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
 
 /// Which libraries a plan needs beside the driver, and whether it needs NCCL.
 ///
@@ -36,15 +31,8 @@ impl<'a> Cuda<'a, Real> {
         let ranks = |reason: String| RunError::Ranks { reason };
         let (libraries, collectives) = needs(&dir.plan)?;
         let launch = Launch::from_environment().map_err(ranks)?;
-        let world_size = dir.plan.world_size;
-        if launch.world_size != world_size {
-            let found = launch.world_size;
-            return Err(ranks(format!(
-                "the plan is for {world_size} ranks, and {found} processes were started; start one for each \
-                 rank, as in `torchrun --no-python --nproc-per-node {world_size} frit run …`"
-            )));
-        }
-        let timeout = timeout(std::env::var(TIMEOUT_VARIABLE).ok()).map_err(ranks)?;
+        launch.expect_ranks(dir.plan.world_size).map_err(ranks)?;
+        let timeout = timeout_from_environment().map_err(ranks)?;
         let mut rendezvous = match collectives {
             true => {
                 let met = Rendezvous::meet(&launch, identity, timeout);
@@ -94,26 +82,4 @@ fn ordinal(launch: &Launch) -> Result<usize, CudaError> {
         return Err(CudaError::NoDevice { wanted: launch.local_rank, found: 0 });
     }
     Ok(launch.local_rank % n)
-}
-
-fn timeout(seconds: Option<String>) -> Result<Duration, String> {
-    let Some(text) = seconds else { return Ok(TIMEOUT) };
-    match text.trim().parse::<u64>() {
-        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
-        _ => Err(format!("{TIMEOUT_VARIABLE}={text} is not a number of seconds")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_timeout_is_a_number_of_seconds() {
-        assert_eq!(timeout(None), Ok(TIMEOUT));
-        assert_eq!(timeout(Some("30".into())), Ok(Duration::from_secs(30)));
-        for wrong in ["0", "-1", "soon"] {
-            assert!(timeout(Some(wrong.into())).unwrap_err().contains(TIMEOUT_VARIABLE));
-        }
-    }
 }
