@@ -24,7 +24,8 @@ pub enum Stored {
     Copy,
     /// None that the model's files hold: the plan reads them there, and they must stay as they are.
     Reference,
-    /// None: the plan can be inspected, but not run.
+    /// None. The plan can still be run if every parameter's first value is made from the seed, as those
+    /// of JSON models with `init` are; otherwise it can only be inspected.
     None,
 }
 
@@ -82,7 +83,10 @@ fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> 
             put("weights.json", text.as_bytes())?;
             write_weights(&file("weights.safetensors"), compiled, &referenced)
         }
-        Stored::None => Ok(()),
+        Stored::None => {
+            let all = compiled.plan.params.iter().map(|p| p.name.as_str()).collect();
+            write_weights(&file("weights.safetensors"), compiled, &all)
+        }
     }
 }
 

@@ -60,7 +60,7 @@ impl Backend {
         }
     }
 
-    /// Whether code generation compiles a region; matrix products with an epilogue go to the library.
+    /// Whether code generation compiles a region.
     pub fn generates(&self) -> fn(&Graph, FusionKind) -> bool {
         match self {
             Backend::Cpu(_) => |body, kind| frit_codegen::supported(body, kind).is_ok(),
@@ -68,14 +68,16 @@ impl Backend {
         }
     }
 
-    /// Whether a region may be formed: code generation compiles it, or it is a matrix product.
+    /// Whether a region may be formed: there is a kernel for it.
     pub fn fuses(&self) -> fn(&Graph, FusionKind) -> bool {
         match self {
-            Backend::Cpu(_) => {
-                |body, kind| kind == FusionKind::Gemm || frit_codegen::supported(body, kind).is_ok()
-            }
-            Backend::Cuda(_) => |body, kind| {
-                kind == FusionKind::Gemm || frit_codegen::supported_on_cuda(body, kind).is_ok()
+            Backend::Cpu(_) => |body, kind| match kind.is_library() {
+                true => cpu::has_library_kernel(body),
+                false => frit_codegen::supported(body, kind).is_ok(),
+            },
+            Backend::Cuda(_) => |body, kind| match kind.is_library() {
+                true => cuda::recipe::Recipe::of(body).is_some(),
+                false => frit_codegen::supported_on_cuda(body, kind).is_ok(),
             },
         }
     }

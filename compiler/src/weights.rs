@@ -1,16 +1,13 @@
 //! Values of parameters: read from the model's file, or made from the seed.
 //!
 //! Nothing is read at import: a stored weight is a slice of a mapped file (or of the few bytes that
-//! ONNX's typed fields decode to). Values that are made depend on the seed, the parameter's name and
-//! the element's index only, so every rank and sharding sees the same ones.
+//! ONNX's typed fields decode to). [`frit_runtime::init`] makes the others.
 
 use frit_ir::ops::{Init, Param};
 use frit_ir::{DType, TensorType};
+use frit_runtime::init;
 use half::{bf16, f16};
 use prost::bytes::Bytes;
-use rand_chacha::ChaCha12Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -134,7 +131,7 @@ impl Weights {
                 let weight = weight.ok_or_else(|| WeightError::Missing(param.name.clone()))?;
                 Ok(weight.floats(range))
             }
-            init => Ok(initialize(init, seed, &param.name, range)),
+            init => Ok(init::values(init, seed, &param.name, range).unwrap_or_default()),
         }
     }
 }
@@ -172,43 +169,6 @@ impl Weight {
     }
 }
 
-/// Elements `range` of a parameter that starts from `init`: a stream of ChaCha words, two per element,
-/// keyed by the SHA-256 of seed and name. [`Init::Weights`] has no values of its own and gives zeros.
-fn initialize(init: &Init, seed: u64, name: &str, range: Range<usize>) -> Vec<f32> {
-    let std_or_bound = match init {
-        Init::Constant(value) => return vec![*value as f32; range.len()],
-        Init::Weights => return vec![0.0; range.len()],
-        Init::Normal { std } => *std,
-        Init::Uniform { bound } => *bound,
-    };
-    let key = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes());
-    let mut rng = ChaCha12Rng::from_seed(key.finalize().into());
-    // Four words make a pair of elements, so that both branches of Box–Muller are used.
-    let first_pair = range.start / 2;
-    rng.set_word_pos(first_pair as u128 * 4);
-    let mut out = Vec::with_capacity(range.len() + 2);
-    while first_pair * 2 + out.len() < range.end {
-        let (a, b) = (unit(rng.next_u64()), unit(rng.next_u64()));
-        if matches!(init, Init::Normal { .. }) {
-            let radius = (-2.0 * (1.0 - a).ln()).sqrt() * std_or_bound;
-            let (sin, cos) = (std::f64::consts::TAU * b).sin_cos();
-            out.extend([(radius * cos) as f32, (radius * sin) as f32]);
-        } else {
-            let scale = |u: f64| ((2.0 * u - 1.0) * std_or_bound) as f32;
-            out.extend([scale(a), scale(b)]);
-        }
-    }
-    let skip = range.start - first_pair * 2;
-    out.drain(..skip.min(out.len()));
-    out.truncate(range.len());
-    out
-}
-
-/// The upper 53 bits as a number in `[0, 1)`.
-fn unit(word: u64) -> f64 {
-    (word >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,43 +179,6 @@ mod tests {
         let reason = String::new();
         let (unit, sharded) = (None, false);
         Param { name: name.into(), ty, kind: ParamKind::Trainable, reason, init, unit, sharded }
-    }
-
-    #[test]
-    fn a_range_is_a_part_of_the_whole() {
-        for init in [Init::Normal { std: 0.5 }, Init::Uniform { bound: 2.0 }, Init::Constant(3.0)] {
-            let p = param("w", init, 101);
-            let all = Weights::default().first_values(&p, 7, 0..101).unwrap();
-            for (a, b) in [(0, 0), (1, 2), (3, 50), (50, 101), (100, 101)] {
-                assert_eq!(Weights::default().first_values(&p, 7, a..b).unwrap(), all[a..b]);
-            }
-        }
-    }
-
-    #[test]
-    fn moments_are_those_asked_for() {
-        let n = 100_000;
-        let moments = |init| {
-            let v = Weights::default().first_values(&param("w", init, n), 0, 0..n).unwrap();
-            let mean = v.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
-            let var = v.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n as f64;
-            (mean, var.sqrt())
-        };
-        let (mean, std) = moments(Init::Normal { std: 0.02 });
-        assert!(mean.abs() < 3e-4 && (std - 0.02).abs() < 3e-4, "{mean} {std}");
-        let (mean, std) = moments(Init::Uniform { bound: 1.0 });
-        assert!(mean.abs() < 1e-2 && (std - 1.0 / 3f64.sqrt()).abs() < 5e-3, "{mean} {std}");
-    }
-
-    #[test]
-    fn seed_and_name_matter() {
-        let values = |name, seed| {
-            let p = param(name, Init::Normal { std: 1.0 }, 4);
-            Weights::default().first_values(&p, seed, 0..4).unwrap()
-        };
-        assert_ne!(values("a", 0), values("b", 0));
-        assert_ne!(values("a", 0), values("a", 1));
-        assert_eq!(values("a", 1), values("a", 1));
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod origin;
 pub mod plan;
 pub mod shape;
 pub mod sharding;
+pub mod strided;
 pub mod tensor;
 pub mod text;
 pub mod verify;

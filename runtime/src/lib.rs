@@ -8,6 +8,7 @@ pub mod data;
 pub mod device;
 pub mod error;
 mod gradients;
+pub mod init;
 pub mod interrupt;
 pub mod metrics;
 pub mod plan_dir;

@@ -1,10 +1,12 @@
 //! Loading a plan directory: `plan.json`, the object file, `weights.safetensors` and, where the plan reads
 //! weights from the model's own files, `weights.json`, all checked.
 
-use crate::RunError;
-use frit_ir::plan::{Plan, check, sha256_hex};
+use crate::{RunError, init};
+use frit_ir::ops::Init;
+use frit_ir::plan::{ParamHome, ParamSpec, Plan, check, sha256_hex};
 use memmap2::Mmap;
 use serde::Deserialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -116,26 +118,52 @@ impl PlanDir {
                 library = Some(loaded.map_err(|e| refuse(e.to_string()))?);
             }
         }
-        let path = dir.join("weights.safetensors");
-        let file = File::open(&path).map_err(RunError::io(&path))?;
+        let weights_path = dir.join("weights.safetensors");
+        let file = File::open(&weights_path).map_err(RunError::io(&weights_path))?;
         // SAFETY: the map is only read; a plan directory is not changed while it is in use.
-        let weights = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
+        let weights = unsafe { Mmap::map(&file) }.map_err(RunError::io(&weights_path))?;
         safetensors::SafeTensors::deserialize(&weights)
-            .map_err(|e| RunError::Plan { path, reason: e.to_string() })?;
+            .map_err(|e| RunError::Plan { path: weights_path.clone(), reason: e.to_string() })?;
         let path = dir.join("weights.json");
         let referenced =
             if path.exists() { References::load(&path)? } else { References::default() };
         let hash = sha256_hex(text.as_bytes());
-        Ok(PlanDir { plan, hash, path: dir.into(), library, ptx, weights, referenced })
+        let loaded = PlanDir { plan, hash, path: dir.into(), library, ptx, weights, referenced };
+        match loaded.without_value() {
+            None => Ok(loaded),
+            Some(name) => {
+                let reason = format!(
+                    "no value for the parameter `{name}`; compile again with --weights copy"
+                );
+                Err(RunError::Plan { path: weights_path, reason })
+            }
+        }
     }
 
-    /// The little-endian elements of a tensor of the weights file.
-    pub fn weight(&self, name: &str) -> Option<&[u8]> {
+    /// The little-endian elements of a stored tensor, or of a parameter whose first value is made.
+    pub fn weight(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        if let Some(bytes) = self.stored(name) {
+            return Some(Cow::Borrowed(bytes));
+        }
+        let param = self.plan.params.iter().find(|p| p.name == name)?;
+        let values = init::values(&param.init, self.plan.seed, name, 0..param.ty.shape.numel())?;
+        Some(Cow::Owned(values.iter().flat_map(|x| x.to_le_bytes()).collect()))
+    }
+
+    fn stored(&self, name: &str) -> Option<&[u8]> {
         if let Some(bytes) = self.referenced.get(name) {
             return Some(bytes);
         }
         let tensors = safetensors::SafeTensors::deserialize(&self.weights).ok()?;
         Some(tensors.tensor(name).ok()?.data())
+    }
+
+    /// The first parameter of the step that has no first value.
+    fn without_value(&self) -> Option<&str> {
+        let lacks = |p: &&ParamSpec| {
+            p.home != ParamHome::Unused && p.init == Init::Weights && self.stored(&p.name).is_none()
+        };
+        self.plan.params.iter().find(lacks).map(|p| p.name.as_str())
     }
 }
 

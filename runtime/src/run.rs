@@ -373,7 +373,7 @@ impl Session<'_> {
         for param in &plan.params {
             let ParamHome::Buffer(buffer) = param.home else { continue };
             if let Some(bytes) = self.dir.weight(&param.name) {
-                device.write(buffer, 0, bytes)?;
+                device.write(buffer, 0, &bytes)?;
             }
         }
         for group in &plan.groups {
@@ -390,7 +390,7 @@ impl Session<'_> {
         }
         for constant in &plan.constants {
             if let Some(bytes) = self.dir.weight(&constant.name) {
-                device.write(constant.buffer, 0, bytes)?;
+                device.write(constant.buffer, 0, &bytes)?;
             }
         }
         for state in &plan.states {

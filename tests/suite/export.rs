@@ -93,5 +93,16 @@ fn weights_are_copied_referenced_or_left_out() {
     assert!(error.contains("was changed"), "{error}");
     write(&path, &planned.compiled, Stored::None).unwrap_or_else(|e| panic!("{e}"));
     let error = run(&path, &options).expect_err("refused").to_string();
-    assert!(error.contains("weights.safetensors"), "{error}");
+    assert!(error.contains("weights.safetensors") && error.contains("no value"), "{error}");
+}
+
+#[test]
+fn weights_that_are_made_from_the_seed_need_not_be_stored() {
+    let model = "examples/digits_mlp/model.json";
+    let planned = plan(model, 4, &["loss.labels=labels"]);
+    let data = file("examples/digits_mlp/data.safetensors");
+    let losses = train(&planned.path(), &data, 3, None);
+    let path = planned.dir.path().join("other");
+    write(&path, &planned.compiled, Stored::None).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(train(&path, &data, 3, None), losses);
 }

@@ -16,6 +16,9 @@ pub enum FusionKind {
     ColReduce,
     /// A matrix product with a pointwise epilogue.
     Gemm,
+    /// Attention, or its gradient, with layout operations before and behind it: the kernel reads and
+    /// writes in place of them.
+    Attention,
 }
 
 impl FusionKind {
@@ -26,7 +29,13 @@ impl FusionKind {
             FusionKind::RowReduce => "row_reduce",
             FusionKind::ColReduce => "col_reduce",
             FusionKind::Gemm => "gemm",
+            FusionKind::Attention => "attention",
         }
+    }
+
+    /// Whether a hand-written kernel runs the region; otherwise code generation compiles it.
+    pub fn is_library(self) -> bool {
+        matches!(self, FusionKind::Gemm | FusionKind::Attention)
     }
 }
 

@@ -223,7 +223,7 @@ fn metadata(symbol: &str, program: &Program) -> KernelMeta {
             (Unit::Columns, program.cols().div_ceil(lanes), program.rows() * lanes)
         }
         FusionKind::RowReduce => (Unit::Rows, program.rows(), program.cols()),
-        FusionKind::Pointwise | FusionKind::Gemm => {
+        _ => {
             let (blocks, cols) = pointwise::blocks(program);
             (Unit::Rows, program.rows() * blocks, cols)
         }

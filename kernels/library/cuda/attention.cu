@@ -6,6 +6,10 @@
 // softmax is computed, the values while the scores are.
 // A row that may attend to nothing gives y = 0 and lse = -inf.
 
+typedef Layout<Q_LAYOUT> Q;
+typedef Layout<K_LAYOUT> K;
+typedef Layout<V_LAYOUT> V;
+typedef Layout<Y_LAYOUT> Y;
 const int THREADS = WARPS * 32;
 const int QUERIES = WARPS * ROWS * 16;
 
@@ -22,11 +26,11 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
     // Tiles that see many keys first.
     int first = (tiles - 1 - int(blockIdx.x % tiles)) * QUERIES;
     i64 batch = head / shape.heads, h = head % shape.heads;
-    i64 kv_head = batch * shape.groups + h / (shape.heads / shape.groups);
-    q += (head * queries + first) * HEAD;
-    k += kv_head * keys * HEAD;
-    v += kv_head * keys * VALUE;
+    i64 kv_head = h / (shape.heads / shape.groups);
     bool whole_q = aligned(q, 16), whole_k = aligned(k, 16), whole_v = aligned(v, 16);
+    q += Q::at(batch, h, first);
+    k += K::at(batch, kv_head, 0);
+    v += V::at(batch, kv_head, 0);
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp * ROWS * 16;
@@ -44,15 +48,15 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
             for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
     }
 
-    load_tile<QUERIES, HEAD, D, THREADS>(q_tile, q, queries - first, whole_q);
-    if (steps > 0) load_tile<KEYS, HEAD, D, THREADS>(k_tile, k, keys, whole_k);
+    load_tile<Q, QUERIES, HEAD, D, THREADS>(q_tile, q, queries - first, whole_q);
+    if (steps > 0) load_tile<K, KEYS, HEAD, D, THREADS>(k_tile, k, keys, whole_k);
     copy_async_commit();
 
     for (int step = 0; step < steps; step++) {
         int key = step * KEYS;
         copy_async_wait<0>();
         __syncthreads();
-        load_tile<KEYS, VALUE, E, THREADS>(v_tile, v + i64(key) * VALUE, keys - key, whole_v);
+        load_tile<V, KEYS, VALUE, E, THREADS>(v_tile, v + key * V::ROW, keys - key, whole_v);
         copy_async_commit();
 
         f32 s[ROWS][KEYS / 8][4];
@@ -61,7 +65,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
         copy_async_wait<0>();
         __syncthreads();
         if (step + 1 < steps)
-            load_tile<KEYS, HEAD, D, THREADS>(k_tile, k + i64(key + KEYS) * HEAD, keys - key - KEYS, whole_k);
+            load_tile<K, KEYS, HEAD, D, THREADS>(k_tile, k + (key + KEYS) * K::ROW, keys - key - KEYS, whole_k);
         copy_async_commit();
 
         bool edge = key + KEYS > keys || (CAUSAL && key + KEYS - 1 > first + warp_row);
@@ -129,5 +133,5 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
             f32 origin = FOLDED ? m[i][half] * scale : m[i][half];
             if (lane % 4 == 0 && row < valid) lse[row0 + row] = total == 0 ? -INFINITE : origin + logf(total);
         }
-    store_rows<ROWS, VALUE, E>(y + row0 * VALUE, sum, valid);
+    store_rows<Y, ROWS, VALUE, E>(y + Y::at(batch, h, first + warp_row), sum, valid);
 }

@@ -1,7 +1,7 @@
 // Tiles of attention on tensor cores: what its kernels share.
 //
 // To be defined: T (f16 or bf16); HEAD and VALUE, the sizes of a query and of a value, and D and E, the
-// same rounded up to 16, filled with zeros; CAUSAL (0 or 1); MASK (NO_MASK, ADDED or KEPT) with elements
+// same rounded up to 16, filled with zeros; the parameters of the Layout of each operand and result; CAUSAL (0 or 1); MASK (NO_MASK, ADDED or KEPT) with elements
 // MASK_T; FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask).
 //
 // A warp multiplies 16×16 by 16×8. Its lane l holds of the result rows l/4 and l/4 + 8, columns 2(l%4)
@@ -33,15 +33,15 @@ struct Shape {
 };
 
 // Starts loading N rows, of which `valid` exist, of SIZE elements, filled up with zeros to FULL.
-// `whole` says that rows begin at multiples of 16 bytes.
-template <int N, int SIZE, int FULL, int THREADS>
+// `whole` says that the operand begins at a multiple of 16 bytes.
+template <class At, int N, int SIZE, int FULL, int THREADS>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, int valid, bool whole) {
     const int CHUNKS = FULL / 8;
     for (int i = threadIdx.x; i < N * CHUNKS; i += THREADS) {
         int row = i / CHUNKS, column = i % CHUNKS * 8;
         T* to = tile + row * (FULL + PAD) + column;
-        const T* source = from + i64(row) * SIZE + column;
-        if (SIZE % 8 == 0 && whole) {
+        const T* source = from + i64(row) * At::ROW + column;
+        if (SIZE % 8 == 0 && At::WHOLE && whole) {
             bool exists = row < valid && column < SIZE;
             copy_async(to, exists ? source : from, exists);
         } else {
@@ -128,10 +128,10 @@ __device__ __forceinline__ void accumulate(f32 (&sum)[M][SIZE / 8][4], const f32
 }
 
 // Writes 16·M rows, of which `valid` exist, of SIZE elements.
-template <int M, int SIZE, int FULL>
+template <class At, int M, int SIZE, int FULL>
 __device__ __forceinline__ void store_rows(T* target, const f32 (&x)[M][FULL / 8][4], int valid) {
     int lane = threadIdx.x % 32;
-    bool pairs = SIZE % 2 == 0 && aligned(target, 4);
+    bool pairs = SIZE % 2 == 0 && At::ROW % 2 == 0 && aligned(target, 4);
 #pragma unroll
     for (int i = 0; i < M; i++)
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_rows(T* target, const f32 (&x)[M][FULL / 8
 #pragma unroll
             for (int j = 0; j < FULL / 8; j++) {
                 int column = j * 8 + lane % 4 * 2;
-                T* at = target + i64(row) * SIZE + column;
+                T* at = target + i64(row) * At::ROW + column;
                 f32 low = x[i][j][half * 2], high = x[i][j][half * 2 + 1];
                 if (pairs && column < SIZE) {
                     *reinterpret_cast<u32*>(at) = pair(low, high, T());

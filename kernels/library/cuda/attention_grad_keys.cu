@@ -10,6 +10,12 @@
 // WANT_K and WANT_V say which of dk and dv are computed: both need many registers. WARPS, ROWS and TILE
 // give the sizes of tiles.
 
+typedef Layout<Q_LAYOUT> Q;
+typedef Layout<K_LAYOUT> K;
+typedef Layout<V_LAYOUT> V;
+typedef Layout<DY_LAYOUT> Dy;
+typedef Layout<DK_LAYOUT> Dk;
+typedef Layout<DV_LAYOUT> Dv;
 const int THREADS = WARPS * 32;
 const int BLOCK = WARPS * ROWS * 16;
 
@@ -29,13 +35,13 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     int blocks = (keys + BLOCK - 1) / BLOCK;
     i64 kv_head = blockIdx.x / blocks;
     int first = int(blockIdx.x % blocks) * BLOCK;
-    i64 batch = kv_head / shape.groups;
+    i64 batch = kv_head / shape.groups, group = kv_head % shape.groups;
     int shared_by = int(shape.heads / shape.groups);
     // The first of the query heads that read these keys.
-    i64 head0 = batch * shape.heads + kv_head % shape.groups * shared_by;
-    k += (kv_head * keys + first) * HEAD;
-    v += (kv_head * keys + first) * VALUE;
+    i64 h0 = group * shared_by;
     bool whole_k = aligned(k, 16), whole_v = aligned(v, 16), whole_q = aligned(q, 16), whole_y = aligned(dy, 16);
+    k += K::at(batch, group, first);
+    v += V::at(batch, group, first);
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp * ROWS * 16;
@@ -44,11 +50,13 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     int steps = per_head > 0 ? per_head * shared_by : 0;
 
     auto load = [&](int step) {
-        i64 head = head0 + step / per_head;
+        i64 h = h0 + step / per_head;
         int query = (step % per_head + skipped) * TILE, at = step % 2 * TILE;
-        i64 row = head * queries + query;
-        load_tile<TILE, HEAD, D, THREADS>(q_tiles + at * (D + PAD), q + row * HEAD, queries - query, whole_q);
-        load_tile<TILE, VALUE, E, THREADS>(dy_tiles + at * (E + PAD), dy + row * VALUE, queries - query, whole_y);
+        i64 row = (batch * shape.heads + h) * queries + query;
+        load_tile<Q, TILE, HEAD, D, THREADS>(q_tiles + at * (D + PAD), q + Q::at(batch, h, query), queries - query,
+                                             whole_q);
+        load_tile<Dy, TILE, VALUE, E, THREADS>(dy_tiles + at * (E + PAD), dy + Dy::at(batch, h, query),
+                                               queries - query, whole_y);
         for (int i = threadIdx.x; i < TILE; i += THREADS) {
             bool exists = query + i < queries;
             lse_tiles[at + i] = row_lse(lse, row + i, exists);
@@ -75,8 +83,8 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
             for (int e = 0; e < 4; e++) dv_sum[i][j][e] = 0;
 #endif
 
-    load_tile<BLOCK, HEAD, D, THREADS>(k_tile, k, keys - first, whole_k);
-    load_tile<BLOCK, VALUE, E, THREADS>(v_tile, v, keys - first, whole_v);
+    load_tile<K, BLOCK, HEAD, D, THREADS>(k_tile, k, keys - first, whole_k);
+    load_tile<V, BLOCK, VALUE, E, THREADS>(v_tile, v, keys - first, whole_v);
     if (steps > 0) load(0);
     copy_async_commit();
 
@@ -89,9 +97,9 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
         int at = step % 2 * TILE, query = (step % per_head + skipped) * TILE;
         const T* q_tile = q_tiles + at * (D + PAD);
         const T* dy_tile = dy_tiles + at * (E + PAD);
-        i64 head = (head0 + step / per_head) % shape.heads;
+        i64 h = h0 + step / per_head;
         const MASK_T* mask_head = mask;
-        if (MASK != NO_MASK) mask_head += batch * shape.mask_batch + head * shape.mask_head;
+        if (MASK != NO_MASK) mask_head += batch * shape.mask_batch + h * shape.mask_head;
 
         // Rows are keys here, columns queries.
         f32 p[ROWS][TILE / 8][4];
@@ -132,7 +140,6 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     }
     copy_async_wait<0>();
 
-    i64 row = kv_head * keys + first + warp_row;
     int valid = keys - first - warp_row;
 #if WANT_K
 #pragma unroll
@@ -141,9 +148,9 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
         for (int j = 0; j < D / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) dk_sum[i][j][e] *= scale;
-    store_rows<ROWS, HEAD, D>(dk + row * HEAD, dk_sum, valid);
+    store_rows<Dk, ROWS, HEAD, D>(dk + Dk::at(batch, group, first + warp_row), dk_sum, valid);
 #endif
 #if WANT_V
-    store_rows<ROWS, VALUE, E>(dv + row * VALUE, dv_sum, valid);
+    store_rows<Dv, ROWS, VALUE, E>(dv + Dv::at(batch, group, first + warp_row), dv_sum, valid);
 #endif
 }

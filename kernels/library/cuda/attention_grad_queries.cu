@@ -5,6 +5,11 @@
 // A block takes BLOCK queries of one head and computes the scores of all keys with them again (Dao 2023).
 // WARPS, ROWS and TILE give the sizes of tiles.
 
+typedef Layout<Q_LAYOUT> Q;
+typedef Layout<K_LAYOUT> K;
+typedef Layout<V_LAYOUT> V;
+typedef Layout<DY_LAYOUT> Dy;
+typedef Layout<DQ_LAYOUT> Dq;
 const int THREADS = WARPS * 32;
 const int BLOCK = WARPS * ROWS * 16;
 
@@ -23,12 +28,12 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
     i64 head = blockIdx.x / blocks;
     int first = (blocks - 1 - int(blockIdx.x % blocks)) * BLOCK;
     i64 batch = head / shape.heads, h = head % shape.heads;
-    i64 kv_head = batch * shape.groups + h / (shape.heads / shape.groups);
-    q += (head * queries + first) * HEAD;
-    dy += (head * queries + first) * VALUE;
-    k += kv_head * keys * HEAD;
-    v += kv_head * keys * VALUE;
-    bool whole_k = aligned(k, 16), whole_v = aligned(v, 16);
+    i64 kv_head = h / (shape.heads / shape.groups);
+    bool whole_q = aligned(q, 16), whole_y = aligned(dy, 16), whole_k = aligned(k, 16), whole_v = aligned(v, 16);
+    q += Q::at(batch, h, first);
+    dy += Dy::at(batch, h, first);
+    k += K::at(batch, kv_head, 0);
+    v += V::at(batch, kv_head, 0);
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp * ROWS * 16;
@@ -39,8 +44,8 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
 
     auto load = [&](int step) {
         int key = step * TILE, at = step % 2 * TILE;
-        load_tile<TILE, HEAD, D, THREADS>(k_tiles + at * (D + PAD), k + i64(key) * HEAD, keys - key, whole_k);
-        load_tile<TILE, VALUE, E, THREADS>(v_tiles + at * (E + PAD), v + i64(key) * VALUE, keys - key, whole_v);
+        load_tile<K, TILE, HEAD, D, THREADS>(k_tiles + at * (D + PAD), k + key * K::ROW, keys - key, whole_k);
+        load_tile<V, TILE, VALUE, E, THREADS>(v_tiles + at * (E + PAD), v + key * V::ROW, keys - key, whole_v);
     };
 
     f32 sum[ROWS][D / 8][4], row_l[ROWS][2], row_d[ROWS][2];
@@ -58,8 +63,8 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
             for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
     }
 
-    load_tile<BLOCK, HEAD, D, THREADS>(q_tile, q, queries - first, aligned(q, 16));
-    load_tile<BLOCK, VALUE, E, THREADS>(dy_tile, dy, queries - first, aligned(dy, 16));
+    load_tile<Q, BLOCK, HEAD, D, THREADS>(q_tile, q, queries - first, whole_q);
+    load_tile<Dy, BLOCK, VALUE, E, THREADS>(dy_tile, dy, queries - first, whole_y);
     if (steps > 0) load(0);
     copy_async_commit();
 
@@ -108,5 +113,5 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
         for (int j = 0; j < D / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[i][j][e] *= scale;
-    store_rows<ROWS, HEAD, D>(dq + row0 * HEAD, sum, valid);
+    store_rows<Dq, ROWS, HEAD, D>(dq + Dq::at(batch, h, first + warp_row), sum, valid);
 }

@@ -117,6 +117,18 @@ struct Axes {
     }
 };
 
+// Where the rows of an operand of attention are: distances between batches, heads and rows, in elements.
+// The elements of a row lie one after the other.
+template <i64 PER_BATCH, i64 PER_HEAD, i64 PER_ROW> struct Layout {
+    static const i64 ROW = PER_ROW;
+    // Whether every row begins at a multiple of 16 bytes if the first does, for elements of 2 bytes.
+    static const bool WHOLE = PER_BATCH % 8 == 0 && PER_HEAD % 8 == 0 && PER_ROW % 8 == 0;
+
+    static __device__ __forceinline__ i64 at(i64 batch, i64 head, i64 row) {
+        return batch * PER_BATCH + head * PER_HEAD + row * PER_ROW;
+    }
+};
+
 __device__ __forceinline__ i64 global_thread() {
     return i64(blockIdx.x) * blockDim.x + threadIdx.x;
 }

@@ -4,6 +4,7 @@ use super::facts::Facts;
 use super::{emit, region};
 use frit_ir::ops::FusionKind;
 use frit_ir::{Graph, ValueId};
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 /// Index of a cluster.
@@ -15,6 +16,19 @@ pub(super) struct Cluster {
     pub(super) kind: FusionKind,
     /// Positions of its nodes, ascending.
     pub(super) members: Vec<usize>,
+    /// Those of its nodes that it computes for itself alone: they stay nodes of the graph for whatever
+    /// else reads them.
+    pub(super) copies: Vec<usize>,
+}
+
+impl Cluster {
+    /// Its nodes without copies: the region is where these are.
+    pub(super) fn own(&self) -> Cow<'_, [usize]> {
+        if self.copies.is_empty() {
+            return Cow::Borrowed(&self.members);
+        }
+        self.members.iter().copied().filter(|m| !self.copies.contains(m)).collect()
+    }
 }
 
 /// What a region reads and writes.
@@ -26,6 +40,17 @@ pub(super) struct Interface {
     pub(super) results: Vec<ValueId>,
     /// Bytes of both; operands that are reshapes of one value count once.
     pub(super) bytes: u64,
+}
+
+impl Interface {
+    /// The same without the results of these nodes.
+    pub(super) fn without(mut self, facts: &Facts<'_>, copies: &[usize]) -> Interface {
+        let is_copy = |v: &ValueId| copies.contains(&facts.def(*v));
+        let bytes = |v: &ValueId| facts.graph.ty(*v).bytes() as u64;
+        self.bytes -= self.results.iter().filter(|v| is_copy(v)).map(bytes).sum::<u64>();
+        self.results.retain(|v| !is_copy(v));
+        self
+    }
 }
 
 /// All regions so far.
@@ -60,7 +85,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
                 continue;
             }
             if let Some(kind) = self.kind_of(&[position], &[]) {
-                self.add(Cluster { kind, members: vec![position] });
+                self.add(Cluster { kind, members: vec![position], copies: vec![] });
             }
         }
     }
@@ -68,7 +93,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
     /// Adds a cluster that owns its members.
     pub(super) fn add(&mut self, cluster: Cluster) -> ClusterId {
         let id = self.clusters.len();
-        for &member in &cluster.members {
+        for &member in cluster.own().iter() {
             self.owner[member] = Some(id);
             self.computed_by[member] = vec![id];
         }
@@ -158,7 +183,9 @@ impl<'f, 'g> Clusters<'f, 'g> {
 
     /// What cluster `id` reads and writes.
     pub(super) fn interface_of(&self, id: ClusterId) -> Interface {
-        self.cluster(id).map_or_else(Interface::default, |c| self.interface(&c.members, &[id]))
+        self.cluster(id).map_or_else(Interface::default, |c| {
+            self.interface(&c.members, &[id]).without(self.facts, &c.copies)
+        })
     }
 
     /// Bytes that all regions read and write.

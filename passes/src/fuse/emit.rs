@@ -112,11 +112,10 @@ pub(super) fn emit(clusters: &Clusters<'_, '_>) -> Result<(Graph, Remarks), Diag
             items.push((own.max().copied().unwrap_or(cluster.members[0]), Item::Cluster(id)));
         }
     }
-    let read = reshapes_read(clusters, &interfaces);
+    let droppable = droppable(clusters);
+    let read = droppable_read(clusters, &interfaces, &droppable);
     for (position, read) in read.into_iter().enumerate() {
-        let node = facts.node(position);
-        let is_unread_reshape = matches!(node.op, Op::Reshape(_)) && !read;
-        if clusters.owner[position].is_none() && !is_unread_reshape {
+        if clusters.owner[position].is_none() && (read || !droppable[position]) {
             items.push((position, Item::Node(position)));
         }
     }
@@ -146,9 +145,25 @@ pub(super) fn emit(clusters: &Clusters<'_, '_>) -> Result<(Graph, Remarks), Diag
     Ok((emit.graph, emit.remarks))
 }
 
-/// For every position whether it is a reshape that something outside of regions, an operand of a
-/// region, or an output needs.
-fn reshapes_read(clusters: &Clusters<'_, '_>, interfaces: &[Interface]) -> Vec<bool> {
+/// For every position whether the node may go if nothing reads it: reshapes, which regions repeat
+/// inside, and nodes that some region copies.
+fn droppable(clusters: &Clusters<'_, '_>) -> Vec<bool> {
+    let facts = clusters.facts;
+    let is_reshape = |p: usize| matches!(facts.node(p).op, Op::Reshape(_));
+    let mut droppable: Vec<bool> = (0..facts.order.len()).map(is_reshape).collect();
+    for cluster in clusters.clusters.iter().flatten() {
+        cluster.copies.iter().for_each(|&copy| droppable[copy] = true);
+    }
+    droppable
+}
+
+/// For every position whether it is a droppable node that something outside of regions, an operand of
+/// a region, or an output needs.
+fn droppable_read(
+    clusters: &Clusters<'_, '_>,
+    interfaces: &[Interface],
+    droppable: &[bool],
+) -> Vec<bool> {
     let facts = clusters.facts;
     let mut read = vec![false; facts.order.len()];
     let mut mark = |value: ValueId| read[facts.def(value)] = true;
@@ -156,8 +171,7 @@ fn reshapes_read(clusters: &Clusters<'_, '_>, interfaces: &[Interface]) -> Vec<b
     interfaces.iter().flat_map(|i| &i.operands).for_each(|v| mark(*v));
     for position in (0..facts.order.len()).rev() {
         let node = facts.node(position);
-        let is_reshape = matches!(node.op, Op::Reshape(_));
-        if if is_reshape { read[position] } else { clusters.owner[position].is_none() } {
+        if if droppable[position] { read[position] } else { clusters.owner[position].is_none() } {
             node.inputs.iter().for_each(|v| read[facts.def(*v)] = true);
         }
     }

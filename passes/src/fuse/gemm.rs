@@ -27,7 +27,7 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             }
         }
         if members.len() > 1 {
-            clusters.add(Cluster { kind: FusionKind::Gemm, members });
+            clusters.add(Cluster { kind: FusionKind::Gemm, members, copies: vec![] });
         }
     }
 }

@@ -7,8 +7,8 @@
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::region;
-use frit_ir::ops::FusionKind;
 use frit_ir::{Op, ValueId};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 
 /// Nodes between two clusters that merge without an edge between them.
@@ -99,7 +99,7 @@ fn candidates(clusters: &Clusters<'_, '_>) -> Vec<Candidate> {
 }
 
 fn can_grow(clusters: &Clusters<'_, '_>, id: ClusterId) -> bool {
-    clusters.cluster(id).is_some_and(|c| c.kind != FusionKind::Gemm)
+    clusters.cluster(id).is_some_and(|c| !c.kind.is_library())
 }
 
 fn begin(clusters: &Clusters<'_, '_>, id: ClusterId) -> usize {
@@ -129,7 +129,7 @@ fn try_merge(clusters: &mut Clusters<'_, '_>, a: ClusterId, b: ClusterId) -> boo
     }
     clusters.clusters[a] = None;
     clusters.clusters[b] = None;
-    clusters.add(Cluster { kind, members });
+    clusters.add(Cluster { kind, members, copies: vec![] });
     true
 }
 
@@ -157,14 +157,13 @@ fn is_reentrant(
                 }
                 // All of another cluster runs once its last operand is there, so all its results
                 // depend on this value.
-                let alone = [user];
                 let reached = match unit.and_then(|id| clusters.cluster(id)) {
-                    Some(cluster) => &cluster.members[..],
-                    None => &alone[..],
+                    Some(cluster) => cluster.own(),
+                    None => Cow::Owned(vec![user]),
                 };
                 let past = reached[0] > end || reached[reached.len() - 1] < begin;
                 if !past && seen.insert(reached[0]) {
-                    stack.extend(reached);
+                    stack.extend(reached.iter());
                 }
             }
         }
@@ -189,8 +188,9 @@ fn surroundings(clusters: &Clusters<'_, '_>, begin: usize, end: usize) -> (usize
             return (begin, end);
         };
         if let Some(cluster) = clusters.owner[position].and_then(|id| clusters.cluster(id)) {
-            begin = begin.min(cluster.members[0]);
-            end = end.max(cluster.members[cluster.members.len() - 1]);
+            let own = cluster.own();
+            begin = begin.min(own[0]);
+            end = end.max(own[own.len() - 1]);
         }
     }
 }

@@ -9,6 +9,7 @@
 //! elements other than reshape and expand, the scalars of the update, optimizer steps, and every
 //! operation on sharded values, which lowering handles by flat group.
 
+mod attention;
 mod cluster;
 mod col_reduce;
 mod emit;
@@ -56,9 +57,11 @@ impl Pass for Fuse {
     }
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        attention::share_layout(graph)?;
         let facts = Facts::new(graph);
         let mut clusters = Clusters::new(&facts, self.supported);
         gemm::form(&mut clusters);
+        attention::form(&mut clusters);
         clusters.seed();
         let before = clusters.bytes();
         merge::merge(&mut clusters);

@@ -304,9 +304,7 @@ impl<'a> Lowering<'a> {
     fn kernel_kind(&self, node: &Node, body: &Graph) -> KernelKind {
         let generated = |kind| (self.options.generated)(body, kind);
         match &node.op {
-            Op::Fusion(f) if f.kind != FusionKind::Gemm && generated(f.kind) => {
-                KernelKind::Generated
-            }
+            Op::Fusion(f) if !f.kind.is_library() && generated(f.kind) => KernelKind::Generated,
             _ if (self.options.library)(body) => KernelKind::Library,
             Op::Fusion(_) => KernelKind::Interpreted,
             _ if generated(FusionKind::Pointwise) => KernelKind::Generated,

@@ -41,7 +41,8 @@ pub(crate) fn body_of(op: Op, operands: &[&TensorType]) -> Graph {
     body.outputs(&outputs)
 }
 
-fn recipe(body: &Graph) -> Recipe {
+/// The recipe of a body that has one.
+pub(crate) fn recipe(body: &Graph) -> Recipe {
     Recipe::of(body).unwrap_or_else(|| panic!("no recipe for\n{body}"))
 }
 

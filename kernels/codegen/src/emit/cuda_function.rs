@@ -44,7 +44,7 @@ pub(crate) fn emit(program: &Program, symbol: &str) -> Result<CudaFunction, Unsu
         let (text, launch) = function(program, symbol, 0, |e, globals| match program.kind {
             FusionKind::RowReduce => cuda_reduce::rows(e, symbol, globals),
             FusionKind::ColReduce => cuda_reduce::cols(e, symbol, globals, Stage::Whole),
-            FusionKind::Pointwise | FusionKind::Gemm => Ok(pointwise(e)),
+            _ => Ok(pointwise(e)),
         })?;
         return Ok(CudaFunction { text, launches: vec![launch], scratch_bytes: 0 });
     }

@@ -21,7 +21,7 @@ pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> Stri
     match program.kind {
         FusionKind::RowReduce => row_reduce::emit(&mut e, begin, end),
         FusionKind::ColReduce => col_reduce::emit(&mut e, begin, end),
-        FusionKind::Pointwise | FusionKind::Gemm => pointwise::emit(&mut e, begin, end),
+        _ => pointwise::emit(&mut e, begin, end),
     }
     let mut arguments: Vec<String> =
         (0..program.types.len()).map(|i| format!("%arg{i}: {}", e.buffer(i).ty())).collect();

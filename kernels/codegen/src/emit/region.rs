@@ -108,8 +108,8 @@ fn iteration_space(body: &Graph, kind: FusionKind) -> Result<Space, Unsupported>
                 Space::new(rows, cols)
             }
         },
-        FusionKind::Gemm => {
-            return Err(Unsupported::new("fusion", "matrix products are library kernels"));
+        FusionKind::Gemm | FusionKind::Attention => {
+            return Err(Unsupported::new("fusion", "it is a library kernel"));
         }
     };
     if space.sizes.contains(&0) {

@@ -1,12 +1,10 @@
 //! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
 
+use super::attention::AttentionRoutine;
 use super::operand::{Operand, elem};
 use super::{index, order, reduce, window};
-use frit_ir::ops::{Attention as AttentionOp, MatMul, Pad};
+use frit_ir::ops::{MatMul, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
-use frit_kernels::attention::{
-    Attention, BackwardInputs, BackwardOutputs, Mask, MaskKind, Strides,
-};
 use frit_kernels::batch_norm::BatchNorm;
 use frit_kernels::conv::Conv;
 use frit_kernels::copy::StridedCopy;
@@ -44,10 +42,8 @@ pub(super) enum Routine {
     BatchNorm(BatchNorm),
     /// Its gradient.
     BatchNormGrad(BatchNorm),
-    /// Attention; the mask is the fourth operand.
-    Attention(Attention),
-    /// Its gradient; the mask is the seventh operand.
-    AttentionGrad(Attention),
+    /// Attention, or its gradient.
+    Attention(Box<AttentionRoutine>),
     /// Rows of a table.
     Embedding(Embedding),
     /// The gradient for the table.
@@ -87,6 +83,9 @@ impl Routine {
         if let Some(routine) = gemm(body, &nodes, &position) {
             return Some(routine);
         }
+        if nodes.iter().any(|n| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_))) {
+            return AttentionRoutine::of(body).map(|a| Routine::Attention(Box::new(a)));
+        }
         let [node] = nodes[..] else { return None };
         if matches!(node.op, Op::ScatterElements(_) | Op::ScatterNd(_)) {
             return index::scatter(body, node, &position);
@@ -118,13 +117,6 @@ impl Routine {
             }
             Op::BatchNormGrad(op) => {
                 window::batch_norm(op.eps, ins[1], &ins[2..]).map(Routine::BatchNormGrad)
-            }
-            Op::Attention(op) => attention(op, &ins).map(Routine::Attention),
-            Op::AttentionGrad(op) => {
-                let forward = AttentionOp { scale: op.scale, causal: op.causal };
-                let mut operands = ins[1..4].to_vec();
-                operands.extend(ins.get(6));
-                attention(&forward, &operands).map(Routine::AttentionGrad)
             }
             Op::Embedding(_) => embedding(ins[0], ins[1], ins[0], outs[0]).map(Routine::Embedding),
             Op::EmbeddingGrad(_) => {
@@ -168,7 +160,6 @@ impl Routine {
         writes: &[Operand],
     ) -> Result<(), String> {
         let read = |i: usize| reads[i].pointer.cast_const();
-        let optional = |i: usize| reads.get(i).map_or(std::ptr::null(), |o| o.pointer.cast_const());
         // SAFETY: operands are dense, of the types the routine was made from, inside the arenas;
         // verify_plan proves that results overlap no operand.
         unsafe {
@@ -206,34 +197,7 @@ impl Routine {
                     writes[0].pointer,
                     [writes[1].pointer.cast(), writes[2].pointer.cast()],
                 ),
-                Routine::Attention(attention) => attention.forward(
-                    pool,
-                    read(0),
-                    read(1),
-                    read(2),
-                    optional(3),
-                    writes[0].pointer,
-                    writes[1].pointer.cast(),
-                ),
-                Routine::AttentionGrad(attention) => attention.backward(
-                    pool,
-                    &attention.gradient_strides(),
-                    &BackwardInputs {
-                        d_o: read(0),
-                        q: read(1),
-                        k: read(2),
-                        v: read(3),
-                        o: read(4),
-                        lse: read(5).cast(),
-                        mask: optional(6),
-                    },
-                    &BackwardOutputs {
-                        d_q: writes[0].pointer,
-                        d_k: writes[1].pointer,
-                        d_v: writes[2].pointer,
-                        d_mask: writes.get(3).map_or(std::ptr::null_mut(), |d| d.pointer.cast()),
-                    },
-                ),
+                Routine::Attention(attention) => attention.run(pool, reads, writes),
                 Routine::Embedding(embedding) => embedding
                     .forward(pool, read(0), read(1), writes[0].pointer)
                     .map_err(|e| e.to_string())?,
@@ -386,47 +350,6 @@ fn gemm_of(op: &MatMul, a: &TensorType, b: &TensorType, out: &TensorType) -> Opt
         bias: None,
         accumulate: false,
         alpha: 1.0,
-    })
-}
-
-fn attention(op: &AttentionOp, operands: &[&TensorType]) -> Option<Attention> {
-    let d = frit_ir::ops::attention::Dims::of(operands[0], operands[1], operands[2]).ok()?;
-    let mask = match operands.get(3) {
-        None => None,
-        Some(ty) => {
-            let kind = match ty.dtype {
-                DType::F32 => MaskKind::Additive,
-                DType::Bool => MaskKind::Keep,
-                _ => return None,
-            };
-            let full = frit_ir::Shape::from([d.b, d.h, d.t, d.s]);
-            let strides = ty.shape.broadcast_strides(&full)?;
-            Some(Mask {
-                kind,
-                batch: strides[0] as isize,
-                head: strides[1] as isize,
-                query: strides[2] as isize,
-                key: strides[3] as isize,
-            })
-        }
-    };
-    Some(Attention {
-        batch: d.b,
-        heads: d.h,
-        kv_heads: d.g,
-        q_len: d.t,
-        kv_len: d.s,
-        head_dim: d.d,
-        value_dim: d.e,
-        scale: op.scale as f32,
-        causal: op.causal,
-        causal_offset: 0,
-        elem: elem(operands[0].dtype)?,
-        q: Strides::heads_first(d.h, d.t, d.d),
-        k: Strides::heads_first(d.g, d.s, d.d),
-        v: Strides::heads_first(d.g, d.s, d.e),
-        o: Strides::heads_first(d.h, d.t, d.e),
-        mask,
     })
 }
 

@@ -2,11 +2,13 @@
 //! over the rank's threads.
 
 mod arena;
+mod attention;
 mod call;
 pub(in crate::device) mod index;
 mod library;
 mod operand;
 mod order;
+mod ordered;
 mod reduce;
 mod window;
 
@@ -19,8 +21,8 @@ use frit_ir::interpret;
 use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Metric, Place};
 use frit_ir::{Graph, Tensor};
 use frit_kernels::pool::Pool;
-use library::Routine;
 use operand::Operand;
+use ordered::Library;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
@@ -28,13 +30,13 @@ use std::time::Instant;
 /// A kernel made ready.
 enum Code<'a> {
     Generated { function: call::Function, extent: usize, grain: usize },
-    Library(Routine),
+    Library(Library),
     Interpreted(&'a Graph),
 }
 
 /// Whether a hand-written kernel executes this body.
 pub fn has_library_kernel(body: &Graph) -> bool {
-    Routine::of(body).is_some()
+    Library::of(body).is_some()
 }
 
 /// One rank on the CPU.
@@ -144,11 +146,11 @@ impl<'a, C: Communicator> Cpu<'a, C> {
                 call::split(&self.pool, *function, &pointers, *extent, *grain);
                 Ok(())
             }
-            Code::Library(routine) => {
+            Code::Library(library) => {
                 let operand = |p: &Place| Operand { pointer: self.pointer(p), ty: p.ty.clone() };
                 let reads: Vec<Operand> = reads.iter().map(operand).collect();
                 let writes: Vec<Operand> = writes.iter().map(operand).collect();
-                routine.run(&self.pool, &reads, &writes)
+                library.run(&self.pool, &reads, &writes)
             }
             Code::Interpreted(body) => self.interpret(body, reads, writes),
         }
@@ -194,8 +196,8 @@ fn prepare<'a>(
                 .map_err(|reason| RunError::Plan { path: "kernels".into(), reason })?;
             Ok(Code::Generated { function, extent: *extent, grain: (*grain).max(1) })
         }
-        (KernelKind::Library, ..) => match Routine::of(&kernel.body) {
-            Some(routine) => Ok(Code::Library(routine)),
+        (KernelKind::Library, ..) => match Library::of(&kernel.body) {
+            Some(library) => Ok(Code::Library(library)),
             None => Ok(Code::Interpreted(&kernel.body)),
         },
         _ => Ok(Code::Interpreted(&kernel.body)),

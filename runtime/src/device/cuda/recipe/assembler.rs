@@ -29,6 +29,10 @@ impl<'a> Assembler<'a> {
     /// The launches of all nodes; `None` if one has none.
     pub(super) fn assemble(mut self) -> Option<Recipe> {
         let body = self.body;
+        let mut strided = Assembler::new(body);
+        if attention::assemble_strided(&mut strided, body).is_some() {
+            return Some(strided.recipe);
+        }
         let mut nodes: Vec<&Node> =
             body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
         while let Some(&node) = nodes.first() {

@@ -4,7 +4,8 @@ use super::assembler::Assembler;
 use super::kernel::c_type;
 use super::{Argument, Pointer, SourceKernel};
 use frit_ir::ops::attention::Dims;
-use frit_ir::{DType, Node, Op, Shape, TensorType, ValueId};
+use frit_ir::strided::{self, Strided};
+use frit_ir::{DType, Graph, Node, Op, Shape, TensorType};
 
 /// Warps of the blocks of all kernels.
 const WARPS: usize = 4;
@@ -26,48 +27,110 @@ struct Setting<'a> {
     mask: Option<(Pointer, &'a TensorType)>,
     /// Elements of the mask between batches, heads, queries and keys.
     mask_strides: Vec<usize>,
-    /// Operands without the mask, in the order of the kernels.
-    q: Pointer,
-    k: Pointer,
-    v: Pointer,
+    /// Types of the results.
+    types: Vec<&'a TensorType>,
+    q: View,
+    k: View,
+    v: View,
 }
 
+/// An operand or result and the distances between its batches, heads and rows, in elements.
+#[derive(Clone, Copy)]
+struct View {
+    at: Pointer,
+    strides: [usize; 3],
+}
+
+impl View {
+    /// `[batch, heads, rows, size]`, contiguous.
+    fn dense(at: Pointer, ty: &TensorType) -> View {
+        let strides = ty.shape.strides();
+        View { at, strides: [strides[0], strides[1], strides[2]] }
+    }
+
+    /// The view of a body's value; `None` if the elements of a row are not contiguous.
+    fn strided(view: &Strided, place: fn(usize, usize) -> Pointer, dtype: DType) -> Option<View> {
+        let [batch, head, row, 1] = view.strides[..] else { return None };
+        let at = place(view.operand, view.offset * dtype.size());
+        Some(View { at, strides: [batch, head, row] })
+    }
+
+    /// The parameters of the kernels' `Layout`.
+    fn layout(&self) -> String {
+        self.strides.map(|s| s.to_string()).join(",")
+    }
+}
+
+/// One node with dense operands and results.
 pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    match &node.op {
-        Op::Attention(op) => {
-            let s = Setting::of(a, &node.inputs[..3], node.inputs.get(3), op.scale, op.causal)?;
-            let (y, lse) = (a.write(node.outputs[0]), a.write(node.outputs[1]));
-            s.forward(a, y, lse)
+    let first = usize::from(matches!(node.op, Op::AttentionGrad(_)));
+    let mut read = |i: usize| Some(View::dense(a.read(node.inputs[i])?, a.ty(node.inputs[i])));
+    let qkv = [read(first)?, read(first + 1)?, read(first + 2)?];
+    let outer = if first == 1 { Some([read(0)?, read(4)?]) } else { None };
+    let s = Setting::of(a, node, qkv)?;
+    let results: Vec<Pointer> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    let result = |i: usize| View::dense(results[i], s.types[i]);
+    match outer {
+        None => s.forward(a, result(0), results[1]),
+        Some([dy, y]) => {
+            let lse = a.read(node.inputs[5])?;
+            let d_qkv = [result(0), result(1), result(2)];
+            s.backward(a, [dy, y], lse, d_qkv, results.get(3).copied())
         }
-        Op::AttentionGrad(op) => {
-            let (mask, scale) = (node.inputs.get(6), op.scale);
-            let s = Setting::of(a, &node.inputs[1..4], mask, scale, op.causal)?;
-            s.backward(a, node)
+    }
+}
+
+/// A body of one attention, or gradient, and layout operations that strides stand for; `None`, and
+/// nothing launched, if it is no such body, or the kernels that take strides do not compute it.
+pub(super) fn assemble_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+    let is_attention = |n: &&Node| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_));
+    let mut attentions = body.nodes().map(|(_, n)| n).filter(is_attention);
+    let (Some(node), None) = (attentions.next(), attentions.next()) else { return None };
+    let first = usize::from(matches!(node.op, Op::AttentionGrad(_)));
+    let dtype = body.ty(node.inputs[first]).dtype;
+    let read =
+        |i: usize| View::strided(&strided::read(body, node.inputs[i])?, Pointer::Read, dtype);
+    let qkv = [read(first)?, read(first + 1)?, read(first + 2)?];
+    let outer = if first == 1 { Some([read(0)?, read(4)?]) } else { None };
+    let written = strided::results(body, node)?;
+    let result = |i: usize| View::strided(&written[i], Pointer::Write, dtype);
+    let s = Setting::of(a, node, qkv)?;
+    if !s.has_tensor_cores() || written.len() > 3 {
+        return None;
+    }
+    match outer {
+        None => {
+            let lse = Pointer::Write(written[1].operand, 0);
+            written[1].is_dense(s.types[1].shape.dims()).then_some(())?;
+            s.forward(a, result(0)?, lse)
         }
-        _ => None,
+        Some([dy, y]) => {
+            let lse = a.read(node.inputs[5])?;
+            s.backward(a, [dy, y], lse, [result(0)?, result(1)?, result(2)?], None)
+        }
     }
 }
 
 impl<'a> Setting<'a> {
-    fn of(
-        a: &mut Assembler<'a>,
-        qkv: &[ValueId],
-        mask: Option<&ValueId>,
-        scale: f64,
-        causal: bool,
-    ) -> Option<Setting<'a>> {
-        let types: Vec<&TensorType> = qkv.iter().map(|v| a.ty(*v)).collect();
+    fn of(a: &mut Assembler<'a>, node: &Node, [q, k, v]: [View; 3]) -> Option<Setting<'a>> {
+        let (first, mask, scale, causal) = match &node.op {
+            Op::Attention(op) => (0, node.inputs.get(3), op.scale, op.causal),
+            Op::AttentionGrad(op) => (1, node.inputs.get(6), op.scale, op.causal),
+            _ => return None,
+        };
+        let types: Vec<&TensorType> =
+            node.inputs[first..first + 3].iter().map(|v| a.ty(*v)).collect();
         let dims = Dims::of(types[0], types[1], types[2]).ok()?;
         c_type(types[0].dtype)?;
         if dims.d == 0 || dims.e == 0 {
             return None;
         }
-        let (mut strides, mut operand) = (vec![0; 4], None);
+        let (mut mask_strides, mut operand) = (vec![0; 4], None);
         if let Some(mask) = mask {
             let ty = a.ty(*mask);
             c_type(ty.dtype)?;
             let full = Shape::from([dims.b, dims.h, dims.t, dims.s]);
-            strides = ty.shape.broadcast_strides(&full)?;
+            mask_strides = ty.shape.broadcast_strides(&full)?;
             operand = Some((a.read(*mask)?, ty));
         }
         Some(Setting {
@@ -76,10 +139,11 @@ impl<'a> Setting<'a> {
             scale,
             causal,
             mask: operand,
-            mask_strides: strides,
-            q: a.read(qkv[0])?,
-            k: a.read(qkv[1])?,
-            v: a.read(qkv[2])?,
+            mask_strides,
+            types: node.outputs.iter().map(|v| a.ty(*v)).collect(),
+            q,
+            k,
+            v,
         })
     }
 
@@ -132,7 +196,10 @@ impl<'a> Setting<'a> {
                 .define("E", e)
                 .define("FOLDED", u8::from(folded))
                 .define("WARPS", WARPS)
-                .define("ROWS", rows),
+                .define("ROWS", rows)
+                .define("Q_LAYOUT", self.q.layout())
+                .define("K_LAYOUT", self.k.layout())
+                .define("V_LAYOUT", self.v.layout()),
         )
     }
 
@@ -141,7 +208,7 @@ impl<'a> Setting<'a> {
         let d = &self.dims;
         let mut words = vec![d.h as i64, d.g as i64, d.t as i64, d.s as i64];
         words.extend(self.mask_strides.iter().map(|s| *s as i64));
-        let mut kernel = kernel.pointer(self.mask.map_or(self.q, |(at, _)| at));
+        let mut kernel = kernel.pointer(self.mask.map_or(self.q.at, |(at, _)| at));
         kernel.arguments.push(Argument::Words(words));
         match self.wide() {
             DType::F64 => kernel.arguments.push(Argument::F64(self.scale)),
@@ -150,7 +217,7 @@ impl<'a> Setting<'a> {
         kernel
     }
 
-    fn forward(&self, a: &mut Assembler<'_>, y: Pointer, lse: Pointer) -> Option<()> {
+    fn forward(&self, a: &mut Assembler<'_>, y: View, lse: Pointer) -> Option<()> {
         if self.rows() == 0 {
             return Some(());
         }
@@ -166,7 +233,10 @@ impl<'a> Setting<'a> {
             };
             let block = WARPS * rows * 16;
             let shared = (block + keys) * (d + PAD) + keys * (e + PAD);
-            let kernel = self.tiled("attention", "attention", rows)?.define("KEYS", keys);
+            let kernel = self
+                .tiled("attention", "attention", rows)?
+                .define("KEYS", keys)
+                .define("Y_LAYOUT", y.layout());
             (kernel.shared(shared * self.element.size())?, block)
         } else {
             let (rows, block) = self.plain_rows();
@@ -175,8 +245,9 @@ impl<'a> Setting<'a> {
             let kernel = self.kernel("attention_plain", "attention_plain")?.define("R", rows);
             (kernel.shared(shared * self.wide().size())?, block)
         };
-        let kernel = kernel.grid(heads * self.dims.t.div_ceil(block))?.pointer(y).pointer(lse);
-        let kernel = [self.q, self.k, self.v].into_iter().fold(kernel, SourceKernel::pointer);
+        let kernel = kernel.grid(heads * self.dims.t.div_ceil(block))?.pointer(y.at).pointer(lse);
+        let operands = [self.q.at, self.k.at, self.v.at];
+        let kernel = operands.into_iter().fold(kernel, SourceKernel::pointer);
         a.run(self.finish(kernel));
         Some(())
     }
@@ -188,31 +259,39 @@ impl<'a> Setting<'a> {
         (rows, rows * WARPS)
     }
 
-    fn backward(&self, a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-        let (dy, y) = (a.read(node.inputs[0])?, a.read(node.inputs[4])?);
-        let lse = a.read(node.inputs[5])?;
-        let results: Vec<Pointer> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    fn backward(
+        &self,
+        a: &mut Assembler<'_>,
+        [dy, y]: [View; 2],
+        lse: Pointer,
+        d_qkv: [View; 3],
+        d_mask: Option<Pointer>,
+    ) -> Option<()> {
         let delta = a.scratch(self.rows() * self.wide().size());
         if self.rows() > 0 {
             a.run(
                 SourceKernel::new("attention_delta", "attention_delta")
                     .define("T", c_type(self.element)?)
                     .define("VALUE", self.dims.e)
+                    .define("DY_LAYOUT", dy.layout())
+                    .define("Y_LAYOUT", y.layout())
                     .threads(self.rows() * 32)
                     .pointer(delta)
-                    .pointer(dy)
-                    .pointer(y)
-                    .i64(self.rows()),
+                    .pointer(dy.at)
+                    .pointer(y.at)
+                    .i64(self.rows())
+                    .i64(self.dims.h)
+                    .i64(self.dims.t),
             );
         }
-        let operands = [dy, self.q, self.k, self.v, lse, delta];
+        let operands = [dy.at, self.q.at, self.k.at, self.v.at, lse, delta];
         if self.has_tensor_cores() {
-            self.tiled_gradients(a, &results, operands)?;
+            self.tiled_gradients(a, dy, d_qkv, operands)?;
         } else {
-            self.plain_gradients(a, &results, operands)?;
+            self.plain_gradients(a, d_qkv.map(|d| d.at), operands)?;
         }
-        match results.get(3) {
-            Some(dmask) => self.mask_gradient(a, node, *dmask, operands),
+        match d_mask {
+            Some(d_mask) => self.mask_gradient(a, d_mask, operands),
             None => Some(()),
         }
     }
@@ -220,7 +299,8 @@ impl<'a> Setting<'a> {
     fn tiled_gradients(
         &self,
         a: &mut Assembler<'_>,
-        results: &[Pointer],
+        dy: View,
+        [dq, dk, dv]: [View; 3],
         operands: [Pointer; 6],
     ) -> Option<()> {
         let (d, e) = self.padded();
@@ -240,10 +320,13 @@ impl<'a> Setting<'a> {
                     .define("TILE", tile)
                     .define("WANT_K", k)
                     .define("WANT_V", v)
+                    .define("DY_LAYOUT", dy.layout())
+                    .define("DK_LAYOUT", dk.layout())
+                    .define("DV_LAYOUT", dv.layout())
                     .shared(shared(block, tile) + 4 * tile * size_of::<f32>())?
                     .grid(self.dims.b * self.dims.g * self.dims.s.div_ceil(block))?
-                    .pointer(results[1])
-                    .pointer(results[2]);
+                    .pointer(dk.at)
+                    .pointer(dv.at);
                 a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
             }
         }
@@ -258,9 +341,11 @@ impl<'a> Setting<'a> {
             let kernel = self
                 .tiled("attention_grad_queries", "attention_grad_queries", rows)?
                 .define("TILE", tile)
+                .define("DY_LAYOUT", dy.layout())
+                .define("DQ_LAYOUT", dq.layout())
                 .shared(shared(block, tile))?
                 .grid(self.dims.b * self.dims.h * self.dims.t.div_ceil(block))?
-                .pointer(results[0]);
+                .pointer(dq.at);
             a.run(self.finish(operands.into_iter().fold(kernel, SourceKernel::pointer)));
         }
         Some(())
@@ -269,7 +354,7 @@ impl<'a> Setting<'a> {
     fn plain_gradients(
         &self,
         a: &mut Assembler<'_>,
-        results: &[Pointer],
+        results: [Pointer; 3],
         operands: [Pointer; 6],
     ) -> Option<()> {
         let (rows, block) = self.plain_rows();
@@ -304,12 +389,11 @@ impl<'a> Setting<'a> {
     fn mask_gradient(
         &self,
         a: &mut Assembler<'_>,
-        node: &Node,
         dmask: Pointer,
         operands: [Pointer; 6],
     ) -> Option<()> {
         let (rows, block) = self.plain_rows();
-        let ty = a.ty(node.outputs[3]);
+        let ty = self.types[3];
         let d = &self.dims;
         if self.rows() == 0 || d.s == 0 {
             return a.fill(dmask, ty, 0.0);
