@@ -68,9 +68,8 @@ fn with_operands_in_order(body: &Graph) -> Option<(Graph, Vec<Source>)> {
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     let mut sources = Vec::new();
     let mut made = Vec::new();
-    let mut add = |op: Op, inputs: &[ValueId]| {
-        ordered.add(op, inputs, Origin::none(), Region::Forward).ok()
-    };
+    let mut add =
+        |op: Op, inputs: &[ValueId]| ordered.add(op, inputs, Origin::none(), Region::Forward).ok();
     for value in operands {
         let ty = body.ty(value).clone();
         let input = Op::Input(Input { name: sources.len().to_string(), ty: ty.clone() });

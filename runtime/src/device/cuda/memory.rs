@@ -7,8 +7,9 @@ use frit_ir::plan::{ALIGNMENT, Arena, Place, Plan, Stream};
 
 /// Workspace of matrix products, in bytes: what NVIDIA recommends for Hopper.
 const PRODUCT_WORKSPACE: usize = 32 << 20;
-/// Bytes that every rank can hand to every other at once, outside of the plan's collectives.
-const EXCHANGE: usize = 1 << 20;
+/// Memory for exchanges outside of the plan's collectives, in bytes, and the least of it for each rank.
+const EXCHANGE: usize = 8 << 20;
+const EXCHANGE_OF_RANK: usize = 4 << 10;
 /// `i64` of one task's [`super::recipe::Pointer::Fault`].
 pub(super) const FAULT_WORDS: usize = 3;
 
@@ -76,7 +77,10 @@ impl Memory {
             let bytes = if n.products { PRODUCT_WORKSPACE } else { 0 };
             (place(bytes), bytes)
         });
-        let exchange = if plan.world_size > 1 { EXCHANGE * (plan.world_size + 1) } else { 0 };
+        let exchange = match plan.world_size {
+            1 => 0,
+            n => EXCHANGE.max(EXCHANGE_OF_RANK * n),
+        };
         let exchange = (place(exchange), exchange);
         let staging = [(); 2].map(|()| place(input_bytes(plan)));
         let report = place(report_bytes(plan, n_faults));
