@@ -89,6 +89,8 @@ pub fn compile(
     }
     let (mut plan, constants, object) = plan(&graph, config, &options, capacity, &run.context)?;
     plan.shuffle = config.data.shuffle;
+    plan.drop_last = config.data.drop_last;
+    plan.cast_baseline = run.context.cast_baseline.unwrap_or_default();
     plan.reports = run.reports;
     plan.lints = run.context.warnings.clone();
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;

@@ -19,29 +19,32 @@ use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
 use frit_passes::shard::{Shard, Strategy, Wrap};
 use frit_passes::simplify::Simplify;
-use frit_passes::update::{Optimizer, Schedule, Update};
+use frit_passes::update::{ParamGroup, ParamGroups, Update};
 use frit_passes::{Pass, PassInfo, Property};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// What the passes need to know.
 #[derive(Clone, Debug)]
 pub struct Options {
     loss: Loss,
-    compute: DType,
-    overrides: Vec<Override>,
+    autocast: Autocast,
+    narrow_gathers: bool,
     padding: PadMode,
     /// What is compiled for.
     pub(crate) backend: Backend,
     accumulation: usize,
     scaling: LossScaling,
-    optimizer: Optimizer,
-    clip_grad_norm: f64,
-    schedule: Schedule,
+    optimizer: OptimizerKind,
+    schedule: ScheduleKind,
+    hypers: BTreeMap<&'static str, f64>,
+    groups: ParamGroups,
+    ema: bool,
     world_size: usize,
     strategy: Strategy,
     wrap: Wrap,
     reshard_after_forward: Vec<String>,
     no_sync: bool,
+    reduce_dtype: DType,
 }
 
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
@@ -51,7 +54,7 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Canonicalize {}),
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
-        Box::new(Autocast { compute: o.compute, overrides: o.overrides.clone() }),
+        Box::new(o.autocast.clone()),
         Box::new(PadTensorCores {
             mode: o.padding,
             target_is_cuda: matches!(o.backend, Backend::Cuda(_)),
@@ -67,8 +70,10 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
         Box::new(LossScalePass { scaling: o.scaling }),
         Box::new(Update {
             optimizer: o.optimizer,
-            clip_grad_norm: o.clip_grad_norm,
             schedule: o.schedule,
+            hypers: o.hypers.clone(),
+            groups: o.groups.clone(),
+            ema: o.ema,
             scaling: o.scaling,
             accumulation: o.accumulation,
             capacity,
@@ -80,8 +85,9 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
             wrap: o.wrap.clone(),
             reshard_after_forward: o.reshard_after_forward.clone(),
             no_sync: o.no_sync,
+            reduce_dtype: o.reduce_dtype,
         }),
-        Box::new(Simplify::default()),
+        Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
         Box::new(Fuse { supported: o.backend.fuses() }),
     ]
@@ -122,14 +128,17 @@ impl Options {
             Err(Diagnostic::error("E055", format!("`{key} = {value}` is not implemented yet")))
         };
         refuse(c.sharding.cpu_offload, "sharding.cpu_offload", "true")?;
-        refuse(c.sharding.param_dtype.is_some(), "sharding.param_dtype", "other than auto")?;
-        refuse(c.sharding.buffer_dtype.is_some(), "sharding.buffer_dtype", "other than auto")?;
-        let reduce = c.sharding.reduce_dtype;
-        refuse(reduce != DType::F32, "sharding.reduce_dtype", reduce.name())?;
+        let exchanged = [
+            ("sharding.param_dtype", c.sharding.param_dtype),
+            ("sharding.buffer_dtype", c.sharding.buffer_dtype),
+            ("sharding.reduce_dtype", Some(c.sharding.reduce_dtype)),
+        ];
+        for (key, dtype) in exchanged {
+            refuse(dtype == Some(DType::F64), key, "fp64")?;
+        }
         let recompute = c.memory.recompute;
         refuse(recompute != choices::Recompute::None, "memory.recompute", recompute.word())?;
         refuse(c.memory.budget.is_some(), "memory.budget", "other than none")?;
-        refuse(c.optimizer.ema != 0.0, "optimizer.ema", "other than 0")?;
         refuse(c.loss.kind == choices::LossKind::None, "loss.kind", "none")?;
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
@@ -138,17 +147,23 @@ impl Options {
         refuse(c.data.validation != "none", "data.validation", "other than none")?;
         let kind = match c.optimizer.kind {
             choices::Optimizer::Adamw => OptimizerKind::Adamw,
+            choices::Optimizer::Adam => OptimizerKind::Adam,
             choices::Optimizer::Sgd => OptimizerKind::Sgd,
             choices::Optimizer::Momentum => OptimizerKind::Momentum,
-            other => {
-                refuse(true, "optimizer.kind", other.word())?;
-                OptimizerKind::Adamw
-            }
+            choices::Optimizer::Nesterov => OptimizerKind::Nesterov,
+            choices::Optimizer::Lion => OptimizerKind::Lion,
+            choices::Optimizer::Adafactor => OptimizerKind::Adafactor,
         };
+        let strategy = strategy(c);
+        if !kind.is_elementwise() && strategy.shards(c.sharding.ranks) > 1 {
+            let message = format!("{} steps whole parameters", c.optimizer.kind.word());
+            return Err(Diagnostic::error("E055", message)
+                .help("set sharding.strategy = \"no_shard\", or choose another optimizer"));
+        }
         Ok(Options {
             loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
-            compute: c.precision.compute,
-            overrides: overrides(c)?,
+            autocast: autocast(c)?,
+            narrow_gathers: c.sharding.param_dtype != Some(DType::F32),
             padding: match c.padding.tensor_cores {
                 Padding::Auto => PadMode::Auto,
                 Padding::Always => PadMode::On,
@@ -157,41 +172,91 @@ impl Options {
             backend: Backend::of(c)?,
             accumulation: c.run.accumulation,
             scaling: scaling(c),
-            optimizer: Optimizer {
-                kind,
-                lr: c.optimizer.lr,
-                beta1: c.optimizer.betas[0],
-                beta2: c.optimizer.betas[1],
-                eps: c.optimizer.eps,
-                weight_decay: c.optimizer.weight_decay,
-                momentum: c.optimizer.momentum,
+            optimizer: kind,
+            schedule: match c.schedule.kind {
+                choices::Schedule::Constant => ScheduleKind::Constant,
+                choices::Schedule::Linear => ScheduleKind::Linear,
+                choices::Schedule::Cosine => ScheduleKind::Cosine,
+                choices::Schedule::Step => ScheduleKind::Step,
+                choices::Schedule::OneCycle => ScheduleKind::OneCycle,
             },
-            clip_grad_norm: c.optimizer.clip_grad_norm,
-            schedule: Schedule {
-                kind: match c.schedule.kind {
-                    choices::Schedule::Constant => ScheduleKind::Constant,
-                    choices::Schedule::Linear => ScheduleKind::Linear,
-                    choices::Schedule::Cosine => ScheduleKind::Cosine,
-                },
-                warmup_steps: c.schedule.warmup_steps as f64,
-                total_steps: c.schedule.total_steps as f64,
-                min_lr: c.schedule.min_lr,
-            },
+            hypers: hypers(c),
+            groups: groups(c),
+            ema: c.optimizer.ema != 0.0,
             world_size: c.sharding.ranks,
-            strategy: strategy(c),
+            strategy,
             wrap: wrap(&c.sharding.wrap)?,
             reshard_after_forward: c.sharding.reshard_after_forward.clone(),
             no_sync: c.sharding.no_sync,
+            reduce_dtype: c.sharding.reduce_dtype,
         })
     }
 }
 
-fn overrides(config: &Config) -> Result<Vec<Override>, Diagnostic> {
-    let convert = |o: &crate::config::Override| {
-        let dtype = o.dtype.parse().map_err(|e: String| Diagnostic::error("E051", e))?;
-        Ok(Override { scope: o.scope.clone(), op: o.op.clone(), dtype })
+fn autocast(config: &Config) -> Result<Autocast, Diagnostic> {
+    let parse = |text: &String| -> Result<DType, Diagnostic> {
+        text.parse().map_err(|e: String| Diagnostic::error("E051", e))
     };
-    config.precision.overrides.iter().map(convert).collect()
+    let convert = |o: &crate::config::Override| {
+        let (dtype, output) = (parse(&o.dtype)?, o.output.as_ref().map(parse).transpose()?);
+        Ok(Override { scope: o.scope.clone(), op: o.op.clone(), dtype, output })
+    };
+    let overrides: Result<Vec<Override>, Diagnostic> =
+        config.precision.overrides.iter().map(convert).collect();
+    let (p, s) = (&config.precision, &config.sharding);
+    // What is f32 anyway is not rounded.
+    let narrow = |dtype: Option<DType>| dtype.filter(|d| *d != DType::F32);
+    let param_dtype = s.param_dtype.or(p.pure.then_some(p.compute));
+    Ok(Autocast {
+        compute: p.compute,
+        pure: p.pure && p.compute != DType::F32,
+        param_dtype: narrow(param_dtype),
+        buffer_dtype: narrow(s.buffer_dtype),
+        overrides: overrides?,
+    })
+}
+
+/// What may be changed when the plan is run, by key.
+fn hypers(config: &Config) -> BTreeMap<&'static str, f64> {
+    let (o, s, p) = (&config.optimizer, &config.schedule, &config.precision);
+    BTreeMap::from([
+        ("optimizer.lr", o.lr),
+        ("optimizer.beta1", o.betas[0]),
+        ("optimizer.beta2", o.betas[1]),
+        ("optimizer.eps", o.eps),
+        ("optimizer.weight_decay", o.weight_decay),
+        ("optimizer.momentum", o.momentum),
+        ("optimizer.dampening", o.dampening),
+        ("optimizer.decay_exponent", o.decay_exponent),
+        ("optimizer.relative_eps", o.relative_eps),
+        ("optimizer.update_threshold", o.update_threshold),
+        ("optimizer.clip_grad_norm", o.clip_grad_norm),
+        ("optimizer.clip_grad_value", o.clip_grad_value),
+        ("optimizer.ema", o.ema),
+        ("schedule.warmup_steps", s.warmup_steps as f64),
+        ("schedule.total_steps", s.total_steps as f64),
+        ("schedule.min_lr", s.min_lr),
+        ("schedule.step_size", s.step_size as f64),
+        ("schedule.gamma", s.gamma),
+        ("schedule.pct_start", s.pct_start),
+        ("schedule.div_factor", s.div_factor),
+        ("schedule.final_div_factor", s.final_div_factor),
+        ("precision.growth_factor", p.growth_factor),
+        ("precision.backoff_factor", p.backoff_factor),
+        ("precision.growth_interval", p.growth_interval as f64),
+    ])
+}
+
+fn groups(config: &Config) -> ParamGroups {
+    let group = |g: &crate::config::ParamGroup| ParamGroup {
+        scope: g.scope.clone(),
+        lr: g.lr,
+        weight_decay: g.weight_decay,
+    };
+    ParamGroups {
+        only_matrices_decay: config.optimizer.decay == choices::Decay::Matrices,
+        groups: config.optimizer.groups.iter().map(group).collect(),
+    }
 }
 
 /// `auto` scales dynamically for f16 and not at all otherwise.

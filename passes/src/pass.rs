@@ -1,6 +1,6 @@
 //! What a pass is: a transformation of the graph with its contract as data.
 
-use frit_ir::plan::UnitSpec;
+use frit_ir::plan::{CastBaseline, UnitSpec};
 use frit_ir::{Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
 
@@ -91,6 +91,8 @@ pub struct PassContext {
     pub warnings: Vec<Diagnostic>,
     /// FSDP units, once `shard` has run.
     pub units: Vec<UnitSpec>,
+    /// The casts of PyTorch's autocast, once `autocast` has run.
+    pub cast_baseline: Option<CastBaseline>,
 }
 
 impl PassContext {

@@ -17,13 +17,15 @@ const GRAPH: &str = r#"graph @g world=1 {
 fn warnings(compute: DType, exception: Option<Override>) -> Vec<String> {
     let mut graph = text::parse(GRAPH).expect("parses");
     let mut context = PassContext::default();
-    let pass = Autocast { compute, overrides: exception.into_iter().collect() };
+    let overrides = exception.into_iter().collect();
+    let pass = Autocast { overrides, ..Autocast::new(compute) };
     pass.run(&mut graph, &mut context).expect("runs");
     context.warnings.iter().map(|w| w.code.clone()).collect()
 }
 
 fn exception(scope: Option<&str>, op: Option<&str>, dtype: DType) -> Option<Override> {
-    Some(Override { scope: scope.map(String::from), op: op.map(String::from), dtype })
+    let (scope, op) = (scope.map(String::from), op.map(String::from));
+    Some(Override { scope, op, dtype, output: None })
 }
 
 #[test]
@@ -48,7 +50,7 @@ fn an_override_that_applies_to_nothing() {
 #[test]
 fn only_f32_f16_and_bf16_compute() {
     let mut graph = text::parse(GRAPH).expect("parses");
-    let pass = Autocast { compute: DType::F64, overrides: Vec::new() };
+    let pass = Autocast::new(DType::F64);
     let error = pass.run(&mut graph, &mut PassContext::default()).expect_err("refused");
     assert_eq!(error.code, "E221");
 }

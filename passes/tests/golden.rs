@@ -85,10 +85,14 @@ impl Header {
                     scope: self.get("scope").map(String::from),
                     op: self.get("op").map(String::from),
                     dtype,
+                    output: self.dtype("output"),
                 });
                 Box::new(Autocast {
-                    compute: self.dtype("compute").unwrap_or(DType::BF16),
                     overrides: exception.into_iter().collect(),
+                    pure: self.get("pure").is_some(),
+                    param_dtype: self.dtype("param_dtype"),
+                    buffer_dtype: self.dtype("buffer_dtype"),
+                    ..Autocast::new(self.dtype("compute").unwrap_or(DType::BF16))
                 })
             }
             "pad_tensor_cores" => Box::new(PadTensorCores {

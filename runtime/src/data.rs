@@ -24,6 +24,8 @@ pub struct Data {
     ranks: usize,
     accumulation: usize,
     batch: usize,
+    /// Whether what is left after the last full step of an epoch makes a smaller step.
+    keep_rest: bool,
     /// The seed of the order, if examples are shuffled.
     seed: Option<u64>,
     /// The epoch whose order was last asked for, and the order.
@@ -35,6 +37,14 @@ struct Column {
     bytes: Vec<u8>,
     /// Bytes of one example; `None` if the tensor is replicated.
     example: Option<usize>,
+}
+
+/// Where a step is in the data.
+struct Place {
+    epoch: usize,
+    /// First example within the epoch's order.
+    first: usize,
+    micro_steps: usize,
 }
 
 struct Array {
@@ -80,17 +90,19 @@ impl Data {
         }
         let (ranks, accumulation) = (plan.world_size, plan.accumulation);
         let n_examples = n_examples.unwrap_or(batch * ranks * accumulation);
-        let needed = batch * ranks * accumulation;
+        let keep_rest = !plan.drop_last;
+        let micro_steps = if keep_rest { 1 } else { accumulation };
+        let needed = batch * ranks * micro_steps;
         if n_examples < needed {
             let reason = format!(
                 "{n_examples} examples are fewer than one global batch of {needed} \
-                 ({batch} per rank × {ranks} ranks × {accumulation} micro-steps)"
+                 ({batch} per rank × {ranks} ranks × {micro_steps} micro-steps)"
             );
             return Err(RunError::data(path, reason));
         }
         let seed = plan.shuffle.then_some(plan.seed);
         let order = Mutex::new((usize::MAX, Arc::from([])));
-        Ok(Data { columns, n_examples, ranks, accumulation, batch, seed, order })
+        Ok(Data { columns, n_examples, ranks, accumulation, batch, keep_rest, seed, order })
     }
 
     /// Examples of one step over all ranks.
@@ -100,14 +112,14 @@ impl Data {
 
     /// Where step `step` begins to read.
     pub fn position(&self, step: usize) -> Position {
-        let steps = self.n_examples / self.global_batch();
-        Position { epoch: step / steps, example: step % steps * self.global_batch() }
+        let Place { epoch, first, .. } = self.place(step);
+        Position { epoch, example: first }
     }
 
     /// The step that begins to read at a position or, where the global batch had another size when it was
     /// noted, whose batch holds it.
     pub fn step_at(&self, position: Position) -> usize {
-        let steps = self.n_examples / self.global_batch();
+        let steps = self.steps_per_epoch();
         position.epoch * steps + (position.example / self.global_batch()).min(steps - 1)
     }
 
@@ -122,10 +134,9 @@ impl Data {
         rank: usize,
         mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let global = self.global_batch();
-        let batches = self.n_examples / global;
-        let first = (step % batches) * global + (rank * self.accumulation + micro) * self.batch;
-        let order = self.seed.map(|seed| self.order(seed, step / batches));
+        let Place { epoch, first, micro_steps } = self.place(step);
+        let first = first + (rank * micro_steps + micro) * self.batch;
+        let order = self.seed.map(|seed| self.order(seed, epoch));
         let mut picked = Vec::new();
         for column in &self.columns {
             match (column.example, &order) {
@@ -144,6 +155,29 @@ impl Data {
             }
         }
         Ok(())
+    }
+
+    /// Micro-steps of a step: fewer at the end of an epoch if the rest is kept and does not fill a step.
+    pub fn micro_steps(&self, step: usize) -> usize {
+        self.place(step).micro_steps
+    }
+
+    /// Micro-steps that the examples left after the last full step of an epoch fill, if they are kept.
+    fn rest(&self) -> usize {
+        let rest = self.n_examples % self.global_batch() / (self.batch * self.ranks);
+        if self.keep_rest { rest } else { 0 }
+    }
+
+    fn steps_per_epoch(&self) -> usize {
+        self.n_examples / self.global_batch() + usize::from(self.rest() > 0)
+    }
+
+    fn place(&self, step: usize) -> Place {
+        let (global, steps) = (self.global_batch(), self.steps_per_epoch());
+        let at = step % steps;
+        let is_full = (at + 1) * global <= self.n_examples;
+        let micro_steps = if is_full { self.accumulation } else { self.rest() };
+        Place { epoch: step / steps, first: at * global, micro_steps }
     }
 
     /// The order of an epoch's examples.
@@ -290,7 +324,7 @@ mod tests {
         let column = Column { buffer: 0, bytes: (0..n as u8).collect(), example: Some(1) };
         let order = Mutex::new((usize::MAX, Arc::from([])));
         let (columns, accumulation, batch) = (vec![column], 1, 2);
-        Data { columns, n_examples: n, ranks, accumulation, batch, seed, order }
+        Data { columns, n_examples: n, ranks, accumulation, batch, keep_rest: false, seed, order }
     }
 
     /// The examples of an epoch, step by step and rank by rank.
@@ -326,6 +360,28 @@ mod tests {
         assert_eq!(one.position(13), Position { epoch: 1, example: 2 });
         // The last examples of an epoch that the larger batch leaves out.
         assert_eq!(data(10, 2, None).step_at(data(10, 1, None).position(4)), 1);
+    }
+
+    #[test]
+    fn the_rest_of_an_epoch_makes_a_smaller_step() {
+        // Steps of 3 micro-steps of 2 ranks × 2 examples; 21 examples are one step, 2 micro-steps, and
+        // one example that fills no micro-step.
+        let mut data = data(21, 2, None);
+        (data.accumulation, data.keep_rest) = (3, true);
+        assert_eq!((0..4).map(|s| data.micro_steps(s)).collect::<Vec<_>>(), [3, 2, 3, 2]);
+        let mut seen = Vec::new();
+        for rank in 0..2 {
+            for micro in 0..2 {
+                let put = |_, bytes: &[u8]| {
+                    seen.extend_from_slice(bytes);
+                    Ok::<(), ()>(())
+                };
+                data.feed(3, micro, rank, put).unwrap();
+            }
+        }
+        assert_eq!(seen, [12, 13, 14, 15, 16, 17, 18, 19]);
+        data.keep_rest = false;
+        assert_eq!((0..3).map(|s| data.micro_steps(s)).collect::<Vec<_>>(), [3, 3, 3]);
     }
 
     #[test]

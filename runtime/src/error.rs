@@ -74,6 +74,25 @@ pub enum RunError {
         /// Those there are.
         known: String,
     },
+    /// A hyper-parameter that is set to what it cannot be.
+    #[error("`{name}` cannot be {value}; it must be a number of at least 0")]
+    HyperValue {
+        /// The name given.
+        name: String,
+        /// The value given.
+        value: f64,
+    },
+    /// The moving average is asked for, but not kept.
+    #[error(
+        "the plan keeps no moving average of its parameters; compile it with --set optimizer.ema=0.999"
+    )]
+    NoEma,
+    /// A reduction of a type that ranks do not combine.
+    #[error("ranks cannot combine {dtype}; a plan reduces f32, f16 or bf16")]
+    Exchange {
+        /// The type.
+        dtype: frit_ir::DType,
+    },
     /// A task failed.
     #[error("task `{task}` on rank {rank} failed: {reason}")]
     Task {

@@ -17,8 +17,9 @@ use crate::gradients::{self, Gradients, Parts};
 use crate::interrupt::Stop;
 use crate::metrics::{StepMetrics, Writer};
 use crate::plan_dir::{CUDA, PlanDir};
-use crate::save::{self, Tensors};
+use crate::save::{self, Tensors, Version};
 use crate::trace;
+use frit_ir::ops::EMA;
 use frit_ir::ops::random::RNG;
 use frit_ir::plan::{ParamHome, Plan, sha256_hex};
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub struct RunOptions {
     pub dump_grads: Option<PathBuf>,
     /// Write the parameters after the last step here.
     pub save: Option<PathBuf>,
+    /// Write the moving average of the parameters after the last step here.
+    pub save_ema: Option<PathBuf>,
     /// Write checkpoints, and resume from them.
     pub checkpoint: Option<CheckpointOptions>,
     /// When to leave before the last step.
@@ -88,6 +91,9 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     let launch = Launch::from_environment().map_err(ranks)?;
     let data = Data::load(&options.data, &dir.plan)?;
     check_hyper(&dir.plan, &options.hyper)?;
+    if options.save_ema.is_some() && !save::has_ema(&dir.plan) {
+        return Err(RunError::NoEma);
+    }
     let resumed = match &options.checkpoint {
         Some(checkpoint) => {
             prepare(checkpoint, launch.rank)?;
@@ -120,6 +126,9 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     if let Some(path) = options.trace.as_ref().filter(|_| outcome.rank == 0) {
         trace::write(path, &dir.plan, &outcome.spans)?;
     }
+    if let Some(path) = options.save_ema.as_ref().filter(|_| outcome.rank == 0) {
+        save::write(path, &dir.plan, &outcome.averages)?;
+    }
     Ok(outcome.report)
 }
 
@@ -132,7 +141,11 @@ fn is_abort(error: &RunError) -> bool {
 }
 
 fn check_hyper(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
-    for (name, _) in hyper {
+    for (name, value) in hyper {
+        // Every one of them is a rate, a factor or a number of steps.
+        if !(value.is_finite() && *value >= 0.0) {
+            return Err(RunError::HyperValue { name: name.clone(), value: *value });
+        }
         if plan.hyper.iter().all(|h| h.name != *name) {
             let known: Vec<&str> = plan.hyper.iter().map(|h| h.name.as_str()).collect();
             return Err(RunError::Hyper { name: name.clone(), known: known.join(", ") });
@@ -150,6 +163,8 @@ struct Outcome {
     saved: Tensors,
     /// The traced step, by rank of this process.
     spans: Vec<(usize, Vec<Span>)>,
+    /// Moving averages, as `saved`.
+    averages: Tensors,
 }
 
 /// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
@@ -329,7 +344,10 @@ impl Session<'_> {
         }
         let mut outcome = reporter.outcome;
         if self.options.save.is_some() {
-            outcome.saved = save::collect(&self.dir.plan, device, rank)?;
+            outcome.saved = save::collect(&self.dir.plan, device, rank, Version::Trained)?;
+        }
+        if self.options.save_ema.is_some() {
+            outcome.averages = save::collect(&self.dir.plan, device, rank, Version::Average)?;
         }
         Ok(outcome)
     }
@@ -380,8 +398,18 @@ impl Session<'_> {
             for segment in &group.segments {
                 let Some((from, to, len)) = group.owned(segment, rank) else { continue };
                 if let Some(bytes) = self.dir.weight(&plan.params[segment.param].name) {
-                    device.write(group.master, to * 4, &bytes[from * 4..(from + len) * 4])?;
+                    let bytes = &bytes[from * 4..(from + len) * 4];
+                    device.write(group.master, to * 4, bytes)?;
+                    // Until the first step the average is the parameter.
+                    for average in group.states.iter().filter(|s| s.name == EMA) {
+                        device.write(average.buffer, to * 4, bytes)?;
+                    }
                 }
+            }
+            if let Some(begins) = group.begins {
+                let table = group.begins_of(rank);
+                let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
+                device.write(begins, 0, &bytes)?;
             }
             for state in group.states.iter().filter(|s| s.init != 0.0) {
                 let value = (state.init as f32).to_le_bytes();
@@ -423,12 +451,13 @@ impl Session<'_> {
         let range = |name| plan.phase(name).map_or(0..0, |p| p.begin..p.end);
         let (micro, update) = (range("micro_step"), range("update"));
         let dump = step == self.start && self.options.dump_grads.is_some();
-        for k in 0..plan.accumulation {
-            let batch = self.batch(step);
+        let batch = self.batch(step);
+        let micro_steps = self.data.micro_steps(batch);
+        for k in 0..micro_steps {
             self.data.feed(batch, k, rank, |buffer, bytes| device.feed(buffer, bytes))?;
             // What runs once per step goes with the first micro-step, or with the last.
             let begin = if k == 0 { 0 } else { micro.start };
-            let end = match (k + 1 == plan.accumulation, dump) {
+            let end = match (k + 1 == micro_steps, dump) {
                 (false, _) => micro.end,
                 (true, true) => update.start,
                 (true, false) => update.end,

@@ -3,6 +3,7 @@
 use crate::RunError;
 use crate::device::Device;
 use frit_ir::DType;
+use frit_ir::ops::EMA;
 use frit_ir::plan::{ParamHome, Plan};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -12,17 +13,38 @@ use std::path::Path;
 /// Whole tensors by parameter name, little-endian.
 pub(crate) type Tensors = BTreeMap<String, Vec<u8>>;
 
+/// Which values of the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// Those that train.
+    Trained,
+    /// Their moving average, where there is one.
+    Average,
+}
+
+/// Whether the plan keeps a moving average of its parameters.
+pub(crate) fn has_ema(plan: &Plan) -> bool {
+    plan.groups.iter().any(|g| g.states.iter().any(|s| s.name == EMA))
+}
+
 /// What the ranks hold, on rank 0; nothing on others. Every rank must ask.
 ///
 /// # Errors
 /// If the device or another rank failed.
-pub(crate) fn collect(plan: &Plan, device: &impl Device, rank: usize) -> Result<Tensors, RunError> {
+pub(crate) fn collect(
+    plan: &Plan,
+    device: &impl Device,
+    rank: usize,
+    version: Version,
+) -> Result<Tensors, RunError> {
     let mut all = Tensors::new();
     for group in &plan.groups {
         let bytes = group.shard_numel * 4;
+        let average = group.states.iter().find(|s| s.name == EMA && version == Version::Average);
+        let buffer = average.map_or(group.master, |s| s.buffer);
         let parts = match group.sharded {
-            true => device.gather(group.master, 0, bytes)?,
-            false if rank == 0 => device.read(group.master, 0, bytes)?,
+            true => device.gather(buffer, 0, bytes)?,
+            false if rank == 0 => device.read(buffer, 0, bytes)?,
             false => vec![],
         };
         for (owner, part) in parts.chunks(bytes.max(1)).enumerate() {

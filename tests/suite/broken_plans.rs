@@ -166,6 +166,35 @@ fn the_update() {
 }
 
 #[test]
+fn averages_and_parameter_groups() {
+    fn segmented(p: &mut Plan) -> &mut frit_ir::plan::Group {
+        p.groups.iter_mut().find(|g| g.begins.is_some()).expect("two parameter groups")
+    }
+    let cases: [(&str, Break); 4] = [
+        ("P311", |p| drop_task(kernel(p, "ema_step"))),
+        ("P311", |p| {
+            let flag = kernel(p, "ema_step").action.reads()[4].buffer;
+            let other = kernel(p, "ema_step").action.reads()[3].clone();
+            let Action::Kernel { reads, .. } = &mut kernel(p, "ema_step").action else { return };
+            reads.iter_mut().filter(|r| r.buffer == flag).for_each(|r| *r = other.clone());
+        }),
+        ("P312", |p| segmented(p).param_groups[1].offset += 1),
+        // The table that the step reads is not the group's.
+        ("P312", |p| {
+            let begins = segmented(p).begins.expect("a table");
+            p.buffers.push(p.buffers[begins].clone());
+            segmented(p).begins = Some(p.buffers.len() - 1);
+        }),
+    ];
+    let keys = ["precision.compute=fp32", "optimizer.ema=0.9", "optimizer.decay=matrices"];
+    let plan = gpt2(&keys);
+    for (code, change) in cases {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
 fn the_factor_of_every_gradient() {
     let accumulating = gpt2(&["precision.compute=fp16", "run.accumulation=2"]);
     let cases: [(&str, Break); 4] = [

@@ -31,8 +31,18 @@ pub(crate) fn plan(model: &str, batch: usize, settings: &[&str]) -> Planned {
 
 /// Compiles a model with settings, verifies the plan, and writes it.
 pub(crate) fn plan_at(model: &Path, batch: usize, settings: &[&str]) -> Planned {
+    plan_configured(model, batch, "", settings)
+}
+
+/// Compiles a model with the text of a train.toml and settings, verifies the plan, and writes it.
+pub(crate) fn plan_configured(
+    model: &Path,
+    batch: usize,
+    toml: &str,
+    settings: &[&str],
+) -> Planned {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
-    let config = Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
+    let config = Config::parse(toml, "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
     let request = Request {
         model: model.into(),
         binds: [("batch".to_string(), batch)].into(),

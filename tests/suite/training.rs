@@ -322,3 +322,55 @@ fn nan_in_the_data_reaches_the_loss_and_skips_the_step() {
         assert_eq!(skipped(&metrics), [false, false, true, false, false, false], "{ranks}");
     }
 }
+
+#[test]
+fn gradients_reduced_in_low_precision_stay_close() {
+    let linear = Linear::new();
+    let data = linear.file("data.safetensors");
+    data_with_overflows(&data, 12, &[], 0);
+    let losses = |batch: usize, settings: &[&str]| {
+        let settings = [&["precision.compute=fp32", "optimizer.lr=0.05"], settings].concat();
+        series(&run(&linear.plan(batch, &settings), &data, 10), "loss")
+    };
+    let exact = losses(BATCH, &[]);
+    for strategy in ["sharding.strategy=full_shard", "sharding.strategy=no_shard"] {
+        // fp16 needs no loss scale here: gradients are near 1.
+        for (dtype, ranks, tolerance) in [("bf16", 2, 2e-2), ("fp16", 2, 2e-3), ("fp16", 4, 2e-3)] {
+            let keys =
+                [format!("sharding.ranks={ranks}"), format!("sharding.reduce_dtype={dtype}")];
+            let low = losses(BATCH / ranks, &[strategy, &keys[0], &keys[1]]);
+            assert_ne!(low, exact, "{dtype} rounds nothing");
+            for (a, b) in low.iter().zip(&exact) {
+                assert!((a - b).abs() < tolerance, "{strategy} {dtype}, {ranks} ranks: {a}, {b}");
+            }
+        }
+    }
+}
+
+/// Gradients whose sum over ranks overflows f16, though neither they nor their mean do.
+#[test]
+fn the_division_of_an_f16_mean_is_split() {
+    let linear = Linear::new();
+    let data = linear.file("data.safetensors");
+    // One example per rank, all the same: the gradient of every rank is 2 · 150 · 200 / 2 per output.
+    let (x, labels) = ([200.0, 0.0, 0.0].repeat(4), [-50.0, 100.0].repeat(4));
+    write_data(&data, &x, &labels);
+    for (reduce, strategy) in [("fp16", "full_shard"), ("fp16", "no_shard"), ("fp32", "full_shard")]
+    {
+        let keys =
+            [format!("sharding.reduce_dtype={reduce}"), format!("sharding.strategy={strategy}")];
+        let settings = [
+            "precision.compute=fp32",
+            "precision.loss_scale=none",
+            "sharding.ranks=4",
+            "optimizer.clip_grad_norm=0",
+            &keys[0],
+            &keys[1],
+        ];
+        let metrics = run(&linear.plan(1, &settings), &data, 1);
+        assert_eq!(skipped(&metrics), [false], "{reduce}, {strategy}");
+        let norm = series(&metrics, "grad_norm")[0];
+        // The first weights of both outputs have the gradients 150 · 200 and 0.
+        assert!((norm - 30000.0).abs() < 16.0, "{reduce}, {strategy}: {norm}");
+    }
+}

@@ -1,11 +1,12 @@
 //! `frit inspect`: a plan for people, or as JSON.
 
+mod casts;
+
 use super::{bytes, table};
 use crate::diagnostics::Report;
 use crate::driver::IMPORT;
 use crate::plan_dir;
 use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
-use frit_ir::{Op, Origin};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -71,15 +72,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             }
             text
         }
-        View::Casts => {
-            let (head, rows) = inserted(&plan);
-            let mut text = rows_text(&plan, args.view);
-            if !rows.is_empty() {
-                text += "\ninserted by autocast, before simplify moved and merged them:\n";
-                text += &table(&head, &rows);
-            }
-            text
-        }
+        View::Casts => casts::text(&plan),
         View::Graph => plan
             .kernels
             .iter()
@@ -182,7 +175,7 @@ fn rows_text(plan: &Plan, view: View) -> String {
 fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
     match view {
         View::Units => units(plan),
-        View::Casts => casts(plan),
+        View::Casts => casts::rows(plan),
         View::Schedule => (
             vec!["task", "stream", "region", "action", "scope", "waits", "us"],
             plan.tasks.iter().enumerate().map(|(i, t)| schedule_row(i, t)).collect(),
@@ -241,40 +234,6 @@ fn inlined(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let rows =
         remarks.map(|(text, origin)| vec![origin.source.to_string(), text.clone()]).collect();
     (vec!["initializer", "is"], rows)
-}
-
-/// Every cast that autocast inserted, for whom and why.
-fn inserted(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let autocast = plan.reports.iter().filter(|r| r.pass == "autocast");
-    let casts = autocast.flat_map(|r| &r.remarks).filter(|(text, _)| text.starts_with("cast "));
-    let row = |(text, origin): &(String, Origin)| {
-        vec![text.clone(), origin.source.to_string(), origin.scope.to_string()]
-    };
-    (vec!["cast", "node", "scope"], casts.map(row).collect())
-}
-
-fn casts(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let mut rows = Vec::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
-        let Action::Kernel { kernel, .. } = &task.action else { continue };
-        let body = &plan.kernels[*kernel].body;
-        for (_, node) in body.nodes() {
-            let Op::Cast(cast) = &node.op else { continue };
-            let from = body.ty(node.inputs[0]);
-            if from.dtype.is_float() && cast.to.is_float() {
-                let what = format!("{} to {}", from, cast.to);
-                let pass = task.origin.pass.to_string();
-                rows.push(vec![
-                    i.to_string(),
-                    task.name.clone(),
-                    what,
-                    task.origin.scope.to_string(),
-                    pass,
-                ]);
-            }
-        }
-    }
-    (vec!["task", "kernel", "cast", "scope", "by"], rows)
 }
 
 fn schedule_row(i: usize, t: &Task) -> Vec<String> {

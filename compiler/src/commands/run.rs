@@ -50,6 +50,9 @@ pub struct Args {
     /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
+    /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub save_ema: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
@@ -98,6 +101,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         checkpoint,
         stop,
         trace: args.trace.clone(),
+        save_ema: args.save_ema.clone(),
         interpret: args.interpret,
         threads: args.threads,
         hyper,

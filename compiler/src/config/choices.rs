@@ -91,10 +91,6 @@ choices! {
         Lion = "lion",
         /// Adafactor.
         Adafactor = "adafactor",
-        /// RMSprop.
-        Rmsprop = "rmsprop",
-        /// Adagrad.
-        Adagrad = "adagrad",
     }
 
     /// How the learning rate changes.
@@ -105,6 +101,18 @@ choices! {
         Linear = "linear",
         /// Along a half cosine to `min_lr`.
         Cosine = "cosine",
+        /// By the factor `gamma` every `step_size` steps.
+        Step = "step",
+        /// Up, then down below where it began.
+        OneCycle = "one_cycle",
+    }
+
+    /// Which parameters weight decay applies to.
+    Decay {
+        /// All.
+        All = "all",
+        /// Those of two axes and more: neither norms nor biases.
+        Matrices = "matrices",
     }
 
     /// What is sharded over ranks.

@@ -1,10 +1,10 @@
 //! The table of configuration keys: name, type, default, meaning.
 
-use super::Override;
 use super::choices::{
-    Backward, BatchNorm, Device, LossKind, Optimizer, Padding, Recompute, Reduction, Schedule,
-    Strategy, Targets,
+    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Recompute, Reduction,
+    Schedule, Strategy, Targets,
 };
+use super::{Override, ParamGroup};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -73,6 +73,10 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'stati
 }
 
 const MANY: u64 = 1;
+
+/// The word for `precision.compute` and `precision.pure` in one.
+pub(super) const PURE: &str = "bf16-pure";
+
 const INF: f64 = f64::INFINITY;
 
 /// Every key, in the order in which it is printed.
@@ -99,13 +103,25 @@ pub const KEYS: &[Key] = &[
     key("optimizer.eps", Kind::Number(0.0, INF), "1e-8", "added to the root of the second moment"),
     key("optimizer.weight_decay", Kind::Number(0.0, INF), "0.01", "weight decay"),
     key("optimizer.momentum", Kind::Number(0.0, 1.0), "0.9", "momentum of `momentum` and `nesterov`"),
+    key("optimizer.dampening", Kind::Number(0.0, 1.0), "0.0", "the part of the gradient that `momentum` leaves out"),
+    key("optimizer.decay_exponent", Kind::Number(0.0, INF), "0.8", "adafactor averages the second moment of step t with the weight t to the power of minus this"),
+    key("optimizer.relative_eps", Kind::Number(0.0, INF), "1e-3", "the least root mean square with which adafactor counts a parameter"),
+    key("optimizer.update_threshold", Kind::Number(f64::MIN_POSITIVE, INF), "1.0", "the largest root mean square of adafactor's updates"),
+    key("optimizer.decay", Kind::Choice(Decay::WORDS), "\"all\"", "which parameters weight decay applies to; `matrices` leaves out norms and biases (at most one axis)"),
     key("optimizer.clip_grad_norm", Kind::Number(0.0, INF), "1.0", "largest global norm of the gradients; 0 clips nothing"),
+    key("optimizer.clip_grad_value", Kind::Number(0.0, INF), "0.0", "largest absolute value of a gradient's element, after clipping by norm; 0 clips nothing"),
     key("optimizer.ema", Kind::Number(0.0, 1.0), "0.0", "decay of the moving average of the parameters; 0 keeps none"),
     key("schedule.kind", Kind::Choice(Schedule::WORDS), "\"constant\"", "how the learning rate changes over the steps taken"),
     key("schedule.warmup_steps", Kind::Integer(0), "0", "steps over which the learning rate rises from zero"),
     key("schedule.total_steps", Kind::Integer(0), "0", "the step at which `min_lr` is reached"),
     key("schedule.min_lr", Kind::Number(0.0, INF), "0.0", "learning rate at the end"),
-    key("precision.compute", Kind::Float(&[]), "\"bf16\"", "dtype in which autocast runs matrix products and the like"),
+    key("schedule.step_size", Kind::Integer(0), "0", "steps between two changes of `step`"),
+    key("schedule.gamma", Kind::Number(0.0, INF), "0.1", "factor of the learning rate at each change of `step`"),
+    key("schedule.pct_start", Kind::Number(0.0, 1.0), "0.3", "the part of all steps over which `one_cycle` rises"),
+    key("schedule.div_factor", Kind::Number(1.0, INF), "25.0", "the learning rate divided by this is where `one_cycle` begins"),
+    key("schedule.final_div_factor", Kind::Number(1.0, INF), "1e4", "where `one_cycle` begins divided by this is where it ends"),
+    key("precision.compute", Kind::Float(&[PURE]), "\"bf16\"", "dtype in which autocast runs matrix products and the like; `bf16-pure` is bf16 with `pure`"),
+    key("precision.pure", Kind::Boolean, "false", "whether everything but the loss is computed in `compute`, with parameters rounded to it"),
     key("precision.loss_scale", Kind::ChoiceOrNumber(&["auto", "dynamic", "none"], 0.0, INF), "\"auto\"", "scale of the loss: `auto` is dynamic for fp16 and none otherwise; a number is fixed"),
     key("precision.init_scale", Kind::Number(f64::MIN_POSITIVE, INF), "65536", "first dynamic scale"),
     key("precision.growth_factor", Kind::Number(1.0, INF), "2", "factor of the scale after `growth_interval` good steps"),
@@ -117,9 +133,9 @@ pub const KEYS: &[Key] = &[
     key("sharding.wrap", Kind::Text, "\"blocks\"", "how units are formed: `blocks`, `none`, `size=N` parameters, or patterns of modules such as `h.*, head`"),
     key("sharding.reshard_after_forward", Kind::List, "[\"**\"]", "patterns of units whose parameters are freed after forward and gathered again in backward"),
     key("sharding.no_sync", Kind::Boolean, "false", "whether gradients are reduced only after the last micro-step, not after each"),
-    key("sharding.param_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype in which parameters are gathered"),
-    key("sharding.reduce_dtype", Kind::Float(&[]), "\"fp32\"", "dtype in which gradients are reduced"),
-    key("sharding.buffer_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype of float buffers"),
+    key("sharding.param_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype that parameters are rounded to and gathered in; `auto` gathers each in what all its uses read"),
+    key("sharding.reduce_dtype", Kind::Float(&[]), "\"fp32\"", "dtype in which ranks exchange gradients; sums are taken in fp32"),
+    key("sharding.buffer_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype that float buffers are rounded to; `auto` leaves them"),
     key("sharding.backward_prefetch", Kind::Choice(Backward::WORDS), "\"pre\"", "when backward gathers the next unit: before or after the current one's gradients"),
     key("sharding.forward_prefetch", Kind::Integer(0), "1", "units that forward gathers ahead"),
     key("sharding.limit_all_gathers", Kind::Integer(0), "2", "gathered units that may be alive at once; 0 is any number"),
@@ -128,7 +144,7 @@ pub const KEYS: &[Key] = &[
     key("memory.recompute", Kind::Choice(Recompute::WORDS), "\"none\"", "which activations backward computes again"),
     key("memory.budget", Kind::Bytes(&["none"]), "\"none\"", "bytes that the plan may use per rank"),
     key("data.shuffle", Kind::Boolean, "false", "whether examples are shuffled at each epoch, from the seed"),
-    key("data.drop_last", Kind::Boolean, "true", "whether an incomplete last batch is left out"),
+    key("data.drop_last", Kind::Boolean, "true", "whether an incomplete last step of an epoch is left out; otherwise the micro-steps that its data fill make a smaller one"),
     key("data.validation", Kind::Text, "\"none\"", "a file of examples that are evaluated but not trained on"),
     key("run.accumulation", Kind::Integer(MANY), "1", "micro-steps per step"),
     key("run.seed", Kind::Integer(0), "0", "seed of everything random"),
@@ -305,14 +321,22 @@ pub fn help() -> String {
             writeln!(out, "  {name} = {}\n      {}: {}", key.default, key.doc, key.kind.describe());
     }
     out.push_str(
-        "\n[[precision.override]]\n  scope = \"h.*.attn\" or op = \"softmax\", and dtype = \"fp32\"\n      \
-         computes what the pattern covers in another dtype; the last that covers a node wins\n",
+        "\n[[precision.override]]\n  scope = \"h.*.attn\", op = \"softmax\" or both, and dtype = \"fp32\"\n      \
+         computes what the pattern covers in another dtype; output = \"fp32\" is the dtype of its results, if \
+         it is another; the last that covers a node wins\n\
+         \n[[optimizer.group]]\n  scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0 or both\n      \
+         settings of the parameters that the pattern covers by their name or by the scope that holds \
+         them; the last that covers a parameter wins\n",
     );
     out
 }
 
 /// All values as TOML, in the order of the table.
-pub(super) fn print(values: &BTreeMap<&'static str, Value>, overrides: &[Override]) -> String {
+pub(super) fn print(
+    values: &BTreeMap<&'static str, Value>,
+    overrides: &[Override],
+    groups: &[ParamGroup],
+) -> String {
     let mut out = String::new();
     let mut section = "";
     for (i, key) in KEYS.iter().enumerate() {
@@ -325,7 +349,17 @@ pub(super) fn print(values: &BTreeMap<&'static str, Value>, overrides: &[Overrid
         if let Some(value) = values.get(key.name) {
             let _ = writeln!(out, "{name} = {}", value.to_toml());
         }
-        let last = KEYS.get(i + 1).is_none_or(|next| !next.name.starts_with("precision."));
+        let next = KEYS.get(i + 1).and_then(|next| next.name.split_once('.'));
+        let last = next.is_none_or(|(next, _)| next != head);
+        for group in groups.iter().filter(|_| head == "optimizer" && last) {
+            let scope = toml::Value::String(group.scope.clone());
+            let _ = writeln!(out, "\n[[optimizer.group]]\nscope = {scope}");
+            for (name, value) in [("lr", group.lr), ("weight_decay", group.weight_decay)] {
+                if let Some(x) = value {
+                    let _ = writeln!(out, "{name} = {}", Value::Number(x).to_toml());
+                }
+            }
+        }
         if head == "precision" && last {
             for o in overrides {
                 out.push_str("\n[[precision.override]]\n");
@@ -335,6 +369,9 @@ pub(super) fn print(values: &BTreeMap<&'static str, Value>, overrides: &[Overrid
                     }
                 }
                 let _ = writeln!(out, "dtype = {}", toml::Value::String(o.dtype.clone()));
+                if let Some(output) = &o.output {
+                    let _ = writeln!(out, "output = {}", toml::Value::String(output.clone()));
+                }
             }
         }
     }

@@ -46,17 +46,21 @@ impl Config {
         let mut values: BTreeMap<&'static str, Value> =
             KEYS.iter().map(|key| (key.name, key.default())).collect();
         let mut report = Report::default();
-        let overrides = read::file(text, name, &mut values, &mut report);
+        let lists = read::file(text, name, &mut values, &mut report);
         read::settings(sets, &mut values, &mut report);
+        if values.get("precision.compute") == Some(&Value::Text(keys::PURE.into())) {
+            values.insert("precision.compute", Value::Text("bf16".into()));
+            values.insert("precision.pure", Value::Boolean(true));
+        }
         report.or(())?;
-        let config = sections::build(&values, overrides)?;
+        let config = sections::build(&values, lists)?;
         let report = sections::check(&config);
         report.or(config)
     }
 
     /// All keys with their values, as TOML in a stable order; reading it gives this configuration.
     pub fn to_toml(&self) -> String {
-        keys::print(&sections::values(self), &self.precision.overrides)
+        keys::print(&sections::values(self), &self.precision.overrides, &self.optimizer.groups)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Reading TOML text and `key=value` settings into the values of the key table.
 
-use super::Override;
 use super::keys::{KEYS, Value, dtype_name, find};
+use super::sections::Lists;
+use super::{Override, ParamGroup};
 use crate::diagnostics::Report;
 use frit_ir::Diagnostic;
 use std::collections::BTreeMap;
@@ -27,21 +28,16 @@ impl Source<'_> {
 }
 
 /// Reads the text of a file into `values`; what is wrong goes into the report.
-pub(super) fn file(
-    text: &str,
-    name: &str,
-    values: &mut Values,
-    report: &mut Report,
-) -> Vec<Override> {
+pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Report) -> Lists {
     let source = Source { text, name };
-    let mut overrides = Vec::new();
+    let mut lists = Lists::default();
     let table = match DeTable::parse(text) {
         Ok(table) => table,
         Err(error) => {
             let place = source.place(error.span().unwrap_or(0..0));
             let message = format!("{place}{}", error.message());
             report.push(Diagnostic::error("E050", message).help("the file must be TOML"));
-            return overrides;
+            return lists;
         }
     };
     for (head, section) in table.get_ref() {
@@ -52,18 +48,26 @@ pub(super) fn file(
         for (key, value) in section {
             let name = format!("{}.{}", head.get_ref(), key.get_ref());
             let place = source.place(key.span());
-            if name == "precision.override" {
-                match value.get_ref() {
-                    DeValue::Array(list) => {
-                        for entry in list {
-                            let found = read_override(&source, entry.get_ref());
-                            collect(found, &source.place(entry.span()), &mut overrides, report);
-                        }
+            if name == "precision.override" || name == "optimizer.group" {
+                let DeValue::Array(list) = value.get_ref() else {
+                    let message = format!("{place}`{name}` is a list of tables");
+                    report.push(Diagnostic::error("E051", message));
+                    continue;
+                };
+                for entry in list {
+                    let at = source.place(entry.span());
+                    let found = match name.as_str() {
+                        "precision.override" => read_override(&source, entry.get_ref())
+                            .map(|found| lists.overrides.push(found))
+                            .map_err(|message| (message, OVERRIDE)),
+                        _ => read_group(&source, entry.get_ref())
+                            .map(|found| lists.groups.push(found))
+                            .map_err(|message| (message, GROUP)),
+                    };
+                    if let Err((message, help)) = found {
+                        let message = format!("{at}{message}");
+                        report.push(Diagnostic::error("E051", message).help(help));
                     }
-                    _ => report.push(Diagnostic::error(
-                        "E051",
-                        format!("{place}`precision.override` is a list of tables"),
-                    )),
                 }
                 continue;
             }
@@ -74,7 +78,7 @@ pub(super) fn file(
             assign(&name, &value, &place, values, report);
         }
     }
-    overrides
+    lists
 }
 
 /// The value at a span, as a value of its own.
@@ -84,18 +88,39 @@ fn plain(source: &Source<'_>, span: Range<usize>) -> Option<toml::Value> {
     table.remove("x").filter(|v| !v.is_table())
 }
 
-fn collect(
-    found: Result<Override, String>,
-    place: &str,
-    overrides: &mut Vec<Override>,
-    report: &mut Report,
-) {
-    match found {
-        Ok(found) => overrides.push(found),
-        Err(message) => report.push(
-            Diagnostic::error("E051", format!("{place}{message}"))
-                .help("write scope = \"h.*.attn\" or op = \"softmax\", and dtype = \"fp32\""),
-        ),
+const OVERRIDE: &str = "write scope = \"h.*.attn\" or op = \"softmax\", and dtype = \"fp32\"";
+const GROUP: &str = "write scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0";
+
+fn read_group(source: &Source<'_>, value: &DeValue<'_>) -> Result<ParamGroup, String> {
+    let DeValue::Table(table) = value else {
+        return Err("`optimizer.group` is a list of tables".into());
+    };
+    let mut found = ParamGroup::default();
+    for (key, value) in table {
+        let value = plain(source, value.span());
+        let number = || {
+            // The bounds of a group's setting are those of the setting of all.
+            let key = find(&format!("optimizer.{}", key.get_ref()));
+            let value = value.as_ref().ok_or_else(|| "a number is missing".to_string())?;
+            match key.map(|key| key.read(value)).transpose()? {
+                Some(Value::Number(x)) => Ok(Some(x)),
+                _ => Err(format!("{value} is no number")),
+            }
+        };
+        match key.get_ref().as_ref() {
+            "scope" => {
+                let text = value.as_ref().and_then(|v| v.as_str());
+                found.scope = text.ok_or("`scope` must be a text")?.into();
+            }
+            "lr" => found.lr = number()?,
+            "weight_decay" => found.weight_decay = number()?,
+            other => return Err(format!("unknown key `{other}` of `optimizer.group`")),
+        }
+    }
+    match (found.scope.is_empty(), found.lr.or(found.weight_decay)) {
+        (true, _) => Err("`scope` is missing".into()),
+        (_, None) => Err("neither `lr` nor `weight_decay` is given".into()),
+        _ => Ok(found),
     }
 }
 
@@ -103,7 +128,7 @@ fn read_override(source: &Source<'_>, value: &DeValue<'_>) -> Result<Override, S
     let DeValue::Table(table) = value else {
         return Err("`precision.override` is a list of tables".into());
     };
-    let mut found = Override { scope: None, op: None, dtype: String::new() };
+    let mut found = Override { scope: None, op: None, dtype: String::new(), output: None };
     for (key, value) in table {
         let text = plain(source, value.span()).and_then(|v| v.as_str().map(String::from));
         let Some(text) = text else {
@@ -112,17 +137,21 @@ fn read_override(source: &Source<'_>, value: &DeValue<'_>) -> Result<Override, S
         match key.get_ref().as_ref() {
             "scope" => found.scope = Some(text),
             "op" => found.op = Some(text),
-            "dtype" => {
+            key @ ("dtype" | "output") => {
                 let name = dtype_name(&text);
-                found.dtype = name.ok_or_else(|| format!("`{text}` is no float type"))?.into();
+                let name = name.ok_or_else(|| format!("`{text}` is no float type"))?.into();
+                match key {
+                    "dtype" => found.dtype = name,
+                    _ => found.output = Some(name),
+                }
             }
             other => return Err(format!("unknown key `{other}` of `precision.override`")),
         }
     }
     match (&found.scope, &found.op, found.dtype.is_empty()) {
-        (Some(_), None, false) | (None, Some(_), false) => Ok(found),
         (_, _, true) => Err("`dtype` is missing".into()),
-        _ => Err("give either `scope` or `op`".into()),
+        (None, None, _) => Err("give `scope`, `op` or both".into()),
+        _ => Ok(found),
     }
 }
 

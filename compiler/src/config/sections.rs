@@ -1,8 +1,8 @@
 //! The configuration as typed sections, made from the values of the key table.
 
 use super::choices::{
-    Backward, BatchNorm, Device, LossKind, Optimizer, Padding, Recompute, Reduction, Schedule,
-    Strategy, Targets,
+    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Recompute, Reduction,
+    Schedule, Strategy, Targets,
 };
 use super::keys::{Value, dtype_name};
 use crate::diagnostics::Report;
@@ -191,7 +191,7 @@ macro_rules! choice_fields {
 }
 
 choice_fields! {
-    Backward BatchNorm Device LossKind Optimizer Padding Recompute Reduction Schedule Strategy Targets
+    Backward BatchNorm Decay Device LossKind Optimizer Padding Recompute Reduction Schedule Strategy Targets
 }
 
 /// Declares sections whose fields are keys of the table, and how they are read and written.
@@ -236,6 +236,26 @@ pub struct Override {
     pub op: Option<String>,
     /// The dtype to compute in, in the configuration's spelling.
     pub dtype: String,
+    /// The dtype of the results, if it is another.
+    pub output: Option<String>,
+}
+
+/// Settings of some parameters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ParamGroup {
+    /// Pattern of parameter names, or of the scopes that hold them.
+    pub scope: String,
+    /// Learning rate, if it is another.
+    pub lr: Option<f64>,
+    /// Weight decay, if it is another.
+    pub weight_decay: Option<f64>,
+}
+
+/// The lists of tables of a file.
+#[derive(Default)]
+pub(super) struct Lists {
+    pub(super) overrides: Vec<Override>,
+    pub(super) groups: Vec<ParamGroup>,
 }
 
 sections! {
@@ -295,10 +315,25 @@ sections! {
         weight_decay: f64,
         /// Momentum of `momentum` and `nesterov`.
         momentum: f64,
+        /// The part of the gradient that `momentum` leaves out.
+        dampening: f64,
+        /// By which power of the step adafactor averages.
+        decay_exponent: f64,
+        /// The least root mean square with which adafactor counts a parameter.
+        relative_eps: f64,
+        /// The largest root mean square of adafactor's updates.
+        update_threshold: f64,
+        /// Which parameters weight decay applies to.
+        decay: Decay,
         /// Largest global norm of the gradients; 0 clips nothing.
         clip_grad_norm: f64,
+        /// Largest absolute value of a gradient's element; 0 clips nothing.
+        clip_grad_value: f64,
         /// Decay of the moving average of the parameters; 0 keeps none.
         ema: f64,
+    } {
+        /// Parameters with settings of their own; the last that covers one wins.
+        groups: Vec<ParamGroup>,
     }
 
     /// The learning rate over the steps taken.
@@ -311,12 +346,24 @@ sections! {
         total_steps: u64,
         /// Learning rate at the end.
         min_lr: f64,
+        /// Steps between two changes of `step`.
+        step_size: u64,
+        /// Factor at each change of `step`.
+        gamma: f64,
+        /// The part of all steps over which `one_cycle` rises.
+        pct_start: f64,
+        /// The learning rate over that with which `one_cycle` begins.
+        div_factor: f64,
+        /// What `one_cycle` begins with over what it ends with.
+        final_div_factor: f64,
     }
 
     /// Dtypes and loss scale.
     PrecisionSection in "precision" {
         /// Dtype in which autocast runs matrix products and the like.
         compute: DType,
+        /// Whether everything but the loss is computed in it.
+        pure: bool,
         /// How the loss is scaled.
         loss_scale: LossScale,
         /// First dynamic scale.
@@ -452,27 +499,47 @@ config! {
 }
 
 /// The typed view of the values.
-pub(super) fn build(values: &Values, overrides: Vec<Override>) -> Result<Config, Report> {
+pub(super) fn build(values: &Values, lists: Lists) -> Result<Config, Report> {
     let mut config = sections(values)?;
-    config.precision.overrides = overrides;
+    config.precision.overrides = lists.overrides;
+    config.optimizer.groups = lists.groups;
     Ok(config)
 }
 
 /// What single keys cannot say: values that do not go together.
 pub(super) fn check(config: &Config) -> Report {
     let mut report = Report::default();
-    let schedule = &config.schedule;
-    if schedule.kind != Schedule::Constant && schedule.total_steps <= schedule.warmup_steps {
-        report.push(
-            Diagnostic::error(
-                "E053",
-                format!(
-                    "`schedule.total_steps` is {}, not above `schedule.warmup_steps` = {}",
-                    schedule.total_steps, schedule.warmup_steps
-                ),
-            )
-            .help(format!("a {} schedule needs to know where it ends", schedule.kind.word())),
+    let s = &config.schedule;
+    let kind = s.kind.word();
+    let ends = matches!(s.kind, Schedule::Linear | Schedule::Cosine);
+    if ends && s.total_steps <= s.warmup_steps {
+        let message = format!(
+            "`schedule.total_steps` is {}, not above `schedule.warmup_steps` = {}",
+            s.total_steps, s.warmup_steps
         );
+        let help = format!("a {kind} schedule needs to know where it ends");
+        report.push(Diagnostic::error("E053", message).help(help));
+    }
+    if s.kind == Schedule::Step && s.step_size == 0 {
+        let message = "`schedule.step_size` is 0";
+        let help = "a step schedule needs the number of steps between two changes";
+        report.push(Diagnostic::error("E053", message).help(help));
+    }
+    if s.kind == Schedule::OneCycle {
+        let rise = s.pct_start * s.total_steps as f64;
+        if !(rise > 1.0 && rise < s.total_steps as f64) {
+            let message = format!(
+                "`schedule.pct_start` = {} of `schedule.total_steps` = {} is no rise and fall",
+                s.pct_start, s.total_steps
+            );
+            let help = "one_cycle needs total_steps, and more than one step on either side";
+            report.push(Diagnostic::error("E053", message).help(help));
+        }
+        if s.warmup_steps > 0 {
+            let message = "`schedule.warmup_steps` with a one_cycle schedule";
+            let help = "one_cycle warms up itself, over schedule.pct_start of all steps";
+            report.push(Diagnostic::error("E053", message).help(help));
+        }
     }
     let (ranks, group) = (config.sharding.ranks, config.sharding.shard_group);
     let problem = match (config.sharding.strategy, group) {

@@ -46,7 +46,8 @@ fn a_file_and_settings_are_read_in_order() {
 #[test]
 fn the_print_out_reads_back() {
     let text = "[precision]\ncompute = \"fp16\"\n[[precision.override]]\nop = \"softmax\"\n\
-                dtype = \"fp32\"\n[params]\nfrozen = [\"a.*\", 'b\"c']\n[memory]\nbudget = 1e9\n";
+                scope = \"h.**\"\ndtype = \"fp32\"\noutput = \"fp16\"\n\
+                [[optimizer.group]]\nscope = \"h.*\"\nlr = 1\n[params]\nfrozen = [\"a.*\", 'b\"c']\n[memory]\nbudget = 1e9\n";
     let config = Config::parse(text, "", &[]).unwrap();
     let printed = config.to_toml();
     assert_eq!(Config::parse(&printed, "", &[]).unwrap(), config);
@@ -93,7 +94,21 @@ fn wrong_values_say_what_is_expected() {
         ("[schedule]\nkind = \"cosine\"", "`schedule.total_steps` is 0"),
         ("[sharding]\nranks = 4\nshard_group = 3", "does not divide 4 ranks"),
         ("[[precision.override]]\nscope = \"a\"", "`dtype` is missing"),
-        ("[[precision.override]]\ndtype = \"fp32\"", "either `scope` or `op`"),
+        ("[[precision.override]]\ndtype = \"fp32\"", "give `scope`, `op` or both"),
+        ("[[optimizer.group]]\nlr = 1", "`scope` is missing"),
+        ("[[optimizer.group]]\nscope = \"a\"", "neither `lr` nor `weight_decay`"),
+        (
+            "[[optimizer.group]]\nscope = \"a\"\nlr = -1",
+            "`optimizer.lr` must be a number of at least 0",
+        ),
+        ("[[optimizer.group]]\nscope = \"a\"\nbeta = 1", "unknown key `beta`"),
+        ("[optimizer]\ngroup = 3", "`optimizer.group` is a list of tables"),
+        ("[schedule]\nkind = \"step\"", "`schedule.step_size` is 0"),
+        ("[schedule]\nkind = \"one_cycle\"", "is no rise and fall"),
+        (
+            "[schedule]\nkind = \"one_cycle\"\ntotal_steps = 10\nwarmup_steps = 2",
+            "one_cycle warms up itself",
+        ),
         ("[optimizer\nlr = 1", "train.toml:1:11: "),
     ] {
         let found = errors(text, &[]);
@@ -101,4 +116,13 @@ fn wrong_values_say_what_is_expected() {
     }
     assert!(errors("", &["optimizer.lr"]).contains("there is no `=`"));
     assert!(errors("", &["optimizer.lr=fast"]).contains("must be a number"));
+}
+
+#[test]
+fn presets() {
+    let pure = Config::parse("", "", &["precision.compute=bf16-pure".into()]).unwrap();
+    assert_eq!((pure.precision.compute, pure.precision.pure), (DType::BF16, true));
+    let printed = pure.to_toml();
+    assert!(printed.contains("compute = \"bf16\"\npure = true"), "{printed}");
+    assert_eq!(Config::parse(&printed, "", &[]).unwrap(), pure);
 }

@@ -16,6 +16,7 @@ mod layout;
 mod loss;
 mod matmul;
 mod norm;
+mod optimizer;
 mod order;
 mod random;
 mod reduce;
@@ -162,10 +163,13 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::LossScale(op) => Ok(training::loss_scale(op, &call)),
         Op::GradStats => Ok(training::grad_stats(&call)),
         Op::Unscale(op) => Ok(training::unscale(op, &call)),
-        Op::OptimizerStep(op) => Ok(training::optimizer_step(op, &call)),
+        Op::OptimizerStep(op) => Ok(optimizer::optimizer_step(op, &call)),
+        Op::EmaStep => Ok(optimizer::ema_step(&call)),
+        Op::ScaledCast(op) => Ok(unary::scaled_cast(op, &call)),
+        Op::BySegment(op) => Ok(optimizer::by_segment(op, &call)),
         Op::UpdateLossScale(_) => Ok(training::update_loss_scale(&call)),
         Op::UpdateStep => Ok(training::update_step(&call)),
-        Op::LearningRate(op) => Ok(training::learning_rate(op, &call)),
+        Op::LearningRate(op) => Ok(optimizer::learning_rate(op, &call)),
         Op::Fusion(fusion) => run::fusion_body(fusion, inputs, options),
     }
 }

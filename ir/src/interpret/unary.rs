@@ -2,7 +2,7 @@
 
 use super::call::{Call, max, min};
 use super::special::{erf, gelu_tanh_inner, normal_cdf, sigmoid};
-use crate::ops::{Clip, PredicateFn, UnaryFn};
+use crate::ops::{Clip, PredicateFn, ScaledCast, UnaryFn};
 use crate::{DType, Tensor, TensorData};
 
 pub(super) fn unary(f: UnaryFn, call: &Call<'_>) -> Vec<Tensor> {
@@ -70,6 +70,10 @@ pub(super) fn cast(call: &Call<'_>) -> Vec<Tensor> {
         _ => call.inputs[0].cast(to),
     };
     vec![result]
+}
+
+pub(super) fn scaled_cast(op: &ScaledCast, call: &Call<'_>) -> Vec<Tensor> {
+    vec![call.real(0, call.floats(0).iter().map(|x| x * op.factor).collect())]
 }
 
 pub(super) fn clip(op: &Clip, call: &Call<'_>) -> Vec<Tensor> {

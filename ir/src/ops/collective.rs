@@ -3,6 +3,7 @@
 //! The graph has one per parameter; lowering to the plan merges those of one unit, region and dtype.
 //! Types are logical: a sharded value has its full shape, of which a rank holds a part.
 
+use crate::DType;
 use serde::{Deserialize, Serialize};
 
 /// The full value of a sharded parameter.
@@ -19,6 +20,25 @@ pub struct AllGather {
 pub struct ReduceScatter {
     /// The unit whose reduction this is part of.
     pub unit: usize,
+    /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<DType>,
+}
+
+/// What a gradient of `world_size` ranks is multiplied by before and after its sum, if it is exchanged in
+/// `dtype`; `None` if the mean is taken as such.
+///
+/// A sum of f16 could overflow and a quotient underflow, so the division is split: a power of two near
+/// √N before, the rest after. Source: `torch.distributed.fsdp`, `_get_gradient_predivide_factor`.
+pub fn reduction_factors(dtype: DType, world_size: usize) -> Option<(f64, f64)> {
+    if dtype != DType::F16 {
+        return None;
+    }
+    let mut before = 1;
+    while world_size.is_multiple_of(before) && world_size / before > before {
+        before *= 2;
+    }
+    Some((1.0 / before as f64, before as f64 / world_size as f64))
 }
 
 /// How an `all_reduce` combines ranks.
@@ -40,4 +60,7 @@ pub struct AllReduce {
     /// The unit whose reduction this is part of, for gradients of replicated parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<usize>,
+    /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<DType>,
 }

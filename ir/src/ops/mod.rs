@@ -9,6 +9,7 @@ pub mod batch_norm;
 pub mod binary;
 pub mod collective;
 pub mod conv;
+pub mod examples;
 pub mod fusion;
 pub mod index;
 pub mod layout;
@@ -17,11 +18,13 @@ pub mod loss;
 pub mod matmul;
 pub mod norm;
 mod number;
+pub mod optimizer;
 pub mod order;
 pub mod pool;
 pub mod random;
 pub mod reduce;
 pub mod scatter;
+pub mod schedule;
 pub mod softmax;
 #[cfg(test)]
 mod tests;
@@ -31,7 +34,7 @@ pub mod unary;
 pub use attention::{Attention, AttentionGrad};
 pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use binary::{BinaryFn, CompareFn, LogicalFn};
-pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter};
+pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter, reduction_factors};
 pub use conv::{Conv, ConvGradInput, ConvGradWeight, Window};
 pub use fusion::{Fusion, FusionKind};
 pub use index::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
@@ -41,16 +44,16 @@ pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
+pub use optimizer::{BySegment, EMA, OptimizerKind, OptimizerStep};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
 pub use random::RandomMask;
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
+pub use schedule::{LearningRate, ScheduleKind};
 pub use softmax::Softmax;
-pub use training::{
-    LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
-};
-pub use unary::{Cast, Clip, PredicateFn, UnaryFn};
+pub use training::{LossScale, UpdateLossScale};
+pub use unary::{Cast, Clip, PredicateFn, ScaledCast, UnaryFn};
 
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
@@ -218,8 +221,14 @@ pub enum Op {
     GradStats,
     /// From reduced statistics to what the update needs; see [`training`].
     Unscale(training::Unscale),
-    /// One optimizer step for one parameter; see [`training`].
+    /// One optimizer step for one parameter; see [`optimizer`].
     OptimizerStep(OptimizerStep),
+    /// A product with a constant in another element type: a gradient for and after its exchange.
+    ScaledCast(ScaledCast),
+    /// The moving average of a parameter after a step; see [`optimizer`].
+    EmaStep,
+    /// A value that differs by segment of a flat tensor.
+    BySegment(BySegment),
     /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
     UpdateLossScale(UpdateLossScale),
     /// The number of steps taken: `(step, found_inf)` → `step`.
@@ -299,6 +308,7 @@ impl Op {
             "attention_grad",
             "batch_norm",
             "batch_norm_grad",
+            "by_segment",
             "cast",
             "clip",
             "concat",
@@ -309,6 +319,7 @@ impl Op {
             "cross_entropy",
             "cross_entropy_grad",
             "cum_sum",
+            "ema_step",
             "embedding",
             "embedding_grad",
             "expand",
@@ -338,6 +349,7 @@ impl Op {
             "rms_norm",
             "rms_norm_grad_input",
             "rms_norm_grad_scale",
+            "scaled_cast",
             "scatter_elements",
             "scatter_nd",
             "select",
@@ -432,6 +444,9 @@ impl Op {
             Op::GradStats => training::infer_grad_stats(inputs),
             Op::Unscale(op) => op.infer(inputs),
             Op::OptimizerStep(op) => op.infer(inputs),
+            Op::EmaStep => optimizer::infer_ema_step(inputs),
+            Op::ScaledCast(op) => op.infer(inputs),
+            Op::BySegment(op) => op.infer(inputs),
             Op::UpdateLossScale(op) => op.infer(inputs),
             Op::UpdateStep => training::infer_update_step(inputs),
             Op::LearningRate(op) => op.infer(inputs),

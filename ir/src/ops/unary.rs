@@ -129,6 +129,24 @@ impl Cast {
     }
 }
 
+/// Each element times `factor`, rounded once to the element type `to`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScaledCast {
+    /// The element type of the result.
+    pub to: DType,
+    /// The factor.
+    pub factor: f64,
+}
+
+impl ScaledCast {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        float(inputs[0], "the operand")?;
+        Ok(vec![inputs[0].with_dtype(self.to)])
+    }
+}
+
 /// Limits each element to `[min, max]`; a missing bound is none. NaN stays NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

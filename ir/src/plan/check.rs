@@ -175,6 +175,17 @@ fn tables(plan: &Plan) -> Result {
         for s in &g.states {
             persistent(s.buffer, g.shard_numel * 4, &s.name)?;
         }
+        let offsets = g.param_groups.iter().map(|p| p.offset);
+        ensure(offsets.clone().is_sorted() && offsets.max().is_none_or(|o| o <= g.numel), || {
+            format!("the parameter groups of group {i} are not in order")
+        })?;
+        let others = g.param_groups.len().saturating_sub(1);
+        ensure((others > 0) == g.begins.is_some(), || {
+            format!("group {i} has no table of its parameter groups")
+        })?;
+        if let Some(begins) = g.begins {
+            persistent(begins, others * 8, "a table of parameter groups")?;
+        }
         let mut end = 0;
         for s in &g.segments {
             let param = plan

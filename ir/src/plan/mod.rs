@@ -48,6 +48,10 @@ pub struct Plan {
     /// Whether examples are shuffled at each epoch.
     #[serde(default)]
     pub shuffle: bool,
+    /// Whether what is left at the end of an epoch is left out; otherwise the micro-steps that it fills
+    /// make a smaller step.
+    #[serde(default = "yes")]
+    pub drop_last: bool,
     /// Loss elements of one rank's micro-batch if none is ignored.
     pub loss_capacity: usize,
     /// Tensors fed at every micro-step.
@@ -86,10 +90,17 @@ pub struct Plan {
     pub leaves: String,
     /// Where each trainable parameter's reduced gradient is after the last micro-step.
     pub gradients: Vec<GradientSpec>,
+    /// The casts of one micro-step if every operation cast its own operands.
+    #[serde(default)]
+    pub cast_baseline: CastBaseline,
     /// What the passes did.
     pub reports: Vec<PassReport>,
     /// Advice for the user.
     pub lints: Vec<Diagnostic>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What a plan was compiled for.
@@ -180,12 +191,30 @@ pub struct Group {
     pub states: Vec<GroupState>,
     /// The parameters, ascending by offset.
     pub segments: Vec<Segment>,
+    /// Which elements have which learning rate and weight decay, ascending by offset; empty unless it trains.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub param_groups: Vec<ParamGroup>,
+    /// With several parameter groups, the buffer of their offsets but the first, i64, relative to this
+    /// rank's part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begins: Option<usize>,
+}
+
+/// Elements of a flat group from here to the next parameter group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParamGroup {
+    /// First element within the flat group.
+    pub offset: usize,
+    /// Key of the base learning rate.
+    pub lr: String,
+    /// Key of the weight decay.
+    pub weight_decay: String,
 }
 
 /// A state tensor parallel to a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupState {
-    /// `adam_m`, `adam_v`, `momentum`, `grad_sum`.
+    /// `adam_m`, `adam_v`, `momentum`, `lion_m`, `ema`, `grad_sum`.
     pub name: String,
     /// The buffer.
     pub buffer: usize,
@@ -217,6 +246,12 @@ impl Group {
         let begin = segment.offset.max(first);
         let end = (segment.offset + segment.numel).min(first + self.shard_numel);
         (begin < end).then(|| (begin - segment.offset, begin - first, end - begin))
+    }
+
+    /// The offsets of all parameter groups but the first, relative to the part of rank `rank`.
+    pub fn begins_of(&self, rank: usize) -> Vec<i64> {
+        let first = rank % self.shards() * self.shard_numel;
+        self.param_groups.iter().skip(1).map(|g| g.offset as i64 - first as i64).collect()
     }
 }
 
@@ -576,6 +611,15 @@ pub struct GradientSpec {
     pub group: usize,
     /// This rank's part of the group's gradient, f32.
     pub place: Place,
+}
+
+/// The casts that PyTorch's autocast makes at run time in one forward and backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CastBaseline {
+    /// Their number.
+    pub casts: usize,
+    /// Bytes that they read and write.
+    pub bytes: u64,
 }
 
 /// What a pass did.

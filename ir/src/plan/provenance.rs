@@ -153,6 +153,17 @@ impl Replay<'_> {
                 digest.count(group.shard_numel);
                 self.leaf(buffer, digest);
             }
+            if let Some(begins) = group.begins {
+                let mut digest = Digest::new();
+                digest.text("parameter groups");
+                for settings in &group.param_groups {
+                    digest.count(settings.offset);
+                    digest.text(&settings.lr);
+                    digest.text(&settings.weight_decay);
+                }
+                digest.count(group.master);
+                self.leaf(begins, digest);
+            }
         }
         for param in &plan.params {
             if let ParamHome::Buffer(buffer) = param.home {

@@ -53,6 +53,14 @@ pub struct Summary {
     pub units: usize,
     /// Casts between float types that run in one step, those inside kernels included.
     pub casts: usize,
+    /// Kernels of one step that do nothing but cast.
+    pub cast_kernels: usize,
+    /// Bytes that those read and write.
+    pub cast_bytes: u64,
+    /// Casts of one step if every operation cast its own operands, as PyTorch's autocast does at run time.
+    pub baseline_casts: usize,
+    /// Bytes that those read and write.
+    pub baseline_cast_bytes: u64,
     /// Collectives of one step.
     pub collectives: Collectives,
     /// Bytes one rank sends in one step, by the ring algorithms.
@@ -141,13 +149,20 @@ impl Plan {
     pub fn summary(&self) -> Summary {
         let mut collectives = Collectives::default();
         let (mut casts, mut wire, mut flops, mut us) = (0, 0, 0, 0.0);
+        let (mut cast_kernels, mut cast_bytes) = (0, 0);
         for (i, task) in self.tasks.iter().enumerate() {
             let runs = self.runs(i);
             match &task.action {
                 Action::AllGather { .. } => collectives.all_gather += runs,
                 Action::ReduceScatter { .. } => collectives.reduce_scatter += runs,
                 Action::AllReduce { .. } => collectives.all_reduce += runs,
-                Action::Kernel { kernel, .. } => casts += runs * self.casts_of(*kernel),
+                Action::Kernel { kernel, .. } => {
+                    casts += runs * self.casts_of(*kernel);
+                    if self.only_casts(*kernel) {
+                        cast_kernels += runs;
+                        cast_bytes += runs as u64 * task.bytes;
+                    }
+                }
                 _ => {}
             }
             wire += runs as u64 * self.wire_bytes(&task.action);
@@ -166,6 +181,10 @@ impl Plan {
                 .sum(),
             units: self.units.len(),
             casts,
+            cast_kernels,
+            cast_bytes,
+            baseline_casts: self.accumulation * self.cast_baseline.casts,
+            baseline_cast_bytes: self.accumulation as u64 * self.cast_baseline.bytes,
             collectives,
             bytes_communicated_per_step: wire,
             peak_bytes: self.persistent_bytes + self.workspace_bytes,
@@ -177,6 +196,14 @@ impl Plan {
             kernels: self.kernels.len(),
             predicted_compute_seconds: us / 1e6,
         }
+    }
+
+    /// Whether a kernel casts between float types and does nothing else but move elements.
+    pub fn only_casts(&self, kernel: usize) -> bool {
+        let body = &self.kernels[kernel].body;
+        let mut inner = body.nodes().filter(|(_, n)| !n.op.is_leaf());
+        self.casts_of(kernel) > 0
+            && inner.all(|(_, n)| matches!(n.op, Op::Cast(_)) || n.op.is_layout())
     }
 
     fn casts_of(&self, kernel: usize) -> usize {

@@ -1,7 +1,7 @@
 //! Laws of sharding.
 //!
 //! V301  a sharded value is used only by pointwise operations (alone or fused), `optimizer_step`,
-//!       `grad_stats`, `all_gather`, and an `all_reduce` of its unit over replicas
+//!       `ema_step`, `grad_stats`, `all_gather`, and an `all_reduce` of its unit over replicas
 //! V302  what `all_gather` gathers is sharded
 //! V303  a pointwise operation or optimizer step on a sharded value has only scalars and sharded
 //!       values of the same shape as operands
@@ -68,7 +68,8 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
         }
         return;
     };
-    let elementwise = is_elementwise(&node.op) || matches!(node.op, Op::OptimizerStep(_));
+    let elementwise =
+        is_elementwise(&node.op) || matches!(node.op, Op::OptimizerStep(_) | Op::EmaStep);
     let replicas = matches!(&node.op, Op::AllReduce(op) if op.unit.is_some());
     if !elementwise && !replicas && !matches!(node.op, Op::GradStats | Op::AllGather(_)) {
         report.add("V301", &node.origin, format!("`{name}` of a sharded value"));

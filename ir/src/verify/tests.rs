@@ -59,8 +59,8 @@ fn a_lawful_training_step_passes() {
   %half: f32[2] = mul %gs, %h @update
   %stats: f32[2] = grad_stats %half, %gw @update
   %total: f32[2] = all_reduce %stats {{reduce = "sum"}} @update
-  %s1: f32[2] = optimizer_step %s, %half, %h, %h, %h, %h, %h {STEP}
-  %w1: f32[2] = optimizer_step %w, %gw, %h, %h, %h, %h, %h {STEP}
+  %s1: f32[2] = optimizer_step %s, %half, %h, %h, %h, %h, %h, %h {STEP}
+  %w1: f32[2] = optimizer_step %w, %gw, %h, %h, %h, %h, %h, %h {STEP}
   return %z as "z"
   return %loss as "loss" loss_sum
   return %h as "count" loss_count
@@ -195,7 +195,7 @@ fn v301_to_v303_uses_of_sharded_values() {
 fn v304_and_v305_reductions() {
     let step = |param: &str, grad: &str, before: &str| {
         format!(
-            "{before}\n %n: f32[2] = optimizer_step %{param}, %{grad}, %h, %h, %h, %h, %h {STEP}"
+            "{before}\n %n: f32[2] = optimizer_step %{param}, %{grad}, %h, %h, %h, %h, %h, %h {STEP}"
         )
     };
     let scatter = "%g: f32[2] = reduce_scatter %x {unit = 0} @backward";
@@ -217,7 +217,7 @@ fn v306_units() {
     breaks("%a: f32[2] = all_gather %s {unit = 3}", &["V306"]);
     breaks(
         &format!(
-            "%g: f32[2] = reduce_scatter %x {{unit = 4}} @backward\n %n: f32[2] = optimizer_step %s, %g, %h, %h, %h, %h, %h {STEP}"
+            "%g: f32[2] = reduce_scatter %x {{unit = 4}} @backward\n %n: f32[2] = optimizer_step %s, %g, %h, %h, %h, %h, %h, %h {STEP}"
         ),
         &["V306"],
     );

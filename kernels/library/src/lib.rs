@@ -22,10 +22,12 @@
 //! | [`reduce`] | sums and sums of squares |
 //! | [`reduce_axes`] | reductions over any axes |
 //! | [`order`] | the largest or smallest elements |
+//! | [`adafactor`] | a step of Adafactor |
 //! | [`random_mask`] | random masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
 //! | [`cuda`] | sources of the CUDA kernels |
 
+pub mod adafactor;
 pub mod attention;
 pub mod batch_norm;
 pub mod conv;

@@ -21,10 +21,12 @@ use std::collections::HashMap;
 pub(super) enum Precision {
     /// In the low dtype.
     Low,
-    /// A product of operands in the low dtype that writes its f32 accumulator.
+    /// On operands in the low dtype, with results in f32: a product writes its accumulator.
     LowToF32,
     /// In f32.
     F32,
+    /// In f32, with results rounded to the low dtype.
+    F32ToLow,
 }
 
 /// The precision of every node.
@@ -42,7 +44,7 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
     for (id, node) in graph.nodes() {
         let at = match problem.fixed(id, node) {
             Some(Precision::Low | Precision::LowToF32) => SOURCE,
-            Some(Precision::F32) => SINK,
+            Some(Precision::F32 | Precision::F32ToLow) => SINK,
             None => network.node(),
         };
         place.insert(id, at);
@@ -54,14 +56,14 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
         for (i, &v) in node.inputs.iter().enumerate() {
             let def = place[&graph.value(v).def];
             if subject(graph, v) && !weak(v) && !free && at > SINK && reads(&node.op, i) {
-                network.edge(at, side_of(graph, v, def), INFINITE);
+                network.edge(at, problem.side_of(v, def), INFINITE);
             }
         }
         for &v in &node.outputs {
             if !subject(graph, v) || weak(v) {
                 continue;
             }
-            let producer = side_of(graph, v, at);
+            let producer = problem.side_of(v, at);
             let mut consumers: Vec<usize> = users[v.0 as usize]
                 .iter()
                 .filter(|user| takes(graph, **user, v))
@@ -80,6 +82,7 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
     let choice =
         |(id, at): (NodeId, usize)| (id, if low[at] { Precision::Low } else { Precision::F32 });
     let mut assignment: Assignment = place.into_iter().map(choice).collect();
+    assignment.extend(bound);
     keep_accumulators(&problem, &mut assignment);
     assignment
 }
@@ -177,10 +180,6 @@ pub(super) fn is_statistic(graph: &Graph, v: ValueId) -> bool {
     }
 }
 
-fn side_of(graph: &Graph, v: ValueId, producer: usize) -> usize {
-    if is_statistic(graph, v) { SINK } else { producer }
-}
-
 /// Whether operand `i` is read in the precision of the node; scale, bias and masks keep their own.
 pub(super) fn reads(op: &Op, i: usize) -> bool {
     match op {
@@ -199,14 +198,27 @@ fn takes(graph: &Graph, user: NodeId, v: ValueId) -> bool {
     node.inputs.iter().enumerate().any(|(i, x)| *x == v && reads(&node.op, i))
 }
 
-struct Problem<'a> {
-    graph: &'a Graph,
-    users: &'a [Vec<NodeId>],
-    bound: &'a HashMap<NodeId, Precision>,
-    lower: bool,
+/// What is decided on, and what is given.
+pub(super) struct Problem<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) users: &'a [Vec<NodeId>],
+    pub(super) bound: &'a HashMap<NodeId, Precision>,
+    pub(super) lower: bool,
 }
 
 impl Problem<'_> {
+    /// The side of a value whose producer is at `at`.
+    fn side_of(&self, v: ValueId, at: usize) -> usize {
+        if is_statistic(self.graph, v) {
+            return SINK;
+        }
+        match self.bound.get(&self.graph.value(v).def) {
+            Some(Precision::LowToF32) => SINK,
+            Some(Precision::F32ToLow) => SOURCE,
+            _ => at,
+        }
+    }
+
     /// The precision that override or class fix.
     fn fixed(&self, id: NodeId, node: &Node) -> Option<Precision> {
         if let Some(precision) = self.bound.get(&id) {
@@ -234,7 +246,7 @@ impl Problem<'_> {
 
     /// Whether this adds a bias vector to a product or convolution that is used for nothing else: one
     /// contraction, as `torch.addmm`.
-    fn is_bias_add(&self, node: &Node) -> bool {
+    pub(super) fn is_bias_add(&self, node: &Node) -> bool {
         let pairs = [(0, 1), (1, 0)];
         node.op == Op::Binary(BinaryFn::Add)
             && pairs.into_iter().any(|(product, bias)| {
@@ -268,7 +280,9 @@ impl Problem<'_> {
                 && readers.all(|r| {
                     let reader = self.graph.node(*r);
                     match self.fixed(*r, reader) {
-                        Some(precision) => precision == Precision::Low,
+                        Some(precision) => {
+                            matches!(precision, Precision::Low | Precision::LowToF32)
+                        }
                         None => class(&reader.op) == Class::Layout && only[r.0 as usize],
                     }
                 });

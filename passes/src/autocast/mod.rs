@@ -2,19 +2,23 @@
 //!
 //! In: a raised f32 graph. Out: the same graph rebuilt, with casts where precisions meet, one per value
 //! and dtype. Parameters stay f32 and their uses are cast; outputs keep their declared dtype; casts that
-//! the model itself has are respected. [`policy`] says what is safe, `assign` decides the rest.
+//! the model itself has are respected. [`policy`] says what is safe, `assign` decides the rest, [`baseline`]
+//! counts what casting one operation at a time would cost.
 
 mod assign;
+mod baseline;
 mod min_cut;
 pub mod policy;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use crate::scope;
 use assign::{Assignment, Precision};
-use frit_ir::ops::{Cast, Constant};
-use frit_ir::{DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Tensor, ValueId};
+use frit_ir::ops::{Cast, Constant, ParamKind};
+use frit_ir::{
+    DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, OutputKind, Tensor, ValueId,
+};
 use policy::Class;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The contract of [`Autocast`].
 pub const INFO: PassInfo = PassInfo {
@@ -35,6 +39,8 @@ pub struct Override {
     pub op: Option<String>,
     /// The dtype to compute in: f32, or the plan's low-precision dtype.
     pub dtype: DType,
+    /// The dtype of its results, if it is another.
+    pub output: Option<DType>,
 }
 
 impl Override {
@@ -49,6 +55,12 @@ impl Override {
 pub struct Autocast {
     /// The dtype of contractions; f32 changes nothing but for overrides.
     pub compute: DType,
+    /// Compute everything in `compute` but the loss, not only what the policy allows.
+    pub pure: bool,
+    /// Round parameters to this dtype, for every use.
+    pub param_dtype: Option<DType>,
+    /// Round float buffers to this dtype, for every use; those that the forward pass renews stay.
+    pub buffer_dtype: Option<DType>,
     /// Exceptions; of several that apply the last wins.
     pub overrides: Vec<Override>,
 }
@@ -62,7 +74,14 @@ impl Pass for Autocast {
         let Some(low) = self.low_dtype()? else { return Ok(Changed::No) };
         let bound = self.bound(graph, low, context);
         let assignment = assign::assign(graph, &bound, self.compute == low);
-        let mut rebuild = Rebuild::new(graph, low, &assignment);
+        let baseline = baseline::casts(graph, low, &bound, self.compute == low);
+        let message = format!(
+            "casting one operation at a time, as PyTorch does at run time: {} casts of {} bytes",
+            baseline.casts, baseline.bytes
+        );
+        context.remark(&Origin::none(), message);
+        context.cast_baseline = Some(baseline);
+        let mut rebuild = Rebuild::new(graph, low, &assignment, self);
         rebuild.run(context).map_err(bug(INFO.name))?;
         let (casts, mut new) = (rebuild.casts.len(), rebuild.new);
         new.remove_dead();
@@ -76,10 +95,18 @@ impl Pass for Autocast {
 }
 
 impl Autocast {
+    /// The policy for this dtype, without exceptions.
+    pub fn new(compute: DType) -> Self {
+        let (overrides, param_dtype, buffer_dtype) = (Vec::new(), None, None);
+        Autocast { compute, pure: false, param_dtype, buffer_dtype, overrides }
+    }
+
     /// The one low-precision dtype of the plan, if there is any.
     fn low_dtype(&self) -> Result<Option<DType>, Diagnostic> {
         let mut low = None;
-        for dtype in self.overrides.iter().map(|o| o.dtype).chain([self.compute]) {
+        let overrides = self.overrides.iter().flat_map(|o| [Some(o.dtype), o.output]);
+        let whole = [Some(self.compute), self.param_dtype, self.buffer_dtype];
+        for dtype in overrides.chain(whole).flatten() {
             match (dtype, low) {
                 (DType::F32, _) => {}
                 (DType::F16 | DType::BF16, None) => low = Some(dtype),
@@ -87,7 +114,10 @@ impl Autocast {
                 (DType::F16 | DType::BF16, Some(_)) => {
                     return Err(Diagnostic::error("E220", "a plan cannot mix f16 and bf16")
                         .note("bf16 needs no loss scaling and f16 does")
-                        .help("use one of them in `precision.compute` and every override"));
+                        .help(
+                            "use one of them in `precision.compute`, every override, and \
+                             sharding.param_dtype and buffer_dtype",
+                        ));
                 }
                 _ => {
                     return Err(Diagnostic::error("E221", format!("cannot compute in {dtype}"))
@@ -106,16 +136,29 @@ impl Autocast {
     ) -> HashMap<NodeId, Precision> {
         let mut bound = HashMap::new();
         let mut used = vec![false; self.overrides.len()];
+        let model = if self.pure { before_results(graph) } else { HashSet::new() };
         for (id, node) in graph.nodes() {
             let class = policy::class(&node.op);
-            let last = self.overrides.iter().rposition(|o| o.applies(node));
-            let Some(index) = last.filter(|_| class != Class::Fixed) else { continue };
-            used[index] = true;
-            let precision = match self.overrides[index].dtype {
-                DType::F32 => Precision::F32,
-                _ => Precision::Low,
+            if class == Class::Fixed {
+                continue;
+            }
+            let Some(index) = self.overrides.iter().rposition(|o| o.applies(node)) else {
+                if model.contains(&id) {
+                    bound.insert(id, Precision::Low);
+                }
+                continue;
             };
-            if precision == Precision::Low && class == Class::F32 {
+            used[index] = true;
+            let chosen = &self.overrides[index];
+            let (reads_f32, writes_f32) =
+                (chosen.dtype == DType::F32, chosen.output.unwrap_or(chosen.dtype) == DType::F32);
+            let precision = match (reads_f32, writes_f32) {
+                (true, true) => Precision::F32,
+                (true, false) => Precision::F32ToLow,
+                (false, true) => Precision::LowToF32,
+                (false, false) => Precision::Low,
+            };
+            if !reads_f32 && class == Class::F32 {
                 let message =
                     format!("{} is forced to {low}, where it is not safe", node.op.name());
                 let help = "leave it to the policy, or force only contractions";
@@ -133,24 +176,40 @@ impl Autocast {
     }
 }
 
+/// The nodes that the model's results depend on: what comes after them is the loss.
+fn before_results(graph: &Graph) -> HashSet<NodeId> {
+    let results = graph.outputs.iter().filter(|o| o.kind == OutputKind::Result);
+    let mut stack: Vec<NodeId> = results.map(|o| graph.value(o.value).def).collect();
+    let mut seen = HashSet::new();
+    while let Some(id) = stack.pop() {
+        if seen.insert(id) {
+            stack.extend(graph.node(id).inputs.iter().map(|v| graph.value(*v).def));
+        }
+    }
+    seen
+}
+
 /// The graph written again with new dtypes.
 struct Rebuild<'a> {
     old: &'a Graph,
     new: Graph,
     low: DType,
     assignment: &'a Assignment,
+    options: &'a Autocast,
     /// New values by old ones.
     map: HashMap<ValueId, ValueId>,
+    /// New leaves by old ones; the value that is used may be a cast of one.
+    leaves: HashMap<ValueId, ValueId>,
     /// Casts by new value and dtype.
     casts: HashMap<(ValueId, DType), ValueId>,
 }
 
 impl<'a> Rebuild<'a> {
-    fn new(old: &'a Graph, low: DType, assignment: &'a Assignment) -> Self {
+    fn new(old: &'a Graph, low: DType, assignment: &'a Assignment, options: &'a Autocast) -> Self {
         let mut new = Graph::new(&old.name);
         new.world_size = old.world_size;
-        let (map, casts) = (HashMap::new(), HashMap::new());
-        Rebuild { old, new, low, assignment, map, casts }
+        let (map, leaves, casts) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Rebuild { old, new, low, assignment, options, map, leaves, casts }
     }
 
     fn run(&mut self, context: &mut PassContext) -> Result<(), GraphError> {
@@ -175,7 +234,20 @@ impl<'a> Rebuild<'a> {
                 if let Some(name) = &self.old.value(old).name {
                     self.new.set_name(new, name);
                 }
-                self.map.insert(old, new);
+                if node.op.is_leaf() {
+                    self.leaves.insert(old, new);
+                }
+                let value = match self.written_as(id, node, old) {
+                    Some(dtype) if dtype != self.new.ty(new).dtype => {
+                        let origin = node.origin.by(INFO.name);
+                        let op = Op::Cast(Cast { to: dtype });
+                        let cast = self.new.add1(op, &[new], origin, node.region)?;
+                        self.casts.insert((new, dtype), cast);
+                        cast
+                    }
+                    _ => new,
+                };
+                self.map.insert(old, value);
             }
         }
         for output in &self.old.outputs {
@@ -183,12 +255,32 @@ impl<'a> Rebuild<'a> {
             let node = self.old.def(output.value);
             let value = self.value_as(output.value, dtype, node, context)?;
             let kind = match output.kind {
-                frit_ir::OutputKind::Carry(state) => frit_ir::OutputKind::Carry(self.map[&state]),
+                OutputKind::Carry(state) => OutputKind::Carry(self.leaves[&state]),
                 other => other,
             };
             self.new.add_output(&output.name, value, kind);
         }
         Ok(())
+    }
+
+    /// The dtype in which all users see a result, if it is not what the node makes of its operands: that
+    /// of an override, or of parameters and buffers.
+    fn written_as(&self, id: NodeId, node: &Node, v: ValueId) -> Option<DType> {
+        if !assign::subject(self.old, v) {
+            return None;
+        }
+        if let Op::Param(param) = &node.op {
+            let is_carried = || self.old.outputs.iter().any(|o| o.kind == OutputKind::Carry(v));
+            return match param.kind {
+                ParamKind::Buffer => self.options.buffer_dtype.filter(|_| !is_carried()),
+                _ => self.options.param_dtype,
+            };
+        }
+        match self.assignment.get(&id) {
+            Some(Precision::LowToF32) => Some(DType::F32),
+            Some(Precision::F32ToLow) if !assign::is_statistic(self.old, v) => Some(self.low),
+            _ => None,
+        }
     }
 
     /// The dtype in which a node reads its operand `i`.

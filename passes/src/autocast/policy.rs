@@ -1,11 +1,11 @@
 //! The op-safety table: what each operation may do in low precision.
 //!
-//! One row per operation. Source: the operator lists `lower_precision_fp`, `fp32` and `promote` of
-//! PyTorch (`aten/src/ATen/autocast_mode.h`); an operation that they do not name runs in the dtype it is
-//! given. Where Frit differs, the row says so.
+//! Source: the operator lists `lower_precision_fp`, `fp32` and `promote` of PyTorch for CUDA
+//! (`aten/src/ATen/autocast_mode.h`); an operation that they do not name runs in the dtype it is given.
+//! Where Frit differs, the row says so. `frit inspect --view casts` and docs/precision.md print the table.
 
 use frit_ir::Op;
-use frit_ir::ops::{BinaryFn, ReduceFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, CompareFn, LogicalFn, PredicateFn, Reduce, ReduceFn, UnaryFn};
 
 /// What an operation may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,42 +39,118 @@ impl Class {
     }
 }
 
+/// Where the class of an operation comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// PyTorch's list of this name for CUDA.
+    Torch(&'static str),
+    /// PyTorch does not list it: it runs in the dtype that it is given.
+    Unlisted,
+    /// Frit's own rule, and the reason.
+    Own(&'static str),
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Torch(list) => write!(f, "PyTorch `{list}`"),
+            Source::Unlisted => write!(f, "not in PyTorch's lists"),
+            Source::Own(why) => write!(f, "{why}"),
+        }
+    }
+}
+
+const LOWER: (Class, Source) = (Class::Lower, Source::Torch("lower_precision_fp"));
+const F32: (Class, Source) = (Class::F32, Source::Torch("fp32"));
+const PROMOTE: (Class, Source) = (Class::Promote, Source::Torch("promote"));
+const UNLISTED: (Class, Source) = (Class::Promote, Source::Unlisted);
+const LAYOUT: (Class, Source) = (Class::Layout, Source::Unlisted);
+const INTEGER: (Class, Source) = (Class::Fixed, Source::Own("truth values or random bits"));
+const GIVEN: (Class, Source) = (Class::Fixed, Source::Own("says itself which dtype it has"));
+const AFTER: (Class, Source) =
+    (Class::Fixed, Source::Own("comes after autocast, in the dtypes of what it is made from"));
+
 /// The class of an operation.
 pub fn class(op: &Op) -> Class {
+    row(op).0
+}
+
+/// One row of the op-safety table: operations of one name that have one class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The operation, for a reduction with its function.
+    pub op: String,
+    /// Its class.
+    pub class: Class,
+    /// Where that comes from.
+    pub source: Source,
+}
+
+/// The op-safety table: every operation that a model can have, by name.
+pub fn table() -> Vec<Row> {
+    let mut ops = frit_ir::ops::examples::examples();
+    ops.extend(UnaryFn::ALL.iter().map(|f| Op::Unary(*f)));
+    ops.extend(PredicateFn::ALL.iter().map(|f| Op::Predicate(*f)));
+    ops.extend(BinaryFn::ALL.iter().map(|f| Op::Binary(*f)));
+    ops.extend(CompareFn::ALL.iter().map(|f| Op::Compare(*f)));
+    ops.extend(LogicalFn::ALL.iter().map(|f| Op::Logical(*f)));
+    ops.retain(|op| !matches!(op, Op::Reduce(_)));
+    let reduce = |f| Op::Reduce(Reduce { f, axes: vec![], keep_dims: true });
+    let functions = [ReduceFn::Sum, ReduceFn::Mean, ReduceFn::Max, ReduceFn::Min, ReduceFn::Prod];
+    ops.extend(functions.map(reduce));
+    let to_row = |op: &Op| {
+        let (class, source) = row(op);
+        let name = match op {
+            Op::Reduce(r) => format!("reduce {:?}", r.f).to_lowercase(),
+            op => op.name(),
+        };
+        Row { op: name, class, source }
+    };
+    let mut rows: Vec<Row> = ops.iter().filter(|op| row(op) != AFTER).map(to_row).collect();
+    rows.sort_by(|a, b| a.op.cmp(&b.op));
+    rows
+}
+
+/// Class and source of an operation.
+fn row(op: &Op) -> (Class, Source) {
     match op {
         // Contractions. Attention keeps scores and softmax statistics in f32 inside.
         Op::MatMul(_)
         | Op::Attention(_)
         | Op::Conv(_)
         | Op::ConvGradInput(_)
-        | Op::ConvGradWeight(_) => Class::Lower,
+        | Op::ConvGradWeight(_) => LOWER,
 
         Op::Unary(f) => unary(*f),
         Op::Binary(f) => binary(*f),
-        Op::Compare(_) | Op::Select | Op::Concat(_) => Class::Promote,
-        Op::Logical(_) | Op::RandomMask(_) => Class::Fixed,
-        Op::Predicate(_) | Op::Clip(_) => Class::Promote,
+        Op::Concat(_) => PROMOTE,
+        Op::Compare(_) | Op::Select | Op::Predicate(_) | Op::Clip(_) => UNLISTED,
+        Op::Logical(_) | Op::RandomMask(_) => INTEGER,
         // As `index_put` and `scatter_add`.
-        Op::ScatterElements(_) | Op::ScatterNd(_) => Class::Promote,
-        Op::TopK(_) | Op::ArgReduce(_) => Class::Promote,
+        Op::ScatterElements(_) | Op::ScatterNd(_) => PROMOTE,
+        Op::TopK(_) | Op::ArgReduce(_) => UNLISTED,
 
         // The result too: where a norm is followed by a residual sum, as in BERT, the stream stays f32
         // even if it began in low precision.
-        Op::LayerNorm(_) | Op::RmsNorm(_) => Class::F32,
-        // PyTorch keeps the dtype of its operand, with statistics in f32.
-        Op::BatchNorm(_) => Class::F32Inside,
+        Op::LayerNorm(_) | Op::RmsNorm(_) => F32,
+        Op::BatchNorm(_) => (
+            Class::F32Inside,
+            Source::Own("PyTorch keeps the dtype of its operand, with statistics in f32"),
+        ),
         // Selection, and sums that are kept in f32 inside.
-        Op::MaxPool(_) | Op::SumPool(_) => Class::Promote,
+        Op::MaxPool(_) | Op::SumPool(_) => UNLISTED,
         // So too for probabilities: a router picks its experts by them, and rounded ones tie.
-        Op::Softmax(_) => Class::F32,
+        Op::Softmax(_) => F32,
         // Its results are losses: always f32.
-        Op::CrossEntropy(_) => Class::F32Inside,
-        Op::LogSoftmax(_) | Op::CumSum(_) | Op::SumTo(_) => Class::F32,
+        Op::CrossEntropy(_) => (
+            Class::F32Inside,
+            Source::Own("PyTorch casts its logits to f32; here the kernel does, as it reads them"),
+        ),
+        Op::LogSoftmax(_) | Op::CumSum(_) | Op::SumTo(_) => F32,
         Op::Reduce(op) => match op.f {
-            ReduceFn::Sum | ReduceFn::Prod => Class::F32,
-            // Accumulates in f32 inside.
-            ReduceFn::Mean => Class::Promote,
-            ReduceFn::Max | ReduceFn::Min => Class::Promote,
+            ReduceFn::Sum | ReduceFn::Prod => F32,
+            // A mean accumulates in f32 inside.
+            ReduceFn::Mean | ReduceFn::Max | ReduceFn::Min => UNLISTED,
         },
 
         Op::Reshape(_)
@@ -86,14 +162,14 @@ pub fn class(op: &Op) -> Class {
         | Op::Embedding(_)
         | Op::Gather(_)
         | Op::GatherElements(_)
-        | Op::GatherNd(_) => Class::Layout,
+        | Op::GatherNd(_) => LAYOUT,
 
         Op::Cast(_)
         | Op::Input(_)
         | Op::Param(_)
         | Op::State(_)
         | Op::Hyper(_)
-        | Op::Constant(_) => Class::Fixed,
+        | Op::Constant(_) => GIVEN,
 
         // What comes after differentiation has its dtypes from there.
         Op::EmbeddingGrad(_)
@@ -115,14 +191,17 @@ pub fn class(op: &Op) -> Class {
         | Op::GradStats
         | Op::Unscale(_)
         | Op::OptimizerStep(_)
+        | Op::EmaStep
+        | Op::ScaledCast(_)
+        | Op::BySegment(_)
         | Op::UpdateLossScale(_)
         | Op::UpdateStep
         | Op::LearningRate(_)
-        | Op::Fusion(_) => Class::Fixed,
+        | Op::Fusion(_) => AFTER,
     }
 }
 
-fn unary(f: UnaryFn) -> Class {
+fn unary(f: UnaryFn) -> (Class, Source) {
     match f {
         UnaryFn::Exp
         | UnaryFn::Expm1
@@ -131,7 +210,7 @@ fn unary(f: UnaryFn) -> Class {
         | UnaryFn::Rsqrt
         | UnaryFn::Reciprocal
         | UnaryFn::Tan
-        | UnaryFn::Softplus => Class::F32,
+        | UnaryFn::Softplus => F32,
         // Not in PyTorch's lists, and exact or bounded: they keep the dtype of their operand.
         UnaryFn::Neg
         | UnaryFn::Abs
@@ -148,14 +227,14 @@ fn unary(f: UnaryFn) -> Class {
         | UnaryFn::Relu
         | UnaryFn::Silu
         | UnaryFn::Gelu
-        | UnaryFn::GeluTanh => Class::Promote,
-        UnaryFn::Not => Class::Fixed,
+        | UnaryFn::GeluTanh => UNLISTED,
+        UnaryFn::Not => INTEGER,
     }
 }
 
-fn binary(f: BinaryFn) -> Class {
+fn binary(f: BinaryFn) -> (Class, Source) {
     match f {
-        BinaryFn::Pow => Class::F32,
+        BinaryFn::Pow => F32,
         BinaryFn::Add
         | BinaryFn::Sub
         | BinaryFn::Mul
@@ -163,12 +242,12 @@ fn binary(f: BinaryFn) -> Class {
         | BinaryFn::Max
         | BinaryFn::Min
         | BinaryFn::Mod
-        | BinaryFn::Fmod => Class::Promote,
+        | BinaryFn::Fmod => UNLISTED,
         BinaryFn::GeluGrad
         | BinaryFn::GeluTanhGrad
         | BinaryFn::SiluGrad
         | BinaryFn::TanhGrad
         | BinaryFn::SigmoidGrad
-        | BinaryFn::ReluGrad => Class::Fixed,
+        | BinaryFn::ReluGrad => AFTER,
     }
 }

@@ -87,7 +87,7 @@ fn loss_sum(graph: &Graph) -> Result<ValueId, Diagnostic> {
 }
 
 /// For every value whether it is a float that depends on a trainable parameter.
-fn varied_values(graph: &Graph) -> Vec<bool> {
+pub(crate) fn varied_values(graph: &Graph) -> Vec<bool> {
     let mut varied = vec![false; graph.n_values()];
     for (_, node) in graph.nodes() {
         let any = match &node.op {

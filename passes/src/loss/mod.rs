@@ -141,7 +141,7 @@ impl Loss {
             let mean = match known {
                 Some(count) => b.scaled(sum, term.weight / count)?,
                 None => {
-                    let reduce = AllReduce { reduce: ReduceKind::Sum, unit: None };
+                    let reduce = AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None };
                     let all = match self.world_size {
                         1 => count,
                         _ => b.add(Op::AllReduce(reduce), &[count])?,

@@ -1,4 +1,4 @@
-//! Work that is done once per flat group: gathers, statistics, the optimizer.
+//! Work that is done once per flat group: gathers, statistics.
 
 use super::{Lowering, body, internal};
 use frit_ir::ops::{Cast, FusionKind};
@@ -6,7 +6,7 @@ use frit_ir::plan::{Action, Arena, BufferClass, KernelKind, Place, Stream};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
 
 impl Lowering<'_> {
-    fn param_of(&self, value: ValueId, node: &Node) -> Result<String, Diagnostic> {
+    pub(super) fn param_of(&self, value: ValueId, node: &Node) -> Result<String, Diagnostic> {
         self.param_of.get(&value).cloned().ok_or_else(|| {
             internal(format!("`{}` works on a sharded value of no parameter", node.op.name()))
                 .at(&node.origin)
@@ -88,7 +88,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn pointwise_kind(&self, body: &Graph) -> KernelKind {
+    pub(super) fn pointwise_kind(&self, body: &Graph) -> KernelKind {
         if (self.options.generated)(body, FusionKind::Pointwise) {
             KernelKind::Generated
         } else {
@@ -113,37 +113,5 @@ impl Lowering<'_> {
         let kind = self.pointwise_kind(&body);
         self.run_kernel(kind, FusionKind::Pointwise, body, parts, vec![total], node);
         Ok(())
-    }
-
-    /// The optimizer step of a whole group, at the first of its parameters.
-    pub(super) fn optimizer_step(&mut self, node: &Node) -> Result<(), Diagnostic> {
-        let Op::OptimizerStep(step) = &node.op else {
-            return Err(internal("no optimizer step").at(&node.origin));
-        };
-        let name = self.param_of(node.inputs[0], node)?;
-        let (group, _) = self.group_of[&name];
-        if !self.stepped.insert(group) {
-            return Ok(());
-        }
-        let ty = self.part(group, DType::F32);
-        let flat = |buffer| Place { buffer, offset: 0, ty: ty.clone() };
-        let mut written = vec![flat(self.plan.groups[group].master)];
-        for state in &node.inputs[2..2 + step.kind.n_states()] {
-            let Op::State(state) = &self.graph.def(*state).op else {
-                return Err(internal("optimizer state is no state").at(&node.origin));
-            };
-            let states = &self.plan.groups[group].states;
-            let found = states.iter().find(|s| s.name == state.name);
-            let found = found.ok_or_else(|| internal("optimizer state has no buffer"))?;
-            written.push(flat(found.buffer));
-        }
-        let gradient = self.gradient.at.get(&group).cloned();
-        let gradient = gradient.ok_or_else(|| internal("a group has no gradient"))?;
-        let mut reads = vec![written[0].clone(), gradient];
-        reads.extend_from_slice(&written[1..]);
-        for scalar in &node.inputs[2 + step.kind.n_states()..] {
-            reads.push(self.place(*scalar)?);
-        }
-        self.flat_kernel(node.op.clone(), reads, written, node)
     }
 }

@@ -3,7 +3,7 @@
 //! parameter is done here once per group, at the last of its parameters.
 
 use super::{Lowering, internal};
-use frit_ir::ops::{BinaryFn, ReduceKind};
+use frit_ir::ops::{BinaryFn, ReduceKind, ScaledCast, reduction_factors};
 use frit_ir::plan::{Action, BufferClass, GradientSpec, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,6 +21,8 @@ pub(super) struct Gradients {
     name: HashMap<ValueId, String>,
     /// Parameters of each group that have a gradient.
     n: BTreeMap<usize, usize>,
+    /// What gradients that were exchanged in another dtype are multiplied by when they are f32 again.
+    after: BTreeMap<usize, f64>,
     /// Nodes seen, by group, operation and region.
     seen: HashMap<(usize, String, Region), usize>,
 }
@@ -175,18 +177,52 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Where the gradient of a group is by now.
-    fn gradient_at(&self, group: usize, node: &Node) -> Result<Place, Diagnostic> {
+    /// Where the gradient of a group is by now, in f32.
+    fn gradient_at(&mut self, group: usize, node: &Node) -> Result<Place, Diagnostic> {
         let place = self.gradient.at.get(&group).cloned();
-        place.ok_or_else(|| internal("a group has no gradient").at(&node.origin))
+        let place = place.ok_or_else(|| internal("a group has no gradient").at(&node.origin))?;
+        if place.ty.dtype == DType::F32 {
+            return Ok(place);
+        }
+        let ty = place.ty.with_dtype(DType::F32);
+        let name = format!("{} gradient", self.unit_name(group));
+        let wide = self.workspace(&name, BufferClass::Gradient, ty);
+        let factor = self.gradient.after.get(&group).copied().unwrap_or(1.0);
+        let op = Op::ScaledCast(ScaledCast { to: DType::F32, factor });
+        self.flat_kernel(op, vec![place], vec![wide.clone()], node)?;
+        self.gradient.at.insert(group, wide.clone());
+        Ok(wide)
+    }
+
+    /// What is exchanged of a gradient, in `dtype`, between `ranks` ranks, and how ranks are combined.
+    fn narrowed(
+        &mut self,
+        group: usize,
+        (dtype, ranks): (Option<DType>, usize),
+        node: &Node,
+    ) -> Result<(Place, ReduceKind), Diagnostic> {
+        let place = self.gradient_at(group, node)?;
+        let Some(dtype) = dtype else { return Ok((place, ReduceKind::Mean)) };
+        let factors = reduction_factors(dtype, ranks);
+        let (before, after) = factors.unwrap_or((1.0, 1.0));
+        let name = format!("{} gradient in {dtype}", self.unit_name(group));
+        let narrow = self.workspace(&name, BufferClass::Gradient, place.ty.with_dtype(dtype));
+        let op = Op::ScaledCast(ScaledCast { to: dtype, factor: before });
+        self.flat_kernel(op, vec![place], vec![narrow.clone()], node)?;
+        self.gradient.after.insert(group, after);
+        let reduce = if factors.is_some() { ReduceKind::Sum } else { ReduceKind::Mean };
+        Ok((narrow, reduce))
     }
 
     fn scatter(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
-        let send = self.gradient_at(group, node)?;
+        let Op::ReduceScatter(op) = &node.op else {
+            return Err(internal("no reduce-scatter").at(&node.origin));
+        };
+        let ranks = self.plan.groups[group].shards();
+        let (send, reduce) = self.narrowed(group, (op.dtype, ranks), node)?;
         let unit = self.unit_name(group);
-        let ty = self.part(group, DType::F32);
+        let ty = self.part(group, send.ty.dtype);
         let recv = self.workspace(&format!("{unit} gradient shard"), BufferClass::Gradient, ty);
-        let reduce = ReduceKind::Mean;
         let action = Action::ReduceScatter { group, reduce, send, recv: recv.clone() };
         let label = format!("reduce_scatter {unit}");
         self.task(&label, Stream::Reduce, node.region, &node.origin, action);
@@ -195,12 +231,16 @@ impl<'a> Lowering<'a> {
     }
 
     fn average(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
-        let place = self.gradient_at(group, node)?;
-        let reduce = ReduceKind::Mean;
-        let (send, recv) = (place.clone(), place);
+        let Op::AllReduce(op) = &node.op else {
+            return Err(internal("no all-reduce").at(&node.origin));
+        };
+        let ranks = self.plan.world_size / self.plan.groups[group].shards();
+        let (place, reduce) = self.narrowed(group, (op.dtype, ranks), node)?;
+        let (send, recv) = (place.clone(), place.clone());
         let action = Action::AllReduce { group: Some(group), reduce, send, recv };
         let label = format!("all_reduce {}", self.unit_name(group));
         self.task(&label, Stream::Reduce, node.region, &node.origin, action);
+        self.gradient.at.insert(group, place);
         Ok(())
     }
 
@@ -226,10 +266,16 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Notes where gradients are once they are reduced.
-    pub(super) fn note_gradients(&mut self) {
+    /// Notes where gradients are once they are reduced, in f32.
+    pub(super) fn note_gradients(&mut self) -> Result<(), Diagnostic> {
+        let graph = self.graph;
+        for (name, value) in self.gradients() {
+            let (group, _) = self.group_of[&name];
+            self.gradient_at(group, graph.def(value))?;
+        }
         for (&group, place) in &self.gradient.at {
             self.plan.gradients.push(GradientSpec { group, place: place.clone() });
         }
+        Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! Flat groups: parameters of one unit that train alike and are gathered in the same dtypes, back to
-//! back. Each starts at a multiple of 16 bytes in the narrowest gather dtype; the whole is padded to a
+//! back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest gather dtype; the whole is padded to a
 //! multiple of 128 bytes per rank. Padding is zero and stays zero.
 
 use super::Lowering;
 use frit_ir::ops::ParamKind;
-use frit_ir::plan::{Arena, BufferClass, Group, GroupState, ParamHome, ParamSpec, Segment};
+use frit_ir::plan::{
+    Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Segment,
+};
 use frit_ir::{DType, Diagnostic, Op, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -45,7 +47,9 @@ impl Lowering<'_> {
         }
         let sharded: HashMap<String, bool> =
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
-        for ((unit, frozen, dtypes), params) in members {
+        for ((unit, frozen, dtypes), mut params) in members {
+            // What has the same hyper-parameters lies together.
+            params.sort_by_key(|p| self.classes.of(&self.plan.params[*p].name));
             let sharded = sharded[&self.plan.params[params[0]].name];
             self.make_group(unit, !frozen, dtypes.into_iter().collect(), &params, sharded);
         }
@@ -88,8 +92,17 @@ impl Lowering<'_> {
             master,
             states: vec![],
             segments,
+            param_groups: vec![],
+            begins: None,
         };
         if trainable {
+            group.param_groups = self.param_groups(&group.segments);
+            if group.param_groups.len() > 1 {
+                let bytes = (group.param_groups.len() - 1) * 8;
+                let label = format!("{} parameter groups", self.plan.units[unit].name);
+                let buffer = self.buffer(&label, Arena::Persistent, BufferClass::State, bytes);
+                group.begins = Some(buffer);
+            }
             for (name, init, is_part) in self.state_names() {
                 let class = match name.as_str() {
                     "grad_sum" => BufferClass::Gradient,
@@ -103,6 +116,16 @@ impl Lowering<'_> {
             }
         }
         self.plan.groups.push(group);
+    }
+
+    /// Where the hyper-parameters change along the segments.
+    fn param_groups(&self, segments: &[Segment]) -> Vec<ParamGroup> {
+        let class = |s: &Segment| self.classes.of(&self.plan.params[s.param].name);
+        let changes = segments.chunk_by(|a, b| class(a) == class(b)).enumerate();
+        let group = |(i, same): (usize, &[Segment])| {
+            self.param_group(class(&same[0]), if i == 0 { 0 } else { same[0].offset })
+        };
+        changes.filter_map(group).collect()
     }
 
     /// Names and first values of the state that parameters have, in order of appearance, and whether it is

@@ -14,6 +14,7 @@ mod flat;
 mod gradients;
 mod groups;
 mod leaves;
+mod optimizer;
 
 use crate::cost::{Rates, rates};
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
@@ -25,7 +26,7 @@ use frit_ir::sharding::sharded_values;
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// What lowering needs to know beside the graph.
 pub struct LowerOptions<'a> {
@@ -94,7 +95,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
             )
     };
     lowering.nodes(is_reduction)?;
-    lowering.note_gradients();
+    lowering.note_gradients()?;
     if lowering.plan.tasks.len() > lowering.phase_begin() {
         lowering.end_phase("reduce");
     }
@@ -136,7 +137,10 @@ struct Lowering<'a> {
     gradient: gradients::Gradients,
     /// Whether what is lowered runs once, before the micro-steps.
     unsharding: bool,
-    stepped: HashSet<usize>,
+    /// Which parameters have which hyper-parameters.
+    classes: optimizer::Classes,
+    /// Steps seen, by group and operation.
+    stepped: HashMap<(usize, String), usize>,
 }
 
 impl<'a> Lowering<'a> {
@@ -153,6 +157,7 @@ impl<'a> Lowering<'a> {
             compute_dtype: options.compute_dtype,
             seed: options.seed,
             shuffle: false,
+            drop_last: true,
             loss_capacity: options.loss_capacity,
             inputs: vec![],
             params: vec![],
@@ -172,6 +177,7 @@ impl<'a> Lowering<'a> {
             metrics: vec![],
             leaves: String::new(),
             gradients: vec![],
+            cast_baseline: Default::default(),
             reports: vec![],
             lints: vec![],
         };
@@ -192,7 +198,8 @@ impl<'a> Lowering<'a> {
             shard_casts: HashMap::new(),
             gradient: gradients::Gradients::default(),
             unsharding: false,
-            stepped: HashSet::new(),
+            classes: optimizer::Classes::new(graph),
+            stepped: HashMap::new(),
         }
     }
 
@@ -233,6 +240,7 @@ impl<'a> Lowering<'a> {
             Op::AllReduce(r) => self.reduce_statistics(node, r.reduce),
             Op::GradStats => self.grad_stats(node),
             Op::OptimizerStep(_) => self.optimizer_step(node),
+            Op::EmaStep => self.ema_step(node),
             _ if self.is_grad_sum(node) => self.gradient_step(node),
             _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
             Op::Reshape(_) if self.alias(node) => Ok(()),
@@ -454,6 +462,10 @@ impl<'a> Lowering<'a> {
                 continue;
             }
             let (from, to) = (self.place(output.value)?, self.place(leaf)?);
+            if from == to {
+                // Written in place.
+                continue;
+            }
             let name = format!("commit {}", output.name);
             let region = graph.def(output.value).region;
             let action = Action::Copy { from, to };

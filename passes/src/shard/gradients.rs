@@ -3,12 +3,13 @@
 use super::{INFO, Mesh, replace_operand};
 use crate::pass::bug;
 use frit_ir::ops::{AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter};
-use frit_ir::{Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
+use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
 use std::collections::HashMap;
 
 /// Puts reductions behind the gradient of every trainable parameter: those of a micro-step before it is
 /// accumulated, those of the whole step after.
-pub(super) fn reduce(graph: &mut Graph, mesh: Mesh) -> Result<(), Diagnostic> {
+pub(super) fn reduce(graph: &mut Graph, mesh: Mesh, dtype: DType) -> Result<(), Diagnostic> {
+    let dtype = (dtype != DType::F32).then_some(dtype);
     let units: HashMap<String, usize> = graph
         .params()
         .filter(|(_, p)| p.kind == ParamKind::Trainable)
@@ -26,10 +27,11 @@ pub(super) fn reduce(graph: &mut Graph, mesh: Mesh) -> Result<(), Diagnostic> {
         let unit = units[&name];
         let mut steps = Vec::new();
         if mesh.shards > 1 {
-            steps.push(Op::ReduceScatter(ReduceScatter { unit }));
+            steps.push(Op::ReduceScatter(ReduceScatter { unit, dtype }));
         }
         if mesh.replicas > 1 {
-            steps.push(Op::AllReduce(AllReduce { reduce: ReduceKind::Mean, unit: Some(unit) }));
+            let (reduce, unit) = (ReduceKind::Mean, Some(unit));
+            steps.push(Op::AllReduce(AllReduce { reduce, unit, dtype }));
         }
         let raw = accumulated(graph, value);
         let early = match raw {
@@ -124,7 +126,7 @@ pub(super) fn reduce_statistics(graph: &mut Graph, mesh: Mesh) -> Result<(), Dia
         return Ok(());
     };
     let stats = graph.node(unscale).inputs[0];
-    let sum = Op::AllReduce(AllReduce { reduce: ReduceKind::Sum, unit: None });
+    let sum = Op::AllReduce(AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None });
     let origin = graph.node(unscale).origin.by(INFO.name);
     let add = |graph: &mut Graph, op: Op, inputs: &[ValueId]| {
         graph.add1(op, inputs, origin.clone(), Region::Update).map_err(bug(INFO.name))

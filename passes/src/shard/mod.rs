@@ -22,7 +22,7 @@ use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug}
 use crate::scope;
 use frit_ir::ops::AllGather;
 use frit_ir::plan::UnitSpec;
-use frit_ir::{Diagnostic, Graph, NodeId, Op, Region, ValueId};
+use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, Region, ValueId};
 use std::collections::HashMap;
 pub use units::Wrap;
 
@@ -75,6 +75,8 @@ pub struct Shard {
     pub reshard_after_forward: Vec<String>,
     /// Whether gradients are only reduced once all micro-steps are accumulated.
     pub no_sync: bool,
+    /// The dtype in which ranks exchange gradients.
+    pub reduce_dtype: DType,
 }
 
 impl Pass for Shard {
@@ -116,7 +118,7 @@ impl Pass for Shard {
             mark_sharded(graph, mesh.sync);
             gather_parameters(graph, &assignment.unit_of, &kept)?;
         }
-        gradients::reduce(graph, mesh)?;
+        gradients::reduce(graph, mesh, self.reduce_dtype)?;
         gradients::reduce_statistics(graph, mesh)?;
         graph.remove_dead();
         graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `shard`"))?;

@@ -15,6 +15,8 @@ mod tests;
 mod window;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
+use frit_ir::ops::Op;
+use frit_ir::sharding::sharded_values;
 use frit_ir::{Diagnostic, Graph, Origin, ValueId};
 use rules::{Exactness, Rule};
 use saturate::Solution;
@@ -34,10 +36,18 @@ pub const INFO: PassInfo = PassInfo {
 pub const INFO_APPROXIMATE: PassInfo = PassInfo { numerics: Numerics::LowersPrecision, ..INFO };
 
 /// Rewrites windows of the graph to the cheapest equal ones.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Simplify {
     /// Also apply rules that may change results by rounding.
     pub approximate: bool,
+    /// Whether a parameter may be cast before it is gathered; otherwise it is gathered as it is.
+    pub narrow_gathers: bool,
+}
+
+impl Default for Simplify {
+    fn default() -> Self {
+        Simplify { approximate: false, narrow_gathers: true }
+    }
 }
 
 impl Pass for Simplify {
@@ -48,8 +58,31 @@ impl Pass for Simplify {
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         let mut rules = rules::all();
         rules.retain(|r| self.approximate || r.exactness == Exactness::Exact);
-        self.run_with(&rules, graph, context)
+        rules.retain(|r| self.narrow_gathers || r.name != rules::CAST_BEFORE_GATHER);
+        let before = float_casts(graph);
+        let changed = self.run_with(&rules, graph, context)?;
+        let after = float_casts(graph);
+        let message = format!(
+            "{} casts of {} bytes before, {} of {} after",
+            before.0, before.1, after.0, after.1
+        );
+        context.remark(&Origin::none(), message);
+        Ok(changed)
     }
+}
+
+/// The casts between float types, and the bytes that they read and write on one rank.
+fn float_casts(graph: &Graph) -> (usize, usize) {
+    let sharded = sharded_values(graph);
+    let mut total = (0, 0);
+    for (_, node) in graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cast(_))) {
+        let (from, to) = (graph.ty(node.inputs[0]), graph.ty(node.outputs[0]));
+        if from.dtype.is_float() && to.dtype.is_float() {
+            let parts = if sharded[node.inputs[0].0 as usize] { graph.world_size } else { 1 };
+            total = (total.0 + 1, total.1 + (from.bytes() + to.bytes()) / parts);
+        }
+    }
+    total
 }
 
 impl Simplify {

@@ -467,7 +467,7 @@ fn approximate_rules_ask_first() {
          return %y as \"y\"",
     );
     assert_eq!(outline(&simplify(&graph)), "cast:bf16 cast:f32 exp:f32");
-    let approximate = Simplify { approximate: true };
+    let approximate = Simplify { approximate: true, ..Simplify::default() };
     assert_eq!(outline(&simplify_with(approximate, &graph)), "exp:f32");
     assert_eq!(Simplify::default().info().numerics, Numerics::Bitwise);
     assert_eq!(approximate.info().numerics, Numerics::LowersPrecision);

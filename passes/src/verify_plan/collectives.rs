@@ -3,14 +3,19 @@
 //! P201  no rank exchanges data with itself alone
 //! P202  every gathered group is read before it is overwritten or, unless it is kept, the phase ends
 //! P203  every trainable group is reduced by one reduce-scatter if it is sharded, and by one all-reduce if
-//!       it has replicas, each as a mean
+//!       it has replicas, each as a mean; in f16 as a sum, whose division [`super::factor`] follows
 //! P204  groups that are frozen are not reduced
 //! P205  collectives of one kind run on one stream
 
 use super::broken;
-use frit_ir::Diagnostic;
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Arena, Plan, Stream};
+use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
+use frit_ir::{DType, Diagnostic};
+
+/// How gradients are combined that are exchanged in this dtype.
+fn expected(send: &Place) -> ReduceKind {
+    if send.ty.dtype == DType::F16 { ReduceKind::Sum } else { ReduceKind::Mean }
+}
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     // Reduce-scatters and all-reduces by group.
@@ -30,10 +35,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 }
                 continue;
             }
-            Action::ReduceScatter { group, reduce, .. } => {
-                (Some(*group), *reduce == ReduceKind::Mean, true)
+            Action::ReduceScatter { group, reduce, send, .. } => {
+                (Some(*group), *reduce == expected(send), true)
             }
-            Action::AllReduce { group, reduce, .. } => (*group, *reduce == ReduceKind::Mean, false),
+            Action::AllReduce { group, reduce, send, .. } => {
+                (*group, *reduce == expected(send), false)
+            }
             _ => continue,
         };
         if task.stream != Stream::Reduce {

@@ -101,8 +101,14 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
             // The decision itself; its operand is judged where it is read.
             _ => Ok(Value::Free),
         },
+        Op::ScaledCast(op) => Ok(match values[0] {
+            Value::Scaled { factor, micro_steps, ranks } => {
+                Value::Scaled { factor: factor * op.factor, micro_steps, ranks }
+            }
+            other => other,
+        }),
         // What decides on the step, and the step itself: their operands are judged where they are read.
-        Op::GradStats | Op::OptimizerStep(_) => Ok(Value::Free),
+        Op::GradStats | Op::OptimizerStep(_) | Op::EmaStep => Ok(Value::Free),
         Op::Constant(c) => {
             Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })
         }

@@ -1,15 +1,19 @@
 //! That the update is the declared one.
 //!
 //! P301  every parameter has exactly one owner: one segment of one group, or a buffer
-//! P302  exactly one optimizer step writes each trainable group, none writes a frozen one
+//! P302  exactly one optimizer step writes each trainable parameter, with its group or by itself, and none
+//!       a frozen one
 //! P303  the seed of the backward pass is scale / (C·A), once
 //! P304  gradients are unscaled once, by a factor of capacity C·A·N
 //! P305  the norm and the finite check count every trainable group's gradient exactly once
 //! P306  with several ranks, the statistics that decide on the step are summed over ranks
 //! P307  the optimizer reads the gradient, factor and finite flag that were checked
+//! P311  with a moving average, one step of it per trainable group, after the optimizer's and by the same
+//!       finite flag
+//! P312  parameter groups begin where parameters do, and the optimizer reads where
 
 use super::broken;
-use frit_ir::plan::{Action, Place, Plan};
+use frit_ir::plan::{Action, ParamGroup, Place, Plan};
 use frit_ir::{Diagnostic, Op};
 use std::collections::HashMap;
 
@@ -20,6 +24,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut unscaled = None;
     let mut counted: HashMap<usize, usize> = HashMap::new();
     let mut steps = vec![0; plan.groups.len()];
+    let mut averages = vec![0; plan.groups.len()];
     for (i, task) in plan.tasks.iter().enumerate() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         for (_, node) in plan.kernels[*kernel].body.nodes() {
@@ -50,6 +55,23 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     }
                 }
                 Op::OptimizerStep(_) => step(plan, i, reads, writes, &unscaled, &mut steps, found),
+                Op::EmaStep => {
+                    let master = reads.get(1).map(|p| p.buffer);
+                    let group = plan.groups.iter().position(|g| Some(g.master) == master);
+                    let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
+                    match group {
+                        Some(g)
+                            if steps[g] == plan.groups[g].segments.len()
+                                && flag.is_some_and(|f| reads.contains(f)) =>
+                        {
+                            averages[g] += 1;
+                        }
+                        _ => {
+                            let message = "averages no parameters of a step that was taken".into();
+                            found.push(broken(plan, "P311", i, message));
+                        }
+                    }
+                }
                 _ => {}
             }
         }
@@ -60,9 +82,21 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     for (i, group) in plan.groups.iter().enumerate() {
         let unit = &plan.units[group.unit].name;
         let expected = usize::from(group.trainable);
-        if steps[i] != expected {
-            let message = format!("unit `{unit}` has {} optimizer steps, not {expected}", steps[i]);
+        let parameters = expected * group.segments.len();
+        if steps[i] != parameters {
+            let message =
+                format!("unit `{unit}`: {} parameters are stepped, not {parameters}", steps[i]);
             found.push(Diagnostic::error("P302", message));
+        }
+        let kept = group.states.iter().any(|s| s.name == frit_ir::ops::EMA);
+        if averages[i] != usize::from(kept) {
+            let message = format!("the average of unit `{unit}` takes {} steps", averages[i]);
+            found.push(Diagnostic::error("P311", message));
+        }
+        let begins = |g: &ParamGroup| group.segments.iter().any(|s| s.offset == g.offset);
+        if !group.param_groups.iter().skip(1).all(begins) {
+            let message = format!("a parameter group of unit `{unit}` begins inside a parameter");
+            found.push(Diagnostic::error("P312", message));
         }
         let n = counted.get(&i).copied().unwrap_or(0);
         if n != expected {
@@ -105,19 +139,38 @@ fn step(
     steps: &mut [usize],
     found: &mut Vec<Diagnostic>,
 ) {
-    let master = writes.first().map(|p| p.buffer);
-    let Some(group) = plan.groups.iter().position(|g| Some(g.master) == master) else {
+    let Some(written) = writes.first() else { return };
+    let Some(group) = plan.groups.iter().position(|g| g.master == written.buffer) else {
         found.push(broken(plan, "P302", task, "an optimizer step of no group".into()));
         return;
     };
-    steps[group] += 1;
-    let gradient = plan.gradients.iter().find(|g| g.group == group);
+    let (g, elements) = (&plan.groups[group], written.ty.shape.numel());
+    let first = written.offset / written.ty.dtype.size();
+    let whole = first == 0 && elements == g.shard_numel;
+    if whole {
+        steps[group] += g.segments.len();
+    } else if !g.sharded && g.segments.iter().any(|s| (s.offset, s.numel) == (first, elements)) {
+        steps[group] += 1;
+    } else {
+        let message = "steps neither a whole group nor one parameter".into();
+        found.push(broken(plan, "P302", task, message));
+    }
     let checked = unscaled.as_ref().is_some_and(|(_, results)| {
         results.len() == 4 && reads.contains(&results[0]) && reads.contains(&results[1])
     });
-    if gradient.is_none_or(|g| reads.get(1) != Some(&g.place)) || !checked {
+    // The gradient of the same elements.
+    let expected = plan.gradients.iter().find(|g| g.group == group).map(|g| Place {
+        offset: g.place.offset + written.offset,
+        ty: if whole { g.place.ty.clone() } else { written.ty.clone() },
+        ..g.place.clone()
+    });
+    if expected.is_none() || reads.get(1) != expected.as_ref() || !checked {
         let message = "does not read the gradient, factor and finite flag that were checked";
         found.push(broken(plan, "P307", task, message.into()));
+    }
+    if whole && plan.groups[group].begins.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
+        let message = "does not read where its parameter groups begin".into();
+        found.push(broken(plan, "P312", task, message));
     }
 }
 

@@ -44,6 +44,9 @@ struct Args {
     /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
+    /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    save_ema: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter (slow).
     #[arg(long)]
     interpret: bool,
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         checkpoint,
         stop,
         trace: args.trace,
+        save_ema: args.save_ema,
         interpret: args.interpret,
         threads: args.threads,
         hyper: args.set,

@@ -1,14 +1,21 @@
 //! Ranks as threads of one process: they read each other's buffers between barriers.
 //!
 //! # Numerics
-//! Each element is summed in f32 in rank order, whatever the layout, then divided for a mean.
+//! Each element is summed in f32 in rank order, whatever the layout, then divided for a mean, and rounded
+//! once if it is f16 or bf16.
 
 use super::Communicator;
 use crate::RunError;
+use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+
+/// Elements that are combined at a time.
+const BLOCK: usize = 2048;
 
 /// What was exchanged so far, summed over ranks.
 #[derive(Debug, Default)]
@@ -114,24 +121,66 @@ impl LocalComm {
     /// The combination of elements `begin..begin + len` of every team member's send buffer.
     ///
     /// # Safety
-    /// Every member has published a buffer of at least `begin + len` f32, which nothing writes.
-    unsafe fn combine(&self, team: Team, begin: usize, out: &mut [f32], reduce: ReduceKind) {
-        for rank in team.ranks() {
-            // SAFETY: by the contract of this function.
-            let part = unsafe {
-                std::slice::from_raw_parts(self.sent(rank).cast::<f32>().add(begin), out.len())
-            };
-            if rank == team.first {
-                out.copy_from_slice(part);
-            } else {
-                out.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+    /// Every member has published a buffer of at least `begin + len` elements of `dtype`, which nothing
+    /// writes; `out` has room for `len` of them.
+    unsafe fn combine(
+        &self,
+        team: Team,
+        begin: usize,
+        out: *mut u8,
+        (len, dtype): (usize, DType),
+        reduce: ReduceKind,
+    ) -> Result<(), RunError> {
+        let (mut sum, mut part) = ([0.0_f32; BLOCK], [0.0_f32; BLOCK]);
+        let n = team.count as f32;
+        for first in (0..len).step_by(BLOCK) {
+            let len = BLOCK.min(len - first);
+            let (sum, part) = (&mut sum[..len], &mut part[..len]);
+            for rank in team.ranks() {
+                let to = if rank == team.first { &mut *sum } else { &mut *part };
+                // SAFETY: by the contract of this function.
+                unsafe {
+                    let from = self.sent(rank).add((begin + first) * dtype.size());
+                    match dtype {
+                        DType::F32 => to.copy_from_slice(slice(from, len)),
+                        DType::F16 => slice::<f16>(from, len).convert_to_f32_slice(to),
+                        DType::BF16 => slice::<bf16>(from, len).convert_to_f32_slice(to),
+                        other => return Err(RunError::Exchange { dtype: other }),
+                    }
+                }
+                if rank != team.first {
+                    sum.iter_mut().zip(&*part).for_each(|(sum, x)| *sum += x);
+                }
+            }
+            if reduce == ReduceKind::Mean {
+                sum.iter_mut().for_each(|sum| *sum /= n);
+            }
+            // SAFETY: as above.
+            unsafe {
+                let out = out.add(first * dtype.size());
+                match dtype {
+                    DType::F16 => slice_mut::<f16>(out, len).convert_from_f32_slice(sum),
+                    DType::BF16 => slice_mut::<bf16>(out, len).convert_from_f32_slice(sum),
+                    _ => slice_mut(out, len).copy_from_slice(sum),
+                }
             }
         }
-        if reduce == ReduceKind::Mean {
-            let n = team.count as f32;
-            out.iter_mut().for_each(|sum| *sum /= n);
-        }
+        Ok(())
     }
+}
+
+/// # Safety
+/// There are `len` elements at `at`, aligned, which nothing writes meanwhile.
+unsafe fn slice<'a, T>(at: *const u8, len: usize) -> &'a [T] {
+    // SAFETY: by the contract of this function.
+    unsafe { std::slice::from_raw_parts(at.cast(), len) }
+}
+
+/// # Safety
+/// There is room for `len` elements at `at`, aligned, which nothing else uses meanwhile.
+unsafe fn slice_mut<'a, T>(at: *mut u8, len: usize) -> &'a mut [T] {
+    // SAFETY: by the contract of this function.
+    unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
 }
 
 impl Communicator for LocalComm {
@@ -159,40 +208,41 @@ impl Communicator for LocalComm {
     unsafe fn reduce_scatter(
         &self,
         team: Team,
-        send: *const f32,
-        recv: *mut f32,
-        len: usize,
+        send: *const u8,
+        recv: *mut u8,
+        (len, dtype): (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), RunError> {
-        self.publish(team, send.cast(), recv.cast(), len * 4)?;
-        // SAFETY: `recv` has `len` elements, and every rank published `len` for every rank.
-        unsafe {
-            let out = std::slice::from_raw_parts_mut(recv, len);
-            self.combine(team, team.position(self.rank) * len, out, reduce);
-        }
+        self.publish(team, send, recv, len * dtype.size())?;
+        let begin = team.position(self.rank) * len;
+        // SAFETY: `recv` has `len` elements, and every member published `len` for every member.
+        unsafe { self.combine(team, begin, recv, (len, dtype), reduce)? };
         self.barrier()
     }
 
     unsafe fn all_reduce(
         &self,
         team: Team,
-        send: *const f32,
-        recv: *mut f32,
-        len: usize,
+        send: *const u8,
+        recv: *mut u8,
+        (len, dtype): (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), RunError> {
         let (n, k) = (team.count, team.position(self.rank));
         let (begin, end) = (k * len / n, (k + 1) * len / n);
-        self.publish(team, send.cast(), recv.cast(), 2 * (end - begin) * 4)?;
-        // The result may replace what others still read: it is kept aside until all have read.
-        let mut part = vec![0.0; end - begin];
-        // SAFETY: every rank published `len` elements.
-        unsafe { self.combine(team, begin, &mut part, reduce) };
+        let bytes = (end - begin) * dtype.size();
+        self.publish(team, send, recv, 2 * bytes)?;
+        // The result may replace what others still read: it is kept aside until all have read. Words
+        // keep it aligned.
+        let mut part = vec![0_u32; bytes.div_ceil(4)];
+        let kept = part.as_mut_ptr().cast::<u8>();
+        // SAFETY: every member published `len` elements; there is room for those of this rank.
+        unsafe { self.combine(team, begin, kept, (end - begin, dtype), reduce)? };
         self.barrier()?;
         for rank in team.ranks() {
-            let to = self.shared.recv[rank].load(Ordering::Acquire).cast::<f32>();
-            // SAFETY: every rank published room for `len` elements; ranks write disjoint parts.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), to.add(begin), part.len()) };
+            let to = self.shared.recv[rank].load(Ordering::Acquire);
+            // SAFETY: every member published room for `len` elements; ranks write disjoint parts.
+            unsafe { std::ptr::copy_nonoverlapping(kept, to.add(begin * dtype.size()), bytes) };
         }
         self.barrier()
     }
@@ -252,8 +302,8 @@ mod tests {
             unsafe {
                 comm.all_gather(neighbors, send.as_ptr().cast(), gathered.as_mut_ptr().cast(), 4)
                     .unwrap();
-                comm.all_reduce(across, send.as_ptr(), sum.as_mut_ptr(), 1, ReduceKind::Sum)
-                    .unwrap();
+                let (from, to) = (send.as_ptr().cast(), sum.as_mut_ptr().cast());
+                comm.all_reduce(across, from, to, (1, DType::F32), ReduceKind::Sum).unwrap();
             }
             (gathered, sum[0])
         });
@@ -282,11 +332,10 @@ mod tests {
         let results = on_ranks(3, |comm| {
             let send: Vec<f32> = (0..6).map(|i| (i + comm.rank()) as f32).collect();
             let mut recv = [0.0_f32; 2];
+            let (from, to) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
             // SAFETY: sizes fit.
-            unsafe {
-                comm.reduce_scatter(world(3), send.as_ptr(), recv.as_mut_ptr(), 2, ReduceKind::Mean)
-            }
-            .unwrap();
+            unsafe { comm.reduce_scatter(world(3), from, to, (2, DType::F32), ReduceKind::Mean) }
+                .unwrap();
             recv
         });
         assert_eq!(results, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
@@ -296,9 +345,9 @@ mod tests {
     fn all_reduce_works_in_place_on_sizes_that_do_not_divide() {
         let results = on_ranks(3, |comm| {
             let mut data: Vec<f32> = (0..7).map(|i| (i * (comm.rank() + 1)) as f32).collect();
-            let p = data.as_mut_ptr();
+            let p = data.as_mut_ptr().cast();
             // SAFETY: sizes fit; in place is allowed.
-            unsafe { comm.all_reduce(world(3), p, p, 7, ReduceKind::Sum) }.unwrap();
+            unsafe { comm.all_reduce(world(3), p, p, (7, DType::F32), ReduceKind::Sum) }.unwrap();
             data
         });
         let expected: Vec<f32> = (0..7).map(|i| (i * 6) as f32).collect();
@@ -313,6 +362,26 @@ mod tests {
         });
         assert_eq!(results[0], (vec![0, 0, 1, 1, 2, 2], (0, 0)));
         assert!(results[1..].iter().all(|(all, _)| all.is_empty()));
+    }
+
+    #[test]
+    fn low_precision_is_summed_in_f32_and_rounded_once() {
+        let results = on_ranks(3, |comm| {
+            // In bf16 1 + 2⁻⁸ rounds to 1 every time; the sum of all is 1 + 2⁻⁷.
+            let x = if comm.rank() == 0 { 1.0 } else { 1.0 / 256.0 };
+            let mut data = [bf16::from_f32(x); 5];
+            let p = data.as_mut_ptr().cast();
+            // SAFETY: sizes fit; in place is allowed.
+            unsafe { comm.all_reduce(world(3), p, p, (5, DType::BF16), ReduceKind::Sum) }.unwrap();
+            let send = [f16::from_f32(40000.0); 6];
+            let mut recv = [f16::ZERO; 2];
+            let (from, to) = (send.as_ptr().cast(), recv.as_mut_ptr().cast());
+            // SAFETY: sizes fit.
+            unsafe { comm.reduce_scatter(world(3), from, to, (2, DType::F16), ReduceKind::Sum) }
+                .unwrap();
+            (data.map(bf16::to_f32), recv.map(f16::to_f32))
+        });
+        assert!(results.iter().all(|r| *r == ([1.0078125; 5], [f32::INFINITY; 2])));
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! Exchange between ranks.
 
+mod element;
 pub mod launch;
 pub mod local;
 pub mod rendezvous;
 pub mod tcp;
 
 use crate::RunError;
+use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 
 /// The collectives of one rank. All ranks must call the same ones in the same order, each with the team it
-/// is in; teams of one call have the same size.
+/// is in; teams of one call have the same size. What is combined is f32, f16 or bf16.
 pub trait Communicator {
     /// This rank.
     fn rank(&self) -> usize;
@@ -30,35 +32,35 @@ pub trait Communicator {
         bytes: usize,
     ) -> Result<(), RunError>;
 
-    /// Combines every team member's `send`; this rank receives its part of `len` elements.
+    /// Combines every team member's `send`; this rank receives its part.
     ///
     /// # Safety
-    /// `send` has `len` f32 for every member, `recv` has `len`; they do not overlap.
+    /// `send` has so many `elements` of a type for every member, `recv` for one; they do not overlap.
     ///
     /// # Errors
     /// If another rank failed.
     unsafe fn reduce_scatter(
         &self,
         team: Team,
-        send: *const f32,
-        recv: *mut f32,
-        len: usize,
+        send: *const u8,
+        recv: *mut u8,
+        elements: (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), RunError>;
 
     /// Combines every team member's `send`, for every one of them.
     ///
     /// # Safety
-    /// Both have `len` f32; they are the same or do not overlap.
+    /// Both have so many `elements` of a type; they are the same or do not overlap.
     ///
     /// # Errors
     /// If another rank failed.
     unsafe fn all_reduce(
         &self,
         team: Team,
-        send: *const f32,
-        recv: *mut f32,
-        len: usize,
+        send: *const u8,
+        recv: *mut u8,
+        elements: (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), RunError>;
 

@@ -10,9 +10,10 @@
 //! # Failures
 //! A member that ends, is in another collective, or does not answer in time is named on every rank.
 
-use super::Communicator;
 use super::rendezvous::Rendezvous;
+use super::{Communicator, element};
 use crate::RunError;
+use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 use std::io::{self, ErrorKind, Read, Write};
@@ -299,13 +300,23 @@ fn combine(
     }
 }
 
-fn bytes_of(values: &[f32]) -> &[u8] {
-    // SAFETY: floats have no padding, and any bytes may be looked at.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len() * 4) }
-}
-
-fn floats_of(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+/// The same for elements of a type, as bytes.
+fn combine_bytes(
+    team: Team,
+    rank: usize,
+    own: &[u8],
+    received: &[(usize, Vec<u8>)],
+    dtype: DType,
+    reduce: ReduceKind,
+) -> Result<Vec<u8>, RunError> {
+    let own = element::widen(own, dtype)?;
+    let mut others = Vec::with_capacity(received.len());
+    for (rank, bytes) in received {
+        others.push((*rank, element::widen(bytes, dtype)?));
+    }
+    let mut sum = vec![0.0; own.len()];
+    combine(team, rank, &own, &others, &mut sum, reduce);
+    element::narrow(&sum, dtype)
 }
 
 impl Communicator for TcpComm {
@@ -342,76 +353,73 @@ impl Communicator for TcpComm {
     unsafe fn reduce_scatter(
         &self,
         team: Team,
-        send: *const f32,
-        recv: *mut f32,
-        len: usize,
+        send: *const u8,
+        recv: *mut u8,
+        (len, dtype): (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), RunError> {
+        let size = len * dtype.size();
         // SAFETY: by the contract of this function.
         let (whole, out) = unsafe {
-            let whole = std::slice::from_raw_parts(send, len * team.count);
-            (whole, std::slice::from_raw_parts_mut(recv, len))
+            let whole = std::slice::from_raw_parts(send, size * team.count);
+            (whole, std::slice::from_raw_parts_mut(recv, size))
         };
-        let part = |rank: usize| &whole[team.position(rank) * len..(team.position(rank) + 1) * len];
-        let mut others = Vec::new();
-        let kind = Kind::ReduceScatter;
-        self.shared.exchange(
-            kind,
-            team,
-            |rank| bytes_of(part(rank)),
-            len * 4,
-            |rank, bytes| {
-                others.push((rank, floats_of(bytes)));
-            },
-        )?;
-        combine(team, self.shared.rank, part(self.shared.rank), &others, out, reduce);
+        let part =
+            |rank: usize| &whole[team.position(rank) * size..(team.position(rank) + 1) * size];
+        let mut received = Vec::new();
+        self.shared.exchange(Kind::ReduceScatter, team, part, size, |rank, bytes| {
+            received.push((rank, bytes.to_vec()));
+        })?;
+        let rank = self.shared.rank;
+        let sum = combine_bytes(team, rank, part(rank), &received, dtype, reduce)?;
+        out.copy_from_slice(&sum);
         Ok(())
     }
 
     unsafe fn all_reduce(
         &self,
         team: Team,
-        send: *const f32,
-        recv: *mut f32,
-        len: usize,
+        send: *const u8,
+        recv: *mut u8,
+        (len, dtype): (usize, DType),
         reduce: ReduceKind,
     ) -> Result<(), RunError> {
+        let bytes = len * dtype.size();
         // SAFETY: by the contract of this function; the result may replace what is sent.
-        let whole = unsafe { std::slice::from_raw_parts(send, len) }.to_vec();
+        let whole = unsafe { std::slice::from_raw_parts(send, bytes) }.to_vec();
         // Parts of equal size, so that every message of an exchange has one length.
-        let size = len.div_ceil(team.count);
+        let size = len.div_ceil(team.count) * dtype.size();
         let part = |rank: usize| {
-            let begin = (team.position(rank) * size).min(len);
-            begin..(begin + size).min(len)
+            let begin = (team.position(rank) * size).min(bytes);
+            begin..(begin + size).min(bytes)
         };
         let padded = |rank: usize| {
             let mut values = whole[part(rank)].to_vec();
-            values.resize(size, 0.0);
+            values.resize(size, 0);
             values
         };
-        let parts: Vec<Vec<f32>> = team.ranks().map(padded).collect();
-        let mut others = Vec::new();
-        let send_part = |rank: usize| bytes_of(&parts[team.position(rank)]);
-        self.shared.exchange(Kind::AllReduce, team, send_part, size * 4, |rank, bytes| {
-            others.push((rank, floats_of(bytes)));
+        let parts: Vec<Vec<u8>> = team.ranks().map(padded).collect();
+        let mut received = Vec::new();
+        let send_part = |rank: usize| &parts[team.position(rank)][..];
+        self.shared.exchange(Kind::AllReduce, team, send_part, size, |rank, bytes| {
+            received.push((rank, bytes.to_vec()));
         })?;
         let rank = self.shared.rank;
-        let mut own = vec![0.0; size];
-        combine(team, rank, &parts[team.position(rank)], &others, &mut own, reduce);
+        let own = combine_bytes(team, rank, send_part(rank), &received, dtype, reduce)?;
         // SAFETY: by the contract of this function; `whole` is a copy.
-        let out = unsafe { std::slice::from_raw_parts_mut(recv, len) };
+        let out = unsafe { std::slice::from_raw_parts_mut(recv, bytes) };
         let mine = part(rank);
         let n = mine.len();
         out[mine].copy_from_slice(&own[..n]);
         self.shared.exchange(
             Kind::AllReduce,
             team,
-            |_| bytes_of(&own),
-            size * 4,
+            |_| &own[..],
+            size,
             |rank, bytes| {
                 let place = part(rank);
                 let n = place.len();
-                out[place].copy_from_slice(&floats_of(bytes)[..n]);
+                out[place].copy_from_slice(&bytes[..n]);
             },
         )
     }

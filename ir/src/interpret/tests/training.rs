@@ -3,7 +3,7 @@
 use super::{assert_close, eval, eval1, f32s};
 use crate::ops::training::Unscale;
 use crate::ops::{
-    LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
+    BySegment, LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
 };
 use crate::{DType, Op, Tensor};
 
@@ -61,14 +61,14 @@ fn adamw_takes_the_steps_of_torch() {
     let first = step(
         OptimizerKind::Adamw,
         &[f32s(&[1], &[2.0]), f32s(&[1], &[8.0]), zero.clone(), zero],
-        &[lr, b1, b2, eps, decay, 0.0, 0.5, 0.0],
+        &[lr, b1, b2, eps, decay, 0.0, 0.0, 0.5, 0.0],
     );
     // g = 4, m = 2, v = 4; corrected 4 and 16; p = 2·0.95 − 0.1·4/4.
     assert_close(&numbers(&first), &[1.8, 2.0, 4.0], 1e-7);
     let second = step(
         OptimizerKind::Adamw,
         &[first[0].clone(), f32s(&[1], &[0.0]), first[1].clone(), first[2].clone()],
-        &[lr, b1, b2, eps, decay, 1.0, 0.5, 0.0],
+        &[lr, b1, b2, eps, decay, 0.0, 1.0, 0.5, 0.0],
     );
     // m = 1, v = 3; corrected 1/0.75 and 3/0.4375.
     let p = 1.8 * 0.95 - 0.1 * (1.0 / 0.75) / (3.0f64 / 0.4375).sqrt();
@@ -78,22 +78,89 @@ fn adamw_takes_the_steps_of_torch() {
 #[test]
 fn sgd_and_momentum_take_the_steps_of_torch() {
     let (p, g) = (f32s(&[1], &[2.0]), f32s(&[1], &[8.0]));
-    let sgd = step(OptimizerKind::Sgd, &[p.clone(), g.clone()], &[0.125, 0.5, 3.0, 0.5, 0.0]);
-    assert_eq!(numbers(&sgd), [2.0 - 0.125 * 5.0]);
-    let momentum = |buffer: f64, n: f64| {
-        let tensors = [p.clone(), g.clone(), f32s(&[1], &[buffer])];
-        numbers(&step(OptimizerKind::Momentum, &tensors, &[0.125, 0.5, 0.5, n, 0.5, 0.0]))
+    let sgd = |clip| {
+        let rest = [0.125, 0.5, clip, 3.0, 0.5, 0.0];
+        numbers(&step(OptimizerKind::Sgd, &[p.clone(), g.clone()], &rest))
     };
-    assert_eq!(momentum(7.0, 0.0), [2.0 - 0.125 * 5.0, 5.0]);
-    assert_eq!(momentum(6.0, 1.0), [2.0 - 0.125 * 8.0, 8.0]);
+    assert_eq!(sgd(0.0), [2.0 - 0.125 * 5.0]);
+    // The gradient of 4 is clipped to 3 before the decay joins it.
+    assert_eq!(sgd(3.0), [2.0 - 0.125 * 4.0]);
+    let momentum = |kind, hypers: &[f64], buffer: f64, n: f64| {
+        let tensors = [p.clone(), g.clone(), f32s(&[1], &[buffer])];
+        numbers(&step(kind, &tensors, &[hypers, &[0.0, n, 0.5, 0.0]].concat()))
+    };
+    let plain = |buffer, n| momentum(OptimizerKind::Momentum, &[0.125, 0.5, 0.25, 0.5], buffer, n);
+    assert_eq!(plain(7.0, 0.0), [2.0 - 0.125 * 5.0, 5.0]);
+    assert_eq!(plain(6.0, 1.0), [2.0 - 0.125 * 6.75, 6.75]);
+    let nesterov = |buffer, n| momentum(OptimizerKind::Nesterov, &[0.125, 0.5, 0.5], buffer, n);
+    assert_eq!(nesterov(6.0, 1.0), [2.0 - 0.125 * 9.0, 8.0]);
+}
+
+#[test]
+fn lion_steps_along_the_sign() {
+    let lion = |m: f64, g: f64| {
+        let tensors = [f32s(&[1], &[2.0]), f32s(&[1], &[g]), f32s(&[1], &[m])];
+        let rest = [0.125, 0.5, 0.75, 0.5, 0.0, 3.0, 1.0, 0.0];
+        numbers(&step(OptimizerKind::Lion, &tensors, &rest))
+    };
+    assert_eq!(lion(1.0, 2.0), [2.0 * 0.9375 - 0.125, 1.25]);
+    assert_eq!(lion(-4.0, 2.0), [2.0 * 0.9375 + 0.125, -2.5]);
+    assert_eq!(lion(-2.0, 2.0), [2.0 * 0.9375, -1.0]);
+}
+
+#[test]
+fn adafactor_factors_the_second_moment() {
+    // Squares 1 4 / 9 16: rows 2.5 12.5, columns 5 10, mean row 7.5. At the first step the weight is 1.
+    let tensors =
+        [f32s(&[2, 2], &[3.0; 4]), f32s(&[2, 2], &[1.0, -2.0, 3.0, 4.0]), f32s(&[4], &[9.0; 4])];
+    let rest = [0.5, 0.8, 0.001, 1.0, 0.5, 0.0, 0.0, 1.0, 0.0];
+    let found = step(OptimizerKind::Adafactor, &tensors, &rest);
+    assert_eq!(found[1].to_f64s(), [2.5, 12.5, 5.0, 10.0]);
+    let update = [
+        1.0 / (2.5 * 5.0 / 7.5_f64).sqrt(),
+        -2.0 / (2.5 * 10.0 / 7.5_f64).sqrt(),
+        3.0 / (12.5 * 5.0 / 7.5_f64).sqrt(),
+        4.0 / (12.5 * 10.0 / 7.5_f64).sqrt(),
+    ];
+    let rms = (update.iter().map(|x| x * x).sum::<f64>() / 4.0).sqrt();
+    let expected = update.map(|u| 3.0 * 0.75 - 3.0 * 0.5 * u / rms.max(1.0));
+    assert_close(&found[0].to_f64s(), &expected, 1e-6);
+    let vector = [f32s(&[2], &[3.0; 2]), f32s(&[2], &[2.0, -4.0]), f32s(&[2], &[0.0; 2])];
+    let found = step(OptimizerKind::Adafactor, &vector, &rest);
+    assert_eq!(numbers(&found), [0.75, 3.75, 4.0, 16.0]);
+}
+
+#[test]
+fn the_average_begins_at_the_first_step() {
+    let ema = |n: f64, found_inf: f64| {
+        let inputs = [vec![f32s(&[1], &[8.0]), f32s(&[1], &[4.0])], scalars(&[0.75, n, found_inf])];
+        numbers(&eval(Op::EmaStep, &inputs.concat()))
+    };
+    assert_eq!(ema(0.0, 0.0), [4.0]);
+    assert_eq!(ema(1.0, 0.0), [7.0]);
+    assert_eq!(ema(1.0, 1.0), [8.0]);
+}
+
+#[test]
+fn values_differ_by_segment() {
+    let by_segment = |begins: [i64; 2]| {
+        let begin = |b: i64| Tensor::ints(DType::I64, [1], vec![b]);
+        let value = |x: f64| f32s(&[1], &[x]);
+        let inputs = [value(1.0), begin(begins[0]), value(2.0), begin(begins[1]), value(3.0)];
+        numbers(&eval(Op::BySegment(BySegment { len: 4 }), &inputs))
+    };
+    assert_eq!(by_segment([1, 3]), [1.0, 2.0, 2.0, 3.0]);
+    // A part that begins in the second segment, and one that ends in the first.
+    assert_eq!(by_segment([-2, 2]), [2.0, 2.0, 3.0, 3.0]);
+    assert_eq!(by_segment([5, 9]), [1.0; 4]);
 }
 
 #[test]
 fn a_skipped_step_changes_no_bit() {
     let kept = [f32s(&[1], &[-0.0]), f32s(&[1], &[0.3]), f32s(&[1], &[0.7])];
     let g = f32s(&[1], &[f64::NAN]);
-    for kind in [OptimizerKind::Adamw, OptimizerKind::Sgd, OptimizerKind::Momentum] {
-        let n = kind.n_states();
+    for kind in OptimizerKind::ALL {
+        let n = kind.states().len();
         let tensors = [&kept[..1], std::slice::from_ref(&g), &kept[1..1 + n]].concat();
         let mut rest = vec![0.1; kind.n_scalars()];
         rest[kind.n_scalars() - 1] = 1.0;
@@ -116,12 +183,14 @@ fn the_scaler_grows_and_backs_off() {
     assert_eq!(numbers(&eval(Op::UpdateStep, &scalars(&[4.0, 1.0]))), [4.0]);
 }
 
+fn rate(kind: ScheduleKind, hypers: &[f64], step: f64) -> f64 {
+    let inputs = scalars(&[&[1.0], hypers, &[step]].concat());
+    numbers(&eval(Op::LearningRate(LearningRate { kind }), &inputs))[0]
+}
+
 #[test]
 fn schedules() {
-    let rate = |kind, warmup: f64, total: f64, step: f64| {
-        let inputs = scalars(&[1.0, warmup, total, 0.5, step]);
-        numbers(&eval(Op::LearningRate(LearningRate { kind }), &inputs))[0]
-    };
+    let rate = |kind, warmup: f64, total: f64, step: f64| rate(kind, &[warmup, total, 0.5], step);
     for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
         assert_eq!(rate(kind, 4.0, 12.0, 0.0), 0.25);
         assert_eq!(rate(kind, 4.0, 12.0, 3.0), 1.0);
@@ -136,4 +205,13 @@ fn schedules() {
     assert_close(&[rate(ScheduleKind::Cosine, 4.0, 12.0, 6.0)], &[sixth], 1e-7);
     assert_eq!(rate(ScheduleKind::Cosine, 4.0, 12.0, 99.0), 0.5);
     assert_eq!(rate(ScheduleKind::Linear, 4.0, 4.0, 4.0), 0.5);
+}
+
+#[test]
+fn step_and_one_cycle() {
+    let step = |n| rate(ScheduleKind::Step, &[2.0, 3.0, 0.5], n);
+    assert_eq!([0.0, 1.0, 2.0, 4.0, 5.0, 8.0].map(step), [0.5, 1.0, 1.0, 1.0, 0.5, 0.25]);
+    // Up from 1/4 at step 0 to 1 at step 4, down to 1/8 at step 9.
+    let cycle = |n| rate(ScheduleKind::OneCycle, &[10.0, 0.5, 4.0, 2.0], n);
+    assert_eq!([0.0, 2.0, 4.0, 9.0, 20.0].map(cycle), [0.25, 0.625, 1.0, 0.125, 0.125]);
 }

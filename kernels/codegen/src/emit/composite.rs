@@ -1,9 +1,9 @@
-//! Elementwise operations, optimizer steps and casts, taken apart into [`Expr`]s.
+//! Elementwise operations and casts, taken apart into [`Expr`]s.
 
 use super::expr::{Bin, Dag, Expr, Id, Ty, Un};
 use super::region::unsupported;
 use crate::error::Unsupported;
-use frit_ir::ops::{BinaryFn, CompareFn, LogicalFn, OptimizerKind, PredicateFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, CompareFn, LogicalFn, PredicateFn, UnaryFn};
 use frit_ir::{DType, Op};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
@@ -52,18 +52,7 @@ fn unary(dag: &mut Dag, f: UnaryFn, x: Id, dtype: DType, op: &Op) -> Result<Id, 
     Ok(match f {
         UnaryFn::Neg => dag.un(Un::Neg, x),
         UnaryFn::Abs => dag.un(Un::Abs, x),
-        UnaryFn::Sign => {
-            let constant = |dag: &mut Dag, v: i64| match dag.ty(x) {
-                Ty::F32 => dag.float(v as f32),
-                ty => dag.int(v, ty),
-            };
-            let (zero, one, minus) = (constant(dag, 0), constant(dag, 1), constant(dag, -1));
-            let negative = dag.compare(CompareFn::Lt, x, zero);
-            let positive = dag.compare(CompareFn::Gt, x, zero);
-            // Zero and NaN are their own sign.
-            let rest = dag.select(negative, minus, x);
-            dag.select(positive, one, rest)
-        }
+        UnaryFn::Sign => sign(dag, x),
         UnaryFn::Not => dag.un(Un::Not, x),
         _ if !float => return Err(unsupported(op, "its operand is no float")),
         UnaryFn::Exp => dag.un(Un::Exp, x),
@@ -234,6 +223,19 @@ pub(crate) fn rsqrt(dag: &mut Dag, x: Id) -> Id {
     dag.over(one, root)
 }
 
+/// −1, 0 or 1; zero and NaN are their own sign.
+pub(crate) fn sign(dag: &mut Dag, x: Id) -> Id {
+    let constant = |dag: &mut Dag, v: i64| match dag.ty(x) {
+        Ty::F32 => dag.float(v as f32),
+        ty => dag.int(v, ty),
+    };
+    let (zero, one, minus) = (constant(dag, 0), constant(dag, 1), constant(dag, -1));
+    let negative = dag.compare(CompareFn::Lt, x, zero);
+    let positive = dag.compare(CompareFn::Gt, x, zero);
+    let rest = dag.select(negative, minus, x);
+    dag.select(positive, one, rest)
+}
+
 /// Powers with a constant exponent: small integers by multiplication, ±½ by roots.
 fn power(dag: &mut Dag, base: Id, exponent: Id, op: &Op) -> Result<Id, Unsupported> {
     let Expr::Float(bits) = *dag.get(exponent) else {
@@ -280,66 +282,6 @@ pub(crate) fn cast(
     } else {
         converted
     })
-}
-
-/// The new values of parameter and state; bit for bit the old ones if `found_inf` is not zero.
-///
-/// # Source
-/// `torch.optim.AdamW`, `torch.optim.SGD`.
-pub(crate) fn optimizer_step(dag: &mut Dag, kind: OptimizerKind, operands: &[Id]) -> Vec<Id> {
-    let (tensors, scalars) = operands.split_at(2 + kind.n_states());
-    let n = scalars.len();
-    let (step, factor, found_inf) = (scalars[n - 3], scalars[n - 2], scalars[n - 1]);
-    let lr = scalars[0];
-    let (param, grad) = (tensors[0], dag.times(tensors[1], factor));
-    let (zero, one) = (dag.float(0.0), dag.float(1.0));
-    let new = match kind {
-        OptimizerKind::Adamw => {
-            let [beta1, beta2, eps, decay] = [scalars[1], scalars[2], scalars[3], scalars[4]];
-            let (m, v) = (tensors[2], tensors[3]);
-            let t = dag.plus(step, one);
-            // 1 − βᵗ as −expm1(t·ln β), which does not cancel.
-            let mut correction = |beta: Id| {
-                let log = dag.un(Un::Log, beta);
-                let exponent = dag.times(t, log);
-                let power = dag.un(Un::Expm1, exponent);
-                dag.un(Un::Neg, power)
-            };
-            let (c1, c2) = (correction(beta1), correction(beta2));
-            let step_size = dag.over(lr, c1);
-            let inv_root = rsqrt(dag, c2);
-            let shrink = dag.times(lr, decay);
-            let keep = dag.minus(one, shrink);
-            let (rest1, rest2) = (dag.minus(one, beta1), dag.minus(one, beta2));
-            let part = dag.times(rest1, grad);
-            let m = dag.fma(beta1, m, part);
-            let square = dag.times(grad, grad);
-            let part = dag.times(rest2, square);
-            let v = dag.fma(beta2, v, part);
-            let root = dag.un(Un::Sqrt, v);
-            let denominator = dag.fma(root, inv_root, eps);
-            let update = dag.over(m, denominator);
-            let decayed = dag.times(param, keep);
-            let minus = dag.un(Un::Neg, step_size);
-            vec![dag.fma(minus, update, decayed), m, v]
-        }
-        OptimizerKind::Sgd => {
-            let grad = dag.fma(scalars[1], param, grad);
-            let minus = dag.un(Un::Neg, lr);
-            vec![dag.fma(minus, grad, param)]
-        }
-        OptimizerKind::Momentum => {
-            let grad = dag.fma(scalars[2], param, grad);
-            let first = dag.compare(CompareFn::Eq, step, zero);
-            let later = dag.fma(scalars[1], tensors[2], grad);
-            let buffer = dag.select(first, grad, later);
-            let minus = dag.un(Un::Neg, lr);
-            vec![dag.fma(minus, buffer, param), buffer]
-        }
-    };
-    let taken = dag.compare(CompareFn::Eq, found_inf, zero);
-    let old = std::iter::once(param).chain(tensors[2..].iter().copied());
-    new.into_iter().zip(old).map(|(new, old)| dag.select(taken, new, old)).collect()
 }
 
 /// `a and b`, for callers that build conditions.

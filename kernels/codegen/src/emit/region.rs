@@ -6,11 +6,12 @@
 
 use super::composite;
 use super::expr::{Dag, Expr, Id, Ty};
+use super::optimizer;
 use super::row_ops;
 use super::scalars;
 use super::view::{Affine, Space, Stop, View};
 use crate::error::Unsupported;
-use frit_ir::ops::{FusionKind, ReduceFn};
+use frit_ir::ops::{CompareFn, FusionKind, ReduceFn};
 use frit_ir::{DType, Graph, Node, Op, Shape, TensorType, ValueId};
 use std::collections::HashMap;
 
@@ -274,12 +275,36 @@ impl<'g> Lowering<'g> {
                 let dtype = body.ty(*node.inputs.last().unwrap_or(&value)).dtype;
                 composite::pointwise(&mut self.dag, op, &operands, dtype).map_err(Stop::from)
             }
-            Op::OptimizerStep(op) => {
+            Op::OptimizerStep(_) | Op::EmaStep => {
                 let mut operands = Vec::with_capacity(node.inputs.len());
                 for i in 0..node.inputs.len() {
                     operands.push(self.operand(node, i, view, shape)?);
                 }
-                Ok(composite::optimizer_step(&mut self.dag, op.kind, &operands)[index])
+                Ok(match &node.op {
+                    Op::OptimizerStep(op) => {
+                        optimizer::step(&mut self.dag, op.kind, &operands)?[index]
+                    }
+                    _ => optimizer::ema(&mut self.dag, &operands),
+                })
+            }
+            Op::BySegment(_) => {
+                let at = self.space.offset(view, shape);
+                let at = self.dag.add(Expr::Index(at), Ty::I64);
+                let mut result = self.operand(node, 0, view, shape)?;
+                for i in (1..node.inputs.len()).step_by(2) {
+                    let begin = self.operand(node, i, view, shape)?;
+                    let value = self.operand(node, i + 1, view, shape)?;
+                    let here = self.dag.compare(CompareFn::Ge, at, begin);
+                    result = self.dag.select(here, value, result);
+                }
+                Ok(result)
+            }
+            Op::ScaledCast(op) => {
+                let from = body.ty(node.inputs[0]).dtype;
+                let x = self.lower(node.inputs[0], view)?;
+                let factor = self.dag.float(op.factor as f32);
+                let x = self.dag.times(x, factor);
+                composite::cast(&mut self.dag, x, from, op.to, &node.op).map_err(Stop::from)
             }
             Op::LossScale(op) => {
                 let x = self.lower(node.inputs[0], view)?;

@@ -7,7 +7,7 @@ use super::expr::{Bin, Dag, Id, Un};
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
 use frit_ir::ops::training::Unscale;
-use frit_ir::ops::{CompareFn, LearningRate, ScheduleKind};
+use frit_ir::ops::{CompareFn, ScheduleKind};
 use frit_ir::{Node, Op};
 use std::f64::consts::PI;
 
@@ -35,9 +35,7 @@ pub(crate) fn lower(cx: &mut Lowering<'_>, node: &Node, index: usize) -> Result<
             let next = cx.dag.plus(step, one);
             Ok(cx.dag.select(taken, next, step))
         }
-        (Op::LearningRate(op), &[base, warmup, total, least, step]) => {
-            Ok(learning_rate(&mut cx.dag, op, [base, warmup, total, least, step]))
-        }
+        (Op::LearningRate(op), operands) => Ok(learning_rate(&mut cx.dag, op.kind, operands)),
         (op, _) => Err(unsupported(op, "it is not compiled in kernels").into()),
     }
 }
@@ -95,35 +93,78 @@ fn update_loss_scale(
     [d.select(bad, smaller, kept), d.select(bad, zero, counted)]
 }
 
-fn learning_rate(d: &mut Dag, op: &LearningRate, operands: [Id; 5]) -> Id {
-    let [base, warmup, total, least, step] = operands;
+fn learning_rate(d: &mut Dag, kind: ScheduleKind, operands: &[Id]) -> Id {
+    let (base, hypers, step) = (operands[0], &operands[1..], operands[operands.len() - 1]);
+    if kind == ScheduleKind::OneCycle {
+        return one_cycle(d, base, [hypers[0], hypers[1], hypers[2], hypers[3]], step);
+    }
+    let warmup = hypers[0];
     let (zero, one) = (d.float(0.0), d.float(1.0));
     let next = d.plus(step, one);
     let rising = d.times(base, next);
     let rising = d.over(rising, warmup);
     let warms = d.compare(CompareFn::Lt, step, warmup);
-    let span = d.minus(total, warmup);
     let after = d.minus(step, warmup);
+    if kind == ScheduleKind::Step {
+        let later = decay_in_steps(d, base, after, hypers[1], hypers[2]);
+        return d.select(warms, rising, later);
+    }
+    let (total, least) = (hypers[1], hypers[2]);
+    let span = d.minus(total, warmup);
     let share = d.over(after, span);
     let share = d.bin(Bin::Min, share, one);
     let has_span = d.compare(CompareFn::Gt, span, zero);
     let done = d.select(has_span, share, one);
-    let decayed = match op.kind {
-        ScheduleKind::Constant => base,
+    let decayed = match kind {
         ScheduleKind::Linear => {
             let slope = d.minus(least, base);
             d.fma(slope, done, base)
         }
-        ScheduleKind::Cosine => {
-            let (pi, half) = (d.float(PI as f32), d.float(0.5));
-            let angle = d.times(pi, done);
-            let cos = d.un(Un::Cos, angle);
-            let wave = d.fma(cos, half, half);
-            let range = d.minus(base, least);
-            d.fma(range, wave, least)
-        }
+        ScheduleKind::Cosine => half_cosine(d, base, least, done),
+        _ => base,
     };
     let endless = d.compare(CompareFn::Eq, total, zero);
     let later = d.select(endless, base, decayed);
     d.select(warms, rising, later)
+}
+
+/// From `from` where `share` is 0 to `to` where it is 1.
+fn half_cosine(d: &mut Dag, from: Id, to: Id, share: Id) -> Id {
+    let (pi, half) = (d.float(PI as f32), d.float(0.5));
+    let angle = d.times(pi, share);
+    let cos = d.un(Un::Cos, angle);
+    let wave = d.fma(cos, half, half);
+    let range = d.minus(from, to);
+    d.fma(range, wave, to)
+}
+
+/// `base · gamma^⌊after / size⌋`.
+fn decay_in_steps(d: &mut Dag, base: Id, after: Id, size: Id, gamma: Id) -> Id {
+    let zero = d.float(0.0);
+    let changes = d.over(after, size);
+    let changes = d.un(Un::Floor, changes);
+    let log = d.un(Un::Log, gamma);
+    let exponent = d.times(changes, log);
+    let factor = d.un(Un::Exp, exponent);
+    let decayed = d.times(base, factor);
+    // Before the first change, whatever the logarithm is.
+    let unchanged = d.compare(CompareFn::Le, changes, zero);
+    d.select(unchanged, base, decayed)
+}
+
+fn one_cycle(d: &mut Dag, base: Id, [total, pct_start, div, final_div]: [Id; 4], step: Id) -> Id {
+    let one = d.float(1.0);
+    let first = d.over(base, div);
+    let last = d.over(first, final_div);
+    let top = d.times(pct_start, total);
+    let top = d.minus(top, one);
+    let end = d.minus(total, one);
+    let share = d.over(step, top);
+    let rising = half_cosine(d, first, base, share);
+    let (after, span) = (d.minus(step, top), d.minus(end, top));
+    let share = d.over(after, span);
+    let share = d.bin(Bin::Min, share, one);
+    let falling = half_cosine(d, base, last, share);
+    let rises = d.compare(CompareFn::Le, step, top);
+    d.select(rises, rising, falling)
 }

@@ -4,6 +4,7 @@ mod col_reduce;
 mod cuda;
 mod functions;
 mod harness;
+mod optimizer;
 mod pointwise;
 mod ptx_machine;
 mod random;

@@ -1,11 +1,11 @@
-//! Pointwise regions: broadcasting, layouts, dtypes, comparisons, the optimizer.
+//! Pointwise regions: broadcasting, layouts, dtypes, comparisons.
 
 use crate::functions::reference;
 use crate::harness::{Body, COLS, Case, FLOATS, check, check_on, normal};
 use frit_codegen::{HostTarget, supported};
 use frit_ir::ops::{
-    BinaryFn, Cast, Clip, CompareFn, CrossEntropyGrad, Expand, FusionKind, OptimizerKind,
-    OptimizerStep, Reduce, ReduceFn, Reshape, Slice, Split, SumTo, Transpose, UnaryFn,
+    BinaryFn, Cast, Clip, CompareFn, CrossEntropyGrad, Expand, FusionKind, Reduce, ReduceFn,
+    Reshape, Slice, Split, SumTo, Transpose, UnaryFn,
 };
 use frit_ir::{DType, Op, Shape, Tensor};
 use half::bf16;
@@ -306,105 +306,6 @@ fn expand_writes_every_copy() {
         tolerance: 0.0,
         floor: 0.0,
     }]);
-}
-
-/// A step of an optimizer on tensors of `n` elements.
-fn optimizer(
-    kind: OptimizerKind,
-    n: usize,
-    scalars: &[f64],
-    grad: DType,
-) -> (Body, Vec<Tensor>, Vec<frit_ir::ValueId>) {
-    let mut body = Body::new();
-    let mut inputs = vec![normal(DType::F32, &[n], 10, 1.0), normal(grad, &[n], 11, 8.0)];
-    for k in 0..kind.n_states() {
-        let state = normal(DType::F32, &[n], 12 + k as u64, 0.1);
-        let state = state.as_floats().unwrap().iter().map(|x| x.abs()).collect();
-        inputs.push(Tensor::floats(DType::F32, [n], state));
-    }
-    inputs.extend(scalars.iter().map(|&s| Tensor::scalar(s)));
-    let values: Vec<_> = inputs.iter().map(|t| body.input(t.dtype(), t.shape().dims())).collect();
-    let results = body.all(Op::OptimizerStep(OptimizerStep { kind }), &values);
-    (body, inputs, results)
-}
-
-fn adamw(n: usize, step: f64, found_inf: f64, grad: DType) -> Case {
-    let scalars = [1e-3, 0.9, 0.999, 1e-8, 0.01, step, 0.125, found_inf];
-    let (body, inputs, results) = optimizer(OptimizerKind::Adamw, n, &scalars, grad);
-    let s: Vec<f64> = inputs[4..].iter().map(|t| t.as_floats().unwrap()[0]).collect();
-    let mut expected = vec![Vec::new(); 3];
-    for i in 0..n {
-        let [p, g, m, v] = [0, 1, 2, 3].map(|k: usize| inputs[k].as_floats().unwrap()[i]);
-        let g = g * s[6];
-        let (m1, v1) = (s[1] * m + (1.0 - s[1]) * g, s[2] * v + (1.0 - s[2]) * g * g);
-        let (c1, c2) = (1.0 - s[1].powf(step + 1.0), 1.0 - s[2].powf(step + 1.0));
-        let p1 = p * (1.0 - s[0] * s[4]) - s[0] / c1 * m1 / ((v1 / c2).sqrt() + s[3]);
-        let new = if found_inf == 0.0 { [p1, m1, v1] } else { [p, m, v] };
-        expected.iter_mut().zip(new).for_each(|(e, x)| e.push(x));
-    }
-    let tolerance = if found_inf == 0.0 { 5e-7 } else { 0.0 };
-    Case {
-        name: format!("adamw {n} at step {step}, found_inf {found_inf}"),
-        body: body.done(&results),
-        kind: FusionKind::Pointwise,
-        inputs,
-        expected,
-        tolerance,
-        floor: 1.0,
-    }
-}
-
-#[test]
-fn adamw_follows_its_formula_and_skips() {
-    let mut cases: Vec<Case> = COLS.map(|n| adamw(n, 0.0, 0.0, DType::F32)).into();
-    cases.push(adamw(253, 9999.0, 0.0, DType::BF16));
-    cases.push(adamw(253, 3.0, 1.0, DType::F32));
-    check(&cases);
-}
-
-#[test]
-fn sgd_and_momentum_follow_their_formulas() {
-    let (lr, decay, factor, momentum) = (0.1f32, 0.01f32, 0.5f32, 0.9f32);
-    let [lr64, decay64, factor64, momentum64] = [lr, decay, factor, momentum].map(f64::from);
-    let mut cases = Vec::new();
-    for step in [0.0, 4.0] {
-        let scalars = [lr64, momentum64, decay64, step, factor64, 0.0];
-        let (body, inputs, results) = optimizer(OptimizerKind::Momentum, 100, &scalars, DType::F32);
-        let of = |i: usize| {
-            let [p, g, b] = [0, 1, 2].map(|k: usize| inputs[k].as_floats().unwrap()[i]);
-            let g = g * factor64 + decay64 * p;
-            let b = if step == 0.0 { g } else { momentum64 * b + g };
-            (p - lr64 * b, b)
-        };
-        cases.push(Case {
-            name: format!("momentum at step {step}"),
-            expected: vec![
-                (0..100).map(|i| of(i).0).collect(),
-                (0..100).map(|i| of(i).1).collect(),
-            ],
-            body: body.done(&results),
-            kind: FusionKind::Pointwise,
-            inputs,
-            tolerance: 5e-7,
-            floor: 1.0,
-        });
-    }
-    let scalars = [lr64, decay64, 0.0, factor64, 0.0];
-    let (body, inputs, results) = optimizer(OptimizerKind::Sgd, 100, &scalars, DType::F32);
-    let of = |i: usize| {
-        let [p, g] = [0, 1].map(|k: usize| inputs[k].as_floats().unwrap()[i]);
-        p - lr64 * (g * factor64 + decay64 * p)
-    };
-    cases.push(Case {
-        name: "sgd".into(),
-        expected: vec![(0..100).map(of).collect()],
-        body: body.done(&results),
-        kind: FusionKind::Pointwise,
-        inputs,
-        tolerance: 5e-7,
-        floor: 1.0,
-    });
-    check(&cases);
 }
 
 #[test]

@@ -6,10 +6,13 @@
 use super::{Exactness, Expr, Match, Rule};
 use frit_ir::ops::Op;
 
+/// The rule that makes gathers narrower.
+pub(in crate::simplify) const CAST_BEFORE_GATHER: &str = "cast-before-gather";
+
 /// Rules about collectives.
 pub(super) const RULES: &[Rule] = &[
     Rule {
-        name: "cast-before-gather",
+        name: CAST_BEFORE_GATHER,
         topic: "collective",
         exactness: Exactness::Exact,
         summary: "cast(all_gather [r](x)) = all_gather [r](cast [r](x))",

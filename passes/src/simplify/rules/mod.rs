@@ -8,6 +8,8 @@ mod cast;
 mod collective;
 mod layout;
 
+pub(super) use collective::CAST_BEFORE_GATHER;
+
 use super::language::{EGraph, OpId, Term};
 use egg::Id;
 use frit_ir::ops::Op;

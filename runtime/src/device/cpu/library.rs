@@ -3,8 +3,9 @@
 use super::attention::AttentionRoutine;
 use super::operand::{Operand, elem};
 use super::{index, order, reduce, window};
-use frit_ir::ops::{MatMul, Pad};
+use frit_ir::ops::{MatMul, OptimizerKind, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
+use frit_kernels::adafactor::{Adafactor, Settings};
 use frit_kernels::batch_norm::BatchNorm;
 use frit_kernels::conv::Conv;
 use frit_kernels::copy::StridedCopy;
@@ -68,6 +69,8 @@ pub(super) enum Routine {
     Convert { len: usize },
     /// Number of non-finite elements and sum of squares of all operands.
     GradStats,
+    /// A step of Adafactor, in place unless it is skipped.
+    Adafactor(Adafactor),
 }
 
 impl Routine {
@@ -123,6 +126,10 @@ impl Routine {
                 embedding(outs[0], ins[1], outs[0], ins[0]).map(Routine::EmbeddingGrad)
             }
             Op::GradStats if ins.iter().all(|t| t.dtype == DType::F32) => Some(Routine::GradStats),
+            Op::OptimizerStep(op) if op.kind == OptimizerKind::Adafactor => {
+                let f32s = ins[..3].iter().all(|t| t.dtype == DType::F32);
+                f32s.then(|| Routine::Adafactor(Adafactor::new(ins[0].shape.dims())))
+            }
             Op::Cast(_) => {
                 elem(ins[0].dtype)?;
                 elem(outs[0].dtype)?;
@@ -265,6 +272,30 @@ impl Routine {
                     let out = writes[0].pointer.cast::<f32>();
                     out.write(bad as f32);
                     out.add(1).write(squares as f32);
+                }
+                Routine::Adafactor(adafactor) => {
+                    let scalar = |i: usize| f64::from(read(3 + i).cast::<f32>().read());
+                    let [lr, exponent, eps, threshold, decay, clip_value, step, factor] =
+                        [0, 1, 2, 3, 4, 5, 6, 7].map(scalar);
+                    let (state, skipped) = (&reads[2], scalar(8) != 0.0);
+                    for (from, to) in [(&reads[0], &writes[0]), (state, &writes[1])] {
+                        // Usually the same place.
+                        std::ptr::copy(from.pointer, to.pointer, from.ty.bytes());
+                    }
+                    if !skipped {
+                        let settings = Settings {
+                            lr,
+                            exponent,
+                            eps,
+                            threshold,
+                            decay,
+                            clip_value,
+                            step,
+                            factor,
+                        };
+                        let (param, state) = (writes[0].pointer.cast(), writes[1].pointer.cast());
+                        adafactor.run(pool, param, read(1).cast(), state, &settings);
+                    }
                 }
             }
         }

@@ -108,17 +108,17 @@ impl<'a, C: Communicator> Cpu<'a, C> {
                 .map_err(aborted)
             }
             Action::ReduceScatter { reduce, send, recv, .. } => {
-                let (from, to) = (self.pointer(send).cast(), self.pointer(recv).cast());
-                // SAFETY: as above; gradients are f32.
-                unsafe {
-                    self.comm.reduce_scatter(team(), from, to, recv.ty.shape.numel(), *reduce)
-                }
-                .map_err(aborted)
+                let (from, to) = (self.pointer(send), self.pointer(recv));
+                let elements = (recv.ty.shape.numel(), recv.ty.dtype);
+                // SAFETY: as above.
+                unsafe { self.comm.reduce_scatter(team(), from, to, elements, *reduce) }
+                    .map_err(aborted)
             }
             Action::AllReduce { reduce, send, recv, .. } => {
-                let (from, to) = (self.pointer(send).cast(), self.pointer(recv).cast());
+                let (from, to) = (self.pointer(send), self.pointer(recv));
+                let elements = (send.ty.shape.numel(), send.ty.dtype);
                 // SAFETY: as above.
-                unsafe { self.comm.all_reduce(team(), from, to, send.ty.shape.numel(), *reduce) }
+                unsafe { self.comm.all_reduce(team(), from, to, elements, *reduce) }
                     .map_err(aborted)
             }
             Action::Copy { from, to } => {

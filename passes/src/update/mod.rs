@@ -4,25 +4,30 @@
 //! parameters and state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the
 //! gradients, in the order in which `grad_stats` reads them. The concat of [statistics, count, loss
 //! sum] is what `shard` sums over ranks. Buffers that the forward pass renews are averaged over ranks and
-//! committed only if the step is taken.
+//! committed only if the step is taken. Parameters may have a learning rate or weight decay of their own
+//! ([`ParamGroups`]).
 //!
 //! With accumulation, `grad_sum`, `loss_sum` and `loss_count` are states to which every micro-step adds
 //! in region backward. A carry replaces them after each micro-step; the runtime sets these three to
 //! zero after an update, whether or not the step was taken.
+
+mod groups;
 
 use crate::differentiate::LOSS_SCALE;
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::random::RNG;
 use frit_ir::ops::{
-    AllReduce, BinaryFn, Cast, CompareFn, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind,
-    OptimizerStep, ParamKind, ReduceKind, Reshape, ScheduleKind, Split, State, UpdateLossScale,
-    statistics_dtype, training,
+    AllReduce, BinaryFn, Cast, CompareFn, Concat, Constant, EMA, Hyper, LearningRate, Op,
+    OptimizerKind, OptimizerStep, ParamKind, ReduceKind, Reshape, ScheduleKind, Split, State,
+    UpdateLossScale, statistics_dtype, training,
 };
 use frit_ir::{
     DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
 };
-use std::collections::HashMap;
+use groups::Settings;
+pub use groups::{ParamGroup, ParamGroups};
+use std::collections::{BTreeMap, HashMap};
 
 /// The contract of [`Update`].
 pub const INFO: PassInfo = PassInfo {
@@ -34,41 +39,19 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::Bitwise,
 };
 
-/// The optimizer and the defaults of its hyper-parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the fields are the keys of the configuration")]
-pub struct Optimizer {
-    pub kind: OptimizerKind,
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub momentum: f64,
-}
-
-/// The learning-rate schedule.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
-    /// Its shape.
-    pub kind: ScheduleKind,
-    /// Steps over which the rate rises.
-    pub warmup_steps: f64,
-    /// Steps after which it stays.
-    pub total_steps: f64,
-    /// Where it ends.
-    pub min_lr: f64,
-}
-
 /// Adds the update region.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// The optimizer.
-    pub optimizer: Optimizer,
-    /// Largest norm of the gradient; 0 is no limit.
-    pub clip_grad_norm: f64,
+    pub optimizer: OptimizerKind,
     /// The learning rate over time.
-    pub schedule: Schedule,
+    pub schedule: ScheduleKind,
+    /// First values of hyper-parameters, by key of the configuration.
+    pub hypers: BTreeMap<&'static str, f64>,
+    /// Parameters with a learning rate or weight decay of their own.
+    pub groups: ParamGroups,
+    /// Whether a moving average of the parameters is kept.
+    pub ema: bool,
     /// As given to the pass `loss_scale`.
     pub scaling: LossScaling,
     /// Micro-steps per update (A).
@@ -84,13 +67,20 @@ impl Pass for Update {
         &INFO
     }
 
-    fn run(&self, graph: &mut Graph, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         let names: Vec<(String, ValueId)> = of_kind(graph, OutputKind::Gradient);
         if names.is_empty() {
             return Err(Diagnostic::error("E064", "no parameter is trained")
                 .help("check params.trainable and params.frozen"));
         }
         let (loss, count) = (one(graph, OutputKind::LossSum)?, one(graph, OutputKind::LossCount)?);
+        for group in &self.groups.groups {
+            if !names.iter().any(|(name, _)| group.covers(name)) {
+                let message = format!("a parameter group covers nothing: scope {}", group.scope);
+                let help = "`frit inspect --view units` lists the names of parameters";
+                context.warn(Diagnostic::warning("W066", message).help(help));
+            }
+        }
         let params: HashMap<String, ValueId> = graph
             .params()
             .filter(|(_, p)| p.kind == ParamKind::Trainable)
@@ -106,7 +96,12 @@ impl Pass for Update {
             _ => None,
         });
         graph.outputs.clear();
-        let mut b = Emit { graph, hypers: HashMap::new(), origin: Origin::none().by(INFO.name) };
+        let mut b = Emit {
+            graph,
+            hypers: HashMap::new(),
+            rates: HashMap::new(),
+            origin: Origin::none().by(INFO.name),
+        };
         let scale = match scale {
             Some(scale) => scale,
             None => b.state(
@@ -174,14 +169,13 @@ impl Update {
         loss: ValueId,
         count: ValueId,
     ) -> Result<ValueId, Diagnostic> {
-        let o = &self.optimizer;
         let values: Vec<ValueId> = gradients.iter().map(|g| g.2).collect();
         let stats = b.update(Op::GradStats, &values)?[0];
         let one = Op::Reshape(Reshape { shape: Shape::from([1]) });
         let count_1 = b.update(one.clone(), &[count])?[0];
         let loss_1 = b.update(one, &[loss])?[0];
         let all = b.update(Op::Concat(Concat { axis: 0 }), &[stats, count_1, loss_1])?[0];
-        let clip = b.hyper("optimizer.clip_grad_norm", self.clip_grad_norm)?;
+        let clip = self.hyper(b, "optimizer.clip_grad_norm")?;
         let capacity = self.capacity * (self.accumulation * self.world_size) as f64;
         let unscaled =
             b.update(Op::Unscale(training::Unscale { capacity }), &[all, scale, clip])?;
@@ -189,46 +183,20 @@ impl Update {
             return Err(Diagnostic::error("B005", "`unscale` must have four results"));
         };
         let step = b.state("step", None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
-        let base = b.hyper("optimizer.lr", o.lr)?;
-        let schedule = [
-            base,
-            b.hyper("schedule.warmup_steps", self.schedule.warmup_steps)?,
-            b.hyper("schedule.total_steps", self.schedule.total_steps)?,
-            b.hyper("schedule.min_lr", self.schedule.min_lr)?,
-            step,
-        ];
-        let rate = Op::LearningRate(LearningRate { kind: self.schedule.kind });
-        let lr = b.update(rate, &schedule)?[0];
-        let decay = b.hyper("optimizer.weight_decay", o.weight_decay)?;
-        let (states, mut scalars): (&[&str], Vec<ValueId>) = match o.kind {
-            OptimizerKind::Adamw => {
-                let betas = [
-                    b.hyper("optimizer.beta1", o.beta1)?,
-                    b.hyper("optimizer.beta2", o.beta2)?,
-                    b.hyper("optimizer.eps", o.eps)?,
-                ];
-                (&["adam_m", "adam_v"], vec![lr, betas[0], betas[1], betas[2], decay])
-            }
-            OptimizerKind::Sgd => (&[], vec![lr, decay]),
-            OptimizerKind::Momentum => {
-                let momentum = b.hyper("optimizer.momentum", o.momentum)?;
-                (&["momentum"], vec![lr, momentum, decay])
-            }
-        };
-        scalars.extend([step, factor, found_inf]);
+        let lr = self.learning_rate(b, "optimizer.lr", None, step)?;
+        let common = [self.hyper(b, "optimizer.clip_grad_value")?, step, factor, found_inf];
         for (name, param, gradient) in gradients {
             b.origin = b.graph.def(*param).origin.by(INFO.name);
-            let dtype = statistics_dtype(b.graph.ty(*param).dtype);
-            let ty = b.graph.ty(*param).with_dtype(dtype);
-            let mut leaves = Vec::new();
-            for state in states {
-                leaves.push(b.state(state, Some(name), ty.clone(), 0.0, Region::Update)?);
-            }
-            let operands = [&[*param, *gradient][..], &leaves, &scalars].concat();
-            let results = b.update(Op::OptimizerStep(OptimizerStep { kind: o.kind }), &operands)?;
-            b.graph.add_output(name, results[0], OutputKind::Carry(*param));
-            for ((state, leaf), next) in states.iter().zip(leaves).zip(&results[1..]) {
-                b.carry(state, Some(name), *next, leaf);
+            let own = self.groups.of(name, b.graph.ty(*param).shape.rank());
+            let scalars = [self.own_hypers(b, &own, step)?, common.to_vec()].concat();
+            let next = self.step(b, name, [*param, *gradient], &scalars)?;
+            if self.ema {
+                let (dtype, decay) = (b.graph.ty(*param).dtype, self.hyper(b, "optimizer.ema")?);
+                let ty = b.graph.ty(*param).with_dtype(statistics_dtype(dtype));
+                let average = b.state(EMA, Some(name), ty, 0.0, Region::Update)?;
+                let operands = [average, next, decay, step, found_inf];
+                let new = b.update(Op::EmaStep, &operands)?[0];
+                b.carry(EMA, Some(name), new, average);
             }
         }
         b.origin = Origin::none().by(INFO.name);
@@ -250,6 +218,92 @@ impl Update {
             b.graph.add_output(name, value, OutputKind::Metric);
         }
         Ok(found_inf)
+    }
+
+    /// The learning rate that follows the schedule from the base rate of this key.
+    fn learning_rate(
+        &self,
+        b: &mut Emit<'_>,
+        key: &str,
+        default: Option<f64>,
+        step: ValueId,
+    ) -> Result<ValueId, Diagnostic> {
+        if let Some(&rate) = b.rates.get(key) {
+            return Ok(rate);
+        }
+        let base = match default {
+            Some(default) => b.hyper(key, default)?,
+            None => self.hyper(b, key)?,
+        };
+        let mut operands = vec![base];
+        for key in self.schedule.hypers() {
+            operands.push(self.hyper(b, key)?);
+        }
+        operands.push(step);
+        let op = Op::LearningRate(LearningRate { kind: self.schedule });
+        let rate = b.update(op, &operands)?[0];
+        b.rates.insert(key.into(), rate);
+        Ok(rate)
+    }
+
+    /// The optimizer's own scalar operands for a parameter with these settings.
+    fn own_hypers(
+        &self,
+        b: &mut Emit<'_>,
+        own: &Settings,
+        step: ValueId,
+    ) -> Result<Vec<ValueId>, Diagnostic> {
+        let mut values = Vec::new();
+        for &key in self.optimizer.hypers() {
+            let value = match (key, &own.lr, &own.weight_decay) {
+                ("optimizer.lr", Some((key, x)), _) => {
+                    self.learning_rate(b, key, Some(*x), step)?
+                }
+                ("optimizer.lr", None, _) => self.learning_rate(b, key, None, step)?,
+                ("optimizer.weight_decay", _, Some((key, x))) => b.hyper(key, *x)?,
+                _ => self.hyper(b, key)?,
+            };
+            values.push(value);
+        }
+        Ok(values)
+    }
+
+    /// The step of one parameter, given with its gradient; the parameter's new value.
+    fn step(
+        &self,
+        b: &mut Emit<'_>,
+        name: &str,
+        [param, gradient]: [ValueId; 2],
+        scalars: &[ValueId],
+    ) -> Result<ValueId, Diagnostic> {
+        let states = self.optimizer.states();
+        let dtype = statistics_dtype(b.graph.ty(param).dtype);
+        let ty = TensorType::new(dtype, self.optimizer.state_shape(&b.graph.ty(param).shape));
+        // What does not act by element is no part of a flat group.
+        let (of, qualifier) =
+            if self.optimizer.is_elementwise() { (Some(name), None) } else { (None, Some(name)) };
+        let qualify = |state: &str| qualified(state, qualifier);
+        let mut leaves = Vec::new();
+        for state in states {
+            leaves.push(b.state(&qualify(state), of, ty.clone(), 0.0, Region::Update)?);
+        }
+        let operands = [&[param, gradient][..], &leaves, scalars].concat();
+        let op = Op::OptimizerStep(OptimizerStep { kind: self.optimizer });
+        let results = b.update(op, &operands)?;
+        b.graph.add_output(name, results[0], OutputKind::Carry(param));
+        for ((state, leaf), next) in states.iter().zip(leaves).zip(&results[1..]) {
+            b.carry(&qualify(state), of, *next, leaf);
+        }
+        Ok(results[0])
+    }
+
+    /// The leaf of a hyper-parameter of the configuration.
+    fn hyper(&self, b: &mut Emit<'_>, key: &str) -> Result<ValueId, Diagnostic> {
+        let default = self.hypers.get(key).copied();
+        let default = default.ok_or_else(|| {
+            Diagnostic::error("B007", format!("the hyper-parameter `{key}` has no value"))
+        })?;
+        b.hyper(key, default)
     }
 
     /// Buffers of the model that the forward pass renews (running statistics): name, leaf, next value.
@@ -289,7 +343,7 @@ impl Update {
             b.origin = b.graph.def(*new).origin.by(INFO.name);
             let mut next = *new;
             if self.world_size > 1 {
-                let mean = AllReduce { reduce: ReduceKind::Mean, unit: None };
+                let mean = AllReduce { reduce: ReduceKind::Mean, unit: None, dtype: None };
                 next = b.update(Op::AllReduce(mean), &[next])?[0];
             }
             let next = b.update(Op::Select, &[skipped, *old, next])?[0];
@@ -305,20 +359,16 @@ impl Update {
         scale: ValueId,
         found_inf: ValueId,
     ) -> Result<(), Diagnostic> {
-        let LossScaling::Dynamic { growth_factor, backoff_factor, growth_interval, .. } =
-            self.scaling
-        else {
-            return Ok(());
-        };
+        let LossScaling::Dynamic { .. } = self.scaling else { return Ok(()) };
         let tracker =
             b.state("growth_tracker", None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
         let operands = [
             scale,
             tracker,
             found_inf,
-            b.hyper("precision.growth_factor", growth_factor)?,
-            b.hyper("precision.backoff_factor", backoff_factor)?,
-            b.hyper("precision.growth_interval", growth_interval)?,
+            self.hyper(b, "precision.growth_factor")?,
+            self.hyper(b, "precision.backoff_factor")?,
+            self.hyper(b, "precision.growth_interval")?,
         ];
         let next = b.update(Op::UpdateLossScale(UpdateLossScale {}), &operands)?;
         b.carry(LOSS_SCALE, None, next[0], scale);
@@ -343,6 +393,8 @@ fn one(graph: &Graph, kind: OutputKind) -> Result<ValueId, Diagnostic> {
 struct Emit<'g> {
     graph: &'g mut Graph,
     hypers: HashMap<String, ValueId>,
+    /// Learning rates by the key of their base rate.
+    rates: HashMap<String, ValueId>,
     origin: Origin,
 }
 

@@ -1,0 +1,188 @@
+//! Optimizer steps, the moving average of parameters, and values that differ by segment of a flat tensor.
+//!
+//! If `found_inf` is not 0 every result equals its operand bit for bit. `step` is the number of steps
+//! taken before this one.
+
+use super::training::scalars;
+use super::{Inferred, OpError, arity, float, shape_is};
+use crate::{DType, Shape, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// Name of the state that holds the moving average of a parameter.
+pub const EMA: &str = "ema";
+
+/// Scalar operands that every optimizer has after its own.
+const COMMON: usize = 4;
+
+/// Which optimizer. With `g` the unscaled and clipped gradient, `p` the parameter:
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), as `torch.optim.AdamW`.
+    Adamw,
+    /// Adam (Kingma & Ba 2015), as `torch.optim.Adam`: weight decay is added to the gradient.
+    Adam,
+    /// Gradient descent, as `torch.optim.SGD`: weight decay is added to the gradient.
+    Sgd,
+    /// As `sgd` with momentum: buffer ← momentum·buffer + (1 − dampening)·g, the first step sets it to g.
+    Momentum,
+    /// As `momentum` without dampening; the step is along g + momentum·buffer (Sutskever et al. 2013).
+    Nesterov,
+    /// Lion (Chen et al. 2023): along the sign of beta1·m + (1 − beta1)·g, with decoupled weight decay.
+    Lion,
+    /// Adafactor (Shazeer & Stern 2018), as `torch.optim.Adafactor`. Its one state has not the parameter's
+    /// shape, see [`OptimizerKind::state_shape`].
+    Adafactor,
+}
+
+impl OptimizerKind {
+    /// Every optimizer.
+    pub const ALL: [OptimizerKind; 7] = [
+        OptimizerKind::Adamw,
+        OptimizerKind::Adam,
+        OptimizerKind::Sgd,
+        OptimizerKind::Momentum,
+        OptimizerKind::Nesterov,
+        OptimizerKind::Lion,
+        OptimizerKind::Adafactor,
+    ];
+
+    /// Names of its state tensors, one of each per parameter.
+    pub fn states(self) -> &'static [&'static str] {
+        match self {
+            OptimizerKind::Adamw | OptimizerKind::Adam => &["adam_m", "adam_v"],
+            OptimizerKind::Sgd => &[],
+            OptimizerKind::Momentum | OptimizerKind::Nesterov => &["momentum"],
+            OptimizerKind::Lion => &["lion_m"],
+            OptimizerKind::Adafactor => &["adafactor_v"],
+        }
+    }
+
+    /// Whether a step acts on each element by itself, so that parameters can be stepped in parts.
+    pub fn is_elementwise(self) -> bool {
+        self != OptimizerKind::Adafactor
+    }
+
+    /// The shape of its states for a parameter of this shape: the same, or for adafactor the mean squares
+    /// of the rows of the last two axes, then of their columns, or of all elements if there is one axis.
+    pub fn state_shape(self, param: &Shape) -> Shape {
+        match (self, param.dims()) {
+            (OptimizerKind::Adafactor, [batch @ .., rows, cols]) => {
+                Shape::from([batch.iter().product::<usize>() * (rows + cols)])
+            }
+            (OptimizerKind::Adafactor, _) => Shape::from([param.numel()]),
+            _ => param.clone(),
+        }
+    }
+
+    /// Keys of its own scalar operands. The first is the learning rate, the last the weight decay.
+    pub fn hypers(self) -> &'static [&'static str] {
+        match self {
+            OptimizerKind::Adamw | OptimizerKind::Adam => &[
+                "optimizer.lr",
+                "optimizer.beta1",
+                "optimizer.beta2",
+                "optimizer.eps",
+                "optimizer.weight_decay",
+            ],
+            OptimizerKind::Sgd => &["optimizer.lr", "optimizer.weight_decay"],
+            OptimizerKind::Momentum => &[
+                "optimizer.lr",
+                "optimizer.momentum",
+                "optimizer.dampening",
+                "optimizer.weight_decay",
+            ],
+            OptimizerKind::Nesterov => {
+                &["optimizer.lr", "optimizer.momentum", "optimizer.weight_decay"]
+            }
+            OptimizerKind::Adafactor => &[
+                "optimizer.lr",
+                "optimizer.decay_exponent",
+                "optimizer.relative_eps",
+                "optimizer.update_threshold",
+                "optimizer.weight_decay",
+            ],
+            OptimizerKind::Lion => {
+                &["optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay"]
+            }
+        }
+    }
+
+    /// Number of operands after parameter, gradient and states.
+    pub fn n_scalars(self) -> usize {
+        self.hypers().len() + COMMON
+    }
+}
+
+/// One optimizer step: `(param, grad, states…, hypers…, clip_value, step, factor, found_inf)` →
+/// `(param, states…)`.
+///
+/// The gradient is multiplied by `factor` in f32 first, then limited to ±`clip_value` unless that is 0.
+/// Hypers are scalars; learning rate and weight decay may also have the parameter's shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerStep {
+    /// Which optimizer.
+    pub kind: OptimizerKind,
+}
+
+impl OptimizerStep {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        let states = self.kind.states().len();
+        arity(inputs, 2 + states + self.kind.n_scalars())?;
+        let (tensors, rest) = inputs.split_at(2 + states);
+        let state = self.kind.state_shape(&tensors[0].shape);
+        for (i, ty) in tensors.iter().enumerate() {
+            float(ty, "parameter, gradient and state")?;
+            let expected = if i < 2 { &tensors[0].shape } else { &state };
+            shape_is(ty, expected.dims(), "gradient and state")?;
+        }
+        let decay = self.kind.hypers().len() - 1;
+        for (i, ty) in rest.iter().enumerate() {
+            let by_element = ty.shape == tensors[0].shape && ty.dtype == DType::F32;
+            if !(by_element && (i == 0 || i == decay)) {
+                scalars(&[ty], "scalar operands")?;
+            }
+        }
+        let mut results = vec![tensors[0].clone()];
+        results.extend(tensors[2..].iter().map(|t| (*t).clone()));
+        Ok(results)
+    }
+}
+
+/// `(average, param, decay, step, found_inf)` → decay·average + (1 − decay)·param, or the parameter
+/// itself at the first step, as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
+pub(super) fn infer_ema_step(inputs: &[&TensorType]) -> Inferred {
+    arity(inputs, 5)?;
+    float(inputs[0], "the average")?;
+    shape_is(inputs[1], inputs[0].shape.dims(), "the parameter")?;
+    scalars(&inputs[2..], "scalar operands")?;
+    Ok(vec![inputs[0].clone()])
+}
+
+/// `(value₀, begin₁, value₁, begin₂, value₂ …)` → a flat tensor whose element `i` is the value of the last
+/// segment that begins at or before `i`.
+///
+/// All operands have one element; begins are i64 and ascending. They may lie outside the tensor, which
+/// is then a part of what they count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BySegment {
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl BySegment {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        if inputs.len().is_multiple_of(2) {
+            return Err(OpError::new("expected a value, then pairs of a begin and a value"));
+        }
+        for (i, ty) in inputs.iter().enumerate() {
+            let expected = if i % 2 == 0 { DType::F32 } else { DType::I64 };
+            if ty.dtype != expected || ty.shape.numel() != 1 {
+                return Err(OpError::new(format!("operand {i} must be one {expected}, not {ty}")));
+            }
+        }
+        Ok(vec![TensorType::new(DType::F32, [self.len])])
+    }
+}

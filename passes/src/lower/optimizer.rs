@@ -1,0 +1,274 @@
+//! The optimizer step and the moving average of a whole flat group, once all of its parameters were seen.
+
+use super::{Lowering, internal};
+use frit_ir::ops::{BySegment, Concat, EMA, FusionKind, Input, Slice};
+use frit_ir::plan::{BufferClass, Group, KernelKind, ParamGroup, Place};
+use frit_ir::{
+    DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
+};
+use std::collections::HashMap;
+
+/// The parameter groups of the graph: hyper-parameters by class, and the class of each parameter.
+#[derive(Default)]
+pub(super) struct Classes {
+    /// Learning rate and weight decay.
+    pub(super) hypers: Vec<[ValueId; 2]>,
+    of: HashMap<String, usize>,
+}
+
+impl Classes {
+    pub(super) fn new(graph: &Graph) -> Self {
+        let mut classes = Classes::default();
+        for (_, node) in graph.nodes() {
+            let Op::OptimizerStep(_) = &node.op else { continue };
+            let Op::Param(param) = &graph.def(node.inputs[0]).op else { continue };
+            let hypers = own(node);
+            let found = classes.hypers.iter().position(|h| *h == hypers);
+            let class = found.unwrap_or_else(|| {
+                classes.hypers.push(hypers);
+                classes.hypers.len() - 1
+            });
+            classes.of.insert(param.name.clone(), class);
+        }
+        classes
+    }
+
+    /// The class of a parameter; those that do not train have the first.
+    pub(super) fn of(&self, param: &str) -> usize {
+        self.of.get(param).copied().unwrap_or(0)
+    }
+}
+
+/// The operands that may differ between parameters: learning rate and weight decay.
+fn own(node: &Node) -> [ValueId; 2] {
+    let Op::OptimizerStep(step) = &node.op else { unreachable!("invariant: a step") };
+    let first = 2 + step.kind.states().len();
+    [node.inputs[first], node.inputs[first + step.kind.hypers().len() - 1]]
+}
+
+impl Lowering<'_> {
+    /// The parameter group of this class, from `offset` on.
+    pub(super) fn param_group(&self, class: usize, offset: usize) -> Option<ParamGroup> {
+        let key = |mut value: ValueId| loop {
+            match &self.graph.def(value).op {
+                Op::Hyper(hyper) => return hyper.name.clone(),
+                // The base rate is the first operand of the schedule.
+                _ => match self.graph.def(value).inputs.first() {
+                    Some(&input) => value = input,
+                    None => return String::new(),
+                },
+            }
+        };
+        let [lr, decay] = *self.classes.hypers.get(class)?;
+        Some(ParamGroup { offset, lr: key(lr), weight_decay: key(decay) })
+    }
+
+    /// Whether this is the last node of its kind that belongs to the group.
+    fn is_last(&mut self, group: usize, node: &Node) -> bool {
+        let seen = self.stepped.entry((group, node.op.name())).or_default();
+        *seen += 1;
+        *seen == self.plan.groups[group].segments.len()
+    }
+
+    /// This rank's part of a state of the group.
+    fn group_state(&self, group: usize, name: &str) -> Result<Place, Diagnostic> {
+        let found = self.plan.groups[group].states.iter().find(|s| s.name == name);
+        let found = found.ok_or_else(|| internal(format!("state `{name}` has no buffer")))?;
+        Ok(Place { buffer: found.buffer, offset: 0, ty: self.part(group, DType::F32) })
+    }
+
+    fn master(&self, group: usize) -> Place {
+        let ty = self.part(group, DType::F32);
+        Place { buffer: self.plan.groups[group].master, offset: 0, ty }
+    }
+
+    pub(super) fn optimizer_step(&mut self, node: &Node) -> Result<(), Diagnostic> {
+        let Op::OptimizerStep(step) = &node.op else {
+            return Err(internal("no optimizer step").at(&node.origin));
+        };
+        let name = self.param_of(node.inputs[0], node)?;
+        let (group, segment) = self.group_of[&name];
+        if !step.kind.is_elementwise() {
+            return self.step_of_whole(group, segment, node);
+        }
+        if !self.is_last(group, node) {
+            return Ok(());
+        }
+        let mut written = vec![self.master(group)];
+        for state in step.kind.states() {
+            written.push(self.group_state(group, state)?);
+        }
+        let gradient = self.gradient.at.get(&group).cloned();
+        let gradient = gradient.ok_or_else(|| internal("a group has no gradient"))?;
+        let mut reads = vec![written[0].clone(), gradient];
+        reads.extend_from_slice(&written[1..]);
+        let scalars = &node.inputs[2 + step.kind.states().len()..];
+        if self.plan.groups[group].begins.is_none() {
+            for scalar in scalars {
+                reads.push(self.place(*scalar)?);
+            }
+            return self.flat_kernel(node.op.clone(), reads, written, node);
+        }
+        self.step_by_segment(group, node, scalars, reads, written)
+    }
+
+    fn library_kind(&self, body: &Graph) -> KernelKind {
+        if (self.options.library)(body) { KernelKind::Library } else { KernelKind::Interpreted }
+    }
+
+    /// A step of one parameter that every rank holds whole, in place.
+    fn step_of_whole(
+        &mut self,
+        group: usize,
+        segment: usize,
+        node: &Node,
+    ) -> Result<(), Diagnostic> {
+        let gradient = self.gradient.at.get(&group).cloned();
+        let gradient = gradient.ok_or_else(|| internal("a group has no gradient"))?;
+        let offset = self.plan.groups[group].segments[segment].offset * 4;
+        let ty = self.graph.ty(node.inputs[0]).clone();
+        let part = |place: Place| Place { offset: place.offset + offset, ty: ty.clone(), ..place };
+        let mut reads = vec![part(self.master(group)), part(gradient)];
+        for operand in &node.inputs[2..] {
+            reads.push(self.place(*operand)?);
+        }
+        let mut writes = vec![reads[0].clone()];
+        writes.extend_from_slice(&reads[2..1 + node.outputs.len()]);
+        for (value, place) in node.outputs.iter().zip(&writes) {
+            self.places.insert(*value, place.clone());
+        }
+        let types: Vec<TensorType> = reads.iter().map(|p| p.ty.clone()).collect();
+        let body = super::body::of_op(node.op.clone(), &types)?;
+        let (kind, region) = (self.library_kind(&body), FusionKind::Pointwise);
+        self.run_kernel(kind, region, body, reads, writes, node);
+        Ok(())
+    }
+
+    /// A step whose learning rate or weight decay differs between the parameters of a group.
+    fn step_by_segment(
+        &mut self,
+        group: usize,
+        node: &Node,
+        scalars: &[ValueId],
+        mut reads: Vec<Place>,
+        written: Vec<Place>,
+    ) -> Result<(), Diagnostic> {
+        let segments: Vec<[ValueId; 2]> = self.classes_of(group);
+        let begins = begins(&self.plan.groups[group]);
+        let mut body = Body::new();
+        let mut operands: Vec<ValueId> =
+            reads.iter().map(|p| body.input(p.ty.clone())).collect::<Result<_, _>>()?;
+        let table = body.input(begins.ty.clone())?;
+        reads.push(begins);
+        for scalar in scalars {
+            let varies = [0, 1].into_iter().find(|&i| {
+                own(node)[i] == *scalar && segments.iter().any(|s| s[i] != segments[0][i])
+            });
+            let Some(which) = varies else {
+                reads.push(self.place(*scalar)?);
+                operands.push(body.input(self.graph.ty(*scalar).clone())?);
+                continue;
+            };
+            let values: Vec<ValueId> = segments.iter().map(|s| s[which]).collect();
+            let values = self.vector(&values, node)?;
+            let all = body.input(values.ty.clone())?;
+            reads.push(values);
+            let mut by_segment = vec![body.element(all, 0)?];
+            for i in 1..segments.len() {
+                by_segment.push(body.element(table, i - 1)?);
+                by_segment.push(body.element(all, i)?);
+            }
+            let len = self.plan.groups[group].shard_numel;
+            operands.push(body.add(Op::BySegment(BySegment { len }), &by_segment)?[0]);
+        }
+        let results = body.add(node.op.clone(), &operands)?;
+        let body = body.done(&results);
+        let kind = self.pointwise_kind(&body);
+        self.run_kernel(kind, FusionKind::Pointwise, body, reads, written, node);
+        Ok(())
+    }
+
+    /// Learning rate and weight decay of each parameter group of a flat group.
+    fn classes_of(&self, group: usize) -> Vec<[ValueId; 2]> {
+        let group = &self.plan.groups[group];
+        let class = |g: &ParamGroup| {
+            let segment = group.segments.iter().find(|s| s.offset >= g.offset);
+            segment.map_or(0, |s| self.classes.of(&self.plan.params[s.param].name))
+        };
+        group.param_groups.iter().map(|g| self.classes.hypers[class(g)]).collect()
+    }
+
+    /// Scalars one after the other.
+    fn vector(&mut self, values: &[ValueId], node: &Node) -> Result<Place, Diagnostic> {
+        let mut body = Body::new();
+        let (mut reads, mut parts) = (Vec::new(), Vec::new());
+        for value in values {
+            let place = Place { ty: TensorType::new(DType::F32, [1]), ..self.place(*value)? };
+            parts.push(body.input(place.ty.clone())?);
+            reads.push(place);
+        }
+        let all = body.add(Op::Concat(Concat { axis: 0 }), &parts)?;
+        let ty = TensorType::new(DType::F32, [values.len()]);
+        let place = self.workspace("by parameter group", BufferClass::State, ty);
+        let (body, region) = (body.done(&all), FusionKind::Pointwise);
+        let kind = self.library_kind(&body);
+        self.run_kernel(kind, region, body, reads, vec![place.clone()], node);
+        Ok(place)
+    }
+
+    pub(super) fn ema_step(&mut self, node: &Node) -> Result<(), Diagnostic> {
+        let name = self.param_of(node.inputs[0], node)?;
+        let (group, _) = self.group_of[&name];
+        if !self.is_last(group, node) {
+            return Ok(());
+        }
+        let average = self.group_state(group, EMA)?;
+        let mut reads = vec![average.clone(), self.master(group)];
+        for scalar in &node.inputs[2..] {
+            reads.push(self.place(*scalar)?);
+        }
+        self.flat_kernel(node.op.clone(), reads, vec![average], node)
+    }
+}
+
+/// Where a group's table of parameter groups is.
+fn begins(group: &Group) -> Place {
+    let ty = TensorType::new(DType::I64, [group.param_groups.len() - 1]);
+    Place { buffer: group.begins.unwrap_or_default(), offset: 0, ty }
+}
+
+/// A kernel's body in the making.
+struct Body {
+    graph: Graph,
+    n_inputs: usize,
+}
+
+impl Body {
+    fn new() -> Self {
+        Body { graph: Graph::new("kernel"), n_inputs: 0 }
+    }
+
+    fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
+        let added = self.graph.add(op, inputs, Origin::none(), Region::Forward);
+        added.map_err(crate::pass::bug("lower"))
+    }
+
+    fn input(&mut self, ty: TensorType) -> Result<ValueId, Diagnostic> {
+        let name = self.n_inputs.to_string();
+        self.n_inputs += 1;
+        Ok(self.add(Op::Input(Input { name, ty }), &[])?[0])
+    }
+
+    /// Element `i` of a vector.
+    fn element(&mut self, vector: ValueId, i: usize) -> Result<ValueId, Diagnostic> {
+        let slice = Slice { start: vec![i], size: vec![1], step: vec![1] };
+        Ok(self.add(Op::Slice(slice), &[vector])?[0])
+    }
+
+    fn done(mut self, results: &[ValueId]) -> Graph {
+        for (i, result) in results.iter().enumerate() {
+            self.graph.add_output(&i.to_string(), *result, OutputKind::Result);
+        }
+        self.graph
+    }
+}
