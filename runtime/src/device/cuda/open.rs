@@ -6,7 +6,7 @@ use super::real::{Libraries, Machine, Real};
 use super::{Cuda, CudaError, Ranks};
 use crate::RunError;
 use crate::comm::launch::{Launch, timeout_from_environment};
-use crate::comm::rendezvous::Rendezvous;
+use crate::comm::rendezvous::{Rendezvous, RendezvousError};
 use crate::plan_dir::PlanDir;
 use frit_ir::plan::Plan;
 use std::time::Duration;
@@ -59,12 +59,16 @@ fn open_device(
     rendezvous: Option<&mut Rendezvous>,
     timeout: Duration,
 ) -> Result<Real, RunError> {
+    let lost = |e: RendezvousError| RunError::Ranks { reason: e.to_string() };
+    if let Some(rendezvous) = &rendezvous {
+        // From here on a rank that fails is noticed by those that wait for it in NCCL.
+        rendezvous.watch().map_err(lost)?;
+    }
     let mut driver = Real::open(ordinal(launch)?, libraries)?;
     let Some(rendezvous) = rendezvous else { return Ok(driver) };
     let library = nccl::Library::open().map_err(CudaError::from)?;
     let identity = if launch.rank == 0 { library.identity()? } else { vec![] };
-    let identity =
-        rendezvous.share(identity).map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+    let identity = rendezvous.share(identity).map_err(lost)?;
     let (rank, world_size) = (launch.rank, launch.world_size);
     let failure = || rendezvous.failure();
     driver.join(library.join(&identity, rank, world_size, timeout, failure)?);
