@@ -4,8 +4,9 @@
 #
 #   .ci/setup.sh            the build dependencies
 #   .ci/setup.sh --check    only look: exit 1 if something is missing, install nothing
-#   .ci/setup.sh --ptxas    also NVIDIA's assembler, for the tests that assemble generated PTX; prints
-#                           `export FRIT_PTXAS=PATH` on standard output, or a notice and nothing if it cannot be had
+#   .ci/setup.sh --ptxas    also NVIDIA's assembler and NVRTC, for the tests that compile for GPUs; prints
+#                           `export FRIT_PTXAS=PATH` and `export FRIT_NVRTC=PATH` on standard output, or a
+#                           notice and nothing for what cannot be had
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -86,25 +87,38 @@ apt_install() {
     fi
 }
 
-# The path of ptxas: FRIT_PTXAS, the PATH, or the wheel nvidia-cuda-nvcc in target/ptxas, installed if need be.
-ptxas_path() {
-    local venv=target/ptxas found
-    [[ -x ${FRIT_PTXAS:-} ]] && { echo "$FRIT_PTXAS"; return; }
-    command -v ptxas && return
-    if [[ ! -d $venv/site ]]; then
-        command -v python3 >/dev/null || { note "no python3: the tests that assemble PTX will be skipped"; return 1; }
-        rm -rf "$venv.part"
-        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --target "$venv.part/site" nvidia-cuda-nvcc >&2 || {
-            note "nvidia-cuda-nvcc cannot be installed: the tests that assemble PTX will be skipped"
-            rm -rf "$venv.part"
+# The path of a file of a wheel in target/cuda-wheels, installed if need be: PACKAGE, PATTERN of the path.
+wheel_file() {
+    local package=$1 pattern=$2 dir=target/cuda-wheels/$1 found
+    if [[ ! -d $dir ]]; then
+        command -v python3 >/dev/null || { note "no python3: the tests that need $package will be skipped"; return 1; }
+        rm -rf "$dir.part"
+        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --no-deps --target "$dir.part" "$package" >&2 || {
+            note "$package cannot be installed: the tests that need it will be skipped"
+            rm -rf "$dir.part"
             return 1
         }
-        mv "$venv.part" "$venv"
+        mv "$dir.part" "$dir"
     fi
-    found=$(find "$PWD/$venv/site" -path '*/bin/ptxas' -type f | head -n 1)
-    [[ -n $found ]] || { note "the wheel has no bin/ptxas: the tests that assemble PTX will be skipped"; return 1; }
+    found=$(find "$PWD/$dir" -path "$pattern" -type f | sort | head -n 1)
+    [[ -n $found ]] || { note "$package has no $pattern: the tests that need it will be skipped"; return 1; }
+    echo "$found"
+}
+
+# The path of ptxas: FRIT_PTXAS, the PATH, or the wheel nvidia-cuda-nvcc.
+ptxas_path() {
+    local found
+    [[ -x ${FRIT_PTXAS:-} ]] && { echo "$FRIT_PTXAS"; return; }
+    command -v ptxas && return
+    found=$(wheel_file nvidia-cuda-nvcc '*/bin/ptxas') || return 1
     chmod +x "$found"
     echo "$found"
+}
+
+# The path of libnvrtc: FRIT_NVRTC, or the wheel nvidia-cuda-nvrtc.
+nvrtc_path() {
+    [[ -e ${FRIT_NVRTC:-} ]] && { echo "$FRIT_NVRTC"; return; }
+    wheel_file nvidia-cuda-nvrtc '*/lib/libnvrtc.so.[0-9]*'
 }
 
 want_ptxas=false only_check=false
@@ -135,4 +149,7 @@ if [[ -n $lacking ]]; then
 fi
 if $want_ptxas && path=$(ptxas_path); then
     echo "export FRIT_PTXAS=$path"
+fi
+if $want_ptxas && path=$(nvrtc_path); then
+    echo "export FRIT_NVRTC=$path"
 fi

@@ -29,7 +29,7 @@ fn has_recipes(model: &str, batch: usize, settings: &[&str]) {
 
 #[test]
 fn language_models_have_a_recipe_for_every_library_kernel() {
-    for model in ["mlp", "gpt2", "llama", "bert", "t5"] {
+    for model in ["mlp", "gpt2", "llama", "bert", "t5", "bloom", "opt", "moe_dispatch", "lstm"] {
         has_recipes(model, 4, &["precision.compute=bf16"]);
     }
 }

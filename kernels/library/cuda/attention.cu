@@ -20,7 +20,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
     T* k_tile = q_tile + QUERIES * (D + PAD);
     T* v_tile = k_tile + KEYS * (D + PAD);
 
-    int queries = int(shape.queries), keys = int(shape.keys);
+    int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int tiles = (queries + QUERIES - 1) / QUERIES;
     i64 head = blockIdx.x / tiles;
     // Tiles that see many keys first.
@@ -85,7 +85,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
                         int column = key + j * 8 + lane % 4 * 2 + e;
                         f32& x = s[i][j][half * 2 + e];
                         if (edge && (column >= keys || (CAUSAL && column > row))) x = -INFINITE;
-                        else x = score(x, scale, mask_row + column * shape.mask_key);
+                        else x = score(x, scale, mask_row + column * mask_key);
                         most = fmaxf(most, x);
                     }
                 most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));

@@ -26,7 +26,7 @@ __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 
 __device__ __forceinline__ u32 pair(f32 low, f32 high, bf16) { return f32_to_bf16x2(low, high); }
 __device__ __forceinline__ u32 pair(f32 low, f32 high, f16) { return f32_to_f16x2(low, high); }
 
-// Sizes of an attention, as recipes pass them; distances of the mask's elements.
+// Sizes of an attention, as recipes pass them; distances of the mask's elements, below 2^31 within a head.
 struct Shape {
     i64 heads, groups, queries, keys;
     i64 mask_batch, mask_head, mask_query, mask_key;

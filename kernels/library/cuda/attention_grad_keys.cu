@@ -32,6 +32,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     f32* delta_tiles = lse_tiles + 2 * TILE;
 
     int queries = int(shape.queries), keys = int(shape.keys);
+    int mask_query = int(shape.mask_query), mask_key = int(shape.mask_key);
     int blocks = (keys + BLOCK - 1) / BLOCK;
     i64 kv_head = blockIdx.x / blocks;
     int first = int(blockIdx.x % blocks) * BLOCK;
@@ -113,11 +114,11 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                 for (int e = 0; e < 4; e++) {
                     int key = first + warp_row + i * 16 + e / 2 * 8 + lane / 4;
                     int column = j * 8 + lane % 4 * 2 + e % 2;
-                    i64 place = 0;
+                    int place = 0;
                     bool hidden = edge && key > query + column;
                     if (MASK != NO_MASK) {
                         hidden = hidden || key >= keys || query + column >= queries;
-                        if (!hidden) place = (query + column) * shape.mask_query + key * shape.mask_key;
+                        if (!hidden) place = (query + column) * mask_query + key * mask_key;
                     }
                     f32 w = weight(p[i][j][e], lse_tiles[at + column], scale, mask_head + place);
                     p[i][j][e] = hidden ? 0 : w;

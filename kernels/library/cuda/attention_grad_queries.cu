@@ -23,7 +23,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
     T* k_tiles = dy_tile + BLOCK * (E + PAD);
     T* v_tiles = k_tiles + 2 * TILE * (D + PAD);
 
-    int queries = int(shape.queries), keys = int(shape.keys);
+    int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int blocks = (queries + BLOCK - 1) / BLOCK;
     i64 head = blockIdx.x / blocks;
     int first = (blocks - 1 - int(blockIdx.x % blocks)) * BLOCK;
@@ -99,7 +99,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
                             continue;
                         }
                         f32 w = weight(p[i][j][half * 2 + e], row_l[i][half], scale,
-                                       mask_row + column * shape.mask_key);
+                                       mask_row + column * mask_key);
                         x = w * (x - row_d[i][half]);
                     }
             }

@@ -10,6 +10,7 @@ mod index;
 mod layout;
 mod matmul;
 mod memory;
+mod nvrtc;
 mod order;
 mod products;
 mod reduce;

@@ -131,6 +131,8 @@ impl<'a> Setting<'a> {
             c_type(ty.dtype)?;
             let full = Shape::from([dims.b, dims.h, dims.t, dims.s]);
             mask_strides = ty.shape.broadcast_strides(&full)?;
+            // Places within a head are counted in 32 bits.
+            i32::try_from(dims.t * dims.s).ok()?;
             operand = Some((a.read(*mask)?, ty));
         }
         Some(Setting {
@@ -310,10 +312,17 @@ impl<'a> Setting<'a> {
         let shared = |block: usize, tile: usize| (block + 2 * tile) * (d + e + 2 * PAD) * size;
         let keys = self.dims.b * self.dims.g * self.dims.s;
         if keys > 0 {
-            let tile = if largest <= 64 { 64 } else { 32 };
+            // Masks need registers too, and with large heads the sums for both do not fit them.
+            let masked = self.mask.is_some();
+            let tile = match largest {
+                ..=64 if !masked => 64,
+                ..=128 => 32,
+                _ if masked => 16,
+                _ => 32,
+            };
             let block = WARPS * 16;
-            // The sums for both do not fit the registers.
-            let wants: &[(u8, u8)] = if largest <= 128 { &[(1, 1)] } else { &[(1, 0), (0, 1)] };
+            let fits = largest <= if masked { 64 } else { 128 };
+            let wants: &[(u8, u8)] = if fits { &[(1, 1)] } else { &[(1, 0), (0, 1)] };
             for (k, v) in wants {
                 let kernel = self
                     .tiled("attention_grad_keys", "attention_grad_keys", 1)?
@@ -333,8 +342,7 @@ impl<'a> Setting<'a> {
         if self.rows() > 0 {
             let (rows, tile) = match largest {
                 ..=64 => (2, 32),
-                65..=128 if self.mask.is_none() => (1, 64),
-                65..=128 => (1, 32),
+                65..=128 => (1, 64),
                 _ => (1, 16),
             };
             let block = WARPS * rows * 16;

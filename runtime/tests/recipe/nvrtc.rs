@@ -1,0 +1,222 @@
+//! Every source compiles by NVRTC for the supported architectures, assembles, and spills no registers.
+//!
+//! `FRIT_NVRTC` names libnvrtc and `FRIT_PTXAS` the assembler (`.ci/setup.sh --ptxas`); what is missing is
+//! skipped, with a notice.
+
+use crate::check::body_of;
+use frit_ir::ops::{
+    ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv, ConvGradInput, CumSum, Embedding,
+    EmbeddingGrad, Expand, Gather, MaxPoolGrad, Pad, RandomMask, Reduce, ReduceFn, ScatterElements,
+    ScatterFn, Window,
+};
+use frit_ir::{DType, Op, TensorType};
+use frit_runtime::device::cuda::recipe::{Launch, Recipe};
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+use std::ptr::{null, null_mut};
+
+/// A source, what is defined for it.
+type Unit = (&'static str, Vec<(&'static str, String)>);
+
+/// What these operations on operands of these types launch.
+fn units(bodies: &[(Op, Vec<TensorType>)]) -> Vec<Unit> {
+    let mut seen = HashSet::new();
+    let mut units = Vec::new();
+    for (op, types) in bodies {
+        let body = body_of(op.clone(), &types.iter().collect::<Vec<_>>());
+        let recipe = Recipe::of(&body).unwrap_or_else(|| panic!("no recipe for\n{body}"));
+        for launch in recipe.launches {
+            let Launch::Source(kernel) = launch else { continue };
+            let unit = (kernel.file, kernel.defines);
+            if seen.insert(unit.clone()) {
+                units.push(unit);
+            }
+        }
+    }
+    units
+}
+
+/// Attention and its gradient for heads of size `d`.
+fn attention(
+    dtype: DType,
+    d: usize,
+    causal: bool,
+    mask: Option<DType>,
+) -> Vec<(Op, Vec<TensorType>)> {
+    let q = TensorType::new(dtype, [2, 4, 256, d]);
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let lse = TensorType::new(wide, [2, 4, 256]);
+    let mask_grad = mask.is_some_and(DType::is_float);
+    let mask = mask.map(|dtype| TensorType::new(dtype, [1, 4, 256, 256]));
+    let mut forward = vec![q.clone(), q.clone(), q.clone()];
+    let mut backward = vec![q.clone(), q.clone(), q.clone(), q.clone(), q, lse];
+    forward.extend(mask.clone());
+    backward.extend(mask);
+    vec![
+        (Op::Attention(Attention { scale: 0.1, causal }), forward),
+        (Op::AttentionGrad(AttentionGrad { scale: 0.1, causal, mask_grad }), backward),
+    ]
+}
+
+/// Operations that between them launch every source.
+fn bodies() -> Vec<(Op, Vec<TensorType>)> {
+    let ty = |dtype, dims: &[usize]| TensorType::new(dtype, dims);
+    let (f, b, i) = (DType::F32, DType::BF16, DType::I64);
+    let image = ty(b, &[2, 3, 8, 8]);
+    let window = Window::plain(2);
+    let low = vec![1, 0];
+    let scatter = ScatterElements { axis: 0, f: ScatterFn::Add };
+    let mut all = vec![
+        (Op::Cast(Cast { to: b }), vec![ty(f, &[64])]),
+        (Op::Expand(Expand { shape: [4, 16, 64].into() }), vec![ty(b, &[16, 64])]),
+        (Op::Pad(Pad { low: low.clone(), high: low, value: 1.0 }), vec![ty(b, &[4, 8])]),
+        (Op::Embedding(Embedding::default()), vec![ty(b, &[9, 64]), ty(i, &[5])]),
+        (
+            Op::EmbeddingGrad(EmbeddingGrad { rows: 9, dtype: f }),
+            vec![ty(b, &[5, 64]), ty(i, &[5])],
+        ),
+        (Op::Gather(Gather { axis: 0 }), vec![ty(b, &[9, 64]), ty(i, &[5])]),
+        (Op::ScatterElements(scatter), vec![ty(f, &[9, 4]), ty(i, &[5, 4]), ty(f, &[5, 4])]),
+        (
+            Op::Reduce(Reduce { f: ReduceFn::Max, axes: vec![0], keep_dims: false }),
+            vec![ty(b, &[9, 64])],
+        ),
+        (Op::CumSum(CumSum { axis: 0, exclusive: true, reverse: false }), vec![ty(f, &[9, 4])]),
+        (Op::ArgReduce(ArgReduce { axis: 1, largest: true, last: false }), vec![ty(f, &[9, 4])]),
+        (Op::RandomMask(RandomMask { shape: [64].into(), keep: 0.9, id: 0 }), vec![ty(i, &[3])]),
+        (Op::GradStats, vec![ty(f, &[64])]),
+        (Op::BatchNorm(BatchNorm { eps: 1e-5 }), vec![image.clone(), ty(f, &[3]), ty(f, &[3])]),
+        (
+            Op::MaxPoolGrad(MaxPoolGrad { window: window.clone(), taps: vec![2, 2] }),
+            vec![ty(b, &[2, 3, 7, 7]), image.clone()],
+        ),
+        (
+            Op::Conv(Conv { window: window.clone(), groups: 1, out: None }),
+            vec![image, ty(b, &[4, 3, 3, 3])],
+        ),
+        (
+            Op::ConvGradInput(ConvGradInput { window, groups: 1, size: vec![8, 8], out: Some(f) }),
+            vec![ty(b, &[2, 4, 6, 6]), ty(b, &[4, 3, 3, 3])],
+        ),
+    ];
+    all.extend(attention(f, 64, false, Some(f)));
+    all.extend(attention(b, 64, true, None));
+    all
+}
+
+/// The functions of libnvrtc that are used here.
+struct Nvrtc(libloading::Library);
+
+impl Nvrtc {
+    fn find() -> Option<Nvrtc> {
+        let path = std::env::var_os("FRIT_NVRTC")?;
+        // SAFETY: NVIDIA's library has no initializers that matter here.
+        let library = unsafe { libloading::Library::new(&path) };
+        Some(Nvrtc(library.unwrap_or_else(|e| panic!("{}: {e}", path.to_string_lossy()))))
+    }
+
+    /// The PTX of a unit.
+    fn compile(&self, (file, defines): &Unit, arch: &str) -> String {
+        type Create = unsafe extern "C" fn(
+            *mut *mut c_void,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        ) -> c_int;
+        type Compile = unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> c_int;
+        type Size = unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int;
+        type Text = unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int;
+        type Destroy = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+        let source = frit_kernels::cuda::source(file).expect("a source");
+        let source = CString::new(source).unwrap();
+        let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()];
+        options.push("-default-device".into());
+        options.extend(defines.iter().map(|(k, v)| format!("-D{k}={v}")));
+        let options: Vec<CString> = options.into_iter().map(|o| CString::new(o).unwrap()).collect();
+        let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+        // SAFETY: the signatures are those of nvrtc.h; all strings outlive the calls.
+        unsafe {
+            let text = |size: &[u8], text: &[u8], program: *mut c_void| {
+                let mut n = 0;
+                self.0.get::<Size>(size).unwrap()(program, &mut n);
+                let mut bytes = vec![0_u8; n.max(1)];
+                self.0.get::<Text>(text).unwrap()(program, bytes.as_mut_ptr().cast());
+                let string = CStr::from_bytes_until_nul(&bytes).unwrap();
+                string.to_string_lossy().into_owned()
+            };
+            let (mut program, name) = (null_mut(), c"source.cu".as_ptr());
+            let create = self.0.get::<Create>(b"nvrtcCreateProgram").unwrap();
+            assert_eq!(create(&mut program, source.as_ptr(), name, 0, null(), null()), 0);
+            let compile = self.0.get::<Compile>(b"nvrtcCompileProgram").unwrap();
+            let status = compile(program, pointers.len() as c_int, pointers.as_ptr());
+            let log = text(b"nvrtcGetProgramLogSize", b"nvrtcGetProgramLog", program);
+            assert_eq!(status, 0, "{file} for {arch} with {defines:?}:\n{log}");
+            assert!(log.is_empty(), "{file} for {arch} with {defines:?}:\n{log}");
+            let ptx = text(b"nvrtcGetPTXSize", b"nvrtcGetPTX", program);
+            self.0.get::<Destroy>(b"nvrtcDestroyProgram").unwrap()(&mut program);
+            ptx
+        }
+    }
+}
+
+/// Assembles PTX; no kernel may keep registers or arrays in local memory.
+fn assemble(unit: &Unit, ptx: &str, arch: &str) {
+    let Some(ptxas) = std::env::var_os("FRIT_PTXAS").map(PathBuf::from) else {
+        eprintln!("FRIT_PTXAS is not set: {} is compiled but NOT assembled", unit.0);
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("source.ptx");
+    std::fs::write(&path, ptx).unwrap();
+    let mut command = Command::new(ptxas);
+    command
+        .args(["-v", "-arch", arch])
+        .arg(&path)
+        .arg("-o")
+        .arg(folder.path().join("source.cubin"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{unit:?} for {arch}: {said}");
+    for line in said.lines().filter(|line| line.contains("spill")) {
+        assert!(line.trim().starts_with("0 bytes stack frame"), "{unit:?} for {arch}: {said}");
+    }
+}
+
+#[test]
+fn the_bodies_launch_every_source() {
+    let launched: BTreeSet<&str> = units(&bodies()).into_iter().map(|(file, _)| file).collect();
+    let all: BTreeSet<&str> = frit_kernels::cuda::SOURCES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(launched, all);
+}
+
+#[test]
+fn every_source_compiles_for_every_architecture() {
+    let Some(nvrtc) = Nvrtc::find() else {
+        eprintln!("FRIT_NVRTC is not set: CUDA sources are NOT compiled for GPUs");
+        return;
+    };
+    for unit in units(&bodies()) {
+        for (virtual_arch, arch) in [("compute_80", "sm_80"), ("compute_90", "sm_90")] {
+            assemble(&unit, &nvrtc.compile(&unit, virtual_arch), arch);
+        }
+    }
+}
+
+#[test]
+fn attention_of_large_heads_and_masks_spills_nothing() {
+    let Some(nvrtc) = Nvrtc::find() else {
+        eprintln!("FRIT_NVRTC is not set: CUDA sources are NOT compiled for GPUs");
+        return;
+    };
+    let mut bodies = attention(DType::F16, 64, true, Some(DType::Bool));
+    bodies.extend(attention(DType::BF16, 128, true, None));
+    bodies.extend(attention(DType::BF16, 128, false, Some(DType::Bool)));
+    bodies.extend(attention(DType::BF16, 256, true, None));
+    for unit in units(&bodies) {
+        assemble(&unit, &nvrtc.compile(&unit, "compute_90"), "sm_90");
+    }
+}
