@@ -134,7 +134,6 @@ impl Nvrtc {
         let source = frit_kernels::cuda::source(file).expect("a source");
         let source = CString::new(source).unwrap();
         let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()];
-        options.push("-default-device".into());
         options.extend(defines.iter().map(|(k, v)| format!("-D{k}={v}")));
         let options: Vec<CString> = options.into_iter().map(|o| CString::new(o).unwrap()).collect();
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
