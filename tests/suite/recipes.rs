@@ -1,23 +1,15 @@
 //! Plans for CUDA: every body has code, generated or by a recipe.
 
-use crate::support::file;
-use frit::config::Config;
-use frit::driver::{Request, compile};
+use crate::support::{compile_at, file};
 use frit_ir::plan::KernelKind;
 use frit_runtime::device::cuda::recipe::Recipe;
 
 fn has_recipes(model: &str, batch: usize, settings: &[&str]) {
-    let mut all = vec!["target.device=cuda".to_string()];
-    all.extend(settings.iter().map(|s| s.to_string()));
-    let config = Config::load(None, &all).unwrap_or_else(|e| panic!("{e}"));
-    let request = Request {
-        model: file(&format!("tests/models/{model}/model.onnx")),
-        binds: [("batch".to_string(), batch)].into(),
-        ..Request::default()
-    };
-    let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{model}: {e}"));
+    let model = format!("tests/models/{model}/model.onnx");
+    let settings = [&["target.device=cuda"], settings].concat();
+    let compiled = compile_at(&file(&model), batch, &settings);
     let mut recipes = 0;
-    for kernel in &compiled.expect("a plan").plan.kernels {
+    for kernel in &compiled.plan.kernels {
         assert_ne!(kernel.kind, KernelKind::Interpreted, "{model}:\n{}", kernel.body);
         if kernel.kind == KernelKind::Library {
             assert!(Recipe::of(&kernel.body).is_some(), "{model}:\n{}", kernel.body);

@@ -41,6 +41,19 @@ pub(crate) fn plan_configured(
     toml: &str,
     settings: &[&str],
 ) -> Planned {
+    let compiled = compile_configured(model, batch, toml, settings);
+    let planned = Planned { compiled, dir: tempfile::tempdir().expect("a directory") };
+    frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
+        .unwrap_or_else(|e| panic!("{e}"));
+    planned
+}
+
+/// Compiles a model with settings and verifies the plan.
+pub(crate) fn compile_at(model: &Path, batch: usize, settings: &[&str]) -> Compiled {
+    compile_configured(model, batch, "", settings)
+}
+
+fn compile_configured(model: &Path, batch: usize, toml: &str, settings: &[&str]) -> Compiled {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     let config = Config::parse(toml, "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
     let request = Request {
@@ -51,10 +64,7 @@ pub(crate) fn plan_configured(
     let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{e}"));
     let compiled = compiled.expect("no pass was asked to stop");
     verify_plan(&compiled.plan).unwrap_or_else(|e| panic!("{e:?}"));
-    let planned = Planned { compiled, dir: tempfile::tempdir().expect("a directory") };
-    frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
-        .unwrap_or_else(|e| panic!("{e}"));
-    planned
+    compiled
 }
 
 /// Runs a plan.

@@ -1,0 +1,63 @@
+//! The PTX of plans for CUDA assembles for the GPUs that are supported, and spills no registers.
+
+use crate::support::{compile_at, file};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// `$FRIT_PTXAS`, or `ptxas` in the path.
+fn ptxas() -> Option<PathBuf> {
+    let candidates = [std::env::var_os("FRIT_PTXAS"), Some("ptxas".into())];
+    let runs = |path: &PathBuf| {
+        Command::new(path).arg("--version").output().is_ok_and(|o| o.status.success())
+    };
+    let found = candidates.into_iter().flatten().map(PathBuf::from).find(runs);
+    if found.is_none() {
+        eprintln!("ptxas was not found (set FRIT_PTXAS): PTX is generated but NOT assembled");
+    }
+    found
+}
+
+/// Compiles a model for both architectures and assembles its kernels.
+fn assembles(model: &str, batch: usize, settings: &[&str]) {
+    let assembler = ptxas();
+    for arch in ["sm_80", "sm_90"] {
+        let target = format!("target.arch={arch}");
+        let cuda = ["target.device=cuda", target.as_str(), "precision.compute=bf16"];
+        let compiled = compile_at(&file(model), batch, &[&cuda, settings].concat());
+        let ptx = String::from_utf8(compiled.object).expect("PTX is text");
+        assert!(ptx.contains(&format!(".target {arch}")), "{model}");
+        // Kernels compute everything themselves.
+        assert!(!ptx.contains(".extern .func"), "{model}");
+        let Some(assembler) = &assembler else { continue };
+        let dir = tempfile::tempdir().expect("a directory");
+        let (source, cubin) = (dir.path().join("k.ptx"), dir.path().join("k.cubin"));
+        std::fs::write(&source, &ptx).expect("written");
+        let mut command = Command::new(assembler);
+        command.args(["-v", "-arch", arch, "-o"]).arg(&cubin).arg(&source);
+        let output = command.output().expect("ptxas runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{model} for {arch}: {said}");
+        for line in said.lines().filter(|l| l.contains("spill")) {
+            assert!(line.contains("0 bytes spill stores"), "{model} for {arch}: {line}");
+        }
+    }
+}
+
+#[test]
+fn language_models() {
+    for model in ["mlp", "gpt2", "llama", "bert", "t5"] {
+        assembles(&format!("tests/models/{model}/model.onnx"), 4, &[]);
+    }
+}
+
+#[test]
+fn vision_models() {
+    assembles("tests/models/vit/model.onnx", 4, &[]);
+    assembles("tests/models/resnet/model.onnx", 4, &[]);
+    assembles("tests/models/unet/model.onnx", 4, &["loss.kind=mse"]);
+}
+
+#[test]
+fn gpt2_of_the_published_size() {
+    assembles("examples/gpu/gpt2_124m.json", 32, &[]);
+}
