@@ -12,6 +12,7 @@ use frit_passes::canonicalize::Canonicalize;
 use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
+use frit_passes::shard::{Shard, Strategy, Wrap};
 use frit_passes::{Changed, Numerics, Pass, PassContext};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -99,6 +100,19 @@ impl Header {
                 mode: if self.get("mode") == Some("on") { PadMode::On } else { PadMode::Auto },
                 alignment_bytes: 16,
                 target_is_cuda: self.get("target") == Some("cuda"),
+            }),
+            "shard" => Box::new(Shard {
+                world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
+                strategy: match (self.get("strategy"), self.get("group")) {
+                    (Some("no_shard"), _) => Strategy::NoShard,
+                    (Some("hybrid_shard"), Some(n)) => {
+                        Strategy::HybridShard(n.parse().expect("a number"))
+                    }
+                    _ => Strategy::FullShard,
+                },
+                wrap: Wrap::Blocks,
+                reshard_after_forward: vec!["**".into()],
+                no_sync: self.get("no_sync").is_some(),
             }),
             other => panic!("no pass `{other}`"),
         }
@@ -225,4 +239,9 @@ fn autocast() {
 #[test]
 fn pad_tensor_cores() {
     check_folder("pad_tensor_cores");
+}
+
+#[test]
+fn shard() {
+    check_folder("shard");
 }

@@ -8,7 +8,13 @@ fn frit_run(args: &[&str]) -> Output {
 
 #[test]
 fn what_it_cannot_run_is_one_sentence_and_exit_code_2() {
-    for args in [&["no/such/plan", "--data", "data.npz"][..], &["--data", "data.npz"], &[]] {
+    for args in [
+        &["no/such/plan", "--data", "data.npz"][..],
+        &["--data", "data.npz"],
+        &[],
+        &["plan", "--data", "data.npz", "--resume"],
+        &["plan", "--data", "data.npz", "--checkpoint", "ckpt", "--keep", "0"],
+    ] {
         let output = frit_run(args);
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
