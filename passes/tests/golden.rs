@@ -113,6 +113,7 @@ impl Header {
                 wrap: Wrap::Blocks,
                 reshard_after_forward: vec!["**".into()],
                 no_sync: self.get("no_sync").is_some(),
+                reduce_dtype: self.dtype("reduce_dtype").unwrap_or(DType::F32),
             }),
             other => panic!("no pass `{other}`"),
         }
