@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::config::choices::BatchNorm;
 use crate::diagnostics::Report;
 use crate::import::{self, ImportOptions, Imported, Inlined};
+use crate::lints;
 use crate::pipeline;
 use crate::source::Source;
 use crate::weights::Weights;
@@ -12,7 +13,7 @@ use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::schedule::{BackwardPrefetch, ScheduleOptions, schedule};
 use frit_passes::shard::Strategy;
-use frit_passes::{Pass, PassContext, loss, memory, verify_plan};
+use frit_passes::{Pass, PassContext, lint, loss, memory, verify_plan};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +39,9 @@ pub struct Request {
 pub trait Observer {
     /// The pass `name` has run as the `index`-th.
     fn after(&mut self, index: usize, name: &str, graph: &Graph);
+
+    /// Something else begins that takes a while.
+    fn stage(&mut self, _what: &str) {}
 }
 
 impl Observer for () {
@@ -57,8 +61,6 @@ pub struct Compiled {
     pub constants: Vec<(String, Tensor)>,
     /// The model that the plan was compiled from.
     pub source: Source,
-    /// Warnings.
-    pub warnings: Vec<Diagnostic>,
 }
 
 /// Compiles a model. `None` if `stop_after` ended the compilation before the plan.
@@ -81,22 +83,28 @@ pub fn compile(
     if run.passes(pipeline::forward(&options), &mut graph)? {
         return Ok(None);
     }
+    let found = lints::forward(&graph, config, &options.backend.describe(), &weights)?;
+    run.context.warnings.extend(found);
     let capacity = loss::capacity(&graph).ok_or_else(|| {
         Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
     })?;
     if run.passes(pipeline::training(&options, capacity as f64), &mut graph)? {
         return Ok(None);
     }
+    run.observer.stage("schedule, memory and machine code");
     let (mut plan, constants, object) = plan(&graph, config, &options, capacity, &run.context)?;
     plan.shuffle = config.data.shuffle;
     plan.drop_last = config.data.drop_last;
     plan.cast_baseline = run.context.cast_baseline.unwrap_or_default();
     plan.reports = run.reports;
-    plan.lints = run.context.warnings.clone();
+    let mut found = run.context.warnings;
+    found.extend(lint::plan(&plan));
+    lints::allow(&mut found, &config.lints.allow)?;
+    plan.lints = found;
+    run.observer.stage("proof");
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
     let source = Source::of(&request.model, &request.binds)?;
-    let warnings = run.context.warnings;
-    Ok(Some(Compiled { plan, object, weights, constants, source, warnings }))
+    Ok(Some(Compiled { plan, object, weights, constants, source }))
 }
 
 /// The report of the front end: initializers that became constants of the graph.

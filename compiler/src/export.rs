@@ -1,13 +1,13 @@
 //! The model file with trained weights: every other byte stays as it was.
 
 use crate::diagnostics::Report;
+use crate::source::Origin;
 use crate::{plan_dir, wire};
 use frit_ir::Diagnostic;
-use frit_ir::plan::{ParamHome, sha256_hex};
+use frit_ir::plan::ParamHome;
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::safetensors_dtype;
 use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -138,19 +138,14 @@ pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
 
 /// The model file of a plan's source, unchanged since.
 fn original(source: &Path) -> Result<(PathBuf, Vec<u8>), Diagnostic> {
-    let file = source.join("origin.json");
-    let refuse = |e: String| Diagnostic::error("E112", format!("{}: {e}", file.display()));
-    let text = std::fs::read_to_string(&file).map_err(|e| refuse(e.to_string()))?;
-    let origin: Value = serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))?;
-    let path = PathBuf::from(origin["path"].as_str().unwrap_or_default());
-    let model = std::fs::read(&path).map_err(|e| refuse(format!("{}: {e}", path.display())))?;
-    if origin["sha256"].as_str() != Some(&sha256_hex(&model)) {
-        return Err(refuse(format!("{} was changed since it was compiled", path.display())));
-    }
-    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
-        return Err(refuse("the plan was compiled from a JSON model".into())
+    let origin = Origin::read(source)?;
+    if origin.path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
+        return Err(Diagnostic::error("E112", "the plan was compiled from a JSON model")
             .help("use the weights file as it is"));
     }
+    let path = origin.model(source)?;
+    let model = std::fs::read(&path)
+        .map_err(|e| Diagnostic::error("E112", format!("{}: {e}", path.display())))?;
     Ok((path, model))
 }
 

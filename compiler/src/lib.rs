@@ -1,14 +1,19 @@
 //! The compiler: front ends, configuration, the pipeline, and the commands of the program `frit`.
 
+pub mod bench;
 pub mod commands;
 pub mod config;
 pub mod diagnostics;
 pub mod driver;
 pub mod export;
 pub mod import;
+pub mod lints;
 pub mod losses;
 pub mod pipeline;
 pub mod plan_dir;
+pub mod policy;
+pub mod render;
+pub mod report;
 pub mod source;
 pub mod target;
 pub mod weights;

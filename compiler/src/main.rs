@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use frit::commands::{Cli, execute};
-use frit_ir::Severity;
+use frit::render;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -16,15 +16,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(report) => {
-            let red = anstyle::AnsiColor::Red.on_default().bold();
-            let mut stderr = anstream::stderr();
-            for d in &report.diagnostics {
-                let word = if d.severity == Severity::Error { "error" } else { "warning" };
-                let _ = writeln!(stderr, "{red}{word}[{}]{red:#}: {d}", d.code);
-                for note in &d.notes {
-                    let _ = writeln!(stderr, "   | {note}");
-                }
-            }
+            render::print(&report.diagnostics);
             ExitCode::from(2)
         }
     }

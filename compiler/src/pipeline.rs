@@ -55,11 +55,7 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
         Box::new(o.autocast.clone()),
-        Box::new(PadTensorCores {
-            mode: o.padding,
-            target_is_cuda: matches!(o.backend, Backend::Cuda(_)),
-            alignment_bytes: 16,
-        }),
+        Box::new(PadTensorCores { mode: o.padding, target: o.backend.describe() }),
     ]
 }
 
@@ -260,7 +256,7 @@ fn groups(config: &Config) -> ParamGroups {
 }
 
 /// `auto` scales dynamically for f16 and not at all otherwise.
-fn scaling(config: &Config) -> LossScaling {
+pub fn scaling(config: &Config) -> LossScaling {
     let p = &config.precision;
     let dynamic = LossScaling::Dynamic {
         init_scale: p.init_scale,

@@ -4,9 +4,10 @@
 use crate::wire;
 use frit_ir::Diagnostic;
 use frit_ir::plan::sha256_hex;
+use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Larger fields of a tensor are left out.
 const LARGEST: usize = 1024;
@@ -43,6 +44,51 @@ impl Source {
             ("model.onnx", strip(&bytes, Message::Model).unwrap_or(bytes))
         };
         Ok(Source { file: file.into(), model, origin: format!("{origin:#}\n") })
+    }
+}
+
+/// What `source/origin.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Origin {
+    /// The model file.
+    pub path: PathBuf,
+    /// Its digest.
+    pub sha256: String,
+    /// Values of symbolic dimensions.
+    pub binds: BTreeMap<String, usize>,
+}
+
+impl Origin {
+    /// Reads it from the folder `source` of a plan or checkpoint.
+    ///
+    /// # Errors
+    /// If it is not there, or not readable.
+    pub fn read(source: &Path) -> Result<Origin, Diagnostic> {
+        let file = source.join("origin.json");
+        let refuse = |e: String| Diagnostic::error("E112", format!("{}: {e}", file.display()));
+        let text = std::fs::read_to_string(&file).map_err(|e| refuse(e.to_string()))?;
+        serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
+    }
+
+    /// The file to compile the model from again: the original, or the copy of a JSON model, which is
+    /// whole.
+    ///
+    /// # Errors
+    /// If the original is gone, or was changed since.
+    pub fn model(&self, source: &Path) -> Result<PathBuf, Diagnostic> {
+        let copy = source.join("model.json");
+        if copy.exists() {
+            return Ok(copy);
+        }
+        let refuse = |e: String| {
+            Diagnostic::error("E112", format!("{}: {e}", self.path.display()))
+                .help("put the model back, or compile the plan again")
+        };
+        let bytes = std::fs::read(&self.path).map_err(|e| refuse(e.to_string()))?;
+        if sha256_hex(&bytes) != self.sha256 {
+            return Err(refuse("was changed since the plan was compiled".into()));
+        }
+        Ok(self.path.clone())
     }
 }
 

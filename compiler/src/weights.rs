@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 pub struct Weight {
     /// Element type and shape.
     pub ty: TensorType,
+    /// Element type in the model's file.
+    pub stored: DType,
     bytes: Bytes,
 }
 
@@ -72,7 +74,27 @@ impl Weights {
             let found = bytes.len();
             return Err(WeightError::Size { name: name.into(), ty, expected, found });
         }
-        self.tensors.insert(name.into(), Weight { ty, bytes });
+        let stored = ty.dtype;
+        self.tensors.insert(name.into(), Weight { ty, stored, bytes });
+        Ok(())
+    }
+
+    /// Adds a stored tensor as f32, whatever float it is stored as: the master copy of a parameter.
+    ///
+    /// # Errors
+    /// As [`Weights::insert`].
+    pub fn insert_as_f32(
+        &mut self,
+        name: &str,
+        ty: &TensorType,
+        bytes: Bytes,
+    ) -> Result<(), WeightError> {
+        self.insert(name, ty.clone(), bytes)?;
+        if let Some(weight) = self.tensors.get_mut(name).filter(|w| w.ty.dtype != DType::F32) {
+            let values = weight.floats(0..ty.shape.numel());
+            weight.bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>().into();
+            weight.ty = ty.with_dtype(DType::F32);
+        }
         Ok(())
     }
 
@@ -189,6 +211,11 @@ mod tests {
             [1.5f32, -2.0].iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
         weights.insert("w", ty.clone(), Bytes::from(bytes)).unwrap();
         assert_eq!(weights.get("w").unwrap().floats(1..2), [-2.0]);
+        let bytes = Bytes::copy_from_slice(weights.get("w").unwrap().bytes());
+        weights.insert_as_f32("m", &ty, bytes).unwrap();
+        let master = weights.get("m").unwrap();
+        assert_eq!((master.ty.dtype, master.stored), (DType::F32, DType::BF16));
+        assert_eq!(master.bytes(), [1.5f32.to_le_bytes(), (-2f32).to_le_bytes()].concat());
         let short = weights.insert("v", ty, Bytes::new());
         assert!(matches!(short, Err(WeightError::Size { expected: 4, found: 0, .. })));
         let missing = weights.first_values(&param("x", Init::Weights, 1), 0, 0..1);

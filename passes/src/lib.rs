@@ -9,6 +9,7 @@ pub mod canonicalize;
 pub mod cost;
 pub mod differentiate;
 pub mod fuse;
+pub mod lint;
 pub mod loss;
 pub mod loss_scale;
 pub mod lower;

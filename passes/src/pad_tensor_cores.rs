@@ -3,13 +3,18 @@
 //! In: a graph with final dtypes. Out: the same in which operands of some products get borders of zeros
 //! and their results are cut back. A zero term changes no sum and columns of zeros are cut off, so
 //! results stay equal bit for bit; parameters keep their logical shapes, their borders are nodes.
-//! Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (16-byte rows).
+//!
+//! Each product is decided by the cost model: its three contractions of a step (forward and the two
+//! gradients, which inherit the sizes) against the copies that borders and cuts take. Whatever is decided
+//! about a product of unaligned rows is advice L23 of the plan.
+//! Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (rows of 16 and of 128 bytes).
 
+use crate::cost::{Product, Rates, rates};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use frit_ir::Diagnostic;
-use frit_ir::ops::{MatMul, Pad, Slice};
-use frit_ir::{Graph, GraphError, NodeId, Op, ValueId};
-use std::collections::HashMap;
+use frit_ir::ops::{Pad, Slice};
+use frit_ir::plan::Target;
+use frit_ir::{Diagnostic, Graph, GraphError, NodeId, Op, Severity, ValueId};
+use std::collections::{BTreeMap, HashMap};
 
 /// The contract of [`PadTensorCores`].
 pub const INFO: PassInfo = PassInfo {
@@ -21,14 +26,19 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::Bitwise,
 };
 
-/// More padding than this costs more than the alignment gains: unaligned half-precision products run at
-/// half to three quarters of the aligned rate (same source).
-const MAX_GROWTH: f64 = 1.25;
+/// Rows are padded to multiples of this many bytes: the least that the widest loads need, or whole lines.
+const ALIGNMENTS: [usize; 2] = [16, 128];
+
+/// Contractions of a step that have a product's sizes: itself and its two gradients.
+const CONTRACTIONS: f64 = 3.0;
+
+/// Whose rates tell what padding would bring where the target has no matrix units.
+const EXAMPLE: &str = "sm_90";
 
 /// When to pad.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PadMode {
-    /// Low-precision products on CUDA devices, where it pays.
+    /// Low-precision products, where the cost model says that it pays.
     #[default]
     Auto,
     /// Every product that is not aligned.
@@ -38,20 +48,12 @@ pub enum PadMode {
 }
 
 /// Pads matrix products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PadTensorCores {
     /// When.
     pub mode: PadMode,
-    /// To multiples of how many bytes, a power of two.
-    pub alignment_bytes: usize,
-    /// Whether the plan is for a CUDA device.
-    pub target_is_cuda: bool,
-}
-
-impl Default for PadTensorCores {
-    fn default() -> Self {
-        PadTensorCores { mode: PadMode::Auto, alignment_bytes: 16, target_is_cuda: false }
-    }
+    /// What the plan is for.
+    pub target: Target,
 }
 
 impl Pass for PadTensorCores {
@@ -60,18 +62,37 @@ impl Pass for PadTensorCores {
     }
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
-        if self.mode == PadMode::Off || (self.mode == PadMode::Auto && !self.target_is_cuda) {
-            return Ok(Changed::No);
-        }
         let mut padded = HashMap::new();
         let mut map = HashMap::new();
+        let mut advice: BTreeMap<String, (Diagnostic, usize)> = BTreeMap::new();
         for id in graph.order().to_vec() {
-            let Op::MatMul(op) = graph.node(id).op.clone() else { continue };
-            let Some(growth) = self.growth(graph, id, &op) else { continue };
-            let y = graph.node(id).outputs[0];
-            let (new, message) = growth.apply(graph, id, &mut padded).map_err(bug(INFO.name))?;
-            context.remark(&graph.node(id).origin.by(INFO.name), message);
-            map.insert(y, new);
+            let node = graph.node(id);
+            let Op::MatMul(op) = &node.op else { continue };
+            let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
+            let product = Product::of(op, a, b);
+            let Some(choice) = self.choose(&product) else { continue };
+            let origin = node.origin.by(INFO.name);
+            if choice.taken {
+                let y = node.outputs[0];
+                let new = choice.growth.apply(graph, id, &mut padded).map_err(bug(INFO.name))?;
+                context.remark(&origin, choice.text(&product));
+                map.insert(y, new);
+            }
+            if product.dtype.is_low_precision() {
+                let text = choice.text(&product);
+                let entry = advice.entry(text.clone()).or_insert_with(|| {
+                    let lint = Diagnostic::warning("L23", text).at(&origin);
+                    (Diagnostic { severity: Severity::Info, help: choice.remedy(), ..lint }, 0)
+                });
+                entry.1 += 1;
+            }
+        }
+        for (lint, n) in advice.into_values() {
+            context.warn(if n > 1 {
+                lint.note(format!("{n} products of these sizes"))
+            } else {
+                lint
+            });
         }
         graph.substitute(&map);
         crate::canonicalize::sort(graph)?;
@@ -81,7 +102,7 @@ impl Pass for PadTensorCores {
 }
 
 /// Elements added to each size of a product.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Growth {
     m: usize,
     n: usize,
@@ -89,47 +110,131 @@ struct Growth {
     trans: [bool; 2],
 }
 
+/// What is decided about a product of unaligned rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Choice {
+    growth: Growth,
+    taken: bool,
+    /// Microseconds of a step as it is and padded, copies included, on a device with matrix units.
+    before: f64,
+    after: f64,
+    /// Whether that device is the target.
+    own: bool,
+}
+
 impl PadTensorCores {
-    /// What this product would gain; `None` if it stays as it is.
-    fn growth(&self, graph: &Graph, id: NodeId, op: &MatMul) -> Option<Growth> {
-        let node = graph.node(id);
-        let [a, b] = [node.inputs[0], node.inputs[1]].map(|v| graph.ty(v));
-        if self.mode == PadMode::Auto && !a.dtype.is_low_precision() {
-            return None;
-        }
-        let multiple = (self.alignment_bytes / a.dtype.size()).max(1);
-        let missing = |d: usize| d.next_multiple_of(multiple) - d;
-        let rank = a.shape.rank();
-        let (m, k) = match op.trans_a {
-            true => (a.shape.0[rank - 1], a.shape.0[rank - 2]),
-            false => (a.shape.0[rank - 2], a.shape.0[rank - 1]),
+    /// The best padding of this product and whether to do it; `None` if there is nothing to align.
+    fn choose(&self, product: &Product) -> Option<Choice> {
+        let target = rates(&self.target);
+        let own = target.matrix_units;
+        let rates = if own {
+            target
+        } else {
+            rates(&Target { arch: EXAMPLE.into(), ..self.target.clone() })
         };
-        let n = b.shape.0[b.shape.rank() - if op.trans_b { 2 } else { 1 }];
-        if m * n * k == 0 {
-            return None;
-        }
-        // Rows of `a` are contiguous along M only if it is transposed.
-        let growth = Growth {
-            m: if op.trans_a { missing(m) } else { 0 },
-            n: missing(n),
-            k: missing(k),
-            trans: [op.trans_a, op.trans_b],
+        let before = CONTRACTIONS * rates.product_us(product);
+        let best = ALIGNMENTS
+            .into_iter()
+            .filter_map(|alignment| Growth::to(product, alignment))
+            .map(|growth| (growth, growth.step_us(product, &rates)))
+            .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        let (growth, after) = best;
+        let taken = match self.mode {
+            PadMode::Off => false,
+            PadMode::On => true,
+            PadMode::Auto => own && product.dtype.is_low_precision() && after < before,
         };
-        let ratio = |d: usize, more: usize| (d + more) as f64 / d as f64;
-        let ratio = ratio(m, growth.m) * ratio(n, growth.n) * ratio(k, growth.k);
-        let pays = self.mode == PadMode::On || ratio <= MAX_GROWTH;
-        (growth.m + growth.n + growth.k > 0 && pays).then_some(growth)
+        Some(Choice { growth, taken, before, after, own })
+    }
+}
+
+impl Choice {
+    /// The sizes, what padding costs and what it brings.
+    fn text(&self, product: &Product) -> String {
+        let Product { m, n, k, dtype, .. } = *product;
+        let Growth { m: dm, n: dn, k: dk, .. } = self.growth;
+        let grown: Vec<String> = [("M", m, dm), ("N", n, dn), ("K", k, dk)]
+            .into_iter()
+            .filter(|(.., more)| *more > 0)
+            .map(|(axis, size, more)| format!("{axis} {size} to {}", size + more))
+            .collect();
+        let waste = 100.0
+            * (((m + dm) as f64 * (n + dn) as f64 * (k + dk) as f64)
+                / (m as f64 * n as f64 * k as f64)
+                - 1.0);
+        let verb = if self.taken { "padded" } else { "not padded" };
+        let on = if self.own { String::new() } else { format!(" on {EXAMPLE}") };
+        format!(
+            "{verb}: {dtype} product of {m} × {k} by {k} × {n}, {}: {waste:.1} % more arithmetic, \
+             predicted gain {:.2} times{on}",
+            grown.join(", "),
+            self.before / self.after,
+        )
+    }
+
+    fn remedy(&self) -> Option<String> {
+        let text = match (self.taken, self.own, self.after < self.before) {
+            (true, ..) => return None,
+            (false, true, true) => "set padding.tensor_cores = \"auto\"",
+            (false, false, true) => {
+                "the kernels of this target pack their operands and need no alignment; a plan for a GPU \
+                 pads by itself"
+            }
+            (false, _, false) => {
+                "choose an aligned size in the model; padding this one does not pay"
+            }
+        };
+        Some(text.into())
     }
 }
 
 impl Growth {
-    /// The padded product, cut back to the old result's shape, and what was done in words.
+    /// What rows lack to multiples of so many bytes; `None` if nothing.
+    fn to(product: &Product, alignment: usize) -> Option<Growth> {
+        let Product { m, n, k, trans, .. } = *product;
+        let multiple = (alignment / product.dtype.size()).max(1);
+        let missing = |d: usize| d.next_multiple_of(multiple) - d;
+        // Rows of `a` run along M only if it is transposed. A size of one needs no matrix unit.
+        let growth = Growth {
+            m: if trans[0] && m > 1 { missing(m) } else { 0 },
+            n: if n > 1 { missing(n) } else { 0 },
+            k: if k > 1 { missing(k) } else { 0 },
+            trans,
+        };
+        let empty = product.flops() == 0;
+        (growth.m + growth.n + growth.k > 0 && !empty).then_some(growth)
+    }
+
+    fn grown(&self, product: &Product) -> Product {
+        let Product { m, n, k, .. } = *product;
+        Product { m: m + self.m, n: n + self.n, k: k + self.k, ..*product }
+    }
+
+    /// Microseconds of a step: the padded contractions, and one copy of every tensor that grows, of operands
+    /// forward and of the result's gradient backward. Cuts cost nothing: the kernel that follows reads
+    /// through them.
+    fn step_us(&self, product: &Product, rates: &Rates) -> f64 {
+        let wide = self.grown(product);
+        let copies = [
+            (self.m + self.k > 0, product.m * product.k + wide.m * wide.k, product.dtype),
+            (self.k + self.n > 0, product.k * product.n + wide.k * wide.n, product.dtype),
+            (self.m + self.n > 0, product.m * product.n + wide.m * wide.n, product.out),
+        ];
+        let copies = copies.into_iter().filter(|(needed, ..)| *needed);
+        let bytes = |(_, elements, dtype): (bool, usize, frit_ir::DType)| {
+            (product.batch * elements * dtype.size()) as u64
+        };
+        CONTRACTIONS * rates.product_us(&wide)
+            + copies.map(|copy| rates.copy_us(bytes(copy))).sum::<f64>()
+    }
+
+    /// The padded product, cut back to the old result's shape.
     fn apply(
         &self,
         graph: &mut Graph,
         id: NodeId,
         padded: &mut HashMap<(ValueId, usize, usize), ValueId>,
-    ) -> Result<(ValueId, String), GraphError> {
+    ) -> Result<ValueId, GraphError> {
         let node = graph.node(id);
         let (origin, region) = (node.origin.by(INFO.name), node.region);
         let (op, inputs, y) = (node.op.clone(), node.inputs.clone(), node.outputs[0]);
@@ -157,12 +262,53 @@ impl Growth {
         }
         let product = graph.add1(op, &operands, origin.clone(), region)?;
         let (size, wide) = (graph.ty(y).shape.0.clone(), graph.ty(product).shape.clone());
-        let message = format!("padded a product of shape {} to {wide}", graph.ty(y).shape);
         if wide.0 == size {
-            return Ok((product, message));
+            return Ok(product);
         }
         let (start, step) = (vec![0; size.len()], vec![1; size.len()]);
         let cut = Op::Slice(Slice { start, size, step });
-        Ok((graph.add1(cut, &[product], origin, region)?, message))
+        graph.add1(cut, &[product], origin, region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frit_ir::DType;
+
+    fn pass(arch: &str, mode: PadMode) -> PadTensorCores {
+        let target = Target { device: String::new(), arch: arch.into(), features: String::new() };
+        PadTensorCores { mode, target }
+    }
+
+    /// The choice for rows × `k` by `k` × `n` in bf16 with an f32 result.
+    fn choose(arch: &str, rows: usize, k: usize, n: usize) -> Option<Choice> {
+        let (dtype, out) = (DType::BF16, DType::F32);
+        let product = Product { dtype, out, batch: 1, m: rows, n, k, trans: [false, true] };
+        pass(arch, PadMode::Auto).choose(&product)
+    }
+
+    #[test]
+    fn the_vocabulary_of_gpt2_is_padded_to_whole_lines() {
+        for arch in ["sm_80", "sm_90"] {
+            let choice = choose(arch, 8192, 768, 50257).unwrap();
+            assert!(choice.taken && choice.growth.n == 50304 - 50257, "{choice:?}");
+            assert!(choice.before / choice.after > 1.3, "{choice:?}");
+        }
+    }
+
+    #[test]
+    fn odd_hidden_sizes_are_padded_where_there_is_enough_to_compute() {
+        let choice = choose("sm_90", 16384, 253, 4096).unwrap();
+        assert!(choice.taken && choice.growth.k == 3, "{choice:?}");
+        // Few rows are bound by memory: copies cost more than they save.
+        assert!(!choose("sm_90", 4, 253, 1024).unwrap().taken);
+    }
+
+    #[test]
+    fn a_processor_that_packs_its_operands_pads_nothing() {
+        let choice = choose("znver5", 8192, 768, 50257).unwrap();
+        assert!(!choice.taken && !choice.own && choice.after < choice.before);
+        assert_eq!(choose("znver5", 8192, 768, 50304), None);
     }
 }

@@ -6,6 +6,7 @@
 //! pass promises.
 
 use frit_ir::interpret::{Options, leaf_key, run};
+use frit_ir::plan::Target;
 use frit_ir::{DType, Graph, Op, Tensor, text};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
@@ -98,8 +99,11 @@ impl Header {
             }
             "pad_tensor_cores" => Box::new(PadTensorCores {
                 mode: if self.get("mode") == Some("on") { PadMode::On } else { PadMode::Auto },
-                alignment_bytes: 16,
-                target_is_cuda: self.get("target") == Some("cuda"),
+                target: Target {
+                    device: String::new(),
+                    arch: self.get("target").unwrap_or("x86-64-v3").into(),
+                    features: String::new(),
+                },
             }),
             "shard" => Box::new(Shard {
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),

@@ -1,5 +1,6 @@
 //! What can go wrong when a plan is run, each in one sentence that says what to do.
 
+use crate::numerics::NotFinite;
 use std::path::PathBuf;
 
 /// Why a run cannot start, or stopped.
@@ -103,6 +104,9 @@ pub enum RunError {
         /// The reason.
         reason: String,
     },
+    /// A task produced what is not finite.
+    #[error("{0}; {cause}; {remedy}", cause = .0.cause, remedy = .0.remedy)]
+    NotFinite(Box<NotFinite>),
     /// Another rank failed first.
     #[error("rank {rank} stopped because another rank failed")]
     Aborted {

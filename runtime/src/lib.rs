@@ -11,6 +11,7 @@ mod gradients;
 pub mod init;
 pub mod interrupt;
 pub mod metrics;
+pub mod numerics;
 pub mod plan_dir;
 pub mod run;
 mod save;

@@ -16,6 +16,7 @@ use crate::device::{Device, Span};
 use crate::gradients::{self, Gradients, Parts};
 use crate::interrupt::Stop;
 use crate::metrics::{StepMetrics, Writer};
+use crate::numerics::{self, Histograms, Watch};
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::save::{self, Tensors, Version};
 use crate::trace;
@@ -56,6 +57,10 @@ pub struct RunOptions {
     pub threads: Option<usize>,
     /// Hyper-parameters to change.
     pub hyper: Vec<(String, f64)>,
+    /// Stop at the first task that produces what is not finite.
+    pub check_numerics: bool,
+    /// Write histograms of exponents by scope here.
+    pub numerics: Option<PathBuf>,
     /// Show a progress bar if standard error is a terminal.
     pub progress: bool,
 }
@@ -120,6 +125,10 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     if let Some(path) = options.dump_grads.as_ref().filter(|_| outcome.rank == 0) {
         gradients::write(path, &dir.plan, &outcome.gradients)?;
     }
+    if let Some(path) = options.numerics.as_ref().filter(|_| outcome.rank == 0) {
+        let steps = outcome.report.losses.len();
+        numerics::write(path, &dir.plan, steps, outcome.ranks, outcome.counted)?;
+    }
     if let Some(path) = options.save.as_ref().filter(|_| outcome.rank == 0) {
         save::write(path, &dir.plan, &outcome.saved)?;
     }
@@ -165,6 +174,9 @@ struct Outcome {
     spans: Vec<(usize, Vec<Span>)>,
     /// Moving averages, as `saved`.
     averages: Tensors,
+    /// What was counted of numbers, and by how many ranks.
+    counted: Histograms,
+    ranks: usize,
 }
 
 /// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
@@ -227,15 +239,16 @@ impl Session<'_> {
             results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
         others.extend(aborted);
         let mut outcome = Outcome::default();
-        let mut spans = Vec::new();
+        let (mut spans, mut counted) = (Vec::new(), Histograms::new());
         for (i, result) in others.into_iter().enumerate() {
             let mut result = result?;
             spans.append(&mut result.spans);
+            numerics::merge(&mut counted, std::mem::take(&mut result.counted));
             if i == 0 {
                 outcome = result;
             }
         }
-        outcome.spans = spans;
+        (outcome.spans, outcome.counted, outcome.ranks) = (spans, counted, ranks);
         (outcome.report.collective_calls, outcome.report.collective_bytes) = watch.traffic();
         Ok(outcome)
     }
@@ -312,6 +325,8 @@ impl Session<'_> {
             restore::restore(checkpoint, &self.dir.plan, device, rank)?;
         }
         let mut saver = self.saver(device, rank, &reporter.writer)?;
+        let (check, count) = (self.options.check_numerics, self.options.numerics.is_some());
+        let mut watch = Watch::new(&self.dir.plan, rank, check, count);
         reporter.clock = Instant::now();
         let mut step = self.start;
         while step < self.options.steps {
@@ -323,7 +338,8 @@ impl Session<'_> {
                     break;
                 }
             }
-            let parts = self.step(device, step, rank, &mut reporter.outcome.spans)?;
+            let spans = &mut reporter.outcome.spans;
+            let parts = self.step(device, &mut watch, step, rank, spans)?;
             device.note_metrics()?;
             reporter.parts = reporter.parts.or(parts);
             step += 1;
@@ -343,6 +359,7 @@ impl Session<'_> {
             saver.finish(step, self.position(step), device)?;
         }
         let mut outcome = reporter.outcome;
+        (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
         if self.options.save.is_some() {
             outcome.saved = save::collect(&self.dir.plan, device, rank, Version::Trained)?;
         }
@@ -443,6 +460,7 @@ impl Session<'_> {
     fn step(
         &self,
         device: &mut impl Device,
+        watch: &mut Watch<'_>,
         step: usize,
         rank: usize,
         spans: &mut Vec<(usize, Vec<Span>)>,
@@ -468,14 +486,14 @@ impl Session<'_> {
             {
                 spans.push((rank, device.trace(begin..end)?));
             } else {
-                device.run(begin..end)?;
+                watch.run(device, begin..end)?;
             }
         }
         if !dump {
             return Ok(None);
         }
         let parts = Parts::read(plan, device)?;
-        device.run(update)?;
+        watch.run(device, update)?;
         Ok(Some(parts))
     }
 }

@@ -146,3 +146,34 @@ fn the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks() {
         Err(text) => assert!(text.contains("lacks what the plan needs: "), "{text}"),
     }
 }
+
+#[test]
+fn every_verb_shows_examples() {
+    use clap::CommandFactory;
+    for verb in Cli::command().get_subcommands() {
+        let help = verb.clone().render_long_help().to_string();
+        let example = format!("  frit {}", verb.get_name());
+        assert!(help.contains("Example") && help.contains(&example), "{}", verb.get_name());
+    }
+}
+
+#[test]
+fn the_report_is_one_page_that_needs_nothing_else() {
+    let settings = ["sharding.ranks=2", "precision.compute=bf16", "run.accumulation=2"];
+    let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
+    let page = frit::report::page(&planned.compiled.plan);
+    for part in ["<svg", "Timeline", "Memory", "Precision", "Advice", "Units", "Kernels", "× 2"] {
+        assert!(page.contains(part), "no `{part}`");
+    }
+    for other in ["http://", "https://", "<script", "<link", "url(", "@import"] {
+        assert!(!page.contains(other), "the page reaches for `{other}`");
+    }
+    assert!(page.len() < 400_000, "{} bytes", page.len());
+    for tag in ["svg", "table", "section", "details", "div"] {
+        let (open, close) =
+            (page.matches(&format!("<{tag}")).count(), page.matches(&format!("</{tag}>")).count());
+        assert_eq!(open, close, "<{tag}>");
+    }
+    let bad = page.contains("NaN") || page.contains("='inf'");
+    assert!(!bad, "a number of a drawing is not finite");
+}

@@ -72,7 +72,7 @@ fn an_optimized_export_trains_its_own_parameters() {
 fn parameters_that_an_exporter_computed_with_are_warned_of() {
     let warned = |onnx: &str| {
         let planned = plan(&format!("tests/models/gpt2/{onnx}"), 4, &[]);
-        planned.compiled.warnings.iter().any(|w| w.code == "W030" && w.message.contains("not in"))
+        planned.compiled.plan.lints.iter().any(|w| w.code == "W030" && w.message.contains("not in"))
     };
     assert!(warned("model_optimized.onnx"));
     assert!(!warned("model.onnx"));

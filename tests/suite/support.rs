@@ -91,3 +91,17 @@ pub(crate) fn train_on(
         RunOptions { steps, data: data.into(), metrics, threads: Some(1), ..RunOptions::default() };
     run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"))
 }
+
+/// Writes f32 tensors as a safetensors file.
+pub(crate) fn write_f32(path: &Path, tensors: &[(&str, Vec<usize>, Vec<f32>)]) {
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(.., values)| values.iter().flat_map(|x| x.to_le_bytes()).collect())
+        .collect();
+    let view = |shape: &Vec<usize>, bytes| {
+        let dtype = safetensors::Dtype::F32;
+        safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).expect("fits")
+    };
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), b)| (*name, view(shape, b)));
+    safetensors::serialize_to_file(views, None, path).expect("written");
+}

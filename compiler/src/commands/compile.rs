@@ -2,12 +2,15 @@
 
 use crate::config::{Config, keys};
 use crate::diagnostics::Report;
-use crate::driver::{self, Observer, Request};
+use crate::driver::{self, Compiled, Observer, Request};
+use crate::lints;
 use crate::plan_dir;
-use frit_ir::{Diagnostic, Graph};
+use crate::render;
+use frit_ir::{Diagnostic, Graph, Severity};
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Arguments of `frit compile`.
 #[derive(Debug, clap::Args)]
@@ -40,6 +43,9 @@ pub struct Args {
     /// Stop after this pass; no plan is written.
     #[arg(long, value_name = "PASS")]
     pub stop_after: Option<String>,
+    /// Note findings of this lint, such as L02, instead of warning or refusing (docs/lints.md).
+    #[arg(long, value_name = "LINT")]
+    pub allow: Vec<String>,
     /// Leave this pass out.
     #[arg(long, value_name = "PASS")]
     pub disable_pass: Vec<String>,
@@ -65,9 +71,12 @@ struct Printer<'a> {
 }
 
 impl Observer for Printer<'_> {
+    fn stage(&mut self, what: &str) {
+        self.progress.set_message(what.to_string());
+    }
+
     fn after(&mut self, index: usize, name: &str, graph: &Graph) {
         self.progress.set_message(format!("{name}: {} nodes", graph.len()));
-        self.progress.tick();
         if self.args.print_after.iter().any(|p| p == name) {
             self.text += &format!("; after {name}\n{graph}");
         }
@@ -98,7 +107,8 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             return Err(Diagnostic::error("E096", message).help(help).into());
         }
     }
-    let config = Config::load(args.config.as_deref(), &args.set)?;
+    let mut config = Config::load(args.config.as_deref(), &args.set)?;
+    config.lints.allow.extend_from_slice(&args.allow);
     let request = Request {
         model: args.model.clone().unwrap_or_default(),
         binds: binds(&args.bind)?,
@@ -107,22 +117,41 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         verify_each: args.verify_each,
     };
     // Draws on standard error, and only on a terminal.
-    let progress = ProgressBar::new_spinner();
+    let progress = ProgressBar::new_spinner().with_message("reading the model");
+    progress.enable_steady_tick(Duration::from_millis(100));
     let mut printer = Printer { args, progress, text: String::new(), error: None };
     let compiled = driver::compile(&request, &config, &mut printer);
+    printer.progress.set_message(format!("writing {}", args.output.display()));
+    let written = finish(args, compiled, &mut printer);
     printer.progress.finish_and_clear();
+    written?;
+    Ok(printer.text)
+}
+
+/// Prints what was found and writes the plan.
+fn finish(
+    args: &Args,
+    compiled: Result<Option<Compiled>, Report>,
+    printer: &mut Printer<'_>,
+) -> Result<(), Report> {
     let compiled = compiled?;
-    if let Some(e) = printer.error {
+    if let Some(e) = &printer.error {
         return Err(Diagnostic::error("E091", format!("cannot write the graphs: {e}")).into());
     }
-    let Some(compiled) = compiled else { return Ok(printer.text) };
-    for warning in &compiled.warnings {
-        eprintln!("warning[{}]: {warning}", warning.code);
-    }
+    let Some(compiled) = compiled else { return Ok(()) };
+    let lints = &compiled.plan.lints;
+    let warnings = lints.iter().filter(|d| d.severity == Severity::Warning);
+    printer.progress.suspend(|| render::print(warnings));
+    lints::refuse(lints)?;
     plan_dir::write(&args.output, &compiled, args.weights)?;
     printer.text += &super::inspect::summary(&compiled.plan);
+    let notes = lints.iter().filter(|d| d.severity == Severity::Info).count();
+    if notes > 0 {
+        let view = "frit inspect --view lints";
+        printer.text += &format!("advice        {notes} notes: {view} {}\n", args.output.display());
+    }
     printer.text += &format!("plan          {}\n", args.output.display());
-    Ok(printer.text)
+    Ok(())
 }
 
 fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report> {

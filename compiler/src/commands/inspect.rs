@@ -6,7 +6,9 @@ use super::{bytes, table};
 use crate::diagnostics::Report;
 use crate::driver::IMPORT;
 use crate::plan_dir;
+use crate::policy::{self, Policy};
 use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
+use frit_runtime::numerics::{Format, NumericsFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,6 +32,8 @@ pub enum View {
     Lints,
     /// The bodies of the kernels as text.
     Graph,
+    /// What a run measured (`--numerics`), and the precision policy that follows from it.
+    Numerics,
 }
 
 /// Arguments of `frit inspect`.
@@ -37,6 +41,8 @@ pub enum View {
 #[command(after_help = "Examples:
   frit inspect plan
   frit inspect plan --view schedule
+  frit inspect plan --view lints --json
+  frit inspect plan --numerics numerics.json
   frit inspect plan --json | jq .peak_bytes")]
 pub struct Args {
     /// The plan directory.
@@ -44,6 +50,9 @@ pub struct Args {
     /// What to show.
     #[arg(long, value_enum, default_value = "summary")]
     pub view: View,
+    /// What `frit run --numerics` wrote, for the view `numerics`.
+    #[arg(long, value_name = "FILE.json", required_if_eq("view", "numerics"))]
+    pub numerics: Option<PathBuf>,
     /// As JSON, with stable keys.
     #[arg(long)]
     pub json: bool,
@@ -52,6 +61,9 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
+    if let Some(file) = &args.numerics {
+        return Ok(numerics(&policy::read(file)?, args.json));
+    }
     if args.json {
         let value = to_json(&plan, args.view);
         return Ok(format!("{value:#}\n"));
@@ -199,7 +211,7 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
                 })
                 .collect(),
         ),
-        View::Summary | View::Graph => (vec![], vec![]),
+        View::Summary | View::Graph | View::Numerics => (vec![], vec![]),
     }
 }
 
@@ -298,4 +310,55 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     };
     let rows = plan.kernels.iter().enumerate().map(row).collect();
     (vec!["kernel", "kind", "uses", "ops", "us", "operands"], rows)
+}
+
+/// What was measured, by scope, and what follows from it.
+fn numerics(file: &NumericsFile, json: bool) -> String {
+    let policy = Policy::of(file);
+    if json {
+        let lost =
+            |row: &frit_runtime::numerics::Row,
+             part: fn(&frit_runtime::numerics::Histogram, &Format) -> f64| {
+                let of = |f: &Format| (f.name.to_string(), json!(part(&row.histogram, f)));
+                Value::Object(Format::ALL.iter().map(of).collect())
+            };
+        let scope = |row: &frit_runtime::numerics::Row| {
+            json!({"scope": row.scope, "kind": row.kind, "dtype": row.dtype,
+                   "elements": row.histogram.elements, "zeros": row.histogram.zeros,
+                   "not_finite": row.histogram.not_finite, "max_abs": row.histogram.max_abs,
+                   "min_abs": row.histogram.min_abs,
+                   "underflow": lost(row, |h, f| h.underflow(f, 0)),
+                   "subnormal": lost(row, |h, f| h.subnormal(f, 0)),
+                   "overflow": lost(row, |h, f| h.overflow(f, 0))})
+        };
+        let scopes: Vec<Value> = file.scopes.iter().map(scope).collect();
+        return format!("{:#}\n", json!({"scopes": scopes, "policy": policy}));
+    }
+    let percent = |x: f64| if x == 0.0 { "0".into() } else { format!("{:.2}", 100.0 * x) };
+    let row = |row: &frit_runtime::numerics::Row| {
+        let h = &row.histogram;
+        let [f16, bf16, e4m3, _] = &Format::ALL;
+        vec![
+            policy::scope(row),
+            format!("{:?}", row.kind).to_lowercase(),
+            row.dtype.clone(),
+            format!("{:.2e}", h.min_abs),
+            format!("{:.2e}", h.max_abs),
+            percent(h.underflow(f16, 0)),
+            percent(h.overflow(f16, 0)),
+            percent(h.underflow(bf16, 0)),
+            percent(h.underflow(e4m3, 0)),
+            percent(h.overflow(e4m3, 0)),
+        ]
+    };
+    let head = [
+        "scope", "kind", "dtype", "least", "most", "f16 <%", "f16 >%", "bf16 <%", "e4m3 <%",
+        "e4m3 >%",
+    ];
+    let rows: Vec<Vec<String>> = file.scopes.iter().map(row).collect();
+    format!(
+        "{}\n< % of the numbers other than 0 become 0, > % become infinite; no scaling.\n\n{}",
+        table(&head, &rows),
+        policy.text()
+    )
 }

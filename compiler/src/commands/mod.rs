@@ -1,7 +1,9 @@
 //! The verbs of the program `frit`, one file each.
 
+pub mod bench;
 pub mod compile;
 pub mod completions;
+pub mod diff;
 pub mod doctor;
 pub mod export;
 pub mod inspect;
@@ -41,6 +43,10 @@ pub enum Command {
     Verify(verify::Args),
     /// Train from a plan.
     Run(run::Args),
+    /// Say what changed from one plan to another.
+    Diff(diff::Args),
+    /// Run a plan against the same model in fp32: time, memory, loss, verdict.
+    Bench(bench::Args),
     /// Say what this machine has, and lacks, to run plans on GPUs.
     Doctor(doctor::Args),
     /// Write a trained model as ONNX.
@@ -63,6 +69,8 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Verify(args) => verify::execute(args),
         Command::Doctor(args) => doctor::execute(args),
         Command::Run(args) => run::execute(args),
+        Command::Diff(args) => diff::execute(args),
+        Command::Bench(args) => bench::execute(args),
         Command::Export(args) => export::execute(args),
         Command::Passes(args) => passes::execute(args),
         Command::Completions(args) => completions::execute(args),

@@ -7,6 +7,9 @@ use frit_passes::PassInfo;
 
 /// Arguments of `frit passes`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit passes
+  frit compile model.onnx --disable-pass simplify -o plan")]
 pub struct Args {}
 
 /// Runs it.

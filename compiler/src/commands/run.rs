@@ -2,6 +2,7 @@
 
 use crate::diagnostics::Report;
 use frit_ir::Diagnostic;
+use frit_runtime::RunError;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::interrupt;
 use std::io::Write;
@@ -16,7 +17,10 @@ use std::path::PathBuf;
   frit run plan --data data.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100 --keep 2 --resume
   frit run plan --data data.npz --steps 3 --interpret
   frit run plan --data data.npz --steps 5 --trace trace.json    # open in ui.perfetto.dev
-  torchrun --no-python --nproc-per-node 4 frit run plan --data data.npz    # a plan for 4 GPUs")]
+  torchrun --no-python --nproc-per-node 4 frit run plan --data data.npz    # a plan for 4 GPUs
+  frit run plan --data data.npz --steps 100 --check-numerics
+  frit run plan --data data.npz --steps 5 --numerics numerics.json
+  frit inspect plan --numerics numerics.json")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
@@ -56,6 +60,12 @@ pub struct Args {
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
+    /// Stop at the first task that produces inf or NaN, and say which operation and why (slow).
+    #[arg(long)]
+    pub check_numerics: bool,
+    /// Write histograms of exponents by scope to this JSON file, for `frit inspect --numerics` (slow).
+    #[arg(long, value_name = "FILE.json")]
+    pub numerics: Option<PathBuf>,
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     pub threads: Option<usize>,
@@ -105,10 +115,11 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         interpret: args.interpret,
         threads: args.threads,
         hyper,
+        check_numerics: args.check_numerics,
+        numerics: args.numerics.clone(),
         progress: true,
     };
-    let report = frit_runtime::run::run(&args.plan, &options)
-        .map_err(|e| Diagnostic::error("E100", e.to_string()))?;
+    let report = frit_runtime::run::run(&args.plan, &options).map_err(diagnostic)?;
     if let Some(signal) = report.interrupted {
         if report.rank > 0 {
             interrupt::leave(signal);
@@ -132,4 +143,13 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         _ if report.start > 0 => format!("nothing to do after {} steps\n", report.start),
         _ => "no steps\n".into(),
     })
+}
+
+fn diagnostic(error: RunError) -> Diagnostic {
+    let RunError::NotFinite(found) = error else {
+        return Diagnostic::error("E100", error.to_string());
+    };
+    let mut diagnostic = Diagnostic::error("E101", found.to_string()).help(&found.remedy);
+    diagnostic.notes.clone_from(&found.facts);
+    diagnostic.note(format!("likely cause: {}", found.cause))
 }

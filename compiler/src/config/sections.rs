@@ -431,6 +431,14 @@ sections! {
         drop_last: bool,
         /// A file of examples that are only evaluated, or `none`.
         validation: String,
+        /// Ranges of inputs, `NAME=LOW..HIGH`.
+        ranges: Vec<String>,
+    }
+
+    /// Advice.
+    LintsSection in "lints" {
+        /// Lints that are only noted.
+        allow: Vec<String>,
     }
 
     /// The run.
@@ -492,6 +500,8 @@ config! {
     memory: MemorySection,
     /// `[data]`
     data: DataSection,
+    /// `[lints]`
+    lints: LintsSection,
     /// `[run]`
     run: RunSection,
     /// `[target]`

@@ -162,7 +162,7 @@ impl Autocast {
                 let message =
                     format!("{} is forced to {low}, where it is not safe", node.op.name());
                 let help = "leave it to the policy, or force only contractions";
-                context.warn(Diagnostic::warning("W220", message).at(&node.origin).help(help));
+                context.warn(Diagnostic::warning("L17", message).at(&node.origin).help(help));
             }
             bound.insert(id, precision);
         }
@@ -365,8 +365,22 @@ fn limited(constant: &Tensor, dtype: DType) -> Tensor {
     }
 }
 
+/// Warns of integers, such as positions, that become others when they are rounded.
+fn whole_numbers(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut PassContext) {
+    let Some(values) = constant.as_floats().filter(|v| v.iter().all(|x| x.fract() == 0.0)) else {
+        return;
+    };
+    let changed = |x: &&f64| x.abs() < FILL && dtype.round(**x) != **x;
+    if let Some(x) = values.iter().find(changed) {
+        let message = format!("the integer {x} of a constant is {} in {dtype}", dtype.round(*x));
+        let remedy = crate::lint::catalog::find("L21").remedy;
+        context.warn(Diagnostic::warning("L21", message).at(origin).help(remedy));
+    }
+}
+
 /// Warns of a constant whose rounding loses what it is for.
 fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut PassContext) {
+    whole_numbers(constant, dtype, origin, context);
     let lost = |x: &&f64| {
         x.is_finite() && **x != 0.0 && x.abs() < FILL && {
             let rounded = dtype.round(**x);
@@ -377,7 +391,7 @@ fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mu
     let rounded = dtype.round(*x).clamp(-largest(dtype), largest(dtype));
     let message = format!("the constant {x:e} is {rounded} in {dtype}");
     context.warn(
-        Diagnostic::warning("W222", message)
+        Diagnostic::warning("L18", message)
             .at(origin)
             .help("compute this node in fp32 with a precision override, or change the constant"),
     );

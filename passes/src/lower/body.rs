@@ -73,13 +73,7 @@ pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
 
 /// Floating-point operations of a body.
 pub(super) fn flops(body: &Graph) -> u64 {
-    let types =
-        |ids: &[ValueId]| -> Vec<TensorType> { ids.iter().map(|v| body.ty(*v).clone()).collect() };
-    let of = |n: &Node| {
-        let (inputs, outputs) = (types(&n.inputs), types(&n.outputs));
-        n.op.flops(&inputs.iter().collect::<Vec<_>>(), &outputs.iter().collect::<Vec<_>>())
-    };
-    body.nodes().map(|(_, n)| of(n)).sum()
+    body.nodes().map(|(_, n)| crate::cost::node_flops(body, n)).sum()
 }
 
 /// Name of the operation a body is best known by: the last that is neither pointwise nor layout, else

@@ -334,6 +334,7 @@ impl<'a> Lowering<'a> {
         let text = body.to_string();
         let flops = body::flops(&body);
         let bytes = reads.iter().chain(&writes).map(|p| p.ty.bytes() as u64).sum();
+        let cost_us = self.rates.kernel_us(&body, bytes);
         let kernel = match self.kernel_of_body.get(&(kind, text.clone())) {
             Some(&kernel) => kernel,
             None => {
@@ -350,7 +351,6 @@ impl<'a> Lowering<'a> {
         };
         let action = Action::Kernel { kernel, reads, writes };
         let name = self.plan.kernels[kernel].name.clone();
-        let cost_us = self.rates.kernel_us(flops, bytes);
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
             id,
@@ -382,7 +382,7 @@ impl<'a> Lowering<'a> {
         let cost_us = if action.is_collective() {
             self.rates.wire_us(wire)
         } else {
-            self.rates.kernel_us(0, touched as u64)
+            self.rates.copy_us(touched as u64)
         };
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {

@@ -11,6 +11,7 @@
 //! P311  with a moving average, one step of it per trainable group, after the optimizer's and by the same
 //!       finite flag
 //! P312  parameter groups begin where parameters do, and the optimizer reads where
+//! P313  loss scale and step count change in the update, by the finite flag that was checked
 
 use super::broken;
 use frit_ir::plan::{Action, ParamGroup, Place, Plan};
@@ -52,6 +53,14 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                         if let Some(g) = plan.gradients.iter().find(|g| g.place == *read) {
                             *counted.entry(g.group).or_default() += 1;
                         }
+                    }
+                }
+                Op::UpdateLossScale(_) | Op::UpdateStep => {
+                    let update = plan.phase("update").map_or(0..0, |p| p.begin..p.end);
+                    let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
+                    if !update.contains(&i) || flag.is_none_or(|flag| !reads.contains(flag)) {
+                        let message = "does not change once per step by the finite flag";
+                        found.push(broken(plan, "P313", i, message.into()));
                     }
                 }
                 Op::OptimizerStep(_) => step(plan, i, reads, writes, &unscaled, &mut steps, found),

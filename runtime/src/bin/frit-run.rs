@@ -50,6 +50,12 @@ struct Args {
     /// Execute the kernels' bodies by the IR interpreter (slow).
     #[arg(long)]
     interpret: bool,
+    /// Stop at the first task that produces inf or NaN.
+    #[arg(long)]
+    check_numerics: bool,
+    /// Write histograms of exponents by scope to this JSON file.
+    #[arg(long, value_name = "FILE.json")]
+    numerics: Option<PathBuf>,
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     threads: Option<usize>,
@@ -93,6 +99,8 @@ fn main() -> ExitCode {
         interpret: args.interpret,
         threads: args.threads,
         hyper: args.set,
+        check_numerics: args.check_numerics,
+        numerics: args.numerics,
         progress: true,
     };
     match run(&args.plan, &options) {

@@ -8,8 +8,8 @@ use super::messages::{NodeProto, TensorProto};
 use super::subgraph::operands;
 use super::tensor::{self, Stored};
 use super::{Importer, Inlined, trainable};
-use frit_ir::ops::{Constant, Init, Param, ParamKind, Transpose};
-use frit_ir::{Diagnostic, Op, Origin, Region, TensorType};
+use frit_ir::ops::{Cast, Constant, Init, Param, ParamKind, Transpose};
+use frit_ir::{DType, Diagnostic, Op, Origin, Region, TensorType, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Float initializers that do not train become constants up to this many elements.
@@ -155,18 +155,8 @@ impl<'a> Importer<'a> {
     ) {
         let (kind, reason) = trainable.decide(name, place, &stored);
         let reason = format!("{reason} The exporter stored it under another name.");
-        let ty = stored.ty.clone();
-        if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
-            self.report.push(Diagnostic::error("E013", error.to_string()));
-        }
-        let (unit, sharded, init) = (None, false, Init::Weights);
-        let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
-        match self.graph.add1(Op::Param(param), &[], Origin::none(), Region::Forward) {
-            Ok(value) => {
-                self.graph.set_name(value, name);
-                self.restored_values.insert(name.into(), value);
-            }
-            Err(error) => self.report.push(Diagnostic::error("E014", error.to_string())),
+        if let Some(value) = self.parameter(name, stored, kind, reason) {
+            self.restored_values.insert(name.into(), value);
         }
     }
 
@@ -224,11 +214,40 @@ impl<'a> Importer<'a> {
             }
             return;
         }
-        if let Err(error) = self.weights.insert(name, ty.clone(), stored.bytes) {
+        if let Some(value) = self.parameter(name, stored, kind, reason) {
+            self.values.insert(name, Bound::Value(value));
+        }
+    }
+
+    /// The value of a parameter in the dtype it is stored in. What the optimizer updates is f32: a
+    /// parameter that is stored in less is widened, and cast back where it is used.
+    fn parameter(
+        &mut self,
+        name: &str,
+        stored: Stored,
+        kind: ParamKind,
+        reason: String,
+    ) -> Option<ValueId> {
+        let own = stored.ty.dtype;
+        let widened = kind != ParamKind::Buffer && own.is_low_precision();
+        let ty = if widened { stored.ty.with_dtype(DType::F32) } else { stored.ty.clone() };
+        let inserted = if widened {
+            self.weights.insert_as_f32(name, &stored.ty, stored.bytes)
+        } else {
+            self.weights.insert(name, stored.ty, stored.bytes)
+        };
+        if let Err(error) = inserted {
             self.report.push(Diagnostic::error("E013", error.to_string()));
         }
         let (unit, sharded, init) = (None, false, Init::Weights);
         let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
-        self.leaf(Op::Param(param), name);
+        let mut add = |op: Op, inputs: &[ValueId]| {
+            let added = self.graph.add1(op, inputs, Origin::none(), Region::Forward);
+            added.map_err(|e| self.report.push(Diagnostic::error("E014", e.to_string()))).ok()
+        };
+        let value = add(Op::Param(param), &[])?;
+        let narrow = if widened { Some(add(Op::Cast(Cast { to: own }), &[value])?) } else { None };
+        self.graph.set_name(value, name);
+        Some(narrow.unwrap_or(value))
     }
 }

@@ -1,0 +1,297 @@
+//! Compiles the model of a plan again in fp32 and runs both in turns.
+
+use crate::config::{Config, LossScale};
+use crate::diagnostics::Report;
+use crate::driver::{self, Request};
+use crate::plan_dir::{self, Stored};
+use crate::source::Origin;
+use frit_ir::plan::{Action, InputSpec, Plan};
+use frit_ir::{DType, Diagnostic, Op, Tensor};
+use frit_passes::cost::rates;
+use frit_runtime::run::{RunOptions, RunReport, run};
+use frit_runtime::safetensors_dtype;
+use safetensors::tensor::TensorView;
+use std::path::{Path, PathBuf};
+
+/// Turns that each plan gets, so that both see the machine at several moments.
+const TURNS: usize = 2;
+
+/// Below this speed-up low precision is not worth its roundings.
+const OPTIONAL: f64 = 1.1;
+/// From this on it is.
+const WORTH: f64 = 1.5;
+
+/// One of the two plans.
+#[derive(Clone, Debug, Default)]
+pub struct Side {
+    /// Its autocast dtype.
+    pub compute_dtype: String,
+    /// Median seconds of a step.
+    pub step_seconds: f64,
+    /// Arena bytes of one rank.
+    pub peak_bytes: usize,
+    /// Casts of one step.
+    pub casts: usize,
+    /// Loss of every step.
+    pub losses: Vec<f64>,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Low precision does not pay.
+    DontUse,
+    /// It pays a little.
+    Optional,
+    /// It pays.
+    Use,
+}
+
+impl Verdict {
+    /// The verdict for a speed-up.
+    pub fn of(speedup: f64) -> Verdict {
+        match speedup {
+            x if x < OPTIONAL => Verdict::DontUse,
+            x if x <= WORTH => Verdict::Optional,
+            _ => Verdict::Use,
+        }
+    }
+
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::DontUse => "don't use",
+            Verdict::Optional => "optional",
+            Verdict::Use => "use",
+        }
+    }
+
+    /// In a sentence.
+    pub fn why(self) -> &'static str {
+        match self {
+            Verdict::DontUse => "low precision makes this model less than 1.1 times as fast",
+            Verdict::Optional => "it is 1.1 to 1.5 times as fast; decide by memory and deviation",
+            Verdict::Use => "it is more than 1.5 times as fast",
+        }
+    }
+}
+
+/// The comparison.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The plan that was given.
+    pub plan: Side,
+    /// The same model in fp32.
+    pub fp32: Side,
+    /// The speed-up that the cost model predicts.
+    pub predicted_speedup: f64,
+}
+
+impl Bench {
+    /// Runs `steps` steps of both plans, on this data or on random numbers.
+    ///
+    /// # Errors
+    /// If the model cannot be found or compiled any more, or a run fails.
+    pub fn run(
+        dir: &Path,
+        data: Option<&Path>,
+        steps: usize,
+        threads: Option<usize>,
+    ) -> Result<Bench, Report> {
+        let plan = plan_dir::read(dir)?;
+        if !plan.compute_dtype.is_low_precision() {
+            let message = format!("{} computes in {} already", dir.display(), plan.compute_dtype);
+            return Err(Diagnostic::error("E113", message)
+                .help("give a plan in bf16 or fp16")
+                .into());
+        }
+        let scratch = tempfile::tempdir().map_err(|e| {
+            Diagnostic::error("E091", format!("no directory for the other plan: {e}"))
+        })?;
+        let fp32_dir = scratch.path().join("fp32");
+        let fp32 = in_fp32(dir, &plan, &fp32_dir)?;
+        let data = match data {
+            Some(data) => data.to_path_buf(),
+            None => random_data(&plan, scratch.path())?,
+        };
+        // The first step of each turn warms up.
+        let options =
+            RunOptions { steps: steps + 1, data, threads, progress: true, ..RunOptions::default() };
+        let run = |dir: &Path| -> Result<RunReport, Report> {
+            run(dir, &options).map_err(|e| Diagnostic::error("E100", e.to_string()).into())
+        };
+        let mut reports = [vec![], vec![]];
+        for _ in 0..TURNS {
+            for (of, dir) in reports.iter_mut().zip([dir, &fp32_dir]) {
+                of.push(run(dir)?);
+            }
+        }
+        let [of_plan, of_fp32] = reports;
+        let rates = rates(&plan.target);
+        Ok(Bench {
+            predicted_speedup: rates.step_us(&fp32) / rates.step_us(&plan).max(f64::MIN_POSITIVE),
+            plan: Side::of(&plan, &of_plan),
+            fp32: Side::of(&fp32, &of_fp32),
+        })
+    }
+
+    /// How many times as fast as fp32 the plan is.
+    pub fn speedup(&self) -> f64 {
+        self.fp32.step_seconds / self.plan.step_seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// Its memory over that of fp32.
+    pub fn memory_ratio(&self) -> f64 {
+        self.plan.peak_bytes as f64 / self.fp32.peak_bytes.max(1) as f64
+    }
+
+    /// Mean relative difference of the losses.
+    pub fn loss_deviation(&self) -> f64 {
+        let pairs = || self.plan.losses.iter().zip(&self.fp32.losses);
+        let relative = |(a, b): (&f64, &f64)| (a - b).abs() / b.abs().max(f64::MIN_POSITIVE);
+        pairs().map(relative).sum::<f64>() / pairs().count().max(1) as f64
+    }
+
+    /// Whether to use the plan's precision.
+    pub fn verdict(&self) -> Verdict {
+        Verdict::of(self.speedup())
+    }
+}
+
+impl Side {
+    fn of(plan: &Plan, reports: &[RunReport]) -> Side {
+        let seconds = reports.iter().flat_map(|r| r.seconds.iter().skip(1).copied()).collect();
+        let summary = plan.summary();
+        Side {
+            compute_dtype: summary.compute_dtype,
+            step_seconds: median(seconds),
+            peak_bytes: summary.peak_bytes,
+            casts: summary.casts,
+            losses: reports.first().map(|r| r.losses.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    match n {
+        0 => f64::NAN,
+        n if n % 2 == 1 => values[n / 2],
+        _ => 0.5 * (values[n / 2 - 1] + values[n / 2]),
+    }
+}
+
+/// Compiles the plan's model in fp32, with everything else as it was.
+fn in_fp32(dir: &Path, plan: &Plan, to: &Path) -> Result<Plan, Report> {
+    let mut config = Config::parse(&plan.config, "source/train.toml", &[])?;
+    let precision = &mut config.precision;
+    (precision.compute, precision.loss_scale) = (DType::F32, LossScale::None);
+    precision.overrides.clear();
+    config.sharding.param_dtype = None;
+    config.sharding.reduce_dtype = DType::F32;
+    let source = dir.join("source");
+    let origin = Origin::read(&source)?;
+    let request =
+        Request { model: origin.model(&source)?, binds: origin.binds, ..Request::default() };
+    let compiled = driver::compile(&request, &config, &mut ())?;
+    let compiled = compiled.ok_or_else(|| Diagnostic::error("E113", "no plan was made"))?;
+    plan_dir::write(to, &compiled, Stored::Copy)?;
+    Ok(compiled.plan)
+}
+
+/// One global batch of random numbers: floats between −1 and 1, integers below what they index.
+fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
+    let mut state = plan.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut next = move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 11) as f64 / (1_u64 << 53) as f64
+    };
+    let batches = plan.world_size * plan.accumulation;
+    let mut tensors = Vec::new();
+    for input in &plan.inputs {
+        let mut ty = input.ty.clone();
+        if input.per_example && ty.shape.rank() > 0 {
+            ty.shape.0[0] *= batches;
+        }
+        let n = ty.shape.numel();
+        let tensor = if ty.dtype.is_float() {
+            let values = (0..n).map(|_| 2.0 * next() - 1.0).collect();
+            Tensor::floats(ty.dtype, ty.shape.clone(), values)
+        } else {
+            // What indexes nothing is most often a mask: ones.
+            let bound = indexed(plan, input);
+            let draw = |bound: usize| (next() * bound as f64) as i64;
+            let values = match bound {
+                Some(bound) => std::iter::repeat_n(bound, n).map(draw).collect(),
+                None => vec![1; n],
+            };
+            Tensor::ints(ty.dtype, ty.shape.clone(), values)
+        };
+        tensors.push((input.name.clone(), ty, tensor.to_bytes()));
+    }
+    let refuse = |e: safetensors::SafeTensorError| -> Report {
+        Diagnostic::error("E091", format!("cannot write random data: {e}")).into()
+    };
+    let mut views = Vec::new();
+    for (name, ty, bytes) in &tensors {
+        let dtype = safetensors_dtype(ty.dtype);
+        views.push((name, TensorView::new(dtype, ty.shape.0.clone(), bytes).map_err(refuse)?));
+    }
+    let path = dir.join("data.safetensors");
+    safetensors::serialize_to_file(views, None, &path).map_err(refuse)?;
+    Ok(path)
+}
+
+/// The number of rows or classes that an input of integers points into.
+fn indexed(plan: &Plan, input: &InputSpec) -> Option<usize> {
+    let mut bound = None;
+    for task in &plan.tasks {
+        let Action::Kernel { kernel, reads, .. } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        let leaves = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+        let fed: Vec<_> = leaves
+            .zip(reads)
+            .filter(|(_, place)| place.buffer == input.buffer)
+            .map(|((_, node), _)| node.outputs[0])
+            .collect();
+        for (_, node) in
+            body.nodes().filter(|(_, n)| n.inputs.get(1).is_some_and(|v| fed.contains(v)))
+        {
+            let table = body.ty(node.inputs[0]).shape.dims();
+            let size = match &node.op {
+                Op::Embedding(_) | Op::GatherNd(_) => table.first(),
+                Op::Gather(op) => table.get(op.axis),
+                Op::GatherElements(op) => table.get(op.axis),
+                Op::CrossEntropy(_) => table.last(),
+                _ => None,
+            };
+            if let Some(size) = size {
+                bound = Some(bound.map_or(*size, |b: usize| b.min(*size)));
+            }
+        }
+    }
+    bound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_by_speed() {
+        assert_eq!(Verdict::of(0.7), Verdict::DontUse);
+        assert_eq!(Verdict::of(1.0999), Verdict::DontUse);
+        assert_eq!(Verdict::of(1.1), Verdict::Optional);
+        assert_eq!(Verdict::of(1.5), Verdict::Optional);
+        assert_eq!(Verdict::of(1.51), Verdict::Use);
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(vec![]).is_nan());
+    }
+}

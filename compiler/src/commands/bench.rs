@@ -1,0 +1,77 @@
+//! `frit bench`: a plan against the same model in fp32.
+
+use super::{bytes, table};
+use crate::bench::{Bench, Side};
+use crate::diagnostics::Report;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Arguments of `frit bench`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit bench plan
+  frit bench plan --data data.safetensors --steps 20
+  frit bench plan --json | jq .verdict
+
+The model is compiled again in fp32, from the same file and configuration, and both plans run in turns in this process.
+Below 1.1 times the verdict is not to use low precision, up to 1.5 it is optional, above it is to use it.")]
+pub struct Args {
+    /// The plan directory.
+    pub plan: PathBuf,
+    /// Data to train on; without it random numbers are.
+    #[arg(long)]
+    pub data: Option<PathBuf>,
+    /// Timed steps of each plan.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Threads per rank; by default the cores divided by the ranks.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// As JSON, with stable keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs it.
+pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let bench = Bench::run(&args.plan, args.data.as_deref(), args.steps as usize, args.threads)?;
+    if args.json {
+        let side = |s: &Side| {
+            json!({"compute_dtype": s.compute_dtype, "step_seconds": s.step_seconds,
+                   "peak_bytes": s.peak_bytes, "casts": s.casts, "losses": s.losses})
+        };
+        let value = json!({
+            "steps": args.steps,
+            "plan": side(&bench.plan),
+            "fp32": side(&bench.fp32),
+            "speedup": bench.speedup(),
+            "predicted_speedup": bench.predicted_speedup,
+            "memory_ratio": bench.memory_ratio(),
+            "loss_deviation": bench.loss_deviation(),
+            "verdict": bench.verdict().word(),
+        });
+        return Ok(format!("{value:#}\n"));
+    }
+    let row = |name: &str, f: &dyn Fn(&Side) -> String| {
+        vec![name.to_string(), f(&bench.fp32), f(&bench.plan)]
+    };
+    let rows = [
+        row("step, median", &|s| format!("{:.3} ms", 1e3 * s.step_seconds)),
+        row("peak memory", &|s| bytes(s.peak_bytes as u64)),
+        row("casts", &|s| s.casts.to_string()),
+        row("last loss", &|s| s.losses.last().map_or(String::new(), |l| format!("{l:.5}"))),
+    ];
+    let (head, verdict) = (["", "fp32", &bench.plan.compute_dtype], bench.verdict());
+    Ok(format!(
+        "{}\nspeed-up       {:.2} times (predicted {:.2})\nmemory         {:.2} times\n\
+         loss deviation {:.2e}, mean over {} steps, relative\nverdict        {}: {}\n",
+        table(&head, &rows),
+        bench.speedup(),
+        bench.predicted_speedup,
+        bench.memory_ratio(),
+        bench.loss_deviation(),
+        bench.plan.losses.len(),
+        verdict.word(),
+        verdict.why(),
+    ))
+}

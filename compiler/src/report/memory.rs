@@ -1,0 +1,105 @@
+//! Live bytes over predicted time, stacked by what they are for.
+
+use super::{WIDTH, axis, total};
+use crate::commands::bytes;
+use frit_ir::plan::{Arena, BufferClass, Plan};
+use std::fmt::Write;
+
+const HEIGHT: f64 = 170.0;
+const COLUMNS: usize = 500;
+
+/// What is drawn, from below.
+const CLASSES: [(BufferClass, &str, &str); 4] = [
+    (BufferClass::Gathered, "gathered parameters", "b"),
+    (BufferClass::Gradient, "gradients", "d"),
+    (BufferClass::Activation, "activations and the rest", "a"),
+    (BufferClass::State, "statistics and other state", "e"),
+];
+
+/// The drawing with its legend.
+pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
+    let total = total(times);
+    let columns = live(plan, times, total);
+    let stays = plan.persistent_bytes as f64;
+    let sums = columns.iter().map(|c| c.iter().sum::<f64>());
+    let (at, live) =
+        sums.enumerate().fold((0, 0.0), |best, (i, s)| if s > best.1 { (i, s) } else { best });
+    let peak = live + stays;
+    let top = (peak.max(plan.persistent_bytes as f64 + plan.workspace_bytes as f64)).max(1.0);
+    let y = |bytes: f64| HEIGHT * (1.0 - bytes / top);
+    let mut svg = format!("<svg viewBox='0 -6 {WIDTH:.0} {:.0}' role=img>", HEIGHT + 24.0);
+    svg += &axis(total, HEIGHT);
+    let mut base = vec![stays; COLUMNS];
+    let _ = write!(
+        svg,
+        "<rect class=fe opacity='.35' x='0' y='{:.1}' width='{WIDTH}' height='{:.1}'><title>stays: {}</title></rect>",
+        y(stays),
+        HEIGHT - y(stays),
+        bytes(plan.persistent_bytes as u64)
+    );
+    for (k, (_, name, color)) in CLASSES.iter().enumerate() {
+        let upper: Vec<f64> = base.iter().zip(&columns).map(|(b, c)| b + c[k]).collect();
+        if upper == base {
+            continue;
+        }
+        let x = |i: usize| WIDTH * i as f64 / COLUMNS as f64;
+        let mut points = String::new();
+        for (i, u) in upper.iter().enumerate() {
+            let _ = write!(points, "{:.1},{:.1} {:.1},{:.1} ", x(i), y(*u), x(i + 1), y(*u));
+        }
+        for (i, b) in base.iter().enumerate().rev() {
+            let _ = write!(points, "{:.1},{:.1} {:.1},{:.1} ", x(i + 1), y(*b), x(i), y(*b));
+        }
+        let _ = write!(
+            svg,
+            "<polygon class=f{color} points='{points}'><title>{name}</title></polygon>"
+        );
+        base = upper;
+    }
+    let _ = write!(
+        svg,
+        "<line stroke='var(--f)' stroke-dasharray='4 3' x1='0' x2='{WIDTH}' y1='{0:.1}' y2='{0:.1}'/>\
+         <text class=label x='{1:.0}' y='{2:.1}'>peak {3}</text>",
+        y(peak),
+        (WIDTH * at as f64 / COLUMNS as f64).min(WIDTH - 90.0),
+        y(peak) + 11.0,
+        bytes(peak as u64)
+    );
+    let legend: String = CLASSES
+        .iter()
+        .enumerate()
+        .filter(|(k, _)| columns.iter().any(|c| c[*k] > 0.0))
+        .map(|(_, (_, name, color))| {
+            format!("<span><i style='background:var(--{color})'></i>{name}</span>")
+        })
+        .collect();
+    format!(
+        "{svg}</svg><div class=legend>{legend}<span><i style='background:var(--e);opacity:.35'></i>stays: master weights, \
+         optimizer state, inputs ({})</span><span>arena {}, lower bound {}</span></div>",
+        bytes(plan.persistent_bytes as u64),
+        bytes((plan.persistent_bytes + plan.workspace_bytes) as u64),
+        bytes((plan.persistent_bytes + plan.workspace_lower_bound) as u64)
+    )
+}
+
+/// The most bytes live within each column of time, by class.
+fn live(plan: &Plan, times: &[(f64, f64)], total: f64) -> Vec<[f64; CLASSES.len()]> {
+    let mut span: Vec<Option<(f64, f64)>> = vec![None; plan.buffers.len()];
+    for (task, &(start, end)) in plan.tasks.iter().zip(times) {
+        for place in task.action.reads().into_iter().chain(task.action.writes()) {
+            let s = span[place.buffer].get_or_insert((start, end));
+            (s.0, s.1) = (s.0.min(start), s.1.max(end));
+        }
+    }
+    let mut columns = vec![[0.0; CLASSES.len()]; COLUMNS];
+    let column = |t: f64| ((COLUMNS as f64 * t / total) as usize).min(COLUMNS - 1);
+    for (buffer, span) in plan.buffers.iter().zip(&span) {
+        let (Arena::Workspace, Some((start, end))) = (buffer.arena, span) else { continue };
+        let of = |(class, ..): &(BufferClass, &str, &str)| *class == buffer.class;
+        let k = CLASSES.iter().position(of).unwrap_or(CLASSES.len() - 1);
+        // A column that a buffer only ends in shows what follows.
+        let last = column(*end).max(column(*start) + 1).min(COLUMNS);
+        columns[column(*start)..last].iter_mut().for_each(|c| c[k] += buffer.bytes as f64);
+    }
+    columns
+}

@@ -1,0 +1,127 @@
+//! L18 and L21: values that their dtype cannot hold: masks, weights, and integers kept as floats.
+
+use super::Findings;
+use super::range::Ranges;
+use frit_ir::ops::BinaryFn;
+use frit_ir::{DType, Graph, Node, Op, ValueId};
+use std::collections::HashSet;
+
+/// Numbers this large only exclude, as the fill of a mask; how exact they are does not matter.
+const FILL: f64 = 1e9;
+
+pub(super) fn lint(graph: &Graph, ranges: &Ranges, found: &mut Findings) {
+    let users = graph.users();
+    for (_, node) in graph.nodes() {
+        if node.op == Op::Binary(BinaryFn::Add) {
+            masks(graph, &users, node, found);
+        }
+        weights(graph, ranges, node, found);
+        integers(graph, ranges, node, found);
+    }
+}
+
+/// Two masks that both reach the end of the range: their sum is −∞, and a row of them is no number.
+fn masks(graph: &Graph, users: &[Vec<frit_ir::NodeId>], node: &Node, found: &mut Findings) {
+    let y = node.outputs[0];
+    let dtype = graph.ty(y).dtype;
+    let saturated = |v: &ValueId| saturates(graph, *v, lowest(dtype) / 2.0);
+    if node.inputs.iter().all(saturated) && reaches_softmax(graph, users, y) {
+        let message =
+            format!("two masks of {:.1e} are added in {dtype}: their sum is -inf", lowest(dtype));
+        found.add("L18", &node.origin, "masks", message);
+    }
+}
+
+/// The most negative finite number.
+fn lowest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => -65504.0,
+        DType::F64 => f64::MIN,
+        _ => f64::from(f32::MIN),
+    }
+}
+
+/// Whether the value is a mask with a constant at most `limit`: nothing that a model computes.
+fn saturates(graph: &Graph, v: ValueId, limit: f64) -> bool {
+    let node = graph.def(v);
+    match &node.op {
+        Op::Constant(c) => {
+            c.value.as_floats().is_some_and(|f| f.iter().any(|x| *x <= limit && x.is_finite()))
+        }
+        Op::Select => node.inputs[1..].iter().any(|v| saturates(graph, *v, limit)),
+        Op::Binary(BinaryFn::Mul | BinaryFn::Add) => {
+            node.inputs.iter().any(|v| saturates(graph, *v, limit))
+        }
+        Op::Cast(_) | Op::Reshape(_) | Op::Expand(_) | Op::Transpose(_) | Op::Slice(_) => {
+            saturates(graph, node.inputs[0], limit)
+        }
+        _ => false,
+    }
+}
+
+/// Whether the value goes into a softmax, through additions and rearrangements.
+fn reaches_softmax(graph: &Graph, users: &[Vec<frit_ir::NodeId>], v: ValueId) -> bool {
+    let (mut stack, mut seen) = (vec![v], HashSet::new());
+    while let Some(v) = stack.pop() {
+        for id in &users[v.0 as usize] {
+            let node = graph.node(*id);
+            match &node.op {
+                Op::Softmax(_) | Op::LogSoftmax(_) => return true,
+                Op::Attention(_) if node.inputs.get(3) == Some(&v) => return true,
+                Op::Binary(BinaryFn::Add) | Op::Cast(_) | Op::Select => {}
+                op if op.is_layout() => {}
+                _ => continue,
+            }
+            stack.extend(node.outputs.iter().copied().filter(|v| seen.insert(*v)));
+        }
+    }
+    false
+}
+
+/// Weights that are infinite, or all zero, in the dtype they are cast to.
+fn weights(graph: &Graph, ranges: &Ranges, node: &Node, found: &mut Findings) {
+    let (Op::Cast(cast), [x]) = (&node.op, &node.inputs[..]) else { return };
+    let (Op::Param(param), Some(spread)) = (&graph.def(*x).op, ranges.spread(*x)) else { return };
+    let most = spread.lo.abs().max(spread.hi.abs());
+    let rounded = cast.to.round(most);
+    if cast.to.is_float()
+        && most.is_finite()
+        && (rounded.is_infinite() || (rounded == 0.0 && most > 0.0))
+    {
+        let message =
+            format!("`{}` reaches {most:.3e}, which is {rounded} in {}", param.name, cast.to);
+        found.add("L18", &node.origin, "weight", message);
+    }
+}
+
+/// Integers beyond those that a low-precision float tells apart.
+fn integers(graph: &Graph, ranges: &Ranges, node: &Node, found: &mut Findings) {
+    if node.op.is_leaf() {
+        return;
+    }
+    for &v in &node.outputs {
+        let dtype = graph.ty(v).dtype;
+        let exact = |dtype: DType| (1_u64 << (dtype.mantissa_bits() + 1)) as f64;
+        let range = ranges.get(v);
+        let most = range.max_abs();
+        if !dtype.is_low_precision() || !range.whole || !most.is_finite() || most <= exact(dtype) {
+            continue;
+        }
+        // Only where they become inexact.
+        let inexact = |v: &ValueId| {
+            let from = graph.ty(*v).dtype;
+            from.is_low_precision()
+                && ranges.get(*v).whole
+                && ranges.get(*v).max_abs() > exact(from)
+        };
+        if node.inputs.iter().any(inexact) || most >= FILL {
+            continue;
+        }
+        let message = format!(
+            "{} gives integers up to {most} in {dtype}, which is exact up to {} only",
+            node.op.name(),
+            exact(dtype)
+        );
+        found.add("L21", &node.origin, &node.op.name(), message);
+    }
+}

@@ -1,0 +1,68 @@
+//! L20: losses of probabilities where logits are at hand.
+
+use super::{Findings, source};
+use frit_ir::ops::{BinaryFn, UnaryFn};
+use frit_ir::{Graph, Node, Op, OutputKind, ValueId};
+use std::collections::HashSet;
+
+pub(super) fn lint(graph: &Graph, found: &mut Findings) {
+    let loss = ancestors(graph);
+    for (_, node) in graph.nodes().filter(|(id, _)| loss.contains(id)) {
+        let (from, message) = match &node.op {
+            Op::Unary(UnaryFn::Log) if is_sigmoid(graph, probability(graph, node.inputs[0])) => {
+                ("sigmoid", "the loss takes the logarithm of a sigmoid")
+            }
+            Op::Unary(UnaryFn::Softplus) if is_sigmoid(graph, node.inputs[0]) => {
+                ("sigmoid", "binary cross-entropy takes logits, but reads a sigmoid")
+            }
+            Op::CrossEntropy(_) | Op::LogSoftmax(_) if is_softmax(graph, node.inputs[0]) => {
+                ("softmax", "cross-entropy takes logits, but reads a softmax")
+            }
+            _ => continue,
+        };
+        found.add("L20", &node.origin, from, message.into());
+    }
+}
+
+/// The nodes that the loss depends on.
+fn ancestors(graph: &Graph) -> HashSet<frit_ir::NodeId> {
+    let sums = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
+    let mut stack: Vec<_> = sums.map(|o| graph.value(o.value).def).collect();
+    let mut seen = HashSet::new();
+    while let Some(id) = stack.pop() {
+        if seen.insert(id) {
+            stack.extend(graph.node(id).inputs.iter().map(|v| graph.value(*v).def));
+        }
+    }
+    seen
+}
+
+/// What a probability is before it is limited, or taken from one.
+fn probability(graph: &Graph, v: ValueId) -> ValueId {
+    let (v, id) = source(graph, v);
+    let node = graph.node(id);
+    let is_constant = |v: ValueId| matches!(graph.def(source(graph, v).0).op, Op::Constant(_));
+    match (&node.op, &node.inputs[..]) {
+        (Op::Clip(_), [x]) => probability(graph, *x),
+        (Op::Binary(BinaryFn::Max | BinaryFn::Min | BinaryFn::Add | BinaryFn::Sub), [a, b]) => {
+            match (is_constant(*a), is_constant(*b)) {
+                (true, false) => probability(graph, *b),
+                (false, true) => probability(graph, *a),
+                _ => v,
+            }
+        }
+        _ => v,
+    }
+}
+
+fn defined_by(graph: &Graph, v: ValueId, is: impl Fn(&Node) -> bool) -> bool {
+    is(graph.node(source(graph, v).1))
+}
+
+fn is_sigmoid(graph: &Graph, v: ValueId) -> bool {
+    defined_by(graph, v, |n| n.op == Op::Unary(UnaryFn::Sigmoid))
+}
+
+fn is_softmax(graph: &Graph, v: ValueId) -> bool {
+    defined_by(graph, v, |n| matches!(n.op, Op::Softmax(_)))
+}

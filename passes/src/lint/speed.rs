@@ -1,0 +1,25 @@
+//! L16: plans for which low precision is predicted to bring next to nothing.
+
+use super::Findings;
+use crate::cost::rates;
+use frit_ir::Origin;
+use frit_ir::plan::Plan;
+
+/// Below this, low precision is not worth its roundings.
+const WORTH: f64 = 1.1;
+
+pub(super) fn lint(plan: &Plan, found: &mut Findings) {
+    if !plan.compute_dtype.is_low_precision() {
+        return;
+    }
+    let rates = rates(&plan.target);
+    let (own, wide) = (rates.step_us(plan), rates.step_us_in_f32(plan));
+    let gain = wide / own.max(f64::MIN_POSITIVE);
+    if gain < WORTH {
+        let message = format!(
+            "{} is predicted to make a step {gain:.2} times as fast as fp32 ({:.0} µs instead of {:.0} µs)",
+            plan.compute_dtype, own, wide
+        );
+        found.add("L16", &Origin::none(), "", message);
+    }
+}
