@@ -8,7 +8,10 @@ use crate::{DType, Tensor, TensorData};
 pub(super) fn unary(f: UnaryFn, call: &Call<'_>) -> Vec<Tensor> {
     let result = match call.inputs[0].data() {
         TensorData::Float(v) => call.real(0, v.iter().map(|&x| real(f, x)).collect()),
-        TensorData::Int(v) => call.integer(0, v.iter().map(|&x| integer(f, x)).collect()),
+        TensorData::Int(v) => {
+            let is_bool = call.inputs[0].ty.dtype == DType::Bool;
+            call.integer(0, v.iter().map(|&x| integer(f, x, is_bool)).collect())
+        }
     };
     vec![result]
 }
@@ -32,6 +35,14 @@ fn real(f: UnaryFn, x: f64) -> f64 {
         UnaryFn::Sin => x.sin(),
         UnaryFn::Cos => x.cos(),
         UnaryFn::Tan => x.tan(),
+        UnaryFn::Asin => x.asin(),
+        UnaryFn::Acos => x.acos(),
+        UnaryFn::Atan => x.atan(),
+        UnaryFn::Sinh => x.sinh(),
+        UnaryFn::Cosh => x.cosh(),
+        UnaryFn::Asinh => x.asinh(),
+        UnaryFn::Acosh => x.acosh(),
+        UnaryFn::Atanh => x.atanh(),
         UnaryFn::Tanh => x.tanh(),
         UnaryFn::Erf => erf(x),
         UnaryFn::Sigmoid => sigmoid(x),
@@ -45,12 +56,13 @@ fn real(f: UnaryFn, x: f64) -> f64 {
 }
 
 /// The functions that inference admits for integers and bools.
-fn integer(f: UnaryFn, x: i64) -> i64 {
+fn integer(f: UnaryFn, x: i64, is_bool: bool) -> i64 {
     match f {
         UnaryFn::Neg => x.wrapping_neg(),
         UnaryFn::Abs => x.wrapping_abs(),
         UnaryFn::Sign => x.signum(),
-        UnaryFn::Not => i64::from(x == 0),
+        UnaryFn::Not if is_bool => i64::from(x == 0),
+        UnaryFn::Not => !x,
         _ => unreachable!("invariant: {} takes floats only", f.name()),
     }
 }

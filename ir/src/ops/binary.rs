@@ -82,7 +82,7 @@ impl CompareFn {
 }
 
 functions! {
-    /// Logic on bools.
+    /// Logic on bools; on integers, that of their bits.
     LogicalFn {
         /// Both.
         And = "and",
@@ -96,10 +96,10 @@ functions! {
 impl LogicalFn {
     pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
         let shape = broadcast(inputs)?;
-        if inputs[0].dtype != DType::Bool {
+        if inputs[0].dtype.is_float() {
             return Err(OpError::new(format!("logic on {}", inputs[0].dtype)));
         }
-        Ok(vec![TensorType::new(DType::Bool, shape)])
+        Ok(vec![TensorType::new(inputs[0].dtype, shape)])
     }
 }
 

@@ -27,7 +27,7 @@ macro_rules! functions {
 pub(crate) use functions;
 
 functions! {
-    /// A real function of one float operand (`neg`, `abs` and `sign` also take integers, `not` a bool).
+    /// A real function of one float operand (`neg`, `abs` and `sign` also take integers, `not` only them and bools).
     UnaryFn {
         /// −x
         Neg = "neg",
@@ -61,6 +61,22 @@ functions! {
         Cos = "cos",
         /// tan x
         Tan = "tan",
+        /// arcsin x, in [−π/2, π/2]
+        Asin = "asin",
+        /// arccos x, in [0, π]
+        Acos = "acos",
+        /// arctan x, in (−π/2, π/2)
+        Atan = "atan",
+        /// sinh x
+        Sinh = "sinh",
+        /// cosh x
+        Cosh = "cosh",
+        /// arsinh x
+        Asinh = "asinh",
+        /// arcosh x, at least 0
+        Acosh = "acosh",
+        /// artanh x
+        Atanh = "atanh",
         /// tanh x
         Tanh = "tanh",
         /// Gauss's error function.
@@ -77,7 +93,7 @@ functions! {
         Gelu = "gelu",
         /// The tanh approximation of `gelu`, as PyTorch's `approximate="tanh"`.
         GeluTanh = "gelu_tanh",
-        /// Logical negation of a bool.
+        /// Logical negation of a bool; of an integer, that of its bits.
         Not = "not",
     }
 }
@@ -87,7 +103,7 @@ impl UnaryFn {
         arity(inputs, 1)?;
         let ty = inputs[0];
         match self {
-            UnaryFn::Not if ty.dtype == DType::Bool => {}
+            UnaryFn::Not if !ty.dtype.is_float() => {}
             UnaryFn::Not => return Err(OpError::new(format!("not of {}", ty.dtype))),
             UnaryFn::Neg | UnaryFn::Abs | UnaryFn::Sign if ty.dtype != DType::Bool => {}
             _ => float(ty, "the operand")?,

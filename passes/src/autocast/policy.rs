@@ -210,6 +210,10 @@ fn unary(f: UnaryFn) -> (Class, Source) {
         | UnaryFn::Rsqrt
         | UnaryFn::Reciprocal
         | UnaryFn::Tan
+        | UnaryFn::Asin
+        | UnaryFn::Acos
+        | UnaryFn::Sinh
+        | UnaryFn::Cosh
         | UnaryFn::Softplus => F32,
         // Not in PyTorch's lists, and exact or bounded: they keep the dtype of their operand.
         UnaryFn::Neg
@@ -222,6 +226,10 @@ fn unary(f: UnaryFn) -> (Class, Source) {
         | UnaryFn::Sin
         | UnaryFn::Cos
         | UnaryFn::Tanh
+        | UnaryFn::Atan
+        | UnaryFn::Asinh
+        | UnaryFn::Acosh
+        | UnaryFn::Atanh
         | UnaryFn::Erf
         | UnaryFn::Sigmoid
         | UnaryFn::Relu

@@ -2,7 +2,7 @@
 
 use super::{Rewrite, Rewritten, add, constant};
 use frit_ir::ops::{BinaryFn, CompareFn, Expand, LogicalFn, Reduce, ReduceFn};
-use frit_ir::{Graph, GraphError, NodeId, Op, Tensor, ValueId};
+use frit_ir::{DType, Graph, GraphError, NodeId, Op, Tensor, ValueId};
 
 /// Simplifies one node.
 pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
@@ -57,8 +57,10 @@ fn constant_last(graph: &mut Graph, id: NodeId) -> Rewritten {
 fn logical(graph: &mut Graph, id: NodeId, f: LogicalFn) -> Rewritten {
     let node = graph.node(id);
     let (a, b, y) = (node.inputs[0], node.inputs[1], node.outputs[0]);
+    let is_bool = graph.ty(y).dtype == DType::Bool;
     for (x, other) in [(b, a), (a, b)] {
-        let Some(c) = graph.constant(x).and_then(Tensor::as_splat) else { continue };
+        let known = graph.constant(x).filter(|_| is_bool).and_then(Tensor::as_splat);
+        let Some(c) = known else { continue };
         match (f, c != 0.0) {
             (LogicalFn::And, true) | (LogicalFn::Or | LogicalFn::Xor, false) => {
                 return to_shape_of(graph, id, other, y).map(Rewrite::To);

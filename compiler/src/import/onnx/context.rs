@@ -61,6 +61,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) opset: i64,
     /// Whether every BatchNormalization uses the statistics of its batch.
     pub(super) batch_norm_trains: bool,
+    /// Whether running variances are PyTorch's, which are unbiased; ONNX's are not.
+    pub(super) unbiased_variance: bool,
     /// Padding rows of tables, by initializer, where their values show them.
     pub(super) padding_rows: &'a HashMap<&'a str, usize>,
 }
@@ -205,7 +207,7 @@ impl NodeContext<'_> {
 
     /// An integer of the table of element types.
     pub(super) fn dtype_attribute(&self, name: &str, code: i64) -> Result<DType, Fault> {
-        tensor::dtype(code).map_err(|_| Fault::Attribute(format!("{name} = {code}")))
+        tensor::computed(code).map_err(|_| Fault::Attribute(format!("{name} = {code}")))
     }
 
     /// A constant of the graph.

@@ -20,7 +20,8 @@ impl<'a> Importer<'a> {
     pub(super) fn initializers(&mut self) {
         let data: HashSet<&str> = self.inputs.iter().map(|i| i.name.as_str()).collect();
         let nodes: Vec<&NodeProto> = self.nodes.iter().map(|(_, n)| *n).collect();
-        let trainable = trainable::Trainable::new(self.source, &nodes, &data, self.options);
+        let trainable =
+            trainable::Trainable::new(self.source, &nodes, &data, self.from_pytorch, self.options);
         let mut needed: HashSet<&str> = nodes.iter().flat_map(|n| operands(n)).collect();
         needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
         let parameters = trainable::parameters(self.source);

@@ -74,13 +74,18 @@ pub fn import(
         return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
     }
     let flat = function::inline(&model, graph)?;
-    Importer::new(flat.as_ref().unwrap_or(graph), name, folder, opset, options)?.run()
+    let source = flat.as_ref().unwrap_or(graph);
+    let mut importer = Importer::new(source, name, folder, opset, options)?;
+    importer.from_pytorch = model.producer_name == "pytorch";
+    importer.run()
 }
 
 struct Importer<'a> {
     source: &'a GraphProto,
     options: &'a ImportOptions,
     opset: i64,
+    /// Whether one of PyTorch's exporters wrote the model.
+    from_pytorch: bool,
     graph: Graph,
     files: ExternalFiles,
     weights: Weights,
@@ -119,6 +124,7 @@ impl<'a> Importer<'a> {
             source,
             options,
             opset,
+            from_pytorch: false,
             graph: Graph::new(if generic { name } else { &source.name }),
             files: ExternalFiles::new(folder),
             weights: Weights::default(),
@@ -322,6 +328,7 @@ impl<'a> Importer<'a> {
                 inputs,
                 opset: self.opset,
                 batch_norm_trains: self.options.batch_norm_trains,
+                unbiased_variance: self.from_pytorch,
                 padding_rows: &self.padding_rows,
             };
             ((operator.convert)(&mut cx), cx.inputs)

@@ -136,6 +136,44 @@ pub(super) fn dtype(code: i64) -> Result<DType, TensorError> {
     })
 }
 
+/// An integer type of ONNX that Frit computes with in a wider one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Narrow {
+    /// Size of an element in the file, in bytes.
+    pub(super) bytes: usize,
+    pub(super) signed: bool,
+    /// The type that takes its place.
+    pub(super) wide: DType,
+}
+
+impl Narrow {
+    /// The integer in the first [`Narrow::bytes`] of these little-endian bytes.
+    fn value(self, bytes: &[u8]) -> i64 {
+        let negative = self.signed && bytes[self.bytes - 1] >= 0x80;
+        let mut all = [if negative { 0xff } else { 0 }; 8];
+        all[..self.bytes].copy_from_slice(&bytes[..self.bytes]);
+        i64::from_le_bytes(all)
+    }
+}
+
+/// The integer type with this ONNX number, if it is one that is widened.
+pub(super) fn narrow(code: i64) -> Option<Narrow> {
+    let (bytes, signed, wide) = match code {
+        3 => (1, true, DType::I32),
+        4 => (2, false, DType::I32),
+        5 => (2, true, DType::I32),
+        12 => (4, false, DType::I64),
+        13 => (8, false, DType::I64),
+        _ => return None,
+    };
+    Some(Narrow { bytes, signed, wide })
+}
+
+/// The element type that tensors of this ONNX number are computed with.
+pub(super) fn computed(code: i64) -> Result<DType, TensorError> {
+    narrow(code).map_or_else(|| dtype(code), |n| Ok(n.wide))
+}
+
 /// The type of a tensor, with all sizes checked.
 pub(super) fn type_of(tensor: &TensorProto) -> Result<TensorType, TensorError> {
     let dims: Result<Vec<usize>, _> = tensor.dims.iter().map(|&d| usize::try_from(d)).collect();
@@ -143,12 +181,15 @@ pub(super) fn type_of(tensor: &TensorProto) -> Result<TensorType, TensorError> {
     if checked_numel(&dims).is_none() {
         return Err(TensorError::Shape(tensor.dims.clone()));
     }
-    Ok(TensorType::new(dtype(tensor.data_type.into())?, dims))
+    Ok(TensorType::new(computed(tensor.data_type.into())?, dims))
 }
 
 /// The tensor's type and bytes.
 pub(super) fn read(tensor: &TensorProto, files: &mut ExternalFiles) -> Result<Stored, TensorError> {
     let ty = type_of(tensor)?;
+    if let Some(narrow) = narrow(tensor.data_type.into()) {
+        return read_narrow(tensor, files, ty, narrow);
+    }
     let bytes = if tensor.data_location == 1 {
         files.slice(tensor, ty.bytes())?
     } else if let Some(raw) = &tensor.raw_data {
@@ -160,6 +201,38 @@ pub(super) fn read(tensor: &TensorProto, files: &mut ExternalFiles) -> Result<St
         return Err(TensorError::Size { expected: ty.bytes(), found: bytes.len(), ty });
     }
     Ok(Stored { ty, bytes })
+}
+
+/// Integers of a type that is widened.
+fn read_narrow(
+    tensor: &TensorProto,
+    files: &mut ExternalFiles,
+    ty: TensorType,
+    narrow: Narrow,
+) -> Result<Stored, TensorError> {
+    let expected = ty.shape.numel() * narrow.bytes;
+    let raw = match &tensor.raw_data {
+        _ if tensor.data_location == 1 => Some(files.slice(tensor, expected)?),
+        raw => raw.clone(),
+    };
+    let values: Vec<i64> = match &raw {
+        Some(raw) if raw.len() == expected => {
+            raw.chunks_exact(narrow.bytes).map(|element| narrow.value(element)).collect()
+        }
+        Some(raw) => return Err(TensorError::Size { expected, found: raw.len(), ty }),
+        None if narrow.wide == DType::I64 => {
+            tensor.uint64_data.iter().map(|x| narrow.value(&x.to_le_bytes())).collect()
+        }
+        None => tensor.int32_data.iter().map(|x| narrow.value(&x.to_le_bytes())).collect(),
+    };
+    let bytes: Vec<u8> = match narrow.wide {
+        DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    };
+    if bytes.len() != ty.bytes() {
+        return Err(TensorError::Size { expected: ty.bytes(), found: bytes.len(), ty });
+    }
+    Ok(Stored { ty, bytes: Bytes::from(bytes) })
 }
 
 /// Little-endian bytes of the field that ONNX prescribes for the element type.

@@ -1,8 +1,8 @@
 //! Which initializers train, and why.
 //!
 //! In order: `params.ignored` and `params.frozen`; what the exporter says (the dynamo exporter writes
-//! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars;
-//! values that reach the outputs only through sines and cosines of data-independent values (rotary
+//! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars that
+//! are no tensor of a PyTorch module; values that reach the outputs only through sines and cosines of data-independent values (rotary
 //! tables), or not at all; tables of sines and cosines; rows of zeros added to the output. All other
 //! floats train if `params.trainable` covers their name.
 
@@ -53,6 +53,8 @@ pub(super) fn batch_norm_trains(node: &NodeProto) -> bool {
 /// Facts about a model that decide what trains.
 pub(super) struct Trainable<'a> {
     options: &'a ImportOptions,
+    /// Whether PyTorch's TorchScript exporter wrote the model: it states no signature.
+    from_torchscript: bool,
     /// What the exporter calls each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
     statistics: HashSet<&'a str>,
@@ -71,11 +73,12 @@ pub(super) struct Trainable<'a> {
 }
 
 impl<'a> Trainable<'a> {
-    /// Gathers the facts; `nodes` in topological order.
+    /// Gathers the facts; `nodes` in topological order, `from_pytorch` if PyTorch wrote the model.
     pub(super) fn new(
         graph: &'a GraphProto,
         nodes: &[&'a NodeProto],
         data: &HashSet<&str>,
+        from_pytorch: bool,
         options: &'a ImportOptions,
     ) -> Self {
         let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
@@ -112,6 +115,7 @@ impl<'a> Trainable<'a> {
         };
         Trainable {
             options,
+            from_torchscript: from_pytorch && signature.is_empty(),
             signature,
             statistics,
             renewed,
@@ -148,7 +152,7 @@ impl<'a> Trainable<'a> {
             (Buffer, format!("the exporter lists it as {}", kind.to_lowercase().replace('_', " ")))
         } else if self.statistics.contains(name) {
             (Buffer, "it is a running statistic of BatchNormalization".into())
-        } else if said.is_none() && ty.shape.rank() == 0 {
+        } else if said.is_none() && ty.shape.rank() == 0 && !self.is_module_tensor(name) {
             (Buffer, "it is a scalar constant".into())
         } else if !self.reaching.contains(place) {
             (Buffer, "no gradient path leads from it to an output".into())
@@ -194,6 +198,12 @@ impl Trainable<'_> {
     pub(super) fn padding_row(&self, name: &str, stored: &Stored) -> Option<usize> {
         let looked_up = self.signature.is_empty() && self.tables.contains(name);
         looked_up.then(|| table::padding_row(stored)).flatten()
+    }
+
+    /// Whether the TorchScript exporter took the initializer from the module's state, and so under its
+    /// name there; what it made itself is called `onnx::Mul_12` or by a number.
+    fn is_module_tensor(&self, name: &str) -> bool {
+        self.from_torchscript && !name.contains("::") && name.parse::<u64>().is_err()
     }
 
     /// Whether an initializer that the exporter does not list is what its optimization made of a

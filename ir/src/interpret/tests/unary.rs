@@ -53,6 +53,12 @@ fn functions_of_reals() {
     check(UnaryFn::Sin, x.map(f64::sin));
     check(UnaryFn::Cos, x.map(f64::cos));
     check(UnaryFn::Tan, x.map(|x| x.sin() / x.cos()));
+    check(
+        UnaryFn::Atan,
+        [-2.0, -0.5, 0.0, 1.5]
+            .map(|x: f64| x.signum() * (1.0 / (1.0 + x * x).sqrt()).acos())
+            .map(|y| if y.abs() < 1e-300 { 0.0 } else { y }),
+    );
     check(UnaryFn::Tanh, x.map(|x| ((2.0 * x).exp() - 1.0) / ((2.0 * x).exp() + 1.0)));
     check(UnaryFn::Sigmoid, x.map(|x| 1.0 / (1.0 + (-x).exp())));
     check(UnaryFn::Silu, x.map(|x| x / (1.0 + (-x).exp())));

@@ -1,6 +1,7 @@
 //! Elementwise operations and casts, taken apart into [`Expr`]s.
 
 use super::expr::{Bin, Dag, Expr, Id, Ty, Un};
+use super::hyperbolic::{acos, acosh, asinh, atanh, cosh, sinh};
 use super::region::unsupported;
 use crate::error::Unsupported;
 use frit_ir::ops::{BinaryFn, CompareFn, LogicalFn, PredicateFn, UnaryFn};
@@ -75,6 +76,14 @@ fn unary(dag: &mut Dag, f: UnaryFn, x: Id, dtype: DType, op: &Op) -> Result<Id, 
             dag.over(sin, cos)
         }
         UnaryFn::Tanh => dag.un(Un::Tanh, x),
+        UnaryFn::Asin => dag.un(Un::Asin, x),
+        UnaryFn::Atan => dag.un(Un::Atan, x),
+        UnaryFn::Acos => acos(dag, x),
+        UnaryFn::Sinh => sinh(dag, x),
+        UnaryFn::Cosh => cosh(dag, x),
+        UnaryFn::Asinh => asinh(dag, x),
+        UnaryFn::Acosh => acosh(dag, x),
+        UnaryFn::Atanh => atanh(dag, x),
         UnaryFn::Erf => dag.un(Un::Erf, x),
         UnaryFn::Sigmoid => sigmoid(dag, x),
         UnaryFn::Softplus => {

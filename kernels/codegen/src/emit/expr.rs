@@ -60,6 +60,8 @@ pub(crate) enum Un {
     Sin,
     Cos,
     Tanh,
+    Atan,
+    Asin,
     Erf,
     Not,
 }
@@ -68,7 +70,7 @@ impl Un {
     /// Whether it costs many instructions, so that its value is kept rather than computed again.
     fn is_expensive(self) -> bool {
         use Un::*;
-        matches!(self, Exp | Expm1 | Log | Log1p | Sin | Cos | Tanh | Erf)
+        matches!(self, Exp | Expm1 | Log | Log1p | Sin | Cos | Tanh | Atan | Asin | Erf)
     }
 }
 
@@ -228,7 +230,7 @@ impl Dag {
     }
 
     pub(crate) fn logical(&mut self, f: LogicalFn, a: Id, b: Id) -> Id {
-        self.add(Expr::Logical(f, a, b), Ty::Bool)
+        self.add(Expr::Logical(f, a, b), self.ty(a))
     }
 
     pub(crate) fn select(&mut self, c: Id, a: Id, b: Id) -> Id {

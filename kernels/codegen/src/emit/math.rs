@@ -53,6 +53,11 @@ const LOG: [f32; 9] = [
 const SIN: [f32; 4] = [-0.166_666_67, 8.333_329e-3, -1.983_933_6e-4, 2.718_313_2e-6];
 const COS: [f32; 4] = [4.166_666_7e-2, -1.388_888_4e-3, 2.479_953_8e-5, -2.721_148_6e-7];
 
+/// (atan(x)/x − 1)/x² in x² on |x| ≤ tan(π/8); relative error 7e-10.
+const ATAN: [f32; 5] = [-0.333_333_16, 0.199_984_36, -0.142_427_41, 0.105_873_65, -6.060_532e-2];
+/// (arcsin(x)/x − 1)/x² in x² on |x| ≤ ½; relative error 5e-9.
+const ASIN: [f32; 5] = [0.166_667_54, 7.495_233e-2, 4.547_833_3e-2, 2.414_103_6e-2, 4.223_047e-2];
+
 fn polynomial(t: &mut Text, coefficients: &[f32], x: Val) -> Val {
     let mut rest = coefficients.iter().rev();
     let last = *rest.next().expect("invariant: a polynomial has coefficients");
@@ -195,6 +200,53 @@ pub(crate) fn tanh(t: &mut Text, x: Val) -> Val {
     let border = t.float(0.625, width);
     let is_small = t.cmpf("olt", abs, border);
     t.select(is_small, small, large)
+}
+
+/// atan x: a polynomial within tan(π/8); beyond, atan x = π/4 + atan((x − 1)/(x + 1)), and from
+/// tan(3π/8) on π/2 − atan(1/x).
+pub(crate) fn atan(t: &mut Text, x: Val) -> Val {
+    use std::f32::consts::{FRAC_PI_2, FRAC_PI_4};
+    let width = x.width;
+    let abs = t.same("math.absf", &[x]);
+    let (one, minus_one, zero) = (t.float(1.0, width), t.float(-1.0, width), t.float(0.0, width));
+    let (near, far) = (t.float(0.414_213_57, width), t.float(2.414_213_7, width));
+    let (is_far, is_middle) = (t.cmpf("ogt", abs, far), t.cmpf("ogt", abs, near));
+    let (less, more) = (t.same("arith.subf", &[abs, one]), t.same("arith.addf", &[abs, one]));
+    let numerator = t.select(is_middle, less, abs);
+    let numerator = t.select(is_far, minus_one, numerator);
+    let denominator = t.select(is_middle, more, one);
+    let denominator = t.select(is_far, abs, denominator);
+    let r = t.same("arith.divf", &[numerator, denominator]);
+    let (quarter, half) = (t.float(FRAC_PI_4, width), t.float(FRAC_PI_2, width));
+    let offset = t.select(is_middle, quarter, zero);
+    let offset = t.select(is_far, half, offset);
+    let square = t.same("arith.mulf", &[r, r]);
+    let p = polynomial(t, &ATAN, square);
+    let cube = t.same("arith.mulf", &[square, r]);
+    let y = t.same("math.fma", &[cube, p, r]);
+    let y = t.same("arith.addf", &[offset, y]);
+    t.same("math.copysign", &[y, x])
+}
+
+/// arcsin x: a polynomial within ½; beyond, π/2 − 2·arcsin √((1 − |x|)/2). NaN outside [−1, 1].
+pub(crate) fn asin(t: &mut Text, x: Val) -> Val {
+    let width = x.width;
+    let abs = t.same("math.absf", &[x]);
+    let (half, minus_half) = (t.float(0.5, width), t.float(-0.5, width));
+    let is_far = t.cmpf("ogt", abs, half);
+    let near_square = t.same("arith.mulf", &[abs, abs]);
+    let far_square = t.same("math.fma", &[abs, minus_half, half]);
+    let square = t.select(is_far, far_square, near_square);
+    let root = t.same("math.sqrt", &[far_square]);
+    let r = t.select(is_far, root, abs);
+    let p = polynomial(t, &ASIN, square);
+    let cube = t.same("arith.mulf", &[square, r]);
+    let near = t.same("math.fma", &[cube, p, r]);
+    let (minus_two, quarter_turn) =
+        (t.float(-2.0, width), t.float(std::f32::consts::FRAC_PI_2, width));
+    let far = t.same("math.fma", &[near, minus_two, quarter_turn]);
+    let y = t.select(is_far, far, near);
+    t.same("math.copysign", &[y, x])
 }
 
 /// Gauss's error function: a polynomial near 0, 1 − e^−P(|x|) elsewhere.

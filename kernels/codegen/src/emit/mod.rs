@@ -1,7 +1,7 @@
 //! From a fused region to MLIR text, for the host and for CUDA.
 //!
 //! [`region`] turns the body into expressions over an iteration space ([`view`], [`expr`]) with the
-//! help of [`composite`], [`optimizer`] and [`row_ops`]; the loops around them are written by one file per kind and
+//! help of [`composite`], [`hyperbolic`], [`optimizer`] and [`row_ops`]; the loops around them are written by one file per kind and
 //! target; [`point`] evaluates expressions inside the loops with [`math`] and [`load_store`].
 
 mod col_reduce;
@@ -10,6 +10,7 @@ pub(crate) mod cuda_function;
 mod cuda_reduce;
 mod expr;
 pub(crate) mod host_function;
+mod hyperbolic;
 mod load_store;
 mod math;
 mod optimizer;

@@ -295,6 +295,8 @@ impl<'p> Emitter<'p> {
             Un::Expm1 => math::expm1(t, a),
             Un::Log => math::log(t, a),
             Un::Log1p => math::log1p(t, a),
+            Un::Atan => math::atan(t, a),
+            Un::Asin => math::asin(t, a),
             Un::Sqrt => t.same("math.sqrt", &[a]),
             Un::Floor => t.same("math.floor", &[a]),
             Un::Ceil => t.same("math.ceil", &[a]),
@@ -304,7 +306,7 @@ impl<'p> Emitter<'p> {
             Un::Tanh => math::tanh(t, a),
             Un::Erf => math::erf(t, a),
             Un::Not => {
-                let on = t.int(1, Elem::I1, a.width);
+                let on = t.int(if a.elem == Elem::I1 { 1 } else { -1 }, a.elem, a.width);
                 t.same("arith.xori", &[a, on])
             }
         }

@@ -114,7 +114,9 @@ impl Text {
         }
         let val = self.name(ty);
         let dense = if ty.1 == 1 { literal.clone() } else { format!("dense<{literal}>") };
-        writeln!(self.constants, "{val} = arith.constant {dense} : {ty}")
+        // `true` and `false` have a type of their own, and MLIR takes no second one.
+        let of = if ty == Type(Elem::I1, 1) { String::new() } else { format!(" : {ty}") };
+        writeln!(self.constants, "{val} = arith.constant {dense}{of}")
             .expect("invariant: a String takes all text");
         self.known.insert((ty, literal), val);
         val

@@ -53,6 +53,14 @@ pub(crate) fn reference(f: UnaryFn, x: f64) -> f64 {
         Cos => x.cos(),
         Tan => x.tan(),
         Tanh => x.tanh(),
+        Asin => x.asin(),
+        Acos => x.acos(),
+        Atan => x.atan(),
+        Sinh => x.sinh(),
+        Cosh => x.cosh(),
+        Asinh => x.asinh(),
+        Acosh => x.acosh(),
+        Atanh => x.atanh(),
         Erf => erf(x),
         Sigmoid => sigmoid(x),
         Softplus => (-x.abs()).exp().ln_1p() + if x.is_nan() { x } else { x.max(0.0) },
@@ -119,6 +127,17 @@ fn cases() -> Vec<Case> {
         (Ceil, -1e3, 1e3),
         (Round, -100.0, 100.0),
         (Tanh, -20.0, 20.0),
+        (Asin, -1.0, 1.0),
+        (Acos, -1.0, 1.0),
+        (Atan, -30.0, 30.0),
+        (Atan, -1e6, 1e6),
+        (Sinh, -88.0, 88.0),
+        (Cosh, -88.0, 88.0),
+        (Asinh, -20.0, 20.0),
+        (Asinh, -1e8, 1e8),
+        (Acosh, 1.0, 20.0),
+        (Acosh, 1.0, 1e8),
+        (Atanh, -0.999, 0.999),
         (Erf, -6.0, 6.0),
         (Sigmoid, -87.0, 100.0),
         (Softplus, -80.0, 100.0),
@@ -150,12 +169,12 @@ fn functions_are_the_same_without_avx512() {
 fn special_values_give_special_values() {
     use UnaryFn::*;
     let inf = f64::INFINITY;
-    let specials = [0.0, -0.0, inf, -inf, f64::NAN, 1e30, -1e30, 89.0, -110.0, 1e-42]
+    let specials = [0.0, -0.0, inf, -inf, f64::NAN, 1e30, -1e30, 89.0, -110.0, 1e-42, 1.0, -1.0]
         .map(|x| f64::from(x as f32))
         .to_vec();
     let functions = [
         Neg, Abs, Sign, Exp, Log, Log1p, Sqrt, Floor, Ceil, Round, Tanh, Erf, Sigmoid, Relu, Expm1,
-        Softplus, Rsqrt, Reciprocal,
+        Softplus, Rsqrt, Reciprocal, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh,
     ];
     let cases: Vec<Case> = functions
         .into_iter()

@@ -505,3 +505,58 @@ fn reductions_of_single_elements_are_pointwise() {
         floor: 0.0,
     }]);
 }
+
+#[test]
+fn scalar_conditions_of_a_row_are_negated() {
+    let mut body = Body::new();
+    let (mask, x) = (body.input(DType::Bool, &[2, 1]), body.input(DType::F32, &[2, 5]));
+    let not = body.one(Op::Unary(UnaryFn::Not), &[mask]);
+    let negative = body.one(Op::Unary(UnaryFn::Neg), &[x]);
+    let y = body.one(Op::Select, &[not, x, negative]);
+    let values: Vec<f64> = (0..10).map(f64::from).collect();
+    let expected = values.iter().enumerate().map(|(i, v)| if i < 5 { -v } else { *v }).collect();
+    check(&[Case {
+        name: "not of a scalar".into(),
+        body: body.done(&[y]),
+        kind: FusionKind::Pointwise,
+        inputs: vec![
+            Tensor::ints(DType::Bool, [2, 1], vec![1, 0]),
+            Tensor::floats(DType::F32, [2, 5], values),
+        ],
+        expected: vec![expected],
+        tolerance: 0.0,
+        floor: 0.0,
+    }]);
+}
+
+#[test]
+fn integers_have_bitwise_logic() {
+    use frit_ir::ops::LogicalFn;
+    let (a, b) = ([0i64, 5, -1, 12, 7, 3, 9, 10, 1], [3i64, 6, 5, 10, -8, 1, 2, 3, 4]);
+    let mut cases = Vec::new();
+    for dtype in [DType::I64, DType::I32] {
+        let mut body = Body::new();
+        let (x, y) = (body.input(dtype, &[9]), body.input(dtype, &[9]));
+        let mut outputs = Vec::new();
+        for f in [LogicalFn::And, LogicalFn::Or, LogicalFn::Xor] {
+            outputs.push(body.one(Op::Logical(f), &[x, y]));
+        }
+        outputs.push(body.one(Op::Unary(UnaryFn::Not), &[x]));
+        let zip = |f: fn(i64, i64) -> i64| {
+            a.iter().zip(&b).map(|(a, b)| f(*a, *b) as f64).collect::<Vec<f64>>()
+        };
+        cases.push(Case {
+            name: format!("bits of {dtype}"),
+            body: body.done(&outputs),
+            kind: FusionKind::Pointwise,
+            inputs: vec![
+                Tensor::ints(dtype, [9], a.to_vec()),
+                Tensor::ints(dtype, [9], b.to_vec()),
+            ],
+            expected: vec![zip(|a, b| a & b), zip(|a, b| a | b), zip(|a, b| a ^ b), zip(|a, _| !a)],
+            tolerance: 0.0,
+            floor: 0.0,
+        });
+    }
+    check(&cases);
+}

@@ -62,6 +62,39 @@ pub(super) fn unary(
             let factor = b.add(square, one)?;
             b.mul(dy, factor)?
         }
+        Asin => {
+            let factor = inverse_root(b, x, -1.0, 1.0)?;
+            b.mul(dy, factor)?
+        }
+        Acos => {
+            let root = inverse_root(b, x, -1.0, 1.0)?;
+            let factor = b.neg(root)?;
+            b.mul(dy, factor)?
+        }
+        Asinh => {
+            let factor = inverse_root(b, x, 1.0, 1.0)?;
+            b.mul(dy, factor)?
+        }
+        Acosh => {
+            let factor = inverse_root(b, x, 1.0, -1.0)?;
+            b.mul(dy, factor)?
+        }
+        Atan => {
+            let divisor = square_plus(b, x, 1.0, 1.0)?;
+            b.div(dy, divisor)?
+        }
+        Atanh => {
+            let divisor = square_plus(b, x, -1.0, 1.0)?;
+            b.div(dy, divisor)?
+        }
+        Sinh => {
+            let factor = b.unary(Cosh, x)?;
+            b.mul(dy, factor)?
+        }
+        Cosh => {
+            let factor = b.unary(Sinh, x)?;
+            b.mul(dy, factor)?
+        }
         Erf => {
             let square = b.mul(x, x)?;
             let exponent = b.neg(square)?;
@@ -83,6 +116,20 @@ pub(super) fn unary(
         Sign | Floor | Ceil | Round | Not => return Ok(vec![None]),
     };
     Ok(vec![Some(dx)])
+}
+
+/// `sign·x² + constant`
+fn square_plus(b: &mut Builder<'_>, x: ValueId, sign: f64, constant: f64) -> Rule<ValueId> {
+    let square = b.mul(x, x)?;
+    let square = if sign < 0.0 { b.neg(square)? } else { square };
+    let constant = b.constant(b.ty(x).dtype, constant)?;
+    b.add(square, constant)
+}
+
+/// `1/√(sign·x² + constant)`
+fn inverse_root(b: &mut Builder<'_>, x: ValueId, sign: f64, constant: f64) -> Rule<ValueId> {
+    let sum = square_plus(b, x, sign, constant)?;
+    b.unary(UnaryFn::Rsqrt, sum)
 }
 
 /// The inverse cast; nothing where the cotangent was summed or written wide already.

@@ -1,7 +1,6 @@
 //! Gradient rules of reductions and of softmax.
 
 use super::super::builder::{Builder, Gradients, Rule};
-use super::unsupported;
 use frit_ir::ops::{Cast, CompareFn, Expand, Op, Reduce, ReduceFn};
 use frit_ir::{Shape, ValueId};
 
@@ -34,9 +33,31 @@ pub(super) fn reduce(
             let zero = b.constant(ty.dtype, 0.0)?;
             b.select(hit, share, zero)?
         }
-        ReduceFn::Prod => return Err(unsupported("`reduce` of kind `prod`")),
+        ReduceFn::Prod => {
+            let others = product_of_others(b, op, x)?;
+            b.mul(dy, others)?
+        }
     };
     Ok(vec![Some(dx)])
+}
+
+/// For every element the product of those it is multiplied with. Zeros are left out of the product
+/// that is divided by: one zero has all others as its own, and the others a zero.
+fn product_of_others(b: &mut Builder<'_>, op: &Reduce, x: ValueId) -> Rule<ValueId> {
+    let dtype = b.ty(x).dtype;
+    let (zero, one) = (b.constant(dtype, 0.0)?, b.constant(dtype, 1.0)?);
+    let is_zero = b.compare(CompareFn::Eq, x, zero)?;
+    let factors = b.select(is_zero, one, x)?;
+    let counted = b.emit(Op::Cast(Cast { to: dtype }), &[is_zero])?;
+    let along = |f| Op::Reduce(Reduce { f, axes: op.axes.clone(), keep_dims: true });
+    let product = b.emit(along(ReduceFn::Prod), &[factors])?;
+    let n_zeros = b.emit(along(ReduceFn::Sum), &[counted])?;
+    let (none, single) =
+        (b.compare(CompareFn::Eq, n_zeros, zero)?, b.compare(CompareFn::Eq, n_zeros, one)?);
+    let others = b.div(product, factors)?;
+    let of_factor = b.select(none, others, zero)?;
+    let of_zero = b.select(single, product, zero)?;
+    b.select(is_zero, of_zero, of_factor)
 }
 
 /// Every summed element has the cotangent of its sum.

@@ -1,9 +1,9 @@
 //! Gradient rules of indexed writes, and of the indexed reads whose gradient is one.
 
 use super::super::builder::{Builder, Gradients};
-use super::unsupported;
 use frit_ir::ValueId;
-use frit_ir::ops::{CompareFn, GatherNd, Op, ScatterElements, ScatterFn, ScatterNd, TopK};
+use frit_ir::ops::TopK;
+use frit_ir::ops::{CompareFn, GatherNd, LogicalFn, Op, ScatterElements, ScatterFn, ScatterNd};
 
 /// Every cotangent is added where its slice was read.
 pub(super) fn gather_nd(
@@ -75,6 +75,41 @@ pub(super) fn scatter(
             }
             Ok(vec![dx, None, du])
         }
-        ScatterFn::Mul => Err(unsupported("a scatter of products")),
+        ScatterFn::Mul => {
+            let zero = b.constant(dtype, 0.0)?;
+            let one = b.constant(dtype, 1.0)?;
+            // What the product of the others is cannot be had by division where a factor is zero: such
+            // a factor is put in as one.
+            let mut dx = None;
+            if b.needs(0) {
+                let is_zero = b.compare(CompareFn::Eq, data, zero)?;
+                let factor = b.select(is_zero, one, data)?;
+                let product = b.emit(scatter(ScatterFn::Mul), &[factor, indices, updates])?;
+                let others = b.div(product, factor)?;
+                dx = Some(b.mul(dy, others)?);
+            }
+            let mut du = None;
+            if b.needs(2) {
+                let is_zero = b.compare(CompareFn::Eq, updates, zero)?;
+                let counted = b.cast(is_zero, dtype)?;
+                let zeros = b.zeros(b.ty(data).with_dtype(dtype))?;
+                let count = b.emit(scatter(ScatterFn::Add), &[zeros, indices, counted])?;
+                let count = b.emit(gather.clone(), &[count, indices])?;
+                let is_only = b.compare(CompareFn::Eq, count, one)?;
+                let is_only = b.emit(Op::Logical(LogicalFn::And), &[is_zero, is_only])?;
+                let factor = b.select(is_only, one, updates)?;
+                let product = b.emit(scatter(ScatterFn::Mul), &[data, indices, factor])?;
+                let product = b.mul(dy, product)?;
+                let product = b.emit(gather.clone(), &[product, indices])?;
+                // Two zeros at one place make every product zero.
+                let divisor = b.select(is_zero, one, updates)?;
+                let others = b.div(product, divisor)?;
+                let of_all = b.mul(dy, y)?;
+                let of_all = b.emit(gather, &[of_all, indices])?;
+                let of_all = b.div(of_all, divisor)?;
+                du = Some(b.select(is_only, others, of_all)?);
+            }
+            Ok(vec![dx, None, du])
+        }
     }
 }

@@ -27,7 +27,8 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     let mut outputs = vec![results[0].into()];
     for (i, &batch) in results[1..].iter().enumerate() {
         let old = cx.input(3 + i)?;
-        let next = blend(cx, old, batch, momentum)?;
+        let correction = if i == 1 && cx.unbiased_variance { unbiasing(&cx.dims(x)) } else { 1.0 };
+        let next = blend(cx, old, batch, (momentum, (1.0 - momentum) * correction))?;
         if let Op::Param(param) = &cx.graph.def(old).op {
             let name = param.name.clone();
             cx.graph.add_output(&name, next, OutputKind::Carry(old));
@@ -39,16 +40,22 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     Ok(outputs)
 }
 
-/// `old · momentum + batch · (1 − momentum)`
+/// What turns the variance of `x[N, C, …]`, a mean of squares, into an unbiased estimate.
+fn unbiasing(dims: &[usize]) -> f64 {
+    let n: usize = dims[0] * dims[2..].iter().product::<usize>();
+    if n > 1 { n as f64 / (n - 1) as f64 } else { 1.0 }
+}
+
+/// `old · keep + batch · take`
 fn blend(
     cx: &mut NodeContext<'_>,
     old: ValueId,
     batch: ValueId,
-    momentum: f64,
+    (keep, take): (f64, f64),
 ) -> Result<ValueId, Fault> {
     let dtype = cx.ty(old).dtype;
     let batch = cx.cast(batch, dtype)?;
-    let (keep, take) = (cx.scalar_like(old, momentum)?, cx.scalar_like(old, 1.0 - momentum)?);
+    let (keep, take) = (cx.scalar_like(old, keep)?, cx.scalar_like(old, take)?);
     let kept = cx.emit(Op::Binary(BinaryFn::Mul), &[old, keep])?;
     let taken = cx.emit(Op::Binary(BinaryFn::Mul), &[batch, take])?;
     cx.emit(Op::Binary(BinaryFn::Add), &[kept, taken])

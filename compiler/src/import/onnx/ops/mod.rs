@@ -6,6 +6,7 @@ mod composed;
 mod constant;
 mod convolution;
 mod einsum;
+mod grid;
 mod index;
 mod layout;
 mod loss;
@@ -42,6 +43,7 @@ const FAMILIES: &[&[Operator]] = &[
     constant::OPERATORS,
     convolution::OPERATORS,
     einsum::OPERATORS,
+    grid::OPERATORS,
     index::OPERATORS,
     layout::OPERATORS,
     loss::OPERATORS,

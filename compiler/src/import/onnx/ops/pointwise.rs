@@ -1,21 +1,33 @@
 //! Elementwise operators: arithmetic, comparison, logic, activations, element types.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::super::tensor::{self, Narrow};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, PredicateFn, UnaryFn};
 use frit_ir::{Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Abs", &[], |cx| unary(cx, UnaryFn::Abs)),
+    op("Acos", &[], |cx| unary(cx, UnaryFn::Acos)),
+    op("Acosh", &[], |cx| unary(cx, UnaryFn::Acosh)),
     op("Add", &[], |cx| binary(cx, BinaryFn::Add)),
     op("And", &[], |cx| logical(cx, LogicalFn::And)),
+    op("Asin", &[], |cx| unary(cx, UnaryFn::Asin)),
+    op("Asinh", &[], |cx| unary(cx, UnaryFn::Asinh)),
+    op("Atan", &[], |cx| unary(cx, UnaryFn::Atan)),
+    op("Atanh", &[], |cx| unary(cx, UnaryFn::Atanh)),
+    op("BitShift", &["direction"], bit_shift),
+    op("BitwiseAnd", &[], |cx| logical(cx, LogicalFn::And)),
+    op("BitwiseNot", &[], |cx| unary(cx, UnaryFn::Not)),
+    op("BitwiseOr", &[], |cx| logical(cx, LogicalFn::Or)),
+    op("BitwiseXor", &[], |cx| logical(cx, LogicalFn::Xor)),
     op("Cast", &["to", "saturate"], cast),
     op("CastLike", &["saturate"], cast_like),
     op("Ceil", &[], |cx| unary(cx, UnaryFn::Ceil)),
     op("Celu", &["alpha"], celu),
     op("Clip", &[], clip),
     op("Cos", &[], |cx| unary(cx, UnaryFn::Cos)),
-    op("Cosh", &[], |cx| hyperbolic(cx, BinaryFn::Add)),
+    op("Cosh", &[], |cx| unary(cx, UnaryFn::Cosh)),
     op("Div", &[], |cx| binary(cx, BinaryFn::Div)),
     op("Elu", &["alpha"], elu),
     op("Equal", &[], |cx| compare(cx, CompareFn::Eq)),
@@ -54,7 +66,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("Sigmoid", &[], |cx| unary(cx, UnaryFn::Sigmoid)),
     op("Sign", &[], |cx| unary(cx, UnaryFn::Sign)),
     op("Sin", &[], |cx| unary(cx, UnaryFn::Sin)),
-    op("Sinh", &[], |cx| hyperbolic(cx, BinaryFn::Sub)),
+    op("Sinh", &[], |cx| unary(cx, UnaryFn::Sinh)),
     op("Softplus", &[], |cx| unary(cx, UnaryFn::Softplus)),
     op("Softsign", &[], softsign),
     op("Sqrt", &[], |cx| unary(cx, UnaryFn::Sqrt)),
@@ -146,7 +158,33 @@ fn select(cx: &mut NodeContext<'_>) -> Outcome {
 fn cast(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let to = cx.dtype_attribute("to", cx.int("to", 0))?;
-    one(cx.cast(x, to)?)
+    let y = cx.cast(x, to)?;
+    match tensor::narrow(cx.int("to", 0)) {
+        Some(narrow) if narrow.bytes < to.size() => one(wrapped(cx, y, narrow)?),
+        _ => one(y),
+    }
+}
+
+/// An integer cut to the bits of the type that it stands for.
+fn wrapped(cx: &mut NodeContext<'_>, x: ValueId, narrow: Narrow) -> Result<ValueId, Fault> {
+    let range = 2f64.powi(8 * narrow.bytes as i32);
+    let low = if narrow.signed { -range / 2.0 } else { 0.0 };
+    let above = shifted(cx, x, -low)?;
+    let range = cx.scalar_like(x, range)?;
+    let rest = cx.emit(Op::Binary(BinaryFn::Mod), &[above, range])?;
+    shifted(cx, rest, low)
+}
+
+/// `a·2ᵇ`, or `a/2ᵇ` rounded down; `a` is unsigned.
+fn bit_shift(cx: &mut NodeContext<'_>) -> Outcome {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let two = cx.scalar_like(a, 2.0)?;
+    let power = cx.emit(Op::Binary(BinaryFn::Pow), &[two, b])?;
+    match cx.text("direction", "").as_str() {
+        "LEFT" => one(cx.emit(Op::Binary(BinaryFn::Mul), &[a, power])?),
+        "RIGHT" => one(cx.emit(Op::Binary(BinaryFn::Div), &[a, power])?),
+        other => Err(Fault::Attribute(format!("direction = \"{other}\""))),
+    }
 }
 
 fn cast_like(cx: &mut NodeContext<'_>) -> Outcome {
@@ -317,14 +355,4 @@ fn mish(cx: &mut NodeContext<'_>) -> Outcome {
     let gate = cx.emit(Op::Unary(UnaryFn::Softplus), &[x])?;
     let gate = cx.emit(Op::Unary(UnaryFn::Tanh), &[gate])?;
     one(cx.emit(Op::Binary(BinaryFn::Mul), &[x, gate])?)
-}
-
-/// `(exp(x) f exp(−x))/2`.
-fn hyperbolic(cx: &mut NodeContext<'_>, f: BinaryFn) -> Outcome {
-    let x = cx.input(0)?;
-    let up = cx.emit(Op::Unary(UnaryFn::Exp), &[x])?;
-    let negated = cx.emit(Op::Unary(UnaryFn::Neg), &[x])?;
-    let down = cx.emit(Op::Unary(UnaryFn::Exp), &[negated])?;
-    let both = cx.emit(Op::Binary(f), &[up, down])?;
-    one(scaled(cx, both, 0.5)?)
 }

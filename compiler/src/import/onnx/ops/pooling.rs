@@ -1,10 +1,11 @@
 //! Pooling. Averages are sums divided by the number of elements that count.
 
-use super::super::context::{Fault, NodeContext, Outcome};
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::convolution::{per_axis, spatial, window};
 use super::{Operator, one, op};
-use frit_ir::ops::{BinaryFn, MaxPool, Reduce, ReduceFn, SumPool, UnaryFn, Window};
-use frit_ir::{Op, Tensor, ValueId};
+use frit_ir::ops::{ArgReduce, BinaryFn, Gather, MaxPool, Pad, Reduce, ReduceFn, ScatterElements};
+use frit_ir::ops::{ScatterFn, SumPool, UnaryFn, Window};
+use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op(
@@ -32,6 +33,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"],
         max,
     ),
+    op("MaxUnpool", &["kernel_shape", "pads", "strides"], unpool),
 ];
 
 fn global(cx: &mut NodeContext<'_>, f: ReduceFn) -> Outcome {
@@ -74,11 +76,114 @@ fn pool(cx: &NodeContext<'_>, x: ValueId) -> Result<Pool, Fault> {
 
 fn max(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
-    let Pool { window, taps, .. } = pool(cx, x)?;
-    if cx.node.output.iter().skip(1).any(|name| !name.is_empty()) {
-        return Err(Fault::Attribute("its second output, the indices".into()));
+    let pool = pool(cx, x)?;
+    let op = MaxPool { window: pool.window.clone(), taps: pool.taps.clone() };
+    let y = cx.emit(Op::MaxPool(op), &[x])?;
+    if cx.node.output.iter().skip(1).all(String::is_empty) {
+        return one(y);
     }
-    one(cx.emit(Op::MaxPool(MaxPool { window, taps }), &[x])?)
+    let indices = largest(cx, x, &pool, y)?;
+    Ok(vec![y.into(), indices.into()])
+}
+
+/// The place of the largest element of each window, the first of equal ones, counted over the whole
+/// operand.
+fn largest(
+    cx: &mut NodeContext<'_>,
+    x: ValueId,
+    pool: &Pool,
+    y: ValueId,
+) -> Result<ValueId, Fault> {
+    if cx.int("storage_order", 0) != 0 {
+        return Err(Fault::Attribute("storage_order = 1".into()));
+    }
+    let (dims, window) = (cx.dims(x), &pool.window);
+    let (planes, sizes) = (dims[0] * dims[1], &dims[2..]);
+    // All elements of a window beside each other, those of the border −∞.
+    let border = |of: &[usize]| [&[0, 0], of].concat();
+    let pad =
+        Pad { low: border(&window.low), high: border(&window.high), value: f64::NEG_INFINITY };
+    let padded = cx.emit(Op::Pad(pad), &[x])?;
+    let padded_sizes = cx.dims(padded)[2..].to_vec();
+    let (positions, taps) = (cx.dims(y)[2..].to_vec(), &pool.taps);
+    let n_positions: usize = positions.iter().product();
+    let n_taps: usize = taps.iter().product();
+    let (mut reads, mut places) = (Vec::new(), Vec::new());
+    for position in 0..n_positions {
+        for tap in 0..n_taps {
+            let (mut read, mut place) = (0, 0);
+            let (p, t) = (coordinates(position, &positions), coordinates(tap, taps));
+            for (i, &size) in sizes.iter().enumerate() {
+                let at = p[i] * window.strides[i] + t[i] * window.dilations[i];
+                read = read * padded_sizes[i] + at;
+                // Those of the border are never the largest.
+                place = place * size + at.saturating_sub(window.low[i]).min(size.max(1) - 1);
+            }
+            reads.push(read as i64);
+            places.push(place as i64);
+        }
+    }
+    let flat = cx.reshape(padded, vec![planes, padded_sizes.iter().product()])?;
+    let reads = cx.constant(Tensor::ints(DType::I64, [n_positions, n_taps], reads))?;
+    let windows = cx.emit(Op::Gather(Gather { axis: 1 }), &[flat, reads])?;
+    let arg = ArgReduce { axis: 2, largest: true, last: false };
+    let tap = cx.emit(Op::ArgReduce(arg), &[windows])?;
+    let tap = cx.reshape(tap, vec![planes, n_positions])?;
+    let first: Vec<i64> = (0..n_positions).map(|p| (p * n_taps) as i64).collect();
+    let first = cx.constant(Tensor::ints(DType::I64, [n_positions], first))?;
+    let entry = cx.emit(Op::Binary(BinaryFn::Add), &[tap, first])?;
+    let places = cx.constant(Tensor::ints(DType::I64, [n_positions * n_taps], places))?;
+    let place = cx.emit(Op::Gather(Gather { axis: 0 }), &[places, entry])?;
+    let plane = sizes.iter().product::<usize>();
+    let starts: Vec<i64> = (0..planes).map(|n| (n * plane) as i64).collect();
+    let starts = cx.constant(Tensor::ints(DType::I64, [planes, 1], starts))?;
+    let place = cx.emit(Op::Binary(BinaryFn::Add), &[place, starts])?;
+    let shape = cx.dims(y);
+    cx.reshape(place, shape)
+}
+
+/// The coordinates of the `flat`-th element of a box of these sizes.
+fn coordinates(mut flat: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut found = vec![0; sizes.len()];
+    for (at, &size) in found.iter_mut().zip(sizes).rev() {
+        *at = flat % size;
+        flat /= size;
+    }
+    found
+}
+
+/// Puts every element where `indices` says, zeros elsewhere.
+fn unpool(cx: &mut NodeContext<'_>) -> Outcome {
+    let (x, indices) = (cx.input(0)?, cx.input(1)?);
+    let rank = spatial(cx, x)?;
+    let dims = cx.dims(x);
+    let taps = per_axis(cx, "kernel_shape", rank, 1)?;
+    let window = window(cx, &dims[2..], &taps)?;
+    // Indices count the elements of the operand that was pooled, which need not be the result.
+    let grown = |i: usize| {
+        let covered = dims[2 + i].max(1) * window.strides[i] + taps[i];
+        covered.saturating_sub(window.strides[i] + window.low[i] + window.high[i])
+    };
+    let pooled = [&dims[..2], &(0..rank).map(grown).collect::<Vec<_>>()].concat();
+    let shape = match cx.known_ints(2, "the output shape")? {
+        Some(sizes) => cx.sizes(&sizes, "the output shape")?,
+        None => pooled.clone(),
+    };
+    if shape.len() != dims.len() || shape.iter().zip(&pooled).any(|(a, b)| a < b) {
+        return misfit(format!("{pooled:?} elements in an output of shape {shape:?}"));
+    }
+    let zero = cx.scalar_like(x, 0.0)?;
+    let zeros = cx.expand(zero, vec![pooled.iter().product()])?;
+    let (n, indices_n) = (dims.iter().product(), cx.dims(indices).iter().product());
+    let (x, indices) = (cx.reshape(x, vec![n])?, cx.reshape(indices, vec![indices_n])?);
+    let scatter = ScatterElements { axis: 0, f: ScatterFn::Replace };
+    let y = cx.emit(Op::ScatterElements(scatter), &[zeros, indices, x])?;
+    let y = cx.reshape(y, pooled.clone())?;
+    let high: Vec<usize> = shape.iter().zip(&pooled).map(|(a, b)| a - b).collect();
+    if high.iter().all(|n| *n == 0) {
+        return one(y);
+    }
+    one(cx.emit(Op::Pad(Pad { low: vec![0; high.len()], high, value: 0.0 }), &[y])?)
 }
 
 fn average(cx: &mut NodeContext<'_>) -> Outcome {

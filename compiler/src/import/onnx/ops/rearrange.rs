@@ -1,13 +1,14 @@
-//! Blocks of pixels as channels and back, and normalization over neighboring channels.
+//! Blocks of pixels as channels and back, normalization over neighboring channels, reversed sequences.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
-use frit_ir::ops::{BinaryFn, SumPool, Transpose, Window};
-use frit_ir::{Op, ValueId};
+use frit_ir::ops::{BinaryFn, CompareFn, GatherElements, SumPool, Transpose, Window};
+use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("DepthToSpace", &["blocksize", "mode"], depth_to_space),
     op("LRN", &["alpha", "beta", "bias", "size"], local_response),
+    op("ReverseSequence", &["batch_axis", "time_axis"], reverse_sequence),
     op("SpaceToDepth", &["blocksize"], space_to_depth),
 ];
 
@@ -71,4 +72,34 @@ fn local_response(cx: &mut NodeContext<'_>) -> Outcome {
     let shifted = cx.emit(Op::Binary(BinaryFn::Add), &[scaled, bias])?;
     let divisor = cx.emit(Op::Binary(BinaryFn::Pow), &[shifted, beta])?;
     one(cx.emit(Op::Binary(BinaryFn::Div), &[x, divisor])?)
+}
+
+/// The first `lengths[b]` elements of every sequence, last one first; the rest stays.
+fn reverse_sequence(cx: &mut NodeContext<'_>) -> Outcome {
+    let (x, lengths) = (cx.input(0)?, cx.input(1)?);
+    let dims = cx.dims(x);
+    let (batch, time) = (cx.axis(x, cx.int("batch_axis", 1))?, cx.axis(x, cx.int("time_axis", 0))?);
+    if batch == time || cx.dims(lengths) != [dims[batch]] {
+        return misfit(format!(
+            "lengths {} for batch axis {batch} of {}",
+            cx.ty(lengths),
+            cx.ty(x)
+        ));
+    }
+    let along = |axis: usize| {
+        let mut shape = vec![1; dims.len()];
+        shape[axis] = dims[axis];
+        shape
+    };
+    let lengths = cx.cast(lengths, DType::I64)?;
+    let lengths = cx.reshape(lengths, along(batch))?;
+    let steps = (0..dims[time] as i64).collect();
+    let steps = cx.constant(Tensor::ints(DType::I64, along(time), steps))?;
+    let one_less = cx.scalar_like(lengths, -1.0)?;
+    let last = cx.emit(Op::Binary(BinaryFn::Add), &[lengths, one_less])?;
+    let mirrored = cx.emit(Op::Binary(BinaryFn::Sub), &[last, steps])?;
+    let inside = cx.emit(Op::Compare(CompareFn::Lt), &[steps, lengths])?;
+    let source = cx.emit(Op::Select, &[inside, mirrored, steps])?;
+    let source = cx.expand(source, dims)?;
+    one(cx.emit(Op::GatherElements(GatherElements { axis: time }), &[x, source])?)
 }

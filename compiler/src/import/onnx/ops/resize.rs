@@ -31,6 +31,8 @@ struct Axis<'a> {
     m: usize,
     scale: f64,
     coordinates: &'a str,
+    /// Begin and end of the part that `tf_crop_and_resize` takes, as fractions of the axis.
+    part: (f64, f64),
 }
 
 impl Axis<'_> {
@@ -48,10 +50,23 @@ impl Axis<'_> {
             "align_corners" if exact != 1.0 => x * (n - 1.0) / (exact - 1.0),
             "align_corners" => 0.0,
             "asymmetric" => x / self.scale,
+            "tf_crop_and_resize" if self.m > 1 => {
+                let (begin, end) = self.part;
+                (begin + x * (end - begin) / (m - 1.0)) * (n - 1.0)
+            }
+            "tf_crop_and_resize" => 0.5 * (self.part.0 + self.part.1) * (n - 1.0),
             other => {
                 return Err(Fault::Attribute(format!("coordinate_transformation_mode = {other}")));
             }
         })
+    }
+
+    /// The result elements that lie outside the operand, where cropping may reach.
+    fn outside(&self) -> Result<Vec<bool>, Fault> {
+        let last = (self.n - 1) as f64;
+        let crops = self.coordinates == "tf_crop_and_resize";
+        let is_outside = |x: usize| Ok(crops && !(0.0..=last).contains(&self.place(x)?));
+        (0..self.m).map(is_outside).collect()
     }
 
     /// The operand's elements that each result element is, by rounding.
@@ -130,6 +145,13 @@ fn resize(cx: &mut NodeContext<'_>) -> Outcome {
         None => (0..dims.len()).collect(),
     };
     let mode = cx.text("coordinate_transformation_mode", default_coordinates(cx.opset));
+    let region = match mode == "tf_crop_and_resize" {
+        true => cx.known(1, "the region")?.map(|r| r.to_f64s()).unwrap_or_default(),
+        false => [vec![0.0; axes.len()], vec![1.0; axes.len()]].concat(),
+    };
+    if region.len() != 2 * axes.len() {
+        return misfit(format!("a region of {} numbers for {} axes", region.len(), axes.len()));
+    }
     let mut y = x;
     let given = scales.as_ref().map(Vec::len).or(sizes.as_ref().map(Vec::len));
     if given != Some(axes.len()) {
@@ -137,13 +159,15 @@ fn resize(cx: &mut NodeContext<'_>) -> Outcome {
     }
     for (i, &axis) in axes.iter().enumerate() {
         let n = dims[axis];
+        let part = (region[i], region[axes.len() + i]);
+        let taken = part.1 - part.0;
         let (scale, m) = match (&scales, &sizes) {
-            (Some(scales), _) => (scales[i], (n as f64 * scales[i]).floor() as usize),
+            (Some(scales), _) => (scales[i], (n as f64 * taken * scales[i]).floor() as usize),
             (None, Some(sizes)) => scale_of(cx, &cx.sizes(sizes, "sizes")?, &axes, i)?,
             (None, None) => return misfit("neither scales nor sizes are given"),
         };
-        if m != n || scale != 1.0 {
-            y = along(cx, y, axis, &Axis { n, m, scale, coordinates: &mode })?;
+        if m != n || scale != 1.0 || part != (0.0, 1.0) {
+            y = along(cx, y, axis, &Axis { n, m, scale, coordinates: &mode, part })?;
         }
     }
     one(y)
@@ -184,15 +208,36 @@ fn upsample(cx: &mut NodeContext<'_>) -> Outcome {
     let mut y = x;
     for (axis, (&n, &scale)) in dims.iter().zip(&scales).enumerate() {
         let m = (n as f64 * scale).floor() as usize;
+        let part = (0.0, 1.0);
         if m != n {
-            y = along(cx, y, axis, &Axis { n, m, scale, coordinates: "asymmetric" })?;
+            y = along(cx, y, axis, &Axis { n, m, scale, coordinates: "asymmetric", part })?;
         }
     }
     one(y)
 }
 
-/// Resizes one axis.
+/// Resizes one axis; what lies outside the operand becomes `extrapolation_value`.
 fn along(
+    cx: &mut NodeContext<'_>,
+    x: ValueId,
+    axis: usize,
+    resized: &Axis<'_>,
+) -> Result<ValueId, Fault> {
+    let y = inside(cx, x, axis, resized)?;
+    let outside = resized.outside()?;
+    if !outside.contains(&true) {
+        return Ok(y);
+    }
+    let mut shape = vec![1; cx.dims(y).len()];
+    shape[axis] = resized.m;
+    let outside = outside.into_iter().map(i64::from).collect();
+    let outside = cx.constant(Tensor::ints(DType::Bool, shape, outside))?;
+    let value = cx.scalar_like(y, cx.float("extrapolation_value", 0.0))?;
+    cx.emit(Op::Select, &[outside, value, y])
+}
+
+/// Resizes one axis, as if its border went on.
+fn inside(
     cx: &mut NodeContext<'_>,
     x: ValueId,
     axis: usize,

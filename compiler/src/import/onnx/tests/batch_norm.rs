@@ -63,3 +63,17 @@ fn there_must_be_something_to_train() {
     let message = refused(&relu, &train());
     assert!(message.contains("no BatchNormalization"), "{message}");
 }
+
+#[test]
+fn running_variances_of_pytorchs_models_are_unbiased() {
+    for (producer, expected) in [("", 4.0 * 0.9 + 4.0 * 0.1), ("pytorch", 4.0 * 0.9 + 8.0 * 0.1)] {
+        let mut model = normalized(&[int("training_mode", 1), float("momentum", 0.9)]);
+        model.producer_name = producer.into();
+        let imported = import(&model, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let x = Tensor::floats(DType::F32, [2, 1], vec![3.0, 7.0]);
+        let found = run(&imported, &[("x", x)]);
+        let at = imported.graph.outputs.iter().position(|o| o.name == "v").expect("the variance");
+        let found = found[at].to_f64s()[0];
+        assert!((found - expected).abs() < 1e-6, "{producer}: {found} is not {expected}");
+    }
+}

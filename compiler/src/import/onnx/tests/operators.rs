@@ -353,3 +353,102 @@ fn scatters_write_in_order() {
     let y = apply(rows, vec![ids, floats("u", &[1, 3], &[7.0, 8.0, 9.0])]);
     assert_eq!(y.to_f64s(), [0.0, 1.0, 2.0, 7.0, 8.0, 9.0]);
 }
+
+/// An initializer of integers that Frit widens, in ONNX's raw bytes.
+fn raw(name: &str, data_type: i32, bytes: &[u8], n: i64) -> TensorProto {
+    TensorProto {
+        dims: vec![n],
+        data_type,
+        raw_data: Some(bytes.to_vec().into()),
+        ..ints(name, &[])
+    }
+}
+
+#[test]
+fn small_and_unsigned_integers_are_widened() {
+    let cast = |tensor: TensorProto| {
+        let nodes = vec![
+            node("Cast", &["n"], &["f"]).with(&[int("to", 1)]),
+            node("Add", &["x", "f"], &["y"]),
+        ];
+        let m = model(vec![input("x", 1, &[Dim::N(1)])], vec![tensor], nodes, &["y"]);
+        eval(&m, &[("x", Tensor::floats(DType::F32, [1], vec![0.0]))]).to_f64s()[0]
+    };
+    assert_eq!(cast(raw("n", 3, &[0xfe], 1)), -2.0, "int8");
+    assert_eq!(cast(raw("n", 4, &[0xff, 0xff], 1)), 65535.0, "uint16");
+    assert_eq!(cast(raw("n", 5, &[0x00, 0x80], 1)), -32768.0, "int16");
+    assert_eq!(cast(raw("n", 12, &[0, 0, 0, 0x80], 1)), 2f64.powi(31), "uint32");
+    assert_eq!(cast(raw("n", 13, &[5, 0, 0, 0, 0, 0, 0, 0], 1)), 5.0, "uint64");
+    let fields = TensorProto { int32_data: vec![-3], raw_data: None, ..raw("n", 3, &[], 1) };
+    assert_eq!(cast(fields), -3.0, "int8 in the field of 32-bit integers");
+    let short = model(
+        x_inputs(),
+        vec![raw("n", 5, &[1], 1)],
+        vec![node("Add", &["x", "n"], &["y"])],
+        &["y"],
+    );
+    assert!(refused(&short, &ImportOptions::default()).contains("2 bytes, but 1 are stored"));
+}
+
+fn x_inputs() -> Vec<ValueInfoProto> {
+    vec![input("x", 1, &X)]
+}
+
+#[test]
+fn casts_to_small_integers_wrap() {
+    let to = |to: i64, value: f64| {
+        let nodes = vec![
+            node("Cast", &["x"], &["i"]).with(&[int("to", to)]),
+            node("Cast", &["i"], &["y"]).with(&[int("to", 1)]),
+        ];
+        let m = model(vec![input("x", 1, &[Dim::N(1)])], vec![], nodes, &["y"]);
+        eval(&m, &[("x", Tensor::floats(DType::F32, [1], vec![value]))]).to_f64s()[0]
+    };
+    assert_eq!((to(3, 200.0), to(3, -129.0), to(3, 5.0)), (-56.0, 127.0, 5.0));
+    assert_eq!((to(4, -1.0), to(5, 40000.0)), (65535.0, -25536.0));
+}
+
+#[test]
+fn integers_have_bitwise_logic_and_shifts() {
+    let bits = |op: &str, attributes: &[AttributeProto]| {
+        let inputs: &[&str] = if op == "BitwiseNot" { &["i"] } else { &["i", "n"] };
+        let nodes = vec![
+            node("Cast", &["x"], &["i"]).with(&[int("to", 7)]),
+            node(op, inputs, &["b"]).with(attributes),
+            node("Cast", &["b"], &["y"]).with(&[int("to", 1)]),
+        ];
+        let m = model(x_inputs(), vec![ints("n", &[3])], nodes, &["y"]);
+        eval(&m, &[("x", x())])
+    };
+    expect(bits("BitwiseAnd", &[]), &[2, 3], &[0.0, 1.0, 2.0, 3.0, 0.0, 1.0]);
+    expect(bits("BitwiseOr", &[]), &[2, 3], &[3.0, 3.0, 3.0, 3.0, 7.0, 7.0]);
+    expect(bits("BitwiseXor", &[]), &[2, 3], &[3.0, 2.0, 1.0, 0.0, 7.0, 6.0]);
+    expect(bits("BitwiseNot", &[]), &[2, 3], &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
+    let left = bits("BitShift", &[text("direction", "LEFT")]);
+    expect(left, &[2, 3], &[0.0, 8.0, 16.0, 24.0, 32.0, 40.0]);
+    let right = bits("BitShift", &[text("direction", "RIGHT")]);
+    expect(right, &[2, 3], &[0.0; 6]);
+}
+
+#[test]
+fn sequences_are_reversed_up_to_their_lengths() {
+    let reverse = node("ReverseSequence", &["x", "n"], &["y"])
+        .with(&[int("batch_axis", 0), int("time_axis", 1)]);
+    expect(apply(reverse, vec![ints("n", &[3, 2])]), &[2, 3], &[2.0, 1.0, 0.0, 4.0, 3.0, 5.0]);
+}
+
+#[test]
+fn indices_of_maxima_count_over_the_whole_operand() {
+    let pool = node("MaxPool", &["x"], &["y", "i"])
+        .with(&[list("kernel_shape", &[2]), list("strides", &[2])]);
+    let unpool = node("MaxUnpool", &["y", "i"], &["z"])
+        .with(&[list("kernel_shape", &[2]), list("strides", &[2])]);
+    let m = model(
+        vec![input("x", 1, &[Dim::N(1), Dim::N(2), Dim::N(4)])],
+        vec![],
+        vec![pool, unpool],
+        &["z"],
+    );
+    let x = Tensor::floats(DType::F32, [1, 2, 4], vec![3.0, 1.0, 2.0, 2.0, -1.0, -5.0, 0.0, 7.0]);
+    expect(eval(&m, &[("x", x)]), &[1, 2, 4], &[3.0, 0.0, 2.0, 0.0, -1.0, 0.0, 0.0, 7.0]);
+}

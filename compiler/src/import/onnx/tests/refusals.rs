@@ -209,6 +209,10 @@ fn what_trains_is_decided_with_a_reason() {
     let found = kinds(&m, &options);
     assert_eq!(found[1], "head.bias Frozen `params.frozen` covers its name.");
     assert_eq!(found[5], "w Frozen `params.trainable` does not cover its name.");
+    // The TorchScript exporter stores what the module holds, scalars too, under its own names.
+    m.producer_name = "pytorch".into();
+    let found = kinds(&m, &batch());
+    assert!(found.contains(&"scale Trainable it is a float that reaches the outputs.".to_string()));
     let graph = m.graph.as_mut().unwrap();
     graph.metadata_props.push(StringStringEntryProto {
         key: "pkg.torch.export.ExportedProgram.graph_signature".into(),
