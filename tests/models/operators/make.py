@@ -15,9 +15,9 @@ NegativeLogLikelihoodLoss OneHot PRelu Pad RMSNormalization RNN ReduceL1 ReduceL
 RotaryEmbedding ScatterElements ScatterND Selu Shrink SoftmaxCrossEntropyLoss Softplus Softsign Swish ThresholdedRelu Tile TopK Trilu Where""",
         "images": """AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool GroupNormalization
 InstanceNormalization LRN LpPool MaxPool Resize SpaceToDepth Upsample""",
-        "sampling": """Acos AffineGrid Asin Atan Cosh GridSample MaxUnpool ReverseSequence Sinh Tan"""}
+        "sampling": """Acos AffineGrid Asin Atan Cosh DFT GridSample MaxUnpool ReverseSequence Sinh Tan"""}
 # Operators of which only the first operand depends on data.
-ONE_INPUT = ["MaxUnpool", "Resize", "Upsample"]
+ONE_INPUT = ["DFT", "MaxUnpool", "Resize", "Upsample"]
 # What these state is rounded to four digits.
 ROUNDED = ["test_averagepool_2d_ceil_last_window_starts_on_pad"]
 DTYPES = [np.float32, np.float64, np.int64, np.int32, np.bool_]

@@ -139,13 +139,13 @@ fn sum_of_neighbors(
                     cx.emit(Op::Binary(BinaryFn::Add), &[outer, neighbor.index])?
                 }
             });
-            let both =
-                |cx: &mut NodeContext<'_>, op: Op, a: Option<ValueId>, b: Option<ValueId>| match (
-                    a, b,
-                ) {
-                    (Some(a), Some(b)) => cx.emit(op, &[a, b]).map(Some),
-                    (a, b) => Ok(a.or(b)),
-                };
+            let both = |cx: &mut NodeContext<'_>,
+                        op: Op,
+                        a: Option<ValueId>,
+                        b: Option<ValueId>| match (a, b) {
+                (Some(a), Some(b)) => cx.emit(op, &[a, b]).map(Some),
+                (a, b) => Ok(a.or(b)),
+            };
             weight = both(cx, Op::Binary(BinaryFn::Mul), weight, neighbor.weight)?;
             inside = both(cx, Op::Logical(LogicalFn::And), inside, neighbor.inside)?;
         }

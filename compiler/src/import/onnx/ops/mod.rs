@@ -6,6 +6,7 @@ mod composed;
 mod constant;
 mod convolution;
 mod einsum;
+mod fourier;
 mod grid;
 mod index;
 mod layout;
@@ -43,6 +44,7 @@ const FAMILIES: &[&[Operator]] = &[
     constant::OPERATORS,
     convolution::OPERATORS,
     einsum::OPERATORS,
+    fourier::OPERATORS,
     grid::OPERATORS,
     index::OPERATORS,
     layout::OPERATORS,

@@ -1,0 +1,120 @@
+//! Discrete Fourier transforms, as sums with cosines and sines that are known at import. They are sums,
+//! not matrix products, so that they stay f32 under autocast as in PyTorch. Source: ONNX DFT-20.
+
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::{Operator, one, op};
+use frit_ir::ops::{BinaryFn, Concat, Pad, Reduce, ReduceFn, Slice, Transpose};
+use frit_ir::{Op, Tensor, ValueId};
+use std::f64::consts::TAU;
+
+pub(super) const OPERATORS: &[Operator] = &[op("DFT", &["axis", "inverse", "onesided"], dft)];
+
+/// `x[…, n, …, 1 or 2]` → `y[…, k, …, 2]`, the last axis real and imaginary parts; a one-sided inverse is
+/// real.
+fn dft(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let dims = cx.dims(x);
+    let rank = dims.len();
+    let axis = match cx.opset {
+        ..=19 => cx.int("axis", 1),
+        _ => cx.known_scalar(2, "the axis")?.unwrap_or(-2.0) as i64,
+    };
+    let axis = cx.axis(x, axis)?;
+    if rank < 2 || axis + 1 == rank || !matches!(dims[rank - 1], 1 | 2) || dims[axis] == 0 {
+        return misfit(format!("a transform along axis {axis} of {}", cx.ty(x)));
+    }
+    let (inverse, one_sided) = (cx.int("inverse", 0) != 0, cx.int("onesided", 0) != 0);
+    let n = match cx.known_ints(1, "the length")?.as_deref() {
+        Some(&[n]) if n > 0 => cx.sizes(&[n], "the length")?[0],
+        Some(other) => return misfit(format!("length {other:?}")),
+        None if inverse && one_sided => (2 * (dims[axis] - 1)).max(1),
+        None => dims[axis],
+    };
+    // A one-sided spectrum is that of a real signal: what it leaves out are the conjugates.
+    let half = n / 2 + 1;
+    let (from, to) = match (one_sided, inverse) {
+        (false, _) => (n, n),
+        (true, false) => (n, half),
+        (true, true) => (half, n),
+    };
+    let weight = |j: usize| match one_sided && inverse && j != 0 && 2 * j != n {
+        true => 2.0,
+        false => 1.0,
+    };
+    let mut parts = Vec::new();
+    for part in 0..dims[rank - 1] {
+        parts.push(rows(cx, x, (axis, from), part)?);
+    }
+    // e^(∓2πi·jk/n): the product of indices modulo n keeps the angle exact.
+    let table = |f: fn(f64) -> f64| -> Vec<f64> {
+        let angle = |row: usize, j: usize| TAU * ((row * j) % n) as f64 / n as f64;
+        (0..to).flat_map(|row| (0..from).map(move |j| weight(j) * f(angle(row, j)))).collect()
+    };
+    let scale = if inverse { 1.0 / n as f64 } else { 1.0 };
+    let sign = if inverse { 1.0 } else { -1.0 };
+    let cosines: Vec<f64> = table(f64::cos).iter().map(|c| c * scale).collect();
+    let sines: Vec<f64> = table(f64::sin).iter().map(|s| s * scale * sign).collect();
+    let dtype = cx.ty(x).dtype;
+    let cosines = cx.constant(Tensor::floats(dtype, [to, from], cosines))?;
+    let sines = cx.constant(Tensor::floats(dtype, [to, from], sines))?;
+    let mut real = sums(cx, parts[0], cosines)?;
+    let mut imaginary = sums(cx, parts[0], sines)?;
+    if let Some(&i) = parts.get(1) {
+        let (of_sines, of_cosines) = (sums(cx, i, sines)?, sums(cx, i, cosines)?);
+        real = cx.emit(Op::Binary(BinaryFn::Sub), &[real, of_sines])?;
+        imaginary = cx.emit(Op::Binary(BinaryFn::Add), &[imaginary, of_cosines])?;
+    }
+    let mut results = Vec::new();
+    let kept = if inverse && one_sided { 1 } else { 2 };
+    for part in [real, imaginary].into_iter().take(kept) {
+        let mut perm: Vec<usize> = (0..rank - 2).collect();
+        perm.insert(axis, rank - 2);
+        let part = cx.emit(Op::Transpose(Transpose { perm }), &[part])?;
+        let shape = [&cx.dims(part)[..], &[1]].concat();
+        results.push(cx.reshape(part, shape)?);
+    }
+    match results[..] {
+        [real] => one(real),
+        _ => one(cx.emit(Op::Concat(Concat { axis: rank - 1 }), &results)?),
+    }
+}
+
+/// One part of the operand, the transformed axis last, cut or filled with zeros to `n` elements.
+fn rows(
+    cx: &mut NodeContext<'_>,
+    x: ValueId,
+    (axis, n): (usize, usize),
+    part: usize,
+) -> Result<ValueId, Fault> {
+    let dims = cx.dims(x);
+    let rank = dims.len();
+    let mut start = vec![0; rank];
+    start[rank - 1] = part;
+    let mut size = dims.clone();
+    size[rank - 1] = 1;
+    size[axis] = size[axis].min(n);
+    let slice = Slice { start, size: size.clone(), step: vec![1; rank] };
+    let rows = cx.emit(Op::Slice(slice), &[x])?;
+    size.pop();
+    let rows = cx.reshape(rows, size.clone())?;
+    let mut perm: Vec<usize> = (0..rank - 1).filter(|a| *a != axis).collect();
+    perm.push(axis);
+    let rows = cx.emit(Op::Transpose(Transpose { perm }), &[rows])?;
+    if size[axis] == n {
+        return Ok(rows);
+    }
+    let mut high = vec![0; rank - 1];
+    high[rank - 2] = n - size[axis];
+    cx.emit(Op::Pad(Pad { low: vec![0; rank - 1], high, value: 0.0 }), &[rows])
+}
+
+/// `rows[…, n]` times `table[k, n]`, summed → `[…, k]`.
+fn sums(cx: &mut NodeContext<'_>, rows: ValueId, table: ValueId) -> Result<ValueId, Fault> {
+    let mut shape = cx.dims(rows);
+    let last = shape.len();
+    shape.insert(last - 1, 1);
+    let rows = cx.reshape(rows, shape)?;
+    let product = cx.emit(Op::Binary(BinaryFn::Mul), &[rows, table])?;
+    let sum = Reduce { f: ReduceFn::Sum, axes: vec![last], keep_dims: false };
+    cx.emit(Op::Reduce(sum), &[product])
+}
