@@ -278,9 +278,9 @@ fn windows() {
         let taps: Vec<usize> = (0..rank).map(|_| r.int(1, 3)).collect();
         let mut window = sliding(rank, r.int(1, 3), r.int(1, 2), 0, 0);
         let mut sizes = Vec::new();
-        for i in 0..rank {
+        for (i, taps) in taps.iter().enumerate() {
             (window.low[i], window.high[i]) = (r.int(0, 2), r.int(0, 2));
-            let extent = window.dilations[i] * (taps[i] - 1) + 1;
+            let extent = window.dilations[i] * (taps - 1) + 1;
             let border = window.low[i] + window.high[i];
             sizes.push(extent.saturating_sub(border).max(1) + r.int(0, 2));
         }
@@ -294,9 +294,9 @@ fn windows() {
         let op = ConvGradInput { window: window.clone(), groups, size: sizes, out: None };
         single(&name, Op::ConvGradInput(op), &[&y, &w]);
         // Every pooling window needs an element that is not of the border.
-        for i in 0..rank {
-            window.low[i] = window.low[i].min(taps[i] - 1);
-            window.high[i] = window.high[i].min(taps[i] - 1);
+        for (i, taps) in taps.iter().enumerate() {
+            window.low[i] = window.low[i].min(taps - 1);
+            window.high[i] = window.high[i].min(taps - 1);
             window.dilations[i] = 1;
         }
         let large: Vec<usize> = (0..rank).map(|i| taps[i] + r.int(0, 2)).collect();
