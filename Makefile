@@ -16,8 +16,8 @@ build: setup ## build the command-line programs in target/release
 demo: build ## train a small GPT-2 on 4 ranks, in bf16, fully sharded
 	@FRIT=$(FRIT) examples/demo.sh
 
-test: setup ## run all tests; those that assemble PTX need ptxas and are skipped, with a notice, without it
-	@eval "$$(.ci/setup.sh --ptxas)"; set -x; cargo test --workspace
+test: setup ## run all tests; those that need ptxas or ONNX's test files are skipped, with a notice, without them
+	@eval "$$(.ci/setup.sh --ptxas --onnx-tests)"; set -x; cargo test --workspace
 
 check: ## what continuous integration runs: format, lints, tests
 	@.ci/run

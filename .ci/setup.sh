@@ -7,10 +7,13 @@
 #   .ci/setup.sh --ptxas    also NVIDIA's assembler and NVRTC, for the tests that compile for GPUs; prints
 #                           `export FRIT_PTXAS=PATH` and `export FRIT_NVRTC=PATH` on standard output, or a
 #                           notice and nothing for what cannot be had
+#   .ci/setup.sh --onnx-tests   also ONNX's backend tests, for the conformance tests; prints
+#                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 LLVM_MAJOR=22
+ONNX_VERSION=1.22.0
 APT_PACKAGES=(
     "llvm-$LLVM_MAJOR-dev" "libmlir-$LLVM_MAJOR-dev" "mlir-$LLVM_MAJOR-tools" "libclang-$LLVM_MAJOR-dev"
     "libpolly-$LLVM_MAJOR-dev" libzstd-dev libz3-dev libxml2-dev zlib1g-dev build-essential
@@ -121,10 +124,31 @@ nvrtc_path() {
     wheel_file nvidia-cuda-nvrtc '*/lib/libnvrtc.so.[0-9]*'
 }
 
-want_ptxas=false only_check=false
+# The folder of ONNX's backend tests: FRIT_ONNX_TESTS, or the wheel onnx in target/onnx-tests, installed if need be.
+# Later wheels no longer have the files. Only the tests are kept: nothing runs from it.
+onnx_tests_path() {
+    local home=target/onnx-tests data=site/onnx/backend/test/data
+    [[ -d ${FRIT_ONNX_TESTS:-} ]] && { echo "$FRIT_ONNX_TESTS"; return; }
+    if [[ ! -d $home/$data ]]; then
+        command -v python3 >/dev/null || { note "no python3: ONNX's tests will be skipped"; return 1; }
+        rm -rf "$home" "$home.part"
+        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 60 --no-deps --target "$home.part/site" \
+            "onnx==$ONNX_VERSION" >&2 || {
+            note "onnx $ONNX_VERSION cannot be installed: its tests will be skipped"
+            rm -rf "$home.part"
+            return 1
+        }
+        mv "$home.part" "$home"
+    fi
+    [[ -d $home/$data ]] || { note "the wheel onnx has no tests: they will be skipped"; return 1; }
+    echo "$PWD/$home/$data"
+}
+
+want_ptxas=false want_onnx_tests=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
+    --onnx-tests) want_onnx_tests=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
     esac
@@ -152,4 +176,7 @@ if $want_ptxas && path=$(ptxas_path); then
 fi
 if $want_ptxas && path=$(nvrtc_path); then
     echo "export FRIT_NVRTC=$path"
+fi
+if $want_onnx_tests && path=$(onnx_tests_path); then
+    echo "export FRIT_ONNX_TESTS=$path"
 fi

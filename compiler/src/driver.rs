@@ -1,7 +1,7 @@
 //! Compiling: a model and a configuration into a plan, pass by pass.
 
 use crate::config::Config;
-use crate::config::choices::BatchNorm;
+use crate::config::choices::{BatchNorm, LossKind};
 use crate::diagnostics::Report;
 use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::lints;
@@ -33,6 +33,8 @@ pub struct Request {
     pub stop_after: Option<String>,
     /// Check the graph after every pass, in release builds too.
     pub verify_each: bool,
+    /// Compile the evaluation of a model that trains, too.
+    pub evaluation: bool,
 }
 
 /// Sees the graph after each pass.
@@ -59,8 +61,21 @@ pub struct Compiled {
     pub weights: Weights,
     /// Values of large constants.
     pub constants: Vec<(String, Tensor)>,
+    /// How the model is evaluated while it trains, and after.
+    pub evaluation: Option<Evaluation>,
     /// The model that the plan was compiled from.
     pub source: Source,
+}
+
+/// The evaluation of a model that trains: the same parameters, in the same units and precision.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// The plan, of the phase `eval`.
+    pub plan: Plan,
+    /// The shared object with its generated kernels; empty if there are none.
+    pub object: Vec<u8>,
+    /// Values of its large constants.
+    pub constants: Vec<(String, Tensor)>,
 }
 
 /// Compiles a model. `None` if `stop_after` ended the compilation before the plan.
@@ -80,22 +95,35 @@ pub fn compile(
     let nodes = graph.len();
     let mut run = Run { request, observer, reports: vec![], context, at: 0 };
     run.reports.push(imported(nodes, &inlined));
-    if run.passes(pipeline::forward(&options), &mut graph)? {
-        return Ok(None);
-    }
-    let found = lints::forward(&graph, config, &options.backend.describe(), &weights)?;
-    run.context.warnings.extend(found);
-    let capacity = loss::capacity(&graph).ok_or_else(|| {
-        Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
-    })?;
-    if run.passes(pipeline::training(&options, capacity as f64), &mut graph)? {
-        return Ok(None);
+    let trains = config.loss.kind != LossKind::None;
+    let as_read = (trains && request.evaluation).then(|| graph.clone());
+    let mut capacity = 0;
+    if !trains {
+        if run.passes(pipeline::evaluation(&options), &mut graph)? {
+            return Ok(None);
+        }
+    } else {
+        if run.passes(pipeline::forward(&options), &mut graph)? {
+            return Ok(None);
+        }
+        let found = lints::forward(&graph, config, &options.backend.describe(), &weights)?;
+        run.context.warnings.extend(found);
+        capacity = loss::capacity(&graph).ok_or_else(|| {
+            Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
+        })?;
+        if run.passes(pipeline::training(&options, capacity as f64), &mut graph)? {
+            return Ok(None);
+        }
     }
     run.observer.stage("schedule, memory and machine code");
     let (mut plan, constants, object) = plan(&graph, config, &options, capacity, &run.context)?;
     plan.shuffle = config.data.shuffle;
     plan.drop_last = config.data.drop_last;
     plan.cast_baseline = run.context.cast_baseline.unwrap_or_default();
+    let evaluation = match as_read {
+        Some(graph) => Some(evaluation(graph, config, &options, &run)?),
+        None => None,
+    };
     plan.reports = run.reports;
     let mut found = run.context.warnings;
     found.extend(lint::plan(&plan));
@@ -104,7 +132,29 @@ pub fn compile(
     run.observer.stage("proof");
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
     let source = Source::of(&request.model, &request.binds)?;
-    Ok(Some(Compiled { plan, object, weights, constants, source }))
+    Ok(Some(Compiled { plan, object, weights, constants, evaluation, source }))
+}
+
+/// Compiles the evaluation of a model after its training; `graph` is as the front end read it.
+fn evaluation(
+    mut graph: Graph,
+    config: &Config,
+    options: &pipeline::Options,
+    training: &Run<'_>,
+) -> Result<Evaluation, Report> {
+    let known = &training.context;
+    let context = PassContext {
+        units: known.units.clone(),
+        unit_of: known.unit_of.clone(),
+        ..PassContext::default()
+    };
+    let request = &Request { stop_after: None, ..training.request.clone() };
+    let mut run = Run { request, observer: &mut (), reports: vec![], context, at: 0 };
+    run.passes(pipeline::evaluation(options), &mut graph)?;
+    let (mut plan, constants, object) = plan(&graph, config, options, 0, &run.context)?;
+    plan.reports = run.reports;
+    verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
+    Ok(Evaluation { plan, object, constants })
 }
 
 /// The report of the front end: initializers that became constants of the graph.
@@ -207,6 +257,7 @@ fn plan(
             && config.sharding.ranks > 1,
         loss_capacity: capacity,
         target: backend.describe(),
+        losses: crate::losses::terms(config)?,
         config: config.to_toml(),
         frit_version: env!("CARGO_PKG_VERSION").into(),
         generated: &backend.generates(),

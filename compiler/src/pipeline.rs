@@ -1,4 +1,4 @@
-//! Every step of compiling a training graph, top to bottom.
+//! Every step of compiling a graph for training and for evaluation, top to bottom.
 //!
 //! The order is checked by [`check`] from what each pass requires, ensures and breaks.
 
@@ -12,6 +12,7 @@ use frit_ir::{DType, Diagnostic};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::differentiate::Differentiate;
+use frit_passes::evaluate::Evaluate;
 use frit_passes::fuse::Fuse;
 use frit_passes::loss::Loss;
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
@@ -89,6 +90,29 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
     ]
 }
 
+/// The passes for a graph that is only evaluated: in the precision and the units of training.
+pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
+    vec![
+        Box::new(Evaluate { terms: o.loss.terms.clone() }),
+        Box::new(Canonicalize {}),
+        Box::new(Raise {}),
+        Box::new(Canonicalize {}),
+        Box::new(o.autocast.clone()),
+        Box::new(PadTensorCores { mode: o.padding, target: o.backend.describe() }),
+        Box::new(Shard {
+            world_size: o.world_size,
+            strategy: o.strategy,
+            wrap: o.wrap.clone(),
+            reshard_after_forward: o.reshard_after_forward.clone(),
+            no_sync: false,
+            reduce_dtype: o.reduce_dtype,
+        }),
+        Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
+        Box::new(Canonicalize {}),
+        Box::new(Fuse { supported: o.backend.fuses() }),
+    ]
+}
+
 /// Checks that every pass finds what it requires.
 ///
 /// # Errors
@@ -135,7 +159,6 @@ impl Options {
         let recompute = c.memory.recompute;
         refuse(recompute != choices::Recompute::None, "memory.recompute", recompute.word())?;
         refuse(c.memory.budget.is_some(), "memory.budget", "other than none")?;
-        refuse(c.loss.kind == choices::LossKind::None, "loss.kind", "none")?;
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
         let norm = c.model.batch_norm;
@@ -309,6 +332,7 @@ mod tests {
         let options = Options::new(&Config::default()).unwrap();
         let passes = [forward(&options), training(&options, 1.0)].concat_infos();
         check(&passes).unwrap();
+        check(&evaluation(&options).iter().map(|p| p.info()).collect::<Vec<_>>()).unwrap();
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Plan directories: what is in them, and how one is written so that none is ever left half-written.
 //!
 //! `plan.json`, `kernels/kernels.so` or `kernels/kernels.ptx`, `weights.safetensors` (every parameter by the model's own name,
-//! f32, and large constants), `source/` (see [`crate::source`]).
+//! f32, and large constants), `source/` (see [`crate::source`]), and `eval/`, the plan that evaluates the
+//! model: a plan directory whose `weights.safetensors` holds only what the other one does not.
 
 use crate::diagnostics::Report;
 use crate::driver::Compiled;
@@ -28,6 +29,9 @@ pub enum Stored {
     /// of JSON models with `init` are; otherwise it can only be inspected.
     None,
 }
+
+/// Name of the plan that evaluates, within the directory of one that trains.
+pub const EVALUATION: &str = "eval";
 
 /// Writes a plan directory beside `path` and moves it there; an older plan at `path` is replaced.
 ///
@@ -73,21 +77,34 @@ fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> 
     put("source/train.toml", compiled.plan.config.as_bytes())?;
     put("source/origin.json", compiled.source.origin.as_bytes())?;
     put(&format!("source/{}", compiled.source.file), &compiled.source.model)?;
+    if let Some(evaluation) = &compiled.evaluation {
+        let path = file("eval/kernels");
+        std::fs::create_dir_all(&path).map_err(|e| io(&path, e))?;
+        put("eval/plan.json", evaluation.plan.to_json().as_bytes())?;
+        if let Some(object) = &evaluation.plan.object {
+            put(&format!("eval/{}", object.file), &evaluation.object)?;
+        }
+    }
     if let Some(object) = &compiled.plan.object {
         put(&object.file, &compiled.object)?;
     }
-    match weights {
-        Stored::Copy => write_weights(&file("weights.safetensors"), compiled, &BTreeSet::new()),
-        Stored::Reference => {
-            let (text, referenced) = references(compiled);
-            put("weights.json", text.as_bytes())?;
-            write_weights(&file("weights.safetensors"), compiled, &referenced)
-        }
-        Stored::None => {
-            let all = compiled.plan.params.iter().map(|p| p.name.as_str()).collect();
-            write_weights(&file("weights.safetensors"), compiled, &all)
-        }
+    let mut elsewhere = BTreeSet::new();
+    if weights == Stored::None {
+        elsewhere.extend(compiled.plan.params.iter().map(|p| p.name.as_str()));
+        let evaluated = compiled.evaluation.iter().flat_map(|e| &e.plan.params);
+        elsewhere.extend(evaluated.map(|p| p.name.as_str()));
     }
+    if weights == Stored::Reference {
+        let (text, referenced) = references(compiled);
+        put("weights.json", text.as_bytes())?;
+        elsewhere = referenced;
+    }
+    let Compiled { plan, constants, weights, .. } = compiled;
+    write_weights(&file("weights.safetensors"), plan, constants, weights, &elsewhere)?;
+    let Some(evaluation) = &compiled.evaluation else { return Ok(()) };
+    elsewhere.extend(plan.params.iter().map(|p| p.name.as_str()));
+    let path = file("eval/weights.safetensors");
+    write_weights(&path, &evaluation.plan, &evaluation.constants, weights, &elsewhere)
 }
 
 /// `weights.json`: the files that hold weights, by absolute path, size and digest, and where in them each
@@ -110,9 +127,16 @@ fn references(compiled: &Compiled) -> (String, BTreeSet<&str>) {
     (format!("{:#}\n", json!({"files": files, "tensors": tensors})), names)
 }
 
-fn write_weights(path: &Path, compiled: &Compiled, without: &BTreeSet<&str>) -> Result<(), Report> {
+/// Writes the parameters and constants of a plan, but for the parameters in `without`.
+fn write_weights(
+    path: &Path,
+    plan: &Plan,
+    constants: &[(String, frit_ir::Tensor)],
+    weights: &Weights,
+    without: &BTreeSet<&str>,
+) -> Result<(), Report> {
     let mut tensors: Vec<(String, Tensor<'_>)> = Vec::new();
-    for spec in compiled.plan.params.iter().filter(|s| !without.contains(s.name.as_str())) {
+    for spec in plan.params.iter().filter(|s| !without.contains(s.name.as_str())) {
         let param = Param {
             name: spec.name.clone(),
             ty: spec.ty.clone(),
@@ -122,10 +146,10 @@ fn write_weights(path: &Path, compiled: &Compiled, without: &BTreeSet<&str>) -> 
             unit: None,
             sharded: false,
         };
-        let tensor = Tensor::Param { param, weights: &compiled.weights, seed: compiled.plan.seed };
+        let tensor = Tensor::Param { param, weights, seed: plan.seed };
         tensors.push((spec.name.clone(), tensor));
     }
-    for (name, value) in &compiled.constants {
+    for (name, value) in constants {
         tensors.push((name.clone(), Tensor::Constant(value)));
     }
     safetensors::serialize_to_file(tensors, None, path).map_err(|e| {

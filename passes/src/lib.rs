@@ -8,6 +8,7 @@ pub mod autocast;
 pub mod canonicalize;
 pub mod cost;
 pub mod differentiate;
+pub mod evaluate;
 pub mod fuse;
 pub mod lint;
 pub mod loss;

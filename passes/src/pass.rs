@@ -3,6 +3,7 @@
 use frit_ir::plan::{CastBaseline, UnitSpec};
 use frit_ir::{Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A fact about a graph that some passes establish and others need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -93,6 +94,8 @@ pub struct PassContext {
     pub units: Vec<UnitSpec>,
     /// The casts of PyTorch's autocast, once `autocast` has run.
     pub cast_baseline: Option<CastBaseline>,
+    /// The unit of each parameter, by name. If it is known before `shard` runs, it is kept.
+    pub unit_of: BTreeMap<String, usize>,
 }
 
 impl PassContext {

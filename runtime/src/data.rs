@@ -59,16 +59,7 @@ impl Data {
     /// If the file cannot be read, lacks a tensor, has one of another dtype or shape, or has fewer
     /// examples than one global batch.
     pub fn load(path: &Path, plan: &Plan) -> Result<Data, RunError> {
-        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
-        let mut arrays = match extension.as_deref() {
-            Some("safetensors") => read_safetensors(path)?,
-            Some("npz") => read_npz(path)?,
-            Some("bin") => read_tokens(path, plan)?,
-            _ => {
-                let reason = "unknown kind of data; use .safetensors, .npz or .bin";
-                return Err(RunError::data(path, reason));
-            }
-        };
+        let mut arrays = read(path, plan)?;
         let mut columns = Vec::new();
         let (mut n_examples, mut batch) = (None, 1);
         for input in &plan.inputs {
@@ -93,7 +84,7 @@ impl Data {
         let keep_rest = !plan.drop_last;
         let micro_steps = if keep_rest { 1 } else { accumulation };
         let needed = batch * ranks * micro_steps;
-        if n_examples < needed {
+        if plan.eval.is_none() && n_examples < needed {
             let reason = format!(
                 "{n_examples} examples are fewer than one global batch of {needed} \
                  ({batch} per rank × {ranks} ranks × {micro_steps} micro-steps)"
@@ -180,6 +171,48 @@ impl Data {
         Place { epoch: step / steps, first: at * global, micro_steps }
     }
 
+    /// Number of examples.
+    pub fn len(&self) -> usize {
+        self.n_examples
+    }
+
+    /// Whether there are no examples.
+    pub fn is_empty(&self) -> bool {
+        self.n_examples == 0
+    }
+
+    /// Batches of all ranks in which every example comes once; the last may not be full.
+    pub fn batches(&self) -> usize {
+        self.n_examples.div_ceil(self.batch * self.ranks)
+    }
+
+    /// Hands over what rank `rank` reads in batch `number` when every example comes once, in the file's
+    /// order: buffer and bytes. Returns how many examples count; the others, at the end, fill the batch.
+    ///
+    /// # Errors
+    /// Those of `put`.
+    pub fn feed_once(
+        &self,
+        number: usize,
+        rank: usize,
+        mut put: impl FnMut(usize, &[u8]) -> Result<(), RunError>,
+    ) -> Result<usize, RunError> {
+        let first = (number * self.ranks + rank) * self.batch;
+        let mut bytes = Vec::new();
+        for column in &self.columns {
+            let Some(example) = column.example else {
+                put(column.buffer, &column.bytes)?;
+                continue;
+            };
+            bytes.clear();
+            for i in (first..first + self.batch).map(|i| i % self.n_examples.max(1)) {
+                bytes.extend_from_slice(&column.bytes[i * example..(i + 1) * example]);
+            }
+            put(column.buffer, &bytes)?;
+        }
+        Ok(self.n_examples.saturating_sub(first).min(self.batch))
+    }
+
     /// The order of an epoch's examples.
     fn order(&self, seed: u64, epoch: usize) -> Arc<[usize]> {
         let mut last = self.order.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,6 +233,51 @@ fn shuffled(n: usize, seed: u64, epoch: usize) -> Vec<usize> {
         order.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
     }
     order
+}
+
+/// A buffer and what is written to it.
+pub(crate) type Fed = (usize, Vec<u8>);
+
+/// Reads tensors exactly as the plan's inputs are declared, for one batch of every rank alike: buffers
+/// and bytes. Inputs in `optional` may be missing; false if any is.
+///
+/// # Errors
+/// If the file cannot be read, lacks a tensor, or has one of another dtype or shape.
+pub(crate) fn read_inputs(
+    path: &Path,
+    plan: &Plan,
+    optional: &[String],
+) -> Result<(Vec<Fed>, bool), RunError> {
+    let mut arrays = read(path, plan)?;
+    let (mut fed, mut complete) = (Vec::new(), true);
+    for input in &plan.inputs {
+        let exact = InputSpec { per_example: false, ..input.clone() };
+        let Some(array) = arrays.remove(&input.name) else {
+            if !optional.contains(&input.name) {
+                let reason = format!("no tensor `{}`; the plan wants {}", input.name, input.ty);
+                return Err(RunError::data(path, reason));
+            }
+            complete = false;
+            continue;
+        };
+        let column = column(path, &exact, array)?;
+        fed.push((column.buffer, column.bytes));
+    }
+    Ok((fed, complete))
+}
+
+/// All tensors of a file, by name.
+fn read(path: &Path, plan: &Plan) -> Result<BTreeMap<String, Array>, RunError> {
+    let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    match extension.as_deref() {
+        Some("safetensors") => read_safetensors(path),
+        Some("npz") => read_npz(path),
+        Some("bin") => read_tokens(path, plan),
+        _ => {
+            let reason = "unknown kind of data; use .safetensors, .npz or .bin";
+            Err(RunError::data(path, reason))
+        }
+    }
 }
 
 fn column(path: &Path, input: &InputSpec, array: Array) -> Result<Column, RunError> {

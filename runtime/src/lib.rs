@@ -7,6 +7,7 @@ pub mod comm;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod eval;
 mod gradients;
 pub mod init;
 pub mod interrupt;

@@ -26,9 +26,38 @@ pub struct PlanDir {
     pub library: Option<libloading::Library>,
     /// The generated kernels of a plan for CUDA, as PTX.
     pub ptx: Option<String>,
-    weights: Mmap,
+    /// The plan's own, then those of the training plan that it belongs to.
+    weights: Vec<Weights>,
+}
+
+/// Values of parameters and constants.
+struct Weights {
+    file: Mmap,
     /// Weights that lie in the model's own files.
     referenced: References,
+}
+
+impl Weights {
+    fn load(dir: &Path) -> Result<Weights, RunError> {
+        let path = dir.join("weights.safetensors");
+        let file = File::open(&path).map_err(RunError::io(&path))?;
+        // SAFETY: the map is only read; a plan directory is not changed while it is in use.
+        let file = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
+        safetensors::SafeTensors::deserialize(&file)
+            .map_err(|e| RunError::Plan { path, reason: e.to_string() })?;
+        let path = dir.join("weights.json");
+        let referenced =
+            if path.exists() { References::load(&path)? } else { References::default() };
+        Ok(Weights { file, referenced })
+    }
+
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        if let Some(bytes) = self.referenced.get(name) {
+            return Some(bytes);
+        }
+        let tensors = safetensors::SafeTensors::deserialize(&self.file).ok()?;
+        Some(tensors.tensor(name).ok()?.data())
+    }
 }
 
 /// `weights.json`: tensors as byte ranges of other files.
@@ -95,6 +124,11 @@ impl PlanDir {
     /// # Errors
     /// If a file is missing, was changed, is of another version, or is for another processor.
     pub fn load(dir: &Path) -> Result<PlanDir, RunError> {
+        PlanDir::open(dir)?.with_values(dir)
+    }
+
+    /// Loads and checks all but that parameters have values.
+    fn open(dir: &Path) -> Result<PlanDir, RunError> {
         let path = dir.join("plan.json");
         let text = std::fs::read_to_string(&path).map_err(RunError::io(&path))?;
         let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
@@ -118,26 +152,46 @@ impl PlanDir {
                 library = Some(loaded.map_err(|e| refuse(e.to_string()))?);
             }
         }
-        let weights_path = dir.join("weights.safetensors");
-        let file = File::open(&weights_path).map_err(RunError::io(&weights_path))?;
-        // SAFETY: the map is only read; a plan directory is not changed while it is in use.
-        let weights = unsafe { Mmap::map(&file) }.map_err(RunError::io(&weights_path))?;
-        safetensors::SafeTensors::deserialize(&weights)
-            .map_err(|e| RunError::Plan { path: weights_path.clone(), reason: e.to_string() })?;
-        let path = dir.join("weights.json");
-        let referenced =
-            if path.exists() { References::load(&path)? } else { References::default() };
         let hash = sha256_hex(text.as_bytes());
-        let loaded = PlanDir { plan, hash, path: dir.into(), library, ptx, weights, referenced };
-        match loaded.without_value() {
-            None => Ok(loaded),
+        let (path, weights) = (dir.into(), vec![Weights::load(dir)?]);
+        Ok(PlanDir { plan, hash, path, library, ptx, weights })
+    }
+
+    /// Loads the plan of a directory that evaluates: its part `eval`, or itself.
+    ///
+    /// # Errors
+    /// As [`PlanDir::load`], or if the plan does not evaluate.
+    pub fn load_evaluation(dir: &Path) -> Result<PlanDir, RunError> {
+        let part = dir.join("eval");
+        if part.join("plan.json").exists() {
+            let mut plan = PlanDir::open(&part)?;
+            plan.weights.push(Weights::load(dir)?);
+            return plan.with_values(dir);
+        }
+        let plan = PlanDir::load(dir)?;
+        if plan.plan.eval.is_none() {
+            let reason = "the plan has no evaluation; compile the model again with `frit compile`";
+            return Err(RunError::Plan { path: dir.into(), reason: reason.into() });
+        }
+        Ok(plan)
+    }
+
+    /// The same, if every parameter has a first value.
+    fn with_values(self, dir: &Path) -> Result<PlanDir, RunError> {
+        match self.without_value() {
+            None => Ok(self),
             Some(name) => {
                 let reason = format!(
                     "no value for the parameter `{name}`; compile again with --weights copy"
                 );
-                Err(RunError::Plan { path: weights_path, reason })
+                Err(RunError::Plan { path: dir.join("weights.safetensors"), reason })
             }
         }
+    }
+
+    /// Whether a parameter of an evaluation is none of the training that it belongs to.
+    pub(crate) fn only_evaluated(&self, name: &str) -> bool {
+        self.weights.len() > 1 && self.weights[0].get(name).is_some()
     }
 
     /// The little-endian elements of a stored tensor, or of a parameter whose first value is made.
@@ -151,11 +205,7 @@ impl PlanDir {
     }
 
     fn stored(&self, name: &str) -> Option<&[u8]> {
-        if let Some(bytes) = self.referenced.get(name) {
-            return Some(bytes);
-        }
-        let tensors = safetensors::SafeTensors::deserialize(&self.weights).ok()?;
-        Some(tensors.tensor(name).ok()?.data())
+        self.weights.iter().find_map(|w| w.get(name))
     }
 
     /// The first parameter of the step that has no first value.

@@ -23,6 +23,7 @@ use crate::trace;
 use frit_ir::ops::EMA;
 use frit_ir::ops::random::RNG;
 use frit_ir::plan::{ParamHome, Plan, sha256_hex};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -141,6 +142,14 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     Ok(outcome.report)
 }
 
+/// The results of ranks, but those that another rank stopped last: one that failed by itself says more.
+pub(crate) fn own_failures_first<T>(results: Vec<Result<T, RunError>>) -> Vec<Result<T, RunError>> {
+    let (aborted, mut others): (Vec<_>, Vec<_>) =
+        results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
+    others.extend(aborted);
+    others
+}
+
 fn is_abort(error: &RunError) -> bool {
     match error {
         RunError::Aborted { .. } => true,
@@ -234,13 +243,9 @@ impl Session<'_> {
             };
             handles.into_iter().map(join).collect()
         });
-        // A rank that failed by itself says more than those it stopped.
-        let (aborted, mut others): (Vec<_>, Vec<_>) =
-            results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
-        others.extend(aborted);
         let mut outcome = Outcome::default();
         let (mut spans, mut counted) = (Vec::new(), Histograms::new());
-        for (i, result) in others.into_iter().enumerate() {
+        for (i, result) in own_failures_first(results).into_iter().enumerate() {
             let mut result = result?;
             spans.append(&mut result.spans);
             numerics::merge(&mut counted, std::mem::take(&mut result.counted));
@@ -320,7 +325,7 @@ impl Session<'_> {
         };
         reporter.outcome.report.start = self.start;
         reporter.outcome.report.rank = rank;
-        self.initialize(device, rank)?;
+        initialize(self.dir, &self.hyper, &Tensors::new(), device, rank)?;
         if let Some(checkpoint) = &self.resumed {
             restore::restore(checkpoint, &self.dir.plan, device, rank)?;
         }
@@ -400,60 +405,6 @@ impl Session<'_> {
         let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
         let bar = indicatif::ProgressBar::new(self.options.steps.saturating_sub(self.start) as u64);
         if let Ok(style) = style { bar.with_style(style) } else { bar }
-    }
-
-    /// First values of everything persistent; the arenas are zero.
-    fn initialize(&self, device: &mut impl Device, rank: usize) -> Result<(), RunError> {
-        let plan = &self.dir.plan;
-        for param in &plan.params {
-            let ParamHome::Buffer(buffer) = param.home else { continue };
-            if let Some(bytes) = self.dir.weight(&param.name) {
-                device.write(buffer, 0, &bytes)?;
-            }
-        }
-        for group in &plan.groups {
-            for segment in &group.segments {
-                let Some((from, to, len)) = group.owned(segment, rank) else { continue };
-                if let Some(bytes) = self.dir.weight(&plan.params[segment.param].name) {
-                    let bytes = &bytes[from * 4..(from + len) * 4];
-                    device.write(group.master, to * 4, bytes)?;
-                    // Until the first step the average is the parameter.
-                    for average in group.states.iter().filter(|s| s.name == EMA) {
-                        device.write(average.buffer, to * 4, bytes)?;
-                    }
-                }
-            }
-            if let Some(begins) = group.begins {
-                let table = group.begins_of(rank);
-                let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
-                device.write(begins, 0, &bytes)?;
-            }
-            for state in group.states.iter().filter(|s| s.init != 0.0) {
-                let value = (state.init as f32).to_le_bytes();
-                device.write(state.buffer, 0, &value.repeat(group.shard_numel))?;
-            }
-        }
-        for constant in &plan.constants {
-            if let Some(bytes) = self.dir.weight(&constant.name) {
-                device.write(constant.buffer, 0, &bytes)?;
-            }
-        }
-        for state in &plan.states {
-            let value = if state.name == RNG {
-                // Ranks draw different masks.
-                let start = [plan.seed as i64, rank as i64, 0];
-                frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
-            } else {
-                frit_ir::Tensor::splat(state.ty.clone(), state.init)
-            };
-            device.write(state.buffer, 0, &value.to_bytes())?;
-        }
-        for hyper in &plan.hyper {
-            let changed = self.hyper.iter().find(|(name, _)| *name == hyper.name);
-            let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
-            device.write(hyper.buffer, 0, &value.to_le_bytes())?;
-        }
-        Ok(())
     }
 
     /// One step; the gradients if they are asked for.
@@ -550,4 +501,72 @@ impl Reporter<'_> {
         self.bar.inc(1);
         Ok(())
     }
+}
+
+/// Writes the first values of everything persistent; the arenas are zero. `replaced` are parameters to
+/// take instead of the plan's, `changes` hyper-parameters.
+///
+/// # Errors
+/// If the device failed.
+pub(crate) fn initialize(
+    dir: &PlanDir,
+    changes: &[(String, f64)],
+    replaced: &Tensors,
+    device: &mut impl Device,
+    rank: usize,
+) -> Result<(), RunError> {
+    let plan = &dir.plan;
+    let weight = |name: &str| {
+        let given = replaced.get(name).map(|bytes| Cow::Borrowed(bytes.as_slice()));
+        given.or_else(|| dir.weight(name))
+    };
+    for param in &plan.params {
+        let ParamHome::Buffer(buffer) = param.home else { continue };
+        if let Some(bytes) = weight(&param.name) {
+            device.write(buffer, 0, &bytes)?;
+        }
+    }
+    for group in &plan.groups {
+        for segment in &group.segments {
+            let Some((from, to, len)) = group.owned(segment, rank) else { continue };
+            if let Some(bytes) = weight(&plan.params[segment.param].name) {
+                let bytes = &bytes[from * 4..(from + len) * 4];
+                device.write(group.master, to * 4, bytes)?;
+                // Until the first step the average is the parameter.
+                for average in group.states.iter().filter(|s| s.name == EMA) {
+                    device.write(average.buffer, to * 4, bytes)?;
+                }
+            }
+        }
+        if let Some(begins) = group.begins {
+            let table = group.begins_of(rank);
+            let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
+            device.write(begins, 0, &bytes)?;
+        }
+        for state in group.states.iter().filter(|s| s.init != 0.0) {
+            let value = (state.init as f32).to_le_bytes();
+            device.write(state.buffer, 0, &value.repeat(group.shard_numel))?;
+        }
+    }
+    for constant in &plan.constants {
+        if let Some(bytes) = weight(&constant.name) {
+            device.write(constant.buffer, 0, &bytes)?;
+        }
+    }
+    for state in &plan.states {
+        let value = if state.name == RNG {
+            // Ranks draw different masks.
+            let start = [plan.seed as i64, rank as i64, 0];
+            frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
+        } else {
+            frit_ir::Tensor::splat(state.ty.clone(), state.init)
+        };
+        device.write(state.buffer, 0, &value.to_bytes())?;
+    }
+    for hyper in &plan.hyper {
+        let changed = changes.iter().find(|(name, _)| *name == hyper.name);
+        let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
+        device.write(hyper.buffer, 0, &value.to_le_bytes())?;
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@ use crate::RunError;
 use crate::device::Device;
 use frit_ir::DType;
 use frit_ir::ops::EMA;
-use frit_ir::plan::{ParamHome, Plan};
+use frit_ir::plan::{ParamHome, ParamSpec, Plan};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -64,25 +64,67 @@ pub(crate) fn collect(
     Ok(all)
 }
 
+/// Reads the parameters of a plan from a file as [`write`] makes it; what it holds besides is ignored.
+///
+/// # Errors
+/// If the file cannot be read, lacks a parameter, or has one of another type.
+pub(crate) fn read(path: &Path, plan: &Plan) -> Result<Tensors, RunError> {
+    let bytes = std::fs::read(path).map_err(RunError::io(path))?;
+    let file = safetensors::SafeTensors::deserialize(&bytes)
+        .map_err(|e| RunError::data(path, format!("not a safetensors file: {e}")))?;
+    let mut all = Tensors::new();
+    for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
+        let Ok(view) = file.tensor(&param.name) else {
+            return Err(RunError::data(path, format!("it holds no `{}`", param.name)));
+        };
+        if view.dtype() != stored_dtype(param) || view.shape() != param.ty.shape.dims() {
+            let (dtype, shape) = (view.dtype(), view.shape());
+            let reason =
+                format!("`{}` is {dtype:?} {shape:?}; the plan wants {}", param.name, param.ty);
+            return Err(RunError::data(path, reason));
+        }
+        all.insert(param.name.clone(), view.data().to_vec());
+    }
+    Ok(all)
+}
+
+/// The element type in files. Parameters in flat groups are f32 whatever the model stores.
+fn stored_dtype(param: &ParamSpec) -> Dtype {
+    match param.home {
+        ParamHome::Group { .. } => Dtype::F32,
+        _ => safetensors_dtype(param.ty.dtype),
+    }
+}
+
 /// Writes the tensors beside `path` and moves them there, so that no torn file is ever at `path`.
 ///
 /// # Errors
 /// If the file system refuses.
 pub(crate) fn write(path: &Path, plan: &Plan, all: &Tensors) -> Result<(), RunError> {
+    let mut tensors = Vec::new();
+    for param in &plan.params {
+        let Some(bytes) = all.get(&param.name) else { continue };
+        let shape = param.ty.shape.0.clone();
+        tensors.push((param.name.as_str(), stored_dtype(param), shape, bytes.as_slice()));
+    }
+    write_tensors(path, tensors)
+}
+
+/// Writes tensors (name, element type, shape, bytes) beside `path` and moves them there.
+///
+/// # Errors
+/// If the file system refuses.
+pub(crate) fn write_tensors(
+    path: &Path,
+    tensors: Vec<(&str, Dtype, Vec<usize>, &[u8])>,
+) -> Result<(), RunError> {
     let other = |e: safetensors::SafeTensorError| RunError::Io {
         path: path.into(),
         error: std::io::Error::other(e.to_string()),
     };
     let mut views = Vec::new();
-    for param in &plan.params {
-        let Some(bytes) = all.get(&param.name) else { continue };
-        // Parameters in flat groups are f32 whatever the model stores.
-        let dtype = match param.home {
-            ParamHome::Group { .. } => Dtype::F32,
-            _ => safetensors_dtype(param.ty.dtype),
-        };
-        let view = TensorView::new(dtype, param.ty.shape.0.clone(), bytes).map_err(other)?;
-        views.push((param.name.as_str(), view));
+    for (name, dtype, shape, bytes) in tensors {
+        views.push((name, TensorView::new(dtype, shape, bytes).map_err(other)?));
     }
     aside_then(path, |aside| safetensors::serialize_to_file(views, None, aside).map_err(other))
 }

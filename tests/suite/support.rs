@@ -34,6 +34,11 @@ pub(crate) fn plan_at(model: &Path, batch: usize, settings: &[&str]) -> Planned 
     plan_configured(model, batch, "", settings)
 }
 
+/// Compiles a model of the workspace as `frit compile` does, with its evaluation, and verifies both plans.
+pub(crate) fn plan_to_evaluate(model: &str, batch: usize, settings: &[&str]) -> Planned {
+    planned(compile_configured(&file(model), batch, "", settings, true))
+}
+
 /// Compiles a model with the text of a train.toml and settings, verifies the plan, and writes it.
 pub(crate) fn plan_configured(
     model: &Path,
@@ -41,29 +46,41 @@ pub(crate) fn plan_configured(
     toml: &str,
     settings: &[&str],
 ) -> Planned {
-    let compiled = compile_configured(model, batch, toml, settings);
+    planned(compile_configured(model, batch, toml, settings, false))
+}
+
+/// Compiles a model with settings and verifies the plan.
+pub(crate) fn compile_at(model: &Path, batch: usize, settings: &[&str]) -> Compiled {
+    compile_configured(model, batch, "", settings, false)
+}
+
+fn planned(compiled: Compiled) -> Planned {
     let planned = Planned { compiled, dir: tempfile::tempdir().expect("a directory") };
     frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
         .unwrap_or_else(|e| panic!("{e}"));
     planned
 }
 
-/// Compiles a model with settings and verifies the plan.
-pub(crate) fn compile_at(model: &Path, batch: usize, settings: &[&str]) -> Compiled {
-    compile_configured(model, batch, "", settings)
-}
-
-fn compile_configured(model: &Path, batch: usize, toml: &str, settings: &[&str]) -> Compiled {
+fn compile_configured(
+    model: &Path,
+    batch: usize,
+    toml: &str,
+    settings: &[&str],
+    evaluation: bool,
+) -> Compiled {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     let config = Config::parse(toml, "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
     let request = Request {
         model: model.into(),
         binds: [("batch".to_string(), batch)].into(),
+        evaluation,
         ..Request::default()
     };
     let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{e}"));
     let compiled = compiled.expect("no pass was asked to stop");
-    verify_plan(&compiled.plan).unwrap_or_else(|e| panic!("{e:?}"));
+    for plan in [Some(&compiled.plan), compiled.evaluation.as_ref().map(|e| &e.plan)] {
+        plan.map_or(Ok(()), verify_plan).unwrap_or_else(|e| panic!("{e:?}"));
+    }
     compiled
 }
 

@@ -115,6 +115,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         disabled: args.disable_pass.clone(),
         stop_after: args.stop_after.clone(),
         verify_each: args.verify_each,
+        evaluation: true,
     };
     // Draws on standard error, and only on a terminal.
     let progress = ProgressBar::new_spinner().with_message("reading the model");

@@ -5,6 +5,7 @@ pub mod compile;
 pub mod completions;
 pub mod diff;
 pub mod doctor;
+pub mod eval;
 pub mod export;
 pub mod inspect;
 pub mod passes;
@@ -43,6 +44,8 @@ pub enum Command {
     Verify(verify::Args),
     /// Train from a plan.
     Run(run::Args),
+    /// Evaluate a model: its loss over a data set, or its outputs.
+    Eval(frit_runtime::eval::Options),
     /// Say what changed from one plan to another.
     Diff(diff::Args),
     /// Run a plan against the same model in fp32: time, memory, loss, verdict.
@@ -69,6 +72,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Verify(args) => verify::execute(args),
         Command::Doctor(args) => doctor::execute(args),
         Command::Run(args) => run::execute(args),
+        Command::Eval(args) => eval::execute(args),
         Command::Diff(args) => diff::execute(args),
         Command::Bench(args) => bench::execute(args),
         Command::Export(args) => export::execute(args),

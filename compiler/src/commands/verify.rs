@@ -2,6 +2,7 @@
 
 use crate::diagnostics::Report;
 use crate::plan_dir;
+use frit_passes::verify_plan::verify_plan;
 use std::path::PathBuf;
 
 /// Arguments of `frit verify`.
@@ -14,7 +15,13 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
-    let plan = plan_dir::read(&args.plan)?;
-    frit_passes::verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
-    Ok(format!("{}: sound ({} tasks)\n", args.plan.display(), plan.tasks.len()))
+    let evaluation = args.plan.join(plan_dir::EVALUATION);
+    let mut text = String::new();
+    for dir in [Some(&args.plan), evaluation.exists().then_some(&evaluation)].into_iter().flatten()
+    {
+        let plan = plan_dir::read(dir)?;
+        verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
+        text += &format!("{}: sound ({} tasks)\n", dir.display(), plan.tasks.len());
+    }
+    Ok(text)
 }

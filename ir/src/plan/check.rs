@@ -4,8 +4,8 @@
 //! The proof that the schedule is right is `passes::verify_plan`.
 
 use super::file::sha256_hex;
-use super::{ALIGNMENT, Action, Arena, Entry, KernelKind, ParamHome, Place, Plan};
-use crate::{Op, TensorType};
+use super::{ALIGNMENT, Action, Arena, EVAL, Entry, EvalSpec, KernelKind, ParamHome, Place, Plan};
+use crate::{DType, Op, TensorType};
 
 /// A malformed plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +89,9 @@ fn phases(plan: &Plan) -> Result {
     }
     ensure(next == plan.tasks.len(), || "tasks outside every phase".into())?;
     let names: Vec<&str> = plan.phases.iter().map(|p| p.name.as_str()).collect();
+    if plan.eval.is_some() {
+        return ensure(names == [EVAL], || format!("unknown phases {names:?}"));
+    }
     let required = |name: &&&str| matches!(**name, "micro_step" | "update");
     let ordered = PHASES.iter().filter(|name| names.contains(name)).eq(&names);
     ensure(ordered && names.iter().filter(required).count() == 2, || {
@@ -222,5 +225,22 @@ fn tables(plan: &Plan) -> Result {
     for m in &plan.metrics {
         check_place(plan, &m.place)?;
     }
-    plan.gradients.iter().try_for_each(|g| check_place(plan, &g.place))
+    plan.gradients.iter().try_for_each(|g| check_place(plan, &g.place))?;
+    plan.eval.iter().try_for_each(|eval| evaluation(plan, eval))
+}
+
+fn evaluation(plan: &Plan, eval: &EvalSpec) -> Result {
+    let places = eval.outputs.iter().map(|o| &o.place);
+    for place in places.chain(&eval.statistics).chain(&eval.weights) {
+        check_place(plan, place)?;
+        ensure(plan.buffers[place.buffer].arena == Arena::Persistent, || {
+            "a result of the evaluation does not outlive it".into()
+        })?;
+    }
+    let n = eval.statistics.as_ref().map_or(0, |p| p.ty.shape.numel());
+    ensure(n == 2 * eval.losses.len(), || "losses without statistics".into())?;
+    let float = |p: &Place| p.ty.dtype == DType::F32;
+    ensure(eval.statistics.iter().chain(&eval.weights).all(float), || {
+        "statistics or weights of examples that are not f32".into()
+    })
 }

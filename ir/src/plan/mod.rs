@@ -1,4 +1,4 @@
-//! The plan: one training step of one rank, ready to be executed.
+//! The plan: one training step of one rank, or one batch of evaluation, ready to be executed.
 //!
 //! A plan is rank-uniform: every rank runs the same tasks on arenas of the same layout; what differs is
 //! which slice of a flat group a rank holds. Buffers live in two arenas per rank: `persistent`
@@ -9,11 +9,13 @@
 //! concurrently as long as it honors `waits`.
 
 mod check;
+mod evaluation;
 mod file;
 mod provenance;
 mod summary;
 
 pub use check::{CheckError, check};
+pub use evaluation::{EVAL, EvalSpec, LossSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
 pub use provenance::{Addresses, provenance};
 pub use summary::{Collectives, Summary, Team};
@@ -93,6 +95,9 @@ pub struct Plan {
     /// The casts of one micro-step if every operation cast its own operands.
     #[serde(default)]
     pub cast_baseline: CastBaseline,
+    /// What an evaluation plan hands out; such a plan has the phase `eval` and no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<EvalSpec>,
     /// What the passes did.
     pub reports: Vec<PassReport>,
     /// Advice for the user.
@@ -444,7 +449,7 @@ pub struct ObjectFile {
 pub struct Phase {
     /// In this order: `unshard`, run once, if parameters are gathered once per step; `micro_step`, run
     /// `accumulation` times; `reduce`, run once, if gradients are reduced after the last micro-step;
-    /// `update`, run once.
+    /// `update`, run once. Or only `eval`.
     pub name: String,
     /// First task.
     pub begin: usize,

@@ -10,12 +10,14 @@ mod baseline;
 mod min_cut;
 pub mod policy;
 
+use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use crate::scope;
 use assign::{Assignment, Precision};
 use frit_ir::ops::{Cast, Constant, ParamKind};
 use frit_ir::{
-    DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, OutputKind, Tensor, ValueId,
+    DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind, Tensor,
+    ValueId,
 };
 use policy::Class;
 use std::collections::{HashMap, HashSet};
@@ -178,7 +180,8 @@ impl Autocast {
 
 /// The nodes that the model's results depend on: what comes after them is the loss.
 fn before_results(graph: &Graph) -> HashSet<NodeId> {
-    let results = graph.outputs.iter().filter(|o| o.kind == OutputKind::Result);
+    let of_model = |o: &&Output| o.kind == OutputKind::Result && o.name != STATISTICS;
+    let results = graph.outputs.iter().filter(of_model);
     let mut stack: Vec<NodeId> = results.map(|o| graph.value(o.value).def).collect();
     let mut seen = HashSet::new();
     while let Some(id) = stack.pop() {

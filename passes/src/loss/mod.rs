@@ -7,6 +7,7 @@
 //! they are weighted and added: `LossSum` is then the loss of this rank's share and `LossCount` is 1.
 //! What the kinds compute is in [`terms`].
 
+pub mod evaluation;
 mod terms;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
@@ -15,6 +16,7 @@ use frit_ir::{
     DType, Diagnostic, Graph, GraphError, Op, Origin, OutputKind, Region, Tensor, TensorType,
     ValueId,
 };
+use std::fmt;
 
 /// The contract of [`Loss`].
 pub const INFO: PassInfo = PassInfo {
@@ -45,6 +47,22 @@ pub enum LossKind {
     Output,
     /// None: the plan only runs the model.
     None,
+}
+
+impl LossKind {
+    /// Its name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            LossKind::CrossEntropy => "cross_entropy",
+            LossKind::Mse => "mse",
+            LossKind::L1 => "l1",
+            LossKind::SmoothL1 => "smooth_l1",
+            LossKind::BceWithLogits => "bce_with_logits",
+            LossKind::Kl => "kl",
+            LossKind::Output => "output",
+            LossKind::None => "none",
+        }
+    }
 }
 
 /// One loss of the sum.
@@ -87,6 +105,17 @@ impl Default for Term {
     }
 }
 
+impl fmt::Display for Term {
+    /// As `loss.also` writes it, without the factor: `cross_entropy(logits, labels)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            LossKind::Output => write!(f, "output({})", self.logits),
+            LossKind::None => f.write_str("none"),
+            kind => write!(f, "{}({}, {})", kind.name(), self.logits, self.labels),
+        }
+    }
+}
+
 /// Attaches a loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loss {
@@ -112,7 +141,7 @@ impl Pass for Loss {
         for term in &self.terms {
             let logits = term.find_output(graph)?;
             let origin = graph.def(logits).origin.by(INFO.name);
-            let mut builder = Builder { origin: origin.clone(), graph };
+            let mut builder = Builder { origin: origin.clone(), graph, examples: None };
             parts.push(term.attach(&mut builder, logits)?);
             context.remark(&origin, format!("attached the loss to output `{}`", term.logits));
         }
@@ -134,7 +163,7 @@ impl Loss {
         graph: &mut Graph,
         parts: &[(ValueId, ValueId)],
     ) -> Result<(ValueId, ValueId), Diagnostic> {
-        let mut b = Builder { origin: Origin::none().by(INFO.name), graph };
+        let mut b = Builder { origin: Origin::none().by(INFO.name), graph, examples: None };
         let mut total = None;
         for (term, &(sum, count)) in self.terms.iter().zip(parts) {
             let known = b.graph.constant(count).map(|c| c.to_f64s()[0]);
@@ -187,6 +216,8 @@ pub fn capacity(graph: &Graph) -> Option<usize> {
 struct Builder<'a> {
     graph: &'a mut Graph,
     origin: Origin,
+    /// Which examples of the batch count; all if absent.
+    examples: Option<evaluation::Examples>,
 }
 
 impl Builder<'_> {
@@ -222,8 +253,9 @@ impl Builder<'_> {
         self.add(Op::Cast(Cast { to: DType::F32 }), &[x])
     }
 
-    /// The f32 sum of all elements.
+    /// The f32 sum of all elements that belong to examples that count.
     fn total(&mut self, x: ValueId) -> Result<ValueId, Diagnostic> {
+        let x = self.counted(x)?;
         let axes: Vec<usize> = (0..self.graph.ty(x).shape.rank()).collect();
         let mut sum = x;
         if !axes.is_empty() {

@@ -19,7 +19,7 @@ use frit_ir::ops::{
 use frit_ir::{DType, Diagnostic, Graph, Op, OutputKind, Shape, Tensor, TensorType, ValueId};
 
 /// A sum and the number of its elements.
-type Part = Result<(ValueId, ValueId), Diagnostic>;
+pub(super) type Part = Result<(ValueId, ValueId), Diagnostic>;
 
 impl Term {
     pub(super) fn find_output(&self, graph: &Graph) -> Result<ValueId, Diagnostic> {
@@ -71,10 +71,9 @@ impl Term {
         loss: impl Fn(&mut Builder<'_>, ValueId, ValueId) -> Result<ValueId, Diagnostic>,
     ) -> Part {
         let ty = b.graph.ty(x).clone();
-        let count = ty.shape.numel() as f64;
         let target = self.labels(b, ty.clone(), |found| found.dtype == ty.dtype)?;
         let losses = loss(b, x, target)?;
-        Ok((b.total(losses)?, b.constant(Tensor::scalar(count))?))
+        Ok((b.total(losses)?, b.number_of(losses)?))
     }
 
     fn smooth_l1(
@@ -164,8 +163,7 @@ impl Term {
     fn per_row(&self, b: &mut Builder<'_>, products: ValueId) -> Part {
         let sum = Reduce { f: ReduceFn::Sum, axes: vec![last(b, products)], keep_dims: false };
         let losses = b.add(Op::Reduce(sum), &[products])?;
-        let count = b.graph.ty(losses).shape.numel() as f64;
-        Ok((b.total(losses)?, b.constant(Tensor::scalar(count))?))
+        Ok((b.total(losses)?, b.number_of(losses)?))
     }
 
     fn own(&self, b: &mut Builder<'_>, loss: ValueId) -> Part {

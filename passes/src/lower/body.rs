@@ -6,20 +6,26 @@ use frit_ir::ops::Input;
 use frit_ir::{Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId};
 use std::collections::HashMap;
 
-/// The body of a node and the values it reads; constants that are all one value become part of it.
-pub(super) fn of_node(graph: &Graph, node: &Node) -> Result<(Graph, Vec<ValueId>), Diagnostic> {
+/// The body of a node and the values it reads. If `inlined`, constants that are all one value become part
+/// of it, and a value that is read twice is one operand; otherwise every operand is read by itself.
+pub(super) fn of_node(
+    graph: &Graph,
+    node: &Node,
+    inlined: bool,
+) -> Result<(Graph, Vec<ValueId>), Diagnostic> {
     let mut body = Graph::new("kernel");
     let mut operands = Vec::new();
     let mut inputs = Vec::new();
     for &value in &node.inputs {
-        let splat = graph.constant(value).filter(|c| c.as_splat().is_some());
+        let splat = graph.constant(value).filter(|c| inlined && c.as_splat().is_some());
         if let Some(constant) = splat {
             let op = Op::Constant(frit_ir::ops::Constant { value: constant.clone() });
             inputs.push(add(&mut body, op, &[])?[0]);
             continue;
         }
         let ty = graph.ty(value).clone();
-        let input = match operands.iter().position(|v| *v == value) {
+        let known = operands.iter().position(|v| inlined && *v == value);
+        let input = match known {
             // The same value read twice is one operand.
             Some(i) => nth_input(&body, i),
             None => {

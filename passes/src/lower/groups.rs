@@ -3,6 +3,7 @@
 //! multiple of 128 bytes per rank. Padding is zero and stays zero.
 
 use super::Lowering;
+use super::evaluation::is_evaluation;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::{
     Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Segment,
@@ -20,6 +21,7 @@ impl Lowering<'_> {
         let graph = self.graph;
         self.trace_sharded_values();
         let dtypes = self.gather_dtypes();
+        let trains = !is_evaluation(graph);
         let mut members: BTreeMap<(usize, bool, BTreeSet<DType>), Vec<usize>> = BTreeMap::new();
         for (value, param) in graph.params() {
             let index = self.plan.params.len();
@@ -32,7 +34,7 @@ impl Lowering<'_> {
                     .at(&graph.def(value).origin)
                     .help("export the model with float32 weights"));
                 }
-                let trainable = param.kind == ParamKind::Trainable;
+                let trainable = trains && param.kind == ParamKind::Trainable;
                 let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
                 members.entry((unit, !trainable, dtypes)).or_default().push(index);
             }

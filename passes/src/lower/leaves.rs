@@ -1,7 +1,6 @@
 //! Places of leaves: inputs, parameters, state, hyper-parameters, large constants.
 
 use super::Lowering;
-use frit_ir::ops::ParamKind;
 use frit_ir::plan::{
     Arena, BufferClass, ConstantSpec, HyperSpec, InputSpec, ParamHome, Place, StateSpec,
 };
@@ -34,7 +33,6 @@ impl Lowering<'_> {
                         Place { buffer: group.master, offset, ty }
                     }
                     None => {
-                        debug_assert_eq!(param.kind, ParamKind::Buffer);
                         let (arena, class) = (Arena::Persistent, BufferClass::Parameter);
                         let buffer = self.buffer(&param.name, arena, class, ty.bytes());
                         let spec = self.plan.params.iter_mut().find(|p| p.name == param.name);

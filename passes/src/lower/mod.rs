@@ -1,6 +1,6 @@
 //! From the graph to the plan: values get places in buffers, nodes become tasks.
 //!
-//! In: a fused training graph. Out: a plan whose tasks are in the graph's order, all on their streams,
+//! In: a fused graph. Out: a plan whose tasks are in the graph's order, all on their streams,
 //! without waits and without offsets; `schedule` and `memory` complete it.
 //!
 //! Parameters, their gradients and their optimizer state live in flat groups ([`groups`]): those of one
@@ -10,6 +10,7 @@
 //! and a gathered parameter is read straight from the gathered buffer: nothing is copied in or out.
 
 mod body;
+mod evaluation;
 mod flat;
 mod gradients;
 mod groups;
@@ -17,6 +18,7 @@ mod leaves;
 mod optimizer;
 
 use crate::cost::{Rates, rates};
+use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric,
@@ -46,6 +48,8 @@ pub struct LowerOptions<'a> {
     pub gather_once: bool,
     /// Loss elements of one rank's micro-batch.
     pub loss_capacity: usize,
+    /// The losses, for an evaluation.
+    pub losses: Vec<Term>,
     /// What the plan is for.
     pub target: Target,
     /// The resolved configuration, as TOML.
@@ -68,13 +72,17 @@ pub struct Lowered {
     pub regions: Vec<(usize, FusionKind)>,
 }
 
-/// Lowers a training graph.
+/// Lowers a training graph, or one that is evaluated, to a plan of the single phase `eval`.
 ///
 /// # Errors
 /// If the graph holds something that no plan can express, with its place.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagnostic> {
     let mut lowering = Lowering::new(graph, options);
     lowering.make_groups()?;
+    if evaluation::is_evaluation(graph) {
+        lowering.evaluation()?;
+        return Ok(lowering.finish());
+    }
     lowering.place_leaves()?;
     lowering.place_gradients();
     let is_gather = |n: &Node| matches!(n.op, Op::AllGather(_)) && n.region == Region::Forward;
@@ -102,10 +110,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     lowering.nodes(|n| n.region == Region::Update && !is_reduction(n))?;
     lowering.finish_update()?;
     lowering.end_phase("update");
-    let (tasks, leaves) = provenance(&lowering.plan, Addresses::Apart);
-    lowering.plan.leaves = leaves;
-    lowering.plan.tasks.iter_mut().zip(tasks).for_each(|(task, sees)| task.sees = sees);
-    Ok(Lowered { plan: lowering.plan, constants: lowering.constants, regions: lowering.regions })
+    Ok(lowering.finish())
 }
 
 pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
@@ -144,6 +149,14 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
+    /// The plan, with what its tasks mean.
+    fn finish(mut self) -> Lowered {
+        let (tasks, leaves) = provenance(&self.plan, Addresses::Apart);
+        self.plan.leaves = leaves;
+        self.plan.tasks.iter_mut().zip(tasks).for_each(|(task, sees)| task.sees = sees);
+        Lowered { plan: self.plan, constants: self.constants, regions: self.regions }
+    }
+
     fn new(graph: &'a Graph, options: &'a LowerOptions<'a>) -> Self {
         let plan = Plan {
             format_version: FORMAT_VERSION,
@@ -178,6 +191,7 @@ impl<'a> Lowering<'a> {
             leaves: String::new(),
             gradients: vec![],
             cast_baseline: Default::default(),
+            eval: None,
             reports: vec![],
             lints: vec![],
         };
@@ -294,8 +308,15 @@ impl<'a> Lowering<'a> {
 
     /// A task that runs a node, or a fusion, as one kernel.
     fn kernel_task(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
-        let (body, operands) = body::of_node(self.graph, node)?;
-        let kind = self.kernel_kind(node, &body);
+        let (mut body, mut operands) = body::of_node(self.graph, node, true)?;
+        let mut kind = self.kernel_kind(node, &body);
+        if kind == KernelKind::Interpreted {
+            // A hand-written kernel reads constants as it reads all else.
+            let (whole, all) = body::of_node(self.graph, node, false)?;
+            if self.kernel_kind(node, &whole) == KernelKind::Library {
+                (body, operands, kind) = (whole, all, KernelKind::Library);
+            }
+        }
         let region = match &node.op {
             Op::Fusion(fusion) => fusion.kind,
             _ => FusionKind::Pointwise,

@@ -18,11 +18,12 @@
 mod gradients;
 pub mod units;
 
+use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use crate::scope;
-use frit_ir::ops::AllGather;
+use frit_ir::ops::{AllGather, AllReduce, ReduceKind};
 use frit_ir::plan::UnitSpec;
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, Region, ValueId};
+use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId};
 use std::collections::HashMap;
 pub use units::Wrap;
 
@@ -86,11 +87,15 @@ impl Pass for Shard {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         graph.world_size = self.world_size;
-        let assignment = units::assign(graph, &self.wrap)?;
+        let assignment = match context.units[..] {
+            [] => units::assign(graph, &self.wrap)?,
+            _ => units::known(graph, context),
+        };
         for (param, unit) in &assignment.unit_of {
             let node = graph.value(*param).def;
             if let Op::Param(p) = &mut graph.node_mut(node).op {
                 p.unit = Some(*unit);
+                context.unit_of.insert(p.name.clone(), *unit);
             }
         }
         for (index, unit) in assignment.units.iter().enumerate() {
@@ -120,6 +125,7 @@ impl Pass for Shard {
         }
         gradients::reduce(graph, mesh, self.reduce_dtype)?;
         gradients::reduce_statistics(graph, mesh)?;
+        reduce_evaluation(graph)?;
         graph.remove_dead();
         graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `shard`"))?;
         Ok(Changed::Yes)
@@ -177,6 +183,8 @@ fn gather_parameters(
     let users = graph.users();
     for &(param, unit) in unit_of {
         let origin = graph.def(param).origin.by(INFO.name);
+        let handed_out =
+            |o: &&mut frit_ir::Output| o.value == param && o.kind == OutputKind::Result;
         let gather = |graph: &mut Graph, region| {
             graph
                 .add1(Op::AllGather(AllGather { unit }), &[param], origin.clone(), region)
@@ -194,6 +202,10 @@ fn gather_parameters(
                     views.extend(&node.outputs);
                 }
             }
+        }
+        if graph.outputs.iter_mut().any(|o| handed_out(&o)) {
+            let value = *forward.insert(gather(graph, Region::Forward)?);
+            graph.outputs.iter_mut().filter(handed_out).for_each(|o| o.value = value);
         }
         let keep = kept[unit];
         let mut in_backward: HashMap<ValueId, ValueId> = HashMap::new();
@@ -263,4 +275,17 @@ fn replace_operand(
     let swap = |v: &ValueId| if *v == from { to } else { *v };
     let inputs = graph.node(user).inputs.iter().map(swap).collect();
     graph.set_inputs(user, inputs).map_err(bug(INFO.name))
+}
+
+/// Sums the statistics of an evaluation over ranks.
+fn reduce_evaluation(graph: &mut Graph) -> Result<(), Diagnostic> {
+    let Some(index) = graph.outputs.iter().position(|o| o.name == STATISTICS) else {
+        return Ok(());
+    };
+    let value = graph.outputs[index].value;
+    let sum = Op::AllReduce(AllReduce { reduce: ReduceKind::Sum, unit: None, dtype: None });
+    let origin = graph.def(value).origin.by(INFO.name);
+    let reduced = graph.add1(sum, &[value], origin, Region::Forward).map_err(bug(INFO.name))?;
+    graph.outputs[index].value = reduced;
+    Ok(())
 }

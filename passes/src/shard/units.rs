@@ -1,5 +1,6 @@
 //! Which parameters are gathered together.
 
+use crate::pass::PassContext;
 use crate::scope;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::UnitSpec;
@@ -84,6 +85,15 @@ pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
         unit_of.push((value, unit));
     }
     Ok(Assignment { units, unit_of, reasons })
+}
+
+/// The units that an earlier run for the same model found. Parameters that it did not see have none.
+pub fn known(graph: &Graph, context: &PassContext) -> Assignment {
+    let unit_of = graph
+        .params()
+        .filter_map(|(value, p)| context.unit_of.get(&p.name).map(|unit| (value, *unit)))
+        .collect();
+    Assignment { units: context.units.clone(), unit_of, reasons: vec![] }
 }
 
 struct UsedParam {

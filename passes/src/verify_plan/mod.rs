@@ -6,8 +6,10 @@
 //! [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
 //! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
 //! accumulation and averaging that go in come out, followed through the bodies of all kernels.
+//! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
 
 mod collectives;
+mod evaluation;
 mod factor;
 mod memory;
 mod training;
@@ -30,7 +32,10 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
         factor::verify(plan, &mut found);
     }
     collectives::verify(plan, &mut found);
-    training::verify(plan, &mut found);
+    match &plan.eval {
+        Some(eval) => evaluation::verify(plan, eval, &mut found),
+        None => training::verify(plan, &mut found),
+    }
     if found.is_empty() {
         meaning(plan, &mut found);
     }

@@ -123,7 +123,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
+pub(super) fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut owners = vec![0; plan.params.len()];
     for group in &plan.groups {
         for segment in &group.segments {

@@ -2,16 +2,38 @@
 
 use clap::Parser;
 use frit_runtime::checkpoint::CheckpointOptions;
+use frit_runtime::eval::{self, evaluate};
 use frit_runtime::interrupt;
 use frit_runtime::run::{RunOptions, RunReport, run};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run training steps from a plan directory.
+/// Run training steps from a plan directory, or evaluate its model.
 #[derive(Parser)]
-#[command(version, after_help = "Example:\n  frit-run plan --data data.safetensors --steps 100")]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Examples:
+  frit-run plan --data data.safetensors --steps 100
+  frit-run eval plan --data test.safetensors --weights trained.safetensors"
+)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    training: Option<Training>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Evaluate a model: its loss over a data set, or its outputs.
+    Eval(eval::Options),
+}
+
+#[derive(clap::Args)]
+struct Training {
     /// The plan directory.
     plan: PathBuf,
     /// A .safetensors or .npz file with one tensor per input, or a token .bin (uint16).
@@ -74,7 +96,22 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let Args { command, training } = Args::parse();
+    match (command, training) {
+        (Some(Command::Eval(options)), _) => match evaluate(&options) {
+            Ok(report) => {
+                // A reader that closed the pipe has seen what it wanted.
+                let _ = write!(std::io::stdout(), "{}", report.render(options.json));
+                ExitCode::SUCCESS
+            }
+            Err(e) => fail(&e.to_string()),
+        },
+        (None, Some(training)) => train(training),
+        (None, None) => unreachable!("invariant: without a command the plan is required"),
+    }
+}
+
+fn train(args: Training) -> ExitCode {
     let checkpoint = args.checkpoint.clone().map(|dir| CheckpointOptions {
         dir,
         every: args.checkpoint_every,

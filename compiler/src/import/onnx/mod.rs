@@ -1,4 +1,4 @@
-//! ONNX models: opsets 13 to 24 of the default domain, with concrete shapes.
+//! ONNX models: opsets 1 to 27 of the default domain, with concrete shapes.
 //!
 //! Symbolic dimensions are bound first; then nodes are converted in topological order, and those whose
 //! operands are all constants are computed at once, so shape arithmetic is gone when the graph is
@@ -9,6 +9,7 @@ mod context;
 mod exporter;
 mod function;
 mod initializers;
+mod legacy;
 pub mod messages;
 mod ops;
 mod opset;
@@ -179,9 +180,10 @@ impl<'a> Importer<'a> {
                 continue;
             };
             for attribute in &node.attribute {
-                if !operator.attributes.contains(&attribute.name.as_str())
-                    || !attribute.ref_attr_name.is_empty()
-                {
+                let name = attribute.name.as_str();
+                let known = operator.attributes.contains(&name)
+                    || legacy::has_attribute(&node.op_type, name, self.opset);
+                if !known || !attribute.ref_attr_name.is_empty() {
                     let key = format!("{}.{}", node.op_type, attribute.name);
                     attributes.entry(key).or_insert((0, place.clone())).0 += 1;
                 }
@@ -331,7 +333,8 @@ impl<'a> Importer<'a> {
                 unbiased_variance: self.from_pytorch,
                 padding_rows: &self.padding_rows,
             };
-            ((operator.convert)(&mut cx), cx.inputs)
+            let outcome = legacy::modernize(&mut cx).and_then(|()| (operator.convert)(&mut cx));
+            (outcome, cx.inputs)
         } else {
             (Err(Fault::Attribute("this operator".into())), inputs)
         };

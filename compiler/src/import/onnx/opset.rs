@@ -6,7 +6,7 @@ use frit_ir::Diagnostic;
 use std::ops::RangeInclusive;
 
 /// Versions whose operators are all read with their own meaning.
-pub const SUPPORTED: RangeInclusive<i64> = 13..=24;
+pub const SUPPORTED: RangeInclusive<i64> = 1..=27;
 
 /// The version of the default operator set that the model is written in.
 pub(super) fn of(model: &ModelProto) -> Result<i64, Report> {

@@ -1,29 +1,36 @@
 //! Attention and rotary positions as single operators (opset 23 and later).
 
-use super::super::context::{Fault, NodeContext, Outcome, misfit};
-use super::layout::permute;
+use super::super::context::{Bound, Fault, NodeContext, Outcome, misfit};
+use super::composed::{binary, reduced, unary, with_scalar};
+use super::layout::{join, permute};
 use super::{Operator, one, op};
-use frit_ir::ops::{Attention, BinaryFn, Concat, Gather, Slice};
-use frit_ir::{DType, Op, ValueId};
+use frit_ir::ops::{
+    Attention, BinaryFn, CompareFn, Concat, Gather, LogicalFn, MatMul, Pad, ReduceFn, Slice,
+    Softmax, UnaryFn,
+};
+use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op(
         "Attention",
-        &["is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap"],
+        &[
+            "is_causal",
+            "kv_num_heads",
+            "q_num_heads",
+            "qk_matmul_output_mode",
+            "scale",
+            "softcap",
+            "softmax_precision",
+        ],
         attention,
     ),
     op("RotaryEmbedding", &["interleaved", "num_heads", "rotary_embedding_dim"], rotary),
 ];
 
-/// `(q, k, v[, mask])`, each `[B, H, T, D]`, or `[B, T, H·D]` with the number of heads as attributes.
+/// `(q, k, v[, mask, past_key, past_value, lengths])`, each `[B, H, T, D]`, or `[B, T, H·D]` with the number
+/// of heads as attributes. Source: ONNX Attention-25.
 fn attention(cx: &mut NodeContext<'_>) -> Outcome {
     let (q, k, v) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-    if cx.optional(4)?.is_some() || cx.optional(5)?.is_some() || cx.optional(6)?.is_some() {
-        return Err(Fault::Attribute("a cache of keys and values".into()));
-    }
-    if cx.float("softcap", 0.0) != 0.0 || cx.node.output.iter().skip(1).any(|o| !o.is_empty()) {
-        return Err(Fault::Attribute("softcap, or a second result,".into()));
-    }
     let merged = cx.dims(q).len() == 3;
     let heads = |cx: &mut NodeContext<'_>, x: ValueId, key: &str| -> Result<ValueId, Fault> {
         if !merged {
@@ -39,23 +46,177 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
         permute(cx, x, vec![0, 2, 1, 3])
     };
     let q = heads(cx, q, "q_num_heads")?;
-    let (k, v) = (heads(cx, k, "kv_num_heads")?, heads(cx, v, "kv_num_heads")?);
-    let usual = cx.dims(q).last().map_or(1.0, |&d| 1.0 / (d as f64).sqrt());
+    let (mut k, mut v) = (heads(cx, k, "kv_num_heads")?, heads(cx, v, "kv_num_heads")?);
+    let mut past = 0;
+    if let (Some(keys), Some(values)) = (cx.optional(4)?, cx.optional(5)?) {
+        past = cx.dims(keys).get(2).copied().unwrap_or(0);
+        (k, v) = (join(cx, &[keys, k], 2)?, join(cx, &[values, v], 2)?);
+    }
+    let (&[b, h, t, d], &[_, _, s, _]) = (cx.dims(q).as_slice(), cx.dims(k).as_slice()) else {
+        return misfit(format!("queries {} and keys {}", cx.ty(q), cx.ty(k)));
+    };
+    let usual = 1.0 / (d as f64).sqrt();
     let scale = if cx.has("scale") { cx.float("scale", usual) } else { usual };
-    let mut operands = vec![q, k, v];
-    if let Some(mask) = cx.optional(3)? {
-        let dtype = cx.ty(mask).dtype;
-        let mask = if dtype == DType::Bool { mask } else { cx.cast(mask, DType::F32)? };
-        operands.push(mask);
+    let mut causal = cx.int("is_causal", 0) != 0;
+    let mut mask = match cx.optional(3)? {
+        Some(mask) => Some(widened(cx, mask, s)?),
+        None => None,
+    };
+    if let Some(lengths) = cx.optional(6)? {
+        let keep = filled(cx, lengths, (t, s), causal)?;
+        mask = Some(restricted(cx, mask, keep)?);
+        causal = false;
+    } else if causal && past > 0 {
+        let sees = |i: usize| (i % s <= i / s + past) as i64;
+        let keep = Tensor::ints(DType::Bool, [t, s], (0..t * s).map(sees).collect());
+        let keep = cx.constant(keep)?;
+        mask = Some(restricted(cx, mask, keep)?);
+        causal = false;
     }
-    let causal = cx.int("is_causal", 0) != 0;
-    let mut y = cx.emit_all(Op::Attention(Attention { scale, causal }), &operands)?[0];
+    let asked = |i: usize| cx.node.output.get(i).is_some_and(|o| !o.is_empty());
+    let softcap = cx.float("softcap", 0.0);
+    let (y, scores) = if softcap != 0.0 || asked(3) {
+        if causal {
+            let sees = |i: usize| (i % s <= i / s) as i64;
+            let keep = Tensor::ints(DType::Bool, [t, s], (0..t * s).map(sees).collect());
+            let keep = cx.constant(keep)?;
+            mask = Some(restricted(cx, mask, keep)?);
+        }
+        let (y, scores) = decomposed(cx, [q, k, v], mask, scale, softcap)?;
+        (y, Some(scores))
+    } else {
+        let mut operands = vec![q, k, v];
+        if let Some(mask) = mask {
+            let boolean = cx.ty(mask).dtype == DType::Bool;
+            operands.push(if boolean { mask } else { cx.cast(mask, DType::F32)? });
+        }
+        (cx.emit_all(Op::Attention(Attention { scale, causal }), &operands)?[0], None)
+    };
+    let mut result = y;
     if merged {
-        let &[b, h, t, e] = cx.dims(y).as_slice() else { return misfit("q needs 4 axes") };
-        y = permute(cx, y, vec![0, 2, 1, 3])?;
-        y = cx.reshape(y, vec![b, t, h * e])?;
+        let e = cx.dims(y)[3];
+        let y = permute(cx, y, vec![0, 2, 1, 3])?;
+        result = cx.reshape(y, vec![b, t, h * e])?;
     }
-    one(y)
+    let mut outputs: Vec<Bound> = vec![result.into(), k.into(), v.into()];
+    outputs.extend(scores.map(Bound::from));
+    Ok(outputs)
+}
+
+/// A mask whose last axis covers all `s` keys: those that it does not name are not seen.
+fn widened(cx: &mut NodeContext<'_>, mask: ValueId, s: usize) -> Result<ValueId, Fault> {
+    let dims = cx.dims(mask);
+    let named = dims.last().copied().unwrap_or(1);
+    if named >= s || named == 1 {
+        return Ok(mask);
+    }
+    let boolean = cx.ty(mask).dtype == DType::Bool;
+    let value = if boolean { 0.0 } else { f64::NEG_INFINITY };
+    let mut border = Pad { low: vec![0; dims.len()], high: vec![0; dims.len()], value };
+    border.high[dims.len() - 1] = s - named;
+    cx.emit(Op::Pad(border), &[mask])
+}
+
+/// The mask, and only where `keep`.
+fn restricted(
+    cx: &mut NodeContext<'_>,
+    mask: Option<ValueId>,
+    keep: ValueId,
+) -> Result<ValueId, Fault> {
+    let Some(mask) = mask else { return Ok(keep) };
+    if cx.ty(mask).dtype == DType::Bool {
+        return cx.emit(Op::Logical(LogicalFn::And), &[mask, keep]);
+    }
+    let never = cx.scalar_like(mask, f64::NEG_INFINITY)?;
+    cx.emit(Op::Select, &[keep, mask, never])
+}
+
+/// Which keys of a buffer that is filled up to `lengths[B]` are seen, `[B, 1, T or 1, S]`; `causal` aligns
+/// the last query with the last key that is filled.
+fn filled(
+    cx: &mut NodeContext<'_>,
+    lengths: ValueId,
+    (t, s): (usize, usize),
+    causal: bool,
+) -> Result<ValueId, Fault> {
+    let lengths = cx.cast(lengths, DType::I64)?;
+    let n = cx.dims(lengths).first().copied().unwrap_or(1);
+    let lengths = cx.reshape(lengths, vec![n, 1, 1, 1])?;
+    let keys = cx.constant(Tensor::ints(DType::I64, [1, 1, 1, s], (0..s as i64).collect()))?;
+    let keep = cx.emit(Op::Compare(CompareFn::Lt), &[keys, lengths])?;
+    if !causal {
+        return Ok(keep);
+    }
+    // Query i sees keys up to length − T + i.
+    let shift = (0..t as i64).map(|i| i - t as i64).collect();
+    let shift = cx.constant(Tensor::ints(DType::I64, [1, 1, t, 1], shift))?;
+    let last = cx.emit(Op::Binary(BinaryFn::Add), &[lengths, shift])?;
+    let sees = cx.emit(Op::Compare(CompareFn::Le), &[keys, last])?;
+    cx.emit(Op::Logical(LogicalFn::And), &[keep, sees])
+}
+
+/// Attention as products and a softmax, where the scores are capped or asked for: the result, and the
+/// scores of `qk_matmul_output_mode`.
+fn decomposed(
+    cx: &mut NodeContext<'_>,
+    [q, k, v]: [ValueId; 3],
+    mask: Option<ValueId>,
+    scale: f64,
+    softcap: f64,
+) -> Result<(ValueId, ValueId), Fault> {
+    let (heads, groups) = (cx.dims(q)[1], cx.dims(k)[1]);
+    if groups == 0 || !heads.is_multiple_of(groups) {
+        return misfit(format!("{heads} heads of queries for {groups} of keys"));
+    }
+    // Every head of keys and values, once for each head of queries.
+    let repeated = |cx: &mut NodeContext<'_>, x: ValueId| {
+        let &[b, g, s, d] = cx.dims(x).as_slice() else { return misfit("x needs 4 axes") };
+        let x = cx.reshape(x, vec![b, g, 1, s, d])?;
+        let x = cx.expand(x, vec![b, g, heads / groups, s, d])?;
+        cx.reshape(x, vec![b, heads, s, d])
+    };
+    let (k, v) = (repeated(cx, k)?, repeated(cx, v)?);
+    let (q, k) = (
+        with_scalar(cx, BinaryFn::Mul, q, scale.sqrt())?,
+        with_scalar(cx, BinaryFn::Mul, k, scale.sqrt())?,
+    );
+    let product = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
+    let raw = cx.emit(product, &[q, k])?;
+    let mut capped = raw;
+    if softcap != 0.0 {
+        let x = with_scalar(cx, BinaryFn::Div, raw, softcap)?;
+        let x = unary(cx, UnaryFn::Tanh, x)?;
+        capped = with_scalar(cx, BinaryFn::Mul, x, softcap)?;
+    }
+    let mut masked = capped;
+    if let Some(mask) = mask {
+        masked = if cx.ty(mask).dtype == DType::Bool {
+            let never = cx.scalar_like(capped, f64::NEG_INFINITY)?;
+            cx.emit(Op::Select, &[mask, capped, never])?
+        } else {
+            let dtype = cx.ty(capped).dtype;
+            let mask = cx.cast(mask, dtype)?;
+            binary(cx, BinaryFn::Add, capped, mask)?
+        };
+    }
+    // A row that sees nothing gives zero.
+    let axis = cx.dims(masked).len() - 1;
+    let most = reduced(cx, ReduceFn::Max, masked, vec![axis])?;
+    let least = cx.scalar_like(most, f64::NEG_INFINITY)?;
+    let blind = cx.emit(Op::Compare(CompareFn::Eq), &[most, least])?;
+    let zero = cx.scalar_like(masked, 0.0)?;
+    let safe = cx.emit(Op::Select, &[blind, zero, masked])?;
+    let p = cx.emit(Op::Softmax(Softmax { axis }), &[safe])?;
+    let p = cx.emit(Op::Select, &[blind, zero, p])?;
+    let y = cx.emit(Op::MatMul(MatMul::default()), &[p, v])?;
+    let scores = match cx.int("qk_matmul_output_mode", 0) {
+        0 => raw,
+        1 => capped,
+        2 => masked,
+        3 => p,
+        other => return Err(Fault::Attribute(format!("qk_matmul_output_mode = {other}"))),
+    };
+    Ok((y, scores))
 }
 
 /// `(x, cos, sin[, positions])`: pairs of elements turned by an angle that depends on the position.

@@ -20,15 +20,20 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("Swish", &["alpha"], swish),
 ];
 
-fn binary(cx: &mut NodeContext<'_>, f: BinaryFn, a: ValueId, b: ValueId) -> Result<ValueId, Fault> {
+pub(super) fn binary(
+    cx: &mut NodeContext<'_>,
+    f: BinaryFn,
+    a: ValueId,
+    b: ValueId,
+) -> Result<ValueId, Fault> {
     cx.emit(Op::Binary(f), &[a, b])
 }
 
-fn unary(cx: &mut NodeContext<'_>, f: UnaryFn, x: ValueId) -> Result<ValueId, Fault> {
+pub(super) fn unary(cx: &mut NodeContext<'_>, f: UnaryFn, x: ValueId) -> Result<ValueId, Fault> {
     cx.emit(Op::Unary(f), &[x])
 }
 
-fn with_scalar(
+pub(super) fn with_scalar(
     cx: &mut NodeContext<'_>,
     f: BinaryFn,
     x: ValueId,
@@ -38,7 +43,7 @@ fn with_scalar(
     binary(cx, f, x, c)
 }
 
-fn reduced(
+pub(super) fn reduced(
     cx: &mut NodeContext<'_>,
     f: ReduceFn,
     x: ValueId,

@@ -5,6 +5,8 @@ mod batch_norm;
 mod composed;
 mod constant;
 mod convolution;
+mod cumulative;
+mod determinant;
 mod einsum;
 mod fourier;
 mod grid;
@@ -14,6 +16,7 @@ mod loss;
 mod matrix;
 mod normalization;
 mod order;
+mod patches;
 mod pointwise;
 mod pooling;
 mod random;
@@ -21,8 +24,11 @@ mod rearrange;
 mod recurrent;
 mod reduction;
 mod resize;
+mod sampling;
 mod scatter;
 mod sequence;
+mod signal;
+mod state;
 
 use super::context::{NodeContext, Outcome};
 
@@ -43,6 +49,8 @@ const FAMILIES: &[&[Operator]] = &[
     composed::OPERATORS,
     constant::OPERATORS,
     convolution::OPERATORS,
+    cumulative::OPERATORS,
+    determinant::OPERATORS,
     einsum::OPERATORS,
     fourier::OPERATORS,
     grid::OPERATORS,
@@ -53,14 +61,18 @@ const FAMILIES: &[&[Operator]] = &[
     normalization::OPERATORS,
     order::OPERATORS,
     pointwise::OPERATORS,
+    patches::OPERATORS,
     pooling::OPERATORS,
     random::OPERATORS,
     rearrange::OPERATORS,
     recurrent::OPERATORS,
     reduction::OPERATORS,
     resize::OPERATORS,
+    sampling::OPERATORS,
     scatter::OPERATORS,
     sequence::OPERATORS,
+    signal::OPERATORS,
+    state::OPERATORS,
 ];
 
 /// The operator of this name and domain, if it is read.

@@ -16,6 +16,15 @@ pub(super) const OPERATORS: &[Operator] = &[
 
 fn softmax(cx: &mut NodeContext<'_>, make: fn(Softmax) -> Op) -> Outcome {
     let x = cx.input(0)?;
+    if cx.opset < 13 {
+        // All axes from the given one on were one.
+        let dims = cx.dims(x);
+        let axis = cx.axis(x, cx.int("axis", 1))?;
+        let rows = vec![dims[..axis].iter().product(), dims[axis..].iter().product()];
+        let rows = cx.reshape(x, rows)?;
+        let y = cx.emit(make(Softmax { axis: 1 }), &[rows])?;
+        return one(cx.reshape(y, dims)?);
+    }
     let axis = cx.axis(x, cx.int("axis", -1))?;
     one(cx.emit(make(Softmax { axis }), &[x])?)
 }

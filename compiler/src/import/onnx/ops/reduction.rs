@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Reduce, ReduceFn, UnaryFn};
-use frit_ir::{Op, ValueId};
+use frit_ir::{DType, Op, ValueId};
 
 const ATTRIBUTES: &[&str] = &["axes", "keepdims", "noop_with_empty_axes"];
 
@@ -52,9 +52,14 @@ fn keep_dims(cx: &NodeContext<'_>) -> bool {
 }
 
 fn plain(cx: &mut NodeContext<'_>, f: ReduceFn) -> Outcome {
-    let x = cx.input(0)?;
+    let mut x = cx.input(0)?;
     let (axes, keep) = (axes(cx, x)?, keep_dims(cx));
-    one(reduce(cx, f, x, axes, keep)?)
+    let dtype = cx.ty(x).dtype;
+    if dtype == DType::Bool {
+        x = cx.cast(x, DType::I32)?;
+    }
+    let y = reduce(cx, f, x, axes, keep)?;
+    one(cx.cast(y, dtype)?)
 }
 
 /// A sum with a function before or after it.

@@ -9,6 +9,9 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("ConcatFromSequence", &["axis", "new_axis"], concat_from_sequence),
     op("SequenceAt", &[], sequence_at),
     op("SequenceConstruct", &[], sequence_construct),
+    op("SequenceEmpty", &["dtype"], |_| Ok(vec![Bound::Sequence(vec![])])),
+    op("SequenceErase", &[], sequence_erase),
+    op("SequenceInsert", &[], sequence_insert),
     op("SequenceLength", &[], sequence_length),
     op("SplitToSequence", &["axis", "keepdims"], split_to_sequence),
 ];
@@ -34,6 +37,32 @@ fn sequence_at(cx: &mut NodeContext<'_>) -> Outcome {
     one(values[cx.axis_in(values.len(), position).map_err(|_| {
         Fault::Misfit(format!("position {position} in a sequence of {}", values.len()))
     })?])
+}
+
+fn sequence_erase(cx: &mut NodeContext<'_>) -> Outcome {
+    let mut values = cx.sequence(0)?;
+    let at = match cx.known_scalar(1, "the position")? {
+        Some(position) => cx.axis_in(values.len(), position as i64)?,
+        None if values.is_empty() => return misfit("the sequence is empty"),
+        None => values.len() - 1,
+    };
+    values.remove(at);
+    Ok(vec![Bound::Sequence(values)])
+}
+
+fn sequence_insert(cx: &mut NodeContext<'_>) -> Outcome {
+    let (mut values, value) = (cx.sequence(0)?, cx.input(1)?);
+    if values.len() >= MAX_LENGTH {
+        return misfit("the sequence is too long");
+    }
+    let at = match cx.known_scalar(2, "the position")? {
+        // It may be one past the last.
+        Some(position) if position as i64 == values.len() as i64 => values.len(),
+        Some(position) => cx.axis_in(values.len(), position as i64)?,
+        None => values.len(),
+    };
+    values.insert(at, value);
+    Ok(vec![Bound::Sequence(values)])
 }
 
 fn split_to_sequence(cx: &mut NodeContext<'_>) -> Outcome {

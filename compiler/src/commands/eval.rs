@@ -1,0 +1,11 @@
+//! `frit eval`: the losses of a model over a data set, and its outputs.
+
+use crate::diagnostics::Report;
+use frit_ir::Diagnostic;
+use frit_runtime::eval::{Options, evaluate};
+
+/// Runs it.
+pub(super) fn execute(options: &Options) -> Result<String, Report> {
+    let report = evaluate(options).map_err(|e| Diagnostic::error("E100", e.to_string()))?;
+    Ok(report.render(options.json))
+}

@@ -1,0 +1,112 @@
+//! Dropout off: every use of a random mask becomes what it is on average.
+//!
+//! `select(mask, x / keep, 0)` is `x`; `select(mask, a, b)` is `keep · a + (1 − keep) · b`; a mask cast to
+//! a number is `keep`. Source: Srivastava et al. 2014, §4.
+
+use super::INFO;
+use crate::pass::{PassContext, bug};
+use frit_ir::ops::{BinaryFn, Constant, Expand};
+use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, Origin, Region, Tensor, TensorType, ValueId};
+use std::collections::HashMap;
+
+/// How far `factor · keep` may be from one; factors are rounded to the operand's dtype.
+const TOLERANCE: f64 = 1e-2;
+
+pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(), Diagnostic> {
+    let users = graph.users();
+    let mut map: HashMap<ValueId, ValueId> = HashMap::new();
+    for id in graph.order().to_vec() {
+        let Op::RandomMask(mask) = &graph.node(id).op else { continue };
+        let keep = mask.keep;
+        let value = graph.node(id).outputs[0];
+        context.remark(&graph.node(id).origin, "dropout is off");
+        for &user in &users[value.0 as usize] {
+            let mean = mean(graph, user, value, keep)?;
+            map.insert(graph.node(user).outputs[0], mean);
+        }
+        // A mask that the model hands out: everything is kept.
+        if graph.outputs.iter().any(|o| o.value == value) {
+            let all = Tensor::splat(graph.ty(value).clone(), 1.0);
+            let op = Op::Constant(Constant { value: all });
+            let origin = graph.node(id).origin.by(INFO.name);
+            let all = add(graph, op, &[], &origin)?;
+            graph.outputs.iter_mut().filter(|o| o.value == value).for_each(|o| o.value = all);
+        }
+    }
+    graph.substitute(&map);
+    Ok(())
+}
+
+/// What the node `user` is on average, if it reads a mask that is true with probability `keep`.
+fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<ValueId, Diagnostic> {
+    let node = graph.node(user).clone();
+    let origin = node.origin.by(INFO.name);
+    match &node.op {
+        Op::Select if node.inputs[0] == mask => {
+            let ty = graph.ty(node.outputs[0]).clone();
+            let (kept, other) = (node.inputs[1], node.inputs[2]);
+            let zero = graph.constant(other).is_some_and(|c| c.as_splat() == Some(0.0));
+            let mean = match (zero, unscaled(graph, kept, keep)) {
+                (true, Some(x)) => x,
+                (true, None) => scaled(graph, kept, keep, &origin)?,
+                _ => {
+                    let (a, b) = (
+                        scaled(graph, kept, keep, &origin)?,
+                        scaled(graph, other, 1.0 - keep, &origin)?,
+                    );
+                    add(graph, Op::Binary(BinaryFn::Add), &[a, b], &origin)?
+                }
+            };
+            if *graph.ty(mean) == ty {
+                return Ok(mean);
+            }
+            add(graph, Op::Expand(Expand { shape: ty.shape }), &[mean], &origin)
+        }
+        Op::Cast(cast) if cast.to.is_float() => {
+            let ty = TensorType::new(cast.to, graph.ty(node.outputs[0]).shape.clone());
+            let value = Tensor::splat(ty, keep);
+            add(graph, Op::Constant(Constant { value }), &[], &origin)
+        }
+        op => Err(Diagnostic::error(
+            "E230",
+            format!("dropout cannot be turned off: its mask goes into `{}`", op.name()),
+        )
+        .at(&node.origin)
+        .help("use the mask in a `select`, or cast to a float")),
+    }
+}
+
+/// The `x` of `x · factor` with `factor · keep` = 1; `x` itself if nothing is ever kept.
+fn unscaled(graph: &Graph, value: ValueId, keep: f64) -> Option<ValueId> {
+    if keep == 0.0 {
+        return Some(value);
+    }
+    let node = graph.def(value);
+    let factor = |v: ValueId| graph.constant(v).and_then(Tensor::as_splat);
+    let is_inverse = |f: f64, of: f64| (f * of - 1.0).abs() < TOLERANCE;
+    match (&node.op, &node.inputs[..]) {
+        (Op::Binary(BinaryFn::Mul), &[a, b]) => match (factor(a), factor(b)) {
+            (_, Some(f)) if is_inverse(f, keep) => Some(a),
+            (Some(f), _) if is_inverse(f, keep) => Some(b),
+            _ => None,
+        },
+        (Op::Binary(BinaryFn::Div), &[a, b])
+            if factor(b).is_some_and(|f| is_inverse(f, 1.0 / keep)) =>
+        {
+            Some(a)
+        }
+        _ => None,
+    }
+}
+
+fn scaled(graph: &mut Graph, x: ValueId, by: f64, origin: &Origin) -> Result<ValueId, Diagnostic> {
+    let dtype = graph.ty(x).dtype;
+    let dtype = if dtype.is_float() { dtype } else { DType::F32 };
+    let value = Tensor::splat(TensorType::scalar(dtype), by);
+    let by = add(graph, Op::Constant(Constant { value }), &[], origin)?;
+    add(graph, Op::Binary(BinaryFn::Mul), &[x, by], origin)
+}
+
+fn add(graph: &mut Graph, op: Op, inputs: &[ValueId], at: &Origin) -> Result<ValueId, Diagnostic> {
+    graph.add1(op, inputs, at.clone(), Region::Forward).map_err(bug(INFO.name))
+}

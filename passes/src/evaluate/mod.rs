@@ -1,0 +1,46 @@
+//! From a training graph to one that is only evaluated.
+//!
+//! In: the graph as the front end read it. Out: dropout is gone, batch normalization reads its running
+//! statistics, no state is carried on, and the losses, if there are any, are in one output of statistics
+//! (see [`crate::loss::evaluation`]). What is left is pure: the same inputs give the same outputs.
+
+mod batch_norm;
+mod dropout;
+
+use crate::loss::{Term, evaluation};
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
+use frit_ir::{Diagnostic, Graph, OutputKind};
+
+/// The contract of [`Evaluate`].
+pub const INFO: PassInfo = PassInfo {
+    name: "evaluate",
+    summary: "make the graph one that is only evaluated: dropout off, running statistics, losses",
+    requires: &[],
+    // There is nothing to update.
+    ensures: &[Property::HasLoss, Property::Updated],
+    breaks: &[Property::Canonical],
+    numerics: Numerics::Bitwise,
+};
+
+/// Makes a graph one that is only evaluated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluate {
+    /// The losses to evaluate.
+    pub terms: Vec<Term>,
+}
+
+impl Pass for Evaluate {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        dropout::remove(graph, context)?;
+        batch_norm::use_running_statistics(graph, context)?;
+        graph.outputs.retain(|o| o.kind == OutputKind::Result);
+        evaluation::attach(graph, &self.terms)?;
+        graph.remove_dead();
+        graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `evaluate`"))?;
+        Ok(Changed::Yes)
+    }
+}

@@ -1,0 +1,124 @@
+//! Losses over a data set: each as a sum and a count over the batch, so that batches of any fullness add
+//! up to the mean over all examples.
+//!
+//! An input of weights, one per example, says which examples count: the last batch of a data set is
+//! filled up with examples that do not. The elements of a loss belong to examples by their place: of the
+//! `n` elements in row-major order, example `i` of `B` has the `i`-th `n / B`.
+
+use super::{Builder, LossKind, Term};
+use crate::pass::bug;
+use frit_ir::ops::{BinaryFn, CompareFn, Concat, Expand, Input, Reshape};
+use frit_ir::{
+    DType, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
+};
+
+/// Name of the output of statistics: f32 `[2 · losses]`, of each loss the sum and the count.
+pub const STATISTICS: &str = "frit.statistics";
+
+/// Name of the input of weights, f32 `[B]`: 1 for an example that counts, else 0.
+pub const EXAMPLES: &str = "frit.examples";
+
+/// The input of weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Examples {
+    value: ValueId,
+    batch: usize,
+}
+
+/// Attaches the losses to a forward graph, all in one output.
+///
+/// # Errors
+/// If a loss does not fit the outputs of the model.
+pub fn attach(graph: &mut Graph, terms: &[Term]) -> Result<(), Diagnostic> {
+    let terms: Vec<&Term> = terms.iter().filter(|t| t.kind != LossKind::None).collect();
+    if terms.is_empty() {
+        return Ok(());
+    }
+    let mut found = Vec::new();
+    for term in &terms {
+        found.push(term.find_output(graph)?);
+    }
+    // A loss that the model computes itself is a mean over the whole batch.
+    let own = terms.iter().any(|t| t.kind == LossKind::Output);
+    let examples = if own { None } else { examples(graph, &terms, &found)? };
+    let mut parts = Vec::new();
+    for (term, logits) in terms.iter().zip(found) {
+        let origin = graph.def(logits).origin.by(super::INFO.name);
+        let mut b = Builder { origin, graph, examples };
+        let (sum, count) = term.attach(&mut b, logits)?;
+        for value in [sum, count] {
+            let shape = Shape::from(&[1][..]);
+            parts.push(b.add(Op::Reshape(Reshape { shape }), &[value])?);
+        }
+    }
+    let mut b = Builder { origin: Origin::none().by(super::INFO.name), graph, examples: None };
+    let statistics = b.add(Op::Concat(Concat { axis: 0 }), &parts)?;
+    graph.add_output(STATISTICS, statistics, OutputKind::Result);
+    Ok(())
+}
+
+/// The input of weights, if every loss has elements that belong to examples.
+fn examples(
+    graph: &mut Graph,
+    terms: &[&Term],
+    found: &[ValueId],
+) -> Result<Option<Examples>, Diagnostic> {
+    let batch = graph.nodes().find_map(|(_, n)| match &n.op {
+        Op::Input(input) => input.ty.shape.dims().first().copied(),
+        _ => None,
+    });
+    let Some(batch) = batch.filter(|b| *b > 0) else { return Ok(None) };
+    let divides = |(term, logits): (&&Term, &ValueId)| {
+        let shape = &graph.ty(*logits).shape;
+        let classes = match (term.kind, term.class_axis) {
+            (LossKind::CrossEntropy | LossKind::Kl, None) => shape.dims().last().copied(),
+            (LossKind::CrossEntropy | LossKind::Kl, Some(axis)) => {
+                let axis = if axis < 0 { axis + shape.rank() as i64 } else { axis };
+                shape.dims().get(axis as usize).copied()
+            }
+            _ => None,
+        };
+        (shape.numel() / classes.unwrap_or(1).max(1)).is_multiple_of(batch)
+    };
+    if !terms.iter().zip(found).all(divides) {
+        return Ok(None);
+    }
+    let ty = TensorType::new(DType::F32, [batch]);
+    let op = Op::Input(Input { name: EXAMPLES.into(), ty });
+    let value = graph
+        .add1(op, &[], Origin::none().by(super::INFO.name), Region::Forward)
+        .map_err(bug(super::INFO.name))?;
+    graph.set_name(value, EXAMPLES);
+    Ok(Some(Examples { value, batch }))
+}
+
+impl Builder<'_> {
+    /// The elements that belong to examples that count; zero for the others, even where they are NaN.
+    pub(super) fn counted(&mut self, x: ValueId) -> Result<ValueId, Diagnostic> {
+        let Some(Examples { value, batch }) = self.examples else { return Ok(x) };
+        let ty = self.graph.ty(x).clone();
+        let each = ty.shape.numel() / batch;
+        let rows = Shape(vec![batch, each]);
+        let x = self.add(Op::Reshape(Reshape { shape: rows.clone() }), &[x])?;
+        let zero = self.constant(Tensor::scalar(0.0))?;
+        let counts = self.add(Op::Compare(CompareFn::Gt), &[value, zero])?;
+        let column = Shape(vec![batch, 1]);
+        let counts = self.add(Op::Reshape(Reshape { shape: column }), &[counts])?;
+        let counts = self.add(Op::Expand(Expand { shape: rows }), &[counts])?;
+        let nothing = self.number(x, 0.0)?;
+        let x = self.add(Op::Select, &[counts, x, nothing])?;
+        self.add(Op::Reshape(Reshape { shape: ty.shape }), &[x])
+    }
+
+    /// The f32 number of elements of `x` that belong to examples that count.
+    pub(super) fn number_of(&mut self, x: ValueId) -> Result<ValueId, Diagnostic> {
+        let numel = self.graph.ty(x).shape.numel();
+        let Some(Examples { value, batch }) = self.examples.take() else {
+            return self.constant(Tensor::scalar(numel as f64));
+        };
+        let counting = self.total(value)?;
+        self.examples = Some(Examples { value, batch });
+        let each = self.constant(Tensor::scalar((numel / batch) as f64))?;
+        self.add(Op::Binary(BinaryFn::Mul), &[counting, each])
+    }
+}

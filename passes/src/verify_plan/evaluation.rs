@@ -1,0 +1,72 @@
+//! That an evaluation leaves the model as it was.
+//!
+//! P401  nothing that outlives the phase is written but its outputs and statistics
+//! P402  every output and the statistics are written, wholly
+//! P403  with several ranks, the statistics are summed over ranks once
+//! P404  no random number is drawn
+
+use super::{broken, training};
+use frit_ir::ops::ReduceKind;
+use frit_ir::plan::{Action, Arena, EvalSpec, Place, Plan};
+use frit_ir::{Diagnostic, Op};
+
+pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) {
+    training::owners(plan, found);
+    let results: Vec<&Place> =
+        eval.outputs.iter().map(|o| &o.place).chain(&eval.statistics).collect();
+    let mut sums = 0;
+    for (i, task) in plan.tasks.iter().enumerate() {
+        for place in task.action.writes() {
+            let buffer = &plan.buffers[place.buffer];
+            let result = results.iter().any(|r| r.buffer == place.buffer);
+            if buffer.arena == Arena::Persistent && !result {
+                let message = format!("writes `{}`, which outlives the evaluation", buffer.name);
+                found.push(broken(plan, "P401", i, message));
+            }
+        }
+        match &task.action {
+            Action::AllReduce { group: None, reduce: ReduceKind::Sum, recv, .. } => {
+                let statistics = eval.statistics.as_ref();
+                sums += usize::from(statistics.is_some_and(|s| s.buffer == recv.buffer));
+            }
+            Action::Kernel { kernel, .. } => {
+                let body = &plan.kernels[*kernel].body;
+                if body.nodes().any(|(_, n)| matches!(n.op, Op::RandomMask(_))) {
+                    found.push(broken(plan, "P404", i, "draws random numbers".into()));
+                }
+            }
+            _ => {}
+        }
+    }
+    for place in results {
+        if written(plan, place) < place.ty.bytes() {
+            let name = &plan.buffers[place.buffer].name;
+            let message = format!("`{name}` is not wholly written");
+            found.push(Diagnostic::error("P402", message));
+        }
+    }
+    let expected = usize::from(eval.statistics.is_some() && plan.world_size > 1);
+    if sums != expected {
+        let message = format!("statistics are summed over ranks {sums} times, not {expected}");
+        found.push(Diagnostic::error("P403", message));
+    }
+}
+
+/// Bytes of a place that tasks write.
+fn written(plan: &Plan, place: &Place) -> usize {
+    let (begin, end) = (place.offset, place.offset + place.ty.bytes());
+    let writes = plan.tasks.iter().flat_map(|t| t.action.writes());
+    let mut ranges: Vec<(usize, usize)> = writes
+        .filter(|w| w.buffer == place.buffer)
+        .map(|w| (w.offset.max(begin), (w.offset + w.ty.bytes()).min(end)))
+        .filter(|(from, to)| from < to)
+        .collect();
+    ranges.sort_unstable();
+    let mut covered = 0;
+    let mut at = begin;
+    for (from, to) in ranges {
+        covered += to.saturating_sub(from.max(at));
+        at = at.max(to);
+    }
+    covered
+}

@@ -1,0 +1,365 @@
+//! Evaluation: every example of a data set once, forward only.
+//!
+//! The last batch is filled up with examples of weight 0, so that the loss is the mean over exactly the
+//! examples of the file. Sums and counts are added up over batches in f64.
+
+use crate::RunError;
+use crate::checkpoint::{Checkpoint, restore};
+use crate::comm::Communicator;
+use crate::comm::local::LocalComm;
+use crate::data::{self, Data, Fed};
+use crate::device::Device;
+use crate::device::cpu::Cpu;
+use crate::plan_dir::PlanDir;
+use crate::run::initialize;
+use crate::save::{self, Tensors, safetensors_dtype};
+use frit_ir::TensorType;
+use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// What is asked of an evaluation.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(after_help = "Examples:
+  frit eval plan --data test.safetensors
+  frit eval plan --data test.safetensors --weights trained.safetensors --json
+  frit eval plan --data test.safetensors --checkpoint checkpoints
+  frit eval plan --inputs inputs.npz --dump-outputs outputs.safetensors")]
+pub struct Options {
+    /// The plan directory: of a model that trains, or compiled with loss.kind=none.
+    pub plan: PathBuf,
+    /// A .safetensors or .npz file with one tensor per input, or a token .bin: every example is evaluated.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "inputs",
+        conflicts_with = "inputs"
+    )]
+    pub data: Option<PathBuf>,
+    /// A .safetensors or .npz file with the inputs exactly as the model declares them, for one batch.
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Parameters as `frit run --save` writes them, instead of those of the plan.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub weights: Option<PathBuf>,
+    /// Parameters of a checkpoint, or of the latest one in a directory of them.
+    #[arg(long, value_name = "DIR", conflicts_with = "weights")]
+    pub checkpoint: Option<PathBuf>,
+    /// Write the model's outputs of the first batch, by name, to this safetensors file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub dump_outputs: Option<PathBuf>,
+    /// Print JSON: loss, losses (name, weight, loss, count), examples, batches, examples_per_s.
+    #[arg(long)]
+    pub json: bool,
+    /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
+    #[arg(long)]
+    pub interpret: bool,
+    /// Threads per rank; by default the cores divided by the ranks.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The weighted sum of the losses; absent without losses, or if their labels were not given.
+    pub loss: Option<f64>,
+    /// Each loss by itself.
+    pub losses: Vec<Loss>,
+    /// Examples evaluated.
+    pub examples: usize,
+    /// Batches of all ranks.
+    pub batches: usize,
+    /// Examples per second, without loading.
+    pub examples_per_s: f64,
+}
+
+/// A loss over the data set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Loss {
+    /// As `cross_entropy(logits, labels)`.
+    pub name: String,
+    /// Its factor in the sum.
+    pub weight: f64,
+    /// The mean over what counts.
+    pub loss: f64,
+    /// How many elements counted.
+    pub count: f64,
+}
+
+impl Report {
+    /// The report as one line, or as JSON.
+    pub fn render(&self, json: bool) -> String {
+        if json {
+            let text = serde_json::to_string_pretty(self).expect("invariant: a report serializes");
+            return text + "\n";
+        }
+        let Report { examples, batches, .. } = self;
+        let mut text = format!("{examples} examples in {batches} batches");
+        if let Some(loss) = self.loss {
+            text += &format!(", loss {loss:.6}");
+        }
+        if self.losses.len() > 1 {
+            for l in &self.losses {
+                text += &format!("\n  {} * {} = {:.6}", l.weight, l.name, l.loss);
+            }
+        }
+        text + "\n"
+    }
+}
+
+/// The bytes of an output of every rank.
+type Outputs = Vec<Vec<Vec<u8>>>;
+
+/// What is fed.
+enum Feed {
+    /// The examples of a file.
+    Examples(Data),
+    /// One batch for every rank: buffers and bytes.
+    Batch(Vec<Fed>),
+}
+
+/// Evaluates a plan.
+///
+/// # Errors
+/// What is wrong with the plan, the data, the weights or the options, or the task that failed.
+pub fn evaluate(options: &Options) -> Result<Report, RunError> {
+    let dir = PlanDir::load_evaluation(&options.plan)?;
+    let plan = &dir.plan;
+    let Some(eval) = &plan.eval else {
+        return Err(RunError::Plan { path: options.plan.clone(), reason: "no evaluation".into() });
+    };
+    let trained = trained(&dir);
+    let replaced = match &options.weights {
+        Some(path) => save::read(path, &trained)?,
+        None => Tensors::new(),
+    };
+    let checkpoint = match &options.checkpoint {
+        Some(path) => Some(checkpoint(path)?),
+        None => None,
+    };
+    let (feed, labeled) = feed(options, plan, eval)?;
+    let (batches, examples) = match &feed {
+        Feed::Examples(data) => (data.batches(), data.len()),
+        Feed::Batch(_) => (1, batch(plan)),
+    };
+    let ranks = plan.world_size;
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = options.threads.unwrap_or((cores / ranks).max(1));
+    let outputs = Mutex::new(vec![Vec::new(); ranks]);
+    let source = Source { replaced, checkpoint, trained };
+    let session = Session { dir: &dir, eval, options, feed: &feed, source: &source, outputs };
+    let results: Vec<Result<(Vec<f64>, f64), RunError>> = std::thread::scope(|scope| {
+        let session = &session;
+        let handles: Vec<_> = LocalComm::world(ranks)
+            .into_iter()
+            .map(|comm| scope.spawn(move || session.rank(comm, threads, batches)))
+            .collect();
+        let join = |h: std::thread::ScopedJoinHandle<'_, _>| {
+            h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        handles.into_iter().map(join).collect()
+    });
+    let mut first = None;
+    for result in crate::run::own_failures_first(results) {
+        first.get_or_insert(result?);
+    }
+    let (sums, seconds) = first.unwrap_or_default();
+    if let Some(path) = &options.dump_outputs {
+        let outputs = session.outputs.into_inner().unwrap_or_default();
+        write_outputs(path, plan, eval, &outputs, examples)?;
+    }
+    let measured = labeled && !eval.losses.is_empty();
+    let each = |(i, l): (usize, &frit_ir::plan::LossSpec)| Loss {
+        name: l.name.clone(),
+        weight: l.weight,
+        loss: sums[2 * i] / sums[2 * i + 1].max(1.0),
+        count: sums[2 * i + 1],
+    };
+    let losses = if measured { eval.losses.iter().enumerate().map(each).collect() } else { vec![] };
+    Ok(Report {
+        loss: measured.then(|| eval.loss(&sums)),
+        losses,
+        examples,
+        batches,
+        examples_per_s: examples as f64 / seconds.max(1e-9),
+    })
+}
+
+/// The plan as training knows it: without parameters that only the evaluation reads.
+fn trained(dir: &PlanDir) -> Plan {
+    let mut plan = dir.plan.clone();
+    for param in plan.params.iter_mut().filter(|p| dir.only_evaluated(&p.name)) {
+        param.home = ParamHome::Unused;
+    }
+    plan
+}
+
+/// A checkpoint, or the latest of a directory.
+fn checkpoint(path: &Path) -> Result<Checkpoint, RunError> {
+    if Checkpoint::is_at(path) {
+        return Checkpoint::open(path);
+    }
+    let latest = Checkpoint::latest(path)?;
+    latest.ok_or_else(|| RunError::data(path, "there is no checkpoint"))
+}
+
+/// Where parameters come from, if not from the plan.
+struct Source {
+    replaced: Tensors,
+    checkpoint: Option<Checkpoint>,
+    /// The plan whose parameters they are.
+    trained: Plan,
+}
+
+/// Examples of one rank's batch.
+fn batch(plan: &Plan) -> usize {
+    let first = plan.inputs.iter().find(|i| i.per_example);
+    first.map_or(1, |i| i.ty.shape.dims()[0])
+}
+
+/// What is fed, and whether the labels of the losses are in it.
+fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool), RunError> {
+    if let Some(path) = &options.inputs {
+        let (fed, labeled) = data::read_inputs(path, plan, &eval.labels)?;
+        return Ok((Feed::Batch(fed), labeled));
+    }
+    let Some(path) = &options.data else {
+        return Err(RunError::data(Path::new(""), "neither data nor inputs are given"));
+    };
+    let data = Data::load(path, plan)?;
+    if data.is_empty() {
+        return Err(RunError::data(path, "there are no examples"));
+    }
+    let whole = batch(plan) * plan.world_size;
+    if eval.weights.is_none() && !eval.losses.is_empty() && data.len() % whole != 0 {
+        let reason = format!(
+            "{} examples do not fill batches of {whole}, and a loss that the model computes itself is \
+             a mean over its batch; compile with a batch that divides them",
+            data.len()
+        );
+        return Err(RunError::data(path, reason));
+    }
+    Ok((Feed::Examples(data), true))
+}
+
+struct Session<'a> {
+    dir: &'a PlanDir,
+    eval: &'a EvalSpec,
+    options: &'a Options,
+    feed: &'a Feed,
+    source: &'a Source,
+    /// Of the first batch, by rank.
+    outputs: Mutex<Outputs>,
+}
+
+impl Session<'_> {
+    /// One rank from start to end: the statistics, summed over batches, and the seconds it took.
+    fn rank(
+        &self,
+        comm: LocalComm,
+        threads: usize,
+        batches: usize,
+    ) -> Result<(Vec<f64>, f64), RunError> {
+        let (rank, end) = (comm.rank(), comm.clone());
+        let outcome = self.batches(comm, rank, threads, batches);
+        if outcome.is_err() {
+            end.abort();
+        }
+        outcome
+    }
+
+    fn batches(
+        &self,
+        comm: LocalComm,
+        rank: usize,
+        threads: usize,
+        batches: usize,
+    ) -> Result<(Vec<f64>, f64), RunError> {
+        let plan = &self.dir.plan;
+        let mut device = Cpu::new(self.dir, comm, threads, self.options.interpret)?;
+        initialize(self.dir, &[], &self.source.replaced, &mut device, rank)?;
+        if let Some(checkpoint) = &self.source.checkpoint {
+            restore::restore(checkpoint, &self.source.trained, &mut device, rank)?;
+        }
+        let started = Instant::now();
+        let mut sums = vec![0.0; 2 * self.eval.losses.len()];
+        for number in 0..batches {
+            let counting = self.put_batch(number, rank, &mut device)?;
+            if let Some(weights) = &self.eval.weights {
+                let n = weights.ty.shape.numel();
+                let bytes: Vec<u8> =
+                    (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
+                device.feed(weights.buffer, &bytes)?;
+            }
+            device.run(plan.phases[0].begin..plan.phases[0].end)?;
+            if let Some(statistics) = &self.eval.statistics {
+                let bytes = read(&device, statistics)?;
+                for (sum, x) in sums.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *sum += f64::from(f32::from_le_bytes(*x));
+                }
+            }
+            if number == 0 && self.options.dump_outputs.is_some() {
+                let outputs: Result<_, RunError> =
+                    self.eval.outputs.iter().map(|o| read(&device, &o.place)).collect();
+                self.outputs.lock().unwrap_or_else(|e| e.into_inner())[rank] = outputs?;
+            }
+        }
+        Ok((sums, started.elapsed().as_secs_f64()))
+    }
+
+    /// Feeds one batch; the number of its examples that count.
+    fn put_batch(
+        &self,
+        number: usize,
+        rank: usize,
+        device: &mut impl Device,
+    ) -> Result<usize, RunError> {
+        match self.feed {
+            Feed::Examples(data) => data.feed_once(number, rank, |b, bytes| device.feed(b, bytes)),
+            Feed::Batch(fed) => {
+                for (buffer, bytes) in fed {
+                    device.feed(*buffer, bytes)?;
+                }
+                Ok(usize::MAX)
+            }
+        }
+    }
+}
+
+fn read(device: &impl Device, place: &Place) -> Result<Vec<u8>, RunError> {
+    device.read(place.buffer, place.offset, place.ty.bytes())
+}
+
+/// Outputs whose first axis is that of the examples are those of all ranks, one after the other, as far
+/// as there are examples; others are rank 0's. A single given batch is the same for all ranks.
+fn write_outputs(
+    path: &Path,
+    plan: &Plan,
+    eval: &EvalSpec,
+    outputs: &Outputs,
+    examples: usize,
+) -> Result<(), RunError> {
+    let batch = batch(plan);
+    let mut whole: Vec<(&str, TensorType, Vec<u8>)> = Vec::new();
+    for (i, output) in eval.outputs.iter().enumerate() {
+        let mut ty = output.place.ty.clone();
+        let mut bytes = outputs[0][i].clone();
+        let rows = examples.min(batch * plan.world_size);
+        if ty.shape.dims().first() == Some(&batch) && rows != batch {
+            bytes = outputs.iter().flat_map(|rank| rank[i].iter().copied()).collect();
+            bytes.truncate(ty.bytes() / batch * rows);
+            ty.shape.0[0] = rows;
+        }
+        whole.push((&output.name, ty, bytes));
+    }
+    let tensors = whole
+        .iter()
+        .map(|(name, ty, bytes)| {
+            (*name, safetensors_dtype(ty.dtype), ty.shape.0.clone(), bytes.as_slice())
+        })
+        .collect();
+    save::write_tensors(path, tensors)
+}

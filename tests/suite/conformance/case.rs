@@ -1,0 +1,283 @@
+//! One test of the suite: import, evaluate, compare.
+
+use super::proto;
+use frit::config::Config;
+use frit::driver::{Request, compile};
+use frit::import::onnx::messages::{
+    DimensionProto, ModelProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
+};
+use frit::import::{ImportOptions, Imported, onnx};
+use frit::plan_dir::{Stored, write};
+use frit_ir::interpret::{self, Options};
+use frit_ir::{DType, Tensor, TensorType};
+use frit_runtime::eval::evaluate;
+use frit_runtime::safetensors_dtype;
+use prost::Message;
+use prost::bytes::Bytes;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+/// Float inputs of so many elements at most may be settings of an operator, as the scales of Resize.
+const MAX_SETTINGS: usize = 16;
+
+/// The inputs of one run and the outputs they must give, in the order of the graph's.
+struct Run {
+    inputs: Vec<TensorProto>,
+    outputs: Vec<Tensor>,
+}
+
+/// A test.
+pub(super) struct Case {
+    folder: PathBuf,
+    model: ModelProto,
+    runs: Vec<Run>,
+}
+
+/// Which inputs are known at import, because operators require them to be.
+#[derive(Clone, Copy, PartialEq)]
+enum Known {
+    Nothing,
+    Integers,
+    Settings,
+    Everything,
+}
+
+impl Known {
+    /// Whether input `i` of this type is known.
+    fn covers(self, i: usize, tensor: &TensorProto) -> bool {
+        let float = matches!(tensor.data_type, 1 | 10 | 11 | 16);
+        let numel: i64 = tensor.dims.iter().product();
+        match self {
+            Known::Nothing => false,
+            Known::Integers => !float,
+            Known::Settings => !float || (i > 0 && numel <= MAX_SETTINGS as i64),
+            Known::Everything => true,
+        }
+    }
+}
+
+impl Case {
+    /// Reads a test.
+    pub(super) fn read(folder: &Path) -> Result<Case, String> {
+        let bytes = std::fs::read(folder.join("model.onnx")).map_err(|e| e.to_string())?;
+        let model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| e.to_string())?;
+        let mut runs = Vec::new();
+        for number in 0.. {
+            let data = folder.join(format!("test_data_set_{number}"));
+            if !data.exists() {
+                break;
+            }
+            let all = |kind: &str| {
+                let paths = (0..).map(|i| data.join(format!("{kind}_{i}.pb")));
+                paths
+                    .take_while(|p| p.exists())
+                    .map(|p| proto::read(&p))
+                    .collect::<Result<Vec<_>, _>>()
+            };
+            let outputs = all("output")?.iter().map(proto::tensor).collect::<Result<_, _>>()?;
+            runs.push(Run { inputs: all("input")?, outputs });
+        }
+        if runs.is_empty() {
+            return Err("there is no data".into());
+        }
+        Ok(Case { folder: folder.into(), model, runs })
+    }
+
+    /// The operator of the default domain that the model is made of, if it is only one.
+    pub(super) fn operator(&self) -> Option<String> {
+        let nodes = &self.model.graph.as_ref()?.node;
+        let names: BTreeSet<&str> = nodes.iter().map(|n| n.op_type.as_str()).collect();
+        let own = nodes.iter().all(|n| n.domain.is_empty() || n.domain == "ai.onnx");
+        let function = self.model.functions.iter().any(|f| names.contains(f.name.as_str()));
+        let single = own && !function && names.len() == 1;
+        single.then(|| names.into_iter().next().map(str::to_string)).flatten()
+    }
+
+    /// Imports and evaluates the model for every run and compares.
+    /// `operations` receives the names of those that the model became.
+    pub(super) fn check(&self, operations: &mut BTreeSet<String>) -> Result<(), String> {
+        for run in &self.runs {
+            let (imported, feeds) = self.import(run)?;
+            let inner = imported.graph.nodes().filter(|(_, n)| !n.op.is_leaf());
+            operations.extend(inner.map(|(_, n)| n.op.name()));
+            let found = interpret::run(&imported.graph, &feeds, Options::default())
+                .map_err(|e| e.to_string())?;
+            if found.len() != run.outputs.len() {
+                return Err(format!("{} outputs, not {}", found.len(), run.outputs.len()));
+            }
+            for ((name, found), expected) in found.iter().zip(&run.outputs) {
+                compare(name, found, expected)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compiles the model for its first run, evaluates the plan, and compares.
+    pub(super) fn compiled(&self) -> Result<(), String> {
+        let run = &self.runs[0];
+        let mut error = String::new();
+        for known in [Known::Nothing, Known::Integers, Known::Settings, Known::Everything] {
+            let (model, feeds, options) = self.with_known(run, known)?;
+            match plan(&model, &options) {
+                Ok(plan) => return evaluated(&plan, &feeds, &run.outputs),
+                Err(why) => error = why,
+            }
+            if !error.contains("depends on data") {
+                break;
+            }
+        }
+        Err(error)
+    }
+
+    /// The imported model and what feeds its leaves. Inputs become known only where they must.
+    fn import(&self, run: &Run) -> Result<(Imported, HashMap<String, Tensor>), String> {
+        let mut error = String::new();
+        for known in [Known::Nothing, Known::Integers, Known::Settings, Known::Everything] {
+            let (model, feeds, options) = self.with_known(run, known)?;
+            let bytes = Bytes::from(model.encode_to_vec());
+            match onnx::import(bytes, "case", &self.folder, &options) {
+                Ok(imported) => {
+                    let mut feeds = feeds;
+                    for (_, param) in imported.graph.params() {
+                        if let Some(weight) = imported.weights.get(&param.name) {
+                            let value = Tensor::from_bytes(param.ty.clone(), weight.bytes());
+                            let value = value.map_err(|e| e.to_string())?;
+                            feeds.insert(param.name.clone(), value);
+                        }
+                    }
+                    return Ok((imported, feeds));
+                }
+                Err(report) => error = report.to_string(),
+            }
+            if !error.contains("depends on data") {
+                break;
+            }
+        }
+        Err(error)
+    }
+
+    /// The model with the run's shapes, and those of its inputs that are known as initializers.
+    fn with_known(
+        &self,
+        run: &Run,
+        known: Known,
+    ) -> Result<(ModelProto, HashMap<String, Tensor>, ImportOptions), String> {
+        let mut model = self.model.clone();
+        let mut feeds = HashMap::new();
+        let mut options = ImportOptions::default();
+        let graph = model.graph.as_mut().ok_or("no graph")?;
+        let stored: Vec<String> = graph.initializer.iter().map(|t| t.name.clone()).collect();
+        let mut fed = run.inputs.iter();
+        let mut kept = Vec::new();
+        for (i, mut info) in std::mem::take(&mut graph.input).into_iter().enumerate() {
+            // Older files list initializers among the inputs; they come without data.
+            let given = !stored.contains(&info.name) || run.inputs.len() > stored.len();
+            let value = if given { fed.next() } else { None };
+            let Some(value) = value else {
+                kept.push(info);
+                continue;
+            };
+            if info.r#type.as_ref().is_none_or(|t| t.tensor_type.is_none()) {
+                return Err(format!("input `{}` is no tensor", info.name));
+            }
+            if known.covers(i, value) {
+                options.ignored.push(info.name.clone());
+                graph.initializer.push(TensorProto { name: info.name, ..value.clone() });
+                continue;
+            }
+            let dim = |n: &i64| DimensionProto { dim_value: Some(*n), dim_param: None };
+            let shape = TensorShapeProto { dim: value.dims.iter().map(dim).collect() };
+            let ty = TensorTypeProto { elem_type: value.data_type, shape: Some(shape) };
+            info.r#type = Some(TypeProto { tensor_type: Some(ty) });
+            feeds.insert(info.name.clone(), proto::tensor(value)?);
+            kept.push(info);
+        }
+        graph.input = kept;
+        Ok((model, feeds, options))
+    }
+}
+
+/// A plan directory that evaluates the model.
+fn plan(model: &ModelProto, options: &ImportOptions) -> Result<tempfile::TempDir, String> {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let file = dir.path().join("model.onnx");
+    std::fs::write(&file, model.encode_to_vec()).map_err(|e| e.to_string())?;
+    let ignored = format!("params.ignored={:?}", options.ignored);
+    let settings = ["loss.kind=none".into(), "precision.compute=fp32".into(), ignored];
+    let config = Config::load(None, &settings).map_err(|e| e.to_string())?;
+    let request = Request { model: file, ..Request::default() };
+    let compiled = compile(&request, &config, &mut ()).map_err(|e| e.to_string())?;
+    let compiled = compiled.expect("no pass was asked to stop");
+    let path = dir.path().join("plan");
+    write(&path, &compiled, Stored::Copy).map_err(|e| e.to_string())?;
+    Ok(dir)
+}
+
+/// Evaluates a plan on these inputs and compares its outputs, in order.
+fn evaluated(
+    plan: &tempfile::TempDir,
+    feeds: &HashMap<String, Tensor>,
+    expected: &[Tensor],
+) -> Result<(), String> {
+    let (inputs, outputs) =
+        (plan.path().join("inputs.safetensors"), plan.path().join("outputs.safetensors"));
+    let bytes: BTreeMap<&str, (&Tensor, Vec<u8>)> =
+        feeds.iter().map(|(name, t)| (name.as_str(), (t, t.to_bytes()))).collect();
+    let views = bytes.iter().map(|(name, (t, bytes))| {
+        let dtype = safetensors_dtype(t.dtype());
+        let view = TensorView::new(dtype, t.shape().0.clone(), bytes).expect("its bytes");
+        (*name, view)
+    });
+    safetensors::serialize_to_file(views, None, &inputs).map_err(|e| e.to_string())?;
+    let options = frit_runtime::eval::Options {
+        plan: plan.path().join("plan"),
+        inputs: Some(inputs),
+        dump_outputs: Some(outputs.clone()),
+        threads: Some(1),
+        ..Default::default()
+    };
+    evaluate(&options).map_err(|e| e.to_string())?;
+    let file = std::fs::read(plan.path().join("plan/plan.json")).map_err(|e| e.to_string())?;
+    let json: serde_json::Value = serde_json::from_slice(&file).map_err(|e| e.to_string())?;
+    let bytes = std::fs::read(outputs).map_err(|e| e.to_string())?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| e.to_string())?;
+    let specs = json["eval"]["outputs"].as_array().map_or(&[][..], Vec::as_slice);
+    if specs.len() != expected.len() {
+        return Err(format!("{} outputs, not {}", specs.len(), expected.len()));
+    }
+    for (spec, expected) in specs.iter().zip(expected) {
+        let name = spec["name"].as_str().unwrap_or_default();
+        let found = tensors.tensor(name).map_err(|e| e.to_string())?;
+        if found.dtype() != safetensors_dtype(expected.dtype()) {
+            return Err(format!("{name} is {:?}, not {}", found.dtype(), expected.ty));
+        }
+        let ty = TensorType::new(expected.dtype(), found.shape());
+        let found = Tensor::from_bytes(ty, found.data()).map_err(|e| e.to_string())?;
+        compare(name, &found, expected)?;
+    }
+    Ok(())
+}
+
+/// As ONNX's own runner compares: relative 1e-3, absolute 1e-7 (of the largest element, if that is above
+/// one, for what should cancel); bf16 to its last bit but one.
+fn compare(name: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
+    if found.ty != expected.ty {
+        return Err(format!("{name} is {}, not {}", found.ty, expected.ty));
+    }
+    let relative = if expected.dtype() == DType::BF16 { 1.6e-2 } else { 1e-3 };
+    let (a, b) = (found.to_f64s(), expected.to_f64s());
+    let largest = b.iter().filter(|x| x.is_finite()).fold(1.0, |most: f64, x| most.max(x.abs()));
+    let absolute = 1e-7 * largest;
+    let close = |(a, b): (&f64, &f64)| {
+        a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= absolute + relative * b.abs()
+    };
+    let wrong = a.iter().zip(&b).filter(|pair| !close(*pair)).count();
+    if wrong == 0 {
+        return Ok(());
+    }
+    let ty: &TensorType = &expected.ty;
+    let (a, b) = a.iter().zip(&b).find(|pair| !close(*pair)).expect("one is wrong");
+    Err(format!("{name} {ty}: {wrong} elements differ, such as {a} for {b}"))
+}
