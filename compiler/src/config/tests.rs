@@ -92,7 +92,11 @@ fn wrong_values_say_what_is_expected() {
         ("[loss]\nkind = \"hinge\"", "one of \"cross_entropy\", \"mse\""),
         ("[memory]\nbudget = \"2 parsecs\"", "bytes such as"),
         ("[schedule]\nkind = \"cosine\"", "`schedule.total_steps` is 0"),
-        ("[sharding]\nranks = 4\nshard_group = 3", "does not divide 4 ranks"),
+        ("[sharding]\nranks = 4\nshard_group = 2", "no meaning in `full_shard`"),
+        (
+            "[sharding]\nranks = 4\nstrategy = \"hybrid_shard\"\nshard_group = 3",
+            "does not divide 4 ranks",
+        ),
         ("[[precision.override]]\nscope = \"a\"", "`dtype` is missing"),
         ("[[precision.override]]\ndtype = \"fp32\"", "give `scope`, `op` or both"),
         ("[[optimizer.group]]\nlr = 1", "`scope` is missing"),

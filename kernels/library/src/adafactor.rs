@@ -37,26 +37,25 @@ pub struct Adafactor {
     batch: usize,
     rows: usize,
     cols: usize,
+    /// Elements of the parameter.
+    numel: usize,
 }
 
 impl Adafactor {
     /// For a parameter of these dimensions; its last two are factored.
     pub fn new(dims: &[usize]) -> Self {
+        let numel = dims.iter().product();
         match dims {
             [batch @ .., rows, cols] => {
-                Adafactor { batch: batch.iter().product(), rows: *rows, cols: *cols }
+                Adafactor { batch: batch.iter().product(), rows: *rows, cols: *cols, numel }
             }
-            _ => Adafactor { batch: 1, rows: 0, cols: dims.iter().product() },
+            _ => Adafactor { batch: 1, rows: 0, cols: numel, numel },
         }
     }
 
     /// Elements of the state: the rows of all matrices, then their columns.
     pub fn state_len(&self) -> usize {
         self.batch * (self.rows + self.cols)
-    }
-
-    fn numel(&self) -> usize {
-        self.batch * self.rows.max(1) * self.cols
     }
 
     /// Updates parameter and state in place.
@@ -71,7 +70,7 @@ impl Adafactor {
         state: *mut f32,
         s: &Settings,
     ) {
-        let n = self.numel();
+        let n = self.numel;
         if n == 0 {
             return;
         }
@@ -277,7 +276,7 @@ mod tests {
     #[test]
     fn nothing_is_a_parameter_too() {
         let plan = Adafactor::new(&[0, 3]);
-        assert_eq!((plan.numel(), Adafactor::new(&[5]).state_len()), (0, 5));
+        assert_eq!((plan.numel, Adafactor::new(&[5]).state_len()), (0, 5));
         assert_eq!(Adafactor::new(&[]).state_len(), 1);
     }
 }
