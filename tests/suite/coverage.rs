@@ -314,7 +314,9 @@ fn every_operation_of_models_is_in_the_table() {
             || [
                 "all_gather",
                 "all_reduce",
+                "by_segment",
                 "constant",
+                "ema_step",
                 "grad_stats",
                 "hyper",
                 "input",
@@ -323,6 +325,7 @@ fn every_operation_of_models_is_in_the_table() {
                 "optimizer_step",
                 "param",
                 "reduce_scatter",
+                "scaled_cast",
                 "state",
                 "unscale",
                 "update_loss_scale",
