@@ -155,7 +155,7 @@ fn operands_that_do_not_fit_are_refused() {
         ("add", json!({}), &["bool[2]", "bool[2]"]),
         ("gelu_grad", json!({}), &["i64[2]", "i64[2]"]),
         ("eq", json!({}), &["f32[2]", "i64[2]"]),
-        ("and", json!({}), &["i64[2]", "i64[2]"]),
+        ("and", json!({}), &["f32[2]", "f32[2]"]),
         ("select", json!({}), &["f32[2]", "f32[2]", "f32[2]"]),
         ("select", json!({}), &["bool[2]", "f32[2]", "f32[3]"]),
         ("reshape", json!({"shape": [5]}), &["f32[2,3]"]),
