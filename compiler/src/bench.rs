@@ -7,7 +7,7 @@ use crate::plan_dir::{self, Stored};
 use crate::source::Origin;
 use frit_ir::plan::{Action, InputSpec, Plan};
 use frit_ir::{DType, Diagnostic, Op, Tensor};
-use frit_passes::cost::rates;
+use frit_passes::cost::step_us;
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::safetensors_dtype;
 use safetensors::tensor::TensorView;
@@ -127,9 +127,8 @@ impl Bench {
             }
         }
         let [of_plan, of_fp32] = reports;
-        let rates = rates(&plan.target);
         Ok(Bench {
-            predicted_speedup: rates.step_us(&fp32) / rates.step_us(&plan).max(f64::MIN_POSITIVE),
+            predicted_speedup: step_us(&fp32) / step_us(&plan).max(f64::MIN_POSITIVE),
             plan: Side::of(&plan, &of_plan),
             fp32: Side::of(&fp32, &of_fp32),
         })

@@ -1,17 +1,19 @@
 //! Compiling: a model and a configuration into a plan, pass by pass.
 
 use crate::config::Config;
-use crate::config::choices::{BatchNorm, LossKind};
+use crate::config::choices::{self, BatchNorm, LossKind};
 use crate::diagnostics::Report;
 use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::lints;
 use crate::pipeline;
 use crate::source::Source;
 use crate::weights::Weights;
+use crate::{budget, clusters};
 use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
-use frit_passes::schedule::{BackwardPrefetch, ScheduleOptions, schedule};
+use frit_passes::recompute::Recompute;
+use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
 use frit_passes::shard::Strategy;
 use frit_passes::{Pass, PassContext, lint, loss, memory, verify_plan};
 use std::collections::BTreeMap;
@@ -92,31 +94,15 @@ pub fn compile(
         load(&request.model, config, &request.binds)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
-    let nodes = graph.len();
     let mut run = Run { request, observer, reports: vec![], context, at: 0 };
-    run.reports.push(imported(nodes, &inlined));
+    run.reports.push(imported(graph.len(), &inlined));
     let trains = config.loss.kind != LossKind::None;
     let as_read = (trains && request.evaluation).then(|| graph.clone());
-    let mut capacity = 0;
-    if !trains {
-        if run.passes(pipeline::evaluation(&options), &mut graph)? {
-            return Ok(None);
-        }
-    } else {
-        if run.passes(pipeline::forward(&options), &mut graph)? {
-            return Ok(None);
-        }
-        let found = lints::forward(&graph, config, &options.backend.describe(), &weights)?;
-        run.context.warnings.extend(found);
-        capacity = loss::capacity(&graph).ok_or_else(|| {
-            Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
-        })?;
-        if run.passes(pipeline::training(&options, capacity as f64), &mut graph)? {
-            return Ok(None);
-        }
-    }
+    let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else { return Ok(None) };
     run.observer.stage("schedule, memory and machine code");
-    let (mut plan, constants, object) = plan(&graph, config, &options, capacity, &run.context)?;
+    let Planned { mut plan, constants, object, chosen } =
+        plan(&graph, config, &options, capacity, &run.context)?;
+    run.reports.extend(chosen);
     plan.shuffle = config.data.shuffle;
     plan.drop_last = config.data.drop_last;
     plan.cast_baseline = run.context.cast_baseline.unwrap_or_default();
@@ -151,10 +137,28 @@ fn evaluation(
     let request = &Request { stop_after: None, ..training.request.clone() };
     let mut run = Run { request, observer: &mut (), reports: vec![], context, at: 0 };
     run.passes(pipeline::evaluation(options), &mut graph)?;
-    let (mut plan, constants, object) = plan(&graph, config, options, 0, &run.context)?;
+    let Planned { mut plan, constants, object, .. } =
+        plan(&graph, config, options, 0, &run.context)?;
     plan.reports = run.reports;
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
     Ok(Evaluation { plan, object, constants })
+}
+
+/// The plan of a model as far as predictions need it: scheduled and placed in memory, but neither proved
+/// nor with the code of its kernels.
+///
+/// # Errors
+/// Everything that is wrong with the model, the configuration or the environment.
+pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
+    let options = pipeline::Options::new(config)?;
+    let Imported { mut graph, weights, .. } = load(&request.model, config, &request.binds)?;
+    let (mut observer, context) = ((), PassContext::default());
+    let mut run = Run { request, observer: &mut observer, reports: vec![], context, at: 0 };
+    let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else {
+        return Err(Diagnostic::error("E097", "a prediction needs all passes").into());
+    };
+    let (lowered, _) = arrange(&graph, config, &options, capacity, &run.context)?;
+    Ok(lowered.plan)
 }
 
 /// The report of the front end: initializers that became constants of the graph.
@@ -195,6 +199,37 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Runs all passes. Returns the elements that the loss sums, 0 without one; `None` if the compilation
+    /// stops before the plan.
+    fn all(
+        &mut self,
+        config: &Config,
+        options: &pipeline::Options,
+        graph: &mut Graph,
+        weights: &Weights,
+    ) -> Result<Option<usize>, Report> {
+        if config.loss.kind == LossKind::None {
+            let stopped = self.passes(pipeline::evaluation(options), graph)?;
+            return Ok((!stopped).then_some(0));
+        }
+        if self.passes(pipeline::forward(options), graph)? {
+            return Ok(None);
+        }
+        let found = lints::forward(graph, config, &options.backend.describe(), weights)?;
+        self.context.warnings.extend(found);
+        let capacity = loss::capacity(graph).ok_or_else(|| {
+            Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
+        })?;
+        if self.passes(pipeline::training(options, capacity as f64), graph)? {
+            return Ok(None);
+        }
+        let request = self.request;
+        let peak = |recompute| peak_bytes(graph, config, options, request, capacity, recompute);
+        let recompute = budget::recompute(graph, config, &peak)?;
+        let stopped = self.passes(pipeline::distribution(options, recompute), graph)?;
+        Ok((!stopped).then_some(capacity))
+    }
+
     /// Runs passes in order; true if the compilation stops here.
     fn passes(&mut self, passes: Vec<Box<dyn Pass>>, graph: &mut Graph) -> Result<bool, Report> {
         for pass in passes {
@@ -234,7 +269,32 @@ fn check(graph: &Graph, pass: &str) -> Result<(), Report> {
     })
 }
 
-type Planned = (Plan, Vec<(String, Tensor)>, Vec<u8>);
+/// Arena bytes of the plan with this recomputation; nothing is reported or generated.
+fn peak_bytes(
+    graph: &Graph,
+    config: &Config,
+    options: &pipeline::Options,
+    request: &Request,
+    capacity: usize,
+    recompute: Recompute,
+) -> Result<u64, Report> {
+    let (mut graph, mut context) = (graph.clone(), PassContext::default());
+    for pass in pipeline::distribution(options, recompute) {
+        if request.disabled.iter().all(|d| d != pass.info().name) {
+            pass.run(&mut graph, &mut context)?;
+        }
+    }
+    let (Lowered { plan, .. }, _) = arrange(&graph, config, options, capacity, &context)?;
+    Ok((plan.persistent_bytes + plan.workspace_bytes) as u64)
+}
+
+struct Planned {
+    plan: Plan,
+    constants: Vec<(String, Tensor)>,
+    object: Vec<u8>,
+    /// The report of the scheduler, if it chose.
+    chosen: Option<PassReport>,
+}
 
 fn plan(
     graph: &Graph,
@@ -243,6 +303,28 @@ fn plan(
     capacity: usize,
     context: &PassContext,
 ) -> Result<Planned, Report> {
+    let (Lowered { mut plan, constants, regions }, chosen) =
+        arrange(graph, config, options, capacity, context)?;
+    let object = options.backend.generate(&mut plan, &regions)?;
+    let report = |message| PassReport {
+        pass: "schedule".into(),
+        nodes_before: graph.len(),
+        nodes_after: graph.len(),
+        remarks: vec![(message, Origin::none())],
+    };
+    Ok(Planned { plan, constants, object, chosen: chosen.map(report) })
+}
+
+/// Lowers, schedules and places a graph; kernels are not generated yet. With the schedule that was chosen,
+/// in words, if it was.
+fn arrange(
+    graph: &Graph,
+    config: &Config,
+    options: &pipeline::Options,
+    capacity: usize,
+    context: &PassContext,
+) -> Result<(Lowered, Option<String>), Report> {
+    let cluster = clusters::of(config, &options.backend.describe())?;
     let backend = &options.backend;
     let strategy = pipeline::strategy(config);
     let lower_options = LowerOptions {
@@ -258,25 +340,28 @@ fn plan(
         loss_capacity: capacity,
         target: backend.describe(),
         losses: crate::losses::terms(config)?,
+        cluster: &cluster,
         config: config.to_toml(),
         frit_version: env!("CARGO_PKG_VERSION").into(),
         generated: &backend.generates(),
         library: &backend.has_library_kernel(),
     };
-    let Lowered { mut plan, constants, regions } = lower(graph, &lower_options)?;
-    let backward_prefetch = match config.sharding.backward_prefetch {
-        crate::config::choices::Backward::Pre => BackwardPrefetch::Pre,
-        crate::config::choices::Backward::Post => BackwardPrefetch::Post,
-        crate::config::choices::Backward::None => BackwardPrefetch::None,
-    };
+    let mut lowered = lower(graph, &lower_options)?;
+    if config.sharding.prefetch == choices::Prefetch::Auto {
+        let chosen = auto::choose(&mut lowered.plan, &cluster, config.memory.budget);
+        return Ok((lowered, Some(chosen)));
+    }
     let limit = config.sharding.limit_all_gathers;
-    let schedule_options = ScheduleOptions {
-        backward_prefetch,
-        forward_prefetch: config.sharding.forward_prefetch,
-        limit_all_gathers: if limit == 0 { usize::MAX } else { limit },
+    let prefetch = Prefetch::Fixed {
+        backward: match config.sharding.backward_prefetch {
+            choices::Backward::Pre => BackwardPrefetch::Pre,
+            choices::Backward::Post => BackwardPrefetch::Post,
+            choices::Backward::None => BackwardPrefetch::None,
+        },
+        forward: config.sharding.forward_prefetch,
+        limit: if limit == 0 { usize::MAX } else { limit },
     };
-    schedule(&mut plan, &schedule_options);
-    memory::assign(&mut plan);
-    let object = backend.generate(&mut plan, &regions)?;
-    Ok((plan, constants, object))
+    schedule(&mut lowered.plan, &prefetch);
+    memory::assign(&mut lowered.plan);
+    Ok((lowered, None))
 }

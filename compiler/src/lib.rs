@@ -1,6 +1,8 @@
 //! The compiler: front ends, configuration, the pipeline, and the commands of the program `frit`.
 
 pub mod bench;
+mod budget;
+pub mod clusters;
 pub mod commands;
 pub mod config;
 pub mod diagnostics;

@@ -18,6 +18,7 @@ use frit_passes::loss::Loss;
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
+use frit_passes::recompute::Recompute;
 use frit_passes::shard::{Shard, Strategy, Wrap};
 use frit_passes::simplify::Simplify;
 use frit_passes::update::{ParamGroup, ParamGroups, Update};
@@ -60,7 +61,8 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
     ]
 }
 
-/// The passes after the forward graph is final; the loss sums `capacity` elements.
+/// The passes from the final forward graph to a whole step on one rank; the loss sums `capacity`
+/// elements.
 pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(Differentiate { accumulation: o.accumulation, capacity }),
@@ -76,6 +78,13 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
             capacity,
             world_size: o.world_size,
         }),
+    ]
+}
+
+/// The passes that spread a step over ranks and make it small.
+pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
+    vec![
+        Box::new(recompute),
         Box::new(Shard {
             world_size: o.world_size,
             strategy: o.strategy,
@@ -156,9 +165,6 @@ impl Options {
         for (key, dtype) in exchanged {
             refuse(dtype == Some(DType::F64), key, "fp64")?;
         }
-        let recompute = c.memory.recompute;
-        refuse(recompute != choices::Recompute::None, "memory.recompute", recompute.word())?;
-        refuse(c.memory.budget.is_some(), "memory.budget", "other than none")?;
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
         let norm = c.model.batch_norm;
@@ -330,7 +336,8 @@ mod tests {
     #[test]
     fn every_pass_finds_what_it_requires() {
         let options = Options::new(&Config::default()).unwrap();
-        let passes = [forward(&options), training(&options, 1.0)].concat_infos();
+        let distribution = distribution(&options, Recompute::NONE);
+        let passes = [forward(&options), training(&options, 1.0), distribution].concat_infos();
         check(&passes).unwrap();
         check(&evaluation(&options).iter().map(|p| p.info()).collect::<Vec<_>>()).unwrap();
     }
@@ -345,7 +352,7 @@ mod tests {
         fn concat_infos(&self) -> Vec<&'static PassInfo>;
     }
 
-    impl Infos for [Vec<Box<dyn Pass>>; 2] {
+    impl Infos for [Vec<Box<dyn Pass>>; 3] {
         fn concat_infos(&self) -> Vec<&'static PassInfo> {
             self.iter().flatten().map(|p| p.info()).collect()
         }

@@ -18,10 +18,12 @@ pub mod memory;
 pub mod pad_tensor_cores;
 pub mod pass;
 pub mod raise;
+pub mod recompute;
 pub mod schedule;
 mod scope;
 pub mod shard;
 pub mod simplify;
+pub mod simulate;
 pub mod update;
 pub mod verify_plan;
 

@@ -9,7 +9,7 @@
 //! about a product of unaligned rows is advice L23 of the plan.
 //! Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (rows of 16 and of 128 bytes).
 
-use crate::cost::{Product, Rates, rates};
+use crate::cost::{Cluster, Device, Product};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{Pad, Slice};
 use frit_ir::plan::Target;
@@ -115,7 +115,7 @@ struct Growth {
 struct Choice {
     growth: Growth,
     taken: bool,
-    /// Microseconds of a step as it is and padded, copies included, on a device with matrix units.
+    /// Seconds of a step as it is and padded, copies included, on a device with matrix units.
     before: f64,
     after: f64,
     /// Whether that device is the target.
@@ -125,18 +125,18 @@ struct Choice {
 impl PadTensorCores {
     /// The best padding of this product and whether to do it; `None` if there is nothing to align.
     fn choose(&self, product: &Product) -> Option<Choice> {
-        let target = rates(&self.target);
-        let own = target.matrix_units;
-        let rates = if own {
+        let target = Cluster::of(&self.target).device;
+        let own = target.has_matrix_units();
+        let device = if own {
             target
         } else {
-            rates(&Target { arch: EXAMPLE.into(), ..self.target.clone() })
+            Cluster::of(&Target { arch: EXAMPLE.into(), ..self.target.clone() }).device
         };
-        let before = CONTRACTIONS * rates.product_us(product);
+        let before = CONTRACTIONS * device.matmul_seconds(product);
         let best = ALIGNMENTS
             .into_iter()
             .filter_map(|alignment| Growth::to(product, alignment))
-            .map(|growth| (growth, growth.step_us(product, &rates)))
+            .map(|growth| (growth, growth.step_seconds(product, &device)))
             .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
         let (growth, after) = best;
         let taken = match self.mode {
@@ -210,10 +210,10 @@ impl Growth {
         Product { m: m + self.m, n: n + self.n, k: k + self.k, ..*product }
     }
 
-    /// Microseconds of a step: the padded contractions, and one copy of every tensor that grows, of operands
+    /// Seconds of a step: the padded contractions, and one copy of every tensor that grows, of operands
     /// forward and of the result's gradient backward. Cuts cost nothing: the kernel that follows reads
     /// through them.
-    fn step_us(&self, product: &Product, rates: &Rates) -> f64 {
+    fn step_seconds(&self, product: &Product, device: &Device) -> f64 {
         let wide = self.grown(product);
         let copies = [
             (self.m + self.k > 0, product.m * product.k + wide.m * wide.k, product.dtype),
@@ -224,8 +224,8 @@ impl Growth {
         let bytes = |(_, elements, dtype): (bool, usize, frit_ir::DType)| {
             (product.batch * elements * dtype.size()) as u64
         };
-        CONTRACTIONS * rates.product_us(&wide)
-            + copies.map(|copy| rates.copy_us(bytes(copy))).sum::<f64>()
+        CONTRACTIONS * device.matmul_seconds(&wide)
+            + copies.map(|copy| device.copy_seconds(bytes(copy))).sum::<f64>()
     }
 
     /// The padded product, cut back to the old result's shape.

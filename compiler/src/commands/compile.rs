@@ -155,7 +155,8 @@ fn finish(
     Ok(())
 }
 
-fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report> {
+/// Sizes of symbolic dimensions, from `DIM=N`.
+pub(super) fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report> {
     let mut binds = BTreeMap::new();
     for text in texts {
         let parsed = text.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));

@@ -9,8 +9,10 @@ pub mod eval;
 pub mod export;
 pub mod inspect;
 pub mod passes;
+pub mod plan_search;
 pub mod report;
 pub mod run;
+pub mod simulate;
 pub mod verify;
 
 use crate::diagnostics::Report;
@@ -42,6 +44,10 @@ pub enum Command {
     Report(report::Args),
     /// Prove that a plan is sound, or name the broken invariant.
     Verify(verify::Args),
+    /// Predict a step of a plan on a cluster.
+    Simulate(simulate::Args),
+    /// Find the best ways to train a model on a cluster.
+    PlanSearch(plan_search::Args),
     /// Train from a plan.
     Run(run::Args),
     /// Evaluate a model: its loss over a data set, or its outputs.
@@ -71,6 +77,8 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Report(args) => report::execute(args),
         Command::Verify(args) => verify::execute(args),
         Command::Doctor(args) => doctor::execute(args),
+        Command::Simulate(args) => simulate::execute(args),
+        Command::PlanSearch(args) => plan_search::execute(args),
         Command::Run(args) => run::execute(args),
         Command::Eval(args) => eval::execute(args),
         Command::Diff(args) => diff::execute(args),

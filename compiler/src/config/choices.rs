@@ -129,6 +129,14 @@ choices! {
         HybridShard = "hybrid_shard",
     }
 
+    /// Who decides when units are gathered.
+    Prefetch {
+        /// The keys that count units.
+        Fixed = "fixed",
+        /// The cost model.
+        Auto = "auto",
+    }
+
     /// When backward gathers the next unit.
     Backward {
         /// Before the current unit's gradients.
@@ -153,8 +161,8 @@ choices! {
     Recompute {
         /// None.
         None = "none",
-        /// All inside each unit.
-        Units = "units",
+        /// All inside each repeated block.
+        Unit = "unit",
         /// The cheap ones.
         Selective = "selective",
         /// As many as the memory budget asks for.

@@ -1,8 +1,8 @@
 //! The table of configuration keys: name, type, default, meaning.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Recompute, Reduction,
-    Schedule, Strategy, Targets,
+    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Prefetch, Recompute,
+    Reduction, Schedule, Strategy, Targets,
 };
 use super::{Override, ParamGroup};
 use std::collections::BTreeMap;
@@ -136,6 +136,7 @@ pub const KEYS: &[Key] = &[
     key("sharding.param_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype that parameters are rounded to and gathered in; `auto` gathers each in what all its uses read"),
     key("sharding.reduce_dtype", Kind::Float(&[]), "\"fp32\"", "dtype in which ranks exchange gradients; sums are taken in fp32"),
     key("sharding.buffer_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype that float buffers are rounded to; `auto` leaves them"),
+    key("sharding.prefetch", Kind::Choice(Prefetch::WORDS), "\"fixed\"", "when units are gathered: as the next three keys say, or `auto`: as the cost model finds best within `memory.budget`"),
     key("sharding.backward_prefetch", Kind::Choice(Backward::WORDS), "\"pre\"", "when backward gathers the next unit: before or after the current one's gradients"),
     key("sharding.forward_prefetch", Kind::Integer(0), "1", "units that forward gathers ahead"),
     key("sharding.limit_all_gathers", Kind::Integer(0), "2", "gathered units that may be alive at once; 0 is any number"),
@@ -151,6 +152,7 @@ pub const KEYS: &[Key] = &[
     key("run.accumulation", Kind::Integer(MANY), "1", "micro-steps per step"),
     key("run.seed", Kind::Integer(0), "0", "seed of everything random"),
     key("target.device", Kind::Choice(Device::WORDS), "\"cpu\"", "what the plan runs on"),
+    key("target.cluster", Kind::Text, "\"auto\"", "the cluster for which durations are predicted: `a100-80g`, `h100`, `h200`, a TOML file, or `auto`: that of the architecture"),
     key("target.arch", Kind::Text, "\"native\"", "CPU name, `native`, or a GPU architecture such as `sm_90`"),
 ];
 

@@ -1,8 +1,8 @@
 //! The configuration as typed sections, made from the values of the key table.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Recompute, Reduction,
-    Schedule, Strategy, Targets,
+    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Prefetch, Recompute,
+    Reduction, Schedule, Strategy, Targets,
 };
 use super::keys::{Value, dtype_name};
 use crate::diagnostics::Report;
@@ -191,7 +191,8 @@ macro_rules! choice_fields {
 }
 
 choice_fields! {
-    Backward BatchNorm Decay Device LossKind Optimizer Padding Recompute Reduction Schedule Strategy Targets
+    Backward BatchNorm Decay Device LossKind Optimizer Padding Prefetch Recompute Reduction
+    Schedule Strategy Targets
 }
 
 /// Declares sections whose fields are keys of the table, and how they are read and written.
@@ -399,6 +400,8 @@ sections! {
         reduce_dtype: DType,
         /// Dtype of float buffers; `None` chooses per buffer.
         buffer_dtype: Option<DType>,
+        /// Who decides when units are gathered.
+        prefetch: Prefetch,
         /// When backward gathers the next unit.
         backward_prefetch: Backward,
         /// Units that forward gathers ahead.
@@ -453,6 +456,8 @@ sections! {
     TargetSection in "target" {
         /// What the plan runs on.
         device: Device,
+        /// The cluster for which durations are predicted; `auto` is that of the architecture.
+        cluster: String,
         /// CPU name, `native`, or a GPU architecture.
         arch: String,
     }

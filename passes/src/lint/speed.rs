@@ -1,7 +1,7 @@
 //! L16: plans for which low precision is predicted to bring next to nothing.
 
 use super::Findings;
-use crate::cost::rates;
+use crate::cost::{step_us, step_us_in_f32};
 use frit_ir::Origin;
 use frit_ir::plan::Plan;
 
@@ -12,8 +12,7 @@ pub(super) fn lint(plan: &Plan, found: &mut Findings) {
     if !plan.compute_dtype.is_low_precision() {
         return;
     }
-    let rates = rates(&plan.target);
-    let (own, wide) = (rates.step_us(plan), rates.step_us_in_f32(plan));
+    let (own, wide) = (step_us(plan), step_us_in_f32(plan));
     let gain = wide / own.max(f64::MIN_POSITIVE);
     if gain < WORTH {
         let message = format!(

@@ -17,7 +17,9 @@ mod groups;
 mod leaves;
 mod optimizer;
 
-use crate::cost::{Rates, rates};
+use crate::cost::collective::exchange_of;
+use crate::cost::kernel::body_bytes;
+use crate::cost::{Cluster, Members};
 use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
@@ -26,9 +28,10 @@ use frit_ir::plan::{
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
-    DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId,
+    DType, Diagnostic, Graph, Node, NodeId, Op, Origin, OutputKind, Region, Tensor, TensorType,
+    ValueId,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What lowering needs to know beside the graph.
 pub struct LowerOptions<'a> {
@@ -52,6 +55,8 @@ pub struct LowerOptions<'a> {
     pub losses: Vec<Term>,
     /// What the plan is for.
     pub target: Target,
+    /// The cluster for which durations are predicted.
+    pub cluster: &'a Cluster,
     /// The resolved configuration, as TOML.
     pub config: String,
     /// Version of the compiler.
@@ -113,6 +118,17 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     Ok(lowering.finish())
 }
 
+/// The node that computes the gradient which `node` reduces, if it is such a reduction.
+fn reduced_operand(graph: &Graph, node: &Node) -> Option<NodeId> {
+    let reduces = match &node.op {
+        Op::ReduceScatter(_) => true,
+        Op::AllReduce(r) => r.unit.is_some(),
+        _ => false,
+    };
+    let operand = graph.value(*node.inputs.first()?).def;
+    (reduces && !graph.node(operand).op.is_leaf()).then_some(operand)
+}
+
 pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
     Diagnostic::error("B020", format!("internal error in lowering: {}", message.into()))
         .help("this is a bug in frit; please report it with the model")
@@ -124,7 +140,9 @@ type GatherKey = (usize, DType, Region);
 struct Lowering<'a> {
     graph: &'a Graph,
     options: &'a LowerOptions<'a>,
-    rates: Rates,
+    cluster: &'a Cluster,
+    /// Predicted microseconds of each kernel.
+    kernel_us: Vec<f64>,
     plan: Plan,
     constants: Vec<(String, Tensor)>,
     regions: Vec<(usize, FusionKind)>,
@@ -198,7 +216,8 @@ impl<'a> Lowering<'a> {
         Lowering {
             graph,
             options,
-            rates: rates(&options.target),
+            cluster: options.cluster,
+            kernel_us: vec![],
             plan,
             constants: vec![],
             regions: vec![],
@@ -236,10 +255,30 @@ impl<'a> Lowering<'a> {
         self.plan.phases.push(Phase { name: name.into(), begin, end });
     }
 
-    /// Lowers the nodes of which this is true.
+    /// Lowers the nodes of which this is true. A reduction of a gradient begins when what it reduces is
+    /// computed, wherever it stands in the graph.
     fn nodes(&mut self, which: impl Fn(&Node) -> bool) -> Result<(), Diagnostic> {
         let graph = self.graph;
-        graph.nodes().filter(|(_, n)| which(n)).try_for_each(|(_, n)| self.node(n))
+        let chosen: HashSet<NodeId> =
+            graph.nodes().filter(|(_, n)| which(n)).map(|(id, _)| id).collect();
+        let mut reductions: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
+        let mut followers: HashSet<NodeId> = HashSet::new();
+        for (id, node) in graph.nodes().filter(|(id, _)| chosen.contains(id)) {
+            let operand = reduced_operand(graph, node).filter(|o| chosen.contains(o));
+            if let Some(operand) = operand {
+                reductions.entry(operand).or_default().push(id);
+                followers.insert(id);
+            }
+        }
+        for &id in graph.order().iter().filter(|id| chosen.contains(id) && !followers.contains(id))
+        {
+            let mut next = vec![id];
+            while let Some(id) = next.pop() {
+                self.node(graph.node(id))?;
+                next.extend(reductions.get(&id).into_iter().flatten().rev());
+            }
+        }
+        Ok(())
     }
 
     /// Lowers one node that is no leaf.
@@ -354,14 +393,15 @@ impl<'a> Lowering<'a> {
     ) {
         let text = body.to_string();
         let flops = body::flops(&body);
-        let bytes = reads.iter().chain(&writes).map(|p| p.ty.bytes() as u64).sum();
-        let cost_us = self.rates.kernel_us(&body, bytes);
+        let operands = reads.iter().chain(&writes).map(|p| p.ty.bytes() as u64).sum();
+        let bytes = body_bytes(&body, operands);
         let kernel = match self.kernel_of_body.get(&(kind, text.clone())) {
             Some(&kernel) => kernel,
             None => {
                 let kernel = self.plan.kernels.len();
                 let name = format!("{}_{kernel}", body::main_op(&body));
                 let hash = frit_ir::plan::sha256_hex(text.as_bytes());
+                self.kernel_us.push(1e6 * self.cluster.device.kernel_seconds(&body, bytes));
                 self.plan.kernels.push(Kernel { name, kind, body, hash, entry: None });
                 if kind == KernelKind::Generated {
                     self.regions.push((kernel, region));
@@ -372,6 +412,7 @@ impl<'a> Lowering<'a> {
         };
         let action = Action::Kernel { kernel, reads, writes };
         let name = self.plan.kernels[kernel].name.clone();
+        let cost_us = self.kernel_us[kernel];
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
             id,
@@ -397,13 +438,14 @@ impl<'a> Lowering<'a> {
         origin: &Origin,
         action: Action,
     ) {
-        let wire = self.plan.wire_bytes(&action);
         let touched: usize =
             action.reads().iter().chain(&action.writes()).map(|p| p.ty.bytes()).sum();
-        let cost_us = if action.is_collective() {
-            self.rates.wire_us(wire)
-        } else {
-            self.rates.copy_us(touched as u64)
+        let seconds = match exchange_of(&action) {
+            Some((exchange, bytes)) => {
+                let members = Members::of(&self.plan, &action);
+                self.cluster.exchange(exchange, bytes, members).seconds
+            }
+            None => self.cluster.device.copy_seconds(touched as u64),
         };
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
@@ -417,7 +459,7 @@ impl<'a> Lowering<'a> {
             waits: vec![],
             flops: 0,
             bytes: touched as u64,
-            cost_us,
+            cost_us: 1e6 * seconds,
         });
     }
 

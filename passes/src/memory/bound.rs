@@ -1,62 +1,137 @@
-//! The lower bound of the workspace: the largest sum of sizes that are live at one point of the
-//! schedule. A buffer is live while a task runs if the events order an access before or at the task and
-//! another at or after it. Shares nothing with the packing.
+//! The lower bound of the workspace: the largest sum of sizes of buffers of which each may be in use
+//! together with every other. A buffer is in use from the start of its first access to the completion of
+//! its last, as far as the events order them; two may be in use together unless all accesses of one are
+//! complete before any of the other starts. Whatever the packing, such buffers share no byte. Shares
+//! nothing with the packing.
+//!
+//! Candidates are the buffers that may be in use while one task runs, for the tasks with the largest
+//! sums; from these, by falling size, all that may be in use with all chosen before.
 
 use frit_ir::plan::{Plan, Stream};
+use std::cmp::Reverse;
 use std::collections::HashMap;
+
+const STREAMS: usize = Stream::ALL.len();
+
+/// Tasks at which the bound is evaluated.
+const POINTS: usize = 16;
+
+/// One more than the last task known to be complete, by stream.
+type Known = [usize; STREAMS];
+
+/// When a buffer is in use.
+struct Use {
+    size: usize,
+    /// What is complete before any access starts.
+    start: Known,
+    /// One more than the last access.
+    end: Known,
+}
+
+impl Use {
+    fn before(&self, other: &Use) -> bool {
+        (0..STREAMS).all(|s| self.end[s] <= other.start[s])
+    }
+
+    fn with(&self, other: &Use) -> bool {
+        !self.before(other) && !other.before(self)
+    }
+}
 
 /// The bound in bytes for the workspace `buffers`, with `sizes` by buffer.
 pub(super) fn live_peak(plan: &Plan, buffers: &[usize], sizes: &[usize]) -> usize {
     let reach = complete_before(plan);
-    let stream =
-        |i: usize| Stream::ALL.iter().position(|s| *s == plan.tasks[i].stream).unwrap_or(0);
-    let mut accesses: HashMap<usize, Vec<usize>> = HashMap::new();
-    let mut streams: [Vec<usize>; 3] = [const { Vec::new() }; 3];
+    let uses = uses(plan, buffers, sizes, &reach);
+    let mut tasks: [Vec<usize>; STREAMS] = [const { Vec::new() }; STREAMS];
     for (i, task) in plan.tasks.iter().enumerate() {
-        streams[stream(i)].push(i);
-        for place in task.action.reads().into_iter().chain(task.action.writes()) {
-            accesses.entry(place.buffer).or_default().push(i);
+        tasks[position(task.stream)].push(i);
+    }
+    // Along a stream, what is complete only grows: a buffer may be in use from one of its tasks to another.
+    let span = |u: &Use, s: usize| {
+        let begin = tasks[s].partition_point(|&t| t < u.start[s]);
+        let complete = |t: usize| (0..STREAMS).all(|k| u.end[k] <= reach[t][k]);
+        let end = tasks[s].partition_point(|&t| !complete(t));
+        (begin, end.max(begin))
+    };
+    let mut sums: Vec<(usize, usize)> = Vec::with_capacity(plan.tasks.len());
+    for s in 0..STREAMS {
+        let mut changes = vec![0_isize; tasks[s].len() + 1];
+        for u in &uses {
+            let (begin, end) = span(u, s);
+            changes[begin] += u.size as isize;
+            changes[end] -= u.size as isize;
+        }
+        let mut sum = 0;
+        for (at, change) in changes[..tasks[s].len()].iter().enumerate() {
+            sum += change;
+            sums.push((sum.unsigned_abs(), tasks[s][at]));
         }
     }
-    // Within a stream, what is complete before a task only grows: a buffer begins to live at one task of
-    // each stream and ceases at a later one. Changes of the live bytes, by stream and position in it.
-    let mut changes: [Vec<isize>; 3] = streams.each_ref().map(|tasks| vec![0; tasks.len() + 1]);
-    for buffer in buffers {
-        let Some(touching) = accesses.get(buffer) else { continue };
-        for (tasks, changes) in streams.iter().zip(&mut changes) {
-            let begun = |t: usize| touching.iter().any(|&a| a == t || reach[t][stream(a)] > a);
-            let begin = tasks.partition_point(|&t| !begun(t));
-            let needed = |t: usize| touching.iter().any(|&a| a == t || reach[a][stream(t)] > t);
-            let end = tasks.partition_point(|&t| needed(t));
-            if begin < end {
-                changes[begin] += sizes[*buffer] as isize;
-                changes[end] -= sizes[*buffer] as isize;
+    sums.sort_unstable_by_key(|(sum, task)| (Reverse(*sum), *task));
+    let mut bound = 0;
+    for &(sum, task) in sums.iter().take(POINTS) {
+        if sum <= bound {
+            break;
+        }
+        let s = position(plan.tasks[task].stream);
+        let at = tasks[s].partition_point(|&t| t < task);
+        let here = |u: &&Use| {
+            let (begin, end) = span(u, s);
+            begin <= at && at < end
+        };
+        bound = bound.max(together(uses.iter().filter(here).collect()));
+    }
+    bound
+}
+
+/// The sum of sizes of some of these, of which each may be in use with every other.
+fn together(mut uses: Vec<&Use>) -> usize {
+    uses.sort_by_key(|u| Reverse(u.size));
+    let mut chosen: Vec<&Use> = Vec::new();
+    for u in uses {
+        if chosen.iter().all(|c| c.with(u)) {
+            chosen.push(u);
+        }
+    }
+    chosen.iter().map(|u| u.size).sum()
+}
+
+fn position(stream: Stream) -> usize {
+    Stream::ALL.iter().position(|s| *s == stream).unwrap_or(0)
+}
+
+fn uses(plan: &Plan, buffers: &[usize], sizes: &[usize], reach: &[Known]) -> Vec<Use> {
+    let mut uses: HashMap<usize, Use> = HashMap::new();
+    for (i, task) in plan.tasks.iter().enumerate() {
+        for place in task.action.reads().into_iter().chain(task.action.writes()) {
+            let u = uses.entry(place.buffer).or_insert(Use {
+                size: sizes[place.buffer],
+                start: reach[i],
+                end: [0; STREAMS],
+            });
+            let s = position(task.stream);
+            u.end[s] = u.end[s].max(i + 1);
+            for (start, known) in u.start.iter_mut().zip(reach[i]) {
+                *start = (*start).min(known);
             }
         }
     }
-    let peak = |changes: &Vec<isize>| {
-        let running = changes.iter().scan(0, |live, change| {
-            *live += change;
-            Some(*live)
-        });
-        running.max().unwrap_or(0)
-    };
-    changes.iter().map(peak).max().unwrap_or(0).unsigned_abs()
+    buffers.iter().filter_map(|b| uses.remove(b)).collect()
 }
 
 /// For every task and stream, one more than the last task known to be complete when it starts.
-fn complete_before(plan: &Plan) -> Vec<[usize; 3]> {
-    let mut reach: Vec<[usize; 3]> = Vec::with_capacity(plan.tasks.len());
+fn complete_before(plan: &Plan) -> Vec<Known> {
+    let mut reach: Vec<Known> = Vec::with_capacity(plan.tasks.len());
     for phase in &plan.phases {
-        let mut previous: [Option<usize>; 3] = [None; 3];
+        let mut previous: [Option<usize>; STREAMS] = [None; STREAMS];
         for i in phase.begin..phase.end {
-            let s = Stream::ALL.iter().position(|s| *s == plan.tasks[i].stream).unwrap_or(0);
-            let mut known = [phase.begin; 3];
+            let s = position(plan.tasks[i].stream);
+            let mut known = [phase.begin; STREAMS];
             for j in previous[s].into_iter().chain(plan.tasks[i].waits.iter().copied()) {
-                let t = Stream::ALL.iter().position(|s| *s == plan.tasks[j].stream).unwrap_or(0);
                 for (k, r) in known.iter_mut().zip(reach[j]) {
                     *k = (*k).max(r);
                 }
+                let t = position(plan.tasks[j].stream);
                 known[t] = known[t].max(j + 1);
             }
             previous[s] = Some(i);

@@ -6,6 +6,7 @@
 //!
 //! Source: FSDP's backward prefetch and rate limiter (Zhao et al. 2023, §3.3, §3.4).
 
+pub mod auto;
 pub mod happens_before;
 mod prefetch;
 
@@ -24,27 +25,32 @@ pub enum BackwardPrefetch {
     None,
 }
 
-/// How a plan is scheduled.
-#[derive(Clone, Copy, Debug)]
-pub struct ScheduleOptions {
-    /// For gathers in backward.
-    pub backward_prefetch: BackwardPrefetch,
-    /// Units gathered ahead in forward; 0 gathers when needed.
-    pub forward_prefetch: usize,
-    /// Units gathered and not yet freed at any time, the root left out; at least 1.
-    pub limit_all_gathers: usize,
+/// When gathers are issued.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Prefetch {
+    /// By counting units, as FSDP does.
+    Fixed {
+        /// For gathers in backward.
+        backward: BackwardPrefetch,
+        /// Units gathered ahead in forward; 0 gathers when needed.
+        forward: usize,
+        /// Units gathered and not yet freed at any time, the root left out; at least 1.
+        limit: usize,
+    },
+    /// As late as the predicted durations allow, if a gather takes this many times its own.
+    Lead(f64),
 }
 
 /// Flat gradients alive at any time: the one that is reduced and the one that is written.
 const GRADIENTS_IN_FLIGHT: usize = 2;
 
 /// Schedules a lowered plan.
-pub fn schedule(plan: &mut Plan, options: &ScheduleOptions) {
+pub fn schedule(plan: &mut Plan, prefetch: &Prefetch) {
     let tasks = std::mem::take(&mut plan.tasks);
     let mut phases = Vec::new();
     for phase in &plan.phases {
         let part = tasks[phase.begin..phase.end].to_vec();
-        let (part, extra) = prefetch::issue(part, plan, options);
+        let (part, extra) = prefetch::issue(part, plan, prefetch);
         let begin = plan.tasks.len();
         let extra: Vec<(usize, usize)> =
             extra.into_iter().map(|(task, wait)| (task + begin, wait + begin)).collect();

@@ -1,21 +1,27 @@
 //! Where gathers are issued.
 //!
-//! Gathers keep their order. One is issued as early as prefetching allows (relative to the use of the
-//! gather before it), not before the gather `limit` places ahead of it is freed, and not after its own
-//! first use. The root's gathers are not counted: they stay through the step.
+//! The gathers of one unit in one region are a set, issued together; sets are issued in the order of their
+//! first use, none after it. With fixed prefetching a set is issued when the computation of the set so
+//! many places before it begins, and not before the set `limit` places ahead of it is freed; root sets
+//! are not counted. With a lead, a set is issued as late as the predicted durations allow. A kernel that
+//! only prepares what is sent (the cast of a shard) moves with the first gather that sends it.
 
-use super::{BackwardPrefetch, ScheduleOptions};
+use super::{BackwardPrefetch, Prefetch};
 use frit_ir::Region;
-use frit_ir::plan::{Action, Plan, Task};
-use std::collections::HashMap;
+use frit_ir::plan::{Action, Place, Plan, Stream, Task};
+use std::collections::{HashMap, HashSet};
 
-struct Gather {
-    task: Task,
-    /// Index into the other tasks before which it is first used.
+/// The gathers of one unit in one region.
+struct Set {
+    tasks: Vec<Task>,
+    /// Index into the other tasks before which the first of them is first used.
     first_use: usize,
-    /// One past the last use.
+    /// One past the last use of any.
     freed: usize,
+    /// Index into the other tasks after which all that is sent is written.
+    sent: usize,
     root: bool,
+    backward: bool,
 }
 
 /// The tasks of a phase with gathers where they are issued, and extra waits (task, waited for), both
@@ -23,101 +29,177 @@ struct Gather {
 pub(super) fn issue(
     tasks: Vec<Task>,
     plan: &Plan,
-    options: &ScheduleOptions,
+    prefetch: &Prefetch,
 ) -> (Vec<Task>, Vec<(usize, usize)>) {
     let (gathers, rest): (Vec<Task>, Vec<Task>) =
         tasks.into_iter().partition(|t| matches!(t.action, Action::AllGather { .. }));
     if gathers.is_empty() {
         return (rest, vec![]);
     }
+    let (mut preparations, rest) = preparations(rest, &gathers);
+    let mut sets = sets(gathers, &rest, plan);
+    for set in &mut sets {
+        let sends = |t: &Task| t.action.reads().first().map(|p| p.buffer);
+        let first: Vec<Task> =
+            set.tasks.iter().filter_map(|t| preparations.remove(&sends(t)?)).collect();
+        set.tasks.splice(0..0, first);
+    }
+    let mut anchors = match prefetch {
+        Prefetch::Fixed { backward, forward, limit } => {
+            fixed(&sets, *backward, *forward, (*limit).max(1))
+        }
+        Prefetch::Lead(lead) => with_lead(&sets, &rest, *lead),
+    };
+    let mut last = 0;
+    for (anchor, set) in anchors.iter_mut().zip(&sets) {
+        *anchor = (*anchor).min(set.first_use).max(set.sent).max(last);
+        last = *anchor;
+    }
+    place(sets, rest, &anchors)
+}
+
+/// Kernels that write what gathers send and read only what the phase does not write, by the buffer that
+/// they write, and the other tasks.
+fn preparations(rest: Vec<Task>, gathers: &[Task]) -> (HashMap<usize, Task>, Vec<Task>) {
+    let buffers =
+        |places: Vec<&Place>| -> HashSet<usize> { places.into_iter().map(|p| p.buffer).collect() };
+    let sent: HashSet<usize> = gathers.iter().flat_map(|t| buffers(t.action.reads())).collect();
+    let written: HashSet<usize> = rest.iter().flat_map(|t| buffers(t.action.writes())).collect();
+    let prepares = |task: &Task| match buffers(task.action.writes()).into_iter().next() {
+        Some(buffer) if task.action.writes().len() == 1 && sent.contains(&buffer) => {
+            buffers(task.action.reads()).is_disjoint(&written).then_some(buffer)
+        }
+        _ => None,
+    };
+    let (mut preparations, mut others) = (HashMap::new(), Vec::with_capacity(rest.len()));
+    for task in rest {
+        match prepares(&task) {
+            Some(buffer) if !preparations.contains_key(&buffer) => {
+                preparations.insert(buffer, task);
+            }
+            _ => others.push(task),
+        }
+    }
+    (preparations, others)
+}
+
+/// The gathers by unit and region, in the order of their first use.
+fn sets(gathers: Vec<Task>, rest: &[Task], plan: &Plan) -> Vec<Set> {
     let mut uses: HashMap<usize, (usize, usize)> = HashMap::new();
     let mut writers: HashMap<usize, usize> = HashMap::new();
     for (i, task) in rest.iter().enumerate() {
         for place in task.action.reads() {
-            let (_, last) = uses.entry(place.buffer).or_insert((i, i));
-            *last = i;
+            uses.entry(place.buffer).or_insert((i, i)).1 = i;
         }
         for place in task.action.writes() {
             writers.insert(place.buffer, i);
         }
     }
-    let gathers: Vec<Gather> = gathers
-        .into_iter()
-        .map(|task| {
-            let Action::AllGather { group, recv, .. } = &task.action else {
-                unreachable!("partitioned above")
-            };
-            let (first, last) = uses.get(&recv.buffer).copied().unwrap_or((rest.len(), rest.len()));
-            let root = plan.groups[*group].unit == 0;
-            Gather { task, first_use: first, freed: last + 1, root }
-        })
-        .collect();
-    let anchors = anchors(&gathers, &writers, options);
-    place(gathers, rest, &anchors)
+    let mut sets: Vec<Set> = Vec::new();
+    let mut of_unit: HashMap<(usize, Region), usize> = HashMap::new();
+    for task in gathers {
+        let Action::AllGather { group, send, recv } = &task.action else {
+            unreachable!("partitioned above")
+        };
+        let (first, last) = uses.get(&recv.buffer).copied().unwrap_or((rest.len(), rest.len()));
+        let sent = writers.get(&send.buffer).map_or(0, |w| w + 1);
+        let unit = plan.groups[*group].unit;
+        // What the root holds is used far apart: each of its gathers is a set.
+        let known = if unit == 0 { None } else { of_unit.get(&(unit, task.region)).copied() };
+        match known {
+            Some(at) => {
+                let set = &mut sets[at];
+                set.first_use = set.first_use.min(first);
+                set.freed = set.freed.max(last + 1);
+                set.sent = set.sent.max(sent);
+                set.tasks.push(task);
+            }
+            None => {
+                of_unit.insert((unit, task.region), sets.len());
+                let backward = task.region != Region::Forward;
+                let (first_use, freed) = (first, last + 1);
+                let root = unit == 0;
+                sets.push(Set { tasks: vec![task], first_use, freed, sent, root, backward });
+            }
+        }
+    }
+    sets.sort_by_key(|s| s.first_use);
+    sets
 }
 
-/// For every gather, the index into the other tasks before which it is issued.
-fn anchors(
-    gathers: &[Gather],
-    writers: &HashMap<usize, usize>,
-    options: &ScheduleOptions,
-) -> Vec<usize> {
-    let mut anchors: Vec<usize> = Vec::new();
-    let mut counted: Vec<&Gather> = Vec::new();
-    for gather in gathers {
-        let backward = gather.task.region != Region::Forward;
-        let ahead = match (backward, options.backward_prefetch) {
-            (false, _) => options.forward_prefetch,
+/// For every set, the index into the other tasks before which fixed prefetching issues it.
+fn fixed(sets: &[Set], backward: BackwardPrefetch, forward: usize, limit: usize) -> Vec<usize> {
+    let mut counted: Vec<&Set> = Vec::new();
+    let mut anchors = Vec::new();
+    for set in sets {
+        let ahead = match (set.backward, backward) {
+            (false, _) => forward,
             (true, BackwardPrefetch::None) => 0,
             (true, _) => 1,
         };
         let mut anchor = match (ahead, counted.len().checked_sub(ahead.max(1))) {
-            (0, _) => gather.first_use,
+            (0, _) => set.first_use,
             (_, None) => 0,
-            (_, Some(k)) if backward && options.backward_prefetch == BackwardPrefetch::Post => {
-                counted[k].freed
-            }
+            (_, Some(k)) if set.backward && backward == BackwardPrefetch::Post => counted[k].freed,
             (_, Some(k)) => counted[k].first_use,
         };
-        if !gather.root {
-            let limit = options.limit_all_gathers.max(1);
+        if !set.root {
             if let Some(k) = counted.len().checked_sub(limit) {
                 anchor = anchor.max(counted[k].freed);
             }
-            counted.push(gather);
-        } else if ahead > 0 {
-            anchor = 0;
+            counted.push(set);
         }
-        let sent = gather.task.action.reads().iter().filter_map(|p| writers.get(&p.buffer)).max();
-        anchor = anchor.min(gather.first_use).max(sent.map_or(0, |w| w + 1));
-        anchor = anchor.max(anchors.last().copied().unwrap_or(0));
         anchors.push(anchor);
     }
     anchors
 }
 
-fn place(
-    gathers: Vec<Gather>,
-    rest: Vec<Task>,
-    anchors: &[usize],
-) -> (Vec<Task>, Vec<(usize, usize)>) {
-    let mut tasks = Vec::with_capacity(rest.len() + gathers.len());
+/// For every set, the last task before which it must be issued to arrive in time, if every gather takes
+/// `lead` times its predicted duration and kernels take theirs.
+fn with_lead(sets: &[Set], rest: &[Task], lead: f64) -> Vec<usize> {
+    // When each task of the compute stream starts if nothing is waited for.
+    let mut starts = Vec::with_capacity(rest.len() + 1);
+    let mut now = 0.0;
+    for task in rest {
+        starts.push(now);
+        if task.stream == Stream::Compute {
+            now += task.cost_us;
+        }
+    }
+    starts.push(now);
+    let mut anchors = vec![0; sets.len()];
+    let mut next = f64::INFINITY;
+    for (anchor, set) in anchors.iter_mut().zip(sets).rev() {
+        let gathers = set.tasks.iter().filter(|t| t.stream != Stream::Compute);
+        let duration: f64 = gathers.map(|t| t.cost_us).sum();
+        next = next.min(starts[set.first_use.min(rest.len())]) - lead * duration;
+        *anchor = starts.partition_point(|start| *start <= next).saturating_sub(1);
+    }
+    anchors
+}
+
+fn place(sets: Vec<Set>, rest: Vec<Task>, anchors: &[usize]) -> (Vec<Task>, Vec<(usize, usize)>) {
+    let mut tasks = Vec::with_capacity(rest.len() + 2 * sets.len());
     let mut waits = Vec::new();
     let mut last_compute = None;
-    let mut gathers = gathers.into_iter().zip(anchors).peekable();
+    let mut sets = sets.into_iter().zip(anchors).peekable();
     for (i, task) in rest.into_iter().enumerate() {
-        while let Some((gather, _)) = gathers.next_if(|(_, anchor)| **anchor <= i) {
-            // Not before the computation that frees the memory of an earlier one.
-            waits.extend(last_compute.map(|compute| (tasks.len(), compute)));
-            tasks.push(gather.task);
+        while let Some((set, _)) = sets.next_if(|(_, anchor)| **anchor <= i) {
+            for task in set.tasks {
+                // A gather, not before the computation that frees the memory of an earlier one.
+                if task.stream != Stream::Compute {
+                    waits.extend(last_compute.map(|compute| (tasks.len(), compute)));
+                } else {
+                    last_compute = Some(tasks.len());
+                }
+                tasks.push(task);
+            }
         }
-        if task.stream == frit_ir::plan::Stream::Compute {
+        if task.stream == Stream::Compute {
             last_compute = Some(tasks.len());
         }
         tasks.push(task);
     }
-    for (gather, _) in gathers {
-        tasks.push(gather.task);
-    }
+    tasks.extend(sets.flat_map(|(set, _)| set.tasks));
     (tasks, waits)
 }

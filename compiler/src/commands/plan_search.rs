@@ -1,0 +1,222 @@
+//! `frit plan-search`: the best ways to train a model on a cluster.
+//!
+//! Compiles the model once per choice (strategy, micro-batch, recomputation, prefetching), without
+//! weights and kernels, simulates every plan, and ranks those that fit by throughput.
+
+use super::compile::binds;
+use super::simulate::seconds;
+use super::{bytes, table};
+use crate::clusters;
+use crate::config::Config;
+use crate::diagnostics::Report;
+use crate::driver::{self, Request};
+use frit_ir::Diagnostic;
+use frit_ir::plan::Plan;
+use frit_passes::cost::Cluster;
+use frit_passes::simulate::{Simulation, simulate};
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Arguments of `frit plan-search`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit plan-search examples/llama/model.json --cluster h100 --ranks 64 --micro-batch 1,2,4
+  frit plan-search model.onnx --config train.toml --cluster a100-80g --ranks 128 --best 3 --json")]
+pub struct Args {
+    /// The model: ONNX or JSON.
+    pub model: PathBuf,
+    /// Settings that every plan shares.
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// One setting, as SECTION.KEY=VALUE.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Size of a symbolic dimension other than the batch.
+    #[arg(long, value_name = "DIM=N")]
+    pub bind: Vec<String>,
+    /// A built-in cluster (a100-80g, h100, h200), or a TOML file that describes one.
+    #[arg(long)]
+    pub cluster: String,
+    /// Number of ranks.
+    #[arg(long)]
+    pub ranks: usize,
+    /// Micro-batches to try, per rank.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+    pub micro_batch: Vec<usize>,
+    /// Name of the symbolic dimension that is the batch.
+    #[arg(long, default_value = "batch")]
+    pub batch_dim: String,
+    /// Strategies to try.
+    #[arg(long, value_delimiter = ',', default_value = "full_shard,shard_grad_op,no_shard")]
+    pub strategy: Vec<String>,
+    /// Bytes that a plan may use per rank, such as 70GiB; what the device has if not given.
+    #[arg(long)]
+    pub budget: Option<String>,
+    /// How many to print.
+    #[arg(long, default_value_t = 5)]
+    pub best: usize,
+    /// As JSON, with stable keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One way to train.
+struct Choice {
+    strategy: String,
+    micro_batch: usize,
+    recompute: &'static str,
+    prefetch: &'static str,
+}
+
+impl Choice {
+    /// What `frit compile` is given to make this plan.
+    fn settings(&self) -> Vec<String> {
+        vec![
+            format!("sharding.strategy={}", self.strategy),
+            format!("memory.recompute={}", self.recompute),
+            format!("sharding.prefetch={}", self.prefetch),
+        ]
+    }
+}
+
+/// A choice with its prediction.
+struct Found {
+    choice: Choice,
+    simulation: Simulation,
+    collectives: usize,
+}
+
+/// Runs it.
+pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let cluster = clusters::read(&args.cluster)?;
+    let budget = budget(args, &cluster)?;
+    let choices = choices(args);
+    let progress = ProgressBar::new(choices.len() as u64);
+    let (mut found, mut refused, mut least) = (Vec::new(), Vec::new(), u64::MAX);
+    for choice in choices {
+        progress.inc(1);
+        match compile(args, &choice) {
+            Ok(plan) => {
+                let simulation = simulate(&plan, &cluster);
+                least = least.min(simulation.peak_bytes);
+                if simulation.peak_bytes <= budget {
+                    let collective = |t: &&frit_ir::plan::Task| t.action.is_collective();
+                    let collectives = plan.tasks.iter().filter(collective).count();
+                    found.push(Found { choice, simulation, collectives });
+                }
+            }
+            Err(report) => refused.push(report),
+        }
+    }
+    progress.finish_and_clear();
+    if found.is_empty() {
+        // If nothing compiles the first reason is everyone's.
+        if least == u64::MAX {
+            return Err(refused.into_iter().next().unwrap_or_default());
+        }
+        return Err(Diagnostic::error("E058", format!("no plan fits {}", bytes(budget)))
+            .help(format!(
+                "the smallest one needs {}; use more ranks or a smaller micro-batch",
+                bytes(least)
+            ))
+            .into());
+    }
+    // The stable sort keeps the simpler choice first among equals: it was tried first.
+    found.sort_by(|a, b| {
+        let rate = |f: &Found| f.simulation.tokens_or_examples_per_s;
+        rate(b).total_cmp(&rate(a))
+    });
+    found.truncate(args.best.max(1));
+    if args.json {
+        let list: Vec<Value> = found.iter().map(to_json).collect();
+        return Ok(format!("{:#}\n", Value::Array(list)));
+    }
+    Ok(text(args, &found))
+}
+
+fn budget(args: &Args, cluster: &Cluster) -> Result<u64, Report> {
+    let gib = (1_u64 << 30) as f64;
+    let device = ((cluster.device.memory_gib - cluster.reserved_gib) * gib).max(0.0) as u64;
+    match &args.budget {
+        None => Ok(device),
+        Some(text) => {
+            let config = Config::load(None, &[format!("memory.budget={text}")])?;
+            Ok(config.memory.budget.unwrap_or(device))
+        }
+    }
+}
+
+fn choices(args: &Args) -> Vec<Choice> {
+    let mut choices = Vec::new();
+    for strategy in &args.strategy {
+        for &micro_batch in &args.micro_batch {
+            for recompute in ["none", "selective", "unit"] {
+                for prefetch in ["fixed", "auto"] {
+                    let strategy = strategy.clone();
+                    choices.push(Choice { strategy, micro_batch, recompute, prefetch });
+                }
+            }
+        }
+    }
+    // Without gathers there is nothing to prefetch.
+    choices.retain(|c| c.strategy != "no_shard" || c.prefetch == "fixed");
+    choices
+}
+
+fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
+    let mut settings = args.set.clone();
+    settings.push(format!("sharding.ranks={}", args.ranks));
+    settings.push(format!("target.cluster={}", args.cluster));
+    settings.extend(choice.settings());
+    let config = Config::load(args.config.as_deref(), &settings)?;
+    let mut binds = binds(&args.bind)?;
+    binds.insert(args.batch_dim.clone(), choice.micro_batch);
+    let request = Request { model: args.model.clone(), binds, ..Request::default() };
+    driver::predict(&request, &config)
+}
+
+fn to_json(found: &Found) -> Value {
+    let s = &found.simulation;
+    json!({
+        "strategy": found.choice.strategy,
+        "micro_batch": found.choice.micro_batch,
+        "recompute": found.choice.recompute,
+        "prefetch": found.choice.prefetch,
+        "step_seconds": s.step_seconds,
+        "tokens_or_examples_per_s": s.tokens_or_examples_per_s,
+        "mfu": s.mfu,
+        "exposed_communication_seconds": s.exposed_communication_seconds,
+        "peak_bytes": s.peak_bytes,
+        "collectives": found.collectives,
+        "settings": found.choice.settings(),
+    })
+}
+
+fn text(args: &Args, found: &[Found]) -> String {
+    let head = ["rate", "MFU", "step", "exposed", "peak", "micro-batch", "settings"];
+    let row = |f: &Found| {
+        let s = &f.simulation;
+        vec![
+            format!("{:.0}", s.tokens_or_examples_per_s),
+            format!("{:.1} %", 100.0 * s.mfu),
+            seconds(s.step_seconds),
+            seconds(s.exposed_communication_seconds),
+            bytes(s.peak_bytes),
+            f.choice.micro_batch.to_string(),
+            f.choice.settings().join(" "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = found.iter().map(row).collect();
+    let best = &found[0].choice;
+    let set: Vec<String> = best.settings().iter().map(|s| format!("--set {s}")).collect();
+    format!(
+        "{}\nfrit compile {} --bind {}={} --set sharding.ranks={} {} -o plan\n",
+        table(&head, &rows),
+        args.model.display(),
+        args.batch_dim,
+        best.micro_batch,
+        args.ranks,
+        set.join(" "),
+    )
+}

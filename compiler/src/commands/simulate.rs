@@ -1,0 +1,155 @@
+//! `frit simulate`: a plan on a cluster that is not here.
+
+use super::bytes;
+use crate::clusters;
+use crate::diagnostics::Report;
+use crate::plan_dir;
+use frit_ir::{Diagnostic, Region};
+use frit_passes::cost::Cluster;
+use frit_passes::simulate::emulate::{self, Emulation, emulate};
+use frit_passes::simulate::{Simulation, simulate, trace};
+use std::path::PathBuf;
+
+/// Arguments of `frit simulate`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  frit simulate plan --cluster h100
+  frit simulate plan --cluster cluster.toml --trace trace.json   # open it at https://ui.perfetto.dev
+  frit simulate plan --cluster a100-80g --json | jq .step_seconds
+  frit simulate plan --cluster h100 --emulate fsdp2-compile --checkpointing full
+
+A cluster file changes what it names of a built-in one (a100-80g, h100, h200):
+  base = \"h100\"
+  inter.gb_per_s = 11.0     # per GPU, in 10^9 bytes per second")]
+pub struct Args {
+    /// The plan directory.
+    pub plan: PathBuf,
+    /// A built-in cluster (a100-80g, h100, h200), or a TOML file that describes one.
+    #[arg(long)]
+    pub cluster: String,
+    /// Predict what PyTorch would take for the same model instead; the plan must not recompute.
+    #[arg(long, value_enum)]
+    pub emulate: Option<System>,
+    /// Activation checkpointing of the emulated system.
+    #[arg(long, value_enum, default_value = "none", requires = "emulate")]
+    pub checkpointing: Checkpointing,
+    /// Write the timeline for Perfetto to this file.
+    #[arg(long)]
+    pub trace: Option<PathBuf>,
+    /// As JSON, with stable keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A system that can be emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum System {
+    /// PyTorch FSDP2 in eager mode.
+    Fsdp2Eager,
+    /// PyTorch FSDP2 with torch.compile on every block.
+    Fsdp2Compile,
+}
+
+impl From<System> for emulate::System {
+    fn from(system: System) -> Self {
+        match system {
+            System::Fsdp2Eager => emulate::System::Eager,
+            System::Fsdp2Compile => emulate::System::Compile,
+        }
+    }
+}
+
+/// Which activations an emulated system computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Checkpointing {
+    /// None.
+    None,
+    /// All but attention and every other matrix product.
+    SelectiveOp,
+    /// All of every other block.
+    SelectiveLayer,
+    /// All.
+    Full,
+}
+
+impl From<Checkpointing> for emulate::Checkpointing {
+    fn from(checkpointing: Checkpointing) -> Self {
+        match checkpointing {
+            Checkpointing::None => emulate::Checkpointing::None,
+            Checkpointing::SelectiveOp => emulate::Checkpointing::SelectiveOp,
+            Checkpointing::SelectiveLayer => emulate::Checkpointing::SelectiveLayer,
+            Checkpointing::Full => emulate::Checkpointing::Full,
+        }
+    }
+}
+
+/// Runs it.
+pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let plan = plan_dir::read(&args.plan)?;
+    let cluster = clusters::read(&args.cluster)?;
+    let simulation = match args.emulate {
+        None => simulate(&plan, &cluster),
+        Some(system) => {
+            if plan.tasks.iter().any(|t| matches!(t.region, Region::Recompute(_))) {
+                let message = "an emulation starts from a plan that recomputes nothing";
+                let help = "compile it with memory.recompute = \"none\" and give --checkpointing";
+                return Err(Diagnostic::error("E059", message).help(help).into());
+            }
+            let (system, checkpointing) = (system.into(), args.checkpointing.into());
+            emulate(&plan, &cluster, Emulation { system, checkpointing })
+        }
+    };
+    if let Some(path) = &args.trace {
+        let text = trace::to_json(&simulation).to_string();
+        std::fs::write(path, text).map_err(|e| {
+            Diagnostic::error("E091", format!("cannot write {}: {e}", path.display()))
+        })?;
+    }
+    if args.json {
+        let value = serde_json::to_value(&simulation).unwrap_or_default();
+        return Ok(format!("{value:#}\n"));
+    }
+    Ok(text(&simulation, &cluster))
+}
+
+fn text(s: &Simulation, cluster: &Cluster) -> String {
+    let nodes = s.ranks.div_ceil(cluster.devices_per_node);
+    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+    let bounds: Vec<String> =
+        s.bounds.iter().map(|b| format!("{} {}", percent(b.fraction), b.what)).collect();
+    let fits = if s.fits { "" } else { ": does not fit" };
+    format!(
+        "cluster       {}: {} ranks on {nodes} nodes of {}\n\
+         step          {}, {:.0} tokens or examples per second, {:.1} per rank; MFU {}\n\
+         compute       {}\n\
+         communication {}, of which {} exposed ({} of the step)\n\
+         peak memory   {} of {}, with {} outside the plan{fits}\n\
+         bound by      {}\n",
+        s.cluster,
+        s.ranks,
+        cluster.device.name,
+        seconds(s.step_seconds),
+        s.tokens_or_examples_per_s,
+        s.tokens_or_examples_per_s / s.ranks as f64,
+        percent(s.mfu),
+        seconds(s.compute_seconds),
+        seconds(s.communication_seconds),
+        seconds(s.exposed_communication_seconds),
+        percent(s.exposed_communication_seconds / s.step_seconds),
+        bytes(s.peak_bytes + s.reserved_bytes),
+        bytes(s.memory_bytes),
+        bytes(s.reserved_bytes),
+        bounds.join(", "),
+    )
+}
+
+/// A duration for people.
+pub(crate) fn seconds(s: f64) -> String {
+    if s >= 1.0 {
+        format!("{s:.3} s")
+    } else if s >= 1e-3 {
+        format!("{:.3} ms", 1e3 * s)
+    } else {
+        format!("{:.1} us", 1e6 * s)
+    }
+}

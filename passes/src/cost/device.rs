@@ -1,0 +1,118 @@
+//! What one device can do.
+
+use frit_ir::DType;
+use serde::{Deserialize, Serialize};
+
+/// A GPU, or one core of a CPU.
+///
+/// Peaks are the vendor's figures without sparsity; efficiencies are the fractions of them that large
+/// work sustains, one calibration per type of device (see `docs/simulator.md`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// For reports.
+    pub name: String,
+    /// Memory, in GiB.
+    pub memory_gib: f64,
+    /// Peak memory bandwidth, in 10⁹ bytes per second.
+    pub memory_gb_per_s: f64,
+    /// Peak of matrix products of f16 and bf16, in 10¹² operations per second.
+    pub half_tflops: f64,
+    /// Peak of matrix products of f32, in 10¹² operations per second.
+    pub single_tflops: f64,
+    /// Peak of arithmetic outside matrix units, in 10¹² operations per second.
+    pub vector_tflops: f64,
+    /// Number of multiprocessors that tiles of a matrix product are spread over; 0 if work is not
+    /// quantized into tiles.
+    pub multiprocessors: usize,
+    /// Fraction of the peak that a large aligned matrix product sustains.
+    pub matmul_efficiency: f64,
+    /// Fraction of the peak that attention sustains, forward.
+    pub attention_efficiency: f64,
+    /// Fraction of the memory bandwidth that a large copy sustains.
+    pub memory_efficiency: f64,
+    /// Time between the ends of two empty kernels, in microseconds.
+    pub launch_us: f64,
+}
+
+impl Device {
+    /// NVIDIA A100 SXM with 80 GB.
+    pub fn a100() -> Device {
+        Device {
+            name: "A100-SXM-80GB".into(),
+            memory_gib: 80.0,
+            memory_gb_per_s: 2039.0,
+            half_tflops: 312.0,
+            single_tflops: 19.5,
+            vector_tflops: 19.5,
+            multiprocessors: 108,
+            matmul_efficiency: 0.84,
+            attention_efficiency: 0.55,
+            memory_efficiency: 0.85,
+            launch_us: 2.5,
+        }
+    }
+
+    /// NVIDIA H100 SXM with 80 GB.
+    pub fn h100() -> Device {
+        Device {
+            name: "H100-SXM-80GB".into(),
+            memory_gib: 80.0,
+            memory_gb_per_s: 3350.0,
+            half_tflops: 989.0,
+            single_tflops: 67.0,
+            vector_tflops: 67.0,
+            multiprocessors: 132,
+            matmul_efficiency: 0.56,
+            attention_efficiency: 0.4,
+            memory_efficiency: 0.85,
+            launch_us: 2.5,
+        }
+    }
+
+    /// NVIDIA H200 SXM: an H100 with more and faster memory.
+    pub fn h200() -> Device {
+        Device {
+            name: "H200-SXM-141GB".into(),
+            memory_gib: 141.0,
+            memory_gb_per_s: 4800.0,
+            ..Device::h100()
+        }
+    }
+
+    /// One core of a CPU, as measured by `gemm_bench`: AVX-512 with and without its bf16 instructions,
+    /// half of it for AVX2.
+    pub fn cpu(features: &str) -> Device {
+        let has = |feature: &str| features.split(',').any(|f| f == feature);
+        let single_tflops = if has("+avx512f") { 0.23 } else { 0.115 };
+        Device {
+            name: "CPU core".into(),
+            memory_gib: 16.0,
+            memory_gb_per_s: 25.0,
+            half_tflops: if has("+avx512bf16") { 0.42 } else { single_tflops },
+            single_tflops,
+            vector_tflops: 0.1,
+            multiprocessors: 0,
+            matmul_efficiency: 1.0,
+            attention_efficiency: 0.5,
+            memory_efficiency: 1.0,
+            launch_us: 1.0,
+        }
+    }
+
+    /// Whether products of 16-bit operands run on matrix units that read whole aligned rows. Kernels of the
+    /// CPU pack their operands first: alignment makes no difference there.
+    pub fn has_matrix_units(&self) -> bool {
+        self.multiprocessors > 0
+    }
+
+    /// Peak of matrix products of this type, in operations per second.
+    pub fn peak_flops(&self, dtype: DType) -> f64 {
+        1e12 * if dtype.is_low_precision() { self.half_tflops } else { self.single_tflops }
+    }
+
+    /// Sustained bytes per second of memory.
+    pub fn bytes_per_second(&self) -> f64 {
+        1e9 * self.memory_gb_per_s * self.memory_efficiency
+    }
+}

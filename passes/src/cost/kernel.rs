@@ -1,0 +1,198 @@
+//! Durations of kernels: the longer of their arithmetic and their memory traffic.
+
+use super::Device;
+use frit_ir::ops::MatMul;
+use frit_ir::{DType, Graph, Node, Op, TensorType};
+
+/// A batch of matrix products `[m, k] × [k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Element type of both operands.
+    pub dtype: DType,
+    /// Element type of the result.
+    pub out: DType,
+    /// Number of products.
+    pub batch: usize,
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of every sum.
+    pub k: usize,
+    /// Whether either operand is stored transposed.
+    pub trans: [bool; 2],
+}
+
+/// Sizes of result tiles, and the fraction of a multiprocessor's rate that work in such tiles reaches:
+/// smaller ones read their operands more often.
+const TILES: &[(usize, usize, f64)] = &[
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.8),
+    (64, 128, 0.8),
+    (64, 64, 0.65),
+];
+
+/// Contracted elements that filling and draining the pipeline of a tile costs.
+const PIPELINE_DEPTH: f64 = 128.0;
+
+/// Into how many parts the contracted size may be split where tiles are few.
+const SPLITS: &[usize] = &[1, 2, 4, 8];
+
+/// Attention's backward pass has five products for the forward's two, and less reuse of its tiles.
+const ATTENTION_BACKWARD: f64 = 0.75;
+
+/// Convolutions move windows through matrix units; what remains of the rate of a product.
+const CONVOLUTION: f64 = 0.75;
+
+impl Product {
+    /// The products of a `matmul` node with operands of these types.
+    pub fn of(op: &MatMul, a: &TensorType, b: &TensorType) -> Product {
+        let d = op.dims(a, b);
+        let (dtype, out) = (a.dtype, op.out.unwrap_or(a.dtype));
+        let trans = [op.trans_a, op.trans_b];
+        Product { dtype, out, batch: d.batch, m: d.m, n: d.n, k: d.k, trans }
+    }
+
+    /// Floating-point operations; a multiply-add counts two.
+    pub fn flops(&self) -> u64 {
+        2 * (self.batch * self.m * self.n * self.k) as u64
+    }
+
+    /// Bytes read and written.
+    pub fn bytes(&self) -> u64 {
+        let operands = self.m * self.k + self.k * self.n;
+        (self.batch * (operands * self.dtype.size() + self.m * self.n * self.out.size())) as u64
+    }
+
+    /// Bytes of one row, as it is stored, of either operand and of the result.
+    pub fn rows(&self) -> [usize; 3] {
+        let a = if self.trans[0] { self.m } else { self.k };
+        let b = if self.trans[1] { self.k } else { self.n };
+        [a * self.dtype.size(), b * self.dtype.size(), self.n * self.out.size()]
+    }
+
+    /// The part of the rate of aligned products that matrix units reach.
+    ///
+    /// Rows of whole 128-byte lines are the best, 16 bytes the least for the widest loads. Source: NVIDIA,
+    /// "Deep Learning Performance: Matrix Multiplication" (alignment of 16 bytes, 128 on A100); with odd
+    /// rows a third, as measured for the head of GPT-2 by "Accelerating Large Language Models with
+    /// Accelerated Transformers" (PyTorch, 2023), where padding 50257 made it three times as fast. What
+    /// lies between is interpolated.
+    pub fn alignment_efficiency(&self) -> f64 {
+        let of_row = |bytes: usize| match bytes.trailing_zeros() {
+            7.. => 1.0,
+            4..7 => 0.9,
+            3 => 0.65,
+            2 => 0.5,
+            _ => 1.0 / 3.0,
+        };
+        self.rows().into_iter().map(of_row).fold(1.0, f64::min)
+    }
+}
+
+impl Device {
+    /// Seconds that the arithmetic of a matrix product takes, launch and memory not counted.
+    ///
+    /// Result tiles are spread over multiprocessors in whole waves; a tile fills its pipeline once; rows
+    /// off 16-byte alignment are loaded in smaller pieces.
+    /// Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (tile and wave quantization).
+    pub fn product_seconds(&self, p: &Product) -> f64 {
+        let rate = self.peak_flops(p.dtype) * self.matmul_efficiency;
+        if !self.has_matrix_units() || p.flops() == 0 {
+            return p.flops() as f64 / rate;
+        }
+        let aligned = if p.dtype.is_low_precision() { p.alignment_efficiency() } else { 1.0 };
+        let rate = rate * aligned;
+        let per_processor = rate / self.multiprocessors as f64;
+        let candidate = |&(rows, columns, efficiency): &(usize, usize, f64), split: usize| {
+            let tiles = p.batch * p.m.div_ceil(rows) * p.n.div_ceil(columns) * split;
+            let waves = tiles.div_ceil(self.multiprocessors) as f64;
+            let depth = (p.k as f64 / split as f64).ceil() + PIPELINE_DEPTH;
+            waves * 2.0 * rows as f64 * columns as f64 * depth / (per_processor * efficiency)
+        };
+        let all = TILES.iter().flat_map(|tile| SPLITS.iter().map(move |s| candidate(tile, *s)));
+        all.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Seconds of a kernel that computes a batch of products.
+    pub fn matmul_seconds(&self, p: &Product) -> f64 {
+        let traffic = p.bytes() as f64 / self.bytes_per_second();
+        1e-6 * self.launch_us + self.product_seconds(p).max(traffic)
+    }
+
+    /// Seconds of a kernel with this body that reads and writes this many bytes.
+    pub fn kernel_seconds(&self, body: &Graph, bytes: u64) -> f64 {
+        let arithmetic: f64 =
+            body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, false)).sum();
+        1e-6 * self.launch_us + arithmetic.max(bytes as f64 / self.bytes_per_second())
+    }
+
+    /// Seconds that the arithmetic of one node takes, with `wide` as if all its operands were f32.
+    pub(crate) fn arithmetic_seconds(&self, graph: &Graph, node: &Node, wide: bool) -> f64 {
+        let dtype = |i: usize| if wide { DType::F32 } else { graph.ty(node.inputs[i]).dtype };
+        let rate = |i: usize, efficiency: f64| self.peak_flops(dtype(i)) * efficiency;
+        let flops = node_flops(graph, node) as f64;
+        match &node.op {
+            Op::MatMul(op) => {
+                let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
+                self.product_seconds(&Product { dtype: dtype(0), ..Product::of(op, a, b) })
+            }
+            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+                flops / rate(0, self.matmul_efficiency * CONVOLUTION)
+            }
+            Op::Attention(_) => flops / rate(0, self.attention_efficiency),
+            Op::AttentionGrad(_) => flops / rate(1, self.attention_efficiency * ATTENTION_BACKWARD),
+            _ => flops / (1e12 * self.vector_tflops),
+        }
+    }
+
+    /// Seconds of a copy, a fill, or any kernel without arithmetic to speak of.
+    pub fn copy_seconds(&self, bytes: u64) -> f64 {
+        1e-6 * self.launch_us + bytes as f64 / self.bytes_per_second()
+    }
+}
+
+/// Floating-point operations of a node.
+pub fn node_flops(graph: &Graph, node: &Node) -> u64 {
+    let types = |ids: &[frit_ir::ValueId]| ids.iter().map(|v| graph.ty(*v)).collect::<Vec<_>>();
+    node.op.flops(&types(&node.inputs), &types(&node.outputs))
+}
+
+/// Bytes that a node moves when its operands and results are in memory: of tables that it looks up in,
+/// only the rows that it reads.
+pub fn moved_bytes(graph: &Graph, node: &Node) -> u64 {
+    let bytes = |values: &[frit_ir::ValueId]| -> u64 {
+        values.iter().map(|v| graph.ty(*v).bytes() as u64).sum()
+    };
+    match &node.op {
+        Op::Embedding(_) | Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => {
+            2 * bytes(&node.outputs) + bytes(&node.inputs[1..])
+        }
+        Op::Slice(_) | Op::Split(_) => 2 * bytes(&node.outputs),
+        _ => bytes(&node.inputs) + bytes(&node.outputs),
+    }
+}
+
+/// Bytes that a kernel moves, of operands and results of `operands` bytes together.
+pub fn body_bytes(body: &Graph, operands: u64) -> u64 {
+    let mut inner = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+    match (inner.next(), inner.next()) {
+        (Some(only), None) => moved_bytes(body, only),
+        _ => operands,
+    }
+}
+
+/// Whether matrix units do most of the node's arithmetic.
+pub fn is_matrix(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::MatMul(_)
+            | Op::Conv(_)
+            | Op::ConvGradInput(_)
+            | Op::ConvGradWeight(_)
+            | Op::Attention(_)
+            | Op::AttentionGrad(_)
+    )
+}

@@ -1,0 +1,42 @@
+//! How long a step of a plan takes whose tasks run one after the other, as it is and as if it were f32.
+
+use super::{Cluster, Device};
+use frit_ir::plan::{Action, Place, Plan, Task};
+use frit_ir::{DType, Op};
+
+/// Microseconds of a step of this plan whose tasks run one after the other.
+pub fn step_us(plan: &Plan) -> f64 {
+    plan.tasks.iter().enumerate().map(|(i, t)| plan.runs(i) as f64 * t.cost_us).sum()
+}
+
+/// The same if every tensor in low precision were f32: kernels that only cast fall away, products run at
+/// the rate of f32, and what is moved or sent in low precision takes twice the bytes.
+pub fn step_us_in_f32(plan: &Plan) -> f64 {
+    let device = Cluster::of(&plan.target).device;
+    let tasks = plan.tasks.iter().enumerate();
+    tasks.map(|(i, t)| plan.runs(i) as f64 * task_us_in_f32(&device, plan, t)).sum()
+}
+
+fn task_us_in_f32(device: &Device, plan: &Plan, task: &Task) -> f64 {
+    let own: u64 = task.action.reads().iter().chain(&task.action.writes()).map(own_bytes).sum();
+    let wide: u64 = task.action.reads().iter().chain(&task.action.writes()).map(wide_bytes).sum();
+    let growth = wide as f64 / own.max(1) as f64;
+    let Action::Kernel { kernel, .. } = &task.action else { return task.cost_us * growth };
+    let body = &plan.kernels[*kernel].body;
+    let mut inner = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+    if inner.all(|n| matches!(n.op, Op::Cast(_))) {
+        return 0.0;
+    }
+    let arithmetic: f64 = body.nodes().map(|(_, n)| device.arithmetic_seconds(body, n, true)).sum();
+    let traffic = task.bytes as f64 * growth / device.bytes_per_second();
+    device.launch_us + 1e6 * arithmetic.max(traffic)
+}
+
+fn own_bytes(place: &&Place) -> u64 {
+    place.ty.bytes() as u64
+}
+
+fn wide_bytes(place: &&Place) -> u64 {
+    let low = place.ty.dtype.is_low_precision();
+    if low { (place.ty.shape.numel() * DType::F32.size()) as u64 } else { own_bytes(place) }
+}

@@ -1,0 +1,99 @@
+//! Tests of the cost model: what must be faster than what, and published collectives.
+
+use super::*;
+use frit_ir::DType;
+
+fn product(m: usize, n: usize, k: usize) -> Product {
+    let dtype = DType::BF16;
+    Product { dtype, out: dtype, batch: 1, m, n, k, trans: [false, false] }
+}
+
+#[test]
+fn large_products_reach_the_sustained_rate_and_small_ones_do_not() {
+    for device in [Device::a100(), Device::h100()] {
+        let rate = |p: Product| p.flops() as f64 / device.product_seconds(&p);
+        let sustained = 1e12 * device.half_tflops * device.matmul_efficiency;
+        assert!(rate(product(16384, 16384, 16384)) > 0.9 * sustained, "{}", device.name);
+        assert!(rate(product(128, 128, 4096)) < 0.3 * sustained, "{}", device.name);
+        // One tile more than a whole wave costs nearly another wave.
+        assert!(rate(product(8192, 8192, 64)) < 0.5 * sustained, "{}", device.name);
+    }
+}
+
+#[test]
+fn unaligned_rows_are_slower_than_padded_ones() {
+    let device = Device::h100();
+    let time = |n: usize| device.product_seconds(&product(8192, n, 768));
+    assert!(time(50257) > 1.5 * time(50304));
+}
+
+#[test]
+fn rows_decide_the_efficiency() {
+    let efficiency = |n: usize, k: usize| product(512, n, k).alignment_efficiency();
+    assert_eq!(efficiency(768, 768), 1.0);
+    assert_eq!(efficiency(50264, 768), 0.9);
+    assert_eq!(efficiency(50257, 768), 1.0 / 3.0);
+    assert_eq!(efficiency(768, 254), 0.5);
+    // Rows of a transposed operand run along its other axis.
+    let transposed = Product { trans: [true, false], ..product(64, 128, 7) };
+    assert_eq!(transposed.alignment_efficiency(), 1.0);
+}
+
+#[test]
+fn packed_operands_need_no_alignment() {
+    let cpu = Device::cpu("+avx512f,+avx512bf16");
+    let seconds = |n: usize| cpu.matmul_seconds(&product(512, n, 768));
+    assert!(seconds(50257) < seconds(50304));
+}
+
+#[test]
+fn low_precision_is_faster() {
+    for device in [Device::a100(), Device::h100(), Device::cpu("+avx512f,+avx512bf16")] {
+        let low = product(4096, 4096, 4096);
+        let wide = Product { dtype: DType::F32, out: DType::F32, ..low };
+        assert!(
+            device.matmul_seconds(&low) < 0.6 * device.matmul_seconds(&wide),
+            "{}",
+            device.name
+        );
+    }
+}
+
+#[test]
+fn collectives_agree_with_published_calibrations() {
+    // Latency and algorithm bandwidth of all-gathers on 8 H100 per node with 400 Gb/s each
+    // (autoparallel, h100_nvswitch_roce_400g.py): nodes, microseconds, GB/s.
+    let h100 = Cluster::named("h100").unwrap();
+    for (nodes, latency_us, gb_per_s) in [(1, 163.0, 386.0), (2, 210.0, 323.0), (8, 362.0, 305.0)] {
+        for bytes in [256e6, 1e9] {
+            let published = 1e-6 * latency_us + bytes / (1e9 * gb_per_s);
+            let members = Members::all(8 * nodes);
+            let ours = h100.exchange(Exchange::AllGather, bytes as u64, members).seconds;
+            let ratio = ours / published;
+            assert!((0.8..1.2).contains(&ratio), "{nodes} nodes, {bytes} bytes: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn one_rank_exchanges_nothing_and_strided_groups_cross_nodes() {
+    let h100 = Cluster::named("h100").unwrap();
+    let time = |n, stride| h100.exchange(Exchange::AllReduce, 1 << 30, Members { n, stride });
+    assert!(time(1, 1).seconds < 1e-5);
+    assert!(!time(8, 1).inter && time(8, 8).inter && time(16, 1).inter);
+    assert!(time(8, 8).seconds > time(8, 1).seconds);
+    // A tree keeps the latency of a small all-reduce from growing with the number of ranks.
+    let small = |n| h100.exchange(Exchange::AllReduce, 16, Members::all(n)).seconds;
+    assert!(small(1024) < 3.0 * small(64));
+}
+
+#[test]
+fn defects_of_a_cluster_are_named() {
+    let mut cluster = Cluster::named("a100-80g").unwrap();
+    assert_eq!(cluster.defect(), None);
+    cluster.inter.gb_per_s = 0.0;
+    assert_eq!(cluster.defect().unwrap(), "`inter.gb_per_s` must be positive, not 0");
+    cluster.inter.gb_per_s = 5.0;
+    cluster.contention = 1.5;
+    assert_eq!(cluster.defect().unwrap(), "`contention` must be a fraction, not 1.5");
+}

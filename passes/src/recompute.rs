@@ -1,0 +1,188 @@
+//! Recomputation: backward computes activations again instead of keeping them.
+//!
+//! In: a training graph whose backward nodes read forward values. Out: the same, in which chosen forward
+//! values are computed again in region `recompute(k)`, directly before their first use in backward, from
+//! values that are kept. Forward and backward themselves stay as they are, so results are equal bit for
+//! bit, and dropout masks come from the same counters.
+//!
+//! The forward pass is cut into stages by its repeated blocks: a node belongs to the last block whose
+//! parameters it depends on. What a stage hands to another is always kept. `unit` recomputes everything
+//! else of a stage; the last stage is left out, since its backward follows at once. `selective` keeps
+//! results of matrix products, convolutions and attention, and recomputes what is cheap; in low precision
+//! it starts from results that were rounded when they were kept, which forward's kernels may not have been.
+//!
+//! Runs before `shard`, which then reads parameters for a stage's recomputation and for its gradients
+//! through one gather.
+//! Source: Chen et al. 2016 (sublinear memory), Korthikanti et al. 2022 (selective recomputation).
+
+use crate::cost::kernel::is_matrix;
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use crate::shard::{Wrap, units};
+use frit_ir::{Diagnostic, Graph, GraphError, Node, Op, Origin, Region, ValueId};
+use std::collections::HashMap;
+
+/// Contract of the pass.
+pub const INFO: PassInfo = PassInfo {
+    name: "recompute",
+    summary: "compute activations again in backward instead of keeping them",
+    requires: &[Property::Updated],
+    ensures: &[],
+    breaks: &[],
+    numerics: Numerics::Bitwise,
+};
+
+/// Computes activations again in backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recompute {
+    /// Stages, from the first, of which everything is recomputed.
+    pub stages: usize,
+    /// Whether cheap values of the other stages are.
+    pub selective: bool,
+}
+
+impl Recompute {
+    /// Nothing is recomputed.
+    pub const NONE: Recompute = Recompute { stages: 0, selective: false };
+    /// Cheap values are.
+    pub const SELECTIVE: Recompute = Recompute { stages: 0, selective: true };
+    /// Everything inside stages is.
+    pub const UNIT: Recompute = Recompute { stages: usize::MAX, selective: false };
+}
+
+/// Number of stages of a graph that `unit` can recompute: all blocks but the last.
+///
+/// # Errors
+/// If the blocks cannot be found.
+pub fn stages(graph: &Graph) -> Result<usize, Diagnostic> {
+    Ok(units::assign(graph, &Wrap::Blocks)?.units.len().saturating_sub(2))
+}
+
+impl Pass for Recompute {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if *self == Recompute::NONE {
+            return Ok(Changed::No);
+        }
+        let kept = Kept::of(graph, self)?;
+        let mut clones: HashMap<ValueId, ValueId> = HashMap::new();
+        for id in graph.order().to_vec() {
+            if graph.node(id).region != Region::Backward {
+                continue;
+            }
+            let mut inputs = graph.node(id).inputs.clone();
+            for input in &mut inputs {
+                *input = again(graph, *input, &kept, &mut clones).map_err(bug(INFO.name))?;
+            }
+            if inputs != graph.node(id).inputs {
+                graph.set_inputs(id, inputs).map_err(bug(INFO.name))?;
+            }
+        }
+        let message = match clones.len() {
+            0 => {
+                "nothing: no value that backward reads is cheap, or inside a repeated block".into()
+            }
+            n => format!("{n} values of {} stages are computed again", kept.n_stages),
+        };
+        context.remark(&Origin::none(), message);
+        crate::canonicalize::sort(graph)?;
+        graph.remove_dead();
+        Ok(Changed::when(!clones.is_empty()))
+    }
+}
+
+/// Which values are kept for backward, and the stage of the others, by value.
+struct Kept {
+    kept: Vec<bool>,
+    stage: Vec<usize>,
+    n_stages: usize,
+}
+
+impl Kept {
+    fn of(graph: &Graph, what: &Recompute) -> Result<Kept, Diagnostic> {
+        let assignment = units::assign(graph, &Wrap::Blocks)?;
+        let last = assignment.units.len() - 1;
+        let unit: HashMap<ValueId, usize> = assignment.unit_of.into_iter().collect();
+        let mut stage = vec![0; graph.n_values()];
+        let mut of_params = vec![true; graph.n_values()];
+        let mut readers = vec![0; graph.n_values()];
+        let mut handed_on = vec![false; graph.n_values()];
+        for (_, node) in graph.nodes().filter(|(_, n)| n.region == Region::Forward) {
+            let own = node.outputs.first().and_then(|v| unit.get(v)).copied().unwrap_or(0);
+            let of = node.inputs.iter().map(|v| stage[v.0 as usize]).fold(own, usize::max);
+            let leaf = matches!(node.op, Op::Param(_) | Op::Constant(_));
+            let view = !node.inputs.is_empty()
+                && node.inputs.iter().all(|v| of_params[v.0 as usize])
+                && (matches!(node.op, Op::Cast(_)) || node.op.is_layout());
+            for &v in &node.inputs {
+                readers[v.0 as usize] += 1;
+                handed_on[v.0 as usize] |= stage[v.0 as usize] != of;
+            }
+            for output in &node.outputs {
+                stage[output.0 as usize] = of;
+                of_params[output.0 as usize] = leaf || view;
+            }
+        }
+        for output in &graph.outputs {
+            handed_on[output.value.0 as usize] = true;
+        }
+        let recomputed = |v: usize, node: &Node| {
+            if node.region != Region::Forward || node.op.is_leaf() || of_params[v] || handed_on[v] {
+                return false;
+            }
+            // Outside of blocks only chains are followed, which end at the next value with two readers.
+            let cheap = what.selective
+                && is_cheap(&node.op)
+                && (readers[v] < 2 || stage[v] > 0 && last > 0);
+            cheap || (1..last).contains(&stage[v]) && stage[v] <= what.stages
+        };
+        let mut kept = vec![true; graph.n_values()];
+        for (_, node) in graph.nodes() {
+            for output in &node.outputs {
+                kept[output.0 as usize] = !recomputed(output.0 as usize, node);
+            }
+        }
+        Ok(Kept { kept, stage, n_stages: last })
+    }
+}
+
+/// Whether recomputing the node moves a few times its result and does no product.
+fn is_cheap(op: &Op) -> bool {
+    if is_matrix(op) {
+        return false;
+    }
+    op.is_pointwise()
+        || op.is_layout()
+        || matches!(op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Softmax(_) | Op::BatchNorm(_))
+}
+
+/// The value computed again, with all it needs that is not kept; itself if it is kept.
+fn again(
+    graph: &mut Graph,
+    value: ValueId,
+    kept: &Kept,
+    clones: &mut HashMap<ValueId, ValueId>,
+) -> Result<ValueId, GraphError> {
+    // Depth first, without recursion: chains are as long as the model.
+    let mut stack = vec![(value, false)];
+    while let Some((v, ready)) = stack.pop() {
+        if kept.kept.get(v.0 as usize).copied().unwrap_or(true) || clones.contains_key(&v) {
+            continue;
+        }
+        let node = graph.def(v);
+        if !ready {
+            stack.push((v, true));
+            stack.extend(node.inputs.iter().map(|input| (*input, false)));
+            continue;
+        }
+        let node = node.clone();
+        let inputs: Vec<ValueId> =
+            node.inputs.iter().map(|input| *clones.get(input).unwrap_or(input)).collect();
+        let region = Region::Recompute(kept.stage[v.0 as usize] as u32);
+        let outputs = graph.add(node.op, &inputs, node.origin.by(INFO.name), region)?;
+        clones.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    Ok(clones.get(&value).copied().unwrap_or(value))
+}

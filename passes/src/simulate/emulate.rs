@@ -1,0 +1,353 @@
+//! What PyTorch's FSDP2 does with the same model, so that the simulator can be held against published runs.
+//!
+//! In: a Frit plan without recomputation, which has the model's products, units, gathers and reductions.
+//! The work is changed to that of the emulated system:
+//!
+//! - Kernels: `compile` runs the plan's fused kernels; `eager` runs every operation by itself, through
+//!   memory, in the compute dtype, with norms and the loss as the several kernels that they are there.
+//!   Views are free. In both, the loss is not compiled and works in f32.
+//! - Activation checkpointing: forward kernels of a unit run again before its backward: all of them
+//!   (`full`), those of every other unit (`selective-layer`), or all but attention and every other
+//!   matrix product (`selective-op`).
+//! - Communication: parameters are copied out of the gathered buffer, gradients into the one that is
+//!   reduced, on the compute stream. Schedule: the plan's (forward prefetch of one unit, backward `pre`).
+//! - Memory: see [`memory_bytes`].
+//!
+//! Source: torch/distributed/fsdp/_fully_shard, torchtitan's parallelize functions.
+
+use super::jobs::{Job, Kind, of_plan};
+use super::{Simulation, of_phases};
+use crate::cost::kernel::{is_matrix, moved_bytes};
+use crate::cost::{Cluster, Device};
+use frit_ir::plan::{Action, Plan, Stream, Task};
+use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
+use std::collections::{HashMap, HashSet};
+
+/// The emulated system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// FSDP2 without compilation.
+    Eager,
+    /// FSDP2 with blocks compiled by torch.compile.
+    Compile,
+}
+
+/// Which activations the emulated system computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checkpointing {
+    /// None.
+    None,
+    /// All but attention and every other matrix product.
+    SelectiveOp,
+    /// All of every other unit.
+    SelectiveLayer,
+    /// All.
+    Full,
+}
+
+/// A system and how it is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emulation {
+    /// The system.
+    pub system: System,
+    /// Its activation checkpointing.
+    pub checkpointing: Checkpointing,
+}
+
+/// Bytes that a kernel of several moves per byte of its operands and results, in eager mode: norms and
+/// the loss widen to f32 and go through memory at every step.
+const EAGER_NORM: f64 = 9.0;
+/// The same for the loss, which is not compiled.
+const EAGER_LOSS: f64 = 3.5;
+/// The same for other operations: rotary positions are applied in f32, and copies make operands contiguous.
+const EAGER_OTHER: f64 = 1.5;
+/// What the compiler's partitioner keeps for backward of what the plan's fused kernels keep: it computes
+/// activation functions and copies again.
+const COMPILE_KEEPS: f64 = 0.8;
+/// What eager mode keeps: operands of every step of norms and activation functions too.
+const EAGER_KEEPS: f64 = 1.5;
+
+/// Simulates a step of the emulated system on the plan's model.
+pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulation {
+    let mut phases = of_plan(plan, cluster);
+    let mut begin = 0;
+    for (_, _, jobs) in &mut phases {
+        let tasks = &plan.tasks[begin..begin + jobs.len()];
+        begin += jobs.len();
+        retime(plan, cluster, emulation.system, tasks, jobs);
+        *jobs = with_extra_work(plan, cluster, emulation, tasks, std::mem::take(jobs));
+    }
+    let mut simulation = of_phases(plan, cluster, phases);
+    simulation.peak_bytes = memory_bytes(plan, emulation);
+    simulation.fits = simulation.peak_bytes + simulation.reserved_bytes <= simulation.memory_bytes;
+    simulation
+}
+
+/// Gives kernels the durations that they have in the emulated system.
+fn retime(plan: &Plan, cluster: &Cluster, system: System, tasks: &[Task], jobs: &mut [Job]) {
+    let mut known: HashMap<usize, f64> = HashMap::new();
+    for (task, job) in tasks.iter().zip(jobs) {
+        let Action::Kernel { kernel, .. } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        let loss = body.nodes().any(|(_, n)| is_loss(&n.op));
+        if system == System::Eager || loss {
+            job.seconds = *known
+                .entry(*kernel)
+                .or_insert_with(|| eager_seconds(&cluster.device, body, plan.compute_dtype));
+        }
+    }
+}
+
+fn is_loss(op: &Op) -> bool {
+    matches!(op, Op::CrossEntropy(_) | Op::CrossEntropyGrad(_))
+}
+
+/// Seconds of a kernel's operations one by one.
+fn eager_seconds(device: &Device, body: &Graph, compute: DType) -> f64 {
+    let of = |node: &Node| {
+        if node.op.is_leaf() || is_view(&node.op) {
+            return 0.0;
+        }
+        let factor = match &node.op {
+            Op::RmsNorm(_) | Op::RmsNormGradInput(_) | Op::LayerNorm(_) => EAGER_NORM,
+            op if is_loss(op) => EAGER_LOSS,
+            op if is_matrix(op) => 1.0,
+            _ => EAGER_OTHER,
+        };
+        // The stream between blocks is in the compute dtype there.
+        let widest = body.ty(node.outputs[0]).dtype.size().max(1);
+        let narrow = if widest > compute.size() && !is_loss(&node.op) {
+            compute.size() as f64 / widest as f64
+        } else {
+            1.0
+        };
+        let bytes = moved_bytes(body, node) as f64 * factor * narrow;
+        let arithmetic = device.arithmetic_seconds(body, node, false);
+        1e-6 * device.launch_us + arithmetic.max(bytes / device.bytes_per_second())
+    };
+    body.nodes().map(|(_, n)| of(n)).sum()
+}
+
+/// Whether the operation makes a view of its operand.
+fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Split(_) | Op::Expand(_))
+}
+
+/// Adds the copies around communication and the recomputation.
+fn with_extra_work(
+    plan: &Plan,
+    cluster: &Cluster,
+    emulation: Emulation,
+    tasks: &[Task],
+    jobs: Vec<Job>,
+) -> Vec<Job> {
+    let units: Vec<Option<usize>> = tasks.iter().map(|t| unit_of(plan, t)).collect();
+    let again = recomputed(plan, emulation.checkpointing, tasks, &units);
+    let mut made: Vec<Job> = Vec::with_capacity(2 * jobs.len());
+    let mut new_index: Vec<usize> = Vec::with_capacity(jobs.len());
+    let mut entered = vec![false; plan.units.len()];
+    for (i, job) in jobs.iter().enumerate() {
+        let waits: Vec<usize> = job.waits.iter().map(|w| new_index[*w]).collect();
+        // The first kernel that waits for a gather copies it out first.
+        for &wait in &job.waits {
+            if let (Action::AllGather { recv, .. }, Stream::Compute) =
+                (&tasks[wait].action, tasks[i].stream)
+            {
+                let bytes = 2 * recv.ty.bytes() as u64;
+                let seconds = cluster.device.copy_seconds(bytes);
+                made.push(extra("copy out", job, Kind::Copy, seconds, vec![new_index[wait]]));
+            }
+        }
+        if let (Some(unit), Region::Backward, Stream::Compute) =
+            (units[i], tasks[i].region, tasks[i].stream)
+            && !std::mem::replace(&mut entered[unit], true)
+        {
+            for &forward in again.get(&unit).into_iter().flatten() {
+                let old = &jobs[forward];
+                made.push(extra(&old.name, old, old.kind, old.seconds, waits.clone()));
+            }
+        }
+        if let Action::ReduceScatter { send, .. } = &tasks[i].action {
+            // Read in the compute dtype, written in that of the reduction.
+            let elements = send.ty.shape.numel() as u64;
+            let bytes = elements * (plan.compute_dtype.size() + send.ty.dtype.size()) as u64;
+            let seconds = cluster.device.copy_seconds(bytes);
+            let mut copy = extra("copy in", job, Kind::Copy, seconds, waits.clone());
+            copy.stream = Stream::Compute;
+            made.push(copy);
+            new_index.push(made.len());
+            made.push(Job { waits: [waits, vec![made.len() - 1]].concat(), ..job.clone() });
+            continue;
+        }
+        new_index.push(made.len());
+        made.push(Job { waits, ..job.clone() });
+    }
+    made
+}
+
+fn extra(name: &str, at: &Job, kind: Kind, seconds: f64, waits: Vec<usize>) -> Job {
+    let scope = at.scope.clone();
+    let stream = Stream::Compute;
+    Job { name: name.into(), scope, stream, kind, seconds, inter: false, waits }
+}
+
+/// The unit whose scope holds the task; `None` outside of blocks.
+fn unit_of(plan: &Plan, task: &Task) -> Option<usize> {
+    let scope = &*task.origin.scope;
+    (1..plan.units.len()).find(|&u| {
+        let rest = scope.strip_prefix(plan.units[u].name.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    })
+}
+
+/// Forward kernels that run again, by unit.
+fn recomputed(
+    plan: &Plan,
+    checkpointing: Checkpointing,
+    tasks: &[Task],
+    units: &[Option<usize>],
+) -> HashMap<usize, Vec<usize>> {
+    let mut again: HashMap<usize, Vec<usize>> = HashMap::new();
+    let mut products: HashMap<usize, usize> = HashMap::new();
+    for (i, (task, unit)) in tasks.iter().zip(units).enumerate() {
+        let (Action::Kernel { kernel, .. }, Some(unit), Region::Forward) =
+            (&task.action, unit, task.region)
+        else {
+            continue;
+        };
+        let matrix =
+            plan.kernels[*kernel].body.nodes().map(|(_, n)| &n.op).find(|op| is_matrix(op));
+        let runs = match (checkpointing, matrix) {
+            (Checkpointing::None, _) => false,
+            (Checkpointing::Full, _) => true,
+            (Checkpointing::SelectiveLayer, _) => unit % 2 == 0,
+            (Checkpointing::SelectiveOp, Some(Op::Attention(_))) => false,
+            (Checkpointing::SelectiveOp, Some(_)) => {
+                let nth = products.entry(*unit).or_default();
+                *nth += 1;
+                nth.is_multiple_of(2)
+            }
+            (Checkpointing::SelectiveOp, None) => true,
+        };
+        if runs {
+            again.entry(*unit).or_default().push(i);
+        }
+    }
+    again
+}
+
+/// Bytes per logit that are alive at once: the low-precision logits, their f32 copy, the saved
+/// log-softmax, and two f32 gradients.
+const LOSS_BYTES: u64 = 14;
+
+/// What the caching allocator reserves beyond what is allocated: a fraction, and a constant.
+const RESERVE: f64 = 1.1;
+const RESERVE_BYTES: f64 = 1.5 * (1 << 30) as f64;
+
+/// Bytes that the caching allocator of the emulated system reserves at its peak.
+///
+/// Sharded f32 state (parameters, gradients, two moments: 16 bytes a parameter); the root's parameters
+/// gathered; of one unit, parameters, two flat gathers, its gradient and the f32 input of its reduction
+/// (10 bytes); what backward reads of every unit in the compute dtype, or what checkpointing keeps of it,
+/// and then one unit's own activations; or, instead of the last two, the loss. To that the reserve.
+fn memory_bytes(plan: &Plan, emulation: Emulation) -> u64 {
+    let shards = plan.world_size as u64;
+    let compute = plan.compute_dtype.size() as u64;
+    let numel = |unit: usize| -> u64 {
+        plan.groups.iter().filter(|g| g.unit == unit).map(|g| g.numel as u64).sum()
+    };
+    let all: u64 = (0..plan.units.len()).map(numel).sum();
+    let largest = (1..plan.units.len()).map(numel).max().unwrap_or(0);
+    let state = 16 * all / shards;
+    let (saved, block) = activations(plan, emulation);
+    let loss = LOSS_BYTES * logits(plan);
+    let backward = block + 10 * largest;
+    let peak = state + compute * numel(0) + saved + backward.max(loss + compute * 2 * largest);
+    (peak as f64 * RESERVE + RESERVE_BYTES) as u64
+}
+
+/// Elements of the operand of the loss.
+fn logits(plan: &Plan) -> u64 {
+    let of = |task: &Task| {
+        let Action::Kernel { kernel, .. } = &task.action else { return 0 };
+        let body = &plan.kernels[*kernel].body;
+        let of = |n: &Node| match n.op {
+            Op::CrossEntropy(_) => body.ty(n.inputs[0]).shape.numel() as u64,
+            _ => 0,
+        };
+        body.nodes().map(|(_, n)| of(n)).max().unwrap_or(0)
+    };
+    plan.tasks.iter().map(of).max().unwrap_or(0)
+}
+
+/// Bytes that all units keep for backward, and those that one unit's recomputation makes.
+fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
+    let compute = plan.compute_dtype.size() as u64;
+    let bytes = |ty: &TensorType| ty.shape.numel() as u64 * compute.min(ty.dtype.size() as u64);
+    let units: Vec<Option<usize>> = plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
+    let forward = |i: usize| plan.tasks[i].region == Region::Forward;
+    // Buffers that backward reads, by the unit that wrote them.
+    let mut writer: HashMap<usize, (usize, u64)> = HashMap::new();
+    // The largest value that each unit hands to another: its result.
+    let mut handed_on: HashMap<usize, u64> = HashMap::new();
+    let mut used_inside: HashSet<usize> = HashSet::new();
+    let mut read: HashMap<usize, u64> = HashMap::new();
+    let mut kept: HashMap<usize, u64> = HashMap::new();
+    let mut products: HashMap<usize, usize> = HashMap::new();
+    for (i, task) in plan.tasks.iter().enumerate() {
+        let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        for place in reads {
+            let Some(&(unit, size)) = writer.get(&place.buffer) else { continue };
+            match (forward(i), units[i]) {
+                (true, Some(reader)) if reader != unit => {
+                    let largest = handed_on.entry(unit).or_default();
+                    *largest = size.max(*largest);
+                }
+                (true, _) => {
+                    used_inside.insert(place.buffer);
+                }
+                (false, _) => {
+                    read.insert(place.buffer, size);
+                }
+            }
+        }
+        let (true, Some(unit)) = (forward(i), units[i]) else { continue };
+        for place in writes {
+            writer.insert(place.buffer, (unit, bytes(&place.ty)));
+        }
+        let matrix = body.nodes().map(|(_, n)| &n.op).find(|op| is_matrix(op));
+        let keep = match matrix {
+            Some(Op::Attention(_)) => true,
+            Some(_) => {
+                let nth = products.entry(unit).or_default();
+                *nth += 1;
+                !nth.is_multiple_of(2)
+            }
+            None => false,
+        };
+        if keep {
+            kept.extend(writes.iter().map(|p| (p.buffer, bytes(&p.ty))));
+        }
+    }
+    let n_units = (plan.units.len() as u64 - 1).max(1);
+    let boundaries: u64 = handed_on.values().sum();
+    let everything: u64 = read.values().sum();
+    let keeps = match emulation.system {
+        System::Eager => EAGER_KEEPS,
+        System::Compile => COMPILE_KEEPS,
+    };
+    let everything = (everything as f64 * keeps) as u64;
+    let block = everything / n_units;
+    match emulation.checkpointing {
+        Checkpointing::None => (everything, 0),
+        Checkpointing::Full => (boundaries, block),
+        Checkpointing::SelectiveLayer => ((boundaries + everything) / 2, block),
+        Checkpointing::SelectiveOp => {
+            // Compiled blocks do not keep what only the next block reads.
+            let needed = |b: &usize| emulation.system == System::Eager || used_inside.contains(b);
+            let kept: u64 = kept.iter().filter(|(b, _)| needed(b)).map(|(_, size)| size).sum();
+            (boundaries + kept, block)
+        }
+    }
+}
