@@ -90,7 +90,7 @@ pub fn compile(
     observer: &mut dyn Observer,
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
-    let Imported { mut graph, weights, warnings, inlined } =
+    let Imported { mut graph, weights, warnings, inlined, ties } =
         load(&request.model, config, &request.binds)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
@@ -117,7 +117,7 @@ pub fn compile(
     plan.lints = found;
     run.observer.stage("proof");
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
-    let source = Source::of(&request.model, &request.binds)?;
+    let source = Source::of(&request.model, &request.binds, &ties)?;
     Ok(Some(Compiled { plan, object, weights, constants, evaluation, source }))
 }
 
@@ -185,7 +185,12 @@ fn load(
         trainable: config.params.trainable.clone(),
         frozen: config.params.frozen.clone(),
         ignored: config.params.ignored.clone(),
-        batch_norm_trains: config.model.batch_norm == BatchNorm::Train,
+        batch_norm_trains: config.model.batch_norm != BatchNorm::AsExported,
+        batch_norm_ranks: match config.model.batch_norm {
+            BatchNorm::Sync => config.sharding.ranks,
+            BatchNorm::AsExported | BatchNorm::Train => 1,
+        },
+        tie_weights: config.model.tie_weights,
     };
     import::load(model, &options)
 }

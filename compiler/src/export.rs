@@ -1,6 +1,7 @@
 //! The model file with trained weights: every other byte stays as it was.
 
 use crate::diagnostics::Report;
+use crate::import::Tied;
 use crate::source::Origin;
 use crate::{plan_dir, wire};
 use frit_ir::Diagnostic;
@@ -8,7 +9,7 @@ use frit_ir::plan::ParamHome;
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::safetensors_dtype;
 use safetensors::{Dtype, SafeTensors};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The largest message that Protocol Buffers allow.
@@ -98,7 +99,7 @@ impl Trained {
 /// # Errors
 /// If the model is no ONNX file, is gone or was changed, or does not store a parameter as it was trained.
 pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
-    let (path, model) = original(&trained.source)?;
+    let (path, model, ties) = original(&trained.source)?;
     let refuse = |what: String| Diagnostic::error("E110", format!("{}: {what}", path.display()));
     let mut left = BTreeSet::new();
     for name in &trained.names {
@@ -115,7 +116,7 @@ pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
     for field in wire::fields(&model).ok_or_else(broken)? {
         match field.content {
             Some(graph) if field.number == 7 => {
-                let graph = replaced(graph, trained, &mut left).map_err(&refuse)?;
+                let graph = replaced(graph, trained, &ties, &mut left).map_err(&refuse)?;
                 wire::put(&mut out, 7, &graph);
             }
             _ => out.extend_from_slice(field.whole),
@@ -136,8 +137,11 @@ pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
     Ok(out)
 }
 
-/// The model file of a plan's source, unchanged since.
-fn original(source: &Path) -> Result<(PathBuf, Vec<u8>), Diagnostic> {
+/// Initializers that are copies of a parameter.
+type Ties = BTreeMap<String, Tied>;
+
+/// The model file of a plan's source, unchanged since, and what is tied in it.
+fn original(source: &Path) -> Result<(PathBuf, Vec<u8>, Ties), Diagnostic> {
     let origin = Origin::read(source)?;
     if origin.path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
         return Err(Diagnostic::error("E112", "the plan was compiled from a JSON model")
@@ -146,19 +150,20 @@ fn original(source: &Path) -> Result<(PathBuf, Vec<u8>), Diagnostic> {
     let path = origin.model(source)?;
     let model = std::fs::read(&path)
         .map_err(|e| Diagnostic::error("E112", format!("{}: {e}", path.display())))?;
-    Ok((path, model))
+    Ok((path, model, origin.ties))
 }
 
 /// The graph with its initializers replaced; names that were found leave `left`.
 fn replaced(
     graph: &[u8],
     trained: &Trained,
+    ties: &Ties,
     left: &mut BTreeSet<String>,
 ) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(graph.len());
     for field in wire::fields(graph).ok_or("its graph is broken")? {
         let tensor = field.content.filter(|_| field.number == 5);
-        match tensor.map(|t| initializer(t, trained, left)).transpose()? {
+        match tensor.map(|t| initializer(t, trained, ties, left)).transpose()? {
             Some(Some(tensor)) => wire::put(&mut out, 5, &tensor),
             _ => out.extend_from_slice(field.whole),
         }
@@ -170,13 +175,20 @@ fn replaced(
 fn initializer(
     tensor: &[u8],
     trained: &Trained,
+    ties: &Ties,
     left: &mut BTreeSet<String>,
 ) -> Result<Option<Vec<u8>>, String> {
     let fields = wire::fields(tensor).ok_or("an initializer is broken")?;
     let name = fields.iter().find(|f| f.number == 8).and_then(|f| f.content).unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
     let external = fields.iter().any(|f| f.number == 13);
-    let Some((dtype, shape, data)) = trained.get(&name).map_err(|e| e.message)? else {
+    let tied = ties.get(&name);
+    let found = trained.get(tied.map_or(&name, |t| &t.parameter)).map_err(|e| e.message)?;
+    let found = match found {
+        Some(matrix) if tied.is_some_and(|t| t.transposed) => Some(transposed(matrix)),
+        found => found,
+    };
+    let Some((dtype, shape, data)) = found else {
         return if external {
             Err(format!("the data of `{name}`, which does not train, is in another file"))
         } else {
@@ -198,6 +210,19 @@ fn initializer(
     wire::put(&mut out, 9, &data);
     left.remove(&name);
     Ok(Some(out))
+}
+
+/// The matrix with its axes exchanged.
+fn transposed((dtype, shape, data): Parameter) -> Parameter {
+    let &[rows, columns] = &shape[..] else { return (dtype, shape, data) };
+    let size = data.len() / (rows * columns).max(1);
+    let mut turned = Vec::with_capacity(data.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            turned.extend_from_slice(&data[(row * columns + column) * size..][..size]);
+        }
+    }
+    (dtype, vec![columns, rows], turned)
 }
 
 /// The elements in the data type of the initializer, by ONNX's number.

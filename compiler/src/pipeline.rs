@@ -21,6 +21,7 @@ use frit_passes::raise::Raise;
 use frit_passes::recompute::Recompute;
 use frit_passes::shard::{Shard, Strategy, Wrap};
 use frit_passes::simplify::Simplify;
+use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::update::{ParamGroup, ParamGroups, Update};
 use frit_passes::{Pass, PassInfo, Property};
 use std::collections::{BTreeMap, HashSet};
@@ -42,6 +43,7 @@ pub struct Options {
     groups: ParamGroups,
     ema: bool,
     world_size: usize,
+    sync_batch_norm: bool,
     strategy: Strategy,
     wrap: Wrap,
     reshard_after_forward: Vec<String>,
@@ -65,6 +67,7 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
 /// elements.
 pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
     vec![
+        Box::new(SyncBatchNorm { ranks: if o.sync_batch_norm { o.world_size } else { 1 } }),
         Box::new(Differentiate { accumulation: o.accumulation, capacity }),
         Box::new(LossScalePass { scaling: o.scaling }),
         Box::new(Update {
@@ -167,8 +170,6 @@ impl Options {
         }
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
-        let norm = c.model.batch_norm;
-        refuse(norm == choices::BatchNorm::Sync, "model.batch_norm", norm.word())?;
         refuse(c.data.validation != "none", "data.validation", "other than none")?;
         let kind = match c.optimizer.kind {
             choices::Optimizer::Adamw => OptimizerKind::Adamw,
@@ -209,6 +210,7 @@ impl Options {
             groups: groups(c),
             ema: c.optimizer.ema != 0.0,
             world_size: c.sharding.ranks,
+            sync_batch_norm: c.model.batch_norm == choices::BatchNorm::Sync,
             strategy,
             wrap: wrap(&c.sharding.wrap)?,
             reshard_after_forward: c.sharding.reshard_after_forward.clone(),

@@ -1,6 +1,8 @@
 //! What a plan keeps of its model: `source/model.onnx` without tensor data over 1 KB (or `model.json` as it
-//! is), `source/train.toml`, and `source/origin.json` with the path, the digest and the binds.
+//! is), `source/train.toml`, and `source/origin.json` with the path, the digest, the binds,
+//! and which initializers are copies of a parameter.
 
+use crate::import::Tied;
 use crate::wire;
 use frit_ir::Diagnostic;
 use frit_ir::plan::sha256_hex;
@@ -28,7 +30,11 @@ impl Source {
     ///
     /// # Errors
     /// If the file cannot be read any more.
-    pub fn of(path: &Path, binds: &BTreeMap<String, usize>) -> Result<Source, Diagnostic> {
+    pub fn of(
+        path: &Path,
+        binds: &BTreeMap<String, usize>,
+        ties: &BTreeMap<String, Tied>,
+    ) -> Result<Source, Diagnostic> {
         let bytes = std::fs::read(path).map_err(|e| {
             Diagnostic::error("E010", format!("cannot read the model {}: {e}", path.display()))
         })?;
@@ -36,6 +42,7 @@ impl Source {
             "path": std::path::absolute(path).unwrap_or_else(|_| path.into()),
             "sha256": sha256_hex(&bytes),
             "binds": binds,
+            "ties": ties,
         });
         let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
         let (file, model) = if is_json {
@@ -56,6 +63,8 @@ pub struct Origin {
     pub sha256: String,
     /// Values of symbolic dimensions.
     pub binds: BTreeMap<String, usize>,
+    /// Initializers that are copies of a parameter.
+    pub ties: BTreeMap<String, Tied>,
 }
 
 impl Origin {

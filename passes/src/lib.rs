@@ -24,6 +24,7 @@ mod scope;
 pub mod shard;
 pub mod simplify;
 pub mod simulate;
+pub mod sync_batch_norm;
 pub mod update;
 pub mod verify_plan;
 

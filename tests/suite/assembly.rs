@@ -54,6 +54,8 @@ fn language_models() {
 fn vision_models() {
     assembles("tests/models/vit/model.onnx", 4, &[]);
     assembles("tests/models/resnet/model.onnx", 4, &[]);
+    let sync = ["sharding.ranks=2", "model.batch_norm=sync"];
+    assembles("tests/models/resnet/model.onnx", 4, &sync);
     assembles("tests/models/unet/model.onnx", 4, &["loss.kind=mse"]);
 }
 

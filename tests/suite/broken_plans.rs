@@ -3,7 +3,7 @@
 use crate::support::plan;
 use frit_ir::ops::{BinaryFn, ReduceKind};
 use frit_ir::plan::{Action, Arena, BufferClass, Kernel, Plan, Stream, sha256_hex};
-use frit_ir::{DType, Op};
+use frit_ir::{DType, Op, Region};
 use frit_passes::verify_plan::verify_plan;
 
 type Break = fn(&mut Plan);
@@ -237,6 +237,39 @@ fn the_factor_of_every_gradient() {
     ];
     for (code, change) in cases {
         let codes = codes(&accumulating, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
+fn means_of_activations_over_ranks() {
+    let settings = ["sharding.ranks=2", "precision.compute=fp32", "model.batch_norm=sync"];
+    let plan = plan("tests/models/resnet/model.onnx", 2, &settings).compiled.plan;
+    let cases: [(&str, Break); 3] = [
+        // What the forward pass summed, or did not combine, the backward pass cannot average.
+        ("P309", |p| {
+            let first = task(p, |a| matches!(a, Action::AllReduce { group: None, .. }));
+            let Action::AllReduce { reduce, .. } = &mut first.action else { return };
+            *reduce = ReduceKind::Sum;
+        }),
+        ("P309", |p| {
+            let first = task(p, |a| matches!(a, Action::AllReduce { group: None, .. }));
+            let (from, to) = (first.action.reads()[0].clone(), first.action.writes()[0].clone());
+            first.action = Action::Copy { from, to };
+        }),
+        // Cotangents that are summed, not averaged, were of all ranks already.
+        ("P309", |p| {
+            let backward = |t: &&mut frit_ir::plan::Task| {
+                t.region == Region::Backward
+                    && matches!(t.action, Action::AllReduce { group: None, .. })
+            };
+            let first = p.tasks.iter_mut().find(backward).expect("a mean of cotangents");
+            let Action::AllReduce { reduce, .. } = &mut first.action else { return };
+            *reduce = ReduceKind::Sum;
+        }),
+    ];
+    for (code, change) in cases {
+        let codes = codes(&plan, change);
         assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
     }
 }

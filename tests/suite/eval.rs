@@ -3,7 +3,9 @@
 use crate::parity::reference;
 use crate::support::{Planned, file, plan_to_evaluate, train_on};
 use frit::export::Trained;
-use frit_ir::plan::{Action, Arena, EVAL};
+use frit_ir::Op;
+use frit_ir::ops::{Constant, RandomMask};
+use frit_ir::plan::{Action, Arena, EVAL, sha256_hex};
 use frit_passes::verify_plan::verify_plan;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::eval::{Options, Report, evaluate};
@@ -269,6 +271,19 @@ fn broken_evaluations_are_found() {
         }
     });
     assert!(sums_nothing.iter().any(|c| c == "P403"), "{sums_nothing:?}");
+    let draws = codes(&|plan| {
+        let kernel = plan.kernels.first_mut().expect("kernels");
+        let seed = frit_ir::Tensor::ints(frit_ir::DType::I64, [3], vec![0; 3]);
+        let mut add = |op, inputs: &[frit_ir::ValueId]| {
+            let (origin, region) = (frit_ir::Origin::none(), frit_ir::Region::Forward);
+            kernel.body.add1(op, inputs, origin, region).expect("it fits")
+        };
+        let seed = add(Op::Constant(Constant { value: seed }), &[]);
+        let shape = frit_ir::Shape::from([2]);
+        add(Op::RandomMask(RandomMask { shape, keep: 0.5, id: 0 }), &[seed]);
+        kernel.hash = sha256_hex(kernel.body.to_string().as_bytes());
+    });
+    assert!(draws.iter().any(|c| c == "P404"), "{draws:?}");
     let inputs = sound.inputs.iter().map(|i| i.buffer);
     assert!(inputs.into_iter().all(|b| sound.buffers[b].arena == Arena::Persistent));
 }

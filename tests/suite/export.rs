@@ -1,10 +1,13 @@
 //! Trained weights leave under the model's own names, and as the model itself.
 
+use crate::parity;
 use crate::support::{file, plan, plan_at};
 use frit::diagnostics::Report;
 use frit::export::{self, Trained};
+use frit::import::onnx::messages::ModelProto;
 use frit::plan_dir::{Stored, write};
 use frit_runtime::run::{RunOptions, run};
+use prost::Message;
 use std::path::{Path, PathBuf};
 
 fn onnx(plan: &Path, weights: &Path) -> Result<Vec<u8>, Report> {
@@ -35,6 +38,37 @@ fn an_exported_model_goes_on_where_training_ended() {
         let again = plan_at(&trained, batch, &settings);
         let first = train(&again.path(), &data, 1, None)[0];
         assert_eq!(first.to_bits(), losses[20].to_bits(), "{model}");
+    }
+}
+
+/// The elements of an initializer of an ONNX file, by name.
+fn initializer(bytes: &[u8], name: &str) -> Vec<f32> {
+    let model = ModelProto::decode(bytes).expect("a model");
+    let graph = model.graph.expect("a graph");
+    let tensor = graph.initializer.iter().find(|t| t.name == name).expect("the initializer");
+    let raw = tensor.raw_data.as_ref().expect("raw data");
+    raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+#[test]
+fn a_tied_table_trains_as_one_parameter_and_is_written_twice() {
+    let tie = ["precision.compute=fp32", "model.tie_weights=true", "sharding.ranks=2"];
+    let (planned, losses) = parity::run("tied", "model.onnx", 4, 2, &tie);
+    let deviation = parity::largest(&losses, &parity::reference("tied", "fp64"));
+    assert!(deviation < 1e-5, "losses deviate by {deviation}");
+    let (_, apart) = parity::run("tied", "model.onnx", 4, 2, &tie[..1]);
+    assert!(parity::largest(&losses, &apart) > 1e-4, "two parameters train otherwise");
+    let weights = planned.dir.path().join("trained.safetensors");
+    let data = file("tests/models/tied/data.safetensors");
+    train(&planned.path(), &data, 3, Some(weights.clone()));
+    let trained = onnx(&planned.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
+    let table = initializer(&trained, "table.weight");
+    let copy = initializer(&trained, "onnx::MatMul_13");
+    let before = std::fs::read(file("tests/models/tied/model.onnx")).expect("the model");
+    assert_ne!(table, initializer(&before, "table.weight"));
+    let (rows, width) = (29, 8);
+    for at in 0..table.len() {
+        assert_eq!(copy[at % width * rows + at / width], table[at]);
     }
 }
 

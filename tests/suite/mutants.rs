@@ -36,7 +36,22 @@ const MODEL: &str = r#"{ "frit_model": 1, "name": "blocks",
              { "op": "matmul", "inputs": ["a", "down"], "outputs": ["y"] } ],
   "outputs": ["y"] }"#;
 
-/// The six plans: every strategy, with and without accumulation and synchronization.
+/// Statistics over all ranks, and parameters of the shape of statistics.
+const NORMALIZED: &str = r#"{ "frit_model": 1, "name": "normalized",
+  "dims": { "batch": null },
+  "inputs": [ { "name": "x", "dtype": "f32", "shape": ["batch", 3] } ],
+  "params": [ { "name": "w", "shape": [3, 4], "init": { "constant": 0.5 } },
+              { "name": "scale", "shape": [4], "init": { "constant": 1.5 } },
+              { "name": "bias", "shape": [4], "init": { "constant": 0.5 } },
+              { "name": "offset", "shape": [4], "init": { "constant": 0.0 } } ],
+  "nodes": [ { "op": "matmul", "inputs": ["x", "w"], "outputs": ["a"] },
+             { "op": "batch_norm", "attrs": { "eps": 1e-5 }, "inputs": ["a", "scale", "bias"],
+               "outputs": ["n", "mean", "var"] },
+             { "op": "tanh", "inputs": ["n"], "outputs": ["t"] },
+             { "op": "add", "inputs": ["t", "offset"], "outputs": ["y"] } ],
+  "outputs": ["y"] }"#;
+
+/// The seven plans: every strategy, with and without accumulation and synchronization.
 fn plans() -> Vec<Planned> {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
@@ -56,7 +71,12 @@ fn plans() -> Vec<Planned> {
         ],
     ];
     let loss = ["loss.kind=mse", "loss.logits=y"];
-    settings.iter().map(|more| plan_at(&model, 2, &[&loss, *more].concat())).collect()
+    let mut plans: Vec<Planned> =
+        settings.iter().map(|more| plan_at(&model, 2, &[&loss, *more].concat())).collect();
+    std::fs::write(&model, NORMALIZED).expect("written");
+    let sync = ["sharding.ranks=3", "precision.compute=fp32", "model.batch_norm=sync"];
+    plans.push(plan_at(&model, 2, &[&loss[..], &sync, &["run.accumulation=2"]].concat()));
+    plans
 }
 
 /// A kind of change; false if there is nothing to change.

@@ -5,11 +5,13 @@
 use crate::language::interpreted;
 use crate::parity::{gradient_error, largest, mean, reference, run};
 use crate::support::{file, plan, train};
+use frit_runtime::run::{RunOptions, run as run_plan};
+use std::path::Path;
 
 /// Name, global batch, ranks, settings.
 const MODELS: [(&str, usize, &[usize], &str); 3] = [
     ("vit", 8, &[1, 2], "loss.kind=cross_entropy"),
-    // Batch statistics are those of a rank, so only one rank is PyTorch's.
+    // Batch statistics are those of a rank, so only one rank is PyTorch's; see below for all of them.
     ("resnet", 8, &[1], "loss.kind=cross_entropy"),
     ("unet", 4, &[1, 2], "loss.kind=mse"),
 ];
@@ -51,20 +53,68 @@ fn no_kernel_of_size_is_interpreted() {
     }
 }
 
+/// The running statistics among some tensors whose names begin with `prefix`, one after the other by name.
+fn running_statistics(path: &Path, prefix: &str) -> Vec<f64> {
+    let bytes = std::fs::read(path).expect("the tensors");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let mut names = tensors.names();
+    names.retain(|name| name.starts_with(prefix) && name.contains("running_"));
+    names.sort_unstable();
+    let views = names.into_iter().map(|name| tensors.tensor(name).expect("a statistic"));
+    let bytes: Vec<u8> = views.flat_map(|view| view.data().to_vec()).collect();
+    let (elements, _) = bytes.as_chunks::<4>();
+    elements.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()
+}
+
 #[test]
-fn running_statistics_need_single_micro_steps() {
-    let mut config = vec!["run.accumulation=2".to_string()];
-    config.push("precision.compute=fp32".into());
-    let config = frit::config::Config::load(None, &config).expect("settings");
-    let request = frit::driver::Request {
-        model: file("tests/models/resnet/model.onnx"),
-        binds: [("batch".to_string(), 4)].into(),
-        ..Default::default()
-    };
-    let Err(error) = frit::driver::compile(&request, &config, &mut ()) else {
-        panic!("it is not refused")
-    };
-    assert!(error.to_string().contains("renewed by every forward pass"), "{error}");
+fn running_statistics_are_pytorchs() {
+    let sync = "model.batch_norm=sync";
+    for (reference, batch, settings) in [
+        ("whole.", 8, &[][..]),
+        ("whole.", 4, &["sharding.ranks=2", sync]),
+        ("whole.", 2, &["sharding.ranks=4", "sharding.strategy=no_shard", sync]),
+        ("accumulated.", 4, &["run.accumulation=2"]),
+        ("by_rank.", 2, &["run.accumulation=2", "sharding.ranks=2", sync]),
+    ] {
+        let settings = [&["precision.compute=fp32"], settings].concat();
+        let planned = plan("tests/models/resnet/model.onnx", batch, &settings);
+        let weights = planned.dir.path().join("trained.safetensors");
+        let options = RunOptions {
+            steps: 3,
+            data: file("tests/models/resnet/data.safetensors"),
+            save: Some(weights.clone()),
+            threads: Some(1),
+            ..RunOptions::default()
+        };
+        run_plan(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"));
+        let expected = file("tests/models/resnet/statistics.safetensors");
+        let expected = running_statistics(&expected, reference);
+        let deviation = largest(&running_statistics(&weights, ""), &expected);
+        assert!(deviation < 1e-5, "{settings:?}: running statistics deviate by {deviation}");
+    }
+}
+
+#[test]
+fn synchronized_batch_norms_are_those_of_one_rank() {
+    let sync = ["loss.kind=cross_entropy", "model.batch_norm=sync"];
+    for (ranks, strategy) in [(2, "full_shard"), (2, "no_shard"), (4, "full_shard")] {
+        let strategy = format!("sharding.strategy={strategy}");
+        let settings = [&sync[..], &["precision.compute=fp32", &strategy]].concat();
+        let (planned, losses) = run("resnet", "model.onnx", 8, ranks, &settings);
+        // Where a mean over ranks rounds the other way, a unit of ReLU goes on or off some steps later, in
+        // PyTorch's fp32 as well.
+        let steps = if ranks == 2 { 20 } else { 15 };
+        let deviation = largest(&losses[..steps], &reference("resnet", "fp64"));
+        assert!(deviation < 1e-5, "{ranks} ranks, {strategy}: losses deviate by {deviation}");
+        let error = gradient_error(&planned, "resnet");
+        assert!(error < 1e-5, "{ranks} ranks, {strategy}: gradients deviate by {error}");
+        assert_eq!(interpreted(&planned.compiled.plan), Vec::<String>::new());
+    }
+    let settings = [&sync[..], &["precision.compute=bf16"]].concat();
+    let (_, losses) = run("resnet", "model.onnx", 8, 2, &settings);
+    let exact = reference("resnet", "fp64");
+    let (ours, theirs) = (mean(&losses, &exact), mean(&reference("resnet", "bf16"), &exact));
+    assert!(ours <= 1.5 * theirs, "bf16: {ours} against {theirs}");
 }
 
 #[test]

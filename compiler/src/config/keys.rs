@@ -83,6 +83,7 @@ const INF: f64 = f64::INFINITY;
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     key("model.batch_norm", Kind::Choice(BatchNorm::WORDS), "\"as_exported\"", "how BatchNorm computes its statistics: as the model says, per rank, or over all ranks"),
+    key("model.tie_weights", Kind::Boolean, "false", "whether an embedding and its copy in a product, which an exporter made of one parameter, train as one"),
     key("params.trainable", Kind::List, "[\"**\"]", "patterns of parameter names that may train"),
     key("params.frozen", Kind::List, "[]", "patterns of parameter names that are sharded but never updated"),
     key("params.ignored", Kind::List, "[]", "patterns of parameter names that stay replicated constants"),

@@ -264,6 +264,8 @@ sections! {
     ModelSection in "model" {
         /// How BatchNorm computes its statistics.
         batch_norm: BatchNorm,
+        /// Whether a table and its copy in a product train as one parameter.
+        tie_weights: bool,
     }
 
     /// What trains; patterns of parameter names.

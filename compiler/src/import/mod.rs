@@ -12,6 +12,7 @@ pub mod onnx;
 use crate::diagnostics::Report;
 use crate::weights::Weights;
 use frit_ir::{Diagnostic, Graph, TensorType};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -29,6 +30,10 @@ pub struct ImportOptions {
     /// Whether every BatchNormalization uses the statistics of its batch, whatever the model says
     /// (`model.batch_norm`).
     pub batch_norm_trains: bool,
+    /// Ranks whose batches a BatchNormalization takes together.
+    pub batch_norm_ranks: usize,
+    /// Whether a table and its copy in a product train as one parameter (`model.tie_weights`).
+    pub tie_weights: bool,
 }
 
 impl Default for ImportOptions {
@@ -39,6 +44,8 @@ impl Default for ImportOptions {
             frozen: Vec::new(),
             ignored: Vec::new(),
             batch_norm_trains: false,
+            batch_norm_ranks: 1,
+            tie_weights: false,
         }
     }
 }
@@ -54,6 +61,15 @@ pub struct Inlined {
     pub reason: String,
 }
 
+/// What an initializer is a copy of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tied {
+    /// The parameter that trains.
+    pub parameter: String,
+    /// Whether the initializer is its transpose.
+    pub transposed: bool,
+}
+
 /// An imported model.
 #[derive(Clone, Debug)]
 pub struct Imported {
@@ -64,6 +80,8 @@ pub struct Imported {
     pub weights: Weights,
     /// Initializers that became constants.
     pub inlined: Vec<Inlined>,
+    /// Initializers that are no parameters of their own, by name.
+    pub ties: BTreeMap<String, Tied>,
     /// What the user should know.
     pub warnings: Vec<Diagnostic>,
 }

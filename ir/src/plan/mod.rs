@@ -260,9 +260,12 @@ impl Group {
     }
 }
 
+/// Before the name of a buffer of the model: the state by how much it changed since the last update.
+pub const BUFFER_CHANGE: &str = "buffer_change.";
+
 /// Whether this state is zero between two steps: sums over the micro-steps of one.
 pub fn is_within_step(state: &str) -> bool {
-    matches!(state, "grad_sum" | "loss_sum" | "loss_count")
+    matches!(state, "grad_sum" | "loss_sum" | "loss_count") || state.starts_with(BUFFER_CHANGE)
 }
 
 /// Scalar state that a checkpoint holds.

@@ -115,7 +115,7 @@ fn gradient(graph: &Graph, step: &Node, report: &mut Report) {
                 Some(op.unit)
             }
             Op::AllReduce(op) => {
-                reduces += 1;
+                reduces += usize::from(op.unit.is_some());
                 op.unit
             }
             _ => None,
@@ -128,8 +128,7 @@ fn gradient(graph: &Graph, step: &Node, report: &mut Report) {
         }
         // What is before a reduction may be shared by several parameters' gradients; a reduction
         // further up would be a second one of the same gradient.
-        let passes_on =
-            is_elementwise(&def.op) || matches!(def.op, Op::ReduceScatter(_) | Op::AllReduce(_));
+        let passes_on = is_elementwise(&def.op) || unit.is_some();
         if passes_on {
             let full = |v: &&ValueId| graph.ty(**v).shape == param.ty.shape;
             stack.extend(def.inputs.iter().filter(full));

@@ -24,7 +24,7 @@ use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric,
-    Phase, Place, Plan, Stream, Target, Task, UnitSpec, provenance,
+    Phase, Place, Plan, Stream, Target, Task, UnitSpec, is_within_step, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -493,7 +493,7 @@ impl<'a> Lowering<'a> {
         self.commit(|region| region == Region::Update)?;
         let mut places = Vec::new();
         for state in &self.plan.states {
-            if state.name == "loss_sum" || state.name == "loss_count" {
+            if is_within_step(&state.name) {
                 places.push(Place { buffer: state.buffer, offset: 0, ty: state.ty.clone() });
             }
         }

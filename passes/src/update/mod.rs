@@ -4,13 +4,14 @@
 //! parameters and state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the
 //! gradients, in the order in which `grad_stats` reads them. The concat of [statistics, count, loss
 //! sum] is what `shard` sums over ranks. Buffers that the forward pass renews are averaged over ranks and
-//! committed only if the step is taken. Parameters may have a learning rate or weight decay of their own
+//! committed only if the step is taken ([`buffers`]). Parameters may have a learning rate or weight decay of their own
 //! ([`ParamGroups`]).
 //!
 //! With accumulation, `grad_sum`, `loss_sum` and `loss_count` are states to which every micro-step adds
 //! in region backward. A carry replaces them after each micro-step; the runtime sets these three to
 //! zero after an update, whether or not the step was taken.
 
+mod buffers;
 mod groups;
 
 use crate::differentiate::LOSS_SCALE;
@@ -18,9 +19,8 @@ use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::random::RNG;
 use frit_ir::ops::{
-    AllReduce, BinaryFn, Cast, CompareFn, Concat, Constant, EMA, Hyper, LearningRate, Op,
-    OptimizerKind, OptimizerStep, ParamKind, ReduceKind, Reshape, ScheduleKind, Split, State,
-    UpdateLossScale, statistics_dtype, training,
+    BinaryFn, Cast, Concat, Constant, EMA, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep,
+    ParamKind, Reshape, ScheduleKind, Split, State, UpdateLossScale, statistics_dtype, training,
 };
 use frit_ir::{
     DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
@@ -90,7 +90,7 @@ impl Pass for Update {
             Op::State(s) if s.name == LOSS_SCALE => Some(n.outputs[0]),
             _ => None,
         });
-        let buffers = self.buffers(graph)?;
+        let buffers = buffers::renewed(graph);
         let rng = graph.nodes().find_map(|(_, n)| match &n.op {
             Op::State(s) if s.name == RNG => Some(n.outputs[0]),
             _ => None,
@@ -136,8 +136,10 @@ impl Pass for Update {
             let next = b.add(Op::Binary(BinaryFn::Add), &[rng, one], Region::Backward)?[0];
             b.carry(RNG, None, next, rng);
         }
+        let staged = self.stage(&mut b, &buffers)?;
+        b.origin = Origin::none().by(INFO.name);
         let found_inf = self.emit_update(&mut b, scale, &gradients, loss, count)?;
-        self.commit_buffers(&mut b, &buffers, found_inf)?;
+        self.commit(&mut b, &buffers, staged, found_inf)?;
         Ok(Changed::Yes)
     }
 }
@@ -304,52 +306,6 @@ impl Update {
             Diagnostic::error("B007", format!("the hyper-parameter `{key}` has no value"))
         })?;
         b.hyper(key, default)
-    }
-
-    /// Buffers of the model that the forward pass renews (running statistics): name, leaf, next value.
-    fn buffers(&self, graph: &Graph) -> Result<Vec<(String, ValueId, ValueId)>, Diagnostic> {
-        let renewed = graph.outputs.iter().filter_map(|o| match o.kind {
-            OutputKind::Carry(leaf) => Some((o.name.clone(), leaf, o.value)),
-            _ => None,
-        });
-        let buffers: Vec<_> = renewed.collect();
-        match buffers.first() {
-            Some((name, leaf, _)) if self.accumulation > 1 => Err(Diagnostic::error(
-                "E065",
-                format!(
-                    "`{name}` is renewed by every forward pass, which accumulation would repeat"
-                ),
-            )
-            .at(&graph.def(*leaf).origin)
-            .help("set run.accumulation = 1, or export the model with batch norm in eval mode")),
-            _ => Ok(buffers),
-        }
-    }
-
-    /// Renews the buffers if the step is taken, by the mean over ranks.
-    fn commit_buffers(
-        &self,
-        b: &mut Emit<'_>,
-        buffers: &[(String, ValueId, ValueId)],
-        found_inf: ValueId,
-    ) -> Result<(), Diagnostic> {
-        if buffers.is_empty() {
-            return Ok(());
-        }
-        let zero = Op::Constant(Constant { value: Tensor::scalar(0.0) });
-        let zero = b.update(zero, &[])?[0];
-        let skipped = b.update(Op::Compare(CompareFn::Ne), &[found_inf, zero])?[0];
-        for (name, old, new) in buffers {
-            b.origin = b.graph.def(*new).origin.by(INFO.name);
-            let mut next = *new;
-            if self.world_size > 1 {
-                let mean = AllReduce { reduce: ReduceKind::Mean, unit: None, dtype: None };
-                next = b.update(Op::AllReduce(mean), &[next])?[0];
-            }
-            let next = b.update(Op::Select, &[skipped, *old, next])?[0];
-            b.graph.add_output(name, next, OutputKind::Carry(*old));
-        }
-        Ok(())
     }
 
     /// The next loss scale, if it changes.

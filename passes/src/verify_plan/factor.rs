@@ -5,6 +5,10 @@
 //! replayed node by node: linear operations carry the factor, sums need equal ones, a mean over ranks
 //! divides it.
 //!
+//! Where the forward pass averages activations over all ranks, the derivative of a rank's loss sums by what it
+//! put in is the mean of the ranks' cotangents: of the same factor, and still to be reduced. Every such mean
+//! of the micro-step allows one of cotangents of its type.
+//!
 //! P105  bytes are read in the dtype in which they were written
 //! P308  what is clipped and what the optimizer reads has exactly the factor 1 / (C·A·N)
 //! P309  a scaled value is only used linearly, and only added to values of the same factor
@@ -14,7 +18,7 @@
 use super::broken;
 use frit_ir::ops::{BinaryFn, ReduceFn, ReduceKind, UnaryFn};
 use frit_ir::plan::{Action, Arena, Kernel, Place, Plan};
-use frit_ir::{DType, Diagnostic, Graph, Node, Op};
+use frit_ir::{DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
 
 /// Micro-steps of a step that are replayed: enough to see a second one and one that is neither first
@@ -165,6 +169,8 @@ struct Replay<'a> {
     current: u64,
     /// Results by kernel and operands, within one micro-step.
     results: HashMap<(usize, String), Results>,
+    /// Types of activations that this micro-step averaged over ranks, less those of averaged cotangents.
+    averaged: Vec<TensorType>,
     found: Vec<Diagnostic>,
 }
 
@@ -176,6 +182,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         micro_step: 0,
         current: 0,
         results: HashMap::new(),
+        averaged: Vec::new(),
         found: Vec::new(),
     };
     for buffer in plan.buffers.iter().filter(|b| b.arena == Arena::Persistent && b.bytes > 0) {
@@ -202,6 +209,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 if micro {
                     replay.micro_step += 1;
                     replay.results.clear();
+                    replay.averaged.clear();
                 }
                 if !replay.found.is_empty() {
                     found.append(&mut replay.found);
@@ -239,6 +247,7 @@ impl Replay<'_> {
             | Action::AllReduce { reduce, send, recv, .. } => {
                 let n = plan.team(&plan.tasks[i].action, 0).map_or(1, |team| team.count);
                 let value = match self.read(i, send)? {
+                    value if self.is_inside_derivative(i, value) => value,
                     Value::Scaled { ranks, .. } if ranks * n > plan.world_size => {
                         return self.problem(i, TWICE, "");
                     }
@@ -288,6 +297,26 @@ impl Replay<'_> {
             }
         }
         Some(())
+    }
+
+    /// Whether task `i` averages activations over all ranks, or what is cotangent to such a mean.
+    fn is_inside_derivative(&mut self, i: usize, value: Value) -> bool {
+        let task = &self.plan.tasks[i];
+        let Action::AllReduce { group: None, reduce: ReduceKind::Mean, send, .. } = &task.action
+        else {
+            return false;
+        };
+        match (task.region, value) {
+            (Region::Forward, Value::Free) => {
+                self.averaged.push(send.ty.clone());
+                true
+            }
+            (Region::Backward, Value::Scaled { ranks: 1, .. }) => {
+                let at = self.averaged.iter().position(|ty| *ty == send.ty);
+                at.map(|at| self.averaged.swap_remove(at)).is_some()
+            }
+            _ => false,
+        }
     }
 
     /// The statistics of gradients of groups that are sharded alike.

@@ -51,7 +51,13 @@ pub fn import(bytes: &[u8], name: &str, options: &ImportOptions) -> Result<Impor
             .help("docs/json-model.md describes the format")
     })?;
     let graph = expand::graph(&model, source, options)?;
-    Ok(Imported { graph, weights: Weights::default(), inlined: Vec::new(), warnings: vec![] })
+    Ok(Imported {
+        graph,
+        weights: Weights::default(),
+        inlined: Vec::new(),
+        ties: Default::default(),
+        warnings: vec![],
+    })
 }
 
 /// The JSON Schema of models, generated from the types that read them.

@@ -61,6 +61,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) opset: i64,
     /// Whether every BatchNormalization uses the statistics of its batch.
     pub(super) batch_norm_trains: bool,
+    /// Ranks whose batches a BatchNormalization takes together.
+    pub(super) batch_norm_ranks: usize,
     /// Whether running variances are PyTorch's, which are unbiased; ONNX's are not.
     pub(super) unbiased_variance: bool,
     /// Padding rows of tables, by initializer, where their values show them.

@@ -28,8 +28,12 @@ impl<'a> Importer<'a> {
         if !parameters.is_empty() {
             self.restored = super::restore::Restored::new(self.source, &self.nodes, &parameters);
         }
+        let tied = self.tied(&trainable);
         for proto in &self.source.initializer {
             let name = proto.name.as_str();
+            if tied.contains_key(name) {
+                continue;
+            }
             let is_float = matches!(proto.data_type, 1 | 10 | 11 | 16) && !proto.dims.is_empty();
             if !needed.contains(name) || (is_float && !self.restored.keeps(name)) {
                 continue;
@@ -60,6 +64,10 @@ impl<'a> Importer<'a> {
                         " Row {row} is zero, as a padding row: looking it up gives no gradient."
                     );
                 }
+                let copies = tied.iter().filter(|(_, t)| t.parameter == name);
+                for (copy, _) in copies {
+                    reason += &format!(" `{copy}` is the same parameter.");
+                }
                 (kind, reason)
             } else {
                 (ParamKind::Buffer, format!("its elements are {}.", stored.ty.dtype))
@@ -67,6 +75,7 @@ impl<'a> Importer<'a> {
             let inline = kind == ParamKind::Buffer && !trainable.is_renewed(name);
             self.initializer(name, stored, (kind, inline), reason);
         }
+        self.tie(tied);
         self.restore_parameters(&trainable);
         self.missing_parameters(parameters.into_values(), &trainable);
     }

@@ -19,12 +19,13 @@ mod scope;
 mod subgraph;
 mod table;
 mod tensor;
+mod tied;
 mod trainable;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
 
 use super::dims::{self, DimError, checked_numel};
-use super::{ImportOptions, Imported, Inlined, unknown_binds};
+use super::{ImportOptions, Imported, Inlined, Tied, unknown_binds};
 use crate::diagnostics::Report;
 use crate::weights::Weights;
 use context::{Bound, Fault, NodeContext};
@@ -100,6 +101,8 @@ struct Importer<'a> {
     restored_values: HashMap<String, ValueId>,
     /// Padding rows of tables, by initializer.
     padding_rows: HashMap<&'a str, usize>,
+    /// Initializers that are copies of a table.
+    ties: BTreeMap<String, Tied>,
     /// Graph inputs that are fed from data.
     inputs: Vec<&'a ValueInfoProto>,
     report: Report,
@@ -135,6 +138,7 @@ impl<'a> Importer<'a> {
             restored: restore::Restored::default(),
             restored_values: HashMap::new(),
             padding_rows: HashMap::new(),
+            ties: BTreeMap::new(),
             nodes,
             inputs,
             report: Report::default(),
@@ -160,7 +164,7 @@ impl<'a> Importer<'a> {
             self.weights.mapped(path, bytes);
         }
         let (weights, inlined, warnings) = (self.weights, self.inlined, self.warnings);
-        Ok(Imported { graph: self.graph, weights, inlined, warnings })
+        Ok(Imported { graph: self.graph, weights, inlined, ties: self.ties, warnings })
     }
 
     /// Reports every operator and attribute that cannot be read, grouped.
@@ -279,8 +283,7 @@ impl<'a> Importer<'a> {
                    `torch.onnx.export(..., dynamo=False, training=TrainingMode.TRAINING)`";
         if self.options.batch_norm_trains {
             if all.count() == 0 {
-                let message =
-                    "model.batch_norm = \"train\", but the model has no BatchNormalization";
+                let message = "model.batch_norm is set, but the model has no BatchNormalization";
                 let note = "the exporter may have folded them into convolutions";
                 self.report.push(Diagnostic::error("E036", message).note(note).help(how));
             }
@@ -330,6 +333,7 @@ impl<'a> Importer<'a> {
                 inputs,
                 opset: self.opset,
                 batch_norm_trains: self.options.batch_norm_trains,
+                batch_norm_ranks: self.options.batch_norm_ranks,
                 unbiased_variance: self.from_pytorch,
                 padding_rows: &self.padding_rows,
             };

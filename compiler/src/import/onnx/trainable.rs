@@ -194,6 +194,16 @@ impl Trainable<'_> {
         })
     }
 
+    /// Whether rows of it are looked up.
+    pub(super) fn is_table(&self, name: &str) -> bool {
+        self.tables.contains(name)
+    }
+
+    /// Whether it is the right operand of a product.
+    pub(super) fn is_weight(&self, name: &str) -> bool {
+        self.weights.contains(name)
+    }
+
     /// The padding row of a table that the exporter says nothing about, by its values.
     pub(super) fn padding_row(&self, name: &str, stored: &Stored) -> Option<usize> {
         let looked_up = self.signature.is_empty() && self.tables.contains(name);

@@ -80,6 +80,7 @@ fn single(b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
             scatter::scatter(b, op.f, (gather, &scatter), x, y, dy)
         }
         Op::CumSum(op) => index::cum_sum(b, op, dy),
+        Op::AllReduce(op) => reduce::mean_over_ranks(b, op, dy),
         Op::Reduce(op) => reduce::reduce(b, op, x[0], y, dy),
         Op::SumTo(_) => reduce::sum_to(b, x[0], dy),
         Op::MatMul(op) => matmul::matmul(b, op, x, dy),

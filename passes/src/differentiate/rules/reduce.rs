@@ -1,7 +1,8 @@
 //! Gradient rules of reductions and of softmax.
 
 use super::super::builder::{Builder, Gradients, Rule};
-use frit_ir::ops::{Cast, CompareFn, Expand, Op, Reduce, ReduceFn};
+use super::unsupported;
+use frit_ir::ops::{AllReduce, Cast, CompareFn, Expand, Op, Reduce, ReduceFn, ReduceKind};
 use frit_ir::{Shape, ValueId};
 
 pub(super) fn reduce(
@@ -58,6 +59,15 @@ fn product_of_others(b: &mut Builder<'_>, op: &Reduce, x: ValueId) -> Rule<Value
     let of_factor = b.select(none, others, zero)?;
     let of_zero = b.select(single, product, zero)?;
     b.select(is_zero, of_zero, of_factor)
+}
+
+/// Every rank reads the mean, and the loss is the mean of the ranks' losses: the cotangent of what a rank
+/// put in is the mean of the ranks' cotangents.
+pub(super) fn mean_over_ranks(b: &mut Builder<'_>, op: &AllReduce, dy: ValueId) -> Gradients {
+    if op.reduce != ReduceKind::Mean || op.unit.is_some() {
+        return Err(unsupported("a sum over ranks"));
+    }
+    Ok(vec![Some(b.emit(Op::AllReduce(op.clone()), &[dy])?)])
 }
 
 /// Every summed element has the cotangent of its sum.

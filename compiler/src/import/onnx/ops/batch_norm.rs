@@ -27,7 +27,8 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     let mut outputs = vec![results[0].into()];
     for (i, &batch) in results[1..].iter().enumerate() {
         let old = cx.input(3 + i)?;
-        let correction = if i == 1 && cx.unbiased_variance { unbiasing(&cx.dims(x)) } else { 1.0 };
+        let unbiased = i == 1 && cx.unbiased_variance;
+        let correction = if unbiased { unbiasing(&cx.dims(x), cx.batch_norm_ranks) } else { 1.0 };
         let next = blend(cx, old, batch, (momentum, (1.0 - momentum) * correction))?;
         if let Op::Param(param) = &cx.graph.def(old).op {
             let name = param.name.clone();
@@ -40,9 +41,9 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     Ok(outputs)
 }
 
-/// What turns the variance of `x[N, C, …]`, a mean of squares, into an unbiased estimate.
-fn unbiasing(dims: &[usize]) -> f64 {
-    let n: usize = dims[0] * dims[2..].iter().product::<usize>();
+/// What turns the variance of so many ranks' `x[N, C, …]`, a mean of squares, into an unbiased estimate.
+fn unbiasing(dims: &[usize], ranks: usize) -> f64 {
+    let n: usize = ranks * dims[0] * dims[2..].iter().product::<usize>();
     if n > 1 { n as f64 / (n - 1) as f64 } else { 1.0 }
 }
 

@@ -78,25 +78,28 @@ fn max(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let pool = pool(cx, x)?;
     let op = MaxPool { window: pool.window.clone(), taps: pool.taps.clone() };
+    // The integers of images are exact in f32.
+    let dtype = cx.ty(x).dtype;
+    let is_byte = dtype == DType::U8;
+    let x = if is_byte { cx.cast(x, DType::F32)? } else { x };
     let y = cx.emit(Op::MaxPool(op), &[x])?;
+    let result = if is_byte { cx.cast(y, dtype)? } else { y };
     if cx.node.output.iter().skip(1).all(String::is_empty) {
-        return one(y);
+        return one(result);
     }
     let indices = largest(cx, x, &pool, y)?;
-    Ok(vec![y.into(), indices.into()])
+    Ok(vec![result.into(), indices.into()])
 }
 
 /// The place of the largest element of each window, the first of equal ones, counted over the whole
-/// operand.
+/// operand; in column-major order within a plane if `storage_order` says so.
 fn largest(
     cx: &mut NodeContext<'_>,
     x: ValueId,
     pool: &Pool,
     y: ValueId,
 ) -> Result<ValueId, Fault> {
-    if cx.int("storage_order", 0) != 0 {
-        return Err(Fault::Attribute("storage_order = 1".into()));
-    }
+    let column_major = cx.int("storage_order", 0) != 0;
     let (dims, window) = (cx.dims(x), &pool.window);
     let (planes, sizes) = (dims[0] * dims[1], &dims[2..]);
     // All elements of a window beside each other, those of the border −∞.
@@ -111,14 +114,18 @@ fn largest(
     let (mut reads, mut places) = (Vec::new(), Vec::new());
     for position in 0..n_positions {
         for tap in 0..n_taps {
-            let (mut read, mut place) = (0, 0);
             let (p, t) = (coordinates(position, &positions), coordinates(tap, taps));
-            for (i, &size) in sizes.iter().enumerate() {
-                let at = p[i] * window.strides[i] + t[i] * window.dilations[i];
-                read = read * padded_sizes[i] + at;
+            let at = |i: usize| p[i] * window.strides[i] + t[i] * window.dilations[i];
+            let read = (0..sizes.len()).fold(0, |n, i| n * padded_sizes[i] + at(i));
+            let place = |n: usize, i: usize| {
                 // Those of the border are never the largest.
-                place = place * size + at.saturating_sub(window.low[i]).min(size.max(1) - 1);
-            }
+                n * sizes[i] + at(i).saturating_sub(window.low[i]).min(sizes[i].max(1) - 1)
+            };
+            let place = if column_major {
+                (0..sizes.len()).rev().fold(0, place)
+            } else {
+                (0..sizes.len()).fold(0, place)
+            };
             reads.push(read as i64);
             places.push(place as i64);
         }

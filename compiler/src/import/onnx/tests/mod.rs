@@ -7,3 +7,4 @@ mod models;
 mod operators;
 mod reference;
 mod refusals;
+mod tied;

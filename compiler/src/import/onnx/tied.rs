@@ -1,0 +1,118 @@
+//! Tied embeddings that the exporter untied: constant folding stores the table that a product reads
+//! transposed as a second initializer.
+//!
+//! A table that is looked up and the right operand of a product are taken for one parameter if their values
+//! are equal, bit by bit, up to the transposition that their use implies. Other initializers of equal values
+//! stay apart: modules that were copied before training begin alike.
+
+use super::context::Bound;
+use super::messages::TensorProto;
+use super::tensor::{self, Stored};
+use super::{Importer, trainable::Trainable};
+use crate::import::Tied;
+use frit_ir::ops::{ParamKind, Transpose};
+use frit_ir::{Diagnostic, Op, Origin, Region};
+use std::collections::HashMap;
+
+impl<'a> Importer<'a> {
+    /// The initializers that are copies of a table, if the model has such; as one parameter only if
+    /// `model.tie_weights` says so, and with a warning otherwise.
+    pub(super) fn tied(&mut self, trainable: &Trainable<'_>) -> HashMap<&'a str, Tied> {
+        let mut tied = HashMap::new();
+        for table in &self.source.initializer {
+            if !trainable.is_table(&table.name) {
+                continue;
+            }
+            for copy in &self.source.initializer {
+                let orientations = implied(table, copy, trainable);
+                let known = tied.contains_key(copy.name.as_str());
+                if orientations.is_empty() || known || !self.restored.keeps(&copy.name) {
+                    continue;
+                }
+                let (Ok(own), Ok(other)) =
+                    (tensor::read(table, &mut self.files), tensor::read(copy, &mut self.files))
+                else {
+                    continue;
+                };
+                let trains = |name: &str, stored: &Stored| {
+                    trainable.decide(name, name, stored).0 == ParamKind::Trainable
+                };
+                if !trains(&table.name, &own) || !trains(&copy.name, &other) {
+                    continue;
+                }
+                if let Some(transposed) = orientations.into_iter().find(|t| equal(&own, &other, *t))
+                {
+                    let parameter = table.name.clone();
+                    tied.insert(copy.name.as_str(), Tied { parameter, transposed });
+                }
+            }
+        }
+        if !self.options.tie_weights {
+            let mut names: Vec<_> = tied.drain().collect();
+            names.sort_by_key(|(name, _)| *name);
+            for (name, Tied { parameter, transposed }) in names {
+                let how = if transposed { "the transpose of" } else { "equal to" };
+                let message = format!("`{name}` is {how} `{parameter}`, and trains apart from it");
+                let help = "if they are one parameter, set model.tie_weights = true, or export \
+                            without constant folding";
+                self.warnings.push(Diagnostic::warning("W037", message).help(help));
+            }
+        }
+        tied
+    }
+
+    /// Gives the copies the value of their table.
+    pub(super) fn tie(&mut self, tied: HashMap<&'a str, Tied>) {
+        for (name, copy) in tied {
+            let Some(Bound::Value(table)) = self.values.get(copy.parameter.as_str()) else {
+                continue;
+            };
+            let table = *table;
+            let perm = Op::Transpose(Transpose { perm: vec![1, 0] });
+            let value = match copy.transposed {
+                true => self.graph.add1(perm, &[table], Origin::none(), Region::Forward),
+                false => Ok(table),
+            };
+            match value {
+                Ok(value) => {
+                    self.values.insert(name, Bound::Value(value));
+                    self.ties.insert(name.into(), copy);
+                }
+                Err(error) => self.report.push(Diagnostic::error("E014", error.to_string())),
+            }
+        }
+    }
+}
+
+/// Whether `copy` may be `table` transposed, and whether it may be the table as it is.
+fn implied(table: &TensorProto, copy: &TensorProto, trainable: &Trainable<'_>) -> Vec<bool> {
+    let product = table.name != copy.name
+        && table.data_type == copy.data_type
+        && trainable.is_weight(&copy.name)
+        && !trainable.is_table(&copy.name);
+    match (&table.dims[..], &copy.dims[..]) {
+        ([rows, width], [a, b]) if product => {
+            let fits = |transposed| if transposed { (b, a) } else { (a, b) } == (rows, width);
+            [true, false].into_iter().filter(|transposed| fits(*transposed)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether the values are equal. Equal elements throughout prove nothing: they are how a weight begins.
+fn equal(table: &Stored, copy: &Stored, transposed: bool) -> bool {
+    let [rows, width] = *table.ty.shape.dims() else { return false };
+    let size = table.ty.dtype.size();
+    let at = |row: usize, column: usize| {
+        if transposed { column * rows + row } else { row * width + column }
+    };
+    let same = |row: usize, column: usize| {
+        let (i, j) = ((row * width + column) * size, at(row, column) * size);
+        table.bytes[i..i + size] == copy.bytes[j..j + size]
+    };
+    let first = table.bytes.get(..size);
+    table.ty.dtype == copy.ty.dtype
+        && table.bytes.len() == copy.bytes.len()
+        && table.bytes.chunks_exact(size).any(|element| Some(element) != first)
+        && (0..rows).all(|row| (0..width).all(|column| same(row, column)))
+}
