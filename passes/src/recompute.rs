@@ -129,7 +129,9 @@ impl Kept {
             handed_on[output.value.0 as usize] = true;
         }
         let recomputed = |v: usize, node: &Node| {
-            if node.region != Region::Forward || node.op.is_leaf() || of_params[v] || handed_on[v] {
+            // What ranks have exchanged is not exchanged again.
+            let kept = node.op.is_leaf() || matches!(node.op, Op::AllReduce(_));
+            if node.region != Region::Forward || kept || of_params[v] || handed_on[v] {
                 return false;
             }
             // Outside of blocks only chains are followed, which end at the next value with two readers.
