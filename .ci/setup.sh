@@ -9,6 +9,8 @@
 #                           notice and nothing for what cannot be had
 #   .ci/setup.sh --onnx-tests   also ONNX's backend tests, for the conformance tests; prints
 #                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
+#   .ci/setup.sh --mpi          also Open MPI, for the tests of the feature `mpi`; prints
+#                           `export FRIT_MPI=1`, or a notice and nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +20,8 @@ APT_PACKAGES=(
     "llvm-$LLVM_MAJOR-dev" "libmlir-$LLVM_MAJOR-dev" "mlir-$LLVM_MAJOR-tools" "libclang-$LLVM_MAJOR-dev"
     "libpolly-$LLVM_MAJOR-dev" libzstd-dev libz3-dev libxml2-dev zlib1g-dev build-essential
 )
+
+MPI_PACKAGES=(libopenmpi-dev openmpi-bin)
 
 note() { echo "setup: $*" >&2; }
 
@@ -74,16 +78,20 @@ and these variables where LLVM is not in /usr/lib/llvm-$LLVM_MAJOR (see .cargo/c
 TEXT
 }
 
+# Installs packages.
 apt_install() {
     local sudo=()
     if [[ $(id -u) -ne 0 ]]; then
-        command -v sudo >/dev/null || { note "run as root, or install: ${APT_PACKAGES[*]}"; return 1; }
+        command -v sudo >/dev/null || { note "run as root, or install: $*"; return 1; }
         sudo=(sudo)
     fi
-    note "installing ${APT_PACKAGES[*]}"
+    note "installing $*"
     "${sudo[@]}" apt-get update -qq || note "apt-get update failed; trying with the package lists at hand"
-    if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        "${APT_PACKAGES[@]}" >&2; then
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+install_llvm() {
+    if ! apt_install "${APT_PACKAGES[@]}"; then
         note "apt-get could not install these packages. Debian 12 and later carry LLVM $LLVM_MAJOR; for other releases"
         note "add the repository described on https://apt.llvm.org and run this again."
         return 1
@@ -144,11 +152,20 @@ onnx_tests_path() {
     echo "$PWD/$home/$data"
 }
 
-want_ptxas=false want_onnx_tests=false only_check=false
+# Whether Open MPI is there with its development files; installed if need be.
+has_mpi() {
+    command -v mpicc >/dev/null && command -v mpirun >/dev/null && return
+    command -v apt-get >/dev/null && apt_install "${MPI_PACKAGES[@]}" && return
+    note "Open MPI cannot be installed: its tests will be skipped"
+    return 1
+}
+
+want_ptxas=false want_onnx_tests=false want_mpi=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
     --onnx-tests) want_onnx_tests=true ;;
+    --mpi) want_mpi=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
     esac
@@ -163,7 +180,7 @@ if [[ -n $lacking ]]; then
         explain
         exit 1
     fi
-    apt_install
+    install_llvm
     lacking=$(missing)
     if [[ -n $lacking ]]; then
         note "still missing after the installation:"
@@ -179,4 +196,7 @@ if $want_ptxas && path=$(nvrtc_path); then
 fi
 if $want_onnx_tests && path=$(onnx_tests_path); then
     echo "export FRIT_ONNX_TESTS=$path"
+fi
+if $want_mpi && has_mpi; then
+    echo "export FRIT_MPI=1"
 fi

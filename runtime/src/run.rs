@@ -7,8 +7,7 @@ use crate::checkpoint::{Checkpoint, CheckpointOptions, Position, restore};
 use crate::comm::Communicator;
 use crate::comm::launch::{Launch, timeout_from_environment};
 use crate::comm::local::LocalComm;
-use crate::comm::rendezvous::Rendezvous;
-use crate::comm::tcp::TcpComm;
+use crate::comm::processes::ProcessComm;
 use crate::data::Data;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -264,8 +263,7 @@ impl Session<'_> {
         let ranks = self.dir.plan.world_size;
         launch.expect_ranks(ranks).map_err(refuse)?;
         let timeout = timeout_from_environment().map_err(refuse)?;
-        let met = Rendezvous::meet(launch, &self.identity(), timeout);
-        let comm = TcpComm::connect(met.map_err(|e| refuse(e.to_string()))?, ranks, timeout)?;
+        let comm = ProcessComm::connect(launch, &self.identity(), timeout)?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
         let trained = Cpu::new(self.dir, comm.clone(), threads, self.options.interpret)

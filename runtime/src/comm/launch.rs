@@ -33,14 +33,19 @@ pub struct Launch {
     pub world_size: usize,
     /// This process among those of its machine.
     pub local_rank: usize,
-    /// Where rank 0 listens: host and port; needed if there are several processes.
+    /// Where rank 0 listens: host and port; needed if there are several processes that MPI does not connect.
     pub master: Option<(String, u16)>,
+    /// Whether Open MPI's `mpirun` started it.
+    pub by_mpirun: bool,
 }
 
-/// Names of rank, number of processes and local rank: the usual ones, Open MPI's, Slurm's.
+/// Open MPI's names of rank, number of processes and local rank.
+const OPEN_MPI: [&str; 3] =
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"];
+/// All names: the usual ones, Open MPI's, Slurm's.
 const NAMES: [[&str; 3]; 3] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
-    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+    OPEN_MPI,
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
 ];
 
@@ -82,8 +87,15 @@ impl Launch {
             parsed.map(Some).map_err(|_| format!("{name}={text} is not a number"))
         };
         let Some(names) = NAMES.iter().find(|names| variable(names[1]).is_some()) else {
-            return Ok(Launch { rank: 0, world_size: 1, local_rank: 0, master: None });
+            return Ok(Launch {
+                rank: 0,
+                world_size: 1,
+                local_rank: 0,
+                master: None,
+                by_mpirun: false,
+            });
         };
+        let by_mpirun = *names == OPEN_MPI;
         let world_size = number(names[1])?.unwrap_or(1);
         let rank = match number(names[0])? {
             Some(rank) => rank,
@@ -100,14 +112,14 @@ impl Launch {
         };
         let master = match (variable("MASTER_ADDR"), number("MASTER_PORT")?) {
             (Some(host), Some(port)) => Some((host, listening_port(port, &variable)?)),
-            _ if world_size == 1 => None,
+            _ if world_size == 1 || (cfg!(feature = "mpi") && by_mpirun) => None,
             _ => {
                 let what =
                     "several processes need MASTER_ADDR and MASTER_PORT, where rank 0 listens";
                 return Err(what.into());
             }
         };
-        Ok(Launch { rank, world_size, local_rank, master })
+        Ok(Launch { rank, world_size, local_rank, master, by_mpirun })
     }
 }
 
@@ -139,7 +151,9 @@ mod tests {
 
     #[test]
     fn launchers_say_who_a_process_is() {
-        assert_eq!(launch(&[]), Ok(Launch { rank: 0, world_size: 1, local_rank: 0, master: None }));
+        let alone =
+            Launch { rank: 0, world_size: 1, local_rank: 0, master: None, by_mpirun: false };
+        assert_eq!(launch(&[]), Ok(alone));
         let master = [("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];
         let usual = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
         let expected = |port| Launch {
@@ -147,12 +161,16 @@ mod tests {
             world_size: 4,
             local_rank: 1,
             master: Some(("node0".into(), port)),
+            by_mpirun: false,
         };
         assert_eq!(launch(&[&usual[..], &master].concat()), Ok(expected(29500)));
         let torchrun = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
         assert_eq!(launch(&[&usual[..], &master, &torchrun].concat()), Ok(expected(29501)));
         let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "1")];
         assert_eq!(launch(&[&slurm[..], &master].concat()), Ok(expected(29500)));
+        let mpi = OPEN_MPI.into_iter().zip(["3", "4", "1"]);
+        let found = launch(&mpi.chain(master).collect::<Vec<_>>());
+        assert_eq!(found, Ok(Launch { by_mpirun: true, ..expected(29500) }));
     }
 
     #[test]

@@ -3,8 +3,11 @@
 mod element;
 pub mod launch;
 pub mod local;
+#[cfg(feature = "mpi")]
+mod mpi;
+pub mod processes;
 pub mod rendezvous;
-pub mod tcp;
+mod tcp;
 
 use crate::RunError;
 use frit_ir::DType;

@@ -469,7 +469,7 @@ mod tests {
 
     fn launch(rank: usize, world_size: usize, port: u16) -> Launch {
         let master = Some(("127.0.0.1".to_string(), port));
-        Launch { rank, world_size, local_rank: rank, master }
+        Launch { rank, world_size, local_rank: rank, master, by_mpirun: false }
     }
 
     /// A port that nothing listened at a moment ago.

@@ -1,0 +1,194 @@
+//! Messages between processes through MPI, over whatever network it finds.
+//!
+//! Processes that `mpirun` started need no `MASTER_ADDR`: rank 0 tells the others through MPI where it
+//! listens.
+
+use super::launch::Launch;
+use super::processes::{Exchange, Links};
+use crate::RunError;
+use mpi::environment::{Universe, processor_name};
+use mpi::point_to_point::{Destination, Source};
+use mpi::request::{Request, StaticScope};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator, Root};
+use mpi::{Tag, Threading};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::mem::ManuallyDrop;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// Tags that every MPI has at least; an exchange takes the next one, around and around.
+const TAGS: u64 = 32_768;
+/// Bytes of the longest message; MPI counts in `i32`.
+const LONGEST: usize = 1 << 30;
+/// Bytes for the name of a machine.
+const NAME: usize = 256;
+/// How often who waits looks without pausing, and how long the pause is after that.
+const EAGER_LOOKS: usize = 2_000;
+const PAUSE: Duration = Duration::from_micros(50);
+/// How much longer who lacks more ranks waits, for each: a rank that hangs keeps others from answering, and
+/// those who lack it alone are to speak first.
+const DEFERENCE: Duration = Duration::from_millis(500);
+
+/// All ranks of a job that `mpirun` started.
+pub(super) struct MpiLinks {
+    world: SimpleCommunicator,
+    /// Ends MPI when it is dropped, for which all ranks must be there: not after a failure.
+    universe: ManuallyDrop<Universe>,
+    /// Where rank 0 listens.
+    master: (String, u16),
+}
+
+impl MpiLinks {
+    /// Starts MPI, and finds rank 0.
+    ///
+    /// # Errors
+    /// If MPI knows other ranks than the launcher.
+    pub(super) fn initialize(launch: &Launch) -> Result<MpiLinks, RunError> {
+        let refuse = |reason: String| RunError::Ranks { reason };
+        let started = mpi::initialize_with_threading(Threading::Serialized);
+        let (universe, _) = started.ok_or_else(|| refuse("MPI runs already".into()))?;
+        let world = universe.world();
+        let (rank, size) = (world.rank() as usize, world.size() as usize);
+        if (rank, size) != (launch.rank, launch.world_size) {
+            return Err(refuse(format!(
+                "MPI says that this is rank {rank} of {size}, mpirun that it is rank {} of {}; is `mpirun` of \
+                 another MPI than this program was built with?",
+                launch.rank, launch.world_size
+            )));
+        }
+        let own = processor_name().unwrap_or_else(|_| "localhost".into());
+        let mut said = [0_u8; NAME + 2];
+        if rank == 0 {
+            let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|l| l.local_addr());
+            let port = port.map_err(|e| refuse(format!("rank 0 finds no port: {e}")))?.port();
+            let name = &own.as_bytes()[..own.len().min(NAME)];
+            said[..name.len()].copy_from_slice(name);
+            said[NAME..].copy_from_slice(&port.to_le_bytes());
+        }
+        world.process_at_rank(0).broadcast_into(&mut said[..]);
+        let name = String::from_utf8_lossy(&said[..NAME]).trim_end_matches('\0').to_string();
+        let port = u16::from_le_bytes([said[NAME], said[NAME + 1]]);
+        // The name of a machine need not lead back to it.
+        let host = if name == own { "127.0.0.1".into() } else { name };
+        Ok(MpiLinks { world, universe: ManuallyDrop::new(universe), master: (host, port) })
+    }
+
+    /// The launch, with where rank 0 listens.
+    pub(super) fn launch(&self, launch: &Launch) -> Launch {
+        let master = launch.master.clone().or_else(|| Some(self.master.clone()));
+        Launch { master, ..launch.clone() }
+    }
+}
+
+/// Memory that MPI reads or writes. If an exchange fails it is never given back: MPI may still be at it.
+struct Message(&'static mut [u8]);
+
+impl Message {
+    fn new(bytes: Vec<u8>) -> Message {
+        Message(Box::leak(bytes.into_boxed_slice()))
+    }
+
+    /// # Safety
+    /// Nothing refers to the message any more.
+    unsafe fn free(self) -> Box<[u8]> {
+        // SAFETY: it was made by `Box::leak`; by the contract this is the only reference.
+        unsafe { Box::from_raw(self.0) }
+    }
+
+    /// The same memory in pieces that MPI can count.
+    ///
+    /// # Safety
+    /// The pieces are not used after the message is freed, nor while it is borrowed otherwise.
+    unsafe fn pieces(&mut self) -> impl Iterator<Item = &'static mut [u8]> {
+        let (begin, len) = (self.0.as_mut_ptr(), self.0.len());
+        // SAFETY: the memory is leaked and so lives as long as is asked; the contract keeps it unshared.
+        unsafe { std::slice::from_raw_parts_mut(begin, len) }.chunks_mut(LONGEST)
+    }
+}
+
+/// A message on its way from or to a rank.
+struct Pending {
+    rank: usize,
+    request: Request<'static, [u8], StaticScope>,
+}
+
+/// Waits until all have arrived. Those that have not when this fails are given up.
+fn wait(mut pending: Vec<Pending>, exchange: &Exchange<'_, '_>) -> Result<(), RunError> {
+    let (mut begin, mut looks) = (Instant::now(), 0);
+    loop {
+        let before = pending.len();
+        pending = pending
+            .into_iter()
+            .filter_map(|p| p.request.test().err().map(|request| Pending { request, ..p }))
+            .collect();
+        let Some(first) = pending.first() else { return Ok(()) };
+        if pending.len() < before {
+            (begin, looks) = (Instant::now(), 0);
+            continue;
+        }
+        looks += 1;
+        if looks > EAGER_LOOKS {
+            std::thread::sleep(PAUSE);
+        } else {
+            std::thread::yield_now();
+        }
+        let failed = exchange.control.failure().is_some();
+        let silent = pending.iter().map(|p| p.rank).collect::<BTreeSet<usize>>().len();
+        if failed || begin.elapsed() > exchange.timeout + DEFERENCE * (silent as u32 - 1) {
+            let kind = if failed { ErrorKind::ConnectionAborted } else { ErrorKind::TimedOut };
+            let error = exchange.lost(first.rank, &kind.into());
+            pending.into_iter().for_each(|p| std::mem::forget(p.request));
+            exchange.control.fail(&error.to_string());
+            return Err(error);
+        }
+    }
+}
+
+impl Links for MpiLinks {
+    fn exchange(
+        &self,
+        exchange: &Exchange<'_, '_>,
+        receive: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), RunError> {
+        let tag = (exchange.number % TAGS) as Tag;
+        let others = exchange.others;
+        let mut received: Vec<Message> =
+            others.iter().map(|_| Message::new(vec![0; exchange.len])).collect();
+        let mut sent: Vec<Message> =
+            others.iter().map(|rank| Message::new((exchange.send)(*rank).to_vec())).collect();
+        let mut pending = Vec::new();
+        for (&rank, message) in others.iter().zip(&mut received) {
+            let peer = self.world.process_at_rank(rank as i32);
+            // SAFETY: `wait` ends all use of the pieces, or the messages are not freed.
+            for piece in unsafe { message.pieces() } {
+                let request = peer.immediate_receive_into_with_tag(StaticScope, piece, tag);
+                pending.push(Pending { rank, request });
+            }
+        }
+        for (&rank, message) in others.iter().zip(&mut sent) {
+            let peer = self.world.process_at_rank(rank as i32);
+            // SAFETY: as above.
+            for piece in unsafe { message.pieces() } {
+                let request = peer.immediate_send_with_tag(StaticScope, &*piece, tag);
+                pending.push(Pending { rank, request });
+            }
+        }
+        wait(pending, exchange)?;
+        for (&rank, message) in others.iter().zip(received) {
+            // SAFETY: MPI is done with it.
+            receive(rank, &unsafe { message.free() });
+        }
+        for message in sent {
+            // SAFETY: MPI is done with it.
+            drop(unsafe { message.free() });
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) {
+        // SAFETY: `self` is consumed; the universe is dropped once.
+        unsafe { ManuallyDrop::drop(&mut self.universe) };
+    }
+}
