@@ -105,6 +105,8 @@ pub fn compile(
     run.reports.extend(chosen);
     plan.shuffle = config.data.shuffle;
     plan.drop_last = config.data.drop_last;
+    let validation = &config.data.validation;
+    plan.validation = (validation != "none").then(|| validation.clone());
     plan.cast_baseline = run.context.cast_baseline.unwrap_or_default();
     let evaluation = match as_read {
         Some(graph) => Some(evaluation(graph, config, &options, &run)?),

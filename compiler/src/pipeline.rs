@@ -170,7 +170,6 @@ impl Options {
         }
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
-        refuse(c.data.validation != "none", "data.validation", "other than none")?;
         let kind = match c.optimizer.kind {
             choices::Optimizer::Adamw => OptimizerKind::Adamw,
             choices::Optimizer::Adam => OptimizerKind::Adam,

@@ -88,6 +88,20 @@ pub enum RunError {
         "the plan keeps no moving average of its parameters; compile it with --set optimizer.ema=0.999"
     )]
     NoEma,
+    /// Training and evaluation spread a parameter differently.
+    #[error(
+        "a rank does not hold what it evaluates of `{parameter}`; evaluate checkpoints with `frit eval` instead"
+    )]
+    Validation {
+        /// The parameter.
+        parameter: String,
+    },
+    /// Validation is asked for on a GPU.
+    #[error(
+        "a run on GPUs cannot validate between steps; evaluate its checkpoints with a plan for the CPU: \
+         `frit eval PLAN --checkpoint DIR`"
+    )]
+    ValidationOnGpu,
     /// A reduction of a type that ranks do not combine.
     #[error("ranks cannot combine {dtype}; a plan reduces f32, f16 or bf16")]
     Exchange {

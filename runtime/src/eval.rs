@@ -44,7 +44,7 @@ pub struct Options {
     /// Parameters as `frit run --save` writes them, instead of those of the plan.
     #[arg(long, value_name = "FILE.safetensors")]
     pub weights: Option<PathBuf>,
-    /// Parameters of a checkpoint, or of the latest one in a directory of them.
+    /// Parameters of a checkpoint, of the latest one in a directory of them, or of its `best`.
     #[arg(long, value_name = "DIR", conflicts_with = "weights")]
     pub checkpoint: Option<PathBuf>,
     /// Write the model's outputs of the first batch, by name, to this safetensors file.
@@ -114,7 +114,7 @@ impl Report {
 type Outputs = Vec<Vec<Vec<u8>>>;
 
 /// What is fed.
-enum Feed {
+pub(crate) enum Feed {
     /// The examples of a file.
     Examples(Data),
     /// One batch for every rank: buffers and bytes.
@@ -136,10 +136,7 @@ pub fn evaluate(options: &Options) -> Result<Report, RunError> {
         Some(path) => save::read(path, &trained)?,
         None => Tensors::new(),
     };
-    let checkpoint = match &options.checkpoint {
-        Some(path) => Some(checkpoint(path)?),
-        None => None,
-    };
+    let checkpoint = options.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
     let (feed, labeled) = feed(options, plan, eval)?;
     let (batches, examples) = match &feed {
         Feed::Examples(data) => (data.batches(), data.len()),
@@ -197,15 +194,6 @@ fn trained(dir: &PlanDir) -> Plan {
     plan
 }
 
-/// A checkpoint, or the latest of a directory.
-fn checkpoint(path: &Path) -> Result<Checkpoint, RunError> {
-    if Checkpoint::is_at(path) {
-        return Checkpoint::open(path);
-    }
-    let latest = Checkpoint::latest(path)?;
-    latest.ok_or_else(|| RunError::data(path, "there is no checkpoint"))
-}
-
 /// Where parameters come from, if not from the plan.
 struct Source {
     replaced: Tensors,
@@ -229,6 +217,14 @@ fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool),
     let Some(path) = &options.data else {
         return Err(RunError::data(Path::new(""), "neither data nor inputs are given"));
     };
+    Ok((Feed::Examples(examples(path, plan, eval)?), true))
+}
+
+/// The examples of a file.
+///
+/// # Errors
+/// If it cannot be read, is empty, or its last batch would count wrong.
+pub(crate) fn examples(path: &Path, plan: &Plan, eval: &EvalSpec) -> Result<Data, RunError> {
     let data = Data::load(path, plan)?;
     if data.is_empty() {
         return Err(RunError::data(path, "there are no examples"));
@@ -242,7 +238,7 @@ fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool),
         );
         return Err(RunError::data(path, reason));
     }
-    Ok((Feed::Examples(data), true))
+    Ok(data)
 }
 
 struct Session<'a> {
@@ -278,53 +274,71 @@ impl Session<'_> {
         threads: usize,
         batches: usize,
     ) -> Result<(Vec<f64>, f64), RunError> {
-        let plan = &self.dir.plan;
         let mut device = Cpu::new(self.dir, comm, threads, self.options.interpret)?;
         initialize(self.dir, &[], &self.source.replaced, &mut device, rank)?;
         if let Some(checkpoint) = &self.source.checkpoint {
             restore::restore(checkpoint, &self.source.trained, &mut device, rank)?;
         }
         let started = Instant::now();
-        let mut sums = vec![0.0; 2 * self.eval.losses.len()];
-        for number in 0..batches {
-            let counting = self.put_batch(number, rank, &mut device)?;
-            if let Some(weights) = &self.eval.weights {
-                let n = weights.ty.shape.numel();
-                let bytes: Vec<u8> =
-                    (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
-                device.feed(weights.buffer, &bytes)?;
+        let each = |number, device: &Cpu<'_, LocalComm>| {
+            if number > 0 || self.options.dump_outputs.is_none() {
+                return Ok(());
             }
-            device.run(plan.phases[0].begin..plan.phases[0].end)?;
-            if let Some(statistics) = &self.eval.statistics {
-                let bytes = read(&device, statistics)?;
-                for (sum, x) in sums.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *sum += f64::from(f32::from_le_bytes(*x));
-                }
-            }
-            if number == 0 && self.options.dump_outputs.is_some() {
-                let outputs: Result<_, RunError> =
-                    self.eval.outputs.iter().map(|o| read(&device, &o.place)).collect();
-                self.outputs.lock().unwrap_or_else(|e| e.into_inner())[rank] = outputs?;
-            }
-        }
+            let outputs: Result<_, RunError> =
+                self.eval.outputs.iter().map(|o| read(device, &o.place)).collect();
+            self.outputs.lock().unwrap_or_else(|e| e.into_inner())[rank] = outputs?;
+            Ok(())
+        };
+        let sums = sums(&self.dir.plan, self.eval, self.feed, rank, &mut device, batches, each)?;
         Ok((sums, started.elapsed().as_secs_f64()))
     }
+}
 
-    /// Feeds one batch; the number of its examples that count.
-    fn put_batch(
-        &self,
-        number: usize,
-        rank: usize,
-        device: &mut impl Device,
-    ) -> Result<usize, RunError> {
-        match self.feed {
-            Feed::Examples(data) => data.feed_once(number, rank, |b, bytes| device.feed(b, bytes)),
-            Feed::Batch(fed) => {
-                for (buffer, bytes) in fed {
-                    device.feed(*buffer, bytes)?;
-                }
-                Ok(usize::MAX)
+/// The sums and counts of every loss over all batches of all ranks. `each` sees the device after a batch.
+pub(crate) fn sums<D: Device>(
+    plan: &Plan,
+    eval: &EvalSpec,
+    feed: &Feed,
+    rank: usize,
+    device: &mut D,
+    batches: usize,
+    each: impl Fn(usize, &D) -> Result<(), RunError>,
+) -> Result<Vec<f64>, RunError> {
+    let mut sums = vec![0.0; 2 * eval.losses.len()];
+    for number in 0..batches {
+        let counting = put_batch(feed, number, rank, device)?;
+        if let Some(weights) = &eval.weights {
+            let n = weights.ty.shape.numel();
+            let bytes: Vec<u8> =
+                (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
+            device.feed(weights.buffer, &bytes)?;
+        }
+        device.run(plan.phases[0].begin..plan.phases[0].end)?;
+        if let Some(statistics) = &eval.statistics {
+            let bytes = read(device, statistics)?;
+            for (sum, x) in sums.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *sum += f64::from(f32::from_le_bytes(*x));
             }
+        }
+        each(number, device)?;
+    }
+    Ok(sums)
+}
+
+/// Feeds one batch; the number of its examples that count.
+fn put_batch(
+    feed: &Feed,
+    number: usize,
+    rank: usize,
+    device: &mut impl Device,
+) -> Result<usize, RunError> {
+    match feed {
+        Feed::Examples(data) => data.feed_once(number, rank, |b, bytes| device.feed(b, bytes)),
+        Feed::Batch(fed) => {
+            for (buffer, bytes) in fed {
+                device.feed(*buffer, bytes)?;
+            }
+            Ok(usize::MAX)
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod plan_dir;
 pub mod run;
 mod save;
 mod trace;
+pub mod validation;
 pub use save::safetensors_dtype;
 
 pub use error::RunError;

@@ -25,6 +25,15 @@ pub struct StepMetrics {
     pub tokens_or_examples_per_s: f64,
 }
 
+/// The loss over the validation examples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ValidationMetrics {
+    /// The step after which it was taken.
+    pub step: usize,
+    /// The mean loss.
+    pub validation_loss: f64,
+}
+
 /// Appends to a file; nothing if there is none.
 pub struct Writer {
     file: Option<(PathBuf, File)>,
@@ -64,7 +73,7 @@ impl Writer {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn write(&mut self, metrics: &StepMetrics) -> Result<(), RunError> {
+    pub fn write(&mut self, metrics: &impl Serialize) -> Result<(), RunError> {
         let Some((path, file)) = &mut self.file else { return Ok(()) };
         let mut line = serde_json::to_vec(metrics).unwrap_or_default();
         line.push(b'\n');

@@ -14,11 +14,12 @@ use crate::device::cuda::Cuda;
 use crate::device::{Device, Span};
 use crate::gradients::{self, Gradients, Parts};
 use crate::interrupt::Stop;
-use crate::metrics::{StepMetrics, Writer};
+use crate::metrics::{StepMetrics, ValidationMetrics, Writer};
 use crate::numerics::{self, Histograms, Watch};
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::save::{self, Tensors, Version};
 use crate::trace;
+use crate::validation::{Validation, ValidationOptions};
 use frit_ir::ops::EMA;
 use frit_ir::ops::random::RNG;
 use frit_ir::plan::{ParamHome, Plan, sha256_hex};
@@ -47,6 +48,8 @@ pub struct RunOptions {
     pub save_ema: Option<PathBuf>,
     /// Write checkpoints, and resume from them.
     pub checkpoint: Option<CheckpointOptions>,
+    /// Take the loss over other examples between steps; by default those that the plan names.
+    pub validation: Option<ValidationOptions>,
     /// When to leave before the last step.
     pub stop: Option<Stop>,
     /// Write when each task of the last step ran here.
@@ -76,6 +79,8 @@ pub struct RunReport {
     pub interrupted: Option<i32>,
     /// Mean loss of every step, from `start` on.
     pub losses: Vec<f64>,
+    /// The loss over the validation examples, and how many steps were run before it was taken.
+    pub validation: Vec<(usize, f64)>,
     /// Gradient norm of every step.
     pub grad_norms: Vec<f64>,
     /// Seconds of every step.
@@ -99,6 +104,12 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     if options.save_ema.is_some() && !save::has_ema(&dir.plan) {
         return Err(RunError::NoEma);
     }
+    let named = dir.plan.validation.as_ref().map(PathBuf::from);
+    let validation = match options.validation.as_ref().map(|v| v.data.clone()).or(named) {
+        Some(_) if dir.plan.target.device == CUDA => return Err(RunError::ValidationOnGpu),
+        Some(data) => Some(Validation::open(plan_dir, &data)?),
+        None => None,
+    };
     let resumed = match &options.checkpoint {
         Some(checkpoint) => {
             prepare(checkpoint, launch.rank)?;
@@ -113,6 +124,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         resumed,
         failed: Arc::default(),
         run: Run::new(),
+        validation,
         dir: &dir,
         data: &data,
         options,
@@ -199,6 +211,9 @@ fn effective_hyper(
     set.into_iter().collect()
 }
 
+/// The validation loss with the parameters of a device.
+type Validate<'a, D> = dyn FnMut(&D) -> Result<f64, RunError> + 'a;
+
 struct Session<'a> {
     /// Hyper-parameters that differ from the plan's.
     hyper: Vec<(String, f64)>,
@@ -212,6 +227,8 @@ struct Session<'a> {
     failed: Arc<AtomicBool>,
     /// Identity of this run.
     run: Run,
+    /// What is evaluated between steps.
+    validation: Option<Validation>,
     dir: &'a PlanDir,
     data: &'a Data,
     options: &'a RunOptions,
@@ -226,9 +243,8 @@ impl Session<'_> {
         let comms = LocalComm::world(ranks);
         let watch = comms[0].clone();
         let rank = |comm: LocalComm| {
-            let (rank, end) = (comm.rank(), comm.clone());
-            let result = Cpu::new(self.dir, comm, threads, self.options.interpret)
-                .and_then(|mut device| self.train(&mut device, rank));
+            let end = comm.clone();
+            let result = self.on_cpu(comm, threads);
             if result.is_err() {
                 self.failed.store(true, Ordering::Relaxed);
                 end.abort();
@@ -266,8 +282,7 @@ impl Session<'_> {
         let comm = ProcessComm::connect(launch, &self.identity(), timeout)?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
-        let trained = Cpu::new(self.dir, comm.clone(), threads, self.options.interpret)
-            .and_then(|mut device| self.train(&mut device, launch.rank));
+        let trained = self.on_cpu(comm.clone(), threads);
         if trained.is_err() {
             self.failed.store(true, Ordering::Relaxed);
             comm.abort();
@@ -278,6 +293,23 @@ impl Session<'_> {
         Ok(outcome)
     }
 
+    /// One rank on the CPU, and beside it what it validates with.
+    fn on_cpu<C: Communicator + Clone>(
+        &self,
+        comm: C,
+        threads: usize,
+    ) -> Result<Outcome, RunError> {
+        let (rank, interpret) = (comm.rank(), self.options.interpret);
+        let mut device = Cpu::new(self.dir, comm.clone(), threads, interpret)?;
+        let Some(validation) = &self.validation else {
+            return self.train(&mut device, rank, None);
+        };
+        let mut beside = validation.device(comm, threads, interpret)?;
+        let mut validate =
+            |trained: &Cpu<'_, C>| validation.loss(&self.dir.plan, trained, &mut beside, rank);
+        self.train(&mut device, rank, Some(&mut validate))
+    }
+
     /// The rank of this process on its GPU.
     fn on_gpu(&self) -> Result<Outcome, RunError> {
         if self.options.interpret {
@@ -285,7 +317,7 @@ impl Session<'_> {
         }
         let mut device = Cuda::open(self.dir, &self.identity())?;
         let rank = device.rank();
-        match self.train(&mut device, rank) {
+        match self.train(&mut device, rank, None) {
             Ok(outcome) => device.finish().map(|()| outcome),
             Err(error) => {
                 device.fail(&error);
@@ -306,7 +338,12 @@ impl Session<'_> {
     }
 
     /// One rank from start to end.
-    fn train<D: Device>(&self, device: &mut D, rank: usize) -> Result<Outcome, RunError> {
+    fn train<D: Device>(
+        &self,
+        device: &mut D,
+        rank: usize,
+        mut validate: Option<&mut Validate<'_, D>>,
+    ) -> Result<Outcome, RunError> {
         let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
         let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
         let mut reporter = Reporter {
@@ -332,6 +369,8 @@ impl Session<'_> {
         let mut watch = Watch::new(&self.dir.plan, rank, check, count);
         reporter.clock = Instant::now();
         let mut step = self.start;
+        // Of the state after `step` steps.
+        let mut validation_loss = None;
         while step < self.options.steps {
             if let Some(stop) = &self.options.stop {
                 // Ranks may see a signal at different steps; they leave at the same one.
@@ -347,19 +386,26 @@ impl Session<'_> {
             reporter.parts = reporter.parts.or(parts);
             step += 1;
             reporter.catch_up(device, step.saturating_sub(D::METRICS_DELAY))?;
+            validation_loss = match &mut validate {
+                Some(validate) if self.validates_after(step) => {
+                    reporter.catch_up(device, step)?;
+                    Some(reporter.validated(step, validate(device)?)?)
+                }
+                _ => None,
+            };
             if let Some(saver) = &mut saver {
                 saver.check()?;
                 if saver.due(step) {
                     // The metrics of every step come before the checkpoint that follows it.
                     reporter.catch_up(device, step)?;
-                    saver.save(step, self.position(step), device)?;
+                    saver.save(step, self.position(step), validation_loss, device)?;
                 }
             }
         }
         reporter.catch_up(device, step)?;
         reporter.bar.finish_and_clear();
         if let Some(saver) = &mut saver {
-            saver.finish(step, self.position(step), device)?;
+            saver.finish(step, self.position(step), validation_loss, device)?;
         }
         let mut outcome = reporter.outcome;
         (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
@@ -370,6 +416,13 @@ impl Session<'_> {
             outcome.averages = save::collect(&self.dir.plan, device, rank, Version::Average)?;
         }
         Ok(outcome)
+    }
+
+    /// Whether the validation loss is taken after so many steps.
+    fn validates_after(&self, step: usize) -> bool {
+        let asked = self.options.validation.as_ref().and_then(|v| v.every);
+        let every = asked.or(self.options.checkpoint.as_ref().and_then(|c| c.every));
+        step == self.options.steps || every.is_some_and(|every| step.is_multiple_of(every))
     }
 
     fn saver(
@@ -468,6 +521,15 @@ impl Reporter<'_> {
             self.report(step, &values)?;
         }
         Ok(())
+    }
+
+    /// Reports the validation loss after `step` steps, and gives it back.
+    fn validated(&mut self, step: usize, loss: f64) -> Result<f64, RunError> {
+        self.writer.write(&ValidationMetrics { step: step - 1, validation_loss: loss })?;
+        self.outcome.report.validation.push((step, loss));
+        self.bar.set_message(format!("validation loss {loss:.4}"));
+        self.clock = Instant::now();
+        Ok(loss)
     }
 
     /// Takes the metrics of a step, in the plan's order.

@@ -33,4 +33,5 @@ mod support;
 mod tidy;
 mod trace;
 mod training;
+mod validation;
 mod vision;

@@ -5,6 +5,7 @@ use frit_ir::Diagnostic;
 use frit_runtime::RunError;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::interrupt;
+use frit_runtime::validation::ValidationOptions;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use std::path::PathBuf;
   frit run plan --data tokens.bin --steps 1 --dump-grads grads.safetensors
   frit run plan --data data.npz --steps 100 --save trained.safetensors
   frit run plan --data data.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100 --keep 2 --resume
+  frit run plan --data train.npz --validation test.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100
   frit run plan --data data.npz --steps 3 --interpret
   frit run plan --data data.npz --steps 5 --trace trace.json    # open in ui.perfetto.dev
   torchrun --no-python --nproc-per-node 4 frit run plan --data data.npz    # a plan for 4 GPUs
@@ -51,6 +53,13 @@ pub struct Args {
     /// Keep only the newest checkpoints.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
     pub keep: Option<usize>,
+    /// Take the loss over the examples of this file between steps, and after the last; by default the file
+    /// of the configuration's data.validation. The file `best` names the best checkpoint.
+    #[arg(long, value_name = "FILE")]
+    pub validation: Option<PathBuf>,
+    /// Steps between two validations; by default those between two checkpoints.
+    #[arg(long, value_name = "STEPS", requires = "validation", value_parser = at_least_one)]
+    pub validate_every: Option<usize>,
     /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
@@ -109,6 +118,10 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         dump_grads: args.dump_grads.clone(),
         save: args.save.clone(),
         checkpoint,
+        validation: args
+            .validation
+            .clone()
+            .map(|data| ValidationOptions { data, every: args.validate_every }),
         stop,
         trace: args.trace.clone(),
         save_ema: args.save_ema.clone(),
@@ -138,7 +151,10 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let (first, last) = (report.losses.first(), report.losses.last());
     Ok(match (first, last) {
         (Some(first), Some(last)) => {
-            format!("{} steps, loss {first:.4} -> {last:.4}\n", report.losses.len())
+            let validation = report.validation.last();
+            let validation = validation.map(|(_, loss)| format!(", validation loss {loss:.4}"));
+            let validation = validation.unwrap_or_default();
+            format!("{} steps, loss {first:.4} -> {last:.4}{validation}\n", report.losses.len())
         }
         _ if report.start > 0 => format!("nothing to do after {} steps\n", report.start),
         _ => "no steps\n".into(),

@@ -147,7 +147,7 @@ pub const KEYS: &[Key] = &[
     key("memory.budget", Kind::Bytes(&["none"]), "\"none\"", "bytes that the plan may use per rank"),
     key("data.shuffle", Kind::Boolean, "false", "whether examples are shuffled at each epoch, from the seed"),
     key("data.drop_last", Kind::Boolean, "true", "whether an incomplete last step of an epoch is left out; otherwise the micro-steps that its data fill make a smaller one"),
-    key("data.validation", Kind::Text, "\"none\"", "a file of examples that are evaluated but not trained on"),
+    key("data.validation", Kind::Text, "\"none\"", "a file of examples that `frit run` evaluates between steps but does not train on, or `none`"),
     key("data.ranges", Kind::List, "[]", "ranges of float inputs for the lints, each as \"NAME=LOW..HIGH\""),
     key("lints.allow", Kind::List, "[]", "ids of lints that are only noted, such as \"L02\""),
     key("run.accumulation", Kind::Integer(MANY), "1", "micro-steps per step"),

@@ -54,6 +54,9 @@ pub struct Plan {
     /// make a smaller step.
     #[serde(default = "yes")]
     pub drop_last: bool,
+    /// The file of examples that are evaluated between steps, as the configuration names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<String>,
     /// Loss elements of one rank's micro-batch if none is ignored.
     pub loss_capacity: usize,
     /// Tensors fed at every micro-step.

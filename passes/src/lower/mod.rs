@@ -189,6 +189,7 @@ impl<'a> Lowering<'a> {
             seed: options.seed,
             shuffle: false,
             drop_last: true,
+            validation: None,
             loss_capacity: options.loss_capacity,
             inputs: vec![],
             params: vec![],

@@ -5,6 +5,7 @@ use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::eval::{self, evaluate};
 use frit_runtime::interrupt;
 use frit_runtime::run::{RunOptions, RunReport, run};
+use frit_runtime::validation::ValidationOptions;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,6 +64,13 @@ struct Training {
     /// Keep only the newest checkpoints.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
     keep: Option<usize>,
+    /// Take the loss over the examples of this file between steps, and after the last; by default the file
+    /// of the configuration's data.validation. The file `best` names the best checkpoint.
+    #[arg(long, value_name = "FILE")]
+    validation: Option<PathBuf>,
+    /// Steps between two validations; by default those between two checkpoints.
+    #[arg(long, value_name = "STEPS", requires = "validation", value_parser = at_least_one)]
+    validate_every: Option<usize>,
     /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
@@ -130,6 +138,9 @@ fn train(args: Training) -> ExitCode {
         dump_grads: args.dump_grads,
         save: args.save,
         checkpoint,
+        validation: args
+            .validation
+            .map(|data| ValidationOptions { data, every: args.validate_every }),
         stop,
         trace: args.trace,
         save_ema: args.save_ema,

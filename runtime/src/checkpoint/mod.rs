@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! latest                        step-00000020
+//! best                          step-00000010, the one of the lowest validation loss, if that is known
 //! step-00000020/
 //!   index.json                  step, data position, and for every tensor its parts: file, range, checksum
 //!   rank-00000.safetensors …    what each rank owns; a tensor of the index lies in parts of the same name
@@ -48,6 +49,7 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const INDEX: &str = "index.json";
 const LATEST: &str = "latest";
+const BEST: &str = "best";
 const SUMS: &str = "SHA256SUMS";
 const SOURCE: &str = "source";
 
@@ -68,6 +70,9 @@ pub struct Index {
     pub step: usize,
     /// Where the data goes on.
     pub position: Position,
+    /// The loss over the validation examples after these steps, if it was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
     /// Hyper-parameters that were changed when the plan was run.
     pub set: BTreeMap<String, f64>,
     /// Every tensor, by kind and name.

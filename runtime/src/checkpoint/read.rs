@@ -29,34 +29,35 @@ struct Shard {
     data: usize,
 }
 
-impl Checkpoint {
-    /// Whether a directory is a checkpoint, or holds checkpoints.
-    pub fn is_at(path: &Path) -> bool {
-        path.join(INDEX).is_file() || path.join(LATEST).is_file()
+/// The checkpoint that a file names, beside it.
+pub(super) fn named_by(file: &Path) -> Result<PathBuf, RunError> {
+    let name = fs::read_to_string(file).map_err(RunError::io(file))?;
+    if super::step_of(name.trim()).is_none() {
+        let reason = "names no checkpoint; write the name of a complete one into it";
+        return Err(RunError::checkpoint(file, reason));
     }
+    Ok(file.with_file_name(name.trim()))
+}
 
+impl Checkpoint {
     /// The latest checkpoint of a directory of checkpoints; `None` if there is none yet.
     ///
     /// # Errors
     /// If it is not complete, was changed, or is of another version.
     pub fn latest(dir: &Path) -> Result<Option<Checkpoint>, RunError> {
         let latest = dir.join(LATEST);
-        if !latest.exists() {
-            return Ok(None);
-        }
-        let name = fs::read_to_string(&latest).map_err(RunError::io(&latest))?;
-        if super::step_of(name.trim()).is_none() {
-            let reason = "names no checkpoint; write the name of a complete one into it";
-            return Err(RunError::checkpoint(&latest, reason));
-        }
-        Checkpoint::open(&dir.join(name.trim())).map(Some)
+        if latest.exists() { Checkpoint::open(&named_by(&latest)?).map(Some) } else { Ok(None) }
     }
 
-    /// Opens a checkpoint, or the latest of a directory of checkpoints.
+    /// Opens a checkpoint, the latest of a directory of checkpoints, or the one that its file `best` or
+    /// `latest` names.
     ///
     /// # Errors
     /// If there is none, or it is not complete, was changed, or is of another version.
     pub fn open(path: &Path) -> Result<Checkpoint, RunError> {
+        if path.is_file() {
+            return Checkpoint::open(&named_by(path)?);
+        }
         if let Some(latest) = Checkpoint::latest(path)? {
             return Ok(latest);
         }

@@ -64,6 +64,7 @@ pub(super) fn index(
     dir: &PlanDir,
     step: usize,
     position: Position,
+    validation_loss: Option<f64>,
     set: &[(String, f64)],
 ) -> Index {
     let plan = &dir.plan;
@@ -96,6 +97,7 @@ pub(super) fn index(
         strategy: plan.strategy.clone(),
         step,
         position,
+        validation_loss,
         set: set.iter().cloned().collect(),
         tensors,
     }

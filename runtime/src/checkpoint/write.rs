@@ -5,9 +5,11 @@
 //! All that is named is synced before its name is. Ranks meet in the file system only, so that it makes no
 //! difference whether they are threads or processes.
 
+use super::read::named_by;
 use super::snapshot::{self, Piece};
 use super::{
-    CheckpointOptions, INDEX, LATEST, Part, Position, SOURCE, SUMS, dir_name, shard_name, step_of,
+    BEST, CheckpointOptions, INDEX, Index, LATEST, Part, Position, SOURCE, SUMS, dir_name,
+    shard_name, step_of,
 };
 use crate::RunError;
 use crate::device::Device;
@@ -97,6 +99,7 @@ impl<'a> Saver<'a> {
         &mut self,
         step: usize,
         position: Position,
+        validation_loss: Option<f64>,
         device: &impl Device,
     ) -> Result<(), RunError> {
         self.wait()?;
@@ -111,7 +114,7 @@ impl<'a> Saver<'a> {
         };
         let leader = match self.rank {
             0 => Some(Leader {
-                index: snapshot::index(self.plan, step, position, self.set),
+                index: snapshot::index(self.plan, step, position, validation_loss, self.set),
                 source: self.plan.path.join(SOURCE),
                 keep: self.options.keep,
                 metrics: self.metrics.as_ref().and_then(|f| f.try_clone().ok()),
@@ -131,10 +134,11 @@ impl<'a> Saver<'a> {
         &mut self,
         step: usize,
         position: Position,
+        validation_loss: Option<f64>,
         device: &impl Device,
     ) -> Result<(), RunError> {
         if self.last != Some(step) {
-            self.save(step, position, device)?;
+            self.save(step, position, validation_loss, device)?;
         }
         self.wait()
     }
@@ -194,7 +198,7 @@ struct Job {
 
 /// What rank 0 adds.
 struct Leader {
-    index: super::Index,
+    index: Index,
     source: PathBuf,
     keep: Option<usize>,
     metrics: Option<File>,
@@ -308,6 +312,10 @@ impl Job {
         fs::rename(&self.aside, &path).map_err(RunError::io(&path))?;
         sync(&self.root)?;
         replace(&self.root.join(LATEST), format!("{name}\n").as_bytes())?;
+        if index.validation_loss.is_some_and(|loss| self.best().is_none_or(|(_, best)| loss < best))
+        {
+            replace(&self.root.join(BEST), format!("{name}\n").as_bytes())?;
+        }
         match keep {
             Some(keep) => self.forget(keep),
             None => Ok(()),
@@ -332,7 +340,16 @@ impl Job {
         Ok(list)
     }
 
-    /// Removes all but the newest checkpoints.
+    /// The step and the validation loss of the best checkpoint so far; not one that is ahead of this one,
+    /// which is of a run that was resumed before it.
+    fn best(&self) -> Option<(usize, f64)> {
+        let path = named_by(&self.root.join(BEST)).ok()?;
+        let index: Index = serde_json::from_slice(&fs::read(path.join(INDEX)).ok()?).ok()?;
+        let loss = index.validation_loss.filter(|_| index.step < self.step)?;
+        Some((index.step, loss))
+    }
+
+    /// Removes all but the newest checkpoints, and the best.
     fn forget(&self, keep: usize) -> Result<(), RunError> {
         let mut steps = Vec::new();
         for entry in fs::read_dir(&self.root).map_err(RunError::io(&self.root))? {
@@ -342,8 +359,12 @@ impl Job {
         steps.sort_unstable();
         // What is ahead of the latest is of a run that was resumed before it.
         steps.retain(|step| *step <= self.step);
+        let best = named_by(&self.root.join(BEST)).ok();
         for step in &steps[..steps.len().saturating_sub(keep)] {
-            remove(&self.root.join(dir_name(*step)))?;
+            let path = self.root.join(dir_name(*step));
+            if best.as_ref() != Some(&path) {
+                remove(&path)?;
+            }
         }
         Ok(())
     }
