@@ -13,6 +13,7 @@ use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::differentiate::Differentiate;
 use frit_passes::evaluate::Evaluate;
+use frit_passes::fp8::Fp8;
 use frit_passes::fuse::Fuse;
 use frit_passes::loss::Loss;
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
@@ -31,6 +32,7 @@ use std::collections::{BTreeMap, HashSet};
 pub struct Options {
     loss: Loss,
     autocast: Autocast,
+    fp8: Fp8,
     narrow_gathers: bool,
     padding: PadMode,
     /// What is compiled for.
@@ -81,6 +83,7 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
             capacity,
             world_size: o.world_size,
         }),
+        Box::new(o.fp8.clone()),
     ]
 }
 
@@ -111,6 +114,7 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Canonicalize {}),
         Box::new(o.autocast.clone()),
         Box::new(PadTensorCores { mode: o.padding, target: o.backend.describe() }),
+        Box::new(Fp8 { history: None, ..o.fp8.clone() }),
         Box::new(Shard {
             world_size: o.world_size,
             strategy: o.strategy,
@@ -185,16 +189,27 @@ impl Options {
             return Err(Diagnostic::error("E055", message)
                 .help("set sharding.strategy = \"no_shard\", or choose another optimizer"));
         }
+        let backend = Backend::of(c)?;
+        if c.precision.fp8 {
+            backend.multiplies_fp8()?;
+        }
+        let autocast = autocast(c)?;
         Ok(Options {
             loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
-            autocast: autocast(c)?,
+            fp8: Fp8 {
+                enabled: c.precision.fp8,
+                history: Some(c.precision.fp8_history),
+                exceptions: autocast.overrides.clone(),
+                world_size: c.sharding.ranks,
+            },
+            autocast,
             narrow_gathers: c.sharding.param_dtype != Some(DType::F32),
             padding: match c.padding.tensor_cores {
                 Padding::Auto => PadMode::Auto,
                 Padding::Always => PadMode::On,
                 Padding::Never => PadMode::Off,
             },
-            backend: Backend::of(c)?,
+            backend,
             accumulation: c.run.accumulation,
             scaling: scaling(c),
             optimizer: kind,

@@ -9,6 +9,7 @@ pub mod canonicalize;
 pub mod cost;
 pub mod differentiate;
 pub mod evaluate;
+pub mod fp8;
 pub mod fuse;
 pub mod lint;
 pub mod loss;

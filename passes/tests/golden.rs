@@ -11,6 +11,7 @@ use frit_ir::{DType, Graph, Op, Tensor, text};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::evaluate::Evaluate;
+use frit_passes::fp8::Fp8;
 use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
@@ -114,6 +115,12 @@ impl Header {
             "sync_batch_norm" => Box::new(SyncBatchNorm {
                 ranks: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
             }),
+            "fp8" => Box::new(Fp8 {
+                enabled: true,
+                history: self.get("history").map(|n| n.parse().expect("a number")),
+                exceptions: vec![],
+                world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
+            }),
             "shard" => Box::new(Shard {
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
                 strategy: match (self.get("strategy"), self.get("group")) {
@@ -177,6 +184,8 @@ fn same_values(name: &str, numerics: Numerics, before: &Graph, after: &Graph) {
             * match numerics {
                 Numerics::Bitwise => 0.0,
                 Numerics::Reassociates => 2e-6,
+                // A product of numbers with 4 significant bits.
+                Numerics::LowersPrecision if name.starts_with("fp8") => 0.2,
                 Numerics::LowersPrecision => 4e-2,
             };
         for (i, (x, y)) in found.iter().zip(&expected).enumerate() {
@@ -256,6 +265,11 @@ fn autocast() {
 #[test]
 fn pad_tensor_cores() {
     check_folder("pad_tensor_cores");
+}
+
+#[test]
+fn fp8() {
+    check_folder("fp8");
 }
 
 #[test]

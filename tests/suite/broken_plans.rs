@@ -1,9 +1,9 @@
 //! Every invariant of `verify_plan`: a plan broken by hand, and the code that must name it.
 
 use crate::support::plan;
-use frit_ir::ops::{BinaryFn, ReduceKind};
+use frit_ir::ops::{AMAX_HISTORY, BinaryFn, Cast, Clip, ReduceKind, Reshape, UnaryFn};
 use frit_ir::plan::{Action, Arena, BufferClass, Kernel, Plan, Stream, sha256_hex};
-use frit_ir::{DType, Op, Region};
+use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
 
 type Break = fn(&mut Plan);
@@ -237,6 +237,85 @@ fn the_factor_of_every_gradient() {
     ];
     for (code, change) in cases {
         let codes = codes(&accumulating, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+/// What a gradient may pass through, by the row of each operation.
+#[test]
+fn operations_that_are_not_linear() {
+    let plan = gpt2(&["precision.compute=fp32"]);
+    let cases: [Op; 6] = [
+        Op::Unary(UnaryFn::Abs),
+        Op::Unary(UnaryFn::Relu),
+        Op::Unary(UnaryFn::Sqrt),
+        Op::Clip(Clip { min: Some(0.0), max: None }),
+        Op::Cast(Cast { to: DType::I32 }),
+        Op::Unary(UnaryFn::Sigmoid),
+    ];
+    for op in cases {
+        let mut broken = plan.clone();
+        // After the seed, its one operation gets another one behind it.
+        let at = broken
+            .kernels
+            .iter()
+            .position(|k| k.body.nodes().any(|(_, n)| matches!(n.op, Op::LossScale(_))))
+            .expect("the seed");
+        let body = &mut broken.kernels[at].body;
+        let output = body.outputs[0].value;
+        let ty = body.ty(output).clone();
+        let flat = Op::Reshape(Reshape { shape: Shape::from([ty.shape.numel()]) });
+        let back = Op::Reshape(Reshape { shape: ty.shape.clone() });
+        let cast = Op::Cast(Cast { to: ty.dtype });
+        let region = frit_ir::Region::Backward;
+        let mut add = |op: &Op, v| {
+            body.add1(op.clone(), &[v], frit_ir::Origin::none(), region).expect("fits")
+        };
+        let flat = add(&flat, output);
+        let wrong = add(&op, flat);
+        let wrong = add(&cast, wrong);
+        let wrong = add(&back, wrong);
+        body.outputs[0].value = wrong;
+        broken.kernels[at].hash = sha256_hex(broken.kernels[at].body.to_string().as_bytes());
+        let found = verify_plan(&broken).expect_err("the plan is broken");
+        assert!(found.iter().any(|d| d.code == "P309"), "{op:?}: {found:?}");
+    }
+}
+
+#[test]
+fn magnitudes_of_8_bit_floats() {
+    let cases: [(&str, Break); 4] = [
+        // Ranks would go on with different scales.
+        ("P314", |p| {
+            let most = |a: &Action| matches!(a, Action::AllReduce { reduce: ReduceKind::Max, .. });
+            let Action::AllReduce { reduce, .. } = &mut task(p, most).action else { return };
+            *reduce = ReduceKind::Sum;
+        }),
+        ("P314", |p| {
+            let renews = p.tasks.iter_mut().find(|t| t.name == "commit amax_history");
+            renews.expect("a commit").action = Action::Zero { places: vec![] };
+        }),
+        // A tensor without a row, and one in two formats.
+        ("P314", |p| {
+            p.states.iter_mut().filter(|s| s.name == AMAX_HISTORY).for_each(|s| {
+                s.ty.shape.0[0] -= 1;
+            })
+        }),
+        ("P314", |p| {
+            let rounds = |k: &&mut Kernel| k.name.starts_with("quantize");
+            for kernel in p.kernels.iter_mut().filter(rounds) {
+                let is = |(_, n): &(_, &frit_ir::Node)| matches!(n.op, Op::Quantize(_));
+                let id = kernel.body.nodes().find(is).expect("rounding").0;
+                let Op::Quantize(op) = &mut kernel.body.node_mut(id).op else { continue };
+                op.index = 0;
+                kernel.hash = sha256_hex(kernel.body.to_string().as_bytes());
+            }
+        }),
+    ];
+    let plan =
+        plan("tests/models/gpt2/model.onnx", 4, &["sharding.ranks=2", "precision.compute=fp8"]);
+    for (code, change) in cases {
+        let codes = codes(&plan.compiled.plan, change);
         assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
     }
 }

@@ -77,6 +77,7 @@ fn resumed_training_is_bit_for_bit_the_uninterrupted_one() {
             1,
             &["sharding.ranks=3", "sharding.strategy=shard_optimizer", "run.accumulation=2"],
         ),
+        ("gpt2", 2, &["sharding.ranks=2", "precision.compute=fp8", "run.accumulation=2"]),
         ("dropout", 4, &["sharding.ranks=2"]),
         ("resnet", 4, &["model.batch_norm=train"]),
     ] {

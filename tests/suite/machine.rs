@@ -294,7 +294,11 @@ impl<'a> Machine<'a> {
         };
         let mut sum = floats(&sent[0]);
         for part in &sent[1..] {
-            sum.iter_mut().zip(floats(part)).for_each(|(s, x)| *s += x);
+            let both = sum.iter_mut().zip(floats(part));
+            match reduce {
+                ReduceKind::Max => both.for_each(|(s, x)| *s = s.max(x)),
+                _ => both.for_each(|(s, x)| *s += x),
+            }
         }
         if reduce == ReduceKind::Mean {
             sum.iter_mut().for_each(|s| *s /= team.len() as f32);

@@ -11,6 +11,7 @@ mod cuda;
 mod dropout;
 mod eval;
 mod export;
+mod fp8;
 mod language;
 mod lints;
 mod losses;

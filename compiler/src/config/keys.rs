@@ -76,6 +76,8 @@ const MANY: u64 = 1;
 
 /// The word for `precision.compute` and `precision.pure` in one.
 pub(super) const PURE: &str = "bf16-pure";
+/// The word for `precision.compute` and `precision.fp8` in one.
+pub(super) const FP8: &str = "fp8";
 
 const INF: f64 = f64::INFINITY;
 
@@ -121,8 +123,10 @@ pub const KEYS: &[Key] = &[
     key("schedule.pct_start", Kind::Number(0.0, 1.0), "0.3", "the part of all steps over which `one_cycle` rises"),
     key("schedule.div_factor", Kind::Number(1.0, INF), "25.0", "the learning rate divided by this is where `one_cycle` begins"),
     key("schedule.final_div_factor", Kind::Number(1.0, INF), "1e4", "where `one_cycle` begins divided by this is where it ends"),
-    key("precision.compute", Kind::Float(&[PURE]), "\"bf16\"", "dtype in which autocast runs matrix products and the like; `bf16-pure` is bf16 with `pure`"),
+    key("precision.compute", Kind::Float(&[PURE, FP8]), "\"bf16\"", "dtype in which autocast runs matrix products and the like; `bf16-pure` is bf16 with `pure`, `fp8` is bf16 with `fp8`"),
     key("precision.pure", Kind::Boolean, "false", "whether everything but the loss is computed in `compute`, with parameters rounded to it"),
+    key("precision.fp8", Kind::Boolean, "false", "whether matrix products read operands rounded to 8-bit floats (e4m3, gradients e5m2), scaled by their largest magnitudes of late"),
+    key("precision.fp8_history", Kind::Integer(MANY), "16", "micro-steps over which the largest magnitudes are kept for `fp8`"),
     key("precision.loss_scale", Kind::ChoiceOrNumber(&["auto", "dynamic", "none"], 0.0, INF), "\"auto\"", "scale of the loss: `auto` is dynamic for fp16 and none otherwise; a number is fixed"),
     key("precision.init_scale", Kind::Number(f64::MIN_POSITIVE, INF), "65536", "first dynamic scale"),
     key("precision.growth_factor", Kind::Number(1.0, INF), "2", "factor of the scale after `growth_interval` good steps"),

@@ -48,9 +48,11 @@ impl Config {
         let mut report = Report::default();
         let lists = read::file(text, name, &mut values, &mut report);
         read::settings(sets, &mut values, &mut report);
-        if values.get("precision.compute") == Some(&Value::Text(keys::PURE.into())) {
-            values.insert("precision.compute", Value::Text("bf16".into()));
-            values.insert("precision.pure", Value::Boolean(true));
+        for (word, key) in [(keys::PURE, "precision.pure"), (keys::FP8, "precision.fp8")] {
+            if values.get("precision.compute") == Some(&Value::Text(word.into())) {
+                values.insert("precision.compute", Value::Text("bf16".into()));
+                values.insert(key, Value::Boolean(true));
+            }
         }
         report.or(())?;
         let config = sections::build(&values, lists)?;

@@ -367,6 +367,10 @@ sections! {
         compute: DType,
         /// Whether everything but the loss is computed in it.
         pure: bool,
+        /// Whether matrix products read 8-bit floats.
+        fp8: bool,
+        /// Micro-steps over which their largest magnitudes are kept.
+        fp8_history: usize,
         /// How the loss is scaled.
         loss_scale: LossScale,
         /// First dynamic scale.
@@ -557,6 +561,12 @@ pub(super) fn check(config: &Config) -> Report {
             let help = "one_cycle warms up itself, over schedule.pct_start of all steps";
             report.push(Diagnostic::error("E053", message).help(help));
         }
+    }
+    if config.precision.fp8 && config.precision.compute != DType::BF16 {
+        let message =
+            format!("`precision.fp8` with `precision.compute` = {}", config.precision.compute);
+        let help = "products in fp8 read values rounded from bf16; set precision.compute = \"fp8\"";
+        report.push(Diagnostic::error("E053", message).help(help));
     }
     let (ranks, group) = (config.sharding.ranks, config.sharding.shard_group);
     let problem = match (config.sharding.strategy, group) {

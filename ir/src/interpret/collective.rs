@@ -1,6 +1,6 @@
 //! Collectives over several ranks. Values are logical: every rank holds the full tensor.
 
-use super::call::Call;
+use super::call::{Call, max};
 use crate::ops::{AllReduce, Op, ReduceKind, reduction_factors};
 use crate::{DType, Tensor, TensorData};
 
@@ -22,7 +22,12 @@ pub(super) fn combine(op: &Op, operands: &[&Tensor], exact: bool) -> Option<Vec<
         TensorData::Float(v) => {
             let mut sum = v.clone();
             for i in 1..operands.len() {
-                sum.iter_mut().zip(call.floats(i).iter()).for_each(|(a, b)| *a += b);
+                let part = call.floats(i);
+                let both = sum.iter_mut().zip(part.iter());
+                match kind {
+                    ReduceKind::Max => both.for_each(|(a, b)| *a = max(*a, *b)),
+                    _ => both.for_each(|(a, b)| *a += b),
+                }
             }
             if kind == ReduceKind::Mean {
                 sum.iter_mut().for_each(|x| *x /= operands.len() as f64);
@@ -32,7 +37,11 @@ pub(super) fn combine(op: &Op, operands: &[&Tensor], exact: bool) -> Option<Vec<
         TensorData::Int(v) => {
             let mut sum = v.clone();
             for i in 1..operands.len() {
-                sum.iter_mut().zip(call.ints(i)).for_each(|(a, b)| *a = a.wrapping_add(*b));
+                let both = sum.iter_mut().zip(call.ints(i));
+                match kind {
+                    ReduceKind::Max => both.for_each(|(a, b)| *a = (*a).max(*b)),
+                    _ => both.for_each(|(a, b)| *a = a.wrapping_add(*b)),
+                }
             }
             if kind == ReduceKind::Mean {
                 sum.iter_mut().for_each(|x| *x /= operands.len() as i64);

@@ -18,6 +18,7 @@ mod matmul;
 mod norm;
 mod optimizer;
 mod order;
+mod quantize;
 mod random;
 mod reduce;
 mod run;
@@ -165,6 +166,7 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::Unscale(op) => Ok(training::unscale(op, &call)),
         Op::OptimizerStep(op) => Ok(optimizer::optimizer_step(op, &call)),
         Op::EmaStep => Ok(optimizer::ema_step(&call)),
+        Op::Quantize(op) => Ok(quantize::quantize(op, &call)),
         Op::ScaledCast(op) => Ok(unary::scaled_cast(op, &call)),
         Op::BySegment(op) => Ok(optimizer::by_segment(op, &call)),
         Op::UpdateLossScale(_) => Ok(training::update_loss_scale(&call)),

@@ -49,9 +49,11 @@ pub enum ReduceKind {
     Sum,
     /// The arithmetic mean.
     Mean,
+    /// The largest; NaN if any is.
+    Max,
 }
 
-/// The sum or mean over ranks, on every rank.
+/// The sum, mean or largest over ranks, on every rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllReduce {

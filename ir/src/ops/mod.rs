@@ -21,6 +21,7 @@ mod number;
 pub mod optimizer;
 pub mod order;
 pub mod pool;
+pub mod quantize;
 pub mod random;
 pub mod reduce;
 pub mod scatter;
@@ -47,6 +48,7 @@ pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
 pub use optimizer::{BySegment, EMA, OptimizerKind, OptimizerStep};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
+pub use quantize::{AMAX_HISTORY, Quantize};
 pub use random::RandomMask;
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
@@ -227,6 +229,8 @@ pub enum Op {
     ScaledCast(ScaledCast),
     /// The moving average of a parameter after a step; see [`optimizer`].
     EmaStep,
+    /// A value rounded to an 8-bit float; see [`quantize`].
+    Quantize(Quantize),
     /// A value that differs by segment of a flat tensor.
     BySegment(BySegment),
     /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
@@ -342,6 +346,7 @@ impl Op {
             "optimizer_step",
             "pad",
             "param",
+            "quantize",
             "random_mask",
             "reduce",
             "reduce_scatter",
@@ -446,6 +451,7 @@ impl Op {
             Op::OptimizerStep(op) => op.infer(inputs),
             Op::EmaStep => optimizer::infer_ema_step(inputs),
             Op::ScaledCast(op) => op.infer(inputs),
+            Op::Quantize(op) => op.infer(inputs),
             Op::BySegment(op) => op.infer(inputs),
             Op::UpdateLossScale(op) => op.infer(inputs),
             Op::UpdateStep => training::infer_update_step(inputs),

@@ -88,6 +88,7 @@ fn is_family(op: &Op) -> bool {
         | OptimizerStep(_)
         | EmaStep
         | ScaledCast(_)
+        | Quantize(_)
         | BySegment(_)
         | UpdateLossScale(_)
         | UpdateStep

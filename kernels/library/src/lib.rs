@@ -23,6 +23,7 @@
 //! | [`reduce_axes`] | reductions over any axes |
 //! | [`order`] | the largest or smallest elements |
 //! | [`adafactor`] | a step of Adafactor |
+//! | [`quantize`] | rounding to 8-bit floats |
 //! | [`random_mask`] | random masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
 //! | [`cuda`] | sources of the CUDA kernels |
@@ -42,6 +43,7 @@ pub mod index;
 pub mod order;
 pub mod pool;
 pub mod pooling;
+pub mod quantize;
 pub mod random_mask;
 pub mod reduce;
 pub mod reduce_axes;

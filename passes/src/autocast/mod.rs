@@ -46,7 +46,8 @@ pub struct Override {
 }
 
 impl Override {
-    fn applies(&self, node: &Node) -> bool {
+    /// Whether it covers this node.
+    pub(crate) fn applies(&self, node: &Node) -> bool {
         self.scope.as_ref().is_none_or(|glob| scope::matches(glob, &node.origin.scope))
             && self.op.as_ref().is_none_or(|name| *name == node.op.name())
     }

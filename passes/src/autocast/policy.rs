@@ -193,6 +193,7 @@ fn row(op: &Op) -> (Class, Source) {
         | Op::OptimizerStep(_)
         | Op::EmaStep
         | Op::ScaledCast(_)
+        | Op::Quantize(_)
         | Op::BySegment(_)
         | Op::UpdateLossScale(_)
         | Op::UpdateStep

@@ -24,7 +24,7 @@ use crate::scope;
 use frit_ir::ops::{AllGather, AllReduce, ReduceKind};
 use frit_ir::plan::UnitSpec;
 use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 pub use units::Wrap;
 
 /// Contract of the pass.
@@ -191,15 +191,18 @@ fn gather_parameters(
                 .map_err(bug(INFO.name))
         };
         let (mut forward, mut backward) = (None, None);
-        // Values made from the parameter alone by casts and layout changes, the parameter first.
+        // Values made from the parameter by casts, rounding and layout changes, the parameter first.
         let mut views = vec![param];
         let mut at = 0;
         while let Some(&view) = views.get(at) {
             at += 1;
             for &user in &users[view.0 as usize] {
                 let node = graph.node(user);
-                if node.region == Region::Forward && is_view(&node.op) {
-                    views.extend(&node.outputs);
+                if node.region == Region::Forward && is_view(&node.op) && node.inputs[0] == view {
+                    // The magnitude that `quantize` finds is no view.
+                    let rounds = matches!(node.op, Op::Quantize(_));
+                    let n = if rounds { 1 } else { node.outputs.len() };
+                    views.extend(&node.outputs[..n]);
                 }
             }
         }
@@ -209,6 +212,7 @@ fn gather_parameters(
         }
         let keep = kept[unit];
         let mut in_backward: HashMap<ValueId, ValueId> = HashMap::new();
+        let all: HashSet<ValueId> = views.iter().copied().collect();
         for view in views {
             for &user in &users[view.0 as usize] {
                 match graph.node(user).region {
@@ -231,7 +235,7 @@ fn gather_parameters(
                         // Forward views read the forward gather by now.
                         in_backward.insert(param, source);
                         in_backward.extend(forward.map(|value| (value, source)));
-                        let value = repeat_view(graph, view, &mut in_backward)?;
+                        let value = repeat_view(graph, view, &all, &mut in_backward)?;
                         replace_operand(graph, user, view, value)?;
                     }
                     _ => {}
@@ -243,22 +247,27 @@ fn gather_parameters(
 }
 
 fn is_view(op: &Op) -> bool {
-    matches!(op, Op::Cast(_)) || op.is_layout()
+    matches!(op, Op::Cast(_) | Op::Quantize(_)) || op.is_layout()
 }
 
 /// The value of `view` computed again in backward, from what `map` already holds.
 fn repeat_view(
     graph: &mut Graph,
     view: ValueId,
+    views: &HashSet<ValueId>,
     map: &mut HashMap<ValueId, ValueId>,
 ) -> Result<ValueId, Diagnostic> {
     if let Some(&value) = map.get(&view) {
         return Ok(value);
     }
+    if !views.contains(&view) {
+        // Scales stay what they were in the forward pass.
+        return Ok(view);
+    }
     let node = graph.def(view).clone();
     let mut inputs = Vec::new();
     for &input in &node.inputs {
-        inputs.push(repeat_view(graph, input, map)?);
+        inputs.push(repeat_view(graph, input, views, map)?);
     }
     let origin = node.origin.by(INFO.name);
     let outputs = graph.add(node.op, &inputs, origin, Region::Backward).map_err(bug(INFO.name))?;

@@ -2,8 +2,8 @@
 //!
 //! Every range of bytes holds an abstract value: zero, independent of the loss (weights, activations),
 //! or linear in it, and then `scale × factor ×` the derivative of some micro-steps' loss sums. Bodies are
-//! replayed node by node: linear operations carry the factor, sums need equal ones, a mean over ranks
-//! divides it.
+//! replayed node by node, by the rows of [`super::linear`]: linear operations carry the factor, sums need
+//! equal ones, a mean over ranks divides it.
 //!
 //! Where the forward pass averages activations over all ranks, the derivative of a rank's loss sums by what it
 //! put in is the mean of the ranks' cotangents: of the same factor, and still to be reduced. Every such mean
@@ -16,7 +16,8 @@
 //! P311  the statistics that decide on the step count every gradient element once over all ranks
 
 use super::broken;
-use frit_ir::ops::{BinaryFn, ReduceFn, ReduceKind, UnaryFn};
+use super::linear::{Linear, linear};
+use frit_ir::ops::{BinaryFn, ReduceKind};
 use frit_ir::plan::{Action, Arena, Kernel, Place, Plan};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
@@ -77,6 +78,11 @@ fn sum(a: Value, b: Value) -> Result<Value, Problem> {
     }
 }
 
+/// The sum of some values.
+fn added<'a>(mut values: impl Iterator<Item = &'a Value>) -> Result<Value, Problem> {
+    values.try_fold(Value::Zero, |all, v| sum(all, *v))
+}
+
 /// The product, or any operation that is linear in each operand.
 fn product(values: &[Value]) -> Result<Value, Problem> {
     let mut scaled = values.iter().filter(|v| matches!(v, Value::Scaled { .. }));
@@ -97,61 +103,37 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
             let micro_steps = 1 << micro_step;
             Ok(Value::Scaled { factor: op.factor, micro_steps, ranks: 1 })
         }
-        Op::Concat(_) | Op::Binary(BinaryFn::Add) if values.iter().any(statistics) => {
-            values[1..].iter().try_fold(values[0], |all, v| sum(all, *v))
-        }
-        op if values.iter().any(statistics) => match (op, &values) {
+        op if values.iter().any(statistics) => match (op, values) {
+            (Op::Concat(_) | Op::Binary(BinaryFn::Add), _) => added(values.iter()),
             (Op::Reshape(_) | Op::Slice(_) | Op::Split(_), [value]) => Ok(*value),
             // The decision itself; its operand is judged where it is read.
-            _ => Ok(Value::Free),
+            (Op::Unscale(_), _) => Ok(Value::Free),
+            _ => Err(STATISTICS),
         },
+        // What decides on the step, and the step itself: their operands are judged where they are read.
+        Op::GradStats | Op::OptimizerStep(_) | Op::EmaStep => Ok(Value::Free),
+        Op::Constant(c) => {
+            Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })
+        }
         Op::ScaledCast(op) => Ok(match values[0] {
             Value::Scaled { factor, micro_steps, ranks } => {
                 Value::Scaled { factor: factor * op.factor, micro_steps, ranks }
             }
             other => other,
         }),
-        // What decides on the step, and the step itself: their operands are judged where they are read.
-        Op::GradStats | Op::OptimizerStep(_) | Op::EmaStep => Ok(Value::Free),
-        Op::Constant(c) => {
-            Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })
-        }
-        Op::Binary(BinaryFn::Add | BinaryFn::Sub) => sum(values[0], values[1]),
-        Op::Concat(_) => values[1..].iter().try_fold(values[0], |all, v| sum(all, *v)),
-        Op::Select => {
-            if scaled(&values[0]) {
-                return Err(NOT_LINEAR);
+        op => match linear(op) {
+            Linear::InEach => product(values),
+            Linear::InAll => added(values.iter()),
+            Linear::In(terms) => {
+                let others = values.iter().enumerate().filter(|(i, _)| !terms.contains(i));
+                if others.into_iter().any(|(_, v)| scaled(v)) {
+                    return Err(NOT_LINEAR);
+                }
+                added(terms.iter().filter_map(|i| values.get(*i)))
             }
-            sum(values[1], values[2])
-        }
-        Op::Cast(_)
-        | Op::Reshape(_)
-        | Op::Transpose(_)
-        | Op::Slice(_)
-        | Op::Split(_)
-        | Op::Expand(_)
-        | Op::SumTo(_)
-        | Op::Binary(BinaryFn::Mul)
-        | Op::MatMul(_) => product(values),
-        _ if !values.iter().any(scaled) => Ok(Value::Free),
-        Op::Binary(BinaryFn::Div) if scaled(&values[1]) => Err(NOT_LINEAR),
-        Op::Binary(
-            BinaryFn::Max | BinaryFn::Min | BinaryFn::Pow | BinaryFn::Mod | BinaryFn::Fmod,
-        )
-        | Op::Compare(_)
-        | Op::Logical(_)
-        | Op::Predicate(_)
-        | Op::Clip(_)
-        | Op::Softmax(_)
-        | Op::LogSoftmax(_)
-        | Op::CrossEntropy(_)
-        | Op::LayerNorm(_)
-        | Op::RmsNorm(_)
-        | Op::Attention(_) => Err(NOT_LINEAR),
-        Op::Unary(f) if *f != UnaryFn::Neg => Err(NOT_LINEAR),
-        Op::Reduce(r) if !matches!(r.f, ReduceFn::Sum | ReduceFn::Mean) => Err(NOT_LINEAR),
-        // Layout, casts, products, and the gradient operations, which are linear in the cotangent.
-        _ => product(values),
+            Linear::No if values.iter().any(scaled) => Err(NOT_LINEAR),
+            Linear::No => Ok(Value::Free),
+        },
     }
 }
 
@@ -468,6 +450,10 @@ fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
             }
         };
         values.extend(n.outputs.iter().map(|v| (*v, value)));
+        if let (Op::Quantize(_), [_, amax]) = (&n.op, &n.outputs[..]) {
+            // A magnitude only chooses later scales, which are divided out again.
+            values.insert(*amax, Value::Free);
+        }
     }
     Ok(body.outputs.iter().map(|o| values[&o.value]).collect())
 }

@@ -6,11 +6,14 @@
 //! [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
 //! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
 //! accumulation and averaging that go in come out, followed through the bodies of all kernels.
+//! [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
 //! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
 
 mod collectives;
 mod evaluation;
 mod factor;
+mod linear;
+mod magnitudes;
 mod memory;
 mod training;
 
@@ -32,6 +35,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
         factor::verify(plan, &mut found);
     }
     collectives::verify(plan, &mut found);
+    magnitudes::verify(plan, &mut found);
     match &plan.eval {
         Some(eval) => evaluation::verify(plan, eval, &mut found),
         None => training::verify(plan, &mut found),

@@ -149,7 +149,14 @@ impl LocalComm {
                     }
                 }
                 if rank != team.first {
-                    sum.iter_mut().zip(&*part).for_each(|(sum, x)| *sum += x);
+                    let both = sum.iter_mut().zip(&*part);
+                    match reduce {
+                        // NaN stays, whichever side it is on.
+                        ReduceKind::Max => both
+                            .filter(|(most, x)| **x > **most || x.is_nan())
+                            .for_each(|(most, x)| *most = *x),
+                        _ => both.for_each(|(sum, x)| *sum += x),
+                    }
                 }
             }
             if reduce == ReduceKind::Mean {

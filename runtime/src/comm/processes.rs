@@ -197,7 +197,7 @@ impl Shared {
     }
 }
 
-/// The sum or mean over members, in rank order; `own` is this rank's, `others` those of the other members.
+/// The sum, mean or largest over members, in rank order; `own` is this rank's, `others` those of the other members.
 fn combine(
     team: Team,
     rank: usize,
@@ -217,7 +217,14 @@ fn combine(
         if i == 0 {
             out.copy_from_slice(part);
         } else {
-            out.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            let both = out.iter_mut().zip(part);
+            match reduce {
+                // NaN stays, whichever side it is on.
+                ReduceKind::Max => both
+                    .filter(|(most, x)| **x > **most || x.is_nan())
+                    .for_each(|(most, x)| *most = *x),
+                _ => both.for_each(|(sum, x)| *sum += x),
+            }
         }
     }
     if reduce == ReduceKind::Mean {

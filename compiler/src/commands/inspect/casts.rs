@@ -50,10 +50,17 @@ pub(super) fn rows(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         for (_, node) in body.nodes() {
-            let Op::Cast(cast) = &node.op else { continue };
-            let from = body.ty(node.inputs[0]);
-            if from.dtype.is_float() && cast.to.is_float() {
-                let what = format!("{} to {}", from, cast.to);
+            let Some(from) = node.inputs.first().map(|v| body.ty(*v)) else { continue };
+            let what = match &node.op {
+                Op::Cast(cast) if from.dtype.is_float() && cast.to.is_float() => {
+                    Some(format!("{from} to {}", cast.to))
+                }
+                Op::Quantize(op) => {
+                    Some(format!("{from} rounded to {}, tensor {}", op.to, op.index))
+                }
+                _ => None,
+            };
+            if let Some(what) = what {
                 let pass = task.origin.pass.to_string();
                 rows.push(vec![
                     i.to_string(),

@@ -5,6 +5,7 @@ mod binary;
 mod index;
 mod layout;
 mod norm;
+mod quantize;
 mod reduce;
 mod run;
 mod softmax;

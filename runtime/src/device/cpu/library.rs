@@ -17,6 +17,7 @@ use frit_kernels::index::{Combine, Indexed};
 use frit_kernels::order::TopK;
 use frit_kernels::pool::Pool;
 use frit_kernels::pooling::Pooling;
+use frit_kernels::quantize::{Format, quantize};
 use frit_kernels::random_mask::RandomMask;
 use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
@@ -69,6 +70,8 @@ pub(super) enum Routine {
     Convert { len: usize },
     /// Number of non-finite elements and sum of squares of all operands.
     GradStats,
+    /// Rounding to an 8-bit float, by the magnitude at this index.
+    Quantize { format: Format, index: usize },
     /// A step of Adafactor, in place unless it is skipped.
     Adafactor(Adafactor),
 }
@@ -126,6 +129,11 @@ impl Routine {
                 embedding(outs[0], ins[1], outs[0], ins[0]).map(Routine::EmbeddingGrad)
             }
             Op::GradStats if ins.iter().all(|t| t.dtype == DType::F32) => Some(Routine::GradStats),
+            Op::Quantize(op) => {
+                elem(ins[0].dtype)?;
+                let format = if op.to == DType::F8E4M3 { Format::E4M3 } else { Format::E5M2 };
+                Some(Routine::Quantize { format, index: op.index })
+            }
             Op::OptimizerStep(op) if op.kind == OptimizerKind::Adafactor => {
                 let f32s = ins[..3].iter().all(|t| t.dtype == DType::F32);
                 f32s.then(|| Routine::Adafactor(Adafactor::new(ins[0].shape.dims())))
@@ -272,6 +280,17 @@ impl Routine {
                     let out = writes[0].pointer.cast::<f32>();
                     out.write(bad as f32);
                     out.add(1).write(squares as f32);
+                }
+                Routine::Quantize { format, index } => {
+                    let (len, dtype) = (reads[0].ty.shape.numel(), reads[0].ty.dtype);
+                    let elem = elem(dtype).ok_or("rounding of a type without kernels")?;
+                    let recent = match reads.len() {
+                        1 => 0.0,
+                        _ => read(1).cast::<f32>().add(*index).read(),
+                    };
+                    let (x, y) = (read(0), writes[0].pointer);
+                    let amax = quantize(pool, x, y, (len, elem), *format, recent);
+                    writes[1].pointer.cast::<f32>().write(amax);
                 }
                 Routine::Adafactor(adafactor) => {
                     let scalar = |i: usize| f64::from(read(3 + i).cast::<f32>().read());

@@ -318,6 +318,7 @@ fn operation(reduce: ReduceKind) -> ncclRedOp_t {
     match reduce {
         ReduceKind::Sum => ncclRedOp_t::ncclSum,
         ReduceKind::Mean => ncclRedOp_t::ncclAvg,
+        ReduceKind::Max => ncclRedOp_t::ncclMax,
     }
 }
 

@@ -1,0 +1,44 @@
+//! Rounding to 8-bit floats, for matrix products.
+//!
+//! A value is multiplied by the power of two that brings the largest magnitude of late just below the largest
+//! number of the format, rounded to the format, and divided again. It keeps its dtype, of which bf16 holds
+//! every such number exactly, so that a product of rounded values is the product of a matrix unit for 8-bit
+//! floats that is given the inverse scales.
+//! Source: Micikevicius et al. 2022 (arXiv 2209.05433); delayed scaling as in NVIDIA's Transformer Engine.
+
+use super::{Inferred, OpError, arity_in, float};
+use crate::{DType, TensorType};
+use serde::{Deserialize, Serialize};
+
+/// Name of the state `f32[tensors, history]` with the largest magnitudes, the latest first.
+pub const AMAX_HISTORY: &str = "amax_history";
+
+/// `quantize`: `(x[, recent: f32[tensors]])` → `(y, amax: f32[])`, with the largest finite magnitude of `x`.
+///
+/// The scale follows from `recent[index]`; if that is zero or absent, from `x` itself. What is finite
+/// saturates; NaN stays, and an infinity becomes NaN in `f8e4m3`, which has none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quantize {
+    /// `f8e4m3` or `f8e5m2`.
+    pub to: DType,
+    /// Which of the tensors this is.
+    pub index: usize,
+}
+
+impl Quantize {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity_in(inputs, 1, 2)?;
+        float(inputs[0], "the operand")?;
+        if !matches!(self.to, DType::F8E4M3 | DType::F8E5M2) {
+            return Err(OpError::new(format!("{} is no 8-bit float", self.to)));
+        }
+        if let Some(recent) = inputs.get(1) {
+            let fits = recent.shape.rank() == 1 && self.index < recent.shape.numel();
+            if recent.dtype != DType::F32 || !fits {
+                return Err(OpError::new(format!("no magnitude {} in {recent}", self.index)));
+            }
+        }
+        Ok(vec![inputs[0].clone(), TensorType::scalar(DType::F32)])
+    }
+}

@@ -1,0 +1,230 @@
+//! Matrix products of 8-bit floats: operands in e4m3, gradients in e5m2.
+//!
+//! In: a graph with its dtypes, of training once it has its update. Out: the same graph in which matrix
+//! products of low-precision operands read them through `quantize`. An operand that depends on the loss scale
+//! is a gradient. Each tensor is rounded once, however many products read it, also through reshapes and
+//! transposes.
+//!
+//! In training the largest magnitudes of every tensor in the last micro-steps are one state, `amax_history`,
+//! renewed by every micro-step with the largest over all ranks: the next scales are the same on all of them.
+//! An evaluation has no state, and scales each tensor by its own magnitude.
+//!
+//! Matrix units for 8-bit floats take sizes that are multiples of 16; other products stay as they are.
+//! Source: NVIDIA Transformer Engine, `DelayedScaling` with the format `HYBRID`; cuBLASLt, "8-bit floating
+//! point data types".
+
+use crate::autocast::Override;
+use crate::canonicalize;
+use crate::cost::Product;
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
+use frit_ir::ops::{
+    AMAX_HISTORY, AllReduce, Concat, Quantize, Reduce, ReduceFn, ReduceKind, Reshape, Slice, State,
+};
+use frit_ir::{
+    DType, Diagnostic, Graph, GraphError, NodeId, Op, Origin, OutputKind, Region, Shape,
+    TensorType, ValueId,
+};
+use std::collections::HashMap;
+
+/// The contract of [`Fp8`].
+pub const INFO: PassInfo = PassInfo {
+    name: "fp8",
+    summary: "round operands of matrix products to 8-bit floats",
+    requires: &[Property::Autocast, Property::Updated],
+    ensures: &[],
+    breaks: &[],
+    numerics: Numerics::LowersPrecision,
+};
+
+/// What the sizes of a product must be multiples of.
+const ALIGNMENT: usize = 16;
+
+/// Rounds what matrix products read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fp8 {
+    /// Whether anything is rounded.
+    pub enabled: bool,
+    /// Micro-steps over which the largest magnitudes are kept; `None` scales tensors by their own.
+    pub history: Option<usize>,
+    /// A product that one of these covers has the dtype that it says.
+    pub exceptions: Vec<Override>,
+    /// Number of ranks, which agree on the magnitudes.
+    pub world_size: usize,
+}
+
+impl Pass for Fp8 {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if !self.enabled {
+            return Ok(Changed::No);
+        }
+        let products: Vec<NodeId> = graph.order().to_vec();
+        let products: Vec<NodeId> =
+            products.into_iter().filter(|id| self.is_rounded(graph, *id, context)).collect();
+        let scaled = scaled_values(graph);
+        // The tensors in the order of their indices.
+        let mut tensors: Vec<ValueId> = Vec::new();
+        for id in &products {
+            for &v in &graph.node(*id).inputs {
+                let source = source(graph, v);
+                if !tensors.contains(&source) {
+                    tensors.push(source);
+                }
+            }
+        }
+        if tensors.is_empty() {
+            return Ok(Changed::No);
+        }
+        let history = match self.history {
+            Some(n) => Some(history(graph, [tensors.len(), n]).map_err(bug(INFO.name))?),
+            None => None,
+        };
+        let mut rounded = HashMap::new();
+        let mut latest = Vec::with_capacity(tensors.len());
+        for (index, &v) in tensors.iter().enumerate() {
+            let gradient = scaled[v.0 as usize];
+            let (to, region) = match gradient {
+                true => (DType::F8E5M2, Region::Backward),
+                false => (DType::F8E4M3, Region::Forward),
+            };
+            let origin = graph.def(v).origin.by(INFO.name);
+            let inputs: Vec<ValueId> = [v].into_iter().chain(history.map(|h| h.recent)).collect();
+            let op = Op::Quantize(Quantize { to, index });
+            let results = graph.add(op, &inputs, origin.clone(), region).map_err(bug(INFO.name))?;
+            rounded.insert(v, results[0]);
+            latest.push(results[1]);
+            context.remark(&origin, format!("tensor {index}: {} in {to}", graph.ty(v)));
+        }
+        for id in &products {
+            let mut inputs = Vec::with_capacity(2);
+            for v in graph.node(*id).inputs.clone() {
+                inputs.push(read(graph, v, &mut rounded).map_err(bug(INFO.name))?);
+            }
+            graph.set_inputs(*id, inputs).map_err(bug(INFO.name))?;
+        }
+        if let Some(history) = history {
+            self.renew(graph, &history, &latest).map_err(bug(INFO.name))?;
+        }
+        canonicalize::sort(graph)?;
+        let (n, tensors) = (products.len(), tensors.len());
+        let message =
+            format!("{n} matrix products in 8-bit floats; {tensors} tensors have a scale");
+        context.remark(&Origin::none(), message);
+        Ok(Changed::Yes)
+    }
+}
+
+impl Fp8 {
+    /// Whether this is a product in 8-bit floats; says why a low-precision one is not.
+    fn is_rounded(&self, graph: &Graph, id: NodeId, context: &mut PassContext) -> bool {
+        let node = graph.node(id);
+        let Op::MatMul(op) = &node.op else { return false };
+        let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
+        if !a.dtype.is_low_precision() || self.exceptions.iter().any(|e| e.applies(node)) {
+            return false;
+        }
+        let Product { m, n, k, .. } = Product::of(op, a, b);
+        let aligned = [m, n, k].iter().all(|size| size.is_multiple_of(ALIGNMENT));
+        if !aligned && node.region == Region::Forward {
+            let message = format!(
+                "stays in {}: {m} × {k} by {k} × {n} are not multiples of {ALIGNMENT}",
+                a.dtype
+            );
+            context.remark(&node.origin.by(INFO.name), message);
+        }
+        aligned
+    }
+
+    /// Puts the magnitudes of this micro-step, over all ranks, before those that are kept.
+    fn renew(
+        &self,
+        graph: &mut Graph,
+        history: &History,
+        latest: &[ValueId],
+    ) -> Result<(), GraphError> {
+        let origin = Origin::none().by(INFO.name);
+        let mut add =
+            |op: Op, inputs: &[ValueId]| graph.add1(op, inputs, origin.clone(), Region::Backward);
+        let [tensors, kept] = history.size;
+        let mut parts = Vec::with_capacity(tensors);
+        for &amax in latest {
+            parts.push(add(Op::Reshape(Reshape { shape: Shape::from([1]) }), &[amax])?);
+        }
+        let mut all = match parts[..] {
+            [one] => one,
+            _ => add(Op::Concat(Concat { axis: 0 }), &parts)?,
+        };
+        if self.world_size > 1 {
+            let most = AllReduce { reduce: ReduceKind::Max, unit: None, dtype: None };
+            all = add(Op::AllReduce(most), &[all])?;
+        }
+        let column = Op::Reshape(Reshape { shape: Shape::from([tensors, 1]) });
+        let mut next = add(column, &[all])?;
+        if kept > 1 {
+            let older =
+                Slice { start: vec![0, 0], size: vec![tensors, kept - 1], step: vec![1, 1] };
+            let older = add(Op::Slice(older), &[history.state])?;
+            next = add(Op::Concat(Concat { axis: 1 }), &[next, older])?;
+        }
+        graph.add_output(AMAX_HISTORY, next, OutputKind::Carry(history.state));
+        Ok(())
+    }
+}
+
+/// The state of all magnitudes, and the largest of each tensor.
+#[derive(Clone, Copy)]
+struct History {
+    state: ValueId,
+    recent: ValueId,
+    size: [usize; 2],
+}
+
+fn history(graph: &mut Graph, size: [usize; 2]) -> Result<History, GraphError> {
+    let (name, of) = (AMAX_HISTORY.to_string(), None);
+    let ty = TensorType::new(DType::F32, size);
+    let op = Op::State(State { name, of, ty, init: 0.0, sharded: false });
+    let origin = Origin::none().by(INFO.name);
+    let state = graph.add1(op, &[], origin.clone(), Region::Forward)?;
+    graph.set_name(state, AMAX_HISTORY);
+    let largest = Op::Reduce(Reduce { f: ReduceFn::Max, axes: vec![1], keep_dims: false });
+    let recent = graph.add1(largest, &[state], origin, Region::Forward)?;
+    Ok(History { state, recent, size })
+}
+
+/// For every value, whether it depends on the seed of the backward pass.
+fn scaled_values(graph: &Graph) -> Vec<bool> {
+    let mut scaled = vec![false; graph.n_values()];
+    for (_, node) in graph.nodes() {
+        let seed = matches!(node.op, Op::LossScale(_));
+        let any = seed || node.inputs.iter().any(|v| scaled[v.0 as usize]);
+        node.outputs.iter().for_each(|v| scaled[v.0 as usize] = any);
+    }
+    scaled
+}
+
+/// What a value is another view of.
+fn source(graph: &Graph, mut v: ValueId) -> ValueId {
+    while let Op::Reshape(_) | Op::Transpose(_) = &graph.def(v).op {
+        v = graph.def(v).inputs[0];
+    }
+    v
+}
+
+/// The rounded counterpart of a value, viewed as it is.
+fn read(
+    graph: &mut Graph,
+    v: ValueId,
+    rounded: &mut HashMap<ValueId, ValueId>,
+) -> Result<ValueId, GraphError> {
+    if let Some(&value) = rounded.get(&v) {
+        return Ok(value);
+    }
+    let view = graph.def(v).clone();
+    let operand = read(graph, view.inputs[0], rounded)?;
+    let value = graph.add1(view.op, &[operand], view.origin, view.region)?;
+    rounded.insert(v, value);
+    Ok(value)
+}
