@@ -382,32 +382,32 @@ fn statistics_of_replicas() {
 #[test]
 fn the_meaning_of_the_program() {
     let plan = gpt2(&["precision.compute=fp32"]);
-    let cases: [Break; 3] = [
-        // Operands of one type, the other way round.
-        |p| {
+    let cases: [(&str, Break); 3] = [
+        // Operands of one type, the other way round: of a gradient operation, whose first one is linear.
+        ("P309", |p| {
             let two = |a: &Action| {
                 matches!(a, Action::Kernel { reads, .. }
                     if reads.len() == 2 && reads[0].ty == reads[1].ty && reads[0] != reads[1])
             };
             let Action::Kernel { reads, .. } = &mut task(p, two).action else { return };
             reads.swap(0, 1);
-        },
+        }),
         // A state that is never renewed.
-        |p| {
+        ("P106", |p| {
             let commit = p.tasks.iter_mut().find(|t| t.name == "commit step").expect("a commit");
             commit.action = Action::Zero { places: vec![] };
-        },
+        }),
         // A parameter's values at another one's place.
-        |p| {
+        ("P106", |p| {
             let group = p.groups.iter_mut().find(|g| g.segments.len() > 1).expect("a group");
             let same = |w: &&[frit_ir::plan::Segment]| w[0].numel == w[1].numel;
             let at = group.segments.windows(2).position(|w| same(&w)).expect("two of one size");
             let first = group.segments[at].param;
             group.segments[at].param = group.segments[at + 1].param;
             group.segments[at + 1].param = first;
-        },
+        }),
     ];
-    for change in cases {
-        assert_eq!(codes(&plan, change)[0], "P106");
+    for (code, change) in cases {
+        assert_eq!(codes(&plan, change)[0], code);
     }
 }

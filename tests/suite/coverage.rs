@@ -308,7 +308,7 @@ fn the_page_is_what_the_program_says() {
 
 #[test]
 fn every_operation_of_models_is_in_the_table() {
-    // Leaves, exchange between ranks, the update, and gradients of other operations.
+    // Leaves, exchange between ranks, the update, rounding to fp8, and gradients of other operations.
     let others = |name: &str| {
         name.contains("_grad")
             || [
@@ -324,6 +324,7 @@ fn every_operation_of_models_is_in_the_table() {
                 "loss_scale",
                 "optimizer_step",
                 "param",
+                "quantize",
                 "reduce_scatter",
                 "scaled_cast",
                 "state",

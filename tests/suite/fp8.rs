@@ -225,8 +225,7 @@ fn gpt2_learns_nearly_as_in_bf16() {
     let (_, bf16) = run("gpt2", "model.onnx", 8, 1, &["precision.compute=bf16"]);
     let (ours, theirs) = (mean(&losses, &exact), mean(&bf16, &exact));
     eprintln!("gpt2: mean deviation from fp64 {ours:.5} in fp8, {theirs:.5} in bf16");
-    assert!(losses[19] < losses[0] - 0.9 * (exact[0] - exact[19]), "{losses:?}");
-    assert!(largest(&losses, &exact) < 0.05, "{losses:?} for {exact:?}");
+    assert!(largest(&losses, &exact) < 0.02, "{losses:?} for {exact:?}");
     assert!(ours > theirs, "nothing is rounded to fp8");
     let plan = &one.compiled.plan;
     assert!(rounds(plan, DType::F8E4M3) > 0 && rounds(plan, DType::F8E5M2) > 0);
@@ -255,7 +254,7 @@ fn the_strategy_changes_no_rounding() {
 
 #[test]
 fn an_exception_and_an_evaluation() {
-    let attn = "[[precision.override]]\nscope = \"**attn**\"\ndtype = \"bf16\"\n";
+    let attn = "[[precision.override]]\nscope = \"net.transformer.h.*.attn.*\"\ndtype = \"bf16\"\n";
     let model = file("tests/models/gpt2/model.onnx");
     let all = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp8"]).compiled.plan;
     let some = crate::support::plan_configured(&model, 4, attn, &["precision.compute=fp8"]);
@@ -289,10 +288,7 @@ fn fp8_is_of_bf16_and_not_for_gpus_yet() {
         Config::parse("", "train.toml", &settings).expect_err("refused").to_string()
     };
     let message = refused(&["precision.compute=fp16", "precision.fp8=true"]);
-    assert!(
-        message.contains("E053") && message.contains("precision.compute = \"fp8\""),
-        "{message}"
-    );
+    assert!(message.contains("precision.compute = \"fp8\""), "{message}");
     for (arch, part) in [("sm_80", "no matrix units"), ("sm_90", "not implemented yet for sm_90")] {
         let path = file("tests/models/mlp/model.onnx");
         let (model, arch) = (path.to_str().expect("UTF-8"), format!("target.arch={arch}"));
@@ -309,7 +305,7 @@ fn fp8_is_of_bf16_and_not_for_gpus_yet() {
             &arch,
         ];
         let message = frit(&args).expect_err("refused");
-        assert!(message.contains("E057") && message.contains(part), "{message}");
+        assert!(message.contains(part), "{message}");
     }
 }
 

@@ -1,14 +1,15 @@
 //! Lints of whole compilations, and the mistakes of mixed precision that a plan cannot contain.
 
-use crate::support::{Planned, file, plan, plan_at, train_on, write_f32};
+use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate, train_on, write_f32};
 use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit::config::Config;
 use frit::driver::{Request, compile};
 use frit_ir::plan::{Action, Plan};
-use frit_ir::{DType, Op, Severity, TensorType, text};
+use frit_ir::{DType, Op, Region, Severity, TensorType, text};
 use frit_passes::lint;
 use frit_passes::verify_plan::verify_plan;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 fn frit(args: &[&str]) -> Result<String, String> {
@@ -184,10 +185,23 @@ fn a_tiny_model_gains_nothing() {
 /// Plans of language models do not cast there and back; one that does is found.
 #[test]
 fn casts_there_and_back() {
-    for (model, batch) in [("gpt2", 2), ("t5", 2), ("mlp", 4)] {
+    let models = [
+        ("gpt2", "cross_entropy"),
+        ("t5", "cross_entropy"),
+        ("llama", "cross_entropy"),
+        ("bert", "cross_entropy"),
+        ("vit", "cross_entropy"),
+        ("mlp", "cross_entropy"),
+        ("resnet", "cross_entropy"),
+        ("unet", "mse"),
+    ];
+    for (model, loss) in models {
         for compute in ["precision.compute=bf16", "precision.compute=fp16"] {
             let path = format!("tests/models/{model}/model.onnx");
-            let plan = plan(&path, batch, &[compute]).compiled.plan;
+            let loss = format!("loss.kind={loss}");
+            let mut settings = vec![compute, &loss];
+            settings.extend((model == "resnet").then_some("model.batch_norm=train"));
+            let plan = plan(&path, 4, &settings).compiled.plan;
             let found: Vec<_> = plan.lints.iter().filter(|d| d.code == "L24").collect();
             assert!(found.is_empty(), "{model}, {compute}: {found:?}");
         }
@@ -359,4 +373,80 @@ fn bf16_linear(k: i64, n: i64) -> Vec<u8> {
 /// 1 in bf16.
 fn half_one() -> [u8; 2] {
     0x3f80_u16.to_le_bytes()
+}
+
+#[test]
+fn every_lint_has_its_test() {
+    let mut sources = String::new();
+    for folder in ["tests/suite", "passes/src/lint", "passes/tests"] {
+        for entry in std::fs::read_dir(file(folder)).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|e| e == "rs") {
+                sources += &std::fs::read_to_string(path).expect("a source");
+            }
+        }
+    }
+    for lint in &lint::catalog::LINTS {
+        let test = format!("#[test]\nfn {}()", lint.test);
+        assert!(sources.contains(&test), "{}: there is no test `{}`", lint.id, lint.test);
+    }
+}
+
+/// How often a plan runs contractions, attention and norms forward, by operation and operand types.
+fn forward_operations(plan: &Plan) -> BTreeMap<String, usize> {
+    let mut found = BTreeMap::new();
+    for task in plan.tasks.iter().filter(|t| t.region == Region::Forward) {
+        let Action::Kernel { kernel, .. } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        for (_, node) in body.nodes() {
+            let counts = matches!(
+                node.op,
+                Op::MatMul(_)
+                    | Op::Conv(_)
+                    | Op::ConvGradInput(_)
+                    | Op::Attention(_)
+                    | Op::Softmax(_)
+                    | Op::LayerNorm(_)
+                    | Op::RmsNorm(_)
+                    | Op::Quantize(_)
+            );
+            if counts {
+                // The scale of an 8-bit float follows from history in training only.
+                let operands = if matches!(node.op, Op::Quantize(_)) { 1 } else { 3 };
+                let types: Vec<String> =
+                    node.inputs.iter().take(operands).map(|v| body.ty(*v).to_string()).collect();
+                *found.entry(format!("{} {}", node.op.name(), types.join(" "))).or_default() += 1;
+            }
+        }
+    }
+    found
+}
+
+/// L15: each operation of an evaluation reads what it reads in training.
+#[test]
+fn evaluation_computes_as_training_does() {
+    let both = |model: &str, loss: &str, compute: &str| {
+        let settings = [format!("precision.compute={compute}"), format!("loss.kind={loss}")];
+        let path = format!("tests/models/{model}/model.onnx");
+        let planned = plan_to_evaluate(&path, 4, &[&settings[0], &settings[1]]);
+        let evaluation = planned.compiled.evaluation.as_ref().expect("an evaluation");
+        (forward_operations(&planned.compiled.plan), forward_operations(&evaluation.plan))
+    };
+    let models = [
+        ("gpt2", "cross_entropy"),
+        ("t5", "cross_entropy"),
+        ("vit", "cross_entropy"),
+        ("unet", "mse"),
+    ];
+    for (model, loss) in models {
+        for compute in ["bf16", "fp16", "bf16-pure", "fp8", "fp32"] {
+            let (training, evaluation) = both(model, loss, compute);
+            assert!(!training.is_empty());
+            assert_eq!(training, evaluation, "{model} in {compute}");
+        }
+    }
+    // The comparison sees another precision.
+    let gpt2 = |compute: &str| both("gpt2", "cross_entropy", compute);
+    assert_ne!(gpt2("bf16").0, gpt2("fp32").1);
+    assert_ne!(gpt2("bf16").0, gpt2("fp8").1);
 }

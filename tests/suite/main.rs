@@ -21,6 +21,7 @@ mod mutants;
 mod numerics;
 mod optimizers;
 mod oracle;
+mod overflows;
 mod parity;
 mod plans;
 mod precision;

@@ -12,7 +12,7 @@ use crate::pool::{Pool, Shareable};
 const CHUNK: usize = 4096;
 
 /// An 8-bit float.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Format {
     /// Explicit significand bits.
     bits: i32,
@@ -128,7 +128,7 @@ mod tests {
                 count += 1;
             }
             // All positive encodings but zero and those that are not finite.
-            assert_eq!(count, if format == Format::E4M3 { 126 } else { 123 });
+            assert_eq!(count, if format.bits == 3 { 126 } else { 123 });
             assert_eq!(round(2.0 * format.largest), format.largest);
             assert_eq!(round(least * 0.49), 0.0);
             assert!(round(f32::NAN).is_nan());

@@ -14,7 +14,7 @@ use super::min_cut::{INFINITE, Network, SINK, SOURCE};
 use super::policy::{Class, class};
 use frit_ir::ops::{BinaryFn, Param};
 use frit_ir::{DType, Graph, Node, NodeId, Op, ValueId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Where a node computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +132,36 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             carried.extend_from_slice(&problem.users[value.0 as usize]);
             assignment.insert(id, Precision::LowToF32);
             assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
+        }
+    }
+    widen_layout(problem, assignment);
+}
+
+/// Keeps layout operations between f32 nodes in f32, where what is around them became f32 after all.
+fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
+    let graph = problem.graph;
+    let is_free = |id: NodeId, node: &Node, assignment: &Assignment| {
+        class(&node.op) == Class::Layout
+            && assignment.get(&id) == Some(&Precision::Low)
+            && !problem.bound.contains_key(&id)
+            && node.outputs.iter().all(|v| graph.outputs.iter().all(|o| o.value != *v))
+    };
+    // Those that only f32 nodes read, through each other.
+    let mut read_wide: HashSet<NodeId> = HashSet::new();
+    for (id, node) in graph.nodes().rev() {
+        let mut users = node.outputs.iter().flat_map(|v| &problem.users[v.0 as usize]);
+        let wide = |u: &NodeId| read_wide.contains(u) || wants_f32(graph, *u, assignment);
+        if is_free(id, node, assignment) && users.all(wide) {
+            read_wide.insert(id);
+        }
+    }
+    for (id, node) in graph.nodes() {
+        let is_f32 = |v: &ValueId| {
+            let def = assignment.get(&graph.value(*v).def);
+            subject(graph, *v) && matches!(def, Some(Precision::F32 | Precision::LowToF32))
+        };
+        if read_wide.contains(&id) && node.inputs.first().is_some_and(is_f32) {
+            assignment.insert(id, Precision::F32);
         }
     }
 }

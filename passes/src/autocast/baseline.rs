@@ -3,8 +3,12 @@
 //!
 //! In: the graph before autocast. Every operation of class `lower_precision` casts its f32 operands, and one
 //! of class `fp32` its low-precision ones, each at every use; only casts of parameters are kept for the rest
-//! of the pass, as PyTorch's weight cache does. Promotion inside an elementwise kernel is no cast. The
-//! backward pass casts the gradient of everything that was cast and needs one.
+//! of the pass, as PyTorch's weight cache does. The backward pass casts the gradient of everything that was
+//! cast and needs one. Promotion inside an elementwise kernel is no cast, but autograd casts the gradient of
+//! its low-precision operand back (`validate_outputs` in `torch/csrc/autograd/engine.cpp`).
+//!
+//! Operations are those of the raised graph, so that this is a lower bound: of a composite such as `pow` in
+//! GPT-2's GELU, PyTorch casts the parts.
 
 use super::assign::{Precision, Problem, is_statistic, is_weak, reads, subject};
 use super::policy::{Class, class};
@@ -89,6 +93,14 @@ impl Count<'_> {
                 let all = !strong.is_empty() && strong.iter().all(|v| is_low(self, v));
                 if !all && matches!(node.op, Op::Concat(_) | Op::ScatterElements(_)) {
                     self.widen(&strong);
+                } else if !all {
+                    let ty = graph.ty(node.outputs[0]);
+                    let low = strong
+                        .iter()
+                        .filter(|v| is_low(self, v) && graph.ty(**v).shape == ty.shape);
+                    let varied = low.filter(|v| self.varied[v.0 as usize]).count();
+                    self.total.casts += varied;
+                    self.total.bytes += (varied * ty.shape.numel()) as u64 * self.bytes_per_element;
                 }
                 all
             }

@@ -91,6 +91,17 @@ impl<'g> Builder<'g> {
         }
     }
 
+    /// Whether the value is a low-precision cast of an f32 value, perhaps seen in another shape: its
+    /// cotangents are summed in f32.
+    pub(super) fn is_narrowed(&self, value: ValueId) -> bool {
+        let mut def = self.graph.def(value);
+        while let Op::Reshape(_) | Op::Transpose(_) = &def.op {
+            def = self.graph.def(def.inputs[0]);
+        }
+        matches!(&def.op, Op::Cast(Cast { to }) if to.is_low_precision())
+            && self.graph.ty(def.inputs[0]).dtype == DType::F32
+    }
+
     /// A constant of shape `[]`, which broadcasts.
     pub(super) fn constant(&mut self, dtype: DType, value: f64) -> Rule<ValueId> {
         let value = Tensor::splat(TensorType::scalar(dtype), value);

@@ -4,6 +4,26 @@ use super::{Lowering, body, internal};
 use frit_ir::ops::{Cast, FusionKind};
 use frit_ir::plan::{Action, Arena, BufferClass, KernelKind, Place, Stream};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
+use std::collections::{BTreeSet, HashMap};
+
+/// The unsharded parameter that a node casts to another float type, if it does nothing else, and that type.
+fn cast_of_param<'g>(graph: &'g Graph, node: &Node) -> Option<(&'g str, DType)> {
+    let ([input], [_]) = (&node.inputs[..], &node.outputs[..]) else { return None };
+    let Op::Param(param) = &graph.def(*input).op else { return None };
+    let cast = match &node.op {
+        Op::Cast(cast) => cast,
+        Op::Fusion(fusion) => {
+            let mut inner = fusion.body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+            match (inner.next(), inner.next()) {
+                (Some(Node { op: Op::Cast(cast), .. }), None) => cast,
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    (!param.sharded && param.unit.is_some() && cast.to.is_float())
+        .then_some((param.name.as_str(), cast.to))
+}
 
 impl Lowering<'_> {
     pub(super) fn param_of(&self, value: ValueId, node: &Node) -> Result<String, Diagnostic> {
@@ -71,6 +91,62 @@ impl Lowering<'_> {
         self.flat_kernel(op, vec![master], vec![place.clone()], node)?;
         self.shard_casts.insert((group, dtype), place.buffer);
         Ok(place)
+    }
+
+    /// Casts a parameter that is whole on every rank, together with all others of its group that are cast
+    /// to the same dtype; `false` if the node is no such cast, or is better done alone.
+    pub(super) fn cast_with_group(&mut self, node: &Node) -> Result<bool, Diagnostic> {
+        let Some((name, to)) = cast_of_param(self.graph, node) else { return Ok(false) };
+        let Some(&(group, segment)) = self.group_of.get(name) else { return Ok(false) };
+        if self.required.contains_key(&node.outputs[0]) {
+            return Ok(false);
+        }
+        let (buffer, first) = match self.param_casts.get(&(group, to)) {
+            Some(&known) => known,
+            None => {
+                let Some((first, numel)) = self.cast_range(group, to) else { return Ok(false) };
+                let g = &self.plan.groups[group];
+                let unit = self.plan.units[g.unit].name.clone();
+                let ty = |dtype| TensorType::new(dtype, [numel]);
+                let master = Place { buffer: g.master, offset: first * 4, ty: ty(DType::F32) };
+                let name = format!("{unit} in {}", to.name());
+                let place = self.workspace(&name, BufferClass::Gathered, ty(to));
+                let op = Op::Cast(Cast { to });
+                self.flat_kernel(op, vec![master], vec![place.clone()], node)?;
+                self.param_casts.insert((group, to), (place.buffer, first));
+                (place.buffer, first)
+            }
+        };
+        let offset = (self.plan.groups[group].segments[segment].offset - first) * to.size();
+        let ty = self.graph.ty(node.outputs[0]).clone();
+        self.places.insert(node.outputs[0], Place { buffer, offset, ty });
+        Ok(true)
+    }
+
+    /// First element and number of elements that hold all parameters of a group that are cast to a dtype, if
+    /// there are several and not much lies between them.
+    fn cast_range(&self, group: usize, to: DType) -> Option<(usize, usize)> {
+        let cast = self.param_cast_dtypes();
+        let is_cast = |param: usize| {
+            cast.get(self.plan.params[param].name.as_str()).is_some_and(|d| d.contains(&to))
+        };
+        let segments = self.plan.groups[group].segments.iter();
+        let inside: Vec<_> = segments.filter(|s| is_cast(s.param)).collect();
+        let (first, last) = (inside.first()?, inside.last()?);
+        let numel = last.offset + last.numel - first.offset;
+        let needed: usize = inside.iter().map(|s| s.numel).sum();
+        (inside.len() > 1 && 4 * numel <= 5 * needed).then_some((first.offset, numel))
+    }
+
+    /// The float types to which parameters that are whole on every rank are cast, by name.
+    pub(super) fn param_cast_dtypes(&self) -> HashMap<&str, BTreeSet<DType>> {
+        let mut dtypes: HashMap<&str, BTreeSet<DType>> = HashMap::new();
+        for (_, node) in self.graph.nodes() {
+            if let Some((name, to)) = cast_of_param(self.graph, node) {
+                dtypes.entry(name).or_default().insert(to);
+            }
+        }
+        dtypes
     }
 
     /// Runs one pointwise operation over flat places, generated if it can be.

@@ -1,6 +1,6 @@
 //! Flat groups: parameters of one unit that train alike and are gathered in the same dtypes, back to
-//! back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest gather dtype; the whole is padded to a
-//! multiple of 128 bytes per rank. Padding is zero and stays zero.
+//! back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest dtype that it
+//! is gathered or cast in; the whole is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
 
 use super::Lowering;
 use super::evaluation::is_evaluation;
@@ -49,11 +49,18 @@ impl Lowering<'_> {
         }
         let sharded: HashMap<String, bool> =
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
+        let cast: HashMap<String, BTreeSet<DType>> =
+            self.param_cast_dtypes().into_iter().map(|(n, d)| (n.to_string(), d)).collect();
         for ((unit, frozen, dtypes), mut params) in members {
-            // What has the same hyper-parameters lies together.
-            params.sort_by_key(|p| self.classes.of(&self.plan.params[*p].name));
+            // What has the same hyper-parameters lies together, and within it what is cast as one.
+            let is_cast = |p: &usize| cast.contains_key(self.plan.params[*p].name.as_str());
+            params.sort_by_key(|p| (self.classes.of(&self.plan.params[*p].name), !is_cast(p)));
+            let narrowest =
+                params.iter().filter_map(|p| cast.get(self.plan.params[*p].name.as_str()));
+            let narrowest = narrowest.flatten().chain(&dtypes).map(|d| d.size()).min();
             let sharded = sharded[&self.plan.params[params[0]].name];
-            self.make_group(unit, !frozen, dtypes.into_iter().collect(), &params, sharded);
+            let gathered = dtypes.into_iter().collect();
+            self.make_group(unit, !frozen, gathered, narrowest.unwrap_or(4), &params, sharded);
         }
         Ok(())
     }
@@ -63,11 +70,11 @@ impl Lowering<'_> {
         unit: usize,
         trainable: bool,
         gather_dtypes: Vec<DType>,
+        narrowest: usize,
         params: &[usize],
         sharded: bool,
     ) {
         let index = self.plan.groups.len();
-        let narrowest = gather_dtypes.iter().map(|d| d.size()).min().unwrap_or(4);
         let mut segments = Vec::new();
         let mut end: usize = 0;
         for &param in params {

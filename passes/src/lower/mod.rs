@@ -157,6 +157,8 @@ struct Lowering<'a> {
     param_of: HashMap<ValueId, String>,
     gathered: HashMap<GatherKey, usize>,
     shard_casts: HashMap<(usize, DType), usize>,
+    /// Casts of parameters that are whole on every rank, by group: buffer and first element.
+    param_casts: HashMap<(usize, DType), (usize, usize)>,
     gradient: gradients::Gradients,
     /// Whether what is lowered runs once, before the micro-steps.
     unsharding: bool,
@@ -230,6 +232,7 @@ impl<'a> Lowering<'a> {
             param_of: HashMap::new(),
             gathered: HashMap::new(),
             shard_casts: HashMap::new(),
+            param_casts: HashMap::new(),
             gradient: gradients::Gradients::default(),
             unsharding: false,
             classes: optimizer::Classes::new(graph),
@@ -298,6 +301,7 @@ impl<'a> Lowering<'a> {
             _ if self.is_grad_sum(node) => self.gradient_step(node),
             _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
             Op::Reshape(_) if self.alias(node) => Ok(()),
+            _ if self.cast_with_group(node)? => Ok(()),
             _ => self.kernel_task(node),
         }
     }

@@ -2,8 +2,8 @@
 
 use super::super::builder::{Builder, Gradients, Rule};
 use super::unsupported;
-use frit_ir::ValueId;
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, Op, UnaryFn};
+use frit_ir::{DType, ValueId};
 
 pub(super) fn unary(
     b: &mut Builder<'_>,
@@ -134,6 +134,10 @@ fn inverse_root(b: &mut Builder<'_>, x: ValueId, sign: f64, constant: f64) -> Ru
 
 /// The inverse cast; nothing where the cotangent was summed or written wide already.
 pub(super) fn cast(b: &mut Builder<'_>, x: ValueId, dy: ValueId) -> Gradients {
+    if b.ty(dy).dtype == DType::F32 && b.is_narrowed(x) {
+        // Summed in f32, with what else reads `x`.
+        return Ok(vec![Some(dy)]);
+    }
     let dtype = b.grad_dtype(x);
     Ok(vec![Some(b.cast(dy, dtype)?)])
 }
