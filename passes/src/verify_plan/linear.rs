@@ -174,7 +174,7 @@ mod tests {
                 Tensor::floats(DType::F64, [2, 2], x.to_vec())
             })
             .collect();
-        let exact = Options { exact: true, ..Options::default() };
+        let exact = Options { exact: true };
         let found = eval_op(op, &tensors.iter().collect::<Vec<_>>(), exact).expect("evaluates");
         found.iter().flat_map(|t| t.to_f64s()).collect()
     }
