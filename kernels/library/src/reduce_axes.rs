@@ -1,6 +1,7 @@
 //! Reductions over any axes, for the shapes that no fused kernel takes: f32 accumulation, each element
 //! of the result by one thread in ascending order of the operand.
 
+use crate::convert::to_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
 
@@ -9,6 +10,8 @@ const CHUNK: usize = 1 << 14;
 /// Elements that are combined with each other before their result joins the others, which keeps the
 /// error of long sums small.
 const BLOCK: usize = 128;
+/// Elements of a block that are combined beside each other.
+const LANES: usize = 16;
 
 /// How elements are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,6 +73,12 @@ impl ReduceAxes {
         let width = line.min((CHUNK / count.max(1)).max(16));
         let per_line = line.div_ceil(width);
         let lines = results.checked_div(line).unwrap_or(0);
+        if let Some((&(run, 1), outer)) = self.gone.split_last()
+            && run >= LANES
+        {
+            // SAFETY: passed on.
+            return unsafe { self.along(pool, (run, outer), src, dst) };
+        }
         let (src, dst) = (Shareable::new(src), Shareable::new(dst));
         pool.run_workers(lines * per_line, &|chunk, worker: &mut Worker| {
             let (row, first) = (chunk / per_line, chunk % per_line * width);
@@ -102,6 +111,58 @@ impl ReduceAxes {
                 }
             }
         });
+    }
+}
+
+impl ReduceAxes {
+    /// As [`ReduceAxes::run`], where runs of elements that follow each other go, and those of `outer` axes.
+    unsafe fn along(
+        &self,
+        pool: &Pool,
+        (run, outer): (usize, &[(usize, usize)]),
+        src: *const u8,
+        dst: *mut u8,
+    ) {
+        let results: usize = self.kept.iter().map(|(size, _)| size).product();
+        let runs: usize = outer.iter().map(|(size, _)| size).product();
+        let (src, dst) = (Shareable::new(src), Shareable::new(dst));
+        let step = (CHUNK / (runs * run).max(1)).max(1);
+        pool.run(results.div_ceil(step), &|chunk| {
+            for result in chunk * step..results.min((chunk + 1) * step) {
+                let start = place(&self.kept, result);
+                let mut total = self.fold.neutral();
+                for i in 0..runs {
+                    let start = start + place(outer, i);
+                    for first in (0..run).step_by(BLOCK) {
+                        let mut values = [0.0; BLOCK];
+                        let values = &mut values[..BLOCK.min(run - first)];
+                        let from = self.from.at(src.get(), (start + first) as isize);
+                        // SAFETY: the run is inside the operand.
+                        unsafe { to_f32(from, self.from, values) };
+                        total = self.fold.apply(total, self.of_block(values));
+                    }
+                }
+                let count = (runs * run) as f32;
+                let value = if self.fold == Fold::Mean { total / count } else { total };
+                // SAFETY: each result is written once.
+                unsafe { self.to.store(dst.get(), result as isize, value) };
+            }
+        });
+    }
+
+    /// The elements of a block combined, in lanes that are combined last.
+    fn of_block(&self, values: &[f32]) -> f32 {
+        let mut lanes = [self.fold.neutral(); LANES];
+        let (whole, rest) = values.as_chunks::<LANES>();
+        for chunk in whole {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane = self.fold.apply(*lane, *x);
+            }
+        }
+        for (lane, x) in lanes.iter_mut().zip(rest) {
+            *lane = self.fold.apply(*lane, *x);
+        }
+        lanes.into_iter().fold(self.fold.neutral(), |a, b| self.fold.apply(a, b))
     }
 }
 

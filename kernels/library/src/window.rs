@@ -58,26 +58,37 @@ impl Window {
     /// What tap number `tap` reads for the positions of row `row`.
     #[inline]
     pub(crate) fn span(&self, tap: usize, row: usize) -> Span {
-        let [_, height, width] = self.taps;
+        self.spans(tap, row).next().unwrap_or(Span { first: 0, last: 0, from: 0 })
+    }
+
+    /// What tap number `tap` reads for the positions of the rows from `row` on, without end.
+    pub(crate) fn spans(&self, tap: usize, row: usize) -> impl Iterator<Item = Span> {
+        let window = *self;
+        let [_, height, width] = window.taps;
         let tap = [tap / (height * width), tap / width % height, tap % width];
-        let place = [row / self.output[1], row % self.output[1]];
-        let mut base = 0;
-        for i in 0..2 {
-            let at = place[i] * self.strides[i] + tap[i] * self.dilations[i];
-            if at < self.low[i] || at - self.low[i] >= self.input[i] {
-                return Span { first: 0, last: 0, from: 0 };
+        let (stride, low) = (window.strides[2], window.low[2]);
+        let offset = tap[2] * window.dilations[2];
+        let first = low.saturating_sub(offset).div_ceil(stride).min(window.output[2]);
+        let end = (window.input[2] + low).saturating_sub(offset);
+        let last = end.div_ceil(stride).min(window.output[2]).max(first);
+        let mut place = [row / window.output[1], row % window.output[1]];
+        std::iter::from_fn(move || {
+            let here = place;
+            place[1] += 1;
+            if place[1] == window.output[1] {
+                place = [place[0] + 1, 0];
             }
-            base = base * self.input[i] + (at - self.low[i]);
-        }
-        let (stride, low, offset) = (self.strides[2], self.low[2], tap[2] * self.dilations[2]);
-        let first = low.saturating_sub(offset).div_ceil(stride).min(self.output[2]);
-        let end = (self.input[2] + low).saturating_sub(offset);
-        let last = end.div_ceil(stride).min(self.output[2]).max(first);
-        if first == last {
-            return Span { first: 0, last: 0, from: 0 };
-        }
-        let from = base * self.input[2] + first * stride + offset - low;
-        Span { first, last, from }
+            let mut base = 0;
+            for i in 0..2 {
+                let at = here[i] * window.strides[i] + tap[i] * window.dilations[i];
+                if first == last || at < window.low[i] || at - window.low[i] >= window.input[i] {
+                    return Some(Span { first: 0, last: 0, from: 0 });
+                }
+                base = base * window.input[i] + (at - window.low[i]);
+            }
+            let from = base * window.input[2] + first * stride + offset - low;
+            Some(Span { first, last, from })
+        })
     }
 }
 

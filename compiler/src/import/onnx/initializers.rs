@@ -24,9 +24,11 @@ impl<'a> Importer<'a> {
             trainable::Trainable::new(self.source, &nodes, &data, self.from_pytorch, self.options);
         let mut needed: HashSet<&str> = nodes.iter().flat_map(|n| operands(n)).collect();
         needed.extend(self.source.output.iter().map(|o| o.name.as_str()));
-        let parameters = trainable::parameters(self.source);
+        let parameters = trainable::listed(self.source, "PARAMETER");
         if !parameters.is_empty() {
-            self.restored = super::restore::Restored::new(self.source, &self.nodes, &parameters);
+            let buffers = trainable::listed(self.source, "BUFFER");
+            self.restored =
+                super::restore::Restored::new(self.source, &self.nodes, &parameters, &buffers);
         }
         let tied = self.tied(&trainable);
         for proto in &self.source.initializer {

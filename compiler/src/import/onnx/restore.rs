@@ -39,11 +39,12 @@ pub(super) struct Restored {
 }
 
 impl Restored {
-    /// Reads the calls; `parameters` are the targets of the signature by placeholder.
+    /// Reads the calls; `parameters` and `buffers` are the targets of the signature by placeholder.
     pub(super) fn new(
         graph: &GraphProto,
         nodes: &[(usize, &NodeProto)],
         parameters: &HashMap<String, String>,
+        buffers: &HashMap<String, String>,
     ) -> Restored {
         let mut restored = Restored::default();
         let stored: HashSet<&str> = graph
@@ -69,6 +70,20 @@ impl Restored {
             }
             for (i, operand) in node.input.iter().enumerate() {
                 if !stored.contains(operand.as_str()) {
+                    continue;
+                }
+                if node.op_type == "BatchNormalization" && i >= 3 {
+                    let arguments = call.iter().flat_map(|(_, arguments)| arguments);
+                    let own = arguments.into_iter().find(|a| a.index == i);
+                    match own.and_then(|a| buffers.get(a.name)) {
+                        Some(name) if name != operand => {
+                            let parameter = Parameter { name: name.clone(), transposed: false };
+                            restored.parameters.insert((*place, i), parameter);
+                        }
+                        _ => {
+                            restored.kept.insert(operand.clone());
+                        }
+                    }
                     continue;
                 }
                 let role = of_operand(&node.op_type, i);
@@ -126,10 +141,11 @@ fn of_argument(op: &str, index: usize) -> Role {
     match (op, index) {
         ("addmm" | "baddbmm", 0) => Role::Bias,
         ("addmm" | "baddbmm", 2) | ("embedding", 0) => Role::Weight,
-        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution" | "batch_norm", 1) => {
-            Role::Weight
-        }
-        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution" | "batch_norm", 2) => Role::Bias,
+        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution", 1) => Role::Weight,
+        ("linear" | "conv1d" | "conv2d" | "conv3d" | "convolution", 2) => Role::Bias,
+        // Its operators are many: by whether they train, and whether they return the statistics.
+        (op, 1) if op.contains("batch_norm") => Role::Weight,
+        (op, 2) if op.contains("batch_norm") => Role::Bias,
         ("layer_norm" | "group_norm" | "rms_norm" | "native_layer_norm", 2) => Role::Weight,
         ("layer_norm" | "group_norm" | "native_layer_norm", 3) => Role::Bias,
         _ => Role::Other,

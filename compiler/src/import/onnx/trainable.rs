@@ -238,12 +238,13 @@ fn uncast<'a>(nodes: &[&'a NodeProto], name: &'a str) -> &'a str {
     made.and_then(|n| n.input.first()).map_or(name, |source| source)
 }
 
-/// The parameters of the exporter's signature: what each placeholder stands for.
-pub(super) fn parameters(graph: &GraphProto) -> HashMap<String, String> {
+/// The parameters, or what else is of this kind, of the exporter's signature: what each placeholder stands
+/// for.
+pub(super) fn listed(graph: &GraphProto, kind: &str) -> HashMap<String, String> {
     let text = graph.metadata_props.iter().find(|e| e.key == SIGNATURE);
     let entries = text.into_iter().flat_map(|e| signature(&e.value));
     entries
-        .filter(|(_, kind, _)| *kind == "PARAMETER")
+        .filter(|(_, found, _)| *found == kind)
         .map(|(placeholder, _, target)| (placeholder.to_string(), target.to_string()))
         .collect()
 }

@@ -212,6 +212,69 @@ impl Gemm {
         }
     }
 
+    /// Bytes that [`Gemm::pack_left`] needs for the left operand; 0 if packing does not help.
+    pub(crate) fn packed_left_bytes(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_packable() {
+            return packed::packed_left_bytes(self);
+        }
+        0
+    }
+
+    /// The number of parts in which [`Gemm::pack_left`] packs.
+    pub(crate) fn left_parts(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_packable() {
+            return packed::left_parts(self);
+        }
+        0
+    }
+
+    /// Packs a part of the left operand for several [`Gemm::run_packed_left`].
+    ///
+    /// # Safety
+    /// `a` must be valid, `out` writable for [`Gemm::packed_left_bytes`] and 64 bytes more.
+    pub(crate) unsafe fn pack_left(&self, part: usize, a: *const u8, out: *mut u8) {
+        #[cfg(target_arch = "x86_64")]
+        if self.is_packable() {
+            // SAFETY: passed on.
+            unsafe { packed::pack_left(self, part, a, out) };
+        }
+        let _ = (part, a, out);
+    }
+
+    /// As [`Gemm::run_serial`], for some rows of a left operand that [`Gemm::pack_left`] packed, and the
+    /// first `n` columns; the first of the rows is a multiple of [`Gemm::ROWS`], and goes to `c`.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`]; `packed` must come from the same product and operand.
+    pub(crate) unsafe fn run_packed_left(
+        &self,
+        (rows, n): (std::ops::Range<usize>, usize),
+        packing: &mut Scratch,
+        (a, packed): (*const u8, *const u8),
+        b: *const u8,
+        c: *mut u8,
+    ) {
+        if rows.is_empty() || n == 0 {
+            return;
+        }
+        // SAFETY: passed on.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if self.is_packable() {
+                let at = Buffers { a, b, c, bias: std::ptr::null() };
+                return packed::run_packed_left(self, rows, n, packing, at, packed);
+            }
+            let _ = packed;
+            let a = self.a.elem.at(a, rows.start as isize * self.a.row);
+            Gemm { m: rows.len(), n, ..*self }.run_serial(packing, a, b, c, std::ptr::null());
+        }
+    }
+
+    /// What rows of a packed left operand are cut by.
+    pub(crate) const ROWS: usize = 12;
+
     fn is_packable(&self) -> bool {
         let is_plain = self.batch == 1 && self.bias.is_none() && self.c.col == 1;
         is_plain && self.n > 0 && self.k > 0 && self.is_packed()

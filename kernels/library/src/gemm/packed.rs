@@ -135,6 +135,75 @@ pub(super) unsafe fn run_packed(
     });
 }
 
+/// Bytes of the whole left operand when packed.
+pub(super) fn packed_left_bytes(whole: &Gemm) -> usize {
+    let (product, _) = Product::new(whole, NOWHERE);
+    left_parts(whole) * product.left_part() * size_of::<u32>()
+}
+
+/// Parts of the left operand: its blocks of depths.
+pub(super) fn left_parts(whole: &Gemm) -> usize {
+    let (product, _) = Product::new(whole, NOWHERE);
+    whole.k.div_ceil(product.kc)
+}
+
+/// Packs one of the [`left_parts`].
+///
+/// # Safety
+/// `a` must be valid, `out` writable for [`packed_left_bytes`] and 64 bytes more.
+pub(super) unsafe fn pack_left(whole: &Gemm, part: usize, a: *const u8, out: *mut u8) {
+    let (product, at) = Product::new(whole, Buffers { a, ..NOWHERE });
+    let Gemm { m, k, a: Operand { elem, row, col, .. }, .. } = product.shape;
+    let depth = part * product.kc;
+    let src = Source {
+        pack: product.pack,
+        start: elem.at(at.a, depth as isize * col),
+        line: row,
+        depth: col,
+        lines: m,
+        depths: product.kc.min(k - depth),
+    };
+    // SAFETY: the features are present; parts do not reach into each other.
+    unsafe { pack_a(&src, out.cast::<u32>().add(part * product.left_part())) };
+}
+
+/// Multiplies some rows of a packed left operand by the first `n` columns of the right one; `c` is where
+/// the first of these rows goes.
+///
+/// # Safety
+/// As for [`run`]; `packed` must come from [`pack_left`] of the same product, and the rows begin at a
+/// multiple of [`MR`].
+pub(super) unsafe fn run_packed_left(
+    whole: &Gemm,
+    rows: std::ops::Range<usize>,
+    n: usize,
+    packing: &mut Scratch,
+    at: Buffers,
+    packed: *const u8,
+) {
+    let (mut product, at) = Product::new(whole, at);
+    debug_assert!(!product.is_swapped && whole.bias.is_none() && n <= whole.n);
+    debug_assert!(rows.start.is_multiple_of(MR) && rows.end <= whole.m);
+    let [_, b_bytes, partial_bytes, _] = product.scratch();
+    let [b, partial] = packing.split([b_bytes, partial_bytes]);
+    let left_part = product.left_part();
+    product.shape = Gemm { m: rows.len(), n, ..product.shape };
+    let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
+    // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
+    product.each_block(|block| unsafe {
+        let panels = block.cols.div_ceil(NR);
+        for panel in (0..panels).step_by(PANELS) {
+            product.pack_panels(&at, &block, &scratch, panel);
+        }
+        let part = packed.cast::<u32>().add(block.depth / product.kc * left_part);
+        let words = block.depths.div_ceil(product.pack);
+        for row in (0..block.rows).step_by(MC) {
+            let a = part.add((rows.start + block.row + row) * words);
+            product.tiles(&at, &block, &scratch, a, row, (0, panels));
+        }
+    });
+}
+
 /// The buffers of a product that is only planned.
 const NOWHERE: Buffers = Buffers {
     a: std::ptr::null(),
@@ -270,6 +339,11 @@ impl Product {
         self.nc * (self.kc / self.pack)
     }
 
+    /// Words of a packed part of the left operand, and those that packing may write behind it.
+    fn left_part(&self) -> usize {
+        self.shape.m.next_multiple_of(MR) * (self.kc / self.pack) + 16
+    }
+
     /// Where a block of the whole packed B begins.
     fn packed_at(&self, packed: *mut u32, block: &Block) -> *mut u32 {
         let index = block.depth / self.kc * self.col_blocks + block.col / self.nc;
@@ -349,10 +423,9 @@ impl Product {
         scratch: &Shared,
         a: *mut u32,
         row: usize,
-        (first, last): (usize, usize),
+        panels: (usize, usize),
     ) {
         let shape = &self.shape;
-        let words = block.depths.div_ceil(self.pack);
         let rows = MC.min(block.rows - row);
         let offset = (block.row + row) as isize * shape.a.row + block.depth as isize * shape.a.col;
         let src = Source {
@@ -366,6 +439,24 @@ impl Product {
         // SAFETY: the features are present; the caller vouches for the buffers.
         unsafe {
             pack_a(&src, a);
+            self.tiles(at, block, scratch, a, row, panels);
+        }
+    }
+
+    /// Multiplies up to [`MC`] packed rows by a range of panels of B.
+    unsafe fn tiles(
+        &self,
+        at: &Buffers,
+        block: &Block,
+        scratch: &Shared,
+        a: *const u32,
+        row: usize,
+        (first, last): (usize, usize),
+    ) {
+        let words = block.depths.div_ceil(self.pack);
+        let rows = MC.min(block.rows - row);
+        // SAFETY: the panels are packed; the caller vouches for the buffers.
+        unsafe {
             for panel in first..last {
                 let b = scratch.b.add(panel * block.panel);
                 for i in (0..rows).step_by(MR) {

@@ -77,3 +77,34 @@ fn running_variances_of_pytorchs_models_are_unbiased() {
         assert!((found - expected).abs() < 1e-6, "{producer}: {found} is not {expected}");
     }
 }
+
+/// The model as the dynamo exporter describes it: the call that the node came from and what is listed.
+fn described(mut model: ModelProto) -> ModelProto {
+    let graph = model.graph.as_mut().expect("a graph");
+    let entry =
+        |key: &str, value: &str| StringStringEntryProto { key: key.into(), value: value.into() };
+    let call = "%n : [num_users=3] = call_function[target=torch.ops.aten._native_batch_norm_legit_functional\
+                .default](args = (%x, %p_s, %p_b, %b_m, %b_v, True, 0.1, 0.0), kwargs = {})";
+    graph.node[0].metadata_props = vec![entry("pkg.torch.onnx.fx_node", call)];
+    let signature = "p_s: PARAMETER target='s'\np_b: PARAMETER target='b'\nb_m: BUFFER target='m' \
+                     persistent=True\nb_v: BUFFER target='v' persistent=True\n";
+    let key = "pkg.torch.export.ExportedProgram.graph_signature";
+    graph.metadata_props = vec![entry(key, signature)];
+    model
+}
+
+#[test]
+fn statistics_are_no_parameters_whatever_the_exporter_merged() {
+    let model = described(normalized(&[]));
+    assert_eq!(values(&model, &ImportOptions::default()).0, [2.5, 6.5]);
+    let mut merged = model;
+    let graph = merged.graph.as_mut().expect("a graph");
+    // The scale and the running variance are both 4.
+    graph.initializer =
+        vec![floats("s", &[1], &[4.0]), floats("b", &[1], &[0.5]), floats("m", &[1], &[1.0])];
+    graph.node[0].input[4] = "s".into();
+    assert_eq!(values(&merged, &ImportOptions::default()).0, [4.5, 12.5]);
+    let imported = import(&merged, &train()).unwrap_or_else(|e| panic!("{e}"));
+    let carried = imported.graph.outputs.iter().filter(|o| matches!(o.kind, OutputKind::Carry(_)));
+    assert_eq!(carried.map(|o| o.name.as_str()).collect::<Vec<_>>(), ["m", "v"]);
+}

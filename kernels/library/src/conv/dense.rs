@@ -1,0 +1,400 @@
+//! Dense convolutions as matrix products, a block of positions at a time.
+//!
+//! The kernel is packed once per call; a block of positions that is small, as those of late layers, spans
+//! several images. The gradient for the input of windows without strides is a convolution by the turned
+//! kernel; of others, columns that are folded back.
+
+use super::Conv;
+use crate::convert::from_f32;
+use crate::dtype::Elem;
+use crate::gemm::{Gemm, Operand};
+use crate::pool::{Pool, Shareable};
+use crate::window::Window;
+use std::ops::Range;
+
+/// Bytes of an unfolded block, about: a part of the second-level cache.
+const COLUMN_BYTES: usize = 1 << 18;
+/// The fewest and the most positions of a block: fewer fill the tiles of products badly.
+const POSITIONS: [usize; 2] = [256, 512];
+/// Positions that the gradient for the kernel sums at a time, about.
+const WEIGHT_POSITIONS: usize = 256;
+/// Chunks of work that a call is cut into at least, where it is large enough.
+const CHUNKS: usize = 16;
+/// The fewest rows of a kernel for which the positions are unfolded again.
+const MIN_ROWS: usize = 192;
+/// Columns of the gradient for the kernel of a chunk, about.
+const WEIGHT_COLUMNS: usize = 256;
+/// The most elements of a gradient for the kernel that is summed in several parts.
+const MAX_PARTIAL: usize = 1 << 18;
+/// Alignment of packed kernels.
+const ALIGN: usize = 64;
+
+/// A kernel `[filters, depth]` per group as a left operand.
+struct Kernel {
+    at: *const u8,
+    operand: Operand,
+    /// Elements between the kernels of two groups.
+    group: usize,
+}
+
+/// How the positions of all images are cut into blocks: some whole images, or some rows of one.
+struct Blocks {
+    /// Images of a block.
+    images: usize,
+    /// Rows of positions of a block.
+    rows: usize,
+    /// Blocks along the images, and within one.
+    count: [usize; 2],
+}
+
+impl Blocks {
+    /// Blocks of about `most` positions.
+    fn new(conv: &Conv, most: usize) -> Blocks {
+        let (all, rows) = (conv.window.output_len(), conv.window.rows());
+        if all == 0 || 2 * all <= most {
+            let n = conv.batch.div_ceil((most / all.max(1)).max(1));
+            return Blocks { images: conv.batch.div_ceil(n.max(1)), rows, count: [n, 1] };
+        }
+        let n = rows.div_ceil((most / conv.window.output[2]).max(1));
+        let rows = rows.div_ceil(n);
+        Blocks { images: 1, rows, count: [conv.batch, conv.window.rows().div_ceil(rows)] }
+    }
+
+    fn len(&self) -> usize {
+        self.count[0] * self.count[1]
+    }
+
+    /// Images and rows of positions of a block.
+    fn get(&self, conv: &Conv, index: usize) -> (Range<usize>, Range<usize>) {
+        let (image, row) = (index / self.count[1], index % self.count[1]);
+        let part = |i: usize, step: usize, end: usize| i * step..end.min((i + 1) * step);
+        (part(image, self.images, conv.batch), part(row, self.rows, conv.window.rows()))
+    }
+}
+
+impl Conv {
+    pub(super) unsafe fn dense(&self, pool: &Pool, x: *const u8, w: *const u8, y: *mut u8) {
+        let depth = self.channels * self.window.taps_len();
+        let operand = Operand::row_major(self.elem, self.filters, depth);
+        let kernel = Kernel { at: w, operand, group: self.filters * depth };
+        // SAFETY: passed on.
+        unsafe { self.correlate(pool, x, (kernel, 0), y) };
+    }
+
+    pub(super) unsafe fn dense_grad_input(
+        &self,
+        pool: &Pool,
+        dy: *const u8,
+        w: *const u8,
+        dx: *mut u8,
+    ) {
+        let Conv { elem, groups, channels, filters, window, .. } = *self;
+        let Some(window) = turned(&window) else {
+            // SAFETY: passed on.
+            return unsafe { self.fold_products(pool, dy, w, dx) };
+        };
+        let taps = window.taps_len();
+        let conv = Conv { channels: filters, filters: channels, window, ..*self };
+        let group = filters * channels * taps;
+        if taps == 1 {
+            let operand = Operand::row_major(elem, filters, channels).transposed();
+            // SAFETY: passed on.
+            return unsafe { conv.correlate(pool, dy, (Kernel { at: w, operand, group }, 0), dx) };
+        }
+        let operand = Operand::row_major(elem, channels, filters * taps);
+        let kernel = Kernel { at: w, operand, group };
+        // SAFETY: passed on.
+        unsafe { conv.correlate(pool, dy, (kernel, groups * group * elem.size()), dx) };
+    }
+
+    /// The products of a kernel and unfolded images. With `turned` bytes the kernel at hand is that of the
+    /// opposite direction, `[channels, filters, taps]`, which is turned first.
+    unsafe fn correlate(
+        &self,
+        pool: &Pool,
+        x: *const u8,
+        (mut kernel, turned): (Kernel, usize),
+        y: *mut u8,
+    ) {
+        let Conv { elem, out, groups, channels, filters, window, .. } = *self;
+        let (depth, positions) = (channels * window.taps_len(), window.output_len());
+        let most = COLUMN_BYTES / (depth * elem.size()).max(1);
+        let blocks = Blocks::new(self, most.clamp(POSITIONS[0], POSITIONS[1]));
+        let n = blocks.images * blocks.rows * window.output[2];
+        let whole = Gemm { a: kernel.operand, ..Gemm::row_major(elem, out, filters, n, depth) };
+        let packed_bytes = whole.packed_left_bytes().next_multiple_of(ALIGN) + ALIGN;
+        let [packed, turned_kernel] = pool.common([groups * packed_bytes, turned]);
+        if turned > 0 {
+            let from = kernel.at;
+            kernel.at = turned_kernel.cast_const();
+            // SAFETY: the part holds the kernel.
+            unsafe { self.turn(pool, from, turned_kernel) };
+        }
+        let parts = whole.left_parts();
+        let at = Shareable::new((x, kernel.at, packed, y));
+        let group_of = |w: *const u8, group: usize| elem.at(w, (group * kernel.group) as isize);
+        pool.run(groups * parts, &|chunk| {
+            let (_, w, packed, _) = at.get();
+            let (group, part) = (chunk / parts, chunk % parts);
+            // SAFETY: parts of the packed kernels are disjoint.
+            unsafe { whole.pack_left(part, group_of(w, group), packed.add(group * packed_bytes)) };
+        });
+        let chunks = groups * blocks.len();
+        let row_parts = (CHUNKS / chunks.max(1)).clamp(1, (filters / MIN_ROWS).max(1));
+        let row_step = filters.div_ceil(row_parts).next_multiple_of(Gemm::ROWS);
+        let row_parts = filters.div_ceil(row_step);
+        pool.run_workers(chunks * row_parts, &|chunk, worker| {
+            let (x, w, packed, y) = at.get();
+            let (chunk, rows_of) = (chunk / row_parts, chunk % row_parts);
+            let (group, block) = (chunk / blocks.len(), chunk % blocks.len());
+            let filter = rows_of * row_step..filters.min((rows_of + 1) * row_step);
+            let (images, rows) = blocks.get(self, block);
+            let len = rows.len() * window.output[2];
+            let n = images.len() * len;
+            let single = images.len() == 1;
+            let in_place = single && window.is_identity();
+            let sizes = [
+                if in_place { 0 } else { depth * n * elem.size() },
+                if single { 0 } else { filter.len() * n * out.size() },
+            ];
+            let [column, result] = worker.tiles.split(sizes);
+            let image = |i: usize| i * groups + group;
+            let first = rows.start * window.output[2];
+            let y_of = |i: usize, m: usize| (image(i) * filters + m) * positions + first;
+            // SAFETY: blocks of y are disjoint; all offsets are inside the tensors.
+            unsafe {
+                let x_of =
+                    |i: usize| elem.at(x, (image(i) * channels * window.input_len()) as isize);
+                let row_major = Operand::row_major(elem, depth, n);
+                let (b, b_at) = if in_place {
+                    let b = Operand { row: positions as isize, ..row_major };
+                    (b, elem.at(x_of(images.start), first as isize))
+                } else {
+                    for (i, image) in images.clone().enumerate() {
+                        let to = elem.at_mut(column, (i * len) as isize);
+                        self.unfold(x_of(image), 0..channels, rows.clone(), (to, n));
+                    }
+                    (row_major, column.cast_const())
+                };
+                let (pitch, c_at) = match single {
+                    true => (positions, out.at_mut(y, y_of(images.start, filter.start) as isize)),
+                    false => (n, result),
+                };
+                let c = Operand { row: pitch as isize, ..Operand::row_major(out, filters, n) };
+                let gemm = Gemm { b, c, ..whole };
+                let w = (group_of(w, group), packed.add(group * packed_bytes).cast_const());
+                let size = (filter.clone(), n);
+                gemm.run_packed_left(size, &mut worker.packing, w, b_at, c_at);
+                if !single {
+                    for (i, image) in images.enumerate() {
+                        for m in filter.clone() {
+                            let from = ((m - filter.start) * n + i * len) * out.size();
+                            let to = out.at_mut(y, y_of(image, m) as isize);
+                            to.copy_from_nonoverlapping(result.add(from), len * out.size());
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Turns the kernel `w[G, channels, filters, taps]` of the opposite direction into
+    /// `[G, filters, channels, taps]`, its taps in reverse.
+    unsafe fn turn(&self, pool: &Pool, w: *const u8, to: *mut u8) {
+        let Conv { elem, groups, channels, filters, window, .. } = *self;
+        let taps = window.taps_len();
+        let at = Shareable::new((w, to));
+        pool.run(groups * filters, &|chunk| {
+            let (w, to) = at.get();
+            let (group, m) = (chunk / filters, chunk % filters);
+            // SAFETY: both hold the kernel; rows of the result are disjoint.
+            unsafe {
+                for c in 0..channels {
+                    let from = ((group * channels + c) * filters + m) * taps;
+                    let place = (chunk * channels + c) * taps;
+                    for tap in 0..taps {
+                        let from = elem.at(w, (from + taps - 1 - tap) as isize);
+                        let to = elem.at_mut(to, (place + tap) as isize);
+                        to.copy_from_nonoverlapping(from, elem.size());
+                    }
+                }
+            }
+        });
+    }
+
+    /// The gradient for the input as columns that are folded back.
+    unsafe fn fold_products(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
+        let Conv { elem, out, groups, channels, filters, window, .. } = *self;
+        let (depth, positions) = (channels * window.taps_len(), window.output_len());
+        let size = channels * window.input_len();
+        let most = COLUMN_BYTES / (depth * 4).max(1);
+        let step = (most / window.output[2].max(1)).clamp(1, window.rows().max(1));
+        let a = Operand::row_major(elem, filters, depth).transposed();
+        let n = step * window.output[2];
+        let whole = Gemm { a, ..Gemm::row_major(elem, Elem::F32, depth, n, filters) };
+        let packed_bytes = whole.packed_left_bytes().next_multiple_of(ALIGN) + ALIGN;
+        let [packed] = pool.common([groups * packed_bytes]);
+        let parts = whole.left_parts();
+        let at = Shareable::new((dy, w, packed, dx));
+        let group_of = |w: *const u8, group: usize| elem.at(w, (group * filters * depth) as isize);
+        pool.run(groups * parts, &|chunk| {
+            let (_, w, packed, _) = at.get();
+            let (group, part) = (chunk / parts, chunk % parts);
+            // SAFETY: parts of the packed kernels are disjoint.
+            unsafe { whole.pack_left(part, group_of(w, group), packed.add(group * packed_bytes)) };
+        });
+        pool.run_workers(self.batch * groups, &|image, worker| {
+            let (dy, w, packed, dx) = at.get();
+            let group = image % groups;
+            // SAFETY: images of dx are disjoint; all offsets are inside the tensors.
+            unsafe {
+                let sums = if out == Elem::F32 { 0 } else { size };
+                let [column, sum] = worker.tiles.split([depth * n * 4, sums * 4]);
+                let place = out.at_mut(dx, (image * size) as isize);
+                let sum = if out == Elem::F32 { place.cast::<f32>() } else { sum.cast() };
+                sum.write_bytes(0, size);
+                for start in (0..window.rows()).step_by(step) {
+                    let rows = start..window.rows().min(start + step);
+                    let len = rows.len() * window.output[2];
+                    let first = image * filters * positions + start * window.output[2];
+                    let b = Operand::row_major(elem, filters, len);
+                    let b = Operand { row: positions as isize, ..b };
+                    let c = Operand::row_major(Elem::F32, depth, len);
+                    let w = (group_of(w, group), packed.add(group * packed_bytes).cast_const());
+                    let dy = elem.at(dy, first as isize);
+                    let gemm = Gemm { b, c, ..whole };
+                    gemm.run_packed_left((0..depth, len), &mut worker.packing, w, dy, column);
+                    self.fold(column.cast(), rows, sum);
+                }
+                if out != Elem::F32 {
+                    from_f32(std::slice::from_raw_parts(sum, size), place, out);
+                }
+            }
+        });
+    }
+
+    pub(super) unsafe fn dense_grad_weight(
+        &self,
+        pool: &Pool,
+        dy: *const u8,
+        x: *const u8,
+        dw: *mut u8,
+    ) {
+        let Conv { elem, out, groups, channels, filters, window, .. } = *self;
+        let (taps, positions) = (window.taps_len(), window.output_len());
+        let width = channels * taps;
+        let part = channels.div_ceil((width / WEIGHT_COLUMNS).clamp(1, CHUNKS));
+        let parts = channels.div_ceil(part);
+        let blocks = Blocks::new(self, WEIGHT_POSITIONS);
+        // Positions are summed in several sums where there is nothing else to do at a time.
+        let wanted = match filters * width <= MAX_PARTIAL {
+            true => (CHUNKS / 2 / (groups * parts)).clamp(1, (blocks.len() / 2).max(1)),
+            false => 1,
+        };
+        let block_step = blocks.len().div_ceil(wanted);
+        let sums = blocks.len().div_ceil(block_step.max(1)).max(1);
+        let direct = sums == 1 && out == Elem::F32;
+        let size = groups * filters * width;
+        let [partial] = pool.common([if direct { 0 } else { sums * size * 4 }]);
+        let at = Shareable::new((dy, x, if direct { dw } else { partial }));
+        pool.run_workers(groups * parts * sums, &|chunk, worker| {
+            let (dy, x, sum) = at.get();
+            let (chunk, number) = (chunk / sums, chunk % sums);
+            let (group, first) = (chunk / parts, chunk % parts * part);
+            let range = first..channels.min(first + part);
+            let columns = range.len() * taps;
+            let of_blocks = number * block_step..blocks.len().min((number + 1) * block_step);
+            let n = blocks.images * blocks.rows * window.output[2];
+            let gathered = if blocks.images == 1 { 0 } else { filters * n * elem.size() };
+            let [column, rows_of_dy] = worker.tiles.split([columns * n * elem.size(), gathered]);
+            let place = number * size + group * filters * width + first * taps;
+            // SAFETY: chunks write disjoint columns; all offsets are inside the tensors.
+            unsafe {
+                let sum = Elem::F32.at_mut(sum, place as isize);
+                if of_blocks.is_empty() {
+                    for m in 0..filters {
+                        sum.cast::<f32>().add(m * width).write_bytes(0, columns);
+                    }
+                }
+                for block in of_blocks.clone() {
+                    let (images, rows) = blocks.get(self, block);
+                    let len = rows.len() * window.output[2];
+                    let n = images.len() * len;
+                    let at_row = rows.start * window.output[2];
+                    let single = images.len() == 1;
+                    let dy_of = |i: usize, m: usize| {
+                        let row = (i * groups + group) * filters + m;
+                        elem.at(dy, (row * positions + at_row) as isize)
+                    };
+                    let x_of = |i: usize, channel: usize| {
+                        let plane = (i * groups + group) * channels + channel;
+                        elem.at(x, (plane * window.input_len()) as isize)
+                    };
+                    let in_rows = |rows| Operand::row_major(elem, rows, n);
+                    let strided = |operand| Operand { row: positions as isize, ..operand };
+                    let (b, b_at) = if single && window.is_identity() {
+                        let from = elem.at(x_of(images.start, range.start), at_row as isize);
+                        (strided(in_rows(columns)), from)
+                    } else {
+                        for (i, image) in images.clone().enumerate() {
+                            let to = elem.at_mut(column, (i * len) as isize);
+                            self.unfold(x_of(image, 0), range.clone(), rows.clone(), (to, n));
+                        }
+                        (in_rows(columns), column.cast_const())
+                    };
+                    let (a, a_at) = if single {
+                        (strided(in_rows(filters)), dy_of(images.start, 0))
+                    } else {
+                        for m in 0..filters {
+                            for (i, image) in images.clone().enumerate() {
+                                let to = elem.at_mut(rows_of_dy, (m * n + i * len) as isize);
+                                let bytes = len * elem.size();
+                                to.copy_from_nonoverlapping(dy_of(image, m), bytes);
+                            }
+                        }
+                        (in_rows(filters), rows_of_dy.cast_const())
+                    };
+                    let c = Operand::row_major(Elem::F32, filters, columns);
+                    let gemm = Gemm {
+                        a,
+                        b: b.transposed(),
+                        c: Operand { row: width as isize, ..c },
+                        accumulate: block > of_blocks.start,
+                        ..Gemm::row_major(elem, Elem::F32, filters, columns, n)
+                    };
+                    gemm.run_serial(&mut worker.packing, a_at, b_at, sum, std::ptr::null());
+                }
+            }
+        });
+        if direct {
+            return;
+        }
+        let at = Shareable::new((partial, dw));
+        pool.run(groups * filters, &|row| {
+            let (partial, dw) = at.get();
+            // SAFETY: rows are disjoint, and inside both.
+            unsafe {
+                let partial = partial.cast::<f32>();
+                let total = std::slice::from_raw_parts_mut(partial.add(row * width), width);
+                for number in 1..sums {
+                    let from = partial.add(number * size + row * width);
+                    let from = std::slice::from_raw_parts(from, width);
+                    total.iter_mut().zip(from).for_each(|(sum, x)| *sum += x);
+                }
+                from_f32(total, out.at_mut(dw, (row * width) as isize), out);
+            }
+        });
+    }
+}
+
+/// The window of the gradient for the input, for windows without strides whose border is no wider than
+/// the taps reach.
+fn turned(window: &Window) -> Option<Window> {
+    let mut low = [0; 3];
+    for (i, low) in low.iter_mut().enumerate() {
+        let reach = window.dilations[i] * window.taps[i].checked_sub(1)?;
+        *low = reach.checked_sub(window.low[i])?;
+    }
+    let (input, output) = (window.output, window.input);
+    (window.strides == [1; 3]).then_some(Window { input, output, low, ..*window })
+}

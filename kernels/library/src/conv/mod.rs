@@ -1,0 +1,78 @@
+//! Convolution and its two gradients: matrix products over unfolded images ([`dense`]). Groups of one channel
+//! ([`depthwise`]) are computed directly, tap by tap.
+//!
+//! Sums are f32. Work is split by shape alone, so the bits do not depend on the pool.
+
+mod dense;
+mod depthwise;
+#[cfg(test)]
+mod tests;
+mod unfold;
+
+use crate::dtype::Elem;
+use crate::pool::Pool;
+use crate::window::Window;
+pub(crate) use unfold::plane;
+
+/// A convolution of dense operands `x[N, G·C, …]`, `w[G·M, C, …]`, `y[N, G·M, …]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv {
+    /// Element type of the operands.
+    pub elem: Elem,
+    /// Element type of the result.
+    pub out: Elem,
+    /// Images (N).
+    pub batch: usize,
+    /// Groups (G).
+    pub groups: usize,
+    /// Channels of a group (C).
+    pub channels: usize,
+    /// Filters of a group (M).
+    pub filters: usize,
+    /// How the kernel slides.
+    pub window: Window,
+}
+
+impl Conv {
+    /// `y = x ∗ w`.
+    ///
+    /// # Safety
+    /// The pointers must be aligned and valid for tensors of these shapes; `y` overlaps no operand.
+    pub unsafe fn forward(&self, pool: &Pool, x: *const u8, w: *const u8, y: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.channels {
+                1 => self.depthwise(pool, x, w, y),
+                _ => self.dense(pool, x, w, y),
+            }
+        }
+    }
+
+    /// `dx`, the gradient for `x`; also the transposed convolution of `dy`.
+    ///
+    /// # Safety
+    /// As for [`Conv::forward`].
+    pub unsafe fn grad_input(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.channels {
+                1 => self.depthwise_grad_input(pool, dy, w, dx),
+                _ => self.dense_grad_input(pool, dy, w, dx),
+            }
+        }
+    }
+
+    /// `dw`, the gradient for `w`.
+    ///
+    /// # Safety
+    /// As for [`Conv::forward`].
+    pub unsafe fn grad_weight(&self, pool: &Pool, dy: *const u8, x: *const u8, dw: *mut u8) {
+        // SAFETY: passed on.
+        unsafe {
+            match self.channels {
+                1 => self.depthwise_grad_weight(pool, dy, x, dw),
+                _ => self.dense_grad_weight(pool, dy, x, dw),
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Convolutions and gradients against sums over all taps in f64, on one thread and on three.
+
+use super::*;
+
+/// Small values that sum exactly in f32 in any order, and are exact in bf16.
+fn values(n: usize, seed: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104_729) % 9) as f32 - 4.0).collect()
+}
+
+fn bytes(values: &[f32], elem: Elem) -> Vec<u64> {
+    let mut all = vec![0_u64; (values.len() * elem.size()).div_ceil(8)];
+    for (i, &value) in values.iter().enumerate() {
+        // SAFETY: inside the vector.
+        unsafe { elem.store(all.as_mut_ptr().cast(), i as isize, value) };
+    }
+    all
+}
+
+/// Every product of an element of x and one of w with the element of y it is part of.
+fn products(conv: &Conv, mut each: impl FnMut(usize, usize, usize)) {
+    let Conv { batch, groups, channels, filters, window, .. } = *conv;
+    let taps = window.taps_len();
+    for (image, channel, filter, tap, row) in (0..batch * groups * filters * channels)
+        .map(|i| (i / (filters * channels), i % channels, i / channels % filters))
+        .flat_map(|(i, c, m)| (0..taps * window.rows()).map(move |r| (i, c, m, r % taps, r / taps)))
+    {
+        let span = window.span(tap, row);
+        for position in span.first..span.last {
+            let x = (image * channels + channel) * window.input_len()
+                + span.from
+                + (position - span.first) * window.strides[2];
+            let w = ((image % groups * filters + filter) * channels + channel) * taps + tap;
+            let y = (image * filters + filter) * window.output_len();
+            each(x, w, y + row * window.output[2] + position);
+        }
+    }
+}
+
+fn check(conv: &Conv) {
+    let Conv { elem, out, batch, groups, channels, filters, window } = *conv;
+    let x_len = batch * groups * channels * window.input_len();
+    let w_len = groups * filters * channels * window.taps_len();
+    let y_len = batch * groups * filters * window.output_len();
+    let (x, w, dy) = (values(x_len, 1), values(w_len, 2), values(y_len, 3));
+    let (mut y, mut dx, mut dw) = (vec![0.0; y_len], vec![0.0; x_len], vec![0.0; w_len]);
+    products(conv, |i, j, k| {
+        y[k] += x[i] * w[j];
+        dx[i] += dy[k] * w[j];
+        dw[j] += dy[k] * x[i];
+    });
+    let [x, w, dy] = [&x, &w, &dy].map(|v| bytes(v, elem));
+    let at = |v: &Vec<u64>| v.as_ptr().cast::<u8>();
+    for threads in [1, 3] {
+        let pool = Pool::new(threads);
+        for (expected, which) in [(&y, 0), (&dx, 1), (&dw, 2)] {
+            let mut found = bytes(&vec![7.0; expected.len()], out);
+            let to = found.as_mut_ptr().cast();
+            // SAFETY: the tensors have these shapes.
+            unsafe {
+                match which {
+                    0 => conv.forward(&pool, at(&x), at(&w), to),
+                    1 => conv.grad_input(&pool, at(&dy), at(&w), to),
+                    _ => conv.grad_weight(&pool, at(&dy), at(&x), to),
+                }
+            }
+            let wanted = bytes(expected, out);
+            let differs = found.iter().zip(&wanted).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{which} on {threads} threads: {conv:?}");
+        }
+    }
+}
+
+/// A window over images of `size` with this border on both sides.
+fn window(
+    size: [usize; 3],
+    taps: [usize; 3],
+    stride: usize,
+    dilation: usize,
+    border: usize,
+) -> Window {
+    let mut window = Window {
+        input: size,
+        output: [1; 3],
+        taps,
+        strides: [1; 3],
+        dilations: [1; 3],
+        low: [0; 3],
+    };
+    for i in 0..3 {
+        if size[i] > 1 {
+            (window.strides[i], window.dilations[i]) = (stride, dilation);
+            window.low[i] = border;
+        }
+        let room = size[i] + 2 * window.low[i] - window.dilations[i] * (taps[i] - 1) - 1;
+        window.output[i] = room / window.strides[i] + 1;
+    }
+    window
+}
+
+#[test]
+fn all_shapes_and_types_are_exact() {
+    let windows = [
+        window([1, 7, 7], [1, 3, 3], 1, 1, 1),
+        window([1, 7, 9], [1, 3, 2], 2, 1, 1),
+        window([1, 6, 5], [1, 1, 1], 1, 1, 0),
+        window([1, 6, 5], [1, 1, 1], 2, 1, 0),
+        window([1, 6, 5], [1, 1, 1], 1, 1, 1),
+        window([1, 1, 40], [1, 1, 5], 1, 2, 0),
+        window([3, 4, 5], [2, 3, 2], 1, 1, 1),
+        window([1, 25, 31], [1, 2, 3], 1, 1, 0),
+    ];
+    for window in windows {
+        for (batch, groups, channels, filters) in
+            [(1, 1, 3, 4), (5, 2, 2, 13), (3, 3, 1, 2), (2, 1, 40, 30)]
+        {
+            for (elem, out) in
+                [(Elem::F32, Elem::F32), (Elem::BF16, Elem::F32), (Elem::BF16, Elem::BF16)]
+            {
+                // Sums of these products have few bits; in bf16 only those of few are exact.
+                let narrow = out == Elem::BF16;
+                if narrow && window.output_len() * batch * channels * window.taps_len() > 2 {
+                    continue;
+                }
+                check(&Conv { elem, out, batch, groups, channels, filters, window });
+            }
+        }
+    }
+}
+
+#[test]
+fn large_kernels_are_cut_into_parts() {
+    let conv = |channels, filters, window| {
+        let (elem, out) = (Elem::F32, Elem::F32);
+        Conv { elem, out, batch: 6, groups: 1, channels, filters, window }
+    };
+    check(&conv(120, 420, window([1, 5, 5], [1, 3, 3], 1, 1, 1)));
+    check(&conv(520, 16, window([1, 6, 6], [1, 1, 1], 2, 1, 0)));
+    check(&conv(4, 5, window([1, 70, 70], [1, 3, 3], 1, 1, 1)));
+}
+
+#[test]
+fn no_images_give_no_gradient() {
+    let window = window([1, 4, 4], [1, 3, 3], 1, 1, 1);
+    let (elem, out) = (Elem::F32, Elem::F32);
+    check(&Conv { elem, out, batch: 0, groups: 1, channels: 2, filters: 3, window });
+}
