@@ -5,6 +5,8 @@
 //! f32 with contiguous columns, else in f32 scratch memory, to be rounded once. Neither depends on
 //! the pool.
 
+mod ahead;
+
 use std::arch::is_x86_feature_detected as has;
 
 use super::microkernel::{MR, NR, Store, tile_bf16, tile_f32};
@@ -13,6 +15,9 @@ use super::{Buffers, Gemm, Operand};
 use crate::convert::to_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
+pub(super) use ahead::{
+    left_parts, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed, run_packed_left,
+};
 
 /// Rows of A packed at a time: with [`KC`] depths they fill a part of the second-level cache.
 const MC: usize = 96;
@@ -83,125 +88,6 @@ pub(super) unsafe fn run_serial(shape: &Gemm, packing: &mut Scratch, at: Buffers
             }
         });
     }
-}
-
-/// Bytes of the whole right operand when packed.
-pub(super) fn packed_bytes(whole: &Gemm) -> usize {
-    let (product, _) = Product::new(whole, NOWHERE);
-    let Gemm { n, k, .. } = product.shape;
-    n.div_ceil(product.nc) * k.div_ceil(product.kc) * product.packed_block() * size_of::<u32>()
-}
-
-/// Packs the whole right operand.
-///
-/// # Safety
-/// `b` must be valid, `out` writable for [`packed_bytes`] and 64 bytes more.
-pub(super) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
-    let (product, at) = Product::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
-    product.each_block(|block| {
-        let scratch = Shared { b: product.packed_at(out.cast(), &block), ..Shared::EMPTY };
-        for panel in (0..block.cols.div_ceil(NR)).step_by(PANELS) {
-            // SAFETY: passed on.
-            unsafe { product.pack_panels(&at, &block, &scratch, panel) };
-        }
-    });
-}
-
-/// Multiplies `m` rows by the first `n` columns and `k` depths of a packed right operand.
-///
-/// # Safety
-/// As for [`run`]; `packed` must come from [`pack_whole`] of the same product.
-pub(super) unsafe fn run_packed(
-    whole: &Gemm,
-    (m, n, k): (usize, usize, usize),
-    packing: &mut Scratch,
-    at: Buffers,
-    packed: *const u8,
-) {
-    let (mut product, at) = Product::new(whole, at);
-    debug_assert!(!product.is_swapped && whole.bias.is_none() && m <= whole.m);
-    let [a_bytes, _, partial_bytes, _] = product.scratch();
-    let [a, partial] = packing.split([a_bytes, partial_bytes]);
-    product.shape = Gemm { m, n, k, ..product.shape };
-    product.each_block(|mut block| {
-        block.panel = NR * product.kc.min(whole.k - block.depth).div_ceil(product.pack);
-        let b = product.packed_at(packed.cast_mut().cast(), &block);
-        let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
-        let all = (0, block.cols.div_ceil(NR));
-        for row in (0..block.rows).step_by(MC) {
-            // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
-            unsafe { product.multiply(&at, &block, &scratch, a.cast(), row, all) };
-        }
-    });
-}
-
-/// Bytes of the whole left operand when packed.
-pub(super) fn packed_left_bytes(whole: &Gemm) -> usize {
-    let (product, _) = Product::new(whole, NOWHERE);
-    left_parts(whole) * product.left_part() * size_of::<u32>()
-}
-
-/// Parts of the left operand: its blocks of depths.
-pub(super) fn left_parts(whole: &Gemm) -> usize {
-    let (product, _) = Product::new(whole, NOWHERE);
-    whole.k.div_ceil(product.kc)
-}
-
-/// Packs one of the [`left_parts`].
-///
-/// # Safety
-/// `a` must be valid, `out` writable for [`packed_left_bytes`] and 64 bytes more.
-pub(super) unsafe fn pack_left(whole: &Gemm, part: usize, a: *const u8, out: *mut u8) {
-    let (product, at) = Product::new(whole, Buffers { a, ..NOWHERE });
-    let Gemm { m, k, a: Operand { elem, row, col, .. }, .. } = product.shape;
-    let depth = part * product.kc;
-    let src = Source {
-        pack: product.pack,
-        start: elem.at(at.a, depth as isize * col),
-        line: row,
-        depth: col,
-        lines: m,
-        depths: product.kc.min(k - depth),
-    };
-    // SAFETY: the features are present; parts do not reach into each other.
-    unsafe { pack_a(&src, out.cast::<u32>().add(part * product.left_part())) };
-}
-
-/// Multiplies some rows of a packed left operand by the first `n` columns of the right one; `c` is where
-/// the first of these rows goes.
-///
-/// # Safety
-/// As for [`run`]; `packed` must come from [`pack_left`] of the same product, and the rows begin at a
-/// multiple of [`MR`].
-pub(super) unsafe fn run_packed_left(
-    whole: &Gemm,
-    rows: std::ops::Range<usize>,
-    n: usize,
-    packing: &mut Scratch,
-    at: Buffers,
-    packed: *const u8,
-) {
-    let (mut product, at) = Product::new(whole, at);
-    debug_assert!(!product.is_swapped && whole.bias.is_none() && n <= whole.n);
-    debug_assert!(rows.start.is_multiple_of(MR) && rows.end <= whole.m);
-    let [_, b_bytes, partial_bytes, _] = product.scratch();
-    let [b, partial] = packing.split([b_bytes, partial_bytes]);
-    let left_part = product.left_part();
-    product.shape = Gemm { m: rows.len(), n, ..product.shape };
-    let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
-    // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
-    product.each_block(|block| unsafe {
-        let panels = block.cols.div_ceil(NR);
-        for panel in (0..panels).step_by(PANELS) {
-            product.pack_panels(&at, &block, &scratch, panel);
-        }
-        let part = packed.cast::<u32>().add(block.depth / product.kc * left_part);
-        let words = block.depths.div_ceil(product.pack);
-        for row in (0..block.rows).step_by(MC) {
-            let a = part.add((rows.start + block.row + row) * words);
-            product.tiles(&at, &block, &scratch, a, row, (0, panels));
-        }
-    });
 }
 
 /// The buffers of a product that is only planned.
