@@ -4,6 +4,7 @@
 
 pub mod checkpoint;
 pub mod comm;
+pub mod compare;
 pub mod data;
 pub mod device;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod plan_dir;
 pub mod run;
 mod save;
 mod trace;
+pub mod usage;
 pub mod validation;
 pub use save::safetensors_dtype;
 

@@ -19,6 +19,7 @@ use crate::numerics::{self, Histograms, Watch};
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::save::{self, Tensors, Version};
 use crate::trace;
+use crate::usage::{self, Usage};
 use crate::validation::{Validation, ValidationOptions};
 use frit_ir::ops::EMA;
 use frit_ir::ops::random::RNG;
@@ -54,6 +55,8 @@ pub struct RunOptions {
     pub stop: Option<Stop>,
     /// Write when each task of the last step ran here.
     pub trace: Option<PathBuf>,
+    /// Write what the run used of its device here.
+    pub usage: Option<PathBuf>,
     /// Execute every body by the IR interpreter.
     pub interpret: bool,
     /// Threads per rank; by default the cores divided by the ranks.
@@ -147,6 +150,9 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     if let Some(path) = options.trace.as_ref().filter(|_| outcome.rank == 0) {
         trace::write(path, &dir.plan, &outcome.spans)?;
     }
+    if let Some(path) = options.usage.as_ref().filter(|_| outcome.rank == 0) {
+        usage::write(path, &outcome.usage)?;
+    }
     if let Some(path) = options.save_ema.as_ref().filter(|_| outcome.rank == 0) {
         save::write(path, &dir.plan, &outcome.averages)?;
     }
@@ -192,6 +198,7 @@ struct Outcome {
     saved: Tensors,
     /// The traced step, by rank of this process.
     spans: Vec<(usize, Vec<Span>)>,
+    usage: Usage,
     /// Moving averages, as `saved`.
     averages: Tensors,
     /// What was counted of numbers, and by how many ranks.
@@ -408,6 +415,7 @@ impl Session<'_> {
             saver.finish(step, self.position(step), validation_loss, device)?;
         }
         let mut outcome = reporter.outcome;
+        outcome.usage = device.usage()?;
         (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
         if self.options.save.is_some() {
             outcome.saved = save::collect(&self.dir.plan, device, rank, Version::Trained)?;
@@ -468,27 +476,23 @@ impl Session<'_> {
         spans: &mut Vec<(usize, Vec<Span>)>,
     ) -> Result<Option<Parts>, RunError> {
         let plan = &self.dir.plan;
-        let range = |name| plan.phase(name).map_or(0..0, |p| p.begin..p.end);
-        let (micro, update) = (range("micro_step"), range("update"));
+        let update = plan.phase("update").map_or(0..0, |p| p.begin..p.end);
         let dump = step == self.start && self.options.dump_grads.is_some();
         let batch = self.batch(step);
         let micro_steps = self.data.micro_steps(batch);
         for k in 0..micro_steps {
             self.data.feed(batch, k, rank, |buffer, bytes| device.feed(buffer, bytes))?;
-            // What runs once per step goes with the first micro-step, or with the last.
-            let begin = if k == 0 { 0 } else { micro.start };
-            let end = match (k + 1 == micro_steps, dump) {
-                (false, _) => micro.end,
-                (true, true) => update.start,
-                (true, false) => update.end,
-            };
+            let mut tasks = plan.micro_step_tasks(k, micro_steps);
+            if dump {
+                tasks.end = tasks.end.min(update.start);
+            }
             if k + 1 == plan.accumulation
                 && self.options.trace.is_some()
                 && step + 1 == self.options.steps
             {
-                spans.push((rank, device.trace(begin..end)?));
+                spans.push((rank, device.trace(tasks)?));
             } else {
-                watch.run(device, begin..end)?;
+                watch.run(device, tasks)?;
             }
         }
         if !dump {

@@ -305,6 +305,29 @@ fn algorithms_are_measured_once_and_kept_beside_the_plan() {
 }
 
 #[test]
+fn what_a_plan_uses_is_counted() {
+    let (_planned, dir) = planned("gpt2", 1, &["run.accumulation=3"]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let usage = device.usage().unwrap();
+    let ranges: Vec<_> = (0..3).map(|k| plan.micro_step_tasks(k, 3)).collect();
+    let mut calls = Vec::new();
+    for range in ranges {
+        device.driver().take();
+        device.run(range.clone()).unwrap();
+        // A range that ran before is captured; its calls are the same.
+        calls.extend(device.driver().take());
+    }
+    let count = |is: fn(&Call) -> bool| calls.iter().filter(|c| is(c)).count();
+    assert_eq!(usage.launches["kernel"], count(|c| matches!(c, Call::Launch(..))));
+    assert_eq!(usage.launches["product"], count(|c| matches!(c, Call::Multiply(..))));
+    assert_eq!(usage.graph_launches, Some(3));
+    let arenas = plan.persistent_bytes + plan.workspace_bytes;
+    assert_eq!(usage.device_bytes, Some(arenas + usage.extra_bytes));
+    assert!(usage.extra_bytes >= 32 << 20, "the workspace of products is counted");
+}
+
+#[test]
 fn what_a_gpu_cannot_do_is_one_clear_error() {
     let (_planned, dir) = planned("mlp", 1, &[]);
     let error = |driver: Recording| open(&dir, driver).err().expect("refused").to_string();

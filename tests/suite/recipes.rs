@@ -2,21 +2,32 @@
 
 use crate::support::{compile_at, file};
 use frit_ir::plan::KernelKind;
-use frit_runtime::device::cuda::recipe::Recipe;
+use frit_runtime::device::cuda::recipe::{Launch, Recipe};
+use std::collections::BTreeSet;
 
 fn has_recipes(model: &str, batch: usize, settings: &[&str]) {
-    let model = format!("tests/models/{model}/model.onnx");
+    recipes_of(&format!("tests/models/{model}/model.onnx"), batch, settings);
+}
+
+/// Compiles a model for CUDA and returns the files of CUDA C++ that its kernels use.
+fn recipes_of(model: &str, batch: usize, settings: &[&str]) -> BTreeSet<&'static str> {
     let settings = [&["target.device=cuda"], settings].concat();
-    let compiled = compile_at(&file(&model), batch, &settings);
-    let mut recipes = 0;
+    let compiled = compile_at(&file(model), batch, &settings);
+    let (mut recipes, mut files) = (0, BTreeSet::new());
     for kernel in &compiled.plan.kernels {
         assert_ne!(kernel.kind, KernelKind::Interpreted, "{model}:\n{}", kernel.body);
         if kernel.kind == KernelKind::Library {
-            assert!(Recipe::of(&kernel.body).is_some(), "{model}:\n{}", kernel.body);
+            let recipe = Recipe::of(&kernel.body);
+            let recipe = recipe.unwrap_or_else(|| panic!("{model}:\n{}", kernel.body));
             recipes += 1;
+            files.extend(recipe.launches.iter().filter_map(|l| match l {
+                Launch::Source(kernel) => Some(kernel.file),
+                _ => None,
+            }));
         }
     }
     assert!(recipes > 0, "{model}");
+    files
 }
 
 #[test]
@@ -32,4 +43,49 @@ fn vision_models_have_a_recipe_for_every_library_kernel() {
         has_recipes(model, 4, &["precision.compute=fp16"]);
     }
     has_recipes("unet", 4, &["precision.compute=fp32", "loss.kind=mse"]);
+}
+
+#[test]
+fn the_models_that_are_timed_have_a_recipe_for_every_library_kernel() {
+    for (model, batch) in [
+        ("gpt2_124m", 32),
+        ("gpt2_774m", 16),
+        ("gpt2_1558m", 8),
+        ("bert_large", 32),
+        ("resnet50", 256),
+    ] {
+        recipes_of(&format!("examples/gpu/{model}.json"), batch, &["precision.compute=bf16"]);
+    }
+}
+
+#[test]
+fn the_plans_that_are_checked_on_a_gpu_use_every_source() {
+    let mut used = BTreeSet::new();
+    let given = [
+        "mlp",
+        "gpt2",
+        "llama",
+        "bert",
+        "t5",
+        "bloom",
+        "moe_dispatch",
+        "lstm",
+        "vit",
+        "resnet",
+        "dropout",
+    ];
+    for model in given.map(|m| format!("tests/models/{m}/model.onnx")) {
+        used.extend(recipes_of(&model, 4, &["precision.compute=bf16"]));
+    }
+    let unet = ["precision.compute=bf16", "loss.kind=mse"];
+    used.extend(recipes_of("tests/models/unet/model.onnx", 4, &unet));
+    used.extend(recipes_of("examples/gpu/attention_heads.json", 2, &["precision.compute=fp32"]));
+    let folder = std::fs::read_dir(file("kernels/library/cuda")).expect("the sources");
+    let sources = folder
+        .map(|f| f.expect("a file").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "cu"));
+    let names = sources.filter_map(|p| Some(p.file_stem()?.to_str()?.to_owned()));
+    let unused: Vec<String> = names.filter(|name| !used.contains(name.as_str())).collect();
+    // Converts only what cuBLASLt cannot write, such as a sum in f64 of f32; the emulation runs it.
+    assert_eq!(unused, ["convert"]);
 }

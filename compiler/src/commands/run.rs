@@ -66,6 +66,9 @@ pub struct Args {
     /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
     #[arg(long, value_name = "FILE.safetensors")]
     pub save_ema: Option<PathBuf>,
+    /// Write what the run used of its device, memory and launches, to this JSON file.
+    #[arg(long, value_name = "FILE.json")]
+    pub usage: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
@@ -125,6 +128,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         stop,
         trace: args.trace.clone(),
         save_ema: args.save_ema.clone(),
+        usage: args.usage.clone(),
         interpret: args.interpret,
         threads: args.threads,
         hyper,

@@ -570,6 +570,14 @@ impl Plan {
     pub fn phase(&self, name: &str) -> Option<&Phase> {
         self.phases.iter().find(|p| p.name == name)
     }
+
+    /// The tasks that run with micro-step `k` of a step's `n`: those of other phases run once, with the first
+    /// micro-step if they come before, with the last if they come after.
+    pub fn micro_step_tasks(&self, k: usize, n: usize) -> std::ops::Range<usize> {
+        let micro = self.phase("micro_step").map_or(0..0, |p| p.begin..p.end);
+        let begin = if k == 0 { 0 } else { micro.start };
+        begin..if k + 1 == n { self.tasks.len() } else { micro.end }
+    }
 }
 
 impl Action {

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use frit_runtime::checkpoint::CheckpointOptions;
+use frit_runtime::compare;
 use frit_runtime::eval::{self, evaluate};
 use frit_runtime::interrupt;
 use frit_runtime::run::{RunOptions, RunReport, run};
@@ -10,7 +11,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run training steps from a plan directory, or evaluate its model.
+/// Run training steps from a plan directory, evaluate its model, or compare its kernels with the interpreter.
 #[derive(Parser)]
 #[command(
     version,
@@ -18,7 +19,8 @@ use std::process::ExitCode;
     subcommand_negates_reqs = true,
     after_help = "Examples:
   frit-run plan --data data.safetensors --steps 100
-  frit-run eval plan --data test.safetensors --weights trained.safetensors"
+  frit-run eval plan --data test.safetensors --weights trained.safetensors
+  frit-run compare plan --data data.safetensors"
 )]
 struct Args {
     #[command(subcommand)]
@@ -31,6 +33,8 @@ struct Args {
 enum Command {
     /// Evaluate a model: its loss over a data set, or its outputs.
     Eval(eval::Options),
+    /// Compare every kernel of a training step, as the plan's device executes it, with the IR interpreter.
+    Compare(compare::Options),
 }
 
 #[derive(clap::Args)]
@@ -77,6 +81,9 @@ struct Training {
     /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
     #[arg(long, value_name = "FILE.safetensors")]
     save_ema: Option<PathBuf>,
+    /// Write what the run used of its device, memory and launches, to this JSON file.
+    #[arg(long, value_name = "FILE.json")]
+    usage: Option<PathBuf>,
     /// Execute the kernels' bodies by the IR interpreter (slow).
     #[arg(long)]
     interpret: bool,
@@ -114,6 +121,14 @@ fn main() -> ExitCode {
             }
             Err(e) => fail(&e.to_string()),
         },
+        (Some(Command::Compare(options)), _) => match compare::compare(&options) {
+            Ok(report) => {
+                // As above.
+                let _ = write!(std::io::stdout(), "{}", report.render(options.json));
+                if report.is_close() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(e) => fail(&e.to_string()),
+        },
         (None, Some(training)) => train(training),
         (None, None) => unreachable!("invariant: without a command the plan is required"),
     }
@@ -144,6 +159,7 @@ fn train(args: Training) -> ExitCode {
         stop,
         trace: args.trace,
         save_ema: args.save_ema,
+        usage: args.usage,
         interpret: args.interpret,
         threads: args.threads,
         hyper: args.set,

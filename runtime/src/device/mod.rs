@@ -4,6 +4,9 @@ pub mod cpu;
 pub mod cuda;
 
 use crate::RunError;
+use crate::usage::Usage;
+use frit_ir::plan::Plan;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// When a task ran.
@@ -78,4 +81,24 @@ pub trait Device {
     /// # Errors
     /// If another rank failed.
     fn largest(&self, value: u64) -> Result<u64, RunError>;
+
+    /// What this rank uses of its device.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn usage(&self) -> Result<Usage, RunError>;
+}
+
+/// Counts what one step of a plan is made of, from what each task is made of.
+fn launches_of_step(
+    plan: &Plan,
+    mut of_task: impl FnMut(usize) -> Vec<&'static str>,
+) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    for k in 0..plan.accumulation {
+        for kind in plan.micro_step_tasks(k, plan.accumulation).flat_map(&mut of_task) {
+            *counts.entry(kind).or_default() += 1;
+        }
+    }
+    counts
 }

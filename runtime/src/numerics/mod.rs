@@ -10,6 +10,7 @@ mod values;
 
 pub use check::NotFinite;
 pub use histogram::{FORMAT, Format, Histogram, Kind, NumericsFile, Row};
+pub(crate) use values::decode;
 
 use crate::RunError;
 use crate::device::Device;

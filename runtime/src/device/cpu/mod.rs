@@ -12,10 +12,11 @@ mod ordered;
 mod reduce;
 mod window;
 
-use super::{Device, Span};
+use super::{Device, Span, launches_of_step};
 use crate::RunError;
 use crate::comm::Communicator;
 use crate::plan_dir::PlanDir;
+use crate::usage::Usage;
 use arena::Arenas;
 use frit_ir::interpret;
 use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Metric, Place};
@@ -258,5 +259,26 @@ impl<C: Communicator> Device for Cpu<'_, C> {
 
     fn largest(&self, value: u64) -> Result<u64, RunError> {
         self.comm.largest(value)
+    }
+
+    fn usage(&self) -> Result<Usage, RunError> {
+        let plan = &self.plan.plan;
+        let kind = |task: usize| match &plan.tasks[task].action {
+            Action::Kernel { kernel, .. } => match &self.code[*kernel] {
+                Code::Generated { .. } => "generated",
+                Code::Library(_) => "library",
+                Code::Interpreted(_) => "interpreted",
+            },
+            Action::Copy { .. } => "copy",
+            Action::Zero { .. } => "zero",
+            _ => "collective",
+        };
+        Ok(Usage {
+            device: plan.target.device.clone(),
+            persistent_bytes: plan.persistent_bytes,
+            workspace_bytes: plan.workspace_bytes,
+            launches: launches_of_step(plan, |task| vec![kind(task)]),
+            ..Usage::default()
+        })
     }
 }

@@ -124,6 +124,8 @@ pub trait Driver {
 
     /// Device memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
+    /// Free bytes of device memory, and all.
+    fn memory(&self) -> Result<(usize, usize)>;
     /// Host memory that the device reads and writes directly, zero at first.
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8>;
 

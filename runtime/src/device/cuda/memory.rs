@@ -25,6 +25,8 @@ pub(super) struct Needs {
 /// Addresses within the allocation.
 #[derive(Debug)]
 pub(super) struct Memory {
+    /// Its size.
+    pub(super) bytes: usize,
     persistent: Address,
     workspace: Address,
     /// Scratch memory by stream.
@@ -99,6 +101,7 @@ impl Memory {
         })?;
         driver.zero(base, end, on)?;
         Ok(Memory {
+            bytes: end,
             persistent: base + persistent,
             workspace: base + workspace,
             scratch: scratch.map(|at| base + at),

@@ -26,17 +26,18 @@ pub use error::CudaError;
 pub use gemm::{Operand, Product};
 pub use real::Real;
 
-use super::{Device, Span};
+use super::{Device, Span, launches_of_step};
 use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::{CUDA, PlanDir};
+use crate::usage::Usage;
 use driver::{Address, Driver, EventHandle, GraphHandle, Properties, TeamHandle};
 use feed::Feed;
 use frit_ir::DType;
 use frit_ir::plan::Plan;
 use issue::{Issuer, Marks};
 use memory::Memory;
-use program::{Program, Survey};
+use program::{Command, Program, Survey};
 use reports::Reports;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -404,5 +405,22 @@ impl<D: Driver> Device for Cuda<'_, D> {
     fn largest(&self, value: u64) -> Result<u64, RunError> {
         let Some(rendezvous) = &self.ranks.rendezvous else { return Ok(value) };
         rendezvous.largest(value).map_err(|e| RunError::Ranks { reason: e.to_string() })
+    }
+
+    fn usage(&self) -> Result<Usage, RunError> {
+        let Ready { memory, program, .. } = &self.ready;
+        let (persistent_bytes, workspace_bytes) =
+            (self.plan.persistent_bytes, self.plan.workspace_bytes);
+        let (free, total) = self.driver.memory()?;
+        let of_task = |task: usize| program.commands[task].iter().map(Command::kind).collect();
+        Ok(Usage {
+            device: self.driver.properties().name.clone(),
+            persistent_bytes,
+            workspace_bytes,
+            extra_bytes: memory.bytes - persistent_bytes - workspace_bytes,
+            device_bytes: Some(total - free),
+            launches: launches_of_step(self.plan, of_task),
+            graph_launches: Some(self.plan.accumulation),
+        })
     }
 }

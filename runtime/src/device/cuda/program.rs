@@ -421,6 +421,19 @@ fn fault_address(plan: &Plan, memory: &Memory, slot: usize) -> Address {
 }
 
 impl Command {
+    /// What it is, in a count of them.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Command::Launch { .. } => "kernel",
+            Command::Multiply { .. } => "product",
+            Command::Copy { .. } => "copy",
+            Command::Zero { .. } => "zero",
+            Command::AllGather { .. }
+            | Command::ReduceScatter { .. }
+            | Command::AllReduce { .. } => "collective",
+        }
+    }
+
     /// Whether there is anything to put on a stream; the driver refuses what is empty.
     fn does_something(&self) -> bool {
         match self {

@@ -272,19 +272,22 @@ impl Driver for Real {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {
-        let (mut at, mut free, mut total) = (0, 0, 0);
-        let api = &self.machine.api;
+        let mut at = 0;
         // SAFETY: the pointer is valid.
-        match unsafe { (api.cuMemAlloc_v2)(&mut at, bytes.max(1)) } {
+        match unsafe { (self.machine.api.cuMemAlloc_v2)(&mut at, bytes.max(1)) } {
             OUT_OF_MEMORY => {
-                // SAFETY: the pointers are valid.
-                let code = unsafe { (api.cuMemGetInfo_v2)(&mut free, &mut total) };
-                self.check("cuMemGetInfo", code)?;
-                let detail = String::new();
+                let ((free, total), detail) = (self.memory()?, String::new());
                 Err(CudaError::OutOfMemory { wanted: bytes, detail, free, total })
             }
             code => self.check("cuMemAlloc", code).map(|()| at),
         }
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are valid.
+        let code = unsafe { (self.machine.api.cuMemGetInfo_v2)(&mut free, &mut total) };
+        self.check("cuMemGetInfo", code).map(|()| (free, total))
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {

@@ -54,6 +54,7 @@ pub struct Recording {
     properties: Properties,
     calls: RefCell<Vec<Call>>,
     made: Cell<usize>,
+    allocated: Cell<usize>,
     names: RefCell<Vec<String>>,
     pinned: RefCell<Vec<Box<[u64]>>>,
     teams: RefCell<Vec<Team>>,
@@ -125,7 +126,13 @@ impl Driver for Recording {
                 total: self.memory_bytes,
             });
         }
+        self.allocated.set(self.allocated.get() + bytes);
         Ok(1 << 40)
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        let allocated = self.allocated.get();
+        Ok((self.memory_bytes.saturating_sub(allocated), self.memory_bytes))
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8> {

@@ -1,0 +1,357 @@
+//! Every kernel of a step beside the IR interpreter: each runs on the plan's device, its body is evaluated on
+//! the operands that the device had, and the results are compared. What the device wrote is what the next
+//! task reads, so that an error is seen where it is made and nowhere else.
+
+use crate::RunError;
+use crate::comm::local::LocalComm;
+use crate::data::Data;
+use crate::device::Device;
+use crate::device::cpu::Cpu;
+use crate::device::cuda::Cuda;
+use crate::numerics::decode;
+use crate::plan_dir::{CUDA, PlanDir};
+use crate::run::initialize;
+use crate::save::Tensors;
+use frit_ir::interpret;
+use frit_ir::plan::{Action, Kernel, Place, Plan};
+use frit_ir::{DType, Graph, Op, Tensor};
+use serde::Serialize;
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+
+/// What is asked of a comparison.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(after_help = "Examples:
+  frit-run compare plan --data data.safetensors
+  frit-run compare plan --data data.safetensors --steps 2 --json")]
+pub struct Options {
+    /// The plan directory; the plan is for one rank.
+    pub plan: PathBuf,
+    /// A .safetensors or .npz file with one tensor per input, or a token .bin (uint16).
+    #[arg(long)]
+    pub data: PathBuf,
+    /// Steps to run.
+    #[arg(long, default_value_t = 1)]
+    pub steps: usize,
+    /// Operations, in millions, that the interpreter may spend on one kernel: of a kernel that many tasks use,
+    /// as many are compared as this allows.
+    #[arg(long, default_value_t = 500, value_name = "MILLIONS")]
+    pub budget: u64,
+    /// Print JSON: device, tasks, compared, left_out, kernels (kernel, ops, dtype, task, tasks, error, tolerance).
+    #[arg(long)]
+    pub json: bool,
+    /// Threads; by default all cores.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The plan's device.
+    pub device: String,
+    /// Tasks that ran, over all steps.
+    pub tasks: usize,
+    /// Tasks that were compared.
+    pub compared: usize,
+    /// Kernels of which no task was compared, because they are too large.
+    pub left_out: Vec<String>,
+    /// The kernels of which one was.
+    pub kernels: Vec<Compared>,
+}
+
+/// A kernel beside the interpreter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Its name.
+    pub kernel: String,
+    /// The operations of its body, each once.
+    pub ops: String,
+    /// The narrowest float type of its body; the tolerance goes by it.
+    pub dtype: String,
+    /// The task with the largest error.
+    pub task: String,
+    /// Tasks that were compared.
+    pub tasks: usize,
+    /// The largest error of any element: of a float over the largest magnitude of its tensor, of anything
+    /// else the number of elements that differ. Errors that a rounding of the operands makes, too, are not
+    /// counted.
+    pub error: f64,
+    /// The error that is allowed.
+    pub tolerance: f64,
+}
+
+impl Compared {
+    /// Whether the error is allowed.
+    pub fn is_close(&self) -> bool {
+        self.error <= self.tolerance
+    }
+}
+
+impl Report {
+    /// Whether every kernel that was compared is close.
+    pub fn is_close(&self) -> bool {
+        self.kernels.iter().all(Compared::is_close)
+    }
+
+    /// The report as text, or as JSON.
+    pub fn render(&self, json: bool) -> String {
+        if json {
+            let text = serde_json::to_string_pretty(self).expect("invariant: a report serializes");
+            return text + "\n";
+        }
+        let far: Vec<&Compared> = self.kernels.iter().filter(|k| !k.is_close()).collect();
+        let mut text = format!(
+            "{} of {} kernels agree with the interpreter, in {} of {} tasks on {}\n",
+            self.kernels.len() - far.len(),
+            self.kernels.len() + self.left_out.len(),
+            self.compared,
+            self.tasks,
+            self.device
+        );
+        for k in far {
+            let Compared { kernel, ops, task, error, tolerance, .. } = k;
+            text += &format!(
+                "  {kernel} ({ops}) in task `{task}`: error {error:.1e}, allowed {tolerance:.1e}\n"
+            );
+        }
+        if !self.left_out.is_empty() {
+            text += &format!("  not compared, see --budget: {}\n", self.left_out.join(", "));
+        }
+        text
+    }
+}
+
+/// Compares the kernels of a plan on its device.
+///
+/// # Errors
+/// What is wrong with the plan, the data or the options, or the task that failed.
+pub fn compare(options: &Options) -> Result<Report, RunError> {
+    let dir = PlanDir::load(&options.plan)?;
+    let refuse =
+        |reason: &str| RunError::Plan { path: options.plan.clone(), reason: reason.into() };
+    if dir.plan.world_size > 1 {
+        return Err(refuse("kernels are compared on one rank; compile with sharding.ranks=1"));
+    }
+    if dir.plan.eval.is_some() {
+        return Err(refuse("kernels are compared in training steps; this plan only evaluates"));
+    }
+    if dir.plan.target.device == CUDA {
+        let mut device = Cuda::open(&dir, &dir.hash)?;
+        return on_device(&dir, &mut device, options);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let comm = LocalComm::world(1).remove(0);
+    let mut device = Cpu::new(&dir, comm, options.threads.unwrap_or(cores), false)?;
+    on_device(&dir, &mut device, options)
+}
+
+/// Compares the kernels of a plan for one rank on a device that is ready to run it.
+///
+/// # Errors
+/// What is wrong with the data, or the task that failed.
+pub fn on_device(
+    dir: &PlanDir,
+    device: &mut impl Device,
+    options: &Options,
+) -> Result<Report, RunError> {
+    let plan = &dir.plan;
+    let data = Data::load(&options.data, plan)?;
+    initialize(dir, &[], &Tensors::new(), device, 0)?;
+    let mut comparison = Comparison::new(plan, options.budget.saturating_mul(1_000_000));
+    for step in 0..options.steps {
+        let micro_steps = data.micro_steps(step);
+        for k in 0..micro_steps {
+            data.feed(step, k, 0, |buffer, bytes| device.feed(buffer, bytes))?;
+            for task in plan.micro_step_tasks(k, micro_steps) {
+                comparison.task(device, task)?;
+            }
+        }
+        device.note_metrics()?;
+        // Here a device reports what it noticed late.
+        device.take_metrics()?;
+    }
+    Ok(comparison.report())
+}
+
+struct Comparison<'a> {
+    plan: &'a Plan,
+    /// Operations that a kernel may cost.
+    budget: u64,
+    /// Operations that each did.
+    spent: Vec<u64>,
+    found: Vec<Option<Compared>>,
+    tasks: usize,
+    compared: usize,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(plan: &'a Plan, budget: u64) -> Self {
+        let n = plan.kernels.len();
+        Comparison { plan, budget, spent: vec![0; n], found: vec![None; n], tasks: 0, compared: 0 }
+    }
+
+    /// Runs a task, and compares it if it has a kernel that may still cost something.
+    fn task(&mut self, device: &mut impl Device, i: usize) -> Result<(), RunError> {
+        let task = &self.plan.tasks[i];
+        self.tasks += 1;
+        let Action::Kernel { kernel, reads, writes } = &task.action else {
+            return device.run(i..i + 1);
+        };
+        let body = &self.plan.kernels[*kernel].body;
+        let cost = operations(body);
+        if self.spent[*kernel] + cost > self.budget {
+            return device.run(i..i + 1);
+        }
+        self.spent[*kernel] += cost;
+        self.compared += 1;
+        let failed = |reason: String| RunError::Task { task: task.name.clone(), rank: 0, reason };
+        let mut feeds = HashMap::new();
+        for (at, place) in reads.iter().enumerate() {
+            let bytes = bytes(device, place)?;
+            let tensor = Tensor::from_bytes(place.ty.clone(), &bytes);
+            feeds.insert(at.to_string(), tensor.map_err(|e| failed(e.to_string()))?);
+        }
+        device.run(i..i + 1)?;
+        let expected = interpret::run(body, &feeds, interpret::Options::default())
+            .map_err(|e| failed(e.to_string()))?;
+        let mut error = 0.0;
+        for (at, ((_, expected), place)) in expected.iter().zip(writes).enumerate() {
+            let (found, dtype) = (bytes(device, place)?, place.ty.dtype);
+            let mut far = distance(dtype, &found, &expected.to_bytes());
+            if far > tolerance(body).1 && dtype.is_float() {
+                let moved = interpret::run(body, &nudged(&feeds), interpret::Options::default())
+                    .map_err(|e| failed(e.to_string()))?;
+                let sway = distance(dtype, &moved[at].1.to_bytes(), &expected.to_bytes());
+                if far <= 2.0 * sway {
+                    far = 0.0;
+                }
+            }
+            error = f64::max(error, far);
+        }
+        self.note(*kernel, &task.name, error);
+        Ok(())
+    }
+
+    fn note(&mut self, kernel: usize, task: &str, error: f64) {
+        let spec = &self.plan.kernels[kernel];
+        let found = self.found[kernel].get_or_insert_with(|| Compared::none(spec));
+        found.tasks += 1;
+        if found.task.is_empty() || error > found.error {
+            found.error = error;
+            found.task = task.into();
+        }
+    }
+
+    fn report(self) -> Report {
+        let used: BTreeSet<usize> = self
+            .plan
+            .tasks
+            .iter()
+            .filter_map(|t| match &t.action {
+                Action::Kernel { kernel, .. } => Some(*kernel),
+                _ => None,
+            })
+            .collect();
+        let missing = used.iter().filter(|k| self.found[**k].is_none());
+        Report {
+            device: self.plan.target.device.clone(),
+            tasks: self.tasks,
+            compared: self.compared,
+            left_out: missing.map(|k| self.plan.kernels[*k].name.clone()).collect(),
+            kernels: self.found.into_iter().flatten().collect(),
+        }
+    }
+}
+
+impl Compared {
+    /// Nothing compared yet.
+    fn none(kernel: &Kernel) -> Compared {
+        let body = &kernel.body;
+        let (dtype, tolerance) = tolerance(body);
+        let names: BTreeSet<String> =
+            body.nodes().filter(|(_, n)| !n.op.is_leaf()).map(|(_, n)| n.op.name()).collect();
+        Compared {
+            kernel: kernel.name.clone(),
+            ops: names.into_iter().collect::<Vec<_>>().join(" "),
+            dtype: dtype.map_or_else(|| "integers".into(), |d| d.name().into()),
+            task: String::new(),
+            tasks: 0,
+            error: 0.0,
+            tolerance,
+        }
+    }
+}
+
+/// The narrowest float type of a body, and the error that it allows: four roundings of it, and for f32 the
+/// length of the sums that it is accumulated in.
+fn tolerance(body: &Graph) -> (Option<DType>, f64) {
+    let of =
+        |node: &frit_ir::Node| node.outputs.iter().map(|v| body.ty(*v).dtype).collect::<Vec<_>>();
+    let dtypes: BTreeSet<DType> = body.nodes().flat_map(|(_, n)| of(n)).collect();
+    let narrowest =
+        [DType::BF16, DType::F16, DType::F32, DType::F64].into_iter().find(|d| dtypes.contains(d));
+    let tolerance = match narrowest {
+        Some(DType::BF16) => 4.0 / 256.0,
+        Some(DType::F16) => 4.0 / 2048.0,
+        Some(DType::F32) => 1e-4,
+        Some(_) => 1e-10,
+        None => 0.0,
+    };
+    (narrowest, tolerance)
+}
+
+/// Operands moved by a rounding of their type or, in f32 and wider, by that of a sum of a few dozen of them, up and
+/// down in turn. What moves a result this far is cancellation, in which no device can do better.
+fn nudged(operands: &HashMap<String, Tensor>) -> HashMap<String, Tensor> {
+    let nudge = |(name, tensor): (&String, &Tensor)| {
+        let Some(values) = tensor.as_floats() else { return (name.clone(), tensor.clone()) };
+        let part = match tensor.dtype() {
+            DType::BF16 => 1.0 / 256.0,
+            DType::F16 => 1.0 / 2048.0,
+            _ => 1.0 / f64::from(1 << 21),
+        };
+        // Any two neighbors, in any layout of a few axes, go different ways often enough.
+        let sign = |i: usize| if i.wrapping_mul(0x9E37_79B9) >> 16 & 1 == 0 { part } else { -part };
+        let values = values.iter().enumerate().map(|(i, x)| x * (1.0 + sign(i))).collect();
+        (name.clone(), Tensor::floats(tensor.dtype(), tensor.shape().clone(), values))
+    };
+    operands.iter().map(nudge).collect()
+}
+
+/// What it costs to interpret a body, in operations: those of its nodes, and the elements they write.
+fn operations(body: &Graph) -> u64 {
+    let types = |ids: &[frit_ir::ValueId]| ids.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
+    let one = |n: &frit_ir::Node| {
+        if matches!(n.op, Op::Input(_)) {
+            return 0;
+        }
+        let results = types(&n.outputs);
+        let elements: usize = results.iter().map(|t| t.shape.numel()).sum();
+        n.op.flops(&types(&n.inputs), &results) + elements as u64
+    };
+    body.nodes().map(|(_, n)| one(n)).sum()
+}
+
+/// The largest error of an element; see [`Compared::error`].
+fn distance(dtype: DType, found: &[u8], expected: &[u8]) -> f64 {
+    if !dtype.is_float() {
+        let size = dtype.size();
+        let differs = |(a, b): &(&[u8], &[u8])| a != b;
+        return found.chunks(size).zip(expected.chunks(size)).filter(differs).count() as f64;
+    }
+    let (found, expected) = (decode(dtype, found), decode(dtype, expected));
+    let finite = |x: &&f64| x.is_finite();
+    let largest = expected.iter().filter(finite).fold(0.0, |m, x| f64::max(m, x.abs()));
+    let one = |(a, b): (&f64, &f64)| match (a.is_finite(), b.is_finite()) {
+        (true, true) if a == b => 0.0,
+        (true, true) => (a - b).abs() / largest.max(f64::MIN_POSITIVE),
+        _ if a == b || (a.is_nan() && b.is_nan()) => 0.0,
+        _ => f64::INFINITY,
+    };
+    found.iter().zip(&expected).map(one).fold(0.0, f64::max)
+}
+
+fn bytes(device: &impl Device, place: &Place) -> Result<Vec<u8>, RunError> {
+    device.read(place.buffer, place.offset, place.ty.bytes())
+}

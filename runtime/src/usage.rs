@@ -1,0 +1,38 @@
+//! What a run used of its device, as JSON.
+
+use crate::RunError;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What a rank uses of its device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Usage {
+    /// The device by its name; `cpu`.
+    pub device: String,
+    /// Bytes of the plan's persistent arena.
+    pub persistent_bytes: usize,
+    /// Bytes of the plan's workspace arena.
+    pub workspace_bytes: usize,
+    /// Bytes beside the arenas: what kernels share among their launches, workspace of matrix products, data on
+    /// their way.
+    pub extra_bytes: usize,
+    /// Bytes of the device's memory that are in use by all programs, its libraries' own included; absent on
+    /// the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<usize>,
+    /// What one step of the plan's accumulation puts on the device, by kind.
+    pub launches: BTreeMap<&'static str, usize>,
+    /// Launches of captured graphs in such a step; absent where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph_launches: Option<usize>,
+}
+
+/// Writes it.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(crate) fn write(path: &Path, usage: &Usage) -> Result<(), RunError> {
+    let text = serde_json::to_string_pretty(usage).unwrap_or_default() + "\n";
+    std::fs::write(path, text).map_err(RunError::io(path))
+}
