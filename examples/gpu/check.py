@@ -38,6 +38,8 @@ class Check:
         self.work.mkdir(parents=True, exist_ok=True)
         self.earlier = pathlib.Path(a.earlier) if a.earlier else self.out
         self.cuda = self.kit["device"] == "cuda"
+        # Plans share most kernels of CUDA C++.
+        os.environ.setdefault("FRIT_CUDA_CACHE", str(self.work.resolve() / "cubins"))
 
     def of(self, stage):
         return [e for e in self.entries if e["stage"] == stage]

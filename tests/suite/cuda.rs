@@ -166,6 +166,11 @@ fn check_steps(model: &str, ranks: usize) {
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
     let loading = device.driver().take();
+    let urgent = |call: &Call| match call {
+        Call::CreateStream(stream, true) => Some(*stream),
+        _ => None,
+    };
+    let urgent: BTreeSet<usize> = loading.iter().filter_map(urgent).map(|s| s.0).collect();
     let allocated: Vec<usize> = loading
         .iter()
         .filter_map(|c| if let Call::Allocate(bytes) = c { Some(*bytes) } else { None })
@@ -175,7 +180,10 @@ fn check_steps(model: &str, ranks: usize) {
     let (end, n) = (plan.tasks.len(), plan.inputs.len());
     let first = step(&mut device, plan, end);
     let eager = body(&first, n).to_vec();
-    let (_, waits) = replay(plan, &eager);
+    let (streams, waits) = replay(plan, &eager);
+    for (stream, handle) in streams {
+        assert_eq!(urgent.contains(&handle.0), stream != Stream::Compute, "{stream:?}");
+    }
     assert_eq!(waits, expected_waits(plan), "the waits are the plan's");
     let done: Vec<(&str, usize)> = eager
         .iter()
@@ -302,6 +310,30 @@ fn algorithms_are_measured_once_and_kept_beside_the_plan() {
     std::fs::write(&path, &text[..text.len() / 2]).unwrap();
     let device = open(&dir, Recording::new((9, 0))).unwrap();
     assert!(measured(&device) > 0, "a torn file is as none");
+}
+
+#[test]
+fn cuda_sources_are_compiled_once_and_kept_beside_the_plan() {
+    let (planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
+    let loaded = || {
+        let device = open(&dir, Recording::new((9, 0))).unwrap();
+        let (mut compiled, mut modules) = (Vec::new(), 0);
+        for call in device.driver().take() {
+            match call {
+                Call::Compile(unit) => compiled.push(unit),
+                Call::Load(_) => modules += 1,
+                _ => {}
+            }
+        }
+        (compiled, modules)
+    };
+    let (compiled, modules) = loaded();
+    let units: BTreeSet<&String> = compiled.iter().collect();
+    assert!(compiled.len() > 3 && units.len() == compiled.len(), "each once: {compiled:?}");
+    assert_eq!(modules, compiled.len() + 1, "and the plan's own kernels");
+    let files = std::fs::read_dir(planned.path().join("cubins")).unwrap().count();
+    assert_eq!(files, compiled.len());
+    assert_eq!(loaded(), (vec![], modules), "the second start compiles nothing");
 }
 
 #[test]

@@ -22,6 +22,7 @@ macro_rules! sources {
 }
 
 sources![
+    "adafactor",
     "attention" with "attention",
     "attention_delta",
     "attention_grad_keys" with "attention",

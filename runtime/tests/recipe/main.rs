@@ -1,6 +1,7 @@
 //! Recipes against the interpreter: their CUDA C++ is compiled for the CPU, where threads are fibers, and
 //! launched as the recipe says.
 
+mod adafactor;
 mod attention;
 mod check;
 mod convert;

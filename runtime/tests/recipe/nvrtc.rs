@@ -6,8 +6,8 @@
 use crate::check::body_of;
 use frit_ir::ops::{
     ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv, ConvGradInput, CumSum, Embedding,
-    EmbeddingGrad, Expand, Gather, MaxPoolGrad, Pad, RandomMask, Reduce, ReduceFn, ScatterElements,
-    ScatterFn, Window,
+    EmbeddingGrad, Expand, Gather, MaxPoolGrad, OptimizerKind, OptimizerStep, Pad, RandomMask,
+    Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
 };
 use frit_ir::{DType, Op, TensorType};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
@@ -101,6 +101,9 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
             vec![ty(b, &[2, 4, 6, 6]), ty(b, &[4, 3, 3, 3])],
         ),
     ];
+    let mut adafactor = vec![ty(f, &[9, 4]), ty(f, &[9, 4]), ty(f, &[13])];
+    adafactor.extend(vec![ty(f, &[]); 9]);
+    all.push((Op::OptimizerStep(OptimizerStep { kind: OptimizerKind::Adafactor }), adafactor));
     all.extend(attention(f, 64, false, Some(f)));
     all.extend(attention(b, 64, true, None));
     all

@@ -91,6 +91,17 @@ impl Arguments {
     }
 }
 
+/// CUDA C++ to be compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// Its name, for errors.
+    pub file: &'a str,
+    /// What to compile.
+    pub text: &'a str,
+    /// Macros and their values.
+    pub defines: &'a [(&'static str, String)],
+}
+
 /// Addresses of a matrix product's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductAddresses {
@@ -129,8 +140,9 @@ pub trait Driver {
     /// Host memory that the device reads and writes directly, zero at first.
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8>;
 
-    /// A stream that waits for no other by itself.
-    fn create_stream(&self) -> Result<StreamHandle>;
+    /// A stream that waits for no other by itself. Blocks of an urgent one start before blocks of others that
+    /// have not started.
+    fn create_stream(&self, urgent: bool) -> Result<StreamHandle>;
     /// An event; one that does not take the time is cheaper.
     fn create_event(&self, timing: bool) -> Result<EventHandle>;
     /// Marks a point of a stream.
@@ -164,8 +176,11 @@ pub trait Driver {
     /// Sets every byte to zero.
     fn zero(&self, at: Address, bytes: usize, on: StreamHandle) -> Result;
 
-    /// Compiles CUDA C++ to code of this device; waits for it. `defines` are macros and their values.
-    fn compile(&self, file: &str, source: &str, defines: &[(&str, String)]) -> Result<Vec<u8>>;
+    /// The compiler of CUDA C++ with its version, and for which device it compiles: what compiled code depends on
+    /// beside its source.
+    fn compiler(&self) -> String;
+    /// Compiles CUDA C++ to code of this device, all sources at once; waits for it.
+    fn compile(&self, sources: &[Source<'_>]) -> Result<Vec<Vec<u8>>>;
     /// Loads PTX or compiled code; waits for it. `name` is for errors.
     fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle>;
     /// Finds a kernel, and allows it so much dynamic shared memory.

@@ -66,7 +66,7 @@ impl Feed {
             })
         };
         let slots = [slot(memory.staging[0])?, slot(memory.staging[1])?];
-        Ok(Feed { inputs, slots, current: 0, open: false, stream: driver.create_stream()? })
+        Ok(Feed { inputs, slots, current: 0, open: false, stream: driver.create_stream(false)? })
     }
 
     /// Takes one input of the next micro-step. `wait` makes the host wait for an event.

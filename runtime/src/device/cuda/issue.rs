@@ -41,8 +41,10 @@ impl Issuer {
             }
         }
         let event = || driver.create_event(false);
+        // A collective that waits behind the blocks of a large kernel holds up every rank.
+        let stream = |stream| driver.create_stream(stream != Stream::Compute);
         Ok(Issuer {
-            streams: [driver.create_stream()?, driver.create_stream()?, driver.create_stream()?],
+            streams: [stream(Stream::Compute)?, stream(Stream::Gather)?, stream(Stream::Reduce)?],
             ended,
             fork: event()?,
             joins: [event()?, event()?, event()?],

@@ -2,6 +2,7 @@
 //! streams one by one; the second time that is captured into a CUDA graph, and from then on the part is one
 //! launch. The host never waits for a step: inputs go in and metrics come out beside it.
 
+mod cubins;
 mod cublaslt;
 pub mod doctor;
 pub mod driver;
@@ -22,6 +23,7 @@ mod reports;
 mod tuning;
 
 pub use crate::comm::launch::TIMEOUT_VARIABLE;
+pub use cubins::CACHE_VARIABLE;
 pub use error::CudaError;
 pub use gemm::{Operand, Product};
 pub use real::Real;
@@ -31,6 +33,7 @@ use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::usage::Usage;
+use cubins::Cubins;
 use driver::{Address, Driver, EventHandle, GraphHandle, Properties, TeamHandle};
 use feed::Feed;
 use frit_ir::DType;
@@ -109,8 +112,9 @@ impl Ready {
         let mut issuer = Issuer::new(driver, plan)?;
         let n_faults = survey.faulting.len();
         let memory = Memory::allocate(driver, plan, &survey.needs, n_faults, issuer.compute())?;
+        let cubins = Cubins::of(&dir.path);
         let program =
-            Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), ranks.rank)?;
+            Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), &cubins, ranks.rank)?;
         issuer.products = products(dir, driver, &program, &issuer, ranks)?;
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         // SAFETY: the bytes are not pinned: they were read when the call returns.

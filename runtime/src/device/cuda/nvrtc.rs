@@ -1,10 +1,12 @@
 //! NVRTC: CUDA C++ to code of this GPU, so that no driver has to translate it.
 
+use super::driver::Source;
 use super::error::CudaError;
 use super::library::{LibraryError, Wanted, functions};
 use cudarc::nvrtc::sys::nvrtcProgram;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 functions! {
     /// NVRTC's functions.
@@ -57,20 +59,47 @@ impl Nvrtc {
         Ok(Nvrtc { api, path: loaded.path, version: (major as u32, minor as u32) })
     }
 
-    /// Compiles a file with macros defined.
+    /// Name and version.
+    pub(super) fn name(&self) -> String {
+        format!("NVRTC {}.{}", self.version.0, self.version.1)
+    }
+
+    /// Compiles files, as many at a time as there are cores.
     ///
     /// # Errors
-    /// What the compiler says.
-    pub(super) fn compile(
+    /// What the compiler says of the first that it refuses.
+    pub(super) fn compile_all(
         &self,
-        file: &str,
-        source: &str,
-        defines: &[(&str, String)],
+        sources: &[Source<'_>],
         capability: (u32, u32),
-    ) -> Result<Vec<u8>, CudaError> {
+    ) -> Result<Vec<Vec<u8>>, CudaError> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut done = Vec::new();
+            while let Some((i, source)) = at(sources, next.fetch_add(1, Ordering::Relaxed)) {
+                done.push((i, self.compile(source, capability)));
+            }
+            done
+        };
+        let mut all: Vec<(usize, Result<Vec<u8>, CudaError>)> = std::thread::scope(|scope| {
+            let workers: Vec<_> =
+                (0..cores.min(sources.len())).map(|_| scope.spawn(work)).collect();
+            let join = |w: std::thread::ScopedJoinHandle<'_, _>| {
+                w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            workers.into_iter().flat_map(join).collect()
+        });
+        all.sort_by_key(|(i, _)| *i);
+        all.into_iter().map(|(_, code)| code).collect()
+    }
+
+    /// Compiles a file with macros defined.
+    fn compile(&self, source: &Source<'_>, capability: (u32, u32)) -> Result<Vec<u8>, CudaError> {
+        let Source { file, text: source, defines } = *source;
         let refuse = |reason: String| CudaError::Compile {
             file: file.into(),
-            compiler: format!("NVRTC {}.{}", self.version.0, self.version.1),
+            compiler: self.name(),
             reason,
         };
         let text = |text: String| CString::new(text).map_err(|e| refuse(e.to_string()));
@@ -107,6 +136,11 @@ impl Nvrtc {
             Ok(code)
         }
     }
+}
+
+/// An element with its index.
+fn at<T>(items: &[T], i: usize) -> Option<(usize, &T)> {
+    items.get(i).map(|item| (i, item))
 }
 
 struct Program<'a> {
@@ -166,13 +200,19 @@ mod tests {
             Ok(nvrtc) => nvrtc,
             Err(e) => return eprintln!("SKIPPED: {e}"),
         };
-        let source = "extern \"C\" __global__ void fill(float *x) { x[threadIdx.x] = VALUE; }";
-        let defines = [("VALUE", "1.0f".to_string())];
-        let code = nvrtc.compile("fill", source, &defines, (9, 0)).unwrap();
-        assert_eq!(&code[..4], b"\x7fELF");
-        let error = nvrtc.compile("fill", source, &[], (9, 0)).unwrap_err().to_string();
-        assert!(error.contains("fill.cu") && error.contains("VALUE"), "{error}");
-        let error = nvrtc.compile("fill", source, &defines, (1, 0)).unwrap_err().to_string();
+        let text = "extern \"C\" __global__ void fill(float *x) { x[threadIdx.x] = VALUE; }";
+        let values = [1, 2, 3].map(|i| [("VALUE", format!("{i}.0f"))]);
+        let sources: Vec<Source<'_>> =
+            values.iter().map(|defines| Source { file: "fill", text, defines }).collect();
+        let codes = nvrtc.compile_all(&sources, (9, 0)).unwrap();
+        assert!(codes.len() == 3 && codes.iter().all(|code| code.starts_with(b"\x7fELF")));
+        for (source, code) in sources.iter().zip(&codes) {
+            assert_eq!(nvrtc.compile(source, (9, 0)).unwrap(), *code, "in order");
+        }
+        let broken = Source { file: "broken", text, defines: &[] };
+        let error = nvrtc.compile_all(&[sources[0], broken], (9, 0)).unwrap_err().to_string();
+        assert!(error.contains("broken.cu") && error.contains("VALUE"), "{error}");
+        let error = nvrtc.compile_all(&sources, (1, 0)).unwrap_err().to_string();
         assert!(error.contains("architecture"), "{error}");
     }
 }

@@ -1,7 +1,9 @@
 //! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
 
+use super::cubins::Cubins;
 use super::driver::{
-    Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape, TeamHandle,
+    Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape, Source,
+    TeamHandle,
 };
 use super::error::CudaError;
 use super::gemm::Product;
@@ -153,6 +155,45 @@ struct Operands<'a> {
     stream: Stream,
 }
 
+/// CUDA C++ by its file and what is defined for it.
+type Unit = (&'static str, Vec<(&'static str, String)>);
+
+/// Every module of CUDA C++ that the kernels need, loaded.
+fn modules(
+    survey: &Survey<'_>,
+    driver: &impl Driver,
+    cubins: &Cubins,
+) -> Result<HashMap<Unit, ModuleHandle>, CudaError> {
+    let launches = survey.code.iter().flat_map(|code| match code {
+        Code::Recipe(recipe) => &recipe.launches[..],
+        Code::Generated { .. } => &[],
+    });
+    let mut units: Vec<Unit> = Vec::new();
+    for launch in launches {
+        let Launch::Source(kernel) = launch else { continue };
+        let unit = (kernel.file, kernel.defines.clone());
+        if !units.contains(&unit) {
+            units.push(unit);
+        }
+    }
+    let mut sources = Vec::with_capacity(units.len());
+    for (file, defines) in &units {
+        let text = source(file).ok_or_else(|| CudaError::Compile {
+            file: (*file).into(),
+            compiler: "Frit".into(),
+            reason: "no such source".into(),
+        })?;
+        sources.push(Source { file, text, defines });
+    }
+    let codes = cubins.code(driver, &sources)?;
+    let mut modules = HashMap::new();
+    for (unit, code) in units.into_iter().zip(codes) {
+        let module = driver.load(&format!("{}.cu", unit.0), &code)?;
+        modules.insert(unit, module);
+    }
+    Ok(modules)
+}
+
 /// What is needed to bind tasks.
 struct Binder<'a, D> {
     plan: &'a Plan,
@@ -161,8 +202,7 @@ struct Binder<'a, D> {
     faulting: &'a [usize],
     /// The plan's own module.
     generated: Option<ModuleHandle>,
-    /// Modules of CUDA C++, by file and definitions.
-    modules: HashMap<(&'static str, String), ModuleHandle>,
+    modules: HashMap<Unit, ModuleHandle>,
     functions: HashMap<(ModuleHandle, String, u32), FunctionHandle>,
     rank: usize,
     teams: Vec<(Team, TeamHandle)>,
@@ -181,17 +221,19 @@ impl Program {
         driver: &D,
         memory: &Memory,
         ptx: Option<&str>,
+        cubins: &Cubins,
         rank: usize,
     ) -> Result<Program, RunError> {
         let file = plan.object.as_ref().map_or("", |o| o.file.as_str());
         let generated = ptx.map(|text| driver.load(file, text.as_bytes())).transpose()?;
+        let modules = modules(survey, driver, cubins)?;
         let mut binder = Binder {
             plan,
             driver,
             memory,
             faulting: &survey.faulting,
             generated,
-            modules: HashMap::new(),
+            modules,
             functions: HashMap::new(),
             rank,
             teams: Vec::new(),
@@ -340,21 +382,8 @@ impl<D: Driver> Binder<'_, D> {
     }
 
     fn source(&mut self, kernel: &SourceKernel, operands: &Operands) -> Result<Command, RunError> {
-        let key = (kernel.file, format!("{:?}", kernel.defines));
-        let module = match self.modules.get(&key) {
-            Some(module) => *module,
-            None => {
-                let text = source(kernel.file).ok_or_else(|| CudaError::Compile {
-                    file: kernel.file.into(),
-                    compiler: "Frit".into(),
-                    reason: "no such source".into(),
-                })?;
-                let code = self.driver.compile(kernel.file, text, &kernel.defines)?;
-                let module = self.driver.load(&format!("{}.cu", kernel.file), &code)?;
-                self.modules.insert(key, module);
-                module
-            }
-        };
+        let unit = (kernel.file, kernel.defines.clone());
+        let module = self.modules[&unit];
         let function = self.function(module, kernel.entry, kernel.shared_bytes)?;
         let mut arguments = Arguments::default();
         for argument in &kernel.arguments {

@@ -55,7 +55,8 @@ functions! {
         cuMemcpyDtoHAsync_v2: fn(*mut c_void, CUdeviceptr, usize, CUstream) -> u32,
         cuMemcpyDtoDAsync_v2: fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> u32,
         cuMemsetD8Async: fn(CUdeviceptr, u8, usize, CUstream) -> u32,
-        cuStreamCreate: fn(*mut CUstream, c_uint) -> u32,
+        cuCtxGetStreamPriorityRange: fn(*mut c_int, *mut c_int) -> u32,
+        cuStreamCreateWithPriority: fn(*mut CUstream, c_uint, c_int) -> u32,
         cuStreamWaitEvent: fn(CUstream, CUevent, c_uint) -> u32,
         cuEventCreate: fn(*mut CUevent, c_uint) -> u32,
         cuEventRecord: fn(CUevent, CUstream) -> u32,
@@ -301,11 +302,18 @@ impl Driver for Real {
         Ok(at)
     }
 
-    fn create_stream(&self) -> Result<StreamHandle> {
-        let mut made = null_mut();
+    fn create_stream(&self, urgent: bool) -> Result<StreamHandle> {
+        let (api, mut made) = (&self.machine.api, null_mut());
+        // The greatest is the most urgent, and the smaller number; others take the least.
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the pointers are valid.
+        let code = unsafe { (api.cuCtxGetStreamPriorityRange)(&mut least, &mut greatest) };
+        self.check("cuCtxGetStreamPriorityRange", code)?;
+        let priority = if urgent { greatest } else { least };
         // SAFETY: the pointer is valid.
-        let code = unsafe { (self.machine.api.cuStreamCreate)(&mut made, STREAM_NON_BLOCKING) };
-        self.check("cuStreamCreate", code)?;
+        let code =
+            unsafe { (api.cuStreamCreateWithPriority)(&mut made, STREAM_NON_BLOCKING, priority) };
+        self.check("cuStreamCreateWithPriority", code)?;
         Ok(StreamHandle(made as usize))
     }
 
@@ -386,9 +394,15 @@ impl Driver for Real {
         self.check("cuMemsetD8Async", code)
     }
 
-    fn compile(&self, file: &str, source: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
+    fn compiler(&self) -> String {
+        let (major, minor) = self.properties.capability;
+        let name = self.nvrtc.as_ref().map_or_else(String::new, Nvrtc::name);
+        format!("{name} sm_{major}{minor}")
+    }
+
+    fn compile(&self, sources: &[Source<'_>]) -> Result<Vec<Vec<u8>>> {
         let nvrtc = self.nvrtc.as_ref().ok_or_else(|| absent("CUDA C++", "NVRTC"))?;
-        nvrtc.compile(file, source, defines, self.properties.capability)
+        nvrtc.compile_all(sources, self.properties.capability)
     }
 
     fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle> {

@@ -14,6 +14,8 @@ use std::cell::{Cell, RefCell};
 pub enum Call {
     /// Device memory.
     Allocate(usize),
+    /// A stream, and whether it is urgent.
+    CreateStream(StreamHandle, bool),
     /// A mark on a stream.
     Record(EventHandle, StreamHandle),
     /// A stream that waits for a mark.
@@ -142,8 +144,10 @@ impl Driver for Recording {
         Ok(pointer)
     }
 
-    fn create_stream(&self) -> Result<StreamHandle> {
-        Ok(StreamHandle(self.make()))
+    fn create_stream(&self, urgent: bool) -> Result<StreamHandle> {
+        let made = StreamHandle(self.make());
+        self.note(Call::CreateStream(made, urgent));
+        Ok(made)
     }
 
     fn create_event(&self, _timing: bool) -> Result<EventHandle> {
@@ -203,10 +207,19 @@ impl Driver for Recording {
         Ok(())
     }
 
-    fn compile(&self, file: &str, _source: &str, defines: &[(&str, String)]) -> Result<Vec<u8>> {
-        let defines: Vec<String> = defines.iter().map(|(k, v)| format!("{k}={v}")).collect();
-        self.note(Call::Compile(format!("{file} {}", defines.join(" "))));
-        Ok(file.as_bytes().to_vec())
+    fn compiler(&self) -> String {
+        let (major, minor) = self.properties.capability;
+        format!("recording sm_{major}{minor}")
+    }
+
+    fn compile(&self, sources: &[Source<'_>]) -> Result<Vec<Vec<u8>>> {
+        let compile = |source: &Source<'_>| {
+            let defines = source.defines.iter().map(|(k, v)| format!("{k}={v}"));
+            let defines = defines.collect::<Vec<_>>().join(" ");
+            self.note(Call::Compile(format!("{} {defines}", source.file)));
+            format!("{} {defines}", source.file).into_bytes()
+        };
+        Ok(sources.iter().map(compile).collect())
     }
 
     fn load(&self, name: &str, _code: &[u8]) -> Result<ModuleHandle> {

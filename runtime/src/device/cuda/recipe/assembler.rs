@@ -3,8 +3,8 @@
 use super::kernel::c_bytes;
 use super::{Launch, Pointer, Recipe, SourceKernel};
 use super::{
-    attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool, random,
-    reduce,
+    adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool,
+    random, reduce,
 };
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
@@ -72,6 +72,7 @@ impl<'a> Assembler<'a> {
             }
             Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::assemble(self, node),
             Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
+            Op::OptimizerStep(op) => adafactor::assemble(self, node, op),
             op if op.is_layout() => layout::assemble(self, node),
             _ => None,
         }

@@ -4,6 +4,7 @@
 //! with no GPU. The compiler asks [`Recipe::of`] to refuse a body that has none; the device makes the
 //! modules ready when it loads the plan and only launches afterwards.
 
+mod adafactor;
 mod assembler;
 mod attention;
 mod batch_norm;

@@ -1,0 +1,180 @@
+//! Processes of one job finding each other: rank 0 listens, all others connect, everyone says which plan it
+//! runs, and rank 0 hands out what all must know. The connections stay open: a process that ends without
+//! saying so is noticed by all others at once, whatever their GPUs are waiting for.
+//! `meet` is how they come together, `watch` what is heard of the others from then on, `wire` the messages.
+
+mod meet;
+#[cfg(test)]
+mod tests;
+mod watch;
+mod wire;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use wire::{DONE, FAILED, SHARE, lost, receive, transmit};
+
+/// Why processes do not come, or stay, together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RendezvousError(String);
+
+type Result<T = ()> = std::result::Result<T, RendezvousError>;
+
+fn fail<T>(message: String) -> Result<T> {
+    Err(RendezvousError(message))
+}
+
+/// One process's connections to the others.
+pub struct Rendezvous {
+    rank: usize,
+    world_size: usize,
+    timeout: Duration,
+    /// On rank 0 those to all others, by rank; on others that to rank 0.
+    peers: Vec<(usize, TcpStream)>,
+    failure: Arc<Mutex<Option<String>>>,
+    /// How many of the others have said that they are done.
+    done: Arc<AtomicUsize>,
+    /// What rank 0 shared since it is watched, and whether it is.
+    inbox: Arc<(Mutex<VecDeque<Vec<u8>>>, Condvar)>,
+    watched: AtomicBool,
+    /// The numbers that the others said, and that were not yet compared, by position in `peers`.
+    numbers: Arc<(Mutex<Vec<VecDeque<u64>>>, Condvar)>,
+}
+
+impl Rendezvous {
+    /// This process.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Gives every process rank 0's bytes.
+    ///
+    /// # Errors
+    /// If a process ended, or did not answer in time.
+    pub fn share(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>> {
+        if self.rank == 0 {
+            for i in 0..self.peers.len() {
+                self.send(i, SHARE, &bytes)?;
+            }
+            return Ok(bytes);
+        }
+        if self.watched.load(Ordering::Acquire) {
+            return self.heard();
+        }
+        let stream = &mut self.peers[0].1;
+        let answer = stream.set_read_timeout(Some(self.timeout)).and_then(|()| receive(stream));
+        match answer {
+            Ok((SHARE, bytes)) => Ok(bytes),
+            Ok((FAILED, reason)) => fail(String::from_utf8_lossy(&reason).into_owned()),
+            Ok(_) => fail("rank 0 said something unexpected".into()),
+            Err(e) => fail(lost(0, &e, self.timeout)),
+        }
+    }
+
+    /// Gives every process the bytes of all, by rank; before they are watched.
+    ///
+    /// # Errors
+    /// If a process ended, or did not answer in time.
+    pub fn all(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut packed = Vec::new();
+        let mut pack = |bytes: &[u8]| {
+            packed.extend((bytes.len() as u32).to_le_bytes());
+            packed.extend(bytes);
+        };
+        if self.rank > 0 {
+            self.send(0, SHARE, own)?;
+        } else {
+            pack(own);
+            for (rank, stream) in &mut self.peers {
+                let answer =
+                    stream.set_read_timeout(Some(self.timeout)).and_then(|()| receive(stream));
+                match answer {
+                    Ok((SHARE, bytes)) => pack(&bytes),
+                    Ok((FAILED, reason)) => {
+                        return fail(String::from_utf8_lossy(&reason).into_owned());
+                    }
+                    Ok(_) => return fail(format!("rank {rank} said something unexpected")),
+                    Err(e) => return fail(lost(*rank, &e, self.timeout)),
+                }
+            }
+        }
+        let packed = self.share(packed)?;
+        let (mut rest, mut all) = (&packed[..], Vec::new());
+        while let Some((length, bytes)) = rest.split_first_chunk::<4>() {
+            let length = (u32::from_le_bytes(*length) as usize).min(bytes.len());
+            let (one, others) = bytes.split_at(length);
+            all.push(one.to_vec());
+            rest = others;
+        }
+        match all.len() == self.world_size {
+            true => Ok(all),
+            false => fail("rank 0 said something unexpected".into()),
+        }
+    }
+
+    /// The address under which the others reach this process.
+    pub fn address(&self) -> IpAddr {
+        let addresses: Vec<IpAddr> =
+            self.peers.iter().filter_map(|(_, s)| Some(s.local_addr().ok()?.ip())).collect();
+        // Processes on this machine may have come the short way; those on others have not.
+        let outside = addresses.iter().find(|a| !a.is_loopback()).or(addresses.first());
+        outside.copied().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    fn send(&mut self, peer: usize, kind: u8, bytes: &[u8]) -> Result {
+        let (rank, stream) = &mut self.peers[peer];
+        let rank = *rank;
+        transmit(stream, kind, bytes).map_err(|e| RendezvousError(lost(rank, &e, self.timeout)))
+    }
+
+    /// What another process did wrong, if one did.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says that this process is done, and waits until all others are; they must be watched. A process whose
+    /// connections close without this has ended by accident.
+    ///
+    /// # Errors
+    /// If another process fails, or is not done in time.
+    pub fn finish(mut self) -> Result {
+        // Rank 0 says it last: whoever hears it may go.
+        if self.rank != 0 {
+            self.send(0, DONE, &[])?;
+        }
+        let end = Instant::now() + self.timeout;
+        while self.done.load(Ordering::Acquire) < self.peers.len() {
+            if let Some(reason) = self.failure() {
+                return fail(reason);
+            }
+            if Instant::now() >= end {
+                let seconds = self.timeout.as_secs_f64();
+                return fail(format!("not every rank was done within {seconds} s"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.rank == 0 {
+            for i in 0..self.peers.len() {
+                self.send(i, DONE, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the others that this process cannot go on.
+    pub fn fail(&self, reason: &str) {
+        let mut noted = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.is_none() {
+            *noted = Some(reason.into());
+            for (_, stream) in &self.peers {
+                // One that is gone needs not be told.
+                let _ = stream
+                    .try_clone()
+                    .and_then(|mut s| transmit(&mut s, FAILED, reason.as_bytes()));
+            }
+        }
+    }
+}
