@@ -8,7 +8,7 @@ use frit_runtime::device::Device;
 use frit_runtime::device::cuda::driver::{EventHandle, StreamHandle};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
 use frit_runtime::device::cuda::recording::{Call, Recording};
-use frit_runtime::device::cuda::{Cuda, Ranks, doctor};
+use frit_runtime::device::cuda::{Cuda, Ranks, doctor, extra_bytes};
 use frit_runtime::plan_dir::PlanDir;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -357,6 +357,7 @@ fn what_a_plan_uses_is_counted() {
     let arenas = plan.persistent_bytes + plan.workspace_bytes;
     assert_eq!(usage.device_bytes, Some(arenas + usage.extra_bytes));
     assert!(usage.extra_bytes >= 32 << 20, "the workspace of products is counted");
+    assert_eq!(extra_bytes(plan).unwrap(), usage.extra_bytes, "and known without a device");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::plan_dir;
 use crate::policy::{self, Policy};
 use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
 use frit_runtime::numerics::{Format, NumericsFile};
+use frit_runtime::plan_dir::CUDA;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -103,12 +104,14 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let s = plan.summary();
     let gap = 100.0 * (s.peak_bytes as f64 / s.peak_lower_bound_bytes.max(1) as f64 - 1.0);
     let c = &s.collectives;
+    let extra = extra_bytes(plan)
+        .map(|n| format!("beside it     {} for kernels and data on their way\n", bytes(n as u64)));
     format!(
         "model         {}\nranks         {} ({})\nprecision     {}\nparameters    {} in {} units\n\
          tasks         {} with {} kernels, {} casts\n\
          collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
          communicated  {} per rank and step\n\
-         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n\
+         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}\
          arithmetic    {:.2} GFLOP per rank and step\n",
         plan.name,
         s.ranks,
@@ -126,14 +129,28 @@ pub(crate) fn summary(plan: &Plan) -> String {
         bytes(s.peak_bytes as u64),
         bytes(s.persistent_bytes as u64),
         bytes(s.single_stream_live_bytes as u64),
+        extra.unwrap_or_default(),
         s.flops_per_step as f64 / 1e9,
     )
+}
+
+/// What a rank of a plan for GPUs allocates beside the peak.
+fn extra_bytes(plan: &Plan) -> Option<usize> {
+    (plan.target.device == CUDA)
+        .then(|| frit_runtime::device::cuda::extra_bytes(plan).ok())
+        .flatten()
 }
 
 /// A view as JSON: an object for the summary, a list of objects for the others.
 pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
     match view {
-        View::Summary => serde_json::to_value(plan.summary()).unwrap_or_default(),
+        View::Summary => {
+            let mut summary = serde_json::to_value(plan.summary()).unwrap_or_default();
+            if let Some(bytes) = extra_bytes(plan) {
+                summary["extra_bytes"] = bytes.into();
+            }
+            summary
+        }
         View::Lints => serde_json::to_value(
             plan.lints
                 .iter()

@@ -82,7 +82,8 @@ __device__ __forceinline__ void product(f32 (&c)[M][N][4], const T* left, const 
         for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) c[i][j][e] = 0;
-#pragma unroll
+    // Of large heads the operands of all steps, loaded ahead, would not fit the registers beside the sums.
+#pragma unroll (SIZE > 128 ? 4 : SIZE / 16)
     for (int k = 0; k < SIZE; k += 16) {
         u32 a[M][4];
 #pragma unroll

@@ -183,8 +183,8 @@ fn compiled(kernel: &SourceKernel) -> Compiled {
     // SAFETY: the library has no initializers of its own.
     let library = unsafe { libloading::Library::new(&path) }.unwrap_or_else(|e| panic!("{e}"));
     let library = Arc::new(Mutex::new(library));
-    CACHE.lock().unwrap_or_else(|e| e.into_inner()).insert(key, library.clone());
-    library
+    // Two tests may have loaded it: they share its memory, and must share its lock.
+    CACHE.lock().unwrap_or_else(|e| e.into_inner()).entry(key).or_insert(library).clone()
 }
 
 /// The source with the emulated instructions, and a launcher for each kernel.

@@ -209,7 +209,7 @@ fn every_source_compiles_for_every_architecture() {
 }
 
 #[test]
-fn attention_with_masks_and_heads_up_to_128_spills_nothing() {
+fn attention_with_masks_and_heads_up_to_256_spills_nothing() {
     let Some(nvrtc) = Nvrtc::find() else {
         eprintln!("FRIT_NVRTC is not set: CUDA sources are NOT compiled for GPUs");
         return;
@@ -217,7 +217,13 @@ fn attention_with_masks_and_heads_up_to_128_spills_nothing() {
     let mut bodies = attention(DType::F16, 64, true, Some(DType::Bool));
     bodies.extend(attention(DType::BF16, 128, true, None));
     bodies.extend(attention(DType::BF16, 128, false, Some(DType::Bool)));
+    for d in [160, 192, 256] {
+        bodies.extend(attention(DType::BF16, d, true, None));
+    }
+    bodies.extend(attention(DType::F16, 256, false, Some(DType::F32)));
     for unit in units(&bodies) {
-        assemble(&unit, &nvrtc.compile(&unit, "compute_90"), "sm_90");
+        for (virtual_arch, arch) in [("compute_80", "sm_80"), ("compute_90", "sm_90")] {
+            assemble(&unit, &nvrtc.compile(&unit, virtual_arch), arch);
+        }
     }
 }

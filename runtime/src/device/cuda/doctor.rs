@@ -78,8 +78,10 @@ pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
         format!("{major}.{minor}.{patch}, {}", n.path)
     });
     findings.add("NCCL", collectives, found);
-    findings.memory_bytes =
-        plan.filter(|_| gpu == Some(true)).map(|p| p.persistent_bytes + p.workspace_bytes);
+    if let Some(plan) = plan.filter(|_| gpu == Some(true)) {
+        let extra_bytes = super::extra_bytes(plan)?;
+        findings.memory_bytes = Some(plan.persistent_bytes + plan.workspace_bytes + extra_bytes);
+    }
     Ok(findings)
 }
 

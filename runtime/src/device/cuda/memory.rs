@@ -54,17 +54,8 @@ pub(super) fn report_bytes(plan: &Plan, n_faults: usize) -> usize {
 }
 
 impl Memory {
-    /// Allocates it, and sets it to zero on `on`.
-    ///
-    /// # Errors
-    /// If there is too little.
-    pub(super) fn allocate(
-        driver: &impl Driver,
-        plan: &Plan,
-        needs: &[Needs; 3],
-        n_faults: usize,
-        on: super::driver::StreamHandle,
-    ) -> Result<Memory, CudaError> {
+    /// Where everything lies, if the allocation begins at address 0.
+    pub(super) fn layout(plan: &Plan, needs: &[Needs; 3], n_faults: usize) -> Memory {
         let mut end = 0;
         let mut place = |bytes: usize| {
             let at = end as Address;
@@ -73,7 +64,6 @@ impl Memory {
         };
         let persistent = place(plan.persistent_bytes);
         let workspace = place(plan.workspace_bytes);
-        let first_extra = place(0) as usize;
         let scratch = needs.map(|n| place(n.scratch_bytes));
         let products = needs.map(|n| {
             let bytes = if n.products { PRODUCT_WORKSPACE } else { 0 };
@@ -87,29 +77,50 @@ impl Memory {
         let staging = [(); 2].map(|()| place(input_bytes(plan)));
         let report = place(report_bytes(plan, n_faults));
         let marks = place(plan.tasks.len() * 4);
-        let base = driver.allocate(end).map_err(|e| match e {
+        let bytes = end;
+        Memory { bytes, persistent, workspace, scratch, products, staging, report, marks, exchange }
+    }
+
+    /// The bytes beside the plan's arenas.
+    pub(super) fn extra_bytes(&self, plan: &Plan) -> usize {
+        self.bytes - plan.persistent_bytes - plan.workspace_bytes
+    }
+
+    /// Allocates it, and sets it to zero on `on`.
+    ///
+    /// # Errors
+    /// If there is too little.
+    pub(super) fn allocate(
+        driver: &impl Driver,
+        plan: &Plan,
+        needs: &[Needs; 3],
+        n_faults: usize,
+        on: super::driver::StreamHandle,
+    ) -> Result<Memory, CudaError> {
+        let layout = Memory::layout(plan, needs, n_faults);
+        let base = driver.allocate(layout.bytes).map_err(|e| match e {
             CudaError::OutOfMemory { wanted, free, total, .. } => {
                 let detail = format!(
                     "{} persistent, {} workspace, {} for kernels and data on their way",
                     plan.persistent_bytes,
                     plan.workspace_bytes,
-                    end - first_extra
+                    layout.extra_bytes(plan)
                 );
                 CudaError::OutOfMemory { wanted, detail, free, total }
             }
             other => other,
         })?;
-        driver.zero(base, end, on)?;
+        driver.zero(base, layout.bytes, on)?;
         Ok(Memory {
-            bytes: end,
-            persistent: base + persistent,
-            workspace: base + workspace,
-            scratch: scratch.map(|at| base + at),
-            products: products.map(|(at, bytes)| (base + at, bytes)),
-            staging: staging.map(|at| base + at),
-            report: base + report,
-            marks: base + marks,
-            exchange: (base + exchange.0, exchange.1),
+            bytes: layout.bytes,
+            persistent: base + layout.persistent,
+            workspace: base + layout.workspace,
+            scratch: layout.scratch.map(|at| base + at),
+            products: layout.products.map(|(at, bytes)| (base + at, bytes)),
+            staging: layout.staging.map(|at| base + at),
+            report: base + layout.report,
+            marks: base + layout.marks,
+            exchange: (base + layout.exchange.0, layout.exchange.1),
         })
     }
 

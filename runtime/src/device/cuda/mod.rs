@@ -52,6 +52,16 @@ const TUNING: &str = "tuning.json";
 const POLLS: usize = 2000;
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
+/// Bytes that a rank of a plan for GPUs allocates beside the plan's arenas: what the launches of a kernel share,
+/// workspace of matrix products, data on their way in and out.
+///
+/// # Errors
+/// A kernel that has no code for GPUs.
+pub fn extra_bytes(plan: &Plan) -> Result<usize, RunError> {
+    let survey = Survey::of(plan)?;
+    Ok(Memory::layout(plan, &survey.needs, survey.faulting.len()).extra_bytes(plan))
+}
+
 /// A rank's place among all.
 pub struct Ranks {
     /// This one.
@@ -421,7 +431,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
             device: self.driver.properties().name.clone(),
             persistent_bytes,
             workspace_bytes,
-            extra_bytes: memory.bytes - persistent_bytes - workspace_bytes,
+            extra_bytes: memory.extra_bytes(self.plan),
             device_bytes: Some(total - free),
             launches: launches_of_step(self.plan, of_task),
             graph_launches: Some(self.plan.accumulation),

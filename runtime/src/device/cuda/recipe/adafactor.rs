@@ -27,6 +27,7 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node, op: &OptimizerStep) -
     let dims = a.ty(tensors[0]).shape.dims();
     let (matrices, rows, cols) = match dims {
         [matrices @ .., rows, cols] => (matrices.iter().product(), *rows, *cols),
+        // No rows say that it is a vector.
         _ => (1, 0, dims.iter().product()),
     };
     let (state_lines, of_matrix) = (matrices * rows, rows.max(1));
@@ -42,7 +43,7 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node, op: &OptimizerStep) -
     // Usually the same places.
     a.copy_bytes(to, param, param_bytes);
     a.copy_bytes(state_to, state, state_bytes);
-    let numel = lines * cols;
+    let numel = a.ty(tensors[0]).shape.numel();
     if numel == 0 {
         return Some(());
     }
