@@ -337,6 +337,27 @@ fn cuda_sources_are_compiled_once_and_kept_beside_the_plan() {
 }
 
 #[test]
+fn a_read_sees_what_was_fed() {
+    let (_planned, dir) = planned("mlp", 1, &[]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    for input in &plan.inputs {
+        device.feed(input.buffer, &vec![0; input.ty.bytes()]).unwrap();
+    }
+    device.driver().take();
+    let input = &plan.inputs[0];
+    device.read(input.buffer, 0, input.ty.bytes()).unwrap();
+    let calls = device.driver().take();
+    let read = calls.iter().position(|c| matches!(c, Call::CopyOut(..))).expect("a copy out");
+    let Call::CopyOut(from, ..) = calls[read] else { unreachable!() };
+    let delivered = |c: &Call| matches!(c, Call::Copy(to, ..) if *to == from);
+    assert!(calls[..read].iter().any(delivered), "{calls:?}");
+    // What was delivered is not delivered again.
+    device.run(0..1).unwrap();
+    assert!(!device.driver().take().iter().any(delivered));
+}
+
+#[test]
 fn what_a_plan_uses_is_counted() {
     let (_planned, dir) = planned("gpt2", 1, &["run.accumulation=3"]);
     let plan = &dir.plan;

@@ -42,6 +42,7 @@ use issue::{Issuer, Marks};
 use memory::Memory;
 use program::{Command, Program, Survey};
 use reports::Reports;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use tuning::Tuning;
@@ -94,7 +95,7 @@ struct Ready {
     memory: Memory,
     program: Program,
     issuer: Issuer,
-    feed: Feed,
+    feed: RefCell<Feed>,
     reports: Reports,
     /// Tasks that may report a fault.
     faulting: Vec<usize>,
@@ -129,7 +130,7 @@ impl Ready {
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         // SAFETY: the bytes are not pinned: they were read when the call returns.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
-        let feed = Feed::new(driver, plan, &memory)?;
+        let feed = RefCell::new(Feed::new(driver, plan, &memory)?);
         let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
         let reports = Reports::new(driver, plan, &memory, n_faults, steps)?;
         let (faulting, idle) = (survey.faulting, driver.create_event(false)?);
@@ -203,6 +204,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// Copies device memory to the host and waits for it.
     fn fetch(&self, from: Address, to: &mut [u8]) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
+        self.ready.feed.borrow_mut().deliver(&self.driver, compute)?;
         // The copy would wait, too, and could not be interrupted.
         self.driver.record(self.ready.idle, compute)?;
         self.wait(self.ready.idle)?;
@@ -302,12 +304,12 @@ impl<D: Driver> Device for Cuda<'_, D> {
     fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
         let watch = Watch { driver: &self.driver, ranks: &self.ranks };
         let wait = |event| watch.wait(event, || "the copy of an input".into());
-        self.ready.feed.take(&self.driver, buffer, bytes, wait)
+        self.ready.feed.get_mut().take(&self.driver, buffer, bytes, wait)
     }
 
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
-        self.ready.feed.deliver(&self.driver, compute)?;
+        self.ready.feed.get_mut().deliver(&self.driver, compute)?;
         match self.parts.iter().position(|(range, _)| *range == tasks) {
             // The libraries set themselves up in a first run, which cannot be captured.
             None => {
@@ -338,7 +340,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
             })
             .collect::<Result<_, CudaError>>()?;
         let origin = self.driver.create_event(true)?;
-        self.ready.feed.deliver(&self.driver, compute)?;
+        self.ready.feed.get_mut().deliver(&self.driver, compute)?;
         self.driver.record(origin, compute)?;
         self.issue(tasks.clone(), Some(&marks))?;
         self.driver.record(self.ready.idle, compute)?;
