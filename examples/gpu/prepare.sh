@@ -83,6 +83,7 @@ for folder in tests/models/*/; do
     [[ $name == unet ]] && more=(--set loss.kind=mse)
     given "$name" "$folder/model.onnx" "$folder/data.safetensors" 4 "${more[@]}"
 done
+given adafactor tests/models/gpt2/model.onnx tests/models/gpt2/data.safetensors 4 --set optimizer.kind=adafactor
 given attention_heads "$here/attention_heads.json" examples/char_gpt2/data.bin 2
 
 models=$here
