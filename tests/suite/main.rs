@@ -17,6 +17,7 @@ mod language;
 mod lints;
 mod losses;
 mod machine;
+mod memory;
 mod mesh;
 mod mutants;
 mod numerics;

@@ -1,13 +1,14 @@
 //! `frit inspect`: a plan for people, or as JSON.
 
 mod casts;
+mod memory;
 
 use super::{bytes, table};
 use crate::diagnostics::Report;
 use crate::driver::IMPORT;
 use crate::plan_dir;
 use crate::policy::{self, Policy};
-use frit_ir::plan::{Action, Arena, ParamHome, Place, Plan, Task};
+use frit_ir::plan::{Action, ParamHome, Place, Plan, Task};
 use frit_runtime::numerics::{Format, NumericsFile};
 use frit_runtime::plan_dir::CUDA;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ pub enum View {
     Casts,
     /// The tasks in order, with streams and waits.
     Schedule,
-    /// Buffers by class, and the largest ones.
+    /// What bytes are for in every part of a step, and every buffer.
     Memory,
     /// What the tasks execute.
     Kernels,
@@ -86,6 +87,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             text
         }
         View::Casts => casts::text(&plan),
+        View::Memory => memory::text(&plan),
         View::Graph => plan
             .kernels
             .iter()
@@ -166,14 +168,7 @@ pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
                 |k: &frit_ir::plan::Kernel| json!({"name": k.name, "body": k.body.to_string()});
             plan.kernels.iter().map(body).collect()
         }
-        View::Memory => plan
-            .buffers
-            .iter()
-            .map(|b| {
-                json!({"name": b.name, "arena": b.arena, "class": b.class,
-                       "offset": b.offset, "bytes": b.bytes})
-            })
-            .collect(),
+        View::Memory => memory::json(plan),
         view => {
             let (head, rows) = rows(plan, view);
             let object = |row: Vec<String>| -> Value {
@@ -209,7 +204,6 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
             vec!["task", "stream", "region", "action", "scope", "waits", "us"],
             plan.tasks.iter().enumerate().map(|(i, t)| schedule_row(i, t)).collect(),
         ),
-        View::Memory => memory(plan),
         View::Kernels => kernels(plan),
         View::Lints => (
             vec!["id", "severity", "scope", "message", "remedy"],
@@ -228,7 +222,7 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
                 })
                 .collect(),
         ),
-        View::Summary | View::Graph | View::Numerics => (vec![], vec![]),
+        View::Summary | View::Memory | View::Graph | View::Numerics => (vec![], vec![]),
     }
 }
 
@@ -277,29 +271,6 @@ fn schedule_row(i: usize, t: &Task) -> Vec<String> {
         waits.join(","),
         format!("{:.1}", t.cost_us),
     ]
-}
-
-fn memory(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let mut rows: Vec<(usize, Vec<String>)> = plan
-        .buffers
-        .iter()
-        .map(|b| {
-            let arena = if b.arena == Arena::Persistent { "persistent" } else { "workspace" };
-            let class = format!("{:?}", b.class);
-            (
-                b.bytes,
-                vec![
-                    bytes(b.bytes as u64),
-                    arena.into(),
-                    class,
-                    b.offset.to_string(),
-                    b.name.clone(),
-                ],
-            )
-        })
-        .collect();
-    rows.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-    (vec!["size", "arena", "class", "offset", "name"], rows.into_iter().map(|(_, r)| r).collect())
 }
 
 fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {

@@ -2,19 +2,14 @@
 
 use super::{WIDTH, axis, total};
 use crate::commands::bytes;
-use frit_ir::plan::{Arena, BufferClass, Plan};
+use frit_ir::plan::{Plan, Purpose};
 use std::fmt::Write;
 
 const HEIGHT: f64 = 170.0;
 const COLUMNS: usize = 500;
 
-/// What is drawn, from below.
-const CLASSES: [(BufferClass, &str, &str); 4] = [
-    (BufferClass::Gathered, "gathered parameters", "b"),
-    (BufferClass::Gradient, "gradients", "d"),
-    (BufferClass::Activation, "activations and the rest", "a"),
-    (BufferClass::State, "statistics and other state", "e"),
-];
+/// The color of each purpose, from below.
+const COLORS: [&str; Purpose::ALL.len()] = ["b", "d", "a", "c"];
 
 /// The drawing with its legend.
 pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
@@ -37,7 +32,8 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
         HEIGHT - y(stays),
         bytes(plan.persistent_bytes as u64)
     );
-    for (k, (_, name, color)) in CLASSES.iter().enumerate() {
+    for (k, (purpose, color)) in Purpose::ALL.iter().zip(COLORS).enumerate() {
+        let name = purpose.name();
         let upper: Vec<f64> = base.iter().zip(&columns).map(|(b, c)| b + c[k]).collect();
         if upper == base {
             continue;
@@ -65,11 +61,13 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
         y(peak) + 11.0,
         bytes(peak as u64)
     );
-    let legend: String = CLASSES
+    let legend: String = Purpose::ALL
         .iter()
+        .zip(COLORS)
         .enumerate()
         .filter(|(k, _)| columns.iter().any(|c| c[*k] > 0.0))
-        .map(|(_, (_, name, color))| {
+        .map(|(_, (purpose, color))| {
+            let name = purpose.name();
             format!("<span><i style='background:var(--{color})'></i>{name}</span>")
         })
         .collect();
@@ -82,8 +80,8 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
     )
 }
 
-/// The most bytes live within each column of time, by class.
-fn live(plan: &Plan, times: &[(f64, f64)], total: f64) -> Vec<[f64; CLASSES.len()]> {
+/// The most bytes live within each column of time, by purpose.
+fn live(plan: &Plan, times: &[(f64, f64)], total: f64) -> Vec<[f64; Purpose::ALL.len()]> {
     let mut span: Vec<Option<(f64, f64)>> = vec![None; plan.buffers.len()];
     for (task, &(start, end)) in plan.tasks.iter().zip(times) {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
@@ -91,15 +89,14 @@ fn live(plan: &Plan, times: &[(f64, f64)], total: f64) -> Vec<[f64; CLASSES.len(
             (s.0, s.1) = (s.0.min(start), s.1.max(end));
         }
     }
-    let mut columns = vec![[0.0; CLASSES.len()]; COLUMNS];
+    let mut columns = vec![[0.0; Purpose::ALL.len()]; COLUMNS];
     let column = |t: f64| ((COLUMNS as f64 * t / total) as usize).min(COLUMNS - 1);
-    for (buffer, span) in plan.buffers.iter().zip(&span) {
-        let (Arena::Workspace, Some((start, end))) = (buffer.arena, span) else { continue };
-        let of = |(class, ..): &(BufferClass, &str, &str)| *class == buffer.class;
-        let k = CLASSES.iter().position(of).unwrap_or(CLASSES.len() - 1);
+    for ((buffer, span), purpose) in plan.buffers.iter().zip(&span).zip(plan.purposes()) {
+        let (Some(purpose), Some((start, end))) = (purpose, span) else { continue };
         // A column that a buffer only ends in shows what follows.
         let last = column(*end).max(column(*start) + 1).min(COLUMNS);
-        columns[column(*start)..last].iter_mut().for_each(|c| c[k] += buffer.bytes as f64);
+        let columns = &mut columns[column(*start)..last];
+        columns.iter_mut().for_each(|c| c[purpose as usize] += buffer.bytes as f64);
     }
     columns
 }

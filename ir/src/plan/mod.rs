@@ -11,12 +11,14 @@
 mod check;
 mod evaluation;
 mod file;
+mod live;
 mod provenance;
 mod summary;
 
 pub use check::{CheckError, check};
 pub use evaluation::{EVAL, EvalSpec, LossSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
+pub use live::{Live, Purpose};
 pub use provenance::{Addresses, provenance};
 pub use summary::{Collectives, Summary, Team};
 

@@ -1,6 +1,6 @@
 //! The numbers of a plan that people compare.
 
-use super::{ALIGNMENT, Action, Arena, Plan};
+use super::{Action, Plan};
 use crate::Op;
 use serde::Serialize;
 
@@ -124,25 +124,7 @@ impl Plan {
 
     /// The largest sum of workspace buffers, each from its first to its last task in list order.
     fn live_in_list_order(&self) -> usize {
-        let mut spans: Vec<Option<(usize, usize)>> = vec![None; self.buffers.len()];
-        for (i, task) in self.tasks.iter().enumerate() {
-            for place in task.action.reads().into_iter().chain(task.action.writes()) {
-                spans[place.buffer].get_or_insert((i, i)).1 = i;
-            }
-        }
-        let mut changes = vec![0_isize; self.tasks.len() + 1];
-        for (buffer, span) in self.buffers.iter().zip(spans) {
-            if let (Arena::Workspace, Some((first, last))) = (buffer.arena, span) {
-                let bytes = buffer.bytes.next_multiple_of(ALIGNMENT) as isize;
-                changes[first] += bytes;
-                changes[last + 1] -= bytes;
-            }
-        }
-        let live = changes.into_iter().scan(0, |live, change| {
-            *live += change;
-            Some(*live)
-        });
-        live.max().unwrap_or(0).unsigned_abs()
+        self.live().iter().map(|live| live.iter().sum()).max().unwrap_or(0)
     }
 
     /// The numbers people compare.

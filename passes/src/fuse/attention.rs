@@ -154,5 +154,5 @@ fn is_supported(clusters: &Clusters<'_, '_>, cluster: &Cluster) -> bool {
     let interface =
         clusters.interface(&cluster.members, &[]).without(clusters.facts, &cluster.copies);
     let body = emit::body(clusters.facts, cluster.kind, &cluster.members, &interface);
-    body.is_ok_and(|body| (clusters.supported)(&body, cluster.kind))
+    body.is_ok_and(|body| clusters.is_supported(&body, cluster.kind))
 }

@@ -5,7 +5,8 @@ use super::{emit, region};
 use frit_ir::ops::FusionKind;
 use frit_ir::{Graph, ValueId};
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 
 /// Index of a cluster.
 pub(super) type ClusterId = usize;
@@ -56,7 +57,9 @@ impl Interface {
 /// All regions so far.
 pub(super) struct Clusters<'f, 'g> {
     pub(super) facts: &'f Facts<'g>,
-    pub(super) supported: fn(&Graph, FusionKind) -> bool,
+    supported: fn(&Graph, FusionKind) -> bool,
+    /// What was asked of it, by kind and text of the body: blocks repeat.
+    known: RefCell<HashMap<(FusionKind, String), bool>>,
     pub(super) clusters: Vec<Option<Cluster>>,
     /// The cluster that writes what a node computes, by position.
     pub(super) owner: Vec<Option<ClusterId>>,
@@ -70,6 +73,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
         Clusters {
             facts,
             supported,
+            known: RefCell::default(),
             clusters: Vec::new(),
             owner: vec![None; n],
             computed_by: vec![Vec::new(); n],
@@ -119,7 +123,13 @@ impl<'f, 'g> Clusters<'f, 'g> {
             return Some(kind);
         }
         let body = emit::body(self.facts, kind, members, &interface).ok()?;
-        (self.supported)(&body, kind).then_some(kind)
+        self.is_supported(&body, kind).then_some(kind)
+    }
+
+    /// Whether a region with this body can be compiled.
+    pub(super) fn is_supported(&self, body: &Graph, kind: FusionKind) -> bool {
+        let key = (kind, body.to_string());
+        *self.known.borrow_mut().entry(key).or_insert_with(|| (self.supported)(body, kind))
     }
 
     pub(super) fn cluster(&self, id: ClusterId) -> Option<&Cluster> {

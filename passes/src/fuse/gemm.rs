@@ -75,5 +75,5 @@ fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> boo
 fn is_supported(clusters: &Clusters<'_, '_>, members: &[usize]) -> bool {
     let interface = clusters.interface(members, &[]);
     let body = super::emit::body(clusters.facts, FusionKind::Gemm, members, &interface);
-    body.is_ok_and(|body| (clusters.supported)(&body, FusionKind::Gemm))
+    body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::Gemm))
 }

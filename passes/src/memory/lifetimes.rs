@@ -2,13 +2,14 @@
 
 use crate::schedule::happens_before::{Clock, Clocks, index};
 use frit_ir::plan::{Plan, Stream};
+use std::ops::Range;
 
 /// The accesses of one buffer.
 #[derive(Clone, Debug)]
 pub(super) struct Lifetime {
     /// For each stream, one more than the last task that accesses it.
     end: Clock,
-    /// What is complete before any of its accesses starts.
+    /// What is complete before any of its accesses starts: for each stream, the first task that may not be.
     start: Clock,
     /// First and last task, in list order.
     pub(super) span: (usize, usize),
@@ -20,6 +21,13 @@ impl Lifetime {
         self.end.iter().zip(&other.start).all(|(end, start)| end <= start)
     }
 
+    /// Tasks such that a buffer whose own are all before or all after these is not in use at once with it.
+    pub(super) fn range(&self) -> Range<usize> {
+        let begin = self.start.iter().copied().min().unwrap_or(0);
+        let end = self.end.iter().copied().max().unwrap_or(0);
+        begin..end.max(begin + 1)
+    }
+
     /// Whether the two may be in use at once.
     pub(super) fn overlaps(&self, other: &Lifetime) -> bool {
         !self.before(other) && !other.before(self)
@@ -28,20 +36,25 @@ impl Lifetime {
 
 /// Lifetimes by buffer; `None` for those never accessed.
 pub(super) fn of(plan: &Plan) -> Vec<Option<Lifetime>> {
+    let next = next_of_stream(plan);
     let mut lifetimes: Vec<Option<Lifetime>> = vec![None; plan.buffers.len()];
     for phase in &plan.phases {
         let clocks = Clocks::of(&plan.tasks, phase.begin, phase.end);
         for i in phase.begin..phase.end {
             let task = &plan.tasks[i];
             let stream = index(task.stream);
+            let mut start = *clocks.start(i);
+            for (s, known) in start.iter_mut().enumerate() {
+                *known = next[*known][s];
+            }
             for place in task.action.reads().into_iter().chain(task.action.writes()) {
                 let life = lifetimes[place.buffer].get_or_insert(Lifetime {
                     end: [0; Stream::ALL.len()],
-                    start: *clocks.start(i),
+                    start,
                     span: (i, i),
                 });
                 life.end[stream] = life.end[stream].max(i + 1);
-                for (known, now) in life.start.iter_mut().zip(clocks.start(i)) {
+                for (known, now) in life.start.iter_mut().zip(&start) {
                     *known = (*known).min(*now);
                 }
                 life.span.1 = i;
@@ -49,4 +62,15 @@ pub(super) fn of(plan: &Plan) -> Vec<Option<Lifetime>> {
         }
     }
     lifetimes
+}
+
+/// For every task and one past the last, the first on each stream from there on; past all if there is none.
+fn next_of_stream(plan: &Plan) -> Vec<Clock> {
+    let n = plan.tasks.len();
+    let mut next = vec![[n; Stream::ALL.len()]; n + 1];
+    for (i, task) in plan.tasks.iter().enumerate().rev() {
+        next[i] = next[i + 1];
+        next[i][index(task.stream)] = i;
+    }
+    next
 }

@@ -7,11 +7,9 @@ use std::cmp::Reverse;
 /// The search for a better order ends at this multiple of the lower bound.
 const GOOD_ENOUGH: f64 = 1.002;
 /// At most so many orders are tried.
-const MAX_TRIES: usize = 64;
-/// At most so many orders with one buffer moved are tried.
-const MAX_MOVED: usize = 400;
-/// At most so many buffers are placed in that search.
-const MAX_MOVES: usize = 1 << 17;
+const MAX_TRIES: usize = 400;
+/// And as long as at most so many placed buffers are looked at in that search.
+const MAX_LOOKS: usize = 1 << 23;
 
 /// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
 pub(super) fn assign(
@@ -24,42 +22,48 @@ pub(super) fn assign(
         .iter()
         .map(|&b| {
             let life = lifetimes[b].as_ref().expect("invariant: only accessed buffers are packed");
-            Packed { life, size: sizes[b] }
+            let range = life.range();
+            let blocks = (range.start / BLOCK, range.end.div_ceil(BLOCK));
+            Packed { life, size: sizes[b], blocks }
         })
         .collect();
+    let is_enough = |peak: usize| peak as f64 <= bound as f64 * GOOD_ENOUGH;
     let mut best: Option<(usize, Vec<usize>, Vec<usize>)> = None;
-    for heuristic in 0..4 {
+    let mut packing = Packing { buffers: &packed, looks: 0 };
+    for heuristic in 0..5 {
         let mut order: Vec<usize> = (0..packed.len()).collect();
         order.sort_by_key(|&i| {
-            let Packed { life, size } = packed[i];
+            let Packed { life, size, .. } = packed[i];
             let length = life.span.1 - life.span.0;
             match heuristic {
-                0 => (Reverse(size), Reverse(length), i),
-                1 => (Reverse(length), Reverse(size), i),
-                2 => (Reverse(size * (length + 1)), Reverse(size), i),
+                // Of those about as large, as they come: what follows takes the place of what was.
+                0 => (Reverse(magnitude(size)), Reverse(usize::MAX - life.span.0), i),
+                1 => (Reverse(size), Reverse(length), i),
+                2 => (Reverse(length), Reverse(size), i),
+                3 => (Reverse(size * (length + 1)), Reverse(size), i),
                 _ => (Reverse(usize::MAX - life.span.0), Reverse(size), i),
             }
         });
-        let (peak, offsets) = pack(&order, &packed);
+        let (peak, offsets) = packing.pack(&order);
         if best.as_ref().is_none_or(|(least, ..)| peak < *least) {
             best = Some((peak, offsets, order));
         }
-        if peak <= bound {
+        if is_enough(peak) {
             break;
         }
     }
     let Some((mut peak, mut offsets, mut order)) = best else { return vec![] };
     // What reaches the peak was placed too late: place it first, as long as it helps.
-    let tries = MAX_MOVES / packed.len().max(1);
-    for _ in 0..tries.min(MAX_TRIES) {
-        if peak as f64 <= bound as f64 * GOOD_ENOUGH {
+    let end = packing.looks + MAX_LOOKS;
+    for _ in 0..MAX_TRIES {
+        if is_enough(peak) || packing.looks > end {
             break;
         }
         let top: Vec<usize> =
             (0..packed.len()).filter(|&i| offsets[i] + packed[i].size == peak).collect();
         order.retain(|i| !top.contains(i));
         order.splice(0..0, top);
-        let (new_peak, new_offsets) = pack(&order, &packed);
+        let (new_peak, new_offsets) = packing.pack(&order);
         if new_peak < peak {
             (peak, offsets) = (new_peak, new_offsets);
         } else if let Some(i) =
@@ -72,15 +76,15 @@ pub(super) fn assign(
     }
     // Then any buffer earlier, as long as the peak does not grow.
     let mut random = Sequence(1);
-    for _ in 0..tries.min(MAX_MOVED) {
-        if peak as f64 <= bound as f64 * GOOD_ENOUGH {
+    for _ in 0..MAX_TRIES {
+        if is_enough(peak) || packing.looks > end {
             break;
         }
         let mut trial = order.clone();
         let buffer = trial.remove(random.below(packed.len()));
         let at = order.iter().position(|&i| i == buffer).unwrap_or_default();
         trial.insert(random.below(at + 1), buffer);
-        let (new_peak, new_offsets) = pack(&trial, &packed);
+        let (new_peak, new_offsets) = packing.pack(&trial);
         if new_peak <= peak {
             (peak, offsets, order) = (new_peak, new_offsets, trial);
         }
@@ -103,31 +107,92 @@ impl Sequence {
 struct Packed<'a> {
     life: &'a Lifetime,
     size: usize,
+    /// The blocks of tasks in which it may be in use: the first, and one past the last.
+    blocks: (usize, usize),
 }
 
-/// Places the buffers in this order. Returns the peak and the offsets.
-fn pack(order: &[usize], buffers: &[Packed<'_>]) -> (usize, Vec<usize>) {
-    let mut offsets = vec![0; buffers.len()];
-    let mut peak = 0;
-    // Offset, end and lifetime of what is placed, by offset.
-    let mut placed: Vec<(usize, usize, &Lifetime)> = Vec::with_capacity(buffers.len());
-    for &i in order {
-        let Packed { life, size } = buffers[i];
-        let mut offset = 0;
-        for (begin, end, other) in &placed {
-            if offset + size <= *begin {
-                break;
+/// Tasks of a block.
+const BLOCK: usize = 64;
+/// Buffers that may be in use in more blocks are long.
+const LONG: usize = 4;
+
+/// A number that grows with the size and is the same for sizes within about six percent.
+fn magnitude(size: usize) -> usize {
+    let bits = size.checked_ilog2().unwrap_or(0);
+    32 * bits as usize + (size >> bits.saturating_sub(4))
+}
+
+/// Offset, end and index of a placed buffer.
+type Spot = (usize, usize, usize);
+
+/// Buffers that are placed in several orders.
+struct Packing<'p, 'a> {
+    buffers: &'p [Packed<'a>],
+    /// Placed buffers that were looked at so far.
+    looks: usize,
+}
+
+impl Packing<'_, '_> {
+    /// Places the buffers in this order. Returns the peak and the offsets.
+    fn pack(&mut self, order: &[usize]) -> (usize, Vec<usize>) {
+        let n_blocks = self.buffers.iter().map(|b| b.blocks.1).max().unwrap_or(0);
+        // By offset: those in use in many blocks, and the others by block. A buffer meets only the former
+        // and those of its blocks.
+        let (mut long, mut blocks): (Vec<Spot>, Vec<Vec<Spot>>) = (vec![], vec![vec![]; n_blocks]);
+        let mut offsets = vec![0; self.buffers.len()];
+        let mut peak = 0;
+        let mut near: Vec<Spot> = Vec::new();
+        for &i in order {
+            let Packed { life, size, blocks: (first, last) } = self.buffers[i];
+            let meets = |spot: &Spot| life.overlaps(self.buffers[spot.2].life);
+            near.clear();
+            for block in &blocks[first..last] {
+                near.extend(block.iter().filter(|spot| meets(spot)));
+                self.looks += block.len();
             }
-            // Most of what is placed lies below: the cheap test comes first.
-            if *end > offset && life.overlaps(other) {
-                offset = *end;
+            near.sort_unstable();
+            let (offset, looks) = lowest(size, &long, &near, meets);
+            self.looks += looks;
+            let spot = (offset, offset + size, i);
+            let insert = |spots: &mut Vec<Spot>| {
+                let at = spots.partition_point(|(begin, ..)| *begin <= offset);
+                spots.insert(at, spot);
+            };
+            match last - first > LONG {
+                true => insert(&mut long),
+                false => blocks[first..last].iter_mut().for_each(insert),
             }
+            offsets[i] = offset;
+            peak = peak.max(offset + size);
         }
-        let end = offset + size;
-        let at = placed.partition_point(|(begin, ..)| *begin <= offset);
-        placed.insert(at, (offset, end, life));
-        offsets[i] = offset;
-        peak = peak.max(end);
+        (peak, offsets)
     }
-    (peak, offsets)
+}
+
+/// The lowest offset of `size` bytes that leaves out the `near` spots and those of the `long` that it meets,
+/// and how many of these were looked at.
+fn lowest(
+    size: usize,
+    long: &[Spot],
+    near: &[Spot],
+    meets: impl Fn(&Spot) -> bool,
+) -> (usize, usize) {
+    let (mut a, mut b) = (0, 0);
+    let mut offset = 0;
+    loop {
+        let is_near = match (long.get(a), near.get(b)) {
+            (Some(x), Some(y)) => y.0 < x.0,
+            (None, None) => return (offset, a + b),
+            (_, y) => y.is_some(),
+        };
+        let spot = if is_near { near[b] } else { long[a] };
+        if offset + size <= spot.0 {
+            return (offset, a + b);
+        }
+        // Most of what is placed lies below: the cheap test comes first.
+        if spot.1 > offset && (is_near || meets(&spot)) {
+            offset = spot.1;
+        }
+        (a, b) = if is_near { (a, b + 1) } else { (a + 1, b) };
+    }
 }

@@ -115,6 +115,7 @@ impl Simplify {
         for (stop, windows) in stops {
             context.remark(&Origin::none(), format!("{windows} windows: {stop}"));
         }
+        context.remark(&Origin::none(), format!("{} of them differ", solved.len()));
         if replaced.is_empty() {
             return Ok(Changed::No);
         }

@@ -48,7 +48,8 @@ pub(super) fn rebuild(
             Op::AllGather(gather) => Op::AllGather(AllGather { unit: window.units[gather.unit] }),
             op => op.clone(),
         };
-        let new = graph.add1(op, &inputs, origin, step.region).map_err(bug(INFO.name))?;
+        let new =
+            graph.add1(op, &inputs, origin, window.region(step.region)).map_err(bug(INFO.name))?;
         places.insert(graph.value(new).def, place);
         made.push(new);
     }

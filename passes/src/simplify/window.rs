@@ -29,6 +29,7 @@ pub(super) struct WindowNode {
     pub(super) id: NodeId,
     /// Its operation; units of gathers are numbered within the window.
     pub(super) op: Op,
+    /// Its region; stages of recomputation are numbered within the window.
     pub(super) region: Region,
     pub(super) inputs: Vec<Operand>,
 }
@@ -45,10 +46,20 @@ pub(super) struct Window {
     pub(super) roots: Vec<u32>,
     /// The units of its gathers, by their number in the window.
     pub(super) units: Vec<usize>,
+    /// The regions of recomputation, by their number in the window.
+    pub(super) recomputed: Vec<Region>,
 }
 
 impl Window {
-    /// A text that is equal for windows that differ only in the values they read and their units.
+    /// The region of the graph that this region of the window stands for.
+    pub(super) fn region(&self, region: Region) -> Region {
+        match region {
+            Region::Recompute(i) => self.recomputed[i as usize],
+            other => other,
+        }
+    }
+
+    /// A text that is equal for windows that differ only in the values they read, their units and stages.
     pub(super) fn key(&self) -> String {
         let mut key = format!("{:?} {:?}", self.leaf_data, self.roots);
         for node in &self.nodes {
@@ -152,7 +163,7 @@ fn window(
     let inside: HashMap<NodeId, u32> = nodes.iter().zip(0..).map(|(n, i)| (*n, i)).collect();
     let mut window = Window::default();
     let mut leaf_of: HashMap<ValueId, u32> = HashMap::new();
-    for (&id, number) in nodes.iter().zip(0..) {
+    for (&id, at) in nodes.iter().zip(0..) {
         let node = graph.node(id);
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &input in &node.inputs {
@@ -176,21 +187,31 @@ fn window(
         }
         let op = match &node.op {
             Op::AllGather(gather) => {
-                let known = window.units.iter().position(|u| *u == gather.unit);
-                let unit = known.unwrap_or_else(|| {
-                    window.units.push(gather.unit);
-                    window.units.len() - 1
-                });
-                Op::AllGather(AllGather { unit })
+                Op::AllGather(AllGather { unit: number(&mut window.units, gather.unit) })
             }
             op => op.clone(),
+        };
+        let region = match node.region {
+            Region::Recompute(_) => {
+                Region::Recompute(number(&mut window.recomputed, node.region) as u32)
+            }
+            region => region,
         };
         let output = node.outputs[0];
         let read_outside = users[output.0 as usize].iter().any(|u| !inside.contains_key(u));
         if read_outside || outputs.contains(&output) {
-            window.roots.push(number);
+            window.roots.push(at);
         }
-        window.nodes.push(WindowNode { id, op, region: node.region, inputs });
+        window.nodes.push(WindowNode { id, op, region, inputs });
     }
     window
+}
+
+/// The number of an item in the order in which they are first seen.
+fn number<T: PartialEq>(seen: &mut Vec<T>, item: T) -> usize {
+    let known = seen.iter().position(|other| *other == item);
+    known.unwrap_or_else(|| {
+        seen.push(item);
+        seen.len() - 1
+    })
 }

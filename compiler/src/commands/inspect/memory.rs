@@ -1,0 +1,73 @@
+//! `frit inspect --view memory`: what the bytes of a rank are for in every part of a step, and every buffer.
+
+use crate::commands::{bytes, table};
+use frit_ir::Region;
+use frit_ir::plan::{Arena, Live, Plan, Purpose};
+use serde_json::{Value, json};
+
+/// The whole view as text.
+pub(super) fn text(plan: &Plan) -> String {
+    let purposes = Purpose::ALL.iter().map(|p| p.name());
+    let head: Vec<&str> = ["part", "live", "persistent"].into_iter().chain(purposes).collect();
+    let row = |(part, live): (String, Live)| {
+        let all = plan.persistent_bytes + live.iter().sum::<usize>();
+        let cells = [all, plan.persistent_bytes].into_iter().chain(live);
+        [vec![part], cells.map(|n| bytes(n as u64)).collect()].concat()
+    };
+    let rows: Vec<Vec<String>> = parts(plan).into_iter().map(row).collect();
+    let arena = plan.persistent_bytes + plan.workspace_bytes;
+    let bound = plan.persistent_bytes + plan.workspace_lower_bound;
+    format!(
+        "{}\nat the moment of each part when most is live, its tasks one after the other; the arenas hold {}, their\n\
+         lower bound with streams that overlap is {}\n\n{}",
+        table(&head, &rows),
+        bytes(arena as u64),
+        bytes(bound as u64),
+        buffers(plan)
+    )
+}
+
+/// The parts of a step, each with what is live when most is.
+fn parts(plan: &Plan) -> Vec<(String, Live)> {
+    let live = plan.live();
+    let mut parts: Vec<(String, Live)> = Vec::new();
+    for phase in &plan.phases {
+        for i in phase.begin..phase.end {
+            let name = match plan.tasks[i].region {
+                Region::Forward => format!("{}: forward", phase.name),
+                Region::Backward | Region::Recompute(_) => format!("{}: backward", phase.name),
+                Region::Update => phase.name.clone(),
+            };
+            match parts.iter_mut().find(|(part, _)| *part == name) {
+                Some((_, most)) if most.iter().sum::<usize>() >= live[i].iter().sum() => {}
+                Some((_, most)) => *most = live[i],
+                None => parts.push((name, live[i])),
+            }
+        }
+    }
+    parts
+}
+
+/// Every buffer, the largest first.
+fn buffers(plan: &Plan) -> String {
+    let mut sorted: Vec<_> = plan.buffers.iter().zip(plan.purposes()).collect();
+    sorted.sort_by_key(|(b, _)| std::cmp::Reverse(b.bytes));
+    let row = |(b, purpose): (&frit_ir::plan::Buffer, Option<Purpose>)| {
+        let arena = if b.arena == Arena::Persistent { "persistent" } else { "workspace" };
+        let purpose = purpose.map_or("", Purpose::name).to_string();
+        let (size, class) = (bytes(b.bytes as u64), format!("{:?}", b.class));
+        vec![size, arena.into(), class, purpose, b.offset.to_string(), b.name.clone()]
+    };
+    let rows: Vec<Vec<String>> = sorted.into_iter().map(row).collect();
+    table(&["size", "arena", "class", "for", "offset", "name"], &rows)
+}
+
+/// Every buffer as JSON.
+pub(super) fn json(plan: &Plan) -> Value {
+    let purposes = plan.purposes();
+    let object = |(b, purpose): (&frit_ir::plan::Buffer, Option<Purpose>)| {
+        json!({"name": b.name, "arena": b.arena, "class": b.class, "for": purpose,
+               "offset": b.offset, "bytes": b.bytes})
+    };
+    plan.buffers.iter().zip(purposes).map(object).collect()
+}

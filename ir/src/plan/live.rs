@@ -1,0 +1,100 @@
+//! What the bytes of a rank are for, and how many of each are in use over the tasks.
+
+use super::{ALIGNMENT, Action, Arena, Plan};
+use crate::Region;
+use serde::Serialize;
+
+/// What a buffer of the workspace is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Unsharded parameters.
+    Gathered,
+    /// What collectives send and receive apart from those: shards in the dtype of the exchange, gradients
+    /// before and after they are reduced.
+    Communication,
+    /// Results of the forward pass, or of its recomputation, that backward reads.
+    Activation,
+    /// Everything else: what one pass makes and reads by itself.
+    Workspace,
+}
+
+impl Purpose {
+    /// All of them.
+    pub const ALL: [Purpose; 4] =
+        [Purpose::Gathered, Purpose::Communication, Purpose::Activation, Purpose::Workspace];
+
+    /// Name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Gathered => "gathered",
+            Purpose::Communication => "communication",
+            Purpose::Activation => "activations",
+            Purpose::Workspace => "workspace",
+        }
+    }
+}
+
+/// Bytes in use by [`Purpose`], in the order of [`Purpose::ALL`].
+pub type Live = [usize; Purpose::ALL.len()];
+
+impl Plan {
+    /// What each buffer is for; `None` for those that outlive the step and those that no task uses.
+    pub fn purposes(&self) -> Vec<Option<Purpose>> {
+        let mut purposes: Vec<Option<Purpose>> = vec![None; self.buffers.len()];
+        let mut forward = vec![false; self.buffers.len()];
+        for task in &self.tasks {
+            for place in task.action.writes() {
+                forward[place.buffer] |= task.region != Region::Backward;
+                purposes[place.buffer].get_or_insert(Purpose::Workspace);
+            }
+            for place in task.action.reads() {
+                let purpose = purposes[place.buffer].get_or_insert(Purpose::Workspace);
+                if task.region == Region::Backward && forward[place.buffer] {
+                    *purpose = Purpose::Activation;
+                }
+            }
+        }
+        for task in self.tasks.iter().filter(|t| t.action.is_collective()) {
+            for place in task.action.reads().into_iter().chain(task.action.writes()) {
+                purposes[place.buffer] = Some(Purpose::Communication);
+            }
+        }
+        for task in &self.tasks {
+            if let Action::AllGather { recv, .. } = &task.action {
+                purposes[recv.buffer] = Some(Purpose::Gathered);
+            }
+        }
+        for (buffer, purpose) in self.buffers.iter().zip(&mut purposes) {
+            if buffer.arena == Arena::Persistent {
+                *purpose = None;
+            }
+        }
+        purposes
+    }
+
+    /// Workspace bytes in use while each task runs, if tasks ran one after the other in list order.
+    pub fn live(&self) -> Vec<Live> {
+        let purposes = self.purposes();
+        let mut spans: Vec<Option<(usize, usize)>> = vec![None; self.buffers.len()];
+        for (i, task) in self.tasks.iter().enumerate() {
+            for place in task.action.reads().into_iter().chain(task.action.writes()) {
+                spans[place.buffer].get_or_insert((i, i)).1 = i;
+            }
+        }
+        let mut changes = vec![[0_isize; Purpose::ALL.len()]; self.tasks.len() + 1];
+        for ((buffer, span), purpose) in self.buffers.iter().zip(spans).zip(purposes) {
+            let (Some((first, last)), Some(purpose)) = (span, purpose) else { continue };
+            let bytes = buffer.bytes.next_multiple_of(ALIGNMENT) as isize;
+            changes[first][purpose as usize] += bytes;
+            changes[last + 1][purpose as usize] -= bytes;
+        }
+        let mut now = [0_isize; Purpose::ALL.len()];
+        let mut live = Vec::with_capacity(self.tasks.len());
+        for change in &changes[..self.tasks.len()] {
+            now.iter_mut().zip(change).for_each(|(n, c)| *n += c);
+            live.push(now.map(isize::unsigned_abs));
+        }
+        live
+    }
+}
