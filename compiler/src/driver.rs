@@ -11,12 +11,13 @@ use crate::weights::Weights;
 use crate::{budget, clusters};
 use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
+use frit_passes::cost::Cluster;
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::recompute::Recompute;
 use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
-use frit_passes::shard::Strategy;
+use frit_passes::shard::{Strategy, small};
 use frit_passes::{Pass, PassContext, lint, loss, memory, verify_plan};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Name of the front end in the reports of a plan.
@@ -233,6 +234,13 @@ impl Run<'_> {
         let request = self.request;
         let peak = |recompute| peak_bytes(graph, config, options, request, capacity, recompute);
         let recompute = budget::recompute(graph, config, &peak)?;
+        let together = match config.sharding.prefetch {
+            choices::Prefetch::Auto => {
+                together(graph, config, options, request, capacity, recompute)?
+            }
+            choices::Prefetch::Fixed => BTreeSet::new(),
+        };
+        let options = &options.gathering(together);
         let stopped = self.passes(pipeline::distribution(options, recompute), graph)?;
         Ok((!stopped).then_some(capacity))
     }
@@ -285,14 +293,50 @@ fn peak_bytes(
     capacity: usize,
     recompute: Recompute,
 ) -> Result<u64, Report> {
+    let (graph, context) = distributed(graph, options, request, recompute)?;
+    let (Lowered { plan, .. }, _) = arrange(&graph, config, options, capacity, &context)?;
+    Ok((plan.persistent_bytes + plan.workspace_bytes) as u64)
+}
+
+/// The graph of all ranks; nothing is reported.
+fn distributed(
+    graph: &Graph,
+    options: &pipeline::Options,
+    request: &Request,
+    recompute: Recompute,
+) -> Result<(Graph, PassContext), Report> {
     let (mut graph, mut context) = (graph.clone(), PassContext::default());
     for pass in pipeline::distribution(options, recompute) {
         if request.disabled.iter().all(|d| d != pass.info().name) {
             pass.run(&mut graph, &mut context)?;
         }
     }
-    let (Lowered { plan, .. }, _) = arrange(&graph, config, options, capacity, &context)?;
-    Ok((plan.persistent_bytes + plan.workspace_bytes) as u64)
+    Ok((graph, context))
+}
+
+/// The parameters that are gathered together, if the usual schedule is then faster: the best one is not slower.
+fn together(
+    graph: &Graph,
+    config: &Config,
+    options: &pipeline::Options,
+    request: &Request,
+    capacity: usize,
+    recompute: Recompute,
+) -> Result<BTreeSet<String>, Report> {
+    let cluster = clusters::of(config, &options.backend.describe())?;
+    let lowered = |together: &BTreeSet<String>| -> Result<Plan, Report> {
+        let options = options.gathering(together.clone());
+        let (graph, context) = distributed(graph, &options, request, recompute)?;
+        Ok(lowered(&graph, config, &options, capacity, &context, &cluster)?.plan)
+    };
+    let apart = lowered(&BTreeSet::new())?;
+    let small = small::parameters(&apart, &cluster);
+    if small.is_empty() {
+        return Ok(small);
+    }
+    let usual = |plan: &Plan| auto::usual(plan, &cluster, config.memory.budget);
+    let (apart, together) = (usual(&apart), usual(&lowered(&small)?));
+    Ok(if together.is_better_than(&apart) { small } else { BTreeSet::new() })
 }
 
 struct Planned {
@@ -322,16 +366,15 @@ fn plan(
     Ok(Planned { plan, constants, object, chosen: chosen.map(report) })
 }
 
-/// Lowers, schedules and places a graph; kernels are not generated yet. With the schedule that was chosen,
-/// in words, if it was.
-fn arrange(
+/// Lowers a graph; its plan is neither scheduled nor placed.
+fn lowered(
     graph: &Graph,
     config: &Config,
     options: &pipeline::Options,
     capacity: usize,
     context: &PassContext,
-) -> Result<(Lowered, Option<String>), Report> {
-    let cluster = clusters::of(config, &options.backend.describe())?;
+    cluster: &Cluster,
+) -> Result<Lowered, Report> {
     let backend = &options.backend;
     let strategy = pipeline::strategy(config);
     let lower_options = LowerOptions {
@@ -347,16 +390,31 @@ fn arrange(
         loss_capacity: capacity,
         target: backend.describe(),
         losses: crate::losses::terms(config)?,
-        cluster: &cluster,
+        cluster,
         config: config.to_toml(),
         frit_version: env!("CARGO_PKG_VERSION").into(),
         generated: &backend.generates(),
         library: &backend.has_library_kernel(),
     };
-    let mut lowered = lower(graph, &lower_options)?;
+    Ok(lower(graph, &lower_options)?)
+}
+
+/// Lowers, schedules and places a graph; kernels are not generated yet. With the schedule that was chosen,
+/// in words, if it was.
+fn arrange(
+    graph: &Graph,
+    config: &Config,
+    options: &pipeline::Options,
+    capacity: usize,
+    context: &PassContext,
+) -> Result<(Lowered, Option<String>), Report> {
+    let cluster = clusters::of(config, &options.backend.describe())?;
+    let mut lowered = lowered(graph, config, options, capacity, context, &cluster)?;
     if config.sharding.prefetch == choices::Prefetch::Auto {
-        let chosen = auto::choose(&mut lowered.plan, &cluster, config.memory.budget);
-        return Ok((lowered, Some(chosen)));
+        let chosen = auto::choose(&lowered.plan, &cluster, config.memory.budget);
+        let words = chosen.describe(&cluster);
+        lowered.plan = chosen.plan;
+        return Ok((lowered, Some(words)));
     }
     let limit = config.sharding.limit_all_gathers;
     let prefetch = Prefetch::Fixed {

@@ -25,7 +25,7 @@ use frit_passes::simplify::Simplify;
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::update::{ParamGroup, ParamGroups, Update};
 use frit_passes::{Pass, PassInfo, Property};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// What the passes need to know.
 #[derive(Clone, Debug)]
@@ -51,6 +51,8 @@ pub struct Options {
     reshard_after_forward: Vec<String>,
     no_sync: bool,
     reduce_dtype: DType,
+    /// Parameters that are gathered together, by name.
+    together: BTreeSet<String>,
 }
 
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
@@ -98,6 +100,7 @@ pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
             reshard_after_forward: o.reshard_after_forward.clone(),
             no_sync: o.no_sync,
             reduce_dtype: o.reduce_dtype,
+            together: o.together.clone(),
         }),
         Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
@@ -122,6 +125,7 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
             reshard_after_forward: o.reshard_after_forward.clone(),
             no_sync: false,
             reduce_dtype: o.reduce_dtype,
+            together: o.together.clone(),
         }),
         Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
@@ -230,7 +234,15 @@ impl Options {
             reshard_after_forward: c.sharding.reshard_after_forward.clone(),
             no_sync: c.sharding.no_sync,
             reduce_dtype: c.sharding.reduce_dtype,
+            together: BTreeSet::new(),
         })
+    }
+}
+
+impl Options {
+    /// The same with these parameters gathered together.
+    pub(crate) fn gathering(&self, together: BTreeSet<String>) -> Options {
+        Options { together, ..self.clone() }
     }
 }
 

@@ -134,6 +134,7 @@ impl Header {
                 reshard_after_forward: vec!["**".into()],
                 no_sync: self.get("no_sync").is_some(),
                 reduce_dtype: self.dtype("reduce_dtype").unwrap_or(DType::F32),
+                together: Default::default(),
             }),
             other => panic!("no pass `{other}`"),
         }

@@ -2,6 +2,7 @@
 
 mod against_interpreter;
 mod assembly;
+mod auto;
 mod broken_plans;
 mod checkpoints;
 mod cli;
@@ -12,6 +13,7 @@ mod cuda;
 mod dropout;
 mod eval;
 mod export;
+mod figures;
 mod fp8;
 mod language;
 mod lints;

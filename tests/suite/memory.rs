@@ -10,10 +10,10 @@ use frit_ir::plan::{ALIGNMENT, Action, Arena, KernelKind, Plan, Purpose};
 use frit_passes::verify_plan::verify_plan;
 
 /// The given models.
-const MODELS: &[&str] = &["mlp", "gpt2", "llama", "bert", "t5", "vit", "resnet", "unet"];
+pub(crate) const MODELS: &[&str] = &["mlp", "gpt2", "llama", "bert", "t5", "vit", "resnet", "unet"];
 
 /// Every strategy, with what it needs.
-const STRATEGIES: &[&[&str]] = &[
+pub(crate) const STRATEGIES: &[&[&str]] = &[
     &["sharding.strategy=full_shard"],
     &["sharding.strategy=shard_grad_op"],
     &["sharding.strategy=shard_optimizer", "run.accumulation=2"],
@@ -21,7 +21,7 @@ const STRATEGIES: &[&[&str]] = &[
     &["sharding.strategy=no_shard"],
 ];
 
-fn planned(model: &str, settings: &[&str]) -> Plan {
+pub(crate) fn predicted(model: &str, settings: &[&str]) -> Plan {
     let mut settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     settings.extend((model == "unet").then(|| "loss.kind=mse".to_string()));
     let config = Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
@@ -98,7 +98,7 @@ fn the_peak_is_within_two_percent_of_its_lower_bound() {
                 let of =
                     [format!("precision.compute={compute}"), format!("sharding.ranks={ranks}")];
                 let of = [of[0].as_str(), &of[1]];
-                let plan = planned(model, &[&strategy[..], &of].concat());
+                let plan = predicted(model, &[&strategy[..], &of].concat());
                 let (peak, bound) = (plan.workspace_bytes, plan.workspace_lower_bound);
                 let what = format!("{model} {strategy:?} {compute} on {ranks} ranks");
                 assert!(bound <= peak, "{what}: {peak} below {bound}");
@@ -120,7 +120,7 @@ fn streams_share_bytes_only_where_events_order_them() {
         ("t5", &["sharding.ranks=4", "sharding.strategy=hybrid_shard", "sharding.shard_group=2"]),
         ("vit", &["sharding.ranks=2", "run.accumulation=2", "sharding.no_sync=true"]),
     ] {
-        let plan = planned(model, settings);
+        let plan = predicted(model, settings);
         let (order, accesses) = (Order::of(&plan), accesses(&plan));
         let used: Vec<usize> = (0..accesses.len()).filter(|b| !accesses[*b].is_empty()).collect();
         let range = |b: usize| {

@@ -1,6 +1,7 @@
 //! The simulator, emulating PyTorch's FSDP2, against published runs. `docs/simulator.md` holds the table;
 //! `FRIT_BLESS=1` writes it.
 
+use crate::figures;
 use crate::simulate::predict_llama;
 use crate::support::file;
 use frit_ir::plan::Plan;
@@ -194,6 +195,13 @@ fn emulated_runs_agree_with_published_ones() {
         )
         .expect("writing to a string");
     }
+    let row = |p: &Predicted| {
+        let name = format!("{}, {} GPUs, batch {}", p.row.name, p.row.ranks, p.row.batch);
+        (name, off(p.rate, p.row.rate))
+    };
+    let drawn: Vec<(String, f64)> = all.iter().map(row).collect();
+    let label = "throughput: predicted above or below published";
+    figures::keep("published.svg", &figures::predictions(label, &drawn));
     let errors: Vec<f64> = all.iter().map(|p| off(p.rate, p.row.rate).abs()).collect();
     let worst = errors.iter().fold(0.0_f64, |a, b| a.max(*b));
     let throughput = median(errors);

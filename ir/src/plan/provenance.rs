@@ -5,6 +5,9 @@
 //! before the first step a parameter, state, input or constant by its name. A task's digest covers its work
 //! and, for every execution, the writers of all bytes that it reads, with where in their result these lie.
 //!
+//! A gather is known by what it delivers, not by which task it is: two that gather the same parts are
+//! interchangeable.
+//!
 //! Lowering notes the digests of the program that it makes, in which every buffer has bytes of its own.
 //! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
 //! them again from the final order and addresses.
@@ -196,6 +199,13 @@ impl Replay<'_> {
         }
         self.digests[i] = digest;
         self.executions[i] += 1;
+        if let Action::AllGather { send, recv, .. } = &task.action {
+            let mut parts = Digest::new();
+            parts.number(self.work[i]);
+            self.read(send.buffer, send.offset, send.ty.bytes(), &mut parts);
+            self.write(recv.buffer, recv.offset, recv.ty.bytes(), parts.0);
+            return;
+        }
         for (n, place) in task.action.writes().into_iter().enumerate() {
             let mut by = Digest::new();
             by.count(task.id);

@@ -99,6 +99,12 @@ impl Cluster {
         gpu.unwrap_or_else(|| Cluster::threads(&target.features))
     }
 
+    /// Bytes of a device that plans may use.
+    pub fn free_bytes(&self) -> u64 {
+        let gib = (self.device.memory_gib - self.reserved_gib).max(0.0);
+        (gib * (1_u64 << 30) as f64) as u64
+    }
+
     /// What is wrong with the description, if anything: the field and what it must be.
     pub fn defect(&self) -> Option<String> {
         let d = &self.device;

@@ -9,6 +9,7 @@
 pub mod auto;
 pub mod happens_before;
 mod prefetch;
+mod unshard;
 
 use frit_ir::plan::{Action, Phase, Place, Plan, Task};
 use happens_before::Clocks;
@@ -34,9 +35,13 @@ pub enum Prefetch {
         backward: BackwardPrefetch,
         /// Units gathered ahead in forward; 0 gathers when needed.
         forward: usize,
-        /// Units gathered and not yet freed at any time, the root left out; at least 1.
+        /// Units gathered and not yet freed at any time, the root and those that stay gathered until
+        /// backward left out; at least 1.
         limit: usize,
     },
+    /// In both passes when the computation of the unit so many places before begins, one more than so many
+    /// units being gathered and not yet freed.
+    Ahead(usize),
     /// As late as the predicted durations allow, if a gather takes this many times its own.
     Lead(f64),
 }

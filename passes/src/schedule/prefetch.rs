@@ -2,8 +2,8 @@
 //!
 //! The gathers of one unit in one region are a set, issued together; sets are issued in the order of their
 //! first use, none after it. With fixed prefetching a set is issued when the computation of the set so
-//! many places before it begins, and not before the set `limit` places ahead of it is freed; root sets
-//! are not counted. With a lead, a set is issued as late as the predicted durations allow. A kernel that
+//! many places before it begins, and not before the set `limit` places ahead of it is freed; root sets, and
+//! those that stay until backward, are not counted. With a lead, a set is issued as late as the predicted durations allow. A kernel that
 //! only prepares what is sent (the cast of a shard) moves with the first gather that sends it.
 
 use super::{BackwardPrefetch, Prefetch};
@@ -22,6 +22,8 @@ struct Set {
     sent: usize,
     root: bool,
     backward: bool,
+    /// Whether it stays gathered while other units are.
+    stays: bool,
 }
 
 /// The tasks of a phase with gathers where they are issued, and extra waits (task, waited for), both
@@ -46,8 +48,9 @@ pub(super) fn issue(
     }
     let mut anchors = match prefetch {
         Prefetch::Fixed { backward, forward, limit } => {
-            fixed(&sets, *backward, *forward, (*limit).max(1))
+            fixed(&sets, (*backward, 1), *forward, (*limit).max(1))
         }
+        Prefetch::Ahead(n) => fixed(&sets, (BackwardPrefetch::Pre, *n), *n, n + 1),
         Prefetch::Lead(lead) => with_lead(&sets, &rest, *lead),
     };
     let mut last = 0;
@@ -119,23 +122,38 @@ fn sets(gathers: Vec<Task>, rest: &[Task], plan: &Plan) -> Vec<Set> {
                 let backward = task.region != Region::Forward;
                 let (first_use, freed) = (first, last + 1);
                 let root = unit == 0;
-                sets.push(Set { tasks: vec![task], first_use, freed, sent, root, backward });
+                let stays = false;
+                sets.push(Set { tasks: vec![task], first_use, freed, sent, root, backward, stays });
             }
         }
     }
     sets.sort_by_key(|s| s.first_use);
+    for set in &mut sets {
+        let last = rest.get(set.freed.saturating_sub(1)).map(|t| t.region);
+        set.stays = !set.backward && last.is_some_and(|region| region != Region::Forward);
+    }
+    // Backward begins with the last unit: nothing is used between its two uses.
+    if let Some(last) = sets.iter_mut().rfind(|s| !s.backward && !s.root) {
+        last.stays = false;
+    }
     sets
 }
 
 /// For every set, the index into the other tasks before which fixed prefetching issues it.
-fn fixed(sets: &[Set], backward: BackwardPrefetch, forward: usize, limit: usize) -> Vec<usize> {
+fn fixed(
+    sets: &[Set],
+    (backward, back): (BackwardPrefetch, usize),
+    forward: usize,
+    limit: usize,
+) -> Vec<usize> {
     let mut counted: Vec<&Set> = Vec::new();
+    let mut freed: Vec<usize> = Vec::new();
     let mut anchors = Vec::new();
     for set in sets {
         let ahead = match (set.backward, backward) {
             (false, _) => forward,
             (true, BackwardPrefetch::None) => 0,
-            (true, _) => 1,
+            (true, _) => back,
         };
         let mut anchor = match (ahead, counted.len().checked_sub(ahead.max(1))) {
             (0, _) => set.first_use,
@@ -144,9 +162,10 @@ fn fixed(sets: &[Set], backward: BackwardPrefetch, forward: usize, limit: usize)
             (_, Some(k)) => counted[k].first_use,
         };
         if !set.root {
-            if let Some(k) = counted.len().checked_sub(limit) {
-                anchor = anchor.max(counted[k].freed);
+            if let Some(k) = freed.len().checked_sub(limit) {
+                anchor = anchor.max(freed[k]);
             }
+            freed.extend((!set.stays).then_some(set.freed));
             counted.push(set);
         }
         anchors.push(anchor);

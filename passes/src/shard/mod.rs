@@ -16,6 +16,7 @@
 //! Source: Zhao et al. 2023 (FSDP), Rajbhandari et al. 2020 (ZeRO).
 
 mod gradients;
+pub mod small;
 pub mod units;
 
 use crate::loss::evaluation::STATISTICS;
@@ -24,7 +25,7 @@ use crate::scope;
 use frit_ir::ops::{AllGather, AllReduce, ReduceKind};
 use frit_ir::plan::UnitSpec;
 use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 pub use units::Wrap;
 
 /// Contract of the pass.
@@ -78,6 +79,8 @@ pub struct Shard {
     pub no_sync: bool,
     /// The dtype in which ranks exchange gradients.
     pub reduce_dtype: DType,
+    /// Parameters that are gathered together whatever their units; see [`small`].
+    pub together: BTreeSet<String>,
 }
 
 impl Pass for Shard {
@@ -87,10 +90,15 @@ impl Pass for Shard {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         graph.world_size = self.world_size;
-        let assignment = match context.units[..] {
+        let mut assignment = match context.units[..] {
             [] => units::assign(graph, &self.wrap)?,
             _ => units::known(graph, context),
         };
+        if context.units.is_empty() && !self.together.is_empty() {
+            let names: HashMap<ValueId, String> =
+                graph.params().map(|(value, p)| (value, p.name.clone())).collect();
+            small::gather_together(&mut assignment, &self.together, |v| names[&v].clone());
+        }
         for (param, unit) in &assignment.unit_of {
             let node = graph.value(*param).def;
             if let Op::Param(p) = &mut graph.node_mut(node).op {
@@ -144,10 +152,11 @@ impl Shard {
                     .note(format!("the units are {}", names.join(", "))));
             }
         }
-        let last = units.len() - 1;
+        // Units are in order of first use, but that of small parameters.
+        let last = units.iter().rposition(|u| u.name != small::NAME).unwrap_or(0);
         let stays = |(i, unit): (usize, &UnitSpec)| {
             let chosen = self.reshard_after_forward.iter().any(|p| scope::matches(p, &unit.name));
-            i == 0 || i == last || !freed || !chosen
+            i == 0 || i >= last || !freed || !chosen
         };
         Ok(units.iter().enumerate().map(stays).collect())
     }

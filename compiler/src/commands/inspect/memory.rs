@@ -32,16 +32,17 @@ fn parts(plan: &Plan) -> Vec<(String, Live)> {
     let live = plan.live();
     let mut parts: Vec<(String, Live)> = Vec::new();
     for phase in &plan.phases {
-        for i in phase.begin..phase.end {
-            let name = match plan.tasks[i].region {
+        let range = phase.begin..phase.end;
+        for (task, live) in plan.tasks[range.clone()].iter().zip(&live[range]) {
+            let name = match task.region {
                 Region::Forward => format!("{}: forward", phase.name),
                 Region::Backward | Region::Recompute(_) => format!("{}: backward", phase.name),
                 Region::Update => phase.name.clone(),
             };
             match parts.iter_mut().find(|(part, _)| *part == name) {
-                Some((_, most)) if most.iter().sum::<usize>() >= live[i].iter().sum() => {}
-                Some((_, most)) => *most = live[i],
-                None => parts.push((name, live[i])),
+                Some((_, most)) if most.iter().sum::<usize>() >= live.iter().sum() => {}
+                Some((_, most)) => *most = *live,
+                None => parts.push((name, *live)),
             }
         }
     }

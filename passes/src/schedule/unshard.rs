@@ -1,0 +1,92 @@
+//! Selective unsharding: units that stay gathered from forward to backward, so that they are gathered once.
+//!
+//! In: a lowered plan whose backward gathers what forward gathered and freed. Out: the same, in which
+//! backward reads what forward gathered. Both hold the same values, since parameters change only in the
+//! update; verify_plan sees to it.
+
+use frit_ir::Region;
+use frit_ir::plan::{Action, Place, Plan, Task};
+use std::collections::{BTreeMap, HashMap};
+
+/// A gather of backward that repeats one of forward.
+struct Repeated {
+    unit: usize,
+    /// The task.
+    task: usize,
+    /// What it gathers, and what forward gathered.
+    again: usize,
+    first: usize,
+}
+
+/// The units that backward gathers again, those first that save the most time for the bytes that they hold;
+/// of equal ones the last, which hold them for the shortest time.
+pub(super) fn by_benefit(plan: &Plan) -> Vec<usize> {
+    let mut units: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
+    for repeated in repeated(plan) {
+        let (saved, held) = units.entry(repeated.unit).or_default();
+        *saved += plan.tasks[repeated.task].cost_us;
+        *held += plan.buffers[repeated.again].bytes as f64;
+    }
+    let mut units: Vec<(f64, usize)> =
+        units.into_iter().map(|(unit, (saved, held))| (saved / held.max(1.0), unit)).collect();
+    units.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+    units.into_iter().map(|(_, unit)| unit).collect()
+}
+
+/// Lets these units stay gathered.
+pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
+    let repeated: Vec<Repeated> =
+        repeated(plan).into_iter().filter(|r| units.contains(&r.unit)).collect();
+    let kept: HashMap<usize, usize> = repeated.iter().map(|r| (r.again, r.first)).collect();
+    let mut dropped = vec![false; plan.tasks.len()];
+    repeated.iter().for_each(|r| dropped[r.task] = true);
+    for task in &mut plan.tasks {
+        for place in reads_mut(&mut task.action) {
+            place.buffer = kept.get(&place.buffer).copied().unwrap_or(place.buffer);
+        }
+    }
+    kept.keys().for_each(|&again| plan.buffers[again].bytes = 0);
+    let mut before = 0;
+    for phase in &mut plan.phases {
+        let n = dropped[phase.begin..phase.end].iter().filter(|dropped| **dropped).count();
+        phase.begin -= before;
+        before += n;
+        phase.end -= before;
+    }
+    let mut dropped = dropped.into_iter();
+    plan.tasks.retain(|_: &Task| !dropped.next().unwrap_or(false));
+}
+
+/// Gathers of backward of what forward gathered in the same dtype, in the same phase.
+fn repeated(plan: &Plan) -> Vec<Repeated> {
+    let mut found = Vec::new();
+    for phase in &plan.phases {
+        let mut forward: HashMap<_, usize> = HashMap::new();
+        for i in phase.begin..phase.end {
+            let Action::AllGather { group, send, recv } = &plan.tasks[i].action else { continue };
+            let unit = plan.groups[*group].unit;
+            let sent = (send.buffer, send.offset, recv.ty.dtype);
+            match (plan.tasks[i].region, forward.get(&sent)) {
+                (Region::Forward, _) => {
+                    forward.insert(sent, recv.buffer);
+                }
+                (_, Some(&first)) => {
+                    found.push(Repeated { unit, task: i, again: recv.buffer, first });
+                }
+                (_, None) => {}
+            }
+        }
+    }
+    found
+}
+
+fn reads_mut(action: &mut Action) -> Vec<&mut Place> {
+    match action {
+        Action::Kernel { reads, .. } => reads.iter_mut().collect(),
+        Action::AllGather { send, .. }
+        | Action::ReduceScatter { send, .. }
+        | Action::AllReduce { send, .. } => vec![send],
+        Action::Copy { from, .. } => vec![from],
+        Action::Zero { .. } => vec![],
+    }
+}

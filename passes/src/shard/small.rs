@@ -1,0 +1,69 @@
+//! Which parameters are gathered together because their collectives would take long only to start.
+
+use super::units::Assignment;
+use crate::cost::{Cluster, Exchange, Members};
+use frit_ir::plan::{Plan, UnitSpec};
+use std::collections::BTreeSet;
+
+/// The unit of such parameters. It stays gathered from forward to backward.
+pub const NAME: &str = "small parameters";
+
+/// A collective is small if its bytes take at most this part of the time that it takes without them.
+const SMALL: f64 = 0.1;
+
+/// The parameters of all small flat groups of a lowered plan, those of the root left out; none if there is
+/// only one such group.
+pub fn parameters(plan: &Plan, cluster: &Cluster) -> BTreeSet<String> {
+    let is_small = |group: &&frit_ir::plan::Group| {
+        let members = Members { n: group.shards(), stride: 1 };
+        let narrowest = group.gather_dtypes.iter().map(|d| d.size()).min().unwrap_or(4);
+        let seconds =
+            |bytes: usize| cluster.exchange(Exchange::AllGather, bytes as u64, members).seconds;
+        let start = seconds(0);
+        let bytes = group.numel * narrowest;
+        group.unit != 0 && group.shards() > 1 && seconds(bytes) - start <= SMALL * start
+    };
+    let small: Vec<_> = plan.groups.iter().filter(is_small).collect();
+    if small.len() < 2 {
+        return BTreeSet::new();
+    }
+    let segments = small.iter().flat_map(|g| &g.segments);
+    segments.map(|s| plan.params[s.param].name.clone()).collect()
+}
+
+/// Moves these parameters (`name` gives that of a value) into a unit of their own; units that are left with none go.
+pub(super) fn gather_together(
+    assignment: &mut Assignment,
+    together: &BTreeSet<String>,
+    name: impl Fn(frit_ir::ValueId) -> String,
+) {
+    let unit = assignment.units.len();
+    let reason = "their collectives would take long only to start".to_string();
+    assignment.units.push(UnitSpec { name: NAME.into(), reason });
+    for (value, of) in &mut assignment.unit_of {
+        if together.contains(&name(*value)) {
+            *of = unit;
+        }
+    }
+    for (param, why) in &mut assignment.reasons {
+        if together.contains(param) {
+            *why = format!(
+                "in unit `{NAME}`: a collective for it alone would take long only to start"
+            );
+        }
+    }
+    let mut used = vec![false; assignment.units.len()];
+    used[0] = true;
+    assignment.unit_of.iter().for_each(|(_, unit)| used[*unit] = true);
+    let renumbered: Vec<usize> = used
+        .iter()
+        .scan(0, |next, used| {
+            let number = *next;
+            *next += usize::from(*used);
+            Some(number)
+        })
+        .collect();
+    assignment.unit_of.iter_mut().for_each(|(_, unit)| *unit = renumbered[*unit]);
+    let mut used = used.into_iter();
+    assignment.units.retain(|_| used.next().unwrap_or(false));
+}

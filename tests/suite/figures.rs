@@ -1,0 +1,203 @@
+//! The figures of the documentation, drawn from what tests compute. `FRIT_BLESS=1` writes them to
+//! `docs/figures`; otherwise they must be as they are there.
+
+use crate::support::file;
+use frit_ir::plan::{Live, Purpose};
+use std::fmt::Write;
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 56.0;
+const BOTTOM: f64 = 40.0;
+const COLORS: [&str; 6] = ["#c44e52", "#4c72b0", "#dd8452", "#55a868", "#8172b3", "#937860"];
+
+/// Points joined by a line.
+#[derive(Clone)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// Writes the figure, or compares it with the one that is there.
+pub(crate) fn keep(name: &str, svg: &str) {
+    let path = file("docs/figures").join(name);
+    if std::env::var_os("FRIT_BLESS").is_some() {
+        std::fs::create_dir_all(file("docs/figures")).expect("docs/figures");
+        std::fs::write(&path, svg).expect("a figure");
+        return;
+    }
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(old == svg, "docs/figures/{name} is out of date: FRIT_BLESS=1 writes it");
+}
+
+/// Values over numbers of GPUs, which double from one to the next.
+pub(crate) fn lines(label: &str, lines: &[Line]) -> String {
+    let all = || lines.iter().flat_map(|l| &l.points);
+    let first = all().map(|p| p.0).fold(f64::MAX, f64::min).log2();
+    let last = all().map(|p| p.0).fold(1.0, f64::max).log2();
+    let top = round_up(all().map(|p| p.1).fold(0.0, f64::max));
+    let x = |n: f64| LEFT + (WIDTH - LEFT - 180.0) * (n.log2() - first) / (last - first).max(1.0);
+    let mut svg = head(label, top);
+    for n in lines.first().into_iter().flat_map(|l| &l.points).map(|p| p.0) {
+        text(&mut svg, x(n), HEIGHT - BOTTOM + 16.0, "middle", &format!("{n}"));
+    }
+    text(&mut svg, x(2_f64.powf((first + last) / 2.0)), HEIGHT - 6.0, "middle", "GPUs");
+    for (i, (line, color)) in lines.iter().zip(COLORS).enumerate() {
+        let mut points = String::new();
+        for &(n, value) in &line.points {
+            // Writing to a string does not fail.
+            let _ = write!(points, "{:.1},{:.1} ", x(n), y(value, top));
+            let _ = write!(
+                svg,
+                "<circle cx='{:.1}' cy='{:.1}' r='3' fill='{color}'><title>{} on {n} GPUs: {value:.1}</title></circle>\n",
+                x(n),
+                y(value, top),
+                line.name
+            );
+        }
+        let _ = write!(
+            svg,
+            "<polyline fill='none' stroke='{color}' stroke-width='2' points='{}'/>\n",
+            points.trim_end()
+        );
+        legend(&mut svg, i, color, &line.name);
+    }
+    svg + "</svg>\n"
+}
+
+/// Published values and predictions of them, in percent of the published ones.
+pub(crate) fn predictions(label: &str, all: &[(String, f64)]) -> String {
+    let most = all.iter().map(|(_, percent)| percent.abs()).fold(5.0, f64::max);
+    let top = 5.0 * (most / 5.0).ceil();
+    let middle = (HEIGHT - BOTTOM) / 2.0;
+    let y = |percent: f64| middle - percent / top * (middle - 14.0);
+    let step = (WIDTH - LEFT) / all.len() as f64;
+    let mut svg = start(label);
+    for percent in [-top, -top / 2.0, 0.0, top / 2.0, top] {
+        rule(&mut svg, y(percent), &format!("{percent:+.0} %"));
+    }
+    for (i, (name, percent)) in all.iter().enumerate() {
+        let x = LEFT + step * (i as f64 + 0.2);
+        let (from, to) = (y(percent.max(0.0)), y(percent.min(0.0)));
+        let color = COLORS[usize::from(*percent >= 0.0)];
+        let _ = write!(
+            svg,
+            "<rect x='{x:.1}' y='{from:.1}' width='{:.1}' height='{:.1}' fill='{color}'><title>{name}: {percent:+.1} %</title></rect>\n",
+            step * 0.6,
+            (to - from).max(0.5)
+        );
+    }
+    text(
+        &mut svg,
+        WIDTH / 2.0,
+        HEIGHT - 6.0,
+        "middle",
+        "rows of the table, from the first to the last",
+    );
+    svg + "</svg>\n"
+}
+
+/// Bytes in use over the tasks of a step: stacked by purpose for the first plan, and all of the second as a
+/// line. With each plan come its persistent bytes.
+pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
+    const COLUMNS: usize = 200;
+    let gib = |bytes: usize| bytes as f64 / (1_u64 << 30) as f64;
+    let columns = |live: &[Live]| -> Vec<Live> {
+        let most =
+            |part: &[Live]| *part.iter().max_by_key(|l| l.iter().sum::<usize>()).expect("tasks");
+        live.chunks(live.len().div_ceil(COLUMNS)).map(most).collect()
+    };
+    let peak = |(live, stays): &(Vec<Live>, usize)| {
+        gib(stays + live.iter().map(|l| l.iter().sum()).max().unwrap_or(0))
+    };
+    let top = round_up(plans.iter().map(peak).fold(0.0, f64::max));
+    let mut svg = head("GiB of a rank in use over a step", top);
+    let (live, stays) = &plans[0];
+    let drawn = columns(live);
+    let x = |i: usize, n: usize| LEFT + (WIDTH - LEFT - 180.0) * i as f64 / n as f64;
+    let mut base = vec![gib(*stays); drawn.len()];
+    let names = std::iter::once("persistent").chain(Purpose::ALL.iter().map(|p| p.name()));
+    for (k, (name, color)) in
+        names.zip(["#b0b0b0", "#4c72b0", "#55a868", "#dd8452", "#8172b3"]).enumerate()
+    {
+        let lower: Vec<f64> = if k == 0 { vec![0.0; drawn.len()] } else { base.clone() };
+        if k > 0 {
+            base.iter_mut().zip(&drawn).for_each(|(b, live)| *b += gib(live[k - 1]));
+        }
+        let mut points = String::new();
+        for (i, value) in base.iter().enumerate() {
+            let _ = write!(points, "{:.1},{:.1} ", x(i, drawn.len()), y(*value, top));
+        }
+        for (i, value) in lower.iter().enumerate().rev() {
+            let _ = write!(points, "{:.1},{:.1} ", x(i, drawn.len()), y(*value, top));
+        }
+        let _ = write!(svg, "<polygon fill='{color}' points='{}'/>\n", points.trim_end());
+        legend(&mut svg, k, color, name);
+    }
+    for (live, stays) in &plans[1..] {
+        let drawn = columns(live);
+        let mut points = String::new();
+        for (i, live) in drawn.iter().enumerate() {
+            let all = gib(stays + live.iter().sum::<usize>());
+            let _ = write!(points, "{:.1},{:.1} ", x(i, drawn.len()), y(all, top));
+        }
+        let _ = write!(
+            svg,
+            "<polyline fill='none' stroke='#000' stroke-width='1.5' points='{}'/>\n",
+            points.trim_end()
+        );
+        legend(&mut svg, 5, "#000", "all, with auto");
+    }
+    text(
+        &mut svg,
+        (WIDTH - 180.0 + LEFT) / 2.0,
+        HEIGHT - 6.0,
+        "middle",
+        "tasks, from the first to the last",
+    );
+    svg + "</svg>\n"
+}
+
+fn start(label: &str) -> String {
+    format!(
+        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' font-family='sans-serif' font-size='11'>\n\
+         <rect width='{WIDTH}' height='{HEIGHT}' fill='#fff'/>\n<text x='{LEFT}' y='10'>{label}</text>\n"
+    )
+}
+
+/// The beginning of a drawing whose values go from 0 to `top`.
+fn head(label: &str, top: f64) -> String {
+    let mut svg = start(label);
+    for i in 0..=4 {
+        let value = top * f64::from(i) / 4.0;
+        rule(&mut svg, y(value, top), &format!("{value}"));
+    }
+    svg
+}
+
+fn y(value: f64, top: f64) -> f64 {
+    18.0 + (HEIGHT - BOTTOM - 18.0) * (1.0 - value / top)
+}
+
+fn rule(svg: &mut String, y: f64, label: &str) {
+    let _ = write!(svg, "<line x1='{LEFT}' x2='{WIDTH}' y1='{y:.1}' y2='{y:.1}' stroke='#ddd'/>\n");
+    text(svg, LEFT - 6.0, y + 4.0, "end", label);
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+    let _ = write!(svg, "<text x='{x:.1}' y='{y:.1}' text-anchor='{anchor}'>{words}</text>\n");
+}
+
+fn legend(svg: &mut String, i: usize, color: &str, name: &str) {
+    let (x, y) = (WIDTH - 160.0, 30.0 + 18.0 * i as f64);
+    let _ =
+        write!(svg, "<rect x='{x}' y='{:.0}' width='12' height='8' fill='{color}'/>\n", y - 8.0);
+    text(svg, x + 18.0, y, "start", name);
+}
+
+/// A round number that is at least this one.
+fn round_up(value: f64) -> f64 {
+    let power = 10_f64.powf(value.max(1e-9).log10().floor());
+    let round = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0].into_iter().map(|m| m * power);
+    round.into_iter().find(|r| *r >= value).unwrap_or(value)
+}
