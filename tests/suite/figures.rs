@@ -47,17 +47,17 @@ pub(crate) fn lines(label: &str, lines: &[Line]) -> String {
         for &(n, value) in &line.points {
             // Writing to a string does not fail.
             let _ = write!(points, "{:.1},{:.1} ", x(n), y(value, top));
-            let _ = write!(
+            let _ = writeln!(
                 svg,
-                "<circle cx='{:.1}' cy='{:.1}' r='3' fill='{color}'><title>{} on {n} GPUs: {value:.1}</title></circle>\n",
+                "<circle cx='{:.1}' cy='{:.1}' r='3' fill='{color}'><title>{} on {n} GPUs: {value:.1}</title></circle>",
                 x(n),
                 y(value, top),
                 line.name
             );
         }
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<polyline fill='none' stroke='{color}' stroke-width='2' points='{}'/>\n",
+            "<polyline fill='none' stroke='{color}' stroke-width='2' points='{}'/>",
             points.trim_end()
         );
         legend(&mut svg, i, color, &line.name);
@@ -80,9 +80,9 @@ pub(crate) fn predictions(label: &str, all: &[(String, f64)]) -> String {
         let x = LEFT + step * (i as f64 + 0.2);
         let (from, to) = (y(percent.max(0.0)), y(percent.min(0.0)));
         let color = COLORS[usize::from(*percent >= 0.0)];
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<rect x='{x:.1}' y='{from:.1}' width='{:.1}' height='{:.1}' fill='{color}'><title>{name}: {percent:+.1} %</title></rect>\n",
+            "<rect x='{x:.1}' y='{from:.1}' width='{:.1}' height='{:.1}' fill='{color}'><title>{name}: {percent:+.1} %</title></rect>",
             step * 0.6,
             (to - from).max(0.5)
         );
@@ -131,7 +131,7 @@ pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
         for (i, value) in lower.iter().enumerate().rev() {
             let _ = write!(points, "{:.1},{:.1} ", x(i, drawn.len()), y(*value, top));
         }
-        let _ = write!(svg, "<polygon fill='{color}' points='{}'/>\n", points.trim_end());
+        let _ = writeln!(svg, "<polygon fill='{color}' points='{}'/>", points.trim_end());
         legend(&mut svg, k, color, name);
     }
     for (live, stays) in &plans[1..] {
@@ -141,9 +141,9 @@ pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
             let all = gib(stays + live.iter().sum::<usize>());
             let _ = write!(points, "{:.1},{:.1} ", x(i, drawn.len()), y(all, top));
         }
-        let _ = write!(
+        let _ = writeln!(
             svg,
-            "<polyline fill='none' stroke='#000' stroke-width='1.5' points='{}'/>\n",
+            "<polyline fill='none' stroke='#000' stroke-width='1.5' points='{}'/>",
             points.trim_end()
         );
         legend(&mut svg, 5, "#000", "all, with auto");
@@ -180,18 +180,18 @@ fn y(value: f64, top: f64) -> f64 {
 }
 
 fn rule(svg: &mut String, y: f64, label: &str) {
-    let _ = write!(svg, "<line x1='{LEFT}' x2='{WIDTH}' y1='{y:.1}' y2='{y:.1}' stroke='#ddd'/>\n");
+    let _ = writeln!(svg, "<line x1='{LEFT}' x2='{WIDTH}' y1='{y:.1}' y2='{y:.1}' stroke='#ddd'/>");
     text(svg, LEFT - 6.0, y + 4.0, "end", label);
 }
 
 fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
-    let _ = write!(svg, "<text x='{x:.1}' y='{y:.1}' text-anchor='{anchor}'>{words}</text>\n");
+    let _ = writeln!(svg, "<text x='{x:.1}' y='{y:.1}' text-anchor='{anchor}'>{words}</text>");
 }
 
 fn legend(svg: &mut String, i: usize, color: &str, name: &str) {
     let (x, y) = (WIDTH - 160.0, 30.0 + 18.0 * i as f64);
     let _ =
-        write!(svg, "<rect x='{x}' y='{:.0}' width='12' height='8' fill='{color}'/>\n", y - 8.0);
+        writeln!(svg, "<rect x='{x}' y='{:.0}' width='12' height='8' fill='{color}'/>", y - 8.0);
     text(svg, x + 18.0, y, "start", name);
 }
 

@@ -32,6 +32,7 @@ mod precision;
 mod published;
 mod recipes;
 mod recompute;
+mod scale;
 mod simulate;
 mod stages;
 mod strategies;
