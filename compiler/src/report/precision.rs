@@ -3,6 +3,7 @@
 use super::{escape, quantity};
 use frit_ir::plan::{Action, Plan};
 use frit_ir::{DType, Op};
+use frit_passes::cost::kernel::is_matrix;
 use frit_passes::cost::node_flops;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,16 +23,7 @@ pub(super) fn section(plan: &Plan) -> String {
             let Some(first) = node.inputs.first() else { continue };
             let dtype = body.ty(*first).dtype;
             let flops = runs * node_flops(body, node);
-            let contracts = matches!(
-                node.op,
-                Op::MatMul(_)
-                    | Op::Conv(_)
-                    | Op::ConvGradInput(_)
-                    | Op::ConvGradWeight(_)
-                    | Op::Attention(_)
-                    | Op::AttentionGrad(_)
-            );
-            let of = if contracts { &mut products } else { &mut rest };
+            let of = if is_matrix(&node.op) { &mut products } else { &mut rest };
             if dtype.is_float() {
                 *of.entry(dtype).or_insert(0) += flops;
             }

@@ -11,17 +11,6 @@ const f64 EPS = 1.1920928955078125e-7;
 __device__ __forceinline__ f64 larger(f64 x, f64 y) { return x > y ? x : y; }
 __device__ __forceinline__ f64 smaller(f64 x, f64 y) { return x < y ? x : y; }
 
-__device__ __forceinline__ f64 block_sum(f64 x) {
-    __shared__ f64 sums[BLOCK / 32];
-    for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
-    __syncthreads();
-    f64 total = 0;
-    for (int i = 0; i < BLOCK / 32; i++) total += sums[i];
-    return total;
-}
-
 // The gradient as the update reads it.
 struct Scaled {
     const f32* grad;
@@ -64,8 +53,8 @@ adafactor_lines(f64* of_grad, f64* of_param, const f32* param, const f32* grad, 
             squares += x * x;
             params += p * p;
         }
-        squares = block_sum(squares);
-        params = block_sum(params);
+        squares = block_sum<BLOCK>(squares);
+        params = block_sum<BLOCK>(params);
         if (threadIdx.x == 0) {
             of_grad[line] = squares;
             of_param[line] = params;
@@ -113,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) adafactor_means(f64* means, 
     for (i64 matrix = blockIdx.x; matrix < matrices; matrix += gridDim.x) {
         f64 sum = 0;
         for (i64 row = threadIdx.x; row < rows; row += BLOCK) sum += f64(state[matrix * rows + row]);
-        sum = block_sum(sum);
+        sum = block_sum<BLOCK>(sum);
         if (threadIdx.x == 0) means[matrix] = sum / f64(rows);
     }
 }
@@ -128,7 +117,7 @@ adafactor_updates(f64* of_update, const f32* grad, const f32* state, const f64* 
             f64 x = update.at(line, col);
             squares += x * x;
         }
-        squares = block_sum(squares);
+        squares = block_sum<BLOCK>(squares);
         if (threadIdx.x == 0) of_update[line] = squares;
     }
 }
@@ -141,8 +130,8 @@ adafactor_size(f64* size, const f64* of_param, const f64* of_update, const f32* 
         params += of_param[line];
         updates += of_update[line];
     }
-    params = sqrt(block_sum(params) / f64(numel));
-    updates = sqrt(block_sum(updates) / f64(numel));
+    params = sqrt(block_sum<BLOCK>(params) / f64(numel));
+    updates = sqrt(block_sum<BLOCK>(updates) / f64(numel));
     if (threadIdx.x == 0) {
         f64 alpha = larger(params, f64(*eps)) * smaller(f64(*lr), 1 / sqrt(f64(*step) + 1));
         *size = alpha / larger(updates / f64(*threshold), 1.0);

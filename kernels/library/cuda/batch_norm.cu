@@ -10,17 +10,6 @@
 typedef Number<T>::Wide Value;
 const int BLOCK = 512;
 
-__device__ __forceinline__ f64 block_sum(f64 x) {
-    __shared__ f64 sums[BLOCK / 32];
-    for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
-    __syncthreads();
-    f64 total = 0;
-    for (int i = 0; i < BLOCK / 32; i++) total += sums[i];
-    return total;
-}
-
 // Where element i of a channel is.
 struct Channel {
     i64 channels, size, c;
@@ -38,12 +27,12 @@ batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* b
         Channel channel = {channels, size, c};
         f64 sum = 0, squares = 0;
         for (u32 i = threadIdx.x; i < n; i += BLOCK) sum += f64(widen(x[channel.place(i)]));
-        f64 mean = block_sum(sum) / n;
+        f64 mean = block_sum<BLOCK>(sum) / n;
         for (u32 i = threadIdx.x; i < n; i += BLOCK) {
             f64 d = f64(widen(x[channel.place(i)])) - mean;
             squares += d * d;
         }
-        f64 var = block_sum(squares) / n;
+        f64 var = block_sum<BLOCK>(squares) / n;
         Value factor = Value(f64(widen(scale[c])) / sqrt(var + eps)), middle = Value(mean);
         Value shift = Value(widen(bias[c]));
         for (u32 i = threadIdx.x; i < n; i += BLOCK) {
@@ -71,8 +60,8 @@ batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* sc
             sum += d;
             product += d * (f64(widen(x[at])) - middle) * rstd;
         }
-        sum = block_sum(sum);
-        product = block_sum(product);
+        sum = block_sum<BLOCK>(sum);
+        product = block_sum<BLOCK>(product);
         Value factor = Value(f64(widen(scale[c])) * rstd), shift = Value(sum / n);
         Value slope = Value(product / n * rstd), m = Value(middle);
         for (u32 i = threadIdx.x; i < n; i += BLOCK) {

@@ -22,7 +22,7 @@ macro_rules! sources {
 }
 
 sources![
-    "adafactor",
+    "adafactor" with "block_sum",
     "attention" with "attention",
     "attention_delta",
     "attention_grad_keys" with "attention",
@@ -30,7 +30,7 @@ sources![
     "attention_mask_grad" with "attention_plain",
     "attention_plain" with "attention_plain",
     "attention_plain_grad" with "attention_plain",
-    "batch_norm",
+    "batch_norm" with "block_sum",
     "conv" with "window",
     "convert",
     "copy",
