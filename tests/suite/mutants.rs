@@ -208,34 +208,12 @@ fn similar(plan: &Plan, random: &mut Random, place: &Place) -> Option<Place> {
     (!all.is_empty()).then(|| all[random.below(all.len())].clone())
 }
 
-fn reads_of(action: &mut Action) -> Vec<&mut Place> {
-    match action {
-        Action::Kernel { reads, .. } => reads.iter_mut().collect(),
-        Action::AllGather { send, .. }
-        | Action::ReduceScatter { send, .. }
-        | Action::AllReduce { send, .. } => vec![send],
-        Action::Copy { from, .. } => vec![from],
-        Action::Zero { .. } => vec![],
-    }
-}
-
-fn writes_of(action: &mut Action) -> Vec<&mut Place> {
-    match action {
-        Action::Kernel { writes, .. } => writes.iter_mut().collect(),
-        Action::AllGather { recv, .. }
-        | Action::ReduceScatter { recv, .. }
-        | Action::AllReduce { recv, .. } => vec![recv],
-        Action::Copy { to, .. } => vec![to],
-        Action::Zero { places } => places.iter_mut().collect(),
-    }
-}
-
 fn other_operand(plan: &mut Plan, random: &mut Random) -> bool {
-    replace_place(plan, random, reads_of)
+    replace_place(plan, random, Action::reads_mut)
 }
 
 fn other_result(plan: &mut Plan, random: &mut Random) -> bool {
-    replace_place(plan, random, writes_of)
+    replace_place(plan, random, Action::writes_mut)
 }
 
 fn replace_place(
@@ -257,7 +235,7 @@ fn replace_place(
 
 fn shift_place(plan: &mut Plan, random: &mut Random) -> bool {
     let i = random.below(plan.tasks.len());
-    let places = if random.below(2) == 0 { reads_of } else { writes_of };
+    let places = if random.below(2) == 0 { Action::reads_mut } else { Action::writes_mut };
     let n = places(&mut plan.tasks[i].action).len();
     if n == 0 {
         return false;

@@ -607,6 +607,30 @@ impl Action {
         }
     }
 
+    /// The places it reads, to change them.
+    pub fn reads_mut(&mut self) -> Vec<&mut Place> {
+        match self {
+            Action::Kernel { reads, .. } => reads.iter_mut().collect(),
+            Action::AllGather { send, .. }
+            | Action::ReduceScatter { send, .. }
+            | Action::AllReduce { send, .. } => vec![send],
+            Action::Copy { from, .. } => vec![from],
+            Action::Zero { .. } => vec![],
+        }
+    }
+
+    /// The places it writes, to change them.
+    pub fn writes_mut(&mut self) -> Vec<&mut Place> {
+        match self {
+            Action::Kernel { writes, .. } => writes.iter_mut().collect(),
+            Action::AllGather { recv, .. }
+            | Action::ReduceScatter { recv, .. }
+            | Action::AllReduce { recv, .. } => vec![recv],
+            Action::Copy { to, .. } => vec![to],
+            Action::Zero { places } => places.iter_mut().collect(),
+        }
+    }
+
     /// Whether ranks exchange data in it.
     pub fn is_collective(&self) -> bool {
         matches!(

@@ -5,7 +5,7 @@
 //! update; verify_plan sees to it.
 
 use frit_ir::Region;
-use frit_ir::plan::{Action, Place, Plan, Task};
+use frit_ir::plan::{Action, Plan, Task};
 use std::collections::{BTreeMap, HashMap};
 
 /// A gather of backward that repeats one of forward.
@@ -41,7 +41,7 @@ pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
     let mut dropped = vec![false; plan.tasks.len()];
     repeated.iter().for_each(|r| dropped[r.task] = true);
     for task in &mut plan.tasks {
-        for place in reads_mut(&mut task.action) {
+        for place in task.action.reads_mut() {
             place.buffer = kept.get(&place.buffer).copied().unwrap_or(place.buffer);
         }
     }
@@ -78,15 +78,4 @@ fn repeated(plan: &Plan) -> Vec<Repeated> {
         }
     }
     found
-}
-
-fn reads_mut(action: &mut Action) -> Vec<&mut Place> {
-    match action {
-        Action::Kernel { reads, .. } => reads.iter_mut().collect(),
-        Action::AllGather { send, .. }
-        | Action::ReduceScatter { send, .. }
-        | Action::AllReduce { send, .. } => vec![send],
-        Action::Copy { from, .. } => vec![from],
-        Action::Zero { .. } => vec![],
-    }
 }
