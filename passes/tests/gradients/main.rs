@@ -3,12 +3,18 @@
 
 mod random;
 
-use frit_ir::interpret::{Options, run};
+use frit_ir::interpret::{Options, run, run_ranks};
 use frit_ir::ops::*;
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId};
 use frit_passes::differentiate::Differentiate;
 use frit_passes::{Pass, PassContext};
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+
+thread_local! {
+    /// Rules that this thread's tests used, as [`random::rule_of`] names them.
+    static DIFFERENTIATED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+}
 
 /// Elements between 0.3 and 1.7 that repeat nothing, so that kinks and ties are far away.
 fn values(n: usize, seed: usize) -> Vec<f64> {
@@ -25,6 +31,31 @@ fn constant(g: &mut Graph, value: Tensor) -> ValueId {
     add(g, Op::Constant(Constant { value }), &[])[0]
 }
 
+fn trainable(name: &str, ty: TensorType) -> Param {
+    Param {
+        name: name.into(),
+        ty,
+        kind: ParamKind::Trainable,
+        reason: String::new(),
+        init: Init::Weights,
+        unit: None,
+        sharded: false,
+    }
+}
+
+/// Notes the operations that read what depends on a parameter.
+fn note_rules(g: &Graph) {
+    let mut varied = vec![false; g.n_values()];
+    for (_, node) in g.nodes() {
+        let reads = node.inputs.iter().any(|v| varied[v.0 as usize]);
+        if reads {
+            DIFFERENTIATED.with_borrow_mut(|rules| rules.insert(random::rule_of(&node.op)));
+        }
+        let any = reads || matches!(node.op, Op::Param(_));
+        node.outputs.iter().for_each(|v| varied[v.0 as usize] = any);
+    }
+}
+
 /// The loss Σ cᵢ·yᵢ of the first result, with trainable parameters of these shapes as operands.
 fn check(name: &str, shapes: &[&[usize]], build: impl Fn(&mut Graph, &[ValueId]) -> ValueId) {
     let mut g = Graph::new("g");
@@ -34,18 +65,10 @@ fn check(name: &str, shapes: &[&[usize]], build: impl Fn(&mut Graph, &[ValueId])
         let ty = TensorType::new(DType::F32, *shape);
         let data = values(ty.shape.numel(), i);
         feeds.insert(format!("p{i}"), Tensor::exact(ty.clone(), frit_ir::TensorData::Float(data)));
-        let param = Param {
-            name: format!("p{i}"),
-            ty,
-            kind: ParamKind::Trainable,
-            reason: String::new(),
-            init: Init::Weights,
-            unit: None,
-            sharded: false,
-        };
-        params.push(add(&mut g, Op::Param(param), &[])[0]);
+        params.push(add(&mut g, Op::Param(trainable(&format!("p{i}"), ty)), &[])[0]);
     }
     let y = build(&mut g, &params);
+    note_rules(&g);
     let ty = g.ty(y).clone();
     let weights = values(ty.shape.numel(), 7);
     let c = constant(&mut g, Tensor::floats(DType::F32, ty.shape.clone(), weights));
@@ -94,26 +117,86 @@ fn single(name: &str, op: Op, shapes: &[&[usize]]) {
     check(name, shapes, |g, p| add(g, op.clone(), p)[0]);
 }
 
+/// The loss Σ cᵢ·aᵢ² of the mean a of w·x over ranks, whose x differ: the mean of the ranks' gradients is the
+/// gradient of the mean of their losses, and these are equal.
+fn mean_over_ranks(ranks: usize, shape: &[usize]) {
+    let ty = TensorType::new(DType::F32, shape);
+    let n = ty.shape.numel();
+    let mut g = Graph::new("g");
+    let w = add(&mut g, Op::Param(trainable("w", ty.clone())), &[])[0];
+    let x = add(&mut g, Op::Input(Input { name: "x".into(), ty: ty.clone() }), &[])[0];
+    let product = add(&mut g, Op::Binary(BinaryFn::Mul), &[w, x])[0];
+    let mean = AllReduce { reduce: ReduceKind::Mean, unit: None, dtype: None };
+    let mean = add(&mut g, Op::AllReduce(mean), &[product])[0];
+    note_rules(&g);
+    let square = add(&mut g, Op::Binary(BinaryFn::Mul), &[mean, mean])[0];
+    let c = constant(&mut g, Tensor::floats(DType::F32, ty.shape.clone(), values(n, 7)));
+    let weighted = add(&mut g, Op::Binary(BinaryFn::Mul), &[square, c])[0];
+    let axes = (0..shape.len()).collect();
+    let sum = Op::Reduce(Reduce { f: ReduceFn::Sum, axes, keep_dims: false });
+    let loss = add(&mut g, sum, &[weighted])[0];
+    g.add_output("loss", loss, OutputKind::LossSum);
+    let forward = g.clone();
+    let pass = Differentiate { accumulation: 1, capacity: 1.0 };
+    pass.run(&mut g, &mut PassContext::default()).unwrap_or_else(|e| panic!("{e}"));
+    let feeds = |w: &[f64]| -> Vec<HashMap<String, Tensor>> {
+        let exact = |v| Tensor::exact(ty.clone(), frit_ir::TensorData::Float(v));
+        let of_rank =
+            |rank| [("w".into(), exact(w.to_vec())), ("x".into(), exact(values(n, rank)))];
+        (0..ranks).map(|rank| of_rank(rank).into()).collect()
+    };
+    let mean_of = |graph: &Graph, w: &[f64], name: &str| -> Vec<f64> {
+        let found = run_ranks(graph, &feeds(w), Options::EXACT).unwrap_or_else(|e| panic!("{e}"));
+        let mut mean = Vec::new();
+        for outputs in &found {
+            let one = outputs.iter().find(|(n, _)| n == name).expect("an output").1.to_f64s();
+            mean.resize(one.len(), 0.0);
+            mean.iter_mut().zip(one).for_each(|(m, x)| *m += x / ranks as f64);
+        }
+        mean
+    };
+    let at = values(n, 9);
+    for (e, found) in mean_of(&g, &at, "w").iter().enumerate() {
+        let loss = |h: f64| {
+            let mut w = at.clone();
+            w[e] += h;
+            mean_of(&forward, &w, "loss")[0]
+        };
+        let expected = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+        assert!(
+            (found - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+            "{found}, not {expected}"
+        );
+    }
+}
+
+/// From between 0.3 and 1.7 to where a function is smooth, on both sides of zero if it is there; none for steps,
+/// which have no slope and so no gradient path.
+fn domain(f: UnaryFn) -> Option<impl Fn(&mut Graph, ValueId) -> ValueId> {
+    use UnaryFn::*;
+    let (scale, shift) = match f {
+        Sign | Floor | Ceil | Round | Not => return None,
+        Log | Log1p | Sqrt | Rsqrt => (1.0, 0.0),
+        Reciprocal => (-1.0, 0.0),
+        Asin | Acos | Atanh => (1.2, -1.2),
+        Acosh => (1.0, 1.0),
+        _ => (2.0, -2.0),
+    };
+    Some(move |g: &mut Graph, x: ValueId| {
+        let scale = constant(g, Tensor::scalar(scale));
+        let shift = constant(g, Tensor::scalar(shift));
+        let x = add(g, Op::Binary(BinaryFn::Mul), &[x, scale])[0];
+        add(g, Op::Binary(BinaryFn::Add), &[x, shift])[0]
+    })
+}
+
 #[test]
 fn unary_functions() {
-    for f in UnaryFn::ALL {
-        // Steps have no slope, and so no gradient path.
-        let step = [UnaryFn::Sign, UnaryFn::Floor, UnaryFn::Ceil, UnaryFn::Round, UnaryFn::Not];
-        if step.contains(f) {
-            continue;
-        }
-        // Into the domain of the function, from between 0.3 and 1.7.
-        let (scale, shift) = match f {
-            UnaryFn::Asin | UnaryFn::Acos | UnaryFn::Atanh => (1.2, -1.2),
-            UnaryFn::Acosh => (1.0, 1.0),
-            _ => (1.0, 0.0),
-        };
+    for &f in UnaryFn::ALL {
+        let Some(place) = domain(f) else { continue };
         check(f.name(), &[&[2, 3]], |g, p| {
-            let scale = constant(g, Tensor::scalar(scale));
-            let shift = constant(g, Tensor::scalar(shift));
-            let x = add(g, Op::Binary(BinaryFn::Mul), &[p[0], scale])[0];
-            let x = add(g, Op::Binary(BinaryFn::Add), &[x, shift])[0];
-            add(g, Op::Unary(*f), &[x])[0]
+            let x = place(g, p[0]);
+            add(g, Op::Unary(f), &[x])[0]
         });
     }
     single("clip", Op::Clip(Clip { min: Some(0.7), max: Some(1.2) }), &[&[3, 5]]);
@@ -273,16 +356,7 @@ fn the_padding_row_of_an_embedding_gets_no_gradient() {
     let gradient = |padding_idx| {
         let mut g = Graph::new("g");
         let ty = TensorType::new(DType::F32, [3, 2]);
-        let param = Param {
-            name: "table".into(),
-            ty: ty.clone(),
-            kind: ParamKind::Trainable,
-            reason: String::new(),
-            init: Init::Weights,
-            unit: None,
-            sharded: false,
-        };
-        let table = add(&mut g, Op::Param(param), &[])[0];
+        let table = add(&mut g, Op::Param(trainable("table", ty.clone())), &[])[0];
         let ids = constant(&mut g, Tensor::ints(DType::I64, [2, 2], vec![1, 2, 1, 0]));
         let rows = add(&mut g, Op::Embedding(Embedding { padding_idx }), &[table, ids])[0];
         let sum = Reduce { f: ReduceFn::Sum, axes: vec![0, 1, 2], keep_dims: false };
@@ -355,16 +429,7 @@ fn batch_normalization() {
 fn gradient_at(a: &[f64], f: impl Fn(&mut Graph, ValueId) -> ValueId) -> Vec<f64> {
     let mut g = Graph::new("g");
     let ty = TensorType::new(DType::F32, [a.len()]);
-    let param = Param {
-        name: "a".into(),
-        ty: ty.clone(),
-        kind: ParamKind::Trainable,
-        reason: String::new(),
-        init: Init::Weights,
-        unit: None,
-        sharded: false,
-    };
-    let a_id = add(&mut g, Op::Param(param), &[])[0];
+    let a_id = add(&mut g, Op::Param(trainable("a", ty.clone())), &[])[0];
     let y = f(&mut g, a_id);
     let axes = (0..g.ty(y).shape.rank()).collect();
     let sum = Op::Reduce(Reduce { f: ReduceFn::Sum, axes, keep_dims: false });

@@ -1,0 +1,213 @@
+//! Gradients on random and on awkward shapes: sizes of 0 and 1, operands that broadcast, steps
+//! backward, indices from the end and repeated ones, windows that overhang. The seeds are fixed.
+
+mod indexing;
+mod layout;
+mod pointwise;
+mod products;
+mod reductions;
+mod windows;
+
+use super::DIFFERENTIATED;
+use frit_ir::Op;
+use frit_ir::ops::{BinaryFn, ReduceFn, ScatterFn, UnaryFn, examples::examples};
+use std::collections::BTreeSet;
+
+/// Random shapes for each operation.
+const CASES: usize = 24;
+
+/// SplitMix64 (Steele et al. 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// An integer in `low..=high`.
+    fn int(&mut self, low: usize, high: usize) -> usize {
+        low + (self.next() % (high - low + 1) as u64) as usize
+    }
+
+    fn flag(&mut self) -> bool {
+        self.next() & 1 == 1
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.int(0, from.len() - 1)]
+    }
+
+    /// Sizes of 1 to 4, many of them 1.
+    fn shape(&mut self, min_rank: usize, max_rank: usize) -> Vec<usize> {
+        let rank = self.int(min_rank, max_rank);
+        (0..rank).map(|_| self.pick(&[1, 1, 2, 3, 4])).collect()
+    }
+
+    /// The same, now and then with an axis of size 0.
+    fn shape_or_empty(&mut self, min_rank: usize, max_rank: usize) -> Vec<usize> {
+        let mut shape = self.shape(min_rank, max_rank);
+        if !shape.is_empty() && self.int(0, 5) == 0 {
+            let axis = self.int(0, shape.len() - 1);
+            shape[axis] = 0;
+        }
+        shape
+    }
+
+    /// A shape that broadcasts to this one.
+    fn smaller(&mut self, shape: &[usize]) -> Vec<usize> {
+        let from = self.int(0, shape.len());
+        shape[from..].iter().map(|n| if self.flag() { 1 } else { *n }).collect()
+    }
+
+    /// Some of these axes, at least one.
+    fn axes(&mut self, rank: usize) -> Vec<usize> {
+        let mut axes: Vec<usize> = (0..rank).filter(|_| self.flag()).collect();
+        if axes.is_empty() {
+            axes.push(self.int(0, rank - 1));
+        }
+        axes
+    }
+
+    fn permutation(&mut self, n: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..n).collect();
+        for i in (1..n).rev() {
+            order.swap(i, self.int(0, i));
+        }
+        order
+    }
+
+    /// As many of −1 and 1.
+    fn signs(&mut self, n: usize) -> Vec<f64> {
+        (0..n).map(|_| if self.flag() { 1.0 } else { -1.0 }).collect()
+    }
+
+    /// As many of 0 and 1.
+    fn mask(&mut self, n: usize) -> Vec<i64> {
+        (0..n).map(|_| i64::from(self.flag())).collect()
+    }
+
+    /// Indices into an axis of this size, from either end.
+    fn indices(&mut self, n: usize, size: usize) -> Vec<i64> {
+        (0..n).map(|_| self.int(0, 2 * size - 1) as i64 - size as i64).collect()
+    }
+}
+
+/// One random case of every operation of a family.
+type Family = fn(&mut Random);
+
+const FAMILIES: [Family; 6] = [
+    pointwise::case,
+    layout::case,
+    indexing::case,
+    reductions::case,
+    products::case,
+    windows::case,
+];
+
+fn each(seed: u64, case: Family) {
+    let mut random = Random(seed);
+    (0..CASES).for_each(|_| case(&mut random));
+}
+
+fn numel(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+#[test]
+fn pointwise_functions() {
+    each(1, pointwise::case);
+}
+
+#[test]
+fn layouts() {
+    each(2, layout::case);
+}
+
+#[test]
+fn indexed_reads_and_writes() {
+    each(3, indexing::case);
+}
+
+#[test]
+fn reductions_and_normalizations() {
+    each(4, reductions::case);
+}
+
+#[test]
+fn matrix_products_and_attention() {
+    each(5, products::case);
+}
+
+#[test]
+fn convolutions_and_pooling() {
+    each(6, windows::case);
+}
+
+/// What is differentiated by a rule of its own: an operation, or a function that one is made with.
+pub(super) fn rule_of(op: &Op) -> String {
+    match op {
+        Op::Reduce(r) => format!("reduce {:?}", r.f),
+        Op::ScatterElements(s) => format!("scatter_elements {:?}", s.f),
+        Op::ScatterNd(s) => format!("scatter_nd {:?}", s.f),
+        op => op.name(),
+    }
+}
+
+/// Every rule, as [`rule_of`] names it, read from the dispatch of the pass.
+fn rules() -> BTreeSet<String> {
+    const DISPATCH: &str = include_str!("../../../src/differentiate/rules/mod.rs");
+    use UnaryFn::{Ceil, Floor, Not, Round, Sign};
+    let mut ops = examples();
+    // Flat almost everywhere, or not of floats.
+    ops.extend(
+        UnaryFn::ALL
+            .iter()
+            .filter(|f| ![Ceil, Floor, Not, Round, Sign].contains(f))
+            .map(|f| Op::Unary(*f)),
+    );
+    // The others are gradients themselves.
+    ops.extend(
+        BinaryFn::ALL.iter().filter(|f| !f.name().ends_with("_grad")).map(|f| Op::Binary(*f)),
+    );
+    let mut rules = BTreeSet::new();
+    for op in ops {
+        let debug = format!("{op:?}");
+        let variant = debug.split(|c: char| !c.is_alphanumeric()).next().expect("a name");
+        let arms = [format!("Op::{variant}("), format!("Op::{variant} =>")];
+        let is_arm = |line: &str| arms.iter().any(|arm| line.trim_start().starts_with(arm));
+        if !DISPATCH.lines().any(is_arm) {
+            continue;
+        }
+        match op {
+            Op::Reduce(op) => {
+                use ReduceFn::{Max, Mean, Min, Prod, Sum};
+                let all = [Sum, Mean, Max, Min, Prod]
+                    .map(|f| Op::Reduce(frit_ir::ops::Reduce { f, ..op.clone() }));
+                rules.extend(all.iter().map(rule_of));
+            }
+            Op::ScatterElements(_) | Op::ScatterNd(_) => {
+                rules.extend(ScatterFn::ALL.iter().map(|f| format!("{} {f:?}", op.name())));
+            }
+            op => {
+                rules.insert(rule_of(&op));
+            }
+        }
+    }
+    rules
+}
+
+#[test]
+fn every_rule_has_a_random_case() {
+    DIFFERENTIATED.take();
+    for (seed, case) in FAMILIES.into_iter().enumerate() {
+        each(seed as u64, case);
+    }
+    let found = DIFFERENTIATED.take();
+    let missing: Vec<String> = rules().difference(&found).cloned().collect();
+    assert!(rules().len() > 80, "the dispatch of the rules is not understood");
+    assert!(missing.is_empty(), "write a case in this folder for: {}", missing.join(", "));
+}
