@@ -6,6 +6,10 @@ use frit::render;
 use std::io::Write;
 use std::process::ExitCode;
 
+/// Compiling makes and frees millions of small values; that of the C library takes a quarter of the time for it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// 0 if all went well, 2 if something must be changed.
 fn main() -> ExitCode {
     let cli = Cli::parse();
