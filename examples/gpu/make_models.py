@@ -90,7 +90,7 @@ TOKENS = [{"name": "input_ids", "dtype": "i64", "shape": ["batch", "seq"]}]
 def gpt2(name, layers, width, n_heads, seq, vocab):
     residual = 0.02 / (2 * layers) ** 0.5
     block = {
-        "repeat": layers,
+        "repeat": "layers",
         "scope": "transformer.h.{i}",
         "carry": ["h"],
         "params": [
@@ -128,7 +128,7 @@ def gpt2(name, layers, width, n_heads, seq, vocab):
         norm("transformer.ln_f", "h", "transformer.ln_f", "n"),
         node("matmul", ["n", "transformer.wte.weight"], ["logits"], "lm_head", trans_b=True),
     ]
-    dims = {"batch": None, "seq": seq, "width": width, "heads": n_heads, "vocab": vocab}
+    dims = {"batch": None, "seq": seq, "layers": layers, "width": width, "heads": n_heads, "vocab": vocab}
     return model(name, dims, TOKENS, params, nodes)
 
 

@@ -2,21 +2,29 @@
 //! `FRIT_BLESS=1` writes it.
 
 use crate::figures;
-use crate::simulate::predict_llama;
+use crate::simulate::predict_model;
 use crate::support::file;
 use frit_ir::plan::Plan;
 use frit_passes::cost::{Cluster, Device};
-use frit_passes::simulate::emulate::{Checkpointing, Emulation, System, emulate};
+use frit_passes::simulate::emulate::{Attention, Checkpointing, Emulation, System, emulate};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Sizes of a model, as binds of the example's Llama.
+const LLAMA: &str = "examples/llama/model.json";
+const GPT2: &str = "examples/gpu/gpt2_1558m.json";
+
+/// Sizes of a model, as binds of the example's Llama or GPT-2.
 const LLAMA3_8B: &str = "layers=32 width=4096 heads=32 kv_heads=8 ffn=14336 vocab=128256 seq=8192";
 const LLAMA3_70B: &str = "layers=80 width=8192 heads=64 kv_heads=8 ffn=28672 vocab=128256 seq=8192";
 const LLAMA2_7B: &str = "layers=32 width=4096 heads=32 kv_heads=32 ffn=11008 vocab=32000 seq=2048";
 const LLAMA2_13B: &str = "layers=40 width=5120 heads=40 kv_heads=40 ffn=13824 vocab=32000 seq=4096";
 const LLAMA2_34B: &str = "layers=48 width=8192 heads=64 kv_heads=8 ffn=22016 vocab=32000 seq=4096";
 const LLAMA2_70B: &str = "layers=80 width=8192 heads=64 kv_heads=8 ffn=28672 vocab=32000 seq=4096";
+const GPT_175B: &str = "layers=96 width=12288 heads=96 vocab=50000 seq=2048";
+
+/// Floating-point operations per token of GPT 175B with activations computed again, as its source counts
+/// them: 96·l·h²·(1 + s/6h + V/16lh) of Narayanan et al. 2021 (arXiv 2104.04473, equation 3).
+const GPT_175B_FLOPS: f64 = 1.434e12;
 
 /// Where rows were published.
 const SOURCES: &[&str] = &[
@@ -24,16 +32,20 @@ const SOURCES: &[&str] = &[
     "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100 with 2.4 TB/s and 500 W",
     "torchtitan, pull request 165 (2024): 8 H100, as above",
     "fms-fsdp, README.md (2024): 128 A100 with 400 Gb/s, 96 H100 with 800 Gb/s per node",
+    "Zhao et al., \"PyTorch FSDP\" (arXiv 2304.11277, section 5.4): 512 A100 with 2 Tb/s per node, minGPT, \"more than\" 173 and 186 \
+     TFLOP/s per GPU",
 ];
 
 /// A published run.
 struct Row {
     source: usize,
     name: &'static str,
+    model: &'static str,
     sizes: &'static str,
     ranks: usize,
     batch: usize,
     system: System,
+    attention: Attention,
     checkpointing: Checkpointing,
     /// Tokens per second and GPU.
     rate: f64,
@@ -47,7 +59,12 @@ fn rows() -> Vec<Row> {
     use System::{Compile, Eager};
     let row = |source, name, sizes, ranks, batch, system, checkpointing, rate, memory: f64| {
         let memory = Some(memory).filter(|m| *m > 0.0);
-        Row { source, name, sizes, ranks, batch, system, checkpointing, rate, memory }
+        // That of minGPT is written out.
+        let (model, attention) = match source {
+            4 => (GPT2, Attention::Written),
+            _ => (LLAMA, Attention::Fused),
+        };
+        Row { source, name, model, sizes, ranks, batch, system, attention, checkpointing, rate, memory }
     };
     vec![
         row(0, "Llama 3 8B", LLAMA3_8B, 64, 1, Eager, SelectiveLayer, 2904.0, 0.0),
@@ -71,6 +88,8 @@ fn rows() -> Vec<Row> {
         row(3, "Llama 2 34B", LLAMA2_34B, 96, 2, Eager, Full, 1550.0, 0.0),
         row(3, "Llama 2 34B", LLAMA2_34B, 128, 8, Eager, Full, 772.0, 0.0),
         row(3, "Llama 2 70B", LLAMA2_70B, 128, 6, Eager, Full, 380.0, 0.0),
+        row(4, "GPT 175B", GPT_175B, 512, 1, Eager, Full, 173e12 / GPT_175B_FLOPS, 0.0),
+        row(4, "GPT 175B", GPT_175B, 512, 2, Eager, Full, 186e12 / GPT_175B_FLOPS, 0.0),
     ]
 }
 
@@ -79,8 +98,8 @@ fn cluster(row: &Row) -> Cluster {
     let h100 = Cluster::named("h100").expect("it is built in");
     let a100 = Cluster::named("a100-80g").expect("it is built in");
     match (row.source, row.ranks) {
-        // Not stated; that of the FSDP paper's machines has 2 Tb/s per node.
-        (0, _) => {
+        // 2 Tb/s per node; the first source does not state it.
+        (0 | 4, _) => {
             let mut cluster = a100;
             cluster.inter.gb_per_s = 25.0;
             cluster
@@ -107,7 +126,8 @@ struct Predicted {
 }
 
 fn predict(plan: &Plan, row: &Row, cluster: &Cluster) -> (f64, f64) {
-    let emulation = Emulation { system: row.system, checkpointing: row.checkpointing };
+    let Row { system, attention, checkpointing, .. } = *row;
+    let emulation = Emulation { system, attention, checkpointing };
     let simulation = emulate(plan, cluster, emulation);
     let rate = simulation.tokens_or_examples_per_s / row.ranks as f64;
     (rate, simulation.peak_bytes as f64 / (1_u64 << 30) as f64)
@@ -163,7 +183,8 @@ fn emulated_runs_agree_with_published_ones() {
     for row in rows() {
         let plan = *known.entry((row.sizes, row.ranks, row.batch)).or_insert_with(|| {
             let binds = format!("batch={} {}", row.batch, row.sizes);
-            plans.push(predict_llama(&binds, &[&format!("sharding.ranks={}", row.ranks)]));
+            let ranks = format!("sharding.ranks={}", row.ranks);
+            plans.push(predict_model(row.model, &binds, &[&ranks]));
             plans.len() - 1
         });
         let (rate, memory) = predict(&plans[plan], &row, &cluster(&row));

@@ -13,6 +13,11 @@ use std::collections::BTreeMap;
 
 /// A plan of the example's Llama with these sizes, for predictions.
 pub(crate) fn predict_llama(binds: &str, settings: &[&str]) -> Plan {
+    predict_model("examples/llama/model.json", binds, settings)
+}
+
+/// A plan of a model of these sizes, for predictions.
+pub(crate) fn predict_model(model: &str, binds: &str, settings: &[&str]) -> Plan {
     let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     let config = Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
     let bind = |text: &str| {
@@ -20,7 +25,7 @@ pub(crate) fn predict_llama(binds: &str, settings: &[&str]) -> Plan {
         (name.to_string(), size.parse().expect("a size"))
     };
     let request = Request {
-        model: file("examples/llama/model.json"),
+        model: file(model),
         binds: binds.split(' ').map(bind).collect::<BTreeMap<_, _>>(),
         ..Request::default()
     };

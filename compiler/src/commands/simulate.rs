@@ -96,7 +96,8 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
                 return Err(Diagnostic::error("E059", message).help(help).into());
             }
             let (system, checkpointing) = (system.into(), args.checkpointing.into());
-            emulate(&plan, &cluster, Emulation { system, checkpointing })
+            let attention = emulate::Attention::Fused;
+            emulate(&plan, &cluster, Emulation { system, attention, checkpointing })
         }
     };
     if let Some(path) = &args.trace {

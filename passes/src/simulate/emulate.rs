@@ -17,8 +17,9 @@
 
 use super::jobs::{Job, Kind, of_plan};
 use super::{Simulation, of_phases};
-use crate::cost::kernel::{is_matrix, moved_bytes};
+use crate::cost::kernel::{Product, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
+use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::plan::{Action, Plan, Stream, Task};
 use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
 use std::collections::{HashMap, HashSet};
@@ -45,22 +46,38 @@ pub enum Checkpointing {
     Full,
 }
 
+/// How the emulated model computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    /// By one kernel, with scores that never are in memory.
+    Fused,
+    /// By operations on all scores, in memory: product, scale, mask, softmax, dropout, product.
+    Written,
+}
+
 /// A system and how it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emulation {
     /// The system.
     pub system: System,
+    /// The model's attention.
+    pub attention: Attention,
     /// Its activation checkpointing.
     pub checkpointing: Checkpointing,
 }
 
-/// Bytes that a kernel of several moves per byte of its operands and results, in eager mode: norms and
-/// the loss widen to f32 and go through memory at every step.
-const EAGER_NORM: f64 = 9.0;
+/// Bytes that are moved per byte of operands and results, in eager mode, by what models write out as a
+/// dozen operations, each through memory: RMSNorm in f32, the GELU by tanh. `LayerNorm` is one kernel.
+const EAGER_WRITTEN: f64 = 9.0;
 /// The same for the loss, which is not compiled.
 const EAGER_LOSS: f64 = 3.5;
 /// The same for other operations: rotary positions are applied in f32, and copies make operands contiguous.
 const EAGER_OTHER: f64 = 1.5;
+/// How often written attention moves all scores, forward: the product writes them, scale, mask, softmax and
+/// dropout read and write them, dropout keeps a byte for each, the other product reads them.
+const WRITTEN_FORWARD: f64 = 10.5;
+/// The same backward: of dropout, softmax, mask and scale, and the operands and results of four products.
+const WRITTEN_BACKWARD: f64 = 13.5;
 /// What the compiler's partitioner keeps for backward of what the plan's fused kernels keep: it computes
 /// activation functions and copies again.
 const COMPILE_KEEPS: f64 = 0.8;
@@ -74,7 +91,7 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
     for (_, _, jobs) in &mut phases {
         let tasks = &plan.tasks[begin..begin + jobs.len()];
         begin += jobs.len();
-        retime(plan, cluster, emulation.system, tasks, jobs);
+        retime(plan, cluster, emulation, tasks, jobs);
         *jobs = with_extra_work(plan, cluster, emulation, tasks, std::mem::take(jobs));
     }
     let mut simulation = of_phases(plan, cluster, phases);
@@ -84,16 +101,16 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
 }
 
 /// Gives kernels the durations that they have in the emulated system.
-fn retime(plan: &Plan, cluster: &Cluster, system: System, tasks: &[Task], jobs: &mut [Job]) {
+fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], jobs: &mut [Job]) {
     let mut known: HashMap<usize, f64> = HashMap::new();
     for (task, job) in tasks.iter().zip(jobs) {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         let loss = body.nodes().any(|(_, n)| is_loss(&n.op));
-        if system == System::Eager || loss {
-            job.seconds = *known
-                .entry(*kernel)
-                .or_insert_with(|| eager_seconds(&cluster.device, body, plan.compute_dtype));
+        if emulation.system == System::Eager || loss {
+            job.seconds = *known.entry(*kernel).or_insert_with(|| {
+                eager_seconds(&cluster.device, body, plan.compute_dtype, emulation.attention)
+            });
         }
     }
 }
@@ -103,13 +120,27 @@ fn is_loss(op: &Op) -> bool {
 }
 
 /// Seconds of a kernel's operations one by one.
-fn eager_seconds(device: &Device, body: &Graph, compute: DType) -> f64 {
+fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Attention) -> f64 {
     let of = |node: &Node| {
         if node.op.is_leaf() || is_view(&node.op) {
             return 0.0;
         }
+        let types = |first: usize| [0, 1, 2].map(|i| body.ty(node.inputs[first + i]));
+        match (&node.op, attention) {
+            (Op::Attention(_), Attention::Written) => {
+                return written_attention(device, types(0), 2, WRITTEN_FORWARD);
+            }
+            (Op::AttentionGrad(_), Attention::Written) => {
+                return written_attention(device, types(1), 4, WRITTEN_BACKWARD);
+            }
+            _ => {}
+        }
         let factor = match &node.op {
-            Op::RmsNorm(_) | Op::RmsNormGradInput(_) | Op::LayerNorm(_) => EAGER_NORM,
+            Op::RmsNorm(_)
+            | Op::RmsNormGradInput(_)
+            | Op::Unary(UnaryFn::GeluTanh)
+            | Op::Binary(BinaryFn::GeluTanhGrad) => EAGER_WRITTEN,
+            Op::LayerNorm(_) => 1.0,
             op if is_loss(op) => EAGER_LOSS,
             op if is_matrix(op) => 1.0,
             _ => EAGER_OTHER,
@@ -126,6 +157,33 @@ fn eager_seconds(device: &Device, body: &Graph, compute: DType) -> f64 {
         1e-6 * device.launch_us + arithmetic.max(bytes / device.bytes_per_second())
     };
     body.nodes().map(|(_, n)| of(n)).sum()
+}
+
+/// Seconds of attention of `[query, key, value]` by operations on all scores: so many products, half of
+/// which contract over the head size and half over the keys or queries, and moves of the scores.
+fn written_attention(
+    device: &Device,
+    [q, k, _]: [&TensorType; 3],
+    products: u32,
+    moves: f64,
+) -> f64 {
+    let (q_dims, k_dims) = (q.shape.dims(), k.shape.dims());
+    let (batch, rows, keys, head) = (q_dims[0] * q_dims[1], q_dims[2], k_dims[2], q_dims[3]);
+    let product = |n, k| {
+        let trans = [false, false];
+        device.product_seconds(&Product {
+            dtype: q.dtype,
+            out: q.dtype,
+            batch,
+            m: rows,
+            n,
+            k,
+            trans,
+        })
+    };
+    let scores = batch * rows * keys * q.dtype.size();
+    f64::from(products / 2) * (product(keys, head) + product(head, keys))
+        + moves * scores as f64 / device.bytes_per_second()
 }
 
 /// Whether the operation makes a view of its operand.

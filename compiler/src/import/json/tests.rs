@@ -72,6 +72,17 @@ fn repeats_compute_what_they_say() {
 }
 
 #[test]
+fn sizes_of_parts_are_no_shape() {
+    let text = r#"{ "frit_model": 1, "name": "s", "dims": {"w": 16384},
+      "inputs": [{"name": "x", "dtype": "f32", "shape": [1, "3*w"]}],
+      "nodes": [{"op": "split", "inputs": ["x"], "outputs": ["a", "b", "c"],
+                 "attrs": {"axis": 1, "sizes": ["w", "w", "w"]}}],
+      "outputs": ["c"] }"#;
+    let graph = load(text, &[]).unwrap().graph;
+    assert_eq!(graph.ty(graph.outputs[0].value).to_string(), "f32[1, 16384]");
+}
+
+#[test]
 fn errors_have_line_column_and_path() {
     let model = |nodes: &str| {
         format!(
