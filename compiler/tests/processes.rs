@@ -34,8 +34,13 @@ fn compiled(dir: &Path, name: &str, more: &[&str]) -> PathBuf {
 }
 
 fn run(plan: &Path, args: &[&str]) -> Command {
+    command("run", plan, args)
+}
+
+/// `frit run` or `frit eval` on the mlp's data.
+fn command(name: &str, plan: &Path, args: &[&str]) -> Command {
     let mut command = frit();
-    command.arg("run").arg(plan).arg("--data").arg(workspace("tests/models/mlp/data.safetensors"));
+    command.arg(name).arg(plan).arg("--data").arg(workspace("tests/models/mlp/data.safetensors"));
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -49,14 +54,16 @@ fn free_port() -> String {
 /// Starts a process for every rank, as torchrun would, with so many seconds of patience.
 fn start(plans: [&Path; RANKS], timeout: &str, args: &[&str]) -> Vec<Child> {
     let port = free_port();
-    let rank = |(rank, plan): (usize, &&Path)| {
-        let mut command = run(plan, args);
-        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
-        command.env("WORLD_SIZE", RANKS.to_string()).env("FRIT_TIMEOUT", timeout);
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.spawn().expect("starts")
-    };
-    plans.iter().enumerate().map(rank).collect()
+    let rank = |(rank, plan)| as_rank(rank, run(plan, args), timeout, &port);
+    plans.into_iter().enumerate().map(rank).collect()
+}
+
+/// Starts a process as one of several.
+fn as_rank(rank: usize, mut command: Command, timeout: &str, port: &str) -> Child {
+    command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+    command.env("WORLD_SIZE", RANKS.to_string()).env("FRIT_TIMEOUT", timeout);
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port);
+    command.spawn().expect("starts")
 }
 
 fn ended(children: Vec<Child>) -> Vec<Output> {
@@ -106,6 +113,28 @@ fn processes_train_as_threads_do() {
         let read = |path: &Path| std::fs::read(path).expect("parameters");
         assert_eq!(read(&saved), read(&saved_too), "{name}");
     }
+}
+
+#[test]
+fn processes_evaluate_as_threads_do() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plan = compiled(dir.path(), "plan", &[]);
+    let dumped = |name: &str| dir.path().join(name);
+    let args = |path| ["--dump-outputs", text(path)];
+    let (threads, processes) = (dumped("a.safetensors"), dumped("b.safetensors"));
+    let output = command("eval", &plan, &args(&threads)).output().expect("starts");
+    assert!(output.status.success(), "{}", message(&output));
+    let port = free_port();
+    let rank = |rank| as_rank(rank, command("eval", &plan, &args(&processes)), "120", &port);
+    let outputs = ended((0..RANKS).map(rank).collect());
+    for output in &outputs {
+        assert!(output.status.success(), "{}", message(output));
+    }
+    assert_eq!(outputs[0].stdout, output.stdout);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("loss"));
+    assert!(outputs[1..].iter().all(|o| o.stdout.is_empty()));
+    let read = |path: &Path| std::fs::read(path).expect("outputs");
+    assert_eq!(read(&threads), read(&processes));
 }
 
 #[test]

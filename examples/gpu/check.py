@@ -136,11 +136,12 @@ class Check:
                 "left_out": found["left_out"], "worst": worst, "note": note}
 
     def steps(self, entry):
-        """Losses of five steps and the gradients of the first beside the CPU's."""
-        grads = self.work / "grads.safetensors"
-        found = self.train(entry["name"], KIT / entry["data"], 5, "--dump-grads", grads)
+        """Losses of five steps, the gradients of the first, and the loss of validation after the last beside the CPU's."""
+        grads, data = self.work / "grads.safetensors", KIT / entry["data"]
         reference = KIT / "references" / entry["name"]
         expected = read_lines(reference / "metrics.jsonl")
+        validation = ["--validation", data] if len(expected) > 5 else []
+        found = self.train(entry["name"], data, 5, "--dump-grads", grads, *validation)
         loss = largest_deviation(losses(found), losses(expected))
         grad = grad_deviation(grads, reference / "grads.safetensors")
         precision = entry["precision"]
@@ -344,7 +345,8 @@ def read_lines(path):
 
 
 def losses(lines):
-    return [line["loss"] for line in lines]
+    """Those of the steps, and where there are any those of validation."""
+    return [line["loss"] if "loss" in line else line["validation_loss"] for line in lines]
 
 
 def largest_deviation(found, expected):

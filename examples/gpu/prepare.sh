@@ -45,7 +45,7 @@ compile() { # PLAN MODEL BATCH [OPTION ...]
         cat "$kit/compile.log" >&2
         exit 1
     }
-    rm -rf "$plan/eval" "$plan/source"
+    rm -rf "$plan/source"
 }
 
 # One line of the kit: STAGE NAME MODEL PRECISION DATA BATCH RANKS.
@@ -70,8 +70,10 @@ given() { # MODEL FILE DATA BATCH [OPTION ...]
         fi
         compile "$kit/reference" "$file" "$batch" --set target.device=cpu --set precision.compute=$precision "$@"
         mkdir "$kit/references/$plan"
+        local validation=()
+        [[ $data == *.bin ]] || validation=(--validation "$data")
         "$FRIT_RUN" "$kit/reference" --data "$data" --steps 5 --metrics "$kit/references/$plan/metrics.jsonl" \
-            --dump-grads "$kit/references/$plan/grads.safetensors" > /dev/null
+            --dump-grads "$kit/references/$plan/grads.safetensors" "${validation[@]}" > /dev/null
         rm -r "$kit/reference"
         entry correctness "$plan" "$name" $precision "$copy" "$batch" 1
     done
@@ -97,8 +99,11 @@ seeded() { # STAGE MODEL PRECISION BATCH RANKS [OPTION ...]
     shift 5
     local name=$model-$precision-$batch-$ranks
     [[ $model == resnet* ]] && data=images
-    [[ -d $kit/plans/$name ]] || compile "$kit/plans/$name" "$models/$model.json" "$batch" "${target[@]}" --weights none \
-        --set precision.compute="$precision" --set optimizer.lr=1e-4 --set sharding.ranks="$ranks" "$@"
+    if [[ ! -d $kit/plans/$name ]]; then
+        compile "$kit/plans/$name" "$models/$model.json" "$batch" "${target[@]}" --weights none \
+            --set precision.compute="$precision" --set optimizer.lr=1e-4 --set sharding.ranks="$ranks" "$@"
+        rm -r "$kit/plans/$name/eval"
+    fi
     entry "$stage" "$name" "$model" "$precision" "$data" "$batch" "$ranks"
 }
 if $tiny; then

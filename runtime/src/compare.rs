@@ -137,7 +137,7 @@ pub fn compare(options: &Options) -> Result<Report, RunError> {
         return Err(refuse("kernels are compared in training steps; this plan only evaluates"));
     }
     if dir.plan.target.device == CUDA {
-        let mut device = Cuda::open(&dir, &dir.hash)?;
+        let mut device = Cuda::open(&dir, None, &dir.hash)?;
         return on_device(&dir, &mut device, options);
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -96,12 +96,6 @@ pub enum RunError {
         /// The parameter.
         parameter: String,
     },
-    /// Validation is asked for on a GPU.
-    #[error(
-        "a run on GPUs cannot validate between steps; evaluate its checkpoints with a plan for the CPU: \
-         `frit eval PLAN --checkpoint DIR`"
-    )]
-    ValidationOnGpu,
     /// A reduction of a type that ranks do not combine.
     #[error("ranks cannot combine {dtype}; a plan reduces f32, f16 or bf16")]
     Exchange {

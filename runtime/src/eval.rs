@@ -6,18 +6,20 @@
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
 use crate::comm::Communicator;
+use crate::comm::launch::{Launch, timeout_from_environment};
 use crate::comm::local::LocalComm;
+use crate::comm::processes::ProcessComm;
 use crate::data::{self, Data, Fed};
 use crate::device::Device;
 use crate::device::cpu::Cpu;
-use crate::plan_dir::PlanDir;
-use crate::run::initialize;
+use crate::device::cuda::Cuda;
+use crate::plan_dir::{CUDA, PlanDir};
+use crate::run::{initialize, own_failures_first};
 use crate::save::{self, Tensors, safetensors_dtype};
 use frit_ir::TensorType;
-use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
+use frit_ir::plan::{EvalSpec, OutputSpec, ParamHome, Place, Plan};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Instant;
 
 /// What is asked of an evaluation.
@@ -110,8 +112,15 @@ impl Report {
     }
 }
 
-/// The bytes of an output of every rank.
-type Outputs = Vec<Vec<Vec<u8>>>;
+/// What one rank found.
+struct Found {
+    rank: usize,
+    /// The statistics, summed over batches.
+    sums: Vec<f64>,
+    seconds: f64,
+    /// The bytes of every output of the first batch, on rank 0: of all ranks, one after the other.
+    outputs: Vec<Vec<u8>>,
+}
 
 /// What is fed.
 pub(crate) enum Feed {
@@ -121,11 +130,12 @@ pub(crate) enum Feed {
     Batch(Vec<Fed>),
 }
 
-/// Evaluates a plan.
+/// Evaluates a plan: on the CPU with ranks that are threads, or processes if it was started as several; on
+/// GPUs with one process per rank. The report is rank 0's.
 ///
 /// # Errors
 /// What is wrong with the plan, the data, the weights or the options, or the task that failed.
-pub fn evaluate(options: &Options) -> Result<Report, RunError> {
+pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     let dir = PlanDir::load_evaluation(&options.plan)?;
     let plan = &dir.plan;
     let Some(eval) = &plan.eval else {
@@ -142,30 +152,19 @@ pub fn evaluate(options: &Options) -> Result<Report, RunError> {
         Feed::Examples(data) => (data.batches(), data.len()),
         Feed::Batch(_) => (1, batch(plan)),
     };
-    let ranks = plan.world_size;
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = options.threads.unwrap_or((cores / ranks).max(1));
-    let outputs = Mutex::new(vec![Vec::new(); ranks]);
     let source = Source { replaced, checkpoint, trained };
-    let session = Session { dir: &dir, eval, options, feed: &feed, source: &source, outputs };
-    let results: Vec<Result<(Vec<f64>, f64), RunError>> = std::thread::scope(|scope| {
-        let session = &session;
-        let handles: Vec<_> = LocalComm::world(ranks)
-            .into_iter()
-            .map(|comm| scope.spawn(move || session.rank(comm, threads, batches)))
-            .collect();
-        let join = |h: std::thread::ScopedJoinHandle<'_, _>| {
-            h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        handles.into_iter().map(join).collect()
-    });
-    let mut first = None;
-    for result in crate::run::own_failures_first(results) {
-        first.get_or_insert(result?);
+    let session = Session { dir: &dir, eval, options, feed: &feed, source: &source, batches };
+    let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
+    let found = match (plan.target.device == CUDA, launch.world_size) {
+        (true, _) => session.on_gpu()?,
+        (false, 1) => session.on_threads()?,
+        (false, _) => session.as_process(&launch)?,
+    };
+    if found.rank > 0 {
+        return Ok(None);
     }
-    let (sums, seconds) = first.unwrap_or_default();
+    let Found { sums, seconds, outputs, .. } = found;
     if let Some(path) = &options.dump_outputs {
-        let outputs = session.outputs.into_inner().unwrap_or_default();
         write_outputs(path, plan, eval, &outputs, examples)?;
     }
     let measured = labeled && !eval.losses.is_empty();
@@ -176,13 +175,13 @@ pub fn evaluate(options: &Options) -> Result<Report, RunError> {
         count: sums[2 * i + 1],
     };
     let losses = if measured { eval.losses.iter().enumerate().map(each).collect() } else { vec![] };
-    Ok(Report {
+    Ok(Some(Report {
         loss: measured.then(|| eval.loss(&sums)),
         losses,
         examples,
         batches,
         examples_per_s: examples as f64 / seconds.max(1e-9),
-    })
+    }))
 }
 
 /// The plan as training knows it: without parameters that only the evaluation reads.
@@ -247,50 +246,86 @@ struct Session<'a> {
     options: &'a Options,
     feed: &'a Feed,
     source: &'a Source,
-    /// Of the first batch, by rank.
-    outputs: Mutex<Outputs>,
+    batches: usize,
 }
 
 impl Session<'_> {
-    /// One rank from start to end: the statistics, summed over batches, and the seconds it took.
-    fn rank(
-        &self,
-        comm: LocalComm,
-        threads: usize,
-        batches: usize,
-    ) -> Result<(Vec<f64>, f64), RunError> {
-        let (rank, end) = (comm.rank(), comm.clone());
-        let outcome = self.batches(comm, rank, threads, batches);
-        if outcome.is_err() {
-            end.abort();
+    /// Every rank as a thread on the CPU; what rank 0 found.
+    fn on_threads(&self) -> Result<Found, RunError> {
+        let ranks = self.dir.plan.world_size;
+        let rank = |comm: LocalComm| {
+            let end = comm.clone();
+            let found = self.on_cpu(comm);
+            if found.is_err() {
+                end.abort();
+            }
+            found
+        };
+        let results: Vec<Result<Found, RunError>> = std::thread::scope(|scope| {
+            let comms = LocalComm::world(ranks).into_iter();
+            let handles: Vec<_> = comms.map(|comm| scope.spawn(|| rank(comm))).collect();
+            let join = |h: std::thread::ScopedJoinHandle<'_, _>| {
+                h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            handles.into_iter().map(join).collect()
+        });
+        let mut first = None;
+        for result in own_failures_first(results) {
+            first.get_or_insert(result?);
         }
-        outcome
+        Ok(first.expect("invariant: a plan has a rank"))
     }
 
-    fn batches(
-        &self,
-        comm: LocalComm,
-        rank: usize,
-        threads: usize,
-        batches: usize,
-    ) -> Result<(Vec<f64>, f64), RunError> {
-        let mut device = Cpu::new(self.dir, comm, threads, self.options.interpret)?;
-        initialize(self.dir, &[], &self.source.replaced, &mut device, rank)?;
+    /// The rank of this process on the CPU.
+    fn as_process(&self, launch: &Launch) -> Result<Found, RunError> {
+        let refuse = |reason| RunError::Ranks { reason };
+        launch.expect_ranks(self.dir.plan.world_size).map_err(refuse)?;
+        let timeout = timeout_from_environment().map_err(refuse)?;
+        let comm = ProcessComm::connect(launch, &self.dir.hash, timeout)?;
+        let found = self.on_cpu(comm.clone()).inspect_err(|_| comm.abort())?;
+        comm.finish()?;
+        Ok(found)
+    }
+
+    fn on_cpu<C: Communicator>(&self, comm: C) -> Result<Found, RunError> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let each = (cores / self.dir.plan.world_size).max(1);
+        let (rank, threads) = (comm.rank(), self.options.threads.unwrap_or(each));
+        self.rank(&mut Cpu::new(self.dir, comm, threads, self.options.interpret)?, rank)
+    }
+
+    /// The rank of this process on its GPU.
+    fn on_gpu(&self) -> Result<Found, RunError> {
+        if self.options.interpret {
+            return Err(RunError::Interpret);
+        }
+        let mut device = Cuda::open(self.dir, None, &self.dir.hash)?;
+        let rank = device.rank();
+        let found = self.rank(&mut device, rank).inspect_err(|error| device.fail(error))?;
+        device.finish()?;
+        Ok(found)
+    }
+
+    /// One rank from start to end.
+    fn rank<D: Device>(&self, device: &mut D, rank: usize) -> Result<Found, RunError> {
+        let plan = &self.dir.plan;
+        initialize(self.dir, &[], &self.source.replaced, device, rank)?;
         if let Some(checkpoint) = &self.source.checkpoint {
-            restore::restore(checkpoint, &self.source.trained, &mut device, rank)?;
+            restore::restore(checkpoint, &self.source.trained, device, rank)?;
         }
         let started = Instant::now();
-        let each = |number, device: &Cpu<'_, LocalComm>| {
-            if number > 0 || self.options.dump_outputs.is_none() {
-                return Ok(());
+        let mut outputs = Vec::new();
+        let each = |number, device: &D| {
+            if number == 0 && self.options.dump_outputs.is_some() {
+                let gather = |o: &OutputSpec| {
+                    device.gather(o.place.buffer, o.place.offset, o.place.ty.bytes())
+                };
+                outputs = self.eval.outputs.iter().map(gather).collect::<Result<_, _>>()?;
             }
-            let outputs: Result<_, RunError> =
-                self.eval.outputs.iter().map(|o| read(device, &o.place)).collect();
-            self.outputs.lock().unwrap_or_else(|e| e.into_inner())[rank] = outputs?;
             Ok(())
         };
-        let sums = sums(&self.dir.plan, self.eval, self.feed, rank, &mut device, batches, each)?;
-        Ok((sums, started.elapsed().as_secs_f64()))
+        let sums = sums(plan, self.eval, self.feed, rank, device, self.batches, each)?;
+        Ok(Found { rank, sums, seconds: started.elapsed().as_secs_f64(), outputs })
     }
 }
 
@@ -302,7 +337,7 @@ pub(crate) fn sums<D: Device>(
     rank: usize,
     device: &mut D,
     batches: usize,
-    each: impl Fn(usize, &D) -> Result<(), RunError>,
+    mut each: impl FnMut(usize, &D) -> Result<(), RunError>,
 ) -> Result<Vec<f64>, RunError> {
     let mut sums = vec![0.0; 2 * eval.losses.len()];
     for number in 0..batches {
@@ -314,6 +349,9 @@ pub(crate) fn sums<D: Device>(
             device.feed(weights.buffer, &bytes)?;
         }
         device.run(plan.phases[0].begin..plan.phases[0].end)?;
+        // An evaluation has no metrics, but a device tells with them what went wrong.
+        device.note_metrics()?;
+        device.take_metrics()?;
         if let Some(statistics) = &eval.statistics {
             let bytes = read(device, statistics)?;
             for (sum, x) in sums.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -353,27 +391,23 @@ fn write_outputs(
     path: &Path,
     plan: &Plan,
     eval: &EvalSpec,
-    outputs: &Outputs,
+    outputs: &[Vec<u8>],
     examples: usize,
 ) -> Result<(), RunError> {
     let batch = batch(plan);
-    let mut whole: Vec<(&str, TensorType, Vec<u8>)> = Vec::new();
+    let mut whole: Vec<(&str, TensorType, &[u8])> = Vec::new();
     for (i, output) in eval.outputs.iter().enumerate() {
         let mut ty = output.place.ty.clone();
-        let mut bytes = outputs[0][i].clone();
         let rows = examples.min(batch * plan.world_size);
         if ty.shape.dims().first() == Some(&batch) && rows != batch {
-            bytes = outputs.iter().flat_map(|rank| rank[i].iter().copied()).collect();
-            bytes.truncate(ty.bytes() / batch * rows);
             ty.shape.0[0] = rows;
         }
+        let bytes = &outputs[i][..ty.bytes()];
         whole.push((&output.name, ty, bytes));
     }
     let tensors = whole
         .iter()
-        .map(|(name, ty, bytes)| {
-            (*name, safetensors_dtype(ty.dtype), ty.shape.0.clone(), bytes.as_slice())
-        })
+        .map(|(name, ty, bytes)| (*name, safetensors_dtype(ty.dtype), ty.shape.0.clone(), *bytes))
         .collect();
     save::write_tensors(path, tensors)
 }

@@ -10,7 +10,7 @@ use crate::comm::local::LocalComm;
 use crate::comm::processes::ProcessComm;
 use crate::data::Data;
 use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{Cuda, Real};
 use crate::device::{Device, Span};
 use crate::gradients::{self, Gradients, Parts};
 use crate::interrupt::Stop;
@@ -109,7 +109,6 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     }
     let named = dir.plan.validation.as_ref().map(PathBuf::from);
     let validation = match options.validation.as_ref().map(|v| v.data.clone()).or(named) {
-        Some(_) if dir.plan.target.device == CUDA => return Err(RunError::ValidationOnGpu),
         Some(data) => Some(Validation::open(plan_dir, &data)?),
         None => None,
     };
@@ -311,7 +310,7 @@ impl Session<'_> {
         let Some(validation) = &self.validation else {
             return self.train(&mut device, rank, None);
         };
-        let mut beside = validation.device(comm, threads, interpret)?;
+        let mut beside = validation.on_cpu(comm, threads, interpret)?;
         let mut validate =
             |trained: &Cpu<'_, C>| validation.loss(&self.dir.plan, trained, &mut beside, rank);
         self.train(&mut device, rank, Some(&mut validate))
@@ -322,9 +321,19 @@ impl Session<'_> {
         if self.options.interpret {
             return Err(RunError::Interpret);
         }
-        let mut device = Cuda::open(self.dir, &self.identity())?;
+        let beside = self.validation.as_ref().map(|v| &v.dir);
+        let mut device = Cuda::open(self.dir, beside, &self.identity())?;
         let rank = device.rank();
-        match self.train(&mut device, rank, None) {
+        let trained = match &self.validation {
+            None => self.train(&mut device, rank, None),
+            Some(validation) => validation.on_gpu(&device).and_then(|mut beside| {
+                let mut validate = |trained: &Cuda<'_, Real>| {
+                    validation.loss(&self.dir.plan, trained, &mut beside, rank)
+                };
+                self.train(&mut device, rank, Some(&mut validate))
+            }),
+        };
+        match trained {
             Ok(outcome) => device.finish().map(|()| outcome),
             Err(error) => {
                 device.fail(&error);

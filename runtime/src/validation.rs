@@ -7,6 +7,8 @@ use crate::RunError;
 use crate::comm::Communicator;
 use crate::device::Device;
 use crate::device::cpu::Cpu;
+use crate::device::cuda::Cuda;
+use crate::device::cuda::driver::Driver;
 use crate::eval::{self, Feed};
 use crate::plan_dir::PlanDir;
 use crate::run::initialize;
@@ -25,8 +27,8 @@ pub struct ValidationOptions {
 }
 
 /// The evaluation of a plan, and what it is evaluated on.
-pub(crate) struct Validation {
-    dir: PlanDir,
+pub struct Validation {
+    pub(crate) dir: PlanDir,
     feed: Feed,
     batches: usize,
 }
@@ -36,18 +38,18 @@ impl Validation {
     ///
     /// # Errors
     /// If the plan has no evaluation or no loss, or the examples are not right for it.
-    pub(crate) fn open(plan: &Path, data: &Path) -> Result<Validation, RunError> {
+    pub fn open(plan: &Path, data: &Path) -> Result<Validation, RunError> {
         let dir = PlanDir::load_evaluation(plan)?;
         let examples = eval::examples(data, &dir.plan, spec(&dir.plan))?;
         let batches = examples.batches();
         Ok(Validation { dir, feed: Feed::Examples(examples), batches })
     }
 
-    /// One rank's device, with everything but the parameters of the training.
+    /// One rank's CPU, with everything but the parameters of the training.
     ///
     /// # Errors
     /// If the device cannot be made.
-    pub(crate) fn device<C: Communicator>(
+    pub(crate) fn on_cpu<C: Communicator>(
         &self,
         comm: C,
         threads: usize,
@@ -59,12 +61,22 @@ impl Validation {
         Ok(device)
     }
 
+    /// The same on the GPU that trains. All ranks must ask.
+    ///
+    /// # Errors
+    /// If the evaluation cannot be made ready there.
+    pub fn on_gpu<D: Driver>(&self, trained: &Cuda<'_, D>) -> Result<Cuda<'_, D>, RunError> {
+        let mut device = trained.beside(&self.dir)?;
+        initialize(&self.dir, &[], &Tensors::new(), &mut device, trained.rank())?;
+        Ok(device)
+    }
+
     /// The mean loss with the parameters that `trained` holds now, the same on every rank. All ranks must
     /// ask.
     ///
     /// # Errors
     /// If a device or another rank failed.
-    pub(crate) fn loss(
+    pub fn loss(
         &self,
         plan: &Plan,
         trained: &impl Device,

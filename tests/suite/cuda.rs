@@ -21,16 +21,16 @@ fn planned(model: &str, ranks: usize, more: &[&str]) -> (Planned, PlanDir) {
     (planned, dir)
 }
 
-fn open(dir: &PlanDir, driver: Recording) -> Result<Cuda<'_, Recording>, RunError> {
+pub(crate) fn open(dir: &PlanDir, driver: Recording) -> Result<Cuda<'_, Recording>, RunError> {
     let ranks = Ranks { rank: 0, rendezvous: None, timeout: Duration::from_secs(60) };
     Cuda::new(dir, driver, ranks)
 }
 
 /// Feeds every input and runs a range; what the driver was asked for meanwhile.
-fn step(device: &mut Cuda<'_, Recording>, plan: &Plan, end: usize) -> Vec<Call> {
+pub(crate) fn step(device: &mut Cuda<'_, Recording>, plan: &Plan, end: usize) -> Vec<Call> {
     device.driver().take();
-    for input in &plan.inputs {
-        device.feed(input.buffer, &vec![0; input.ty.bytes()]).unwrap();
+    for (buffer, bytes) in plan.fed() {
+        device.feed(buffer, &vec![0; bytes]).unwrap();
     }
     device.run(0..end).unwrap();
     device.driver().take()
@@ -72,7 +72,7 @@ fn n_calls(plan: &Plan, action: &Action) -> usize {
 
 /// Replays the calls of a whole step: every task's work lies on its stream's handle, and every wait of the
 /// plan is ordered by streams and events. Returns the handles of the streams and the number of waits.
-fn replay(plan: &Plan, calls: &[Call]) -> (BTreeMap<Stream, StreamHandle>, usize) {
+pub(crate) fn replay(plan: &Plan, calls: &[Call]) -> (BTreeMap<Stream, StreamHandle>, usize) {
     let mut handles: BTreeMap<Stream, StreamHandle> = BTreeMap::new();
     // The tasks before each stream's next call, and before each event.
     let mut before: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
@@ -154,7 +154,7 @@ fn collectives(plan: &Plan) -> Vec<(&'static str, usize)> {
 }
 
 /// From the delivery of the inputs on: what a step is made of.
-fn body(calls: &[Call], n_inputs: usize) -> &[Call] {
+pub(crate) fn body(calls: &[Call], n_inputs: usize) -> &[Call] {
     let copies = calls.iter().enumerate().filter(|(_, c)| matches!(c, Call::Copy(..)));
     let last = copies.map(|(i, _)| i).nth(n_inputs - 1).expect("the inputs are delivered");
     // One more call marks that the inputs were delivered.

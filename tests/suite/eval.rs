@@ -40,7 +40,7 @@ fn first(name: &str, n: usize, dir: &Path) -> PathBuf {
 
 fn on(plan: &Planned, data: &Path) -> Report {
     let options = Options { data: Some(data.into()), ..options(plan) };
-    evaluate(&options).unwrap_or_else(|e| panic!("{e}"))
+    evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0")
 }
 
 fn options(plan: &Planned) -> Options {
@@ -73,7 +73,7 @@ fn outputs_of_the_given_models_are_onnxruntimes() {
             let dumped = dir.path().join("outputs.safetensors");
             let dump_outputs = Some(dumped.clone());
             let options = Options { data: Some(data), dump_outputs, ..options(&plan) };
-            evaluate(&options).unwrap_or_else(|e| panic!("{name}: {e}"));
+            evaluate(&options).unwrap_or_else(|e| panic!("{name}: {e}")).expect("rank 0");
             let expected = file(&format!("tests/models/{name}/outputs.safetensors"));
             let ((shape, found), (wanted, expected)) =
                 (floats(&dumped, "logits"), floats(&expected, "logits"));
@@ -115,7 +115,7 @@ fn bf16_evaluates_with_the_casts_of_training_and_machine_code_is_what_bodies_say
     let data = first("gpt2", 5, dir.path());
     let loss = on(&plan, &data).loss.expect("a loss");
     let interpreted = Options { data: Some(data.clone()), interpret: true, ..options(&plan) };
-    let interpreted = evaluate(&interpreted).unwrap_or_else(|e| panic!("{e}"));
+    let interpreted = evaluate(&interpreted).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
     assert!((loss - interpreted.loss.expect("a loss")).abs() < 2e-3);
     let steps = train_on(&plan, &first("gpt2", 8, dir.path()), 1, None);
     let all = on(&plan, &first("gpt2", 8, dir.path())).loss.expect("a loss");
@@ -149,11 +149,13 @@ fn trained_weights_are_evaluated_under_their_names() {
     run(&plan.path(), &training).unwrap_or_else(|e| panic!("{e}"));
     let trained =
         Options { data: Some(data.clone()), weights: Some(weights.clone()), ..options(&plan) };
-    let trained = evaluate(&trained).unwrap_or_else(|e| panic!("{e}")).loss.expect("a loss");
+    let trained =
+        evaluate(&trained).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss.expect("a loss");
     assert!(trained < on(&plan, &data).loss.expect("a loss") - 0.1);
     let kept =
         Options { data: Some(data.clone()), checkpoint: Some(checkpoints), ..options(&plan) };
-    let kept = evaluate(&kept).unwrap_or_else(|e| panic!("{e}")).loss.expect("a loss");
+    let kept =
+        evaluate(&kept).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss.expect("a loss");
     assert_eq!(kept.to_bits(), trained.to_bits(), "the checkpoint holds what was saved");
     // The exported model, compiled again, is the same model.
     let parameters = Trained::of_plan(&plan.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
@@ -166,7 +168,7 @@ fn trained_weights_are_evaluated_under_their_names() {
         let path = dir.path().join("outputs.safetensors");
         let (data, dump_outputs) = (Some(data.clone()), Some(path.clone()));
         let options = Options { data, weights, dump_outputs, ..options(plan) };
-        let report = evaluate(&options).unwrap_or_else(|e| panic!("{e}"));
+        let report = evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
         (report.loss, floats(&path, "logits"))
     };
     let (loss, (shape, found)) = outputs(&again, None);
@@ -189,7 +191,7 @@ fn dropout_is_off_and_seeds_do_not_matter() {
             dump_outputs: Some(path.clone()),
             ..options(&plan)
         };
-        evaluate(&options).unwrap_or_else(|e| panic!("{e}"));
+        evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
         std::fs::read(path).expect("outputs")
     };
     assert_eq!(dump("run.seed=1"), dump("run.seed=2"));
@@ -210,7 +212,7 @@ fn inputs_are_taken_exactly_as_declared() {
         dump_outputs: Some(outputs.clone()),
         ..options(&plan)
     };
-    let report = evaluate(&given(3)).unwrap_or_else(|e| panic!("{e}"));
+    let report = evaluate(&given(3)).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
     assert_eq!((report.loss, report.examples), (None, 3));
     assert_eq!(floats(&outputs, "logits").0, [3, 10]);
     let error = evaluate(&given(4)).expect_err("another shape").to_string();

@@ -10,6 +10,7 @@ mod compare;
 mod conformance;
 mod coverage;
 mod cuda;
+mod cuda_evaluation;
 mod dropout;
 mod eval;
 mod export;

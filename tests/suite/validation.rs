@@ -60,7 +60,7 @@ fn validation_is_the_evaluation_of_each_checkpoint() {
             let checkpoint = Some(all.join(format!("step-{step:08}")));
             let (plan, data) = (planned.path(), Some(data.clone()));
             let options = eval::Options { plan, data, checkpoint, ..eval::Options::default() };
-            let found = evaluate(&options).unwrap_or_else(|e| panic!("{e}")).loss;
+            let found = evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss;
             assert_eq!(found, Some(*loss), "{model} {settings:?} after {step} steps");
         }
         let (best, _) =

@@ -7,5 +7,5 @@ use frit_runtime::eval::{Options, evaluate};
 /// Runs it.
 pub(super) fn execute(options: &Options) -> Result<String, Report> {
     let report = evaluate(options).map_err(|e| Diagnostic::error("E100", e.to_string()))?;
-    Ok(report.render(options.json))
+    Ok(report.map(|r| r.render(options.json)).unwrap_or_default())
 }

@@ -573,6 +573,14 @@ impl Plan {
         self.phases.iter().find(|p| p.name == name)
     }
 
+    /// What is fed before a micro-step, each as a whole: buffers and their bytes. These are the inputs, and the
+    /// weights of the examples of an evaluation.
+    pub fn fed(&self) -> impl Iterator<Item = (usize, usize)> {
+        let inputs = self.inputs.iter().map(|i| (i.buffer, i.ty.bytes()));
+        let weights = self.eval.as_ref().and_then(|e| e.weights.as_ref());
+        inputs.chain(weights.map(|w| (w.buffer, w.ty.bytes())))
+    }
+
     /// The tasks that run with micro-step `k` of a step's `n`: those of other phases run once, with the first
     /// micro-step if they come before, with the last if they come after.
     pub fn micro_step_tasks(&self, k: usize, n: usize) -> std::ops::Range<usize> {

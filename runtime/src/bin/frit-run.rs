@@ -115,8 +115,9 @@ fn main() -> ExitCode {
     match (command, training) {
         (Some(Command::Eval(options)), _) => match evaluate(&options) {
             Ok(report) => {
+                let text = report.map(|r| r.render(options.json)).unwrap_or_default();
                 // A reader that closed the pipe has seen what it wanted.
-                let _ = write!(std::io::stdout(), "{}", report.render(options.json));
+                let _ = write!(std::io::stdout(), "{text}");
                 ExitCode::SUCCESS
             }
             Err(e) => fail(&e.to_string()),

@@ -62,10 +62,10 @@ impl Rendezvous {
                     .collect();
                 let seconds = self.timeout.as_secs_f64();
                 let reason = format!("rank {} did not come within {seconds} s", missing.join(", "));
-                refuse(&mut peers, &reason);
+                refuse(&peers, &reason);
                 return fail(reason);
             }
-            let Ok((mut stream, _)) = listener.accept() else {
+            let Ok((stream, _)) = listener.accept() else {
                 std::thread::sleep(Duration::from_millis(10));
                 continue;
             };
@@ -74,13 +74,13 @@ impl Rendezvous {
             let hello = stream
                 .set_nonblocking(false)
                 .and_then(|()| stream.set_read_timeout(Some(patience)))
-                .and_then(|()| receive(&mut stream));
+                .and_then(|()| receive(&stream));
             let Ok((HELLO, hello)) = hello else { continue };
             match self.check_hello(&String::from_utf8_lossy(&hello), hash, &peers) {
                 Ok(rank) => peers.push((rank, stream)),
                 Err(error) => {
                     peers.push((usize::MAX, stream));
-                    refuse(&mut peers, &error.0);
+                    refuse(&peers, &error.0);
                     return Err(error);
                 }
             }

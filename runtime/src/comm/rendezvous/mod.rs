@@ -54,7 +54,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// If a process ended, or did not answer in time.
-    pub fn share(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>> {
+    pub fn share(&self, bytes: Vec<u8>) -> Result<Vec<u8>> {
         if self.rank == 0 {
             for i in 0..self.peers.len() {
                 self.send(i, SHARE, &bytes)?;
@@ -64,7 +64,7 @@ impl Rendezvous {
         if self.watched.load(Ordering::Acquire) {
             return self.heard();
         }
-        let stream = &mut self.peers[0].1;
+        let stream = &self.peers[0].1;
         let answer = stream.set_read_timeout(Some(self.timeout)).and_then(|()| receive(stream));
         match answer {
             Ok((SHARE, bytes)) => Ok(bytes),
@@ -78,7 +78,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// If a process ended, or did not answer in time.
-    pub fn all(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn all(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut packed = Vec::new();
         let mut pack = |bytes: &[u8]| {
             packed.extend((bytes.len() as u32).to_le_bytes());
@@ -88,7 +88,7 @@ impl Rendezvous {
             self.send(0, SHARE, own)?;
         } else {
             pack(own);
-            for (rank, stream) in &mut self.peers {
+            for (rank, stream) in &self.peers {
                 let answer =
                     stream.set_read_timeout(Some(self.timeout)).and_then(|()| receive(stream));
                 match answer {
@@ -124,10 +124,9 @@ impl Rendezvous {
         outside.copied().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
 
-    fn send(&mut self, peer: usize, kind: u8, bytes: &[u8]) -> Result {
-        let (rank, stream) = &mut self.peers[peer];
-        let rank = *rank;
-        transmit(stream, kind, bytes).map_err(|e| RendezvousError(lost(rank, &e, self.timeout)))
+    fn send(&self, peer: usize, kind: u8, bytes: &[u8]) -> Result {
+        let (rank, stream) = &self.peers[peer];
+        transmit(stream, kind, bytes).map_err(|e| RendezvousError(lost(*rank, &e, self.timeout)))
     }
 
     /// What another process did wrong, if one did.
@@ -140,7 +139,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// If another process fails, or is not done in time.
-    pub fn finish(mut self) -> Result {
+    pub fn finish(&self) -> Result {
         // Rank 0 says it last: whoever hears it may go.
         if self.rank != 0 {
             self.send(0, DONE, &[])?;
@@ -171,9 +170,7 @@ impl Rendezvous {
             *noted = Some(reason.into());
             for (_, stream) in &self.peers {
                 // One that is gone needs not be told.
-                let _ = stream
-                    .try_clone()
-                    .and_then(|mut s| transmit(&mut s, FAILED, reason.as_bytes()));
+                let _ = transmit(stream, FAILED, reason.as_bytes());
             }
         }
     }

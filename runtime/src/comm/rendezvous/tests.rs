@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[test]
 fn all_learn_what_rank_0_says() {
     let results = on_ranks(3, |launch| {
-        let mut meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
+        let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
         let own = format!("from {}", launch.rank).into_bytes();
         meeting.share(own).unwrap()
     });
@@ -39,7 +39,7 @@ fn all_learn_what_rank_0_says() {
 #[test]
 fn all_learn_what_each_says() {
     let results = on_ranks(3, |launch| {
-        let mut meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
+        let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
         meeting.all(&vec![launch.rank as u8; launch.rank]).unwrap()
     });
     assert!(results.iter().all(|r| *r == [vec![], vec![1], vec![2, 2]]));
@@ -110,7 +110,7 @@ fn ranks_agree_on_the_largest_number_again_and_again() {
 #[test]
 fn who_watches_still_hears_what_rank_0_shares_and_that_it_failed() {
     let results = on_ranks(3, |launch| {
-        let mut meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
+        let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
         meeting.watch().unwrap();
         let shared = meeting.share(format!("from {}", launch.rank).into_bytes()).unwrap();
         if launch.rank == 0 {

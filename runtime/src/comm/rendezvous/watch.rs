@@ -42,7 +42,7 @@ impl Rendezvous {
                 .try_clone()
                 .and_then(|s| s.set_read_timeout(None).map(|()| s))
                 .map_err(|e| RendezvousError(lost(rank, &e, self.timeout)));
-            let mut stream = watched?;
+            let stream = watched?;
             let (failure, done) = (self.failure.clone(), self.done.clone());
             let mut others = Vec::new();
             for (other, stream) in self.peers.iter().filter(|(other, _)| *other != rank) {
@@ -52,7 +52,7 @@ impl Rendezvous {
             }
             std::thread::spawn(move || {
                 let reason = loop {
-                    match receive(&mut stream) {
+                    match receive(&stream) {
                         Ok((DONE, _)) => {
                             done.fetch_add(1, Ordering::Release);
                             return;
@@ -80,7 +80,7 @@ impl Rendezvous {
                 let mut noted = failure.lock().unwrap_or_else(PoisonError::into_inner);
                 if noted.is_none() {
                     *noted = Some(reason.clone());
-                    refuse(&mut others, &reason);
+                    refuse(&others, &reason);
                 }
             });
         }
@@ -94,9 +94,8 @@ impl Rendezvous {
     pub fn largest(&self, value: u64) -> Result<u64> {
         let say = |peer: usize, value: u64| {
             let (rank, stream) = &self.peers[peer];
-            let said =
-                stream.try_clone().and_then(|mut s| transmit(&mut s, NUMBER, &value.to_le_bytes()));
-            said.map_err(|e| RendezvousError(lost(*rank, &e, self.timeout)))
+            transmit(stream, NUMBER, &value.to_le_bytes())
+                .map_err(|e| RendezvousError(lost(*rank, &e, self.timeout)))
         };
         if self.rank != 0 {
             say(0, value)?;

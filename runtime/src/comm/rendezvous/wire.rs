@@ -17,14 +17,14 @@ pub(super) const DONE: u8 = b'd';
 /// No message is longer, in bytes.
 const LONGEST: usize = 64 << 20;
 
-pub(super) fn transmit(stream: &mut TcpStream, kind: u8, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn transmit(mut stream: &TcpStream, kind: u8, bytes: &[u8]) -> io::Result<()> {
     let mut message = vec![kind];
     message.extend((bytes.len() as u32).to_le_bytes());
     message.extend(bytes);
     stream.write_all(&message)
 }
 
-pub(super) fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
+pub(super) fn receive(mut stream: &TcpStream) -> io::Result<(u8, Vec<u8>)> {
     let mut head = [0; 5];
     stream.read_exact(&mut head)?;
     let [kind, length @ ..] = head;
@@ -38,7 +38,7 @@ pub(super) fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
 }
 
 /// Tells processes to end.
-pub(super) fn refuse(peers: &mut [(usize, TcpStream)], reason: &str) {
+pub(super) fn refuse(peers: &[(usize, TcpStream)], reason: &str) {
     for (_, stream) in peers {
         let _ = transmit(stream, FAILED, reason.as_bytes());
     }

@@ -50,10 +50,9 @@ impl Feed {
     ) -> Result<Feed, CudaError> {
         let mut offset = 0;
         let mut inputs = Vec::new();
-        for input in &plan.inputs {
-            let bytes = input.ty.bytes();
-            let at = memory.buffer(plan, input.buffer, 0);
-            inputs.push(Input { buffer: input.buffer, offset, bytes, at });
+        for (buffer, bytes) in plan.fed() {
+            let at = memory.buffer(plan, buffer, 0);
+            inputs.push(Input { buffer, offset, bytes, at });
             offset += bytes.next_multiple_of(ALIGNMENT);
         }
         let slot = |staging| -> Result<Slot, CudaError> {
@@ -81,7 +80,7 @@ impl Feed {
         wait: impl Fn(EventHandle) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let input = self.inputs.iter().find(|i| i.buffer == buffer);
-        let input = input.expect("invariant: only the plan's inputs are fed");
+        let input = input.expect("invariant: only what the plan is fed with is fed");
         assert_eq!(bytes.len(), input.bytes, "an input is fed as a whole");
         let slot = &mut self.slots[self.current];
         if !self.open && slot.used {

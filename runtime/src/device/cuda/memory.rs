@@ -43,9 +43,9 @@ pub(super) struct Memory {
     pub(super) exchange: (Address, usize),
 }
 
-/// Bytes of the inputs of one micro-step, each input aligned.
+/// Bytes of what is fed before one micro-step, each buffer aligned.
 pub(super) fn input_bytes(plan: &Plan) -> usize {
-    plan.inputs.iter().map(|i| i.ty.bytes().next_multiple_of(ALIGNMENT)).sum()
+    plan.fed().map(|(_, bytes)| bytes.next_multiple_of(ALIGNMENT)).sum()
 }
 
 /// Bytes of the metrics and of so many faults.

@@ -44,6 +44,7 @@ use program::{Command, Program, Survey};
 use reports::Reports;
 use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tuning::Tuning;
 
@@ -84,8 +85,8 @@ enum Part {
 /// One rank on a GPU.
 pub struct Cuda<'a, D> {
     plan: &'a Plan,
-    driver: D,
-    ranks: Ranks,
+    driver: Rc<D>,
+    ranks: Rc<Ranks>,
     ready: Ready,
     parts: Vec<(Range<usize>, Part)>,
 }
@@ -113,7 +114,7 @@ impl Ranks {
 }
 
 impl Ready {
-    fn new<D: Driver>(dir: &PlanDir, driver: &D, ranks: &mut Ranks) -> Result<Ready, RunError> {
+    fn new<D: Driver>(dir: &PlanDir, driver: &D, ranks: &Ranks) -> Result<Ready, RunError> {
         let plan = &dir.plan;
         if plan.target.device != CUDA {
             return Err(RunError::Device { device: plan.target.device.clone() });
@@ -143,8 +144,21 @@ impl<'a, D: Driver> Cuda<'a, D> {
     ///
     /// # Errors
     /// If the plan is for another device, or the device cannot do what the plan needs.
-    pub fn new(dir: &'a PlanDir, driver: D, mut ranks: Ranks) -> Result<Self, RunError> {
-        match Ready::new(dir, &driver, &mut ranks) {
+    pub fn new(dir: &'a PlanDir, driver: D, ranks: Ranks) -> Result<Self, RunError> {
+        Cuda::on(dir, Rc::new(driver), Rc::new(ranks))
+    }
+
+    /// Makes another plan ready on the same GPU, with memory, streams and graphs of its own. Their parts may
+    /// not run at once: collectives of both go through the same communicator. All ranks must ask.
+    ///
+    /// # Errors
+    /// As [`Cuda::new`].
+    pub fn beside<'b>(&self, dir: &'b PlanDir) -> Result<Cuda<'b, D>, RunError> {
+        Cuda::on(dir, Rc::clone(&self.driver), Rc::clone(&self.ranks))
+    }
+
+    fn on(dir: &'a PlanDir, driver: Rc<D>, ranks: Rc<Ranks>) -> Result<Self, RunError> {
+        match Ready::new(dir, &*driver, &ranks) {
             Ok(ready) => Ok(Cuda { plan: &dir.plan, driver, ranks, ready, parts: Vec::new() }),
             Err(e) => {
                 ranks.fail(&e);
@@ -169,7 +183,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// # Errors
     /// If one fails at the end.
     pub fn finish(self) -> Result<(), RunError> {
-        let Some(rendezvous) = self.ranks.rendezvous else { return Ok(()) };
+        let Some(rendezvous) = &self.ranks.rendezvous else { return Ok(()) };
         rendezvous.finish().map_err(|e| RunError::Ranks { reason: e.to_string() })
     }
 
@@ -182,7 +196,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         let (plan, rank) = (self.plan, self.ranks.rank);
         self.ready
             .issuer
-            .issue(&self.driver, plan, &self.ready.program, &self.ready.memory, tasks, marks)
+            .issue(&*self.driver, plan, &self.ready.program, &self.ready.memory, tasks, marks)
             .map_err(|(task, e)| {
                 let task = plan.tasks[task].name.clone();
                 RunError::Task { task, rank, reason: e.to_string() }
@@ -191,7 +205,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
 
     /// Makes the host wait for an event, as long as the other ranks are well.
     fn wait(&self, event: EventHandle) -> Result<(), RunError> {
-        let watch = Watch { driver: &self.driver, ranks: &self.ranks };
+        let watch = Watch { driver: &*self.driver, ranks: &self.ranks };
         watch.wait(event, || self.ready.issuer.next_collective(self.plan))
     }
 
@@ -204,7 +218,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// Copies device memory to the host and waits for it.
     fn fetch(&self, from: Address, to: &mut [u8]) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
-        self.ready.feed.borrow_mut().deliver(&self.driver, compute)?;
+        self.ready.feed.borrow_mut().deliver(&*self.driver, compute)?;
         // The copy would wait, too, and could not be interrupted.
         self.driver.record(self.ready.idle, compute)?;
         self.wait(self.ready.idle)?;
@@ -263,7 +277,7 @@ fn products<D: Driver>(
     driver: &D,
     program: &Program,
     issuer: &Issuer,
-    ranks: &mut Ranks,
+    ranks: &Ranks,
 ) -> Result<Vec<driver::ProductHandle>, RunError> {
     let path = dir.path.join(TUNING);
     let mut tuning = Tuning::default();
@@ -275,7 +289,7 @@ fn products<D: Driver>(
             tuning.write(&path);
         }
     }
-    if let Some(rendezvous) = &mut ranks.rendezvous {
+    if let Some(rendezvous) = &ranks.rendezvous {
         let text = rendezvous
             .share(tuning.text())
             .map_err(|e| RunError::Ranks { reason: e.to_string() })?;
@@ -302,14 +316,14 @@ impl<D: Driver> Device for Cuda<'_, D> {
     const METRICS_DELAY: usize = 1;
 
     fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
-        let watch = Watch { driver: &self.driver, ranks: &self.ranks };
+        let watch = Watch { driver: &*self.driver, ranks: &self.ranks };
         let wait = |event| watch.wait(event, || "the copy of an input".into());
-        self.ready.feed.get_mut().take(&self.driver, buffer, bytes, wait)
+        self.ready.feed.get_mut().take(&*self.driver, buffer, bytes, wait)
     }
 
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
-        self.ready.feed.get_mut().deliver(&self.driver, compute)?;
+        self.ready.feed.get_mut().deliver(&*self.driver, compute)?;
         match self.parts.iter().position(|(range, _)| *range == tasks) {
             // The libraries set themselves up in a first run, which cannot be captured.
             None => {
@@ -340,7 +354,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
             })
             .collect::<Result<_, CudaError>>()?;
         let origin = self.driver.create_event(true)?;
-        self.ready.feed.get_mut().deliver(&self.driver, compute)?;
+        self.ready.feed.get_mut().deliver(&*self.driver, compute)?;
         self.driver.record(origin, compute)?;
         self.issue(tasks.clone(), Some(&marks))?;
         self.driver.record(self.ready.idle, compute)?;
@@ -354,11 +368,11 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn note_metrics(&mut self) -> Result<(), RunError> {
-        Ok(self.ready.reports.note(&self.driver, self.ready.issuer.compute())?)
+        Ok(self.ready.reports.note(&*self.driver, self.ready.issuer.compute())?)
     }
 
     fn take_metrics(&mut self) -> Result<Vec<f32>, RunError> {
-        let watch = Watch { driver: &self.driver, ranks: &self.ranks };
+        let watch = Watch { driver: &*self.driver, ranks: &self.ranks };
         let stuck = || self.ready.issuer.next_collective(self.plan);
         let report =
             self.ready.reports.take(self.plan.metrics.len(), |event| watch.wait(event, stuck))?;

@@ -22,25 +22,34 @@ pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
 }
 
 impl<'a> Cuda<'a, Real> {
-    /// This process's rank, on its GPU, with the other ranks found. `identity` tells runs of the plan apart
-    /// that must not be mixed.
+    /// This process's rank, on its GPU, with the other ranks found and the libraries loaded that the plan and
+    /// one `beside` it need. `identity` tells runs of the plan apart that must not be mixed.
     ///
     /// # Errors
     /// What is missing: a variable, a rank, the driver, a GPU, a library, memory.
-    pub fn open(dir: &'a PlanDir, identity: &str) -> Result<Self, RunError> {
+    pub fn open(
+        dir: &'a PlanDir,
+        beside: Option<&PlanDir>,
+        identity: &str,
+    ) -> Result<Self, RunError> {
         let ranks = |reason: String| RunError::Ranks { reason };
-        let (libraries, collectives) = needs(&dir.plan)?;
+        let (mut libraries, collectives) = needs(&dir.plan)?;
+        if let Some(beside) = beside {
+            let (more, _) = needs(&beside.plan)?;
+            libraries.cublaslt |= more.cublaslt;
+            libraries.nvrtc |= more.nvrtc;
+        }
         let launch = Launch::from_environment().map_err(ranks)?;
         launch.expect_ranks(dir.plan.world_size).map_err(ranks)?;
         let timeout = timeout_from_environment().map_err(ranks)?;
-        let mut rendezvous = match collectives {
+        let rendezvous = match collectives {
             true => {
                 let met = Rendezvous::meet(&launch, identity, timeout);
                 Some(met.map_err(|e| ranks(e.to_string()))?)
             }
             false => None,
         };
-        let opened = open_device(&launch, libraries, rendezvous.as_mut(), timeout);
+        let opened = open_device(&launch, libraries, rendezvous.as_ref(), timeout);
         let driver = opened.inspect_err(|e| tell(rendezvous.as_ref(), &launch, e))?;
         Cuda::new(dir, driver, Ranks { rank: launch.rank, rendezvous, timeout })
     }
@@ -56,11 +65,11 @@ fn tell(rendezvous: Option<&Rendezvous>, launch: &Launch, error: &RunError) {
 fn open_device(
     launch: &Launch,
     libraries: Libraries,
-    rendezvous: Option<&mut Rendezvous>,
+    rendezvous: Option<&Rendezvous>,
     timeout: Duration,
 ) -> Result<Real, RunError> {
     let lost = |e: RendezvousError| RunError::Ranks { reason: e.to_string() };
-    if let Some(rendezvous) = &rendezvous {
+    if let Some(rendezvous) = rendezvous {
         // From here on a rank that fails is noticed by those that wait for it in NCCL.
         rendezvous.watch().map_err(lost)?;
     }
