@@ -187,12 +187,6 @@ impl Options {
             choices::Optimizer::Lion => OptimizerKind::Lion,
             choices::Optimizer::Adafactor => OptimizerKind::Adafactor,
         };
-        let strategy = strategy(c);
-        if !kind.is_elementwise() && strategy.shards(c.sharding.ranks) > 1 {
-            let message = format!("{} steps whole parameters", c.optimizer.kind.word());
-            return Err(Diagnostic::error("E055", message)
-                .help("set sharding.strategy = \"no_shard\", or choose another optimizer"));
-        }
         let backend = Backend::of(c)?;
         if c.precision.fp8 {
             backend.multiplies_fp8()?;
@@ -229,7 +223,7 @@ impl Options {
             ema: c.optimizer.ema != 0.0,
             world_size: c.sharding.ranks,
             sync_batch_norm: c.model.batch_norm == choices::BatchNorm::Sync,
-            strategy,
+            strategy: strategy(c),
             wrap: wrap(&c.sharding.wrap)?,
             reshard_after_forward: c.sharding.reshard_after_forward.clone(),
             no_sync: c.sharding.no_sync,

@@ -5,7 +5,8 @@ use crate::{Graph, Op};
 /// For every value, by id, whether each rank holds only its part of it.
 ///
 /// Leaves say so themselves; `all_gather` ends it, `reduce_scatter` begins it, other operations hand on
-/// what any of their operands is, except `grad_stats`, whose result is a partial sum.
+/// what any of their operands is, except `grad_stats`, whose result is a partial sum, and the state of an
+/// optimizer that does not act by element, which every rank holds whole.
 pub fn sharded_values(graph: &Graph) -> Vec<bool> {
     let mut sharded = vec![false; graph.n_values()];
     for (_, node) in graph.nodes() {
@@ -19,6 +20,11 @@ pub fn sharded_values(graph: &Graph) -> Vec<bool> {
         };
         for output in &node.outputs {
             sharded[output.0 as usize] = result;
+        }
+        if let Op::OptimizerStep(step) = &node.op
+            && !step.kind.is_elementwise()
+        {
+            node.outputs[1..].iter().for_each(|state| sharded[state.0 as usize] = false);
         }
     }
     sharded

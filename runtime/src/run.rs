@@ -611,10 +611,11 @@ pub(crate) fn initialize(
                 }
             }
         }
-        if let Some(begins) = group.begins {
-            let table = group.begins_of(rank);
+        let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
+        let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
+        for (buffer, table) in begins.into_iter().chain(starts) {
             let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
-            device.write(begins, 0, &bytes)?;
+            device.write(buffer, 0, &bytes)?;
         }
         for state in group.states.iter().filter(|s| s.init != 0.0) {
             let value = (state.init as f32).to_le_bytes();

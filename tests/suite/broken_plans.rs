@@ -1,7 +1,9 @@
 //! Every invariant of `verify_plan`: a plan broken by hand, and the code that must name it.
 
 use crate::support::plan;
-use frit_ir::ops::{AMAX_HISTORY, BinaryFn, Cast, Clip, ReduceKind, Reshape, UnaryFn};
+use frit_ir::ops::{
+    AMAX_HISTORY, AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, UnaryFn,
+};
 use frit_ir::plan::{Action, Arena, BufferClass, Kernel, Plan, Stream, sha256_hex};
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
@@ -191,6 +193,56 @@ fn averages_and_parameter_groups() {
     for (code, change) in cases {
         let codes = codes(&plan, change);
         assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
+fn steps_of_adafactor() {
+    /// The tasks that are this part of a step.
+    fn parts(p: &mut Plan, part: AdafactorPart) -> Vec<&mut Action> {
+        let of = |k: &Kernel| {
+            k.body.nodes().any(|(_, n)| matches!(&n.op, Op::Adafactor(op) if op.part == part))
+        };
+        let kernels: Vec<bool> = p.kernels.iter().map(of).collect();
+        let is_part = |a: &Action| matches!(a, Action::Kernel { kernel, .. } if kernels[*kernel]);
+        p.tasks.iter_mut().map(|t| &mut t.action).filter(|a| is_part(a)).collect()
+    }
+    /// An operand of such a task becomes that of another one of the same kernel.
+    fn exchange(p: &mut Plan, part: AdafactorPart, operand: usize) {
+        let mut kernels = std::collections::HashMap::new();
+        for action in parts(p, part) {
+            let Action::Kernel { kernel, reads, .. } = action else { continue };
+            match kernels.get(kernel) {
+                None => {
+                    kernels.insert(*kernel, reads[operand].clone());
+                }
+                Some(other) => {
+                    reads[operand] = other.clone();
+                    return;
+                }
+            }
+        }
+        panic!("no two parameters of one shape");
+    }
+    fn unsummed(p: &mut Plan, name: &str) {
+        let of = |t: &&mut frit_ir::plan::Task| t.name == name;
+        drop_task(p.tasks.iter_mut().find(of).expect("it is reduced"));
+    }
+    let cases: [(&str, Break); 9] = [
+        ("P302", |p| *parts(p, AdafactorPart::Step)[0] = Action::Zero { places: vec![] }),
+        ("P315", |p| exchange(p, AdafactorPart::Sums, 0)),
+        ("P315", |p| exchange(p, AdafactorPart::Moments, 2)),
+        ("P315", |p| exchange(p, AdafactorPart::Moments, 3)),
+        ("P315", |p| exchange(p, AdafactorPart::Step, 3)),
+        ("P315", |p| exchange(p, AdafactorPart::Step, 4)),
+        ("P315", |p| exchange(p, AdafactorPart::Step, 5)),
+        ("P311", |p| unsummed(p, "all_reduce adafactor sums")),
+        ("P311", |p| unsummed(p, "all_reduce adafactor updates")),
+    ];
+    let plan = gpt2(&["precision.compute=fp32", "optimizer.kind=adafactor"]);
+    for (i, (code, change)) in cases.into_iter().enumerate() {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "case {i}: {code}: found {codes:?}");
     }
 }
 

@@ -78,6 +78,7 @@ fn resumed_training_is_bit_for_bit_the_uninterrupted_one() {
             &["sharding.ranks=3", "sharding.strategy=shard_optimizer", "run.accumulation=2"],
         ),
         ("gpt2", 2, &["sharding.ranks=2", "precision.compute=fp8", "run.accumulation=2"]),
+        ("gpt2", 2, &["sharding.ranks=3", "optimizer.kind=adafactor"]),
         ("dropout", 4, &["sharding.ranks=2"]),
         ("resnet", 4, &["model.batch_norm=train"]),
     ] {
@@ -118,23 +119,33 @@ fn copy_dir(from: &Path, to: &Path) {
 
 #[test]
 fn checkpoints_move_between_world_sizes_and_strategies() {
+    let no_shard = &["sharding.strategy=no_shard"];
+    let hybrid = &["sharding.strategy=hybrid_shard", "sharding.shard_group=2"];
+    moves(
+        &[],
+        &[
+            (1, &[]),
+            (2, &[]),
+            (3, &[]),
+            (8, &[]),
+            (4, &["sharding.wrap=size=20000"]),
+            (2, no_shard),
+            (4, hybrid),
+            (3, &["sharding.strategy=shard_optimizer", "run.accumulation=2"]),
+        ],
+    );
+    moves(&["optimizer.kind=adafactor"], &[(1, &[]), (3, &[]), (2, no_shard), (4, hybrid)]);
+}
+
+/// Half of the way on four ranks, a quarter on others, and the rest on four.
+fn moves(settings: &[&str], others: &[(usize, &[&str])]) {
     let data = data("gpt2");
-    let four = gpt2(4, &[]);
+    let four = gpt2(4, settings);
     let (whole, start) = (four.dir.path().join("whole"), four.dir.path().join("start"));
     let expected = go_on(&four, &data, 8, &whole).losses;
     go_on(&four, &data, 4, &start);
-    let no_shard = "sharding.strategy=no_shard";
-    for (ranks, more) in [
-        (1, &[][..]),
-        (2, &[]),
-        (3, &[]),
-        (8, &[]),
-        (4, &["sharding.wrap=size=20000"]),
-        (2, &[no_shard]),
-        (4, &["sharding.strategy=hybrid_shard", "sharding.shard_group=2"]),
-        (3, &["sharding.strategy=shard_optimizer", "run.accumulation=2"]),
-    ] {
-        let other = gpt2(ranks, more);
+    for &(ranks, more) in others {
+        let other = gpt2(ranks, &[settings, more].concat());
         let dir = other.dir.path().join("moved");
         copy_dir(&start, &dir);
         let report = go_on(&other, &data, 6, &dir);

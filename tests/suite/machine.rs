@@ -101,6 +101,12 @@ impl<'a> Machine<'a> {
                     (from..from + len).flat_map(|i| value(name, i, 1).to_le_bytes()).collect();
                 self.put(rank, group.master, to * 4, &values);
             }
+            let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
+            let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
+            for (buffer, table) in begins.into_iter().chain(starts) {
+                let table: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
+                self.put(rank, buffer, 0, &table);
+            }
         }
         for state in &plan.states {
             let first = Tensor::splat(state.ty.clone(), state.init).to_bytes();

@@ -17,7 +17,7 @@ use frit_passes::verify_plan::verify_plan;
 use std::collections::BTreeMap;
 
 /// Mutants, unless `FRIT_MUTANTS` says otherwise.
-const MUTANTS: usize = 840;
+const MUTANTS: usize = 960;
 const INTERLEAVINGS: u64 = 20;
 const STEPS: usize = 2;
 
@@ -51,12 +51,12 @@ const NORMALIZED: &str = r#"{ "frit_model": 1, "name": "normalized",
              { "op": "add", "inputs": ["t", "offset"], "outputs": ["y"] } ],
   "outputs": ["y"] }"#;
 
-/// The seven plans: every strategy, with and without accumulation and synchronization.
+/// The eight plans: every strategy, with and without accumulation and synchronization.
 fn plans() -> Vec<Planned> {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
     std::fs::write(&model, MODEL).expect("written");
-    let settings: [&[&str]; 6] = [
+    let settings: [&[&str]; 7] = [
         &["sharding.ranks=3", "precision.compute=fp32"],
         &["sharding.ranks=3", "precision.compute=bf16", "run.accumulation=2"],
         &["sharding.ranks=3", "precision.compute=fp16", "sharding.strategy=no_shard"],
@@ -69,6 +69,7 @@ fn plans() -> Vec<Planned> {
             "run.accumulation=2",
             "optimizer.kind=momentum",
         ],
+        &["sharding.ranks=3", "precision.compute=fp32", "optimizer.kind=adafactor"],
     ];
     let loss = ["loss.kind=mse", "loss.logits=y"];
     let mut plans: Vec<Planned> =

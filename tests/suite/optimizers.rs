@@ -1,7 +1,7 @@
 //! Optimizers, schedules, clipping, parameter groups and averages against PyTorch's numbers
 //! (`tests/models/optimizers/make.py`), on one rank and on several that own unequal parts.
 
-use crate::support::{Planned, file, plan_configured};
+use crate::support::{Planned, file, plan, plan_configured};
 use frit_runtime::run::{RunOptions, run};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
@@ -133,8 +133,7 @@ fn optimizers_schedules_and_clipping_follow_pytorch() {
         let toml = case["toml"].as_str().expect("a text");
         let expected: Vec<f64> =
             case["losses"].as_array().expect("losses").iter().flat_map(Value::as_f64).collect();
-        let sharded = if name == "adafactor" { "no_shard" } else { "full_shard" };
-        for (ranks, strategy) in [(1, "full_shard"), (2, sharded), (4, "no_shard")] {
+        for (ranks, strategy) in [(1, "full_shard"), (2, "full_shard"), (4, "no_shard")] {
             let what = format!("{name} on {ranks} ranks, {strategy}");
             let keys = [format!("sharding.ranks={ranks}"), format!("sharding.strategy={strategy}")];
             let settings = [&settings[..], &[&keys[0], &keys[1]]].concat();
@@ -179,7 +178,6 @@ fn a_skipped_step_changes_no_bit() {
                 "precision.init_scale=1024",
                 &keys[0],
                 &keys[1],
-                if kind == "adafactor" { "sharding.strategy=no_shard" } else { "run.seed=0" },
             ];
             let planned = bench.plan(BATCH / ranks, toml, &settings);
             let train = |examples: &(Vec<f32>, Vec<f32>), steps| {
@@ -266,10 +264,42 @@ fn hyper_parameters_change_without_compiling_again() {
     assert!(error.contains("optimizer.ema"), "{error}");
 }
 
+/// Parts of parameters are stepped as the whole parameters are, whoever holds what.
 #[test]
-fn adafactor_of_sharded_parameters_is_refused() {
-    let sets = ["optimizer.kind=adafactor", "sharding.ranks=2"].map(String::from);
-    let config = frit::config::Config::load(None, &sets).expect("valid keys");
-    let error = frit::pipeline::Options::new(&config).expect_err("refused").to_string();
-    assert!(error.contains("adafactor steps whole parameters"), "{error}");
+fn adafactor_sums_over_parts() {
+    let run = |ranks: usize, more: &[&str]| {
+        let ranks_key = format!("sharding.ranks={ranks}");
+        let micro_steps = if more.contains(&"run.accumulation=2") { 2 } else { 1 };
+        let common = ["precision.compute=fp32", "optimizer.kind=adafactor", &ranks_key];
+        let settings = [&common[..], more].concat();
+        let planned = plan("tests/models/gpt2/model.onnx", 12 / ranks / micro_steps, &settings);
+        let data = file("tests/models/gpt2/data.safetensors");
+        (train(&planned, RunOptions { steps: 10, data, ..RunOptions::default() }), planned)
+    };
+    let (expected, whole) = run(1, &["optimizer.decay=matrices"]);
+    let all_reduces = |planned: &Planned| planned.compiled.plan.summary().collectives.all_reduce;
+    assert_eq!(all_reduces(&whole), 0);
+    let groups = "sharding.shard_group=2";
+    for (ranks, more, exchanged) in [
+        // The statistics of the gradients, then both sums.
+        (2, &["sharding.strategy=full_shard"][..], Some(3)),
+        (3, &["sharding.strategy=full_shard", "sharding.wrap=none"], Some(3)),
+        (4, &["sharding.strategy=full_shard", "sharding.wrap=size=1000"], Some(3)),
+        (3, &["sharding.strategy=shard_grad_op"], Some(3)),
+        (2, &["sharding.strategy=shard_optimizer", "run.accumulation=2"], Some(3)),
+        (4, &["sharding.strategy=hybrid_shard", groups], None),
+        (4, &["sharding.strategy=no_shard"], None),
+    ] {
+        let what = format!("{ranks} ranks, {more:?}");
+        let (found, planned) = run(ranks, &[&["optimizer.decay=matrices"], more].concat());
+        assert!(exchanged.is_none_or(|n| all_reduces(&planned) == n), "{what}");
+        for (a, b) in found.losses.iter().zip(&expected.losses) {
+            assert!((a - b).abs() < 1e-5, "{what}: loss {a}, not {b}");
+        }
+        for (name, values) in &found.params {
+            for (a, b) in values.iter().zip(&expected.params[name]) {
+                assert!((a - b).abs() < 1e-5, "{what}: {name} is {a}, not {b}");
+            }
+        }
+    }
 }

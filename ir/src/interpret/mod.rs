@@ -5,6 +5,7 @@
 //! file per family of operations, as in [`crate::ops`]. It is the oracle of passes, kernels and plans,
 //! and folds constants.
 
+mod adafactor;
 mod attention;
 mod batch_norm;
 mod binary;
@@ -165,6 +166,7 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::GradStats => Ok(training::grad_stats(&call)),
         Op::Unscale(op) => Ok(training::unscale(op, &call)),
         Op::OptimizerStep(op) => Ok(optimizer::optimizer_step(op, &call)),
+        Op::Adafactor(op) => Ok(adafactor::adafactor(op, &call)),
         Op::EmaStep => Ok(optimizer::ema_step(&call)),
         Op::Quantize(op) => Ok(quantize::quantize(op, &call)),
         Op::ScaledCast(op) => Ok(unary::scaled_cast(op, &call)),

@@ -14,6 +14,7 @@ pub fn examples() -> Vec<Op> {
     let (ones, zeros) = ([1, 1], [0, 0]);
     let window = json!({"strides": ones, "dilations": ones, "low": zeros, "high": zeros});
     [
+        ("adafactor", json!({"part": "sums", "shape": [4, 3], "share": 0.5})),
         ("all_gather", json!({"unit": 1})),
         ("all_reduce", json!({"reduce": "mean", "unit": 2})),
         ("arg_reduce", json!({"axis": 0, "largest": false, "last": true})),

@@ -4,6 +4,7 @@
 //! their cost in floating-point operations. What an operation computes is defined by the evaluator of
 //! the same name in [`crate::interpret`].
 
+pub mod adafactor;
 pub mod attention;
 pub mod batch_norm;
 pub mod binary;
@@ -32,6 +33,7 @@ mod tests;
 pub mod training;
 pub mod unary;
 
+pub use adafactor::{Adafactor, AdafactorPart};
 pub use attention::{Attention, AttentionGrad};
 pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use binary::{BinaryFn, CompareFn, LogicalFn};
@@ -225,6 +227,8 @@ pub enum Op {
     Unscale(training::Unscale),
     /// One optimizer step for one parameter; see [`optimizer`].
     OptimizerStep(OptimizerStep),
+    /// A part of Adafactor's step for the elements that a rank holds; see [`adafactor`].
+    Adafactor(Adafactor),
     /// A product with a constant in another element type: a gradient for and after its exchange.
     ScaledCast(ScaledCast),
     /// The moving average of a parameter after a step; see [`optimizer`].
@@ -305,6 +309,7 @@ impl Op {
     /// Names of all operations except `fusion`, sorted.
     pub fn names() -> Vec<&'static str> {
         let mut names = vec![
+            "adafactor",
             "all_gather",
             "all_reduce",
             "arg_reduce",
@@ -449,6 +454,7 @@ impl Op {
             Op::GradStats => training::infer_grad_stats(inputs),
             Op::Unscale(op) => op.infer(inputs),
             Op::OptimizerStep(op) => op.infer(inputs),
+            Op::Adafactor(op) => op.infer(inputs),
             Op::EmaStep => optimizer::infer_ema_step(inputs),
             Op::ScaledCast(op) => op.infer(inputs),
             Op::Quantize(op) => op.infer(inputs),
@@ -498,6 +504,7 @@ impl Op {
             | Op::RmsNormGradScale(_) => 8 * elements(inputs),
             Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => 5 * elements(inputs),
             Op::OptimizerStep(_) => 15 * elements(inputs),
+            Op::Adafactor(op) => op.flops(inputs),
             _ => elements(inputs).max(elements(outputs)),
         }
     }

@@ -86,6 +86,7 @@ fn is_family(op: &Op) -> bool {
         | GradStats
         | Unscale(_)
         | OptimizerStep(_)
+        | Adafactor(_)
         | EmaStep
         | ScaledCast(_)
         | Quantize(_)

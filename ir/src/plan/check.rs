@@ -189,6 +189,9 @@ fn tables(plan: &Plan) -> Result {
         if let Some(begins) = g.begins {
             persistent(begins, others * 8, "a table of parameter groups")?;
         }
+        if let Some(starts) = g.starts {
+            persistent(starts, g.segments.len() * 8, "a table of parameters")?;
+        }
         let mut end = 0;
         for s in &g.segments {
             let param = plan

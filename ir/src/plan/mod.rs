@@ -208,6 +208,10 @@ pub struct Group {
     /// rank's part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begins: Option<usize>,
+    /// Where an optimizer steps one parameter after the other, the buffer of their offsets, i64, relative to
+    /// this rank's part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts: Option<usize>,
 }
 
 /// Elements of a flat group from here to the next parameter group.
@@ -262,6 +266,12 @@ impl Group {
     pub fn begins_of(&self, rank: usize) -> Vec<i64> {
         let first = rank % self.shards() * self.shard_numel;
         self.param_groups.iter().skip(1).map(|g| g.offset as i64 - first as i64).collect()
+    }
+
+    /// The offsets of all segments, relative to the part of rank `rank`.
+    pub fn starts_of(&self, rank: usize) -> Vec<i64> {
+        let first = rank % self.shards() * self.shard_numel;
+        self.segments.iter().map(|s| s.offset as i64 - first as i64).collect()
     }
 }
 

@@ -167,6 +167,13 @@ impl Replay<'_> {
                 digest.count(group.master);
                 self.leaf(begins, digest);
             }
+            if let Some(starts) = group.starts {
+                let mut digest = Digest::new();
+                digest.text("parameters");
+                group.segments.iter().for_each(|s| digest.count(s.offset));
+                digest.count(group.master);
+                self.leaf(starts, digest);
+            }
         }
         for param in &plan.params {
             if let ParamHome::Buffer(buffer) = param.home {

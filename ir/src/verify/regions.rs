@@ -31,6 +31,7 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
             node.op,
             Op::Unscale(_)
                 | Op::OptimizerStep(_)
+                | Op::Adafactor(_)
                 | Op::EmaStep
                 | Op::UpdateLossScale(_)
                 | Op::UpdateStep

@@ -4,7 +4,7 @@
 //!       `ema_step`, `grad_stats`, `all_gather`, and an `all_reduce` of its unit over replicas
 //! V302  what `all_gather` gathers is sharded
 //! V303  a pointwise operation or optimizer step on a sharded value has only scalars and sharded
-//!       values of the same shape as operands
+//!       values of the same shape as operands, and the state that an optimizer keeps whole
 //! V304  the gradient of a sharded parameter with an optimizer step comes from exactly one
 //!       `reduce_scatter`, and from at most one `all_reduce`
 //! V305  the gradient of a replicated parameter with an optimizer step comes from at most one
@@ -75,9 +75,16 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
         report.add("V301", &node.origin, format!("`{name}` of a sharded value"));
     }
     let shape = &graph.ty(first).shape;
+    let whole_states = match &node.op {
+        Op::OptimizerStep(op) if !op.kind.is_elementwise() => 2..2 + op.kind.states().len(),
+        _ => 0..0,
+    };
     for (i, input) in node.inputs.iter().enumerate().filter(|_| elementwise) {
         let own = &graph.ty(*input).shape;
-        let fits = if is_sharded(*input) { own == shape } else { own.numel() == 1 };
+        let fits = match is_sharded(*input) {
+            true => own == shape && !whole_states.contains(&i),
+            false => own.numel() == 1 || whole_states.contains(&i),
+        };
         if !fits {
             let message = format!("operand {i} of `{name}` does not fit a part of {shape}");
             report.add("V303", &node.origin, message);

@@ -139,6 +139,7 @@ fn body(graph: &Graph, origin: &Origin, report: &mut Report) {
                 | Op::ReduceScatter(_)
                 | Op::AllReduce(_)
                 | Op::OptimizerStep(_)
+                | Op::Adafactor(_)
                 | Op::EmaStep
                 | Op::Fusion(_)
         );

@@ -192,6 +192,19 @@ fn v301_to_v303_uses_of_sharded_values() {
 }
 
 #[test]
+fn v303_state_that_is_whole() {
+    let step = |state: &str| {
+        format!(
+            "%g: f32[2] = reduce_scatter %x {{unit = 0}} @backward\n \
+             %a: f32[2], %b: f32[2] = optimizer_step %s, %g, %{state}, %h, %h, %h, %h, %h, %h, %h, %h, \
+             %h {{kind = \"adafactor\"}} @update"
+        )
+    };
+    breaks(&step("x"), &[]);
+    breaks(&step("s"), &["V303"]);
+}
+
+#[test]
 fn v304_and_v305_reductions() {
     let step = |param: &str, grad: &str, before: &str| {
         format!(

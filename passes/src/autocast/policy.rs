@@ -191,6 +191,7 @@ fn row(op: &Op) -> (Class, Source) {
         | Op::GradStats
         | Op::Unscale(_)
         | Op::OptimizerStep(_)
+        | Op::Adafactor(_)
         | Op::EmaStep
         | Op::ScaledCast(_)
         | Op::Quantize(_)

@@ -171,6 +171,10 @@ pub fn moved_bytes(graph: &Graph, node: &Node) -> u64 {
             2 * bytes(&node.outputs) + bytes(&node.inputs[1..])
         }
         Op::Slice(_) | Op::Split(_) => 2 * bytes(&node.outputs),
+        Op::Adafactor(op) => {
+            let types: Vec<&TensorType> = node.inputs.iter().map(|v| graph.ty(*v)).collect();
+            op.moved_bytes(&types)
+        }
         _ => bytes(&node.inputs) + bytes(&node.outputs),
     }
 }

@@ -103,6 +103,7 @@ impl Lowering<'_> {
             segments,
             param_groups: vec![],
             begins: None,
+            starts: None,
         };
         if trainable {
             group.param_groups = self.param_groups(&group.segments);
@@ -111,6 +112,11 @@ impl Lowering<'_> {
                 let label = format!("{} parameter groups", self.plan.units[unit].name);
                 let buffer = self.buffer(&label, Arena::Persistent, BufferClass::State, bytes);
                 group.begins = Some(buffer);
+            }
+            if self.steps_by_parameter() {
+                let label = format!("{} parameter offsets", self.plan.units[unit].name);
+                let (class, bytes) = (BufferClass::State, group.segments.len() * 8);
+                group.starts = Some(self.buffer(&label, Arena::Persistent, class, bytes));
             }
             for (name, init, is_part) in self.state_names() {
                 let class = match name.as_str() {

@@ -9,6 +9,7 @@
 //! reduction and accumulation of gradients ([`gradients`]). A gradient is written by its kernel straight into the group's flat gradient,
 //! and a gathered parameter is read straight from the gathered buffer: nothing is copied in or out.
 
+mod adafactor;
 mod body;
 mod evaluation;
 mod flat;
@@ -166,6 +167,8 @@ struct Lowering<'a> {
     classes: optimizer::Classes,
     /// Steps seen, by group and operation.
     stepped: HashMap<(usize, String), usize>,
+    /// What Adafactor's steps read that was summed over ranks, by group and segment.
+    adafactor: HashMap<(usize, usize), adafactor::Summed>,
 }
 
 impl<'a> Lowering<'a> {
@@ -237,6 +240,7 @@ impl<'a> Lowering<'a> {
             unsharding: false,
             classes: optimizer::Classes::new(graph),
             stepped: HashMap::new(),
+            adafactor: HashMap::new(),
         }
     }
 

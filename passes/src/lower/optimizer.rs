@@ -46,7 +46,7 @@ fn own(node: &Node) -> [ValueId; 2] {
     [node.inputs[first], node.inputs[first + step.kind.hypers().len() - 1]]
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
     /// The parameter group of this class, from `offset` on.
     pub(super) fn param_group(&self, class: usize, offset: usize) -> Option<ParamGroup> {
         let key = |mut value: ValueId| loop {
@@ -77,19 +77,19 @@ impl Lowering<'_> {
         Ok(Place { buffer: found.buffer, offset: 0, ty: self.part(group, DType::F32) })
     }
 
-    fn master(&self, group: usize) -> Place {
+    pub(super) fn master(&self, group: usize) -> Place {
         let ty = self.part(group, DType::F32);
         Place { buffer: self.plan.groups[group].master, offset: 0, ty }
     }
 
-    pub(super) fn optimizer_step(&mut self, node: &Node) -> Result<(), Diagnostic> {
+    pub(super) fn optimizer_step(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         let Op::OptimizerStep(step) = &node.op else {
             return Err(internal("no optimizer step").at(&node.origin));
         };
         let name = self.param_of(node.inputs[0], node)?;
         let (group, segment) = self.group_of[&name];
         if !step.kind.is_elementwise() {
-            return self.step_of_whole(group, segment, node);
+            return self.adafactor_step(group, segment, node);
         }
         if !self.is_last(group, node) {
             return Ok(());
@@ -112,36 +112,8 @@ impl Lowering<'_> {
         self.step_by_segment(group, node, scalars, reads, written)
     }
 
-    fn library_kind(&self, body: &Graph) -> KernelKind {
+    pub(super) fn library_kind(&self, body: &Graph) -> KernelKind {
         if (self.options.library)(body) { KernelKind::Library } else { KernelKind::Interpreted }
-    }
-
-    /// A step of one parameter that every rank holds whole, in place.
-    fn step_of_whole(
-        &mut self,
-        group: usize,
-        segment: usize,
-        node: &Node,
-    ) -> Result<(), Diagnostic> {
-        let gradient = self.gradient.at.get(&group).cloned();
-        let gradient = gradient.ok_or_else(|| internal("a group has no gradient"))?;
-        let offset = self.plan.groups[group].segments[segment].offset * 4;
-        let ty = self.graph.ty(node.inputs[0]).clone();
-        let part = |place: Place| Place { offset: place.offset + offset, ty: ty.clone(), ..place };
-        let mut reads = vec![part(self.master(group)), part(gradient)];
-        for operand in &node.inputs[2..] {
-            reads.push(self.place(*operand)?);
-        }
-        let mut writes = vec![reads[0].clone()];
-        writes.extend_from_slice(&reads[2..1 + node.outputs.len()]);
-        for (value, place) in node.outputs.iter().zip(&writes) {
-            self.places.insert(*value, place.clone());
-        }
-        let types: Vec<TensorType> = reads.iter().map(|p| p.ty.clone()).collect();
-        let body = super::body::of_op(node.op.clone(), &types)?;
-        let (kind, region) = (self.library_kind(&body), FusionKind::Pointwise);
-        self.run_kernel(kind, region, body, reads, writes, node);
-        Ok(())
     }
 
     /// A step whose learning rate or weight decay differs between the parameters of a group.

@@ -13,11 +13,12 @@
 //! P308  what is clipped and what the optimizer reads has exactly the factor 1 / (C·A·N)
 //! P309  a scaled value is only used linearly, and only added to values of the same factor
 //! P310  it sums every micro-step of this step once, and no other, over the ranks once
-//! P311  the statistics that decide on the step count every gradient element once over all ranks
+//! P311  the statistics that decide on the step, and the sums by which it is sized, count every gradient
+//!       element once over all ranks
 
 use super::broken;
 use super::linear::{Linear, linear};
-use frit_ir::ops::{BinaryFn, ReduceKind};
+use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind};
 use frit_ir::plan::{Action, Arena, Kernel, Place, Plan};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
@@ -258,8 +259,20 @@ impl Replay<'_> {
                     plan.kernels[*kernel].body.nodes().any(|(_, n)| wanted(&n.op))
                 };
                 if runs(|op| matches!(op, Op::GradStats)) {
-                    let value = self.statistics_of(i, reads)?;
+                    let value = self.statistics_of(i, reads, 1.0)?;
                     writes.iter().for_each(|place| self.write(place, value));
+                    return Some(());
+                }
+                if let Some(op) = adafactor(&plan.kernels[*kernel].body) {
+                    let sums = self.statistics_of(i, &reads[1..2], op.share)?;
+                    let made = match op.part {
+                        AdafactorPart::Sums => [sums, Value::Free],
+                        AdafactorPart::Moments => [Value::Free, sums],
+                        AdafactorPart::Step => [Value::Free; 2],
+                    };
+                    for (place, value) in writes.iter().zip(made) {
+                        self.write(place, value);
+                    }
                     return Some(());
                 }
                 let key = (*kernel, format!("{values:?}"));
@@ -301,8 +314,8 @@ impl Replay<'_> {
         }
     }
 
-    /// The statistics of gradients of groups that are sharded alike.
-    fn statistics_of(&mut self, i: usize, reads: &[Place]) -> Option<Value> {
+    /// The statistics of gradients of groups that are sharded alike, each element times `weight`.
+    fn statistics_of(&mut self, i: usize, reads: &[Place], weight: f64) -> Option<Value> {
         let plan = self.plan;
         let shards = |place: &Place| {
             let spec = plan.gradients.iter().find(|g| g.place == *place)?;
@@ -311,10 +324,10 @@ impl Replay<'_> {
         let first = reads.first().and_then(shards);
         match first {
             Some(n) if reads.iter().all(|r| shards(r) == first) => {
-                Some(Value::Statistics { weight: 1.0, shards: n })
+                Some(Value::Statistics { weight, shards: n })
             }
             _ => {
-                self.problem(i, STATISTICS, "grad_stats");
+                self.problem(i, STATISTICS, "");
                 None
             }
         }
@@ -323,8 +336,15 @@ impl Replay<'_> {
     /// P308, P310, P311: gradients where they are clipped and where they are applied.
     fn judge(&mut self, i: usize, kernel: &Kernel, values: &[Value]) -> Option<()> {
         let plan = self.plan;
-        if kernel.body.nodes().any(|(_, n)| matches!(n.op, Op::Unscale(_))) {
-            let counted = match values.first() {
+        let decides = kernel.body.nodes().any(|(_, n)| matches!(n.op, Op::Unscale(_)));
+        let sums: &[usize] = match adafactor(&kernel.body).map(|op| op.part) {
+            Some(AdafactorPart::Moments) => &[2],
+            Some(AdafactorPart::Step) => &[4, 5],
+            _ if decides => &[0],
+            _ => &[],
+        };
+        for index in sums {
+            let counted = match values.get(*index) {
                 Some(Value::Statistics { weight, shards: 1 }) => *weight,
                 _ => 0.0,
             };
@@ -336,7 +356,7 @@ impl Replay<'_> {
         }
         let gradient = match kernel.body.nodes().find_map(|(_, n)| match &n.op {
             Op::GradStats => Some(0),
-            Op::OptimizerStep(_) => Some(1),
+            Op::OptimizerStep(_) | Op::Adafactor(_) => Some(1),
             _ => None,
         }) {
             Some(index) => *values.get(index)?,
@@ -430,6 +450,11 @@ impl Replay<'_> {
         let begin = buffer.offset + place.offset;
         (usize::from(buffer.arena == Arena::Workspace), begin, begin + place.ty.bytes())
     }
+}
+
+/// The part of Adafactor's step that a body is.
+fn adafactor(body: &Graph) -> Option<&Adafactor> {
+    body.nodes().find_map(|(_, n)| if let Op::Adafactor(op) = &n.op { Some(op) } else { None })
 }
 
 /// The values a body returns, or what is wrong at which operation.

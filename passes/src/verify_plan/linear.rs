@@ -132,6 +132,7 @@ pub(super) fn linear(op: &Op) -> Linear {
         | Op::GradStats
         | Op::Unscale(_)
         | Op::OptimizerStep(_)
+        | Op::Adafactor(_)
         | Op::EmaStep
         | Op::BySegment(_)
         | Op::UpdateLossScale(_)

@@ -6,9 +6,11 @@
 //! [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
 //! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
 //! accumulation and averaging that go in come out, followed through the bodies of all kernels.
+//! [`adafactor`] P315: the parts of an Adafactor step are of one parameter.
 //! [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
 //! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
 
+mod adafactor;
 mod collectives;
 mod evaluation;
 mod factor;

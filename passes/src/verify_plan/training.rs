@@ -1,8 +1,8 @@
 //! That the update is the declared one.
 //!
 //! P301  every parameter has exactly one owner: one segment of one group, or a buffer
-//! P302  exactly one optimizer step writes each trainable parameter, with its group or by itself, and none
-//!       a frozen one
+//! P302  exactly one optimizer step writes each trainable parameter, with its group or, by Adafactor, by itself,
+//!       and none a frozen one
 //! P303  the seed of the backward pass is scale / (C·A), once
 //! P304  gradients are unscaled once, by a factor of capacity C·A·N
 //! P305  the norm and the finite check count every trainable group's gradient exactly once
@@ -13,7 +13,7 @@
 //! P312  parameter groups begin where parameters do, and the optimizer reads where
 //! P313  loss scale and step count change in the update, by the finite flag that was checked
 
-use super::broken;
+use super::{adafactor, broken};
 use frit_ir::plan::{Action, ParamGroup, Place, Plan};
 use frit_ir::{Diagnostic, Op};
 use std::collections::HashMap;
@@ -64,6 +64,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     }
                 }
                 Op::OptimizerStep(_) => step(plan, i, reads, writes, &unscaled, &mut steps, found),
+                Op::Adafactor(_) => {
+                    let checked = unscaled.as_ref().map(|(_, results)| &results[..]);
+                    if let Some(group) = adafactor::verify(plan, i, checked, found) {
+                        steps[group] += 1;
+                    }
+                }
                 Op::EmaStep => {
                     let master = reads.get(1).map(|p| p.buffer);
                     let group = plan.groups.iter().position(|g| Some(g.master) == master);
@@ -153,31 +159,21 @@ fn step(
         found.push(broken(plan, "P302", task, "an optimizer step of no group".into()));
         return;
     };
-    let (g, elements) = (&plan.groups[group], written.ty.shape.numel());
-    let first = written.offset / written.ty.dtype.size();
-    let whole = first == 0 && elements == g.shard_numel;
-    if whole {
+    let g = &plan.groups[group];
+    if written.offset == 0 && written.ty.shape.numel() == g.shard_numel {
         steps[group] += g.segments.len();
-    } else if !g.sharded && g.segments.iter().any(|s| (s.offset, s.numel) == (first, elements)) {
-        steps[group] += 1;
     } else {
-        let message = "steps neither a whole group nor one parameter".into();
-        found.push(broken(plan, "P302", task, message));
+        found.push(broken(plan, "P302", task, "does not step a whole group".into()));
     }
     let checked = unscaled.as_ref().is_some_and(|(_, results)| {
         results.len() == 4 && reads.contains(&results[0]) && reads.contains(&results[1])
     });
-    // The gradient of the same elements.
-    let expected = plan.gradients.iter().find(|g| g.group == group).map(|g| Place {
-        offset: g.place.offset + written.offset,
-        ty: if whole { g.place.ty.clone() } else { written.ty.clone() },
-        ..g.place.clone()
-    });
-    if expected.is_none() || reads.get(1) != expected.as_ref() || !checked {
+    let gradient = plan.gradients.iter().find(|g| g.group == group).map(|g| &g.place);
+    if gradient.is_none() || reads.get(1) != gradient || !checked {
         let message = "does not read the gradient, factor and finite flag that were checked";
         found.push(broken(plan, "P307", task, message.into()));
     }
-    if whole && plan.groups[group].begins.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
+    if g.begins.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
         let message = "does not read where its parameter groups begin".into();
         found.push(broken(plan, "P312", task, message));
     }

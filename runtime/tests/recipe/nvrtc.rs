@@ -5,8 +5,8 @@
 
 use crate::check::body_of;
 use frit_ir::ops::{
-    ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv, ConvGradInput, CumSum, Embedding,
-    EmbeddingGrad, Expand, Gather, MaxPoolGrad, OptimizerKind, OptimizerStep, Pad, RandomMask,
+    Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
+    ConvGradInput, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MaxPoolGrad, Pad, RandomMask,
     Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
 };
 use frit_ir::{DType, Op, TensorType};
@@ -101,9 +101,15 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
             vec![ty(b, &[2, 4, 6, 6]), ty(b, &[4, 3, 3, 3])],
         ),
     ];
-    let mut adafactor = vec![ty(f, &[9, 4]), ty(f, &[9, 4]), ty(f, &[13])];
-    adafactor.extend(vec![ty(f, &[]); 9]);
-    all.push((Op::OptimizerStep(OptimizerStep { kind: OptimizerKind::Adafactor }), adafactor));
+    let adafactor = |part, shapes: &[usize], scalars: usize| {
+        let mut operands = vec![ty(i, &[1]), ty(f, &[20])];
+        operands.extend(shapes.iter().map(|n| ty(f, &[*n])));
+        operands.extend(vec![ty(f, &[]); scalars]);
+        (Op::Adafactor(Adafactor { part, shape: [9, 4].into(), share: 0.5 }), operands)
+    };
+    all.push(adafactor(AdafactorPart::Sums, &[20], 2));
+    all.push(adafactor(AdafactorPart::Moments, &[14, 13], 5));
+    all.push(adafactor(AdafactorPart::Step, &[20, 13], 10));
     all.extend(attention(f, 64, false, Some(f)));
     all.extend(attention(b, 64, true, None));
     all

@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const SIZE_ATTRIBUTES: [&str; 6] = ["shape", "sizes", "size", "start", "low", "high"];
 
 /// Operations that only passes make, or that have a place of their own in the format.
-const RESERVED: [&str; 20] = [
+const RESERVED: [&str; 21] = [
+    "adafactor",
     "all_gather",
     "all_reduce",
     "attention_grad",

@@ -3,7 +3,8 @@
 use super::{assert_close, eval, eval1, f32s};
 use crate::ops::training::Unscale;
 use crate::ops::{
-    BySegment, LearningRate, LossScale, OptimizerKind, OptimizerStep, ScheduleKind, UpdateLossScale,
+    Adafactor, AdafactorPart, BySegment, LearningRate, LossScale, OptimizerKind, OptimizerStep,
+    ScheduleKind, UpdateLossScale,
 };
 use crate::{DType, Op, Tensor};
 
@@ -128,6 +129,94 @@ fn adafactor_factors_the_second_moment() {
     let vector = [f32s(&[2], &[3.0; 2]), f32s(&[2], &[2.0, -4.0]), f32s(&[2], &[0.0; 2])];
     let found = step(OptimizerKind::Adafactor, &vector, &rest);
     assert_eq!(numbers(&found), [0.75, 3.75, 4.0, 16.0]);
+}
+
+/// A step in parts of `len` elements of the parameter that begins at `offset` of the flat tensor.
+fn adafactor_in_parts(
+    [param, grad, state]: &[Tensor; 3],
+    scalars: [f64; 9],
+    (len, offset): (usize, usize),
+) -> [Vec<f64>; 2] {
+    let (shape, n) = (param.shape().clone(), param.shape().numel());
+    let ranks = (offset + n).div_ceil(len);
+    let [lr, exponent, eps, threshold, decay, clip, steps, factor, found_inf] =
+        scalars.map(|x| f32s(&[], &[x]));
+    let mut own = Vec::new();
+    for rank in 0..ranks {
+        // What lies around the parameter is 77.
+        let part = |t: &Tensor| {
+            let at = |i: usize| (rank * len + i).checked_sub(offset).filter(|i| *i < n);
+            let values: Vec<f64> =
+                (0..len).map(|i| at(i).map_or(77.0, |i| t.to_f64s()[i])).collect();
+            f32s(&[len], &values)
+        };
+        let begin = Tensor::ints(DType::I64, [1], vec![offset as i64 - (rank * len) as i64]);
+        own.push([begin, part(grad), part(param)]);
+    }
+    let run = |part, operands: &[&Tensor]| {
+        let op = Op::Adafactor(Adafactor { part, shape: shape.clone(), share: 1.0 });
+        eval(op, &operands.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
+    };
+    let add = |parts: Vec<Tensor>| {
+        let mut all = parts[0].to_f64s();
+        for part in &parts[1..] {
+            all.iter_mut().zip(part.to_f64s()).for_each(|(a, b)| *a += b);
+        }
+        all
+    };
+    let sums = own.iter().map(|[begin, grad, param]| {
+        run(AdafactorPart::Sums, &[begin, grad, param, &clip, &factor]).remove(0)
+    });
+    let sums = add(sums.collect());
+    let (of_param, sums) = (f32s(&[1], &sums[sums.len() - 1..]), f32s(&[sums.len()], &sums));
+    let moments: Vec<Vec<Tensor>> = own
+        .iter()
+        .map(|[begin, grad, _]| {
+            let operands =
+                [begin, grad, &sums, state, &exponent, &clip, &steps, &factor, &found_inf];
+            run(AdafactorPart::Moments, &operands)
+        })
+        .collect();
+    let of_update = f32s(&[1], &add(moments.iter().map(|m| m[1].clone()).collect()));
+    let state = &moments[0][0];
+    let mut params = Vec::new();
+    for [begin, grad, param] in &own {
+        let operands = [
+            begin, grad, param, state, &of_param, &of_update, &lr, &eps, &threshold, &decay, &clip,
+            &steps, &factor, &found_inf,
+        ];
+        params.extend(run(AdafactorPart::Step, &operands).remove(0).to_f64s());
+    }
+    let around = params[..offset].iter().chain(&params[offset + n..]);
+    assert!(around.copied().all(|x| x == 77.0), "others were stepped");
+    [params[offset..offset + n].to_vec(), state.to_f64s()]
+}
+
+#[test]
+fn adafactor_in_parts_is_adafactor() {
+    let number = |i: usize, k: usize| ((i * 7919 + k * 31) % 211) as f64 / 100.0 - 1.0;
+    for (shape, parts) in [
+        (vec![4, 5], vec![(20, 0), (7, 0), (6, 3), (30, 4)]),
+        (vec![2, 3, 2], vec![(12, 0), (5, 2)]),
+        (vec![6], vec![(6, 0), (4, 1)]),
+        (vec![], vec![(1, 0), (2, 1)]),
+    ] {
+        let n: usize = shape.iter().product();
+        let values = |n: usize, k| (0..n).map(|i| number(i, k)).collect::<Vec<f64>>();
+        let param = f32s(&shape, &values(n, 1));
+        let len = OptimizerKind::Adafactor.state_shape(param.shape()).numel();
+        let squares: Vec<f64> = values(len, 3).iter().map(|x| x * x).collect();
+        let tensors = [param, f32s(&shape, &values(n, 2)), f32s(&[len], &squares)];
+        for found_inf in [0.0, 1.0] {
+            let scalars = [0.1, 0.8, 1e-3, 1.0, 0.01, 0.7, 3.0, 0.5, found_inf];
+            let whole = step(OptimizerKind::Adafactor, &tensors, &scalars);
+            for parts in &parts {
+                let [param, state] = adafactor_in_parts(&tensors, scalars, *parts);
+                assert_close(&param, &whole[0].to_f64s(), 1e-6);
+                assert_close(&state, &whole[1].to_f64s(), 1e-6);
+            }
+        }
+    }
 }
 
 #[test]

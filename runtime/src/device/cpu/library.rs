@@ -1,11 +1,11 @@
 //! Which hand-written kernel executes a body: chosen once, when the plan is loaded.
 
+use super::adafactor;
 use super::attention::AttentionRoutine;
 use super::operand::{Operand, elem};
 use super::{index, order, reduce, window};
-use frit_ir::ops::{MatMul, OptimizerKind, Pad};
+use frit_ir::ops::{MatMul, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
-use frit_kernels::adafactor::{Adafactor, Settings};
 use frit_kernels::batch_norm::BatchNorm;
 use frit_kernels::conv::Conv;
 use frit_kernels::copy::StridedCopy;
@@ -72,8 +72,8 @@ pub(super) enum Routine {
     GradStats,
     /// Rounding to an 8-bit float, by the magnitude at this index.
     Quantize { format: Format, index: usize },
-    /// A step of Adafactor, in place unless it is skipped.
-    Adafactor(Adafactor),
+    /// A part of a step of Adafactor.
+    Adafactor(frit_ir::ops::Adafactor),
 }
 
 impl Routine {
@@ -134,10 +134,7 @@ impl Routine {
                 let format = if op.to == DType::F8E4M3 { Format::E4M3 } else { Format::E5M2 };
                 Some(Routine::Quantize { format, index: op.index })
             }
-            Op::OptimizerStep(op) if op.kind == OptimizerKind::Adafactor => {
-                let f32s = ins[..3].iter().all(|t| t.dtype == DType::F32);
-                f32s.then(|| Routine::Adafactor(Adafactor::new(ins[0].shape.dims())))
-            }
+            Op::Adafactor(op) => Some(Routine::Adafactor(op.clone())),
             Op::Cast(_) => {
                 elem(ins[0].dtype)?;
                 elem(outs[0].dtype)?;
@@ -292,30 +289,7 @@ impl Routine {
                     let amax = quantize(pool, x, y, (len, elem), *format, recent);
                     writes[1].pointer.cast::<f32>().write(amax);
                 }
-                Routine::Adafactor(adafactor) => {
-                    let scalar = |i: usize| f64::from(read(3 + i).cast::<f32>().read());
-                    let [lr, exponent, eps, threshold, decay, clip_value, step, factor] =
-                        [0, 1, 2, 3, 4, 5, 6, 7].map(scalar);
-                    let (state, skipped) = (&reads[2], scalar(8) != 0.0);
-                    for (from, to) in [(&reads[0], &writes[0]), (state, &writes[1])] {
-                        // Usually the same place.
-                        std::ptr::copy(from.pointer, to.pointer, from.ty.bytes());
-                    }
-                    if !skipped {
-                        let settings = Settings {
-                            lr,
-                            exponent,
-                            eps,
-                            threshold,
-                            decay,
-                            clip_value,
-                            step,
-                            factor,
-                        };
-                        let (param, state) = (writes[0].pointer.cast(), writes[1].pointer.cast());
-                        adafactor.run(pool, param, read(1).cast(), state, &settings);
-                    }
-                }
+                Routine::Adafactor(op) => adafactor::run(op, pool, reads, writes),
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! The CPU: two arenas in host memory; tasks run one after the other in the plan's order, each split
 //! over the rank's threads.
 
+mod adafactor;
 mod arena;
 mod attention;
 mod call;

@@ -1,150 +1,175 @@
-//! A step of Adafactor, which looks at a whole parameter several times.
+//! The parts of a step of Adafactor, each of which looks at a whole parameter.
 
 use super::assembler::Assembler;
-use super::{Pointer, SourceKernel};
-use frit_ir::ops::{OptimizerKind, OptimizerStep};
-use frit_ir::{DType, Node};
+use super::{Launch, Pointer, SourceKernel};
+use frit_ir::Node;
+use frit_ir::ops::{Adafactor, AdafactorPart};
 
 /// Rows of a chunk of columns, as in `adafactor.cu`.
 const CHUNK: usize = 64;
 /// Bytes of a sum.
 const SUM: usize = 8;
-const SCALARS: usize = 9;
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node, op: &OptimizerStep) -> Option<()> {
-    if op.kind != OptimizerKind::Adafactor {
-        return None;
-    }
-    let tensors = &node.inputs[..3];
-    let scalars = &node.inputs[3..];
-    let one = |v: &frit_ir::ValueId| a.ty(*v).shape.numel() == 1 && a.ty(*v).dtype == DType::F32;
-    if tensors.iter().any(|v| a.ty(*v).dtype != DType::F32)
-        || scalars.len() != SCALARS
-        || !scalars.iter().all(one)
-    {
-        return None;
-    }
-    let dims = a.ty(tensors[0]).shape.dims();
-    let (matrices, rows, cols) = match dims {
-        [matrices @ .., rows, cols] => (matrices.iter().product(), *rows, *cols),
-        // No rows say that it is a vector.
-        _ => (1, 0, dims.iter().product()),
+/// A parameter as its kernels see it.
+struct Shape {
+    matrices: usize,
+    rows: usize,
+    cols: usize,
+    /// Rows of all matrices in the state, which has none of a vector.
+    state_lines: usize,
+    /// Rows of all matrices; a vector is one.
+    lines: usize,
+    numel: usize,
+    /// Elements of a part of the flat tensor.
+    len: usize,
+    share: f64,
+}
+
+pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node, op: &Adafactor) -> Option<()> {
+    let (matrices, rows, cols) = op.matrices();
+    let shape = Shape {
+        matrices,
+        rows,
+        cols,
+        state_lines: matrices * rows,
+        lines: matrices * rows.max(1),
+        numel: op.shape.numel(),
+        len: a.ty(node.inputs[1]).shape.numel(),
+        share: op.share,
     };
-    let (state_lines, of_matrix) = (matrices * rows, rows.max(1));
-    let (lines, chunks) = (matrices * of_matrix, of_matrix.div_ceil(CHUNK));
-    let [param_bytes, state_bytes] = [0, 2].map(|i| a.ty(tensors[i]).bytes());
-    let mut at = [Pointer::Scratch(0); SCALARS];
-    for (at, value) in at.iter_mut().zip(scalars) {
-        *at = a.read(*value)?;
+    let mut at = Vec::with_capacity(node.inputs.len());
+    for value in &node.inputs {
+        at.push(a.read(*value)?);
     }
-    let [lr, exponent, eps, threshold, decay, clip, step, factor, skip] = at;
-    let [param, grad, state] = [a.read(tensors[0])?, a.read(tensors[1])?, a.read(tensors[2])?];
-    let [to, state_to] = [a.write(node.outputs[0]), a.write(node.outputs[1])];
-    // Usually the same places.
-    a.copy_bytes(to, param, param_bytes);
-    a.copy_bytes(state_to, state, state_bytes);
-    let numel = a.ty(tensors[0]).shape.numel();
-    if numel == 0 {
-        return Some(());
+    let to: Vec<Pointer> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    match op.part {
+        AdafactorPart::Sums => sums(a, &shape, &at, to[0], op.state_len()),
+        AdafactorPart::Moments => {
+            // Usually the same place.
+            a.copy_bytes(to[0], at[3], op.state_len() * 4);
+            moments(a, &shape, &at, &to);
+        }
+        AdafactorPart::Step => {
+            a.copy_bytes(to[0], at[2], shape.len * 4);
+            step(a, &shape, &at, to[0]);
+        }
     }
-    let mut sums = |n: usize| a.scratch(n * SUM);
-    let (of_grad, of_param, of_update) = (sums(lines), sums(lines), sums(lines));
-    let (parts, means, size) = (sums(matrices * chunks * cols), sums(matrices), sums(1));
-    let kernel = |entry| SourceKernel::new("adafactor", entry);
+    Some(())
+}
+
+fn kernel(entry: &'static str) -> SourceKernel {
+    SourceKernel::new("adafactor", entry)
+}
+
+fn sums(a: &mut Assembler<'_>, s: &Shape, at: &[Pointer], to: Pointer, state_len: usize) {
+    if s.numel == 0 {
+        a.launch(Launch::Zero { at: to, bytes: (state_len + 1) * 4 });
+        return;
+    }
+    let of_matrix = s.rows.max(1);
+    let chunks = of_matrix.div_ceil(CHUNK);
+    let total = s.matrices * chunks * s.cols;
+    let [of_grad, of_param, parts] = [s.lines, s.lines, total].map(|n| a.scratch(n * SUM));
+    let [begin, grad, param, clip, factor] = [0, 1, 2, 3, 4].map(|i| at[i]);
     a.run(
         kernel("adafactor_lines")
-            .blocks(lines)
-            .pointer(of_grad)
-            .pointer(of_param)
-            .pointer(to)
-            .pointer(grad)
-            .pointer(factor)
-            .pointer(clip)
-            .i64(lines)
-            .i64(cols),
+            .blocks(s.lines)
+            .pointers([of_grad, of_param, begin, grad, param, clip, factor])
+            .i64(s.lines)
+            .i64(s.cols)
+            .i64(s.len),
     );
-    let total = matrices * chunks * cols;
     a.run(
         kernel("adafactor_columns")
             .threads(total)
-            .pointer(parts)
-            .pointer(grad)
-            .pointer(factor)
-            .pointer(clip)
+            .pointers([parts, begin, grad, clip, factor])
             .i64(of_matrix)
-            .i64(cols)
+            .i64(s.cols)
             .i64(chunks)
-            .i64(total),
+            .i64(total)
+            .i64(s.numel)
+            .i64(s.len),
     );
-    let total = state_lines + matrices * cols;
+    a.run(
+        kernel("adafactor_sums")
+            .threads(state_len)
+            .pointers([to, of_grad, parts])
+            .i64(s.state_lines)
+            .i64(s.cols)
+            .i64(chunks)
+            .i64(state_len)
+            .f64(s.share),
+    );
+    total_of(a, s, to.offset(state_len * 4), of_param);
+}
+
+fn total_of(a: &mut Assembler<'_>, s: &Shape, to: Pointer, of_lines: Pointer) {
+    a.run(kernel("adafactor_total").pointers([to, of_lines]).i64(s.lines).f64(s.share));
+}
+
+/// The means of the rows' moments.
+fn means(a: &mut Assembler<'_>, s: &Shape, state: Pointer) -> Pointer {
+    let means = a.scratch(s.matrices * SUM);
+    if s.rows > 0 {
+        a.run(
+            kernel("adafactor_means")
+                .blocks(s.matrices)
+                .pointers([means, state])
+                .i64(s.matrices)
+                .i64(s.rows),
+        );
+    }
+    means
+}
+
+fn moments(a: &mut Assembler<'_>, s: &Shape, at: &[Pointer], to: &[Pointer]) {
+    if s.numel == 0 {
+        a.launch(Launch::Zero { at: to[1], bytes: 4 });
+        return;
+    }
+    let [begin, grad, sums, _, exponent, clip, step, factor, skip] =
+        [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|i| at[i]);
+    let (state, total) = (to[0], s.state_lines + s.matrices * s.cols);
     a.run(
         kernel("adafactor_moments")
             .threads(total)
-            .pointer(state_to)
-            .pointer(of_grad)
-            .pointer(parts)
-            .pointer(exponent)
-            .pointer(step)
-            .pointer(skip)
-            .i64(state_lines)
-            .i64(rows)
-            .i64(cols)
-            .i64(chunks)
+            .pointers([state, sums, exponent, step, skip])
+            .i64(s.state_lines)
+            .i64(s.rows)
+            .i64(s.cols)
             .i64(total),
     );
-    if rows > 0 {
-        a.run(
-            kernel("adafactor_means")
-                .blocks(matrices)
-                .pointer(means)
-                .pointer(state_to)
-                .i64(matrices)
-                .i64(rows),
-        );
-    }
+    let means = means(a, s, state);
+    let of_update = a.scratch(s.lines * SUM);
     a.run(
         kernel("adafactor_updates")
-            .blocks(lines)
-            .pointer(of_update)
-            .pointer(grad)
-            .pointer(state_to)
-            .pointer(means)
-            .pointer(factor)
-            .pointer(clip)
-            .i64(lines)
-            .i64(state_lines)
-            .i64(rows)
-            .i64(cols),
+            .blocks(s.lines)
+            .pointers([of_update, begin, grad, state, means, clip, factor, skip])
+            .i64(s.lines)
+            .i64(s.state_lines)
+            .i64(s.rows)
+            .i64(s.cols)
+            .i64(s.len),
     );
+    total_of(a, s, to[1], of_update);
+}
+
+fn step(a: &mut Assembler<'_>, s: &Shape, at: &[Pointer], param: Pointer) {
+    if s.numel == 0 {
+        return;
+    }
+    let [begin, grad, state, of_param, of_update] = [0, 1, 3, 4, 5].map(|i| at[i]);
+    let means = means(a, s, state);
     a.run(
-        kernel("adafactor_size")
-            .pointer(size)
-            .pointer(of_param)
-            .pointer(of_update)
-            .pointer(lr)
-            .pointer(eps)
-            .pointer(threshold)
-            .pointer(step)
-            .i64(lines)
-            .i64(numel),
+        kernel("adafactor_step")
+            .threads(s.numel.min(s.len))
+            .pointers([param, begin, grad, state, means, of_param, of_update])
+            // Rates, limits and flags, in the order of the operands.
+            .pointers([6, 7, 8, 9, 10, 11, 12, 13].map(|i| at[i]))
+            .i64(s.state_lines)
+            .i64(s.rows)
+            .i64(s.cols)
+            .i64(s.numel)
+            .i64(s.len),
     );
-    a.run(
-        kernel("adafactor_apply")
-            .threads(numel)
-            .pointer(to)
-            .pointer(grad)
-            .pointer(state_to)
-            .pointer(means)
-            .pointer(size)
-            .pointer(lr)
-            .pointer(decay)
-            .pointer(factor)
-            .pointer(clip)
-            .pointer(skip)
-            .i64(state_lines)
-            .i64(rows)
-            .i64(cols)
-            .i64(numel),
-    );
-    Some(())
 }

@@ -72,7 +72,7 @@ impl<'a> Assembler<'a> {
             }
             Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::assemble(self, node),
             Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
-            Op::OptimizerStep(op) => adafactor::assemble(self, node, op),
+            Op::Adafactor(op) => adafactor::assemble(self, node, op),
             op if op.is_layout() => layout::assemble(self, node),
             _ => None,
         }

@@ -53,8 +53,18 @@ impl SourceKernel {
         self
     }
 
+    pub(super) fn pointers(mut self, pointers: impl IntoIterator<Item = Pointer>) -> Self {
+        self.arguments.extend(pointers.into_iter().map(Argument::Pointer));
+        self
+    }
+
     pub(super) fn i64(mut self, value: usize) -> Self {
         self.arguments.push(Argument::I64(value as i64));
+        self
+    }
+
+    pub(super) fn f64(mut self, value: f64) -> Self {
+        self.arguments.push(Argument::F64(value));
         self
     }
 
