@@ -1,7 +1,7 @@
 //! The update, against independent loops: optimizers, schedule and clipping in f64; loss scaling against
 //! the rule of PyTorch's GradScaler; what a skipped step leaves alone.
 
-use crate::support::{Planned, plan_at, train_on};
+use crate::support::{Planned, plan_at, train, train_on};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -320,6 +320,47 @@ fn nan_in_the_data_reaches_the_loss_and_skips_the_step() {
         let finite: Vec<bool> = series(&metrics, "loss").iter().map(|l| l.is_finite()).collect();
         assert_eq!(finite, [true, true, false, true, true, true], "{ranks}");
         assert_eq!(skipped(&metrics), [false, false, true, false, false, false], "{ranks}");
+    }
+}
+
+#[test]
+fn what_is_read_without_a_slope_has_a_gradient_of_zero() {
+    // Both tables are read at a padding row alone, so that nothing is left of their gradients to compute.
+    const PADDED: &str = r#"{ "frit_model": 1, "name": "padded",
+      "dims": { "batch": null },
+      "inputs": [ { "name": "x", "dtype": "f32", "shape": ["batch", 3] } ],
+      "params": [ { "name": "w", "shape": [3, 2], "init": { "constant": 0.5 } },
+                  { "name": "a", "shape": [5, 2], "init": "ones" },
+                  { "name": "b", "shape": [5, 2], "init": "ones" } ],
+      "nodes": [
+        { "op": "constant", "outputs": ["row"], "attrs": { "ty": { "dtype": "i64", "shape": [1] }, "values": [1] } },
+        { "op": "embedding", "inputs": ["a", "row"], "outputs": ["p"], "attrs": { "padding_idx": 1 } },
+        { "op": "embedding", "inputs": ["b", "row"], "outputs": ["q"], "attrs": { "padding_idx": 1 } },
+        { "op": "matmul", "inputs": ["x", "w"], "outputs": ["h"] },
+        { "op": "add", "inputs": ["h", "p"], "outputs": ["g"] },
+        { "op": "add", "inputs": ["g", "q"], "outputs": ["y"] } ],
+      "outputs": ["y"] }"#;
+    let linear = Linear::new();
+    std::fs::write(linear.file("model.json"), PADDED).expect("written");
+    let data = linear.file("data.safetensors");
+    let x: Vec<f64> = (0..8 * BATCH * 3).map(|i| number(i, 1)).collect();
+    let labels: Vec<f64> = (0..8 * BATCH * 2).map(|i| number(i, 2)).collect();
+    write_data(&data, &x, &labels);
+    for settings in [
+        &["run.accumulation=1"][..],
+        &["run.accumulation=2"],
+        &["run.accumulation=2", "sharding.ranks=2"],
+        &["run.accumulation=2", "sharding.ranks=2", "sharding.strategy=no_shard"],
+        &["run.accumulation=2", "sharding.ranks=2", "sharding.strategy=shard_optimizer"],
+    ] {
+        let planned = linear.plan(BATCH, settings);
+        train(&planned, &data.to_string_lossy(), 2, false);
+        let bytes = std::fs::read(planned.dir.path().join("grads.safetensors")).expect("gradients");
+        let gradients = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+        for (name, is_zero) in [("w", false), ("a", true), ("b", true)] {
+            let gradient = gradients.tensor(name).expect("a gradient of every parameter");
+            assert_eq!(gradient.data().iter().all(|b| *b == 0), is_zero, "{name}, {settings:?}");
+        }
     }
 }
 

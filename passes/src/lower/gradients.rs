@@ -142,14 +142,25 @@ impl<'a> Lowering<'a> {
         if !self.gradient.missing.get_mut(&group).is_some_and(|missing| missing.remove(name)) {
             return Ok(());
         }
-        let offset = self.plan.groups[group].segments[segment].offset * 4;
         let flat = self.flat_gradient(group);
-        let from = self.place(raw)?;
-        let to = Place { buffer: flat.buffer, offset, ty: from.ty.clone() };
-        if from != to {
-            let action = Action::Copy { from, to };
-            let label = format!("copy gradient {name}");
+        let (offset, numel) = {
+            let segment = &self.plan.groups[group].segments[segment];
+            (segment.offset * 4, segment.numel)
+        };
+        if self.graph.constant(raw).and_then(|c| c.as_splat()) == Some(0.0) {
+            // The loss has no slope where it reads the parameter. The constant may be a scalar.
+            let ty = TensorType::new(DType::F32, [numel]);
+            let action = Action::Zero { places: vec![Place { buffer: flat.buffer, offset, ty }] };
+            let label = format!("zero gradient {name}");
             self.task(&label, Stream::Compute, node.region, &node.origin, action);
+        } else {
+            let from = self.place(raw)?;
+            let to = Place { buffer: flat.buffer, offset, ty: from.ty.clone() };
+            if from != to {
+                let action = Action::Copy { from, to };
+                let label = format!("copy gradient {name}");
+                self.task(&label, Stream::Compute, node.region, &node.origin, action);
+            }
         }
         if self.gradient.missing[&group].is_empty() {
             self.zero_padding(group, &flat, node);
