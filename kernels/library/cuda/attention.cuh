@@ -3,28 +3,14 @@
 // To be defined: T (f16 or bf16); HEAD and VALUE, the sizes of a query and of a value, and D and E, the
 // same rounded up to 16, filled with zeros; the parameters of the Layout of each operand and result; CAUSAL (0 or 1); MASK (NO_MASK, ADDED or KEPT) with elements
 // MASK_T; FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask).
-//
-// A warp multiplies 16×16 by 16×8. Its lane l holds of the result rows l/4 and l/4 + 8, columns 2(l%4)
-// and 2(l%4) + 1. Rows of tiles are 16 bytes longer than their elements, so that the eight rows of an
-// 8×8 matrix lie in different banks.
 
 #define NO_MASK 0
 #define ADDED 1
 #define KEPT 2
 
-const int PAD = 8;
 const f32 LOG2_E = 1.4426950408889634f;
 const f32 LN_2 = 0.6931471805599453f;
 #define INFINITE __uint_as_float(0x7f800000)
-
-__device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) {
-    mma_bf16(c, a, b0, b1);
-}
-__device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) {
-    mma_f16(c, a, b0, b1);
-}
-__device__ __forceinline__ u32 pair(f32 low, f32 high, bf16) { return f32_to_bf16x2(low, high); }
-__device__ __forceinline__ u32 pair(f32 low, f32 high, f16) { return f32_to_f16x2(low, high); }
 
 // Sizes of an attention, as recipes pass them; distances of the mask's elements, below 2^31 within a head.
 struct Shape {

@@ -2,7 +2,7 @@
 //! defined (element types, tile sizes) is said at its head.
 
 macro_rules! sources {
-    ($($name:literal $(with $shared:literal)?),* $(,)?) => {
+    ($($name:literal $(with $($shared:literal)+)?),* $(,)?) => {
         /// Names of the files in `cuda/`, without `.cu`, and what to compile for them.
         pub const SOURCES: &[(&str, &str)] = &[$((
             $name,
@@ -10,10 +10,10 @@ macro_rules! sources {
                 include_str!("../cuda/ptx.cuh"),
                 "#line 1 \"numbers.cuh\"\n",
                 include_str!("../cuda/numbers.cuh"),
-                $(
+                $($(
                     "#line 1 \"", $shared, ".cuh\"\n",
                     include_str!(concat!("../cuda/", $shared, ".cuh")),
-                )?
+                )+)?
                 "#line 1 \"", $name, ".cu\"\n",
                 include_str!(concat!("../cuda/", $name, ".cu")),
             ),
@@ -23,15 +23,16 @@ macro_rules! sources {
 
 sources![
     "adafactor" with "block_sum",
-    "attention" with "attention",
+    "attention" with "tensor_cores" "attention",
     "attention_delta",
-    "attention_grad_keys" with "attention",
-    "attention_grad_queries" with "attention",
+    "attention_grad_keys" with "tensor_cores" "attention",
+    "attention_grad_queries" with "tensor_cores" "attention",
     "attention_mask_grad" with "attention_plain",
     "attention_plain" with "attention_plain",
     "attention_plain_grad" with "attention_plain",
     "batch_norm" with "block_sum",
     "conv" with "window",
+    "conv_tiles" with "window" "tensor_cores",
     "convert",
     "copy",
     "cum_sum",

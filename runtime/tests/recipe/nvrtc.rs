@@ -6,8 +6,8 @@
 use crate::check::body_of;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
-    ConvGradInput, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MaxPoolGrad, Pad, RandomMask,
-    Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
+    ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MaxPoolGrad,
+    Pad, RandomMask, Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
 };
 use frit_ir::{DType, Op, TensorType};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
@@ -60,6 +60,33 @@ fn attention(
     ]
 }
 
+/// Convolution of as many channels to as many filters, and its gradients.
+fn convolution(dtype: DType, channels: usize) -> Vec<(Op, Vec<TensorType>)> {
+    let image = TensorType::new(dtype, [2, channels, 32, 32]);
+    let weight = TensorType::new(dtype, [channels, channels, 3, 3]);
+    let window = || Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
+    let (size, taps) = (vec![32, 32], vec![3, 3]);
+    vec![
+        (
+            Op::Conv(Conv { window: window(), groups: 1, out: None }),
+            vec![image.clone(), weight.clone()],
+        ),
+        (
+            Op::ConvGradInput(ConvGradInput { window: window(), groups: 1, size, out: None }),
+            vec![image.clone(), weight],
+        ),
+        (
+            Op::ConvGradWeight(ConvGradWeight {
+                window: window(),
+                groups: 1,
+                taps,
+                out: Some(DType::F32),
+            }),
+            vec![image.clone(), image],
+        ),
+    ]
+}
+
 /// Operations that between them launch every source.
 fn bodies() -> Vec<(Op, Vec<TensorType>)> {
     let ty = |dtype, dims: &[usize]| TensorType::new(dtype, dims);
@@ -92,15 +119,10 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
             Op::MaxPoolGrad(MaxPoolGrad { window: window.clone(), taps: vec![2, 2] }),
             vec![ty(b, &[2, 3, 7, 7]), image.clone()],
         ),
-        (
-            Op::Conv(Conv { window: window.clone(), groups: 1, out: None }),
-            vec![image, ty(b, &[4, 3, 3, 3])],
-        ),
-        (
-            Op::ConvGradInput(ConvGradInput { window, groups: 1, size: vec![8, 8], out: Some(f) }),
-            vec![ty(b, &[2, 4, 6, 6]), ty(b, &[4, 3, 3, 3])],
-        ),
     ];
+    all.extend(convolution(f, 4));
+    all.extend(convolution(b, 64));
+    all.extend(convolution(b, 128));
     let adafactor = |part, shapes: &[usize], scalars: usize| {
         let mut operands = vec![ty(i, &[1]), ty(f, &[20])];
         operands.extend(shapes.iter().map(|n| ty(f, &[*n])));

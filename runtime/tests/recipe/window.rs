@@ -41,6 +41,32 @@ fn convolutions_by_products() {
 }
 
 #[test]
+fn convolutions_on_tensor_cores() {
+    let (bf16, f16) = (DType::BF16, DType::F16);
+    let same = Window { low: vec![1, 1], high: vec![1, 1], ..Window::plain(2) };
+    // More rows and columns than one tile, odd numbers of positions, steps that end within a channel.
+    conv(bf16, None, &same, 1, &[3, 9, 7, 9], &[130, 9, 3, 3]);
+    conv(f16, None, &same, 2, &[2, 140, 6, 6], &[20, 70, 3, 3]);
+    let strided = Window { strides: vec![2, 2], ..same.clone() };
+    conv(bf16, Some(DType::F32), &strided, 1, &[2, 5, 13, 12], &[7, 5, 3, 3]);
+    conv(
+        bf16,
+        None,
+        &Window { strides: vec![2, 2], ..Window::plain(2) },
+        1,
+        &[2, 16, 8, 8],
+        &[33, 16, 1, 1],
+    );
+    conv(bf16, None, &uneven(), 1, &[1, 2, 9, 11], &[3, 2, 3, 2]);
+    // Sums over many positions are split.
+    conv(bf16, None, &same, 1, &[6, 3, 16, 16], &[4, 3, 3, 3]);
+    conv(f16, Some(DType::F32), &Window::plain(2), 1, &[4, 6, 16, 16], &[10, 6, 1, 1]);
+    let line = Window { strides: vec![3], low: vec![2], high: vec![1], ..Window::plain(1) };
+    conv(bf16, None, &line, 1, &[2, 4, 50], &[8, 4, 7]);
+    conv(bf16, None, &Window::plain(3), 1, &[2, 3, 4, 5, 6], &[4, 3, 2, 3, 2]);
+}
+
+#[test]
 fn convolutions_of_many_groups() {
     conv(DType::F32, None, &uneven(), 20, &[2, 20, 5, 6], &[40, 1, 3, 2]);
     conv(DType::BF16, None, &Window::plain(1), 17, &[1, 34, 9], &[17, 2, 3]);

@@ -1,5 +1,5 @@
-//! Convolution and its gradients: matrix products with the columns of the images, some images at a time;
-//! directly where there are many groups.
+//! Convolution and its gradients: on tensor cores for 2-byte elements, otherwise matrix products with the columns
+//! of the images, some images at a time; directly where there are many groups.
 
 use super::assembler::Assembler;
 use super::kernel::c_type;
@@ -15,18 +15,18 @@ const COLUMNS_BYTES: usize = 64 << 20;
 
 /// A convolution of `x[images, channels, size]` by `w[filters, channels / groups, taps]` to
 /// `y[images, filters, positions]`; places are of operands and of the result.
-struct Conv<'a> {
-    window: &'a Window,
-    groups: usize,
-    images: usize,
-    channels: usize,
-    filters: usize,
-    size: &'a [usize],
-    taps: &'a [usize],
-    positions: usize,
+pub(super) struct Conv<'a> {
+    pub(super) window: &'a Window,
+    pub(super) groups: usize,
+    pub(super) images: usize,
+    pub(super) channels: usize,
+    pub(super) filters: usize,
+    pub(super) size: &'a [usize],
+    pub(super) taps: &'a [usize],
+    pub(super) positions: usize,
     /// Elements of operands and of the result.
-    element: DType,
-    out: DType,
+    pub(super) element: DType,
+    pub(super) out: DType,
 }
 
 pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
@@ -63,6 +63,9 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     }
     match &node.op {
         _ if groups > MANY_GROUPS => conv.direct(a, &node.op, operands, to),
+        Op::Conv(_) if conv.is_plain() => conv.forward(a, operands, to),
+        Op::ConvGradInput(_) if conv.is_plain() => conv.plain_grad_input(a, operands, to),
+        op if conv.has_tiles() => conv.tiles(a, op, operands, to),
         Op::Conv(_) => conv.forward(a, operands, to),
         Op::ConvGradInput(_) => conv.grad_input(a, operands, to),
         _ => conv.grad_weight(a, operands, to),
@@ -178,6 +181,38 @@ impl Conv<'_> {
             .i64(row_step);
         a.run(kernel);
         Some(())
+    }
+
+    /// The gradient of images that are their own columns.
+    fn plain_grad_input(
+        &self,
+        a: &mut Assembler<'_>,
+        [dy, w]: [Pointer; 2],
+        to: Pointer,
+    ) -> Option<()> {
+        let (positions, bytes) = (self.positions, self.element.size());
+        let (filters, channels) = (self.filters / self.groups, self.channels / self.groups);
+        let n = self.images * self.channels * positions;
+        let (sums, sum_type) = self.product_place(a, to, n);
+        for group in 0..self.groups {
+            let weights = w.offset(group * filters * channels * bytes);
+            let gradient = dy.offset(group * filters * positions * bytes);
+            let result = sums.offset(group * channels * positions * sum_type.size());
+            a.launch(Launch::Gemm(Gemm {
+                m: channels,
+                n: positions,
+                k: filters,
+                batch: self.images,
+                a: Matrix { transposed: true, ..self.matrix(weights, self.element, channels, 0) },
+                b: self.matrix(gradient, self.element, positions, self.filters * positions),
+                d: self.matrix(result, sum_type, positions, self.channels * positions),
+                epilogue: Epilogue::None,
+            }));
+        }
+        if self.is_direct() {
+            return Some(());
+        }
+        convert::convert(a, (sums, sum_type), (to, self.out), n)
     }
 
     fn grad_input(&self, a: &mut Assembler<'_>, [dy, w]: [Pointer; 2], to: Pointer) -> Option<()> {

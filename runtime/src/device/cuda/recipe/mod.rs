@@ -9,6 +9,7 @@ mod assembler;
 mod attention;
 mod batch_norm;
 mod conv;
+mod conv_tiles;
 mod convert;
 mod embedding;
 mod index;
