@@ -115,7 +115,8 @@ pub fn compile(
     };
     plan.reports = run.reports;
     let mut found = run.context.warnings;
-    found.extend(lint::plan(&plan));
+    let cluster = clusters::of(config, &options.backend.describe())?;
+    found.extend(lint::plan(&plan, &cluster.device));
     lints::allow(&mut found, &config.lints.allow)?;
     plan.lints = found;
     run.observer.stage("proof");

@@ -15,6 +15,9 @@ pub enum RunError {
         /// The reason.
         error: std::io::Error,
     },
+    /// The system lets no signals be watched.
+    #[error("cannot watch for signals: {0}")]
+    Signals(std::io::Error),
     /// Not a plan, or one of another version.
     #[error("{path}: {reason}")]
     Plan {

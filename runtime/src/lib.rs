@@ -2,6 +2,7 @@
 //!
 //! The runtime obeys the plan and decides nothing. It knows no model format, no pass and no compiler.
 
+pub mod arguments;
 pub mod checkpoint;
 pub mod comm;
 pub mod compare;

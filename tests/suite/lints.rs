@@ -7,6 +7,7 @@ use frit::config::Config;
 use frit::driver::{Request, compile};
 use frit_ir::plan::{Action, Plan};
 use frit_ir::{DType, Op, Region, Severity, TensorType, text};
+use frit_passes::cost::Cluster;
 use frit_passes::lint;
 use frit_passes::verify_plan::verify_plan;
 use std::collections::BTreeMap;
@@ -168,7 +169,7 @@ fn a_tiny_model_gains_nothing() {
     let mut plan = plan("tests/models/mlp/model.onnx", 4, &[]).compiled.plan;
     assert!(ids(&plan).contains(&"L16"), "{:?}", ids(&plan));
     // The same tasks where nothing but arithmetic takes time.
-    plan.target.arch = "sm_90".into();
+    let h100 = Cluster::named("h100").expect("it is built in").device;
     let large = |plan: &mut Plan| {
         let body = "graph @kernel world=1 {
   %0: bf16[4096, 4096] = input {name = \"0\", ty = {\"dtype\": \"bf16\", \"shape\": [4096, 4096]}}
@@ -177,9 +178,10 @@ fn a_tiny_model_gains_nothing() {
 }";
         plan.kernels[0].body = text::parse(body).expect("parses");
     };
-    assert_eq!(lint::plan(&plan).len(), 1);
+    assert_eq!(lint::plan(&plan, &h100).len(), 1);
     large(&mut plan);
-    assert!(lint::plan(&plan).is_empty(), "{:?}", lint::plan(&plan));
+    let found = lint::plan(&plan, &h100);
+    assert!(found.is_empty(), "{found:?}");
 }
 
 /// Plans of language models do not cast there and back; one that does is found.
@@ -225,7 +227,7 @@ fn casts_there_and_back() {
 }";
     let mut finds = |body: &str| {
         broken.kernels[kernel].body = text::parse(body).expect("parses");
-        lint::plan(&broken).iter().any(|d| d.code == "L24")
+        lint::plan(&broken, &Cluster::of(&broken.target).device).iter().any(|d| d.code == "L24")
     };
     assert!(finds(body));
     // Rounded and widened again for nothing, but not where something reads the rounded value.

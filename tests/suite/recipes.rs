@@ -79,9 +79,11 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source() {
     }
     let unet = ["precision.compute=bf16", "loss.kind=mse"];
     used.extend(recipes_of("tests/models/unet/model.onnx", 4, &unet));
+    let wide = ["precision.compute=fp32"];
+    used.extend(recipes_of("tests/models/resnet/model.onnx", 4, &wide));
     let adafactor = ["optimizer.kind=adafactor"];
     used.extend(recipes_of("tests/models/gpt2/model.onnx", 4, &adafactor));
-    used.extend(recipes_of("examples/gpu/attention_heads.json", 2, &["precision.compute=fp32"]));
+    used.extend(recipes_of("examples/gpu/attention_heads.json", 2, &wide));
     let folder = std::fs::read_dir(file("kernels/library/cuda")).expect("the sources");
     let sources = folder
         .map(|f| f.expect("a file").path())

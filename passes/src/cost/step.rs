@@ -1,6 +1,6 @@
 //! How long a step of a plan takes whose tasks run one after the other, as it is and as if it were f32.
 
-use super::{Cluster, Device};
+use super::Device;
 use frit_ir::plan::{Action, Place, Plan, Task};
 use frit_ir::{DType, Op};
 
@@ -10,11 +10,11 @@ pub fn step_us(plan: &Plan) -> f64 {
 }
 
 /// The same if every tensor in low precision were f32: kernels that only cast fall away, products run at
-/// the rate of f32, and what is moved or sent in low precision takes twice the bytes.
-pub fn step_us_in_f32(plan: &Plan) -> f64 {
-    let device = Cluster::of(&plan.target).device;
+/// the rate of f32, and what is moved or sent in low precision takes twice the bytes. The plan's durations are
+/// those of `device`.
+pub fn step_us_in_f32(plan: &Plan, device: &Device) -> f64 {
     let tasks = plan.tasks.iter().enumerate();
-    tasks.map(|(i, t)| plan.runs(i) as f64 * task_us_in_f32(&device, plan, t)).sum()
+    tasks.map(|(i, t)| plan.runs(i) as f64 * task_us_in_f32(device, plan, t)).sum()
 }
 
 fn task_us_in_f32(device: &Device, plan: &Plan, task: &Task) -> f64 {

@@ -15,6 +15,7 @@ pub mod range;
 mod scaling;
 mod speed;
 
+use crate::cost::Device;
 use crate::loss_scale::LossScaling;
 use catalog::Level;
 use frit_ir::ops::Param;
@@ -71,11 +72,11 @@ pub fn forward(graph: &Graph, facts: &Facts<'_>) -> Vec<Diagnostic> {
     found.list()
 }
 
-/// Lints of a finished plan.
-pub fn plan(plan: &Plan) -> Vec<Diagnostic> {
+/// Lints of a finished plan whose durations are those of `device`.
+pub fn plan(plan: &Plan, device: &Device) -> Vec<Diagnostic> {
     let mut found = Findings::default();
     casts::ping_pong(plan, &mut found);
-    speed::lint(plan, &mut found);
+    speed::lint(plan, device, &mut found);
     found.list()
 }
 

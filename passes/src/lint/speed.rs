@@ -1,18 +1,18 @@
 //! L16: plans for which low precision is predicted to bring next to nothing.
 
 use super::Findings;
-use crate::cost::{step_us, step_us_in_f32};
+use crate::cost::{Device, step_us, step_us_in_f32};
 use frit_ir::Origin;
 use frit_ir::plan::Plan;
 
 /// Below this, low precision is not worth its roundings.
 const WORTH: f64 = 1.1;
 
-pub(super) fn lint(plan: &Plan, found: &mut Findings) {
+pub(super) fn lint(plan: &Plan, device: &Device, found: &mut Findings) {
     if !plan.compute_dtype.is_low_precision() {
         return;
     }
-    let (own, wide) = (step_us(plan), step_us_in_f32(plan));
+    let (own, wide) = (step_us(plan), step_us_in_f32(plan, device));
     let gain = wide / own.max(f64::MIN_POSITIVE);
     if gain < WORTH {
         let message = format!(

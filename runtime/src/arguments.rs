@@ -1,0 +1,119 @@
+//! What `frit run` and `frit-run` take on the command line.
+
+use crate::RunError;
+use crate::checkpoint::CheckpointOptions;
+use crate::interrupt;
+use crate::run::RunOptions;
+use crate::validation::ValidationOptions;
+use std::path::PathBuf;
+
+/// The plan, the data, and what is asked of the run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    /// The plan directory.
+    pub plan: PathBuf,
+    /// A .safetensors or .npz file with one tensor per input, or a token .bin (uint16).
+    #[arg(long)]
+    pub data: PathBuf,
+    /// Steps, counted from the start of training.
+    #[arg(long, default_value_t = 1)]
+    pub steps: usize,
+    /// Append one JSON object per step to this file.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub metrics: Option<PathBuf>,
+    /// Write the first step's gradients, unscaled and unclipped, to this safetensors file.
+    #[arg(long, value_name = "FILE")]
+    pub dump_grads: Option<PathBuf>,
+    /// Write the parameters after the last step to this safetensors file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub save: Option<PathBuf>,
+    /// Write checkpoints into this directory: after the last step, on Ctrl-C, and as --checkpoint-every says.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Write a checkpoint after every so many steps.
+    #[arg(long, value_name = "STEPS", requires = "checkpoint", value_parser = at_least_one)]
+    pub checkpoint_every: Option<usize>,
+    /// Continue from the latest checkpoint of the directory; from the start if there is none.
+    #[arg(long, requires = "checkpoint")]
+    pub resume: bool,
+    /// Keep only the newest checkpoints.
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
+    pub keep: Option<usize>,
+    /// Take the loss over the examples of this file between steps, and after the last; by default the file
+    /// of the configuration's data.validation. The file `best` names the best checkpoint.
+    #[arg(long, value_name = "FILE")]
+    pub validation: Option<PathBuf>,
+    /// Steps between two validations; by default those between two checkpoints.
+    #[arg(long, value_name = "STEPS", requires = "validation", value_parser = at_least_one)]
+    pub validate_every: Option<usize>,
+    /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
+    /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub save_ema: Option<PathBuf>,
+    /// Write what the run used of its device, memory and launches, to this JSON file.
+    #[arg(long, value_name = "FILE.json")]
+    pub usage: Option<PathBuf>,
+    /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
+    #[arg(long)]
+    pub interpret: bool,
+    /// Stop at the first task that produces inf or NaN, and say which operation and why (slow).
+    #[arg(long)]
+    pub check_numerics: bool,
+    /// Write histograms of exponents by scope to this JSON file, for `frit inspect --numerics` (slow).
+    #[arg(long, value_name = "FILE.json")]
+    pub numerics: Option<PathBuf>,
+    /// Threads per rank; by default the cores divided by the ranks.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Change a hyper-parameter of the plan, such as optimizer.lr=3e-4.
+    #[arg(long, value_name = "KEY=NUMBER", value_parser = setting)]
+    pub set: Vec<(String, f64)>,
+}
+
+fn setting(text: &str) -> Result<(String, f64), String> {
+    let (key, value) = text.split_once('=').ok_or("write for example --set optimizer.lr=3e-4")?;
+    Ok((key.into(), value.parse().map_err(|e| format!("{e}"))?))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "give a whole number of at least 1".into())
+}
+
+impl Arguments {
+    /// What they ask for, with a progress bar. With checkpoints, signals are watched from here on.
+    ///
+    /// # Errors
+    /// If the system lets no signals be watched.
+    pub fn options(self) -> Result<RunOptions, RunError> {
+        let checkpoint = self.checkpoint.map(|dir| CheckpointOptions {
+            dir,
+            every: self.checkpoint_every,
+            resume: self.resume,
+            keep: self.keep,
+        });
+        // Without checkpoints there is nothing to do before leaving.
+        let stop = checkpoint.as_ref().map(|_| interrupt::watch()).transpose();
+        let every = self.validate_every;
+        Ok(RunOptions {
+            steps: self.steps,
+            data: self.data,
+            metrics: self.metrics,
+            dump_grads: self.dump_grads,
+            save: self.save,
+            save_ema: self.save_ema,
+            checkpoint,
+            validation: self.validation.map(|data| ValidationOptions { data, every }),
+            stop: stop.map_err(RunError::Signals)?,
+            trace: self.trace,
+            usage: self.usage,
+            interpret: self.interpret,
+            threads: self.threads,
+            hyper: self.set,
+            check_numerics: self.check_numerics,
+            numerics: self.numerics,
+            progress: true,
+        })
+    }
+}
