@@ -63,7 +63,7 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
         Box::new(o.autocast.clone()),
-        Box::new(PadTensorCores { mode: o.padding, target: o.backend.describe() }),
+        Box::new(padding(o)),
     ]
 }
 
@@ -116,7 +116,7 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
         Box::new(o.autocast.clone()),
-        Box::new(PadTensorCores { mode: o.padding, target: o.backend.describe() }),
+        Box::new(padding(o)),
         Box::new(Fp8 { history: None, ..o.fp8.clone() }),
         Box::new(Shard {
             world_size: o.world_size,
@@ -131,6 +131,10 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Canonicalize {}),
         Box::new(Fuse { supported: o.backend.fuses() }),
     ]
+}
+
+fn padding(o: &Options) -> PadTensorCores {
+    PadTensorCores { mode: o.padding, target: o.backend.describe(), fp8: o.fp8.clone() }
 }
 
 /// Checks that every pass finds what it requires.

@@ -21,7 +21,7 @@ use frit_ir::ops::{
     AMAX_HISTORY, AllReduce, Concat, Quantize, Reduce, ReduceFn, ReduceKind, Reshape, Slice, State,
 };
 use frit_ir::{
-    DType, Diagnostic, Graph, GraphError, NodeId, Op, Origin, OutputKind, Region, Shape,
+    DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, OutputKind, Region, Shape,
     TensorType, ValueId,
 };
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ pub const INFO: PassInfo = PassInfo {
 };
 
 /// What the sizes of a product must be multiples of.
-const ALIGNMENT: usize = 16;
+pub(crate) const ALIGNMENT: usize = 16;
 
 /// Rounds what matrix products read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -118,12 +118,17 @@ impl Pass for Fp8 {
 }
 
 impl Fp8 {
+    /// Whether a product with operands of this dtype is rounded if its sizes allow it.
+    pub(crate) fn covers(&self, node: &Node, dtype: DType) -> bool {
+        self.enabled && dtype.is_low_precision() && !self.exceptions.iter().any(|e| e.applies(node))
+    }
+
     /// Whether this is a product in 8-bit floats; says why a low-precision one is not.
     fn is_rounded(&self, graph: &Graph, id: NodeId, context: &mut PassContext) -> bool {
         let node = graph.node(id);
         let Op::MatMul(op) = &node.op else { return false };
         let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
-        if !a.dtype.is_low_precision() || self.exceptions.iter().any(|e| e.applies(node)) {
+        if !self.covers(node, a.dtype) {
             return false;
         }
         let Product { m, n, k, .. } = Product::of(op, a, b);

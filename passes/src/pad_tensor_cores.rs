@@ -6,14 +6,16 @@
 //!
 //! Each product is decided by the cost model: its three contractions of a step (forward and the two
 //! gradients, which inherit the sizes) against the copies that borders and cuts take. Whatever is decided
-//! about a product of unaligned rows is advice L23 of the plan.
+//! about a product of unaligned rows is advice L23 of the plan. A product that is to be of 8-bit floats, which
+//! matrix units take only if all its sizes are aligned, is padded to what they want or else stays wider.
 //! Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (rows of 16 and of 128 bytes).
 
 use crate::cost::{Cluster, Device, Product};
+use crate::fp8::{self, Fp8};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{Pad, Slice};
 use frit_ir::plan::Target;
-use frit_ir::{Diagnostic, Graph, GraphError, NodeId, Op, Severity, ValueId};
+use frit_ir::{DType, Diagnostic, Graph, GraphError, NodeId, Op, Severity, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
 /// The contract of [`PadTensorCores`].
@@ -48,12 +50,14 @@ pub enum PadMode {
 }
 
 /// Pads matrix products.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PadTensorCores {
     /// When.
     pub mode: PadMode,
     /// What the plan is for.
     pub target: Target,
+    /// As given to the pass `fp8`.
+    pub fp8: Fp8,
 }
 
 impl Pass for PadTensorCores {
@@ -70,7 +74,8 @@ impl Pass for PadTensorCores {
             let Op::MatMul(op) = &node.op else { continue };
             let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
             let product = Product::of(op, a, b);
-            let Some(choice) = self.choose(&product) else { continue };
+            let eighth = self.fp8.covers(node, product.dtype);
+            let Some(choice) = self.choose(&product, eighth) else { continue };
             let origin = node.origin.by(INFO.name);
             if choice.taken {
                 let y = node.outputs[0];
@@ -120,11 +125,14 @@ struct Choice {
     after: f64,
     /// Whether that device is the target.
     own: bool,
+    /// Whether the padded product is of 8-bit floats.
+    eighth: bool,
 }
 
 impl PadTensorCores {
-    /// The best padding of this product and whether to do it; `None` if there is nothing to align.
-    fn choose(&self, product: &Product) -> Option<Choice> {
+    /// The best padding of this product and whether to do it; `None` if there is nothing to align. One that
+    /// is to be of `eighth`, 8-bit, floats may get them by it.
+    fn choose(&self, product: &Product, eighth: bool) -> Option<Choice> {
         let target = Cluster::of(&self.target).device;
         let own = target.has_matrix_units();
         let device = if own {
@@ -132,11 +140,19 @@ impl PadTensorCores {
         } else {
             Cluster::of(&Target { arch: EXAMPLE.into(), ..self.target.clone() }).device
         };
-        let before = CONTRACTIONS * device.matmul_seconds(product);
+        let Product { m, n, k, .. } = *product;
+        let sizes = [m, n, k];
+        // A size of one needs no matrix unit.
+        let eighth = eighth && sizes.iter().all(|size| *size > 1);
+        let narrow = Product { dtype: DType::F8E4M3, ..*product };
+        let is_narrow = eighth && sizes.iter().all(|size| size.is_multiple_of(fp8::ALIGNMENT));
+        let before =
+            CONTRACTIONS * device.matmul_seconds(if is_narrow { &narrow } else { product });
+        let wanted = if eighth { &narrow } else { product };
         let best = ALIGNMENTS
             .into_iter()
-            .filter_map(|alignment| Growth::to(product, alignment))
-            .map(|growth| (growth, growth.step_seconds(product, &device)))
+            .filter_map(|alignment| Growth::to(wanted, alignment))
+            .map(|growth| (growth, growth.step_seconds(product, wanted.dtype, &device)))
             .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
         let (growth, after) = best;
         let taken = match self.mode {
@@ -144,7 +160,7 @@ impl PadTensorCores {
             PadMode::On => true,
             PadMode::Auto => own && product.dtype.is_low_precision() && after < before,
         };
-        Some(Choice { growth, taken, before, after, own })
+        Some(Choice { growth, taken, before, after, own, eighth })
     }
 }
 
@@ -164,8 +180,9 @@ impl Choice {
                 - 1.0);
         let verb = if self.taken { "padded" } else { "not padded" };
         let on = if self.own { String::new() } else { format!(" on {EXAMPLE}") };
+        let eighth = if self.eighth { " for 8-bit floats" } else { "" };
         format!(
-            "{verb}: {dtype} product of {m} × {k} by {k} × {n}, {}: {waste:.1} % more arithmetic, \
+            "{verb}: {dtype} product of {m} × {k} by {k} × {n}{eighth}, {}: {waste:.1} % more arithmetic, \
              predicted gain {:.2} times{on}",
             grown.join(", "),
             self.before / self.after,
@@ -194,9 +211,11 @@ impl Growth {
         let Product { m, n, k, trans, .. } = *product;
         let multiple = (alignment / product.dtype.size()).max(1);
         let missing = |d: usize| d.next_multiple_of(multiple) - d;
-        // Rows of `a` run along M only if it is transposed. A size of one needs no matrix unit.
+        // Rows of `a` run along M only if it is transposed; products of 8-bit floats want all sizes aligned.
+        // A size of one needs no matrix unit.
+        let along_m = trans[0] || product.dtype.size() == 1;
         let growth = Growth {
-            m: if trans[0] && m > 1 { missing(m) } else { 0 },
+            m: if along_m && m > 1 { missing(m) } else { 0 },
             n: if n > 1 { missing(n) } else { 0 },
             k: if k > 1 { missing(k) } else { 0 },
             trans,
@@ -210,10 +229,10 @@ impl Growth {
         Product { m: m + self.m, n: n + self.n, k: k + self.k, ..*product }
     }
 
-    /// Seconds of a step: the padded contractions, and one copy of every tensor that grows, of operands
-    /// forward and of the result's gradient backward. Cuts cost nothing: the kernel that follows reads
-    /// through them.
-    fn step_seconds(&self, product: &Product, device: &Device) -> f64 {
+    /// Seconds of a step: the padded contractions of operands of `dtype`, and one copy of every tensor that
+    /// grows, of operands forward and of the result's gradient backward. Cuts cost nothing: the kernel that
+    /// follows reads through them.
+    fn step_seconds(&self, product: &Product, dtype: DType, device: &Device) -> f64 {
         let wide = self.grown(product);
         let copies = [
             (self.m + self.k > 0, product.m * product.k + wide.m * wide.k, product.dtype),
@@ -221,10 +240,10 @@ impl Growth {
             (self.m + self.n > 0, product.m * product.n + wide.m * wide.n, product.out),
         ];
         let copies = copies.into_iter().filter(|(needed, ..)| *needed);
-        let bytes = |(_, elements, dtype): (bool, usize, frit_ir::DType)| {
+        let bytes = |(_, elements, dtype): (bool, usize, DType)| {
             (product.batch * elements * dtype.size()) as u64
         };
-        CONTRACTIONS * device.matmul_seconds(&wide)
+        CONTRACTIONS * device.matmul_seconds(&Product { dtype, ..wide })
             + copies.map(|copy| device.copy_seconds(bytes(copy))).sum::<f64>()
     }
 
@@ -274,18 +293,17 @@ impl Growth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use frit_ir::DType;
 
     fn pass(arch: &str, mode: PadMode) -> PadTensorCores {
         let target = Target { device: String::new(), arch: arch.into(), features: String::new() };
-        PadTensorCores { mode, target }
+        PadTensorCores { mode, target, fp8: Fp8::default() }
     }
 
     /// The choice for rows × `k` by `k` × `n` in bf16 with an f32 result.
     fn choose(arch: &str, rows: usize, k: usize, n: usize) -> Option<Choice> {
         let (dtype, out) = (DType::BF16, DType::F32);
         let product = Product { dtype, out, batch: 1, m: rows, n, k, trans: [false, true] };
-        pass(arch, PadMode::Auto).choose(&product)
+        pass(arch, PadMode::Auto).choose(&product, false)
     }
 
     #[test]
@@ -303,6 +321,30 @@ mod tests {
         assert!(choice.taken && choice.growth.k == 3, "{choice:?}");
         // Few rows are bound by memory: copies cost more than they save.
         assert!(!choose("sm_90", 4, 253, 1024).unwrap().taken);
+    }
+
+    #[test]
+    fn eight_bit_floats_want_multiples_of_16_everywhere() {
+        let eighth = |m: usize, k: usize, n: usize| {
+            let (dtype, out) = (DType::BF16, DType::F32);
+            let product = Product { dtype, out, batch: 1, m, n, k, trans: [false, true] };
+            pass("sm_90", PadMode::Auto).choose(&product, true)
+        };
+        // 8 elements of bf16 are 16 bytes: aligned, but not for 8-bit floats.
+        assert_eq!(choose("sm_90", 8192, 4096, 4096), None);
+        for (sizes, grown) in [
+            ((8192, 4104, 4096), [8192, 4112, 4096]),
+            ((8200, 4096, 4096), [8208, 4096, 4096]),
+            ((8192, 4096, 4088), [8192, 4096, 4096]),
+        ] {
+            let choice = eighth(sizes.0, sizes.1, sizes.2).unwrap();
+            let Growth { m, n, k, .. } = choice.growth;
+            let found = [sizes.0 + m, sizes.1 + k, sizes.2 + n];
+            assert!(choice.taken && found.iter().all(|size| size % 16 == 0), "{choice:?}");
+            assert!(grown.iter().zip(found).all(|(least, size)| size >= *least), "{choice:?}");
+        }
+        // A row is not padded to sixteen: the product stays as it is.
+        assert_eq!(eighth(1, 4096, 4096), None);
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl Header {
                     arch: self.get("target").unwrap_or("x86-64-v3").into(),
                     features: String::new(),
                 },
+                fp8: Fp8 { enabled: self.get("fp8").is_some(), ..Fp8::default() },
             }),
             "sync_batch_norm" => Box::new(SyncBatchNorm {
                 ranks: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),

@@ -240,6 +240,36 @@ fn gpt2_learns_nearly_as_in_bf16() {
 }
 
 #[test]
+fn sizes_that_are_padded_are_rounded() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.json");
+    let model = LINEAR.replace("[32, 16]", "[40, 24]").replace("\"batch\", 32", "\"batch\", 40");
+    std::fs::write(&path, model).expect("written");
+    let data = dir.path().join("data.safetensors");
+    let (x, labels) = (single(&numbers(24 * 40 * STEPS, 1)), single(&numbers(24 * 24 * STEPS, 2)));
+    let n = 24 * STEPS;
+    write_f32(&data, &[("x", vec![n, 40], x), ("labels", vec![n, 24], labels)]);
+    let losses = |compute: &str, padding: &str| {
+        let settings = [
+            "loss.kind=mse",
+            "loss.logits=y",
+            &format!("precision.compute={compute}"),
+            &format!("padding.tensor_cores={padding}"),
+        ];
+        let planned = plan_at(&path, 24, &settings);
+        let rounded = rounds(&planned.compiled.plan, DType::F8E4M3);
+        (train_on(&planned, &data, STEPS, None).losses, rounded)
+    };
+    let (bf16, none) = losses("bf16", "always");
+    let (as_it_is, left) = losses("fp8", "never");
+    assert_eq!((none, left), (0, 0));
+    assert_eq!(as_it_is, bf16, "nothing is rounded");
+    let (padded, rounded) = losses("fp8", "always");
+    assert!(rounded > 0 && padded != bf16, "{padded:?}");
+    assert!(largest(&padded, &bf16) < 0.02, "{padded:?} for {bf16:?}");
+}
+
+#[test]
 fn the_strategy_changes_no_rounding() {
     let losses = |strategy: &str| {
         let strategy = format!("sharding.strategy={strategy}");

@@ -108,7 +108,13 @@ impl Device {
 
     /// Peak of matrix products of this type, in operations per second.
     pub fn peak_flops(&self, dtype: DType) -> f64 {
-        1e12 * if dtype.is_low_precision() { self.half_tflops } else { self.single_tflops }
+        let tflops = match (dtype.is_low_precision(), dtype.size()) {
+            // Twice the rate of 16-bit operands (NVIDIA, H100 data sheet); processors emulate them.
+            (true, 1) if self.has_matrix_units() => 2.0 * self.half_tflops,
+            (true, _) => self.half_tflops,
+            (false, _) => self.single_tflops,
+        };
+        1e12 * tflops
     }
 
     /// Sustained bytes per second of memory.
