@@ -20,7 +20,7 @@ use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
 use frit_passes::recompute::Recompute;
-use frit_passes::shard::{Shard, Strategy, Wrap};
+use frit_passes::shard::{Reshard, Shard, Strategy, Wrap};
 use frit_passes::simplify::Simplify;
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::update::{ParamGroup, ParamGroups, Update};
@@ -48,7 +48,7 @@ pub struct Options {
     sync_batch_norm: bool,
     strategy: Strategy,
     wrap: Wrap,
-    reshard_after_forward: Vec<String>,
+    reshard_after_forward: Vec<Reshard>,
     no_sync: bool,
     reduce_dtype: DType,
     /// Parameters that are gathered together, by name.
@@ -229,7 +229,7 @@ impl Options {
             sync_batch_norm: c.model.batch_norm == choices::BatchNorm::Sync,
             strategy: strategy(c),
             wrap: wrap(&c.sharding.wrap)?,
-            reshard_after_forward: c.sharding.reshard_after_forward.clone(),
+            reshard_after_forward: reshard(&c.sharding.reshard_after_forward)?,
             no_sync: c.sharding.no_sync,
             reduce_dtype: c.sharding.reduce_dtype,
             together: BTreeSet::new(),
@@ -336,6 +336,21 @@ pub(crate) fn strategy(config: &Config) -> Strategy {
         choices::Strategy::HybridShard => Strategy::HybridShard(config.sharding.shard_group),
         choices::Strategy::NoShard => Strategy::NoShard,
     }
+}
+
+/// Patterns of units, each alone or as `PATTERN=N` with the ranks that keep a copy together.
+fn reshard(patterns: &[String]) -> Result<Vec<Reshard>, Diagnostic> {
+    let parse = |text: &String| {
+        let Some((units, ranks)) = text.rsplit_once('=') else {
+            return Ok(Reshard { units: text.clone(), ranks: None });
+        };
+        let ranks = ranks.trim().parse().map_err(|_| {
+            let what = format!("`{text}` in sharding.reshard_after_forward: not a number of ranks");
+            Diagnostic::error("E066", what).help("write PATTERN or PATTERN=N")
+        })?;
+        Ok(Reshard { units: units.trim().into(), ranks: Some(ranks) })
+    };
+    patterns.iter().map(parse).collect()
 }
 
 fn wrap(text: &str) -> Result<Wrap, Diagnostic> {

@@ -15,7 +15,7 @@ use frit_passes::fp8::Fp8;
 use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
-use frit_passes::shard::{Shard, Strategy, Wrap};
+use frit_passes::shard::{Reshard, Shard, Strategy, Wrap};
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::{Changed, Numerics, Pass, PassContext};
 use std::collections::HashMap;
@@ -132,7 +132,7 @@ impl Header {
                     _ => Strategy::FullShard,
                 },
                 wrap: Wrap::Blocks,
-                reshard_after_forward: vec!["**".into()],
+                reshard_after_forward: vec![Reshard { units: "**".into(), ranks: None }],
                 no_sync: self.get("no_sync").is_some(),
                 reduce_dtype: self.dtype("reduce_dtype").unwrap_or(DType::F32),
                 together: Default::default(),

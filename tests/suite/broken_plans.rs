@@ -406,6 +406,64 @@ fn means_of_activations_over_ranks() {
 }
 
 #[test]
+fn parts_that_few_ranks_keep() {
+    let keys = ["sharding.ranks=4", "sharding.reshard_after_forward=2", "sharding.wrap=size=8000"];
+    let plan = gpt2(&[&["precision.compute=fp32"], &keys[..]].concat());
+    fn gathers(p: &mut Plan) -> Vec<&mut Action> {
+        let actions = p.tasks.iter_mut().map(|t| &mut t.action);
+        actions.filter(|a| matches!(a, Action::AllGather { ranks: Some(_), .. })).collect()
+    }
+    let cases: [(&str, Break); 6] = [
+        ("P206", |p| drop_task(task(p, |a| matches!(a, Action::Reshard { .. })))),
+        // The part that another unit's ranks kept.
+        ("P206", |p| {
+            let mut gathers = gathers(p);
+            let other = gathers[1].reads()[0].clone();
+            let size = other.ty.shape.numel();
+            let of_size = |a: &&mut &mut Action| a.reads()[0].ty.shape.numel() == size;
+            let same = gathers.iter_mut().filter(of_size).find(|a| *a.reads()[0] != other);
+            *same.expect("two units of one size").reads_mut()[0] = other;
+        }),
+        // A part of what was not gathered from all.
+        ("P206", |p| {
+            let Action::Reshard { from, .. } =
+                &mut task(p, |a| matches!(a, Action::Reshard { .. })).action
+            else {
+                return;
+            };
+            let bytes = from.ty.bytes();
+            let is_other =
+                |b: &&frit_ir::plan::Buffer| b.class == BufferClass::Gradient && b.bytes >= bytes;
+            let other = p.buffers.iter().position(|b| is_other(&b)).expect("a gradient");
+            let Action::Reshard { from, .. } =
+                &mut task(p, |a| matches!(a, Action::Reshard { .. })).action
+            else {
+                return;
+            };
+            from.buffer = other;
+        }),
+        ("P206", |p| p.units.iter_mut().for_each(|u| u.reshard = None)),
+        ("P001", |p| {
+            let Action::Reshard { ranks, .. } =
+                &mut task(p, |a| matches!(a, Action::Reshard { .. })).action
+            else {
+                return;
+            };
+            *ranks = 4;
+        }),
+        ("P001", |p| {
+            if let Action::AllGather { ranks, .. } = &mut *gathers(p)[0] {
+                *ranks = None;
+            }
+        }),
+    ];
+    for (i, (code, change)) in cases.into_iter().enumerate() {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "case {i}: {code}: found {codes:?}");
+    }
+}
+
+#[test]
 fn statistics_of_replicas() {
     let group = ["sharding.strategy=hybrid_shard", "sharding.shard_group=2", "sharding.ranks=4"];
     let plan = gpt2(&[&["precision.compute=fp32"], &group[..]].concat());

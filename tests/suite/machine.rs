@@ -271,6 +271,11 @@ impl<'a> Machine<'a> {
                 }
                 Ok(())
             }
+            action @ Action::Reshard { to, .. } => {
+                let from = action.kept_by(rank).expect("a part is kept");
+                let bytes = self.read(rank, task, &from)?;
+                self.write(rank, task, to, &bytes)
+            }
             Action::Copy { from, to } => {
                 let bytes = self.read(rank, task, from)?;
                 self.write(rank, task, to, &bytes)

@@ -5,7 +5,9 @@
 use crate::parity::{gradient_error, largest, reference, run};
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;
-use frit_ir::plan::{Action, Arena, BufferClass, Plan};
+use frit_ir::plan::{Action, Arena, BufferClass, Plan, Target};
+use frit_passes::cost::{Cluster, Exchange, Members};
+use frit_runtime::run::RunOptions;
 
 const GPT2: &str = "tests/models/gpt2/model.onnx";
 const DATA: &str = "tests/models/gpt2/data.safetensors";
@@ -174,6 +176,116 @@ fn units_are_freed_after_forward_as_asked() {
     let size = ["sharding.wrap=size=20000", "sharding.reshard_after_forward=[\"part.2\"]"];
     let some = backward_gathers(&size);
     assert!(!some.is_empty() && some.iter().all(|name| name.ends_with("part.2")), "{some:?}");
+}
+
+/// The gathers of backward among `n` ranks, and all others in backward.
+fn gathers_in_backward(plan: &Plan, n: usize) -> [usize; 2] {
+    let mut counts = [0; 2];
+    for task in plan.tasks.iter().filter(|t| t.region != Region::Forward) {
+        if let Action::AllGather { ranks, .. } = &task.action {
+            counts[usize::from(*ranks != Some(n))] += 1;
+        }
+    }
+    counts
+}
+
+#[test]
+fn what_few_ranks_keep_together_changes_no_bit() {
+    let hybrid = ["sharding.strategy=hybrid_shard", "sharding.shard_group=4"];
+    let recompute = ["memory.recompute=unit", "precision.compute=bf16"];
+    for (ranks, n, more) in [
+        (4, 2, &["run.accumulation=2"][..]),
+        (4, 2, &recompute),
+        (8, 2, &[]),
+        (8, 4, &["precision.compute=bf16"]),
+        (8, 2, &hybrid),
+    ] {
+        let of = |reshard: &str| {
+            let keys = ["sharding.wrap=size=8000", reshard];
+            let planned = planned(ranks, 1, &[&keys, more].concat());
+            let file = |name| planned.dir.path().join(name);
+            let options = RunOptions {
+                steps: 4,
+                data: crate::support::file(DATA),
+                save: Some(file("params")),
+                threads: Some(1),
+                ..RunOptions::default()
+            };
+            let report =
+                frit_runtime::run::run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"));
+            let plan = planned.compiled.plan.clone();
+            let sent = plan.summary().bytes_communicated_per_step;
+            assert_eq!(report.collective_bytes, 4 * ranks as u64 * sent, "{reshard} {more:?}");
+            let losses: Vec<u64> = report.losses.iter().map(|x| x.to_bits()).collect();
+            (plan, losses, std::fs::read(file("params")).expect("parameters"))
+        };
+        let what = format!("{ranks} ranks, {n} together, {more:?}");
+        let (full, losses, params) = of("sharding.reshard_after_forward=[\"**\"]");
+        let (part, found, saved) = of(&format!("sharding.reshard_after_forward={n}"));
+        assert!(found == losses && saved == params, "{what}");
+        let [0, gathers] = gathers_in_backward(&full, n) else { panic!("{what}") };
+        assert!(gathers > 3 && gathers_in_backward(&part, n) == [gathers, 0], "{what}");
+        let sent = |plan: &Plan| plan.summary().bytes_communicated_per_step;
+        assert!(sent(&part) < sent(&full), "{what}");
+        // On nodes of n devices, no gather of backward leaves its node.
+        let target =
+            Target { device: "cuda".into(), arch: "sm_90".into(), features: String::new() };
+        let cluster = Cluster { devices_per_node: n, ..Cluster::of(&target) };
+        let gathered = |plan: &Plan| -> f64 {
+            let backward = |t: &&frit_ir::plan::Task| {
+                t.region != Region::Forward && matches!(t.action, Action::AllGather { .. })
+            };
+            let members = |t: &frit_ir::plan::Task| Members::of(plan, &t.action);
+            let tasks = plan.tasks.iter().filter(backward);
+            let times = tasks.map(|t| {
+                let bytes = t.action.writes()[0].ty.bytes() as u64;
+                cluster.exchange(Exchange::AllGather, bytes, members(t))
+            });
+            let times: Vec<_> = times.collect();
+            assert_eq!(times.iter().any(|t| t.inter), *plan == full, "{what}");
+            times.iter().map(|t| t.seconds).sum()
+        };
+        assert!(gathered(&part) < gathered(&full), "{what}");
+    }
+}
+
+#[test]
+fn who_keeps_a_unit_is_said_by_pattern() {
+    let of = |list: &str, more: &[&str]| {
+        let list = format!("sharding.reshard_after_forward={list}");
+        let keys = ["sharding.wrap=size=8000", &list];
+        planned(4, 1, &[&keys, more].concat()).compiled.plan
+    };
+    let [0, all] = gathers_in_backward(&of("[\"**\"]", &[]), 2) else { panic!("in parts") };
+    // The last pattern that covers a unit counts.
+    assert_eq!(gathers_in_backward(&of("[\"**\", \"part.2=2\"]", &[]), 2), [1, all - 1]);
+    assert_eq!(gathers_in_backward(&of("[\"**=2\", \"part.2\"]", &[]), 2), [all - 1, 1]);
+    // As many as share it are all; one alone keeps it whole.
+    assert_eq!(of("4", &[]).tasks, of("[\"**\"]", &[]).tasks);
+    assert_eq!(of("1", &[]).tasks, of("[]", &[]).tasks);
+    // What stays gathered is not kept in parts.
+    let grad_op = ["sharding.strategy=shard_grad_op"];
+    assert_eq!(of("2", &grad_op).tasks, of("[]", &grad_op).tasks);
+}
+
+#[test]
+fn ranks_that_cannot_keep_a_unit_are_refused() {
+    for (value, message) in [
+        ("3", "3 does not divide the 4 ranks"),
+        ("[\"**=0\"]", "0 does not divide the 4 ranks"),
+        ("[\"**=two\"]", "not a number of ranks"),
+    ] {
+        let sets = ["sharding.ranks=4", &format!("sharding.reshard_after_forward={value}")]
+            .map(String::from);
+        let config = frit::config::Config::parse("", "train.toml", &sets).expect("valid keys");
+        let request = frit::driver::Request {
+            model: crate::support::file(GPT2),
+            binds: [("batch".to_string(), 1)].into(),
+            ..frit::driver::Request::default()
+        };
+        let error = frit::driver::compile(&request, &config, &mut ()).expect_err("refused");
+        assert!(error.to_string().contains(message), "{value}: {error}");
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use frit_passes::verify_plan::verify_plan;
 use std::collections::BTreeMap;
 
 /// Mutants, unless `FRIT_MUTANTS` says otherwise.
-const MUTANTS: usize = 960;
+const MUTANTS: usize = 1080;
 const INTERLEAVINGS: u64 = 20;
 const STEPS: usize = 2;
 
@@ -51,12 +51,12 @@ const NORMALIZED: &str = r#"{ "frit_model": 1, "name": "normalized",
              { "op": "add", "inputs": ["t", "offset"], "outputs": ["y"] } ],
   "outputs": ["y"] }"#;
 
-/// The eight plans: every strategy, with and without accumulation and synchronization.
+/// The nine plans: every strategy, with and without accumulation and synchronization.
 fn plans() -> Vec<Planned> {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
     std::fs::write(&model, MODEL).expect("written");
-    let settings: [&[&str]; 7] = [
+    let settings: [&[&str]; 8] = [
         &["sharding.ranks=3", "precision.compute=fp32"],
         &["sharding.ranks=3", "precision.compute=bf16", "run.accumulation=2"],
         &["sharding.ranks=3", "precision.compute=fp16", "sharding.strategy=no_shard"],
@@ -70,6 +70,7 @@ fn plans() -> Vec<Planned> {
             "optimizer.kind=momentum",
         ],
         &["sharding.ranks=3", "precision.compute=fp32", "optimizer.kind=adafactor"],
+        &["sharding.ranks=4", "precision.compute=bf16", "sharding.reshard_after_forward=2"],
     ];
     let loss = ["loss.kind=mse", "loss.logits=y"];
     let mut plans: Vec<Planned> =
@@ -273,6 +274,7 @@ fn change_collective(plan: &mut Plan, random: &mut Random) -> bool {
             let mean = *reduce == ReduceKind::Mean;
             *reduce = if mean { ReduceKind::Sum } else { ReduceKind::Mean };
         }
+        (Action::AllGather { ranks: Some(n), .. }, 0) => *n = 3 - *n,
         (Action::AllReduce { group, .. }, 1) => {
             *group = if group.is_some() { None } else { Some(other) };
         }

@@ -33,6 +33,26 @@ fn expect(name: &str, found: &str) {
     assert!(found == expected, "{name}: FRIT_BLESS=1 accepts the new text\n{found}");
 }
 
+/// The tasks of a plan that keeps parts from forward to backward, and of steps that add sums over ranks.
+#[test]
+fn schedules() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_string();
+    let model = path("model.json");
+    std::fs::write(&model, MODEL).expect("written");
+    let common = ["precision.compute=fp32", "target.arch=x86-64-v3", "sharding.wrap=size=1"];
+    for (name, settings) in [
+        ("reshard", ["sharding.ranks=4", "sharding.reshard_after_forward=2"]),
+        ("adafactor", ["sharding.ranks=2", "optimizer.kind=adafactor"]),
+    ] {
+        let plan = path(name);
+        let mut args = vec!["compile", &model, "--bind", "batch=2", "-o", &plan];
+        common.iter().chain(&settings).for_each(|s| args.extend(["--set", s]));
+        frit(&args);
+        expect(&format!("{name}.txt"), &frit(&["inspect", &plan, "--view", "schedule"]));
+    }
+}
+
 #[test]
 fn a_model_on_its_way_to_a_plan() {
     let dir = tempfile::tempdir().expect("a directory");

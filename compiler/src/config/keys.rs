@@ -34,6 +34,8 @@ pub enum Kind {
     Pair,
     /// A list of texts.
     List,
+    /// A list of texts, or a whole number N, which is read as the text `**=N`.
+    ListOrInteger,
 }
 
 /// A value of a key.
@@ -136,7 +138,7 @@ pub const KEYS: &[Key] = &[
     key("sharding.strategy", Kind::Choice(Strategy::WORDS), "\"full_shard\"", "what is sharded: all, gradients and optimizer state, optimizer state, nothing, or all within groups"),
     key("sharding.shard_group", Kind::Integer(0), "0", "ranks of a group in `hybrid_shard`; it must divide the ranks"),
     key("sharding.wrap", Kind::Text, "\"blocks\"", "how units are formed: `blocks`, `none`, `size=N` parameters, or patterns of modules such as `h.*, head`"),
-    key("sharding.reshard_after_forward", Kind::List, "[\"**\"]", "patterns of units whose parameters are freed after forward and gathered again in backward"),
+    key("sharding.reshard_after_forward", Kind::ListOrInteger, "[\"**\"]", "patterns of units whose parameters are freed after forward and gathered again in backward; with `PATTERN=N` every N consecutive ranks keep a copy together and gather among themselves, and a number N is short for `**=N`"),
     key("sharding.no_sync", Kind::Boolean, "false", "whether gradients are reduced only after the last micro-step, not after each"),
     key("sharding.param_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype that parameters are rounded to and gathered in; `auto` gathers each in what all its uses read"),
     key("sharding.reduce_dtype", Kind::Float(&[]), "\"fp32\"", "dtype in which ranks exchange gradients; sums are taken in fp32"),
@@ -232,7 +234,10 @@ impl Key {
                     _ => None,
                 }
             }),
-            Kind::List => value
+            Kind::ListOrInteger if value.is_integer() => {
+                Some(Value::List(vec![format!("**={value}")]))
+            }
+            Kind::List | Kind::ListOrInteger => value
                 .as_array()
                 .and_then(|list| {
                     list.iter().map(|v| v.as_str().map(String::from)).collect::<Option<_>>()
@@ -312,6 +317,7 @@ impl Kind {
             Kind::Bytes(words) => format!("{} or bytes such as \"24GiB\"", list(words)),
             Kind::Pair => "two numbers from 0 to below 1".into(),
             Kind::List => "a list of texts".into(),
+            Kind::ListOrInteger => "a list of texts or a whole number".into(),
         }
     }
 }

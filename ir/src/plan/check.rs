@@ -134,14 +134,28 @@ fn check_action(plan: &Plan, action: &Action) -> Result {
                 format!("results do not fit kernel `{}`", kernel.name)
             })
         }
-        Action::AllGather { group: g, send, recv } => {
+        Action::AllGather { group: g, ranks, send, recv } => {
             let g = group(*g)?;
+            let parts = ranks.unwrap_or(g.shards());
             ensure(
                 g.sharded
-                    && numel(send) == g.shard_numel
+                    && parts > 0
+                    && g.shards().is_multiple_of(parts)
+                    && numel(send) * parts == g.numel
                     && numel(recv) == g.numel
                     && send.ty.dtype == recv.ty.dtype,
                 || "gather of the wrong size or dtype".into(),
+            )
+        }
+        Action::Reshard { group: g, ranks, from, to } => {
+            let g = group(*g)?;
+            ensure(
+                *ranks > 0
+                    && g.shards().is_multiple_of(*ranks)
+                    && numel(from) == g.numel
+                    && numel(to) * ranks == g.numel
+                    && from.ty.dtype == to.ty.dtype,
+                || "a part of the wrong size or dtype is kept".into(),
             )
         }
         Action::ReduceScatter { group: g, send, recv, .. } => {

@@ -61,7 +61,8 @@ impl Plan {
             }
         }
         for task in &self.tasks {
-            if let Action::AllGather { recv, .. } = &task.action {
+            if let Action::AllGather { recv, .. } | Action::Reshard { to: recv, .. } = &task.action
+            {
                 purposes[recv.buffer] = Some(Purpose::Gathered);
             }
         }

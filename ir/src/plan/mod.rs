@@ -8,6 +8,7 @@
 //! Tasks are listed in one order that respects all dependencies; a device may run the streams
 //! concurrently as long as it honors `waits`.
 
+mod action;
 mod check;
 mod evaluation;
 mod file;
@@ -15,6 +16,7 @@ mod live;
 mod provenance;
 mod summary;
 
+pub use action::Action;
 pub use check::{CheckError, check};
 pub use evaluation::{EVAL, EvalSpec, LossSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
@@ -22,7 +24,7 @@ pub use live::{Live, Purpose};
 pub use provenance::{Addresses, provenance};
 pub use summary::{Collectives, Summary, Team};
 
-use crate::ops::{Init, ParamKind, ReduceKind};
+use crate::ops::{Init, ParamKind};
 use crate::{DType, Diagnostic, Graph, Origin, Region, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -178,6 +180,10 @@ pub struct UnitSpec {
     pub name: String,
     /// Why these parameters are together.
     pub reason: String,
+    /// Consecutive ranks that keep what forward gathered for backward together, each a part, if there are
+    /// such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reshard: Option<usize>,
 }
 
 /// Parameters of one unit back to back in one flat tensor, of which rank `r` owns the `r`-th slice.
@@ -519,64 +525,6 @@ pub struct Task {
     pub cost_us: f64,
 }
 
-/// What a task does.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// Runs a kernel.
-    Kernel {
-        /// Index of the kernel.
-        kernel: usize,
-        /// Operands.
-        reads: Vec<Place>,
-        /// Results; one may be the same place as an operand (updated in place).
-        writes: Vec<Place>,
-    },
-    /// Concatenates the parts of the ranks that share the group, in rank order.
-    AllGather {
-        /// The flat group.
-        group: usize,
-        /// This rank's part.
-        send: Place,
-        /// The whole.
-        recv: Place,
-    },
-    /// Combines the wholes of the ranks that share the group, of which each receives its part.
-    ReduceScatter {
-        /// The flat group.
-        group: usize,
-        /// How ranks are combined.
-        reduce: ReduceKind,
-        /// The whole.
-        send: Place,
-        /// This rank's part.
-        recv: Place,
-    },
-    /// Combines what the replicas of a group hold or, without a group, all ranks.
-    AllReduce {
-        /// The flat group, for gradients.
-        group: Option<usize>,
-        /// How ranks are combined.
-        reduce: ReduceKind,
-        /// What is combined.
-        send: Place,
-        /// The result; may be the same place.
-        recv: Place,
-    },
-    /// Copies bytes.
-    Copy {
-        /// From here.
-        from: Place,
-        /// To here.
-        to: Place,
-    },
-    /// Sets bytes to zero.
-    Zero {
-        /// These.
-        places: Vec<Place>,
-    },
-}
-
 impl Plan {
     /// The phase of this name.
     pub fn phase(&self, name: &str) -> Option<&Phase> {
@@ -597,64 +545,6 @@ impl Plan {
         let micro = self.phase("micro_step").map_or(0..0, |p| p.begin..p.end);
         let begin = if k == 0 { 0 } else { micro.start };
         begin..if k + 1 == n { self.tasks.len() } else { micro.end }
-    }
-}
-
-impl Action {
-    /// The places it reads.
-    pub fn reads(&self) -> Vec<&Place> {
-        match self {
-            Action::Kernel { reads, .. } => reads.iter().collect(),
-            Action::AllGather { send, .. }
-            | Action::ReduceScatter { send, .. }
-            | Action::AllReduce { send, .. } => vec![send],
-            Action::Copy { from, .. } => vec![from],
-            Action::Zero { .. } => vec![],
-        }
-    }
-
-    /// The places it writes.
-    pub fn writes(&self) -> Vec<&Place> {
-        match self {
-            Action::Kernel { writes, .. } => writes.iter().collect(),
-            Action::AllGather { recv, .. }
-            | Action::ReduceScatter { recv, .. }
-            | Action::AllReduce { recv, .. } => vec![recv],
-            Action::Copy { to, .. } => vec![to],
-            Action::Zero { places } => places.iter().collect(),
-        }
-    }
-
-    /// The places it reads, to change them.
-    pub fn reads_mut(&mut self) -> Vec<&mut Place> {
-        match self {
-            Action::Kernel { reads, .. } => reads.iter_mut().collect(),
-            Action::AllGather { send, .. }
-            | Action::ReduceScatter { send, .. }
-            | Action::AllReduce { send, .. } => vec![send],
-            Action::Copy { from, .. } => vec![from],
-            Action::Zero { .. } => vec![],
-        }
-    }
-
-    /// The places it writes, to change them.
-    pub fn writes_mut(&mut self) -> Vec<&mut Place> {
-        match self {
-            Action::Kernel { writes, .. } => writes.iter_mut().collect(),
-            Action::AllGather { recv, .. }
-            | Action::ReduceScatter { recv, .. }
-            | Action::AllReduce { recv, .. } => vec![recv],
-            Action::Copy { to, .. } => vec![to],
-            Action::Zero { places } => places.iter_mut().collect(),
-        }
-    }
-
-    /// Whether ranks exchange data in it.
-    pub fn is_collective(&self) -> bool {
-        matches!(
-            self,
-            Action::AllGather { .. } | Action::ReduceScatter { .. } | Action::AllReduce { .. }
-        )
     }
 }
 

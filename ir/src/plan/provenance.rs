@@ -6,14 +6,14 @@
 //! and, for every execution, the writers of all bytes that it reads, with where in their result these lie.
 //!
 //! A gather is known by what it delivers, not by which task it is: two that gather the same parts are
-//! interchangeable.
+//! interchangeable. So is one that gathers, among some ranks, the parts that these kept of another.
 //!
 //! Lowering notes the digests of the program that it makes, in which every buffer has bytes of its own.
 //! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
 //! them again from the final order and addresses.
 
-use super::{Action, Arena, ParamHome, Plan};
-use std::collections::BTreeMap;
+use super::{Action, Arena, ParamHome, Place, Plan};
+use std::collections::{BTreeMap, HashMap};
 
 /// Where a buffer's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +70,8 @@ struct Replay<'a> {
     work: Vec<u64>,
     digests: Vec<Digest>,
     executions: Vec<u64>,
+    /// Who wrote a gathered whole, by the digest of the gather of the parts of it that were kept.
+    kept: HashMap<u64, u64>,
 }
 
 /// Most micro-steps of one step that are executed.
@@ -88,6 +90,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         work: plan.tasks.iter().map(|t| work(plan, &t.action)).collect(),
         digests: vec![Digest::new(); plan.tasks.len()],
         executions: vec![0; plan.tasks.len()],
+        kept: HashMap::new(),
     };
     replay.leaves();
     for _ in 0..2 {
@@ -121,7 +124,8 @@ fn work(plan: &Plan, action: &Action) -> u64 {
     let mut digest = Digest::new();
     let (what, detail) = match action {
         Action::Kernel { kernel, .. } => ("kernel", plan.kernels[*kernel].hash.clone()),
-        Action::AllGather { group, .. } => ("all_gather", group.to_string()),
+        Action::AllGather { group, ranks, .. } => ("all_gather", format!("{group} {ranks:?}")),
+        Action::Reshard { group, ranks, .. } => ("reshard", format!("{group} {ranks}")),
         Action::ReduceScatter { group, reduce, .. } => {
             ("reduce_scatter", format!("{group} {reduce:?}"))
         }
@@ -210,7 +214,25 @@ impl Replay<'_> {
             let mut parts = Digest::new();
             parts.number(self.work[i]);
             self.read(send.buffer, send.offset, send.ty.bytes(), &mut parts);
-            self.write(recv.buffer, recv.offset, recv.ty.bytes(), parts.0);
+            // What was kept in parts and is gathered again is what it was.
+            let whole = self.kept.get(&parts.0).copied().unwrap_or(parts.0);
+            self.write(recv.buffer, recv.offset, recv.ty.bytes(), whole);
+            return;
+        }
+        if let Action::Reshard { group, ranks, from, to } = &task.action {
+            let mut part = Digest::new();
+            part.number(self.work[i]);
+            self.read(from.buffer, from.offset, from.ty.bytes(), &mut part);
+            self.write(to.buffer, to.offset, to.ty.bytes(), part.0);
+            if let Some(whole) = self.written_at_once(from) {
+                // The digest of the gather that makes the whole of such parts.
+                let (send, recv) = (to.clone(), from.clone());
+                let gather = Action::AllGather { group: *group, ranks: Some(*ranks), send, recv };
+                let mut parts = Digest::new();
+                parts.number(work(self.plan, &gather));
+                self.read(to.buffer, to.offset, to.ty.bytes(), &mut parts);
+                self.kept.insert(parts.0, whole);
+            }
             return;
         }
         for (n, place) in task.action.writes().into_iter().enumerate() {
@@ -229,6 +251,14 @@ impl Replay<'_> {
             (Addresses::Apart, _) => (buffer, 0),
             (Addresses::Assigned, b) => (usize::from(b.arena == Arena::Workspace), b.offset),
         }
+    }
+
+    /// Who wrote all bytes of a place, and nothing before them, in one go.
+    fn written_at_once(&self, place: &Place) -> Option<u64> {
+        let (map, base) = self.base(place.buffer);
+        let begin = base + place.offset;
+        let (stop, written) = self.maps[map].get(&begin)?;
+        (*stop == begin + place.ty.bytes() && written.at == 0).then_some(written.by)
     }
 
     fn read(&self, buffer: usize, offset: usize, bytes: usize, digest: &mut Digest) {

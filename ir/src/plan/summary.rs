@@ -107,6 +107,9 @@ impl Plan {
     pub fn team(&self, action: &Action, rank: usize) -> Option<Team> {
         let shards = |group: usize| self.groups.get(group).map_or(1, |g| g.shards());
         match action {
+            Action::AllGather { ranks: Some(count), .. } => {
+                Some(Team { first: rank / count * count, stride: 1, count: *count })
+            }
             Action::AllGather { group, .. } | Action::ReduceScatter { group, .. } => {
                 let count = shards(*group);
                 Some(Team { first: rank / count * count, stride: 1, count })

@@ -58,7 +58,7 @@ impl Lowering<'_> {
                 let recv =
                     Place { buffer: self.buffer(&name, arena, class, ty.bytes()), offset: 0, ty };
                 let buffer = recv.buffer;
-                let action = Action::AllGather { group, send, recv };
+                let action = Action::AllGather { group, ranks: None, send, recv };
                 let label = format!("all_gather {unit}");
                 self.task(&label, Stream::Gather, node.region, &node.origin, action);
                 self.gathered.insert(key, buffer);

@@ -17,6 +17,7 @@ mod gradients;
 mod groups;
 mod leaves;
 mod optimizer;
+mod reshard;
 
 use crate::cost::collective::exchange_of;
 use crate::cost::kernel::body_bytes;
@@ -174,6 +175,7 @@ struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     /// The plan, with what its tasks mean.
     fn finish(mut self) -> Lowered {
+        self.keep_parts();
         let (tasks, leaves) = provenance(&self.plan, Addresses::Apart);
         self.plan.leaves = leaves;
         self.plan.tasks.iter_mut().zip(tasks).for_each(|(task, sees)| task.sees = sees);
@@ -449,12 +451,9 @@ impl<'a> Lowering<'a> {
     ) {
         let touched: usize =
             action.reads().iter().chain(&action.writes()).map(|p| p.ty.bytes()).sum();
-        let seconds = match exchange_of(&action) {
-            Some((exchange, bytes)) => {
-                let members = Members::of(&self.plan, &action);
-                self.cluster.exchange(exchange, bytes, members).seconds
-            }
-            None => self.cluster.device.copy_seconds(touched as u64),
+        let cost_us = match exchange_of(&action) {
+            Some(_) => self.exchange_us(&action),
+            None => 1e6 * self.cluster.device.copy_seconds(touched as u64),
         };
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
@@ -468,8 +467,16 @@ impl<'a> Lowering<'a> {
             waits: vec![],
             flops: 0,
             bytes: touched as u64,
-            cost_us: 1e6 * seconds,
+            cost_us,
         });
+    }
+
+    /// Predicted microseconds of a collective; 0 for what is none.
+    fn exchange_us(&self, action: &Action) -> f64 {
+        exchange_of(action).map_or(0.0, |(exchange, bytes)| {
+            let members = Members::of(&self.plan, action);
+            1e6 * self.cluster.exchange(exchange, bytes, members).seconds
+        })
     }
 
     fn reduce_statistics(&mut self, node: &Node, reduce: ReduceKind) -> Result<(), Diagnostic> {

@@ -68,8 +68,11 @@ fn preparations(rest: Vec<Task>, gathers: &[Task]) -> (HashMap<usize, Task>, Vec
         |places: Vec<&Place>| -> HashSet<usize> { places.into_iter().map(|p| p.buffer).collect() };
     let sent: HashSet<usize> = gathers.iter().flat_map(|t| buffers(t.action.reads())).collect();
     let written: HashSet<usize> = rest.iter().flat_map(|t| buffers(t.action.writes())).collect();
+    let is_kernel = |task: &Task| matches!(task.action, Action::Kernel { .. });
     let prepares = |task: &Task| match buffers(task.action.writes()).into_iter().next() {
-        Some(buffer) if task.action.writes().len() == 1 && sent.contains(&buffer) => {
+        Some(buffer)
+            if is_kernel(task) && task.action.writes().len() == 1 && sent.contains(&buffer) =>
+        {
             buffers(task.action.reads()).is_disjoint(&written).then_some(buffer)
         }
         _ => None,
@@ -101,7 +104,7 @@ fn sets(gathers: Vec<Task>, rest: &[Task], plan: &Plan) -> Vec<Set> {
     let mut sets: Vec<Set> = Vec::new();
     let mut of_unit: HashMap<(usize, Region), usize> = HashMap::new();
     for task in gathers {
-        let Action::AllGather { group, send, recv } = &task.action else {
+        let Action::AllGather { group, send, recv, .. } = &task.action else {
             unreachable!("partitioned above")
         };
         let (first, last) = uses.get(&recv.buffer).copied().unwrap_or((rest.len(), rest.len()));

@@ -63,7 +63,9 @@ fn repeated(plan: &Plan) -> Vec<Repeated> {
     for phase in &plan.phases {
         let mut forward: HashMap<_, usize> = HashMap::new();
         for i in phase.begin..phase.end {
-            let Action::AllGather { group, send, recv } = &plan.tasks[i].action else { continue };
+            let Action::AllGather { group, ranks: None, send, recv } = &plan.tasks[i].action else {
+                continue;
+            };
             let unit = plan.groups[*group].unit;
             let sent = (send.buffer, send.offset, recv.ty.dtype);
             match (plan.tasks[i].region, forward.get(&sent)) {

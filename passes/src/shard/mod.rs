@@ -64,6 +64,16 @@ impl Strategy {
     }
 }
 
+/// Units that are freed after the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reshard {
+    /// Pattern of their names.
+    pub units: String,
+    /// Consecutive ranks that keep a copy together until backward, which then gathers among them alone;
+    /// `None` for all that share the parameters.
+    pub ranks: Option<usize>,
+}
+
 /// Shards a training graph over `world_size` ranks. With one rank only units are assigned.
 #[derive(Clone, Debug)]
 pub struct Shard {
@@ -73,8 +83,8 @@ pub struct Shard {
     pub strategy: Strategy,
     /// How parameters are grouped into units.
     pub wrap: Wrap,
-    /// Patterns of units that are freed after the forward pass.
-    pub reshard_after_forward: Vec<String>,
+    /// Units that are freed after the forward pass; of patterns that cover one, the last counts.
+    pub reshard_after_forward: Vec<Reshard>,
     /// Whether gradients are only reduced once all micro-steps are accumulated.
     pub no_sync: bool,
     /// The dtype in which ranks exchange gradients.
@@ -116,7 +126,7 @@ impl Pass for Shard {
         for (param, reason) in &assignment.reasons {
             context.remark(&frit_ir::Origin::new(param, ""), format!("parameter: {reason}"));
         }
-        let kept = self.kept(&assignment.units)?;
+        let kept = self.reshard(&mut assignment.units)?;
         context.units = assignment.units;
         if self.world_size == 1 {
             return Ok(Changed::Yes);
@@ -141,24 +151,38 @@ impl Pass for Shard {
 }
 
 impl Shard {
-    /// For each unit, whether it stays gathered from forward to backward.
-    fn kept(&self, units: &[UnitSpec]) -> Result<Vec<bool>, Diagnostic> {
+    /// For each unit, whether it stays gathered from forward to backward; notes which ranks keep it
+    /// together otherwise.
+    fn reshard(&self, units: &mut [UnitSpec]) -> Result<Vec<bool>, Diagnostic> {
         let freed = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard(_));
-        for pattern in &self.reshard_after_forward {
+        let shards = self.strategy.shards(self.world_size);
+        for Reshard { units: pattern, ranks } in &self.reshard_after_forward {
             if !units.iter().any(|u| scope::matches(pattern, &u.name)) {
                 let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
                 let what = format!("`{pattern}` in sharding.reshard_after_forward is no unit");
                 return Err(Diagnostic::error("E066", what)
                     .note(format!("the units are {}", names.join(", "))));
             }
+            if let Some(n) = ranks.filter(|n| freed && (*n == 0 || !shards.is_multiple_of(*n))) {
+                let what = format!(
+                    "sharding.reshard_after_forward: {n} does not divide the {shards} ranks that share a unit"
+                );
+                return Err(Diagnostic::error("E066", what)
+                    .help("take a divisor, such as the number of ranks of a node"));
+            }
         }
         // Units are in order of first use, but that of small parameters.
         let last = units.iter().rposition(|u| u.name != small::NAME).unwrap_or(0);
-        let stays = |(i, unit): (usize, &UnitSpec)| {
-            let chosen = self.reshard_after_forward.iter().any(|p| scope::matches(p, &unit.name));
-            i == 0 || i >= last || !freed || !chosen
-        };
-        Ok(units.iter().enumerate().map(stays).collect())
+        let mut kept = Vec::with_capacity(units.len());
+        for (i, unit) in units.iter_mut().enumerate() {
+            let covers = |r: &&Reshard| scope::matches(&r.units, &unit.name);
+            let chosen = self.reshard_after_forward.iter().rfind(covers);
+            let ranks = chosen.map(|r| r.ranks.unwrap_or(shards));
+            let stays = i == 0 || i >= last || !freed || ranks.is_none_or(|n| n == 1);
+            unit.reshard = ranks.filter(|n| !stays && *n < shards);
+            kept.push(stays);
+        }
+        Ok(kept)
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn gather_together(
 ) {
     let unit = assignment.units.len();
     let reason = "their collectives would take long only to start".to_string();
-    assignment.units.push(UnitSpec { name: NAME.into(), reason });
+    assignment.units.push(UnitSpec { name: NAME.into(), reason, reshard: None });
     for (value, of) in &mut assignment.unit_of {
         if together.contains(&name(*value)) {
             *of = unit;

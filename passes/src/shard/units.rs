@@ -66,13 +66,14 @@ pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
         Wrap::None => "one unit was asked for",
         _ => "parameters of no other unit, and those that several units use",
     };
-    let mut units = vec![UnitSpec { name: "root".into(), reason: root_reason.into() }];
+    let mut units =
+        vec![UnitSpec { name: "root".into(), reason: root_reason.into(), reshard: None }];
     let mut of: HashMap<ValueId, (usize, String)> = HashMap::new();
     for (param, choice) in params.iter().zip(choices) {
         let unit = match choice.unit {
             None => 0,
             Some(name) => units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-                units.push(UnitSpec { name, reason: reason.clone() });
+                units.push(UnitSpec { name, reason: reason.clone(), reshard: None });
                 units.len() - 1
             }),
         };

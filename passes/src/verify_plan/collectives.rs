@@ -6,6 +6,8 @@
 //!       it has replicas, each as a mean; in f16 as a sum, whose division [`super::factor`] follows
 //! P204  groups that are frozen are not reduced
 //! P205  collectives of one kind run on one stream
+//! P206  ranks that gather among some what they kept, kept it, as parts for as many, of what all of the
+//!       group's gathered in the same dtype and phase
 
 use super::broken;
 use frit_ir::ops::ReduceKind;
@@ -26,7 +28,11 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             found.push(broken(plan, "P201", i, "a collective of one rank".into()));
         }
         let (reduced, as_mean, scatter) = match action {
-            Action::AllGather { recv, .. } => {
+            Action::AllGather { group, ranks, send, recv } => {
+                if ranks.is_some_and(|n| !was_kept(plan, i, (*group, n), send)) {
+                    let message = "gathers among some ranks what these did not keep";
+                    found.push(broken(plan, "P206", i, message.into()));
+                }
                 if task.stream != Stream::Gather {
                     found.push(broken(plan, "P205", i, "a gather on another stream".into()));
                 }
@@ -70,6 +76,28 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             found.push(Diagnostic::error("P203", message));
         }
     }
+}
+
+/// Whether `send` of gather `i` among `ranks` is what each of them kept of its gathered group.
+fn was_kept(plan: &Plan, i: usize, (group, ranks): (usize, usize), send: &Place) -> bool {
+    let begin = plan.phases.iter().find(|p| (p.begin..p.end).contains(&i)).map_or(0, |p| p.begin);
+    let last_writer = |before: usize, place: &Place| {
+        let writes =
+            |j: &usize| plan.tasks[*j].action.writes().iter().any(|p| p.buffer == place.buffer);
+        (begin..before).rev().find(writes)
+    };
+    let Some(kept) = last_writer(i, send) else { return false };
+    let Action::Reshard { group: g, ranks: n, from, to } = &plan.tasks[kept].action else {
+        return false;
+    };
+    if (*g, *n, to) != (group, ranks, send)
+        || plan.units[plan.groups[group].unit].reshard != Some(*n)
+    {
+        return false;
+    }
+    let gathered = last_writer(kept, from).map(|j| &plan.tasks[j].action);
+    matches!(gathered, Some(Action::AllGather { group: g, ranks: None, recv, .. })
+        if *g == group && recv == from)
 }
 
 /// Whether a later task, of the same phase unless the buffer is kept, reads it before another gather writes

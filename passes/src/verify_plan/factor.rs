@@ -218,7 +218,7 @@ impl Replay<'_> {
         let plan = self.plan;
         match &plan.tasks[i].action {
             Action::Zero { places } => places.iter().for_each(|p| self.write(p, Value::Zero)),
-            Action::Copy { from, to } => {
+            Action::Copy { from, to } | Action::Reshard { from, to, .. } => {
                 let value = self.read(i, from)?;
                 self.write(to, value);
             }

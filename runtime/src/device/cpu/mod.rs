@@ -123,6 +123,14 @@ impl<'a, C: Communicator> Cpu<'a, C> {
                 unsafe { self.comm.all_reduce(team(), from, to, elements, *reduce) }
                     .map_err(aborted)
             }
+            Action::Reshard { to, .. } => {
+                let from = action.kept_by(self.comm.rank()).expect("invariant: a part is kept");
+                // SAFETY: as above.
+                unsafe {
+                    std::ptr::copy(self.pointer(&from), self.pointer(to), to.ty.bytes());
+                }
+                Ok(())
+            }
             Action::Copy { from, to } => {
                 // SAFETY: both places are within their arenas; overlap is allowed.
                 unsafe {
@@ -270,7 +278,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
                 Code::Library(_) => "library",
                 Code::Interpreted(_) => "interpreted",
             },
-            Action::Copy { .. } => "copy",
+            Action::Copy { .. } | Action::Reshard { .. } => "copy",
             Action::Zero { .. } => "zero",
             _ => "collective",
         };

@@ -287,6 +287,10 @@ impl<D: Driver> Binder<'_, D> {
                 dtype: send.ty.dtype,
                 reduce: *reduce,
             },
+            Action::Reshard { to, .. } => {
+                let from = action.kept_by(self.rank).expect("invariant: a part is kept");
+                Command::Copy { to: self.at(to), from: self.at(&from), bytes: to.ty.bytes() }
+            }
             Action::Copy { from, to } => {
                 Command::Copy { to: self.at(to), from: self.at(from), bytes: from.ty.bytes() }
             }
