@@ -7,6 +7,7 @@
 
 mod context;
 mod exporter;
+mod frozen;
 mod function;
 mod initializers;
 mod legacy;

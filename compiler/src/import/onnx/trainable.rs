@@ -3,9 +3,10 @@
 //! In order: `params.ignored` and `params.frozen`; what the exporter says (the dynamo exporter writes
 //! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars that
 //! are no tensor of a PyTorch module; values that reach the outputs only through sines and cosines of data-independent values (rotary
-//! tables), or not at all; tables of sines and cosines; rows of zeros added to the output. All other
-//! floats train if `params.trainable` covers their name.
+//! tables) or through a normalization by stored statistics, or not at all; tables of sines and cosines; rows of
+//! zeros added to the output. All other floats train if `params.trainable` covers their name.
 
+use super::frozen::of_stored_variances;
 use super::messages::{AttributeProto, GraphProto, NodeProto};
 use super::subgraph::operands;
 use super::table;
@@ -70,6 +71,8 @@ pub(super) struct Trainable<'a> {
     reaching: HashSet<&'a str>,
     /// The same, over paths that avoid sines and cosines of data-independent values.
     reaching_directly: HashSet<&'a str>,
+    /// The same, over paths that avoid what is computed of stored statistics before data come in.
+    reaching_unfrozen: HashSet<&'a str>,
 }
 
 impl<'a> Trainable<'a> {
@@ -108,6 +111,8 @@ impl<'a> Trainable<'a> {
             matches!(node.op_type.as_str(), "Sin" | "Cos")
                 && !node.input.iter().any(|i| from_data.contains(i.as_str()))
         };
+        let frozen = of_stored_variances(graph, nodes, &from_data);
+        let is_frozen = |node: &NodeProto| node.output.iter().any(|o| frozen.contains(o.as_str()));
         let operands = |node: &&'a NodeProto| node.input.iter().map(String::as_str);
         let first = |node: &&'a NodeProto| node.input.first().map(String::as_str);
         let is_output = |node: &&&'a NodeProto| {
@@ -134,6 +139,7 @@ impl<'a> Trainable<'a> {
                 .collect(),
             reaching: reaching(graph, nodes, |_| false),
             reaching_directly: reaching(graph, nodes, is_table),
+            reaching_unfrozen: reaching(graph, nodes, is_frozen),
         }
     }
 
@@ -150,7 +156,7 @@ impl<'a> Trainable<'a> {
             (Frozen, "`params.frozen` covers its name".to_string())
         } else if let Some(kind) = said.filter(|k| *k != "PARAMETER") {
             (Buffer, format!("the exporter lists it as {}", kind.to_lowercase().replace('_', " ")))
-        } else if self.statistics.contains(name) {
+        } else if self.statistics.contains(name) || self.is_named_statistic(name) {
             (Buffer, "it is a running statistic of BatchNormalization".into())
         } else if said.is_none() && ty.shape.rank() == 0 && !self.is_module_tensor(name) {
             (Buffer, "it is a scalar constant".into())
@@ -159,6 +165,10 @@ impl<'a> Trainable<'a> {
         } else if said.is_none() && !self.reaching_directly.contains(place) {
             let why = "it reaches the outputs only through sines and cosines of values that do not \
                        depend on data";
+            (Buffer, why.into())
+        } else if said.is_none() && !self.reaching_unfrozen.contains(place) {
+            let why = "it reaches the outputs only through a normalization by statistics that the \
+                       model stores";
             (Buffer, why.into())
         } else if said.is_none() && !self.signature.is_empty() && !self.is_folded_weight(name) {
             let why = "the exporter does not list it: it was computed from constants";
@@ -214,6 +224,12 @@ impl Trainable<'_> {
     /// name there; what it made itself is called `onnx::Mul_12` or by a number.
     fn is_module_tensor(&self, name: &str) -> bool {
         self.from_torchscript && !name.contains("::") && name.parse::<u64>().is_err()
+    }
+
+    /// Whether the module calls it as every BatchNorm of PyTorch calls its statistics.
+    fn is_named_statistic(&self, name: &str) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        self.is_module_tensor(name) && matches!(last, "running_mean" | "running_var")
     }
 
     /// Whether an initializer that the exporter does not list is what its optimization made of a

@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Conv, ConvGradInput, Window};
-use frit_ir::{Op, ValueId};
+use frit_ir::{Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Conv", &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"], conv),
@@ -107,9 +107,13 @@ fn group(cx: &NodeContext<'_>) -> Result<usize, Fault> {
     Ok(cx.sizes(&[cx.int("group", 1)], "group")?[0])
 }
 
-/// Adds the bias `[M]`, if there is one.
+/// Adds the bias `[M]`, if there is one. The dynamo exporter gives a convolution that has none constant zeros, and
+/// with three spatial axes not `M` of them.
 fn biased(cx: &mut NodeContext<'_>, y: ValueId) -> Outcome {
     let Some(bias) = cx.optional(2)? else { return one(y) };
+    if cx.graph.constant(bias).and_then(Tensor::as_splat) == Some(0.0) {
+        return one(y);
+    }
     let mut shape = vec![1; cx.dims(y).len() - 1];
     shape[0] = cx.dims(y)[1];
     let bias = cx.reshape(bias, shape)?;

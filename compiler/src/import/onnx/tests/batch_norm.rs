@@ -3,6 +3,7 @@
 use super::build::*;
 use crate::import::ImportOptions;
 use crate::import::onnx::messages::*;
+use frit_ir::ops::ParamKind;
 use frit_ir::{DType, Op, OutputKind, Tensor};
 
 const X: [Dim; 2] = [Dim::N(2), Dim::N(1)];
@@ -107,4 +108,60 @@ fn statistics_are_no_parameters_whatever_the_exporter_merged() {
     let imported = import(&merged, &train()).unwrap_or_else(|e| panic!("{e}"));
     let carried = imported.graph.outputs.iter().filter(|o| matches!(o.kind, OutputKind::Carry(_)));
     assert_eq!(carried.map(|o| o.name.as_str()).collect::<Vec<_>>(), ["m", "v"]);
+}
+
+#[test]
+fn normalization_by_stored_statistics_trains_nothing() {
+    // As torchvision.ops.FrozenBatchNorm2d, and as a layer that normalizes data before it scales them.
+    let frozen = vec![
+        node("Reshape", &["v", "row"], &["v1"]),
+        node("Add", &["v1", "onnx::eps"], &["v2"]),
+        node("Sqrt", &["v2"], &["deviation"]),
+        node("Reciprocal", &["deviation"], &["r"]),
+        node("Mul", &["s", "r"], &["scale"]),
+        node("Mul", &["m", "scale"], &["shift"]),
+        node("Sub", &["b", "shift"], &["offset"]),
+        node("Mul", &["x", "scale"], &["scaled"]),
+        node("Add", &["scaled", "offset"], &["y"]),
+    ];
+    let trained = vec![
+        node("Sub", &["x", "norm.running_mean"], &["centered"]),
+        node("Add", &["norm.running_var", "onnx::eps"], &["v2"]),
+        node("Sqrt", &["v2"], &["deviation"]),
+        node("Div", &["centered", "deviation"], &["normal"]),
+        node("Mul", &["normal", "s"], &["scaled"]),
+        node("Add", &["scaled", "b"], &["y"]),
+    ];
+    // A root of data, and one of what is no stored tensor.
+    let others = vec![
+        node("Mul", &["x", "x"], &["square"]),
+        node("Add", &["square", "v"], &["sum"]),
+        node("Sqrt", &["sum"], &["root"]),
+        node("Mul", &["s", "s"], &["s2"]),
+        node("ReduceSum", &["s2"], &["length"]),
+        node("Add", &["length", "onnx::eps"], &["l1"]),
+        node("Sqrt", &["l1"], &["norm"]),
+        node("Div", &["s", "norm"], &["direction"]),
+        node("Mul", &["root", "direction"], &["y"]),
+    ];
+    for (nodes, names, expected) in [
+        (frozen, ["v", "s", "m", "b"], vec![]),
+        (trained, ["norm.running_mean", "norm.running_var", "s", "b"], vec!["b", "s"]),
+        (others, ["v", "s", "m", "b"], vec!["s", "v"]),
+    ] {
+        let mut tensors: Vec<_> = names.iter().map(|n| floats(n, &[1, 3], &[1.0; 3])).collect();
+        tensors.push(floats("onnx::eps", &[], &[1e-5]));
+        tensors.push(ints("row", &[1, 3]));
+        let x = input("x", 1, &[Dim::N(2), Dim::N(3)]);
+        let mut m = model(vec![x], tensors, nodes, &["y"]);
+        m.producer_name = "pytorch".into();
+        let imported = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let params = imported.graph.params();
+        let mut found: Vec<&str> = params
+            .filter(|(_, p)| p.kind == ParamKind::Trainable)
+            .map(|(_, p)| p.name.as_str())
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, expected);
+    }
 }

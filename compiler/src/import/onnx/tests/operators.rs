@@ -452,3 +452,18 @@ fn indices_of_maxima_count_over_the_whole_operand() {
     let x = Tensor::floats(DType::F32, [1, 2, 4], vec![3.0, 1.0, 2.0, 2.0, -1.0, -5.0, 0.0, 7.0]);
     expect(eval(&m, &[("x", x)]), &[1, 2, 4], &[3.0, 0.0, 2.0, 0.0, -1.0, 0.0, 0.0, 7.0]);
 }
+
+#[test]
+fn a_bias_of_zeros_adds_nothing_whatever_its_shape() {
+    let convolved = |bias: &[&str], nodes: Vec<NodeProto>| {
+        let inputs = [&["x", "w"], bias].concat();
+        let nodes = [nodes, vec![node("Conv", &inputs, &["y"])]].concat();
+        let x = input("x", 1, &[Dim::N(1), Dim::N(1), Dim::N(2), Dim::N(2), Dim::N(2)]);
+        let w = floats("w", &[2, 1, 1, 1, 1], &[2.0, 3.0]);
+        let tensors = vec![w, floats("onnx::zero", &[], &[0.0]), ints("shape", &[2, 2])];
+        let x_value = Tensor::floats(DType::F32, [1, 1, 2, 2, 2], (1..9).map(f64::from).collect());
+        eval(&model(vec![x], tensors, nodes, &["y"]), &[("x", x_value)])
+    };
+    let expanded = node("Expand", &["onnx::zero", "shape"], &["bias"]);
+    assert_eq!(convolved(&["bias"], vec![expanded]), convolved(&[], vec![]));
+}
