@@ -292,6 +292,65 @@ fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_st
     }
 }
 
+/// Names of what a step multiplies and launches.
+fn work_of_step(device: &mut Cuda<'_, Recording>, plan: &Plan) -> (Vec<String>, Vec<String>) {
+    let calls = step(device, plan, plan.tasks.len());
+    let products = calls.iter().filter_map(|c| match c {
+        Call::Multiply(product, ..) => Some(product.clone()),
+        _ => None,
+    });
+    let kernels = calls.iter().filter_map(|c| match c {
+        Call::Launch(name, ..) => Some(name.clone()),
+        _ => None,
+    });
+    (products.collect(), kernels.collect())
+}
+
+#[test]
+fn gelu_and_gradients_of_biases_are_epilogues_of_products() {
+    let (_planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let (products, kernels) = work_of_step(&mut device, plan);
+    let count = |epilogue: &str| {
+        products.iter().filter(|p| p.contains(&format!("{epilogue} algorithm"))).count()
+    };
+    // Two layers: c_fc forward and backward, and the biases of c_fc and c_attn. The sums of c_proj are of f32.
+    assert_eq!(count(" gelu_aux_bias"), 2, "{products:?}");
+    assert_eq!(count(" dgelu"), 2, "{products:?}");
+    assert_eq!(count(" bgrad b"), 4, "{products:?}");
+    let gelus = kernels.iter().filter(|k| k.contains("gelu"));
+    assert_eq!(gelus.count(), 0, "{kernels:?}");
+}
+
+#[test]
+fn a_library_without_an_epilogue_is_given_plain_products_and_kernels() {
+    let (planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let (with, _) = work_of_step(&mut device, plan);
+    std::fs::remove_file(planned.path().join("tuning.json")).unwrap();
+
+    let old = || {
+        let mut driver = Recording::new((9, 0));
+        driver.plain_products = true;
+        driver
+    };
+    let mut device = open(&dir, old()).unwrap();
+    let (products, kernels) = work_of_step(&mut device, plan);
+    assert_eq!(products.len(), with.len());
+    for name in [" gelu_aux_bias", " dgelu", " bgrad b"] {
+        assert!(!products.iter().any(|p| p.contains(name)), "{products:?}");
+    }
+    let count = |name: &str| kernels.iter().filter(|k| *k == name).count();
+    assert_eq!([count("gelu"), count("gelu_grad")], [2, 2], "{kernels:?}");
+    assert!(count("reduce") >= 4, "{kernels:?}");
+    // The choice, that there is none, is kept, too.
+    let device = open(&dir, old()).unwrap();
+    let measured = device.driver().take();
+    assert!(!measured.iter().any(|c| matches!(c, Call::Multiply(..))));
+}
+
 #[test]
 fn algorithms_are_measured_once_and_kept_beside_the_plan() {
     let (planned, dir) = planned("mlp", 1, &[]);

@@ -40,6 +40,7 @@ sources![
     "embedding_grad",
     "fill",
     "gather",
+    "gelu",
     "grad_stats",
     "pool" with "window",
     "random_mask",

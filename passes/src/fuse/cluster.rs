@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use super::{emit, region};
-use frit_ir::ops::FusionKind;
+use frit_ir::ops::{FusionKind, Op};
 use frit_ir::{Graph, ValueId};
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -50,6 +50,23 @@ impl Interface {
         let bytes = |v: &ValueId| facts.graph.ty(*v).bytes() as u64;
         self.bytes -= self.results.iter().filter(|v| is_copy(v)).map(bytes).sum::<u64>();
         self.results.retain(|v| !is_copy(v));
+        self
+    }
+
+    /// The same, where an operand that is a reshape of another is made of that inside: a library kernel then
+    /// knows that both are one.
+    pub(super) fn of_library(mut self, facts: &Facts<'_>) -> Interface {
+        let all = self.operands.clone();
+        self.operands.retain(|&operand| {
+            let mut v = operand;
+            while let Op::Reshape(_) = facts.graph.def(v).op {
+                v = facts.graph.def(v).inputs[0];
+                if all.contains(&v) {
+                    return false;
+                }
+            }
+            true
+        });
         self
     }
 }
@@ -103,6 +120,14 @@ impl<'f, 'g> Clusters<'f, 'g> {
         }
         self.clusters.push(Some(cluster));
         id
+    }
+
+    /// Takes a cluster away; its members are free again.
+    pub(super) fn remove(&mut self, id: ClusterId) {
+        for member in self.clusters[id].take().map_or(vec![], |c| c.members) {
+            self.owner[member] = None;
+            self.computed_by[member].clear();
+        }
     }
 
     /// The kind of region that these members make in place of the clusters `replaced`, if they make a
@@ -194,7 +219,11 @@ impl<'f, 'g> Clusters<'f, 'g> {
     /// What cluster `id` reads and writes.
     pub(super) fn interface_of(&self, id: ClusterId) -> Interface {
         self.cluster(id).map_or_else(Interface::default, |c| {
-            self.interface(&c.members, &[id]).without(self.facts, &c.copies)
+            let interface = self.interface(&c.members, &[id]).without(self.facts, &c.copies);
+            match c.kind {
+                FusionKind::Gemm => interface.of_library(self.facts),
+                _ => interface,
+            }
         })
     }
 

@@ -1,41 +1,70 @@
-//! Matrix products that take over what follows: a bias along n, then a cast to a narrower type.
+//! Matrix products that take over what follows, or part of what else reads their operands.
 //!
-//! A region of kind `Gemm` holds one `matmul`; at most one `add` of a vector of n elements, the product's
-//! only reader; at most one cast to fewer bytes, the only reader of the result so far. A product that
-//! nothing follows stays a node.
+//! A region of kind `Gemm` holds one `matmul` and one of
+//!
+//! - an `add` of a vector of n elements, the product's only reader, and then `gelu_tanh`; where something else
+//!   reads what is before the function, as its gradient does, that is a result, too;
+//! - such an `add`, or none, and a cast to fewer bytes, the only reader of the result so far;
+//! - `gelu_tanh_grad`, the product's only reader, and then a sum over the rows of its result;
+//! - a sum over the contracted axis of an operand: the gradient of a bias, beside that of its weight.
+//!
+//! These are the epilogues of cuBLASLt (bias, gelu with auxiliary output, their gradients). A product to which
+//! nothing is joined stays a node.
 
 use super::cluster::{Cluster, Clusters};
-use frit_ir::ops::{BinaryFn, FusionKind, Op};
+use super::merge;
+use frit_ir::ops::{BinaryFn, FusionKind, MatMul, Op, UnaryFn};
 use frit_ir::{Node, ValueId};
 
 /// Forms the regions of all matrix products.
 pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
     for position in 0..clusters.facts.order.len() {
         let node = clusters.facts.node(position);
+        let Op::MatMul(op) = &node.op else { continue };
         let empty = node.inputs.iter().chain(&node.outputs).any(|v| clusters.facts.numel(*v) == 0);
-        if !matches!(node.op, Op::MatMul(_)) || empty || clusters.facts.is_sharded(node) {
+        if empty || clusters.owner[position].is_some() || clusters.facts.is_sharded(node) {
             continue;
         }
         let mut members = vec![position];
-        for follows in [is_bias as Follows, is_narrowing] {
-            let last = clusters.facts.node(members[members.len() - 1]).outputs[0];
-            if let Some(next) = next(clusters, last, node, follows) {
-                let grown = [&members[..], &[next]].concat();
-                if is_supported(clusters, &grown) {
-                    members = grown;
-                }
+        let grows = |members: &mut Vec<usize>, next: Option<usize>| {
+            let grown = next.map(|next| [&members[..], &[next]].concat());
+            match grown.filter(|grown| is_supported(clusters, grown)) {
+                Some(grown) => *members = grown,
+                None => return false,
+            }
+            true
+        };
+        let last = |members: &[usize]| clusters.facts.node(members[members.len() - 1]).outputs[0];
+        if grows(&mut members, gradient_of_gelu(clusters, position)) {
+            let gradient = last(&members);
+            grows(&mut members, sum_over_rows(clusters, gradient, node));
+        } else {
+            grows(&mut members, only_reader(clusters, node.outputs[0], node, is_bias));
+            let sum = last(&members);
+            if !grows(&mut members, gelu(clusters, sum, node)) {
+                grows(&mut members, only_reader(clusters, sum, node, is_narrowing));
             }
         }
         if members.len() > 1 {
             clusters.add(Cluster { kind: FusionKind::Gemm, members, copies: vec![] });
+        } else {
+            join_sum(clusters, position, op);
         }
     }
 }
 
 type Follows = fn(&Clusters<'_, '_>, &Node, ValueId) -> bool;
 
+/// Whether a node is still free to be joined to a product.
+fn is_free(clusters: &Clusters<'_, '_>, at: usize, product: &Node) -> bool {
+    let node = clusters.facts.node(at);
+    clusters.owner[at].is_none()
+        && node.region == product.region
+        && !clusters.facts.is_sharded(node)
+}
+
 /// The only reader of `value`, if it may follow.
-fn next(
+fn only_reader(
     clusters: &Clusters<'_, '_>,
     value: ValueId,
     product: &Node,
@@ -45,11 +74,9 @@ fn next(
     let [user] = *facts.uses(value) else { return None };
     let node = facts.node(user);
     // The sum of two products of one row could be the bias of either.
-    let fits = clusters.owner[user].is_none()
+    let fits = is_free(clusters, user, product)
         && !facts.escapes(value)
-        && node.region == product.region
-        && !facts.is_sharded(node)
-        && node.inputs.iter().filter(|v| **v == value).count() == 1
+        && node.inputs.iter().filter(|v| facts.base(**v) == value).count() == 1
         && follows(clusters, node, value);
     fits.then_some(user)
 }
@@ -60,6 +87,7 @@ fn is_bias(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
     let Some(&other) = node.inputs.iter().find(|v| **v != value) else { return false };
     let (ty, bias) = (graph.ty(value), graph.ty(other));
     matches!(node.op, Op::Binary(BinaryFn::Add))
+        && node.inputs.contains(&value)
         && ty == graph.ty(node.outputs[0])
         && bias.shape.dims().last() == ty.shape.dims().last()
         && bias.shape.0.last() == Some(&bias.shape.numel())
@@ -69,11 +97,88 @@ fn is_bias(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
 fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
     let graph = clusters.facts.graph;
     let (from, to) = (graph.ty(value).dtype, graph.ty(node.outputs[0]).dtype);
-    matches!(node.op, Op::Cast(_)) && to.is_float() && to.size() < from.size()
+    node.inputs == [value]
+        && matches!(node.op, Op::Cast(_))
+        && to.is_float()
+        && to.size() < from.size()
+}
+
+/// The function of a product, or of its sum with a bias. Only the tanh form: it is cuBLASLt's.
+fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, product: &Node) -> Option<usize> {
+    let is_gelu = |at: &usize| {
+        matches!(clusters.facts.node(*at).op, Op::Unary(UnaryFn::GeluTanh))
+            && is_free(clusters, *at, product)
+    };
+    clusters.facts.uses(sum).iter().copied().find(is_gelu)
+}
+
+/// The gradient of the function, of which the product is the gradient of the result.
+fn gradient_of_gelu(clusters: &Clusters<'_, '_>, position: usize) -> Option<usize> {
+    let product = clusters.facts.node(position);
+    only_reader(clusters, product.outputs[0], product, |clusters, node, value| {
+        let facts = clusters.facts;
+        matches!(node.op, Op::Binary(BinaryFn::GeluTanhGrad))
+            && facts.base(node.inputs[0]) == value
+            && facts.numel(node.inputs[0]) == facts.numel(node.inputs[1])
+    })
+}
+
+/// The sum of all rows of what a product's region computes.
+fn sum_over_rows(clusters: &Clusters<'_, '_>, value: ValueId, product: &Node) -> Option<usize> {
+    let facts = clusters.facts;
+    let n = *facts.graph.ty(product.outputs[0]).shape.0.last()?;
+    let is_sum = |at: &usize| sums_to(clusters, *at, n) && is_free(clusters, *at, product);
+    facts.uses(value).iter().copied().find(is_sum)
+}
+
+/// Whether a node sums everything but a last axis of this size.
+fn sums_to(clusters: &Clusters<'_, '_>, at: usize, size: usize) -> bool {
+    let (facts, node) = (clusters.facts, clusters.facts.node(at));
+    let last = |v: ValueId| facts.graph.ty(v).shape.0.last() == Some(&size);
+    matches!(node.op, Op::SumTo(_))
+        && last(node.inputs[0])
+        && last(node.outputs[0])
+        && facts.numel(node.outputs[0]) == size
+}
+
+/// Joins a product and the sum of one of its operands over the contracted axis.
+fn join_sum(clusters: &mut Clusters<'_, '_>, position: usize, op: &MatMul) {
+    let facts = clusters.facts;
+    let product = facts.node(position);
+    let [a, b] = [0, 1].map(|i| facts.graph.ty(product.inputs[i]));
+    let dims = op.dims(a, b);
+    if dims.batch != 1 {
+        return;
+    }
+    // The contracted axis comes first.
+    let sides = [(op.trans_a, dims.m), (!op.trans_b, dims.n)];
+    for (&operand, (first, size)) in product.inputs.iter().zip(sides) {
+        let sums = |at: &usize| {
+            facts.base(facts.node(*at).inputs[0]) == facts.base(operand)
+                && sums_to(clusters, *at, size)
+                && is_free(clusters, *at, product)
+        };
+        let Some(sum) = facts.uses(facts.base(operand)).iter().copied().find(sums) else {
+            continue;
+        };
+        let mut members = vec![sum, position];
+        members.sort_unstable();
+        if !first || !is_supported(clusters, &members) {
+            continue;
+        }
+        let one = |at| Cluster { kind: FusionKind::Gemm, members: vec![at], copies: vec![] };
+        let parts = [sum, position].map(|at| clusters.add(one(at)));
+        let comes_back = merge::is_reentrant(clusters, &members, parts[0], parts[1]);
+        parts.iter().for_each(|part| clusters.remove(*part));
+        if !comes_back {
+            clusters.add(Cluster { kind: FusionKind::Gemm, members, copies: vec![] });
+            return;
+        }
+    }
 }
 
 fn is_supported(clusters: &Clusters<'_, '_>, members: &[usize]) -> bool {
-    let interface = clusters.interface(members, &[]);
+    let interface = clusters.interface(members, &[]).of_library(clusters.facts);
     let body = super::emit::body(clusters.facts, FusionKind::Gemm, members, &interface);
     body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::Gemm))
 }

@@ -134,7 +134,7 @@ fn try_merge(clusters: &mut Clusters<'_, '_>, a: ClusterId, b: ClusterId) -> boo
 }
 
 /// Whether a path leaves the members and comes back.
-fn is_reentrant(
+pub(super) fn is_reentrant(
     clusters: &Clusters<'_, '_>,
     members: &[usize],
     a: ClusterId,

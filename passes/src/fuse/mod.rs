@@ -2,7 +2,7 @@
 //!
 //! In: a graph whose nodes are final. Out: the same graph in which every elementwise operation,
 //! reduction, normalization, softmax and loss stands in a `fusion` node, alone or with others, and
-//! matrix products have taken over their bias. What a kind of region may hold is in [`region`]; merges
+//! matrix products have taken over what they can ([`gemm`]). What a kind of region may hold is in [`region`]; merges
 //! are chosen greedily by the bytes that they keep from being read or written ([`merge`]).
 //!
 //! Left as they are: leaves, collectives, attention, embeddings, lone matrix products, movement of

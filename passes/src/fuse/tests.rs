@@ -204,7 +204,7 @@ const CASES: &[(&str, &str, &str)] = &[
            %m: f32[6, 6] = matmul %g, %x {trans_a = true}
            return %a as "a"
            return %m as "m""#,
-        "pointwise(gelu) 1->1; col_reduce(sum_to) 1->1; matmul",
+        "pointwise(gelu) 1->1; gemm(sum_to matmul) 2->2",
     ),
     (
         "rows and columns are not reduced in one kernel",
@@ -304,6 +304,89 @@ const CASES: &[(&str, &str, &str)] = &[
            %y: f32[2, 4] = reduce %x {axes = [1], f = "sum"}
            return %y as "y""#,
         "reduce",
+    ),
+    (
+        "a product takes over its bias and gelu, and keeps what its gradient reads",
+        r#"%x: f32[2, 4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[2,4,6]}}
+           %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
+           %b: f32[8] = input {name = "b", ty = {"dtype":"f32","shape":[8]}}
+           %m: f32[2, 4, 8] = matmul %x, %w
+           %s: f32[2, 4, 8] = add %m, %b
+           %r: f32[8, 8] = reshape %s {shape = [8,8]}
+           %y: f32[8, 8] = gelu_tanh %r
+           %d: f32[8, 8] = gelu_tanh_grad %y, %r @backward
+           return %y as "y"
+           return %d as "d""#,
+        "gemm(matmul add reshape gelu_tanh) 3->2; reshape; pointwise(gelu_tanh_grad) 2->1",
+    ),
+    (
+        "gelu by the error function is no epilogue of a product",
+        r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
+           %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
+           %m: f32[4, 8] = matmul %x, %w
+           %y: f32[4, 8] = gelu %m
+           return %y as "y""#,
+        "matmul; pointwise(gelu) 1->1",
+    ),
+    (
+        "a product takes over the gradient of gelu and the sum of its rows",
+        r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
+           %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
+           %h: f32[2, 2, 8] = input {name = "h", ty = {"dtype":"f32","shape":[2,2,8]}}
+           %m: f32[4, 8] = matmul %x, %w
+           %r: f32[2, 2, 8] = reshape %m {shape = [2,2,8]}
+           %d: f32[2, 2, 8] = gelu_tanh_grad %r, %h
+           %b: f32[8] = sum_to %d {shape = [8]}
+           return %d as "d"
+           return %b as "b""#,
+        "gemm(matmul reshape gelu_tanh_grad sum_to) 3->2",
+    ),
+    (
+        "a product that something else reads keeps its gradient of gelu apart",
+        r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
+           %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
+           %h: f32[4, 8] = input {name = "h", ty = {"dtype":"f32","shape":[4,8]}}
+           %m: f32[4, 8] = matmul %x, %w
+           %d: f32[4, 8] = gelu_tanh_grad %m, %h
+           return %m as "m"
+           return %d as "d""#,
+        "matmul; pointwise(gelu_tanh_grad) 2->1",
+    ),
+    (
+        "the gradient of a bias comes with that of its weight, on either side",
+        r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
+           %g: f32[4, 8] = input {name = "g", ty = {"dtype":"f32","shape":[4,8]}}
+           %h: f32[2, 2, 8] = input {name = "h", ty = {"dtype":"f32","shape":[2,2,8]}}
+           %w: f32[6, 8] = matmul %x, %g {trans_a = true}
+           %b: f32[8] = sum_to %g {shape = [8]}
+           %c: f32[8] = sum_to %h {shape = [8]}
+           %r: f32[4, 8] = reshape %h {shape = [4,8]}
+           %v: f32[8, 6] = matmul %r, %x {trans_a = true}
+           return %w as "w"
+           return %b as "b"
+           return %c as "c"
+           return %v as "v""#,
+        "gemm(matmul sum_to) 2->2; gemm(sum_to reshape matmul) 2->2",
+    ),
+    (
+        "a sum over an axis that the product keeps is not its own",
+        r#"%x: f32[6, 6] = input {name = "x", ty = {"dtype":"f32","shape":[6,6]}}
+           %w: f32[6, 6] = matmul %x, %x {trans_b = true}
+           %b: f32[6] = sum_to %x {shape = [6]}
+           return %w as "w"
+           return %b as "b""#,
+        "matmul; col_reduce(sum_to) 1->1",
+    ),
+    (
+        "a sum on which the product depends stays before it",
+        r#"%g: f32[4, 4] = input {name = "g", ty = {"dtype":"f32","shape":[4,4]}}
+           %b: f32[4] = sum_to %g {shape = [4]}
+           %s: f32[4, 4] = expand %b {shape = [4,4]}
+           %t: f32[4, 4] = transpose %s {perm = [1,0]}
+           %w: f32[4, 4] = matmul %t, %g
+           return %b as "b"
+           return %w as "w""#,
+        "col_reduce(sum_to) 1->1; pointwise(expand) 1->1; transpose; matmul",
     ),
     (
         "a scalar is broadcast inside",

@@ -5,7 +5,7 @@ use crate::memory::Range;
 use frit_ir::interpret::{Options, run};
 use frit_ir::ops::Input;
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
-use frit_runtime::device::cuda::recipe::Recipe;
+use frit_runtime::device::cuda::recipe::{Launch, Recipe};
 use std::collections::HashMap;
 
 /// A body in the making.
@@ -52,6 +52,7 @@ fn execute(
     operands: &[Tensor],
     order: Order,
     shift: usize,
+    epilogues: bool,
 ) -> (Vec<Vec<u8>>, Option<(i64, i64)>) {
     let recipe = recipe(body);
     let moved = |ty: &TensorType| shift * ty.dtype.size();
@@ -59,7 +60,7 @@ fn execute(
     let types = body.outputs.iter().map(|o| body.ty(o.value));
     let writes = types.map(|ty| Range::new(ty.bytes(), moved(ty))).collect();
     let mut task = Task::new(&recipe, reads, writes);
-    task.run(&recipe, order);
+    task.run(&recipe, order, epilogues);
     for (operand, range) in operands.iter().zip(&task.reads) {
         assert!(operand.to_bytes() == range.content(), "an operand was overwritten");
     }
@@ -68,14 +69,16 @@ fn execute(
 
 /// Results equal the interpreter's within `tolerance` (relative where larger than 1; 0 asks for equal
 /// bits), whatever the order of threads and the alignment of operands, always with the same bits for
-/// one alignment.
+/// one alignment; with the epilogues of products, and without.
 pub(crate) fn check_body(body: &Graph, operands: &[Tensor], tolerance: f64) {
     let feeds: HashMap<String, Tensor> =
         operands.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
     let expected = run(body, &feeds, Options::default()).unwrap_or_else(|e| panic!("{e}"));
-    for shift in [0, 1] {
-        let (results, fault) = execute(body, operands, Order::Ascending, shift);
-        let (again, _) = execute(body, operands, Order::Descending, shift);
+    let fused = recipe(body).launches.iter().any(|l| matches!(l, Launch::Fused(..)));
+    let ways = [(0, true), (1, true), (0, false), (1, false)];
+    for (shift, epilogues) in ways.into_iter().filter(|(_, epilogues)| fused || *epilogues) {
+        let (results, fault) = execute(body, operands, Order::Ascending, shift, epilogues);
+        let (again, _) = execute(body, operands, Order::Descending, shift, epilogues);
         assert!(results == again, "the order of threads changes\n{body}");
         assert_eq!(fault, None, "{body}");
         for (i, ((_, expected), found)) in expected.iter().zip(&results).enumerate() {
@@ -94,7 +97,7 @@ pub(crate) fn check(op: Op, operands: &[Tensor], tolerance: f64) {
 /// What a kernel reports of an index: itself, and the size of its axis.
 pub(crate) fn fault_of(op: Op, operands: &[Tensor]) -> Option<(i64, i64)> {
     let types: Vec<&TensorType> = operands.iter().map(|t| &t.ty).collect();
-    execute(&body_of(op, &types), operands, Order::Ascending, 0).1
+    execute(&body_of(op, &types), operands, Order::Ascending, 0, true).1
 }
 
 fn compare(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {

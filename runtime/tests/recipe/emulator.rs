@@ -1,9 +1,9 @@
 //! Runs recipes on the CPU.
 
-use crate::memory::Range;
+use crate::memory::{Range, store};
 use crate::products;
 use frit_runtime::device::cuda::recipe::{
-    Argument, Epilogue, Launch, Pointer, Recipe, SourceKernel,
+    Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKernel,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -44,28 +44,61 @@ impl Task {
         (word(0) != 0).then(|| (word(1), word(2)))
     }
 
-    pub(crate) fn run(&mut self, recipe: &Recipe, order: Order) {
+    /// Runs all launches; `epilogues` says whether the library has an algorithm for every epilogue.
+    pub(crate) fn run(&mut self, recipe: &Recipe, order: Order, epilogues: bool) {
         for launch in &recipe.launches {
             match launch {
-                Launch::Source(kernel) => self.source(kernel, order),
-                Launch::Copy { from, to, bytes } => {
-                    let source = self.range(*from).content()[from_byte(*from)..][..*bytes].to_vec();
-                    self.bytes(*to)[..*bytes].copy_from_slice(&source);
-                }
-                Launch::Zero { at, bytes } => self.bytes(*at)[..*bytes].fill(0),
-                Launch::Gemm(gemm) => {
-                    let a = self.bytes(gemm.a.at).to_vec();
-                    let b = self.bytes(gemm.b.at).to_vec();
-                    let bias = match gemm.epilogue {
-                        Epilogue::None => None,
-                        Epilogue::Bias(at) => Some(self.bytes(at).to_vec()),
-                    };
-                    products::run(gemm, &a, &b, bias.as_deref(), self.bytes(gemm.d.at));
-                }
+                Launch::Fused(gemm, _) if epilogues => self.product(gemm),
+                Launch::Fused(_, otherwise) => otherwise.iter().for_each(|l| self.launch(l, order)),
+                launch => self.launch(launch, order),
             }
         }
         let all = self.reads.iter().chain(&self.writes).chain([&self.scratch, &self.fault]);
         assert!(all.into_iter().all(Range::is_intact), "a write outside of a result");
+    }
+
+    fn launch(&mut self, launch: &Launch, order: Order) {
+        match launch {
+            Launch::Source(kernel) => self.source(kernel, order),
+            Launch::Copy { from, to, bytes } => {
+                let source = self.range(*from).content()[from_byte(*from)..][..*bytes].to_vec();
+                self.bytes(*to)[..*bytes].copy_from_slice(&source);
+            }
+            Launch::Zero { at, bytes } => self.bytes(*at)[..*bytes].fill(0),
+            Launch::Gemm(gemm) => self.product(gemm),
+            Launch::Fused(..) => panic!("an epilogue in place of one"),
+        }
+    }
+
+    fn product(&mut self, gemm: &Gemm) {
+        let copy = |task: &mut Task, at: Option<Pointer>| at.map(|at| task.bytes(at).to_vec());
+        let (a, b) = (copy(self, Some(gemm.a.at)), copy(self, Some(gemm.b.at)));
+        let (vector, matrix) = match gemm.epilogue {
+            Epilogue::Bias(v) => (Some(v), None),
+            Epilogue::Gelu { bias, .. } => (bias, None),
+            Epilogue::GeluGrad { before, .. } => (None, Some(before)),
+            _ => (None, None),
+        };
+        let (vector, matrix) = (copy(self, vector), copy(self, matrix));
+        let [a, b] = [a, b].map(Option::unwrap_or_default);
+        let done = products::run(gemm, [&a, &b], vector.as_deref(), matrix.as_deref());
+        let put = |task: &mut Task, at: Pointer, n: usize, x: &dyn Fn(usize) -> (usize, f64)| {
+            for (place, x) in (0..n).map(x) {
+                store(task.bytes(at), gemm.d.dtype, place, x);
+            }
+        };
+        let (n, size) = (gemm.n, done.d.len());
+        put(self, gemm.d.at, size, &|i| (products::place_of(gemm, i), done.d[i]));
+        match gemm.epilogue {
+            Epilogue::Gelu { before: Some(at), .. } => {
+                put(self, at, size, &|i| (i, done.before[i]));
+            }
+            Epilogue::GeluGrad { rows: Some(at), .. } | Epilogue::SumB(at) => {
+                put(self, at, n, &|i| (i, done.sums[i]));
+            }
+            Epilogue::SumA(at) => put(self, at, gemm.m, &|i| (i, done.sums[i])),
+            _ => {}
+        }
     }
 
     fn range(&mut self, at: Pointer) -> &mut Range {

@@ -7,6 +7,7 @@ mod check;
 mod convert;
 mod embedding;
 mod emulator;
+mod epilogue;
 mod index;
 mod layout;
 mod matmul;

@@ -9,7 +9,7 @@ use frit_ir::ops::{
     ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MaxPoolGrad,
     Pad, RandomMask, Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
 };
-use frit_ir::{DType, Op, TensorType};
+use frit_ir::{DType, Graph, Op, TensorType};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -22,20 +22,33 @@ type Unit = (&'static str, Vec<(&'static str, String)>);
 
 /// What these operations on operands of these types launch.
 fn units(bodies: &[(Op, Vec<TensorType>)]) -> Vec<Unit> {
+    let graph = |(op, types): &(Op, Vec<TensorType>)| {
+        body_of(op.clone(), &types.iter().collect::<Vec<_>>())
+    };
+    units_of(&bodies.iter().map(graph).collect::<Vec<_>>())
+}
+
+fn units_of(bodies: &[Graph]) -> Vec<Unit> {
     let mut seen = HashSet::new();
     let mut units = Vec::new();
-    for (op, types) in bodies {
-        let body = body_of(op.clone(), &types.iter().collect::<Vec<_>>());
-        let recipe = Recipe::of(&body).unwrap_or_else(|| panic!("no recipe for\n{body}"));
-        for launch in recipe.launches {
+    for body in bodies {
+        let recipe = Recipe::of(body).unwrap_or_else(|| panic!("no recipe for\n{body}"));
+        for launch in recipe.every_launch() {
             let Launch::Source(kernel) = launch else { continue };
-            let unit = (kernel.file, kernel.defines);
+            let unit = (kernel.file, kernel.defines.clone());
             if seen.insert(unit.clone()) {
                 units.push(unit);
             }
         }
     }
     units
+}
+
+/// What all sources are launched by.
+fn all_units() -> Vec<Unit> {
+    let mut all = units(&bodies());
+    all.extend(units_of(&[crate::epilogue::forward(DType::BF16, true, true, 64)]));
+    all
 }
 
 /// Attention and its gradient for heads of size `d`.
@@ -218,7 +231,7 @@ fn assemble(unit: &Unit, ptx: &str, arch: &str) {
 
 #[test]
 fn the_bodies_launch_every_source() {
-    let launched: BTreeSet<&str> = units(&bodies()).into_iter().map(|(file, _)| file).collect();
+    let launched: BTreeSet<&str> = all_units().into_iter().map(|(file, _)| file).collect();
     let all: BTreeSet<&str> = frit_kernels::cuda::SOURCES.iter().map(|(name, _)| *name).collect();
     assert_eq!(launched, all);
 }
@@ -229,7 +242,7 @@ fn every_source_compiles_for_every_architecture() {
         eprintln!("FRIT_NVRTC is not set: CUDA sources are NOT compiled for GPUs");
         return;
     };
-    for unit in units(&bodies()) {
+    for unit in all_units() {
         for (virtual_arch, arch) in [("compute_80", "sm_80"), ("compute_90", "sm_90")] {
             assemble(&unit, &nvrtc.compile(&unit, virtual_arch), arch);
         }

@@ -1,13 +1,19 @@
 //! Matrix products as a recipe asks the library for them, by the definition.
 
-use crate::memory::{load, store};
+use crate::memory::load;
 use frit_ir::DType;
-use frit_runtime::device::cuda::recipe::{Gemm, Matrix};
+use frit_runtime::device::cuda::recipe::{Epilogue, Gemm, Matrix};
 
 /// Where element (`row`, `column`) of product `batch` is.
 fn place(matrix: &Matrix, batch: usize, row: usize, column: usize) -> usize {
     let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
     batch * matrix.batch_stride + row * matrix.row_stride + column
+}
+
+/// Where element `i` of the results of all products is.
+pub(crate) fn place_of(gemm: &Gemm, i: usize) -> usize {
+    let (row, column) = (i / gemm.n, i % gemm.n);
+    place(&gemm.d, row / gemm.m, row % gemm.m, column)
 }
 
 /// What cuBLASLt can do, as far as recipes may use it.
@@ -17,22 +23,65 @@ fn check(gemm: &Gemm) {
     let low = matches!(a, DType::F16 | DType::BF16);
     assert!(a == d || (low && d == DType::F32), "{a} products written as {d}");
     assert!(!gemm.d.transposed && gemm.m * gemm.n * gemm.k * gemm.batch > 0);
+    let plain = matches!(gemm.epilogue, Epilogue::None | Epilogue::Bias(_));
+    assert!(plain || (gemm.batch == 1 && gemm.d.row_stride == gemm.n && a != DType::F64));
+    if let Epilogue::Gelu { .. } | Epilogue::GeluGrad { .. } = gemm.epilogue {
+        assert!(a == d && gemm.n.is_multiple_of(8), "rows of {} elements of {d}", gemm.n);
+    }
 }
 
-/// Runs a product on the bytes of its operands; `bias` if there is one.
-pub(crate) fn run(gemm: &Gemm, a: &[u8], b: &[u8], bias: Option<&[u8]>, d: &mut [u8]) {
+/// What a product gives, before it is rounded.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// By batch, row and column.
+    pub(crate) d: Vec<f64>,
+    /// The same before gelu.
+    pub(crate) before: Vec<f64>,
+    /// Of rows, or of an operand.
+    pub(crate) sums: Vec<f64>,
+}
+
+/// Multiplies `a` and `b`; `vector` is a bias, `matrix` what gelu was applied to.
+pub(crate) fn run(
+    gemm: &Gemm,
+    [a, b]: [&[u8]; 2],
+    vector: Option<&[u8]>,
+    matrix: Option<&[u8]>,
+) -> Done {
     check(gemm);
-    for batch in 0..gemm.batch {
-        for i in 0..gemm.m {
-            for j in 0..gemm.n {
-                let mut sum = 0.0;
-                for p in 0..gemm.k {
-                    sum += load(a, gemm.a.dtype, place(&gemm.a, batch, i, p))
-                        * load(b, gemm.b.dtype, place(&gemm.b, batch, p, j));
-                }
-                sum += bias.map_or(0.0, |bias| load(bias, gemm.d.dtype, j));
-                store(d, gemm.d.dtype, place(&gemm.d, batch, i, j), sum);
+    let left = |batch, i, p| load(a, gemm.a.dtype, place(&gemm.a, batch, i, p));
+    let right = |batch, p, j| load(b, gemm.b.dtype, place(&gemm.b, batch, p, j));
+    let Gemm { m, n, k, .. } = *gemm;
+    let mut done = Done::default();
+    for i in 0..gemm.batch * m * n {
+        let (batch, row, column) = (i / n / m, i / n % m, i % n);
+        let mut x: f64 = (0..k).map(|p| left(batch, row, p) * right(batch, p, column)).sum();
+        x += vector.map_or(0.0, |bias| load(bias, gemm.d.dtype, column));
+        done.before.push(x);
+        done.d.push(match gemm.epilogue {
+            Epilogue::Gelu { .. } => gelu(x).0,
+            Epilogue::GeluGrad { .. } => {
+                let before = matrix.map_or(f64::NAN, |m| load(m, gemm.d.dtype, i));
+                x * gelu(before).1
             }
-        }
+            _ => x,
+        });
     }
+    done.sums = match gemm.epilogue {
+        Epilogue::GeluGrad { rows: Some(_), .. } => {
+            (0..n).map(|j| (0..m).map(|i| done.d[i * n + j]).sum()).collect()
+        }
+        Epilogue::SumA(_) => (0..m).map(|i| (0..k).map(|p| left(0, i, p)).sum()).collect(),
+        Epilogue::SumB(_) => (0..n).map(|j| (0..k).map(|p| right(0, p, j)).sum()).collect(),
+        _ => vec![],
+    };
+    done
+}
+
+/// Gelu in its tanh form, and its derivative.
+fn gelu(x: f64) -> (f64, f64) {
+    let slope = (2.0 / std::f64::consts::PI).sqrt();
+    let t = (slope * (x + 0.044715 * x.powi(3))).tanh();
+    let derivative = slope * (1.0 + 3.0 * 0.044715 * x * x);
+    (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * derivative)
 }

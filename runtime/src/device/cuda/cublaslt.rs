@@ -1,9 +1,9 @@
 //! cuBLASLt: matrix products. It knows matrices in column order; a row-major product `d = a · b` is its
 //! `dᵀ = bᵀ · aᵀ`, so the operands change places and nothing is transposed in memory.
 
-use super::driver::{Algorithm, ProductAddresses, ProductHandle, StreamHandle};
+use super::driver::{Address, Algorithm, ProductAddresses, ProductHandle, StreamHandle};
 use super::error::CudaError;
-use super::gemm::{Operand, Product};
+use super::gemm::{Kind, Operand, Product};
 use super::library::{Wanted, functions};
 use super::nvrtc::c_text;
 use super::real::stream;
@@ -74,7 +74,7 @@ struct Described {
     layouts: [cublasLtMatrixLayout_t; 3],
     algorithm: cublasLtMatmulAlgo_t,
     double: bool,
-    bias: bool,
+    epilogue: Kind,
 }
 
 /// The library.
@@ -138,11 +138,16 @@ impl CublasLt {
         let set = |attribute, value| self.set(description, attribute, value);
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&product.b))?;
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(&product.a))?;
-        if product.bias {
-            let bias = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
-            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, bias as u32)?;
+        if product.epilogue != Kind::None {
+            let epilogue = epilogue(product.epilogue);
+            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
             let dtype = data_type(product.d.dtype)?;
             set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype as u32)?;
+        }
+        if product.epilogue.has_matrix() {
+            // Its columns are our rows, which have no gaps.
+            let distance = product.n as i64;
+            self.set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, distance)?;
         }
         let Product { m, n, k, batch, .. } = *product;
         let layouts = [
@@ -151,7 +156,20 @@ impl CublasLt {
             self.layout(&product.d, [m, n], batch)?,
         ];
         let algorithm = cublasLtMatmulAlgo_t { data: [0; 8] };
-        Ok(Described { description, layouts, algorithm, double, bias: product.bias })
+        Ok(Described { description, layouts, algorithm, double, epilogue: product.epilogue })
+    }
+
+    /// Says where the vector and the matrix of the epilogue are.
+    fn set_addresses(&self, of: &Described, vector: Address, matrix: Address) -> Result {
+        if of.epilogue.has_vector() {
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.set(of.description, attribute, vector)?;
+        }
+        if of.epilogue.has_matrix() {
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+            self.set(of.description, attribute, matrix)?;
+        }
+        Ok(())
     }
 
     fn set(
@@ -220,10 +238,8 @@ impl CublasLt {
         workspace_bytes: usize,
     ) -> Result<Vec<Algorithm>> {
         let described = self.describe(product)?;
-        if described.bias {
-            // Any address will do to be asked for algorithms, as long as there is one.
-            self.set(described.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, 256_u64)?;
-        }
+        // Any address will do to be asked for algorithms, as long as there is one.
+        self.set_addresses(&described, 256, 256)?;
         let mut preference = null_mut();
         // SAFETY: the pointer is valid.
         let code = unsafe { (self.api.cublasLtMatmulPreferenceCreate)(&mut preference) };
@@ -317,10 +333,7 @@ impl CublasLt {
     ) -> Result {
         let products = self.products.borrow();
         let described = &products[product.0];
-        if described.bias {
-            let attribute = Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            self.set(described.description, attribute, at.bias)?;
-        }
+        self.set_addresses(described, at.vector, at.matrix)?;
         let (one, zero) = ((1.0_f32, 1.0_f64), (0.0_f32, 0.0_f64));
         let scalar = |(single, double): &(f32, f64)| -> *const c_void {
             match described.double {
@@ -351,6 +364,23 @@ impl CublasLt {
             )
         };
         self.check("cublasLtMatmul", code)
+    }
+}
+
+/// The library's name of an epilogue. Its A is our `b`.
+fn epilogue(kind: Kind) -> cublasLtEpilogue_t {
+    use cublasLtEpilogue_t as E;
+    match kind {
+        Kind::None => E::CUBLASLT_EPILOGUE_DEFAULT,
+        Kind::Bias => E::CUBLASLT_EPILOGUE_BIAS,
+        Kind::Gelu { bias: false, before: false } => E::CUBLASLT_EPILOGUE_GELU,
+        Kind::Gelu { bias: false, before: true } => E::CUBLASLT_EPILOGUE_GELU_AUX,
+        Kind::Gelu { bias: true, before: false } => E::CUBLASLT_EPILOGUE_GELU_BIAS,
+        Kind::Gelu { bias: true, before: true } => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        Kind::GeluGrad { rows: false } => E::CUBLASLT_EPILOGUE_DGELU,
+        Kind::GeluGrad { rows: true } => E::CUBLASLT_EPILOGUE_DGELU_BGRAD,
+        Kind::SumB => E::CUBLASLT_EPILOGUE_BGRADA,
+        Kind::SumA => E::CUBLASLT_EPILOGUE_BGRADB,
     }
 }
 

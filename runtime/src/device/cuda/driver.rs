@@ -111,8 +111,10 @@ pub struct ProductAddresses {
     pub b: Address,
     /// Result.
     pub d: Address,
-    /// Vector that is added to each row; zero if there is none.
-    pub bias: Address,
+    /// The epilogue's vector; zero if it has none.
+    pub vector: Address,
+    /// The epilogue's matrix; zero if it has none.
+    pub matrix: Address,
     /// Memory for the algorithm, and its size in bytes.
     pub workspace: (Address, usize),
 }

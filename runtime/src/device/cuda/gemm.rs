@@ -6,7 +6,7 @@ use frit_ir::DType;
 use frit_ir::plan::ALIGNMENT;
 use std::fmt;
 
-/// `d = a · b (+ bias)` of row-major matrices, batched; see [`Gemm`].
+/// `d = epilogue(a · b)` of row-major matrices, batched; see [`Gemm`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
     /// Rows of `d`.
@@ -23,8 +23,69 @@ pub struct Product {
     pub b: Operand,
     /// `[m, n]`.
     pub d: Operand,
-    /// Whether a vector of `n` elements of the result's dtype is added to each row.
-    pub bias: bool,
+    /// What is done beside multiplying.
+    pub epilogue: Kind,
+}
+
+/// An [`Epilogue`] without its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    None,
+    Bias,
+    Gelu { bias: bool, before: bool },
+    GeluGrad { rows: bool },
+    SumA,
+    SumB,
+}
+
+impl Kind {
+    fn of(epilogue: &Epilogue) -> Kind {
+        match *epilogue {
+            Epilogue::None => Kind::None,
+            Epilogue::Bias(_) => Kind::Bias,
+            Epilogue::Gelu { bias, before } => {
+                Kind::Gelu { bias: bias.is_some(), before: before.is_some() }
+            }
+            Epilogue::GeluGrad { rows, .. } => Kind::GeluGrad { rows: rows.is_some() },
+            Epilogue::SumA(_) => Kind::SumA,
+            Epilogue::SumB(_) => Kind::SumB,
+        }
+    }
+
+    /// Whether the library may have no algorithm with it; the plan then does without.
+    pub fn is_optional(self) -> bool {
+        !matches!(self, Kind::None | Kind::Bias)
+    }
+
+    /// Whether a vector is read or written.
+    pub(super) fn has_vector(self) -> bool {
+        match self {
+            Kind::None => false,
+            Kind::Gelu { bias, .. } => bias,
+            Kind::GeluGrad { rows } => rows,
+            Kind::Bias | Kind::SumA | Kind::SumB => true,
+        }
+    }
+
+    /// Whether a second matrix is read or written.
+    pub(super) fn has_matrix(self) -> bool {
+        matches!(self, Kind::GeluGrad { .. } | Kind::Gelu { before: true, .. })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::None => "",
+            Kind::Bias => " bias",
+            Kind::Gelu { bias: false, before: false } => " gelu",
+            Kind::Gelu { bias: false, before: true } => " gelu_aux",
+            Kind::Gelu { bias: true, before: false } => " gelu_bias",
+            Kind::Gelu { bias: true, before: true } => " gelu_aux_bias",
+            Kind::GeluGrad { rows: false } => " dgelu",
+            Kind::GeluGrad { rows: true } => " dgelu_bgrad",
+            Kind::SumA => " bgrad a",
+            Kind::SumB => " bgrad b",
+        }
+    }
 }
 
 /// A row-major matrix.
@@ -61,7 +122,7 @@ impl Product {
             a: Operand::of(&g.a, at.a),
             b: Operand::of(&g.b, at.b),
             d: Operand::of(&g.d, at.d),
-            bias: matches!(g.epilogue, Epilogue::Bias(_)),
+            epilogue: Kind::of(&g.epilogue),
         }
     }
 }
@@ -85,6 +146,6 @@ impl fmt::Display for Product {
                 write!(f, " aligned {}", operand.alignment_bytes)?;
             }
         }
-        if self.bias { write!(f, " bias") } else { Ok(()) }
+        f.write_str(self.epilogue.name())
     }
 }

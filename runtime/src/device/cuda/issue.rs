@@ -184,6 +184,7 @@ impl Issuer {
                 // SAFETY: as above.
                 unsafe { driver.multiply(self.products[*product], *at, on) }
             }
+            Command::Fused { .. } => unreachable!("invariant: the program is settled"),
             Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),
             Command::Zero { at, bytes } => driver.zero(*at, *bytes, on),
             Command::AllGather { team, send, recv, count, dtype } => {

@@ -125,9 +125,11 @@ impl Ready {
         let n_faults = survey.faulting.len();
         let memory = Memory::allocate(driver, plan, &survey.needs, n_faults, issuer.compute())?;
         let cubins = Cubins::of(&dir.path);
-        let program =
+        let mut program =
             Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), &cubins, ranks.rank)?;
-        issuer.products = products(dir, driver, &program, &issuer, ranks)?;
+        let products = products(dir, driver, &program, &issuer, ranks)?;
+        program.settle(|product| products[product].is_some());
+        issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         // SAFETY: the bytes are not pinned: they were read when the call returns.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
@@ -271,14 +273,15 @@ impl<D: Driver> Watch<'_, D> {
     }
 }
 
-/// Every product with its algorithm: rank 0's choice, from the plan's tuning file or measured now.
+/// Every product with its algorithm, if it has one: rank 0's choice, from the plan's tuning file or measured
+/// now.
 fn products<D: Driver>(
     dir: &PlanDir,
     driver: &D,
     program: &Program,
     issuer: &Issuer,
     ranks: &Ranks,
-) -> Result<Vec<driver::ProductHandle>, RunError> {
+) -> Result<Vec<Option<driver::ProductHandle>>, RunError> {
     let path = dir.path.join(TUNING);
     let mut tuning = Tuning::default();
     if ranks.rank == 0 {

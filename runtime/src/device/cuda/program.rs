@@ -29,6 +29,13 @@ pub(super) enum Command {
         product: usize,
         at: ProductAddresses,
     },
+    /// A product with an epilogue, and what does the same if there is no algorithm for it; none is left
+    /// after [`Program::settle`].
+    Fused {
+        product: usize,
+        at: ProductAddresses,
+        otherwise: Vec<Command>,
+    },
     Copy {
         to: Address,
         from: Address,
@@ -104,7 +111,8 @@ impl<'a> Survey<'a> {
                 }
                 Code::Recipe(recipe) => {
                     need.scratch_bytes = need.scratch_bytes.max(recipe.scratch_bytes);
-                    need.products |= recipe.launches.iter().any(|l| matches!(l, Launch::Gemm(_)));
+                    let is_product = |l: &Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..));
+                    need.products |= recipe.launches.iter().any(is_product);
                     if recipe.launches.iter().any(reports_faults) {
                         faulting.push(i);
                     }
@@ -119,7 +127,7 @@ impl<'a> Survey<'a> {
         let is_source = |launch: &Launch| matches!(launch, Launch::Source(_));
         self.code.iter().any(|code| match code {
             Code::Generated { .. } => false,
-            Code::Recipe(recipe) => recipe.launches.iter().any(is_source),
+            Code::Recipe(recipe) => recipe.every_launch().any(is_source),
         })
     }
 }
@@ -164,10 +172,11 @@ fn modules(
     driver: &impl Driver,
     cubins: &Cubins,
 ) -> Result<HashMap<Unit, ModuleHandle>, CudaError> {
-    let launches = survey.code.iter().flat_map(|code| match code {
-        Code::Recipe(recipe) => &recipe.launches[..],
-        Code::Generated { .. } => &[],
+    let recipes = survey.code.iter().filter_map(|code| match code {
+        Code::Recipe(recipe) => Some(recipe),
+        Code::Generated { .. } => None,
     });
+    let launches = recipes.flat_map(Recipe::every_launch);
     let mut units: Vec<Unit> = Vec::new();
     for launch in launches {
         let Launch::Source(kernel) = launch else { continue };
@@ -251,6 +260,20 @@ impl Program {
             });
         }
         Ok(Program { commands, products: binder.products })
+    }
+
+    /// Decides which products keep their epilogue: those that have an algorithm with it.
+    pub(super) fn settle(&mut self, has_algorithm: impl Fn(usize) -> bool) {
+        for commands in &mut self.commands {
+            let settled = commands.drain(..).flat_map(|command| match command {
+                Command::Fused { product, at, .. } if has_algorithm(product) => {
+                    vec![Command::Multiply { product, at }]
+                }
+                Command::Fused { otherwise, .. } => otherwise,
+                command => vec![command],
+            });
+            *commands = settled.collect();
+        }
     }
 }
 
@@ -361,28 +384,48 @@ impl<D: Driver> Binder<'_, D> {
             }
             Launch::Source(kernel) => self.source(kernel, operands)?,
             Launch::Gemm(gemm) => {
-                let at = ProductAddresses {
-                    a: self.pointer(gemm.a.at, operands),
-                    b: self.pointer(gemm.b.at, operands),
-                    d: self.pointer(gemm.d.at, operands),
-                    bias: match gemm.epilogue {
-                        Epilogue::None => 0,
-                        Epilogue::Bias(bias) => self.pointer(bias, operands),
-                    },
-                    workspace: self.memory.products[index(operands.stream)],
-                };
+                let at = self.addresses(gemm, operands);
                 if gemm.k == 0 || gemm.m * gemm.n * gemm.batch == 0 {
                     return empty_product(gemm, at.d);
                 }
-                let product = Product::of(gemm, &at);
-                let next = self.products.len();
-                let index = *self.by_product.entry(product.clone()).or_insert(next);
-                if index == next {
-                    self.products.push((product, at));
-                }
-                Command::Multiply { product: index, at }
+                Command::Multiply { product: self.product(gemm, at), at }
+            }
+            Launch::Fused(gemm, otherwise) => {
+                let at = self.addresses(gemm, operands);
+                let product = self.product(gemm, at);
+                let otherwise = otherwise.iter().map(|l| self.launch(l, operands));
+                Command::Fused { product, at, otherwise: otherwise.collect::<Result<_, _>>()? }
             }
         })
+    }
+
+    fn addresses(&self, gemm: &Gemm, operands: &Operands) -> ProductAddresses {
+        let at = |pointer: Option<Pointer>| pointer.map_or(0, |p| self.pointer(p, operands));
+        let (vector, matrix) = match gemm.epilogue {
+            Epilogue::None => (None, None),
+            Epilogue::Gelu { bias, before } => (bias, before),
+            Epilogue::GeluGrad { before, rows } => (rows, Some(before)),
+            Epilogue::Bias(v) | Epilogue::SumA(v) | Epilogue::SumB(v) => (Some(v), None),
+        };
+        ProductAddresses {
+            a: at(Some(gemm.a.at)),
+            b: at(Some(gemm.b.at)),
+            d: at(Some(gemm.d.at)),
+            vector: at(vector),
+            matrix: at(matrix),
+            workspace: self.memory.products[index(operands.stream)],
+        }
+    }
+
+    /// The index of a product, which is new if none is like it.
+    fn product(&mut self, gemm: &Gemm, at: ProductAddresses) -> usize {
+        let product = Product::of(gemm, &at);
+        let next = self.products.len();
+        let index = *self.by_product.entry(product.clone()).or_insert(next);
+        if index == next {
+            self.products.push((product, at));
+        }
+        index
     }
 
     fn source(&mut self, kernel: &SourceKernel, operands: &Operands) -> Result<Command, RunError> {
@@ -458,7 +501,7 @@ impl Command {
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Command::Launch { .. } => "kernel",
-            Command::Multiply { .. } => "product",
+            Command::Multiply { .. } | Command::Fused { .. } => "product",
             Command::Copy { .. } => "copy",
             Command::Zero { .. } => "zero",
             Command::AllGather { .. }
@@ -471,7 +514,7 @@ impl Command {
     fn does_something(&self) -> bool {
         match self {
             Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,
-            Command::Multiply { .. } => true,
+            Command::Multiply { .. } | Command::Fused { .. } => true,
             Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
             Command::Zero { bytes, .. } => *bytes > 0,
             Command::AllGather { count, .. }

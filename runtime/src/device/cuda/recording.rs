@@ -64,6 +64,8 @@ pub struct Recording {
     pub memory_bytes: usize,
     /// A module that cannot be loaded, by a part of its name.
     pub broken_module: Option<&'static str>,
+    /// Whether products have no algorithm with an epilogue beyond a bias.
+    pub plain_products: bool,
     /// Whether marks are never reached, as where a collective waits for a rank that is gone.
     pub stuck: Cell<bool>,
     /// What another rank did wrong.
@@ -252,7 +254,11 @@ impl Driver for Recording {
         Ok(())
     }
 
-    fn algorithms(&self, _product: &Product, _workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+    fn algorithms(&self, product: &Product, _workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+        if self.plain_products && product.epilogue.is_optional() {
+            let (library, product) = (self.properties.libraries.clone(), product.to_string());
+            return Err(CudaError::NoAlgorithm { library, product });
+        }
         Ok(vec![[1; 8], [2; 8]])
     }
 

@@ -13,9 +13,10 @@ use std::path::Path;
 /// Measured runs of each algorithm; the fastest counts.
 const RUNS: usize = 5;
 
-/// The content of `tuning.json`: by GPU and library versions, the algorithm of each product.
+/// The content of `tuning.json`: by GPU and library versions, the algorithm of each product; none for one of
+/// which the library has not the epilogue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Algorithm>>);
+pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Option<Algorithm>>>);
 
 impl Tuning {
     /// Reads a file; nothing is known if there is none, or if it is not one.
@@ -47,7 +48,7 @@ impl Tuning {
     }
 
     /// The algorithm of a product on this device.
-    fn get(&self, device: &str, product: &Product) -> Option<&Algorithm> {
+    fn get(&self, device: &str, product: &Product) -> Option<&Option<Algorithm>> {
         self.0.get(device)?.get(&product.to_string())
     }
 
@@ -71,7 +72,11 @@ impl Tuning {
                 continue;
             }
             let mut best: Option<(f64, Algorithm)> = None;
-            for algorithm in driver.algorithms(product, at.workspace.1)? {
+            let algorithms = match driver.algorithms(product, at.workspace.1) {
+                Err(CudaError::NoAlgorithm { .. }) if product.epilogue.is_optional() => vec![],
+                algorithms => algorithms?,
+            };
+            for algorithm in algorithms {
                 let handle = driver.prepare(product, &algorithm)?;
                 // One run to load it, then the measured ones.
                 for run in 0..=RUNS {
@@ -86,17 +91,19 @@ impl Tuning {
                     }
                 }
             }
-            let (_, algorithm) = best.ok_or_else(|| CudaError::NoAlgorithm {
-                library: driver.properties().libraries.clone(),
-                product: product.to_string(),
-            })?;
+            let algorithm = best.map(|(_, algorithm)| algorithm);
+            if algorithm.is_none() && !product.epilogue.is_optional() {
+                let library = driver.properties().libraries.clone();
+                let product = product.to_string();
+                return Err(CudaError::NoAlgorithm { library, product }.into());
+            }
             self.0.entry(device.clone()).or_default().insert(product.to_string(), algorithm);
             changed = true;
         }
         Ok(changed)
     }
 
-    /// Makes every product ready with its algorithm.
+    /// Makes every product that has an algorithm ready with it.
     ///
     /// # Errors
     /// A product that was not measured, or that the library refuses.
@@ -104,14 +111,14 @@ impl Tuning {
         &self,
         driver: &impl Driver,
         products: &[(Product, ProductAddresses)],
-    ) -> Result<Vec<ProductHandle>, CudaError> {
+    ) -> Result<Vec<Option<ProductHandle>>, CudaError> {
         let device = device(driver);
         let prepare = |(product, _): &(Product, ProductAddresses)| {
             let algorithm = self.get(&device, product).ok_or_else(|| CudaError::NoAlgorithm {
                 library: format!("rank 0's choice for another device than {device}"),
                 product: product.to_string(),
             })?;
-            driver.prepare(product, algorithm)
+            algorithm.as_ref().map(|algorithm| driver.prepare(product, algorithm)).transpose()
         };
         products.iter().map(prepare).collect()
     }

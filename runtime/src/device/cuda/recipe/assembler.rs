@@ -3,8 +3,8 @@
 use super::kernel::c_bytes;
 use super::{Launch, Pointer, Recipe, SourceKernel};
 use super::{
-    adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool,
-    random, reduce,
+    adafactor, attention, batch_norm, conv, convert, embedding, epilogue, index, layout, matmul,
+    order, pool, random, reduce,
 };
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
@@ -32,6 +32,10 @@ impl<'a> Assembler<'a> {
         let mut strided = Assembler::new(body);
         if attention::assemble_strided(&mut strided, body).is_some() {
             return Some(strided.recipe);
+        }
+        let mut fused = Assembler::new(body);
+        if epilogue::assemble(&mut fused, body).is_some() {
+            return Some(fused.recipe);
         }
         let mut nodes: Vec<&Node> =
             body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
@@ -127,6 +131,16 @@ impl<'a> Assembler<'a> {
 
     pub(super) fn launch(&mut self, launch: Launch) {
         self.recipe.launches.push(launch);
+    }
+
+    /// The number of launches so far.
+    pub(super) fn launches(&self) -> usize {
+        self.recipe.launches.len()
+    }
+
+    /// Takes the launches from this one on out of the recipe.
+    pub(super) fn take_launches(&mut self, begin: usize) -> Vec<Launch> {
+        self.recipe.launches.split_off(begin)
     }
 
     pub(super) fn run(&mut self, kernel: SourceKernel) {

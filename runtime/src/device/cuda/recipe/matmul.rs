@@ -48,7 +48,7 @@ fn bias_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> 
 }
 
 /// Whether the library writes products of `operands` as `result`.
-fn is_direct(operands: DType, result: DType) -> bool {
+pub(super) fn is_direct(operands: DType, result: DType) -> bool {
     operands == result || (operands.is_low_precision() && result == DType::F32)
 }
 
@@ -89,13 +89,6 @@ fn gemm(
     if dims.k == 0 {
         return empty_sum(a, (epilogue, sum_type), (to, out));
     }
-    let matrix = |at: Pointer, dtype, (rows, columns): (usize, usize), transposed| Matrix {
-        at,
-        dtype,
-        row_stride: if transposed { rows } else { columns },
-        batch_stride: 0,
-        transposed,
-    };
     let one = Gemm {
         m: dims.m,
         n: dims.n,
@@ -114,6 +107,17 @@ fn gemm(
         }
     }
     if direct { Some(()) } else { convert::convert(a, (sum, dtype), (to, out.dtype), n) }
+}
+
+/// A matrix without gaps.
+pub(super) fn matrix(
+    at: Pointer,
+    dtype: DType,
+    (rows, columns): (usize, usize),
+    transposed: bool,
+) -> Matrix {
+    let row_stride = if transposed { rows } else { columns };
+    Matrix { at, dtype, row_stride, batch_stride: 0, transposed }
 }
 
 /// A sum of nothing: zeros, or the bias on every row.

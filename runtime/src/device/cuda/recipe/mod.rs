@@ -12,6 +12,7 @@ mod conv;
 mod conv_tiles;
 mod convert;
 mod embedding;
+mod epilogue;
 mod index;
 mod kernel;
 mod layout;
@@ -41,6 +42,8 @@ pub enum Launch {
     Source(SourceKernel),
     /// A matrix product by cuBLASLt.
     Gemm(Gemm),
+    /// A matrix product with an epilogue that cuBLASLt may not have for it, and what does the same then.
+    Fused(Gemm, Vec<Launch>),
     /// Copies bytes on the device.
     Copy {
         /// From here.
@@ -108,7 +111,7 @@ pub enum Argument {
     Words(Vec<i64>),
 }
 
-/// `d = a · b (+ bias)` of row-major matrices, batched, accumulated in f32 (f64 for f64 operands).
+/// `d = epilogue(a · b)` of row-major matrices, batched, accumulated in f32 (f64 for f64 operands).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemm {
     /// Rows of `d`.
@@ -125,7 +128,7 @@ pub struct Gemm {
     pub b: Matrix,
     /// `[m, n]`; never transposed.
     pub d: Matrix,
-    /// What is applied to each row of the product before it is rounded.
+    /// What is applied to the product before it is rounded.
     pub epilogue: Epilogue,
 }
 
@@ -144,18 +147,45 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// What a matrix product applies to its result before it is rounded.
+/// What a matrix product applies to its result before it is rounded, or computes beside it. Vectors and
+/// matrices have the result's dtype; matrices have its shape, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epilogue {
     /// Nothing.
     None,
-    /// Adds a vector of `n` elements, of the result's dtype, to each row.
+    /// Adds a vector of `n` elements to each row.
     Bias(Pointer),
+    /// Adds `bias`, writes the sum to `before`, applies gelu in its tanh form.
+    Gelu {
+        /// `n` elements.
+        bias: Option<Pointer>,
+        /// `[m, n]`.
+        before: Option<Pointer>,
+    },
+    /// Multiplies by the derivative of that function at `before`.
+    GeluGrad {
+        /// `[m, n]`.
+        before: Pointer,
+        /// The sum of all rows of the result, `n` elements.
+        rows: Option<Pointer>,
+    },
+    /// Writes the sums of an operand over the contracted axis: of `a`, `m` elements.
+    SumA(Pointer),
+    /// Of `b`, `n` elements.
+    SumB(Pointer),
 }
 
 impl Recipe {
     /// The recipe of a body that is not generated code; `None` if there is none.
     pub fn of(body: &Graph) -> Option<Recipe> {
         Assembler::new(body).assemble()
+    }
+
+    /// All launches, those in place of an epilogue among them.
+    pub fn every_launch(&self) -> impl Iterator<Item = &Launch> {
+        self.launches.iter().flat_map(|launch| match launch {
+            Launch::Fused(_, otherwise) => std::iter::once(launch).chain(&otherwise[..]),
+            launch => std::iter::once(launch).chain(&[][..]),
+        })
     }
 }
