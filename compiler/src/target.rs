@@ -49,17 +49,17 @@ impl Backend {
     /// Checks that matrix products of 8-bit floats can be had.
     ///
     /// # Errors
-    /// For every GPU: older ones have no units for them, and for the others there is no kernel yet.
+    /// For GPUs that have no matrix units for them.
     pub fn multiplies_fp8(&self) -> Result<(), Diagnostic> {
         let Backend::Cuda(arch) = self else { return Ok(()) };
-        let message = match arch.as_str() {
-            "sm_80" | "sm_86" => {
-                format!("{arch} has no matrix units for 8-bit floats; sm_89 is the first that has")
-            }
-            _ => format!("matrix products in fp8 are not implemented yet for {arch}"),
-        };
-        Err(Diagnostic::error("E057", message)
-            .help("set precision.compute = \"bf16\"; on a CPU, fp8 is emulated"))
+        if !matches!(arch.as_str(), "sm_80" | "sm_86") {
+            return Ok(());
+        }
+        let message =
+            format!("{arch} has no matrix units for 8-bit floats; sm_89 is the first that has");
+        Err(Diagnostic::error("E057", message).help(
+            "set target.arch = \"sm_89\" or \"sm_90\", or precision.compute = \"bf16\"; on a CPU, fp8 is emulated",
+        ))
     }
 
     /// How the plan names it.

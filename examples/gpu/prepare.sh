@@ -56,16 +56,16 @@ entry() {
 target=(--set "target.device=$device" --set "target.arch=$arch")
 
 # The given models, with what the CPU makes of them.
-given() { # MODEL FILE DATA BATCH [OPTION ...]
+given() { # MODEL FILE DATA BATCH [OPTION ...], in each of $precisions
     local name=$1 file=$2 data=$3 batch=$4 precision
     shift 4
     local copy=data/$name.safetensors
     if [[ $data == *.bin ]]; then copy=data/tokens.bin; else cp "$data" "$kit/$copy"; fi
-    for precision in fp32 bf16; do
+    for precision in $precisions; do
         local plan=$name-$precision
         compile "$kit/plans/$plan" "$file" "$batch" "${target[@]}" --set precision.compute=$precision "$@"
         # Both precisions start from the same weights.
-        if [[ $precision == bf16 ]] && cmp -s "$kit/plans/$name-fp32/weights.safetensors" "$kit/plans/$plan/weights.safetensors"; then
+        if [[ $precision != fp32 ]] && cmp -s "$kit/plans/$name-fp32/weights.safetensors" "$kit/plans/$plan/weights.safetensors"; then
             ln -sf "../$name-fp32/weights.safetensors" "$kit/plans/$plan/weights.safetensors"
         fi
         compile "$kit/reference" "$file" "$batch" --set target.device=cpu --set precision.compute=$precision "$@"
@@ -79,12 +79,16 @@ given() { # MODEL FILE DATA BATCH [OPTION ...]
     done
 }
 for folder in tests/models/*/; do
+    precisions="fp32 bf16"
+    # Only these GPUs have units for it.
+    [[ $folder == */gpt2/ || $folder == */llama/ ]] && [[ $arch != sm_8[06] ]] && precisions+=" fp8"
     name=$(basename "$folder")
     [[ -e $folder/model.onnx && $name != losses ]] || continue
     more=()
     [[ $name == unet ]] && more=(--set loss.kind=mse)
     given "$name" "$folder/model.onnx" "$folder/data.safetensors" 4 "${more[@]}"
 done
+precisions="fp32 bf16"
 given adafactor tests/models/gpt2/model.onnx tests/models/gpt2/data.safetensors 4 --set optimizer.kind=adafactor
 given attention_heads "$here/attention_heads.json" examples/char_gpt2/data.bin 2
 

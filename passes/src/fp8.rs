@@ -3,7 +3,7 @@
 //! In: a graph with its dtypes, of training once it has its update. Out: the same graph in which matrix
 //! products of low-precision operands read them through `quantize`. An operand that depends on the loss scale
 //! is a gradient. Each tensor is rounded once, however many products read it, also through reshapes and
-//! transposes.
+//! transposes: behind those that all of them have before them, so that these stay joined to what computes it.
 //!
 //! In training the largest magnitudes of every tensor in the last micro-steps are one state, `amax_history`,
 //! renewed by every micro-step with the largest over all ranks: the next scales are the same on all of them.
@@ -65,16 +65,21 @@ impl Pass for Fp8 {
         let products: Vec<NodeId> =
             products.into_iter().filter(|id| self.is_rounded(graph, *id, context)).collect();
         let scaled = scaled_values(graph);
-        // The tensors in the order of their indices.
-        let mut tensors: Vec<ValueId> = Vec::new();
+        // The tensors in the order of their indices, each with the views of it that all products share.
+        let mut shared: Vec<Vec<ValueId>> = Vec::new();
         for id in &products {
             for &v in &graph.node(*id).inputs {
-                let source = source(graph, v);
-                if !tensors.contains(&source) {
-                    tensors.push(source);
+                let views = views(graph, v);
+                match shared.iter_mut().find(|known| known[0] == views[0]) {
+                    Some(known) => {
+                        let same = known.iter().zip(&views).take_while(|(a, b)| a == b).count();
+                        known.truncate(same);
+                    }
+                    None => shared.push(views),
                 }
             }
         }
+        let tensors: Vec<ValueId> = shared.iter().map(|views| views[views.len() - 1]).collect();
         if tensors.is_empty() {
             return Ok(Changed::No);
         }
@@ -210,12 +215,14 @@ fn scaled_values(graph: &Graph) -> Vec<bool> {
     scaled
 }
 
-/// What a value is another view of.
-fn source(graph: &Graph, mut v: ValueId) -> ValueId {
-    while let Op::Reshape(_) | Op::Transpose(_) = &graph.def(v).op {
-        v = graph.def(v).inputs[0];
+/// What a value is a view of, and every view from there to the value.
+fn views(graph: &Graph, v: ValueId) -> Vec<ValueId> {
+    let mut views = vec![v];
+    while let Op::Reshape(_) | Op::Transpose(_) = &graph.def(views[views.len() - 1]).op {
+        views.push(graph.def(views[views.len() - 1]).inputs[0]);
     }
-    v
+    views.reverse();
+    views
 }
 
 /// The rounded counterpart of a value, viewed as it is.

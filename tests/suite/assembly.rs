@@ -17,29 +17,32 @@ fn ptxas() -> Option<PathBuf> {
     found
 }
 
-/// Compiles a model for both architectures and assembles its kernels.
+/// Compiles a model for both architectures in bf16 and assembles its kernels.
 fn assembles(model: &str, batch: usize, settings: &[&str]) {
-    let assembler = ptxas();
     for arch in ["sm_80", "sm_90"] {
-        let target = format!("target.arch={arch}");
-        let cuda = ["target.device=cuda", target.as_str(), "precision.compute=bf16"];
-        let compiled = compile_at(&file(model), batch, &[&cuda, settings].concat());
-        let ptx = String::from_utf8(compiled.object).expect("PTX is text");
-        assert!(ptx.contains(&format!(".target {arch}")), "{model}");
-        // Kernels compute everything themselves.
-        assert!(!ptx.contains(".extern .func"), "{model}");
-        let Some(assembler) = &assembler else { continue };
-        let dir = tempfile::tempdir().expect("a directory");
-        let (source, cubin) = (dir.path().join("k.ptx"), dir.path().join("k.cubin"));
-        std::fs::write(&source, &ptx).expect("written");
-        let mut command = Command::new(assembler);
-        command.args(["-v", "-arch", arch, "-o"]).arg(&cubin).arg(&source);
-        let output = command.output().expect("ptxas runs");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{model} for {arch}: {said}");
-        for line in said.lines().filter(|l| l.contains("spill")) {
-            assert!(line.contains("0 bytes spill stores"), "{model} for {arch}: {line}");
-        }
+        assembles_for(arch, model, batch, &[&["precision.compute=bf16"], settings].concat());
+    }
+}
+
+fn assembles_for(arch: &str, model: &str, batch: usize, settings: &[&str]) {
+    let target = format!("target.arch={arch}");
+    let cuda = ["target.device=cuda", target.as_str()];
+    let compiled = compile_at(&file(model), batch, &[&cuda, settings].concat());
+    let ptx = String::from_utf8(compiled.object).expect("PTX is text");
+    assert!(ptx.contains(&format!(".target {arch}")), "{model}");
+    // Kernels compute everything themselves.
+    assert!(!ptx.contains(".extern .func"), "{model}");
+    let Some(assembler) = ptxas() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, cubin) = (dir.path().join("k.ptx"), dir.path().join("k.cubin"));
+    std::fs::write(&source, &ptx).expect("written");
+    let mut command = Command::new(assembler);
+    command.args(["-v", "-arch", arch, "-o"]).arg(&cubin).arg(&source);
+    let output = command.output().expect("ptxas runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{model} for {arch}: {said}");
+    for line in said.lines().filter(|l| l.contains("spill")) {
+        assert!(line.contains("0 bytes spill stores"), "{model} for {arch}: {line}");
     }
 }
 
@@ -47,6 +50,10 @@ fn assembles(model: &str, batch: usize, settings: &[&str]) {
 fn language_models() {
     for model in ["mlp", "gpt2", "llama", "bert", "t5"] {
         assembles(&format!("tests/models/{model}/model.onnx"), 4, &[]);
+    }
+    for model in ["gpt2", "llama"] {
+        let model = format!("tests/models/{model}/model.onnx");
+        assembles_for("sm_90", &model, 4, &["precision.compute=fp8", "sharding.ranks=2"]);
     }
 }
 

@@ -352,6 +352,43 @@ fn a_library_without_an_epilogue_is_given_plain_products_and_kernels() {
 }
 
 #[test]
+fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
+    let settings = ["precision.compute=fp8", "target.device=cuda", "target.arch=sm_90"];
+    let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
+    let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let calls = step(&mut device, plan, plan.tasks.len());
+    let products: Vec<_> = calls
+        .iter()
+        .filter_map(|c| match c {
+            Call::Multiply(product, at, _) => Some((product, at)),
+            _ => None,
+        })
+        .collect();
+    let (rounded, others): (Vec<_>, Vec<_>) =
+        products.into_iter().partition(|(product, _)| product.contains(" a:f8"));
+    assert!(rounded.iter().all(|(_, at)| at.scales.iter().all(|scale| *scale != 0)));
+    assert!(others.iter().all(|(_, at)| at.scales == [0; 2]));
+    // Two layers of four products, each with two for its gradients; the head's 257 rows are no multiple of 16.
+    assert_eq!((rounded.len(), others.len()), (24, 3));
+    let gradients = rounded.iter().filter(|(product, _)| product.contains("f8e5m2"));
+    assert_eq!(gradients.count(), 16);
+    let kernels =
+        |name: &str| calls.iter().filter(|c| matches!(c, Call::Launch(n, ..) if n == name)).count();
+    let quantized = kernels("quantize") + kernels("quantize_transposed");
+    assert_eq!([kernels("magnitude"), quantized], [48, 48]);
+    // A product in a library that cannot do its epilogue still reads 8-bit floats.
+    drop(device);
+    std::fs::remove_file(planned.path().join("tuning.json")).unwrap();
+    let mut old = Recording::new((9, 0));
+    old.plain_products = true;
+    let mut device = open(&dir, old).unwrap();
+    let (products, _) = work_of_step(&mut device, plan);
+    assert_eq!(products.iter().filter(|p| p.contains(" a:f8")).count(), 24);
+}
+
+#[test]
 fn algorithms_are_measured_once_and_kept_beside_the_plan() {
     let (planned, dir) = planned("mlp", 1, &[]);
     let measured = |device: &Cuda<'_, Recording>| {

@@ -312,30 +312,56 @@ fn the_plan_names_what_is_rounded() {
 }
 
 #[test]
-fn fp8_is_of_bf16_and_not_for_gpus_yet() {
+fn fp8_is_of_bf16_and_needs_a_gpu_with_units_for_it() {
     let refused = |settings: &[&str]| {
         let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
         Config::parse("", "train.toml", &settings).expect_err("refused").to_string()
     };
     let message = refused(&["precision.compute=fp16", "precision.fp8=true"]);
     assert!(message.contains("precision.compute = \"fp8\""), "{message}");
-    for (arch, part) in [("sm_80", "no matrix units"), ("sm_90", "not implemented yet for sm_90")] {
-        let path = file("tests/models/mlp/model.onnx");
-        let (model, arch) = (path.to_str().expect("UTF-8"), format!("target.arch={arch}"));
-        let args = [
-            "compile",
-            model,
-            "--bind",
-            "batch=16",
-            "--set",
-            "precision.compute=fp8",
-            "--set",
-            "target.device=cuda",
-            "--set",
-            &arch,
-        ];
+    let path = file("tests/models/mlp/model.onnx");
+    let model = path.to_str().expect("UTF-8");
+    for arch in ["native", "sm_80", "sm_86"] {
+        let arch = format!("target.arch={arch}");
+        let settings = ["precision.compute=fp8", "target.device=cuda", &arch];
+        let args = settings.iter().flat_map(|s| ["--set", s]);
+        let args: Vec<&str> =
+            ["compile", model, "--bind", "batch=16"].into_iter().chain(args).collect();
         let message = frit(&args).expect_err("refused");
-        assert!(message.contains(part), "{message}");
+        assert!(message.contains("no matrix units for 8-bit floats"), "{message}");
+        assert!(message.contains("sm_89"), "{message}");
+    }
+}
+
+/// Every product that reads rounded operands, and what rounds them, of the bodies of a plan's kernels.
+fn bodies(plan: &Plan) -> (usize, usize, usize) {
+    let (mut together, mut apart, mut magnitudes) = (0, 0, 0);
+    for kernel in &plan.kernels {
+        let count = |is: fn(&Op) -> bool| kernel.body.nodes().filter(|(_, n)| is(&n.op)).count();
+        let rounded = count(|op| matches!(op, Op::Quantize(_)));
+        let products = count(|op| matches!(op, Op::MatMul(_)));
+        together += usize::from(rounded > 0 && products == 1);
+        apart += usize::from(rounded > 0 && products == 0);
+        magnitudes += kernel
+            .body
+            .outputs
+            .iter()
+            .filter(|o| kernel.body.ty(o.value).shape.rank() == 0)
+            .count();
+    }
+    (together, apart, magnitudes)
+}
+
+#[test]
+fn on_a_gpu_products_round_their_operands_themselves() {
+    for ranks in ["sharding.ranks=1", "sharding.ranks=2"] {
+        let settings = ["precision.compute=fp8", "target.device=cuda", "target.arch=sm_90", ranks];
+        let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
+        let (together, apart, magnitudes) = bodies(&planned.compiled.plan);
+        assert!(together > 4 && apart == 0 && magnitudes > 0, "{together} {apart} {magnitudes}");
+        let on_cpu = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp8", ranks]);
+        let (together, apart, _) = bodies(&on_cpu.compiled.plan);
+        assert!(together == 0 && apart > 0, "{together} {apart}");
     }
 }
 

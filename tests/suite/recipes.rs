@@ -83,6 +83,8 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source() {
     used.extend(recipes_of("tests/models/resnet/model.onnx", 4, &wide));
     let adafactor = ["optimizer.kind=adafactor"];
     used.extend(recipes_of("tests/models/gpt2/model.onnx", 4, &adafactor));
+    let fp8 = ["precision.compute=fp8", "target.arch=sm_90"];
+    used.extend(recipes_of("tests/models/gpt2/model.onnx", 4, &fp8));
     used.extend(recipes_of("examples/gpu/attention_heads.json", 2, &wide));
     let folder = std::fs::read_dir(file("kernels/library/cuda")).expect("the sources");
     let sources = folder

@@ -43,6 +43,7 @@ sources![
     "gelu",
     "grad_stats",
     "pool" with "window",
+    "quantize",
     "random_mask",
     "reduce",
     "scatter",

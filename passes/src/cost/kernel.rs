@@ -137,7 +137,8 @@ impl Device {
         match &node.op {
             Op::MatMul(op) => {
                 let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
-                self.product_seconds(&Product { dtype: dtype(0), ..Product::of(op, a, b) })
+                let dtype = rounded(graph, node.inputs[0]).filter(|_| !wide).unwrap_or(dtype(0));
+                self.product_seconds(&Product { dtype, ..Product::of(op, a, b) })
             }
             Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
                 flops / rate(0, self.matmul_efficiency * CONVOLUTION)
@@ -152,6 +153,14 @@ impl Device {
     pub fn copy_seconds(&self, bytes: u64) -> f64 {
         1e-6 * self.launch_us + bytes as f64 / self.bytes_per_second()
     }
+}
+
+/// The 8-bit float that a product's operand is rounded to, if its kernel does that itself.
+fn rounded(graph: &Graph, mut v: frit_ir::ValueId) -> Option<DType> {
+    while let Op::Reshape(_) = graph.def(v).op {
+        v = graph.def(v).inputs[0];
+    }
+    if let Op::Quantize(op) = &graph.def(v).op { Some(op.to) } else { None }
 }
 
 /// Floating-point operations of a node.

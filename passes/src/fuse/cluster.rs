@@ -122,6 +122,19 @@ impl<'f, 'g> Clusters<'f, 'g> {
         id
     }
 
+    /// Adds nodes that no cluster has to one; positions ascending.
+    pub(super) fn grow(&mut self, id: ClusterId, members: Vec<usize>) {
+        for &member in &members {
+            if self.owner[member].is_none() {
+                self.owner[member] = Some(id);
+                self.computed_by[member] = vec![id];
+            }
+        }
+        if let Some(cluster) = &mut self.clusters[id] {
+            cluster.members = members;
+        }
+    }
+
     /// Takes a cluster away; its members are free again.
     pub(super) fn remove(&mut self, id: ClusterId) {
         for member in self.clusters[id].take().map_or(vec![], |c| c.members) {

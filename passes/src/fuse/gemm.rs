@@ -8,10 +8,12 @@
 //! - `gelu_tanh_grad`, the product's only reader, and then a sum over the rows of its result;
 //! - a sum over the contracted axis of an operand: the gradient of a bias, beside that of its weight.
 //!
+//! A product of 8-bit floats has what rounds its operands in its region ([`super::quantized`]).
+//!
 //! These are the epilogues of cuBLASLt (bias, gelu with auxiliary output, their gradients). A product to which
 //! nothing is joined stays a node.
 
-use super::cluster::{Cluster, Clusters};
+use super::cluster::{Cluster, ClusterId, Clusters};
 use super::merge;
 use frit_ir::ops::{BinaryFn, FusionKind, MatMul, Op, UnaryFn};
 use frit_ir::{Node, ValueId};
@@ -22,13 +24,16 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
         let node = clusters.facts.node(position);
         let Op::MatMul(op) = &node.op else { continue };
         let empty = node.inputs.iter().chain(&node.outputs).any(|v| clusters.facts.numel(*v) == 0);
-        if empty || clusters.owner[position].is_some() || clusters.facts.is_sharded(node) {
+        if empty || clusters.facts.is_sharded(node) {
             continue;
         }
-        let mut members = vec![position];
+        // A region of its own if it rounds its operands.
+        let id = clusters.owner[position];
+        let rounded = id.and_then(|id| clusters.cluster(id));
+        let mut members = rounded.map_or_else(|| vec![position], |c| c.members.clone());
         let grows = |members: &mut Vec<usize>, next: Option<usize>| {
             let grown = next.map(|next| [&members[..], &[next]].concat());
-            match grown.filter(|grown| is_supported(clusters, grown)) {
+            match grown.filter(|grown| is_supported(clusters, grown, id)) {
                 Some(grown) => *members = grown,
                 None => return false,
             }
@@ -45,7 +50,9 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
                 grows(&mut members, only_reader(clusters, sum, node, is_narrowing));
             }
         }
-        if members.len() > 1 {
+        if let Some(id) = id {
+            clusters.grow(id, members);
+        } else if members.len() > 1 {
             clusters.add(Cluster { kind: FusionKind::Gemm, members, copies: vec![] });
         } else {
             join_sum(clusters, position, op);
@@ -163,7 +170,7 @@ fn join_sum(clusters: &mut Clusters<'_, '_>, position: usize, op: &MatMul) {
         };
         let mut members = vec![sum, position];
         members.sort_unstable();
-        if !first || !is_supported(clusters, &members) {
+        if !first || !is_supported(clusters, &members, None) {
             continue;
         }
         let one = |at| Cluster { kind: FusionKind::Gemm, members: vec![at], copies: vec![] };
@@ -177,8 +184,9 @@ fn join_sum(clusters: &mut Clusters<'_, '_>, position: usize, op: &MatMul) {
     }
 }
 
-fn is_supported(clusters: &Clusters<'_, '_>, members: &[usize]) -> bool {
-    let interface = clusters.interface(members, &[]).of_library(clusters.facts);
+fn is_supported(clusters: &Clusters<'_, '_>, members: &[usize], id: Option<ClusterId>) -> bool {
+    let replaced: Vec<ClusterId> = id.into_iter().collect();
+    let interface = clusters.interface(members, &replaced).of_library(clusters.facts);
     let body = super::emit::body(clusters.facts, FusionKind::Gemm, members, &interface);
     body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::Gemm))
 }

@@ -16,6 +16,7 @@ mod emit;
 mod facts;
 mod gemm;
 mod merge;
+mod quantized;
 mod region;
 mod row_reduce;
 #[cfg(test)]
@@ -60,6 +61,7 @@ impl Pass for Fuse {
         attention::share_layout(graph)?;
         let facts = Facts::new(graph);
         let mut clusters = Clusters::new(&facts, self.supported);
+        quantized::form(&mut clusters);
         gemm::form(&mut clusters);
         attention::form(&mut clusters);
         clusters.seed();

@@ -389,6 +389,41 @@ const CASES: &[(&str, &str, &str)] = &[
         "col_reduce(sum_to) 1->1; pointwise(expand) 1->1; transpose; matmul",
     ),
     (
+        "products of 8-bit floats round what they read, and the first of them finds the magnitude",
+        r#"%x: bf16[16, 32] = input {name = "x", ty = {"dtype":"bf16","shape":[16,32]}}
+           %w: bf16[32, 16] = input {name = "w", ty = {"dtype":"bf16","shape":[32,16]}}
+           %g: bf16[16, 16] = input {name = "g", ty = {"dtype":"bf16","shape":[16,16]}}
+           %b: bf16[16] = input {name = "b", ty = {"dtype":"bf16","shape":[16]}}
+           %qx: bf16[16, 32], %ax: f32[] = quantize %x {index = 0, to = "f8e4m3"}
+           %qw: bf16[32, 16], %aw: f32[] = quantize %w {index = 1, to = "f8e4m3"}
+           %y: bf16[16, 16] = matmul %qx, %qw
+           %z: bf16[16, 16] = add %y, %b
+           %qg: bf16[16, 16], %ag: f32[] = quantize %g {index = 2, to = "f8e5m2"} @backward
+           %dw: f32[32, 16] = matmul %qx, %qg {out = "f32", trans_a = true} @backward
+           %dx: bf16[16, 32] = matmul %qg, %qw {trans_b = true} @backward
+           return %z as "z"
+           return %dw as "dw"
+           return %dx as "dx"
+           return %ax as "ax"
+           return %aw as "aw"
+           return %ag as "ag""#,
+        "gemm(quantize quantize matmul add) 3->3; gemm(quantize quantize matmul) 2->2; \
+         gemm(quantize quantize matmul) 2->1",
+    ),
+    (
+        "a rounded tensor that something else reads is rounded on its own, for all",
+        r#"%x: bf16[16, 32] = input {name = "x", ty = {"dtype":"bf16","shape":[16,32]}}
+           %w: bf16[32, 16] = input {name = "w", ty = {"dtype":"bf16","shape":[32,16]}}
+           %v: bf16[32, 16] = input {name = "v", ty = {"dtype":"bf16","shape":[32,16]}}
+           %qx: bf16[16, 32], %ax: f32[] = quantize %x {index = 0, to = "f8e4m3"}
+           %qw: bf16[32, 16], %aw: f32[] = quantize %w {index = 1, to = "f8e4m3"}
+           %y: bf16[16, 16] = matmul %qx, %qw
+           %z: bf16[16, 16] = matmul %qx, %v
+           return %y as "y"
+           return %z as "z""#,
+        "quantize; quantize; matmul; matmul",
+    ),
+    (
         "a scalar is broadcast inside",
         r#"%s: f32[] = input {name = "s", ty = {"dtype":"f32","shape":[]}}
            %l: f32[] = loss_scale %s {factor = 0.5}

@@ -1,7 +1,8 @@
 //! Runs recipes on the CPU.
 
-use crate::memory::{Range, store};
+use crate::memory::{Range, load, store};
 use crate::products;
+use frit_ir::DType;
 use frit_runtime::device::cuda::recipe::{
     Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKernel,
 };
@@ -81,7 +82,10 @@ impl Task {
         };
         let (vector, matrix) = (copy(self, vector), copy(self, matrix));
         let [a, b] = [a, b].map(Option::unwrap_or_default);
-        let done = products::run(gemm, [&a, &b], vector.as_deref(), matrix.as_deref());
+        let scale =
+            |at: Option<Pointer>| copy(self, at).map_or(1.0, |bytes| load(&bytes, DType::F32, 0));
+        let scales = [gemm.a.scale, gemm.b.scale].map(scale);
+        let done = products::run(gemm, [&a, &b], scales, vector.as_deref(), matrix.as_deref());
         let put = |task: &mut Task, at: Pointer, n: usize, x: &dyn Fn(usize) -> (usize, f64)| {
             for (place, x) in (0..n).map(x) {
                 store(task.bytes(at), gemm.d.dtype, place, x);

@@ -15,5 +15,6 @@ mod memory;
 mod nvrtc;
 mod order;
 mod products;
+mod quantize;
 mod reduce;
 mod window;

@@ -56,8 +56,23 @@ pub(crate) fn load(bytes: &[u8], dtype: DType, i: usize) -> f64 {
         DType::F32 => f32::from_le_bytes(part(4).try_into().unwrap()).into(),
         DType::F16 => f16::from_le_bytes(part(2).try_into().unwrap()).to_f64(),
         DType::BF16 => bf16::from_le_bytes(part(2).try_into().unwrap()).to_f64(),
+        DType::F8E4M3 => eighth(part(1)[0], 3, 7, 0x7f),
+        DType::F8E5M2 => eighth(part(1)[0], 2, 15, 0x7c),
         other => panic!("{other} in a product"),
     }
+}
+
+/// The number that a code of an 8-bit float stands for: by its significand bits, the bias of its exponent, and
+/// the first code that is not finite, an infinity where others follow.
+fn eighth(code: u8, bits: i32, bias: i32, special: u8) -> f64 {
+    let (size, sign) = (code & 0x7f, if code & 0x80 == 0 { 1.0 } else { -1.0 });
+    if size >= special {
+        return if size == special && special < 0x7f { sign * f64::INFINITY } else { f64::NAN };
+    }
+    let (exponent, fraction) = (i32::from(size) >> bits, f64::from(size & ((1 << bits) - 1)));
+    let fraction = fraction / f64::from(1 << bits);
+    let (lead, exponent) = if exponent == 0 { (0.0, 1) } else { (1.0, exponent) };
+    sign * (lead + fraction) * f64::from(exponent - bias).exp2()
 }
 
 /// Writes element `i` of an array.

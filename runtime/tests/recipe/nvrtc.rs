@@ -6,8 +6,8 @@
 use crate::check::body_of;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
-    ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MaxPoolGrad,
-    Pad, RandomMask, Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
+    ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MatMul,
+    MaxPoolGrad, Pad, Quantize, RandomMask, Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
 };
 use frit_ir::{DType, Graph, Op, TensorType};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
@@ -47,7 +47,16 @@ fn units_of(bodies: &[Graph]) -> Vec<Unit> {
 /// What all sources are launched by.
 fn all_units() -> Vec<Unit> {
     let mut all = units(&bodies());
-    all.extend(units_of(&[crate::epilogue::forward(DType::BF16, true, true, 64)]));
+    all.extend(units_of(&[
+        crate::epilogue::forward(DType::BF16, true, true, 64),
+        crate::quantize::product(
+            MatMul { trans_a: true, ..MatMul::default() },
+            DType::F8E5M2,
+            0,
+            false,
+            false,
+        ),
+    ]));
     all
 }
 
@@ -127,6 +136,7 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
         (Op::ArgReduce(ArgReduce { axis: 1, largest: true, last: false }), vec![ty(f, &[9, 4])]),
         (Op::RandomMask(RandomMask { shape: [64].into(), keep: 0.9, id: 0 }), vec![ty(i, &[3])]),
         (Op::GradStats, vec![ty(f, &[64])]),
+        (Op::Quantize(Quantize { to: DType::F8E4M3, index: 0 }), vec![ty(b, &[64]), ty(f, &[1])]),
         (Op::BatchNorm(BatchNorm { eps: 1e-5 }), vec![image.clone(), ty(f, &[3]), ty(f, &[3])]),
         (
             Op::MaxPoolGrad(MaxPoolGrad { window: window.clone(), taps: vec![2, 2] }),

@@ -19,14 +19,30 @@ pub(crate) fn place_of(gemm: &Gemm, i: usize) -> usize {
 /// What cuBLASLt can do, as far as recipes may use it.
 fn check(gemm: &Gemm) {
     let (a, d) = (gemm.a.dtype, gemm.d.dtype);
-    assert_eq!(a, gemm.b.dtype, "operands of one type");
-    let low = matches!(a, DType::F16 | DType::BF16);
-    assert!(a == d || (low && d == DType::F32), "{a} products written as {d}");
+    let eighth = |dtype| matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
+    if eighth(a) {
+        let (a, b) = (&gemm.a, &gemm.b);
+        assert!(eighth(b.dtype) && [a.dtype, b.dtype] != [DType::F8E5M2; 2]);
+        assert!(!a.transposed && b.transposed, "the contracted axis comes last");
+        assert!([gemm.m, gemm.n, gemm.k].iter().all(|size| size.is_multiple_of(16)));
+        assert!(a.scale.is_some() && b.scale.is_some() && d != DType::F64);
+        let biased = matches!(gemm.epilogue, Epilogue::Bias(_));
+        assert!(!(biased && d == DType::F32), "a bias of f32");
+        assert!(!matches!(gemm.epilogue, Epilogue::SumA(_) | Epilogue::SumB(_)));
+    } else {
+        assert_eq!(a, gemm.b.dtype, "operands of one type");
+        let low = matches!(a, DType::F16 | DType::BF16);
+        assert!(a == d || (low && d == DType::F32), "{a} products written as {d}");
+    }
     assert!(!gemm.d.transposed && gemm.m * gemm.n * gemm.k * gemm.batch > 0);
     let plain = matches!(gemm.epilogue, Epilogue::None | Epilogue::Bias(_));
     assert!(plain || (gemm.batch == 1 && gemm.d.row_stride == gemm.n && a != DType::F64));
     if let Epilogue::Gelu { .. } | Epilogue::GeluGrad { .. } = gemm.epilogue {
-        assert!(a == d && gemm.n.is_multiple_of(8), "rows of {} elements of {d}", gemm.n);
+        assert!(
+            (a == d || eighth(a)) && gemm.n.is_multiple_of(8),
+            "rows of {} elements of {d}",
+            gemm.n
+        );
     }
 }
 
@@ -41,16 +57,17 @@ pub(crate) struct Done {
     pub(crate) sums: Vec<f64>,
 }
 
-/// Multiplies `a` and `b`; `vector` is a bias, `matrix` what gelu was applied to.
+/// Multiplies `a` and `b`, each times its scale; `vector` is a bias, `matrix` what gelu was applied to.
 pub(crate) fn run(
     gemm: &Gemm,
     [a, b]: [&[u8]; 2],
+    scales: [f64; 2],
     vector: Option<&[u8]>,
     matrix: Option<&[u8]>,
 ) -> Done {
     check(gemm);
-    let left = |batch, i, p| load(a, gemm.a.dtype, place(&gemm.a, batch, i, p));
-    let right = |batch, p, j| load(b, gemm.b.dtype, place(&gemm.b, batch, p, j));
+    let left = |batch, i, p| scales[0] * load(a, gemm.a.dtype, place(&gemm.a, batch, i, p));
+    let right = |batch, p, j| scales[1] * load(b, gemm.b.dtype, place(&gemm.b, batch, p, j));
     let Gemm { m, n, k, .. } = *gemm;
     let mut done = Done::default();
     for i in 0..gemm.batch * m * n {

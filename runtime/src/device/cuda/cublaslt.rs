@@ -74,6 +74,8 @@ struct Described {
     layouts: [cublasLtMatrixLayout_t; 3],
     algorithm: cublasLtMatmulAlgo_t,
     double: bool,
+    /// Whether the operands are 8-bit floats, each with a scale.
+    scaled: bool,
     epilogue: Kind,
 }
 
@@ -156,11 +158,23 @@ impl CublasLt {
             self.layout(&product.d, [m, n], batch)?,
         ];
         let algorithm = cublasLtMatmulAlgo_t { data: [0; 8] };
-        Ok(Described { description, layouts, algorithm, double, epilogue: product.epilogue })
+        let scaled = product.a.dtype.size() == 1;
+        let epilogue = product.epilogue;
+        Ok(Described { description, layouts, algorithm, double, scaled, epilogue })
     }
 
-    /// Says where the vector and the matrix of the epilogue are.
-    fn set_addresses(&self, of: &Described, vector: Address, matrix: Address) -> Result {
+    /// Says where scales are, and the vector and the matrix of the epilogue.
+    fn set_addresses(
+        &self,
+        of: &Described,
+        [a, b]: [Address; 2],
+        [vector, matrix]: [Address; 2],
+    ) -> Result {
+        if of.scaled {
+            // Its A is our `b`.
+            self.set(of.description, Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b)?;
+            self.set(of.description, Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a)?;
+        }
         if of.epilogue.has_vector() {
             let attribute = Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             self.set(of.description, attribute, vector)?;
@@ -239,7 +253,7 @@ impl CublasLt {
     ) -> Result<Vec<Algorithm>> {
         let described = self.describe(product)?;
         // Any address will do to be asked for algorithms, as long as there is one.
-        self.set_addresses(&described, 256, 256)?;
+        self.set_addresses(&described, [256; 2], [256; 2])?;
         let mut preference = null_mut();
         // SAFETY: the pointer is valid.
         let code = unsafe { (self.api.cublasLtMatmulPreferenceCreate)(&mut preference) };
@@ -333,7 +347,7 @@ impl CublasLt {
     ) -> Result {
         let products = self.products.borrow();
         let described = &products[product.0];
-        self.set_addresses(described, at.vector, at.matrix)?;
+        self.set_addresses(described, at.scales, [at.vector, at.matrix])?;
         let (one, zero) = ((1.0_f32, 1.0_f64), (0.0_f32, 0.0_f64));
         let scalar = |(single, double): &(f32, f64)| -> *const c_void {
             match described.double {
@@ -390,6 +404,8 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
         DType::F32 => cudaDataType_t::CUDA_R_32F,
         DType::F16 => cudaDataType_t::CUDA_R_16F,
         DType::BF16 => cudaDataType_t::CUDA_R_16BF,
+        DType::F8E4M3 => cudaDataType_t::CUDA_R_8F_E4M3,
+        DType::F8E5M2 => cudaDataType_t::CUDA_R_8F_E5M2,
         other => {
             let reason = format!("no matrix product of {other}");
             return Err(CudaError::Call { call: "cuBLASLt", reason });

@@ -111,6 +111,8 @@ pub struct ProductAddresses {
     pub b: Address,
     /// Result.
     pub d: Address,
+    /// The scales of both operands; zero for those that have none.
+    pub scales: [Address; 2],
     /// The epilogue's vector; zero if it has none.
     pub vector: Address,
     /// The epilogue's matrix; zero if it has none.

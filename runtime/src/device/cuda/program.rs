@@ -411,6 +411,7 @@ impl<D: Driver> Binder<'_, D> {
             a: at(Some(gemm.a.at)),
             b: at(Some(gemm.b.at)),
             d: at(Some(gemm.d.at)),
+            scales: [at(gemm.a.scale), at(gemm.b.scale)],
             vector: at(vector),
             matrix: at(matrix),
             workspace: self.memory.products[index(operands.stream)],

@@ -4,7 +4,7 @@ use super::kernel::c_bytes;
 use super::{Launch, Pointer, Recipe, SourceKernel};
 use super::{
     adafactor, attention, batch_norm, conv, convert, embedding, epilogue, index, layout, matmul,
-    order, pool, random, reduce,
+    order, pool, quantize, random, reduce,
 };
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
@@ -76,10 +76,17 @@ impl<'a> Assembler<'a> {
             }
             Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::assemble(self, node),
             Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
+            // Values take the place of 8-bit floats only where no product is made for them.
+            Op::Quantize(op) if self.is_alone() => quantize::values(self, node, op),
             Op::Adafactor(op) => adafactor::assemble(self, node, op),
             op if op.is_layout() => layout::assemble(self, node),
             _ => None,
         }
+    }
+
+    /// Whether the body is one operation.
+    fn is_alone(&self) -> bool {
+        self.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count() == 1
     }
 
     pub(super) fn ty(&self, value: ValueId) -> &'a TensorType {

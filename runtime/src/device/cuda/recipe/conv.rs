@@ -108,7 +108,7 @@ impl Conv<'_> {
     }
 
     fn matrix(&self, at: Pointer, dtype: DType, row_stride: usize, batch_stride: usize) -> Matrix {
-        Matrix { at, dtype, row_stride, batch_stride, transposed: false }
+        Matrix { at, dtype, row_stride, batch_stride, transposed: false, scale: None }
     }
 
     /// Whether products of the operands can be written as `out`.

@@ -1,16 +1,17 @@
 //! Matrix products with an epilogue of cuBLASLt beyond a bias: gelu, its gradient, gradients of biases; and what
-//! does the same where the library has no algorithm for one.
+//! does the same where the library has no algorithm for one. And products that round their operands to 8-bit
+//! floats, with any of these, or a bias.
 //!
 //! cuBLASLt's gelu is the tanh form. What it reads or writes beside the result has the result's dtype, and
 //! rows of a multiple of eight elements. A sum of rows comes out in the result's dtype, so that the gradient of
-//! a bias in f32 goes with the gradient of a weight in f32.
+//! a bias in f32 goes with the gradient of a weight in f32. A product of 8-bit floats adds no bias in f32.
 //! Source: cuBLASLt, `cublasLtEpilogue_t`, `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
 
 use super::assembler::Assembler;
+use super::kernel::c_type;
 use super::matmul::{is_direct, matrix};
 use super::reduce::Reduction;
-use super::{Epilogue, Gemm, Launch, Pointer, SourceKernel};
-use crate::device::cuda::recipe::kernel::c_type;
+use super::{Epilogue, Gemm, Launch, Matrix, Pointer, SourceKernel, quantize};
 use frit_ir::ops::{BinaryFn, MatMul, ReduceFn, UnaryFn};
 use frit_ir::{DType, Graph, Node, Op, ValueId};
 
@@ -22,6 +23,8 @@ struct Parts<'a> {
     body: &'a Graph,
     product: &'a Node,
     op: &'a MatMul,
+    /// Those that round its operands, if any do.
+    rounded: Vec<&'a Node>,
     /// The others, without reshapes.
     rest: Vec<&'a Node>,
 }
@@ -32,11 +35,15 @@ pub(super) fn assemble(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(is_work).collect();
     let (products, rest): (Vec<&Node>, Vec<&Node>) =
         nodes.into_iter().partition(|n| matches!(n.op, Op::MatMul(_)));
+    let (rounded, rest): (Vec<&Node>, Vec<&Node>) =
+        rest.into_iter().partition(|n| matches!(n.op, Op::Quantize(_)));
     let [product] = products[..] else { return None };
     let Op::MatMul(op) = &product.op else { return None };
-    let parts = Parts { body, product, op, rest };
+    let parts = Parts { body, product, op, rounded, rest };
     let ops: Vec<&Op> = parts.rest.iter().map(|n| &n.op).collect();
     match ops[..] {
+        [] => parts.rounded(a, None),
+        [Op::Binary(BinaryFn::Add)] => parts.rounded(a, Some(parts.rest[0])),
         [Op::Unary(UnaryFn::GeluTanh)] => parts.gelu(a, None, parts.rest[0]),
         [Op::Binary(BinaryFn::Add), Op::Unary(UnaryFn::GeluTanh)] => {
             parts.gelu(a, Some(parts.rest[0]), parts.rest[1])
@@ -82,17 +89,68 @@ impl Parts<'_> {
         if !floats || dims.batch != 1 || dims.m * dims.n * dims.k == 0 {
             return None;
         }
-        let [from_a, from_b] = inputs.map(|v| a.read(self.base(v)));
-        Some(Gemm {
-            m: dims.m,
-            n: dims.n,
-            k: dims.k,
-            batch: 1,
-            a: matrix(from_a?, left.dtype, (dims.m, dims.k), self.op.trans_a),
-            b: matrix(from_b?, right.dtype, (dims.k, dims.n), self.op.trans_b),
-            d: matrix(d, d_type, (dims.m, dims.n), false),
-            epilogue: Epilogue::None,
-        })
+        let (m, n, k) = (dims.m, dims.n, dims.k);
+        let [in_a, in_b] = if self.rounded.is_empty() {
+            let [from_a, from_b] = inputs.map(|v| a.read(self.base(v)));
+            [
+                matrix(from_a?, left.dtype, (m, k), self.op.trans_a),
+                matrix(from_b?, right.dtype, (k, n), self.op.trans_b),
+            ]
+        } else {
+            self.codes(a, [m, n, k])?
+        };
+        let d = matrix(d, d_type, (m, n), false);
+        Some(Gemm { m, n, k, batch: 1, a: in_a, b: in_b, d, epilogue: Epilogue::None })
+    }
+
+    /// Both operands as 8-bit floats, their contracted axis last.
+    fn codes(&self, a: &mut Assembler<'_>, [m, n, k]: [usize; 3]) -> Option<[Matrix; 2]> {
+        let nodes = [0, 1].map(|i| self.body.def(self.base(self.product.inputs[i])));
+        let to = |node: &Node| if let Op::Quantize(op) = &node.op { Some(op.to) } else { None };
+        if to(nodes[0])? == DType::F8E5M2 && to(nodes[1])? == DType::F8E5M2 {
+            return None;
+        }
+        let (turn_a, turn_b) = (self.op.trans_a, !self.op.trans_b);
+        let shapes = [if turn_a { [k, m] } else { [m, k] }, if turn_b { [k, n] } else { [n, k] }];
+        let mut latest = |node: &Node, again: bool| {
+            let amax = node.outputs[1];
+            (self.is_output(amax) && !again).then(|| a.write(amax))
+        };
+        let same = nodes[0].outputs == nodes[1].outputs;
+        let latest = [latest(nodes[0], false), latest(nodes[1], same)];
+        let in_a = quantize::codes(a, nodes[0], shapes[0], turn_a, latest[0])?;
+        let in_b = quantize::codes(a, nodes[1], shapes[1], turn_b, latest[1])?;
+        Some([in_a, Matrix { transposed: true, ..in_b }])
+    }
+
+    /// The product of 8-bit floats, and a bias that is added to it.
+    fn rounded(&self, a: &mut Assembler<'_>, add: Option<&Node>) -> Option<()> {
+        let product = self.product.outputs[0];
+        let ty = self.body.ty(product);
+        if self.rounded.is_empty() || !is_direct(DType::BF16, ty.dtype) && ty.dtype != DType::F16 {
+            return None;
+        }
+        let (result, epilogue) = match add {
+            None => (product, Epilogue::None),
+            Some(add) => (add.outputs[0], Epilogue::Bias(self.bias(a, add)?)),
+        };
+        let d = a.write(result);
+        let plain = self.gemm(a, d, ty.dtype)?;
+        a.launch(Launch::Gemm(Gemm { epilogue, ..plain }));
+        Some(())
+    }
+
+    /// The vector that a node adds to the product, which nothing else reads.
+    fn bias(&self, a: &mut Assembler<'_>, add: &Node) -> Option<Pointer> {
+        let product = self.product.outputs[0];
+        let (ty, bias) = (self.body.ty(product), self.other(add, product)?);
+        let n = *ty.shape.0.last()?;
+        let fits = self.body.ty(bias).shape.0.last() == Some(&n)
+            && self.body.ty(bias).shape.numel() == n
+            && !self.is_output(product)
+            && self.body.ty(add.outputs[0]).shape.numel() == ty.shape.numel()
+            && (self.rounded.is_empty() || ty.dtype != DType::F32);
+        a.read(fits.then(|| self.base(bias))?)
     }
 
     /// Gelu of the product, or of its sum with a bias.
@@ -102,14 +160,7 @@ impl Parts<'_> {
         let n = *ty.shape.0.last()?;
         let (sum, bias) = match add {
             None => (product, None),
-            Some(add) => {
-                let bias = self.other(add, product)?;
-                let fits = self.body.ty(bias).shape.0.last() == Some(&n)
-                    && self.body.ty(bias).shape.numel() == n
-                    && !self.is_output(product)
-                    && self.body.ty(add.outputs[0]).shape.numel() == ty.shape.numel();
-                (add.outputs[0], Some(a.read(fits.then(|| self.base(bias))?)?))
-            }
+            Some(add) => (add.outputs[0], Some(self.bias(a, add)?)),
         };
         let fits = self.base(gelu.inputs[0]) == sum
             && ty.dtype == self.body.ty(self.product.inputs[0]).dtype
@@ -120,11 +171,8 @@ impl Parts<'_> {
         let plain = self.gemm(a, d, ty.dtype)?;
         let at = before.unwrap_or(d);
         let add_bias = bias.map_or(Epilogue::None, Epilogue::Bias);
-        let product = Gemm {
-            d: super::Matrix { at, ..plain.d.clone() },
-            epilogue: add_bias,
-            ..plain.clone()
-        };
+        let product =
+            Gemm { d: Matrix { at, ..plain.d.clone() }, epilogue: add_bias, ..plain.clone() };
         let function = SourceKernel::new("gelu", "gelu")
             .define("T", c_type(ty.dtype)?)
             .threads(ty.shape.numel())
@@ -185,7 +233,7 @@ impl Parts<'_> {
         let ty = self.body.ty(self.product.outputs[0]);
         let dtype = self.body.ty(self.product.inputs[0]).dtype;
         let to = self.body.ty(sum.outputs[0]);
-        if !is_direct(dtype, ty.dtype) || to.dtype != ty.dtype {
+        if !is_direct(dtype, ty.dtype) || to.dtype != ty.dtype || !self.rounded.is_empty() {
             return None;
         }
         let summed = self.base(sum.inputs[0]);

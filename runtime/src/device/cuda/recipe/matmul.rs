@@ -117,7 +117,7 @@ pub(super) fn matrix(
     transposed: bool,
 ) -> Matrix {
     let row_stride = if transposed { rows } else { columns };
-    Matrix { at, dtype, row_stride, batch_stride: 0, transposed }
+    Matrix { at, dtype, row_stride, batch_stride: 0, transposed, scale: None }
 }
 
 /// A sum of nothing: zeros, or the bias on every row.

@@ -19,6 +19,7 @@ mod layout;
 mod matmul;
 mod order;
 mod pool;
+mod quantize;
 mod random;
 mod reduce;
 mod sort;
@@ -145,6 +146,8 @@ pub struct Matrix {
     pub batch_stride: usize,
     /// Whether it is stored with its axes swapped.
     pub transposed: bool,
+    /// An f32 that its elements are multiplied by, if they are 8-bit floats.
+    pub scale: Option<Pointer>,
 }
 
 /// What a matrix product applies to its result before it is rounded, or computes beside it. Vectors and

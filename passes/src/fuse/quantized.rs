@@ -1,0 +1,60 @@
+//! Products of 8-bit floats: a matrix unit reads them as such, so a product rounds its operands itself.
+//!
+//! A region holds a `matmul` and what rounds its two operands. A tensor that several products read is rounded by
+//! each of them, into the layout that it needs; the first one also has its magnitude as a result. A tensor that
+//! something else reads is rounded on its own, for all.
+
+use super::cluster::{Cluster, Clusters, Interface};
+use super::emit;
+use frit_ir::ops::{FusionKind, Op};
+use std::collections::BTreeMap;
+
+/// Forms the regions of all such products.
+pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
+    let facts = clusters.facts;
+    // What rounds the operands of each product.
+    let mut products: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for at in 0..facts.order.len() {
+        let node = facts.node(at);
+        if !matches!(node.op, Op::MatMul(_)) || facts.is_sharded(node) {
+            continue;
+        }
+        let mut rounded: Vec<usize> = node.inputs.iter().map(|v| facts.source(*v)).collect();
+        rounded.sort_unstable();
+        rounded.dedup();
+        let all = rounded.iter().all(|at| matches!(facts.node(*at).op, Op::Quantize(_)));
+        if all && is_supported(clusters, &rounded, at) {
+            products.insert(at, rounded);
+        }
+    }
+    loop {
+        let apart = |at: &usize| {
+            let value = facts.node(*at).outputs[0];
+            facts.escapes(value)
+                || facts.uses(value).iter().any(|user| !products.contains_key(user))
+        };
+        let left = |rounded: &Vec<usize>| rounded.iter().any(apart);
+        let gone: Vec<usize> =
+            products.iter().filter(|(_, r)| left(r)).map(|(at, _)| *at).collect();
+        if gone.is_empty() {
+            break;
+        }
+        gone.iter().for_each(|at| drop(products.remove(at)));
+    }
+    for (at, rounded) in products {
+        let is_copy = |at: &usize| clusters.owner[*at].is_some();
+        let copies: Vec<usize> = rounded.iter().copied().filter(is_copy).collect();
+        let members = [&rounded[..], &[at]].concat();
+        let id = clusters.add(Cluster { kind: FusionKind::Gemm, members, copies: copies.clone() });
+        copies.into_iter().for_each(|copy| clusters.computed_by[copy].push(id));
+    }
+}
+
+/// Whether there is a kernel for the product alone.
+fn is_supported(clusters: &Clusters<'_, '_>, rounded: &[usize], product: usize) -> bool {
+    let members = [rounded, &[product]].concat();
+    let results = vec![clusters.facts.node(product).outputs[0]];
+    let interface = Interface { results, ..clusters.interface(&members, &[]) };
+    let body = emit::body(clusters.facts, FusionKind::Gemm, &members, &interface);
+    body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::Gemm))
+}
