@@ -59,14 +59,15 @@ fn file_name(compiler: &str, source: &Source<'_>) -> String {
     format!("{file}-{}.cubin", &sha256_hex(all.as_bytes())[..32])
 }
 
-fn read(path: &Path) -> Option<Vec<u8>> {
+/// The code in a file, if it is whole.
+pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     let mut code = std::fs::read(path).ok()?;
     let hash = code.split_off(code.len().checked_sub(HASH_BYTES)?);
     (sha256_hex(&code).as_bytes() == hash).then_some(code)
 }
 
 /// Writes a file, whole or not at all: other ranks may write the same.
-fn write(path: &Path, code: &[u8]) {
+pub(super) fn write(path: &Path, code: &[u8]) {
     let aside = path.with_extension(format!("partial-{}", std::process::id()));
     let all = [code, sha256_hex(code).as_bytes()].concat();
     let written = path

@@ -20,6 +20,8 @@ mod real;
 pub mod recipe;
 pub mod recording;
 mod reports;
+#[cfg(test)]
+mod shared_caches;
 mod tuning;
 
 pub use crate::comm::launch::TIMEOUT_VARIABLE;
