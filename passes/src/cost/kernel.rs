@@ -126,7 +126,23 @@ impl Device {
     pub fn kernel_seconds(&self, body: &Graph, bytes: u64) -> f64 {
         let arithmetic: f64 =
             body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, false)).sum();
-        1e-6 * self.launch_us + arithmetic.max(bytes as f64 / self.bytes_per_second())
+        let product = arithmetic.max(bytes as f64 / self.bytes_per_second());
+        1e-6 * self.launch_us + product + self.rounding_seconds(body)
+    }
+
+    /// Seconds in which a product's kernel rounds its operands to 8-bit floats, before it multiplies: of each, a
+    /// launch that finds its magnitude, if need be, and one that reads it and writes its codes.
+    fn rounding_seconds(&self, body: &Graph) -> f64 {
+        if !body.nodes().any(|(_, n)| matches!(n.op, Op::MatMul(_))) {
+            return 0.0;
+        }
+        let operands = body.nodes().filter(|(_, n)| matches!(n.op, Op::Quantize(_)));
+        let seconds = operands.map(|(_, n)| {
+            let ty = body.ty(n.inputs[0]);
+            let bytes = ty.bytes() + ty.shape.numel();
+            2e-6 * self.launch_us + bytes as f64 / self.bytes_per_second()
+        });
+        seconds.sum()
     }
 
     /// Seconds that the arithmetic of one node takes, with `wide` as if all its operands were f32.

@@ -60,6 +60,30 @@ fn low_precision_is_faster() {
 }
 
 #[test]
+fn a_large_product_that_rounds_its_operands_is_faster_and_pays_for_the_rounding() {
+    let body = |n: usize, rounds: bool| {
+        let square = format!(r#"bf16[{n}, {n}]"#);
+        let leaf = format!(r#"{{"dtype":"bf16","shape":[{n},{n}]}}"#);
+        let (operand, rounding) = match rounds {
+            true => (
+                "%q",
+                format!(r#"%q: {square}, %m: f32[] = quantize %a {{index = 0, to = "f8e4m3"}}"#),
+            ),
+            false => ("%a", String::new()),
+        };
+        let text = format!(
+            "graph @g world=1 {{\n%a: {square} = input {{name = \"a\", ty = {leaf}}}\n{rounding}\n\
+             %y: {square} = matmul {operand}, {operand}\nreturn %y as \"y\"\n}}"
+        );
+        frit_ir::text::parse(&text).expect("the text is a graph")
+    };
+    let (device, bytes) = (Device::h100(), |n: usize| 4 * (n * n) as u64);
+    let seconds = |n, rounds| device.kernel_seconds(&body(n, rounds), bytes(n));
+    assert!(seconds(8192, true) < 0.7 * seconds(8192, false));
+    assert!(seconds(256, true) > seconds(256, false), "launches are not free");
+}
+
+#[test]
 fn collectives_agree_with_published_calibrations() {
     // Latency and algorithm bandwidth of all-gathers on 8 H100 per node with 400 Gb/s each
     // (autoparallel, h100_nvswitch_roce_400g.py): nodes, microseconds, GB/s.
