@@ -2,7 +2,8 @@
 """How far low precision takes training from fp64: Frit's deviation over that of PyTorch's autocast.
 
 The given models with other seeds, 20 steps of AdamW each. PyTorch: CPU autocast, for fp16 with `torch.amp.GradScaler`;
-Frit: one rank. Deviation: the mean over steps of the loss's distance from PyTorch's fp64 run.
+Frit: one rank. Deviation: the mean over steps of the loss's distance from PyTorch's fp64 run. For bf16 also the error of the
+first step's gradients (norm of the difference over norm), which no step has amplified yet.
 
     deviation.py --export export_models.py --frit target/debug/frit --out /tmp/deviation [--seeds 1 2 3 4 5] [MODEL ...]
 
@@ -18,6 +19,7 @@ import pathlib
 import subprocess
 
 import torch
+from safetensors.torch import load_file, save_file
 
 MODELS = ["mlp", "gpt2", "llama", "bert", "t5", "vit", "resnet", "unet"]
 
@@ -58,6 +60,9 @@ def references(given, name, seed, out):
         given.export(out, name, net, inputs, labels, kind, batch, name in given.LEGACY)
         modes = json.loads((out / name / "reference.json").read_text())
         modes["fp16"] = {"loss": train_fp16(given, net, kind, inputs, labels, batch)}
+        names = given.onnx_names(net, out / name / "model.onnx")
+        first = given.train(net, kind, inputs, labels, batch, "bf16")[2]
+        save_file({names[k]: g.contiguous() for k, g in first.items()}, out / name / "bf16_grads.safetensors")
         path.write_text(json.dumps(modes))
     return json.loads(path.read_text())
 
@@ -73,6 +78,22 @@ def frit_losses(frit, folder, loss, batch, compute):
     metrics.unlink(missing_ok=True)
     subprocess.run(run_args, check=True, capture_output=True)
     return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+
+
+def gradient_errors(frit, folder):
+    """Errors of the first step's gradients in bf16: Frit's and PyTorch's."""
+    dumped = folder / "frit_grads.safetensors"
+    dumped.unlink(missing_ok=True)
+    args = [frit, "run", folder / "plan_bf16", "--data", folder / "data.safetensors", "--steps", "1", "--dump-grads", dumped]
+    subprocess.run(args, check=True, capture_output=True)
+    exact = load_file(folder / "grads.safetensors")
+    norm = sum(float((g.double() ** 2).sum()) for g in exact.values())
+
+    def error(path):
+        found = load_file(path)
+        return (sum(float(((found[k].double() - g.double()) ** 2).sum()) for k, g in exact.items()) / norm) ** 0.5
+
+    return error(dumped), error(folder / "bf16_grads.safetensors")
 
 
 def mean_distance(a, b):
@@ -96,7 +117,7 @@ def main():
     given = load(args.export)
     everything = {mode: [] for mode in args.modes}
     for name in args.models or MODELS:
-        ratios = {mode: [] for mode in args.modes}
+        ratios, gradients = {mode: [] for mode in args.modes}, []
         for seed in args.seeds:
             out = args.out / str(seed)
             modes = references(given, name, seed, out)
@@ -106,11 +127,16 @@ def main():
                 ours = frit_losses(args.frit, out / name, modes["loss"], modes["global_batch"], mode)
                 exact = modes["fp64"]["loss"]
                 ratios[mode].append(mean_distance(ours, exact) / mean_distance(modes[mode]["loss"], exact))
+                if mode == "bf16":
+                    ours, theirs = gradient_errors(args.frit, out / name)
+                    gradients.append(ours / theirs)
         for mode in args.modes:
             if ratios[mode]:
                 each = " ".join(f"{r:.2f}" for r in ratios[mode])
                 print(f"{name} {mode}: geometric mean {geometric(ratios[mode]):.2f} of {each}", flush=True)
                 everything[mode] += ratios[mode]
+        if gradients:
+            print(f"{name} bf16 gradients: geometric mean {geometric(gradients):.2f}, largest {max(gradients):.2f}", flush=True)
     for mode, ratios in everything.items():
         if ratios:
             print(f"all {mode}: geometric mean {geometric(ratios):.2f}, largest {max(ratios):.2f}")
