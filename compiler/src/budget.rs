@@ -1,102 +1,220 @@
-//! The memory budget: how much is recomputed so that the plan fits.
+//! The memory budget: how much is recomputed, and what rests in host memory, so that the plan fits.
 
 use crate::commands::bytes;
 use crate::config::Config;
 use crate::config::choices;
 use crate::diagnostics::Report;
 use frit_ir::{Diagnostic, Graph};
+use frit_passes::offload::Offload;
 use frit_passes::recompute::{Recompute, stages};
 
-/// The recomputation that the configuration asks for; with `auto`, the least with which the plan fits
-/// `memory.budget`. `peak` gives the bytes of the plan with a recomputation.
+/// What is done to need less memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Saving {
+    /// What backward computes again.
+    pub(crate) recompute: Recompute,
+    /// What rests in host memory.
+    pub(crate) offload: Offload,
+}
+
+/// What a plan needs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Needs {
+    /// Arena bytes of a rank's device.
+    pub(crate) peak_bytes: u64,
+    /// Predicted seconds of a step.
+    pub(crate) seconds: f64,
+}
+
+/// What the configuration asks for, if it does not leave it to the budget.
+pub(crate) fn asked_offload(config: &Config) -> Option<Offload> {
+    match config.memory.offload {
+        choices::Offload::None if config.sharding.cpu_offload => Some(Offload::Parameters),
+        choices::Offload::None => Some(Offload::None),
+        choices::Offload::Optimizer => Some(Offload::Optimizer),
+        choices::Offload::Parameters => Some(Offload::Parameters),
+        choices::Offload::Auto => None,
+    }
+}
+
+/// The recomputation and the offload that the configuration asks for. What it leaves to the budget is the least
+/// with which the plan fits: nothing if that fits, else the fastest by prediction of the least recomputation
+/// without offload, with the optimizer's state and with parameters on the host; and in words why.
+///
+/// `needs` gives what the plan with a saving needs.
 ///
 /// # Errors
 /// If the plan does not fit, with the smallest budget that would do.
-pub(crate) fn recompute(
+pub(crate) fn saving(
     graph: &Graph,
     config: &Config,
-    peak: &dyn Fn(Recompute) -> Result<u64, Report>,
-) -> Result<Recompute, Report> {
-    let asked = match config.memory.recompute {
+    needs: &dyn Fn(Saving) -> Result<Needs, Report>,
+) -> Result<(Saving, Option<String>), Report> {
+    let recompute = match config.memory.recompute {
         choices::Recompute::None => Some(Recompute::NONE),
         choices::Recompute::Unit => Some(Recompute::UNIT),
         choices::Recompute::Selective => Some(Recompute::SELECTIVE),
         choices::Recompute::Auto => None,
     };
-    match (asked, config.memory.budget) {
-        (Some(asked), None) => Ok(asked),
-        (None, None) => Err(Diagnostic::error(
-            "E057",
-            "`memory.recompute = auto` recomputes as much as `memory.budget` asks for, which is none",
-        )
-        .help("set memory.budget, for example \"70GiB\", or choose \"unit\" or \"selective\"")
-        .into()),
-        (Some(asked), Some(budget)) => match peak(asked)? {
-            fits if fits <= budget => Ok(asked),
-            needed => Err(too_small(budget, needed, most(graph)?, peak)?),
-        },
-        (None, Some(budget)) => least(graph, budget, peak),
-    }
-}
-
-/// The most that can be recomputed.
-fn most(graph: &Graph) -> Result<Recompute, Report> {
-    Ok(Recompute { stages: stages(graph)?, selective: true })
-}
-
-/// The least recomputation with which the plan fits: none, then the cheap values, then more and more
-/// stages whole.
-fn least(
-    graph: &Graph,
-    budget: u64,
-    peak: &dyn Fn(Recompute) -> Result<u64, Report>,
-) -> Result<Recompute, Report> {
-    let without = peak(Recompute::NONE)?;
-    if without <= budget {
-        return Ok(Recompute::NONE);
-    }
-    if peak(Recompute::SELECTIVE)? <= budget {
-        return Ok(Recompute::SELECTIVE);
-    }
-    let most = most(graph)?;
-    if most.stages == 0 || peak(most)? > budget {
-        return Err(too_small(budget, without, most, peak)?);
-    }
-    let (mut too_few, mut enough) = (0, most.stages);
-    while enough - too_few > 1 {
-        let middle = too_few + (enough - too_few) / 2;
-        match peak(Recompute { stages: middle, ..most })? <= budget {
-            true => enough = middle,
-            false => too_few = middle,
+    let offload = asked_offload(config);
+    let Some(budget) = config.memory.budget else {
+        return match (recompute, offload) {
+            (Some(recompute), Some(offload)) => Ok((Saving { recompute, offload }, None)),
+            (None, _) => Err(no_budget("recompute", "recomputes as much", "unit\" or \"selective")),
+            (_, None) => Err(no_budget("offload", "offloads what", "optimizer\" or \"parameters")),
+        };
+    };
+    let search = Search { graph, recompute, budget, needs };
+    let offloads = match offload {
+        Some(offload) => vec![offload],
+        None => vec![Offload::None, Offload::Optimizer, Offload::Parameters],
+    };
+    let mut fitting: Vec<(Saving, Needs)> = Vec::new();
+    for &offload in &offloads {
+        let Some((saving, found)) = search.least(offload)? else { continue };
+        fitting.push((saving, found));
+        if fitting.len() == 1 && saving.recompute == recompute.unwrap_or(Recompute::NONE) {
+            break;
         }
     }
-    Ok(Recompute { stages: enough, ..most })
+    let fastest = fitting.iter().min_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+    match fastest {
+        Some((saving, _)) => Ok((*saving, words(&offloads, &fitting, saving, budget))),
+        None => Err(search.too_small(offloads[0])?),
+    }
 }
 
-/// The error that names what is needed, and the smallest budget that some recomputation would do with.
-fn too_small(
+fn no_budget(key: &str, does: &str, words: &str) -> Report {
+    let message =
+        format!("`memory.{key} = auto` {does} as `memory.budget` asks for, which is none");
+    let help = format!("set memory.budget, for example \"70GiB\", or choose \"{words}\"");
+    Diagnostic::error("E057", message).help(help).into()
+}
+
+/// What was chosen, if there was a choice.
+fn words(
+    tried: &[Offload],
+    fitting: &[(Saving, Needs)],
+    chosen: &Saving,
     budget: u64,
-    needed: u64,
-    most: Recompute,
-    peak: &dyn Fn(Recompute) -> Result<u64, Report>,
-) -> Result<Report, Report> {
-    let mut smallest = needed;
-    for other in [Recompute::NONE, Recompute::SELECTIVE, Recompute::UNIT, most] {
-        smallest = smallest.min(peak(other)?);
+) -> Option<String> {
+    if tried.len() == 1 {
+        return None;
     }
-    let message = format!(
-        "the plan needs {} per rank, more than `memory.budget` = {}",
-        bytes(needed),
-        bytes(budget)
-    );
-    let help = match smallest < needed {
-        true => format!(
-            "the smallest budget that would do is {smallest} bytes, with memory.recompute = \"auto\"; \
-             or use more ranks or a smaller batch"
-        ),
-        false => format!(
-            "the smallest budget that would do is {smallest} bytes; or use more ranks or a smaller batch"
-        ),
+    let one = |(saving, needs): &(Saving, Needs)| {
+        let recompute = match saving.recompute {
+            Recompute::NONE => String::new(),
+            Recompute::SELECTIVE => " with selective recomputation".into(),
+            Recompute { stages, .. } if stages == Recompute::UNIT.stages => {
+                " with all units recomputed".into()
+            }
+            Recompute { stages, .. } => format!(" with {stages} units recomputed"),
+        };
+        let what = name(saving.offload);
+        format!("{what}{recompute}: {}, {:.3} ms", bytes(needs.peak_bytes), 1e3 * needs.seconds)
     };
-    Ok(Diagnostic::error("E058", message).help(help).into())
+    let all: Vec<String> = fitting.iter().map(one).collect();
+    let what = name(chosen.offload);
+    Some(format!("{what}, the fastest within {} of: {}", bytes(budget), all.join("; ")))
+}
+
+fn name(offload: Offload) -> &'static str {
+    match offload {
+        Offload::None => "no offload",
+        Offload::Optimizer => "optimizer state offloaded",
+        Offload::Parameters => "optimizer state and parameters offloaded",
+    }
+}
+
+struct Search<'a> {
+    graph: &'a Graph,
+    /// The recomputation that is asked for, if any is.
+    recompute: Option<Recompute>,
+    budget: u64,
+    needs: &'a dyn Fn(Saving) -> Result<Needs, Report>,
+}
+
+impl Search<'_> {
+    fn needs(&self, recompute: Recompute, offload: Offload) -> Result<Needs, Report> {
+        (self.needs)(Saving { recompute, offload })
+    }
+
+    /// What a plan needs, if it fits.
+    fn fits(
+        &self,
+        recompute: Recompute,
+        offload: Offload,
+    ) -> Result<Option<(Saving, Needs)>, Report> {
+        let needs = self.needs(recompute, offload)?;
+        let fits = needs.peak_bytes <= self.budget;
+        Ok(fits.then_some((Saving { recompute, offload }, needs)))
+    }
+
+    /// The most that can be recomputed.
+    fn most(&self) -> Result<Recompute, Report> {
+        Ok(Recompute { stages: stages(self.graph)?, selective: true })
+    }
+
+    /// The least recomputation with which the plan fits: none, then the cheap values, then more and more
+    /// stages whole.
+    fn least(&self, offload: Offload) -> Result<Option<(Saving, Needs)>, Report> {
+        if let Some(asked) = self.recompute {
+            return self.fits(asked, offload);
+        }
+        for recompute in [Recompute::NONE, Recompute::SELECTIVE] {
+            if let Some(found) = self.fits(recompute, offload)? {
+                return Ok(Some(found));
+            }
+        }
+        let most = self.most()?;
+        if most.stages == 0 {
+            return Ok(None);
+        }
+        let Some(mut best) = self.fits(most, offload)? else { return Ok(None) };
+        let (mut too_few, mut enough) = (0, most.stages);
+        while enough - too_few > 1 {
+            let middle = too_few + (enough - too_few) / 2;
+            match self.fits(Recompute { stages: middle, ..most }, offload)? {
+                Some(found) => (enough, best) = (middle, found),
+                None => too_few = middle,
+            }
+        }
+        Ok(Some(best))
+    }
+
+    /// The least that a plan needs with some recomputation.
+    fn smallest(&self, offload: Offload) -> Result<u64, Report> {
+        let mut smallest = u64::MAX;
+        let any = [Recompute::NONE, Recompute::SELECTIVE, Recompute::UNIT, self.most()?];
+        for recompute in any.into_iter().chain(self.recompute) {
+            smallest = smallest.min(self.needs(recompute, offload)?.peak_bytes);
+        }
+        Ok(smallest)
+    }
+
+    /// The error that names what is needed with the first offload that was tried, and the smallest budgets
+    /// that would do.
+    fn too_small(&self, offload: Offload) -> Result<Report, Report> {
+        let needed = self.needs(self.recompute.unwrap_or(Recompute::NONE), offload)?.peak_bytes;
+        let message = format!(
+            "the plan needs {} per rank, more than `memory.budget` = {}",
+            bytes(needed),
+            bytes(self.budget)
+        );
+        let with = |smallest: u64, settings: &[&str]| match settings {
+            [] => format!("{smallest} bytes"),
+            settings => format!("{smallest} bytes, with {}", settings.join(" and ")),
+        };
+        let smallest = self.smallest(offload)?;
+        let recompute = if smallest < needed { &["memory.recompute = \"auto\""][..] } else { &[] };
+        let mut help =
+            format!("the smallest budget that would do is {}", with(smallest, recompute));
+        let offloaded = self.smallest(Offload::Parameters)?;
+        if offloaded < smallest {
+            let settings = [recompute, &["memory.offload = \"auto\""]].concat();
+            help += &format!("; or {}", with(offloaded, &settings));
+        }
+        help += "; or use more ranks or a smaller batch";
+        Ok(Diagnostic::error("E058", message).help(help).into())
+    }
 }

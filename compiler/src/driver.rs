@@ -1,5 +1,8 @@
 //! Compiling: a model and a configuration into a plan, pass by pass.
 
+use crate::budget::{self, Needs, Saving};
+use crate::clusters;
+use crate::commands::bytes;
 use crate::config::Config;
 use crate::config::choices::{self, BatchNorm, LossKind};
 use crate::diagnostics::Report;
@@ -8,14 +11,15 @@ use crate::lints;
 use crate::pipeline;
 use crate::source::Source;
 use crate::weights::Weights;
-use crate::{budget, clusters};
 use frit_ir::plan::{PassReport, Plan};
 use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::cost::Cluster;
 use frit_passes::lower::{LowerOptions, Lowered, lower};
+use frit_passes::offload::{Offload, offload};
 use frit_passes::recompute::Recompute;
 use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
 use frit_passes::shard::{Strategy, small};
+use frit_passes::simulate::simulate;
 use frit_passes::{Pass, PassContext, lint, loss, memory, verify_plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -95,14 +99,15 @@ pub fn compile(
         load(&request.model, config, &request.binds)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
-    let mut run = Run { request, observer, reports: vec![], context, at: 0 };
+    let mut run = Run::new(request, observer, context);
     run.reports.push(imported(graph.len(), &inlined));
     let trains = config.loss.kind != LossKind::None;
     let as_read = (trains && request.evaluation).then(|| graph.clone());
     let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else { return Ok(None) };
     run.observer.stage("schedule, memory and machine code");
     let Planned { mut plan, constants, object, chosen } =
-        plan(&graph, config, &options, capacity, &run.context)?;
+        plan(&graph, config, &options, capacity, &run.context, run.offload)?;
+    run.reports.extend(offloaded(&plan, graph.len(), run.offload, run.why.take()));
     run.reports.extend(chosen);
     plan.shuffle = config.data.shuffle;
     plan.drop_last = config.data.drop_last;
@@ -139,10 +144,11 @@ fn evaluation(
         ..PassContext::default()
     };
     let request = &Request { stop_after: None, ..training.request.clone() };
-    let mut run = Run { request, observer: &mut (), reports: vec![], context, at: 0 };
+    let mut observer = ();
+    let mut run = Run::new(request, &mut observer, context);
     run.passes(pipeline::evaluation(options), &mut graph)?;
     let Planned { mut plan, constants, object, .. } =
-        plan(&graph, config, options, 0, &run.context)?;
+        plan(&graph, config, options, 0, &run.context, training.offload)?;
     plan.reports = run.reports;
     verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
     Ok(Evaluation { plan, object, constants })
@@ -157,11 +163,11 @@ pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
     let options = pipeline::Options::new(config)?;
     let Imported { mut graph, weights, .. } = load(&request.model, config, &request.binds)?;
     let (mut observer, context) = ((), PassContext::default());
-    let mut run = Run { request, observer: &mut observer, reports: vec![], context, at: 0 };
+    let mut run = Run::new(request, &mut observer, context);
     let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else {
         return Err(Diagnostic::error("E097", "a prediction needs all passes").into());
     };
-    let (lowered, _) = arrange(&graph, config, &options, capacity, &run.context)?;
+    let (lowered, _) = arrange(&graph, config, &options, capacity, &run.context, run.offload)?;
     Ok(lowered.plan)
 }
 
@@ -205,9 +211,17 @@ struct Run<'a> {
     reports: Vec<PassReport>,
     context: PassContext,
     at: usize,
+    /// What rests in host memory, and why if that was chosen.
+    offload: Offload,
+    why: Option<String>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(request: &'a Request, observer: &'a mut dyn Observer, context: PassContext) -> Self {
+        let (offload, why) = (Offload::None, None);
+        Run { request, observer, reports: vec![], context, at: 0, offload, why }
+    }
+
     /// Runs all passes. Returns the elements that the loss sums, 0 without one; `None` if the compilation
     /// stops before the plan.
     fn all(
@@ -218,6 +232,7 @@ impl Run<'_> {
         weights: &Weights,
     ) -> Result<Option<usize>, Report> {
         if config.loss.kind == LossKind::None {
+            self.offload = budget::asked_offload(config).unwrap_or_default();
             let stopped = self.passes(pipeline::evaluation(options), graph)?;
             return Ok((!stopped).then_some(0));
         }
@@ -233,12 +248,12 @@ impl Run<'_> {
             return Ok(None);
         }
         let request = self.request;
-        let peak = |recompute| peak_bytes(graph, config, options, request, capacity, recompute);
-        let recompute = budget::recompute(graph, config, &peak)?;
+        let needs = |saving| needs(graph, config, options, request, capacity, saving);
+        let (saving, why) = budget::saving(graph, config, &needs)?;
+        (self.offload, self.why) = (saving.offload, why);
+        let recompute = saving.recompute;
         let together = match config.sharding.prefetch {
-            choices::Prefetch::Auto => {
-                together(graph, config, options, request, capacity, recompute)?
-            }
+            choices::Prefetch::Auto => together(graph, config, options, request, capacity, saving)?,
             choices::Prefetch::Fixed => BTreeSet::new(),
         };
         let options = &options.gathering(together);
@@ -285,18 +300,51 @@ fn check(graph: &Graph, pass: &str) -> Result<(), Report> {
     })
 }
 
-/// Arena bytes of the plan with this recomputation; nothing is reported or generated.
-fn peak_bytes(
+/// What the plan with this saving needs; nothing is reported or generated.
+fn needs(
     graph: &Graph,
     config: &Config,
     options: &pipeline::Options,
     request: &Request,
     capacity: usize,
-    recompute: Recompute,
-) -> Result<u64, Report> {
-    let (graph, context) = distributed(graph, options, request, recompute)?;
-    let (Lowered { plan, .. }, _) = arrange(&graph, config, options, capacity, &context)?;
-    Ok((plan.persistent_bytes + plan.workspace_bytes) as u64)
+    saving: Saving,
+) -> Result<Needs, Report> {
+    let (graph, context) = distributed(graph, options, request, saving.recompute)?;
+    let (Lowered { plan, .. }, _) =
+        arrange(&graph, config, options, capacity, &context, saving.offload)?;
+    let cluster = clusters::of(config, &options.backend.describe())?;
+    let simulation = simulate(&plan, &cluster);
+    Ok(Needs { peak_bytes: simulation.peak_bytes, seconds: simulation.step_seconds })
+}
+
+/// The report of what rests in host memory, and why.
+fn offloaded(
+    plan: &Plan,
+    nodes: usize,
+    offload: Offload,
+    why: Option<String>,
+) -> Option<PassReport> {
+    let what = match offload {
+        Offload::None => None,
+        Offload::Optimizer => Some("optimizer state"),
+        Offload::Parameters => Some("optimizer state and parameters"),
+    };
+    let summary = plan.summary();
+    let message = |what| {
+        format!(
+            "{what} in host memory: {}; {} copied in and {} out in a step",
+            bytes(summary.host_bytes as u64),
+            bytes(summary.bytes_copied_in_per_step),
+            bytes(summary.bytes_copied_out_per_step)
+        )
+    };
+    let remarks: Vec<_> = why.into_iter().chain(what.map(message)).collect();
+    (!remarks.is_empty()).then(|| PassReport {
+        pass: "offload".into(),
+        nodes_before: nodes,
+        nodes_after: nodes,
+        remarks: remarks.into_iter().map(|message| (message, Origin::none())).collect(),
+    })
 }
 
 /// The graph of all ranks; nothing is reported.
@@ -322,13 +370,15 @@ fn together(
     options: &pipeline::Options,
     request: &Request,
     capacity: usize,
-    recompute: Recompute,
+    saving: Saving,
 ) -> Result<BTreeSet<String>, Report> {
     let cluster = clusters::of(config, &options.backend.describe())?;
     let lowered = |together: &BTreeSet<String>| -> Result<Plan, Report> {
         let options = options.gathering(together.clone());
-        let (graph, context) = distributed(graph, &options, request, recompute)?;
-        Ok(lowered(&graph, config, &options, capacity, &context, &cluster)?.plan)
+        let (graph, context) = distributed(graph, &options, request, saving.recompute)?;
+        let mut plan = lowered(&graph, config, &options, capacity, &context, &cluster)?.plan;
+        offload(&mut plan, saving.offload, &cluster);
+        Ok(plan)
     };
     let apart = lowered(&BTreeSet::new())?;
     let small = small::parameters(&apart, &cluster);
@@ -354,9 +404,10 @@ fn plan(
     options: &pipeline::Options,
     capacity: usize,
     context: &PassContext,
+    offload: Offload,
 ) -> Result<Planned, Report> {
     let (Lowered { mut plan, constants, regions }, chosen) =
-        arrange(graph, config, options, capacity, context)?;
+        arrange(graph, config, options, capacity, context, offload)?;
     let object = options.backend.generate(&mut plan, &regions)?;
     let report = |message| PassReport {
         pass: "schedule".into(),
@@ -400,7 +451,7 @@ fn lowered(
     Ok(lower(graph, &lower_options)?)
 }
 
-/// Lowers, schedules and places a graph; kernels are not generated yet. With the schedule that was chosen,
+/// Lowers, offloads, schedules and places a graph; kernels are not generated yet. With the schedule that was chosen,
 /// in words, if it was.
 fn arrange(
     graph: &Graph,
@@ -408,9 +459,11 @@ fn arrange(
     options: &pipeline::Options,
     capacity: usize,
     context: &PassContext,
+    what: Offload,
 ) -> Result<(Lowered, Option<String>), Report> {
     let cluster = clusters::of(config, &options.backend.describe())?;
     let mut lowered = lowered(graph, config, options, capacity, context, &cluster)?;
+    offload(&mut lowered.plan, what, &cluster);
     if config.sharding.prefetch == choices::Prefetch::Auto {
         let chosen = auto::choose(&lowered.plan, &cluster, config.memory.budget);
         let words = chosen.describe(&cluster);

@@ -171,7 +171,6 @@ impl Options {
             }
             Err(Diagnostic::error("E055", format!("`{key} = {value}` is not implemented yet")))
         };
-        refuse(c.sharding.cpu_offload, "sharding.cpu_offload", "true")?;
         let exchanged = [
             ("sharding.param_dtype", c.sharding.param_dtype),
             ("sharding.buffer_dtype", c.sharding.buffer_dtype),

@@ -16,6 +16,7 @@ pub mod loss;
 pub mod loss_scale;
 pub mod lower;
 pub mod memory;
+pub mod offload;
 pub mod pad_tensor_cores;
 pub mod pass;
 pub mod raise;

@@ -27,7 +27,7 @@ fn events(plan: &Plan, ranks: &[(usize, Vec<Span>)]) -> Value {
         let name = |what: &str, tid: Option<usize>, name: String| json!({"ph": "M", "pid": rank, "tid": tid, "name": what, "args": {"name": name}});
         events.push(name("process_name", None, format!("rank {rank}")));
         for (tid, stream) in Stream::ALL.iter().enumerate() {
-            events.push(name("thread_name", Some(tid), format!("{stream:?}").to_lowercase()));
+            events.push(name("thread_name", Some(tid), stream.name().into()));
         }
         for span in spans {
             events.push(event(&plan.tasks[span.task], *rank, span));

@@ -14,6 +14,8 @@ pub struct Usage {
     pub persistent_bytes: usize,
     /// Bytes of the plan's workspace arena.
     pub workspace_bytes: usize,
+    /// Bytes of the plan's arena in host memory.
+    pub host_bytes: usize,
     /// Bytes beside the arenas: what kernels share among their launches, workspace of matrix products, data on
     /// their way.
     pub extra_bytes: usize,

@@ -489,6 +489,77 @@ fn statistics_of_replicas() {
     }
 }
 
+/// The first copy in such a direction.
+fn host_copy(plan: &mut Plan, direction: Stream) -> &mut frit_ir::plan::Task {
+    let is = |t: &&mut frit_ir::plan::Task| t.stream == direction;
+    plan.tasks.iter_mut().find(is).expect("a copy")
+}
+
+/// The copies of the update in such a direction, by position.
+fn copies_of_update(plan: &Plan, direction: Stream) -> Vec<usize> {
+    let update = plan.phase("update").expect("an update");
+    (update.begin..update.end).filter(|i| plan.tasks[*i].stream == direction).collect()
+}
+
+#[test]
+fn host_memory() {
+    let plan = gpt2(&["precision.compute=fp32", "memory.offload=parameters"]);
+    let cases: [(&str, Break); 9] = [
+        // The optimizer, or a gather, on what is on the host.
+        ("P501", |p| {
+            let Action::Copy { from, to } = host_copy(p, Stream::CopyIn).action.clone() else {
+                return;
+            };
+            for place in p.tasks.iter_mut().flat_map(|t| t.action.reads_mut()) {
+                if place.buffer == to.buffer {
+                    place.buffer = from.buffer;
+                }
+            }
+        }),
+        ("P501", |p| {
+            let place = host_copy(p, Stream::CopyIn).action.reads()[0].clone();
+            host_copy(p, Stream::CopyIn).action = Action::Zero { places: vec![place] };
+        }),
+        // A copy in the other direction's stream, and among kernels.
+        ("P502", |p| host_copy(p, Stream::CopyIn).stream = Stream::CopyOut),
+        ("P502", |p| host_copy(p, Stream::CopyOut).stream = Stream::Compute),
+        // An update that is not kept, or starts from what is not there.
+        ("P106", |p| {
+            let last = *copies_of_update(p, Stream::CopyOut).last().expect("a copy");
+            p.tasks[last].action = Action::Zero { places: vec![] };
+            p.tasks[last].stream = Stream::Compute;
+        }),
+        ("P102", |p| {
+            let first = copies_of_update(p, Stream::CopyIn)[0];
+            p.tasks[first].action = Action::Zero { places: vec![] };
+            p.tasks[first].stream = Stream::Compute;
+        }),
+        // Copies that wait for nothing: before the update is done, into bytes that are in use.
+        ("P104", |p| clear_waits(p, Stream::CopyOut)),
+        ("P103", |p| clear_waits(p, Stream::CopyIn)),
+        // A moment in the place of the other.
+        ("P106", |p| {
+            let copies = copies_of_update(p, Stream::CopyIn);
+            let from = |p: &Plan, i: usize| p.tasks[i].action.reads()[0].clone();
+            let size = |p: &Plan, i: usize| from(p, i).ty.bytes();
+            let moments: Vec<usize> = copies
+                .iter()
+                .copied()
+                .filter(|i| p.buffers[from(p, *i).buffer].class == BufferClass::OptimizerState)
+                .collect();
+            let [a, b] = [moments[0], moments[1]];
+            assert_eq!(size(p, a), size(p, b));
+            let (first, second) = (from(p, a), from(p, b));
+            *p.tasks[a].action.reads_mut()[0] = second;
+            *p.tasks[b].action.reads_mut()[0] = first;
+        }),
+    ];
+    for (n, (code, change)) in cases.into_iter().enumerate() {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{code}, case {n}: found {codes:?}");
+    }
+}
+
 #[test]
 fn the_meaning_of_the_program() {
     let plan = gpt2(&["precision.compute=fp32"]);

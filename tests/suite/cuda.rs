@@ -43,7 +43,10 @@ fn work(call: &Call) -> Option<StreamHandle> {
         | Call::Multiply(_, _, s)
         | Call::Collective(_, _, _, s)
         | Call::Copy(_, _, _, s)
-        | Call::Zero(_, _, s) => Some(*s),
+        | Call::Zero(_, _, s)
+        | Call::CopyIn(_, _, s) => Some(*s),
+        // Collectives leave a mark of four bytes.
+        Call::CopyOut(_, bytes, s) if *bytes > 4 => Some(*s),
         _ => None,
     }
 }
@@ -161,8 +164,8 @@ pub(crate) fn body(calls: &[Call], n_inputs: usize) -> &[Call] {
     &calls[last + 2..]
 }
 
-fn check_steps(model: &str, ranks: usize) {
-    let (_planned, dir) = planned(model, ranks, &[]);
+fn check_steps(model: &str, ranks: usize, more: &[&str]) {
+    let (_planned, dir) = planned(model, ranks, more);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
     let loading = device.driver().take();
@@ -211,17 +214,50 @@ fn check_steps(model: &str, ranks: usize) {
 
 #[test]
 fn a_step_of_mlp_on_one_rank_is_the_plans() {
-    check_steps("mlp", 1);
+    check_steps("mlp", 1, &[]);
 }
 
 #[test]
 fn a_step_of_gpt2_on_one_rank_is_the_plans() {
-    check_steps("gpt2", 1);
+    check_steps("gpt2", 1, &[]);
 }
 
 #[test]
 fn a_step_of_gpt2_on_four_ranks_is_the_plans() {
-    check_steps("gpt2", 4);
+    check_steps("gpt2", 4, &[]);
+}
+
+#[test]
+fn copies_from_and_to_the_host_run_on_streams_of_their_own() {
+    check_steps("gpt2", 1, &["memory.offload=optimizer"]);
+    check_steps("gpt2", 4, &["memory.offload=parameters", "run.accumulation=1"]);
+}
+
+#[test]
+fn what_rests_on_the_host_is_pinned_copied_and_read_back() {
+    let (_planned, dir) = planned("mlp", 1, &["memory.offload=parameters"]);
+    let plan = &dir.plan;
+    let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    let copied = |calls: &[Call]| {
+        calls.iter().fold([0; 2], |[n_in, n_out], call| match call {
+            Call::CopyIn(_, bytes, _) => [n_in + bytes, n_out],
+            Call::CopyOut(_, bytes, _) => [n_in, n_out + bytes],
+            _ => [n_in, n_out],
+        })
+    };
+    let calls = step(&mut device, plan, plan.tasks.len());
+    let summary = plan.summary();
+    let expected = [summary.bytes_copied_in_per_step, summary.bytes_copied_out_per_step];
+    assert_eq!(copied(body(&calls, plan.inputs.len())).map(|n| n as u64), expected);
+    assert_eq!(device.usage().unwrap().host_bytes, plan.host_bytes);
+    // The host reaches it without the device, once the device is idle.
+    let master = plan.groups[0].master;
+    device.driver().take();
+    device.write(master, 8, &[1, 2, 3, 4]).unwrap();
+    assert_eq!(device.read(master, 4, 8).unwrap(), [0, 0, 0, 0, 1, 2, 3, 4]);
+    let calls = device.driver().take();
+    assert_eq!(copied(&calls), [0, 0]);
+    assert_eq!(calls.iter().filter(|c| matches!(c, Call::Reached(_))).count(), 2);
 }
 
 #[test]

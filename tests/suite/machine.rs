@@ -38,7 +38,7 @@ impl Random {
 
 struct Rank {
     /// Bytes, and whether they are defined, by arena.
-    arenas: [(Vec<u8>, Vec<bool>); 2],
+    arenas: [(Vec<u8>, Vec<bool>); 3],
     /// Phase executions that are complete.
     at: usize,
     /// Which tasks of the current phase are complete.
@@ -53,7 +53,11 @@ pub(crate) struct Machine<'a> {
 }
 
 fn arena(arena: Arena) -> usize {
-    usize::from(arena == Arena::Workspace)
+    match arena {
+        Arena::Persistent => 0,
+        Arena::Workspace => 1,
+        Arena::Host => 2,
+    }
 }
 
 /// A number that depends on all of these only.
@@ -69,7 +73,11 @@ impl<'a> Machine<'a> {
     pub(crate) fn new(plan: &'a Plan, constants: &'a [(String, Tensor)]) -> Self {
         let arena = |bytes: usize, defined| (vec![0; bytes], vec![defined; bytes]);
         let rank = |_| Rank {
-            arenas: [arena(plan.persistent_bytes, true), arena(plan.workspace_bytes, false)],
+            arenas: [
+                arena(plan.persistent_bytes, true),
+                arena(plan.workspace_bytes, false),
+                arena(plan.host_bytes, true),
+            ],
             at: 0,
             done: vec![],
         };

@@ -24,6 +24,7 @@ mod memory;
 mod mesh;
 mod mutants;
 mod numerics;
+mod offload;
 mod optimizers;
 mod oracle;
 mod overflows;

@@ -119,6 +119,7 @@ fn streams_share_bytes_only_where_events_order_them() {
         ("llama", &["sharding.ranks=2", "precision.compute=bf16", "memory.recompute=unit"]),
         ("t5", &["sharding.ranks=4", "sharding.strategy=hybrid_shard", "sharding.shard_group=2"]),
         ("vit", &["sharding.ranks=2", "run.accumulation=2", "sharding.no_sync=true"]),
+        ("gpt2", &["sharding.ranks=2", "precision.compute=bf16", "memory.offload=parameters"]),
     ] {
         let plan = predicted(model, settings);
         let (order, accesses) = (Order::of(&plan), accesses(&plan));

@@ -51,12 +51,12 @@ const NORMALIZED: &str = r#"{ "frit_model": 1, "name": "normalized",
              { "op": "add", "inputs": ["t", "offset"], "outputs": ["y"] } ],
   "outputs": ["y"] }"#;
 
-/// The nine plans: every strategy, with and without accumulation and synchronization.
+/// The eleven plans: every strategy, with and without accumulation, synchronization and offload.
 fn plans() -> Vec<Planned> {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
     std::fs::write(&model, MODEL).expect("written");
-    let settings: [&[&str]; 8] = [
+    let settings: [&[&str]; 10] = [
         &["sharding.ranks=3", "precision.compute=fp32"],
         &["sharding.ranks=3", "precision.compute=bf16", "run.accumulation=2"],
         &["sharding.ranks=3", "precision.compute=fp16", "sharding.strategy=no_shard"],
@@ -71,6 +71,8 @@ fn plans() -> Vec<Planned> {
         ],
         &["sharding.ranks=3", "precision.compute=fp32", "optimizer.kind=adafactor"],
         &["sharding.ranks=4", "precision.compute=bf16", "sharding.reshard_after_forward=2"],
+        &["sharding.ranks=3", "memory.offload=parameters", "optimizer.ema=0.9"],
+        &["sharding.ranks=1", "memory.offload=parameters", "run.accumulation=2"],
     ];
     let loss = ["loss.kind=mse", "loss.logits=y"];
     let mut plans: Vec<Planned> =
@@ -172,7 +174,7 @@ fn leave_out(plan: &mut Plan, random: &mut Random) -> bool {
 
 fn other_stream(plan: &mut Plan, random: &mut Random) -> bool {
     let i = random.below(plan.tasks.len());
-    let stream = Stream::ALL[random.below(3)];
+    let stream = Stream::ALL[random.below(Stream::ALL.len())];
     let changed = plan.tasks[i].stream != stream;
     plan.tasks[i].stream = stream;
     changed
@@ -180,10 +182,7 @@ fn other_stream(plan: &mut Plan, random: &mut Random) -> bool {
 
 fn move_buffer(plan: &mut Plan, random: &mut Random) -> bool {
     let b = random.below(plan.buffers.len());
-    let arena = match plan.buffers[b].arena {
-        frit_ir::plan::Arena::Persistent => plan.persistent_bytes,
-        frit_ir::plan::Arena::Workspace => plan.workspace_bytes,
-    };
+    let arena = plan.arena_bytes(plan.buffers[b].arena);
     let slots = arena.saturating_sub(plan.buffers[b].bytes) / 256 + 1;
     let offset = random.below(slots) * 256;
     let changed = plan.buffers[b].offset != offset;

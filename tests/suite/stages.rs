@@ -83,4 +83,13 @@ fn a_model_on_its_way_to_a_plan() {
     for view in ["schedule", "memory", "units"] {
         expect(&format!("{view}.txt"), &frit(&["inspect", &plan, "--view", view]));
     }
+    let plan = path("offloaded");
+    let mut args = vec!["compile", &model, "--bind", "batch=2", "-o", &plan];
+    let offload =
+        ["memory.offload=parameters", "sharding.wrap=first, second", "optimizer.kind=momentum"];
+    settings[..4].iter().chain(&offload).for_each(|s| args.extend(["--set", s]));
+    frit(&args);
+    for view in ["schedule", "memory"] {
+        expect(&format!("offloaded_{view}.txt"), &frit(&["inspect", &plan, "--view", view]));
+    }
 }

@@ -178,10 +178,14 @@ fn numbers(plan: &Plan) -> Vec<(&'static str, f64)> {
     let s = plan.summary();
     let n = |x: usize| x as f64;
     let mut cast_bytes = 0;
-    let mut seconds = [0.0; Stream::ALL.len()];
+    let (mut compute, mut communication, mut host_copies) = (0.0, 0.0, 0.0);
     for (i, task) in plan.tasks.iter().enumerate() {
-        let row = Stream::ALL.iter().position(|s| *s == task.stream).unwrap_or(0);
-        seconds[row] += plan.runs(i) as f64 * task.cost_us / 1e6;
+        let seconds = match task.stream {
+            Stream::Compute => &mut compute,
+            Stream::Gather | Stream::Reduce => &mut communication,
+            Stream::CopyIn | Stream::CopyOut => &mut host_copies,
+        };
+        *seconds += plan.runs(i) as f64 * task.cost_us / 1e6;
         for (from, to, elements) in casts_of(plan, i) {
             cast_bytes += plan.runs(i) * elements * (from.size() + to.size());
         }
@@ -201,9 +205,13 @@ fn numbers(plan: &Plan) -> Vec<(&'static str, f64)> {
         ("peak_bytes", n(s.peak_bytes)),
         ("peak_lower_bound_bytes", n(s.peak_lower_bound_bytes)),
         ("persistent_bytes", n(s.persistent_bytes)),
+        ("host_bytes", n(s.host_bytes)),
+        ("bytes_copied_in_per_step", s.bytes_copied_in_per_step as f64),
+        ("bytes_copied_out_per_step", s.bytes_copied_out_per_step as f64),
         ("flops_per_step", s.flops_per_step as f64),
-        ("predicted_compute_seconds", seconds[0]),
-        ("predicted_communication_seconds", seconds[1..].iter().sum()),
+        ("predicted_compute_seconds", compute),
+        ("predicted_communication_seconds", communication),
+        ("predicted_host_copy_seconds", host_copies),
     ]
 }
 

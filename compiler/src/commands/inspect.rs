@@ -108,12 +108,20 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let c = &s.collectives;
     let extra = extra_bytes(plan)
         .map(|n| format!("beside it     {} for kernels and data on their way\n", bytes(n as u64)));
+    let host = (s.host_bytes > 0).then(|| {
+        format!(
+            "host memory   {} per rank; {} copied in and {} out per step\n",
+            bytes(s.host_bytes as u64),
+            bytes(s.bytes_copied_in_per_step),
+            bytes(s.bytes_copied_out_per_step)
+        )
+    });
     format!(
         "model         {}\nranks         {} ({})\nprecision     {}\nparameters    {} in {} units\n\
          tasks         {} with {} kernels, {} casts\n\
          collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
          communicated  {} per rank and step\n\
-         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}\
+         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}{}\
          arithmetic    {:.2} GFLOP per rank and step\n",
         plan.name,
         s.ranks,
@@ -131,6 +139,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
         bytes(s.peak_bytes as u64),
         bytes(s.persistent_bytes as u64),
         bytes(s.single_stream_live_bytes as u64),
+        host.unwrap_or_default(),
         extra.unwrap_or_default(),
         s.flops_per_step as f64 / 1e9,
     )
@@ -261,7 +270,7 @@ fn inlined(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
 
 fn schedule_row(i: usize, t: &Task) -> Vec<String> {
     let waits: Vec<String> = t.waits.iter().map(|w| w.to_string()).collect();
-    let stream = format!("{:?}", t.stream).to_lowercase();
+    let stream = t.stream.name().to_string();
     vec![
         i.to_string(),
         stream,

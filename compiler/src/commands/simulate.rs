@@ -118,13 +118,20 @@ fn text(s: &Simulation, cluster: &Cluster) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let bounds: Vec<String> =
         s.bounds.iter().map(|b| format!("{} {}", percent(b.fraction), b.what)).collect();
+    let host = match s.host_bytes {
+        0 => String::new(),
+        n => {
+            let copies = seconds(s.host_copy_seconds);
+            format!("host memory   {} per rank; copies take {copies}\n", bytes(n))
+        }
+    };
     let fits = if s.fits { "" } else { ": does not fit" };
     format!(
         "cluster       {}: {} ranks on {nodes} nodes of {}\n\
          step          {}, {:.0} tokens or examples per second, {:.1} per rank; MFU {}\n\
          compute       {}\n\
          communication {}, of which {} exposed ({} of the step)\n\
-         peak memory   {} of {}, with {} outside the plan{fits}\n\
+         peak memory   {} of {}, with {} outside the plan{fits}\n{host}\
          bound by      {}\n",
         s.cluster,
         s.ranks,

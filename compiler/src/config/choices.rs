@@ -75,6 +75,18 @@ choices! {
         RankMean = "rank_mean",
     }
 
+    /// What rests in host memory.
+    Offload {
+        /// Nothing.
+        None = "none",
+        /// Optimizer state.
+        Optimizer = "optimizer",
+        /// Optimizer state and parameters.
+        Parameters = "parameters",
+        /// What the budget asks for.
+        Auto = "auto",
+    }
+
     /// The update rule.
     Optimizer {
         /// Adam with decoupled weight decay.

@@ -1,7 +1,7 @@
 //! The table of configuration keys: name, type, default, meaning.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Prefetch, Recompute,
+    Backward, BatchNorm, Decay, Device, LossKind, Offload, Optimizer, Padding, Prefetch, Recompute,
     Reduction, Schedule, Strategy, Targets,
 };
 use super::{Override, ParamGroup};
@@ -147,9 +147,10 @@ pub const KEYS: &[Key] = &[
     key("sharding.backward_prefetch", Kind::Choice(Backward::WORDS), "\"pre\"", "when backward gathers the next unit: before or after the current one's gradients"),
     key("sharding.forward_prefetch", Kind::Integer(0), "1", "units that forward gathers ahead"),
     key("sharding.limit_all_gathers", Kind::Integer(0), "2", "gathered units that may be alive at once; 0 is any number"),
-    key("sharding.cpu_offload", Kind::Boolean, "false", "whether parameters and optimizer state rest in host memory"),
+    key("sharding.cpu_offload", Kind::Boolean, "false", "whether parameters and optimizer state rest in host memory: the same as `memory.offload = \"parameters\"`"),
     key("padding.tensor_cores", Kind::Choice(Padding::WORDS), "\"auto\"", "whether matrix sizes are padded to what tensor cores like"),
     key("memory.recompute", Kind::Choice(Recompute::WORDS), "\"none\"", "which activations backward computes again"),
+    key("memory.offload", Kind::Choice(Offload::WORDS), "\"none\"", "what rests in host memory: nothing, optimizer state, that and parameters, or `auto`: what `memory.budget` asks for"),
     key("memory.budget", Kind::Bytes(&["none"]), "\"none\"", "bytes that the plan may use per rank"),
     key("data.shuffle", Kind::Boolean, "false", "whether examples are shuffled at each epoch, from the seed"),
     key("data.drop_last", Kind::Boolean, "true", "whether an incomplete last step of an epoch is left out; otherwise the micro-steps that its data fill make a smaller one"),

@@ -1,7 +1,7 @@
 //! The configuration as typed sections, made from the values of the key table.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, LossKind, Optimizer, Padding, Prefetch, Recompute,
+    Backward, BatchNorm, Decay, Device, LossKind, Offload, Optimizer, Padding, Prefetch, Recompute,
     Reduction, Schedule, Strategy, Targets,
 };
 use super::keys::{Value, dtype_name};
@@ -191,7 +191,7 @@ macro_rules! choice_fields {
 }
 
 choice_fields! {
-    Backward BatchNorm Decay Device LossKind Optimizer Padding Prefetch Recompute Reduction
+    Backward BatchNorm Decay Device LossKind Offload Optimizer Padding Prefetch Recompute Reduction
     Schedule Strategy Targets
 }
 
@@ -428,6 +428,8 @@ sections! {
     MemorySection in "memory" {
         /// Which activations backward computes again.
         recompute: Recompute,
+        /// What rests in host memory.
+        offload: Offload,
         /// Bytes per rank, if limited.
         budget: Option<u64>,
     }
@@ -566,6 +568,13 @@ pub(super) fn check(config: &Config) -> Report {
         let message =
             format!("`precision.fp8` with `precision.compute` = {}", config.precision.compute);
         let help = "products in fp8 read values rounded from bf16; set precision.compute = \"fp8\"";
+        report.push(Diagnostic::error("E053", message).help(help));
+    }
+    let offload = config.memory.offload;
+    if config.sharding.cpu_offload && matches!(offload, Offload::Optimizer | Offload::Auto) {
+        let message =
+            format!("`sharding.cpu_offload` = true with `memory.offload` = \"{}\"", offload.word());
+        let help = "sharding.cpu_offload means memory.offload = \"parameters\"; set one of the two";
         report.push(Diagnostic::error("E053", message).help(help));
     }
     let (ranks, group) = (config.sharding.ranks, config.sharding.shard_group);

@@ -71,9 +71,13 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
             format!("<span><i style='background:var(--{color})'></i>{name}</span>")
         })
         .collect();
+    let host = match plan.host_bytes {
+        0 => String::new(),
+        n => format!(", {} in host memory", bytes(n as u64)),
+    };
     format!(
         "{svg}</svg><div class=legend>{legend}<span><i style='background:var(--e);opacity:.35'></i>stays: master weights, \
-         optimizer state, inputs ({})</span><span>arena {}, lower bound {}</span></div>",
+         optimizer state, inputs ({})</span><span>arena {}, lower bound {}{host}</span></div>",
         bytes(plan.persistent_bytes as u64),
         bytes((plan.persistent_bytes + plan.workspace_bytes) as u64),
         bytes((plan.persistent_bytes + plan.workspace_lower_bound) as u64)

@@ -14,13 +14,14 @@ const NARROW: f64 = 0.4;
 /// The drawing with its legend.
 pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
     let total = total(times);
-    let height = ROW * Stream::ALL.len() as f64;
+    let streams = plan.streams();
+    let height = ROW * streams.len() as f64;
     let mut svg = format!("<svg viewBox='0 -14 {WIDTH:.0} {:.0}' role=img>", height + 32.0);
     svg += &axis(total, height);
-    for (i, stream) in Stream::ALL.iter().enumerate() {
+    for (i, stream) in streams.iter().enumerate() {
         let y = ROW * i as f64;
         svg += &bars(plan, times, *stream, y, total);
-        let name = format!("{stream:?}").to_lowercase();
+        let name = stream.name();
         let _ = write!(svg, "<text class=label x='2' y='{:.0}'>{name}</text>", y - 2.0 + ROW - BAR);
     }
     for phase in &plan.phases {

@@ -42,10 +42,7 @@ pub fn check(plan: &Plan) -> Result {
 
 fn buffers(plan: &Plan) -> Result {
     for b in &plan.buffers {
-        let arena = match b.arena {
-            Arena::Persistent => plan.persistent_bytes,
-            Arena::Workspace => plan.workspace_bytes,
-        };
+        let arena = plan.arena_bytes(b.arena);
         let end = b.offset.checked_add(b.bytes);
         ensure(end.is_some_and(|end| end <= arena), || {
             format!("buffer `{}` leaves its arena", b.name)
@@ -184,13 +181,17 @@ fn tables(plan: &Plan) -> Result {
             plan.buffers.get(b).is_some_and(|b| b.arena == Arena::Persistent && b.bytes >= bytes);
         ensure(ok, || format!("{what} has no persistent buffer of its size"))
     };
+    let kept = |b: usize, bytes: usize, what: &str| {
+        let ok = plan.buffers.get(b).is_some_and(|b| b.arena.outlives_step() && b.bytes >= bytes);
+        ensure(ok, || format!("{what} has no persistent buffer of its size"))
+    };
     for (i, g) in plan.groups.iter().enumerate() {
         let parts = g.shards();
         let divides = g.shard_numel * parts == g.numel && plan.world_size.is_multiple_of(parts);
         ensure(divides, || format!("group {i} does not divide"))?;
-        persistent(g.master, g.shard_numel * 4, "a group")?;
+        kept(g.master, g.shard_numel * 4, "a group")?;
         for s in &g.states {
-            persistent(s.buffer, g.shard_numel * 4, &s.name)?;
+            kept(s.buffer, g.shard_numel * 4, &s.name)?;
         }
         let offsets = g.param_groups.iter().map(|p| p.offset);
         ensure(offsets.clone().is_sorted() && offsets.max().is_none_or(|o| o <= g.numel), || {

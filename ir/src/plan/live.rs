@@ -1,6 +1,6 @@
 //! What the bytes of a rank are for, and how many of each are in use over the tasks.
 
-use super::{ALIGNMENT, Action, Arena, Plan};
+use super::{ALIGNMENT, Action, Plan, Task};
 use crate::Region;
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ pub enum Purpose {
     /// Unsharded parameters.
     Gathered,
     /// What collectives send and receive apart from those: shards in the dtype of the exchange, gradients
-    /// before and after they are reduced.
+    /// before and after they are reduced; and what is on its way from or to the host.
     Communication,
     /// Results of the forward pass, or of its recomputation, that backward reads.
     Activation,
@@ -55,7 +55,8 @@ impl Plan {
                 }
             }
         }
-        for task in self.tasks.iter().filter(|t| t.action.is_collective()) {
+        let moves = |t: &&Task| t.action.is_collective() || self.host_copy(&t.action).is_some();
+        for task in self.tasks.iter().filter(moves) {
             for place in task.action.reads().into_iter().chain(task.action.writes()) {
                 purposes[place.buffer] = Some(Purpose::Communication);
             }
@@ -67,7 +68,7 @@ impl Plan {
             }
         }
         for (buffer, purpose) in self.buffers.iter().zip(&mut purposes) {
-            if buffer.arena == Arena::Persistent {
+            if buffer.arena.outlives_step() {
                 *purpose = None;
             }
         }

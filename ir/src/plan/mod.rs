@@ -1,27 +1,32 @@
 //! The plan: one training step of one rank, or one batch of evaluation, ready to be executed.
 //!
 //! A plan is rank-uniform: every rank runs the same tasks on arenas of the same layout; what differs is
-//! which slice of a flat group a rank holds. Buffers live in two arenas per rank: `persistent`
+//! which slice of a flat group a rank holds. Buffers live in two arenas of a rank's device: `persistent`
 //! (master weights, optimizer state, scaler, hyper-parameters, inputs) and `workspace` (everything that
-//! lives within a step, at offsets that buffers share over time).
+//! lives within a step, at offsets that buffers share over time). What is offloaded lives in a third,
+//! `host`, in memory of the host; only copies reach it.
 //!
 //! Tasks are listed in one order that respects all dependencies; a device may run the streams
 //! concurrently as long as it honors `waits`.
 
 mod action;
+mod arena;
 mod check;
 mod evaluation;
 mod file;
 mod live;
 mod provenance;
+mod stream;
 mod summary;
 
 pub use action::Action;
+pub use arena::Arena;
 pub use check::{CheckError, check};
 pub use evaluation::{EVAL, EvalSpec, LossSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
 pub use live::{Live, Purpose};
 pub use provenance::{Addresses, provenance};
+pub use stream::Stream;
 pub use summary::{Collectives, Summary, Team};
 
 use crate::ops::{Init, ParamKind};
@@ -81,6 +86,9 @@ pub struct Plan {
     pub persistent_bytes: usize,
     /// Size of the workspace arena of one rank, in bytes.
     pub workspace_bytes: usize,
+    /// Size of the arena in host memory of one rank, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_bytes: usize,
     /// The largest sum of live workspace buffers over the schedule, in bytes.
     pub workspace_lower_bound: usize,
     /// Byte ranges of the arenas.
@@ -113,6 +121,10 @@ pub struct Plan {
 
 fn yes() -> bool {
     true
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// What a plan was compiled for.
@@ -324,16 +336,6 @@ pub struct ConstantSpec {
     pub buffer: usize,
 }
 
-/// Which arena a buffer is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Arena {
-    /// Lives as long as the run.
-    Persistent,
-    /// Lives within a step.
-    Workspace,
-}
-
 /// What a buffer is for, in memory reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -479,23 +481,6 @@ pub struct Phase {
     pub begin: usize,
     /// One past the last task.
     pub end: usize,
-}
-
-/// Where a task runs. Tasks of one stream run one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stream {
-    /// Kernels.
-    Compute,
-    /// All-gathers.
-    Gather,
-    /// Reductions of gradients.
-    Reduce,
-}
-
-impl Stream {
-    /// Every stream.
-    pub const ALL: [Stream; 3] = [Stream::Compute, Stream::Gather, Stream::Reduce];
 }
 
 /// One step of the program.

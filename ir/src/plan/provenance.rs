@@ -6,7 +6,9 @@
 //! and, for every execution, the writers of all bytes that it reads, with where in their result these lie.
 //!
 //! A gather is known by what it delivers, not by which task it is: two that gather the same parts are
-//! interchangeable. So is one that gathers, among some ranks, the parts that these kept of another.
+//! interchangeable. So is one that gathers, among some ranks, the parts that these kept of another. Copies between
+//! device and host hand on what they copy: where a value rests is not what it means, so a plan that offloads means
+//! what it means without.
 //!
 //! Lowering notes the digests of the program that it makes, in which every buffer has bytes of its own.
 //! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
@@ -81,7 +83,7 @@ const MICRO_STEPS: usize = 2;
 pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
     let n_maps = match addresses {
         Addresses::Apart => plan.buffers.len(),
-        Addresses::Assigned => 2,
+        Addresses::Assigned => Arena::ALL.len(),
     };
     let mut replay = Replay {
         plan,
@@ -103,7 +105,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
     }
     let mut rest = Digest::new();
     for (b, buffer) in plan.buffers.iter().enumerate() {
-        if buffer.arena == Arena::Persistent {
+        if buffer.arena.outlives_step() {
             replay.read(b, 0, buffer.bytes, &mut rest);
         }
     }
@@ -235,6 +237,14 @@ impl Replay<'_> {
             }
             return;
         }
+        if let (Action::Copy { from, to }, Some(_)) =
+            (&task.action, self.plan.host_copy(&task.action))
+        {
+            for (at, bytes, written) in self.writers(from.buffer, from.offset, from.ty.bytes()) {
+                self.put(to.buffer, to.offset + at, bytes, written);
+            }
+            return;
+        }
         for (n, place) in task.action.writes().into_iter().enumerate() {
             let mut by = Digest::new();
             by.count(task.id);
@@ -249,7 +259,7 @@ impl Replay<'_> {
     fn base(&self, buffer: usize) -> (usize, usize) {
         match (self.addresses, &self.plan.buffers[buffer]) {
             (Addresses::Apart, _) => (buffer, 0),
-            (Addresses::Assigned, b) => (usize::from(b.arena == Arena::Workspace), b.offset),
+            (Addresses::Assigned, b) => (b.arena as usize, b.offset),
         }
     }
 
@@ -261,25 +271,36 @@ impl Replay<'_> {
         (*stop == begin + place.ty.bytes() && written.at == 0).then_some(written.by)
     }
 
-    fn read(&self, buffer: usize, offset: usize, bytes: usize, digest: &mut Digest) {
+    /// Who wrote the parts of a range: first byte within it, number of bytes, writer.
+    fn writers(&self, buffer: usize, offset: usize, bytes: usize) -> Vec<(usize, usize, Written)> {
         let (map, base) = self.base(buffer);
         let (begin, end) = (base + offset, base + offset + bytes);
         let map = &self.maps[map];
         let first = map.range(..=begin).next_back().map_or(begin, |(at, _)| *at);
-        for (&at, &(stop, written)) in map.range(first..end) {
-            if stop > begin {
-                let from = at.max(begin);
-                digest.count(from - begin);
-                digest.count(stop.min(end) - begin);
-                digest.number(written.by);
-                digest.count(written.at + from - at);
-            }
+        let part = |(&at, &(stop, written)): (&usize, &(usize, Written))| {
+            let from = at.max(begin);
+            let written = Written { by: written.by, at: written.at + from - at };
+            (stop > begin).then(|| (from - begin, stop.min(end) - from, written))
+        };
+        map.range(first..end).filter_map(part).collect()
+    }
+
+    fn read(&self, buffer: usize, offset: usize, bytes: usize, digest: &mut Digest) {
+        for (at, len, written) in self.writers(buffer, offset, bytes) {
+            digest.count(at);
+            digest.count(at + len);
+            digest.number(written.by);
+            digest.count(written.at);
         }
         // The end of one operand is not the beginning of another.
         digest.count(bytes);
     }
 
     fn write(&mut self, buffer: usize, offset: usize, bytes: usize, by: u64) {
+        self.put(buffer, offset, bytes, Written { by, at: 0 });
+    }
+
+    fn put(&mut self, buffer: usize, offset: usize, bytes: usize, what: Written) {
         if bytes == 0 {
             return;
         }
@@ -298,6 +319,6 @@ impl Replay<'_> {
         for at in inside {
             map.remove(&at);
         }
-        map.insert(begin, (end, Written { by, at: 0 }));
+        map.insert(begin, (end, what));
     }
 }

@@ -1,6 +1,6 @@
 //! The numbers of a plan that people compare.
 
-use super::{Action, Plan};
+use super::{Action, Plan, Stream};
 use crate::Op;
 use serde::Serialize;
 
@@ -74,6 +74,12 @@ pub struct Summary {
     pub single_stream_live_bytes: usize,
     /// Bytes of one rank that live as long as the run.
     pub persistent_bytes: usize,
+    /// Bytes of one rank in host memory.
+    pub host_bytes: usize,
+    /// Bytes that one rank copies from host memory in one step.
+    pub bytes_copied_in_per_step: u64,
+    /// Bytes that one rank copies to host memory in one step.
+    pub bytes_copied_out_per_step: u64,
     /// Floating-point operations of one rank in one step.
     pub flops_per_step: u64,
     /// Tasks of one micro-step and of the update.
@@ -135,6 +141,7 @@ impl Plan {
         let mut collectives = Collectives::default();
         let (mut casts, mut wire, mut flops, mut us) = (0, 0, 0, 0.0);
         let (mut cast_kernels, mut cast_bytes) = (0, 0);
+        let mut copied = [0; 2];
         for (i, task) in self.tasks.iter().enumerate() {
             let runs = self.runs(i);
             match &task.action {
@@ -146,6 +153,12 @@ impl Plan {
                     if self.only_casts(*kernel) {
                         cast_kernels += runs;
                         cast_bytes += runs as u64 * task.bytes;
+                    }
+                }
+                Action::Copy { from, .. } => {
+                    if let Some(stream) = self.host_copy(&task.action) {
+                        let direction = usize::from(stream == Stream::CopyOut);
+                        copied[direction] += (runs * from.ty.bytes()) as u64;
                     }
                 }
                 _ => {}
@@ -176,6 +189,9 @@ impl Plan {
             peak_lower_bound_bytes: self.persistent_bytes + self.workspace_lower_bound,
             single_stream_live_bytes: self.persistent_bytes + self.live_in_list_order(),
             persistent_bytes: self.persistent_bytes,
+            host_bytes: self.host_bytes,
+            bytes_copied_in_per_step: copied[0],
+            bytes_copied_out_per_step: copied[1],
             flops_per_step: flops,
             tasks: self.tasks.len(),
             kernels: self.kernels.len(),

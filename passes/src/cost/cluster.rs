@@ -29,12 +29,21 @@ pub struct Cluster {
     pub intra: Link,
     /// Between nodes.
     pub inter: Link,
+    /// Sustained bandwidth between one device and pinned memory of its host, in each direction, in 10⁹ bytes per
+    /// second.
+    #[serde(default = "pcie_4")]
+    pub host_gb_per_s: f64,
     /// Time that a collective takes whatever it moves, in microseconds.
     pub collective_us: f64,
     /// Fraction of the compute rate that a running collective takes away.
     pub contention: f64,
     /// Memory that the device's context and the libraries hold outside the plan's arenas, in GiB.
     pub reserved_gib: f64,
+}
+
+/// What sixteen lanes of PCIe 4.0 sustain of their 32 · 10⁹ bytes per second in each direction.
+fn pcie_4() -> f64 {
+    25.0
 }
 
 /// Names of the built-in clusters.
@@ -53,6 +62,7 @@ impl Cluster {
             device,
             intra: Link { gb_per_s: 340.0, hop_us: 2.5 },
             inter: Link { gb_per_s: 42.0, hop_us: 5.0 },
+            host_gb_per_s: 50.0,
             collective_us: 60.0,
             contention: 0.06,
             reserved_gib: 2.5,
@@ -64,6 +74,7 @@ impl Cluster {
                 device: Device::a100(),
                 intra: Link { gb_per_s: 230.0, hop_us: 3.0 },
                 inter: Link { gb_per_s: 5.5, hop_us: 10.0 },
+                host_gb_per_s: pcie_4(),
                 collective_us: 60.0,
                 contention: 0.06,
                 reserved_gib: 2.0,
@@ -83,6 +94,7 @@ impl Cluster {
             device: Device::cpu(features),
             intra: link,
             inter: link,
+            host_gb_per_s: 12.5,
             collective_us: 1.0,
             contention: 0.0,
             reserved_gib: 0.0,
@@ -97,6 +109,11 @@ impl Cluster {
             _ => None,
         };
         gpu.unwrap_or_else(|| Cluster::threads(&target.features))
+    }
+
+    /// Seconds of a copy between a device and its host.
+    pub fn host_copy_seconds(&self, bytes: u64) -> f64 {
+        1e-6 * self.device.launch_us + bytes as f64 / (1e9 * self.host_gb_per_s)
     }
 
     /// Bytes of a device that plans may use.
@@ -116,6 +133,7 @@ impl Cluster {
             ("device.vector_tflops", d.vector_tflops),
             ("intra.gb_per_s", self.intra.gb_per_s),
             ("inter.gb_per_s", self.inter.gb_per_s),
+            ("host_gb_per_s", self.host_gb_per_s),
         ];
         let fraction = [
             ("device.matmul_efficiency", d.matmul_efficiency),

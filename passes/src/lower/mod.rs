@@ -207,6 +207,7 @@ impl<'a> Lowering<'a> {
             constants: vec![],
             persistent_bytes: 0,
             workspace_bytes: 0,
+            host_bytes: 0,
             workspace_lower_bound: 0,
             buffers: vec![],
             kernels: vec![],

@@ -3,7 +3,7 @@
 //! In: a scheduled plan. Out: every buffer at an aligned offset of its arena. Workspace buffers share
 //! bytes where the schedule's events order every access of one before the first access of the other;
 //! the peak is reported beside its lower bound, computed by [`bound`] from the same events but not from
-//! the offsets.
+//! the offsets. What lives as long as the run, on the device or on the host, lies one after the other.
 
 mod bound;
 mod lifetimes;
@@ -13,11 +13,17 @@ use frit_ir::plan::{ALIGNMENT, Arena, Plan};
 
 /// Assigns offsets and sizes the arenas.
 pub fn assign(plan: &mut Plan) {
-    plan.persistent_bytes = 0;
-    for buffer in plan.buffers.iter_mut().filter(|b| b.arena == Arena::Persistent) {
-        buffer.offset = plan.persistent_bytes;
-        plan.persistent_bytes += buffer.bytes.next_multiple_of(ALIGNMENT);
+    let (mut persistent, mut host) = (0, 0);
+    for buffer in &mut plan.buffers {
+        let end = match buffer.arena {
+            Arena::Persistent => &mut persistent,
+            Arena::Host => &mut host,
+            Arena::Workspace => continue,
+        };
+        buffer.offset = *end;
+        *end += buffer.bytes.next_multiple_of(ALIGNMENT);
     }
+    (plan.persistent_bytes, plan.host_bytes) = (persistent, host);
     let lifetimes = lifetimes::of(plan);
     let sizes: Vec<usize> =
         plan.buffers.iter().map(|b| b.bytes.next_multiple_of(ALIGNMENT)).collect();

@@ -22,6 +22,8 @@ pub fn index(stream: Stream) -> usize {
         Stream::Compute => 0,
         Stream::Gather => 1,
         Stream::Reduce => 2,
+        Stream::CopyIn => 3,
+        Stream::CopyOut => 4,
     }
 }
 

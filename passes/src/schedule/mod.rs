@@ -1,7 +1,7 @@
 //! Order and events: when gathers are issued, and what each stream waits for.
 //!
-//! In: a plan in graph order. Out: gathers moved to where prefetching issues them, reductions limited in
-//! flight, and on every task the waits that order it after all it depends on in other streams: one per
+//! In: a plan in graph order. Out: gathers and copies of parameters from the host moved to where prefetching
+//! issues them, reductions and copies limited in flight, and on every task the waits that order it after all it depends on in other streams: one per
 //! stream at most, and none that others already imply.
 //!
 //! Source: FSDP's backward prefetch and rate limiter (Zhao et al. 2023, §3.3, §3.4).
@@ -11,7 +11,7 @@ pub mod happens_before;
 mod prefetch;
 mod unshard;
 
-use frit_ir::plan::{Action, Phase, Place, Plan, Task};
+use frit_ir::plan::{Action, Phase, Place, Plan, Stream, Task};
 use happens_before::Clocks;
 use std::collections::{BTreeSet, HashMap};
 
@@ -49,6 +49,9 @@ pub enum Prefetch {
 /// Flat gradients alive at any time: the one that is reduced and the one that is written.
 const GRADIENTS_IN_FLIGHT: usize = 2;
 
+/// Units of what rests on the host that are on the device at any time: the one that is used and the next.
+const STAGED: usize = 2;
+
 /// Schedules a lowered plan.
 pub fn schedule(plan: &mut Plan, prefetch: &Prefetch) {
     let tasks = std::mem::take(&mut plan.tasks);
@@ -62,7 +65,8 @@ pub fn schedule(plan: &mut Plan, prefetch: &Prefetch) {
         plan.tasks.extend(part);
         let end = plan.tasks.len();
         phases.push(Phase { name: phase.name.clone(), begin, end });
-        add_waits(&mut plan.tasks, begin, end, &extra);
+        let limits = staging_limit(plan, begin);
+        add_waits(&mut plan.tasks, begin, end, &[extra, limits].concat());
     }
     plan.phases = phases;
 }
@@ -122,6 +126,44 @@ fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
         needed.push(mine);
     }
     needed
+}
+
+/// A copy from the host waits until the work on the unit that was copied two before is complete, copies back
+/// included, so that the memory of that can be used again; unless that work comes later.
+fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
+    let mut unit_of: HashMap<usize, usize> = HashMap::new();
+    for group in &plan.groups {
+        let buffers = group.states.iter().map(|s| s.buffer).chain([group.master]);
+        unit_of.extend(buffers.map(|buffer| (buffer, group.unit)));
+    }
+    let mut copies: Vec<usize> = Vec::new();
+    let mut last_unit = None;
+    // The last use of what each window copied in; the window of each buffer of the device.
+    let mut ends: Vec<usize> = Vec::new();
+    let mut staged: HashMap<usize, usize> = HashMap::new();
+    for (i, task) in plan.tasks.iter().enumerate().skip(begin) {
+        let Some(Stream::CopyIn) = plan.host_copy(&task.action) else { continue };
+        let unit = unit_of.get(&task.action.reads()[0].buffer);
+        if last_unit != Some(unit) {
+            ends.push(0);
+            last_unit = Some(unit);
+        }
+        staged.insert(task.action.writes()[0].buffer, ends.len() - 1);
+        copies.push(i);
+    }
+    for (i, task) in plan.tasks.iter().enumerate().skip(begin) {
+        for place in task.action.reads().into_iter().chain(task.action.writes()) {
+            if let Some(window) = staged.get(&place.buffer) {
+                ends[*window] = i;
+            }
+        }
+    }
+    let wait = |copy: usize| {
+        let window = staged[&plan.tasks[copy].action.writes()[0].buffer];
+        let end = ends[window.checked_sub(STAGED)?];
+        (end < copy).then_some((copy, end))
+    };
+    copies.into_iter().filter_map(wait).collect()
 }
 
 /// The first write of a flat gradient waits until the reduction two before its own is complete, so that

@@ -1,18 +1,22 @@
-//! Where gathers are issued.
+//! Where gathers, and copies of parameters from the host, are issued.
 //!
 //! The gathers of one unit in one region are a set, issued together; sets are issued in the order of their
 //! first use, none after it. With fixed prefetching a set is issued when the computation of the set so
 //! many places before it begins, and not before the set `limit` places ahead of it is freed; root sets, and
 //! those that stay until backward, are not counted. With a lead, a set is issued as late as the predicted durations allow. A kernel that
-//! only prepares what is sent (the cast of a shard) moves with the first gather that sends it.
+//! only prepares what is sent (the cast of a shard) moves with the first gather that sends it. Parameters that
+//! kernels read as they are copied from the host are sets, too, with the kernels that only cast them; a copy
+//! that a gather or a cast waits for is issued with an earlier set, so that the computation does not wait for it.
 
 use super::{BackwardPrefetch, Prefetch};
 use frit_ir::Region;
 use frit_ir::plan::{Action, Place, Plan, Stream, Task};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The gathers of one unit in one region.
+/// The gathers of one unit in one region, or the copies of it from the host.
 struct Set {
+    /// Copies from the host that the other tasks wait for.
+    ahead: Vec<Task>,
     tasks: Vec<Task>,
     /// Index into the other tasks before which the first of them is first used.
     first_use: usize,
@@ -35,17 +39,17 @@ pub(super) fn issue(
 ) -> (Vec<Task>, Vec<(usize, usize)>) {
     let (gathers, rest): (Vec<Task>, Vec<Task>) =
         tasks.into_iter().partition(|t| matches!(t.action, Action::AllGather { .. }));
-    if gathers.is_empty() {
+    let copies_in =
+        |t: &Task| t.region != Region::Update && plan.host_copy(&t.action) == Some(Stream::CopyIn);
+    let (copies, rest): (Vec<Task>, Vec<Task>) = rest.into_iter().partition(copies_in);
+    if gathers.is_empty() && copies.is_empty() {
         return (rest, vec![]);
     }
-    let (mut preparations, rest) = preparations(rest, &gathers);
-    let mut sets = sets(gathers, &rest, plan);
-    for set in &mut sets {
-        let sends = |t: &Task| t.action.reads().first().map(|p| p.buffer);
-        let first: Vec<Task> =
-            set.tasks.iter().filter_map(|t| preparations.remove(&sends(t)?)).collect();
-        set.tasks.splice(0..0, first);
-    }
+    let (preparations, rest) = preparations(rest, &gathers, &copies);
+    let mut moving = Moving::new(copies, preparations);
+    let arrivals = moving.arrivals(gathers, plan);
+    let mut sets = sets(arrivals, &rest);
+    sets.iter_mut().for_each(|set| moving.complete(set));
     let mut anchors = match prefetch {
         Prefetch::Fixed { backward, forward, limit } => {
             fixed(&sets, (*backward, 1), *forward, (*limit).max(1))
@@ -61,23 +65,30 @@ pub(super) fn issue(
     place(sets, rest, &anchors)
 }
 
-/// Kernels that write what gathers send and read only what the phase does not write, by the buffer that
-/// they write, and the other tasks.
-fn preparations(rest: Vec<Task>, gathers: &[Task]) -> (HashMap<usize, Task>, Vec<Task>) {
-    let buffers =
-        |places: Vec<&Place>| -> HashSet<usize> { places.into_iter().map(|p| p.buffer).collect() };
-    let sent: HashSet<usize> = gathers.iter().flat_map(|t| buffers(t.action.reads())).collect();
-    let written: HashSet<usize> = rest.iter().flat_map(|t| buffers(t.action.writes())).collect();
-    let is_kernel = |task: &Task| matches!(task.action, Action::Kernel { .. });
-    let prepares = |task: &Task| match buffers(task.action.writes()).into_iter().next() {
-        Some(buffer)
-            if is_kernel(task) && task.action.writes().len() == 1 && sent.contains(&buffer) =>
-        {
-            buffers(task.action.reads()).is_disjoint(&written).then_some(buffer)
+fn buffers(places: Vec<&Place>) -> BTreeSet<usize> {
+    places.into_iter().map(|p| p.buffer).collect()
+}
+
+/// Kernels that write what gathers send, or read only what is copied from the host, and read nothing that
+/// others write, by the buffer that they write; and the other tasks.
+fn preparations(
+    rest: Vec<Task>,
+    gathers: &[Task],
+    copies: &[Task],
+) -> (BTreeMap<usize, Task>, Vec<Task>) {
+    let sent: BTreeSet<usize> = gathers.iter().flat_map(|t| buffers(t.action.reads())).collect();
+    let staged: BTreeSet<usize> = copies.iter().flat_map(|t| buffers(t.action.writes())).collect();
+    let written: BTreeSet<usize> = rest.iter().flat_map(|t| buffers(t.action.writes())).collect();
+    let prepares = |task: &Task| {
+        let (reads, writes) = (buffers(task.action.reads()), task.action.writes());
+        let ([place], true) = (&writes[..], reads.is_disjoint(&written)) else { return None };
+        if !matches!(task.action, Action::Kernel { .. }) {
+            return None;
         }
-        _ => None,
+        let casts = !reads.is_empty() && reads.is_subset(&staged);
+        (sent.contains(&place.buffer) || casts).then_some(place.buffer)
     };
-    let (mut preparations, mut others) = (HashMap::new(), Vec::with_capacity(rest.len()));
+    let (mut preparations, mut others) = (BTreeMap::new(), Vec::with_capacity(rest.len()));
     for task in rest {
         match prepares(&task) {
             Some(buffer) if !preparations.contains_key(&buffer) => {
@@ -89,8 +100,88 @@ fn preparations(rest: Vec<Task>, gathers: &[Task]) -> (HashMap<usize, Task>, Vec
     (preparations, others)
 }
 
-/// The gathers by unit and region, in the order of their first use.
-fn sets(gathers: Vec<Task>, rest: &[Task], plan: &Plan) -> Vec<Set> {
+/// Something that kernels read once it is there.
+struct Arrival {
+    /// The gather, or the copy from the host.
+    task: Task,
+    unit: usize,
+    /// Buffers that kernels read.
+    delivers: Vec<usize>,
+}
+
+/// What moves with arrivals.
+struct Moving {
+    /// Copies from the host by the buffer of the device.
+    copies: BTreeMap<usize, Task>,
+    /// Kernels by the buffer that they write.
+    preparations: BTreeMap<usize, Task>,
+}
+
+impl Moving {
+    fn new(copies: Vec<Task>, preparations: BTreeMap<usize, Task>) -> Self {
+        let by_result = |t: Task| (t.action.writes()[0].buffer, t);
+        Moving { copies: copies.into_iter().map(by_result).collect(), preparations }
+    }
+
+    /// The gathers, and the copies from the host that are for none of them.
+    fn arrivals(&mut self, gathers: Vec<Task>, plan: &Plan) -> Vec<Arrival> {
+        let mut arrivals = Vec::with_capacity(gathers.len());
+        let mut sent = BTreeSet::new();
+        for task in gathers {
+            let Action::AllGather { group, send, recv, .. } = &task.action else {
+                unreachable!("partitioned before")
+            };
+            sent.insert(send.buffer);
+            let prepared = self.preparations.get(&send.buffer);
+            sent.extend(prepared.into_iter().flat_map(|t| buffers(t.action.reads())));
+            let (unit, delivers) = (plan.groups[*group].unit, vec![recv.buffer]);
+            arrivals.push(Arrival { task, unit, delivers });
+        }
+        let is_alone = |buffer: &usize| !sent.contains(buffer);
+        let alone: Vec<usize> = self.copies.keys().copied().filter(is_alone).collect();
+        for staged in alone {
+            let Some(task) = self.copies.remove(&staged) else { continue };
+            let from = task.action.reads()[0].buffer;
+            let group = plan.groups.iter().find(|g| g.master == from);
+            let unit = group.map_or(0, |g| g.unit);
+            let made = self.made_of(staged);
+            arrivals.push(Arrival { task, unit, delivers: [vec![staged], made].concat() });
+        }
+        arrivals
+    }
+
+    /// What is prepared of a buffer.
+    fn made_of(&self, buffer: usize) -> Vec<usize> {
+        let reads = |t: &Task| t.action.reads().iter().any(|p| p.buffer == buffer);
+        self.preparations.iter().filter(|(_, t)| reads(t)).map(|(made, _)| *made).collect()
+    }
+
+    /// Adds to a set what its gathers send, and what is made of its copies.
+    fn complete(&mut self, set: &mut Set) {
+        let mut preparations = Vec::new();
+        let mut arrivals = Vec::new();
+        for task in std::mem::take(&mut set.tasks) {
+            if let Action::AllGather { send, .. } = &task.action {
+                let prepared = self.preparations.remove(&send.buffer);
+                let staged = prepared.as_ref().map_or(send.buffer, |t| t.action.reads()[0].buffer);
+                set.ahead.extend(self.copies.remove(&staged));
+                preparations.extend(prepared);
+                arrivals.push(task);
+                continue;
+            }
+            let made = self.made_of(task.action.writes()[0].buffer);
+            match made.is_empty() {
+                true => arrivals.push(task),
+                false => set.ahead.push(task),
+            }
+            preparations.extend(made.iter().filter_map(|buffer| self.preparations.remove(buffer)));
+        }
+        set.tasks = [preparations, arrivals].concat();
+    }
+}
+
+/// The arrivals by unit and region, in the order of their first use.
+fn sets(arrivals: Vec<Arrival>, rest: &[Task]) -> Vec<Set> {
     let mut uses: HashMap<usize, (usize, usize)> = HashMap::new();
     let mut writers: HashMap<usize, usize> = HashMap::new();
     for (i, task) in rest.iter().enumerate() {
@@ -103,13 +194,12 @@ fn sets(gathers: Vec<Task>, rest: &[Task], plan: &Plan) -> Vec<Set> {
     }
     let mut sets: Vec<Set> = Vec::new();
     let mut of_unit: HashMap<(usize, Region), usize> = HashMap::new();
-    for task in gathers {
-        let Action::AllGather { group, send, recv, .. } = &task.action else {
-            unreachable!("partitioned above")
-        };
-        let (first, last) = uses.get(&recv.buffer).copied().unwrap_or((rest.len(), rest.len()));
-        let sent = writers.get(&send.buffer).map_or(0, |w| w + 1);
-        let unit = plan.groups[*group].unit;
+    for Arrival { task, unit, delivers } in arrivals {
+        let used: Vec<(usize, usize)> =
+            delivers.iter().filter_map(|b| uses.get(b)).copied().collect();
+        let first = used.iter().map(|u| u.0).min().unwrap_or(rest.len());
+        let last = used.iter().map(|u| u.1).max().unwrap_or(rest.len());
+        let sent = writers.get(&task.action.reads()[0].buffer).map_or(0, |w| w + 1);
         // What the root holds is used far apart: each of its gathers is a set.
         let known = if unit == 0 { None } else { of_unit.get(&(unit, task.region)).copied() };
         match known {
@@ -126,7 +216,8 @@ fn sets(gathers: Vec<Task>, rest: &[Task], plan: &Plan) -> Vec<Set> {
                 let (first_use, freed) = (first, last + 1);
                 let root = unit == 0;
                 let stays = false;
-                sets.push(Set { tasks: vec![task], first_use, freed, sent, root, backward, stays });
+                let (ahead, tasks) = (vec![], vec![task]);
+                sets.push(Set { ahead, tasks, first_use, freed, sent, root, backward, stays });
             }
         }
     }
@@ -192,7 +283,8 @@ fn with_lead(sets: &[Set], rest: &[Task], lead: f64) -> Vec<usize> {
     let mut anchors = vec![0; sets.len()];
     let mut next = f64::INFINITY;
     for (anchor, set) in anchors.iter_mut().zip(sets).rev() {
-        let gathers = set.tasks.iter().filter(|t| t.stream != Stream::Compute);
+        let all = set.ahead.iter().chain(&set.tasks);
+        let gathers = all.filter(|t| t.stream != Stream::Compute);
         let duration: f64 = gathers.map(|t| t.cost_us).sum();
         next = next.min(starts[set.first_use.min(rest.len())]) - lead * duration;
         *anchor = starts.partition_point(|start| *start <= next).saturating_sub(1);
@@ -200,7 +292,23 @@ fn with_lead(sets: &[Set], rest: &[Task], lead: f64) -> Vec<usize> {
     anchors
 }
 
-fn place(sets: Vec<Set>, rest: Vec<Task>, anchors: &[usize]) -> (Vec<Task>, Vec<(usize, usize)>) {
+fn place(
+    mut sets: Vec<Set>,
+    rest: Vec<Task>,
+    anchors: &[usize],
+) -> (Vec<Task>, Vec<(usize, usize)>) {
+    // What a set waits for is issued with the last set that is issued before.
+    let mut first = Vec::new();
+    for k in 0..sets.len() {
+        let ahead = std::mem::take(&mut sets[k].ahead);
+        match (0..k).rev().find(|j| anchors[*j] < anchors[k]) {
+            Some(before) => sets[before].tasks.extend(ahead),
+            None => first.extend(ahead),
+        }
+    }
+    if let Some(set) = sets.first_mut() {
+        set.tasks.splice(0..0, first);
+    }
     let mut tasks = Vec::with_capacity(rest.len() + 2 * sets.len());
     let mut waits = Vec::new();
     let mut last_compute = None;

@@ -1,12 +1,12 @@
 //! Selective unsharding: units that stay gathered from forward to backward, so that they are gathered once.
 //!
 //! In: a lowered plan whose backward gathers what forward gathered and freed. Out: the same, in which
-//! backward reads what forward gathered. Both hold the same values, since parameters change only in the
-//! update; verify_plan sees to it.
+//! backward reads what forward gathered, and what was only made to be gathered again is gone. Both hold the same
+//! values, since parameters change only in the update; verify_plan sees to it.
 
 use frit_ir::Region;
-use frit_ir::plan::{Action, Plan, Task};
-use std::collections::{BTreeMap, HashMap};
+use frit_ir::plan::{Action, Arena, Plan, Task};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A gather of backward that repeats one of forward.
 struct Repeated {
@@ -40,6 +40,7 @@ pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
     let kept: HashMap<usize, usize> = repeated.iter().map(|r| (r.again, r.first)).collect();
     let mut dropped = vec![false; plan.tasks.len()];
     repeated.iter().for_each(|r| dropped[r.task] = true);
+    drop_unread(plan, &mut dropped);
     for task in &mut plan.tasks {
         for place in task.action.reads_mut() {
             place.buffer = kept.get(&place.buffer).copied().unwrap_or(place.buffer);
@@ -57,17 +58,46 @@ pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
     plan.tasks.retain(|_: &Task| !dropped.next().unwrap_or(false));
 }
 
+/// Drops what made what only dropped tasks read: the cast of a shard, its copy from the host.
+fn drop_unread(plan: &mut Plan, dropped: &mut [bool]) {
+    let mut readers: HashMap<usize, usize> = HashMap::new();
+    for (task, _) in plan.tasks.iter().zip(&*dropped).filter(|(_, dropped)| !**dropped) {
+        for place in task.action.reads() {
+            *readers.entry(place.buffer).or_default() += 1;
+        }
+    }
+    // Makers come before readers.
+    let mut unread: HashSet<usize> = HashSet::new();
+    for i in (0..plan.tasks.len()).rev() {
+        let action = &plan.tasks[i].action;
+        let writes = action.writes();
+        let unused = !writes.is_empty() && writes.iter().all(|p| unread.contains(&p.buffer));
+        if unused && !dropped[i] {
+            dropped[i] = true;
+            for place in action.reads() {
+                *readers.entry(place.buffer).or_default() -= 1;
+            }
+        }
+        if dropped[i] {
+            let inner = |b: &usize| plan.buffers[*b].arena == Arena::Workspace;
+            let read = action.reads().into_iter().map(|p| p.buffer).filter(inner);
+            unread.extend(read.filter(|b| readers.get(b).is_none_or(|n| *n == 0)));
+        }
+    }
+    unread.into_iter().for_each(|b| plan.buffers[b].bytes = 0);
+}
+
 /// Gathers of backward of what forward gathered in the same dtype, in the same phase.
 fn repeated(plan: &Plan) -> Vec<Repeated> {
     let mut found = Vec::new();
     for phase in &plan.phases {
         let mut forward: HashMap<_, usize> = HashMap::new();
         for i in phase.begin..phase.end {
-            let Action::AllGather { group, ranks: None, send, recv } = &plan.tasks[i].action else {
+            let Action::AllGather { group, ranks: None, recv, .. } = &plan.tasks[i].action else {
                 continue;
             };
             let unit = plan.groups[*group].unit;
-            let sent = (send.buffer, send.offset, recv.ty.dtype);
+            let sent = (*group, recv.ty.dtype);
             match (plan.tasks[i].region, forward.get(&sent)) {
                 (Region::Forward, _) => {
                     forward.insert(sent, recv.buffer);

@@ -2,7 +2,7 @@
 //!
 //! Work progresses like a fluid. Exchanges that run at once over the same level of the network share it
 //! equally; kernels lose the cluster's `contention` while any exchange runs, since that occupies
-//! multiprocessors and memory.
+//! multiprocessors and memory. Copies from and to the host have their own engines and a link in each direction.
 
 use super::jobs::{Job, Kind};
 use super::lane;
@@ -106,7 +106,7 @@ fn rates(
         Some(job) if job.kind.is_communication() => {
             1.0 / if job.inter { inter } else { intra } as f64
         }
-        Some(_) if inter + intra > 0 => 1.0 - cluster.contention,
+        Some(job) if job.kind.is_compute() && inter + intra > 0 => 1.0 - cluster.contention,
         _ => 1.0,
     })
 }

@@ -17,6 +17,8 @@ pub enum Kind {
     Memory,
     /// A copy or fill.
     Copy,
+    /// A copy from or to the host.
+    HostCopy,
     /// An exchange that every rank receives whole.
     AllGather,
     /// An exchange of which every rank receives its part.
@@ -33,6 +35,7 @@ impl Kind {
             Kind::Attention => "attention",
             Kind::Memory => "memory-bound kernels",
             Kind::Copy => "copies",
+            Kind::HostCopy => "copies from and to the host",
             Kind::AllGather => "all_gather",
             Kind::ReduceScatter => "reduce_scatter",
             Kind::AllReduce => "all_reduce",
@@ -42,6 +45,11 @@ impl Kind {
     /// Whether ranks exchange data in it.
     pub fn is_communication(self) -> bool {
         matches!(self, Kind::AllGather | Kind::ReduceScatter | Kind::AllReduce)
+    }
+
+    /// Whether it occupies multiprocessors.
+    pub fn is_compute(self) -> bool {
+        !self.is_communication() && self != Kind::HostCopy
     }
 }
 
@@ -117,6 +125,9 @@ fn of_task(plan: &Plan, cluster: &Cluster, kernels: &Kernels, task: &Task, begin
         (Action::Kernel { kernel, .. }, None) => {
             let (kind, seconds) = kernels.0[*kernel];
             (kind, seconds, false)
+        }
+        (Action::Copy { from, .. }, None) if plan.host_copy(&task.action).is_some() => {
+            (Kind::HostCopy, cluster.host_copy_seconds(from.ty.bytes() as u64), false)
         }
         (_, None) => (Kind::Copy, cluster.device.copy_seconds(task.bytes), false),
     };

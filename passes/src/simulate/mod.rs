@@ -51,8 +51,12 @@ pub struct Simulation {
     pub communication_seconds: f64,
     /// Seconds of a step in which no kernel runs.
     pub exposed_communication_seconds: f64,
+    /// Seconds of a step in which data move between host and device.
+    pub host_copy_seconds: f64,
     /// Arena bytes of one rank.
     pub peak_bytes: u64,
+    /// Bytes of one rank in host memory.
+    pub host_bytes: u64,
     /// Bytes outside the arenas: context and libraries.
     pub reserved_bytes: u64,
     /// Bytes of the device.
@@ -106,7 +110,8 @@ pub fn of_phases(
     let total =
         |f: &dyn Fn(&Phase) -> f64| -> f64 { phases.iter().map(|p| p.runs as f64 * f(p)).sum() };
     let step_seconds = total(&|p| p.timeline.end);
-    let compute_seconds = total(&|p| p.timeline.busy(&p.jobs, |k| !k.is_communication()));
+    let compute_seconds = total(&|p| p.timeline.busy(&p.jobs, Kind::is_compute));
+    let host_copy_seconds = total(&|p| p.timeline.busy(&p.jobs, |k| k == Kind::HostCopy));
     let communication_seconds = total(&|p| p.timeline.busy(&p.jobs, Kind::is_communication));
     let reserved_bytes = gib(cluster.reserved_gib);
     let memory_bytes = gib(cluster.device.memory_gib);
@@ -121,7 +126,9 @@ pub fn of_phases(
         compute_seconds,
         communication_seconds,
         exposed_communication_seconds: (step_seconds - compute_seconds).max(0.0),
+        host_copy_seconds,
         peak_bytes,
+        host_bytes: plan.host_bytes as u64,
         reserved_bytes,
         memory_bytes,
         fits: peak_bytes + reserved_bytes <= memory_bytes,

@@ -35,7 +35,7 @@ fn a_prefetched_gather_is_hidden_and_a_late_one_exposed() {
     assert_eq!(run(&early, &cluster(0.0)).end, 5.0);
     let timeline = run(&late, &cluster(0.0));
     assert_eq!(timeline.end, 6.0);
-    assert_eq!(timeline.busy(&late, |k| !k.is_communication()), 4.0);
+    assert_eq!(timeline.busy(&late, |k| k.is_compute()), 4.0);
     assert_eq!(timeline.busy(&late, Kind::is_communication), 2.0);
 }
 
@@ -48,6 +48,19 @@ fn exchanges_on_one_level_share_it() {
     let mut apart = jobs.to_vec();
     apart[0].inter = false;
     assert_eq!(run(&apart, &cluster(0.0)).end, 2.0);
+}
+
+#[test]
+fn copies_from_and_to_the_host_go_at_once_and_leave_kernels_alone() {
+    let jobs = [
+        job(Stream::CopyIn, Kind::HostCopy, 2.0, &[]),
+        job(Stream::CopyOut, Kind::HostCopy, 2.0, &[]),
+        compute(2.0, &[]),
+    ];
+    let timeline = run(&jobs, &cluster(0.2));
+    assert_eq!(timeline.end, 2.0);
+    assert_eq!(timeline.busy(&jobs, Kind::is_compute), 2.0);
+    assert_eq!(timeline.busy(&jobs, Kind::is_communication), 0.0);
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub fn to_json(simulation: &Simulation) -> Value {
         "args": {"name": format!("rank of {} on {}", simulation.ranks, simulation.cluster)},
     })];
     for stream in Stream::ALL {
-        let name = format!("{stream:?}").to_lowercase();
+        let name = stream.name();
         events.push(json!({
             "ph": "M", "pid": 0, "tid": lane(stream), "name": "thread_name", "args": {"name": name},
         }));

@@ -4,6 +4,7 @@
 //! That sums are over all ranks when they are read is P311.
 
 use super::broken;
+use super::host::home;
 use frit_ir::Op;
 use frit_ir::ops::{Adafactor, AdafactorPart};
 use frit_ir::plan::{Action, Place, Plan};
@@ -78,6 +79,7 @@ fn problem(
         })
     };
     let master = |place: &Place| {
+        let place = home(plan, i, place);
         place.buffer == g.master && place.offset == 0 && place.ty.shape.numel() == g.shard_numel
     };
     let state = |place: &Place| {

@@ -105,7 +105,7 @@ fn was_kept(plan: &Plan, i: usize, (group, ranks): (usize, usize), send: &Place)
 fn read_later(plan: &Plan, gather: usize, buffer: usize) -> bool {
     let phase = plan.phases.iter().find(|p| (p.begin..p.end).contains(&gather));
     let end = match plan.buffers[buffer].arena {
-        Arena::Persistent => plan.tasks.len(),
+        Arena::Persistent | Arena::Host => plan.tasks.len(),
         Arena::Workspace => phase.map_or(0, |p| p.end),
     };
     for task in &plan.tasks[gather + 1..end] {

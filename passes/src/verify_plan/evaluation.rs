@@ -7,7 +7,7 @@
 
 use super::{broken, training};
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Arena, EvalSpec, Place, Plan};
+use frit_ir::plan::{Action, EvalSpec, Place, Plan};
 use frit_ir::{Diagnostic, Op};
 
 pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) {
@@ -19,7 +19,7 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
         for place in task.action.writes() {
             let buffer = &plan.buffers[place.buffer];
             let result = results.iter().any(|r| r.buffer == place.buffer);
-            if buffer.arena == Arena::Persistent && !result {
+            if buffer.arena.outlives_step() && !result {
                 let message = format!("writes `{}`, which outlives the evaluation", buffer.name);
                 found.push(broken(plan, "P401", i, message));
             }

@@ -146,7 +146,8 @@ type Map = BTreeMap<usize, (usize, Value, Option<DType>)>;
 
 struct Replay<'a> {
     plan: &'a Plan,
-    arenas: [Map; 2],
+    /// Device memory that lives as long as the run and that does not, and host memory.
+    arenas: [Map; 3],
     micro_step: u32,
     /// Micro-steps since the last update.
     current: u64,
@@ -161,22 +162,23 @@ struct Replay<'a> {
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut replay = Replay {
         plan,
-        arenas: [Map::new(), Map::new()],
+        arenas: Default::default(),
         micro_step: 0,
         current: 0,
         results: HashMap::new(),
         averaged: Vec::new(),
         found: Vec::new(),
     };
-    for buffer in plan.buffers.iter().filter(|b| b.arena == Arena::Persistent && b.bytes > 0) {
+    for buffer in plan.buffers.iter().filter(|b| b.arena.outlives_step() && b.bytes > 0) {
         let end = buffer.offset + buffer.bytes;
-        replay.arenas[0].insert(buffer.offset, (end, Value::Free, None));
+        let map = &mut replay.arenas[position(buffer.arena)];
+        map.insert(buffer.offset, (end, Value::Free, None));
     }
     for group in &plan.groups {
         for state in group.states.iter().filter(|s| s.name == "grad_sum") {
             let buffer = &plan.buffers[state.buffer];
             let whole = (buffer.offset + buffer.bytes, Value::Zero, None);
-            replay.arenas[0].insert(buffer.offset, whole);
+            replay.arenas[position(buffer.arena)].insert(buffer.offset, whole);
         }
     }
     // Twice, so that what one step leaves behind for the next is seen too.
@@ -448,7 +450,15 @@ impl Replay<'_> {
     fn range(&self, place: &Place) -> (usize, usize, usize) {
         let buffer = &self.plan.buffers[place.buffer];
         let begin = buffer.offset + place.offset;
-        (usize::from(buffer.arena == Arena::Workspace), begin, begin + place.ty.bytes())
+        (position(buffer.arena), begin, begin + place.ty.bytes())
+    }
+}
+
+fn position(arena: Arena) -> usize {
+    match arena {
+        Arena::Persistent => 0,
+        Arena::Workspace => 1,
+        Arena::Host => 2,
     }
 }
 

@@ -13,8 +13,10 @@ use frit_ir::Diagnostic;
 use frit_ir::plan::{Arena, Place, Plan, Stream};
 use std::collections::BTreeMap;
 
+const STREAMS: usize = Stream::ALL.len();
+
 /// For each stream, how many of its executions are known to be complete.
-type Seen = [usize; 3];
+type Seen = [usize; STREAMS];
 
 #[derive(Clone)]
 struct Bytes {
@@ -23,22 +25,25 @@ struct Bytes {
     /// Stream and number of the last write.
     write: Option<(usize, usize)>,
     /// Number of the last read on each stream.
-    reads: [Option<usize>; 3],
+    reads: [Option<usize>; STREAMS],
 }
 
 /// Disjoint byte ranges of one arena, by first byte.
 type Map = BTreeMap<usize, Bytes>;
 
+/// Device memory that lives as long as the run and that does not, and host memory.
+type Arenas = [Map; 3];
+
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
-    let mut arenas = [Map::new(), Map::new()];
+    let mut arenas = Arenas::default();
     for (b, buffer) in plan.buffers.iter().enumerate() {
-        if buffer.arena == Arena::Persistent && buffer.bytes > 0 {
+        if buffer.arena.outlives_step() && buffer.bytes > 0 {
             let end = buffer.offset + buffer.bytes;
-            let whole = Bytes { end, buffer: Some(b), write: None, reads: [None; 3] };
-            arenas[0].insert(buffer.offset, whole);
+            let whole = Bytes { end, buffer: Some(b), write: None, reads: [None; STREAMS] };
+            arenas[position_of(buffer.arena)].insert(buffer.offset, whole);
         }
     }
-    let mut clock = Replay { done: [0; 3], known: [[0; 3]; 3] };
+    let mut clock = Replay { done: [0; STREAMS], known: [[0; STREAMS]; STREAMS] };
     for _ in 0..2 {
         for phase in &plan.phases {
             let runs = if phase.name == "micro_step" { plan.accumulation.min(2) } else { 1 };
@@ -55,12 +60,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 
 struct Replay {
     done: Seen,
-    known: [Seen; 3],
+    known: [Seen; STREAMS],
 }
 
 impl Replay {
     fn barrier(&mut self) {
-        self.known = [self.done; 3];
+        self.known = [self.done; STREAMS];
     }
 }
 
@@ -69,6 +74,16 @@ fn position(stream: Stream) -> usize {
         Stream::Compute => 0,
         Stream::Gather => 1,
         Stream::Reduce => 2,
+        Stream::CopyIn => 3,
+        Stream::CopyOut => 4,
+    }
+}
+
+fn position_of(arena: Arena) -> usize {
+    match arena {
+        Arena::Persistent => 0,
+        Arena::Workspace => 1,
+        Arena::Host => 2,
     }
 }
 
@@ -77,7 +92,7 @@ fn replay(
     begin: usize,
     end: usize,
     clock: &mut Replay,
-    arenas: &mut [Map; 2],
+    arenas: &mut Arenas,
     found: &mut Vec<Diagnostic>,
 ) {
     // What is known once a task of this phase is complete.
@@ -113,11 +128,11 @@ fn access(
     write: bool,
     (stream, number): (usize, usize),
     known: &Seen,
-    arenas: &mut [Map; 2],
+    arenas: &mut Arenas,
     found: &mut Vec<Diagnostic>,
 ) {
     let buffer = &plan.buffers[place.buffer];
-    let map = &mut arenas[usize::from(buffer.arena == Arena::Workspace)];
+    let map = &mut arenas[position_of(buffer.arena)];
     let (begin, end) =
         (buffer.offset + place.offset, buffer.offset + place.offset + place.ty.bytes());
     split(map, begin);
@@ -161,7 +176,8 @@ fn access(
         }
         let write = Some((stream, number));
         if begin < end {
-            map.insert(begin, Bytes { end, buffer: Some(place.buffer), write, reads: [None; 3] });
+            let reads = [None; STREAMS];
+            map.insert(begin, Bytes { end, buffer: Some(place.buffer), write, reads });
         }
     } else if at < end {
         let message = format!("reads {} of `{name}`, of which bytes were never written", place.ty);

@@ -9,11 +9,13 @@
 //! [`adafactor`] P315: the parts of an Adafactor step are of one parameter.
 //! [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
 //! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
+//! [`host`] P5xx: the device does not reach into host memory.
 
 mod adafactor;
 mod collectives;
 mod evaluation;
 mod factor;
+mod host;
 mod linear;
 mod magnitudes;
 mod memory;
@@ -38,6 +40,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     }
     collectives::verify(plan, &mut found);
     magnitudes::verify(plan, &mut found);
+    host::verify(plan, &mut found);
     match &plan.eval {
         Some(eval) => evaluation::verify(plan, eval, &mut found),
         None => training::verify(plan, &mut found),

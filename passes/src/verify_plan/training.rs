@@ -13,6 +13,7 @@
 //! P312  parameter groups begin where parameters do, and the optimizer reads where
 //! P313  loss scale and step count change in the update, by the finite flag that was checked
 
+use super::host::home;
 use super::{adafactor, broken};
 use frit_ir::plan::{Action, ParamGroup, Place, Plan};
 use frit_ir::{Diagnostic, Op};
@@ -71,7 +72,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     }
                 }
                 Op::EmaStep => {
-                    let master = reads.get(1).map(|p| p.buffer);
+                    let master = reads.get(1).map(|p| home(plan, i, p).buffer);
                     let group = plan.groups.iter().position(|g| Some(g.master) == master);
                     let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
                     match group {
@@ -154,7 +155,7 @@ fn step(
     steps: &mut [usize],
     found: &mut Vec<Diagnostic>,
 ) {
-    let Some(written) = writes.first() else { return };
+    let Some(written) = writes.first().map(|p| home(plan, task, p)) else { return };
     let Some(group) = plan.groups.iter().position(|g| g.master == written.buffer) else {
         found.push(broken(plan, "P302", task, "an optimizer step of no group".into()));
         return;

@@ -2,7 +2,7 @@
 
 use crate::commands::{bytes, table};
 use frit_ir::Region;
-use frit_ir::plan::{Arena, Live, Plan, Purpose};
+use frit_ir::plan::{Live, Plan, Purpose};
 use serde_json::{Value, json};
 
 /// The whole view as text.
@@ -17,9 +17,13 @@ pub(super) fn text(plan: &Plan) -> String {
     let rows: Vec<Vec<String>> = parts(plan).into_iter().map(row).collect();
     let arena = plan.persistent_bytes + plan.workspace_bytes;
     let bound = plan.persistent_bytes + plan.workspace_lower_bound;
+    let host = match plan.host_bytes {
+        0 => String::new(),
+        n => format!("; {} more rest in host memory", bytes(n as u64)),
+    };
     format!(
         "{}\nat the moment of each part when most is live, its tasks one after the other; the arenas hold {}, their\n\
-         lower bound with streams that overlap is {}\n\n{}",
+         lower bound with streams that overlap is {}{host}\n\n{}",
         table(&head, &rows),
         bytes(arena as u64),
         bytes(bound as u64),
@@ -54,10 +58,9 @@ fn buffers(plan: &Plan) -> String {
     let mut sorted: Vec<_> = plan.buffers.iter().zip(plan.purposes()).collect();
     sorted.sort_by_key(|(b, _)| std::cmp::Reverse(b.bytes));
     let row = |(b, purpose): (&frit_ir::plan::Buffer, Option<Purpose>)| {
-        let arena = if b.arena == Arena::Persistent { "persistent" } else { "workspace" };
         let purpose = purpose.map_or("", Purpose::name).to_string();
         let (size, class) = (bytes(b.bytes as u64), format!("{:?}", b.class));
-        vec![size, arena.into(), class, purpose, b.offset.to_string(), b.name.clone()]
+        vec![size, b.arena.name().into(), class, purpose, b.offset.to_string(), b.name.clone()]
     };
     let rows: Vec<Vec<String>> = sorted.into_iter().map(row).collect();
     table(&["size", "arena", "class", "for", "offset", "name"], &rows)

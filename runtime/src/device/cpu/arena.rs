@@ -1,18 +1,24 @@
-//! The two arenas of a rank: aligned, zero at first.
+//! The arenas of a rank: aligned, zero at first. What rests on the host has an allocation of its own, too.
 
-use frit_ir::plan::{ALIGNMENT, Arena, Buffer};
+use frit_ir::plan::{ALIGNMENT, Arena, Buffer, Plan};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
-/// Both arenas.
+/// All arenas.
 pub(super) struct Arenas {
     persistent: Memory,
     workspace: Memory,
+    host: Memory,
 }
 
 impl Arenas {
-    /// Arenas of these sizes in bytes.
-    pub(super) fn new(persistent: usize, workspace: usize) -> Self {
-        Arenas { persistent: Memory::new(persistent), workspace: Memory::new(workspace) }
+    /// The arenas of a plan.
+    pub(super) fn new(plan: &Plan) -> Self {
+        let memory = |arena| Memory::new(plan.arena_bytes(arena));
+        Arenas {
+            persistent: memory(Arena::Persistent),
+            workspace: memory(Arena::Workspace),
+            host: memory(Arena::Host),
+        }
     }
 
     /// The address of a byte of a buffer.
@@ -20,6 +26,7 @@ impl Arenas {
         let arena = match buffer.arena {
             Arena::Persistent => &self.persistent,
             Arena::Workspace => &self.workspace,
+            Arena::Host => &self.host,
         };
         assert!(buffer.offset + offset <= arena.layout.size());
         // SAFETY: within the allocation, as just checked.

@@ -1,4 +1,4 @@
-//! The CPU: two arenas in host memory; tasks run one after the other in the plan's order, each split
+//! The CPU: all arenas in host memory; tasks run one after the other in the plan's order, each split
 //! over the rank's threads.
 
 mod adafactor;
@@ -68,7 +68,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         }
         let code: Result<Vec<_>, _> =
             plan.plan.kernels.iter().map(|k| prepare(plan, k, interpret)).collect();
-        let arenas = Arenas::new(plan.plan.persistent_bytes, plan.plan.workspace_bytes);
+        let arenas = Arenas::new(&plan.plan);
         let (pool, metrics) = (Pool::new(threads), VecDeque::new());
         Ok(Cpu { plan, comm, pool, arenas, code: code?, metrics })
     }
@@ -286,6 +286,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
             device: plan.target.device.clone(),
             persistent_bytes: plan.persistent_bytes,
             workspace_bytes: plan.workspace_bytes,
+            host_bytes: plan.host_bytes,
             launches: launches_of_step(plan, |task| vec![kind(task)]),
             ..Usage::default()
         })

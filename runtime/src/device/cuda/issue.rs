@@ -2,21 +2,21 @@
 
 use super::driver::{Address, Driver, EventHandle, ProductHandle, StreamHandle};
 use super::error::CudaError;
-use super::memory::{Memory, index};
+use super::memory::{Memory, STREAMS, index};
 use super::program::{Command, Program};
 use frit_ir::plan::{Plan, Stream};
 use std::ops::Range;
 
-/// The plan's streams and the events between them.
+/// The plan's streams and the events between them; those of copies to and from the host only if there are any.
 pub(super) struct Issuer {
     /// By [`index`].
-    pub(super) streams: [StreamHandle; 3],
+    pub(super) streams: [StreamHandle; STREAMS],
     /// Marks the end of a task that tasks of other streams wait for.
     ended: Vec<Option<EventHandle>>,
     /// Marks where the other streams leave the compute stream.
     fork: EventHandle,
     /// Mark where they come back.
-    joins: [EventHandle; 3],
+    joins: [EventHandle; STREAMS],
     /// Where collectives leave the number of their task, one more, when they are done; none for one rank.
     progress: Option<*mut u8>,
     /// The products, by their index.
@@ -41,13 +41,20 @@ impl Issuer {
             }
         }
         let event = || driver.create_event(false);
-        // A collective that waits behind the blocks of a large kernel holds up every rank.
-        let stream = |stream| driver.create_stream(stream != Stream::Compute);
+        let used = plan.streams();
+        let (mut streams, mut joins) =
+            ([StreamHandle::default(); STREAMS], [EventHandle::default(); STREAMS]);
+        let copies = |s: &Stream| matches!(s, Stream::CopyIn | Stream::CopyOut);
+        for stream in Stream::ALL.into_iter().filter(|s| !copies(s) || used.contains(s)) {
+            // A collective that waits behind the blocks of a large kernel holds up every rank.
+            streams[index(stream)] = driver.create_stream(stream != Stream::Compute)?;
+            joins[index(stream)] = event()?;
+        }
         Ok(Issuer {
-            streams: [stream(Stream::Compute)?, stream(Stream::Gather)?, stream(Stream::Reduce)?],
+            streams,
             ended,
             fork: event()?,
-            joins: [event()?, event()?, event()?],
+            joins,
             progress: match plan.world_size {
                 1 => None,
                 _ => Some(driver.allocate_pinned(4)?),
@@ -104,8 +111,9 @@ impl Issuer {
         tasks: Range<usize>,
         marks: Option<&Marks>,
     ) -> Result<(), (usize, CudaError)> {
-        let others: Vec<usize> = [Stream::Gather, Stream::Reduce]
+        let others: Vec<usize> = Stream::ALL
             .iter()
+            .filter(|s| **s != Stream::Compute)
             .filter(|s| plan.tasks[tasks.clone()].iter().any(|t| t.stream == **s))
             .map(|s| index(*s))
             .collect();
@@ -186,6 +194,15 @@ impl Issuer {
             }
             Command::Fused { .. } => unreachable!("invariant: the program is settled"),
             Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),
+            Command::CopyIn { to, from, bytes } => {
+                // SAFETY: the plan's check keeps the range within the pinned arena, which lives as long as
+                // the device; the plan's events order all copies of it.
+                unsafe { driver.copy_in(*to, *from, *bytes, on) }
+            }
+            Command::CopyOut { to, from, bytes } => {
+                // SAFETY: as above.
+                unsafe { driver.copy_out(*to, *from, *bytes, on) }
+            }
             Command::Zero { at, bytes } => driver.zero(*at, *bytes, on),
             Command::AllGather { team, send, recv, count, dtype } => {
                 driver.all_gather(*team, *send, *recv, *count, *dtype, on)

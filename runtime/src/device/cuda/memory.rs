@@ -1,9 +1,13 @@
-//! The one allocation of a rank: both arenas of the plan, what kernels need beside them, and where data
-//! wait on their way in and out.
+//! The one allocation of a rank on its device: both arenas of the plan there, what kernels need beside them, and
+//! where data wait on their way in and out; and the pinned memory of what rests on the host.
 
 use super::driver::{Address, Driver};
 use super::error::CudaError;
 use frit_ir::plan::{ALIGNMENT, Arena, Place, Plan, Stream};
+use std::ptr::null_mut;
+
+/// Streams of a plan.
+pub(super) const STREAMS: usize = Stream::ALL.len();
 
 /// Workspace of matrix products, in bytes: what NVIDIA recommends for Hopper.
 const PRODUCT_WORKSPACE: usize = 32 << 20;
@@ -29,10 +33,12 @@ pub(super) struct Memory {
     pub(super) bytes: usize,
     persistent: Address,
     workspace: Address,
+    /// The plan's arena in pinned memory of the host; null if nothing is there.
+    host: *mut u8,
     /// Scratch memory by stream.
-    pub(super) scratch: [Address; 3],
+    pub(super) scratch: [Address; STREAMS],
     /// Workspace of matrix products by stream, and its size.
-    pub(super) products: [(Address, usize); 3],
+    pub(super) products: [(Address, usize); STREAMS],
     /// Two places for a micro-step's inputs.
     pub(super) staging: [Address; 2],
     /// The metrics in the plan's order, then the faults.
@@ -55,7 +61,7 @@ pub(super) fn report_bytes(plan: &Plan, n_faults: usize) -> usize {
 
 impl Memory {
     /// Where everything lies, if the allocation begins at address 0.
-    pub(super) fn layout(plan: &Plan, needs: &[Needs; 3], n_faults: usize) -> Memory {
+    pub(super) fn layout(plan: &Plan, needs: &[Needs; STREAMS], n_faults: usize) -> Memory {
         let mut end = 0;
         let mut place = |bytes: usize| {
             let at = end as Address;
@@ -78,7 +84,19 @@ impl Memory {
         let report = place(report_bytes(plan, n_faults));
         let marks = place(plan.tasks.len() * 4);
         let bytes = end;
-        Memory { bytes, persistent, workspace, scratch, products, staging, report, marks, exchange }
+        let host = null_mut();
+        Memory {
+            bytes,
+            persistent,
+            workspace,
+            host,
+            scratch,
+            products,
+            staging,
+            report,
+            marks,
+            exchange,
+        }
     }
 
     /// The bytes beside the plan's arenas.
@@ -93,7 +111,7 @@ impl Memory {
     pub(super) fn allocate(
         driver: &impl Driver,
         plan: &Plan,
-        needs: &[Needs; 3],
+        needs: &[Needs; STREAMS],
         n_faults: usize,
         on: super::driver::StreamHandle,
     ) -> Result<Memory, CudaError> {
@@ -115,6 +133,10 @@ impl Memory {
             bytes: layout.bytes,
             persistent: base + layout.persistent,
             workspace: base + layout.workspace,
+            host: match plan.host_bytes {
+                0 => null_mut(),
+                bytes => driver.allocate_pinned(bytes)?,
+            },
             scratch: layout.scratch.map(|at| base + at),
             products: layout.products.map(|(at, bytes)| (base + at, bytes)),
             staging: layout.staging.map(|at| base + at),
@@ -130,8 +152,17 @@ impl Memory {
         let arena = match buffer.arena {
             Arena::Persistent => self.persistent,
             Arena::Workspace => self.workspace,
+            // Pinned memory has the same address on the device.
+            Arena::Host => self.host as Address,
         };
         arena + (buffer.offset + offset) as Address
+    }
+
+    /// The byte of a buffer, if the buffer is in host memory.
+    pub(super) fn on_host(&self, plan: &Plan, buffer: usize, offset: usize) -> Option<*mut u8> {
+        let buffer = &plan.buffers[buffer];
+        let on_host = buffer.arena == Arena::Host;
+        on_host.then(|| self.host.wrapping_add(buffer.offset + offset))
     }
 
     /// The address of a place.
@@ -146,5 +177,7 @@ pub(super) fn index(stream: Stream) -> usize {
         Stream::Compute => 0,
         Stream::Gather => 1,
         Stream::Reduce => 2,
+        Stream::CopyIn => 3,
+        Stream::CopyOut => 4,
     }
 }

@@ -219,13 +219,36 @@ impl<'a, D: Driver> Cuda<'a, D> {
         self.ready.memory.buffer(self.plan, buffer, offset)
     }
 
+    /// Waits until everything that was asked for is done.
+    fn rest(&self) -> Result<(), RunError> {
+        let compute = self.ready.issuer.compute();
+        self.ready.feed.borrow_mut().deliver(&*self.driver, compute)?;
+        self.driver.record(self.ready.idle, compute)?;
+        self.wait(self.ready.idle)
+    }
+
+    /// The bytes of a buffer in host memory, once everything that was asked for is done; `None` if it is in
+    /// device memory.
+    fn on_host(
+        &self,
+        buffer: usize,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<*mut u8>, RunError> {
+        let spec = &self.plan.buffers[buffer];
+        assert!(offset + bytes <= spec.bytes, "access beyond buffer `{}`", spec.name);
+        let Some(at) = self.ready.memory.on_host(self.plan, buffer, offset) else {
+            return Ok(None);
+        };
+        self.rest()?;
+        Ok(Some(at))
+    }
+
     /// Copies device memory to the host and waits for it.
     fn fetch(&self, from: Address, to: &mut [u8]) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
-        self.ready.feed.borrow_mut().deliver(&*self.driver, compute)?;
         // The copy would wait, too, and could not be interrupted.
-        self.driver.record(self.ready.idle, compute)?;
-        self.wait(self.ready.idle)?;
+        self.rest()?;
         if !to.is_empty() {
             // SAFETY: `to` has this size, and is borrowed until the copy was made.
             unsafe { self.driver.copy_out(to.as_mut_ptr(), from, to.len(), compute)? };
@@ -390,6 +413,11 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        if let Some(to) = self.on_host(buffer, offset, bytes.len())? {
+            // SAFETY: the range is within the buffer, which is within its arena; nothing copies meanwhile.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            return Ok(());
+        }
         let to = self.address(buffer, offset, bytes.len());
         if bytes.is_empty() {
             return Ok(());
@@ -402,6 +430,10 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
 
     fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+        if let Some(from) = self.on_host(buffer, offset, bytes)? {
+            // SAFETY: as in `write`.
+            return Ok(unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec());
+        }
         let mut out = vec![0; bytes];
         self.fetch(self.address(buffer, offset, bytes), &mut out)?;
         Ok(out)
@@ -412,13 +444,23 @@ impl<D: Driver> Device for Cuda<'_, D> {
         if ranks == 1 {
             return self.read(buffer, offset, bytes);
         }
-        let from = self.address(buffer, offset, bytes);
         let (exchange, room) = self.ready.memory.exchange;
         let most = room / ranks;
+        let on_host = self.on_host(buffer, offset, bytes)?;
         let mut all = vec![0; if self.ranks.rank == 0 { bytes * ranks } else { 0 }];
         for begin in (0..bytes).step_by(most) {
             let len = most.min(bytes - begin);
-            let (send, compute) = (from + begin as Address, self.ready.issuer.compute());
+            let compute = self.ready.issuer.compute();
+            let send = match on_host {
+                None => self.address(buffer, offset + begin, len),
+                Some(from) => {
+                    // This rank's part of what is received.
+                    let send = exchange + (self.ranks.rank * len) as Address;
+                    // SAFETY: the range is within the buffer, and nothing else copies meanwhile.
+                    unsafe { self.driver.copy_in(send, from.add(begin), len, compute)? };
+                    send
+                }
+            };
             self.driver.all_gather(
                 TeamHandle::default(),
                 send,
@@ -452,6 +494,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
             device: self.driver.properties().name.clone(),
             persistent_bytes,
             workspace_bytes,
+            host_bytes: self.plan.host_bytes,
             extra_bytes: memory.extra_bytes(self.plan),
             device_bytes: Some(total - free),
             launches: launches_of_step(self.plan, of_task),

@@ -7,7 +7,7 @@ use super::driver::{
 };
 use super::error::CudaError;
 use super::gemm::Product;
-use super::memory::{FAULT_WORDS, Memory, Needs, index};
+use super::memory::{FAULT_WORDS, Memory, Needs, STREAMS, index};
 use super::recipe::{Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKernel};
 use crate::RunError;
 use frit_ir::DType;
@@ -38,6 +38,18 @@ pub(super) enum Command {
     },
     Copy {
         to: Address,
+        from: Address,
+        bytes: usize,
+    },
+    /// From pinned memory of the host.
+    CopyIn {
+        to: Address,
+        from: *mut u8,
+        bytes: usize,
+    },
+    /// To pinned memory of the host.
+    CopyOut {
+        to: *mut u8,
         from: Address,
         bytes: usize,
     },
@@ -80,7 +92,7 @@ enum Code<'a> {
 pub(super) struct Survey<'a> {
     code: Vec<Code<'a>>,
     /// What kernels need, by stream.
-    pub(super) needs: [Needs; 3],
+    pub(super) needs: [Needs; STREAMS],
     /// Tasks that may report a fault, ascending.
     pub(super) faulting: Vec<usize>,
 }
@@ -100,7 +112,7 @@ impl<'a> Survey<'a> {
     /// A kernel that has no code for GPUs.
     pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
         let code: Vec<Code> = plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
-        let mut needs = [Needs::default(); 3];
+        let mut needs = [Needs::default(); STREAMS];
         let mut faulting = Vec::new();
         for (i, task) in plan.tasks.iter().enumerate() {
             let Action::Kernel { kernel, .. } = &task.action else { continue };
@@ -314,6 +326,15 @@ impl<D: Driver> Binder<'_, D> {
                 let from = action.kept_by(self.rank).expect("invariant: a part is kept");
                 Command::Copy { to: self.at(to), from: self.at(&from), bytes: to.ty.bytes() }
             }
+            Action::Copy { from, to } if self.plan.host_copy(action).is_some() => {
+                let on_host = |p: &Place| self.memory.on_host(self.plan, p.buffer, p.offset);
+                let bytes = from.ty.bytes();
+                match (on_host(from), on_host(to)) {
+                    (Some(from), _) => Command::CopyIn { to: self.at(to), from, bytes },
+                    (_, Some(to)) => Command::CopyOut { to, from: self.at(from), bytes },
+                    (None, None) => unreachable!("invariant: one of the two is on the host"),
+                }
+            }
             Action::Copy { from, to } => {
                 Command::Copy { to: self.at(to), from: self.at(from), bytes: from.ty.bytes() }
             }
@@ -504,6 +525,7 @@ impl Command {
             Command::Launch { .. } => "kernel",
             Command::Multiply { .. } | Command::Fused { .. } => "product",
             Command::Copy { .. } => "copy",
+            Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",
             Command::Zero { .. } => "zero",
             Command::AllGather { .. }
             | Command::ReduceScatter { .. }
@@ -517,7 +539,9 @@ impl Command {
             Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,
             Command::Multiply { .. } | Command::Fused { .. } => true,
             Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
-            Command::Zero { bytes, .. } => *bytes > 0,
+            Command::CopyIn { bytes, .. }
+            | Command::CopyOut { bytes, .. }
+            | Command::Zero { bytes, .. } => *bytes > 0,
             Command::AllGather { count, .. }
             | Command::ReduceScatter { count, .. }
             | Command::AllReduce { count, .. } => *count > 0,

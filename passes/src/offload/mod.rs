@@ -1,0 +1,162 @@
+//! Offload: parameters and optimizer state that rest in host memory.
+//!
+//! In: a lowered plan, not scheduled. Out: the same work on the same values, in which buffers of flat groups
+//! are in the host's arena and every task works on a copy in the workspace: [`update`] copies what an update
+//! changes there and back, [`parameters`] what a forward or backward pass reads. Copies hand values on as they are,
+//! so no bit of a step changes; what tasks were lowered to read (`ir/src/plan/provenance.rs`) stays, and
+//! verify_plan holds the plan to it. `schedule` decides when copies are issued.
+//!
+//! Source: ZeRO-Offload (Ren et al. 2021, §4.2), with the update on the device; PyTorch's `CPUOffloadPolicy`.
+
+mod parameters;
+mod update;
+
+use crate::cost::Cluster;
+use frit_ir::plan::{
+    Action, Addresses, Arena, Buffer, BufferClass, Phase, Place, Plan, Stream, Task,
+    is_within_step, provenance,
+};
+use frit_ir::{DType, TensorType};
+use std::collections::{HashMap, HashSet};
+
+/// What rests in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the optimizer keeps beside parameters: moments and moving averages.
+    Optimizer,
+    /// That, and the parameters.
+    Parameters,
+}
+
+/// Moves what is to be offloaded to the host and adds the copies.
+pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
+    let units = to_host(plan, what);
+    if units.is_empty() {
+        return;
+    }
+    let tasks = std::mem::take(&mut plan.tasks);
+    let phases = std::mem::take(&mut plan.phases);
+    let next_id = tasks.iter().map(|t| t.id + 1).max().unwrap_or(0);
+    let across = across(&tasks, &phases);
+    let mut copies = Copies { plan, cluster, units, across, next_id };
+    for mut phase in phases {
+        let part = tasks[phase.begin..phase.end].to_vec();
+        let part = match phase.name == "update" {
+            true => update::with_copies(part, &mut copies),
+            false => parameters::with_copies(part, &mut copies),
+        };
+        phase.begin = copies.plan.tasks.len();
+        copies.plan.tasks.extend(part);
+        phase.end = copies.plan.tasks.len();
+        copies.plan.phases.push(phase);
+    }
+    let (sees, _) = provenance(plan, Addresses::Apart);
+    for (task, sees) in plan.tasks.iter_mut().zip(sees).filter(|(t, _)| t.sees.is_empty()) {
+        task.sees = sees;
+    }
+}
+
+/// Moves buffers to the host; the units of those, by buffer.
+fn to_host(plan: &mut Plan, what: Offload) -> HashMap<usize, usize> {
+    let mut units = HashMap::new();
+    for group in &plan.groups {
+        let states = group.states.iter().filter(|s| !is_within_step(&s.name));
+        let states = states.filter(|_| what >= Offload::Optimizer).map(|s| s.buffer);
+        let master = (what >= Offload::Parameters).then_some(group.master);
+        for buffer in master.into_iter().chain(states) {
+            plan.buffers[buffer].arena = Arena::Host;
+            units.insert(buffer, group.unit);
+        }
+    }
+    units
+}
+
+/// Buffers that several phases use.
+fn across(tasks: &[Task], phases: &[Phase]) -> HashSet<usize> {
+    let mut first: HashMap<usize, usize> = HashMap::new();
+    let mut across = HashSet::new();
+    for (p, phase) in phases.iter().enumerate() {
+        for task in &tasks[phase.begin..phase.end] {
+            for place in task.action.reads().into_iter().chain(task.action.writes()) {
+                if *first.entry(place.buffer).or_insert(p) != p {
+                    across.insert(place.buffer);
+                }
+            }
+        }
+    }
+    across
+}
+
+/// Copies in the making.
+struct Copies<'a> {
+    plan: &'a mut Plan,
+    cluster: &'a Cluster,
+    /// The unit of each buffer that is on the host.
+    units: HashMap<usize, usize>,
+    /// Buffers that several phases use.
+    across: HashSet<usize>,
+    next_id: usize,
+}
+
+impl Copies<'_> {
+    fn is_on_host(&self, place: &Place) -> bool {
+        self.units.contains_key(&place.buffer)
+    }
+
+    /// A new workspace buffer for what rests in the host's `buffer`.
+    fn staging(&mut self, buffer: usize, class: BufferClass) -> usize {
+        let Buffer { name, bytes, .. } = self.plan.buffers[buffer].clone();
+        let name = format!("{name} on the device");
+        let arena = Arena::Workspace;
+        self.plan.buffers.push(Buffer { name, arena, class, offset: 0, bytes });
+        self.plan.buffers.len() - 1
+    }
+
+    /// The copy of a whole buffer from the host, for a task.
+    fn copy_in(&mut self, host: usize, device: usize, task: &Task) -> Task {
+        self.copy(Stream::CopyIn, host, (host, device), task)
+    }
+
+    /// The copy of a whole buffer to the host, after a task.
+    fn copy_out(&mut self, host: usize, device: usize, task: &Task) -> Task {
+        self.copy(Stream::CopyOut, host, (device, host), task)
+    }
+
+    fn copy(
+        &mut self,
+        stream: Stream,
+        host: usize,
+        (from, to): (usize, usize),
+        task: &Task,
+    ) -> Task {
+        let bytes = self.plan.buffers[host].bytes;
+        let ty = TensorType::new(DType::F32, [bytes / DType::F32.size()]);
+        let place = |buffer| Place { buffer, offset: 0, ty: ty.clone() };
+        self.next_id += 1;
+        Task {
+            id: self.next_id - 1,
+            sees: String::new(),
+            name: format!("{} {}", stream.name(), self.plan.buffers[host].name),
+            stream,
+            region: task.region,
+            origin: task.origin.clone(),
+            action: Action::Copy { from: place(from), to: place(to) },
+            waits: vec![],
+            flops: 0,
+            bytes: bytes as u64,
+            cost_us: 1e6 * self.cluster.host_copy_seconds(bytes as u64),
+        }
+    }
+}
+
+/// Lets a task work on other buffers.
+fn redirect(task: &mut Task, to: &HashMap<usize, usize>) {
+    let move_place = |place: &mut Place| {
+        place.buffer = to.get(&place.buffer).copied().unwrap_or(place.buffer);
+    };
+    task.action.reads_mut().into_iter().for_each(move_place);
+    task.action.writes_mut().into_iter().for_each(move_place);
+}
