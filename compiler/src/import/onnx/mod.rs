@@ -6,6 +6,7 @@
 //! specifications of ONNX 1.16.
 
 mod context;
+mod draws;
 mod exporter;
 mod frozen;
 mod function;
@@ -77,7 +78,8 @@ pub fn import(
         return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
     }
     let flat = function::inline(&model, graph)?;
-    let source = flat.as_ref().unwrap_or(graph);
+    let masked = draws::as_masks(flat.as_ref().unwrap_or(graph));
+    let source = masked.as_ref().or(flat.as_ref()).unwrap_or(graph);
     let mut importer = Importer::new(source, name, folder, opset, options)?;
     importer.from_pytorch = model.producer_name == "pytorch";
     importer.run()

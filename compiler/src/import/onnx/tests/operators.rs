@@ -467,3 +467,38 @@ fn a_bias_of_zeros_adds_nothing_whatever_its_shape() {
     let expanded = node("Expand", &["onnx::zero", "shape"], &["bias"]);
     assert_eq!(convolved(&["bias"], vec![expanded]), convolved(&[], vec![]));
 }
+
+#[test]
+fn uniform_numbers_that_decide_what_is_kept_are_masks() {
+    let rows = vec![
+        node("Shape", &["x"], &["sizes"]).with(&[int("end", 1)]),
+        node("Concat", &["sizes", "one"], &["shape"]).with(&[int("axis", 0)]),
+        node("ConstantOfShape", &["shape"], &["zeros"]),
+        node("RandomUniformLike", &["zeros"], &["u"]).with(&[int("dtype", 1)]),
+    ];
+    let less = vec![
+        node("Less", &["u", "p"], &["below"]),
+        node("Cast", &["below"], &["kept"]).with(&[int("to", 1)]),
+    ];
+    let floor = vec![node("Add", &["p", "u"], &["moved"]), node("Floor", &["moved"], &["kept"])];
+    let rest = vec![node("Div", &["kept", "p"], &["part"]), node("Mul", &["x", "part"], &["y"])];
+    for decide in [less, floor] {
+        let nodes = [rows.clone(), decide, rest.clone()].concat();
+        let tensors = vec![floats("p", &[], &[0.75]), ints("one", &[1])];
+        let m = model(vec![input("x", 1, &X)], tensors, nodes, &["y"]);
+        let imported = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let masks: Vec<_> = imported
+            .graph
+            .nodes()
+            .filter_map(|(_, n)| match &n.op {
+                Op::RandomMask(mask) => Some((mask.shape.clone(), mask.keep)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(masks, [(Shape::from([2, 1]), 0.75)]);
+    }
+    // What becomes of any other number is not known.
+    let nodes = [rows, vec![node("Mul", &["x", "u"], &["y"])]].concat();
+    let m = model(vec![input("x", 1, &X)], vec![ints("one", &[1])], nodes, &["y"]);
+    assert!(refused(&m, &ImportOptions::default()).contains("RandomUniformLike"));
+}

@@ -1,0 +1,132 @@
+//! Uniform numbers that only decide what is kept, brought to the mask of a Dropout: of a mask the plan knows the
+//! probability, so that evaluation can do without it.
+//!
+//! Both of PyTorch's exporters write `Tensor.bernoulli_(p)`, as in torchvision.ops.StochasticDepth, as
+//! `Less(RandomUniform, p)`, and the `drop_path` of transformers as `Floor(RandomUniform + p)`: each is one with
+//! probability p.
+
+use super::messages::{AttributeProto, GraphProto, NodeProto, TensorProto};
+use std::collections::HashMap;
+
+const FLOAT: i32 = 1;
+const BOOL: i32 = 9;
+
+/// The graph with masks in the place of such numbers; `None` if it has none.
+pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
+    let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (i, node) in graph.node.iter().enumerate() {
+        // Of what it only takes the dtype from, CastLike reads nothing.
+        let n = if node.op_type == "CastLike" { 1 } else { node.input.len() };
+        node.input.iter().take(n).for_each(|name| readers.entry(name).or_default().push(i));
+    }
+    let cast_like = |name: &str, like: &str| {
+        graph.node.iter().position(|n| {
+            n.op_type == "CastLike" && n.input[1..] == [like] && n.output[..] == [name]
+        })
+    };
+    let only_reader = |name: &str| match readers.get(name)?[..] {
+        [i] if graph.output.iter().all(|o| o.name != name) => Some(i),
+        _ => None,
+    };
+    // What stands in the place of a node, by its index.
+    let mut instead: HashMap<usize, Vec<NodeProto>> = HashMap::new();
+    for (i, uniform) in graph.node.iter().enumerate().filter(|(_, n)| is_uniform(n)) {
+        let Some(drawn) = uniform.output.first() else { continue };
+        let Some(reads) = only_reader(drawn) else { continue };
+        let reader = &graph.node[reads];
+        match (reader.op_type.as_str(), &reader.input[..]) {
+            ("Less", [first, p]) if first == drawn => {
+                let cast = cast_like(p, drawn);
+                let p = cast.map_or(p, |i| &graph.node[i].input[0]);
+                instead.insert(reads, mask(uniform, reader, p));
+                instead.extend(cast.map(|i| (i, vec![])));
+            }
+            ("Add", [a, b]) => {
+                let p = if a == drawn { b } else { a };
+                let floors = only_reader(&reader.output[0]);
+                let Some(floors) = floors.filter(|i| graph.node[*i].op_type == "Floor") else {
+                    continue;
+                };
+                instead.insert(reads, vec![]);
+                instead.insert(floors, number(uniform, &graph.node[floors], p));
+            }
+            _ => continue,
+        }
+        instead.insert(i, vec![]);
+    }
+    if instead.is_empty() {
+        return None;
+    }
+    let mut result = GraphProto { node: Vec::new(), ..graph.clone() };
+    for (i, node) in graph.node.iter().enumerate() {
+        match instead.remove(&i) {
+            Some(nodes) => result.node.extend(nodes),
+            None => result.node.push(node.clone()),
+        }
+    }
+    Some(result)
+}
+
+/// Whether the node draws numbers between 0 and 1 in the shape of its operand.
+fn is_uniform(node: &NodeProto) -> bool {
+    let number = |name: &str, default: f32| {
+        node.attribute.iter().find(|a| a.name == name).map_or(default, |a| a.f)
+    };
+    node.op_type == "RandomUniformLike" && number("low", 0.0) == 0.0 && number("high", 1.0) == 1.0
+}
+
+/// `Dropout(x, 1 − p, true)`, of whose results the mask takes the place of what `reader` makes.
+fn mask(uniform: &NodeProto, reader: &NodeProto, p: &str) -> Vec<NodeProto> {
+    let result = &reader.output[0];
+    let inner = |what: &str| format!("{result}/{what}");
+    let node = |op: &str, inputs: &[&str], outputs: &[&str]| NodeProto {
+        op_type: op.into(),
+        input: inputs.iter().map(|s| s.to_string()).collect(),
+        output: outputs.iter().map(|s| s.to_string()).collect(),
+        attribute: vec![],
+        ..reader.clone()
+    };
+    let constant = |name: &str, value: TensorProto| {
+        let value = AttributeProto {
+            name: "value".into(),
+            t: Some(value),
+            r#type: 4,
+            ..AttributeProto::default()
+        };
+        NodeProto { attribute: vec![value], ..node("Constant", &[], &[name]) }
+    };
+    let one = TensorProto { data_type: FLOAT, float_data: vec![1.0], ..TensorProto::default() };
+    let yes = TensorProto { data_type: BOOL, int32_data: vec![1], ..TensorProto::default() };
+    let [wide, ones, ratio, training, kept] = ["p", "one", "ratio", "training", "kept"].map(inner);
+    let to = AttributeProto {
+        name: "to".into(),
+        i: i64::from(FLOAT),
+        r#type: 2,
+        ..AttributeProto::default()
+    };
+    vec![
+        constant(&ones, one),
+        constant(&training, yes),
+        NodeProto { attribute: vec![to], ..node("Cast", &[p], &[&wide]) },
+        node("Sub", &[&ones, &wide], &[&ratio]),
+        node("Dropout", &[&uniform.input[0], &ratio, &training], &[&kept, result]),
+    ]
+}
+
+/// The same, where `reader` makes a number of the mask.
+fn number(uniform: &NodeProto, reader: &NodeProto, p: &str) -> Vec<NodeProto> {
+    let result = reader.output[0].clone();
+    let drawn = NodeProto { output: vec![format!("{result}/mask")], ..reader.clone() };
+    let mut nodes = mask(uniform, &drawn, p);
+    let dtype = uniform.attribute.iter().find(|a| a.name == "dtype");
+    let (op, attribute, input) = match dtype {
+        Some(dtype) => {
+            let to = AttributeProto { name: "to".into(), ..dtype.clone() };
+            ("Cast", vec![to], vec![drawn.output[0].clone()])
+        }
+        None => ("CastLike", vec![], vec![drawn.output[0].clone(), uniform.input[0].clone()]),
+    };
+    let output = vec![result];
+    nodes.push(NodeProto { op_type: op.into(), input, output, attribute, ..reader.clone() });
+    nodes
+}
