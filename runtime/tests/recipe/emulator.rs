@@ -166,7 +166,8 @@ fn hash_of(all: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Compiles a file with `flags` into one that is named after all that it is made of.
+/// Compiles a file with `flags` into one that is named after all that it is made of. What is not a launcher is hidden:
+/// shared memory in an inline function would otherwise be the same in all loaded libraries.
 fn build(name: &str, source: &str, flags: &[String]) -> PathBuf {
     let header = std::fs::read_to_string(host("cuda.h")).unwrap();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-host");
@@ -179,7 +180,15 @@ fn build(name: &str, source: &str, flags: &[String]) -> PathBuf {
         std::fs::write(&from, source).unwrap();
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let status = Command::new(&compiler)
-            .args(["-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-I"])
+            .args([
+                "-std=c++17",
+                "-O1",
+                "-fPIC",
+                "-fvisibility=hidden",
+                "-w",
+                "-U_FORTIFY_SOURCE",
+                "-I",
+            ])
             .arg(host(""))
             .arg(&from)
             .args(flags)
@@ -236,7 +245,7 @@ fn on_host(source: &str) -> String {
         };
         let name = head.split('(').next().expect("a name");
         all += &format!(
-            "extern \"C\" void launch_{name}(const u32* grid, u32 block, u32 shared, int reversed, \
+            "extern \"C\" EXPORTED void launch_{name}(const u32* grid, u32 block, u32 shared, int reversed, \
              void** arguments) {{ host::launch({name}, grid, block, shared, reversed != 0, arguments); }}\n"
         );
     }

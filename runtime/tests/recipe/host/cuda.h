@@ -18,6 +18,7 @@ typedef unsigned long long u64;
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
 #define __restrict__
+#define EXPORTED __attribute__((visibility("default")))
 #define DYNAMIC_SHARED(name) u8* name = host::dynamic_shared
 
 struct dim3 { u32 x, y, z; };
