@@ -19,6 +19,8 @@ use std::collections::BTreeMap;
 /// Mutants, unless `FRIT_MUTANTS` says otherwise.
 const MUTANTS: usize = 1080;
 const INTERLEAVINGS: u64 = 20;
+/// Changes of a kind that are drawn until one changes the plan.
+const TRIES: usize = 100;
 const STEPS: usize = 2;
 
 const MODEL: &str = r#"{ "frit_model": 1, "name": "blocks",
@@ -338,15 +340,18 @@ fn no_changed_plan_is_accepted_that_does_something_else() {
     // By kind: made, accepted, and refused though nothing differs.
     let mut counts: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     let mut random = Random::new(7);
-    let mut made = 0;
+    let (mut made, mut turn) = (0, 0);
     while made < wanted {
-        let (p, k) = (made % plans.len(), made / plans.len() % KINDS.len());
+        let (p, k) = (turn % plans.len(), turn / plans.len() % KINDS.len());
+        turn += 1;
         let (plan, constants) = (&plans[p].compiled.plan, &plans[p].compiled.constants);
         let (name, mutate) = KINDS[k];
-        let mut mutant = plan.clone();
-        if !mutate(&mut mutant, &mut random) || mutant == *plan {
-            continue;
-        }
+        // Not every plan has what every kind changes: one rank has no collectives.
+        let changed = |_| {
+            let mut mutant = plan.clone();
+            (mutate(&mut mutant, &mut random) && mutant != *plan).then_some(mutant)
+        };
+        let Some(mutant) = (0..TRIES).find_map(changed) else { continue };
         made += 1;
         let count = counts.entry(name).or_default();
         count[0] += 1;
