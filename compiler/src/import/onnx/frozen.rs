@@ -1,6 +1,8 @@
 //! Normalizations by statistics that the model stores, as exporters write those that are no BatchNormalization:
 //!
-//!     scale = weight · 1/√(variance + ε)      offset = bias − mean · scale      y = x · scale + offset
+//! ```text
+//! scale = weight · 1/√(variance + ε)      offset = bias − mean · scale      y = x · scale + offset
+//! ```
 //!
 //! A detector keeps its backbone so (torchvision.ops.FrozenBatchNorm2d). What is computed of a stored variance
 //! before data come in is computed of buffers alone.
