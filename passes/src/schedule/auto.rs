@@ -1,10 +1,11 @@
 //! The best schedule by the cost model: several are made, placed in memory and simulated.
 //!
 //! Candidates are the fixed schedule `pre` with two units in flight, schedules that gather more units ahead,
-//! schedules that issue every gather with a lead of some times its predicted duration, and the best of these with units that stay gathered from
-//! forward to backward ([`unshard`]): as many as the memory has room for, or some of them. The fastest that
-//! fits the budget, or else the device, is kept, so the choice is never slower in the simulator than that fixed schedule where that
-//! one fits; among equally fast ones the one that needs the least memory.
+//! schedules that issue every gather with a lead of some times its predicted duration, and the best of these
+//! with units that stay gathered from forward to backward ([`unshard`]): as many as the memory has room for, or
+//! some of them. The fastest that fits the budget, or else the device, is kept, so the choice is never slower in
+//! the simulator than that fixed schedule where that one fits; among equally fast ones the one that needs the
+//! least memory.
 
 use super::{BackwardPrefetch, Prefetch, schedule, unshard};
 use crate::cost::Cluster;
