@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
 use crate::plan_dir::{CUDA, PlanDir};
-use crate::run::{initialize, own_failures_first};
+use crate::run::{initialize, ranks_on_threads};
 use crate::save::{self, Tensors, safetensors_dtype};
 use frit_ir::TensorType;
 use frit_ir::plan::{EvalSpec, OutputSpec, ParamHome, Place, Plan};
@@ -252,25 +252,9 @@ struct Session<'a> {
 impl Session<'_> {
     /// Every rank as a thread on the CPU; what rank 0 found.
     fn on_threads(&self) -> Result<Found, RunError> {
-        let ranks = self.dir.plan.world_size;
-        let rank = |comm: LocalComm| {
-            let end = comm.clone();
-            let found = self.on_cpu(comm);
-            if found.is_err() {
-                end.abort();
-            }
-            found
-        };
-        let results: Vec<Result<Found, RunError>> = std::thread::scope(|scope| {
-            let comms = LocalComm::world(ranks).into_iter();
-            let handles: Vec<_> = comms.map(|comm| scope.spawn(|| rank(comm))).collect();
-            let join = |h: std::thread::ScopedJoinHandle<'_, _>| {
-                h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            handles.into_iter().map(join).collect()
-        });
+        let comms = LocalComm::world(self.dir.plan.world_size);
         let mut first = None;
-        for result in own_failures_first(results) {
+        for result in ranks_on_threads(comms, |comm| self.on_cpu(comm)) {
             first.get_or_insert(result?);
         }
         Ok(first.expect("invariant: a plan has a rank"))

@@ -158,8 +158,28 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     Ok(outcome.report)
 }
 
+/// Runs `rank` for every rank on a thread of its own; one that fails ends the others. The results are in rank order,
+/// but those of ranks that another one stopped come last: one that failed by itself says more.
+pub(crate) fn ranks_on_threads<T: Send>(
+    comms: Vec<LocalComm>,
+    rank: impl Fn(LocalComm) -> Result<T, RunError> + Sync,
+) -> Vec<Result<T, RunError>> {
+    let one = |comm: LocalComm| {
+        let end = comm.clone();
+        rank(comm).inspect_err(|_| end.abort())
+    };
+    let results = std::thread::scope(|scope| {
+        let handles: Vec<_> = comms.into_iter().map(|c| scope.spawn(|| one(c))).collect();
+        let join = |h: std::thread::ScopedJoinHandle<'_, _>| {
+            h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        handles.into_iter().map(join).collect()
+    });
+    own_failures_first(results)
+}
+
 /// The results of ranks, but those that another rank stopped last: one that failed by itself says more.
-pub(crate) fn own_failures_first<T>(results: Vec<Result<T, RunError>>) -> Vec<Result<T, RunError>> {
+fn own_failures_first<T>(results: Vec<Result<T, RunError>>) -> Vec<Result<T, RunError>> {
     let (aborted, mut others): (Vec<_>, Vec<_>) =
         results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
     others.extend(aborted);
@@ -248,25 +268,13 @@ impl Session<'_> {
         let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
         let comms = LocalComm::world(ranks);
         let watch = comms[0].clone();
-        let rank = |comm: LocalComm| {
-            let end = comm.clone();
-            let result = self.on_cpu(comm, threads);
-            if result.is_err() {
-                self.failed.store(true, Ordering::Relaxed);
-                end.abort();
-            }
-            result
-        };
-        let results: Vec<Result<Outcome, RunError>> = std::thread::scope(|scope| {
-            let handles: Vec<_> = comms.into_iter().map(|c| scope.spawn(|| rank(c))).collect();
-            let join = |h: std::thread::ScopedJoinHandle<'_, Result<Outcome, RunError>>| {
-                h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            handles.into_iter().map(join).collect()
+        let results = ranks_on_threads(comms, |comm| {
+            let failed = |_: &RunError| self.failed.store(true, Ordering::Relaxed);
+            self.on_cpu(comm, threads).inspect_err(failed)
         });
         let mut outcome = Outcome::default();
         let (mut spans, mut counted) = (Vec::new(), Histograms::new());
-        for (i, result) in own_failures_first(results).into_iter().enumerate() {
+        for (i, result) in results.into_iter().enumerate() {
             let mut result = result?;
             spans.append(&mut result.spans);
             numerics::merge(&mut counted, std::mem::take(&mut result.counted));
