@@ -1,9 +1,10 @@
 //! The frame of a CUDA kernel: its launch shape, its signature, and pointwise bodies.
 //!
 //! Operands are aligned to 16 bytes. A thread of a pointwise kernel computes one vector; reductions
-//! are in [`super::cuda_reduce`].
+//! are in [`super::cuda_row_reduce`] and [`super::cuda_col_reduce`].
 
-use super::cuda_reduce::{self, Stage};
+use super::cuda_col_reduce::{self, Stage};
+use super::cuda_row_reduce;
 use super::expr::Expr;
 use super::load_store::Memory;
 use super::point::Emitter;
@@ -37,23 +38,23 @@ pub(crate) struct Launch {
 /// The kernels of the region `symbol`, called with pointers to operands and results.
 pub(crate) fn emit(program: &Program, symbol: &str) -> Result<CudaFunction, Unsupported> {
     let splits = match program.kind {
-        FusionKind::ColReduce => cuda_reduce::row_splits(program),
+        FusionKind::ColReduce => cuda_col_reduce::row_splits(program, vector_width(program)),
         _ => 1,
     };
     if splits == 1 {
         let (text, launch) = function(program, symbol, 0, |e, globals| match program.kind {
-            FusionKind::RowReduce => cuda_reduce::rows(e, symbol, globals),
-            FusionKind::ColReduce => cuda_reduce::cols(e, symbol, globals, Stage::Whole),
+            FusionKind::RowReduce => cuda_row_reduce::rows(e, symbol, globals),
+            FusionKind::ColReduce => cuda_col_reduce::cols(e, symbol, globals, Stage::Whole),
             _ => Ok(pointwise(e)),
         })?;
         return Ok(CudaFunction { text, launches: vec![launch], scratch_bytes: 0 });
     }
-    let scratch = cuda_reduce::scratch_len(program, splits);
+    let scratch = cuda_col_reduce::scratch_len(program, splits);
     let (mut text, mut launches) = (String::new(), Vec::new());
     for (suffix, stage) in [("_parts", Stage::Parts(splits)), ("", Stage::Total(splits))] {
         let symbol = format!("{symbol}{suffix}");
         let (stage, launch) = function(program, &symbol, scratch, |e, globals| {
-            cuda_reduce::cols(e, &symbol, globals, stage)
+            cuda_col_reduce::cols(e, &symbol, globals, stage)
         })?;
         text.push_str(&stage);
         launches.push(launch);
@@ -71,10 +72,7 @@ fn function(
     scratch: usize,
     body: impl FnOnce(&mut Emitter<'_>, &mut String) -> Result<Shape, Unsupported>,
 ) -> Result<(String, Launch), Unsupported> {
-    let width = match program.kind {
-        FusionKind::ColReduce => 1,
-        _ => vector_width(program),
-    };
+    let width = vector_width(program);
     let memory = Memory { converts_bf16: true, alignment: Some(16) };
     let mut e = Emitter::new(program, width, memory);
     let mut globals = String::new();

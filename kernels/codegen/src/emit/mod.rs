@@ -6,8 +6,10 @@
 
 mod col_reduce;
 mod composite;
+mod cuda_block;
+mod cuda_col_reduce;
 pub(crate) mod cuda_function;
-mod cuda_reduce;
+mod cuda_row_reduce;
 mod expr;
 pub(crate) mod host_function;
 mod hyperbolic;

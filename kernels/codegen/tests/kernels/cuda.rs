@@ -139,10 +139,16 @@ fn rows_are_reduced_by_shuffles_and_read_once() {
 #[test]
 fn long_columns_are_split_over_blocks() {
     let few = kernel(255, "affine_bf16_768");
-    assert_eq!((shape(&few), few.kernels[0].scratch_bytes), (vec![(512, [24, 1])], 0));
+    assert_eq!((shape(&few), few.kernels[0].scratch_bytes), (vec![(512, [12, 1])], 0));
     let many = kernel(32768, "affine_bf16_768");
-    assert_eq!(shape(&many), [(512, [24, 22]), (512, [24, 1])]);
-    assert_eq!(many.kernels[0].scratch_bytes, 2 * 22 * 768 * 4);
+    assert_eq!(shape(&many), [(512, [12, 44]), (512, [12, 1])]);
+    assert_eq!(many.kernels[0].scratch_bytes, 2 * 44 * 768 * 4);
+    // Vectors of the operands, of the parts, and of the results.
+    assert!(many.ptx.contains("ld.global.v4.b32") && many.ptx.contains("st.global.v4.b32"));
+    assert!(!many.ptx.contains("ld.global.b16") && !many.ptx.contains("st.global.b32"));
+    let odd = kernel(32768, "affine_bf16_253");
+    assert_eq!(shape(&odd), [(512, [8, 66]), (512, [8, 1])]);
+    assert!(!odd.ptx.contains(".v4."));
 }
 
 #[test]
