@@ -1,7 +1,7 @@
 //! Reductions of rows on CUDA.
 //!
 //! A block reduces one row: each thread over its own columns, then a butterfly of shuffles within
-//! each warp, then one through shared memory. Where a thread has few vectors of a row, they stay in
+//! each warp, then one through shared memory. Rows that a warp or a part of one can take share a block. Where a thread has few vectors of a row, they stay in
 //! registers from level to level; longer rows are read again for each level.
 
 use super::cuda_block::{Shared, WARP, butterfly};
@@ -14,6 +14,8 @@ use crate::error::Unsupported;
 use frit_ir::ops::ReduceFn;
 
 const MAX_THREADS: usize = 512;
+/// Threads of a block whose rows take a warp or less.
+const FEW_THREADS: usize = 128;
 /// Most vectors of a row that a thread keeps in registers.
 const MAX_VECTORS: usize = 4;
 
@@ -25,17 +27,37 @@ struct Part {
     scope: Scope,
 }
 
-/// A row per block.
+/// A row per block, or several if few threads take a row.
 pub(crate) fn rows(
     e: &mut Emitter<'_>,
     symbol: &str,
     globals: &mut String,
 ) -> Result<Shape, Unsupported> {
     let program = e.program;
-    let (cols, width) = (program.cols(), e.width);
+    let (rows, cols, width) = (program.rows(), program.cols(), e.width);
     let vectors = cols / width;
-    let threads = vectors.next_power_of_two().clamp(WARP, MAX_THREADS);
-    let (thread, row) = thread_and_block(e);
+    // Threads of a row; a power of two, so that a warp's rows are whole.
+    let threads = vectors.next_power_of_two().min(MAX_THREADS);
+    let rows_of_block = match threads {
+        1..=WARP => (FEW_THREADS / threads).min(rows.next_power_of_two()).max(WARP / threads),
+        _ => 1,
+    };
+    let block = threads * rows_of_block;
+    let (mut thread, mut row) = thread_and_block(e);
+    let mut row_inside = None;
+    if rows_of_block > 1 {
+        let (by, size) = (e.t.index(threads), e.t.index(rows_of_block));
+        let first = e.t.same("arith.muli", &[row, size]);
+        let own = e.t.same("arith.divui", &[thread, by]);
+        row = e.t.same("arith.addi", &[first, own]);
+        thread = e.t.same("arith.remui", &[thread, by]);
+        if !rows.is_multiple_of(rows_of_block) {
+            // All threads of a warp take part in its shuffles.
+            let last = e.t.index(rows - 1);
+            row_inside = Some(e.t.cmpi("ule", row, last));
+            row = e.t.same("arith.minui", &[row, last]);
+        }
+    }
     e.set_row(row);
     let n_parts = vectors.div_ceil(threads);
     let mut parts = Vec::new();
@@ -63,7 +85,7 @@ pub(crate) fn rows(
         for (i, (&id, sum)) in level.iter().zip(sums).enumerate() {
             let (f, _) = e.reduction(id);
             let mut value = e.across_lanes(f, sum);
-            value = butterfly(e, f, value, 0..WARP.ilog2());
+            value = butterfly(e, f, value, 0..threads.min(WARP).ilog2());
             if threads > WARP {
                 let name = format!("{symbol}_shared_{k}_{i}");
                 let shared = Shared::new(e, globals, name, id, threads / WARP)?;
@@ -72,34 +94,52 @@ pub(crate) fn rows(
             e.bind(id, value);
         }
     }
+    if let Some(inside) = row_inside {
+        e.t.open_if(inside);
+    }
+    store(e, (thread, threads), &row_stores, &full_stores, parts);
+    if row_inside.is_some() {
+        e.t.close();
+    }
+    Ok((block, [rows.div_ceil(rows_of_block), 1]))
+}
+
+/// Writes the results of a row.
+fn store(
+    e: &mut Emitter<'_>,
+    (thread, threads): (Val, usize),
+    row_stores: &[Store],
+    full_stores: &[Store],
+    parts: Vec<Part>,
+) {
     if !row_stores.is_empty() {
         let zero = e.t.index(0);
         let first = e.t.cmpi("eq", thread, zero);
         e.t.open_if(first);
-        e.scope(|e| e.store_all(&row_stores));
+        e.scope(|e| e.store_all(row_stores));
         e.t.close();
     }
     if full_stores.is_empty() {
-        return Ok((threads, [program.rows(), 1]));
+        return;
     }
+    let in_registers = !parts.is_empty();
     e.prepare(&full_stores.iter().map(|s| s.value).collect::<Vec<_>>(), |d| !d.col);
-    for mut part in parts.drain(..) {
+    for mut part in parts {
         if let Some(inside) = part.inside {
             e.t.open_if(inside);
         }
-        e.resume(part.col, &mut part.scope, |e| e.scope(|e| e.store_all(&full_stores)));
+        e.resume(part.col, &mut part.scope, |e| e.scope(|e| e.store_all(full_stores)));
         if part.inside.is_some() {
             e.t.close();
         }
     }
-    if n_parts > MAX_VECTORS {
+    if !in_registers {
         let range = column_range(e, thread, threads);
         e.for_loop(range, &[], |e, col, _| {
-            e.at_col(col, None, |e| e.store_all(&full_stores));
+            e.at_col(col, None, |e| e.store_all(full_stores));
             vec![]
         });
     }
-    Ok((threads, [program.rows(), 1]))
 }
 
 fn accumulate(e: &mut Emitter<'_>, level: &[Id], sums: &[Val], inside: Option<Val>) -> Vec<Val> {

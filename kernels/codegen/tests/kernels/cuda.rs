@@ -110,7 +110,7 @@ fn every_kind_assembles_for_ampere_and_hopper() {
 
 fn kernel(rows: usize, name: &str) -> CudaModule {
     let (symbol, body, kind) =
-        regions(rows, &[768, 253]).into_iter().find(|(s, _, _)| s == name).unwrap();
+        regions(rows, &[768, 253, 64, 24]).into_iter().find(|(s, _, _)| s == name).unwrap();
     compile_cuda(&[(&symbol, &body, kind)], "sm_90").unwrap()
 }
 
@@ -137,6 +137,16 @@ fn rows_are_reduced_by_shuffles_and_read_once() {
 }
 
 #[test]
+fn short_rows_share_a_block() {
+    let shape_of = |rows, name: &str| shape(&kernel(rows, name));
+    assert_eq!(shape_of(64, "softmax_bf16_64"), [(128, [4, 1])]);
+    assert_eq!(shape_of(65, "softmax_bf16_64"), [(128, [5, 1])]);
+    // No more threads than there are rows for, but a whole warp.
+    assert_eq!(shape_of(3, "softmax_bf16_64"), [(32, [1, 1])]);
+    assert_eq!(shape_of(3, "softmax_f32_24"), [(32, [1, 1])]);
+}
+
+#[test]
 fn long_columns_are_split_over_blocks() {
     let few = kernel(255, "affine_bf16_768");
     assert_eq!((shape(&few), few.kernels[0].scratch_bytes), (vec![(512, [12, 1])], 0));
@@ -154,8 +164,10 @@ fn long_columns_are_split_over_blocks() {
 #[test]
 fn cuda_and_host_kernels_agree() {
     // Vectors in registers, partial vectors, one warp, and rows too long for registers.
-    // Columns whose rows are split, evenly and not.
-    for (rows, cols) in [(3, 768), (5, 253), (2, 24), (1, 2051), (512, 24), (387, 9)] {
+    // Short rows that share a block, evenly and not. Columns whose rows are split, evenly and not.
+    for (rows, cols) in
+        [(3, 768), (5, 253), (2, 24), (1, 2051), (512, 24), (387, 9), (64, 2), (37, 250), (21, 40)]
+    {
         let regions = regions(rows, &[cols]);
         let list: Vec<_> = regions.iter().map(|(s, b, k)| (s.as_str(), b, *k)).collect();
         let host = load(compile_host(&list, &HostTarget::native()).unwrap());
