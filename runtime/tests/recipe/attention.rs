@@ -1,6 +1,6 @@
 //! Attention and its gradient, on tensor cores and without.
 
-use crate::check::{Body, check, check_body, random, recipe};
+use crate::check::{Body, body_of, check, check_body, random, recipe};
 use frit_ir::interpret::{Options, eval_op, run};
 use frit_ir::ops::{Attention, AttentionGrad, Concat, Reshape, Split, Transpose};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType};
@@ -96,6 +96,7 @@ fn gradients_of_broadcast_masks() {
 fn large_heads() {
     let n = Sizes { b: 1, h: 1, g: 1, t: 20, s: 40, d: 128, e: 72 };
     both(DType::BF16, n, true, None, false, 3e-2);
+    both(DType::BF16, Sizes { t: 70, s: 70, e: 128, ..n }, true, None, false, 3e-2);
     both(
         DType::BF16,
         Sizes { d: 256, e: 200, ..n },
@@ -105,6 +106,34 @@ fn large_heads() {
         3e-2,
     );
     both(DType::BF16, Sizes { d: 300, ..n }, false, None, false, 3e-2);
+}
+
+/// Launches of attention and its gradient on heads of one size.
+fn launches(d: usize, mask: Option<DType>) -> Vec<Launch> {
+    let q = TensorType::new(DType::BF16, [1, 1, 64, d]);
+    let lse = TensorType::new(DType::F32, [1, 1, 64]);
+    let mask = mask.map(|dtype| TensorType::new(dtype, [1, 1, 64, 64]));
+    let mut forward = vec![&q; 3];
+    let mut backward = vec![&q, &q, &q, &q, &q, &lse];
+    forward.extend(&mask);
+    backward.extend(&mask);
+    let (scale, causal, mask_grad) = (0.1, true, false);
+    let forward = body_of(Op::Attention(Attention { scale, causal }), &forward);
+    let backward =
+        body_of(Op::AttentionGrad(AttentionGrad { scale, causal, mask_grad }), &backward);
+    [forward, backward].iter().flat_map(|body| recipe(body).launches).collect()
+}
+
+#[test]
+fn heads_up_to_240_fit_the_shared_memory_of_the_smaller_gpus() {
+    for d in (8..=240).step_by(8) {
+        for mask in [None, Some(DType::Bool)] {
+            for launch in launches(d, mask) {
+                let Launch::Source(kernel) = launch else { panic!("{launch:?}") };
+                assert!(kernel.shared_bytes <= 99 << 10, "{d}: {kernel:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -15,6 +15,8 @@ const PAD: usize = 8;
 const MAX_HEAD: usize = 256;
 /// Shared memory that a block can have on sm_80 and later data center GPUs, in bytes.
 const MAX_SHARED: usize = 163 << 10;
+/// What every GPU from sm_80 on has, the smaller ones too.
+const LEAST_SHARED: usize = 99 << 10;
 /// Rows of the tiles of the plain kernels, as in `attention_plain.cuh`.
 const PLAIN_TILE: usize = 32;
 
@@ -310,17 +312,20 @@ impl<'a> Setting<'a> {
         let size = self.element.size();
         // Both sides hold one row of keys and values or queries and output gradients.
         let shared = |block: usize, tile: usize| (block + 2 * tile) * (d + e + 2 * PAD) * size;
+        // Beside keys lie statistics of the tiles' queries.
+        let with_rows = |block, tile| shared(block, tile) + 4 * tile * size_of::<f32>();
         let keys = self.dims.b * self.dims.g * self.dims.s;
         if keys > 0 {
             // Masks need registers too, and with large heads the sums for both do not fit them.
             let masked = self.mask.is_some();
-            let tile = match largest {
+            let most = match largest {
                 ..=64 if !masked => 64,
                 ..=128 => 32,
                 _ if masked => 16,
                 _ => 32,
             };
             let block = WARPS * 16;
+            let tile = tile(most, |tile| with_rows(block, tile));
             let fits = largest <= if masked { 64 } else { 128 };
             let wants: &[(u8, u8)] = if fits { &[(1, 1)] } else { &[(1, 0), (0, 1)] };
             for (k, v) in wants {
@@ -332,7 +337,7 @@ impl<'a> Setting<'a> {
                     .define("DY_LAYOUT", dy.layout())
                     .define("DK_LAYOUT", dk.layout())
                     .define("DV_LAYOUT", dv.layout())
-                    .shared(shared(block, tile) + 4 * tile * size_of::<f32>())?
+                    .shared(with_rows(block, tile))?
                     .grid(self.dims.b * self.dims.g * self.dims.s.div_ceil(block))?
                     .pointer(dk.at)
                     .pointer(dv.at);
@@ -340,12 +345,13 @@ impl<'a> Setting<'a> {
             }
         }
         if self.rows() > 0 {
-            let (rows, tile) = match largest {
+            let (rows, most) = match largest {
                 ..=64 => (2, 32),
                 65..=128 => (1, 64),
                 _ => (1, 16),
             };
             let block = WARPS * rows * 16;
+            let tile = tile(most, |tile| shared(block, tile));
             let kernel = self
                 .tiled("attention_grad_queries", "attention_grad_queries", rows)?
                 .define("TILE", tile)
@@ -425,6 +431,12 @@ impl<'a> Setting<'a> {
         a.run(kernel.i64(d.b));
         Some(())
     }
+}
+
+/// Rows of a tile: as many as fit the shared memory of every GPU, in whole products and no more than `most`.
+fn tile(most: usize, shared: impl Fn(usize) -> usize) -> usize {
+    let fits = |tile: &usize| shared(*tile) <= LEAST_SHARED;
+    (1..=most / 16).rev().map(|n| n * 16).find(fits).unwrap_or(16)
 }
 
 impl SourceKernel {
