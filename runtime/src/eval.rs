@@ -6,15 +6,15 @@
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
 use crate::comm::Communicator;
-use crate::comm::launch::{Launch, timeout_from_environment};
+use crate::comm::launch::Launch;
 use crate::comm::local::LocalComm;
-use crate::comm::processes::ProcessComm;
 use crate::data::{self, Data, Fed};
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
+use crate::initialize::initialize;
 use crate::plan_dir::{CUDA, PlanDir};
-use crate::run::{initialize, ranks_on_threads};
+use crate::ranks;
 use crate::save::{self, Tensors, safetensors_dtype};
 use frit_ir::TensorType;
 use frit_ir::plan::{EvalSpec, OutputSpec, ParamHome, Place, Plan};
@@ -254,7 +254,7 @@ impl Session<'_> {
     fn on_threads(&self) -> Result<Found, RunError> {
         let comms = LocalComm::world(self.dir.plan.world_size);
         let mut first = None;
-        for result in ranks_on_threads(comms, |comm| self.on_cpu(comm)) {
+        for result in ranks::on_threads(comms, |comm| self.on_cpu(comm)) {
             first.get_or_insert(result?);
         }
         Ok(first.expect("invariant: a plan has a rank"))
@@ -262,19 +262,14 @@ impl Session<'_> {
 
     /// The rank of this process on the CPU.
     fn as_process(&self, launch: &Launch) -> Result<Found, RunError> {
-        let refuse = |reason| RunError::Ranks { reason };
-        launch.expect_ranks(self.dir.plan.world_size).map_err(refuse)?;
-        let timeout = timeout_from_environment().map_err(refuse)?;
-        let comm = ProcessComm::connect(launch, &self.dir.hash, timeout)?;
-        let found = self.on_cpu(comm.clone()).inspect_err(|_| comm.abort())?;
-        comm.finish()?;
-        Ok(found)
+        let ranks = self.dir.plan.world_size;
+        let found = ranks::as_process(ranks, launch, &self.dir.hash, |comm| self.on_cpu(comm))?;
+        Ok(found.0)
     }
 
     fn on_cpu<C: Communicator>(&self, comm: C) -> Result<Found, RunError> {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let each = (cores / self.dir.plan.world_size).max(1);
-        let (rank, threads) = (comm.rank(), self.options.threads.unwrap_or(each));
+        let rank = comm.rank();
+        let threads = ranks::threads_per_rank(self.options.threads, self.dir.plan.world_size);
         self.rank(&mut Cpu::new(self.dir, comm, threads, self.options.interpret)?, rank)
     }
 

@@ -5,32 +5,29 @@ use crate::RunError;
 use crate::checkpoint::write::{Run, Saver, prepare};
 use crate::checkpoint::{Checkpoint, CheckpointOptions, Position, restore};
 use crate::comm::Communicator;
-use crate::comm::launch::{Launch, timeout_from_environment};
+use crate::comm::launch::Launch;
 use crate::comm::local::LocalComm;
-use crate::comm::processes::ProcessComm;
 use crate::data::Data;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::{Cuda, Real};
 use crate::device::{Device, Span};
 use crate::gradients::{self, Gradients, Parts};
+use crate::initialize::initialize;
 use crate::interrupt::Stop;
-use crate::metrics::{StepMetrics, ValidationMetrics, Writer};
+use crate::metrics::Writer;
 use crate::numerics::{self, Histograms, Watch};
 use crate::plan_dir::{CUDA, PlanDir};
+use crate::ranks;
+use crate::reporter::Reporter;
 use crate::save::{self, Tensors, Version};
 use crate::trace;
 use crate::usage::{self, Usage};
 use crate::validation::{Validation, ValidationOptions};
-use frit_ir::ops::EMA;
-use frit_ir::ops::random::RNG;
-use frit_ir::plan::{ParamHome, Plan, sha256_hex};
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use frit_ir::plan::{Plan, sha256_hex};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 /// What is asked of a run.
 #[derive(Clone, Debug, Default)]
@@ -158,42 +155,6 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     Ok(outcome.report)
 }
 
-/// Runs `rank` for every rank on a thread of its own; one that fails ends the others. The results are in rank order,
-/// but those of ranks that another one stopped come last: one that failed by itself says more.
-pub(crate) fn ranks_on_threads<T: Send>(
-    comms: Vec<LocalComm>,
-    rank: impl Fn(LocalComm) -> Result<T, RunError> + Sync,
-) -> Vec<Result<T, RunError>> {
-    let one = |comm: LocalComm| {
-        let end = comm.clone();
-        rank(comm).inspect_err(|_| end.abort())
-    };
-    let results = std::thread::scope(|scope| {
-        let handles: Vec<_> = comms.into_iter().map(|c| scope.spawn(|| one(c))).collect();
-        let join = |h: std::thread::ScopedJoinHandle<'_, _>| {
-            h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        handles.into_iter().map(join).collect()
-    });
-    own_failures_first(results)
-}
-
-/// The results of ranks, but those that another rank stopped last: one that failed by itself says more.
-fn own_failures_first<T>(results: Vec<Result<T, RunError>>) -> Vec<Result<T, RunError>> {
-    let (aborted, mut others): (Vec<_>, Vec<_>) =
-        results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));
-    others.extend(aborted);
-    others
-}
-
-fn is_abort(error: &RunError) -> bool {
-    match error {
-        RunError::Aborted { .. } => true,
-        RunError::Task { reason, .. } => reason.contains("another rank failed"),
-        _ => false,
-    }
-}
-
 fn check_hyper(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
     for (name, value) in hyper {
         // Every one of them is a rate, a factor or a number of steps.
@@ -210,10 +171,10 @@ fn check_hyper(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
 
 /// What a rank brings back; tensors only on rank 0.
 #[derive(Default)]
-struct Outcome {
+pub(crate) struct Outcome {
     rank: usize,
-    report: RunReport,
-    gradients: Gradients,
+    pub(crate) report: RunReport,
+    pub(crate) gradients: Gradients,
     saved: Tensors,
     /// The traced step, by rank of this process.
     spans: Vec<(usize, Vec<Span>)>,
@@ -264,13 +225,11 @@ impl Session<'_> {
     /// Every rank as a thread on the CPU.
     fn on_threads(&self) -> Result<Outcome, RunError> {
         let ranks = self.dir.plan.world_size;
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
         let comms = LocalComm::world(ranks);
         let watch = comms[0].clone();
-        let results = ranks_on_threads(comms, |comm| {
+        let results = ranks::on_threads(comms, |comm| {
             let failed = |_: &RunError| self.failed.store(true, Ordering::Relaxed);
-            self.on_cpu(comm, threads).inspect_err(failed)
+            self.on_cpu(comm).inspect_err(failed)
         });
         let mut outcome = Outcome::default();
         let (mut spans, mut counted) = (Vec::new(), Histograms::new());
@@ -289,31 +248,18 @@ impl Session<'_> {
 
     /// The rank of this process on the CPU.
     fn as_process(&self, launch: &Launch) -> Result<Outcome, RunError> {
-        let refuse = |reason| RunError::Ranks { reason };
+        let failed = |_: &RunError| self.failed.store(true, Ordering::Relaxed);
+        let train = |comm| self.on_cpu(comm).inspect_err(failed);
         let ranks = self.dir.plan.world_size;
-        launch.expect_ranks(ranks).map_err(refuse)?;
-        let timeout = timeout_from_environment().map_err(refuse)?;
-        let comm = ProcessComm::connect(launch, &self.identity(), timeout)?;
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = self.options.threads.unwrap_or((cores / ranks).max(1));
-        let trained = self.on_cpu(comm.clone(), threads);
-        if trained.is_err() {
-            self.failed.store(true, Ordering::Relaxed);
-            comm.abort();
-        }
-        let mut outcome = trained?;
-        (outcome.report.collective_calls, outcome.report.collective_bytes) = comm.traffic();
-        comm.finish()?;
+        let (mut outcome, traffic) = ranks::as_process(ranks, launch, &self.identity(), train)?;
+        (outcome.report.collective_calls, outcome.report.collective_bytes) = traffic;
         Ok(outcome)
     }
 
     /// One rank on the CPU, and beside it what it validates with.
-    fn on_cpu<C: Communicator + Clone>(
-        &self,
-        comm: C,
-        threads: usize,
-    ) -> Result<Outcome, RunError> {
+    fn on_cpu<C: Communicator + Clone>(&self, comm: C) -> Result<Outcome, RunError> {
         let (rank, interpret) = (comm.rank(), self.options.interpret);
+        let threads = ranks::threads_per_rank(self.options.threads, self.dir.plan.world_size);
         let mut device = Cpu::new(self.dir, comm.clone(), threads, interpret)?;
         let Some(validation) = &self.validation else {
             return self.train(&mut device, rank, None);
@@ -370,28 +316,24 @@ impl Session<'_> {
     ) -> Result<Outcome, RunError> {
         let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
         let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
-        let mut reporter = Reporter {
-            plan: &self.dir.plan,
-            writer: if resumes {
-                Writer::resume(metrics, self.start)
-            } else {
-                Writer::open(metrics)
-            }?,
-            bar: self.progress(rank),
-            clock: Instant::now(),
-            parts: None,
-            outcome: Outcome { rank, ..Outcome::default() },
-        };
+        let writer = match resumes {
+            true => Writer::resume(metrics, self.start),
+            false => Writer::open(metrics),
+        }?;
+        let steps = (self.options.progress && rank == 0)
+            .then(|| self.options.steps.saturating_sub(self.start));
+        let mut reporter = Reporter::new(&self.dir.plan, writer, steps);
+        reporter.outcome.rank = rank;
         reporter.outcome.report.start = self.start;
         reporter.outcome.report.rank = rank;
         initialize(self.dir, &self.hyper, &Tensors::new(), device, rank)?;
         if let Some(checkpoint) = &self.resumed {
             restore::restore(checkpoint, &self.dir.plan, device, rank)?;
         }
-        let mut saver = self.saver(device, rank, &reporter.writer)?;
+        let mut saver = self.saver(device, rank, reporter.metrics_file())?;
         let (check, count) = (self.options.check_numerics, self.options.numerics.is_some());
         let mut watch = Watch::new(&self.dir.plan, rank, check, count);
-        reporter.clock = Instant::now();
+        reporter.start_clock();
         let mut step = self.start;
         // Of the state after `step` steps.
         let mut validation_loss = None;
@@ -407,7 +349,7 @@ impl Session<'_> {
             let spans = &mut reporter.outcome.spans;
             let parts = self.step(device, &mut watch, step, rank, spans)?;
             device.note_metrics()?;
-            reporter.parts = reporter.parts.or(parts);
+            reporter.keep(parts);
             step += 1;
             reporter.catch_up(device, step.saturating_sub(D::METRICS_DELAY))?;
             validation_loss = match &mut validate {
@@ -427,11 +369,10 @@ impl Session<'_> {
             }
         }
         reporter.catch_up(device, step)?;
-        reporter.bar.finish_and_clear();
         if let Some(saver) = &mut saver {
             saver.finish(step, self.position(step), validation_loss, device)?;
         }
-        let mut outcome = reporter.outcome;
+        let mut outcome = reporter.finish();
         outcome.usage = device.usage()?;
         (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
         if self.options.save.is_some() {
@@ -454,13 +395,13 @@ impl Session<'_> {
         &self,
         device: &impl Device,
         rank: usize,
-        writer: &Writer,
+        metrics: Option<File>,
     ) -> Result<Option<Saver<'_>>, RunError> {
         let Some(options) = &self.options.checkpoint else { return Ok(None) };
         let run = self.run.agreed(device)?;
         let last = self.resumed.as_ref().map(|_| self.start);
         let (failed, set) = (Arc::clone(&self.failed), &self.hyper);
-        let saver = Saver::new(self.dir, options, run, rank, set, failed, writer.file(), last);
+        let saver = Saver::new(self.dir, options, run, rank, set, failed, metrics, last);
         Ok(Some(saver))
     }
 
@@ -471,16 +412,6 @@ impl Session<'_> {
 
     fn position(&self, step: usize) -> Position {
         self.data.position(self.batch(step))
-    }
-
-    fn progress(&self, rank: usize) -> indicatif::ProgressBar {
-        let shown = self.options.progress && rank == 0 && std::io::stderr().is_terminal();
-        if !shown {
-            return indicatif::ProgressBar::hidden();
-        }
-        let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
-        let bar = indicatif::ProgressBar::new(self.options.steps.saturating_sub(self.start) as u64);
-        if let Ok(style) = style { bar.with_style(style) } else { bar }
     }
 
     /// One step; the gradients if they are asked for.
@@ -519,136 +450,4 @@ impl Session<'_> {
         watch.run(device, update)?;
         Ok(Some(parts))
     }
-}
-
-/// Puts together what a run reports, as the metrics of its steps arrive.
-struct Reporter<'a> {
-    plan: &'a Plan,
-    writer: Writer,
-    bar: indicatif::ProgressBar,
-    /// When the last metrics arrived.
-    clock: Instant,
-    /// The first step's gradients, until its metrics say by what to divide them.
-    parts: Option<Parts>,
-    outcome: Outcome,
-}
-
-impl Reporter<'_> {
-    /// Reports the steps before `step` that are not reported yet.
-    fn catch_up(&mut self, device: &mut impl Device, step: usize) -> Result<(), RunError> {
-        let report = &self.outcome.report;
-        for step in report.start + report.losses.len()..step {
-            let values = device.take_metrics()?;
-            self.report(step, &values)?;
-        }
-        Ok(())
-    }
-
-    /// Reports the validation loss after `step` steps, and gives it back.
-    fn validated(&mut self, step: usize, loss: f64) -> Result<f64, RunError> {
-        self.writer.write(&ValidationMetrics { step: step - 1, validation_loss: loss })?;
-        self.outcome.report.validation.push((step, loss));
-        self.bar.set_message(format!("validation loss {loss:.4}"));
-        self.clock = Instant::now();
-        Ok(loss)
-    }
-
-    /// Takes the metrics of a step, in the plan's order.
-    fn report(&mut self, step: usize, values: &[f32]) -> Result<(), RunError> {
-        let names = self.plan.metrics.iter().map(|m| m.name.as_str());
-        let metrics: BTreeMap<&str, f64> =
-            names.zip(values.iter().map(|v| f64::from(*v))).collect();
-        let seconds = self.clock.elapsed().as_secs_f64();
-        self.clock = Instant::now();
-        if let Some(parts) = self.parts.take() {
-            let (tokens, scale) = (metrics["tokens"], metrics["loss_scale"]);
-            self.outcome.gradients = parts.combine(self.plan, tokens, scale);
-        }
-        let report = &mut self.outcome.report;
-        report.losses.push(metrics["loss"]);
-        report.grad_norms.push(metrics["grad_norm"]);
-        report.seconds.push(seconds);
-        let line = StepMetrics {
-            step,
-            loss: metrics["loss"],
-            grad_norm: metrics["grad_norm"],
-            lr: metrics["lr"],
-            loss_scale: metrics["loss_scale"],
-            skipped: metrics["found_inf"] != 0.0,
-            tokens_or_examples_per_s: metrics["tokens"] / seconds,
-        };
-        self.writer.write(&line)?;
-        self.bar.set_message(format!("loss {:.4}", line.loss));
-        self.bar.inc(1);
-        Ok(())
-    }
-}
-
-/// Writes the first values of everything persistent; the arenas are zero. `replaced` are parameters to
-/// take instead of the plan's, `changes` hyper-parameters.
-///
-/// # Errors
-/// If the device failed.
-pub(crate) fn initialize(
-    dir: &PlanDir,
-    changes: &[(String, f64)],
-    replaced: &Tensors,
-    device: &mut impl Device,
-    rank: usize,
-) -> Result<(), RunError> {
-    let plan = &dir.plan;
-    let weight = |name: &str| {
-        let given = replaced.get(name).map(|bytes| Cow::Borrowed(bytes.as_slice()));
-        given.or_else(|| dir.weight(name))
-    };
-    for param in &plan.params {
-        let ParamHome::Buffer(buffer) = param.home else { continue };
-        if let Some(bytes) = weight(&param.name) {
-            device.write(buffer, 0, &bytes)?;
-        }
-    }
-    for group in &plan.groups {
-        for segment in &group.segments {
-            let Some((from, to, len)) = group.owned(segment, rank) else { continue };
-            if let Some(bytes) = weight(&plan.params[segment.param].name) {
-                let bytes = &bytes[from * 4..(from + len) * 4];
-                device.write(group.master, to * 4, bytes)?;
-                // Until the first step the average is the parameter.
-                for average in group.states.iter().filter(|s| s.name == EMA) {
-                    device.write(average.buffer, to * 4, bytes)?;
-                }
-            }
-        }
-        let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
-        let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
-        for (buffer, table) in begins.into_iter().chain(starts) {
-            let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
-            device.write(buffer, 0, &bytes)?;
-        }
-        for state in group.states.iter().filter(|s| s.init != 0.0) {
-            let value = (state.init as f32).to_le_bytes();
-            device.write(state.buffer, 0, &value.repeat(group.shard_numel))?;
-        }
-    }
-    for constant in &plan.constants {
-        if let Some(bytes) = weight(&constant.name) {
-            device.write(constant.buffer, 0, &bytes)?;
-        }
-    }
-    for state in &plan.states {
-        let value = if state.name == RNG {
-            // Ranks draw different masks.
-            let start = [plan.seed as i64, rank as i64, 0];
-            frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
-        } else {
-            frit_ir::Tensor::splat(state.ty.clone(), state.init)
-        };
-        device.write(state.buffer, 0, &value.to_bytes())?;
-    }
-    for hyper in &plan.hyper {
-        let changed = changes.iter().find(|(name, _)| *name == hyper.name);
-        let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
-        device.write(hyper.buffer, 0, &value.to_le_bytes())?;
-    }
-    Ok(())
 }

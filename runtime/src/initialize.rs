@@ -1,0 +1,79 @@
+//! The first values of everything persistent on a device.
+
+use crate::RunError;
+use crate::device::Device;
+use crate::plan_dir::PlanDir;
+use crate::save::Tensors;
+use frit_ir::ops::EMA;
+use frit_ir::ops::random::RNG;
+use frit_ir::plan::ParamHome;
+use std::borrow::Cow;
+
+/// Writes the first values of everything persistent; the arenas are zero. `replaced` are parameters to
+/// take instead of the plan's, `changes` hyper-parameters.
+///
+/// # Errors
+/// If the device failed.
+pub(crate) fn initialize(
+    dir: &PlanDir,
+    changes: &[(String, f64)],
+    replaced: &Tensors,
+    device: &mut impl Device,
+    rank: usize,
+) -> Result<(), RunError> {
+    let plan = &dir.plan;
+    let weight = |name: &str| {
+        let given = replaced.get(name).map(|bytes| Cow::Borrowed(bytes.as_slice()));
+        given.or_else(|| dir.weight(name))
+    };
+    for param in &plan.params {
+        let ParamHome::Buffer(buffer) = param.home else { continue };
+        if let Some(bytes) = weight(&param.name) {
+            device.write(buffer, 0, &bytes)?;
+        }
+    }
+    for group in &plan.groups {
+        for segment in &group.segments {
+            let Some((from, to, len)) = group.owned(segment, rank) else { continue };
+            if let Some(bytes) = weight(&plan.params[segment.param].name) {
+                let bytes = &bytes[from * 4..(from + len) * 4];
+                device.write(group.master, to * 4, bytes)?;
+                // Until the first step the average is the parameter.
+                for average in group.states.iter().filter(|s| s.name == EMA) {
+                    device.write(average.buffer, to * 4, bytes)?;
+                }
+            }
+        }
+        let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
+        let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
+        for (buffer, table) in begins.into_iter().chain(starts) {
+            let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
+            device.write(buffer, 0, &bytes)?;
+        }
+        for state in group.states.iter().filter(|s| s.init != 0.0) {
+            let value = (state.init as f32).to_le_bytes();
+            device.write(state.buffer, 0, &value.repeat(group.shard_numel))?;
+        }
+    }
+    for constant in &plan.constants {
+        if let Some(bytes) = weight(&constant.name) {
+            device.write(constant.buffer, 0, &bytes)?;
+        }
+    }
+    for state in &plan.states {
+        let value = if state.name == RNG {
+            // Ranks draw different masks.
+            let start = [plan.seed as i64, rank as i64, 0];
+            frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
+        } else {
+            frit_ir::Tensor::splat(state.ty.clone(), state.init)
+        };
+        device.write(state.buffer, 0, &value.to_bytes())?;
+    }
+    for hyper in &plan.hyper {
+        let changed = changes.iter().find(|(name, _)| *name == hyper.name);
+        let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
+        device.write(hyper.buffer, 0, &value.to_le_bytes())?;
+    }
+    Ok(())
+}
