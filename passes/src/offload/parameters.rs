@@ -7,7 +7,7 @@
 
 use super::{Copies, redirect};
 use frit_ir::plan::{Action, Arena, BufferClass, Task};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Other units between two readers of a parameter for which it is freed in the meantime.
 const OTHERS: usize = 2;
@@ -19,8 +19,14 @@ struct Window {
     readers: Vec<usize>,
 }
 
-/// What is made of one buffer on the host alone: the position of the task, by what it writes.
-type Made = BTreeMap<usize, usize>;
+/// Kernels that read one buffer on the host and nothing else, and write one buffer of the workspace that only
+/// this phase uses.
+#[derive(Default)]
+struct Made {
+    /// The position of the task, by what it writes.
+    by_result: BTreeMap<usize, usize>,
+    positions: HashSet<usize>,
+}
 
 pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task> {
     let made = made(&tasks, copies);
@@ -34,7 +40,7 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
         let mut inserted = vec![copies.copy_in(window.host, device, first)];
         let mut to = HashMap::from([(window.host, device)]);
         let read: BTreeSet<usize> = window.readers.iter().flat_map(|r| read(&tasks[*r])).collect();
-        for (&result, &at) in made.iter().filter(|(result, _)| read.contains(result)) {
+        for (&result, &at) in made.by_result.iter().filter(|(result, _)| read.contains(result)) {
             let mut task = tasks[at].clone();
             if task.action.reads()[0].buffer != window.host {
                 continue;
@@ -56,7 +62,7 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
     }
     let mut all = Vec::with_capacity(tasks.len() + before.len());
     for (i, mut task) in tasks.into_iter().enumerate() {
-        if made.values().any(|at| *at == i) {
+        if made.positions.contains(&i) {
             continue;
         }
         all.extend(before.remove(&i).unwrap_or_default());
@@ -72,21 +78,20 @@ fn read(task: &Task) -> Vec<usize> {
     task.action.reads().into_iter().map(|p| p.buffer).collect()
 }
 
-/// Kernels that read one buffer on the host and nothing else, and write one buffer of the workspace that only
-/// this phase uses.
 fn made(tasks: &[Task], copies: &Copies<'_>) -> Made {
     let mut n_writers: HashMap<usize, usize> = HashMap::new();
     for place in tasks.iter().flat_map(|t| t.action.writes()) {
         *n_writers.entry(place.buffer).or_default() += 1;
     }
-    let mut made = Made::new();
+    let mut made = Made::default();
     for (i, task) in tasks.iter().enumerate() {
         let Action::Kernel { reads, writes, .. } = &task.action else { continue };
         let ([read], [write]) = (&reads[..], &writes[..]) else { continue };
         let workspace = copies.plan.buffers[write.buffer].arena == Arena::Workspace;
         let apart = n_writers[&write.buffer] == 1 && !copies.across.contains(&write.buffer);
         if copies.is_on_host(read) && workspace && apart {
-            made.insert(write.buffer, i);
+            made.by_result.insert(write.buffer, i);
+            made.positions.insert(i);
         }
     }
     made
@@ -98,10 +103,10 @@ fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
     // Position and buffer on the host of everything that kernels read, in order.
     let mut readings: Vec<(usize, usize)> = Vec::new();
     for (i, task) in tasks.iter().enumerate() {
-        if made.values().any(|at| *at == i) {
+        if made.positions.contains(&i) {
             continue;
         }
-        let host_of = |buffer: usize| match made.get(&buffer) {
+        let host_of = |buffer: usize| match made.by_result.get(&buffer) {
             Some(&at) => Some(tasks[at].action.reads()[0].buffer),
             None => copies.units.contains_key(&buffer).then_some(buffer),
         };
