@@ -1,20 +1,21 @@
 //! Scaled dot-product attention and its gradient, by the definition.
 //!
-//! Keys after a causal query take no part at all; a masked key has the score −∞ and so the weight 0.
+//! Keys that a query does not see by their position take no part at all; a masked key has the score −∞ and so the weight 0.
 
 use super::EvalError;
 use super::call::{Call, broadcast_places};
 use super::softmax::log_sum_exp;
-use crate::ops::attention::Dims;
+use crate::ops::attention::{Dims, Sight};
 use crate::ops::{Attention, AttentionGrad};
 use crate::{DType, Shape, Tensor};
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Operands of the scores, and what is added to them.
 struct Scores<'a> {
     dims: Dims,
     scale: f64,
-    causal: bool,
+    sight: Sight,
     q: Cow<'a, [f64]>,
     k: Cow<'a, [f64]>,
     /// Per score, what is added; nothing without a mask.
@@ -27,7 +28,7 @@ impl<'a> Scores<'a> {
         call: &Call<'a>,
         first: usize,
         mask: usize,
-        (scale, causal): (f64, bool),
+        (scale, sight): (f64, Sight),
     ) -> Result<Self, EvalError> {
         let ty = |i: usize| &call.inputs[first + i].ty;
         let d = Dims::of(ty(0), ty(1), ty(2))?;
@@ -42,16 +43,20 @@ impl<'a> Scores<'a> {
             broadcast_places(m.shape(), &full).into_iter().map(|p| added(values[p])).collect()
         });
         let (q, k) = (call.floats(first), call.floats(first + 1));
-        Ok(Scores { dims: d, scale, causal, q, k, mask })
+        Ok(Scores { dims: d, scale, sight, q, k, mask })
     }
 
-    /// Scores of query row `row` (of `B·H·T`) with the keys it sees.
+    /// The keys that query row `row` (of `B·H·T`) sees.
+    fn keys(&self, row: usize) -> Range<usize> {
+        self.sight.keys(row % self.dims.t, self.dims.s)
+    }
+
+    /// Scores of query row `row` with the keys it sees.
     fn row(&self, row: usize) -> Vec<f64> {
         let d = &self.dims;
         let query = &self.q[row * d.d..(row + 1) * d.d];
-        let visible = if self.causal { d.s.min(row % d.t + 1) } else { d.s };
         let first = self.first_key(row);
-        (0..visible)
+        self.keys(row)
             .map(|j| {
                 let key = &self.k[(first + j) * d.d..(first + j + 1) * d.d];
                 let dot: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
@@ -69,7 +74,7 @@ impl<'a> Scores<'a> {
 }
 
 pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
-    let scores = Scores::new(call, 0, 3, (op.scale, op.causal))?;
+    let scores = Scores::new(call, 0, 3, (op.scale, op.sight()))?;
     let d = scores.dims;
     let v = call.floats(2);
     let n_rows = d.b * d.h * d.t;
@@ -82,9 +87,11 @@ pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, 
         if lse == f64::NEG_INFINITY {
             continue;
         }
+        // 1, but where `lse` is too large to tell: in a row of equal, very low scores.
+        let total: f64 = s.iter().map(|s| (s - lse).exp()).sum();
         let out = &mut y[row * d.e..(row + 1) * d.e];
-        for (j, s) in s.iter().enumerate() {
-            let p = (s - lse).exp();
+        for (j, s) in scores.keys(row).zip(&s) {
+            let p = (s - lse).exp() / total;
             let value = (scores.first_key(row) + j) * d.e;
             out.iter_mut().zip(&v[value..value + d.e]).for_each(|(y, v)| *y += p * v);
         }
@@ -96,7 +103,7 @@ pub(super) fn attention_grad(
     op: &AttentionGrad,
     call: &Call<'_>,
 ) -> Result<Vec<Tensor>, EvalError> {
-    let scores = Scores::new(call, 1, 6, (op.scale, op.causal))?;
+    let scores = Scores::new(call, 1, 6, (op.scale, op.sight()))?;
     let d = scores.dims;
     let (dy, v, y, lse) = (call.floats(0), call.floats(3), call.floats(4), call.floats(5));
     let mut dq = vec![0.0; scores.q.len()];
@@ -114,7 +121,7 @@ pub(super) fn attention_grad(
         }
         let (dy, y) = (&dy[row * d.e..(row + 1) * d.e], &y[row * d.e..(row + 1) * d.e]);
         let delta = dot(dy, y);
-        for (j, s) in scores.row(row).into_iter().enumerate() {
+        for (j, s) in scores.keys(row).zip(scores.row(row)) {
             let key = scores.first_key(row) + j;
             let p = (s - lse[row]).exp();
             let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta);

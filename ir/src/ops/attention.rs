@@ -6,6 +6,7 @@
 use super::{Inferred, OpError, arity_in, float, same_shape, shape_is, statistics_dtype};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// `(q[B,H,T,D], k[B,G,S,D], v[B,G,S,E][, mask])` → `(y[B,H,T,E], lse[B,H,T])`.
 ///
@@ -20,18 +21,27 @@ pub struct Attention {
     /// Whether query `i` sees only keys `j ≤ i`.
     #[serde(default)]
     pub causal: bool,
+    /// Query `i` sees only keys with `|i − j| < window`, if there is one: sliding-window, or local, attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
 }
 
 impl Attention {
+    /// Which keys queries see.
+    pub fn sight(&self) -> Sight {
+        Sight { causal: self.causal, window: self.window }
+    }
+
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity_in(inputs, 3, 4)?;
+        self.sight().check()?;
         let d = Dims::of(inputs[0], inputs[1], inputs[2])?;
         check_mask(inputs.get(3).copied(), &d)?;
         Ok(vec![inputs[0].with_shape([d.b, d.h, d.t, d.e]), d.statistics(inputs[0].dtype)])
     }
 
     pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
-        Dims::of(inputs[0], inputs[1], inputs[2]).map_or(0, |d| d.flops(self.causal))
+        Dims::of(inputs[0], inputs[1], inputs[2]).map_or(0, |d| d.flops(self.sight()))
     }
 }
 
@@ -45,14 +55,23 @@ pub struct AttentionGrad {
     /// As [`Attention::causal`].
     #[serde(default)]
     pub causal: bool,
+    /// As [`Attention::window`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
     /// Whether the gradient of an added mask is a result.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mask_grad: bool,
 }
 
 impl AttentionGrad {
+    /// Which keys queries see.
+    pub fn sight(&self) -> Sight {
+        Sight { causal: self.causal, window: self.window }
+    }
+
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity_in(inputs, 6, 7)?;
+        self.sight().check()?;
         let d = Dims::of(inputs[1], inputs[2], inputs[3])?;
         same_shape(inputs[0], inputs[4], "dy and y")?;
         shape_is(inputs[4], &[d.b, d.h, d.t, d.e], "y")?;
@@ -70,7 +89,39 @@ impl AttentionGrad {
     }
 
     pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
-        Dims::of(inputs[1], inputs[2], inputs[3]).map_or(0, |d| 5 * d.flops(self.causal) / 2)
+        Dims::of(inputs[1], inputs[2], inputs[3]).map_or(0, |d| 5 * d.flops(self.sight()) / 2)
+    }
+}
+
+/// Which keys a query sees by the positions of both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Sight {
+    /// As [`Attention::causal`].
+    pub causal: bool,
+    /// As [`Attention::window`].
+    pub window: Option<usize>,
+}
+
+impl Sight {
+    /// The keys, of `keys`, that a query sees.
+    pub fn keys(self, query: usize, keys: usize) -> Range<usize> {
+        let ahead = if self.causal { Some(1) } else { self.window };
+        let end = ahead.map_or(keys, |n| query.saturating_add(n).min(keys));
+        let begin = self.window.map_or(0, |n| (query + 1).saturating_sub(n));
+        begin.min(end)..end
+    }
+
+    /// The same without a window that hides nothing.
+    pub fn of(self, queries: usize, keys: usize) -> Sight {
+        let most = if self.causal { queries } else { queries.max(keys) };
+        Sight { window: self.window.filter(|&n| n < most), ..self }
+    }
+
+    fn check(self) -> Result<(), OpError> {
+        match self.window {
+            Some(0) => Err(OpError::new("a window of 0 hides every key")),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -113,11 +164,17 @@ impl Dims {
         TensorType::new(statistics_dtype(dtype), [self.b, self.h, self.t])
     }
 
-    /// Two products; a causal mask halves them.
-    fn flops(&self, causal: bool) -> u64 {
-        let pairs = self.b as u64 * self.h as u64 * self.t as u64 * self.s as u64;
-        let full = 2 * pairs * (self.d + self.e) as u64;
-        if causal { full / 2 } else { full }
+    /// Two products of the pairs of queries and keys that see each other; without a window, causal pairs are
+    /// counted as half of all.
+    fn flops(&self, sight: Sight) -> u64 {
+        let heads = self.b as u64 * self.h as u64;
+        let sight = sight.of(self.t, self.s);
+        if sight.window.is_some() {
+            let pairs: usize = (0..self.t).map(|i| sight.keys(i, self.s).len()).sum();
+            return 2 * heads * pairs as u64 * (self.d + self.e) as u64;
+        }
+        let full = 2 * heads * self.t as u64 * self.s as u64 * (self.d + self.e) as u64;
+        if sight.causal { full / 2 } else { full }
     }
 }
 

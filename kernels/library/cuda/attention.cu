@@ -34,7 +34,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp * ROWS * 16;
-    int seen = CAUSAL && first + QUERIES < keys ? first + QUERIES : keys;
+    int seen = end_of_keys(first + QUERIES - 1, keys), begin = first_key(first) / KEYS;
     int steps = (seen + KEYS - 1) / KEYS;
 
     f32 sum[ROWS][E / 8][4], m[ROWS][2], l[ROWS][2];
@@ -49,10 +49,11 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
     }
 
     load_tile<Q, QUERIES, HEAD, D, THREADS>(q_tile, q, queries - first, whole_q);
-    if (steps > 0) load_tile<K, KEYS, HEAD, D, THREADS>(k_tile, k, keys, whole_k);
+    if (steps > begin)
+        load_tile<K, KEYS, HEAD, D, THREADS>(k_tile, k + begin * KEYS * K::ROW, keys - begin * KEYS, whole_k);
     copy_async_commit();
 
-    for (int step = 0; step < steps; step++) {
+    for (int step = begin; step < steps; step++) {
         int key = step * KEYS;
         copy_async_wait<0>();
         __syncthreads();
@@ -68,7 +69,8 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
             load_tile<K, KEYS, HEAD, D, THREADS>(k_tile, k + (key + KEYS) * K::ROW, keys - key - KEYS, whole_k);
         copy_async_commit();
 
-        bool edge = key + KEYS > keys || (CAUSAL && key + KEYS - 1 > first + warp_row);
+        int first_row = first + warp_row;
+        bool edge = key + KEYS > keys || any_hidden(first_row, first_row + ROWS * 16 - 1, key, key + KEYS - 1);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
 #pragma unroll
@@ -84,7 +86,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
                     for (int e = 0; e < 2; e++) {
                         int column = key + j * 8 + lane % 4 * 2 + e;
                         f32& x = s[i][j][half * 2 + e];
-                        if (edge && (column >= keys || (CAUSAL && column > row))) x = -INFINITE;
+                        if (edge && (column >= keys || is_hidden(row, column))) x = -INFINITE;
                         else x = score(x, scale, mask_row + column * mask_key);
                         most = fmaxf(most, x);
                     }

@@ -46,8 +46,8 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp * ROWS * 16;
-    int skipped = CAUSAL ? first / TILE : 0;
-    int per_head = (queries + TILE - 1) / TILE - skipped;
+    int skipped = first_query(first) / TILE;
+    int per_head = (end_of_queries(first + BLOCK - 1, queries) + TILE - 1) / TILE - skipped;
     int steps = per_head > 0 ? per_head * shared_by : 0;
 
     auto load = [&](int step) {
@@ -105,7 +105,8 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
         // Rows are keys here, columns queries.
         f32 p[ROWS][TILE / 8][4];
         product<ROWS, TILE / 8, D>(p, k_tile + warp_row * (D + PAD), q_tile);
-        bool edge = CAUSAL && first + warp_row + ROWS * 16 - 1 > query;
+        int first_row = first + warp_row;
+        bool edge = any_hidden(query, query + TILE - 1, first_row, first_row + ROWS * 16 - 1);
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
@@ -115,7 +116,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                     int key = first + warp_row + i * 16 + e / 2 * 8 + lane / 4;
                     int column = j * 8 + lane % 4 * 2 + e % 2;
                     int place = 0;
-                    bool hidden = edge && key > query + column;
+                    bool hidden = edge && is_hidden(query + column, key);
                     if (MASK != NO_MASK) {
                         hidden = hidden || key >= keys || query + column >= queries;
                         if (!hidden) place = (query + column) * mask_query + key * mask_key;

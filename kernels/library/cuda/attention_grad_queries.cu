@@ -37,7 +37,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
 
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warp_row = warp * ROWS * 16;
-    int seen = CAUSAL && first + BLOCK < keys ? first + BLOCK : keys;
+    int seen = end_of_keys(first + BLOCK - 1, keys), begin = first_key(first) / TILE;
     int steps = (seen + TILE - 1) / TILE;
     i64 row0 = head * queries + first + warp_row;
     int valid = queries - first - warp_row;
@@ -65,10 +65,10 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
 
     load_tile<Q, BLOCK, HEAD, D, THREADS>(q_tile, q, queries - first, whole_q);
     load_tile<Dy, BLOCK, VALUE, E, THREADS>(dy_tile, dy, queries - first, whole_y);
-    if (steps > 0) load(0);
+    if (steps > begin) load(begin);
     copy_async_commit();
 
-    for (int step = 0; step < steps; step++) {
+    for (int step = begin; step < steps; step++) {
         int key = step * TILE, at = step % 2 * TILE;
         copy_async_wait<0>();
         __syncthreads();
@@ -79,7 +79,9 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
         f32 p[ROWS][TILE / 8][4], ds[ROWS][TILE / 8][4];
         product<ROWS, TILE / 8, D>(p, q_tile + warp_row * (D + PAD), k_tile);
         product<ROWS, TILE / 8, E>(ds, dy_tile + warp_row * (E + PAD), v_tiles + at * (E + PAD));
-        bool edge = key + TILE > keys || (CAUSAL && key + TILE - 1 > first + warp_row);
+        int first_row = first + warp_row;
+        bool edge =
+            key + TILE > keys || any_hidden(first_row, first_row + ROWS * 16 - 1, key, key + TILE - 1);
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
@@ -94,7 +96,7 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
                     for (int e = 0; e < 2; e++) {
                         int column = key + j * 8 + lane % 4 * 2 + e;
                         f32& x = ds[i][j][half * 2 + e];
-                        if (edge && (column >= keys || (CAUSAL && column > row))) {
+                        if (edge && (column >= keys || is_hidden(row, column))) {
                             x = 0;
                             continue;
                         }

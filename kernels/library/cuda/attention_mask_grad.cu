@@ -33,7 +33,8 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
         for (i64 h = head0; h < head1; h++)
             for (i64 query = query0; query < query1; query += BLOCK)
                 for (i64 key = key0; key < key1; key += TILE) {
-                    if (CAUSAL && key > query + BLOCK - 1) break;
+                    if (key >= end_of_keys(query + BLOCK - 1, shape.keys)) break;
+                    if (key + TILE <= first_key(query)) continue;
                     i64 row = (batch * shape.heads + h) * shape.queries + query;
                     i64 kv_head = batch * shape.groups + h / (shape.heads / shape.groups);
                     i64 kv_row = kv_head * shape.keys + key;

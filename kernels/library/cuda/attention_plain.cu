@@ -18,8 +18,8 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
     Sum m[R], l[R];
 #pragma unroll
     for (int r = 0; r < R; r++) m[r] = -infinite(), l[r] = 0;
-    i64 seen = CAUSAL && first + BLOCK < shape.keys ? first + BLOCK : shape.keys;
-    for (i64 key = 0; key < seen; key += TILE) {
+    i64 seen = end_of_keys(first + BLOCK - 1, shape.keys);
+    for (i64 key = first_key(first) / TILE * TILE; key < seen; key += TILE) {
         __syncthreads();
         load_rows<TILE, HEAD>(k_tile, k + (kv_head * shape.keys + key) * HEAD, shape.keys - key);
         load_rows<TILE, VALUE>(v_tile, v + (kv_head * shape.keys + key) * VALUE, shape.keys - key);

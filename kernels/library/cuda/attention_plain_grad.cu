@@ -23,8 +23,8 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
     load_rows<BLOCK, VALUE>(dy_rows, dy + row0 * VALUE, shape.queries - first);
 
     Row<HEAD> sum[R] = {};
-    i64 seen = CAUSAL && first + BLOCK < shape.keys ? first + BLOCK : shape.keys;
-    for (i64 key = 0; key < seen; key += TILE) {
+    i64 seen = end_of_keys(first + BLOCK - 1, shape.keys);
+    for (i64 key = first_key(first) / TILE * TILE; key < seen; key += TILE) {
         __syncthreads();
         load_rows<TILE, HEAD>(k_tile, k + (kv_head * shape.keys + key) * HEAD, shape.keys - key);
         load_rows<TILE, VALUE>(v_tile, v + (kv_head * shape.keys + key) * VALUE, shape.keys - key);
@@ -69,7 +69,8 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
     Row<VALUE> dv_sum[R] = {};
     for (i64 i = 0; i < shared_by; i++) {
         i64 h = kv_head % shape.groups * shared_by + i, head = batch * shape.heads + h;
-        for (i64 query = CAUSAL ? first / TILE * TILE : 0; query < shape.queries; query += TILE) {
+        i64 end = end_of_queries(first + BLOCK - 1, shape.queries);
+        for (i64 query = first_query(first) / TILE * TILE; query < end; query += TILE) {
             i64 row = head * shape.queries + query;
             __syncthreads();
             load_rows<TILE, HEAD>(q_tile, q + row * HEAD, shape.queries - query);

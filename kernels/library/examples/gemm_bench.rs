@@ -99,7 +99,7 @@ fn attention(pool: &Pool) {
                 value_dim: dim,
                 scale: 0.125,
                 causal,
-                causal_offset: 0,
+                window: None,
                 elem,
                 q: layout,
                 k: layout,

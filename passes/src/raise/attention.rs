@@ -8,6 +8,7 @@
 use super::mask::{Mask, Masks};
 use super::matcher::{Matcher, near};
 use super::{Raised, Step};
+use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{Attention, BinaryFn, MatMul, PredicateFn, Reshape, Transpose, UnaryFn};
 use frit_ir::{Op, Shape, ValueId};
 
@@ -42,7 +43,8 @@ pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let usual = m.graph.ty(q).shape.0.last().map_or(1.0, |&d| 1.0 / (d as f64).sqrt());
     // Exporters round the scale, or its root, to f32.
     let scale = if near(scale, usual) { usual } else { scale };
-    let op = Attention { scale, causal: masks.causal };
+    let Sight { causal, window } = masks.sight;
+    let op = Attention { scale, causal, window };
     let result = raised.push(Op::Attention(op), operands);
     if ty.shape.rank() == 3 {
         let shape = m.graph.ty(y).shape.clone();

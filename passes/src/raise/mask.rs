@@ -1,12 +1,14 @@
 //! What the mask of an attention keeps.
 //!
 //! A mask is a condition (keep where true) or is added to the scores. One that is known while compiling
-//! and equals the lower triangle becomes the attribute `causal`; one that keeps everything is left out;
-//! any other stays an operand.
+//! and keeps the lower triangle or a band around the diagonal becomes the attributes `causal` and `window`;
+//! one that keeps everything is left out; any other stays an operand. A condition that joins several is taken
+//! apart if one of them is known.
 
 use super::matcher::Matcher;
 use super::{Raised, Step};
 use crate::canonicalize::known_value;
+use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{BinaryFn, Constant, LogicalFn, Reshape, UnaryFn};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType, ValueId};
 
@@ -32,8 +34,8 @@ pub(super) enum Mask {
 /// The masks of one attention together.
 #[derive(Debug)]
 pub(super) struct Masks {
-    /// Whether one of them is the lower triangle.
-    pub causal: bool,
+    /// What those keep that are known.
+    pub sight: Sight,
     /// The rest, as one operand.
     pub operand: Option<Step>,
 }
@@ -49,23 +51,26 @@ impl Masks {
     ) -> Option<Masks> {
         let mut effective: Vec<(Mask, Option<Known>)> = Vec::new();
         for mask in masks {
-            let mask = simplified(m, *mask);
-            let known = known(m, &mask);
-            if !matches!(known, Some(Known::Everything)) {
-                effective.push((mask, known));
+            for (mask, known) in apart(m, simplified(m, *mask)) {
+                if !matches!(known, Some(Known::Everything)) {
+                    effective.push((mask, known));
+                }
             }
         }
         let alone = effective.len() == 1;
-        let mut causal = false;
+        let mut sight = Sight::default();
         let mut parts = Parts { m, raised, scores, kept: None, filled: None, added: None };
         for (mask, known) in effective {
             match known {
                 // Keys behind a finite fill come back in rows that another mask empties.
-                Some(Known::LowerTriangle { finite }) if alone || !finite => causal = true,
+                Some(Known::Keys { sight: more, finite }) if alone || !finite => {
+                    sight.causal |= more.causal;
+                    sight.window = sight.window.into_iter().chain(more.window).min();
+                }
                 _ => parts.push(mask)?,
             }
         }
-        Some(Masks { causal, operand: parts.join() })
+        Some(Masks { sight, operand: parts.join() })
     }
 }
 
@@ -173,11 +178,47 @@ fn simplified(m: &Matcher<'_>, mask: Mask) -> Mask {
     }
 }
 
+/// The mask, or the parts of its condition if one of them is known; with what is known of each.
+fn apart(m: &Matcher<'_>, mask: Mask) -> Vec<(Mask, Option<Known>)> {
+    let whole = known(m, &mask);
+    let Mask::Filled { condition, keep, fill } = mask else { return vec![(mask, whole)] };
+    if whole.is_some() || fill != f64::NEG_INFINITY {
+        return vec![(mask, whole)];
+    }
+    let mut found = Vec::new();
+    conditions(m, condition, keep, &mut found);
+    let parts: Vec<(Mask, Option<Known>)> = found
+        .into_iter()
+        .map(|(condition, keep)| Mask::Filled { condition, keep, fill })
+        .map(|part| (part, known(m, &part)))
+        .collect();
+    match parts.iter().any(|(_, known)| known.is_some()) {
+        true => parts,
+        false => vec![(mask, whole)],
+    }
+}
+
+/// The conditions that must all be `keep` for this one to be it, with what each must be.
+fn conditions(m: &Matcher<'_>, condition: ValueId, keep: bool, found: &mut Vec<(ValueId, bool)>) {
+    let node = m.graph.def(condition);
+    match (&node.op, keep) {
+        (Op::Logical(LogicalFn::And), true) | (Op::Logical(LogicalFn::Or), false) => {
+            for part in &node.inputs {
+                conditions(m, *part, keep, found);
+            }
+        }
+        (Op::Unary(UnaryFn::Not), _) => conditions(m, node.inputs[0], !keep, found),
+        _ => found.push((condition, keep)),
+    }
+}
+
 enum Known {
     /// Every key, for every query.
     Everything,
-    /// The keys that are not after the query.
-    LowerTriangle {
+    /// The keys that a query sees by its position.
+    Keys {
+        /// Which they are.
+        sight: Sight,
         /// Whether other scores are a low number rather than −∞.
         finite: bool,
     },
@@ -206,8 +247,18 @@ fn known(m: &Matcher<'_>, mask: &Mask) -> Option<Known> {
         return Some(Known::Everything);
     }
     let [.., rows, columns] = shape.dims() else { return None };
-    let lower = |i: usize| i % columns <= i / columns % rows;
     // A single row that masks keys would be broadcast over all queries.
-    let triangle = *rows > 1 && kept.iter().enumerate().all(|(i, &k)| k == lower(i));
-    triangle.then_some(Known::LowerTriangle { finite })
+    if *rows < 2 {
+        return None;
+    }
+    let place = |i: usize| (i / columns % rows, i % columns);
+    let places = || kept.iter().enumerate().map(|(i, &k)| (place(i), k));
+    let seen = || places().filter(|(_, kept)| *kept).map(|(place, _)| place);
+    let reach = seen().map(|(query, key)| query.abs_diff(key)).max()? + 1;
+    let causal = seen().all(|(query, key)| key <= query);
+    let sight = Sight { causal, window: Some(reach) }.of(*rows, *columns);
+    let exact = places().all(|((query, key), k)| k == sight.keys(query, *columns).contains(&key));
+    // In a row without any key a finite fill makes the mean of all values.
+    let some = (0..*rows).all(|query| !sight.keys(query, *columns).is_empty());
+    (exact && some).then_some(Known::Keys { sight, finite })
 }

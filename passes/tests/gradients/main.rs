@@ -333,7 +333,12 @@ fn normalization_softmax_and_loss() {
 
 #[test]
 fn attention() {
-    let op = |causal| Op::Attention(Attention { scale: 0.5, causal });
+    let local = |causal, window| Op::Attention(Attention { scale: 0.5, causal, window });
+    let op = |causal| local(causal, None);
+    for causal in [false, true] {
+        let shapes: [&[usize]; 3] = [&[1, 2, 5, 3], &[1, 1, 4, 3], &[1, 1, 4, 2]];
+        single("window", local(causal, Some(2)), &shapes);
+    }
     single("attention", op(false), &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]]);
     single("causal", op(true), &[&[1, 2, 4, 3], &[1, 2, 4, 3], &[1, 2, 4, 3]]);
     single("grouped heads", op(true), &[&[1, 4, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2]]);

@@ -18,15 +18,28 @@ struct Sizes {
     e: usize,
 }
 
+/// Which keys are seen; without a window from whether it is causal.
+struct Sees {
+    causal: bool,
+    window: Option<usize>,
+}
+
+impl From<bool> for Sees {
+    fn from(causal: bool) -> Sees {
+        Sees { causal, window: None }
+    }
+}
+
 /// Both directions with the results of the interpreter as operands of the gradient.
 fn both(
     dtype: DType,
     n: Sizes,
-    causal: bool,
+    sight: impl Into<Sees>,
     mask: Option<Tensor>,
     mask_grad: bool,
     tolerance: f64,
 ) {
+    let Sees { causal, window } = sight.into();
     let Sizes { b, h, g, t, s, d, e } = n;
     let scale = 1.0 / (d as f64).sqrt();
     let mut operands = vec![
@@ -35,7 +48,7 @@ fn both(
         random(dtype, &[b, g, s, e], 3),
     ];
     operands.extend(mask.clone());
-    let op = Op::Attention(Attention { scale, causal });
+    let op = Op::Attention(Attention { scale, causal, window });
     check(op.clone(), &operands, tolerance);
     let inputs: Vec<&Tensor> = operands.iter().collect();
     let results = eval_op(&op, &inputs, Options::default()).unwrap_or_else(|e| panic!("{e}"));
@@ -43,7 +56,7 @@ fn both(
     all.extend(operands[..3].iter().cloned());
     all.extend(results);
     all.extend(mask);
-    check(Op::AttentionGrad(AttentionGrad { scale, causal, mask_grad }), &all, tolerance);
+    check(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &all, tolerance);
 }
 
 /// A mask that hides some keys, and row 2 of head 0 entirely.
@@ -73,6 +86,23 @@ fn odd_sizes_and_shared_key_heads() {
     both(DType::F16, SMALL, false, None, false, 4e-3);
     both(DType::F16, Sizes { d: 19, e: 5, ..SMALL }, true, None, false, 4e-3);
     both(DType::F16, Sizes { t: 70, s: 33, ..SMALL }, true, None, false, 4e-3);
+}
+
+/// Windows within a tile, over several, wider than the blocks, and none that hides anything; rows that see
+/// nothing.
+#[test]
+fn windows_around_the_diagonal() {
+    for causal in [false, true] {
+        for window in [1, 33, 100, 200] {
+            let sees = || Sees { causal, window: Some(window) };
+            let n = Sizes { b: 1, h: 2, g: 1, t: 200, s: 190, d: 16, e: 16 };
+            both(DType::F16, n, sees(), None, false, 4e-3);
+            let n = Sizes { b: 1, h: 4, t: 70, s: 20, d: 8, e: 4, ..SMALL };
+            let mask = random(DType::F32, &[1, 4, 70, 20], 7);
+            both(DType::F32, n, sees(), Some(mask), true, 2e-4);
+            both(DType::F16, n, sees(), Some(random(DType::Bool, &[1, 1, 1, 20], 6)), false, 4e-3);
+        }
+    }
 }
 
 #[test]
@@ -117,10 +147,10 @@ fn launches(d: usize, mask: Option<DType>) -> Vec<Launch> {
     let mut backward = vec![&q, &q, &q, &q, &q, &lse];
     forward.extend(&mask);
     backward.extend(&mask);
-    let (scale, causal, mask_grad) = (0.1, true, false);
-    let forward = body_of(Op::Attention(Attention { scale, causal }), &forward);
+    let (scale, causal, window, mask_grad) = (0.1, true, None, false);
+    let forward = body_of(Op::Attention(Attention { scale, causal, window }), &forward);
     let backward =
-        body_of(Op::AttentionGrad(AttentionGrad { scale, causal, mask_grad }), &backward);
+        body_of(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &backward);
     [forward, backward].iter().flat_map(|body| recipe(body).launches).collect()
 }
 
@@ -174,7 +204,7 @@ fn packed(dtype: DType, tolerance: f64) {
     };
     let qkv: Vec<_> = parts.into_iter().map(|v| heads(&mut body, v)).collect();
     let mut forward = Body(body.0.clone());
-    let y = forward.add(Op::Attention(Attention { scale: 0.25, causal: true }), &qkv);
+    let y = forward.add(Op::Attention(Attention { scale: 0.25, causal: true, window: None }), &qkv);
     let z = rows(&mut forward, y[0]);
     let forward = forward.outputs(&[z, y[1]]);
     assert_eq!(recipe(&forward).launches.len(), 1, "nothing is copied");
@@ -187,7 +217,7 @@ fn packed(dtype: DType, tolerance: f64) {
         results.into_iter().map(|(_, t)| t).collect::<Vec<_>>().try_into().expect("two results");
     let (z_in, lse_in, dz_in) = (body.input(&z.ty), body.input(&lse.ty), body.input(&z.ty));
     let (y, dy) = (heads(&mut body, z_in), heads(&mut body, dz_in));
-    let op = AttentionGrad { scale: 0.25, causal: true, mask_grad: false };
+    let op = AttentionGrad { scale: 0.25, causal: true, window: None, mask_grad: false };
     let operands = [dy, qkv[0], qkv[1], qkv[2], y, lse_in];
     let gradients = body.add(Op::AttentionGrad(op), &operands);
     let gradients: Vec<_> = gradients.into_iter().map(|v| rows(&mut body, v)).collect();

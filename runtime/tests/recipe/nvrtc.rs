@@ -4,6 +4,7 @@
 //! skipped, with a notice.
 
 use crate::check::body_of;
+use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
     ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MatMul,
@@ -67,6 +68,15 @@ fn attention(
     causal: bool,
     mask: Option<DType>,
 ) -> Vec<(Op, Vec<TensorType>)> {
+    local_attention(dtype, d, Sight { causal, window: None }, mask)
+}
+
+fn local_attention(
+    dtype: DType,
+    d: usize,
+    Sight { causal, window }: Sight,
+    mask: Option<DType>,
+) -> Vec<(Op, Vec<TensorType>)> {
     let q = TensorType::new(dtype, [2, 4, 256, d]);
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let lse = TensorType::new(wide, [2, 4, 256]);
@@ -77,8 +87,8 @@ fn attention(
     forward.extend(mask.clone());
     backward.extend(mask);
     vec![
-        (Op::Attention(Attention { scale: 0.1, causal }), forward),
-        (Op::AttentionGrad(AttentionGrad { scale: 0.1, causal, mask_grad }), backward),
+        (Op::Attention(Attention { scale: 0.1, causal, window }), forward),
+        (Op::AttentionGrad(AttentionGrad { scale: 0.1, causal, window, mask_grad }), backward),
     ]
 }
 
@@ -157,6 +167,8 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
     all.push(adafactor(AdafactorPart::Step, &[20, 13], 10));
     all.extend(attention(f, 64, false, Some(f)));
     all.extend(attention(b, 64, true, None));
+    let window = Some(100);
+    all.extend(local_attention(f, 64, Sight { causal: false, window }, Some(f)));
     all
 }
 
@@ -267,6 +279,9 @@ fn attention_with_masks_and_heads_up_to_256_spills_nothing() {
     };
     let mut bodies = attention(DType::F16, 64, true, Some(DType::Bool));
     bodies.extend(attention(DType::BF16, 128, true, None));
+    let window = Some(100);
+    bodies.extend(local_attention(DType::BF16, 128, Sight { causal: true, window }, None));
+    bodies.extend(local_attention(DType::F16, 64, Sight { causal: false, window }, None));
     bodies.extend(attention(DType::BF16, 128, false, Some(DType::Bool)));
     for d in [160, 192, 256] {
         bodies.extend(attention(DType::BF16, d, true, None));

@@ -6,8 +6,8 @@ use crate::{Op, Tensor};
 
 const SCALE: f64 = 0.7;
 
-fn forward(causal: bool) -> Op {
-    Op::Attention(Attention { scale: SCALE, causal })
+fn forward(causal: bool, window: Option<usize>) -> Op {
+    Op::Attention(Attention { scale: SCALE, causal, window })
 }
 
 /// q [2,2,3,4], k [2,1,3,4], v [2,1,3,2]: two query heads share a key head.
@@ -30,16 +30,25 @@ fn equals_its_parts() {
     let scores = eval1(Op::Binary(BinaryFn::Mul), &[scores, f64s(&[], &[SCALE])]);
     let masked = [0.0, f64::NEG_INFINITY];
     let causal: Vec<f64> = (0..9).map(|i| masked[usize::from(i % 3 > i / 3)]).collect();
-    for (is_causal, mask) in [(false, vec![0.0; 9]), (true, causal)] {
+    let near: Vec<f64> =
+        (0..9).map(|i: usize| masked[usize::from((i % 3).abs_diff(i / 3) > 1)]).collect();
+    let band = causal.iter().zip(&near).map(|(a, b)| a + b).collect();
+    for (is_causal, window, mask) in [
+        (false, None, vec![0.0; 9]),
+        (true, None, causal),
+        (false, Some(2), near),
+        (true, Some(2), band),
+        (false, Some(3), vec![0.0; 9]),
+    ] {
         let scores = eval1(Op::Binary(BinaryFn::Add), &[scores.clone(), f64s(&[3, 3], &mask)]);
         let weights = eval1(Op::Softmax(Softmax { axis: 3 }), &[scores]);
         let expected = product(&weights, &inputs[2], false);
-        let y = eval(forward(is_causal), &inputs).remove(0);
+        let y = eval(forward(is_causal, window), &inputs).remove(0);
         assert_eq!(y.shape().dims(), [2, 2, 3, 2]);
         assert_close(&y.to_f64s(), &expected.to_f64s(), 1e-14);
         // The same by an explicit mask.
         let with_mask = [inputs.clone(), vec![f64s(&[3, 3], &mask)]].concat();
-        assert_close(&eval(forward(false), &with_mask)[0].to_f64s(), &y.to_f64s(), 1e-14);
+        assert_close(&eval(forward(false, None), &with_mask)[0].to_f64s(), &y.to_f64s(), 1e-14);
     }
 }
 
@@ -47,7 +56,7 @@ fn equals_its_parts() {
 fn a_row_without_keys_is_zero() {
     let mut inputs = operands();
     inputs.push(bools(&[3, 1], &[1, 0, 1]));
-    let results = eval(forward(false), &inputs);
+    let results = eval(forward(false, None), &inputs);
     for row in 0..12 {
         let y = &results[0].to_f64s()[row * 2..row * 2 + 2];
         let lse = results[1].to_f64s()[row];
@@ -61,19 +70,26 @@ fn gradient_agrees_with_differences() {
     let dy = f64s(&[2, 2, 3, 2], &noise(4, 24));
     let some = bools(&[1, 2, 3, 3], &[1, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 1, 0]);
     let added = f64s(&[3], &[0.3, -0.2, f64::NEG_INFINITY]);
-    for (causal, mask) in [(false, None), (true, None), (false, Some(some)), (true, Some(added))] {
+    for (causal, window, mask) in [
+        (false, None, None),
+        (true, None, None),
+        (false, Some(2), None),
+        (true, Some(1), None),
+        (false, None, Some(some)),
+        (true, Some(2), Some(added)),
+    ] {
         let inputs = [operands(), mask.clone().into_iter().collect()].concat();
-        let [y, lse] = &eval(forward(causal), &inputs)[..] else { panic!("two results") };
+        let [y, lse] = &eval(forward(causal, window), &inputs)[..] else { panic!("two results") };
         let mut of_grad = vec![dy.clone()];
         of_grad.extend(operands());
         of_grad.extend([y.clone(), lse.clone()]);
         of_grad.extend(mask);
         let found = eval(
-            Op::AttentionGrad(AttentionGrad { scale: SCALE, causal, mask_grad: false }),
+            Op::AttentionGrad(AttentionGrad { scale: SCALE, causal, window, mask_grad: false }),
             &of_grad,
         );
         for (i, found) in found.iter().enumerate() {
-            let expected = numeric_gradient(&forward(causal), &inputs, i, &dy);
+            let expected = numeric_gradient(&forward(causal, window), &inputs, i, &dy);
             assert_close(&found.to_f64s(), &expected, 1e-8);
         }
     }

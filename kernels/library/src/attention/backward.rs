@@ -195,11 +195,12 @@ impl Attention {
             products.scores.run_packed(size, packing, q, packed, parts.p.cast());
             let lse = inputs.lse.add((batch * self.heads + head) * self.q_len + first);
             for row in 0..tile.rows {
-                let softmax::Row { line, seen, padded } =
+                let softmax::Row { line, seen, hidden, padded } =
                     softmax::Row::new(self, tile, parts.p, row);
                 if let Some(mask) = &self.mask {
                     softmax::apply_mask(mask, inputs.mask, tile, row, &mut line[..seen]);
                 }
+                line[..hidden].fill(f32::NEG_INFINITY);
                 softmax::probabilities(&mut line[..padded], *lse.add(row));
                 let line = &mut line[..tile.keys];
                 line[seen..].fill(0.0);

@@ -122,11 +122,12 @@ impl Attention {
             let mut inverse = [0f32; super::MAX_ROWS];
             let lse = at.lse.add((tile.batch * self.heads + tile.head) * self.q_len + tile.first);
             for (row, inverse) in inverse.iter_mut().enumerate().take(tile.rows) {
-                let softmax::Row { line, seen, padded } =
+                let softmax::Row { line, seen, hidden, padded } =
                     softmax::Row::new(self, tile, scores, row);
                 if let Some(mask) = &self.mask {
                     softmax::apply_mask(mask, at.mask, tile, row, &mut line[..seen]);
                 }
+                line[..hidden].fill(f32::NEG_INFINITY);
                 let (sum, row_lse) = softmax::exponentials(&mut line[..padded]);
                 let line = &mut line[..tile.keys];
                 line[seen..].fill(0.0);

@@ -4,7 +4,7 @@
 //! exponentials of each row of S. Scores exist only for one tile of rows at a time; products with
 //! tiles run on [`crate::gemm`], scores and sums are f32. The bits do not depend on the pool.
 //!
-//! A row that may attend to nothing (all keys masked or, with `causal`, none visible) gives a zero
+//! A row that may attend to nothing (all keys masked, or none in its window) gives a zero
 //! output, `lse = -inf` and zero gradients.
 
 mod backward;
@@ -13,6 +13,7 @@ mod softmax;
 
 use crate::dtype::Elem;
 use crate::gemm::{Gemm, Operand};
+use std::ops::Range;
 
 /// The largest and the smallest number of query rows of a tile: multiples of the rows of the bf16
 /// micro-kernel.
@@ -102,11 +103,10 @@ pub struct Attention {
     pub value_dim: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// Query `i` sees key `j` only if `j <= i + causal_offset`.
+    /// Query `i` sees key `j` only if `j <= i`.
     pub causal: bool,
-    /// 0 aligns the first query with the first key (ONNX, PyTorch); `kv_len - q_len` aligns the
-    /// last ones.
-    pub causal_offset: isize,
+    /// Query `i` sees key `j` only if `|i - j| < window`, if there is one.
+    pub window: Option<usize>,
     /// Element type of all tensors but `lse` and the mask.
     pub elem: Elem,
     /// Layout of the queries `[batch, heads, q_len, head_dim]`.
@@ -186,12 +186,12 @@ impl Attention {
         (TILE / self.kv_len.max(1)).clamp(MIN_ROWS, most).min(self.q_len.max(1))
     }
 
-    /// The number of keys that query `i` may see.
-    fn visible(&self, i: usize) -> usize {
-        if !self.causal {
-            return self.kv_len;
-        }
-        (i as isize + 1).saturating_add(self.causal_offset).clamp(0, self.kv_len as isize) as usize
+    /// The keys that query `i` may see.
+    fn visible(&self, i: usize) -> Range<usize> {
+        let ahead = if self.causal { Some(1) } else { self.window };
+        let end = ahead.map_or(self.kv_len, |n| i.saturating_add(n).min(self.kv_len));
+        let begin = self.window.map_or(0, |n| (i + 1).saturating_sub(n));
+        begin.min(end)..end
     }
 
     /// The key head of a query head.
@@ -238,7 +238,7 @@ struct Tile {
 impl Tile {
     fn new(shape: &Attention, batch: usize, head: usize, first: usize) -> Tile {
         let rows = shape.tile_rows().min(shape.q_len - first);
-        let keys = shape.visible(first + rows - 1);
+        let keys = shape.visible(first + rows - 1).end;
         Tile { batch, head, first, rows, keys, stride: score_stride(shape) }
     }
 }

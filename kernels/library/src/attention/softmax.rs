@@ -102,8 +102,10 @@ pub(super) fn probabilities(scores: &mut [f32], lse: f32) {
 pub(super) struct Row<'a> {
     /// The scores, at least up to the keys of the tile and to `padded`.
     pub(super) line: &'a mut [f32],
-    /// Keys that the row sees.
+    /// The end of the keys that the row sees.
     pub(super) seen: usize,
+    /// Keys before those that it sees.
+    pub(super) hidden: usize,
     /// `seen`, rounded up to whole lanes; what lies between is -inf.
     pub(super) padded: usize,
 }
@@ -115,7 +117,8 @@ impl<'a> Row<'a> {
     /// `scores` must hold the computed tile, with rows of whole lanes, and no other reference to
     /// the row may exist.
     pub(super) unsafe fn new(shape: &Attention, tile: &Tile, scores: *mut f32, row: usize) -> Self {
-        let seen = shape.visible(tile.first + row).min(tile.keys);
+        let visible = shape.visible(tile.first + row);
+        let (hidden, seen) = (visible.start.min(tile.keys), visible.end.min(tile.keys));
         let padded = seen.next_multiple_of(LANES);
         // SAFETY: the row has room for whole lanes; the gap is written before it is borrowed.
         unsafe {
@@ -124,7 +127,7 @@ impl<'a> Row<'a> {
                 start.add(key).write(f32::NEG_INFINITY);
             }
             let line = std::slice::from_raw_parts_mut(start, tile.keys.max(padded));
-            Row { line, seen, padded }
+            Row { line, seen, hidden, padded }
         }
     }
 }

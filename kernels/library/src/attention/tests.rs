@@ -27,7 +27,12 @@ enum Masked {
 /// Dimensions: batch, heads, key heads, queries, keys, head size, value size.
 type Sizes = [usize; 7];
 
-fn case(sizes: Sizes, elem: Elem, causal: Option<isize>, masked: Masked) -> Case {
+/// Whether attention is causal, and its window.
+type Sight = (bool, Option<usize>);
+
+const ALL: Sight = (false, None);
+
+fn case(sizes: Sizes, elem: Elem, (causal, window): Sight, masked: Masked) -> Case {
     let [batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim] = sizes;
     let mask = Mask {
         kind: if masked == Masked::Additive { MaskKind::Additive } else { MaskKind::Keep },
@@ -46,8 +51,8 @@ fn case(sizes: Sizes, elem: Elem, causal: Option<isize>, masked: Masked) -> Case
         head_dim,
         value_dim,
         scale: 0.7 / (head_dim as f32).sqrt(),
-        causal: causal.is_some(),
-        causal_offset: causal.unwrap_or(0),
+        causal,
+        window,
         elem,
         q: Strides::time_first(heads, q_len, head_dim),
         k: Strides::heads_first(kv_heads, kv_len, head_dim),
@@ -84,7 +89,7 @@ impl Case {
     fn mask_value(&self, b: usize, i: usize, j: usize) -> f64 {
         let shape = &self.shape;
         let at = (b * shape.q_len + i) * shape.kv_len + j;
-        let hidden = shape.causal && j as isize > i as isize + shape.causal_offset;
+        let hidden = (shape.causal && j > i) || shape.window.is_some_and(|n| i.abs_diff(j) >= n);
         match shape.mask.map(|mask| mask.kind) {
             _ if hidden => f64::NEG_INFINITY,
             Some(MaskKind::Additive) => f64::from(self.additive[at]),
@@ -257,9 +262,9 @@ const BRAIN: f64 = 1.5e-2;
 #[test]
 fn gradients_are_those_of_the_reference() {
     for masked in [Masked::No, Masked::Additive, Masked::Keep] {
-        for causal in [None, Some(0), Some(3), Some(-2)] {
+        for sight in [ALL, (true, None), (true, Some(3)), (false, Some(3))] {
             for sizes in [[2, 4, 2, 6, 9, 5, 3], [1, 2, 2, 7, 4, 3, 4]] {
-                case(sizes, Elem::F32, causal, masked).check_gradients(EXACT);
+                case(sizes, Elem::F32, sight, masked).check_gradients(EXACT);
             }
         }
     }
@@ -267,21 +272,21 @@ fn gradients_are_those_of_the_reference() {
 
 #[test]
 fn narrow_types_follow_the_reference() {
-    for causal in [None, Some(0), Some(2)] {
+    for sight in [ALL, (true, None), (true, Some(2))] {
         for masked in [Masked::No, Masked::Additive] {
             let sizes = [1, 4, 2, 7, 9, 6, 5];
-            case(sizes, Elem::BF16, causal, masked).check_gradients(BRAIN);
-            case(sizes, Elem::F16, causal, masked).check_gradients(HALF);
+            case(sizes, Elem::BF16, sight, masked).check_gradients(BRAIN);
+            case(sizes, Elem::F16, sight, masked).check_gradients(HALF);
         }
     }
 }
 
 #[test]
 fn several_tiles() {
-    for causal in [None, Some(0), Some(-150), Some(40)] {
+    for sight in [ALL, (true, None), (true, Some(150)), (false, Some(40))] {
         let sizes = [1, 2, 1, 300, 333, 16, 24];
-        case(sizes, Elem::F32, causal, Masked::No).check(EXACT);
-        case(sizes, Elem::BF16, causal, Masked::Keep).check(BRAIN);
+        case(sizes, Elem::F32, sight, Masked::No).check(EXACT);
+        case(sizes, Elem::BF16, sight, Masked::Keep).check(BRAIN);
     }
 }
 
@@ -289,11 +294,11 @@ fn several_tiles() {
 fn tiles_add_up_in_the_gradients() {
     // The gradient of a sum over tiles equals the sum of the gradients over query ranges.
     let sizes = [1, 2, 1, 290, 50, 8, 8];
-    let whole = case(sizes, Elem::F32, None, Masked::No);
+    let whole = case(sizes, Elem::F32, ALL, Masked::No);
     let [.., d_k, d_v] = whole.run(1);
     let mut sums = [vec![0f64; d_k.len()], vec![0f64; d_v.len()]];
     for first in (0..290).step_by(29) {
-        let mut part = case(sizes, Elem::F32, None, Masked::No);
+        let mut part = case(sizes, Elem::F32, ALL, Masked::No);
         for (i, d) in part.d_o.iter_mut().enumerate() {
             let time = i / (2 * 8);
             if !(first..first + 29).contains(&time) {
@@ -311,30 +316,30 @@ fn tiles_add_up_in_the_gradients() {
 
 #[test]
 fn rows_that_see_nothing_are_zero() {
-    // Query 0 and 1 see no key; the mask hides the last query.
-    let case = case([1, 1, 1, 6, 6, 4, 4], Elem::F32, Some(-2), Masked::Keep);
+    // Queries 4 and 5 are farther than the window from every key; the mask hides the last query.
+    let case = case([1, 1, 1, 6, 3, 4, 4], Elem::F32, (true, Some(2)), Masked::Keep);
     let [o, lse, d_q, ..] = case.run(1);
-    for i in [0, 1, 5] {
+    for i in [4, 5] {
         assert_eq!(lse[i], f32::NEG_INFINITY);
         assert!(o[i * 4..i * 4 + 4].iter().chain(&d_q[i * 4..i * 4 + 4]).all(|&x| x == 0.0));
     }
-    assert!(lse[2..5].iter().any(|x| x.is_finite()));
+    assert!(lse[..4].iter().any(|x| x.is_finite()));
 }
 
 #[test]
 fn no_keys_and_no_queries() {
-    let none = case([1, 2, 1, 3, 0, 4, 4], Elem::BF16, None, Masked::No);
+    let none = case([1, 2, 1, 3, 0, 4, 4], Elem::BF16, ALL, Masked::No);
     let [o, lse, d_q, ..] = none.run(2);
     assert!(o.iter().chain(&d_q).all(|&x| x == 0.0));
     assert!(lse.iter().all(|&x| x == f32::NEG_INFINITY));
-    let none = case([1, 2, 1, 0, 3, 4, 4], Elem::F32, None, Masked::No);
+    let none = case([1, 2, 1, 0, 3, 4, 4], Elem::F32, ALL, Masked::No);
     let [.., d_k, d_v] = none.run(2);
     assert!(d_k.iter().chain(&d_v).all(|&x| x == 0.0));
 }
 
 #[test]
 fn nan_stays_in_its_row() {
-    let mut case = case([1, 1, 1, 5, 5, 4, 4], Elem::F32, None, Masked::No);
+    let mut case = case([1, 1, 1, 5, 5, 4, 4], Elem::F32, ALL, Masked::No);
     case.q[2 * 4] = f64::NAN;
     let [o, lse, ..] = case.run(1);
     for i in 0..5 {
@@ -346,8 +351,8 @@ fn nan_stays_in_its_row() {
 #[test]
 fn a_mask_may_have_any_strides() {
     for masked in [Masked::Additive, Masked::Keep] {
-        let plain = case([2, 2, 1, 5, 7, 4, 4], Elem::F32, None, masked);
-        let mut turned = case([2, 2, 1, 5, 7, 4, 4], Elem::F32, None, masked);
+        let plain = case([2, 2, 1, 5, 7, 4, 4], Elem::F32, ALL, masked);
+        let mut turned = case([2, 2, 1, 5, 7, 4, 4], Elem::F32, ALL, masked);
         // The same mask, stored [batch, key, query].
         for b in 0..2 {
             for i in 0..5 {
@@ -364,7 +369,7 @@ fn a_mask_may_have_any_strides() {
         // One row of the mask for all batches and queries.
         let mask = turned.shape.mask.as_mut().expect("the case is masked");
         (mask.batch, mask.query, mask.key) = (0, 0, 1);
-        let mut spread = case([2, 2, 1, 5, 7, 4, 4], Elem::F32, None, masked);
+        let mut spread = case([2, 2, 1, 5, 7, 4, 4], Elem::F32, ALL, masked);
         for at in 0..70 {
             spread.additive[at] = turned.additive[at % 7];
             spread.keep[at] = turned.keep[at % 7];
@@ -377,12 +382,12 @@ fn a_mask_may_have_any_strides() {
 fn the_gradient_of_a_mask_is_that_of_the_reference() {
     for (elem, tolerance) in [(Elem::F32, 2e-4), (Elem::BF16, BRAIN)] {
         let sizes = [2, 4, 2, 5, 6, 4, 3];
-        let whole = case(sizes, elem, Some(1), Masked::Additive);
+        let whole = case(sizes, elem, (true, Some(3)), Masked::Additive);
         let [.., d_mask] = whole.run_all(2);
         let want: Vec<f64> = (0..d_mask.len())
             .map(|i| {
                 let at = |step: f32| {
-                    let mut moved = case(sizes, elem, Some(1), Masked::Additive);
+                    let mut moved = case(sizes, elem, (true, Some(3)), Masked::Additive);
                     moved.additive[i] += step;
                     moved.objective(&moved.q, &moved.k, &moved.v)
                 };
@@ -406,7 +411,7 @@ fn the_gradient_of_a_broadcast_mask_is_a_sum() {
             len *= dims[axis];
         }
         let with = |strides: [usize; 4], additive: Vec<f32>| {
-            let mut case = case(sizes, Elem::F32, None, Masked::Additive);
+            let mut case = case(sizes, Elem::F32, ALL, Masked::Additive);
             let mask = case.shape.mask.as_mut().expect("the case is masked");
             let [batch, head, query, key] = strides.map(|s| s as isize);
             (mask.batch, mask.head, mask.query, mask.key) = (batch, head, query, key);

@@ -24,11 +24,11 @@ pub(super) fn case(r: &mut Random) {
 fn attention(r: &mut Random) {
     let (heads, group) = (r.int(1, 2), r.int(1, 2));
     let [b, t, s, d, e] = [r.int(0, 2), r.int(1, 3), r.int(1, 3), r.int(1, 3), r.int(1, 2)];
-    let causal = r.flag();
+    let (causal, window) = (r.flag(), r.pick(&[None, None, Some(1), Some(2)]));
     let q = [b, heads * group, t, d];
     let (key, value) = ([b, heads, s, d], [b, heads, s, e]);
-    let name = format!("causal {causal}, {q:?} {key:?} {value:?}");
-    let op = Op::Attention(Attention { scale: 0.7, causal });
+    let name = format!("causal {causal}, window {window:?}, {q:?} {key:?} {value:?}");
+    let op = Op::Attention(Attention { scale: 0.7, causal, window });
     single(&format!("attention {name}"), op.clone(), &[&q, &key, &value]);
     let mask = r.smaller(&[b, heads * group, t, s]);
     single(&format!("added {mask:?}, {name}"), op.clone(), &[&q, &key, &value, &mask]);

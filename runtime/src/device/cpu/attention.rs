@@ -1,7 +1,7 @@
 //! Attention and its gradient, reading and writing through the layout operations of their body.
 
 use super::operand::{Operand, elem};
-use frit_ir::ops::attention::Dims;
+use frit_ir::ops::attention::{Dims, Sight};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
 use frit_kernels::attention::{
@@ -55,7 +55,7 @@ impl AttentionRoutine {
                 dense(&writes[1], &outs[1])?;
                 let layouts = [&reads[0], &reads[1], &reads[2], &writes[0]];
                 let mask = reads.get(3).zip(ins.get(3));
-                (prepare(op.scale, op.causal, &ins[..3], layouts, mask)?, None)
+                (prepare(op.scale, op.sight(), &ins[..3], layouts, mask)?, None)
             }
             Op::AttentionGrad(op) => {
                 dense(&reads[5], &ins[5])?;
@@ -70,7 +70,7 @@ impl AttentionRoutine {
                     d_k: strides(&writes[1])?,
                     d_v: strides(&writes[2])?,
                 };
-                (prepare(op.scale, op.causal, &ins[1..4], layouts, mask)?, Some(gradients))
+                (prepare(op.scale, op.sight(), &ins[1..4], layouts, mask)?, Some(gradients))
             }
             _ => return None,
         };
@@ -137,7 +137,7 @@ fn strides(view: &Strided) -> Option<Strides> {
 
 fn prepare(
     scale: f64,
-    causal: bool,
+    sight: Sight,
     qkv: &[TensorType],
     [q, k, v, o]: [&Strided; 4],
     mask: Option<(&Strided, &TensorType)>,
@@ -174,8 +174,8 @@ fn prepare(
         head_dim: d.d,
         value_dim: d.e,
         scale: scale as f32,
-        causal,
-        causal_offset: 0,
+        causal: sight.causal,
+        window: sight.window,
         elem: elem(qkv[0].dtype)?,
         q: strides(q)?,
         k: strides(k)?,

@@ -90,7 +90,7 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
             let boolean = cx.ty(mask).dtype == DType::Bool;
             operands.push(if boolean { mask } else { cx.cast(mask, DType::F32)? });
         }
-        (cx.emit_all(Op::Attention(Attention { scale, causal }), &operands)?[0], None)
+        (cx.emit_all(Op::Attention(Attention { scale, causal, window: None }), &operands)?[0], None)
     };
     let mut result = y;
     if merged {

@@ -3,7 +3,7 @@
 use super::assembler::Assembler;
 use super::kernel::c_type;
 use super::{Argument, Pointer, SourceKernel};
-use frit_ir::ops::attention::Dims;
+use frit_ir::ops::attention::{Dims, Sight};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Node, Op, Shape, TensorType};
 
@@ -25,7 +25,7 @@ struct Setting<'a> {
     dims: Dims,
     element: DType,
     scale: f64,
-    causal: bool,
+    sight: Sight,
     mask: Option<(Pointer, &'a TensorType)>,
     /// Elements of the mask between batches, heads, queries and keys.
     mask_strides: Vec<usize>,
@@ -115,9 +115,9 @@ pub(super) fn assemble_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()
 
 impl<'a> Setting<'a> {
     fn of(a: &mut Assembler<'a>, node: &Node, [q, k, v]: [View; 3]) -> Option<Setting<'a>> {
-        let (first, mask, scale, causal) = match &node.op {
-            Op::Attention(op) => (0, node.inputs.get(3), op.scale, op.causal),
-            Op::AttentionGrad(op) => (1, node.inputs.get(6), op.scale, op.causal),
+        let (first, mask, scale, sight) = match &node.op {
+            Op::Attention(op) => (0, node.inputs.get(3), op.scale, op.sight()),
+            Op::AttentionGrad(op) => (1, node.inputs.get(6), op.scale, op.sight()),
             _ => return None,
         };
         let types: Vec<&TensorType> =
@@ -141,7 +141,7 @@ impl<'a> Setting<'a> {
             dims,
             element: types[0].dtype,
             scale,
-            causal,
+            sight: sight.of(dims.t, dims.s),
             mask: operand,
             mask_strides,
             types: node.outputs.iter().map(|v| a.ty(*v)).collect(),
@@ -182,7 +182,8 @@ impl<'a> Setting<'a> {
             .define("T", c_type(self.element)?)
             .define("HEAD", self.dims.d)
             .define("VALUE", self.dims.e)
-            .define("CAUSAL", u8::from(self.causal))
+            .define("CAUSAL", u8::from(self.sight.causal))
+            .define("WINDOW", self.sight.window.unwrap_or(0))
             .define("MASK", kind)
             .define("MASK_T", mask);
         kernel.block = WARPS as u32 * 32;
