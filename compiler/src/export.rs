@@ -1,13 +1,14 @@
 //! The model file with trained weights: every other byte stays as it was.
 
 use crate::diagnostics::Report;
-use crate::import::Tied;
+use crate::import::{self, Tied};
 use crate::source::Origin;
 use crate::{plan_dir, wire};
 use frit_ir::Diagnostic;
 use frit_ir::plan::ParamHome;
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::safetensors_dtype;
+use prost::bytes::Bytes;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -100,6 +101,8 @@ impl Trained {
 /// If the model is no ONNX file, is gone or was changed, or does not store a parameter as it was trained.
 pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
     let (path, model, ties) = original(&trained.source)?;
+    let model = Bytes::from(model);
+    let merged = import::onnx::merged(model.clone());
     let refuse = |what: String| Diagnostic::error("E110", format!("{}: {what}", path.display()));
     let mut left = BTreeSet::new();
     for name in &trained.names {
@@ -116,7 +119,7 @@ pub fn onnx(trained: &Trained) -> Result<Vec<u8>, Report> {
     for field in wire::fields(&model).ok_or_else(broken)? {
         match field.content {
             Some(graph) if field.number == 7 => {
-                let graph = replaced(graph, trained, &ties, &mut left).map_err(&refuse)?;
+                let graph = replaced(graph, trained, &ties, &merged, &mut left).map_err(&refuse)?;
                 wire::put(&mut out, 7, &graph);
             }
             _ => out.extend_from_slice(field.whole),
@@ -153,37 +156,68 @@ fn original(source: &Path) -> Result<(PathBuf, Vec<u8>, Ties), Diagnostic> {
     Ok((path, model, origin.ties))
 }
 
-/// The graph with its initializers replaced; names that were found leave `left`.
+/// The graph with its initializers replaced, those that were merged beside the one that they are copies of; names
+/// that were found leave `left`.
 fn replaced(
     graph: &[u8],
     trained: &Trained,
     ties: &Ties,
+    merged: &[(String, String)],
     left: &mut BTreeSet<String>,
 ) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(graph.len());
     for field in wire::fields(graph).ok_or("its graph is broken")? {
-        let tensor = field.content.filter(|_| field.number == 5);
-        match tensor.map(|t| initializer(t, trained, ties, left)).transpose()? {
-            Some(Some(tensor)) => wire::put(&mut out, 5, &tensor),
+        match (field.number, field.content) {
+            // A node: its second field names what it makes.
+            (1, Some(node)) => {
+                let made = text(node, 2).ok_or("a node is broken")?;
+                if merged.iter().all(|(name, _)| *name != made) {
+                    out.extend_from_slice(field.whole);
+                }
+            }
+            (5, Some(tensor)) => {
+                let own = text(tensor, 8).ok_or("an initializer is broken")?;
+                let copies = merged.iter().filter(|(_, source)| *source == own);
+                for name in std::iter::once(&own).chain(copies.map(|(name, _)| name)) {
+                    match initializer(tensor, name, trained, ties, left)? {
+                        Some(tensor) => wire::put(&mut out, 5, &tensor),
+                        None if *name == own => out.extend_from_slice(field.whole),
+                        None => wire::put(&mut out, 5, &renamed(tensor, name)),
+                    }
+                }
+            }
             _ => out.extend_from_slice(field.whole),
         }
     }
     Ok(out)
 }
 
-/// An initializer with new data inside it; `None` if it has no new data.
+/// The last text of a message under this number, empty if it has none; `None` if the bytes are no message.
+fn text(message: &[u8], number: u64) -> Option<String> {
+    let fields = wire::fields(message)?;
+    let last = fields.iter().rfind(|f| f.number == number).and_then(|f| f.content);
+    Some(String::from_utf8_lossy(last.unwrap_or_default()).into_owned())
+}
+
+/// The initializer under another name: of a field that is there twice, the last one counts.
+fn renamed(tensor: &[u8], name: &str) -> Vec<u8> {
+    let mut out = tensor.to_vec();
+    wire::put(&mut out, 8, name.as_bytes());
+    out
+}
+
+/// The initializer with the trained data of `name` inside it; `None` if there are none.
 fn initializer(
     tensor: &[u8],
+    name: &str,
     trained: &Trained,
     ties: &Ties,
     left: &mut BTreeSet<String>,
 ) -> Result<Option<Vec<u8>>, String> {
     let fields = wire::fields(tensor).ok_or("an initializer is broken")?;
-    let name = fields.iter().find(|f| f.number == 8).and_then(|f| f.content).unwrap_or_default();
-    let name = String::from_utf8_lossy(name).into_owned();
     let external = fields.iter().any(|f| f.number == 13);
-    let tied = ties.get(&name);
-    let found = trained.get(tied.map_or(&name, |t| &t.parameter)).map_err(|e| e.message)?;
+    let tied = ties.get(name);
+    let found = trained.get(tied.map_or(name, |t| &t.parameter)).map_err(|e| e.message)?;
     let found = match found {
         Some(matrix) if tied.is_some_and(|t| t.transposed) => Some(transposed(matrix)),
         found => found,
@@ -208,7 +242,7 @@ fn initializer(
     wire::put_integer(&mut out, 2, stored.unwrap_or(0));
     wire::put(&mut out, 8, name.as_bytes());
     wire::put(&mut out, 9, &data);
-    left.remove(&name);
+    left.remove(name);
     Ok(Some(out))
 }
 

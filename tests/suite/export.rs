@@ -4,10 +4,11 @@ use crate::parity;
 use crate::support::{file, plan, plan_at};
 use frit::diagnostics::Report;
 use frit::export::{self, Trained};
-use frit::import::onnx::messages::ModelProto;
+use frit::import::onnx::messages::*;
 use frit::plan_dir::{Stored, write};
 use frit_runtime::run::{RunOptions, run};
 use prost::Message;
+use safetensors::{Dtype, tensor::TensorView};
 use std::path::{Path, PathBuf};
 
 fn onnx(plan: &Path, weights: &Path) -> Result<Vec<u8>, Report> {
@@ -70,6 +71,89 @@ fn a_tied_table_trains_as_one_parameter_and_is_written_twice() {
     for at in 0..table.len() {
         assert_eq!(copy[at % width * rows + at / width], table[at]);
     }
+}
+
+/// A model of the TorchScript exporter with two layers, whose biases and a buffer begin alike and are stored once.
+fn merged() -> ModelProto {
+    let stored = |name: &str, dims: &[i64], values: &[f32]| TensorProto {
+        name: name.into(),
+        dims: dims.into(),
+        data_type: 1,
+        raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into()),
+        ..TensorProto::default()
+    };
+    let node = |op: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: op.into(),
+        name: format!("/{output}/{op}"),
+        input: inputs.iter().map(|s| s.to_string()).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    };
+    let dims = [
+        DimensionProto { dim_value: None, dim_param: Some("batch".into()) },
+        DimensionProto { dim_value: Some(3), dim_param: None },
+    ];
+    let shape = Some(TensorShapeProto { dim: dims.into() });
+    let tensor_type = Some(TensorTypeProto { elem_type: 1, shape });
+    let value = |name: &str| ValueInfoProto {
+        name: name.into(),
+        r#type: Some(TypeProto { tensor_type: tensor_type.clone() }),
+    };
+    let weight = [0.5, -0.25, 0.125, 1.0, 0.75, -0.5, 0.25, 0.5, -1.0];
+    let graph = GraphProto {
+        input: vec![value("x")],
+        output: vec![value("logits")],
+        initializer: vec![
+            stored("a.weight", &[3, 3], &weight),
+            stored("b.weight", &[3, 3], &weight.map(|w| -w)),
+            stored("a.bias", &[3], &[0.0; 3]),
+        ],
+        node: vec![
+            node("Identity", &["a.bias"], "b.bias"),
+            node("Identity", &["a.bias"], "running_mean"),
+            node("MatMul", &["x", "a.weight"], "p"),
+            node("Add", &["p", "a.bias"], "q"),
+            node("Sub", &["q", "running_mean"], "r"),
+            node("Tanh", &["r"], "s"),
+            node("MatMul", &["s", "b.weight"], "t"),
+            node("Add", &["t", "b.bias"], "logits"),
+        ],
+        ..GraphProto::default()
+    };
+    ModelProto {
+        ir_version: 8,
+        producer_name: "pytorch".into(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 17 }],
+        graph: Some(graph),
+        ..ModelProto::default()
+    }
+}
+
+#[test]
+fn parameters_that_were_stored_once_are_written_apart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("model.onnx");
+    std::fs::write(&path, merged().encode_to_vec()).expect("written");
+    let values: Vec<f32> = (0..12).map(|i| (i * 7 % 12) as f32 / 6.0 - 1.0).collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = |shape| TensorView::new(Dtype::F32, shape, &bytes).expect("a tensor");
+    let (x, labels) = (view(vec![4, 3]), view(vec![4, 3]));
+    let data = dir.path().join("data.safetensors");
+    safetensors::serialize_to_file([("x", x), ("labels", labels)], None, &data).expect("written");
+    let settings = ["precision.compute=fp32", "loss.kind=mse"];
+    let planned = plan_at(&path, 4, &settings);
+    let weights = dir.path().join("trained.safetensors");
+    let losses = train(&planned.path(), &data, 6, None);
+    train(&planned.path(), &data, 5, Some(weights.clone()));
+    let trained = onnx(&planned.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
+    let [a, b] = ["a.bias", "b.bias"].map(|name| initializer(&trained, name));
+    assert!(a != b && a != [0.0; 3] && b != [0.0; 3], "{a:?} {b:?}");
+    assert_eq!(initializer(&trained, "running_mean"), [0.0; 3]);
+    std::fs::write(&path, trained).expect("written");
+    let again = train(&plan_at(&path, 4, &settings).path(), &data, 1, None);
+    assert_ne!(losses[0], losses[5]);
+    // The moments of the optimizer begin anew, the loss of the first step does not know them.
+    assert_eq!(again[0].to_bits(), losses[5].to_bits());
 }
 
 #[test]

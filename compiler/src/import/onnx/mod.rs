@@ -12,6 +12,7 @@ mod frozen;
 mod function;
 mod initializers;
 mod legacy;
+mod merged;
 pub mod messages;
 mod ops;
 mod opset;
@@ -77,12 +78,26 @@ pub fn import(
     if !graph.sparse_initializer.is_empty() {
         return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
     }
+    let separated = merged::separated(&model, graph);
+    let graph = separated.as_ref().unwrap_or(graph);
     let flat = function::inline(&model, graph)?;
     let masked = draws::as_masks(flat.as_ref().unwrap_or(graph));
     let source = masked.as_ref().or(flat.as_ref()).unwrap_or(graph);
     let mut importer = Importer::new(source, name, folder, opset, options)?;
-    importer.from_pytorch = model.producer_name == "pytorch";
+    importer.from_pytorch = from_pytorch(&model);
     importer.run()
+}
+
+/// Parameters of a model file that its exporter stored as copies of another, each with that other's name.
+pub(crate) fn merged(bytes: Bytes) -> Vec<(String, String)> {
+    let model = ModelProto::decode(bytes).unwrap_or_default();
+    let graph = model.graph.as_ref();
+    graph.map_or_else(Vec::new, |graph| merged::pairs(&model, graph))
+}
+
+/// Whether one of PyTorch's exporters wrote the model.
+fn from_pytorch(model: &ModelProto) -> bool {
+    model.producer_name == "pytorch"
 }
 
 struct Importer<'a> {

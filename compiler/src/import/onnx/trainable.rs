@@ -220,10 +220,9 @@ impl Trainable<'_> {
         looked_up.then(|| table::padding_row(stored)).flatten()
     }
 
-    /// Whether the TorchScript exporter took the initializer from the module's state, and so under its
-    /// name there; what it made itself is called `onnx::Mul_12` or by a number.
+    /// Whether the TorchScript exporter took the initializer from the module's state.
     fn is_module_tensor(&self, name: &str) -> bool {
-        self.from_torchscript && !name.contains("::") && name.parse::<u64>().is_err()
+        self.from_torchscript && is_from_module(name)
     }
 
     /// Whether the module calls it as every BatchNorm of PyTorch calls its statistics.
@@ -245,6 +244,12 @@ impl Trainable<'_> {
             && self.offsets.contains(name)
             && stored.bytes.iter().all(|b| *b == 0)
     }
+}
+
+/// Whether a name of the TorchScript exporter is that of a tensor in the module's state; what it made itself is
+/// called `onnx::Mul_12`, `/layer/Mul_output_0` or by a number.
+pub(super) fn is_from_module(name: &str) -> bool {
+    !name.contains("::") && !name.starts_with('/') && name.parse::<u64>().is_err()
 }
 
 /// What the value is a cast or copy of.

@@ -1,0 +1,53 @@
+//! Parameters that the TorchScript exporter merged because they begin with equal values.
+//!
+//! Of a module in inference mode (`training=TrainingMode.EVAL`, its default) it stores initializers of equal
+//! values once: all biases of one length that are zero, all weights of norms that are one. The others become
+//! `Identity(first)` under their own names. Parameters that are tied in PyTorch have one name and no such node,
+//! so each gets an initializer of its own.
+
+use super::from_pytorch;
+use super::messages::{GraphProto, ModelProto, NodeProto, TensorProto};
+use super::trainable::{is_from_module, listed};
+use std::collections::{HashMap, HashSet};
+
+/// The graph with an initializer for each of them; `None` if nothing was merged.
+pub(super) fn separated(model: &ModelProto, graph: &GraphProto) -> Option<GraphProto> {
+    let pairs = pairs(model, graph);
+    if pairs.is_empty() {
+        return None;
+    }
+    let stored: HashMap<&str, &TensorProto> =
+        graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
+    let copy = |(name, source): &(String, String)| {
+        stored.get(source.as_str()).map(|t| TensorProto { name: name.clone(), ..(*t).clone() })
+    };
+    let names: HashSet<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
+    let makes_one = |n: &NodeProto| n.output.iter().any(|o| names.contains(o.as_str()));
+    let mut separated = GraphProto { node: Vec::new(), ..graph.clone() };
+    separated.node.extend(graph.node.iter().filter(|n| !makes_one(n)).cloned());
+    separated.initializer.extend(pairs.iter().filter_map(copy));
+    Some(separated)
+}
+
+/// Name of each of them, and of the initializer that holds its values.
+pub(super) fn pairs(model: &ModelProto, graph: &GraphProto) -> Vec<(String, String)> {
+    if !from_pytorch(model) || !listed(graph, "PARAMETER").is_empty() {
+        return Vec::new();
+    }
+    let float = |t: &&TensorProto| matches!(t.data_type, 1 | 10 | 11 | 16);
+    let stored: HashSet<&str> =
+        graph.initializer.iter().filter(float).map(|t| t.name.as_str()).collect();
+    let outputs: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
+    let pair = |node: &NodeProto| match (node.op_type.as_str(), &node.input[..], &node.output[..]) {
+        ("Identity", [source], [name])
+            if stored.contains(source.as_str())
+                && is_from_module(source)
+                && is_from_module(name)
+                && !outputs.contains(name.as_str()) =>
+        {
+            Some((name.clone(), source.clone()))
+        }
+        _ => None,
+    };
+    graph.node.iter().filter_map(pair).collect()
+}
