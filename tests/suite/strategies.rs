@@ -109,6 +109,23 @@ fn no_more_units_are_gathered_ahead_than_the_limit_allows() {
 }
 
 #[test]
+fn more_groups_than_a_kernel_takes_operands_have_one_gradient_norm() {
+    let run = |wrap: &str| {
+        let settings =
+            ["precision.compute=fp32", "optimizer.clip_grad_norm=0.1", "sharding.ranks=2", wrap];
+        let planned = plan("tests/models/bert/model.onnx", 4, &settings);
+        let losses = train(&planned, "tests/models/bert/data.safetensors", 3, false).losses;
+        (planned.compiled.plan.groups.len(), losses)
+    };
+    let (few, expected) = run("sharding.wrap=none");
+    let (many, found) = run("sharding.wrap=size=1");
+    assert!(few < 4 && many > 31, "{few} and {many} groups");
+    for (a, b) in found.iter().zip(&expected) {
+        assert!((a - b).abs() < 1e-6 * b, "{found:?} and {expected:?}");
+    }
+}
+
+#[test]
 fn tied_weights_are_in_the_root_unit_and_blocks_in_their_own() {
     let plan = planned(2, 4, &["sharding.wrap=blocks"]).compiled.plan;
     let unit_of = |name: &str| {

@@ -1,6 +1,7 @@
 //! Work that is done once per flat group: gathers, statistics.
 
 use super::{Lowering, body, internal};
+use crate::fuse::MAX_INTERFACE;
 use frit_ir::ops::{Cast, FusionKind};
 use frit_ir::plan::{Action, Arena, BufferClass, KernelKind, Place, Stream};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
@@ -184,10 +185,21 @@ impl Lowering<'_> {
             self.run_kernel(kind, region, body, vec![place], vec![part.clone()], node);
             parts.push(part);
         }
-        let body = body::sum_of(parts.len(), &ty)?;
         let total = self.result(node.outputs[0], node);
-        let kind = self.pointwise_kind(&body);
-        self.run_kernel(kind, FusionKind::Pointwise, body, parts, vec![total], node);
+        // From left to right whatever their number, so that it does not change the sum of the first.
+        let mut sum: Vec<Place> = Vec::new();
+        let mut left = parts.into_iter().peekable();
+        while left.peek().is_some() {
+            sum.extend(left.by_ref().take(MAX_INTERFACE - 1 - sum.len()));
+            let to = match left.peek() {
+                Some(_) => self.workspace("statistics so far", BufferClass::Gradient, ty.clone()),
+                None => total.clone(),
+            };
+            let body = body::sum_of(sum.len(), &ty)?;
+            let kind = self.pointwise_kind(&body);
+            let reads = std::mem::replace(&mut sum, vec![to.clone()]);
+            self.run_kernel(kind, FusionKind::Pointwise, body, reads, vec![to], node);
+        }
         Ok(())
     }
 }
