@@ -7,6 +7,8 @@
 #   .ci/setup.sh --ptxas    also NVIDIA's assembler and NVRTC, for the tests that compile for GPUs; prints
 #                           `export FRIT_PTXAS=PATH` and `export FRIT_NVRTC=PATH` on standard output, or a
 #                           notice and nothing for what cannot be had
+#   .ci/setup.sh --cudnn    also cuDNN, for the test that asks it for engines; prints `export FRIT_CUDNN=DIR`, or a
+#                           notice and nothing
 #   .ci/setup.sh --onnx-tests   also ONNX's backend tests, for the conformance tests; prints
 #                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
 #   .ci/setup.sh --mpi          also Open MPI, for the tests of the feature `mpi`; prints
@@ -16,6 +18,7 @@ cd "$(dirname "$0")/.."
 
 LLVM_MAJOR=22
 ONNX_VERSION=1.22.0
+CUDNN_PACKAGE=nvidia-cudnn-cu13 CUDNN_VERSION=9.26.0.51
 APT_PACKAGES=(
     "llvm-$LLVM_MAJOR-dev" "libmlir-$LLVM_MAJOR-dev" "mlir-$LLVM_MAJOR-tools" "libclang-$LLVM_MAJOR-dev"
     "libpolly-$LLVM_MAJOR-dev" libzstd-dev libz3-dev libxml2-dev zlib1g-dev build-essential
@@ -98,13 +101,14 @@ install_llvm() {
     fi
 }
 
-# The path of a file of a wheel in target/cuda-wheels, installed if need be: PACKAGE, PATTERN of the path.
+# The path of a file of a wheel in target/cuda-wheels, installed if need be: PACKAGE, PATTERN of the path, and
+# the version if it is to be one.
 wheel_file() {
-    local package=$1 pattern=$2 dir=target/cuda-wheels/$1 found
+    local package=$1 pattern=$2 version=${3:+==$3} dir=target/cuda-wheels/$1 found
     if [[ ! -d $dir ]]; then
         command -v python3 >/dev/null || { note "no python3: the tests that need $package will be skipped"; return 1; }
         rm -rf "$dir.part"
-        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --no-deps --target "$dir.part" "$package" >&2 || {
+        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --no-deps --target "$dir.part" "$package$version" >&2 || {
             note "$package cannot be installed: the tests that need it will be skipped"
             rm -rf "$dir.part"
             return 1
@@ -130,6 +134,22 @@ ptxas_path() {
 nvrtc_path() {
     [[ -e ${FRIT_NVRTC:-} ]] && { echo "$FRIT_NVRTC"; return; }
     wheel_file nvidia-cuda-nvrtc '*/lib/libnvrtc.so.[0-9]*'
+}
+
+# The folder of cuDNN's libraries: FRIT_CUDNN, or the wheel, of Python's packages if it is there.
+cudnn_path() {
+    local found
+    [[ -d ${FRIT_CUDNN:-} ]] && { echo "$FRIT_CUDNN"; return; }
+    found=$(python3 - "$CUDNN_PACKAGE" "$CUDNN_VERSION" 2>/dev/null <<'PYTHON' || true
+import sys
+from importlib.metadata import distribution
+package = distribution(sys.argv[1])
+print(package.locate_file("nvidia/cudnn/lib") if package.version == sys.argv[2] else "")
+PYTHON
+    )
+    [[ -n $found && -e $found/libcudnn.so.9 ]] && { echo "$found"; return; }
+    found=$(wheel_file "$CUDNN_PACKAGE" '*/lib/libcudnn.so.9' "$CUDNN_VERSION") || return 1
+    dirname "$found"
 }
 
 # The folder of ONNX's backend tests: FRIT_ONNX_TESTS, or the wheel onnx in target/onnx-tests, installed if need be.
@@ -160,10 +180,11 @@ has_mpi() {
     return 1
 }
 
-want_ptxas=false want_onnx_tests=false want_mpi=false only_check=false
+want_ptxas=false want_cudnn=false want_onnx_tests=false want_mpi=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
+    --cudnn) want_cudnn=true ;;
     --onnx-tests) want_onnx_tests=true ;;
     --mpi) want_mpi=true ;;
     --check) only_check=true ;;
@@ -193,6 +214,9 @@ if $want_ptxas && path=$(ptxas_path); then
 fi
 if $want_ptxas && path=$(nvrtc_path); then
     echo "export FRIT_NVRTC=$path"
+fi
+if $want_cudnn && path=$(cudnn_path); then
+    echo "export FRIT_CUDNN=$path"
 fi
 if $want_onnx_tests && path=$(onnx_tests_path); then
     echo "export FRIT_ONNX_TESTS=$path"

@@ -439,6 +439,7 @@ def describe_machine(cuda):
     if cuda:
         found["cuda"] = torch.version.cuda
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+        found["cudnn"] = torch.backends.cudnn.version()
     return found
 
 

@@ -41,6 +41,7 @@ fn work(call: &Call) -> Option<StreamHandle> {
     match call {
         Call::Launch(_, _, _, s)
         | Call::Multiply(_, _, s)
+        | Call::Execute(_, _, s)
         | Call::Collective(_, _, _, s)
         | Call::Copy(_, _, _, s)
         | Call::Zero(_, _, s)
@@ -49,6 +50,16 @@ fn work(call: &Call) -> Option<StreamHandle> {
         Call::CopyOut(_, bytes, s) if *bytes > 4 => Some(*s),
         _ => None,
     }
+}
+
+/// How many calls launches are where there is no cuDNN.
+fn n_launches(launches: &[Launch]) -> usize {
+    let calls = |launch: &Launch| match launch {
+        Launch::Copy { bytes: 0, .. } | Launch::Zero { bytes: 0, .. } => 0,
+        Launch::Offer(offer) => n_launches(&offer.otherwise),
+        _ => 1,
+    };
+    launches.iter().map(calls).sum()
 }
 
 /// How many calls a task's work is.
@@ -60,10 +71,7 @@ fn n_calls(plan: &Plan, action: &Action) -> usize {
                 Some(Entry::Cuda { launches, .. }) => launches.len(),
                 _ => {
                     let recipe = Recipe::of(&kernel.body).expect("a recipe");
-                    let empty = |l: &&Launch| {
-                        !matches!(l, Launch::Copy { bytes: 0, .. } | Launch::Zero { bytes: 0, .. })
-                    };
-                    recipe.launches.iter().filter(empty).count()
+                    n_launches(&recipe.launches)
                 }
             }
         }

@@ -11,6 +11,7 @@ mod conformance;
 mod coverage;
 mod cuda;
 mod cuda_evaluation;
+mod cudnn;
 mod dropout;
 mod eval;
 mod export;

@@ -20,7 +20,7 @@ fn recipes_of(model: &str, batch: usize, settings: &[&str]) -> BTreeSet<&'static
             let recipe = Recipe::of(&kernel.body);
             let recipe = recipe.unwrap_or_else(|| panic!("{model}:\n{}", kernel.body));
             recipes += 1;
-            files.extend(recipe.every_launch().filter_map(|l| match l {
+            files.extend(recipe.every_launch().into_iter().filter_map(|l| match l {
                 Launch::Source(kernel) => Some(kernel.file),
                 _ => None,
             }));

@@ -52,7 +52,7 @@ fn execute(
     operands: &[Tensor],
     order: Order,
     shift: usize,
-    epilogues: bool,
+    libraries: bool,
 ) -> (Vec<Vec<u8>>, Option<(i64, i64)>) {
     let recipe = recipe(body);
     let moved = |ty: &TensorType| shift * ty.dtype.size();
@@ -60,7 +60,7 @@ fn execute(
     let types = body.outputs.iter().map(|o| body.ty(o.value));
     let writes = types.map(|ty| Range::new(ty.bytes(), moved(ty))).collect();
     let mut task = Task::new(&recipe, reads, writes);
-    task.run(&recipe, order, epilogues);
+    task.run(&recipe, order, libraries);
     for (operand, range) in operands.iter().zip(&task.reads) {
         assert!(operand.to_bytes() == range.content(), "an operand was overwritten");
     }
@@ -69,16 +69,17 @@ fn execute(
 
 /// Results equal the interpreter's within `tolerance` (relative where larger than 1; 0 asks for equal
 /// bits), whatever the order of threads and the alignment of operands, always with the same bits for
-/// one alignment; with the epilogues of products, and without.
+/// one alignment; with what libraries may do, and without.
 pub(crate) fn check_body(body: &Graph, operands: &[Tensor], tolerance: f64) {
     let feeds: HashMap<String, Tensor> =
         operands.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
     let expected = run(body, &feeds, Options::default()).unwrap_or_else(|e| panic!("{e}"));
-    let fused = recipe(body).launches.iter().any(|l| matches!(l, Launch::Fused(..)));
+    let chooses = |l: &&Launch| matches!(l, Launch::Fused(..) | Launch::Offer(_));
+    let choice = recipe(body).every_launch().iter().any(chooses);
     let ways = [(0, true), (1, true), (0, false), (1, false)];
-    for (shift, epilogues) in ways.into_iter().filter(|(_, epilogues)| fused || *epilogues) {
-        let (results, fault) = execute(body, operands, Order::Ascending, shift, epilogues);
-        let (again, _) = execute(body, operands, Order::Descending, shift, epilogues);
+    for (shift, libraries) in ways.into_iter().filter(|(_, libraries)| choice || *libraries) {
+        let (results, fault) = execute(body, operands, Order::Ascending, shift, libraries);
+        let (again, _) = execute(body, operands, Order::Descending, shift, libraries);
         assert!(results == again, "the order of threads changes\n{body}");
         assert_eq!(fault, None, "{body}");
         for (i, ((_, expected), found)) in expected.iter().zip(&results).enumerate() {

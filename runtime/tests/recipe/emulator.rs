@@ -1,10 +1,10 @@
 //! Runs recipes on the CPU.
 
 use crate::memory::{Range, load, store};
-use crate::products;
+use crate::{operations, products};
 use frit_ir::DType;
 use frit_runtime::device::cuda::recipe::{
-    Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKernel,
+    Argument, Epilogue, Gemm, Launch, Offer, Pointer, Recipe, SourceKernel,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -45,17 +45,38 @@ impl Task {
         (word(0) != 0).then(|| (word(1), word(2)))
     }
 
-    /// Runs all launches; `epilogues` says whether the library has an algorithm for every epilogue.
-    pub(crate) fn run(&mut self, recipe: &Recipe, order: Order, epilogues: bool) {
-        for launch in &recipe.launches {
+    /// Runs all launches; `libraries` says whether cuBLASLt has an algorithm for every epilogue, and cuDNN an engine
+    /// for every operation.
+    pub(crate) fn run(&mut self, recipe: &Recipe, order: Order, libraries: bool) {
+        self.launches(&recipe.launches, order, libraries);
+        let all = self.reads.iter().chain(&self.writes).chain([&self.scratch, &self.fault]);
+        assert!(all.into_iter().all(Range::is_intact), "a write outside of a result");
+    }
+
+    fn launches(&mut self, launches: &[Launch], order: Order, libraries: bool) {
+        for launch in launches {
             match launch {
-                Launch::Fused(gemm, _) if epilogues => self.product(gemm),
-                Launch::Fused(_, otherwise) => otherwise.iter().for_each(|l| self.launch(l, order)),
+                Launch::Fused(gemm, _) if libraries => self.product(gemm),
+                Launch::Fused(_, otherwise) => self.launches(otherwise, order, libraries),
+                Launch::Offer(offer) if libraries => {
+                    self.launches(&offer.before, order, libraries);
+                    self.operation(offer);
+                    self.launches(&offer.after, order, libraries);
+                }
+                Launch::Offer(offer) => self.launches(&offer.otherwise, order, libraries),
                 launch => self.launch(launch, order),
             }
         }
-        let all = self.reads.iter().chain(&self.writes).chain([&self.scratch, &self.fault]);
-        assert!(all.into_iter().all(Range::is_intact), "a write outside of a result");
+    }
+
+    fn operation(&mut self, offer: &Offer) {
+        let Offer { operation, at, .. } = offer;
+        let sized = at.iter().zip(&operation.tensors);
+        let mut tensors: Vec<Vec<u8>> =
+            sized.map(|(at, tensor)| self.bytes(*at)[..tensor.bytes()].to_vec()).collect();
+        operations::run(operation, &mut tensors);
+        let result = &tensors[operation.result()];
+        self.bytes(at[operation.result()])[..result.len()].copy_from_slice(result);
     }
 
     fn launch(&mut self, launch: &Launch, order: Order) {
@@ -67,7 +88,7 @@ impl Task {
             }
             Launch::Zero { at, bytes } => self.bytes(*at)[..*bytes].fill(0),
             Launch::Gemm(gemm) => self.product(gemm),
-            Launch::Fused(..) => panic!("an epilogue in place of one"),
+            Launch::Fused(..) | Launch::Offer(_) => unreachable!("a choice"),
         }
     }
 

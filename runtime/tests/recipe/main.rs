@@ -13,6 +13,7 @@ mod layout;
 mod matmul;
 mod memory;
 mod nvrtc;
+mod operations;
 mod order;
 mod products;
 mod quantize;

@@ -1,8 +1,8 @@
 //! What this machine has of what plans for GPUs need: driver, devices, libraries.
 
+use super::machine::Machine;
 use super::open::needs;
-use super::real::Machine;
-use super::{CudaError, cublaslt, nccl, nvrtc};
+use super::{CudaError, cublaslt, cudnn, nccl, nvrtc};
 use crate::RunError;
 use frit_ir::plan::Plan;
 use serde::Serialize;
@@ -72,6 +72,11 @@ pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
     let found =
         nvrtc::Nvrtc::open(version).map(|n| format!("{}.{}, {}", n.version.0, n.version.1, n.path));
     findings.add("NVRTC", sources, found);
+    // Never needed: without it Frit's own kernels run.
+    let found = cudnn::find(version).map(|(path, version)| {
+        format!("{}.{}.{}, {path}", version / 10_000, version / 100 % 100, version % 100)
+    });
+    findings.add("cuDNN", Some(false), found);
     let collectives = need(needs.is_some_and(|(_, collectives)| collectives));
     let found = nccl::Library::open().map(|n| {
         let (major, minor, patch) = n.version;
@@ -112,7 +117,7 @@ mod tests {
     #[test]
     fn every_part_is_found_or_has_a_problem() {
         let findings = examine(None).unwrap();
-        for part in ["driver", "cuBLASLt", "NVRTC", "NCCL"] {
+        for part in ["driver", "cuBLASLt", "NVRTC", "cuDNN", "NCCL"] {
             assert!(findings.findings.iter().any(|f| f.what == part), "{findings:?}");
         }
         assert!(findings.findings.iter().all(|f| f.found.is_some() != f.problem.is_some()));

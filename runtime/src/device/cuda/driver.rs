@@ -4,8 +4,10 @@
 //! Nothing here decides anything: streams, events and addresses are the caller's. Everything is put on
 //! a stream and returns at once, unless said otherwise.
 
+use super::cudnn::Engine;
 use super::error::CudaError;
 use super::gemm::Product;
+use super::recipe::Operation;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
@@ -33,6 +35,8 @@ handles!(
     GraphHandle,
     /// A matrix product made ready.
     ProductHandle,
+    /// An operation made ready with an engine.
+    OperationHandle,
     /// Ranks that take part in a collective; zero are all.
     TeamHandle
 );
@@ -221,10 +225,36 @@ pub trait Driver {
         on: StreamHandle,
     ) -> Result;
 
+    /// Whether operations may have engines at all.
+    fn has_engines(&self) -> bool;
+    /// Engines of cuDNN for an operation within so much workspace, the one that should be fastest first; none where
+    /// the library is missing.
+    fn engines(&self, operation: &Operation, workspace_bytes: usize) -> Result<Vec<Engine>>;
+    /// Makes an operation ready with an engine, within so much workspace.
+    fn plan(
+        &self,
+        operation: &Operation,
+        engine: &Engine,
+        workspace_bytes: usize,
+    ) -> Result<OperationHandle>;
+    /// Computes an operation; `at` are its tensors, in their order.
+    ///
+    /// # Safety
+    /// The addresses, and so much workspace as it was made ready with, are valid when it runs.
+    unsafe fn execute(
+        &self,
+        operation: OperationHandle,
+        at: &[Address],
+        workspace: Address,
+        on: StreamHandle,
+    ) -> Result;
+
     /// From here on, what is put on this stream, and on streams that wait for it, is written down and not done.
     fn begin_capture(&self, stream: StreamHandle) -> Result;
     /// Ends it; every other stream must have been joined.
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+    /// Forgets what was captured, once it was done.
+    fn destroy_graph(&self, graph: GraphHandle) -> Result;
     /// Does what was captured.
     fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result;
 

@@ -1,9 +1,10 @@
 //! Putting tasks on streams, with exactly the plan's waits; the same whether it is done, captured or timed.
 
-use super::driver::{Address, Driver, EventHandle, ProductHandle, StreamHandle};
+use super::command::Command;
+use super::driver::{Address, Driver, EventHandle, OperationHandle, ProductHandle, StreamHandle};
 use super::error::CudaError;
 use super::memory::{Memory, STREAMS, index};
-use super::program::{Command, Program};
+use super::program::Program;
 use frit_ir::plan::{Plan, Stream};
 use std::ops::Range;
 
@@ -21,6 +22,8 @@ pub(super) struct Issuer {
     progress: Option<*mut u8>,
     /// The products, by their index.
     pub(super) products: Vec<ProductHandle>,
+    /// The operations of cuDNN, by their index.
+    pub(super) operations: Vec<OperationHandle>,
 }
 
 /// Begin and end of each task, for a step that is timed.
@@ -60,6 +63,7 @@ impl Issuer {
                 _ => Some(driver.allocate_pinned(4)?),
             },
             products: Vec::new(),
+            operations: Vec::new(),
         })
     }
 
@@ -177,7 +181,11 @@ impl Issuer {
         }
     }
 
-    fn command(
+    /// Puts one command on a stream.
+    ///
+    /// # Errors
+    /// If the driver or a library refuses.
+    pub(super) fn command(
         &self,
         driver: &impl Driver,
         command: &Command,
@@ -192,7 +200,13 @@ impl Issuer {
                 // SAFETY: as above.
                 unsafe { driver.multiply(self.products[*product], *at, on) }
             }
-            Command::Fused { .. } => unreachable!("invariant: the program is settled"),
+            Command::Execute { operation, at, workspace } => {
+                // SAFETY: as above.
+                unsafe { driver.execute(self.operations[*operation], at, *workspace, on) }
+            }
+            Command::Fused { .. } | Command::Offer { .. } => {
+                unreachable!("invariant: the program is settled")
+            }
             Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),
             Command::CopyIn { to, from, bytes } => {
                 // SAFETY: the plan's check keeps the range within the pinned arena, which lives as long as

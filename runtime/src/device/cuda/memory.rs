@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 pub(super) const STREAMS: usize = Stream::ALL.len();
 
 /// Workspace of matrix products, in bytes: what NVIDIA recommends for Hopper.
-const PRODUCT_WORKSPACE: usize = 32 << 20;
+pub(super) const PRODUCT_WORKSPACE: usize = 32 << 20;
 /// Memory for exchanges outside of the plan's collectives, in bytes, and the least of it for each rank.
 const EXCHANGE: usize = 8 << 20;
 const EXCHANGE_OF_RANK: usize = 4 << 10;
@@ -24,6 +24,8 @@ pub(super) struct Needs {
     pub(super) scratch_bytes: usize,
     /// Whether matrix products run there.
     pub(super) products: bool,
+    /// Workspace that cuDNN's engines may use, in bytes.
+    pub(super) operations_bytes: usize,
 }
 
 /// Addresses within the allocation.
@@ -37,8 +39,8 @@ pub(super) struct Memory {
     host: *mut u8,
     /// Scratch memory by stream.
     pub(super) scratch: [Address; STREAMS],
-    /// Workspace of matrix products by stream, and its size.
-    pub(super) products: [(Address, usize); STREAMS],
+    /// Workspace of the libraries by stream, and its size.
+    pub(super) libraries: [(Address, usize); STREAMS],
     /// Two places for a micro-step's inputs.
     pub(super) staging: [Address; 2],
     /// The metrics in the plan's order, then the faults.
@@ -71,8 +73,9 @@ impl Memory {
         let persistent = place(plan.persistent_bytes);
         let workspace = place(plan.workspace_bytes);
         let scratch = needs.map(|n| place(n.scratch_bytes));
-        let products = needs.map(|n| {
-            let bytes = if n.products { PRODUCT_WORKSPACE } else { 0 };
+        let libraries = needs.map(|n| {
+            let products = if n.products { PRODUCT_WORKSPACE } else { 0 };
+            let bytes = products.max(n.operations_bytes);
             (place(bytes), bytes)
         });
         let exchange = match plan.world_size {
@@ -91,7 +94,7 @@ impl Memory {
             workspace,
             host,
             scratch,
-            products,
+            libraries,
             staging,
             report,
             marks,
@@ -138,7 +141,7 @@ impl Memory {
                 bytes => driver.allocate_pinned(bytes)?,
             },
             scratch: layout.scratch.map(|at| base + at),
-            products: layout.products.map(|(at, bytes)| (base + at, bytes)),
+            libraries: layout.libraries.map(|(at, bytes)| (base + at, bytes)),
             staging: layout.staging.map(|at| base + at),
             report: base + layout.report,
             marks: base + layout.marks,

@@ -2,8 +2,10 @@
 //! streams one by one; the second time that is captured into a CUDA graph, and from then on the part is one
 //! launch. The host never waits for a step: inputs go in and metrics come out beside it.
 
+mod command;
 mod cubins;
 mod cublaslt;
+pub mod cudnn;
 pub mod doctor;
 pub mod driver;
 mod error;
@@ -11,6 +13,7 @@ mod feed;
 mod gemm;
 mod issue;
 pub mod library;
+mod machine;
 mod memory;
 mod nccl;
 mod nvrtc;
@@ -35,6 +38,7 @@ use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::usage::Usage;
+use command::Command;
 use cubins::Cubins;
 use driver::{Address, Driver, EventHandle, GraphHandle, Properties, TeamHandle};
 use feed::Feed;
@@ -42,13 +46,13 @@ use frit_ir::DType;
 use frit_ir::plan::Plan;
 use issue::{Issuer, Marks};
 use memory::Memory;
-use program::{Command, Program, Survey};
+use program::{Program, Survey};
 use reports::Reports;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tuning::Tuning;
+use tuning::{Bench, Tuning};
 
 /// File of the plan directory with the chosen algorithms.
 const TUNING: &str = "tuning.json";
@@ -125,13 +129,15 @@ impl Ready {
         let survey = Survey::of(plan)?;
         let mut issuer = Issuer::new(driver, plan)?;
         let n_faults = survey.faulting.len();
-        let memory = Memory::allocate(driver, plan, &survey.needs, n_faults, issuer.compute())?;
+        let mut needs = survey.needs;
+        if !driver.has_engines() {
+            needs.iter_mut().for_each(|need| need.operations_bytes = 0);
+        }
+        let memory = Memory::allocate(driver, plan, &needs, n_faults, issuer.compute())?;
         let cubins = Cubins::of(&dir.path);
         let mut program =
             Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), &cubins, ranks.rank)?;
-        let products = products(dir, driver, &program, &issuer, ranks)?;
-        program.settle(|product| products[product].is_some());
-        issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
+        choose(dir, driver, &mut program, &mut issuer, ranks)?;
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         // SAFETY: the bytes are not pinned: they were read when the call returns.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
@@ -298,32 +304,46 @@ impl<D: Driver> Watch<'_, D> {
     }
 }
 
-/// Every product with its algorithm, if it has one: rank 0's choice, from the plan's tuning file or measured
-/// now.
-fn products<D: Driver>(
+/// Decides what computes every product and operation: rank 0's choice, from the plan's tuning file or measured now.
+fn choose<D: Driver>(
     dir: &PlanDir,
     driver: &D,
-    program: &Program,
-    issuer: &Issuer,
+    program: &mut Program,
+    issuer: &mut Issuer,
     ranks: &Ranks,
-) -> Result<Vec<Option<driver::ProductHandle>>, RunError> {
+) -> Result<(), RunError> {
     let path = dir.path.join(TUNING);
-    let mut tuning = Tuning::default();
-    if ranks.rank == 0 {
-        tuning = Tuning::read(&path);
-        let watch = Watch { driver, ranks };
-        let wait = |event| watch.wait(event, || "the choice of algorithms".into());
-        if tuning.measure(driver, &program.products, issuer.compute(), wait)? {
-            tuning.write(&path);
-        }
+    let first = ranks.rank == 0;
+    let mut tuning = if first { Tuning::read(&path) } else { Tuning::default() };
+    let watch = Watch { driver, ranks };
+    let wait = |event| watch.wait(event, || "the choice of algorithms".into());
+    let bench = Bench::new(driver, issuer.compute(), wait)?;
+
+    if first && tuning.measure_products(&bench, &program.products)? {
+        tuning.write(&path);
     }
-    if let Some(rendezvous) = &ranks.rendezvous {
-        let text = rendezvous
-            .share(tuning.text())
-            .map_err(|e| RunError::Ranks { reason: e.to_string() })?;
-        tuning = Tuning::parse(&text).unwrap_or_default();
+    tuning = shared(tuning, ranks)?;
+    let products = tuning.prepare_products(driver, &program.products)?;
+    program.settle_products(|product| products[product].is_some());
+    issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
+
+    // Frit's own kernels may be products, which are ready now.
+    if first && tuning.measure_operations(&bench, issuer, &program.operations)? {
+        tuning.write(&path);
     }
-    Ok(tuning.prepare(driver, &program.products)?)
+    tuning = shared(tuning, ranks)?;
+    let operations = tuning.prepare_operations(driver, &program.operations)?;
+    program.settle_operations(|operation| operations[operation].is_some());
+    issuer.operations = operations.into_iter().map(Option::unwrap_or_default).collect();
+    Ok(())
+}
+
+/// Rank 0's tuning.
+fn shared(tuning: Tuning, ranks: &Ranks) -> Result<Tuning, RunError> {
+    let Some(rendezvous) = &ranks.rendezvous else { return Ok(tuning) };
+    let text =
+        rendezvous.share(tuning.text()).map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+    Ok(Tuning::parse(&text).unwrap_or_default())
 }
 
 /// Refuses a device that is older than the plan's code, or of another line if the code is for one line.

@@ -1,8 +1,9 @@
 //! From a plan and the launcher's environment to a rank on a real GPU.
 
+use super::machine::Machine;
 use super::nccl;
 use super::program::Survey;
-use super::real::{Libraries, Machine, Real};
+use super::real::{Libraries, Real};
 use super::{Cuda, CudaError, Ranks};
 use crate::RunError;
 use crate::comm::launch::{Launch, timeout_from_environment};
@@ -18,7 +19,8 @@ use std::time::Duration;
 pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
     let survey = Survey::of(plan)?;
     let cublaslt = survey.needs.iter().any(|n| n.products);
-    Ok((Libraries { cublaslt, nvrtc: survey.sources() }, plan.world_size > 1))
+    let cudnn = survey.needs.iter().any(|n| n.operations_bytes > 0);
+    Ok((Libraries { cublaslt, cudnn, nvrtc: survey.sources() }, plan.world_size > 1))
 }
 
 impl<'a> Cuda<'a, Real> {
@@ -37,6 +39,7 @@ impl<'a> Cuda<'a, Real> {
         if let Some(beside) = beside {
             let (more, _) = needs(&beside.plan)?;
             libraries.cublaslt |= more.cublaslt;
+            libraries.cudnn |= more.cudnn;
             libraries.nvrtc |= more.nvrtc;
         }
         let launch = Launch::from_environment().map_err(ranks)?;

@@ -1,5 +1,6 @@
 //! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
 
+use super::command::{Command, settle_operations, settle_products};
 use super::cubins::Cubins;
 use super::driver::{
     Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape, Source,
@@ -7,80 +8,14 @@ use super::driver::{
 };
 use super::error::CudaError;
 use super::gemm::Product;
-use super::memory::{FAULT_WORDS, Memory, Needs, STREAMS, index};
-use super::recipe::{Argument, Epilogue, Gemm, Launch, Pointer, Recipe, SourceKernel};
+use super::memory::{FAULT_WORDS, Memory, Needs, PRODUCT_WORKSPACE, STREAMS, index};
+use super::recipe::{
+    Argument, Epilogue, Gemm, Launch, Offer, Operation, Pointer, Recipe, SourceKernel,
+};
 use crate::RunError;
-use frit_ir::DType;
-use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, Stream, Team};
 use frit_kernels::cuda::source;
 use std::collections::HashMap;
-
-/// One thing put on a stream.
-#[derive(Clone, Debug)]
-pub(super) enum Command {
-    Launch {
-        function: FunctionHandle,
-        shape: Shape,
-        arguments: Arguments,
-    },
-    /// A product by its index in [`Program::products`].
-    Multiply {
-        product: usize,
-        at: ProductAddresses,
-    },
-    /// A product with an epilogue, and what does the same if there is no algorithm for it; none is left
-    /// after [`Program::settle`].
-    Fused {
-        product: usize,
-        at: ProductAddresses,
-        otherwise: Vec<Command>,
-    },
-    Copy {
-        to: Address,
-        from: Address,
-        bytes: usize,
-    },
-    /// From pinned memory of the host.
-    CopyIn {
-        to: Address,
-        from: *mut u8,
-        bytes: usize,
-    },
-    /// To pinned memory of the host.
-    CopyOut {
-        to: *mut u8,
-        from: Address,
-        bytes: usize,
-    },
-    Zero {
-        at: Address,
-        bytes: usize,
-    },
-    AllGather {
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-    },
-    ReduceScatter {
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-    },
-    AllReduce {
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-    },
-}
 
 /// How a kernel of the plan is executed.
 enum Code<'a> {
@@ -103,6 +38,20 @@ pub(super) struct Program {
     pub(super) commands: Vec<Vec<Command>>,
     /// The matrix products, each once, with the addresses of the first task that wants it.
     pub(super) products: Vec<(Product, ProductAddresses)>,
+    /// The operations that cuDNN may compute, each once.
+    pub(super) operations: Vec<Offered>,
+}
+
+/// An operation that cuDNN may compute, with the commands of the first task that wants it.
+#[derive(Clone, Debug)]
+pub(super) struct Offered {
+    pub(super) operation: Operation,
+    /// Bytes that an engine may use.
+    pub(super) workspace_bytes: usize,
+    /// The operation and what runs around it.
+    pub(super) with: Vec<Command>,
+    /// What does the same.
+    pub(super) otherwise: Vec<Command>,
 }
 
 impl<'a> Survey<'a> {
@@ -123,9 +72,15 @@ impl<'a> Survey<'a> {
                 }
                 Code::Recipe(recipe) => {
                     need.scratch_bytes = need.scratch_bytes.max(recipe.scratch_bytes);
-                    let is_product = |l: &Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..));
-                    need.products |= recipe.launches.iter().any(is_product);
-                    if recipe.launches.iter().any(reports_faults) {
+                    let launches = recipe.every_launch();
+                    let is_product = |l: &&Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..));
+                    need.products |= launches.iter().any(is_product);
+                    for launch in &launches {
+                        let Launch::Offer(offer) = launch else { continue };
+                        let bytes = offer.operation.workspace_bytes();
+                        need.operations_bytes = need.operations_bytes.max(bytes);
+                    }
+                    if launches.iter().any(|launch| reports_faults(launch)) {
                         faulting.push(i);
                     }
                 }
@@ -136,10 +91,10 @@ impl<'a> Survey<'a> {
 
     /// Whether any kernel is CUDA C++.
     pub(super) fn sources(&self) -> bool {
-        let is_source = |launch: &Launch| matches!(launch, Launch::Source(_));
+        let is_source = |launch: &&Launch| matches!(launch, Launch::Source(_));
         self.code.iter().any(|code| match code {
             Code::Generated { .. } => false,
-            Code::Recipe(recipe) => recipe.every_launch().any(is_source),
+            Code::Recipe(recipe) => recipe.every_launch().iter().any(is_source),
         })
     }
 }
@@ -229,6 +184,8 @@ struct Binder<'a, D> {
     teams: Vec<(Team, TeamHandle)>,
     products: Vec<(Product, ProductAddresses)>,
     by_product: HashMap<Product, usize>,
+    operations: Vec<Offered>,
+    by_operation: HashMap<Operation, usize>,
 }
 
 impl Program {
@@ -260,6 +217,8 @@ impl Program {
             teams: Vec::new(),
             products: Vec::new(),
             by_product: HashMap::new(),
+            operations: Vec::new(),
+            by_operation: HashMap::new(),
         };
         let mut commands = Vec::with_capacity(plan.tasks.len());
         for (i, task) in plan.tasks.iter().enumerate() {
@@ -271,20 +230,21 @@ impl Program {
                 other => binder.transfer(other)?,
             });
         }
-        Ok(Program { commands, products: binder.products })
+        Ok(Program { commands, products: binder.products, operations: binder.operations })
     }
 
     /// Decides which products keep their epilogue: those that have an algorithm with it.
-    pub(super) fn settle(&mut self, has_algorithm: impl Fn(usize) -> bool) {
+    pub(super) fn settle_products(&mut self, has_algorithm: impl Fn(usize) -> bool) {
+        let offered = self.operations.iter_mut().flat_map(|o| [&mut o.with, &mut o.otherwise]);
+        for commands in self.commands.iter_mut().chain(offered) {
+            settle_products(commands, &has_algorithm);
+        }
+    }
+
+    /// Decides which operations cuDNN computes: those that have an engine.
+    pub(super) fn settle_operations(&mut self, has_engine: impl Fn(usize) -> bool) {
         for commands in &mut self.commands {
-            let settled = commands.drain(..).flat_map(|command| match command {
-                Command::Fused { product, at, .. } if has_algorithm(product) => {
-                    vec![Command::Multiply { product, at }]
-                }
-                Command::Fused { otherwise, .. } => otherwise,
-                command => vec![command],
-            });
-            *commands = settled.collect();
+            settle_operations(commands, &has_engine);
         }
     }
 }
@@ -385,10 +345,22 @@ impl<D: Driver> Binder<'_, D> {
                 }
             }
             Code::Recipe(recipe) => {
-                for launch in &recipe.launches {
-                    commands.push(self.launch(launch, operands)?);
-                }
+                commands = self.launches(&recipe.launches, operands)?;
             }
+        }
+        commands.retain(Command::does_something);
+        Ok(commands)
+    }
+
+    /// The commands of launches, but for those that do nothing.
+    fn launches(
+        &mut self,
+        launches: &[Launch],
+        operands: &Operands,
+    ) -> Result<Vec<Command>, RunError> {
+        let mut commands = Vec::with_capacity(launches.len());
+        for launch in launches {
+            commands.push(self.launch(launch, operands)?);
         }
         commands.retain(Command::does_something);
         Ok(commands)
@@ -414,9 +386,9 @@ impl<D: Driver> Binder<'_, D> {
             Launch::Fused(gemm, otherwise) => {
                 let at = self.addresses(gemm, operands);
                 let product = self.product(gemm, at);
-                let otherwise = otherwise.iter().map(|l| self.launch(l, operands));
-                Command::Fused { product, at, otherwise: otherwise.collect::<Result<_, _>>()? }
+                Command::Fused { product, at, otherwise: self.launches(otherwise, operands)? }
             }
+            Launch::Offer(offer) => self.offer(offer, operands)?,
         })
     }
 
@@ -428,6 +400,7 @@ impl<D: Driver> Binder<'_, D> {
             Epilogue::GeluGrad { before, rows } => (rows, Some(before)),
             Epilogue::Bias(v) | Epilogue::SumA(v) | Epilogue::SumB(v) => (Some(v), None),
         };
+        let (workspace, bytes) = self.memory.libraries[index(operands.stream)];
         ProductAddresses {
             a: at(Some(gemm.a.at)),
             b: at(Some(gemm.b.at)),
@@ -435,8 +408,25 @@ impl<D: Driver> Binder<'_, D> {
             scales: [at(gemm.a.scale), at(gemm.b.scale)],
             vector: at(vector),
             matrix: at(matrix),
-            workspace: self.memory.products[index(operands.stream)],
+            workspace: (workspace, bytes.min(PRODUCT_WORKSPACE)),
         }
+    }
+
+    fn offer(&mut self, offer: &Offer, operands: &Operands) -> Result<Command, RunError> {
+        let at: Vec<Address> = offer.at.iter().map(|p| self.pointer(*p, operands)).collect();
+        let (workspace, workspace_bytes) = self.memory.libraries[index(operands.stream)];
+        let operation = offer.operation.at(&at);
+        let next = self.operations.len();
+        let index = *self.by_operation.entry(operation.clone()).or_insert(next);
+        let mut with = self.launches(&offer.before, operands)?;
+        with.push(Command::Execute { operation: index, at, workspace });
+        with.extend(self.launches(&offer.after, operands)?);
+        let otherwise = self.launches(&offer.otherwise, operands)?;
+        if index == next {
+            let (with, otherwise) = (with.clone(), otherwise.clone());
+            self.operations.push(Offered { operation, workspace_bytes, with, otherwise });
+        }
+        Ok(Command::Offer { operation: index, with, otherwise })
     }
 
     /// The index of a product, which is new if none is like it.
@@ -516,35 +506,4 @@ fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
 fn fault_address(plan: &Plan, memory: &Memory, slot: usize) -> Address {
     let metrics = (plan.metrics.len() * 4).next_multiple_of(8);
     memory.report + (metrics + slot * FAULT_WORDS * 8) as Address
-}
-
-impl Command {
-    /// What it is, in a count of them.
-    pub(super) fn kind(&self) -> &'static str {
-        match self {
-            Command::Launch { .. } => "kernel",
-            Command::Multiply { .. } | Command::Fused { .. } => "product",
-            Command::Copy { .. } => "copy",
-            Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",
-            Command::Zero { .. } => "zero",
-            Command::AllGather { .. }
-            | Command::ReduceScatter { .. }
-            | Command::AllReduce { .. } => "collective",
-        }
-    }
-
-    /// Whether there is anything to put on a stream; the driver refuses what is empty.
-    fn does_something(&self) -> bool {
-        match self {
-            Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,
-            Command::Multiply { .. } | Command::Fused { .. } => true,
-            Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
-            Command::CopyIn { bytes, .. }
-            | Command::CopyOut { bytes, .. }
-            | Command::Zero { bytes, .. } => *bytes > 0,
-            Command::AllGather { count, .. }
-            | Command::ReduceScatter { count, .. }
-            | Command::AllReduce { count, .. } => *count > 0,
-        }
-    }
 }

@@ -1,13 +1,16 @@
 //! A driver that does nothing and writes down what it is asked: tests read from it which streams, events,
 //! launches and collectives a plan becomes.
 
+use super::cudnn::Engine;
 use super::driver::*;
 use super::error::CudaError;
 use super::gemm::Product;
+use super::recipe::Operation;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 /// Something that was asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +41,8 @@ pub enum Call {
     Launch(String, Shape, Arguments, StreamHandle),
     /// A matrix product.
     Multiply(String, ProductAddresses, StreamHandle),
+    /// An operation with an engine of cuDNN.
+    Execute(String, Vec<Address>, StreamHandle),
     /// A capture began.
     BeginCapture(StreamHandle),
     /// A capture ended.
@@ -66,6 +71,17 @@ pub struct Recording {
     pub broken_module: Option<&'static str>,
     /// Whether products have no algorithm with an epilogue beyond a bias.
     pub plain_products: bool,
+    /// How many engines operations have; none if there is no cuDNN.
+    pub engines: Option<usize>,
+    /// The engine or algorithm of this number, from 1, fails when it is run.
+    pub broken: Option<u64>,
+    /// Microseconds that calls take, by a part of what they are; 1 if none is named.
+    pub durations: Vec<(&'static str, f64)>,
+    /// Microseconds since the beginning, at each event, and within a capture.
+    clock: Cell<f64>,
+    marks: RefCell<HashMap<EventHandle, f64>>,
+    captured: Cell<Option<f64>>,
+    graphs: RefCell<HashMap<GraphHandle, f64>>,
     /// Whether marks are never reached, as where a collective waits for a rank that is gone.
     pub stuck: Cell<bool>,
     /// What another rank did wrong.
@@ -100,10 +116,31 @@ impl Recording {
         self.calls.borrow_mut().push(call);
     }
 
+    /// Work on the device: takes its time, now or when it is launched with what else was captured.
+    fn work(&self, name: &str) {
+        let named = self.durations.iter().find(|(part, _)| name.contains(part));
+        let us = named.map_or(1.0, |(_, us)| *us);
+        match self.captured.get() {
+            Some(before) => self.captured.set(Some(before + us)),
+            None => self.clock.set(self.clock.get() + us),
+        }
+    }
+
     /// A number that none had before.
     fn make(&self) -> usize {
         self.made.set(self.made.get() + 1);
         self.made.get()
+    }
+
+    /// Whether the engine or algorithm of a call fails.
+    fn refuse_broken(&self, name: &str) -> Result {
+        let broken = self.broken.map(|number| format!("algorithm {number}"));
+        match broken {
+            Some(broken) if name.ends_with(&broken) => {
+                Err(CudaError::Call { call: "a library", reason: format!("{broken} is broken") })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn name(&self, name: String) -> usize {
@@ -157,6 +194,9 @@ impl Driver for Recording {
     }
 
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result {
+        // No two marks are of one time.
+        self.clock.set(self.clock.get() + 1e-3);
+        self.marks.borrow_mut().insert(event, self.clock.get());
         self.note(Call::Record(event, stream));
         Ok(())
     }
@@ -174,7 +214,9 @@ impl Driver for Recording {
     }
 
     fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
-        Ok((to.0 as f64 - from.0 as f64).abs())
+        let marks = self.marks.borrow();
+        let at = |event: EventHandle| marks.get(&event).copied().unwrap_or_default();
+        Ok(at(to) - at(from))
     }
 
     unsafe fn copy_in(
@@ -250,6 +292,7 @@ impl Driver for Recording {
         on: StreamHandle,
     ) -> Result {
         let name = self.names.borrow()[function.0].clone();
+        self.work(&name);
         self.note(Call::Launch(name, shape, arguments.clone(), on));
         Ok(())
     }
@@ -273,21 +316,65 @@ impl Driver for Recording {
         on: StreamHandle,
     ) -> Result {
         let name = self.names.borrow()[product.0].clone();
+        self.refuse_broken(&name)?;
+        self.work(&name);
         self.note(Call::Multiply(name, at, on));
         Ok(())
     }
 
+    fn has_engines(&self) -> bool {
+        self.engines.is_some()
+    }
+
+    fn engines(&self, _operation: &Operation, _workspace_bytes: usize) -> Result<Vec<Engine>> {
+        let engine = |engine| Engine { engine, knobs: vec![(2, 5)] };
+        Ok((1..=self.engines.unwrap_or(0) as i64).map(engine).collect())
+    }
+
+    fn plan(
+        &self,
+        operation: &Operation,
+        engine: &Engine,
+        _workspace_bytes: usize,
+    ) -> Result<OperationHandle> {
+        Ok(OperationHandle(self.name(format!("{operation} algorithm {}", engine.engine))))
+    }
+
+    unsafe fn execute(
+        &self,
+        operation: OperationHandle,
+        at: &[Address],
+        _workspace: Address,
+        on: StreamHandle,
+    ) -> Result {
+        let name = self.names.borrow()[operation.0].clone();
+        self.refuse_broken(&name)?;
+        self.work(&name);
+        self.note(Call::Execute(name, at.to_vec(), on));
+        Ok(())
+    }
+
     fn begin_capture(&self, stream: StreamHandle) -> Result {
+        self.captured.set(Some(0.0));
         self.note(Call::BeginCapture(stream));
         Ok(())
     }
 
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
         self.note(Call::EndCapture(stream));
-        Ok(GraphHandle(self.make()))
+        let graph = GraphHandle(self.make());
+        self.graphs.borrow_mut().insert(graph, self.captured.take().unwrap_or_default());
+        Ok(graph)
+    }
+
+    fn destroy_graph(&self, graph: GraphHandle) -> Result {
+        self.graphs.borrow_mut().remove(&graph);
+        Ok(())
     }
 
     fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result {
+        let us = self.graphs.borrow().get(&graph).copied().unwrap_or_default();
+        self.clock.set(self.clock.get() + us);
         self.note(Call::LaunchGraph(graph, on));
         Ok(())
     }

@@ -1,11 +1,17 @@
-//! Which algorithm each matrix product uses: measured once on this GPU, and kept in `tuning.json` beside the
-//! plan for the same GPU and libraries. Rank 0 chooses, so that all ranks compute alike.
+//! Which algorithm each matrix product uses, and whether an engine of cuDNN or Frit's own kernels compute what both
+//! can: measured once on this GPU, and kept in `tuning.json` beside the plan for the same GPU and libraries. Rank 0
+//! chooses, so that all ranks compute alike.
 
+use super::command::Command;
+use super::cudnn::Engine;
 use super::driver::{
-    Algorithm, Driver, EventHandle, ProductAddresses, ProductHandle, StreamHandle,
+    Algorithm, Driver, EventHandle, OperationHandle, ProductAddresses, ProductHandle, StreamHandle,
 };
 use super::error::CudaError;
 use super::gemm::Product;
+use super::issue::Issuer;
+use super::program::Offered;
+use crate::RunError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,10 +19,86 @@ use std::path::Path;
 /// Measured runs of each algorithm; the fastest counts.
 const RUNS: usize = 5;
 
-/// The content of `tuning.json`: by GPU and library versions, the algorithm of each product; none for one of
-/// which the library has not the epilogue.
+/// The content of `tuning.json`: by GPU and library versions, what was chosen for each product and operation; none
+/// where Frit's own kernels are faster, or no algorithm has the epilogue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Option<Algorithm>>>);
+pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Option<Choice>>>);
+
+/// What a library computes with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Choice {
+    Algorithm(Algorithm),
+    Engine(Engine),
+}
+
+/// What measuring needs.
+pub(super) struct Bench<'a, D, W> {
+    driver: &'a D,
+    /// Where everything runs.
+    on: StreamHandle,
+    events: [EventHandle; 2],
+    /// Makes the host wait for an event.
+    wait: W,
+}
+
+impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Bench<'a, D, W> {
+    /// A bench on a stream.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(super) fn new(driver: &'a D, on: StreamHandle, wait: W) -> Result<Self, CudaError> {
+        let events = [driver.create_event(true)?, driver.create_event(true)?];
+        Ok(Bench { driver, on, events, wait })
+    }
+
+    /// Microseconds of the fastest of several runs after one that is not measured. The inner failure is that of
+    /// the run itself, as it was put on the stream.
+    fn time(
+        &self,
+        run: impl Fn() -> Result<(), CudaError>,
+    ) -> Result<Result<f64, CudaError>, RunError> {
+        let [begin, end] = self.events;
+        let mut least = f64::INFINITY;
+        for i in 0..=RUNS {
+            self.driver.record(begin, self.on)?;
+            if let Err(e) = run() {
+                return Ok(Err(e));
+            }
+            self.driver.record(end, self.on)?;
+            (self.wait)(end)?;
+            if i > 0 {
+                least = least.min(self.driver.elapsed_us(begin, end)?);
+            }
+        }
+        Ok(Ok(least))
+    }
+
+    /// The same of commands as they run in a step: from a graph.
+    fn time_captured(
+        &self,
+        issuer: &Issuer,
+        commands: &[Command],
+    ) -> Result<Result<f64, CudaError>, RunError> {
+        let driver = self.driver;
+        let issue = || commands.iter().try_for_each(|c| issuer.command(driver, c, self.on));
+        // The libraries set themselves up in a first run, which cannot be captured.
+        if let Err(e) = issue() {
+            return Ok(Err(e));
+        }
+        driver.begin_capture(self.on)?;
+        let issued = issue();
+        // A capture must be ended whatever became of it.
+        let captured = driver.end_capture(self.on);
+        let graph = match issued.and(captured) {
+            Ok(graph) => graph,
+            Err(e) => return Ok(Err(e)),
+        };
+        let time = self.time(|| driver.launch_graph(graph, self.on));
+        driver.destroy_graph(graph)?;
+        time
+    }
+}
 
 impl Tuning {
     /// Reads a file; nothing is known if there is none, or if it is not one.
@@ -47,57 +129,58 @@ impl Tuning {
         }
     }
 
-    /// The algorithm of a product on this device.
-    fn get(&self, device: &str, product: &Product) -> Option<&Option<Algorithm>> {
-        self.0.get(device)?.get(&product.to_string())
+    /// What was chosen on this device; `None` if nothing was measured.
+    fn get(&self, device: &str, key: &str) -> Option<&Option<Choice>> {
+        self.0.get(device)?.get(key)
     }
 
-    /// Measures the products whose algorithm is not known, on the addresses of their first task. Returns
-    /// whether there were any.
+    fn set(&mut self, device: &str, key: String, choice: Option<Choice>) {
+        self.0.entry(device.into()).or_default().insert(key, choice);
+    }
+
+    /// Measures the products whose algorithm is not known, on the addresses of their first task; an algorithm that
+    /// fails is passed over. Returns whether there were any.
     ///
     /// # Errors
     /// A product that no algorithm computes, or a call that failed.
-    pub(super) fn measure(
+    pub(super) fn measure_products<D: Driver, W: Fn(EventHandle) -> Result<(), RunError>>(
         &mut self,
-        driver: &impl Driver,
+        bench: &Bench<'_, D, W>,
         products: &[(Product, ProductAddresses)],
-        on: StreamHandle,
-        wait: impl Fn(EventHandle) -> Result<(), crate::RunError>,
-    ) -> Result<bool, crate::RunError> {
-        let device = device(driver);
-        let events = [driver.create_event(true)?, driver.create_event(true)?];
+    ) -> Result<bool, RunError> {
+        let (driver, device) = (bench.driver, device(bench.driver));
         let mut changed = false;
         for (product, at) in products {
-            if self.get(&device, product).is_some() {
+            if self.get(&device, &product.to_string()).is_some() {
                 continue;
             }
-            let mut best: Option<(f64, Algorithm)> = None;
             let algorithms = match driver.algorithms(product, at.workspace.1) {
                 Err(CudaError::NoAlgorithm { .. }) if product.epilogue.is_optional() => vec![],
                 algorithms => algorithms?,
             };
+            let (mut best, mut failure) = (None, None);
             for algorithm in algorithms {
-                let handle = driver.prepare(product, &algorithm)?;
-                // One run to load it, then the measured ones.
-                for run in 0..=RUNS {
-                    driver.record(events[0], on)?;
+                let time = match driver.prepare(product, &algorithm) {
                     // SAFETY: the addresses are those of a task of the plan, which is not running.
-                    unsafe { driver.multiply(handle, *at, on)? };
-                    driver.record(events[1], on)?;
-                    wait(events[1])?;
-                    let us = driver.elapsed_us(events[0], events[1])?;
-                    if run > 0 && best.is_none_or(|(least, _)| us < least) {
+                    Ok(ready) => bench.time(|| unsafe { driver.multiply(ready, *at, bench.on) })?,
+                    Err(e) => Err(e),
+                };
+                match time {
+                    Ok(us) if best.is_none_or(|(least, _)| us < least) => {
                         best = Some((us, algorithm));
                     }
+                    Ok(_) => {}
+                    Err(e) => failure = Some(e),
                 }
             }
-            let algorithm = best.map(|(_, algorithm)| algorithm);
+            let algorithm = best.map(|(_, algorithm)| Choice::Algorithm(algorithm));
             if algorithm.is_none() && !product.epilogue.is_optional() {
                 let library = driver.properties().libraries.clone();
-                let product = product.to_string();
+                let detail = failure.map_or_else(String::new, |e| format!(" ({e})"));
+                let product = format!("{product}{detail}");
                 return Err(CudaError::NoAlgorithm { library, product }.into());
             }
-            self.0.entry(device.clone()).or_default().insert(product.to_string(), algorithm);
+            self.set(&device, product.to_string(), algorithm);
             changed = true;
         }
         Ok(changed)
@@ -107,20 +190,92 @@ impl Tuning {
     ///
     /// # Errors
     /// A product that was not measured, or that the library refuses.
-    pub(super) fn prepare(
+    pub(super) fn prepare_products(
         &self,
         driver: &impl Driver,
         products: &[(Product, ProductAddresses)],
     ) -> Result<Vec<Option<ProductHandle>>, CudaError> {
         let device = device(driver);
-        let prepare = |(product, _): &(Product, ProductAddresses)| {
-            let algorithm = self.get(&device, product).ok_or_else(|| CudaError::NoAlgorithm {
-                library: format!("rank 0's choice for another device than {device}"),
-                product: product.to_string(),
-            })?;
-            algorithm.as_ref().map(|algorithm| driver.prepare(product, algorithm)).transpose()
+        let prepare = |(product, _): &(Product, ProductAddresses)| match self
+            .get(&device, &product.to_string())
+        {
+            Some(Some(Choice::Algorithm(algorithm))) => {
+                driver.prepare(product, algorithm).map(Some)
+            }
+            Some(None) => Ok(None),
+            _ => Err(unknown(&device, product)),
         };
         products.iter().map(prepare).collect()
+    }
+
+    /// Measures the operations whose choice is not known, or can no longer be made ready: every engine and Frit's
+    /// own kernels, on the addresses of the first task. An engine that fails is passed over. Returns whether there
+    /// were any.
+    ///
+    /// # Errors
+    /// If Frit's own kernels fail, or waiting does.
+    pub(super) fn measure_operations<D: Driver, W: Fn(EventHandle) -> Result<(), RunError>>(
+        &mut self,
+        bench: &Bench<'_, D, W>,
+        issuer: &mut Issuer,
+        operations: &[Offered],
+    ) -> Result<bool, RunError> {
+        let (driver, device) = (bench.driver, device(bench.driver));
+        issuer.operations = vec![OperationHandle::default(); operations.len()];
+        let mut changed = false;
+        for (i, offered) in operations.iter().enumerate() {
+            let Offered { operation, workspace_bytes, with, otherwise } = offered;
+            let key = operation.to_string();
+            let usable = |known: &Option<Choice>| match known {
+                Some(Choice::Engine(e)) => driver.plan(operation, e, *workspace_bytes).is_ok(),
+                _ => true,
+            };
+            if self.get(&device, &key).is_some_and(usable) {
+                continue;
+            }
+            // What the library does not support has no engine.
+            let engines = driver.engines(operation, *workspace_bytes).unwrap_or_default();
+            let mut best = None;
+            if !engines.is_empty() {
+                let mut least = bench.time_captured(issuer, otherwise)??;
+                for engine in engines {
+                    let Ok(ready) = driver.plan(operation, &engine, *workspace_bytes) else {
+                        continue;
+                    };
+                    issuer.operations[i] = ready;
+                    match bench.time_captured(issuer, with)? {
+                        Ok(us) if us < least => (least, best) = (us, Some(engine)),
+                        _ => {}
+                    }
+                }
+            }
+            self.set(&device, key, best.map(Choice::Engine));
+            changed = true;
+        }
+        Ok(changed)
+    }
+
+    /// Makes every operation that has an engine ready with it.
+    ///
+    /// # Errors
+    /// An operation that was not measured, or that the library refuses.
+    pub(super) fn prepare_operations(
+        &self,
+        driver: &impl Driver,
+        operations: &[Offered],
+    ) -> Result<Vec<Option<OperationHandle>>, CudaError> {
+        let device = device(driver);
+        let prepare = |offered: &Offered| {
+            let Offered { operation, workspace_bytes, .. } = offered;
+            match self.get(&device, &operation.to_string()) {
+                Some(Some(Choice::Engine(engine))) => {
+                    driver.plan(operation, engine, *workspace_bytes).map(Some)
+                }
+                Some(None) => Ok(None),
+                _ => Err(unknown(&device, operation)),
+            }
+        };
+        operations.iter().map(prepare).collect()
     }
 }
 
@@ -128,4 +283,12 @@ impl Tuning {
 fn device(driver: &impl Driver) -> String {
     let p = driver.properties();
     format!("{} sm_{}{}, {}", p.name, p.capability.0, p.capability.1, p.libraries)
+}
+
+/// Rank 0 measured on another device, or with other libraries.
+fn unknown(device: &str, what: &impl ToString) -> CudaError {
+    CudaError::NoAlgorithm {
+        library: format!("rank 0's choice for another device than {device}"),
+        product: what.to_string(),
+    }
 }

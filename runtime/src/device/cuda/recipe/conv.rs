@@ -61,6 +61,7 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     if first.shape.numel() == 0 || second.shape.numel() == 0 {
         return a.fill(to, out, 0.0);
     }
+    let begin = a.launches();
     match &node.op {
         _ if groups > MANY_GROUPS => conv.direct(a, &node.op, operands, to),
         Op::Conv(_) if conv.is_plain() => conv.forward(a, operands, to),
@@ -69,7 +70,8 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         Op::Conv(_) => conv.forward(a, operands, to),
         Op::ConvGradInput(_) => conv.grad_input(a, operands, to),
         _ => conv.grad_weight(a, operands, to),
-    }
+    }?;
+    conv.offer(a, &node.op, operands, to, begin)
 }
 
 impl Conv<'_> {

@@ -9,6 +9,7 @@ mod assembler;
 mod attention;
 mod batch_norm;
 mod conv;
+mod conv_offer;
 mod conv_tiles;
 mod convert;
 mod embedding;
@@ -17,6 +18,7 @@ mod index;
 mod kernel;
 mod layout;
 mod matmul;
+mod operation;
 mod order;
 mod pool;
 mod quantize;
@@ -26,6 +28,8 @@ mod sort;
 
 use assembler::Assembler;
 use frit_ir::{DType, Graph};
+
+pub use operation::{Direction, Offer, Operation, OperationKind, Strided};
 
 /// The launches of one kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,6 +49,8 @@ pub enum Launch {
     Gemm(Gemm),
     /// A matrix product with an epilogue that cuBLASLt may not have for it, and what does the same then.
     Fused(Gemm, Vec<Launch>),
+    /// An operation that cuDNN may have an engine for, and what does the same.
+    Offer(Box<Offer>),
     /// Copies bytes on the device.
     Copy {
         /// From here.
@@ -184,11 +190,25 @@ impl Recipe {
         Assembler::new(body).assemble()
     }
 
-    /// All launches, those in place of an epilogue among them.
-    pub fn every_launch(&self) -> impl Iterator<Item = &Launch> {
-        self.launches.iter().flat_map(|launch| match launch {
-            Launch::Fused(_, otherwise) => std::iter::once(launch).chain(&otherwise[..]),
-            launch => std::iter::once(launch).chain(&[][..]),
-        })
+    /// All launches, those of every choice among them.
+    pub fn every_launch(&self) -> Vec<&Launch> {
+        let mut all = Vec::new();
+        self.launches.iter().for_each(|launch| launch.collect(&mut all));
+        all
+    }
+}
+
+impl Launch {
+    /// Adds this launch and those that it chooses from.
+    fn collect<'a>(&'a self, all: &mut Vec<&'a Launch>) {
+        all.push(self);
+        match self {
+            Launch::Fused(_, otherwise) => otherwise.iter().for_each(|l| l.collect(all)),
+            Launch::Offer(offer) => {
+                let Offer { before, after, otherwise, .. } = &**offer;
+                before.iter().chain(after).chain(otherwise).for_each(|l| l.collect(all));
+            }
+            _ => {}
+        }
     }
 }

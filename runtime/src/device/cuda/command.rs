@@ -1,0 +1,146 @@
+//! What a task puts on streams, all addresses bound, and the choices that are left until they were measured.
+
+use super::driver::{Address, Arguments, FunctionHandle, ProductAddresses, Shape, TeamHandle};
+use frit_ir::DType;
+use frit_ir::ops::ReduceKind;
+
+/// One thing put on a stream.
+#[derive(Clone, Debug)]
+pub(super) enum Command {
+    Launch {
+        function: FunctionHandle,
+        shape: Shape,
+        arguments: Arguments,
+    },
+    /// A product by its index in [`super::program::Program::products`].
+    Multiply {
+        product: usize,
+        at: ProductAddresses,
+    },
+    /// A product with an epilogue, and what does the same if there is no algorithm for it; none is left
+    /// after [`settle_products`].
+    Fused {
+        product: usize,
+        at: ProductAddresses,
+        otherwise: Vec<Command>,
+    },
+    /// An operation of cuDNN by its index in [`super::program::Program::operations`].
+    Execute {
+        operation: usize,
+        at: Vec<Address>,
+        workspace: Address,
+    },
+    /// An operation with what runs around it, and what does the same; none is left after
+    /// [`settle_operations`].
+    Offer {
+        operation: usize,
+        with: Vec<Command>,
+        otherwise: Vec<Command>,
+    },
+    Copy {
+        to: Address,
+        from: Address,
+        bytes: usize,
+    },
+    /// From pinned memory of the host.
+    CopyIn {
+        to: Address,
+        from: *mut u8,
+        bytes: usize,
+    },
+    /// To pinned memory of the host.
+    CopyOut {
+        to: *mut u8,
+        from: Address,
+        bytes: usize,
+    },
+    Zero {
+        at: Address,
+        bytes: usize,
+    },
+    AllGather {
+        team: TeamHandle,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+    },
+    ReduceScatter {
+        team: TeamHandle,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+    },
+    AllReduce {
+        team: TeamHandle,
+        send: Address,
+        recv: Address,
+        count: usize,
+        dtype: DType,
+        reduce: ReduceKind,
+    },
+}
+
+/// Decides which products keep their epilogue.
+pub(super) fn settle_products(commands: &mut Vec<Command>, has_algorithm: &impl Fn(usize) -> bool) {
+    let settled = commands.drain(..).flat_map(|command| match command {
+        Command::Fused { product, at, .. } if has_algorithm(product) => {
+            vec![Command::Multiply { product, at }]
+        }
+        Command::Fused { otherwise, .. } => otherwise,
+        Command::Offer { operation, mut with, mut otherwise } => {
+            settle_products(&mut with, has_algorithm);
+            settle_products(&mut otherwise, has_algorithm);
+            vec![Command::Offer { operation, with, otherwise }]
+        }
+        command => vec![command],
+    });
+    *commands = settled.collect();
+}
+
+/// Decides which operations cuDNN computes.
+pub(super) fn settle_operations(commands: &mut Vec<Command>, has_engine: &impl Fn(usize) -> bool) {
+    let settled = commands.drain(..).flat_map(|command| match command {
+        Command::Offer { operation, with, .. } if has_engine(operation) => with,
+        Command::Offer { otherwise, .. } => otherwise,
+        command => vec![command],
+    });
+    *commands = settled.collect();
+}
+
+impl Command {
+    /// What it is, in a count of them.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Command::Launch { .. } => "kernel",
+            Command::Multiply { .. } | Command::Fused { .. } => "product",
+            Command::Execute { .. } | Command::Offer { .. } => "operation",
+            Command::Copy { .. } => "copy",
+            Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",
+            Command::Zero { .. } => "zero",
+            Command::AllGather { .. }
+            | Command::ReduceScatter { .. }
+            | Command::AllReduce { .. } => "collective",
+        }
+    }
+
+    /// Whether there is anything to put on a stream; the driver refuses what is empty.
+    pub(super) fn does_something(&self) -> bool {
+        match self {
+            Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,
+            Command::Multiply { .. }
+            | Command::Fused { .. }
+            | Command::Execute { .. }
+            | Command::Offer { .. } => true,
+            Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
+            Command::CopyIn { bytes, .. }
+            | Command::CopyOut { bytes, .. }
+            | Command::Zero { bytes, .. } => *bytes > 0,
+            Command::AllGather { count, .. }
+            | Command::ReduceScatter { count, .. }
+            | Command::AllReduce { count, .. } => *count > 0,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! cuDNN, through its graph interface: an operation is described to the library, which offers engines for it. It is
+//! optional: a plan runs without it, on Frit's own kernels.
+
+mod descriptor;
+mod engines;
+mod operations;
+
+pub use engines::Engine;
+
+use super::cublaslt;
+use super::driver::{Address, OperationHandle, StreamHandle};
+use super::library::Wanted;
+use super::nvrtc;
+use super::recipe::Operation;
+use descriptor::{Api, DEVICE_JSON, Descriptor, Kind, Result};
+use engines::{Planned, Target};
+use std::cell::RefCell;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+/// The library.
+const LIBCUDNN: Wanted = Wanted {
+    what: "cuDNN",
+    names: &["libcudnn.so.9"],
+    companion: None,
+    remedy: "optional: `pip install nvidia-cudnn-cu12`; without it Frit's own kernels run",
+};
+
+/// The library and the device that it is used for.
+pub struct Cudnn {
+    api: Rc<Api>,
+    /// Where it was found.
+    pub path: String,
+    /// Its version, such as 92600 for 9.26.0.
+    pub version: usize,
+    target: Target,
+    /// What was made ready.
+    planned: RefCell<Vec<(Operation, Engine, Planned)>>,
+}
+
+/// Loads it, with what it needs itself, for a driver of this version of CUDA.
+fn load(driver: (u32, u32)) -> Result<(Rc<Api>, String, usize)> {
+    // It looks for both by name; what is missing it does without.
+    let _ = nvrtc::library(driver).load();
+    let _ = cublaslt::library(driver).load();
+    let loaded = LIBCUDNN.load()?;
+    let api = Rc::new(Api::load(&loaded)?);
+    // SAFETY: no arguments to get wrong.
+    let version = unsafe { (api.cudnnGetVersion)() };
+    Ok((api, loaded.path, version))
+}
+
+/// Where it is, and its version.
+///
+/// # Errors
+/// If it is missing or too old.
+pub(super) fn find(driver: (u32, u32)) -> Result<(String, usize)> {
+    load(driver).map(|(_, path, version)| (path, version))
+}
+
+impl Cudnn {
+    /// Loads it for the device whose context is current.
+    ///
+    /// # Errors
+    /// If it is missing or too old, or does not support the device.
+    pub(super) fn open(driver: (u32, u32)) -> Result<Cudnn> {
+        let (api, path, version) = load(driver)?;
+        let mut handle = null_mut();
+        // SAFETY: the pointer is valid.
+        let code = unsafe { (api.cudnnCreate)(&mut handle) };
+        api.check("cudnnCreate", code)?;
+        let target = Target::Handle(handle);
+        Ok(Cudnn { api, path, version, target, planned: RefCell::default() })
+    }
+
+    /// Loads it for a device that need not be there, as cuDNN's JSON describes devices: engines can be found and
+    /// made ready, not run. Needs version 9.8.
+    ///
+    /// # Errors
+    /// If it is missing or too old, or does not understand the description.
+    pub fn for_described(device: &str) -> Result<Cudnn> {
+        let (api, path, version) = load((u32::MAX, 0))?;
+        let mut described = Descriptor::new(&api, Kind::DeviceProperties)?;
+        described.set(&DEVICE_JSON, device.as_bytes())?;
+        let target = Target::Described(described.finalize()?);
+        Ok(Cudnn { api, path, version, target, planned: RefCell::default() })
+    }
+
+    /// Name and version.
+    pub(super) fn name(&self) -> String {
+        format!("cuDNN {}", self.version)
+    }
+
+    /// Engines for an operation within so much workspace, the one that should be fastest first.
+    ///
+    /// # Errors
+    /// What the library says of an operation that it does not support.
+    pub fn engines(&self, operation: &Operation, workspace_bytes: usize) -> Result<Vec<Engine>> {
+        let graph = operations::graph(&self.api, self.target.handle(), operation)?;
+        engines::find(&self.api, &self.target, (&graph, operation), workspace_bytes)
+    }
+
+    /// Makes an engine ready for an operation.
+    ///
+    /// # Errors
+    /// If the library refuses, or it needs more workspace.
+    pub fn prepare(
+        &self,
+        operation: &Operation,
+        engine: &Engine,
+        workspace_bytes: usize,
+    ) -> Result<OperationHandle> {
+        let known =
+            |(op, with, _): &(Operation, Engine, Planned)| op == operation && with == engine;
+        if let Some(i) = self.planned.borrow().iter().position(known) {
+            return Ok(OperationHandle(i));
+        }
+        let graph = operations::graph(&self.api, self.target.handle(), operation)?;
+        let made =
+            engines::plan(&self.api, &self.target, (graph, operation), engine, workspace_bytes)?;
+        let mut planned = self.planned.borrow_mut();
+        planned.push((operation.clone(), engine.clone(), made));
+        Ok(OperationHandle(planned.len() - 1))
+    }
+
+    /// Computes an operation; `at` are its tensors.
+    ///
+    /// # Safety
+    /// The addresses are valid when it runs.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub(super) unsafe fn execute(
+        &self,
+        operation: OperationHandle,
+        at: &[Address],
+        workspace: Address,
+        on: StreamHandle,
+    ) -> Result {
+        let handle = self.target.handle();
+        // SAFETY: streams are never destroyed, and the handle was created.
+        let code = unsafe { (self.api.cudnnSetStream)(handle, super::real::stream(on).cast()) };
+        self.api.check("cudnnSetStream", code)?;
+        // SAFETY: by the contract of this function.
+        unsafe { self.planned.borrow()[operation.0].2.execute(&self.api, handle, at, workspace) }
+    }
+}

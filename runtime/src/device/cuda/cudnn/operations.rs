@@ -1,0 +1,189 @@
+//! Operations as graphs of cuDNN's descriptors.
+
+use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Result};
+use crate::device::cuda::error::CudaError;
+use crate::device::cuda::recipe::{Direction, Operation, OperationKind, Strided};
+use frit_ir::DType;
+use std::rc::Rc;
+
+/// `cudnnConvolutionMode_t`: the filters are not turned around.
+const CROSS_CORRELATION: i32 = 1;
+/// `cudnnPointwiseMode_t`: nothing but a conversion.
+const IDENTITY: i32 = 21;
+
+/// An operation graph and everything it is made of. The number of tensor `i` is `i + 1`.
+pub(super) struct Graph {
+    /// The graph; declared first, as it is destroyed before its parts.
+    pub(super) graph: Descriptor,
+    _parts: Vec<Descriptor>,
+}
+
+/// A graph in the making.
+struct Builder<'a> {
+    api: &'a Rc<Api>,
+    operation: &'a Operation,
+    parts: Vec<Descriptor>,
+    /// Descriptors of the graph's nodes, by their place among the parts.
+    nodes: Vec<usize>,
+    n_tensors: usize,
+}
+
+/// Describes an operation to the library; `handle` is null where there is no GPU.
+///
+/// # Errors
+/// What the library does not support.
+pub(super) fn graph(api: &Rc<Api>, handle: names::Raw, operation: &Operation) -> Result<Graph> {
+    let n_tensors = operation.tensors.len();
+    let mut builder = Builder { api, operation, parts: Vec::new(), nodes: Vec::new(), n_tensors };
+    match &operation.kind {
+        OperationKind::Conv { direction, .. } => builder.conv(*direction)?,
+    }
+    let mut graph = Descriptor::new(api, Kind::OperationGraph)?;
+    if !handle.is_null() {
+        graph.set(&names::GRAPH_HANDLE, &[handle])?;
+    }
+    let nodes: Vec<&Descriptor> = builder.nodes.iter().map(|n| &builder.parts[*n]).collect();
+    graph.refer(&names::GRAPH_OPERATIONS, &nodes)?;
+    Ok(Graph { graph: graph.finalize()?, _parts: builder.parts })
+}
+
+impl Builder<'_> {
+    /// Keeps a part, and returns its place.
+    fn keep(&mut self, part: Descriptor) -> usize {
+        self.parts.push(part);
+        self.parts.len() - 1
+    }
+
+    /// One of the operation's tensors.
+    fn tensor(&mut self, index: usize) -> Result<usize> {
+        let tensor = &self.operation.tensors[index];
+        let made = self.describe(tensor, index + 1, tensor.dtype, false)?;
+        Ok(self.keep(made))
+    }
+
+    /// A value between two nodes, of the shape of one of the tensors.
+    fn between(&mut self, index: usize, dtype: DType) -> Result<usize> {
+        self.n_tensors += 1;
+        let tensor = &self.operation.tensors[index];
+        let made = self.describe(tensor, self.n_tensors, dtype, true)?;
+        Ok(self.keep(made))
+    }
+
+    fn describe(
+        &self,
+        tensor: &Strided,
+        id: usize,
+        dtype: DType,
+        is_virtual: bool,
+    ) -> Result<Descriptor> {
+        let mut made = Descriptor::new(self.api, Kind::Tensor)?;
+        made.set(&names::TENSOR_TYPE, &[data_type(dtype)?])?;
+        made.set(&names::TENSOR_SIZES, &signed(&tensor.sizes))?;
+        made.set(&names::TENSOR_STRIDES, &signed(&tensor.strides))?;
+        made.set(&names::TENSOR_ID, &[id as i64])?;
+        made.set(&names::TENSOR_ALIGNMENT, &[tensor.alignment_bytes as i64])?;
+        if is_virtual {
+            made.set(&names::TENSOR_VIRTUAL, &[true])?;
+        }
+        made.finalize()
+    }
+
+    fn conv(&mut self, direction: Direction) -> Result {
+        let OperationKind::Conv { strides, dilations, low, high, .. } = &self.operation.kind;
+        let wide = match self.operation.tensors[0].dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let mut convolution = Descriptor::new(self.api, Kind::Convolution)?;
+        convolution.set(&names::CONVOLUTION_TYPE, &[data_type(wide)?])?;
+        convolution.set(&names::CONVOLUTION_MODE, &[CROSS_CORRELATION])?;
+        convolution.set(&names::CONVOLUTION_AXES, &[strides.len() as i64])?;
+        convolution.set(&names::CONVOLUTION_STRIDES, &signed(strides))?;
+        convolution.set(&names::CONVOLUTION_DILATIONS, &signed(dilations))?;
+        convolution.set(&names::CONVOLUTION_LOW, &signed(low))?;
+        convolution.set(&names::CONVOLUTION_HIGH, &signed(high))?;
+        let convolution = convolution.finalize()?;
+        let convolution = self.keep(convolution);
+
+        // Engines write the operands' type; a sum in f32 is a node of its own, which only copies it.
+        let result = self.operation.result();
+        let [image, filters, response] = &self.operation.tensors[..] else {
+            unreachable!("invariant: a convolution has three tensors")
+        };
+        let operand = if result == 0 { filters } else { image };
+        let widens = [image, filters, response][result].dtype != operand.dtype;
+        let mut tensors = [0; 3];
+        for (i, tensor) in tensors.iter_mut().enumerate() {
+            *tensor = match widens && i == result {
+                true => self.between(i, wide)?,
+                false => self.tensor(i)?,
+            };
+        }
+        // Numbers of alpha, beta, the convolution, and the three tensors.
+        let (kind, first, [x, w, y]) = match direction {
+            Direction::Forward => (Kind::ConvolutionForward, 700, [704, 703, 705]),
+            Direction::GradInput => (Kind::ConvolutionGradInput, 706, [710, 709, 711]),
+            Direction::GradWeight => (Kind::ConvolutionGradWeight, 712, [716, 715, 717]),
+        };
+        let mut node = Descriptor::new(self.api, kind)?;
+        // A number is 5 for doubles and 4 for floats.
+        match wide {
+            DType::F64 => {
+                node.set(&Attribute::<f64>::new(first, 5), &[1.0])?;
+                node.set(&Attribute::<f64>::new(first + 1, 5), &[0.0])?;
+            }
+            _ => {
+                node.set(&Attribute::<f32>::new(first, 4), &[1.0])?;
+                node.set(&Attribute::<f32>::new(first + 1, 4), &[0.0])?;
+            }
+        }
+        for (name, part) in
+            [(first + 2, convolution), (x, tensors[0]), (w, tensors[1]), (y, tensors[2])]
+        {
+            node.refer(&Attribute::new(name, 15), &[&self.parts[part]])?;
+        }
+        let node = node.finalize()?;
+        let node = self.keep(node);
+        self.nodes.push(node);
+        match widens {
+            true => self.identity(tensors[result], result),
+            false => Ok(()),
+        }
+    }
+
+    /// A node that copies a value into one of the tensors.
+    fn identity(&mut self, from: usize, to: usize) -> Result {
+        let to = self.tensor(to)?;
+        let mut pointwise = Descriptor::new(self.api, Kind::Pointwise)?;
+        pointwise.set(&names::POINTWISE_MODE, &[IDENTITY])?;
+        pointwise.set(&names::POINTWISE_PRECISION, &[data_type(DType::F32)?])?;
+        let pointwise = pointwise.finalize()?;
+        let mut node = Descriptor::new(self.api, Kind::PointwiseOperation)?;
+        node.refer(&names::OPERATION_POINTWISE, &[&pointwise])?;
+        node.refer(&names::OPERATION_POINTWISE_X, &[&self.parts[from]])?;
+        node.refer(&names::OPERATION_POINTWISE_Y, &[&self.parts[to]])?;
+        let node = node.finalize()?;
+        self.keep(pointwise);
+        let node = self.keep(node);
+        self.nodes.push(node);
+        Ok(())
+    }
+}
+
+fn signed(sizes: &[usize]) -> Vec<i64> {
+    sizes.iter().map(|n| *n as i64).collect()
+}
+
+/// `cudnnDataType_t`.
+fn data_type(dtype: DType) -> Result<i32> {
+    Ok(match dtype {
+        DType::F32 => 0,
+        DType::F64 => 1,
+        DType::F16 => 2,
+        DType::BF16 => 9,
+        other => {
+            let reason = format!("no operation on {other}");
+            return Err(CudaError::Call { call: "cuDNN", reason });
+        }
+    })
+}

@@ -1,0 +1,172 @@
+//! What cuDNN may compute in place of launches: operations over strided tensors, without their addresses.
+
+use super::{Launch, Pointer};
+use frit_ir::DType;
+use std::fmt;
+
+/// Memory that an engine may use beside copies of its tensors, in bytes.
+const WORKSPACE: usize = 32 << 20;
+/// The most that one may use, in bytes.
+const MOST_WORKSPACE: usize = 1 << 30;
+/// The greatest alignment that makes a difference, in bytes.
+const MOST_ALIGNMENT: usize = 16;
+
+/// An operation that cuDNN may have an engine for, and launches that do the same. Which of the two runs is
+/// measured when a plan is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offer {
+    /// What runs before the operation if it is chosen.
+    pub before: Vec<Launch>,
+    /// The operation.
+    pub operation: Operation,
+    /// Where its tensors are, in their order.
+    pub at: Vec<Pointer>,
+    /// What runs after it.
+    pub after: Vec<Launch>,
+    /// What runs in place of all of these.
+    pub otherwise: Vec<Launch>,
+}
+
+/// What engines are asked for, and what a choice is remembered for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Operation {
+    /// What is computed.
+    pub kind: OperationKind,
+    /// Operands and results, in the order that the kind says.
+    pub tensors: Vec<Strided>,
+}
+
+/// What is computed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum OperationKind {
+    /// Cross-correlation of images `[n, groups · c, …]` with filters `[groups · k, c, …]` to responses
+    /// `[n, groups · k, …]`, in this order, or one of its gradients. Sums are f32, or f64 of f64.
+    Conv {
+        /// Which of the three tensors is the result.
+        direction: Direction,
+        /// Elements between two positions, by spatial axis.
+        strides: Vec<usize>,
+        /// Elements between two taps.
+        dilations: Vec<usize>,
+        /// Zeros before the first element.
+        low: Vec<usize>,
+        /// Zeros after the last element.
+        high: Vec<usize>,
+    },
+}
+
+/// Which tensor of a convolution is computed from the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// The responses.
+    Forward,
+    /// The images, from the gradient of the responses.
+    GradInput,
+    /// The filters, from the gradient of the responses.
+    GradWeight,
+}
+
+/// Elements in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Strided {
+    /// Their type.
+    pub dtype: DType,
+    /// Elements along each axis.
+    pub sizes: Vec<usize>,
+    /// Elements between neighbors along each axis.
+    pub strides: Vec<usize>,
+    /// The power of two that the address is a multiple of, at most 16.
+    pub alignment_bytes: usize,
+}
+
+impl Strided {
+    /// A tensor without gaps, its last axis the innermost.
+    pub fn dense(dtype: DType, sizes: &[usize]) -> Strided {
+        let order: Vec<usize> = (0..sizes.len()).collect();
+        Strided::ordered(dtype, sizes, &order)
+    }
+
+    /// A tensor without gaps, its second axis the innermost: channels last.
+    pub fn channels_last(dtype: DType, sizes: &[usize]) -> Strided {
+        let order: Vec<usize> = [0].into_iter().chain(2..sizes.len()).chain([1]).collect();
+        Strided::ordered(dtype, sizes, &order)
+    }
+
+    /// A tensor without gaps, its axes from the outermost to the innermost.
+    fn ordered(dtype: DType, sizes: &[usize], order: &[usize]) -> Strided {
+        let (mut strides, mut step) = (vec![1; sizes.len()], 1);
+        for &axis in order.iter().rev() {
+            strides[axis] = step;
+            step *= sizes[axis];
+        }
+        Strided { dtype, sizes: sizes.into(), strides, alignment_bytes: MOST_ALIGNMENT }
+    }
+
+    /// Whether equal indices are equal places in both.
+    pub(super) fn lies_as(&self, other: &Strided) -> bool {
+        let places = |t: &Strided| -> Vec<usize> {
+            t.strides.iter().zip(&t.sizes).filter(|(_, n)| **n > 1).map(|(s, _)| *s).collect()
+        };
+        self.sizes == other.sizes && places(self) == places(other)
+    }
+
+    /// Bytes of its elements.
+    pub fn bytes(&self) -> usize {
+        self.sizes.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+impl Operation {
+    /// Which of the tensors is written.
+    pub fn result(&self) -> usize {
+        match &self.kind {
+            OperationKind::Conv { direction: Direction::GradInput, .. } => 0,
+            OperationKind::Conv { direction: Direction::GradWeight, .. } => 1,
+            OperationKind::Conv { direction: Direction::Forward, .. } => 2,
+        }
+    }
+
+    /// Memory that engines may use, in bytes: enough to rearrange every tensor.
+    pub fn workspace_bytes(&self) -> usize {
+        let copies: usize = self.tensors.iter().map(|t| t.bytes().next_multiple_of(256)).sum();
+        (WORKSPACE + copies).min(MOST_WORKSPACE)
+    }
+
+    /// The same for tensors at these addresses.
+    pub(in crate::device::cuda) fn at(&self, addresses: &[u64]) -> Operation {
+        let mut placed = self.clone();
+        for (tensor, at) in placed.tensors.iter_mut().zip(addresses) {
+            tensor.alignment_bytes = MOST_ALIGNMENT.min(1 << at.trailing_zeros().min(16));
+        }
+        placed
+    }
+}
+
+/// Everything that distinguishes it: the key of the tuning file.
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            OperationKind::Conv { direction, strides, dilations, low, high } => {
+                f.write_str(match direction {
+                    Direction::Forward => "conv",
+                    Direction::GradInput => "conv_grad_input",
+                    Direction::GradWeight => "conv_grad_weight",
+                })?;
+                write!(f, " strides {} dilations {}", list(strides), list(dilations))?;
+                write!(f, " low {} high {}", list(low), list(high))?;
+            }
+        }
+        for tensor in &self.tensors {
+            let Strided { dtype, sizes, strides, alignment_bytes } = tensor;
+            write!(f, " {dtype}:{}:{}", list(sizes), list(strides))?;
+            if *alignment_bytes < MOST_ALIGNMENT {
+                write!(f, " aligned {alignment_bytes}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn list(numbers: &[usize]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+}
