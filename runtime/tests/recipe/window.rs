@@ -67,6 +67,16 @@ fn convolutions_on_tensor_cores() {
 }
 
 #[test]
+fn convolutions_whose_sums_cudnn_writes_as_f32() {
+    let (bf16, wide) = (DType::BF16, Some(DType::F32));
+    conv(bf16, wide, &uneven(), 1, &[2, 8, 7, 9], &[16, 8, 3, 2]);
+    let line = Window { strides: vec![3], low: vec![2], high: vec![1], ..Window::plain(1) };
+    conv(DType::F16, wide, &line, 2, &[2, 16, 20], &[32, 8, 4]);
+    conv(bf16, wide, &Window::plain(3), 1, &[1, 8, 3, 4, 5], &[8, 8, 2, 3, 2]);
+    conv(bf16, wide, &Window::plain(2), 1, &[2, 8, 3, 5], &[16, 8, 1, 1]);
+}
+
+#[test]
 fn convolutions_of_many_groups() {
     conv(DType::F32, None, &uneven(), 20, &[2, 20, 5, 6], &[40, 1, 3, 2]);
     conv(DType::BF16, None, &Window::plain(1), 17, &[1, 34, 9], &[17, 2, 3]);

@@ -22,10 +22,14 @@ impl Conv<'_> {
             _ => (Direction::GradWeight, [second, to, first]),
         };
         let low = matches!(self.element, DType::F16 | DType::BF16);
-        // Engines that write sums of 2-byte elements as f32 take channels last only.
+        // Engines that write sums of 2-byte elements as f32 take channels last, and 16 bytes of them at once.
         let widens = low && self.out == DType::F32;
-        let float = low || matches!(self.element, DType::F32 | DType::F64);
-        if !float || !(widens || self.out == self.element) {
+        let whole = |n: usize| (n / self.groups).is_multiple_of(8);
+        let known = match self.out == self.element {
+            true => low || matches!(self.element, DType::F32 | DType::F64),
+            false => widens && whole(self.channels) && whole(self.filters),
+        };
+        if !known {
             return Some(());
         }
         let otherwise = a.take_launches(begin);
