@@ -117,6 +117,28 @@ impl Sight {
         Sight { window: self.window.filter(|&n| n < most), ..self }
     }
 
+    /// The sight whose keys are those that a mask of `[queries, keys]` keeps, if there is one, it hides some key,
+    /// and every query sees one.
+    pub fn of_mask(kept: &[bool], queries: usize, keys: usize) -> Option<Sight> {
+        // A single row that hides keys may be broadcast over all queries.
+        if queries < 2 || keys == 0 || kept.iter().all(|&k| k) {
+            return None;
+        }
+        let seen = || {
+            let places = kept.iter().enumerate().filter(|(_, kept)| **kept);
+            places.map(|(i, _)| (i / keys, i % keys))
+        };
+        let reach = seen().map(|(query, key)| query.abs_diff(key)).max()? + 1;
+        let causal = seen().all(|(query, key)| key <= query);
+        let sight = Sight { causal, window: Some(reach) }.of(queries, keys);
+        let row = |(query, row): (usize, &[bool])| {
+            let visible = sight.keys(query, keys);
+            let equal = |(key, &kept): (usize, &bool)| kept == visible.contains(&key);
+            !visible.is_empty() && row.iter().enumerate().all(equal)
+        };
+        kept.chunks(keys).enumerate().all(row).then_some(sight)
+    }
+
     fn check(self) -> Result<(), OpError> {
         match self.window {
             Some(0) => Err(OpError::new("a window of 0 hides every key")),

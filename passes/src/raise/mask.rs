@@ -247,18 +247,9 @@ fn known(m: &Matcher<'_>, mask: &Mask) -> Option<Known> {
         return Some(Known::Everything);
     }
     let [.., rows, columns] = shape.dims() else { return None };
-    // A single row that masks keys would be broadcast over all queries.
-    if *rows < 2 {
-        return None;
-    }
-    let place = |i: usize| (i / columns % rows, i % columns);
-    let places = || kept.iter().enumerate().map(|(i, &k)| (place(i), k));
-    let seen = || places().filter(|(_, kept)| *kept).map(|(place, _)| place);
-    let reach = seen().map(|(query, key)| query.abs_diff(key)).max()? + 1;
-    let causal = seen().all(|(query, key)| key <= query);
-    let sight = Sight { causal, window: Some(reach) }.of(*rows, *columns);
-    let exact = places().all(|((query, key), k)| k == sight.keys(query, *columns).contains(&key));
-    // In a row without any key a finite fill makes the mean of all values.
-    let some = (0..*rows).all(|query| !sight.keys(query, *columns).is_empty());
-    (exact && some).then_some(Known::Keys { sight, finite })
+    // In a row without any key a finite fill makes the mean of all values: that is none of these.
+    let mut planes = kept.chunks(rows * columns);
+    let first = planes.next()?;
+    let sight = Sight::of_mask(first, *rows, *columns).filter(|_| planes.all(|p| p == first))?;
+    Some(Known::Keys { sight, finite })
 }

@@ -1,9 +1,11 @@
-//! Initializers become parameters, or constants if they are small and do not train.
+//! Initializers become parameters, or constants if they are small and do not train; large masks by position are
+//! computed ([`super::masks`]).
 //!
 //! Operands whose initializer the exporter merged or renamed get their own parameter back
 //! ([`super::restore`]); what cannot be found again is warned of.
 
 use super::context::{self, Bound};
+use super::masks::Positions;
 use super::messages::{NodeProto, TensorProto};
 use super::subgraph::operands;
 use super::tensor::{self, Stored};
@@ -203,7 +205,8 @@ impl<'a> Importer<'a> {
         Some(Bound::Value(turned))
     }
 
-    /// Adds a leaf; one that may be inlined becomes a constant if it is small.
+    /// Adds a leaf; one that may be inlined becomes a constant if it is small, or is computed if it is a mask by
+    /// position.
     fn initializer(
         &mut self,
         name: &'a str,
@@ -223,6 +226,17 @@ impl<'a> Importer<'a> {
                     let message = format!("the initializer \"{name}\" cannot be read: {error}");
                     self.report.push(Diagnostic::error("E013", message));
                 }
+            }
+            return;
+        }
+        if inline && let Some(positions) = Positions::of(&stored) {
+            match self.mask(&positions, &ty) {
+                Ok(value) => {
+                    self.graph.set_name(value, name);
+                    self.values.insert(name, Bound::Value(value));
+                    self.inlined.push(Inlined { name: name.into(), ty, reason });
+                }
+                Err(e) => self.report.push(Diagnostic::error("E014", e.to_string())),
             }
             return;
         }

@@ -12,6 +12,7 @@ mod frozen;
 mod function;
 mod initializers;
 mod legacy;
+mod masks;
 mod merged;
 pub mod messages;
 mod ops;

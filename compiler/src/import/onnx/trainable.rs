@@ -3,10 +3,11 @@
 //! In order: `params.ignored` and `params.frozen`; what the exporter says (the dynamo exporter writes
 //! the signature of its program into the graph's metadata); statistics of BatchNormalization; scalars that
 //! are no tensor of a PyTorch module; values that reach the outputs only through sines and cosines of data-independent values (rotary
-//! tables) or through a normalization by stored statistics, or not at all; tables of sines and cosines; rows of
+//! tables) or through a normalization by stored statistics, or not at all; masks that are added to scores; tables of sines and cosines; rows of
 //! zeros added to the output. All other floats train if `params.trainable` covers their name.
 
 use super::frozen::of_stored_variances;
+use super::masks;
 use super::messages::{AttributeProto, GraphProto, NodeProto};
 use super::subgraph::operands;
 use super::table;
@@ -173,6 +174,11 @@ impl<'a> Trainable<'a> {
         } else if said.is_none() && !self.signature.is_empty() && !self.is_folded_weight(name) {
             let why = "the exporter does not list it: it was computed from constants";
             (Buffer, why.into())
+        } else if said.is_none() && masks::is_saturated(stored) {
+            (
+                Buffer,
+                "its elements are 0 or one very low number: a mask that is added to scores".into(),
+            )
         } else if table::is_sinusoidal(stored) {
             (Buffer, "its rows are the sines and cosines of their positions".into())
         } else if said.is_none() && self.is_output_offset(name, stored) {

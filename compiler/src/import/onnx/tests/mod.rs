@@ -3,6 +3,7 @@
 mod batch_norm;
 mod build;
 mod control;
+mod masks;
 mod merged;
 mod models;
 mod operators;
