@@ -3,7 +3,7 @@
 
 use crate::cuda::{open, step};
 use crate::support::{Planned, compile_at, file, plan};
-use frit_ir::ops::{Conv, ConvGradInput, ConvGradWeight, Input, Window};
+use frit_ir::ops::{Attention, AttentionGrad, Conv, ConvGradInput, ConvGradWeight, Input, Window};
 use frit_ir::plan::KernelKind;
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, TensorType};
 use frit_runtime::device::cuda::cudnn::Cudnn;
@@ -17,8 +17,12 @@ use std::process::Command;
 const MODEL: &str = "tests/models/resnet/model.onnx";
 
 fn planned(settings: &[&str]) -> (Planned, PlanDir) {
+    planned_of(MODEL, settings)
+}
+
+fn planned_of(model: &str, settings: &[&str]) -> (Planned, PlanDir) {
     let cuda = ["target.device=cuda", "target.arch=sm_80", "precision.compute=bf16"];
-    let planned = plan(MODEL, 4, &[&cuda, settings].concat());
+    let planned = plan(model, 4, &[&cuda, settings].concat());
     let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
     (planned, dir)
 }
@@ -77,6 +81,35 @@ fn the_fastest_engine_computes_every_convolution() {
     assert!(!loading.iter().any(|c| matches!(c, Call::Execute(..) | Call::BeginCapture(_))));
     let (again, _) = executed(&dir, with_engines(3));
     assert_eq!(again, names);
+}
+
+#[test]
+fn attention_is_computed_by_the_fastest_engine_or_by_frits_own_kernels() {
+    let (_planned, dir) = planned_of("tests/models/gpt2/model.onnx", &[]);
+    let engines = || {
+        let mut driver = with_engines(3);
+        driver.durations.push(("attention", 100.0));
+        driver
+    };
+    let (names, _) = executed(&dir, engines());
+    let attentions = |names: &[String]| {
+        names.iter().filter(|n| n.starts_with("attention causal scale ")).count()
+    };
+    assert_eq!(attentions(&names), 2, "{names:?}");
+    assert!(names.iter().all(|n| n.ends_with(" algorithm 2")), "{names:?}");
+
+    let (_planned, dir) = planned_of("tests/models/gpt2/model.onnx", &[]);
+    let launches = |driver: Recording| {
+        let mut device = open(&dir, driver).unwrap_or_else(|e| panic!("{e}"));
+        let calls = step(&mut device, &dir.plan, dir.plan.tasks.len());
+        let own = |c: &&Call| matches!(c, Call::Launch(name, ..) if name == "attention");
+        (calls.iter().filter(own).count(), calls.len())
+    };
+    let mut slow = engines();
+    slow.durations = vec![("algorithm", 1e6)];
+    let (own, calls) = launches(slow);
+    assert_eq!((own, calls), launches(Recording::new((9, 0))), "as without the library");
+    assert_eq!(own, 2);
 }
 
 #[test]
@@ -199,25 +232,8 @@ fn convolutions(
         (Op::ConvGradInput(grad_input), [&y[..], w]),
         (Op::ConvGradWeight(grad_weight), [&y[..], x]),
     ] {
-        let mut body = Graph::new("kernel");
-        let mut add = |op: Op, inputs: &[_]| {
-            body.add(op, inputs, Origin::none(), Region::Forward).unwrap_or_else(|e| panic!("{e}"))
-                [0]
-        };
-        let inputs: Vec<_> = operands
-            .iter()
-            .enumerate()
-            .map(|(i, dims)| {
-                let ty = TensorType::new(dtype, *dims);
-                add(Op::Input(Input { name: i.to_string(), ty }), &[])
-            })
-            .collect();
-        let result = add(op, &inputs);
-        body.add_output("0", result, OutputKind::Result);
-        let recipe = Recipe::of(&body).expect("a recipe");
-        for offer in offers(&recipe) {
-            all.insert(offer.operation.to_string(), offer.operation.clone());
-        }
+        let types = operands.map(|dims| TensorType::new(dtype, dims));
+        offered(all, op, &types.each_ref());
     }
 }
 
@@ -245,6 +261,61 @@ fn awkward_operations() -> BTreeMap<String, Operation> {
         add(&same, 1, &[3, 9, 7, 9], &[130, 9, 3, 3]);
     }
     all
+}
+
+/// Attention and its gradient: of the given sizes of models, and awkward ones.
+fn attentions() -> BTreeMap<String, Operation> {
+    let mut all = BTreeMap::new();
+    // Batch, query heads, key heads, queries, keys, sizes of keys and of values.
+    for (dtype, causal, [b, h, g, t, s, d, e]) in [
+        // GPT-2 of 124M, 774M and 1.5B parameters.
+        (DType::BF16, true, [8, 12, 12, 1024, 1024, 64, 64]),
+        (DType::BF16, true, [4, 20, 20, 1024, 1024, 64, 64]),
+        (DType::F16, true, [2, 25, 25, 1024, 1024, 64, 64]),
+        // Llama with shared key heads, BERT without a mask.
+        (DType::BF16, true, [1, 32, 8, 2048, 2048, 128, 128]),
+        (DType::BF16, false, [8, 12, 12, 512, 512, 64, 64]),
+        (DType::F16, true, [2, 6, 1, 128, 384, 96, 40]),
+        // Forward only.
+        (DType::BF16, true, [1, 2, 2, 77, 100, 256, 200]),
+        (DType::F16, false, [3, 4, 2, 1, 7, 8, 16]),
+    ] {
+        let ty = |dims: [usize; 4]| TensorType::new(dtype, dims);
+        let [q, k, v, y] = [ty([b, h, t, d]), ty([b, g, s, d]), ty([b, g, s, e]), ty([b, h, t, e])];
+        let lse = TensorType::new(DType::F32, [b, h, t]);
+        let (scale, mask_grad) = (0.125, false);
+        for (op, operands) in [
+            (Op::Attention(Attention { scale, causal, window: None }), vec![&q, &k, &v]),
+            (
+                Op::AttentionGrad(AttentionGrad { scale, causal, window: None, mask_grad }),
+                vec![&y, &q, &k, &v, &y, &lse],
+            ),
+        ] {
+            offered(&mut all, op, &operands);
+        }
+    }
+    all
+}
+
+/// Adds what the recipe of an operation offers.
+fn offered(all: &mut BTreeMap<String, Operation>, op: Op, operands: &[&TensorType]) {
+    let mut body = Graph::new("kernel");
+    let mut add = |op: Op, inputs: &[_]| {
+        body.add(op, inputs, Origin::none(), Region::Forward).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let inputs: Vec<_> = operands
+        .iter()
+        .enumerate()
+        .map(|(i, ty)| add(Op::Input(Input { name: i.to_string(), ty: (*ty).clone() }), &[])[0])
+        .collect();
+    let results = add(op, &inputs);
+    for (i, result) in results.into_iter().enumerate() {
+        body.add_output(&i.to_string(), result, OutputKind::Result);
+    }
+    let recipe = Recipe::of(&body).expect("a recipe");
+    for offer in offers(&recipe) {
+        all.insert(offer.operation.to_string(), offer.operation.clone());
+    }
 }
 
 /// Operations that have no engine on a GPU of this compute capability: sums of 2-byte elements that are written as f32,
@@ -324,6 +395,9 @@ fn problem(cudnn: &Cudnn, operation: &Operation) -> Option<String> {
 fn look_for_engines() {
     let mut operations = operations_of_models();
     operations.extend(awkward_operations());
+    let attentions = attentions();
+    assert_eq!(attentions.len(), 14, "six with gradients: {:?}", attentions.keys());
+    operations.extend(attentions);
     assert!(operations.len() > 60, "{}", operations.len());
     let (mut wrong, mut ready) = (Vec::new(), 0);
     for (version, device) in [

@@ -7,7 +7,7 @@ use frit_ir::{DType, Op, Shape, Tensor, TensorType};
 use frit_runtime::device::cuda::recipe::Launch;
 
 /// Sizes by the letters of `frit_ir::ops::attention`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Sizes {
     b: usize,
     h: usize,
@@ -151,7 +151,9 @@ fn launches(d: usize, mask: Option<DType>) -> Vec<Launch> {
     let forward = body_of(Op::Attention(Attention { scale, causal, window }), &forward);
     let backward =
         body_of(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &backward);
-    [forward, backward].iter().flat_map(|body| recipe(body).launches).collect()
+    let sources = |l: &&Launch| matches!(l, Launch::Source(_));
+    let all = |body| recipe(body).every_launch().into_iter().filter(sources).cloned().collect();
+    [forward, backward].iter().flat_map(|body| -> Vec<Launch> { all(body) }).collect()
 }
 
 #[test]
@@ -188,8 +190,7 @@ fn nothing_to_attend_to() {
 }
 
 /// A packed projection `[b, t, 3·h·d]`, attention over its heads, and the gradient of the projection.
-fn packed(dtype: DType, tolerance: f64) {
-    let (b, t, h, d) = (2, 37, 3, 16);
+fn packed(dtype: DType, [b, t, h, d]: [usize; 4], tolerance: f64) {
     let width = h * d;
     let mut body = Body::new();
     let x = body.input(&TensorType::new(dtype, [b, t, 3 * width]));
@@ -223,16 +224,78 @@ fn packed(dtype: DType, tolerance: f64) {
     let gradients: Vec<_> = gradients.into_iter().map(|v| rows(&mut body, v)).collect();
     let dx = body.add(Op::Concat(Concat { axis: 2 }), &gradients);
     let backward = body.outputs(&dx);
-    let copies = |l: &Launch| match l {
+    let copies = |l: &&Launch| match l {
         Launch::Source(kernel) => !kernel.file.starts_with("attention"),
+        Launch::Offer(_) => false,
         _ => true,
     };
-    assert!(!recipe(&backward).launches.iter().any(copies), "nothing is copied");
+    assert!(!recipe(&backward).every_launch().iter().any(copies), "nothing is copied");
     check_body(&backward, &[x, z, lse, random(dtype, &[b, t, width], 2)], tolerance);
 }
 
 #[test]
 fn heads_of_packed_projections_are_read_and_written_in_place() {
-    packed(DType::F16, 4e-3);
-    packed(DType::BF16, 3e-2);
+    packed(DType::F16, [2, 37, 3, 16], 4e-3);
+    packed(DType::BF16, [2, 37, 3, 16], 3e-2);
+    // What cuDNN may compute the gradient of.
+    packed(DType::F16, [1, 128, 2, 8], 4e-3);
+}
+
+#[test]
+fn whole_tiles_with_shared_key_heads() {
+    let n = Sizes { b: 1, h: 4, g: 2, t: 128, s: 256, d: 16, e: 8 };
+    both(DType::BF16, n, true, None, false, 3e-2);
+    both(DType::F16, Sizes { h: 2, t: 256, s: 128, ..n }, true, None, false, 4e-3);
+    both(DType::F16, Sizes { h: 2, t: 128, s: 128, ..n }, false, None, false, 4e-3);
+}
+
+/// Whether attention and its gradient are offered to cuDNN.
+fn offered(dtype: DType, n: Sizes, window: Option<usize>, mask: Option<DType>) -> [bool; 2] {
+    let Sizes { b, h, g, t, s, d, e } = n;
+    let ty = |dims: [usize; 4]| TensorType::new(dtype, dims);
+    let [q, k, v, y] = [ty([b, h, t, d]), ty([b, g, s, d]), ty([b, g, s, e]), ty([b, h, t, e])];
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let lse = TensorType::new(wide, [b, h, t]);
+    let mask = mask.map(|dtype| TensorType::new(dtype, [1, 1, 1, s]));
+    let (mut forward, mut backward) = (vec![&q, &k, &v], vec![&y, &q, &k, &v, &y, &lse]);
+    forward.extend(&mask);
+    backward.extend(&mask);
+    let (scale, causal, mask_grad) = (0.1, true, false);
+    [
+        body_of(Op::Attention(Attention { scale, causal, window }), &forward),
+        body_of(Op::AttentionGrad(AttentionGrad { scale, causal, window, mask_grad }), &backward),
+    ]
+    .map(|body| recipe(&body).launches.iter().any(|l| matches!(l, Launch::Offer(_))))
+}
+
+#[test]
+fn cudnn_is_offered_what_its_engines_know() {
+    let n = Sizes { b: 2, h: 4, g: 2, t: 128, s: 256, d: 64, e: 64 };
+    let (both, forward, none) = ([true, true], [true, false], [false, false]);
+    for (sizes, expected) in [
+        (n, both),
+        (Sizes { d: 128, e: 8, ..n }, both),
+        // No whole tiles of queries, of keys.
+        (Sizes { t: 1, ..n }, forward),
+        (Sizes { s: 192, ..n }, forward),
+        // Large heads, and heads of no whole 16 bytes.
+        (Sizes { d: 256, ..n }, forward),
+        (Sizes { d: 264, ..n }, none),
+        (Sizes { d: 20, ..n }, none),
+        (Sizes { e: 20, ..n }, none),
+        // Scores of a gigabyte.
+        (Sizes { b: 16, h: 32, t: 1024, s: 1024, ..n }, forward),
+        (Sizes { s: 0, ..n }, none),
+    ] {
+        assert_eq!(offered(DType::BF16, sizes, None, None), expected, "{sizes:?}");
+    }
+    assert_eq!(offered(DType::F16, n, None, None), both);
+    assert_eq!(offered(DType::F16, n, Some(100), None), none);
+    // A window that hides nothing.
+    assert_eq!(offered(DType::F16, n, Some(300), None), both);
+    assert_eq!(offered(DType::F32, n, None, None), none);
+    assert_eq!(offered(DType::F64, n, None, None), none);
+    for mask in [DType::Bool, DType::BF16, DType::F32] {
+        assert_eq!(offered(DType::BF16, n, None, Some(mask)), none, "{mask}");
+    }
 }

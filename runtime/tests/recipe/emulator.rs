@@ -72,11 +72,18 @@ impl Task {
     fn operation(&mut self, offer: &Offer) {
         let Offer { operation, at, .. } = offer;
         let sized = at.iter().zip(&operation.tensors);
-        let mut tensors: Vec<Vec<u8>> =
-            sized.map(|(at, tensor)| self.bytes(*at)[..tensor.bytes()].to_vec()).collect();
+        let mut tensors: Vec<Vec<u8>> = sized
+            .map(|(at, tensor)| self.bytes(*at)[..operations::span_bytes(tensor)].to_vec())
+            .collect();
         operations::run(operation, &mut tensors);
-        let result = &tensors[operation.result()];
-        self.bytes(at[operation.result()])[..result.len()].copy_from_slice(result);
+        // What lies between the elements is another tensor's.
+        for &i in operation.results() {
+            let (tensor, size) = (&operation.tensors[i], operation.tensors[i].dtype.size());
+            let to = self.bytes(at[i]);
+            for place in operations::places(tensor).into_iter().map(|place| place * size) {
+                to[place..place + size].copy_from_slice(&tensors[i][place..place + size]);
+            }
+        }
     }
 
     fn launch(&mut self, launch: &Launch, order: Order) {

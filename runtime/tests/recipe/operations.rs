@@ -1,9 +1,33 @@
 //! Operations as a recipe asks cuDNN for them, by the definitions of its documentation.
 
+mod attention;
+
 use crate::memory::{load, store};
 use frit_runtime::device::cuda::recipe::{Direction, Operation, OperationKind, Strided};
 
-/// What cuDNN can do, as far as recipes may use it.
+/// Computes the results of an operation; `tensors` are all of its tensors, the results to be overwritten.
+pub(crate) fn run(operation: &Operation, tensors: &mut [Vec<u8>]) {
+    match &operation.kind {
+        OperationKind::Conv { .. } => conv(operation, tensors),
+        OperationKind::Attention { .. } | OperationKind::AttentionGrad { .. } => {
+            attention::run(operation, tensors);
+        }
+    }
+}
+
+/// Bytes from a tensor's first element to the end of its last.
+pub(crate) fn span_bytes(tensor: &Strided) -> usize {
+    let ends = tensor.sizes.iter().zip(&tensor.strides).map(|(size, stride)| (size - 1) * stride);
+    (ends.sum::<usize>() + 1) * tensor.dtype.size()
+}
+
+/// Where its elements are, the last axis innermost.
+pub(crate) fn places(tensor: &Strided) -> Vec<usize> {
+    let place = |index: Vec<usize>| index.iter().zip(&tensor.strides).map(|(i, s)| i * s).sum();
+    grid(&tensor.sizes).into_iter().map(place).collect()
+}
+
+/// What cuDNN can do of convolutions, as far as recipes may use it.
 fn check(operation: &Operation) {
     for Strided { dtype, sizes, strides, .. } in &operation.tensors {
         assert!(matches!(sizes.len(), 4 | 5), "planes or volumes: {operation}");
@@ -18,14 +42,6 @@ fn check(operation: &Operation) {
             assert_eq!(stride, step, "{operation}");
             step *= size;
         }
-    }
-}
-
-/// Computes the result of an operation; `tensors` are all of its tensors, the result to be overwritten.
-pub(crate) fn run(operation: &Operation, tensors: &mut [Vec<u8>]) {
-    check(operation);
-    match &operation.kind {
-        OperationKind::Conv { .. } => conv(operation, tensors),
     }
 }
 
@@ -47,7 +63,10 @@ fn grid(sizes: &[usize]) -> Vec<Vec<usize>> {
 /// Every product of an element of the image and of the filters belongs to one element of the response; each of the
 /// three is the sum, over those products, of what the other two give.
 fn conv(operation: &Operation, tensors: &mut [Vec<u8>]) {
-    let OperationKind::Conv { direction, strides, dilations, low, high } = &operation.kind;
+    let OperationKind::Conv { direction, strides, dilations, low, high } = &operation.kind else {
+        panic!("a convolution")
+    };
+    check(operation);
     let [x, w, y] = &operation.tensors[..] else { panic!("three tensors") };
     let groups = x.sizes[1] / w.sizes[1];
     assert_eq!((x.sizes[1], w.sizes[0] % groups), (w.sizes[1] * groups, 0), "{operation}");
@@ -57,12 +76,13 @@ fn conv(operation: &Operation, tensors: &mut [Vec<u8>]) {
         let span = (w.sizes[axis + 2] - 1) * dilations[axis] + 1;
         assert_eq!(*positions, (padded - span) / strides[axis] + 1, "{operation}");
     }
-    let operand = operation.tensors[if operation.result() == 0 { 1 } else { 0 }].dtype;
+    let written = operation.results()[0];
+    let operand = operation.tensors[if written == 0 { 1 } else { 0 }].dtype;
     for (i, tensor) in operation.tensors.iter().enumerate() {
-        assert!(tensor.dtype == operand || i == operation.result(), "operands of one type");
+        assert!(tensor.dtype == operand || i == written, "operands of one type");
     }
     let (taps, positions) = (grid(&w.sizes[2..]), grid(&y.sizes[2..]));
-    let result = &operation.tensors[operation.result()];
+    let result = &operation.tensors[written];
     let mut sums = vec![0.0; result.sizes.iter().product()];
     let [images, filters, responses] = [0, 1, 2].map(|i| tensors[i].clone());
     let group_filters = w.sizes[0] / groups;
@@ -92,7 +112,7 @@ fn conv(operation: &Operation, tensors: &mut [Vec<u8>]) {
             }
         }
     }
-    let written = &mut tensors[operation.result()];
+    let written = &mut tensors[written];
     for (i, sum) in sums.into_iter().enumerate() {
         store(written, result.dtype, i, sum);
     }

@@ -70,6 +70,11 @@ pub(super) enum Kind {
     OperationGraph = 15,
     VariantPack = 16,
     Tensor = 17,
+    MatMul = 18,
+    MatMulOperation = 19,
+    Reduction = 21,
+    ReductionOperation = 22,
+    ReshapeOperation = 31,
     DeviceProperties = 38,
 }
 
@@ -99,6 +104,7 @@ impl<T> Attribute<T> {
 attributes! {
     POINTWISE_MODE: i32 = 0, 14;
     POINTWISE_PRECISION: i32 = 1, 1;
+    POINTWISE_AXIS: i64 = 9, 3;
     CONVOLUTION_TYPE: i32 = 100, 1;
     CONVOLUTION_MODE: i32 = 101, 7;
     CONVOLUTION_DILATIONS: i64 = 102, 3;
@@ -121,7 +127,9 @@ attributes! {
     KNOB_VALUE: i64 = 601, 3;
     OPERATION_POINTWISE: Raw = 750, 15;
     OPERATION_POINTWISE_X: Raw = 751, 15;
+    OPERATION_POINTWISE_B: Raw = 752, 15;
     OPERATION_POINTWISE_Y: Raw = 753, 15;
+    OPERATION_POINTWISE_T: Raw = 758, 15;
     GRAPH_HANDLE: Raw = 800, 0;
     GRAPH_OPERATIONS: Raw = 801, 15;
     TENSOR_ALIGNMENT: i64 = 900, 3;
@@ -130,6 +138,7 @@ attributes! {
     TENSOR_STRIDES: i64 = 903, 3;
     TENSOR_ID: i64 = 906, 3;
     TENSOR_VIRTUAL: bool = 907, 2;
+    TENSOR_BY_VALUE: bool = 908, 2;
     PACK_IDS: i64 = 1000, 3;
     PACK_POINTERS: Raw = 1001, 6;
     PACK_WORKSPACE: Raw = 1003, 6;
@@ -138,6 +147,18 @@ attributes! {
     ENGINE_NUMERICAL_NOTES: i32 = 1303, 11;
     ENGINE_BEHAVIOR_NOTES: i32 = 1305, 19;
     ENGINE_DEVICE: Raw = 1307, 15;
+    MATMUL_TYPE: i32 = 1500, 1;
+    OPERATION_MATMUL_A: Raw = 1520, 15;
+    OPERATION_MATMUL_B: Raw = 1521, 15;
+    OPERATION_MATMUL_C: Raw = 1522, 15;
+    OPERATION_MATMUL: Raw = 1523, 15;
+    REDUCTION_OPERATOR: i32 = 1600, 18;
+    REDUCTION_TYPE: i32 = 1601, 1;
+    OPERATION_REDUCTION_X: Raw = 1610, 15;
+    OPERATION_REDUCTION_Y: Raw = 1611, 15;
+    OPERATION_REDUCTION: Raw = 1612, 15;
+    OPERATION_RESHAPE_X: Raw = 2200, 15;
+    OPERATION_RESHAPE_Y: Raw = 2201, 15;
     DEVICE_JSON: u8 = 2702, 24;
 }
 

@@ -139,7 +139,7 @@ impl Notes {
     fn is_ordered(&self, engine: &Engine, operation: &Operation) -> bool {
         let split = engine.knobs.iter().filter(|(kind, _)| SPLITS.contains(kind));
         let slices = split.map(|(_, value)| usize::try_from(*value).unwrap_or(0)).max();
-        let result = &operation.tensors[operation.result()];
+        let result = &operation.tensors[operation.results()[0]];
         let sums_bytes = result.sizes.iter().product::<usize>() * DType::F32.size();
         match slices {
             Some(n) if self.is_compiled && n > 1 => {
@@ -175,7 +175,7 @@ fn read(answer: &Descriptor) -> Result<Option<(Engine, Notes)>> {
 pub(super) struct Planned {
     plan: Descriptor,
     _parts: Vec<Descriptor>,
-    _graph: Graph,
+    graph: Graph,
     n_tensors: usize,
 }
 
@@ -223,7 +223,7 @@ pub(super) fn plan(
     }
     let parts = knobs.into_iter().chain([configuration, engine]).collect();
     let n_tensors = operation.tensors.len();
-    Ok(Planned { plan, _parts: parts, _graph: graph, n_tensors })
+    Ok(Planned { plan, _parts: parts, graph, n_tensors })
 }
 
 impl Planned {
@@ -241,8 +241,12 @@ impl Planned {
         at: &[u64],
         workspace: u64,
     ) -> Result {
-        let ids: Vec<i64> = (1..=self.n_tensors as i64).collect();
-        let pointers: Vec<Raw> = at.iter().map(|address| *address as Raw).collect();
+        let mut ids: Vec<i64> = (1..=self.n_tensors as i64).collect();
+        let mut pointers: Vec<Raw> = at.iter().map(|address| *address as Raw).collect();
+        for (id, value) in &self.graph.values {
+            ids.push(*id);
+            pointers.push((&raw const *value).cast_mut().cast());
+        }
         let mut pack = Descriptor::new(api, Kind::VariantPack)?;
         pack.set(&names::PACK_IDS, &ids)?;
         pack.set(&names::PACK_POINTERS, &pointers)?;

@@ -1,10 +1,14 @@
 //! cuDNN, through its graph interface: an operation is described to the library, which offers engines for it. It is
 //! optional: a plan runs without it, on Frit's own kernels.
 
+mod attention;
+mod described;
 mod descriptor;
 mod engines;
+pub mod nodes;
 mod operations;
 
+pub use attention::nodes as attention_nodes;
 pub use engines::Engine;
 
 use super::cublaslt;

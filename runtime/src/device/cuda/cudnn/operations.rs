@@ -1,5 +1,6 @@
 //! Operations as graphs of cuDNN's descriptors.
 
+use super::attention;
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Result};
 use crate::device::cuda::error::CudaError;
 use crate::device::cuda::recipe::{Direction, Operation, OperationKind, Strided};
@@ -16,16 +17,19 @@ pub(super) struct Graph {
     /// The graph; declared first, as it is destroyed before its parts.
     pub(super) graph: Descriptor,
     _parts: Vec<Descriptor>,
+    /// What the host passes by value, with its number.
+    pub(super) values: Vec<(i64, f32)>,
 }
 
 /// A graph in the making.
-struct Builder<'a> {
-    api: &'a Rc<Api>,
+pub(super) struct Builder<'a> {
+    pub(super) api: &'a Rc<Api>,
     operation: &'a Operation,
-    parts: Vec<Descriptor>,
+    pub(super) parts: Vec<Descriptor>,
     /// Descriptors of the graph's nodes, by their place among the parts.
-    nodes: Vec<usize>,
-    n_tensors: usize,
+    pub(super) nodes: Vec<usize>,
+    pub(super) values: Vec<(i64, f32)>,
+    pub(super) n_tensors: usize,
 }
 
 /// Describes an operation to the library; `handle` is null where there is no GPU.
@@ -34,9 +38,14 @@ struct Builder<'a> {
 /// What the library does not support.
 pub(super) fn graph(api: &Rc<Api>, handle: names::Raw, operation: &Operation) -> Result<Graph> {
     let n_tensors = operation.tensors.len();
-    let mut builder = Builder { api, operation, parts: Vec::new(), nodes: Vec::new(), n_tensors };
+    let (parts, nodes, values) = (Vec::new(), Vec::new(), Vec::new());
+    let mut builder = Builder { api, operation, parts, nodes, values, n_tensors };
     match &operation.kind {
         OperationKind::Conv { direction, .. } => builder.conv(*direction)?,
+        OperationKind::Attention { .. } | OperationKind::AttentionGrad { .. } => {
+            attention::check(api, operation)?;
+            builder.add(&attention::nodes(operation))?;
+        }
     }
     let mut graph = Descriptor::new(api, Kind::OperationGraph)?;
     if !handle.is_null() {
@@ -44,12 +53,12 @@ pub(super) fn graph(api: &Rc<Api>, handle: names::Raw, operation: &Operation) ->
     }
     let nodes: Vec<&Descriptor> = builder.nodes.iter().map(|n| &builder.parts[*n]).collect();
     graph.refer(&names::GRAPH_OPERATIONS, &nodes)?;
-    Ok(Graph { graph: graph.finalize()?, _parts: builder.parts })
+    Ok(Graph { graph: graph.finalize()?, _parts: builder.parts, values: builder.values })
 }
 
 impl Builder<'_> {
     /// Keeps a part, and returns its place.
-    fn keep(&mut self, part: Descriptor) -> usize {
+    pub(super) fn keep(&mut self, part: Descriptor) -> usize {
         self.parts.push(part);
         self.parts.len() - 1
     }
@@ -57,39 +66,41 @@ impl Builder<'_> {
     /// One of the operation's tensors.
     fn tensor(&mut self, index: usize) -> Result<usize> {
         let tensor = &self.operation.tensors[index];
-        let made = self.describe(tensor, index + 1, tensor.dtype, false)?;
+        let made = self.describe(tensor, index + 1, None)?;
         Ok(self.keep(made))
     }
 
     /// A value between two nodes, of the shape of one of the tensors.
     fn between(&mut self, index: usize, dtype: DType) -> Result<usize> {
         self.n_tensors += 1;
-        let tensor = &self.operation.tensors[index];
-        let made = self.describe(tensor, self.n_tensors, dtype, true)?;
+        let tensor = Strided { dtype, ..self.operation.tensors[index].clone() };
+        let made = self.describe(&tensor, self.n_tensors, Some(&names::TENSOR_VIRTUAL))?;
         Ok(self.keep(made))
     }
 
-    fn describe(
+    /// A tensor with its number; `role` says that it is not in memory.
+    pub(super) fn describe(
         &self,
         tensor: &Strided,
         id: usize,
-        dtype: DType,
-        is_virtual: bool,
+        role: Option<&Attribute<bool>>,
     ) -> Result<Descriptor> {
         let mut made = Descriptor::new(self.api, Kind::Tensor)?;
-        made.set(&names::TENSOR_TYPE, &[data_type(dtype)?])?;
+        made.set(&names::TENSOR_TYPE, &[data_type(tensor.dtype)?])?;
         made.set(&names::TENSOR_SIZES, &signed(&tensor.sizes))?;
         made.set(&names::TENSOR_STRIDES, &signed(&tensor.strides))?;
         made.set(&names::TENSOR_ID, &[id as i64])?;
         made.set(&names::TENSOR_ALIGNMENT, &[tensor.alignment_bytes as i64])?;
-        if is_virtual {
-            made.set(&names::TENSOR_VIRTUAL, &[true])?;
+        if let Some(role) = role {
+            made.set(role, &[true])?;
         }
         made.finalize()
     }
 
     fn conv(&mut self, direction: Direction) -> Result {
-        let OperationKind::Conv { strides, dilations, low, high, .. } = &self.operation.kind;
+        let OperationKind::Conv { strides, dilations, low, high, .. } = &self.operation.kind else {
+            unreachable!("invariant: a convolution")
+        };
         let wide = match self.operation.tensors[0].dtype {
             DType::F64 => DType::F64,
             _ => DType::F32,
@@ -106,7 +117,7 @@ impl Builder<'_> {
         let convolution = self.keep(convolution);
 
         // Engines write the operands' type; a sum in f32 is a node of its own, which only copies it.
-        let result = self.operation.result();
+        let result = self.operation.results()[0];
         let [image, filters, response] = &self.operation.tensors[..] else {
             unreachable!("invariant: a convolution has three tensors")
         };
@@ -175,12 +186,14 @@ fn signed(sizes: &[usize]) -> Vec<i64> {
 }
 
 /// `cudnnDataType_t`.
-fn data_type(dtype: DType) -> Result<i32> {
+pub(super) fn data_type(dtype: DType) -> Result<i32> {
     Ok(match dtype {
         DType::F32 => 0,
         DType::F64 => 1,
         DType::F16 => 2,
+        DType::I32 => 4,
         DType::BF16 => 9,
+        DType::Bool => 11,
         other => {
             let reason = format!("no operation on {other}");
             return Err(CudaError::Call { call: "cuDNN", reason });

@@ -21,26 +21,26 @@ const LEAST_SHARED: usize = 99 << 10;
 const PLAIN_TILE: usize = 32;
 
 /// What all kernels of one attention share.
-struct Setting<'a> {
-    dims: Dims,
-    element: DType,
-    scale: f64,
-    sight: Sight,
-    mask: Option<(Pointer, &'a TensorType)>,
+pub(super) struct Setting<'a> {
+    pub(super) dims: Dims,
+    pub(super) element: DType,
+    pub(super) scale: f64,
+    pub(super) sight: Sight,
+    pub(super) mask: Option<(Pointer, &'a TensorType)>,
     /// Elements of the mask between batches, heads, queries and keys.
     mask_strides: Vec<usize>,
     /// Types of the results.
     types: Vec<&'a TensorType>,
-    q: View,
-    k: View,
-    v: View,
+    pub(super) q: View,
+    pub(super) k: View,
+    pub(super) v: View,
 }
 
 /// An operand or result and the distances between its batches, heads and rows, in elements.
 #[derive(Clone, Copy)]
-struct View {
-    at: Pointer,
-    strides: [usize; 3],
+pub(super) struct View {
+    pub(super) at: Pointer,
+    pub(super) strides: [usize; 3],
 }
 
 impl View {
@@ -253,7 +253,9 @@ impl<'a> Setting<'a> {
         let kernel = kernel.grid(heads * self.dims.t.div_ceil(block))?.pointer(y.at).pointer(lse);
         let operands = [self.q.at, self.k.at, self.v.at];
         let kernel = operands.into_iter().fold(kernel, SourceKernel::pointer);
+        let begin = a.launches();
         a.run(self.finish(kernel));
+        self.offer(a, y, lse, begin);
         Some(())
     }
 
@@ -273,6 +275,7 @@ impl<'a> Setting<'a> {
         d_mask: Option<Pointer>,
     ) -> Option<()> {
         let delta = a.scratch(self.rows() * self.wide().size());
+        let begin = a.launches();
         if self.rows() > 0 {
             a.run(
                 SourceKernel::new("attention_delta", "attention_delta")
@@ -297,7 +300,10 @@ impl<'a> Setting<'a> {
         }
         match d_mask {
             Some(d_mask) => self.mask_gradient(a, d_mask, operands),
-            None => Some(()),
+            None => {
+                self.offer_gradient(a, [dy, y], [lse, delta], d_qkv, begin);
+                Some(())
+            }
         }
     }
 

@@ -34,7 +34,7 @@ impl Conv<'_> {
         }
         let otherwise = a.take_launches(begin);
         let operation = self.operation(direction, widens);
-        let result = operation.result();
+        let result = operation.results()[0];
         let (mut places, mut after) = (at, Vec::new());
         let first_before = a.launches();
         if widens {

@@ -7,6 +7,7 @@
 mod adafactor;
 mod assembler;
 mod attention;
+mod attention_offer;
 mod batch_norm;
 mod conv;
 mod conv_offer;

@@ -53,6 +53,23 @@ pub enum OperationKind {
         /// Zeros after the last element.
         high: Vec<usize>,
     },
+    /// Attention of queries `[b, h, t, d]` to keys `[b, g, s, d]` and values `[b, g, s, e]`: `[b, h, t, e]`, and the
+    /// natural logarithm of the sum of the exponentials of each row's scores, `[b, h, t, 1]` of f32.
+    Attention {
+        /// The bits of an f32, the factor of the scores.
+        scale_bits: u32,
+        /// Whether query `i` sees only keys `j ≤ i`.
+        causal: bool,
+    },
+    /// The gradient of attention, from queries, keys, values, the result and its gradient: those of queries, keys and
+    /// values; then the logarithms, read, and for each of them a number that the engine writes, both `[b, h, t, 1]`
+    /// of f32. It writes the gradient of every score to its workspace.
+    AttentionGrad {
+        /// As of attention.
+        scale_bits: u32,
+        /// As of attention.
+        causal: bool,
+    },
 }
 
 /// Which tensor of a convolution is computed from the other two.
@@ -117,19 +134,31 @@ impl Strided {
 }
 
 impl Operation {
-    /// Which of the tensors is written.
-    pub fn result(&self) -> usize {
+    /// Which of the tensors are written.
+    pub fn results(&self) -> &'static [usize] {
         match &self.kind {
-            OperationKind::Conv { direction: Direction::GradInput, .. } => 0,
-            OperationKind::Conv { direction: Direction::GradWeight, .. } => 1,
-            OperationKind::Conv { direction: Direction::Forward, .. } => 2,
+            OperationKind::Conv { direction: Direction::GradInput, .. } => &[0],
+            OperationKind::Conv { direction: Direction::GradWeight, .. } => &[1],
+            OperationKind::Conv { direction: Direction::Forward, .. } => &[2],
+            OperationKind::Attention { .. } => &[3, 4],
+            OperationKind::AttentionGrad { .. } => &[5, 6, 7, 9],
         }
     }
 
     /// Memory that engines may use, in bytes: enough to rearrange every tensor.
     pub fn workspace_bytes(&self) -> usize {
-        let copies: usize = self.tensors.iter().map(|t| t.bytes().next_multiple_of(256)).sum();
-        (WORKSPACE + copies).min(MOST_WORKSPACE)
+        let bytes = |t: &Strided| t.bytes().next_multiple_of(256);
+        let needed = match (&self.kind, &self.tensors[..]) {
+            (OperationKind::Attention { .. }, _) => 0,
+            // Gradients of scores, and of the keys and values of every query head where these share them.
+            (OperationKind::AttentionGrad { .. }, [q, k, v, ..]) => {
+                let (heads, keys) = (q.sizes[0] * q.sizes[1], k.sizes[2]);
+                let shared = if q.sizes[1] == k.sizes[1] { 0 } else { k.sizes[3] + v.sizes[3] };
+                heads * keys * (q.sizes[2] + shared) * q.dtype.size()
+            }
+            _ => self.tensors.iter().map(bytes).sum(),
+        };
+        (WORKSPACE + needed).min(MOST_WORKSPACE)
     }
 
     /// The same for tensors at these addresses.
@@ -154,6 +183,15 @@ impl fmt::Display for Operation {
                 })?;
                 write!(f, " strides {} dilations {}", list(strides), list(dilations))?;
                 write!(f, " low {} high {}", list(low), list(high))?;
+            }
+            OperationKind::Attention { scale_bits, causal }
+            | OperationKind::AttentionGrad { scale_bits, causal } => {
+                f.write_str(match &self.kind {
+                    OperationKind::Attention { .. } => "attention",
+                    _ => "attention_grad",
+                })?;
+                let causal = if *causal { " causal" } else { "" };
+                write!(f, "{causal} scale {}", f32::from_bits(*scale_bits))?;
             }
         }
         for tensor in &self.tensors {
