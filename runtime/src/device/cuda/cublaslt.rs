@@ -242,18 +242,12 @@ impl CublasLt {
         Ok(layout)
     }
 
-    /// Algorithms for a product within so much workspace, the one that should be fastest first.
-    ///
-    /// # Errors
-    /// If the library refuses.
-    pub(super) fn algorithms(
+    /// What an algorithm may need.
+    fn prefer(
         &self,
         product: &Product,
         workspace_bytes: usize,
-    ) -> Result<Vec<Algorithm>> {
-        let described = self.describe(product)?;
-        // Any address will do to be asked for algorithms, as long as there is one.
-        self.set_addresses(&described, [256; 2], [256; 2])?;
+    ) -> Result<cublasLtMatmulPreference_t> {
         let mut preference = null_mut();
         // SAFETY: the pointer is valid.
         let code = unsafe { (self.api.cublasLtMatmulPreferenceCreate)(&mut preference) };
@@ -279,6 +273,23 @@ impl CublasLt {
         ] {
             set(attribute, &(operand.alignment_bytes as u32).to_ne_bytes())?;
         }
+        Ok(preference)
+    }
+
+    /// Algorithms for a product within so much workspace, the one that should be fastest first.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub(super) fn algorithms(
+        &self,
+        product: &Product,
+        workspace_bytes: usize,
+    ) -> Result<Vec<Algorithm>> {
+        let described = self.describe(product)?;
+        // To be asked for algorithms any address will do that is as aligned as the right one.
+        let beside = product.d.alignment_bytes as Address;
+        self.set_addresses(&described, [256; 2], [beside; 2])?;
+        let preference = self.prefer(product, workspace_bytes)?;
         let nothing = Candidate {
             algorithm: described.algorithm,
             workspace_bytes: 0,
@@ -425,5 +436,65 @@ mod tests {
             Err(e @ LibraryError::Missing { .. }) => eprintln!("SKIPPED: {e}"),
             Err(e) => panic!("{e}"),
         }
+    }
+
+    /// Describing needs neither a GPU nor the driver: the library looks at types and sizes of what is set.
+    #[test]
+    fn the_library_accepts_every_description() {
+        let loaded = match library((u32::MAX, 0)).load() {
+            Ok(loaded) => loaded,
+            Err(e) => return eprintln!("SKIPPED: {e}"),
+        };
+        let (api, products) = (Api::of(&loaded).unwrap(), RefCell::default());
+        let library = CublasLt { api, version: 0, handle: null_mut(), products };
+        let operand = |dtype, row_stride, transposed| Operand {
+            dtype,
+            row_stride,
+            batch_stride: 1 << 12,
+            transposed,
+            alignment_bytes: 16,
+        };
+        let kinds = [
+            Kind::None,
+            Kind::Bias,
+            Kind::Gelu { bias: false, before: false },
+            Kind::Gelu { bias: false, before: true },
+            Kind::Gelu { bias: true, before: false },
+            Kind::Gelu { bias: true, before: true },
+            Kind::GeluGrad { rows: false },
+            Kind::GeluGrad { rows: true },
+            Kind::SumA,
+            Kind::SumB,
+        ];
+        let of = |inputs, output, batch, epilogue| Product {
+            m: 32,
+            n: 64,
+            k: 16,
+            batch,
+            a: operand(inputs, 32, true),
+            b: operand(inputs, 64, false),
+            d: operand(output, 64, false),
+            epilogue,
+        };
+        for epilogue in kinds {
+            for (inputs, output) in [
+                (DType::BF16, DType::BF16),
+                (DType::F16, DType::F32),
+                (DType::F64, DType::F64),
+                (DType::F8E4M3, DType::BF16),
+            ] {
+                for batch in [1, 3] {
+                    let product = of(inputs, output, batch, epilogue);
+                    let described = library.describe(&product).unwrap_or_else(|e| panic!("{e}"));
+                    let set = library.set_addresses(&described, [256; 2], [256; 2]);
+                    set.unwrap_or_else(|e| panic!("{product}: {e}"));
+                    library.prefer(&product, 1 << 20).unwrap_or_else(|e| panic!("{e}"));
+                }
+            }
+        }
+        // A size that is wrong is refused, so that the above says something.
+        let described = library.describe(&of(DType::F32, DType::F32, 1, Kind::None)).unwrap();
+        let attribute = Attribute::CUBLASLT_MATMUL_DESC_TRANSA;
+        assert!(library.set(described.description, attribute, 1_u64).is_err());
     }
 }

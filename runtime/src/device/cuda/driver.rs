@@ -165,7 +165,7 @@ pub trait Driver {
     /// Copies from the host.
     ///
     /// # Safety
-    /// `from` holds so many bytes; if pinned, until the copy was made.
+    /// `from` holds so many bytes until the copy was made.
     unsafe fn copy_in(
         &self,
         to: Address,

@@ -106,14 +106,23 @@ pub struct Operand {
 impl Operand {
     fn of(m: &Matrix, at: Address) -> Operand {
         let Matrix { dtype, row_stride, batch_stride, transposed, .. } = *m;
-        let alignment_bytes = ALIGNMENT.min(1 << at.trailing_zeros().min(16));
-        Operand { dtype, row_stride, batch_stride, transposed, alignment_bytes }
+        Operand { dtype, row_stride, batch_stride, transposed, alignment_bytes: alignment(at) }
     }
 }
 
+/// The power of two that an address is a multiple of, at most [`ALIGNMENT`].
+fn alignment(at: Address) -> usize {
+    ALIGNMENT.min(1 << at.trailing_zeros().min(16))
+}
+
 impl Product {
-    /// The product of a recipe at these addresses.
+    /// The product of a recipe at these addresses. What the epilogue reads and writes counts as the result: the
+    /// library is told of the alignment of nothing else there.
     pub(super) fn of(g: &Gemm, at: &ProductAddresses) -> Product {
+        let mut d = Operand::of(&g.d, at.d);
+        for beside in [at.vector, at.matrix] {
+            d.alignment_bytes = d.alignment_bytes.min(alignment(beside));
+        }
         Product {
             m: g.m,
             n: g.n,
@@ -121,7 +130,7 @@ impl Product {
             batch: g.batch,
             a: Operand::of(&g.a, at.a),
             b: Operand::of(&g.b, at.b),
-            d: Operand::of(&g.d, at.d),
+            d,
             epilogue: Kind::of(&g.epilogue),
         }
     }
@@ -147,5 +156,50 @@ impl fmt::Display for Product {
             }
         }
         f.write_str(self.epilogue.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recipe::Pointer;
+    use super::*;
+
+    #[test]
+    fn a_result_is_as_aligned_as_what_lies_beside_it() {
+        let matrix = |at| Matrix {
+            at,
+            dtype: DType::BF16,
+            row_stride: 64,
+            batch_stride: 0,
+            transposed: false,
+            scale: None,
+        };
+        let gemm = Gemm {
+            m: 64,
+            n: 64,
+            k: 64,
+            batch: 1,
+            a: matrix(Pointer::Read(0, 0)),
+            b: matrix(Pointer::Read(1, 0)),
+            d: matrix(Pointer::Write(0, 0)),
+            epilogue: Epilogue::Bias(Pointer::Read(2, 0)),
+        };
+        let alignments = |vector, matrix| {
+            let workspace = (0, 0);
+            let at = ProductAddresses {
+                a: 256,
+                b: 16,
+                d: 512,
+                scales: [0; 2],
+                vector,
+                matrix,
+                workspace,
+            };
+            let product = Product::of(&gemm, &at);
+            [product.a, product.b, product.d].map(|operand| operand.alignment_bytes)
+        };
+        assert_eq!(alignments(0, 0), [256, 16, 256]);
+        assert_eq!(alignments(1024 + 6, 0), [256, 16, 2]);
+        assert_eq!(alignments(1024 + 48, 1024 + 8), [256, 16, 8]);
     }
 }

@@ -131,13 +131,36 @@ impl Issuer {
         fork().map_err(|e| (first, e))?;
         for i in tasks.clone() {
             let marks = marks.map(|marks| marks[i]);
-            self.task(driver, plan, program, memory, i, marks).map_err(|e| (i, e))?;
+            self.wait(driver, plan, &tasks, i)
+                .and_then(|()| self.task(driver, plan, program, memory, i, marks))
+                .map_err(|e| (i, e))?;
         }
         let join = |s: &usize| {
             driver.record(self.joins[*s], self.streams[*s])?;
             driver.wait(self.compute(), self.joins[*s])
         };
         others.iter().try_for_each(join).map_err(|e| (tasks.end - 1, e))
+    }
+
+    /// Makes a task's stream wait for what the task needs of other streams.
+    fn wait(
+        &self,
+        driver: &impl Driver,
+        plan: &Plan,
+        part: &Range<usize>,
+        i: usize,
+    ) -> Result<(), CudaError> {
+        let task = &plan.tasks[i];
+        // What was put there before this part is done when it begins, and its events may belong to another
+        // graph. A wait for a task of the same stream needs nothing.
+        let needed =
+            |wait: &&usize| part.contains(wait) && plan.tasks[**wait].stream != task.stream;
+        for wait in task.waits.iter().filter(needed) {
+            if let Some(event) = self.ended[*wait] {
+                driver.wait(self.streams[index(task.stream)], event)?;
+            }
+        }
+        Ok(())
     }
 
     fn task(
@@ -151,14 +174,6 @@ impl Issuer {
     ) -> Result<(), CudaError> {
         let task = &plan.tasks[i];
         let stream = self.streams[index(task.stream)];
-        for wait in &task.waits {
-            // A wait for a task of the same stream needs nothing.
-            if plan.tasks[*wait].stream != task.stream
-                && let Some(event) = self.ended[*wait]
-            {
-                driver.wait(stream, event)?;
-            }
-        }
         if let Some((begin, _)) = marks {
             driver.record(begin, stream)?;
         }

@@ -21,6 +21,8 @@ pub(super) const LIBCUDA: Wanted = Wanted {
 
 /// The oldest CUDA version whose drivers run the plans' PTX.
 const OLDEST: (u32, u32) = (12, 0);
+/// What kernels do wrong; any later call answers with it.
+const OF_KERNELS: [u32; 10] = [214, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 functions! {
     /// The driver's functions.
@@ -179,6 +181,7 @@ impl Api {
             }
         };
         let reason = format!("{} ({})", text(self.cuGetErrorString), text(self.cuGetErrorName));
-        CudaError::Call { call, reason }
+        let of_kernel = OF_KERNELS.contains(&code);
+        CudaError::Call { call: if of_kernel { "a kernel launched before" } else { call }, reason }
     }
 }

@@ -139,13 +139,16 @@ impl Ready {
             Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), &cubins, ranks.rank)?;
         choose(dir, driver, &mut program, &mut issuer, ranks)?;
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
-        // SAFETY: the bytes are not pinned: they were read when the call returns.
+        let idle = driver.create_event(false)?;
+        // SAFETY: the bytes live until the copy was made.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
+        driver.record(idle, issuer.compute())?;
+        // Then all memory is zero, too; inputs arrive there on a stream of their own.
+        Watch { driver, ranks }.wait(idle, || "setting memory to zero".into())?;
         let feed = RefCell::new(Feed::new(driver, plan, &memory)?);
         let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
         let reports = Reports::new(driver, plan, &memory, n_faults, steps)?;
-        let (faulting, idle) = (survey.faulting, driver.create_event(false)?);
-        Ok(Ready { memory, program, issuer, feed, reports, faulting, idle })
+        Ok(Ready { memory, program, issuer, feed, reports, faulting: survey.faulting, idle })
     }
 }
 
@@ -168,13 +171,8 @@ impl<'a, D: Driver> Cuda<'a, D> {
     }
 
     fn on(dir: &'a PlanDir, driver: Rc<D>, ranks: Rc<Ranks>) -> Result<Self, RunError> {
-        match Ready::new(dir, &*driver, &ranks) {
-            Ok(ready) => Ok(Cuda { plan: &dir.plan, driver, ranks, ready, parts: Vec::new() }),
-            Err(e) => {
-                ranks.fail(&e);
-                Err(e)
-            }
-        }
+        let ready = Ready::new(dir, &*driver, &ranks).inspect_err(|e| ranks.fail(e))?;
+        Ok(Cuda { plan: &dir.plan, driver, ranks, ready, parts: Vec::new() })
     }
 
     /// This rank.
@@ -442,11 +440,11 @@ impl<D: Driver> Device for Cuda<'_, D> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the bytes are not pinned: they were read when the call returns.
+        // SAFETY: the bytes are borrowed until the copy was made.
         unsafe {
             self.driver.copy_in(to, bytes.as_ptr(), bytes.len(), self.ready.issuer.compute())?
         };
-        Ok(())
+        self.rest()
     }
 
     fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {

@@ -87,11 +87,13 @@ fn open_device(
     Ok(driver)
 }
 
-/// The GPU of a process: its number on its machine. Processes that NCCL takes for different machines may
-/// share a GPU.
+/// The GPU of a process: its number on its machine, or the only one that its launcher shows it. Processes that
+/// NCCL takes for different machines may share a GPU.
 fn ordinal(launch: &Launch) -> Result<usize, CudaError> {
     if std::env::var_os("NCCL_HOSTID").is_none() {
-        return Ok(launch.local_rank);
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+        let is_only = !visible.is_empty() && !visible.contains(',');
+        return Ok(if is_only { 0 } else { launch.local_rank });
     }
     let n = Machine::open()?.n_devices()?;
     if n == 0 {

@@ -23,6 +23,8 @@ const NOT_READY: u32 = 600;
 const OUT_OF_MEMORY: u32 = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
+/// Kernels of a graph keep the priority of the stream that they were captured on.
+const GRAPH_USE_NODE_PRIORITY: u64 = 8;
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
@@ -187,8 +189,7 @@ impl Driver for Real {
         // SAFETY: as above.
         match unsafe { (self.machine.api.cuEventQuery)(event(mark)) } {
             NOT_READY => Ok(false),
-            // Here the failures of kernels show.
-            code => self.check("the work on the GPU", code).map(|()| true),
+            code => self.check("cuEventQuery", code).map(|()| true),
         }
     }
 
@@ -402,7 +403,8 @@ impl Driver for Real {
         unsafe {
             let code = (api.cuStreamEndCapture)(stream(on), &mut graph);
             self.check("cuStreamEndCapture", code)?;
-            let code = (api.cuGraphInstantiateWithFlags)(&mut ready, graph, 0);
+            let code =
+                (api.cuGraphInstantiateWithFlags)(&mut ready, graph, GRAPH_USE_NODE_PRIORITY);
             self.check("cuGraphInstantiate", code)?;
             self.check("cuGraphDestroy", (api.cuGraphDestroy)(graph))?;
             self.check("cuGraphUpload", (api.cuGraphUpload)(ready, stream(on)))?;

@@ -1,0 +1,207 @@
+// A stand-in of NCCL: ranks are processes of one machine and exchange files. Communicators do not block the host:
+// what is asked of one is in progress until it is asked what became of it often enough.
+#include "number.h"
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+
+#define PUBLIC extern "C" __attribute__((visibility("default")))
+extern "C" void frit_device_put_in_turn(void* stream, void** turn, bool (*work)(void*), void* data);
+extern "C" bool frit_device_has(const void* at, size_t bytes);
+extern "C" void frit_device_violate(const char* rule);
+
+namespace {
+enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum Type { U8 = 1, I32 = 2, I64 = 4, F16 = 6, F32 = 7, F64 = 8, BF16 = 9 };
+enum Operation { SUM = 0, MAX = 2, AVERAGE = 4 };
+
+struct Communicator {
+    // The folder of its files.
+    std::string folder;
+    int ranks, rank;
+    u64 done = 0, splits = 0;
+    bool aborted = false;
+    // Until these files are there it is in progress.
+    std::vector<std::string> awaited = {};
+    // A communicator that is made of it.
+    Communicator** split_to = nullptr;
+    int split_color = 0;
+    void* turn = nullptr;
+};
+
+bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+std::string content(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream all;
+    all << file.rdbuf();
+    return all.str();
+}
+// Whole, or not there.
+void publish(const std::string& path, const std::string& bytes) {
+    std::string aside = path + ".part";
+    std::ofstream(aside, std::ios::binary) << bytes;
+    rename(aside.c_str(), path.c_str());
+}
+
+size_t size_of(int type) {
+    switch (type) {
+    case U8: return 1;
+    case F16: case BF16: return 2;
+    case I32: case F32: return 4;
+    case I64: case F64: return 8;
+    default: return 0;
+    }
+}
+double load(const char* at, int type) {
+    switch (type) {
+    case U8: return read<u8>(at);
+    case I32: return read<int32_t>(at);
+    case I64: return double(read<int64_t>(at));
+    case F16: return load_f16(at);
+    case F32: return read<float>(at);
+    case F64: return read<double>(at);
+    default: return load_bf16(at);
+    }
+}
+void store(char* at, int type, double x) {
+    switch (type) {
+    case U8: return write(at, u8(x));
+    case I32: return write(at, int32_t(x));
+    case I64: return write(at, int64_t(x));
+    case F16: return store_f16(at, x);
+    case F32: return write(at, float(x));
+    case F64: return write(at, x);
+    default: return store_bf16(at, x);
+    }
+}
+
+struct Collective {
+    Communicator* all;
+    std::string kind;
+    const char* send;
+    char* receive;
+    // Elements that are sent; of these every rank receives all, or its part.
+    size_t count;
+    int type, operation;
+};
+
+// Each time it is launched; with the number of the launch the ranks find each other.
+bool run(void* data) {
+    Collective& c = *static_cast<Collective*>(data);
+    Communicator& all = *c.all;
+    if (all.aborted) return true;
+    auto path = [&](u64 number, int rank) { return all.folder + "/" + std::to_string(number) + "-" + std::to_string(rank); };
+    std::string head = c.kind + " " + std::to_string(c.count) + " " + std::to_string(c.type) + " " + std::to_string(c.operation) + "\n";
+    size_t width = size_of(c.type);
+    if (!is_there(path(all.done, all.rank))) publish(path(all.done, all.rank), head + std::string(c.send, c.count * width));
+    for (int r = 0; r < all.ranks; r++)
+        if (!is_there(path(all.done, r))) return false;
+    std::vector<std::string> parts;
+    for (int r = 0; r < all.ranks; r++) {
+        std::string part = content(path(all.done, r));
+        if (part.rfind(head, 0) != 0) frit_device_violate("ranks start different collectives");
+        parts.push_back(part.substr(part.find('\n') + 1));
+    }
+    if (c.kind == "all_gather") {
+        for (int r = 0; r < all.ranks; r++) memcpy(c.receive + size_t(r) * c.count * width, parts[size_t(r)].data(), c.count * width);
+    } else {
+        bool scatter = c.kind == "reduce_scatter";
+        size_t n = scatter ? c.count / size_t(all.ranks) : c.count, begin = scatter ? n * size_t(all.rank) : 0;
+        for (size_t i = 0; i < n; i++) {
+            double x = load(parts[0].data() + (begin + i) * width, c.type);
+            for (size_t r = 1; r < parts.size(); r++) {
+                double y = load(parts[r].data() + (begin + i) * width, c.type);
+                x = c.operation != MAX ? x + y : y > x || y != y ? y : x;
+            }
+            store(c.receive + i * width, c.type, c.operation == AVERAGE ? x / all.ranks : x);
+        }
+    }
+    // All have read what came before.
+    if (all.done > 0) unlink(path(all.done - 1, all.rank).c_str());
+    all.done++;
+    return true;
+}
+
+int put(const char* kind, const void* send, void* receive, size_t count, size_t received, int type, int operation, Communicator* all, void* stream) {
+    size_t width = size_of(type);
+    if (!all->awaited.empty()) return INVALID_USAGE;
+    if (width == 0 || !frit_device_has(send, count * width) || !frit_device_has(receive, received * width)) {
+        frit_device_violate("a collective outside of an allocation");
+        return INVALID_ARGUMENT;
+    }
+    auto* collective = new Collective{all, kind, static_cast<const char*>(send), static_cast<char*>(receive), count, type, operation};
+    frit_device_put_in_turn(stream, &all->turn, run, collective);
+    return SUCCESS;
+}
+
+// Takes the members of this rank's color, in the order of ranks.
+void finish_split(Communicator& parent) {
+    std::string stem = parent.folder + "/split-" + std::to_string(parent.splits) + "-";
+    int ranks = 0, rank = 0;
+    for (int r = 0; r < parent.ranks; r++) {
+        if (atoi(content(stem + std::to_string(r)).c_str()) != parent.split_color) continue;
+        if (r == parent.rank) rank = ranks;
+        ranks++;
+    }
+    std::string folder = stem + "color-" + std::to_string(parent.split_color);
+    mkdir(folder.c_str(), 0700);
+    *parent.split_to = new Communicator{folder, ranks, rank};
+    parent.split_to = nullptr;
+    parent.splits++;
+}
+} // namespace
+
+PUBLIC int ncclGetVersion(int* version) { *version = 21800; return SUCCESS; }
+PUBLIC const char* ncclGetErrorString(int code) { return code == SUCCESS ? "no error" : code == IN_PROGRESS ? "NCCL operation in progress" : "invalid usage"; }
+PUBLIC const char* ncclGetLastError(void*) { return ""; }
+struct Identity { char bytes[128]; };
+PUBLIC int ncclGetUniqueId(Identity* id) {
+    const char* folder = getenv("TMPDIR");
+    snprintf(id->bytes, sizeof id->bytes, "%s/frit-nccl-XXXXXX", folder ? folder : "/tmp");
+    return mkdtemp(id->bytes) ? SUCCESS : INVALID_USAGE;
+}
+struct Config { size_t size; u32 magic, version; int blocking; };
+PUBLIC int ncclCommInitRankConfig(Communicator** made, int ranks, Identity id, int rank, const Config* config) {
+    bool is_known = config->size >= sizeof(Config) && config->magic == 0xcafebeef && config->version == 21400 && config->blocking == 0;
+    if (!is_known || rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
+    auto* all = new Communicator{id.bytes, ranks, rank};
+    publish(all->folder + "/joined-" + std::to_string(rank), "");
+    for (int r = 0; r < ranks; r++) all->awaited.push_back(all->folder + "/joined-" + std::to_string(r));
+    *made = all;
+    return IN_PROGRESS;
+}
+PUBLIC int ncclCommGetAsyncError(Communicator* all, int* state) {
+    if (!all) return INVALID_ARGUMENT;
+    while (!all->awaited.empty() && is_there(all->awaited.back())) all->awaited.pop_back();
+    bool is_done = all->awaited.empty();
+    if (is_done && all->split_to) finish_split(*all);
+    *state = is_done ? SUCCESS : IN_PROGRESS;
+    return SUCCESS;
+}
+PUBLIC int ncclCommAbort(Communicator* all) {
+    all->aborted = true;
+    return IN_PROGRESS;
+}
+PUBLIC int ncclCommSplit(Communicator* all, int color, int key, Communicator** made, const Config* config) {
+    if (key != 0 || config || color < 0 || !all->awaited.empty()) return INVALID_ARGUMENT;
+    std::string stem = all->folder + "/split-" + std::to_string(all->splits) + "-";
+    publish(stem + std::to_string(all->rank), std::to_string(color));
+    for (int r = 0; r < all->ranks; r++) all->awaited.push_back(stem + std::to_string(r));
+    all->split_to = made;
+    all->split_color = color;
+    return IN_PROGRESS;
+}
+PUBLIC int ncclAllGather(const void* send, void* receive, size_t count, int type, Communicator* all, void* stream) {
+    return put("all_gather", send, receive, count, count * size_t(all->ranks), type, SUM, all, stream);
+}
+PUBLIC int ncclReduceScatter(const void* send, void* receive, size_t count, int type, int operation, Communicator* all, void* stream) {
+    return put("reduce_scatter", send, receive, count * size_t(all->ranks), count, type, operation, all, stream);
+}
+PUBLIC int ncclAllReduce(const void* send, void* receive, size_t count, int type, int operation, Communicator* all, void* stream) {
+    return put("all_reduce", send, receive, count, count, type, operation, all, stream);
+}

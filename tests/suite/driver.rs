@@ -1,0 +1,342 @@
+//! Plans on the real driver, over stand-ins of NVIDIA's libraries that check every call and compute every kernel:
+//! training is that of the CPU, whatever the order in which the device does what it may do in any order.
+
+use crate::stand_ins::{Ended, FOLDER, Gpu};
+use crate::support::{Planned, file, plan, plan_to_evaluate, train};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const STEPS: usize = 4;
+const STEPS_TEXT: &str = "4";
+const CUDA: [&str; 2] = ["target.device=cuda", "target.arch=sm_90"];
+
+fn on_gpu(model: &str, settings: &[&str]) -> Planned {
+    plan(&format!("tests/models/{model}/model.onnx"), 4, &[&CUDA, settings].concat())
+}
+
+fn data_of(model: &str) -> String {
+    file(&format!("tests/models/{model}/data.safetensors")).display().to_string()
+}
+
+/// The numbers of a step, by name.
+type Metrics = BTreeMap<String, f64>;
+
+fn metrics(path: &Path) -> Vec<Metrics> {
+    let text = std::fs::read_to_string(path).expect("metrics");
+    let line = |line: &str| {
+        let values: BTreeMap<String, serde_json::Value> =
+            serde_json::from_str(line).expect("an object");
+        values.into_iter().filter_map(|(k, v)| Some((k, v.as_f64()?))).collect()
+    };
+    text.lines().map(line).collect()
+}
+
+/// f32 tensors by name.
+fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
+    let bytes = std::fs::read(path).expect("tensors");
+    let all = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
+    let values = |data: &[u8]| {
+        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>()
+    };
+    all.tensors().into_iter().map(|(name, view)| (name, values(view.data()))).collect()
+}
+
+/// Largest difference of two tensors over the largest magnitude.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let most = b.iter().fold(1e-6_f32, |most, x| most.max(x.abs()));
+    let far = |(x, y): (&f32, &f32)| if (x - y).is_nan() { f32::INFINITY } else { (x - y).abs() };
+    a.iter().zip(b).map(far).fold(0.0, f32::max) / most
+}
+
+/// Trains on the CPU and on the GPU; losses and the first step's gradients are close.
+fn check(model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<Ended> {
+    let count = format!("sharding.ranks={ranks}");
+    let settings = [settings, &[&count]].concat();
+    let gpu_plan = on_gpu(model, &settings);
+    let cpu_plan = plan(&format!("tests/models/{model}/model.onnx"), 4, &settings);
+    let expected =
+        train(&cpu_plan, &format!("tests/models/{model}/data.safetensors"), STEPS, false);
+
+    let gpu = Gpu::new();
+    let place = |name: &str| gpu.dir.path().join(name);
+    let (lines, grads) = (place("metrics.jsonl"), place("grads.safetensors"));
+    let (path, data) = (gpu_plan.path(), data_of(model));
+    let text = |path: &Path| path.to_str().expect("a path in Unicode").to_string();
+    let arguments = [
+        "run",
+        &text(&path),
+        "--data",
+        &data,
+        "--steps",
+        STEPS_TEXT,
+        "--metrics",
+        &text(&lines),
+        "--dump-grads",
+        &text(&grads),
+    ];
+    let ended = match ranks {
+        1 => vec![gpu.run(&arguments)],
+        _ => gpu.run_ranks(&arguments, ranks, &[]),
+    };
+    ended.iter().for_each(Ended::expect_success);
+    let found = metrics(&lines);
+    assert_eq!(found.len(), STEPS);
+    for (step, line) in found.iter().enumerate() {
+        for (name, expected) in [("loss", &expected.losses), ("grad_norm", &expected.grad_norms)] {
+            let (found, expected) = (line[name], expected[step]);
+            let bar = if name == "loss" { tolerance } else { 10.0 * tolerance };
+            assert!(
+                (found - expected).abs() <= bar * expected.abs(),
+                "{name} of step {step}: {found} on the GPU, {expected} on the CPU"
+            );
+        }
+    }
+    let expected = tensors(&cpu_plan.dir.path().join("grads.safetensors"));
+    let found = tensors(&grads);
+    assert!(!found.is_empty() && found.keys().eq(expected.keys()));
+    for (name, gradient) in &found {
+        let far = f64::from(distance(gradient, &expected[name]));
+        assert!(far <= 100.0 * tolerance, "gradient of `{name}`: {far}");
+    }
+    ended
+}
+
+/// The first step is put on the streams task by task, in two parts, as its gradients are written. Then each part
+/// of a step is put there once more, and becomes a graph.
+fn expect_graphs(ended: &[Ended], parts: u64) {
+    for rank in ended {
+        assert_eq!(rank.count("call cuStreamBeginCapture_v2"), parts);
+        assert_eq!(rank.count("call cuGraphLaunch"), parts * (STEPS as u64 - 2));
+    }
+}
+
+#[test]
+fn mlp_trains_as_on_the_cpu() {
+    expect_graphs(&check("mlp", &["precision.compute=fp32"], 1, 1e-5), 1);
+}
+
+#[test]
+fn gpt2_trains_as_on_the_cpu() {
+    let ended = check("gpt2", &["precision.compute=bf16"], 1, 2e-4);
+    expect_graphs(&ended, 1);
+}
+
+#[test]
+fn llama_trains_as_on_the_cpu() {
+    check("llama", &["precision.compute=bf16"], 1, 2e-4);
+}
+
+#[test]
+fn resnet_trains_as_on_the_cpu() {
+    check("resnet", &["precision.compute=fp32"], 1, 1e-3);
+}
+
+#[test]
+fn gpt2_in_fp8_trains_as_on_the_cpu() {
+    // Of 8-bit floats a rounding that goes the other way is an error of 6 %.
+    check("gpt2", &["precision.compute=fp8"], 1, 3e-3);
+}
+
+#[test]
+fn copies_from_and_to_the_host_train_as_on_the_cpu() {
+    let ended = check("gpt2", &["precision.compute=fp32", "memory.offload=optimizer"], 1, 1e-5);
+    expect_graphs(&ended, 1);
+}
+
+#[test]
+fn two_ranks_train_as_on_the_cpu() {
+    let ended = check("gpt2", &["precision.compute=bf16"], 2, 2e-4);
+    expect_graphs(&ended, 1);
+    // Collectives and what belongs to them keep their priority in graphs.
+    assert!(ended.iter().all(|e| e.count("node of priority -5") > 0));
+}
+
+#[test]
+fn four_ranks_in_teams_train_as_on_the_cpu() {
+    let more =
+        ["precision.compute=fp32", "sharding.strategy=hybrid_shard", "sharding.shard_group=2"];
+    check("mlp", &more, 4, 1e-5);
+}
+
+#[test]
+fn accumulation_trains_as_on_the_cpu() {
+    check("mlp", &["precision.compute=fp32", "run.accumulation=2"], 2, 1e-5);
+}
+
+/// A plan on the GPU, with what processes are given of it.
+struct Case {
+    planned: Planned,
+    data: String,
+}
+
+impl Case {
+    fn new(model: &str, settings: &[&str]) -> Case {
+        Case { planned: on_gpu(model, settings), data: data_of(model) }
+    }
+
+    /// `COMMAND plan --data data` and more.
+    fn arguments(&self, command: &str, more: &[&str]) -> Vec<String> {
+        let path = self.planned.path().display().to_string();
+        let first = [command, &path, "--data", &self.data].map(String::from);
+        first.into_iter().chain(more.iter().map(|m| m.to_string())).collect()
+    }
+}
+
+fn run(gpu: &Gpu, arguments: &[String]) -> Ended {
+    gpu.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn every_kernel_agrees_with_the_interpreter_launched_and_in_graphs() {
+    for (model, settings) in [
+        ("gpt2", &["precision.compute=bf16", "memory.offload=optimizer"][..]),
+        ("gpt2", &["precision.compute=fp8"]),
+        ("resnet", &["precision.compute=bf16"]),
+    ] {
+        let case = Case::new(model, settings);
+        // In the second step each task is a graph of its own.
+        let ended = run(&Gpu::new(), &case.arguments("compare", &["--steps", "2"]));
+        ended.expect_success();
+        assert!(ended.count("call cuGraphLaunch") > 0);
+    }
+}
+
+#[test]
+fn the_order_of_the_device_changes_nothing() {
+    let case = Case::new("mlp", &["precision.compute=bf16", "sharding.ranks=2"]);
+    let numbers: Vec<Vec<Vec<f64>>> = ["1", "2", "3"]
+        .iter()
+        .map(|seed| {
+            let gpu = Gpu::new();
+            let lines = gpu.dir.path().join("metrics.jsonl");
+            let arguments = case.arguments(
+                "run",
+                &["--steps", "6", "--metrics", lines.to_str().expect("a path in Unicode")],
+            );
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let seeds = [(0, "FRIT_DEVICE_SEED", *seed), (1, "FRIT_DEVICE_SEED", "9")];
+            gpu.run_ranks(&arguments, 2, &seeds).iter().for_each(Ended::expect_success);
+            metrics(&lines).iter().map(|m| vec![m["loss"], m["grad_norm"]]).collect()
+        })
+        .collect();
+    assert_eq!(numbers[0].len(), 6);
+    assert!(numbers.iter().all(|n| *n == numbers[0]), "{numbers:?}");
+}
+
+#[test]
+fn a_traced_step_times_every_task() {
+    let case = Case::new("gpt2", &["precision.compute=bf16", "memory.offload=optimizer"]);
+    let gpu = Gpu::new();
+    let trace = gpu.dir.path().join("trace.json");
+    let more = ["--steps", "3", "--trace", trace.to_str().expect("a path in Unicode")];
+    run(&gpu, &case.arguments("run", &more)).expect_success();
+    let text = std::fs::read(&trace).expect("a trace");
+    let trace: serde_json::Value = serde_json::from_slice(&text).expect("an object");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let timed = events.iter().filter(|e| e["dur"].as_f64().is_some_and(|us| us >= 0.0)).count();
+    assert!(timed >= case.planned.compiled.plan.tasks.len(), "{timed}");
+}
+
+#[test]
+fn a_run_goes_on_from_its_checkpoint_as_if_it_had_not_ended() {
+    let settings = [&CUDA[..], &["precision.compute=bf16", "sharding.ranks=2"]].concat();
+    let planned = plan_to_evaluate("tests/models/mlp/model.onnx", 4, &settings);
+    let case = Case { planned, data: data_of("mlp") };
+    let gpu = Gpu::new();
+    let place = |name: &str| gpu.dir.path().join(name).display().to_string();
+    let ranks = |more: &[&str]| {
+        let arguments = case.arguments("run", more);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        gpu.run_ranks(&arguments, 2, &[]).iter().for_each(Ended::expect_success);
+    };
+    let (whole, parts, checkpoint) = (place("whole"), place("parts"), place("checkpoint"));
+    let validation = ["--validation", &case.data, "--validate-every", "2"];
+    ranks(&[&["--steps", "6", "--save", &whole][..], &validation].concat());
+    ranks(&[&["--steps", "4", "--checkpoint", &checkpoint][..], &validation].concat());
+    ranks(&["--steps", "6", "--checkpoint", &checkpoint, "--resume", "--save", &parts]);
+    let (whole, parts) = (tensors(Path::new(&whole)), tensors(Path::new(&parts)));
+    assert!(!whole.is_empty() && whole == parts);
+}
+
+#[test]
+fn what_goes_wrong_is_one_clear_error() {
+    let case = Case::new("mlp", &["precision.compute=fp32"]);
+    let arguments = case.arguments("run", &["--steps", "4"]);
+    let fail = "FRIT_DEVICE_FAIL";
+    for (name, value, parts) in [
+        ("FRIT_DEVICE_CAPABILITY", "0", &["no CUDA-capable device is detected"][..]),
+        ("FRIT_DEVICE_CAPABILITY", "80", &["sm_90", "target.arch"]),
+        ("FRIT_DEVICE_VERSION", "11080", &["supports CUDA 11.8", "driver 525"]),
+        ("FRIT_DEVICE_MEMORY", "100000", &["out of GPU memory", "--bind batch"]),
+        ("LOCAL_RANK", "1", &["no GPU 1", "the driver sees 1"]),
+        (
+            fail,
+            "cuModuleLoadDataEx 1 218",
+            &["kernels.ptx cannot be loaded", "a PTX JIT compilation failed"],
+        ),
+        (fail, "cuModuleGetFunction 1 500", &["error 500"]),
+        (fail, "cuMemHostAlloc 1 2", &["cuMemHostAlloc", "out of memory"]),
+        // Kernels: while everything is made ready, in the first step, in a graph.
+        (fail, "kernel 1 700", &["a kernel launched before failed: an illegal memory access"]),
+        (fail, "kernel 20 716", &["a kernel launched before failed: misaligned address"]),
+        (fail, "cuGraphLaunch 2 700", &["an illegal memory access"]),
+        (fail, "cuStreamEndCapture 1 901", &["cuStreamEndCapture", "during capture"]),
+        (fail, "cuGraphInstantiateWithFlags 1 2", &["cuGraphInstantiate", "out of memory"]),
+    ] {
+        let gpu = Gpu::new().with(name, value).with("WORLD_SIZE", 1).with("RANK", 0);
+        let gpu = if name == "LOCAL_RANK" { gpu } else { gpu.with("LOCAL_RANK", 0) };
+        let ended = run(&gpu, &arguments);
+        assert_eq!(ended.code, Some(2), "{name}={value}: {}", ended.said);
+        let errors = ended.said.lines().filter(|l| l.starts_with("error: ")).count();
+        assert_eq!(errors, 1, "{name}={value}: {}", ended.said);
+        assert!(!ended.said.contains("panicked"), "{name}={value}: {}", ended.said);
+        for part in parts {
+            assert!(ended.said.contains(part), "{name}={value}: `{part}` is not in {}", ended.said);
+        }
+    }
+}
+
+/// Code that NVIDIA's compiler made is not run here; what a launch may ask of the device is in its file.
+#[test]
+fn code_of_nvrtc_is_launched_within_its_limits() {
+    let Some(nvrtc) = std::env::var_os("FRIT_NVRTC").map(PathBuf::from) else {
+        return eprintln!("FRIT_NVRTC is not set: code for GPUs is NOT made and looked at");
+    };
+    let major: u32 = nvrtc.extension().and_then(|e| e.to_str()?.parse().ok()).expect("a version");
+    let folders = [nvrtc.parent().expect("a folder"), FOLDER.as_path()];
+    let folders = std::env::join_paths(folders).expect("paths").into_string().expect("Unicode");
+    for model in ["gpt2", "resnet"] {
+        let case = Case::new(model, &["precision.compute=bf16"]);
+        let gpu =
+            Gpu::new().with("LD_LIBRARY_PATH", &folders).with("FRIT_DEVICE_VERSION", major * 1000);
+        let ended = run(&gpu, &case.arguments("run", &["--steps", "3"]));
+        ended.expect_success();
+        assert!(ended.count("call cuModuleLoadDataEx") > 1);
+    }
+}
+
+#[test]
+fn a_process_that_is_shown_one_gpu_takes_it() {
+    let case = Case::new("mlp", &["precision.compute=fp32"]);
+    let gpu = Gpu::new().with("LOCAL_RANK", 1).with("RANK", 0).with("WORLD_SIZE", 1);
+    let arguments = case.arguments("run", &["--steps", "1"]);
+    run(&gpu.with("CUDA_VISIBLE_DEVICES", 3), &arguments).expect_success();
+}
+
+#[test]
+fn a_rank_whose_kernel_fails_ends_the_others_that_wait_for_it() {
+    let case = Case::new("mlp", &["precision.compute=fp32", "sharding.ranks=2"]);
+    let arguments = case.arguments("run", &["--steps", "6"]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    // While everything is made ready or in the first step, and in a graph.
+    for failure in ["kernel 5 700", "kernel 25 700", "cuGraphLaunch 3 700"] {
+        let gpu = Gpu::new().with("FRIT_TIMEOUT", 60);
+        let ended = gpu.run_ranks(&arguments, 2, &[(1, "FRIT_DEVICE_FAIL", failure)]);
+        for rank in &ended {
+            assert_eq!(rank.code, Some(2), "{failure}: {}", rank.said);
+        }
+        assert!(ended[1].said.contains("an illegal memory access"), "{}", ended[1].said);
+        assert!(ended[0].said.contains("rank 1 stopped"), "{}", ended[0].said);
+    }
+}
