@@ -277,8 +277,22 @@ impl<'a> Importer<'a> {
             self.leaf(Op::Input(input), &info.name);
         }
         // Names inside expressions count as known too.
-        let known: BTreeSet<&str> = symbols.iter().chain(&used).map(String::as_str).collect();
+        let mut known: BTreeSet<&str> = symbols.iter().chain(&used).map(String::as_str).collect();
+        // Without symbolic dimensions the shapes hold the batch: to give the same once more is no mistake.
+        if known.is_empty()
+            && self.options.binds.get("batch").is_some_and(|n| self.all_begin_with(*n))
+        {
+            known.insert("batch");
+        }
         unknown_binds(self.options, known.into_iter(), &mut self.report);
+    }
+
+    /// Whether `n` is the first size of every input.
+    fn all_begin_with(&self, n: usize) -> bool {
+        self.inputs.iter().all(|input| {
+            let value = self.values.get(input.name.as_str());
+            matches!(value, Some(Bound::Value(v)) if self.graph.ty(*v).shape.dims().first() == Some(&n))
+        })
     }
 
     fn leaf(&mut self, op: Op, name: &'a str) -> Option<ValueId> {

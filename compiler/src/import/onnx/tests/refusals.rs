@@ -41,6 +41,16 @@ fn dimensions_must_be_bound_and_known() {
 }
 
 #[test]
+fn a_batch_that_the_shapes_hold_may_be_bound_to_the_same_size() {
+    let inputs = vec![input("x", 1, &[Dim::N(2), Dim::N(4)]), input("z", 1, &[Dim::N(2)])];
+    let relu = model(inputs, vec![], vec![node("Relu", &["x"], &["y"])], &["y"]);
+    let graph = import(&relu, &batch()).unwrap_or_else(|e| panic!("{e}")).graph;
+    assert_eq!(graph.ty(graph.outputs[0].value).to_string(), "f32[2, 4]");
+    let other = bind(&[("batch", 4)]);
+    says(&refused(&relu, &other), &["E021", "`batch`", "no symbolic dimension"]);
+}
+
+#[test]
 fn everything_unsupported_is_reported_at_once() {
     let nodes = vec![
         node("Multinomial", &["x"], &["a"]),
