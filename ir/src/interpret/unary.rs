@@ -52,6 +52,7 @@ fn real(f: UnaryFn, x: f64) -> f64 {
         UnaryFn::Gelu => x * normal_cdf(x),
         UnaryFn::GeluTanh => 0.5 * x * (1.0 + gelu_tanh_inner(x).0.tanh()),
         UnaryFn::Not => f64::from(u8::from(x == 0.0)),
+        UnaryFn::Detach => x,
     }
 }
 

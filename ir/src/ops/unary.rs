@@ -95,6 +95,8 @@ functions! {
         GeluTanh = "gelu_tanh",
         /// Logical negation of a bool; of an integer, that of its bits.
         Not = "not",
+        /// x, through which no gradient flows (PyTorch's `detach`).
+        Detach = "detach",
     }
 }
 

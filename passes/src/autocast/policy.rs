@@ -219,6 +219,7 @@ fn unary(f: UnaryFn) -> (Class, Source) {
         | UnaryFn::Softplus => F32,
         // Not in PyTorch's lists, and exact or bounded: they keep the dtype of their operand.
         UnaryFn::Neg
+        | UnaryFn::Detach
         | UnaryFn::Abs
         | UnaryFn::Sign
         | UnaryFn::Sqrt

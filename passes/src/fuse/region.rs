@@ -83,7 +83,7 @@ pub(super) fn is_fusable(facts: &Facts<'_>, node: &Node) -> bool {
 pub(super) fn is_cheap(op: &Op) -> bool {
     use UnaryFn::*;
     match op {
-        Op::Unary(f) => matches!(f, Neg | Abs | Sign | Floor | Ceil | Round | Relu | Not),
+        Op::Unary(f) => matches!(f, Neg | Abs | Sign | Floor | Ceil | Round | Relu | Not | Detach),
         Op::Binary(f) => {
             matches!(
                 f,

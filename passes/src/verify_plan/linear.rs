@@ -28,7 +28,7 @@ const FIRST: Linear = In(&[0]);
 pub(super) fn linear(op: &Op) -> Linear {
     match op {
         Op::Unary(f) => match f {
-            UnaryFn::Neg => FIRST,
+            UnaryFn::Neg | UnaryFn::Detach => FIRST,
             UnaryFn::Abs
             | UnaryFn::Sign
             | UnaryFn::Sqrt

@@ -175,7 +175,7 @@ fn mean_over_ranks(ranks: usize, shape: &[usize]) {
 fn domain(f: UnaryFn) -> Option<impl Fn(&mut Graph, ValueId) -> ValueId> {
     use UnaryFn::*;
     let (scale, shift) = match f {
-        Sign | Floor | Ceil | Round | Not => return None,
+        Sign | Floor | Ceil | Round | Not | Detach => return None,
         Log | Log1p | Sqrt | Rsqrt => (1.0, 0.0),
         Reciprocal => (-1.0, 0.0),
         Asin | Acos | Atanh => (1.2, -1.2),
@@ -376,6 +376,26 @@ fn the_padding_row_of_an_embedding_gets_no_gradient() {
     };
     assert_eq!(gradient(None), [1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);
     assert_eq!(gradient(Some(1)), [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
+}
+
+#[test]
+fn no_gradient_flows_through_a_detach() {
+    let mut g = Graph::new("g");
+    let ty = TensorType::new(DType::F32, [2]);
+    let x = add(&mut g, Op::Param(trainable("x", ty.clone())), &[])[0];
+    let fixed = add(&mut g, Op::Unary(UnaryFn::Detach), &[x])[0];
+    let product = add(&mut g, Op::Binary(BinaryFn::Mul), &[x, fixed])[0];
+    let sum = Reduce { f: ReduceFn::Sum, axes: vec![0], keep_dims: false };
+    let loss = add(&mut g, Op::Reduce(sum), &[product])[0];
+    g.add_output("loss", loss, OutputKind::LossSum);
+    Differentiate { accumulation: 1, capacity: 1.0 }
+        .run(&mut g, &mut PassContext::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+    let feeds = [("x".to_string(), Tensor::floats(DType::F32, [2], vec![3.0, -5.0]))].into();
+    let results = run(&g, &feeds, Options::EXACT).unwrap_or_else(|e| panic!("{e}"));
+    // Of x·x it would be twice that.
+    let gradient = results.iter().find(|(n, _)| n == "x").expect("a gradient");
+    assert_eq!(gradient.1.to_f64s(), [3.0, -5.0]);
 }
 
 fn sliding(rank: usize, stride: usize, dilation: usize, low: usize, high: usize) -> Window {

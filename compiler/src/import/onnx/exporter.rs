@@ -3,6 +3,9 @@
 //! `%e : [num_users=1] = call_function[target=torch.ops.aten.embedding.default](args = (%w, %ids, 0), …)`.
 
 use super::messages::NodeProto;
+use super::{Importer, scope, trainable};
+use frit_ir::{Diagnostic, Origin};
+use std::collections::HashSet;
 
 const CALL: &str = "pkg.torch.onnx.fx_node";
 
@@ -56,6 +59,42 @@ pub(super) fn padding_idx(node: &NodeProto) -> Option<usize> {
     if op == "embedding" { arguments.get(2)?.parse().ok() } else { None }
 }
 
+/// Whether the node is a `detach`: no gradient flows through it.
+pub(super) fn is_detach(node: &NodeProto) -> bool {
+    node.op_type == "Identity" && call(node).is_some_and(|(op, _)| op == "detach")
+}
+
+/// Whether an operand of the call was detached by a node that the exporter's optimization removed; not if it is
+/// a constant.
+fn reads_removed_detach(node: &NodeProto, is_constant: impl Fn(&str) -> bool) -> bool {
+    let Some((_, operands)) = arguments(node) else { return false };
+    let of_detach = |name: &str| {
+        let rest = name.strip_prefix("detach");
+        rest.is_some_and(|r| r.trim_start_matches('_').bytes().all(|b| b.is_ascii_digit()))
+    };
+    let computed = node.input.iter().filter(|i| !i.is_empty() && !is_constant(i)).count();
+    computed >= operands.len()
+        && operands.iter().any(|a| of_detach(a.name) && !node.input.iter().any(|i| i == a.name))
+}
+
+impl Importer<'_> {
+    /// Warns of gradients that flow where PyTorch stops them.
+    pub(super) fn removed_detaches(&mut self) {
+        let parameters = trainable::listed(self.source, "PARAMETER");
+        let stored: HashSet<&str> =
+            self.source.initializer.iter().map(|t| t.name.as_str()).collect();
+        let is_constant =
+            |name: &str| stored.contains(name) && !parameters.values().any(|p| p == name);
+        let reads = |n: &&NodeProto| reads_removed_detach(n, is_constant);
+        let Some(first) = self.nodes.iter().map(|(_, n)| *n).find(reads) else { return };
+        let message = "the exporter removed a `detach()`: gradients flow where PyTorch stops them";
+        let warning = Diagnostic::warning("W038", message)
+            .at(&Origin::new(&first.name, &scope::of(first)))
+            .help("export with optimize=False, which keeps it");
+        self.warnings.push(warning);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::messages::StringStringEntryProto;
@@ -84,5 +123,20 @@ mod tests {
         let (op, found) = arguments(&norm).unwrap();
         let found: Vec<(usize, &str)> = found.into_iter().map(|a| (a.index, a.name)).collect();
         assert_eq!((op, found), ("layer_norm", vec![(0, "x"), (2, "p_w"), (3, "p_b")]));
+    }
+
+    #[test]
+    fn a_removed_detach_of_what_is_computed_is_seen() {
+        let linear = |inputs: &[&str]| {
+            let mut node = node("aten.linear.default", "args = (%detach_1, %p_w, %p_b)");
+            node.input = inputs.iter().map(|i| i.to_string()).collect();
+            node
+        };
+        let is_constant = |name: &str| name == "table";
+        assert!(reads_removed_detach(&linear(&["h", "w", "b"]), is_constant));
+        assert!(!reads_removed_detach(&linear(&["detach_1", "w", "b"]), is_constant));
+        assert!(!reads_removed_detach(&linear(&["table", "w", "b"]), is_constant));
+        let other = node("aten.mul.Tensor", "args = (%detached_h, 2)");
+        assert!(!reads_removed_detach(&other, is_constant));
     }
 }

@@ -167,6 +167,7 @@ impl<'a> Importer<'a> {
     fn run(mut self) -> Result<Imported, Report> {
         self.unsupported();
         self.batch_norms();
+        self.removed_detaches();
         self.bind_inputs();
         self.initializers();
         if self.report.is_empty() {
@@ -289,7 +290,7 @@ impl<'a> Importer<'a> {
 
     /// Whether `n` is the first size of every input.
     fn all_begin_with(&self, n: usize) -> bool {
-        self.inputs.iter().all(|input| {
+        !self.inputs.is_empty() && self.inputs.iter().all(|input| {
             let value = self.values.get(input.name.as_str());
             matches!(value, Some(Bound::Value(v)) if self.graph.ty(*v).shape.dims().first() == Some(&n))
         })

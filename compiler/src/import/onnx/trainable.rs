@@ -6,6 +6,7 @@
 //! tables) or through a normalization by stored statistics, or not at all; masks that are added to scores; tables of sines and cosines; rows of
 //! zeros added to the output. All other floats train if `params.trainable` covers their name.
 
+use super::exporter;
 use super::frozen::of_stored_variances;
 use super::masks;
 use super::messages::{AttributeProto, GraphProto, NodeProto};
@@ -298,7 +299,8 @@ fn reaching<'a>(
 ) -> HashSet<&'a str> {
     let mut names: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
     for node in nodes.iter().rev() {
-        let passes = !NOT_DIFFERENTIABLE.contains(&node.op_type.as_str()) && !blocks(node);
+        let differentiable = !NOT_DIFFERENTIABLE.contains(&node.op_type.as_str());
+        let passes = differentiable && !exporter::is_detach(node) && !blocks(node);
         if passes && node.output.iter().any(|o| names.contains(o.as_str())) {
             // What else these read is how they do it: scales, ratios, flags.
             let first_only = matches!(node.op_type.as_str(), "Resize" | "Upsample" | "Dropout");

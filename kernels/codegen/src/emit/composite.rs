@@ -52,6 +52,7 @@ fn unary(dag: &mut Dag, f: UnaryFn, x: Id, dtype: DType, op: &Op) -> Result<Id, 
     let float = dag.ty(x) == Ty::F32;
     Ok(match f {
         UnaryFn::Neg => dag.un(Un::Neg, x),
+        UnaryFn::Detach => x,
         UnaryFn::Abs => dag.un(Un::Abs, x),
         UnaryFn::Sign => sign(dag, x),
         UnaryFn::Not => dag.un(Un::Not, x),

@@ -31,6 +31,7 @@ pub(crate) fn reference(f: UnaryFn, x: f64) -> f64 {
     use UnaryFn::*;
     match f {
         Neg => -x,
+        Detach => x,
         Abs => x.abs(),
         Sign => {
             if x == 0.0 || x.is_nan() {
@@ -114,6 +115,7 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (f, low, high) in [
         (Neg, -10.0, 10.0),
+        (Detach, -10.0, 10.0),
         (Abs, -10.0, 10.0),
         (Sign, -10.0, 10.0),
         (Exp, -87.3, 88.7),

@@ -112,8 +112,8 @@ pub(super) fn unary(
         Silu => b.binary(BinaryFn::SiluGrad, dy, x)?,
         Gelu => b.binary(BinaryFn::GeluGrad, dy, x)?,
         GeluTanh => b.binary(BinaryFn::GeluTanhGrad, dy, x)?,
-        // Flat almost everywhere.
-        Sign | Floor | Ceil | Round | Not => return Ok(vec![None]),
+        // Flat almost everywhere, or said to be.
+        Sign | Floor | Ceil | Round | Not | Detach => return Ok(vec![None]),
     };
     Ok(vec![Some(dx)])
 }

@@ -202,6 +202,7 @@ fn unary(f: UnaryFn, x: Range) -> Range {
     let shrinks = |lo: f64, hi: f64| Range { lo, hi, norm, whole: false };
     let bounded = |lo: f64, hi: f64| Range { lo, hi, ..Range::UNKNOWN };
     match f {
+        UnaryFn::Detach => Range { lo, hi, norm, whole },
         UnaryFn::Neg => Range { lo: -hi, hi: -lo, norm, whole },
         UnaryFn::Abs => {
             let least = if lo <= 0.0 && hi >= 0.0 { 0.0 } else { lo.abs().min(hi.abs()) };

@@ -160,13 +160,13 @@ pub(super) fn rule_of(op: &Op) -> String {
 /// Every rule, as [`rule_of`] names it, read from the dispatch of the pass.
 fn rules() -> BTreeSet<String> {
     const DISPATCH: &str = include_str!("../../../src/differentiate/rules/mod.rs");
-    use UnaryFn::{Ceil, Floor, Not, Round, Sign};
+    use UnaryFn::{Ceil, Detach, Floor, Not, Round, Sign};
     let mut ops = examples();
-    // Flat almost everywhere, or not of floats.
+    // Flat almost everywhere or said to be, or not of floats.
     ops.extend(
         UnaryFn::ALL
             .iter()
-            .filter(|f| ![Ceil, Floor, Not, Round, Sign].contains(f))
+            .filter(|f| ![Ceil, Detach, Floor, Not, Round, Sign].contains(f))
             .map(|f| Op::Unary(*f)),
     );
     // The others are gradients themselves.

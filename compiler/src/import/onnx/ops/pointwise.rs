@@ -1,6 +1,7 @@
 //! Elementwise operators: arithmetic, comparison, logic, activations, element types.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::super::exporter;
 use super::super::tensor::{self, Narrow};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, PredicateFn, UnaryFn};
@@ -40,7 +41,14 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("HardSigmoid", &["alpha", "beta"], hard_sigmoid),
     op("HardSwish", &[], hard_swish),
     op("Identity", &[], |cx| {
-        Ok(vec![cx.inputs.first().cloned().flatten().ok_or(Fault::Upstream)?])
+        let bound = cx.inputs.first().cloned().flatten().ok_or(Fault::Upstream)?;
+        if exporter::is_detach(cx.node) {
+            let x = cx.input(0)?;
+            if cx.ty(x).dtype.is_float() {
+                return unary(cx, UnaryFn::Detach);
+            }
+        }
+        Ok(vec![bound])
     }),
     op("IsInf", &["detect_negative", "detect_positive"], is_inf),
     op("IsNaN", &[], is_nan),

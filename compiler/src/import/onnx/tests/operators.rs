@@ -3,6 +3,7 @@
 use super::build::*;
 use crate::import::ImportOptions;
 use crate::import::onnx::messages::*;
+use frit_ir::ops::ParamKind;
 use frit_ir::{DType, Op, Shape, Tensor};
 
 const X: [Dim; 2] = [Dim::N(2), Dim::N(3)];
@@ -501,4 +502,24 @@ fn uniform_numbers_that_decide_what_is_kept_are_masks() {
     let nodes = [rows, vec![node("Mul", &["x", "u"], &["y"])]].concat();
     let m = model(vec![input("x", 1, &X)], vec![ints("one", &[1])], nodes, &["y"]);
     assert!(refused(&m, &ImportOptions::default()).contains("RandomUniformLike"));
+}
+
+#[test]
+fn no_gradient_flows_through_a_detach() {
+    let mut detach = node("Identity", &["h"], &["detach"]);
+    let value = "%detach : [num_users=1] = call_function[target=torch.ops.aten.detach.default](args = (%h,), \
+                 kwargs = {})";
+    let entry =
+        StringStringEntryProto { key: "pkg.torch.onnx.fx_node".into(), value: value.into() };
+    detach.metadata_props.push(entry);
+    let nodes =
+        vec![node("Mul", &["x", "a"], &["h"]), detach, node("Mul", &["detach", "b"], &["y"])];
+    let weights = vec![floats("a", &[2], &[2.0, 3.0]), floats("b", &[2], &[5.0, 7.0])];
+    let model = model(vec![input("x", 1, &[Dim::N(2)])], weights, nodes, &["y"]);
+    let imported = import(&model, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let x = Tensor::floats(DType::F32, [2], vec![1.0, 1.0]);
+    assert_eq!(run(&imported, &[("x", x)])[0].to_f64s(), [10.0, 21.0]);
+    // What reaches the outputs through it alone does not train.
+    let trains = imported.graph.params().filter(|(_, p)| p.kind == ParamKind::Trainable);
+    assert_eq!(trains.map(|(_, p)| p.name.as_str()).collect::<Vec<_>>(), ["b"]);
 }
