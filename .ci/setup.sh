@@ -7,7 +7,7 @@
 #   .ci/setup.sh --ptxas    also NVIDIA's assembler and NVRTC, for the tests that compile for GPUs; prints
 #                           `export FRIT_PTXAS=PATH` and `export FRIT_NVRTC=PATH` on standard output, or a
 #                           notice and nothing for what cannot be had
-#   .ci/setup.sh --cudnn    also cuDNN, for the test that asks it for engines; prints `export FRIT_CUDNN=DIR`, or a
+#   .ci/setup.sh --cudnn    also cuDNN, for the test that asks it for engines; prints `export FRIT_CUDNN=DIRS`, or a
 #                           notice and nothing
 #   .ci/setup.sh --onnx-tests   also ONNX's backend tests, for the conformance tests; prints
 #                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
@@ -136,20 +136,31 @@ nvrtc_path() {
     wheel_file nvidia-cuda-nvrtc '*/lib/libnvrtc.so.[0-9]*'
 }
 
-# The folder of cuDNN's libraries: FRIT_CUDNN, or the wheel, of Python's packages if it is there.
-cudnn_path() {
-    local found
-    [[ -d ${FRIT_CUDNN:-} ]] && { echo "$FRIT_CUDNN"; return; }
-    found=$(python3 - "$CUDNN_PACKAGE" "$CUDNN_VERSION" 2>/dev/null <<'PYTHON' || true
+# The folder of a library of a wheel, of Python's packages if it is there: PACKAGE, FILE, and the version if it is to
+# be one.
+library_folder() {
+    local package=$1 file=$2 version=${3:-} found
+    found=$(python3 - "$package" "$file" "$version" 2>/dev/null <<'PYTHON' || true
 import sys
 from importlib.metadata import distribution
-package = distribution(sys.argv[1])
-print(package.locate_file("nvidia/cudnn/lib") if package.version == sys.argv[2] else "")
+name, file, version = sys.argv[1:]
+package = distribution(name)
+found = [package.locate_file(f) for f in package.files if f.name == file]
+print(found[0].parent if found and version in ("", package.version) else "")
 PYTHON
     )
-    [[ -n $found && -e $found/libcudnn.so.9 ]] && { echo "$found"; return; }
-    found=$(wheel_file "$CUDNN_PACKAGE" '*/lib/libcudnn.so.9' "$CUDNN_VERSION") || return 1
+    [[ -n $found && -e $found/$file ]] && { echo "$found"; return; }
+    found=$(wheel_file "$package" "*/lib/$file" "$version") || return 1
     dirname "$found"
+}
+
+# The folders of cuDNN's libraries and of cuBLAS, which they load: FRIT_CUDNN, or those of the wheels.
+cudnn_path() {
+    local cudnn cublas
+    [[ -n ${FRIT_CUDNN:-} ]] && { echo "$FRIT_CUDNN"; return; }
+    cudnn=$(library_folder "$CUDNN_PACKAGE" libcudnn.so.9 "$CUDNN_VERSION") || return 1
+    cublas=$(library_folder nvidia-cublas libcublasLt.so.13) || return 1
+    echo "$cudnn:$cublas"
 }
 
 # The folder of ONNX's backend tests: FRIT_ONNX_TESTS, or the wheel onnx in target/onnx-tests, installed if need be.

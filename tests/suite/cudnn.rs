@@ -328,9 +328,10 @@ fn is_unsupported(operation: &Operation, version: u32) -> bool {
     widens && (uneven || (grouped && version < 900))
 }
 
-/// The folder of the real library.
-fn library() -> Option<PathBuf> {
-    let found = std::env::var_os("FRIT_CUDNN").map(PathBuf::from).filter(|dir| dir.is_dir());
+/// The folders of the real library and of those that it loads.
+fn libraries() -> Option<Vec<PathBuf>> {
+    let found = std::env::var_os("FRIT_CUDNN");
+    let found = found.map(|dirs| std::env::split_paths(&dirs).collect());
     if found.is_none() {
         eprintln!("SKIPPED: cuDNN was not found (set FRIT_CUDNN): engines are not looked for");
     }
@@ -353,7 +354,7 @@ fn driver_without_gpu(dir: &Path) {
 /// Looks for engines in a process of its own, which alone sees the driver without a GPU.
 #[test]
 fn the_real_library_has_a_deterministic_engine_for_every_operation() {
-    let Some(library) = library() else { return };
+    let Some(libraries) = libraries() else { return };
     if std::env::var_os("FRIT_CUDNN_CHILD").is_some() {
         return look_for_engines();
     }
@@ -361,7 +362,7 @@ fn the_real_library_has_a_deterministic_engine_for_every_operation() {
     driver_without_gpu(dir.path());
     let compiler = std::env::var_os("FRIT_NVRTC").map(PathBuf::from);
     let compiler = compiler.as_deref().and_then(Path::parent).map(Path::to_path_buf);
-    let folders = std::env::join_paths([library].into_iter().chain(compiler)).expect("paths");
+    let folders = std::env::join_paths(libraries.into_iter().chain(compiler)).expect("paths");
     let name = "cudnn::the_real_library_has_a_deterministic_engine_for_every_operation";
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", name, "--nocapture"])
