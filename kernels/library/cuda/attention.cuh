@@ -19,35 +19,6 @@ struct Shape {
     i64 mask_batch, mask_head, mask_query, mask_key;
 };
 
-// Whether a query does not see a key by their positions.
-__device__ __forceinline__ bool is_hidden(int query, int key) {
-    if (CAUSAL && key > query) return true;
-    return WINDOW > 0 && (query - key >= WINDOW || (!CAUSAL && key - query >= WINDOW));
-}
-
-// Whether some of the queries first..last does not see some of the keys first..last.
-__device__ __forceinline__ bool any_hidden(int query, int last_query, int key, int last_key) {
-    if (CAUSAL && last_key > query) return true;
-    return WINDOW > 0 && (last_query - key >= WINDOW || (!CAUSAL && last_key - query >= WINDOW));
-}
-
-// The first key, and the one after the last, that one of the queries first..last sees.
-__device__ __forceinline__ int first_key(int query) {
-    return WINDOW > 0 && query >= WINDOW ? query - WINDOW + 1 : 0;
-}
-__device__ __forceinline__ int end_of_keys(int last_query, int keys) {
-    int ahead = CAUSAL ? 1 : WINDOW;
-    return ahead > 0 && last_query + ahead < keys ? last_query + ahead : keys;
-}
-
-// The first query, and the one after the last, that sees one of the keys first..last.
-__device__ __forceinline__ int first_query(int key) {
-    return CAUSAL ? key : first_key(key);
-}
-__device__ __forceinline__ int end_of_queries(int last_key, int queries) {
-    return WINDOW > 0 && last_key + WINDOW < queries ? last_key + WINDOW : queries;
-}
-
 // Starts loading N rows, of which `valid` exist, of SIZE elements, filled up with zeros to FULL.
 // `whole` says that the operand begins at a multiple of 16 bytes.
 template <class At, int N, int SIZE, int FULL, int THREADS>

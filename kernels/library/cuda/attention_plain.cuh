@@ -100,25 +100,7 @@ __device__ __forceinline__ Sum weight(Sum dot, Sum lse, Sum scale, const MASK_T*
 }
 
 __device__ __forceinline__ bool is_hidden(const Shape& shape, i64 query, i64 key) {
-    if (query >= shape.queries || key >= shape.keys || (CAUSAL && key > query)) return true;
-    return WINDOW > 0 && (query - key >= WINDOW || (!CAUSAL && key - query >= WINDOW));
-}
-
-// The first key, and the one after the last, that one of the queries first..last sees.
-__device__ __forceinline__ i64 first_key(i64 query) {
-    return WINDOW > 0 && query >= WINDOW ? query - WINDOW + 1 : 0;
-}
-__device__ __forceinline__ i64 end_of_keys(i64 last_query, i64 keys) {
-    i64 ahead = CAUSAL ? 1 : WINDOW;
-    return ahead > 0 && last_query + ahead < keys ? last_query + ahead : keys;
-}
-
-// The first query, and the one after the last, that sees one of the keys first..last.
-__device__ __forceinline__ i64 first_query(i64 key) {
-    return CAUSAL ? key : first_key(key);
-}
-__device__ __forceinline__ i64 end_of_queries(i64 last_key, i64 queries) {
-    return WINDOW > 0 && last_key + WINDOW < queries ? last_key + WINDOW : queries;
+    return query >= shape.queries || key >= shape.keys || is_hidden(query, key);
 }
 
 __device__ __forceinline__ i64 mask_place(const Shape& shape, i64 batch, i64 head, i64 query, i64 key) {
