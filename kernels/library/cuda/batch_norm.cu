@@ -74,3 +74,15 @@ batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* sc
         }
     }
 }
+
+// rstd = 1 / √(var + eps), as libraries keep it, and back.
+extern "C" __global__ void batch_norm_rstd(S* rstd, const S* var, i64 n, f64 eps) {
+    for (i64 c = global_thread(); c < n; c += global_threads()) rstd[c] = to(1 / sqrt(f64(widen(var[c])) + eps), S());
+}
+
+extern "C" __global__ void batch_norm_var(S* var, const S* rstd, i64 n, f64 eps) {
+    for (i64 c = global_thread(); c < n; c += global_threads()) {
+        f64 r = widen(rstd[c]), v = 1 / (r * r) - eps;
+        var[c] = to(v > 0 ? v : v != v ? v : 0, S());
+    }
+}

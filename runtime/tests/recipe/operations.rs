@@ -1,6 +1,8 @@
 //! Operations as a recipe asks cuDNN for them, by the definitions of its documentation.
 
 mod attention;
+mod batch_norm;
+mod pool;
 
 use crate::memory::{load, store};
 use frit_runtime::device::cuda::recipe::{Direction, Operation, OperationKind, Strided};
@@ -11,6 +13,10 @@ pub(crate) fn run(operation: &Operation, tensors: &mut [Vec<u8>]) {
         OperationKind::Conv { .. } => conv(operation, tensors),
         OperationKind::Attention { .. } | OperationKind::AttentionGrad { .. } => {
             attention::run(operation, tensors);
+        }
+        OperationKind::Pool { .. } => pool::run(operation, tensors),
+        OperationKind::BatchNorm { .. } | OperationKind::BatchNormGrad => {
+            batch_norm::run(operation, tensors);
         }
     }
 }
@@ -27,7 +33,7 @@ pub(crate) fn places(tensor: &Strided) -> Vec<usize> {
     grid(&tensor.sizes).into_iter().map(place).collect()
 }
 
-/// What cuDNN can do of convolutions, as far as recipes may use it.
+/// What cuDNN can do of images, as far as recipes may use it.
 fn check(operation: &Operation) {
     for Strided { dtype, sizes, strides, .. } in &operation.tensors {
         assert!(matches!(sizes.len(), 4 | 5), "planes or volumes: {operation}");

@@ -82,42 +82,64 @@ fn convolutions_of_many_groups() {
     conv(DType::BF16, None, &Window::plain(1), 17, &[1, 34, 9], &[17, 2, 3]);
 }
 
+/// Pooling of `x[n, c, size]` and the gradients; maxima occur more than once in a window, and one is NaN.
+fn pool(dtype: DType, window: &Window, x: &[usize], taps: &[usize]) {
+    let image = random(dtype, x, 1);
+    let mut values = image.to_f64s();
+    values.iter_mut().for_each(|v| *v = (*v * 8.0).round() / 8.0);
+    values[3] = f64::NAN;
+    let image = Tensor::floats(dtype, image.shape().clone(), values);
+    let size = x[2..].to_vec();
+    let positions = window.positions(&size, taps).unwrap();
+    let dy = random(dtype, &[&x[..2], &positions[..]].concat(), 2);
+    let (w, t) = (|| window.clone(), || taps.to_vec());
+    check(Op::MaxPool(MaxPool { window: w(), taps: t() }), std::slice::from_ref(&image), 0.0);
+    check(Op::SumPool(SumPool { window: w(), taps: t() }), std::slice::from_ref(&image), 2e-3);
+    check(Op::MaxPoolGrad(MaxPoolGrad { window: w(), taps: t() }), &[dy.clone(), image], 2e-3);
+    check(Op::SumPoolGrad(SumPoolGrad { window: w(), taps: t(), size }), &[dy], 2e-3);
+}
+
 #[test]
 fn pools_and_their_gradients() {
-    let window = Window { high: vec![0, 1], ..uneven() };
-    let taps = vec![3, 2];
+    let dilated = Window { high: vec![0, 1], ..uneven() };
+    let window = |strides: &[usize], low: &[usize], high: &[usize]| Window {
+        strides: strides.into(),
+        low: low.into(),
+        high: high.into(),
+        ..Window::plain(strides.len())
+    };
     for dtype in [DType::F32, DType::F16] {
-        let x = random(dtype, &[2, 3, 6, 7], 1);
-        let mut values = x.to_f64s();
-        (values[3], values[10], values[11]) = (f64::NAN, 1.5, 1.5);
-        let x = Tensor::floats(dtype, x.shape().clone(), values);
-        let positions = window.positions(&[6, 7], &taps).unwrap();
-        let dy = random(dtype, &[&[2, 3], &positions[..]].concat(), 2);
-        let (w, t) = (|| window.clone(), || taps.clone());
-        check(Op::MaxPool(MaxPool { window: w(), taps: t() }), std::slice::from_ref(&x), 0.0);
-        check(Op::SumPool(SumPool { window: w(), taps: t() }), std::slice::from_ref(&x), 2e-3);
-        check(Op::MaxPoolGrad(MaxPoolGrad { window: w(), taps: t() }), &[dy.clone(), x], 2e-3);
-        check(
-            Op::SumPoolGrad(SumPoolGrad { window: w(), taps: t(), size: vec![6, 7] }),
-            &[dy],
-            2e-3,
-        );
+        pool(dtype, &dilated, &[2, 3, 6, 7], &[3, 2]);
+        pool(dtype, &window(&[2, 1], &[1, 0], &[0, 1]), &[2, 3, 6, 7], &[3, 2]);
+        pool(dtype, &window(&[2, 3], &[1, 0], &[1, 0]), &[2, 3, 6, 7], &[3, 2]);
+        pool(dtype, &window(&[2], &[2], &[2]), &[3, 2, 11], &[3]);
+        pool(dtype, &window(&[1, 2, 2], &[0, 1, 1], &[0, 1, 1]), &[1, 2, 4, 5, 3], &[2, 3, 2]);
     }
+    pool(DType::F64, &window(&[2, 2], &[1, 1], &[1, 1]), &[1, 2, 5, 4], &[2, 3]);
+}
+
+/// Forward and gradient for `x[n, c, …]`.
+fn batch_norm(dtype: DType, x: &[usize]) {
+    let tolerance = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+    let (image, dy) = (random(dtype, x, 1), random(dtype, x, 4));
+    let vector = |seed| random(DType::F32, &x[1..2], seed);
+    let op = BatchNorm { eps: 1e-5 };
+    check(Op::BatchNorm(op), &[image.clone(), vector(2), vector(3)], tolerance);
+    let var = vector(7).to_f64s().into_iter().map(|v| 0.25 + v.abs()).collect();
+    let var = Tensor::floats(DType::F32, [x[1]], var);
+    let operands = [dy, image, vector(5), vector(6), var];
+    check(Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 }), &operands, tolerance);
 }
 
 #[test]
 fn batch_normalization() {
     for dtype in [DType::F32, DType::BF16] {
-        let tolerance = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
-        let x = random(dtype, &[3, 4, 5, 2], 1);
-        let vector = |seed| random(DType::F32, &[4], seed);
-        check(
-            Op::BatchNorm(BatchNorm { eps: 1e-5 }),
-            &[x.clone(), vector(2), vector(3)],
-            tolerance,
-        );
-        let var = Tensor::floats(DType::F32, [4], vec![0.5, 1.0, 2.0, 0.25]);
-        let operands = [random(dtype, &[3, 4, 5, 2], 4), x, vector(5), vector(6), var];
-        check(Op::BatchNormGrad(BatchNormGrad { eps: 1e-5 }), &operands, tolerance);
+        batch_norm(dtype, &[3, 4, 5, 2]);
+        batch_norm(dtype, &[3, 16, 5, 2]);
+        batch_norm(dtype, &[9, 8]);
+        batch_norm(dtype, &[2, 8, 7]);
+        batch_norm(dtype, &[2, 8, 3, 2, 2]);
+        // More elements than a block has threads.
+        batch_norm(dtype, &[3, 3, 23, 29]);
     }
 }

@@ -55,7 +55,7 @@ pub fn nodes(operation: &Operation) -> Nodes {
     let (scale_bits, causal) = match operation.kind {
         OperationKind::Attention { scale_bits, causal }
         | OperationKind::AttentionGrad { scale_bits, causal } => (scale_bits, causal),
-        OperationKind::Conv { .. } => panic!("no attention: {operation}"),
+        _ => panic!("no attention: {operation}"),
     };
     let tensors = &operation.tensors[..];
     let (q, keys) = (&tensors[0], tensors[1].sizes[2]);

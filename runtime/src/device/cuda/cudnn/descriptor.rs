@@ -74,6 +74,11 @@ pub(super) enum Kind {
     MatMulOperation = 19,
     Reduction = 21,
     ReductionOperation = 22,
+    Resample = 24,
+    ResampleForward = 25,
+    ResampleGrad = 26,
+    NormForward = 29,
+    NormGrad = 30,
     ReshapeOperation = 31,
     DeviceProperties = 38,
 }
@@ -157,6 +162,18 @@ attributes! {
     OPERATION_REDUCTION_X: Raw = 1610, 15;
     OPERATION_REDUCTION_Y: Raw = 1611, 15;
     OPERATION_REDUCTION: Raw = 1612, 15;
+    RESAMPLE_MODE: i32 = 1700, 21;
+    RESAMPLE_TYPE: i32 = 1701, 1;
+    RESAMPLE_AXES: i64 = 1702, 3;
+    RESAMPLE_HIGH: i64 = 1703, 3;
+    RESAMPLE_LOW: i64 = 1704, 3;
+    RESAMPLE_STRIDES: i64 = 1705, 3;
+    RESAMPLE_TAPS: i64 = 1706, 3;
+    RESAMPLE_NAN: i32 = 1707, 10;
+    RESAMPLE_BORDER: i32 = 1708, 22;
+    NORM_MODE: i32 = 2000, 27;
+    NORM_PHASE: i32 = 2001, 28;
+    NORM_GRAD_MODE: i32 = 2100, 27;
     OPERATION_RESHAPE_X: Raw = 2200, 15;
     OPERATION_RESHAPE_Y: Raw = 2201, 15;
     DEVICE_JSON: u8 = 2702, 24;

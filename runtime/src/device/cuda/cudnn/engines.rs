@@ -4,15 +4,14 @@
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Raw, Result};
 use super::operations::Graph;
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::recipe::Operation;
+use crate::device::cuda::recipe::{Operation, OperationKind};
 use frit_ir::DType;
 use serde::{Deserialize, Serialize};
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-/// Engines that are offered, and how many of them may be compiled first, which takes seconds each.
+/// Engines that are offered.
 const CANDIDATES: usize = 8;
-const COMPILED_CANDIDATES: usize = 3;
 /// Most settings of an engine, notes on one, and answers of a heuristic.
 const MOST: usize = 64;
 const MOST_ANSWERS: usize = 256;
@@ -101,7 +100,7 @@ pub(super) fn find(
             }
             if notes.is_compiled {
                 compiled += 1;
-                if compiled > COMPILED_CANDIDATES {
+                if compiled > most_compiled(operation) {
                     continue;
                 }
             }
@@ -112,6 +111,15 @@ pub(super) fn find(
         }
     }
     Ok(found)
+}
+
+/// How many engines may be compiled first, which takes seconds each. Models have batch normalizations of many sizes, and
+/// what their engines do differs little.
+fn most_compiled(operation: &Operation) -> usize {
+    match operation.kind {
+        OperationKind::BatchNorm { .. } | OperationKind::BatchNormGrad => 1,
+        _ => 3,
+    }
 }
 
 /// What an engine says of itself.

@@ -2,11 +2,13 @@
 //! optional: a plan runs without it, on Frit's own kernels.
 
 mod attention;
+mod batch_norm;
 mod described;
 mod descriptor;
 mod engines;
 pub mod nodes;
 mod operations;
+mod pool;
 
 pub use attention::nodes as attention_nodes;
 pub use engines::Engine;

@@ -24,7 +24,7 @@ pub(super) struct Graph {
 /// A graph in the making.
 pub(super) struct Builder<'a> {
     pub(super) api: &'a Rc<Api>,
-    operation: &'a Operation,
+    pub(super) operation: &'a Operation,
     pub(super) parts: Vec<Descriptor>,
     /// Descriptors of the graph's nodes, by their place among the parts.
     pub(super) nodes: Vec<usize>,
@@ -46,6 +46,9 @@ pub(super) fn graph(api: &Rc<Api>, handle: names::Raw, operation: &Operation) ->
             attention::check(api, operation)?;
             builder.add(&attention::nodes(operation))?;
         }
+        OperationKind::Pool { .. } => builder.pool()?,
+        OperationKind::BatchNorm { eps_bits } => builder.batch_norm(f32::from_bits(*eps_bits))?,
+        OperationKind::BatchNormGrad => builder.batch_norm_grad()?,
     }
     let mut graph = Descriptor::new(api, Kind::OperationGraph)?;
     if !handle.is_null() {
@@ -64,7 +67,7 @@ impl Builder<'_> {
     }
 
     /// One of the operation's tensors.
-    fn tensor(&mut self, index: usize) -> Result<usize> {
+    pub(super) fn tensor(&mut self, index: usize) -> Result<usize> {
         let tensor = &self.operation.tensors[index];
         let made = self.describe(tensor, index + 1, None)?;
         Ok(self.keep(made))
@@ -181,7 +184,7 @@ impl Builder<'_> {
     }
 }
 
-fn signed(sizes: &[usize]) -> Vec<i64> {
+pub(super) fn signed(sizes: &[usize]) -> Vec<i64> {
     sizes.iter().map(|n| *n as i64).collect()
 }
 

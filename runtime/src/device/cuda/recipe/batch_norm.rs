@@ -1,6 +1,7 @@
 //! Batch normalization and its gradient.
 
 use super::assembler::Assembler;
+use super::batch_norm_offer::Norm;
 use super::kernel::c_type;
 use super::{Argument, SourceKernel};
 use frit_ir::{Node, Op};
@@ -29,14 +30,16 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         .define("S", c_type(statistics)?)
         .blocks(channels);
     kernel.block = BLOCK;
-    for value in &node.outputs {
-        kernel = kernel.pointer(a.write(*value));
-    }
-    for value in &node.inputs {
-        kernel = kernel.pointer(a.read(*value)?);
-    }
+    let writes: Vec<_> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    let reads: Vec<_> = node.inputs.iter().map(|v| a.read(*v)).collect::<Option<_>>()?;
+    let begin = a.launches();
+    let kernel = kernel.pointers(writes.iter().chain(&reads).copied());
     let mut kernel = kernel.i64(batch).i64(channels).i64(size);
     kernel.arguments.push(Argument::F64(eps));
     a.run(kernel);
-    Some(())
+    let norm = Norm { x, statistics, eps };
+    match &node.op {
+        Op::BatchNorm(_) => norm.offer(a, &reads, &writes, begin),
+        _ => norm.offer_gradient(a, &reads, &writes, begin),
+    }
 }

@@ -9,6 +9,7 @@ mod assembler;
 mod attention;
 mod attention_offer;
 mod batch_norm;
+mod batch_norm_offer;
 mod conv;
 mod conv_offer;
 mod conv_tiles;
@@ -22,6 +23,7 @@ mod matmul;
 mod operation;
 mod order;
 mod pool;
+mod pool_offer;
 mod quantize;
 mod random;
 mod reduce;
@@ -30,7 +32,7 @@ mod sort;
 use assembler::Assembler;
 use frit_ir::{DType, Graph};
 
-pub use operation::{Direction, Offer, Operation, OperationKind, Strided};
+pub use operation::{Direction, Offer, Operation, OperationKind, PoolFunction, Strided};
 
 /// The launches of one kernel.
 #[derive(Clone, Debug, Default, PartialEq)]

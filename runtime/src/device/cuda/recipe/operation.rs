@@ -70,6 +70,41 @@ pub enum OperationKind {
         /// As of attention.
         causal: bool,
     },
+    /// Maxima or sums of windows that slide over images `[n, c, …]`: images and results `[n, c, …]`, in this order. Or
+    /// the gradient of the images from that of the sums; then images and sums follow, which engines for dense channels
+    /// ask for though nothing depends on them. Sums are f32, or f64 of f64; NaN is the greatest number.
+    Pool {
+        /// What is made of a window.
+        function: PoolFunction,
+        /// Elements of a window, by spatial axis.
+        taps: Vec<usize>,
+        /// Elements between two positions.
+        strides: Vec<usize>,
+        /// Elements of the border before the first one: −∞ for maxima, 0 for sums.
+        low: Vec<usize>,
+        /// The same after the last one.
+        high: Vec<usize>,
+    },
+    /// Batch normalization with the statistics of the batch: images `[n, c, …]`, scale, bias, the normalized images,
+    /// the mean, and 1/√(var + eps), of `c` elements each, f32.
+    BatchNorm {
+        /// The bits of an f32, which is added to the variance.
+        eps_bits: u32,
+    },
+    /// Its gradient: that of the normalized images, the images, scale, mean, 1/√(var + eps); then the gradients of
+    /// images, scale and bias.
+    BatchNormGrad,
+}
+
+/// What pooling makes of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PoolFunction {
+    /// The greatest element.
+    Max,
+    /// The sum.
+    Sum,
+    /// Every element's part in the gradients of the sums.
+    SumGrad,
 }
 
 /// Which tensor of a convolution is computed from the other two.
@@ -142,6 +177,10 @@ impl Operation {
             OperationKind::Conv { direction: Direction::Forward, .. } => &[2],
             OperationKind::Attention { .. } => &[3, 4],
             OperationKind::AttentionGrad { .. } => &[5, 6, 7, 9],
+            OperationKind::Pool { function: PoolFunction::SumGrad, .. } => &[0],
+            OperationKind::Pool { .. } => &[1],
+            OperationKind::BatchNorm { .. } => &[3, 4, 5],
+            OperationKind::BatchNormGrad => &[5, 6, 7],
         }
     }
 
@@ -149,7 +188,7 @@ impl Operation {
     pub fn workspace_bytes(&self) -> usize {
         let bytes = |t: &Strided| t.bytes().next_multiple_of(256);
         let needed = match (&self.kind, &self.tensors[..]) {
-            (OperationKind::Attention { .. }, _) => 0,
+            (OperationKind::Attention { .. } | OperationKind::Pool { .. }, _) => 0,
             // Gradients of scores, and of the keys and values of every query head where these share them.
             (OperationKind::AttentionGrad { .. }, [q, k, v, ..]) => {
                 let (heads, keys) = (q.sizes[0] * q.sizes[1], k.sizes[2]);
@@ -193,6 +232,19 @@ impl fmt::Display for Operation {
                 let causal = if *causal { " causal" } else { "" };
                 write!(f, "{causal} scale {}", f32::from_bits(*scale_bits))?;
             }
+            OperationKind::Pool { function, taps, strides, low, high } => {
+                f.write_str(match function {
+                    PoolFunction::Max => "max_pool",
+                    PoolFunction::Sum => "sum_pool",
+                    PoolFunction::SumGrad => "sum_pool_grad",
+                })?;
+                write!(f, " taps {} strides {}", list(taps), list(strides))?;
+                write!(f, " low {} high {}", list(low), list(high))?;
+            }
+            OperationKind::BatchNorm { eps_bits } => {
+                write!(f, "batch_norm eps {}", f32::from_bits(*eps_bits))?;
+            }
+            OperationKind::BatchNormGrad => f.write_str("batch_norm_grad")?,
         }
         for tensor in &self.tensors {
             let Strided { dtype, sizes, strides, alignment_bytes } = tensor;

@@ -2,7 +2,8 @@
 
 use super::assembler::Assembler;
 use super::kernel::c_type;
-use super::{Argument, SourceKernel};
+use super::pool_offer::Pool;
+use super::{Argument, PoolFunction, SourceKernel};
 use frit_ir::ops::Window;
 use frit_ir::{DType, Node, Op};
 
@@ -40,6 +41,7 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     if images == 0 {
         return Some(());
     }
+    let begin = a.launches();
     let element = c_type(image.dtype)?;
     let kernel =
         |entry| SourceKernel::new("pool", entry).define("T", element).define("RANK", size.len());
@@ -64,6 +66,13 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
             let sum = sum.pointer(operands[0]).window(window, size, taps)?;
             a.run(sum.i64(images).i64(1));
         }
+    }
+    let pool = Pool { window, taps, image };
+    match &node.op {
+        Op::MaxPool(_) => pool.offer(a, PoolFunction::Max, [operands[0], to], begin),
+        Op::SumPool(_) => pool.offer(a, PoolFunction::Sum, [operands[0], to], begin),
+        Op::SumPoolGrad(_) => pool.offer(a, PoolFunction::SumGrad, [to, operands[0]], begin),
+        _ => {}
     }
     Some(())
 }

@@ -1,0 +1,113 @@
+//! Batch normalization and its gradient as operations of cuDNN, beside Frit's own launches.
+//!
+//! The library keeps the reciprocal of the standard deviation where Frit keeps the variance.
+
+use super::assembler::Assembler;
+use super::kernel::c_type;
+use super::{Argument, Launch, Offer, Operation, OperationKind, Pointer, SourceKernel, Strided};
+use frit_ir::{DType, TensorType};
+
+/// Bytes of one place's channels that engines take at once.
+const AT_ONCE: usize = 16;
+
+/// The batch normalization of images.
+pub(super) struct Norm<'a> {
+    pub(super) x: &'a TensorType,
+    /// The type of scale, bias and statistics.
+    pub(super) statistics: DType,
+    pub(super) eps: f64,
+}
+
+impl Norm<'_> {
+    /// Offers what the launches from `begin` on compute to cuDNN, if it may have an engine.
+    pub(super) fn offer(
+        &self,
+        a: &mut Assembler<'_>,
+        reads: &[Pointer],
+        writes: &[Pointer],
+        begin: usize,
+    ) -> Option<()> {
+        let ([x, scale, bias], [y, mean, var]) = (reads, writes) else { return None };
+        if !self.is_known() {
+            return Some(());
+        }
+        let rstd = self.rstd(a);
+        let otherwise = a.take_launches(begin);
+        let (image, vector) = self.tensors();
+        let operation = Operation {
+            kind: OperationKind::BatchNorm { eps_bits: (self.eps as f32).to_bits() },
+            tensors: [&image, &vector, &vector, &image, &vector, &vector].map(Clone::clone).into(),
+        };
+        let at = vec![*x, *scale, *bias, *y, *mean, rstd];
+        let (before, after) = (vec![], vec![self.convert("batch_norm_var", *var, rstd)?]);
+        a.launch(Launch::Offer(Box::new(Offer { before, operation, at, after, otherwise })));
+        Some(())
+    }
+
+    /// The same of the gradient.
+    pub(super) fn offer_gradient(
+        &self,
+        a: &mut Assembler<'_>,
+        reads: &[Pointer],
+        writes: &[Pointer],
+        begin: usize,
+    ) -> Option<()> {
+        let ([dy, x, scale, mean, var], [dx, dscale, dbias]) = (reads, writes) else {
+            return None;
+        };
+        if !self.is_known() {
+            return Some(());
+        }
+        let rstd = self.rstd(a);
+        let otherwise = a.take_launches(begin);
+        let (image, vector) = self.tensors();
+        let tensors = [&image, &image, &vector, &vector, &vector, &image, &vector, &vector];
+        let operation = Operation {
+            kind: OperationKind::BatchNormGrad,
+            tensors: tensors.map(Clone::clone).into(),
+        };
+        let at = vec![*dy, *x, *scale, *mean, rstd, *dx, *dscale, *dbias];
+        let (before, after) = (vec![self.convert("batch_norm_rstd", rstd, *var)?], vec![]);
+        a.launch(Launch::Offer(Box::new(Offer { before, operation, at, after, otherwise })));
+        Some(())
+    }
+
+    /// Whether engines may know it.
+    fn is_known(&self) -> bool {
+        let element = self.x.dtype;
+        (element.is_low_precision() || element == DType::F32)
+            && self.statistics == DType::F32
+            && (self.channels() * element.size()).is_multiple_of(AT_ONCE)
+            && i32::try_from(self.x.shape.numel()).is_ok()
+    }
+
+    fn channels(&self) -> usize {
+        self.x.shape.dims()[1]
+    }
+
+    /// The images, each channel one row, and a vector of one element per channel.
+    fn tensors(&self) -> (Strided, Strided) {
+        let (batch, channels) = (self.x.shape.dims()[0], self.channels());
+        let size = self.x.shape.dims()[2..].iter().product();
+        let image = Strided::dense(self.x.dtype, &[batch, channels, 1, size]);
+        (image, Strided::dense(self.statistics, &[1, channels, 1, 1]))
+    }
+
+    /// Memory for 1/√(var + eps).
+    fn rstd(&self, a: &mut Assembler<'_>) -> Pointer {
+        a.scratch(self.channels() * self.statistics.size())
+    }
+
+    /// From the variance to 1/√(var + eps), or back.
+    fn convert(&self, entry: &'static str, to: Pointer, from: Pointer) -> Option<Launch> {
+        let mut kernel = SourceKernel::new("batch_norm", entry)
+            .define("T", c_type(self.x.dtype)?)
+            .define("S", c_type(self.statistics)?)
+            .threads(self.channels())
+            .pointer(to)
+            .pointer(from)
+            .i64(self.channels());
+        kernel.arguments.push(Argument::F64(self.eps));
+        Some(Launch::Source(kernel))
+    }
+}
