@@ -6,8 +6,8 @@ use crate::support::file;
 use frit::config::Config;
 use frit::target::Backend;
 use frit_ir::ops::{
-    BinaryFn, CompareFn, FusionKind, Init, Input, LogicalFn, Op, Param, ParamKind, PredicateFn,
-    Reduce, ReduceFn, UnaryFn,
+    BinaryFn, Cast, CompareFn, FusionKind, Init, Input, LogicalFn, Op, Param, ParamKind,
+    PredicateFn, Reduce, ReduceFn, UnaryFn,
 };
 use frit_ir::{DType, Graph, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
 use frit_passes::differentiate::Differentiate;
@@ -191,11 +191,12 @@ fn kernel(backend: &Backend, body: &Graph, fallback: &'static str) -> &'static s
     }
 }
 
+fn config(settings: &[&str]) -> Config {
+    let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
+    Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"))
+}
+
 fn table() -> BTreeMap<String, Coverage> {
-    let config = |settings: &[&str]| {
-        let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
-        Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"))
-    };
     let cpu = Backend::of(&config(&["target.arch=x86-64-v3"])).expect("a CPU");
     let cuda = Backend::of(&config(&["target.device=cuda"])).expect("a GPU");
     let cover = |(op, operands): (Op, Vec<TensorType>)| {
@@ -344,4 +345,42 @@ fn every_operation_of_models_is_in_the_table() {
         assert!(table.values().any(|c| c.cpu == wanted), "{wanted}");
     }
     assert!(table.values().any(|c| c.gradient == Gradient::Yes));
+}
+
+/// The dtypes that plans compute in.
+const DTYPES: [DType; 7] = {
+    use DType::*;
+    [F32, F16, BF16, I64, I32, U8, Bool]
+};
+
+#[test]
+fn every_operation_has_a_cuda_kernel_for_every_dtype_that_it_takes() {
+    let cuda = Backend::of(&config(&["target.device=cuda"])).expect("a GPU");
+    let mut uses = samples();
+    for f in [ReduceFn::Sum, ReduceFn::Mean, ReduceFn::Prod, ReduceFn::Max, ReduceFn::Min] {
+        for axes in [vec![1], vec![0], vec![0, 1]] {
+            let op = Op::Reduce(Reduce { f, axes, keep_dims: false });
+            uses.push((op, vec![ty("f32[4,8]")]));
+        }
+    }
+    uses.extend(DTYPES.map(|to| (Op::Cast(Cast { to }), vec![ty("f32[4,8]")])));
+    let mut missing = Vec::new();
+    for (op, operands) in uses {
+        for dtype in DTYPES {
+            // Operands of the first one's dtype change together; indices and parameters stay.
+            let same = |t: &TensorType| t.dtype == operands[0].dtype && t.shape.rank() > 1;
+            let operands: Vec<TensorType> = operands
+                .iter()
+                .map(|t| TensorType::new(if same(t) { dtype } else { t.dtype }, t.shape.clone()))
+                .collect();
+            let free = matches!(op, Op::Reshape(_));
+            if free || op.infer(&operands.iter().collect::<Vec<_>>()).is_err() {
+                continue;
+            }
+            if kernel(&cuda, &body(&op, &operands), "none") == "none" {
+                missing.push(format!("{} of {operands:?}", op.name()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
 }

@@ -64,10 +64,17 @@ pub struct HostObject {
 
 /// Whether [`compile_host`] compiles this region. Cheap: no code is made.
 ///
+/// An integer division whose divisor may be 0 is left to the interpreter, which says where that happens;
+/// on CUDA its result is 0.
+///
 /// # Errors
 /// The operation that is not compiled, and why.
 pub fn supported(body: &Graph, kind: FusionKind) -> Result<(), Unsupported> {
-    region::analyze(body, kind).map(drop)
+    let program = region::analyze(body, kind)?;
+    match program.divides_by_zero() {
+        true => Err(Unsupported::new("fusion", "an integer may be divided by 0")),
+        false => Ok(()),
+    }
 }
 
 /// How the region's kernel will be called, without compiling it.

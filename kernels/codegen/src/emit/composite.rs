@@ -46,11 +46,12 @@ pub(crate) fn pointwise(
 }
 
 fn unary(dag: &mut Dag, f: UnaryFn, x: Id, dtype: DType, op: &Op) -> Result<Id, Unsupported> {
-    if dtype == DType::U8 {
-        return Err(unsupported(op, "arithmetic on u8"));
-    }
     let float = dag.ty(x) == Ty::F32;
     Ok(match f {
+        UnaryFn::Neg | UnaryFn::Not if dtype == DType::U8 => {
+            let y = dag.un(if f == UnaryFn::Neg { Un::Neg } else { Un::Not }, x);
+            low_byte(dag, y)
+        }
         UnaryFn::Neg => dag.un(Un::Neg, x),
         UnaryFn::Detach => x,
         UnaryFn::Abs => dag.un(Un::Abs, x),
@@ -128,22 +129,23 @@ fn binary(
     dtype: DType,
     op: &Op,
 ) -> Result<Id, Unsupported> {
-    if dtype == DType::U8 {
-        return Err(unsupported(op, "arithmetic on u8"));
-    }
     let float = dag.ty(a) == Ty::F32;
     Ok(match f {
-        BinaryFn::Add => dag.plus(a, b),
-        BinaryFn::Sub => dag.minus(a, b),
-        BinaryFn::Mul => dag.times(a, b),
+        BinaryFn::Add | BinaryFn::Sub | BinaryFn::Mul | BinaryFn::Pow => {
+            let result = match f {
+                BinaryFn::Add => dag.plus(a, b),
+                BinaryFn::Sub => dag.minus(a, b),
+                BinaryFn::Mul => dag.times(a, b),
+                _ => power(dag, a, b),
+            };
+            if dtype == DType::U8 { low_byte(dag, result) } else { result }
+        }
         BinaryFn::Max => dag.bin(Bin::Max, a, b),
         BinaryFn::Min => dag.bin(Bin::Min, a, b),
-        _ if !float => return Err(unsupported(op, "integer division and powers")),
         BinaryFn::Div => dag.over(a, b),
-        BinaryFn::Pow => return power(dag, a, b, op),
-        BinaryFn::Mod | BinaryFn::Fmod => {
-            return Err(unsupported(op, "an exact remainder needs a library call"));
-        }
+        BinaryFn::Mod => dag.bin(Bin::Mod, a, b),
+        BinaryFn::Fmod => dag.bin(Bin::Rem, a, b),
+        _ if !float => return Err(unsupported(op, "its operands are no floats")),
         BinaryFn::GeluGrad => {
             // Φ(x) + x·φ(x)
             let cdf = normal_cdf(dag, b);
@@ -246,22 +248,23 @@ pub(crate) fn sign(dag: &mut Dag, x: Id) -> Id {
     dag.select(positive, one, rest)
 }
 
-/// Powers with a constant exponent: small integers by multiplication, ±½ by roots.
-fn power(dag: &mut Dag, base: Id, exponent: Id, op: &Op) -> Result<Id, Unsupported> {
-    let Expr::Float(bits) = *dag.get(exponent) else {
-        return Err(unsupported(op, "its exponent is not constant"));
+/// Powers: small constant integers by multiplication, ±½ by roots.
+fn power(dag: &mut Dag, base: Id, exponent: Id) -> Id {
+    let ty = dag.ty(base);
+    let constant = match *dag.get(exponent) {
+        Expr::Float(bits) => f32::from_bits(bits),
+        // Negative exponents of integers have a rule of their own.
+        Expr::Int(x @ 0..=16, _) => x as f32,
+        _ => f32::NAN,
     };
-    let exponent = f32::from_bits(bits);
-    if exponent.abs() == 0.5 {
-        let root = dag.un(Un::Sqrt, base);
-        let one = dag.float(1.0);
-        return Ok(if exponent > 0.0 { root } else { dag.over(one, root) });
+    if constant.abs() == 0.5 {
+        return if constant > 0.0 { dag.un(Un::Sqrt, base) } else { rsqrt(dag, base) };
     }
-    if exponent.fract() != 0.0 || exponent.abs() > 16.0 {
-        return Err(unsupported(op, "its exponent is neither a small integer nor one half"));
+    if constant.fract() != 0.0 || constant.abs() > 16.0 {
+        return dag.bin(Bin::Pow, base, exponent);
     }
-    let one = dag.float(1.0);
-    let (mut result, mut square, mut n) = (one, base, exponent.abs() as u32);
+    let one = if ty == Ty::F32 { dag.float(1.0) } else { dag.int(1, ty) };
+    let (mut result, mut square, mut n) = (one, base, constant.abs() as u32);
     while n > 0 {
         if n & 1 == 1 {
             result = if result == one { square } else { dag.times(result, square) };
@@ -271,10 +274,17 @@ fn power(dag: &mut Dag, base: Id, exponent: Id, op: &Op) -> Result<Id, Unsupport
             square = dag.times(square, square);
         }
     }
-    Ok(if exponent < 0.0 { dag.over(one, result) } else { result })
+    if constant < 0.0 { dag.over(one, result) } else { result }
 }
 
-/// A cast from `from` to `to`, rounding to nearest even where `to` is a narrower float.
+/// An i32 as a byte.
+fn low_byte(dag: &mut Dag, x: Id) -> Id {
+    let byte = dag.int(0xFF, Ty::I32);
+    dag.logical(LogicalFn::And, x, byte)
+}
+
+/// A cast from `from` to `to`, rounding to nearest even where `to` is a narrower float. Integers keep
+/// their low bytes; floats saturate.
 pub(crate) fn cast(
     dag: &mut Dag,
     x: Id,
@@ -283,10 +293,18 @@ pub(crate) fn cast(
     op: &Op,
 ) -> Result<Id, Unsupported> {
     let ty = Ty::of(to).ok_or_else(|| unsupported(op, "its element type"))?;
-    if to == DType::U8 && from != DType::Bool && from != DType::U8 {
-        return Err(unsupported(op, "conversion to u8"));
+    let narrow = to == DType::U8 && from != DType::Bool && from != DType::U8;
+    let x = if narrow && from.is_float() {
+        let (zero, most) = (dag.float(0.0), dag.float(255.0));
+        let positive = dag.bin(Bin::Max, x, zero);
+        dag.bin(Bin::Min, positive, most)
+    } else {
+        x
+    };
+    let mut converted = dag.convert(ty, x);
+    if narrow && !from.is_float() {
+        converted = low_byte(dag, converted);
     }
-    let converted = dag.convert(ty, x);
     Ok(if to.is_low_precision() && from != to {
         dag.add(Expr::Round(to, converted), Ty::F32)
     } else {

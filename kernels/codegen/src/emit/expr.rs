@@ -80,7 +80,14 @@ pub(crate) enum Bin {
     Add,
     Sub,
     Mul,
+    /// Of integers: truncated; 0 where the divisor is 0.
     Div,
+    /// The remainder with the divisor's sign; of integers 0 where the divisor is 0.
+    Mod,
+    /// The remainder with the dividend's sign; of integers 0 where the divisor is 0.
+    Rem,
+    /// Of integers: wrapping; a negative exponent gives the reciprocal, truncated (0 for base 0).
+    Pow,
     /// NaN if either is.
     Max,
     /// NaN if either is.
@@ -186,7 +193,11 @@ impl Dag {
 
     /// Whether the expression's own operation is expensive.
     pub(crate) fn is_expensive(&self, id: Id) -> bool {
-        matches!(self.get(id), Expr::Un(f, _) if f.is_expensive())
+        match self.get(id) {
+            Expr::Un(f, _) => f.is_expensive(),
+            Expr::Bin(f, ..) => matches!(f, Bin::Mod | Bin::Rem | Bin::Pow),
+            _ => false,
+        }
     }
 
     pub(crate) fn float(&mut self, x: f32) -> Id {

@@ -1,9 +1,11 @@
 //! From a fused region to MLIR text, for the host and for CUDA.
 //!
 //! [`region`] turns the body into expressions over an iteration space ([`view`], [`expr`]) with the
-//! help of [`composite`], [`hyperbolic`], [`optimizer`] and [`row_ops`]; the loops around them are written by one file per kind and
-//! target; [`point`] evaluates expressions inside the loops with [`math`] and [`load_store`].
+//! help of [`composite`], [`hyperbolic`], [`optimizer`] and [`row_ops`]; the loops around them are written by
+//! one file per kind and target; [`point`] evaluates expressions inside the loops with [`arithmetic`],
+//! [`integer`], [`math`], [`power`], [`remainder`] and [`load_store`].
 
+mod arithmetic;
 mod col_reduce;
 mod composite;
 mod cuda_block;
@@ -13,12 +15,15 @@ mod cuda_row_reduce;
 mod expr;
 pub(crate) mod host_function;
 mod hyperbolic;
+mod integer;
 mod load_store;
 mod math;
 mod optimizer;
 mod point;
 pub(crate) mod pointwise;
+mod power;
 pub(crate) mod region;
+mod remainder;
 mod row_ops;
 mod row_reduce;
 mod scalars;

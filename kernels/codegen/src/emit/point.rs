@@ -1,13 +1,13 @@
 //! Evaluation of expressions at a point of the space: each once per scope, as a scalar or a vector.
 
-use super::expr::{Bin, Expr, Id, Ty, Un};
+use super::arithmetic::{binary, compare, convert, elem, max};
+use super::expr::{Expr, Id, Un};
 use super::load_store::{self, Access, Buffer, Memory};
 use super::math;
 use super::region::{Dependence, Program, Store, identity};
 use super::text::{Elem, Text, Type, Val};
 use super::view::Affine;
-use frit_ir::DType;
-use frit_ir::ops::{CompareFn, LogicalFn, ReduceFn};
+use frit_ir::ops::{LogicalFn, ReduceFn};
 use std::collections::{HashMap, HashSet};
 
 /// Values that are visible together.
@@ -428,7 +428,6 @@ impl<'p> Emitter<'p> {
         let op = match (f, float) {
             (ReduceFn::Sum | ReduceFn::Mean, true) => "arith.addf",
             (ReduceFn::Prod, true) => "arith.mulf",
-            // Zeros of either sign are equal here, which spares an instruction.
             (ReduceFn::Max, true) => return max(&mut self.t, "arith.maximumf", a, b),
             (ReduceFn::Min, true) => return max(&mut self.t, "arith.minimumf", a, b),
             (ReduceFn::Sum | ReduceFn::Mean, false) => "arith.addi",
@@ -457,110 +456,4 @@ impl<'p> Emitter<'p> {
         let flags = if float { " fastmath<reassoc>" } else { "" };
         self.t.def(to, format_args!("vector.reduction <{kind}>, {a}{flags} : {} into {to}", a.ty()))
     }
-}
-
-fn max(t: &mut Text, op: &str, a: Val, b: Val) -> Val {
-    let ty = a.ty();
-    t.def(ty, format_args!("{op} {a}, {b} fastmath<nsz> : {ty}"))
-}
-
-fn elem(ty: Ty) -> Elem {
-    match ty {
-        Ty::F32 => Elem::F32,
-        Ty::I64 => Elem::I64,
-        Ty::I32 => Elem::I32,
-        Ty::Bool => Elem::I1,
-    }
-}
-
-fn binary(t: &mut Text, f: Bin, a: Val, b: Val) -> Val {
-    let float = a.elem == Elem::F32;
-    let op = match (f, float) {
-        (Bin::Add, true) => "arith.addf",
-        (Bin::Sub, true) => "arith.subf",
-        (Bin::Mul, true) => "arith.mulf",
-        (Bin::Div, true) => "arith.divf",
-        (Bin::Max, true) => return max(t, "arith.maximumf", a, b),
-        (Bin::Min, true) => return max(t, "arith.minimumf", a, b),
-        (Bin::Add, false) => "arith.addi",
-        (Bin::Sub, false) => "arith.subi",
-        (Bin::Mul, false) => "arith.muli",
-        (Bin::Div, false) => unreachable!("invariant: integers are not divided"),
-        (Bin::Max, false) => "arith.maxsi",
-        (Bin::Min, false) => "arith.minsi",
-    };
-    t.same(op, &[a, b])
-}
-
-fn compare(t: &mut Text, f: CompareFn, a: Val, b: Val) -> Val {
-    if a.elem == Elem::F32 {
-        let predicate = match f {
-            CompareFn::Eq => "oeq",
-            CompareFn::Ne => "une",
-            CompareFn::Lt => "olt",
-            CompareFn::Le => "ole",
-            CompareFn::Gt => "ogt",
-            CompareFn::Ge => "oge",
-        };
-        return t.cmpf(predicate, a, b);
-    }
-    // Bools compare as 0 and 1.
-    let unsigned = a.elem == Elem::I1;
-    let predicate = match (f, unsigned) {
-        (CompareFn::Eq, _) => "eq",
-        (CompareFn::Ne, _) => "ne",
-        (CompareFn::Lt, false) => "slt",
-        (CompareFn::Le, false) => "sle",
-        (CompareFn::Gt, false) => "sgt",
-        (CompareFn::Ge, false) => "sge",
-        (CompareFn::Lt, true) => "ult",
-        (CompareFn::Le, true) => "ule",
-        (CompareFn::Gt, true) => "ugt",
-        (CompareFn::Ge, true) => "uge",
-    };
-    t.cmpi(predicate, a, b)
-}
-
-/// Casts as [`frit_ir::Tensor::cast`]: floats truncate toward zero and saturate, NaN becomes 0,
-/// anything but 0 is true.
-fn convert(t: &mut Text, a: Val, to: Ty) -> Val {
-    match (a.elem, to) {
-        (Elem::F32, Ty::Bool) => {
-            let zero = t.float(0.0, a.width);
-            t.cmpf("une", a, zero)
-        }
-        (Elem::F32, Ty::I64) => saturate(t, a, Elem::I64, DType::I64),
-        (Elem::F32, Ty::I32) => saturate(t, a, Elem::I32, DType::I32),
-        (Elem::I1, Ty::F32) => t.convert("arith.uitofp", a, Elem::F32),
-        (_, Ty::F32) => t.convert("arith.sitofp", a, Elem::F32),
-        (Elem::I1, to) => t.convert("arith.extui", a, elem(to)),
-        (_, Ty::Bool) => {
-            let zero = t.int(0, a.elem, a.width);
-            t.cmpi("ne", a, zero)
-        }
-        (Elem::I64, Ty::I32) => t.convert("arith.trunci", a, Elem::I32),
-        (Elem::I32, Ty::I64) => t.convert("arith.extsi", a, Elem::I64),
-        _ => a,
-    }
-}
-
-fn saturate(t: &mut Text, a: Val, elem: Elem, dtype: DType) -> Val {
-    let width = a.width;
-    let (low, high) = match dtype {
-        DType::I64 => (i64::MIN, i64::MAX),
-        _ => (i32::MIN.into(), i32::MAX.into()),
-    };
-    // The conversion is undefined outside; 2⁶³ and 2³¹ are the first floats above.
-    let (least, above) = (t.float(low as f32, width), t.float(high as f32, width));
-    let zero = t.float(0.0, width);
-    let inside = t.cmpf("oge", a, least);
-    let below_high = t.cmpf("olt", a, above);
-    let inside = t.same("arith.andi", &[inside, below_high]);
-    let safe = t.select(inside, a, zero);
-    let value = t.convert("arith.fptosi", safe, elem);
-    let (low, high) = (t.int(low, elem, width), t.int(high, elem, width));
-    let under = t.cmpf("olt", a, least);
-    let value = t.select(under, low, value);
-    let over = t.cmpf("oge", a, above);
-    t.select(over, high, value)
 }

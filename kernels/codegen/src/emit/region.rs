@@ -6,6 +6,7 @@
 
 use super::composite;
 use super::expr::{Dag, Expr, Id, Ty};
+use super::integer;
 use super::optimizer;
 use super::row_ops;
 use super::scalars;
@@ -67,6 +68,11 @@ impl Program {
 
     pub(crate) fn depends(&self, id: Id) -> Dependence {
         self.depends[id.index()]
+    }
+
+    /// Whether an integer may be divided by 0.
+    pub(crate) fn divides_by_zero(&self) -> bool {
+        self.dag.ids().any(|id| self.live[id.index()] && integer::may_divide_by_zero(&self.dag, id))
     }
 }
 

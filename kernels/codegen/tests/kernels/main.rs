@@ -1,5 +1,6 @@
 //! Runs compiled kernels and looks at their code. One program, because each links all of LLVM.
 
+mod arithmetic;
 mod col_reduce;
 mod cuda;
 mod functions;

@@ -2,7 +2,7 @@
 
 use crate::functions::reference;
 use crate::harness::{Body, COLS, Case, FLOATS, check, check_on, normal};
-use frit_codegen::{HostTarget, supported};
+use frit_codegen::{HostTarget, supported, supported_on_cuda};
 use frit_ir::ops::{
     BinaryFn, Cast, Clip, CompareFn, CrossEntropyGrad, Expand, FusionKind, Reduce, ReduceFn,
     Reshape, Slice, Split, SumTo, Transpose, UnaryFn,
@@ -356,10 +356,13 @@ fn what_is_not_compiled_says_why() {
     assert!(reason.why.contains("element type"), "{reason}");
 
     let mut body = Body::new();
-    let (a, b) = (body.input(DType::F32, &[4]), body.input(DType::F32, &[4]));
-    let y = binary(&mut body, BinaryFn::Pow, a, b);
-    let reason = supported(&body.done(&[y]), FusionKind::Pointwise).unwrap_err();
-    assert_eq!(reason.op, "pow");
+    let (a, b) = (body.input(DType::I64, &[4]), body.input(DType::I64, &[4]));
+    let y = binary(&mut body, BinaryFn::Div, a, b);
+    let body = body.done(&[y]);
+    let reason = supported(&body, FusionKind::Pointwise).unwrap_err();
+    assert!(reason.why.contains("divided by 0"), "{reason}");
+    // A GPU has no interpreter to fall back to.
+    supported_on_cuda(&body, FusionKind::Pointwise).unwrap();
 
     let mut body = Body::new();
     let x = body.input(DType::F32, &[4, 4]);

@@ -67,7 +67,7 @@ impl Parser {
         if let Some(hex) = text.strip_prefix("0f").or(text.strip_prefix("0d")) {
             return Arg::Imm(u64::from_str_radix(hex, 16).unwrap());
         }
-        if let Some(hex) = text.strip_prefix("0x") {
+        if let Some(hex) = text.trim_end_matches('U').strip_prefix("0x") {
             return Arg::Imm(u64::from_str_radix(hex, 16).unwrap());
         }
         if let Ok(int) = text.parse::<i64>() {
@@ -327,10 +327,17 @@ fn compute(registers: &mut [u64], i: &Instruction) {
         "selp" => (if operands[2] != 0 { operands[0] } else { operands[1] }, n),
         "cvt" => (convert(&operands, &i.op, &i.text), bits(&i.op[i.op.len() - 2])),
         "setp" => (u64::from(compare(&i.op[1], ty, operands[0], operands[1])), 1),
-        "copysign" => (operands[0] & 0x8000_0000 | operands[1] & 0x7FFF_FFFF, 32),
+        "copysign" => {
+            let sign = 1 << (n - 1);
+            (operands[0] & sign | operands[1] & (sign - 1), n)
+        }
         _ if ty == "f32" => {
             let x: Vec<f32> = operands.iter().map(|&b| f32::from_bits(b as u32)).collect();
             (u64::from(float(op, &i.op, &x, &i.text).to_bits()), 32)
+        }
+        _ if ty == "f64" => {
+            let x: Vec<f64> = operands.iter().map(|&b| f64::from_bits(b)).collect();
+            (double(op, &x, &i.text).to_bits(), 64)
         }
         _ => integer(op, &i.op, ty, &operands, &i.text),
     };
@@ -380,6 +387,19 @@ fn float(op: &str, parts: &[String], x: &[f32], text: &str) -> f32 {
     }
 }
 
+fn double(op: &str, x: &[f64], text: &str) -> f64 {
+    match op {
+        "add" => x[0] + x[1],
+        "sub" => x[0] - x[1],
+        "mul" => x[0] * x[1],
+        "fma" => x[0].mul_add(x[1], x[2]),
+        "div" => x[0] / x[1],
+        "neg" => -x[0],
+        "abs" => x[0].abs(),
+        _ => panic!("{text}"),
+    }
+}
+
 fn integer(op: &str, parts: &[String], ty: &str, x: &[u64], text: &str) -> (u64, u64) {
     let n = bits(ty);
     let is_signed = ty.starts_with('s');
@@ -401,6 +421,13 @@ fn integer(op: &str, parts: &[String], ty: &str, x: &[u64], text: &str) -> (u64,
         "min" => wide(x[0]).min(wide(x[1])) as u64,
         "max" => wide(x[0]).max(wide(x[1])) as u64,
         "bfe" if !is_signed => (x[0] >> x[1]) & ((1 << x[2]) - 1),
+        "prmt" => (0..4).fold(0, |word, k| {
+            let (both, pick) = (x[1] << 32 | x[0] & 0xFFFF_FFFF, x[2] >> (4 * k));
+            let byte = both >> (8 * (pick & 7));
+            let byte =
+                if pick & 8 == 0 { byte & 0xFF } else { (signed(byte, 8) >> 7) as u64 & 0xFF };
+            word | byte << (8 * k)
+        }),
         "neg" => x[0].wrapping_neg(),
         "and" => x[0] & x[1],
         "or" => x[0] | x[1],
@@ -430,6 +457,7 @@ fn compare(predicate: &str, ty: &str, a: u64, b: u64) -> bool {
     use std::cmp::Ordering::{Equal, Greater, Less};
     let n = bits(ty);
     let order = match ty.as_bytes()[0] {
+        b'f' if n == 64 => f64::from_bits(a).partial_cmp(&f64::from_bits(b)),
         b'f' => f32::from_bits(a as u32).partial_cmp(&f32::from_bits(b as u32)),
         b's' => Some(signed(a, n).cmp(&signed(b, n))),
         _ => Some((a << (64 - n)).cmp(&(b << (64 - n)))),
@@ -459,6 +487,11 @@ fn convert(x: &[u64], op: &[String], text: &str) -> u64 {
     let single = |x: u64| f32::from_bits(x as u32);
     let pair = |high: u16, low: u16| u64::from(high) << 16 | u64::from(low);
     match (to, from) {
+        ("f64", "f32") => f64::from(single(x[0])).to_bits(),
+        ("f32", "f64") => u64::from((f64::from_bits(x[0]) as f32).to_bits()),
+        ("f64", "f64") if op[1] == "rmi" => f64::from_bits(x[0]).floor().to_bits(),
+        ("f32", "f32") if op[1] == "rmi" => u64::from(single(x[0]).floor().to_bits()),
+        ("f64", from) if from.starts_with('s') => (signed(x[0], bits(from)) as f64).to_bits(),
         ("f32", "bf16") => u64::from(bf16::from_bits(x[0] as u16).to_f32().to_bits()),
         ("f32", "f16") => u64::from(f16::from_bits(x[0] as u16).to_f32().to_bits()),
         ("bf16", "f32") => u64::from(bf16::from_f32(single(x[0])).to_bits()),
@@ -475,7 +508,9 @@ fn convert(x: &[u64], op: &[String], text: &str) -> u64 {
             u64::from((signed(x[0], bits(from)) as f32).to_bits())
         }
         ("f32", "u32" | "u64" | "u16") => u64::from((x[0] as f32).to_bits()),
-        (_, "f32") | ("f32", _) => panic!("{text}"),
+        // The least and the largest integer for what is outside, 0 for NaN: as Rust converts.
+        (to, "f32") if to.starts_with('s') && op[1] == "rzi" => single(x[0]) as i64 as u64,
+        (_, "f32" | "f64") | ("f32" | "f64", _) => panic!("{text}"),
         (_, from) if from.starts_with('s') => signed(x[0], bits(from)) as u64,
         (_, from) if bits(from) == 64 => x[0],
         (_, from) => x[0] & ((1 << bits(from)) - 1),
