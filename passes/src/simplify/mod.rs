@@ -2,7 +2,8 @@
 //!
 //! In: a sharded graph. Out: a graph that computes the same bits with fewer bytes moved and
 //! communicated. Windows of the graph ([`window`]) become e-graphs ([`language`]), are saturated with
-//! [`rules`], and the cheapest equal nodes are taken ([`extract`]). README.md beside this file says how
+//! [`rules`], and the cheapest equal nodes are taken ([`extract`]). Before that, [`softmax`] brings every softmax
+//! to the last axis. README.md beside this file says how
 //! they fit together and what the costs are.
 
 mod extract;
@@ -10,6 +11,7 @@ mod language;
 mod rebuild;
 pub mod rules;
 mod saturate;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -60,7 +62,9 @@ impl Pass for Simplify {
         rules.retain(|r| self.approximate || r.exactness == Exactness::Exact);
         rules.retain(|r| self.narrow_gathers || r.name != rules::CAST_BEFORE_GATHER);
         let before = float_casts(graph);
-        let changed = self.run_with(&rules, graph, context)?;
+        let rewritten = softmax::over_last_axis(graph)?;
+        let moved = self.run_with(&rules, graph, context)?;
+        let changed = Changed::when(rewritten || moved == Changed::Yes);
         let after = float_casts(graph);
         let message = format!(
             "{} casts of {} bytes before, {} of {} after",

@@ -96,6 +96,33 @@ fn outline(graph: &Graph) -> String {
 /// name | before | after
 const CASES: &[(&str, &str, &str)] = &[
     (
+        "softmax: every axis moves to the end, and transposes in between are one",
+        "%x f32[2,4,3] input
+         %y: f32[2, 4, 3] = softmax %x {axis = 1}
+         %z: f32[2, 4, 3] = log_softmax %y {axis = 0}
+         %d: f32[2, 4, 3] = softmax_grad %z, %y {axis = 1} @backward
+         return %d as \"d\"",
+        "transpose:f32 softmax:f32 transpose:f32 log_softmax:f32 transpose:f32@b \
+         softmax_grad:f32@b transpose:f32@b",
+    ),
+    (
+        "softmax: the transpose goes where there is another",
+        "%x f32[2,3,4] input
+         %t: f32[2, 4, 3] = transpose %x {perm = [0,2,1]}
+         %y: f32[2, 4, 3] = softmax %t {axis = 1}
+         %u: f32[2, 3, 4] = transpose %y {perm = [0,2,1]}
+         return %u as \"u\"",
+        "softmax:f32",
+    ),
+    (
+        "softmax: the last axis stays, and one followed by single elements",
+        "%x f32[2,4,1,1] input
+         %y: f32[2, 4, 1, 1] = softmax %x {axis = 1}
+         %z: f32[2, 4, 1, 1] = softmax %y {axis = 3}
+         return %z as \"z\"",
+        "softmax:f32 softmax:f32",
+    ),
+    (
         "cast-before-gather: all uses are low precision",
         "%w f32[64,64] weight
          %x bf16[64,64] input

@@ -1,5 +1,6 @@
 //! Where tasks run.
 
+mod batches;
 pub mod cpu;
 pub mod cuda;
 

@@ -2,14 +2,16 @@
 
 use super::proto;
 use frit::config::Config;
-use frit::driver::{Request, compile};
+use frit::driver::{Compiled, Request, compile};
 use frit::import::onnx::messages::{
     DimensionProto, ModelProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
+    ValueInfoProto,
 };
 use frit::import::{ImportOptions, Imported, onnx};
 use frit::plan_dir::{Stored, write};
 use frit_ir::interpret::{self, Options};
-use frit_ir::{DType, Tensor, TensorType};
+use frit_ir::plan::KernelKind;
+use frit_ir::{DType, Tensor, TensorType, ValueId};
 use frit_runtime::eval::evaluate;
 use frit_runtime::safetensors_dtype;
 use prost::Message;
@@ -117,11 +119,77 @@ impl Case {
     /// Compiles the model for its first run, evaluates the plan, and compares.
     pub(super) fn compiled(&self) -> Result<(), String> {
         let run = &self.runs[0];
+        self.first_that_compiles(|model, feeds, options| {
+            let (dir, compiled) = compiled(&model, options, &["loss.kind=none".into()])?;
+            write(&dir.path().join("plan"), &compiled, Stored::Copy).map_err(|e| e.to_string())?;
+            evaluated(&dir, &feeds, &run.outputs)
+        })
+    }
+
+    /// Compiles the model for evaluation on a GPU, and as a step that trains its float inputs for both
+    /// devices. Names what the CPU leaves to the interpreter.
+    pub(super) fn trained(&self) -> Result<(), String> {
+        let on = |device: &str| format!("target.device={device}");
+        self.first_that_compiles(|model, _, options| {
+            compiled(&model, options, &["loss.kind=none".into(), on("cuda")]).map(drop)
+        })?;
+        let of_floats = |v: &&ValueInfoProto| {
+            let ty = v.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+            // f32, f16 and bf16
+            ty.is_some_and(|t| matches!(t.elem_type, 1 | 10 | 16))
+        };
+        self.first_that_compiles(|mut model, _, options| {
+            let graph = model.graph.as_mut().ok_or("no graph")?;
+            let Some(result) = graph.output.iter().find(of_floats) else { return Ok(()) };
+            let loss = ["loss.kind=mse".into(), format!("loss.logits={:?}", result.name)];
+            let (mut kept, mut trained) = (Vec::new(), 0);
+            for info in std::mem::take(&mut graph.input) {
+                let declared = self.model.graph.as_ref().map_or(&[][..], |g| &g.input);
+                let i = declared.iter().position(|v| v.name == info.name);
+                match i.and_then(|i| self.runs[0].inputs.get(i)) {
+                    Some(value) if of_floats(&&info) && !value.dims.contains(&0) => {
+                        trained += 1;
+                        let name = info.name;
+                        graph.initializer.push(TensorProto { name, ..value.clone() });
+                    }
+                    _ => kept.push(info),
+                }
+            }
+            graph.input = kept;
+            if trained == 0 {
+                return Ok(());
+            }
+            for device in ["cpu", "cuda"] {
+                let settings = [&loss[..], &[on(device)]].concat();
+                let plan = match compiled(&model, options, &settings) {
+                    Ok((_, compiled)) => compiled.plan,
+                    // What is said of a model that only rearranges or compares.
+                    Err(why) if why.contains("no parameter is trained") => return Ok(()),
+                    Err(why) => return Err(format!("to train on {device}: {why}")),
+                };
+                let interpreted = plan.kernels.iter().find(|k| {
+                    let several = |v: &ValueId| k.body.ty(*v).shape.numel() > 1;
+                    k.kind == KernelKind::Interpreted
+                        && k.body.nodes().any(|(_, n)| n.outputs.iter().any(several))
+                });
+                if let Some(kernel) = interpreted {
+                    return Err(format!("{} is interpreted", kernel.name));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Does something with the model in which as few of the first run's inputs as possible are known.
+    fn first_that_compiles(
+        &self,
+        of: impl Fn(ModelProto, HashMap<String, Tensor>, &ImportOptions) -> Result<(), String>,
+    ) -> Result<(), String> {
         let mut error = String::new();
         for known in [Known::Nothing, Known::Integers, Known::Settings, Known::Everything] {
-            let (model, feeds, options) = self.with_known(run, known)?;
-            match plan(&model, &options) {
-                Ok(plan) => return evaluated(&plan, &feeds, &run.outputs),
+            let (model, feeds, options) = self.with_known(&self.runs[0], known)?;
+            match of(model, feeds, &options) {
+                Ok(()) => return Ok(()),
                 Err(why) => error = why,
             }
             if !error.contains("depends on data") {
@@ -199,20 +267,21 @@ impl Case {
     }
 }
 
-/// A plan directory that evaluates the model.
-fn plan(model: &ModelProto, options: &ImportOptions) -> Result<tempfile::TempDir, String> {
+/// The model compiled in fp32 with these settings, and a folder to keep it in.
+fn compiled(
+    model: &ModelProto,
+    options: &ImportOptions,
+    settings: &[String],
+) -> Result<(tempfile::TempDir, Compiled), String> {
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let file = dir.path().join("model.onnx");
     std::fs::write(&file, model.encode_to_vec()).map_err(|e| e.to_string())?;
     let ignored = format!("params.ignored={:?}", options.ignored);
-    let settings = ["loss.kind=none".into(), "precision.compute=fp32".into(), ignored];
+    let settings = [settings, &["precision.compute=fp32".into(), ignored]].concat();
     let config = Config::load(None, &settings).map_err(|e| e.to_string())?;
     let request = Request { model: file, ..Request::default() };
     let compiled = compile(&request, &config, &mut ()).map_err(|e| e.to_string())?;
-    let compiled = compiled.expect("no pass was asked to stop");
-    let path = dir.path().join("plan");
-    write(&path, &compiled, Stored::Copy).map_err(|e| e.to_string())?;
-    Ok(dir)
+    Ok((dir, compiled.expect("no pass was asked to stop")))
 }
 
 /// Evaluates a plan on these inputs and compares its outputs, in order.

@@ -63,8 +63,8 @@ impl Strides {
 /// What the elements of a mask mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MaskKind {
-    /// f32, added to the score.
-    Additive,
+    /// Added to the score.
+    Additive(Elem),
     /// u8; a key is kept where it is not zero.
     Keep,
 }

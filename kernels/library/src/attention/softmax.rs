@@ -1,10 +1,15 @@
 //! Row functions of the softmax: masking, maximum, exponentials.
 
 use super::{Attention, Mask, MaskKind, Tile};
+use crate::convert::to_f32;
+use crate::dtype::Elem;
 use crate::simd::vectorized;
 
 /// Independent partial results within a row.
 const LANES: usize = 16;
+
+/// Elements of a mask that are widened to f32 at a time.
+const WIDENED: usize = 64;
 
 /// Adds the mask to row `row` of a tile of scores.
 ///
@@ -21,13 +26,20 @@ pub(super) unsafe fn apply_mask(
     // SAFETY: the caller vouches for the mask.
     unsafe {
         match layout.kind {
-            MaskKind::Additive => {
-                let mask = mask.cast::<f32>().offset(at);
-                if layout.key == 1 {
-                    add(scores, std::slice::from_raw_parts(mask, scores.len()));
+            MaskKind::Additive(elem) => {
+                let mask = mask.offset(at * elem.size() as isize);
+                if layout.key == 1 && elem == Elem::F32 {
+                    add(scores, std::slice::from_raw_parts(mask.cast(), scores.len()));
+                } else if layout.key == 1 {
+                    let mut wide = [0.0; WIDENED];
+                    for (i, part) in scores.chunks_mut(WIDENED).enumerate() {
+                        let wide = &mut wide[..part.len()];
+                        to_f32(mask.add(i * WIDENED * elem.size()), elem, wide);
+                        add(part, wide);
+                    }
                 } else {
                     for (key, score) in scores.iter_mut().enumerate() {
-                        *score += *mask.offset(key as isize * layout.key);
+                        *score += elem.load(mask, key as isize * layout.key);
                     }
                 }
             }

@@ -35,7 +35,7 @@ const ALL: Sight = (false, None);
 fn case(sizes: Sizes, elem: Elem, (causal, window): Sight, masked: Masked) -> Case {
     let [batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim] = sizes;
     let mask = Mask {
-        kind: if masked == Masked::Additive { MaskKind::Additive } else { MaskKind::Keep },
+        kind: if masked == Masked::Additive { MaskKind::Additive(elem) } else { MaskKind::Keep },
         // One mask for all heads.
         batch: (q_len * kv_len) as isize,
         head: 0,
@@ -73,7 +73,8 @@ fn case(sizes: Sizes, elem: Elem, (causal, window): Sight, masked: Masked) -> Ca
     // The last query of each batch is masked completely.
     let dropped = |i: usize| (i * 31 % 11) < 4 || i / kv_len % q_len == q_len - 1;
     let len = batch * q_len * kv_len;
-    let additive = |i| if dropped(i) { f32::NEG_INFINITY } else { (i % 5) as f32 * 0.3 };
+    // Exact in every type.
+    let additive = |i| if dropped(i) { f32::NEG_INFINITY } else { (i % 5) as f32 * 0.3125 };
     Case {
         q: values(batch * heads * q_len * head_dim, 1),
         k: values(batch * kv_heads * kv_len * head_dim, 2),
@@ -85,6 +86,10 @@ fn case(sizes: Sizes, elem: Elem, (causal, window): Sight, masked: Masked) -> Ca
     }
 }
 
+fn bytes<const N: usize>(values: &[f32], of: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&x| of(x)).collect()
+}
+
 impl Case {
     fn mask_value(&self, b: usize, i: usize, j: usize) -> f64 {
         let shape = &self.shape;
@@ -92,7 +97,7 @@ impl Case {
         let hidden = (shape.causal && j > i) || shape.window.is_some_and(|n| i.abs_diff(j) >= n);
         match shape.mask.map(|mask| mask.kind) {
             _ if hidden => f64::NEG_INFINITY,
-            Some(MaskKind::Additive) => f64::from(self.additive[at]),
+            Some(MaskKind::Additive(_)) => f64::from(self.additive[at]),
             Some(MaskKind::Keep) if self.keep[at] == 0 => f64::NEG_INFINITY,
             _ => 0.0,
         }
@@ -139,11 +144,18 @@ impl Case {
         self.reference(q, k, v).0.iter().zip(&self.d_o).map(|(o, d)| o * d).sum()
     }
 
-    fn mask(&self) -> *const u8 {
+    /// The mask's bytes.
+    fn mask(&self) -> Vec<u8> {
         match self.shape.mask.map(|mask| mask.kind) {
-            Some(MaskKind::Additive) => self.additive.as_ptr().cast(),
-            Some(MaskKind::Keep) => self.keep.as_ptr(),
-            None => std::ptr::null(),
+            Some(MaskKind::Additive(Elem::F32)) => bytes(&self.additive, f32::to_ne_bytes),
+            Some(MaskKind::Additive(Elem::BF16)) => {
+                bytes(&self.additive, |x| bf16::from_f32(x).to_ne_bytes())
+            }
+            Some(MaskKind::Additive(Elem::F16)) => {
+                bytes(&self.additive, |x| f16::from_f32(x).to_ne_bytes())
+            }
+            Some(MaskKind::Keep) => self.keep.clone(),
+            None => Vec::new(),
         }
     }
 
@@ -177,7 +189,9 @@ impl Case {
         let mut lse = vec![f32::NAN; self.shape.batch * self.shape.heads * self.shape.q_len];
         let (mut d_q, mut d_k, mut d_v) =
             (vec![u32::MAX; q.len()], vec![u32::MAX; k.len()], vec![u32::MAX; v.len()]);
-        let added = self.shape.mask.filter(|mask| mask.kind == MaskKind::Additive);
+        let mask = self.mask();
+        let mask = if mask.is_empty() { std::ptr::null() } else { mask.as_ptr() };
+        let added = self.shape.mask.filter(|mask| mask.kind != MaskKind::Keep);
         let mut d_mask = vec![f32::NAN; added.map_or(0, |mask| mask.len(&self.shape))];
         // SAFETY: all tensors have the shape's sizes.
         unsafe {
@@ -186,7 +200,7 @@ impl Case {
                 q.as_ptr().cast(),
                 k.as_ptr().cast(),
                 v.as_ptr().cast(),
-                self.mask(),
+                mask,
                 o.as_mut_ptr().cast(),
                 lse.as_mut_ptr(),
             );
@@ -194,7 +208,7 @@ impl Case {
                 q: q.as_ptr().cast(),
                 k: k.as_ptr().cast(),
                 v: v.as_ptr().cast(),
-                mask: self.mask(),
+                mask,
                 o: o.as_ptr().cast(),
                 lse: lse.as_ptr(),
                 d_o: d_o.as_ptr().cast(),

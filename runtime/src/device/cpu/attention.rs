@@ -147,9 +147,8 @@ fn prepare(
         None => None,
         Some((view, ty)) => {
             let kind = match ty.dtype {
-                DType::F32 => MaskKind::Additive,
                 DType::Bool => MaskKind::Keep,
-                _ => return None,
+                dtype => MaskKind::Additive(elem(dtype)?),
             };
             let full = Shape::from([d.b, d.h, d.t, d.s]);
             let strides = ty.shape.broadcast_strides(&full)?;

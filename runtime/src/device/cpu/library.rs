@@ -4,6 +4,7 @@ use super::adafactor;
 use super::attention::AttentionRoutine;
 use super::operand::{Operand, elem};
 use super::{index, order, reduce, window};
+use crate::device::batches::{Batches, batches};
 use frit_ir::ops::{MatMul, Pad};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::batch_norm::BatchNorm;
@@ -25,7 +26,7 @@ use frit_kernels::{convert::convert, reduce::sum_squares};
 /// A library kernel with its parameters.
 pub(super) enum Routine {
     /// A matrix product, with the positions of `a`, `b` and the bias among the operands.
-    Gemm { gemm: Gemm, a: usize, b: usize, bias: Option<usize> },
+    Gemm { gemm: Gemm, runs: Vec<[usize; 3]>, a: usize, b: usize, bias: Option<usize> },
     /// A convolution.
     Conv(Conv),
     /// Its gradient for the operand, or a transposed convolution.
@@ -176,9 +177,15 @@ impl Routine {
         // verify_plan proves that results overlap no operand.
         unsafe {
             match self {
-                Routine::Gemm { gemm, a, b, bias } => {
+                Routine::Gemm { gemm, runs, a, b, bias } => {
                     let bias = bias.map_or(std::ptr::null(), read);
-                    gemm.run(pool, read(*a), read(*b), writes[0].pointer, bias);
+                    let Gemm { m, n, k, .. } = *gemm;
+                    for at in runs {
+                        let a = read(*a).add(at[0] * m * k * gemm.a.elem.size());
+                        let b = read(*b).add(at[1] * k * n * gemm.b.elem.size());
+                        let c = writes[0].pointer.add(at[2] * m * n * gemm.c.elem.size());
+                        gemm.run(pool, a, b, c, bias);
+                    }
                 }
                 Routine::Conv(conv) => conv.forward(pool, read(0), read(1), writes[0].pointer),
                 Routine::ConvGradInput(conv) => {
@@ -322,13 +329,14 @@ fn gemm(
     let Op::MatMul(op) = &product.op else { return None };
     let (a, b) = (body.ty(product.inputs[0]), body.ty(product.inputs[1]));
     let out = body.ty(product.outputs[0]);
-    let gemm = gemm_of(op, a, b, out)?;
+    let (gemm, runs) = gemm_of(op, a, b, out)?;
     let bias_elem = match bias {
         Some(bias) => Some(elem(body.ty(bias).dtype)?),
         None => None,
     };
     Some(Routine::Gemm {
         gemm: Gemm { bias: bias_elem, ..gemm },
+        runs,
         a: position(product.inputs[0])?,
         b: position(product.inputs[1])?,
         bias: match bias {
@@ -338,15 +346,14 @@ fn gemm(
     })
 }
 
-/// The product, if its batch is one stride per operand: equal leading axes, or none on one side.
-fn gemm_of(op: &MatMul, a: &TensorType, b: &TensorType, out: &TensorType) -> Option<Gemm> {
+/// The product, and where its runs over the leading axes begin, in matrices.
+fn gemm_of(
+    op: &MatMul,
+    a: &TensorType,
+    b: &TensorType,
+    out: &TensorType,
+) -> Option<(Gemm, Vec<[usize; 3]>)> {
     let dims = op.dims(a, b);
-    let lead = |t: &TensorType| t.shape.0[..t.shape.rank() - 2].iter().product::<usize>();
-    let batch = |t: &TensorType, rows: usize, cols: usize| match lead(t) {
-        n if n == dims.batch => Some(rows as isize * cols as isize),
-        1 => Some(0),
-        _ => None,
-    };
     let (elem_in, elem_out) = (elem(a.dtype)?, elem(out.dtype)?);
     let matrix = |transposed: bool, rows: usize, cols: usize| {
         // Dense as stored; read the other way round if transposed.
@@ -356,25 +363,25 @@ fn gemm_of(op: &MatMul, a: &TensorType, b: &TensorType, out: &TensorType) -> Opt
             Matrix::row_major(elem_in, rows, cols)
         }
     };
-    let mut left = matrix(op.trans_a, dims.m, dims.k);
-    let mut right = matrix(op.trans_b, dims.k, dims.n);
     // Leading axes of `a` that count as rows leave one product.
-    left.batch = if dims.batch == 1 { 0 } else { batch(a, dims.m, dims.k)? };
-    right.batch = if dims.batch == 1 { 0 } else { batch(b, dims.k, dims.n)? };
-    let mut result = Matrix::row_major(elem_out, dims.m, dims.n);
-    result.batch = (dims.m * dims.n) as isize;
-    Some(Gemm {
+    let Batches { len, steps, runs } = match dims.batch {
+        1 => Batches { len: 1, steps: [0; 3], runs: vec![[0; 3]] },
+        _ => batches(a, b)?,
+    };
+    let step = |i: usize, rows: usize, cols: usize| (steps[i] * rows * cols) as isize;
+    let gemm = Gemm {
         m: dims.m,
         n: dims.n,
         k: dims.k,
-        batch: dims.batch,
-        a: left,
-        b: right,
-        c: result,
+        batch: len,
+        a: Matrix { batch: step(0, dims.m, dims.k), ..matrix(op.trans_a, dims.m, dims.k) },
+        b: Matrix { batch: step(1, dims.k, dims.n), ..matrix(op.trans_b, dims.k, dims.n) },
+        c: Matrix { batch: step(2, dims.m, dims.n), ..Matrix::row_major(elem_out, dims.m, dims.n) },
         bias: None,
         accumulate: false,
         alpha: 1.0,
-    })
+    };
+    Some((gemm, runs))
 }
 
 fn embedding(

@@ -2,8 +2,9 @@
 
 use super::assembler::Assembler;
 use super::{Epilogue, Gemm, Launch, Matrix, Pointer, convert};
+use crate::device::batches::{Batches, batches};
 use frit_ir::ops::{BinaryFn, MatMul};
-use frit_ir::{DType, Node, Op, Shape, TensorType, ValueId};
+use frit_ir::{DType, Node, Op, TensorType, ValueId};
 
 /// The product that the first node is, with as many followers as it takes over. Returns the number of
 /// nodes done, 0 if the first is no product.
@@ -135,52 +136,21 @@ fn empty_sum(
     Some(())
 }
 
-/// The products of all leading axes: the longest run of equal distances in each launch, one launch per
-/// place along the other axes.
+/// The products of all leading axes, one launch for each run of equal distances.
 fn batched(one: &Gemm, left: &TensorType, right: &TensorType) -> Option<Vec<Gemm>> {
-    let lead = |t: &TensorType| Shape(t.shape.0[..t.shape.rank() - 2].to_vec());
-    let grid = lead(left).broadcast(&lead(right))?;
-    let strides = [left, right].map(|t| lead(t).broadcast_strides(&grid));
-    let [left, right] = strides;
-    let (left, right) = (left?, right?);
-    // Size, and matrices of a, b and d between neighbors.
-    let mut axes: Vec<(usize, [usize; 3])> = Vec::new();
-    for (i, &size) in grid.0.iter().enumerate().filter(|(_, size)| **size != 1) {
-        let steps = [left[i], right[i], grid.strides()[i]];
-        match axes.last_mut() {
-            Some((outer, before)) if *before == steps.map(|s| s * size) => {
-                *outer *= size;
-                *before = steps;
-            }
-            _ => axes.push((size, steps)),
-        }
-    }
-    let longest = (0..axes.len()).max_by_key(|i| (axes[*i].0, std::cmp::Reverse(*i)))?;
-    let (batch, steps) = axes.remove(longest);
+    let Batches { len, steps, runs } = batches(left, right)?;
     let [ma, mb, md] = [one.m * one.k, one.k * one.n, one.m * one.n];
-    let launches: usize = axes.iter().map(|(size, _)| size).product();
-    let place = |mut index: usize| {
-        let mut at = [0; 3];
-        for (size, steps) in axes.iter().rev() {
-            (0..3).for_each(|i| at[i] += index % size * steps[i]);
-            index /= size;
-        }
-        at
-    };
     let moved = |matrix: &Matrix, first: usize, size: usize, step: usize| Matrix {
         at: matrix.at.offset(first * size * matrix.dtype.size()),
         batch_stride: step * size,
         ..matrix.clone()
     };
-    let all = (0..launches).map(|i| {
-        let at = place(i);
-        Gemm {
-            batch,
-            a: moved(&one.a, at[0], ma, steps[0]),
-            b: moved(&one.b, at[1], mb, steps[1]),
-            d: moved(&one.d, at[2], md, steps[2]),
-            ..one.clone()
-        }
+    let all = runs.into_iter().map(|at| Gemm {
+        batch: len,
+        a: moved(&one.a, at[0], ma, steps[0]),
+        b: moved(&one.b, at[1], mb, steps[1]),
+        d: moved(&one.d, at[2], md, steps[2]),
+        ..one.clone()
     });
     Some(all.collect())
 }

@@ -1,0 +1,52 @@
+//! A softmax over an inner axis is one over the last axis between two transposes: kernels reduce
+//! contiguous rows, and the rules then move the transposes to where they cost least.
+
+use crate::canonicalize::sort;
+use crate::pass::bug;
+use frit_ir::ops::{Softmax, Transpose};
+use frit_ir::{Diagnostic, Graph, NodeId, Op, ValueId};
+use std::collections::HashMap;
+
+/// Rewrites every softmax, logarithm of one, and gradient of either. Whether there was one to rewrite.
+pub(super) fn over_last_axis(graph: &mut Graph) -> Result<bool, Diagnostic> {
+    let mut replaced = HashMap::new();
+    for id in graph.order().to_vec() {
+        let (make, axis): (fn(Softmax) -> Op, usize) = match &graph.node(id).op {
+            Op::Softmax(op) => (Op::Softmax, op.axis),
+            Op::LogSoftmax(op) => (Op::LogSoftmax, op.axis),
+            Op::SoftmaxGrad(op) => (Op::SoftmaxGrad, op.axis),
+            Op::LogSoftmaxGrad(op) => (Op::LogSoftmaxGrad, op.axis),
+            _ => continue,
+        };
+        let y = graph.node(id).outputs[0];
+        let sizes = graph.ty(y).shape.dims();
+        if sizes[axis + 1..].iter().all(|&n| n == 1) {
+            continue;
+        }
+        let rank = sizes.len();
+        let inward: Vec<usize> = (0..rank).filter(|&i| i != axis).chain([axis]).collect();
+        let outward: Vec<usize> = (0..axis).chain([rank - 1]).chain(axis..rank - 1).collect();
+        let operands = graph.node(id).inputs.clone();
+        let inner = |x| add(graph, id, transpose(&inward), &[x]);
+        let operands: Vec<ValueId> = operands.into_iter().map(inner).collect::<Result<_, _>>()?;
+        let rows = add(graph, id, make(Softmax { axis: rank - 1 }), &operands)?;
+        replaced.insert(y, add(graph, id, transpose(&outward), &[rows])?);
+    }
+    if replaced.is_empty() {
+        return Ok(false);
+    }
+    graph.substitute(&replaced);
+    graph.remove_dead();
+    sort(graph)?;
+    Ok(true)
+}
+
+fn transpose(perm: &[usize]) -> Op {
+    Op::Transpose(Transpose { perm: perm.into() })
+}
+
+/// Adds a node that stands for (part of) the node `id`.
+fn add(graph: &mut Graph, id: NodeId, op: Op, inputs: &[ValueId]) -> Result<ValueId, Diagnostic> {
+    let (origin, region) = (graph.node(id).origin.clone(), graph.node(id).region);
+    graph.add1(op, inputs, origin, region).map_err(bug(super::INFO.name))
+}
