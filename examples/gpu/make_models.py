@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the JSON models of this folder: GPT-2 in three published sizes, BERT-large, ResNet-50, and one model with
-attention of many head sizes, for checks of these kernels.
+"""Writes the JSON models of this folder: GPT-2 in three published sizes, BERT-large, ResNet-50, and for checks of
+kernels one model with attention of many head sizes and one with the operations that no given model has.
 
 Their weights are made from the seed when a plan is run, so that neither model nor plan holds any. `--tiny DIR` writes
 models of the same kinds that train on a CPU in no time, for tests of check.sh. Usage: make_models.py [--tiny DIR]
@@ -18,6 +18,7 @@ MODELS = {
     "bert_large": {"kind": "bert", "layers": 24, "width": 1024, "heads": 16, "seq": 512, "vocab": 30522},
     "resnet50": {"kind": "resnet", "blocks": [3, 4, 6, 3], "width": 64, "image": 224, "classes": 1000},
     "attention_heads": {"kind": "attention", "head_sizes": [16, 32, 64, 80, 96, 128, 192, 256], "seq": 200, "vocab": 257},
+    "operations": {"kind": "operations", "seq": 37, "vocab": 257},
 }
 TINY = {
     "gpt2_tiny": {"kind": "gpt2", "layers": 2, "width": 48, "heads": 3, "seq": 32, "vocab": 257},
@@ -258,11 +259,97 @@ def attention_heads(name, head_sizes, seq, vocab):
     return model(name, {"batch": None, "seq": seq, "width": 48, "vocab": vocab}, TOKENS, params, nodes)
 
 
+# Frozen scalars of the model of operations.
+CONSTANTS = {"zero": 0.0, "tenth": 0.1, "nine_tenths": 0.9, "one": 1.0, "three": 3.0, "columns": 24.0}
+
+
+def operations(name, seq, vocab):
+    """Each operation on its own, of elements for which it is defined; the means of their rows make the logits."""
+    params = [
+        param("wte.weight", "vocab", "width", init=normal(1.0)),
+        param("other.weight", "width", init=normal(1.0)),
+        *[param(constant, init={"constant": x}) | {"trainable": False} for constant, x in CONSTANTS.items()],
+    ]
+    nodes = [
+        node("embedding", ["wte.weight", "input_ids"], ["x"], "wte"),
+        node("add", ["other.weight", "zero"], ["y"]),
+        # Of magnitude below 1; above 0; above 1.
+        node("tanh", ["x"], ["bounded"]),
+        node("mul", ["bounded", "nine_tenths"], ["small"]),
+        node("softplus", ["x"], ["smooth"]),
+        node("add", ["smooth", "tenth"], ["positive"]),
+        node("add", ["smooth", "one"], ["large"]),
+        node("gt", ["x", "y"], ["above"]),
+        node("gt", ["x", "zero"], ["over"]),
+        node("div", ["x", "zero"], ["endless"]),
+        node("cast", ["three"], ["three_whole"], to="i64"),
+        node("cast", ["columns"], ["columns_whole"], to="i64"),
+        node("slice", ["input_ids"], ["first_ids"], start=[0, 0], size=[1, 3], step=[1, 1]),
+        node("reshape", ["first_ids"], ["ids"], shape=[3]),
+        node("mod", ["ids", "columns_whole"], ["places"]),
+    ]
+    means = []
+
+    def use(op, *operands, number=True, axes=(2,), **attrs):
+        scope, out = f"{op}_{len(means)}", f"mean_{len(means)}"
+        nodes.append(node(op, list(operands), [f"{out}_of"], scope, **attrs))
+        if not number:
+            nodes.append(node("cast", [f"{out}_of"], [f"{out}_as"], scope, to="f32"))
+        of = f"{out}_of" if number else f"{out}_as"
+        nodes.append(node("reduce", [of], [f"{out}_row"], scope, f="mean", axes=list(axes), keep_dims=True))
+        row = f"{out}_row"
+        if not number:
+            # Integers are large.
+            nodes.append(node("tanh", [row], [f"{out}_small"], scope))
+            row = f"{out}_small"
+        nodes.append(node("expand", [row], [out], scope, shape=["batch", "seq", 1]))
+        means.append(out)
+
+    anywhere = "abs neg sign floor ceil round exp expm1 sin cos atan sinh cosh asinh erf relu sigmoid silu gelu"
+    for op in f"{anywhere} gelu_tanh softplus tanh detach".split():
+        use(op, "x")
+    for op in "asin acos atanh tan".split():
+        use(op, "small")
+    for op in "log log1p sqrt rsqrt reciprocal".split():
+        use(op, "positive")
+    use("acosh", "large")
+    use("clip", "x", min=-0.5, max=1.0)
+    for op in "add sub mul max min".split():
+        use(op, "x", "y")
+    for op in "div mod fmod".split():
+        use(op, "x", "positive")
+    use("pow", "positive", "x")
+    use("select", "above", "x", "y")
+    for op in "eq ne lt le gt ge".split():
+        use(op, "x", "y", number=False)
+    for op in "and or xor".split():
+        use(op, "above", "over", number=False)
+    use("not", "above", number=False)
+    use("is_nan", "endless", number=False)
+    use("is_inf", "endless", number=False)
+    for op in "add sub mul div mod fmod max min".split():
+        use(op, "ids", "three_whole", number=False, axes=[0])
+    use("pow", "places", "three_whole", number=False, axes=[0])
+    use("arg_reduce", "x", number=False, axes=[1], axis=2, largest=True, last=False)
+    use("gather", "x", "places", axis=2)
+    for axis in (1, 2):
+        use("softmax", "x", axis=axis)
+        use("log_softmax", "x", axis=axis)
+    for op in "sum_pool max_pool".split():
+        use(op, "x", window={"strides": [1], "dilations": [2], "low": [2], "high": [1]}, taps=[3])
+    nodes.append(node("concat", means, ["features"], axis=2))
+    params.append(param("head.weight", len(means), "vocab", init=normal(0.3)))
+    nodes.append(node("matmul", ["features", "head.weight"], ["logits"], "head"))
+    return model(name, {"batch": None, "seq": seq, "width": 24, "vocab": vocab}, TOKENS, params, nodes)
+
+
 def build(name, kind, **sizes):
     if kind == "resnet":
         return resnet(name, **sizes)
     if kind == "attention":
         return attention_heads(name, **sizes)
+    if kind == "operations":
+        return operations(name, **sizes)
     builder = {"gpt2": gpt2, "bert": bert}[kind]
     return builder(name, sizes["layers"], sizes["width"], sizes["heads"], sizes["seq"], sizes["vocab"])
 

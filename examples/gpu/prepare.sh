@@ -90,7 +90,7 @@ for folder in tests/models/*/; do
 done
 precisions="fp32 bf16"
 given adafactor tests/models/gpt2/model.onnx tests/models/gpt2/data.safetensors 4 --set optimizer.kind=adafactor
-given attention_heads "$here/attention_heads.json" examples/char_gpt2/data.bin 2
+for name in attention_heads operations; do given $name "$here/$name.json" examples/char_gpt2/data.bin 2; done
 
 models=$here
 if $tiny; then

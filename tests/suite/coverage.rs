@@ -196,6 +196,12 @@ fn config(settings: &[&str]) -> Config {
     Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// The names of all operations in the page.
+pub(crate) fn operations() -> BTreeSet<String> {
+    let samples = samples().into_iter().map(|(op, _)| op.name());
+    samples.filter(|name| !name.ends_with("_grad")).collect()
+}
+
 fn table() -> BTreeMap<String, Coverage> {
     let cpu = Backend::of(&config(&["target.arch=x86-64-v3"])).expect("a CPU");
     let cuda = Backend::of(&config(&["target.device=cuda"])).expect("a GPU");

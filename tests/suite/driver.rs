@@ -10,12 +10,20 @@ const STEPS: usize = 4;
 const STEPS_TEXT: &str = "4";
 const CUDA: [&str; 2] = ["target.device=cuda", "target.arch=sm_90"];
 
+/// A given model and its data, or the one with the operations that these do not have.
+fn files_of(model: &str) -> [String; 2] {
+    match model {
+        "operations" => ["examples/gpu/operations.json", "examples/char_gpt2/data.bin"].map(String::from),
+        _ => ["model.onnx", "data.safetensors"].map(|f| format!("tests/models/{model}/{f}")),
+    }
+}
+
 fn on_gpu(model: &str, settings: &[&str]) -> Planned {
-    plan(&format!("tests/models/{model}/model.onnx"), 4, &[&CUDA, settings].concat())
+    plan(&files_of(model)[0], 4, &[&CUDA, settings].concat())
 }
 
 fn data_of(model: &str) -> String {
-    file(&format!("tests/models/{model}/data.safetensors")).display().to_string()
+    file(&files_of(model)[1]).display().to_string()
 }
 
 /// The numbers of a step, by name.
@@ -54,9 +62,9 @@ fn check(model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<En
     let count = format!("sharding.ranks={ranks}");
     let settings = [settings, &[&count]].concat();
     let gpu_plan = on_gpu(model, &settings);
-    let cpu_plan = plan(&format!("tests/models/{model}/model.onnx"), 4, &settings);
-    let expected =
-        train(&cpu_plan, &format!("tests/models/{model}/data.safetensors"), STEPS, false);
+    let [path, data] = files_of(model);
+    let cpu_plan = plan(&path, 4, &settings);
+    let expected = train(&cpu_plan, &data, STEPS, false);
 
     let gpu = Gpu::new();
     let place = |name: &str| gpu.dir.path().join(name);
@@ -133,6 +141,11 @@ fn resnet_trains_as_on_the_cpu() {
 }
 
 #[test]
+fn every_other_operation_trains_as_on_the_cpu() {
+    check("operations", &["precision.compute=fp32"], 1, 1e-4);
+}
+
+#[test]
 fn gpt2_in_fp8_trains_as_on_the_cpu() {
     // Of 8-bit floats a rounding that goes the other way is an error of 6 %.
     check("gpt2", &["precision.compute=fp8"], 1, 3e-3);
@@ -193,6 +206,7 @@ fn every_kernel_agrees_with_the_interpreter_launched_and_in_graphs() {
         ("gpt2", &["precision.compute=bf16", "memory.offload=optimizer"][..]),
         ("gpt2", &["precision.compute=fp8"]),
         ("resnet", &["precision.compute=bf16"]),
+        ("operations", &["precision.compute=bf16"]),
     ] {
         let case = Case::new(model, settings);
         // In the second step each task is a graph of its own.

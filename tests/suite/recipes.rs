@@ -9,25 +9,26 @@ fn has_recipes(model: &str, batch: usize, settings: &[&str]) {
     recipes_of(&format!("tests/models/{model}/model.onnx"), batch, settings);
 }
 
-/// Compiles a model for CUDA and returns the files of CUDA C++ that its kernels use.
-fn recipes_of(model: &str, batch: usize, settings: &[&str]) -> BTreeSet<&'static str> {
+/// Compiles a model for CUDA and returns the files of CUDA C++ that its kernels use, and the operations that they do.
+fn recipes_of(model: &str, batch: usize, settings: &[&str]) -> [BTreeSet<String>; 2] {
     let settings = [&["target.device=cuda"], settings].concat();
     let compiled = compile_at(&file(model), batch, &settings);
-    let (mut recipes, mut files) = (0, BTreeSet::new());
+    let (mut recipes, mut files, mut operations) = (0, BTreeSet::new(), BTreeSet::new());
     for kernel in &compiled.plan.kernels {
         assert_ne!(kernel.kind, KernelKind::Interpreted, "{model}:\n{}", kernel.body);
+        operations.extend(kernel.body.nodes().map(|(_, n)| n.op.name()));
         if kernel.kind == KernelKind::Library {
             let recipe = Recipe::of(&kernel.body);
             let recipe = recipe.unwrap_or_else(|| panic!("{model}:\n{}", kernel.body));
             recipes += 1;
             files.extend(recipe.every_launch().into_iter().filter_map(|l| match l {
-                Launch::Source(kernel) => Some(kernel.file),
+                Launch::Source(kernel) => Some(kernel.file.to_string()),
                 _ => None,
             }));
         }
     }
     assert!(recipes > 0, "{model}");
-    files
+    [files, operations]
 }
 
 #[test]
@@ -59,8 +60,12 @@ fn the_models_that_are_timed_have_a_recipe_for_every_library_kernel() {
 }
 
 #[test]
-fn the_plans_that_are_checked_on_a_gpu_use_every_source() {
-    let mut used = BTreeSet::new();
+fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
+    let (mut used, mut operations) = (BTreeSet::new(), BTreeSet::new());
+    let mut add = |[files, done]: [BTreeSet<String>; 2]| {
+        used.extend(files);
+        operations.extend(done);
+    };
     let given = [
         "mlp",
         "gpt2",
@@ -75,17 +80,19 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source() {
         "dropout",
     ];
     for model in given.map(|m| format!("tests/models/{m}/model.onnx")) {
-        used.extend(recipes_of(&model, 4, &["precision.compute=bf16"]));
+        add(recipes_of(&model, 4, &["precision.compute=bf16"]));
     }
     let unet = ["precision.compute=bf16", "loss.kind=mse"];
-    used.extend(recipes_of("tests/models/unet/model.onnx", 4, &unet));
+    add(recipes_of("tests/models/unet/model.onnx", 4, &unet));
     let wide = ["precision.compute=fp32"];
-    used.extend(recipes_of("tests/models/resnet/model.onnx", 4, &wide));
+    add(recipes_of("tests/models/resnet/model.onnx", 4, &wide));
     let adafactor = ["optimizer.kind=adafactor"];
-    used.extend(recipes_of("tests/models/gpt2/model.onnx", 4, &adafactor));
+    add(recipes_of("tests/models/gpt2/model.onnx", 4, &adafactor));
     let fp8 = ["precision.compute=fp8", "target.arch=sm_90"];
-    used.extend(recipes_of("tests/models/gpt2/model.onnx", 4, &fp8));
-    used.extend(recipes_of("examples/gpu/attention_heads.json", 2, &wide));
+    add(recipes_of("tests/models/gpt2/model.onnx", 4, &fp8));
+    for model in ["attention_heads", "operations"] {
+        add(recipes_of(&format!("examples/gpu/{model}.json"), 2, &wide));
+    }
     let folder = std::fs::read_dir(file("kernels/library/cuda")).expect("the sources");
     let sources = folder
         .map(|f| f.expect("a file").path())
@@ -94,4 +101,7 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source() {
     let unused: Vec<String> = names.filter(|name| !used.contains(name.as_str())).collect();
     // Converts only what cuBLASLt cannot write, such as a sum in f64 of f32; the emulation runs it.
     assert_eq!(unused, ["convert"]);
+    let known = crate::coverage::operations();
+    let missing: Vec<&String> = known.iter().filter(|name| !operations.contains(*name)).collect();
+    assert!(missing.is_empty(), "in none of them, so add it to examples/gpu/make_models.py: {missing:?}");
 }
