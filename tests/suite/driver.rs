@@ -13,7 +13,9 @@ const CUDA: [&str; 2] = ["target.device=cuda", "target.arch=sm_90"];
 /// A given model and its data, or the one with the operations that these do not have.
 fn files_of(model: &str) -> [String; 2] {
     match model {
-        "operations" => ["examples/gpu/operations.json", "examples/char_gpt2/data.bin"].map(String::from),
+        "operations" => {
+            ["examples/gpu/operations.json", "examples/char_gpt2/data.bin"].map(String::from)
+        }
         _ => ["model.onnx", "data.safetensors"].map(|f| format!("tests/models/{model}/{f}")),
     }
 }

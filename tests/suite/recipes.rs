@@ -103,5 +103,8 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
     assert_eq!(unused, ["convert"]);
     let known = crate::coverage::operations();
     let missing: Vec<&String> = known.iter().filter(|name| !operations.contains(*name)).collect();
-    assert!(missing.is_empty(), "in none of them, so add it to examples/gpu/make_models.py: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "in none of them, so add it to examples/gpu/make_models.py: {missing:?}"
+    );
 }
