@@ -185,7 +185,11 @@ template <class T> T minimum(T a, T b) { return a != a || b != b ? T(NAN) : a < 
     {"add.rn." f, two<u16, u16, F2(u16, store(load(a) + load(b)))>}, {"sub.rn." f, two<u16, u16, F2(u16, store(load(a) - load(b)))>}, \
     {"mul.rn." f, two<u16, u16, F2(u16, store(load(a) * load(b)))>}, \
     HALF_COMPARE("gt", f, load, >), HALF_COMPARE("lt", f, load, <), HALF_COMPARE("ge", f, load, >=), \
-    HALF_COMPARE("le", f, load, <=), HALF_COMPARE("eq", f, load, ==)
+    HALF_COMPARE("le", f, load, <=), HALF_COMPARE("eq", f, load, ==), \
+    {"setp.nan." f, two<u8, u16, F2(u16, u8(load(a) != load(a) || load(b) != load(b)))>}, \
+    {"max.NaN." f, two<u16, u16, F2(u16, store(maximum<float>(load(a), load(b))))>}, \
+    {"min.NaN." f, two<u16, u16, F2(u16, store(minimum<float>(load(a), load(b))))>}, \
+    {"abs." f, one<u16, u16, F1(u16, u16(a & 0x7fff))>}, {"neg." f, one<u16, u16, F1(u16, u16(a ^ 0x8000))>}
 #define MEMORY(space, read, write, b, T) \
     {"ld." space "." b, read<T, 1>}, {"ld." space ".v2." b, read<T, 2>}, {"ld." space ".v4." b, read<T, 4>}, \
     {"st." space "." b, write<T, 1>}, {"st." space ".v2." b, write<T, 2>}, {"st." space ".v4." b, write<T, 4>}

@@ -1,6 +1,7 @@
 //! One test of the suite: import, evaluate, compare.
 
 use super::proto;
+use crate::stand_ins::Gpu;
 use frit::config::Config;
 use frit::driver::{Compiled, Request, compile};
 use frit::import::onnx::messages::{
@@ -122,17 +123,45 @@ impl Case {
         self.first_that_compiles(|model, feeds, options| {
             let (dir, compiled) = compiled(&model, options, &["loss.kind=none".into()])?;
             write(&dir.path().join("plan"), &compiled, Stored::Copy).map_err(|e| e.to_string())?;
-            evaluated(&dir, &feeds, &run.outputs)
+            evaluated(&dir, &feeds, &run.outputs, |plan, inputs, outputs| {
+                let options = frit_runtime::eval::Options {
+                    plan,
+                    inputs: Some(inputs),
+                    dump_outputs: Some(outputs),
+                    threads: Some(1),
+                    ..Default::default()
+                };
+                evaluate(&options).map(drop).map_err(|e| e.to_string())
+            })
         })
     }
 
-    /// Compiles the model for evaluation on a GPU, and as a step that trains its float inputs for both
-    /// devices. Names what the CPU leaves to the interpreter.
+    /// The same for a GPU, evaluated on one in software.
+    pub(super) fn compiled_for_cuda(&self) -> Result<(), String> {
+        let run = &self.runs[0];
+        self.first_that_compiles(|model, feeds, options| {
+            let settings = ["loss.kind=none".into(), "target.device=cuda".into()];
+            let (dir, compiled) = compiled(&model, options, &settings)?;
+            write(&dir.path().join("plan"), &compiled, Stored::Copy).map_err(|e| e.to_string())?;
+            evaluated(&dir, &feeds, &run.outputs, |plan, inputs, outputs| {
+                let [plan, inputs, outputs] =
+                    [plan, inputs, outputs].map(|path| path.display().to_string());
+                let arguments = ["eval", &plan, "--inputs", &inputs, "--dump-outputs", &outputs];
+                let ended = Gpu::new().run(&arguments);
+                let broken = ended.log.keys().find(|what| what.starts_with("violation"));
+                match (ended.code, broken) {
+                    (Some(0), None) => Ok(()),
+                    (Some(0), Some(broken)) => Err(broken.clone()),
+                    _ => Err(ended.said.replace('\n', " ")),
+                }
+            })
+        })
+    }
+
+    /// Compiles the model as a step that trains its float inputs, for both devices. Names what the CPU leaves to the
+    /// interpreter.
     pub(super) fn trained(&self) -> Result<(), String> {
         let on = |device: &str| format!("target.device={device}");
-        self.first_that_compiles(|model, _, options| {
-            compiled(&model, options, &["loss.kind=none".into(), on("cuda")]).map(drop)
-        })?;
         let of_floats = |v: &&ValueInfoProto| {
             let ty = v.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
             // f32, f16 and bf16
@@ -284,11 +313,13 @@ fn compiled(
     Ok((dir, compiled.expect("no pass was asked to stop")))
 }
 
-/// Evaluates a plan on these inputs and compares its outputs, in order.
+/// Evaluates a plan on these inputs and compares its outputs, in order. `evaluate` is given the plan, the file of
+/// the inputs, and that of the outputs.
 fn evaluated(
     plan: &tempfile::TempDir,
     feeds: &HashMap<String, Tensor>,
     expected: &[Tensor],
+    evaluate: impl FnOnce(PathBuf, PathBuf, PathBuf) -> Result<(), String>,
 ) -> Result<(), String> {
     let (inputs, outputs) =
         (plan.path().join("inputs.safetensors"), plan.path().join("outputs.safetensors"));
@@ -300,14 +331,7 @@ fn evaluated(
         (*name, view)
     });
     safetensors::serialize_to_file(views, None, &inputs).map_err(|e| e.to_string())?;
-    let options = frit_runtime::eval::Options {
-        plan: plan.path().join("plan"),
-        inputs: Some(inputs),
-        dump_outputs: Some(outputs.clone()),
-        threads: Some(1),
-        ..Default::default()
-    };
-    evaluate(&options).map_err(|e| e.to_string())?;
+    evaluate(plan.path().join("plan"), inputs, outputs.clone())?;
     let file = std::fs::read(plan.path().join("plan/plan.json")).map_err(|e| e.to_string())?;
     let json: serde_json::Value = serde_json::from_slice(&file).map_err(|e| e.to_string())?;
     let bytes = std::fs::read(outputs).map_err(|e| e.to_string())?;

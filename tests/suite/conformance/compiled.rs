@@ -1,9 +1,9 @@
 //! A sample of the suite through the whole program: compiled into a plan directory, proved, and evaluated
-//! by the runtime. All tests run on the interpreter; this shows that kernels and plans say the same, and that both
-//! devices have kernels for evaluation and for training.
+//! by the runtime, on the CPU and on a GPU in software. All tests run on the interpreter; this shows that kernels and
+//! plans say the same, and that both devices have kernels to train.
 //!
-//! `tests/conformance/compiled.txt` lists those of the sample that cannot be compiled, and why;
-//! `tests/conformance/trained.txt` those that lack a kernel.
+//! `tests/conformance/compiled.txt` and `compiled_for_cuda.txt` list those of the sample that cannot be compiled, and
+//! why; `trained.txt` those that lack a kernel.
 
 use super::case::Case;
 use super::{SETS, folder, list};
@@ -29,6 +29,11 @@ fn chosen(name: &str) -> bool {
 #[test]
 fn a_sample_of_onnx_tests_is_compiled_and_evaluated() {
     check_sample("compiled.txt", Case::compiled);
+}
+
+#[test]
+fn a_sample_of_onnx_tests_is_evaluated_on_a_gpu() {
+    check_sample("compiled_for_cuda.txt", Case::compiled_for_cuda);
 }
 
 #[test]
