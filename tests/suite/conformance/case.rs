@@ -11,9 +11,10 @@ use frit::import::onnx::messages::{
 use frit::import::{ImportOptions, Imported, onnx};
 use frit::plan_dir::{Stored, write};
 use frit_ir::interpret::{self, Options};
-use frit_ir::plan::KernelKind;
+use frit_ir::plan::{Kernel, KernelKind, Plan};
 use frit_ir::{DType, Tensor, TensorType, ValueId};
 use frit_runtime::eval::evaluate;
+use frit_runtime::run::{RunOptions, run};
 use frit_runtime::safetensors_dtype;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -123,7 +124,7 @@ impl Case {
         self.first_that_compiles(|model, feeds, options| {
             let (dir, compiled) = compiled(&model, options, &["loss.kind=none".into()])?;
             write(&dir.path().join("plan"), &compiled, Stored::Copy).map_err(|e| e.to_string())?;
-            evaluated(&dir, &feeds, &run.outputs, |plan, inputs, outputs| {
+            evaluated(&dir, feeds, &run.outputs, |plan, inputs, outputs| {
                 let options = frit_runtime::eval::Options {
                     plan,
                     inputs: Some(inputs),
@@ -143,23 +144,16 @@ impl Case {
             let settings = ["loss.kind=none".into(), "target.device=cuda".into()];
             let (dir, compiled) = compiled(&model, options, &settings)?;
             write(&dir.path().join("plan"), &compiled, Stored::Copy).map_err(|e| e.to_string())?;
-            evaluated(&dir, &feeds, &run.outputs, |plan, inputs, outputs| {
+            evaluated(&dir, feeds, &run.outputs, |plan, inputs, outputs| {
                 let [plan, inputs, outputs] =
                     [plan, inputs, outputs].map(|path| path.display().to_string());
-                let arguments = ["eval", &plan, "--inputs", &inputs, "--dump-outputs", &outputs];
-                let ended = Gpu::new().run(&arguments);
-                let broken = ended.log.keys().find(|what| what.starts_with("violation"));
-                match (ended.code, broken) {
-                    (Some(0), None) => Ok(()),
-                    (Some(0), Some(broken)) => Err(broken.clone()),
-                    _ => Err(ended.said.replace('\n', " ")),
-                }
+                on_gpu(&["eval", &plan, "--inputs", &inputs, "--dump-outputs", &outputs])
             })
         })
     }
 
-    /// Compiles the model as a step that trains its float inputs, for both devices. Names what the CPU leaves to the
-    /// interpreter.
+    /// Compiles the model as a step that trains its float inputs, and compares the gradients of both devices. Names
+    /// what the CPU leaves to the interpreter.
     pub(super) fn trained(&self) -> Result<(), String> {
         let on = |device: &str| format!("target.device={device}");
         let of_floats = |v: &&ValueInfoProto| {
@@ -167,7 +161,7 @@ impl Case {
             // f32, f16 and bf16
             ty.is_some_and(|t| matches!(t.elem_type, 1 | 10 | 16))
         };
-        self.first_that_compiles(|mut model, _, options| {
+        self.first_that_compiles(|mut model, feeds, options| {
             let graph = model.graph.as_mut().ok_or("no graph")?;
             let Some(result) = graph.output.iter().find(of_floats) else { return Ok(()) };
             let loss = ["loss.kind=mse".into(), format!("loss.logits={:?}", result.name)];
@@ -188,14 +182,18 @@ impl Case {
             if trained == 0 {
                 return Ok(());
             }
+            let mut plans = Vec::new();
             for device in ["cpu", "cuda"] {
                 let settings = [&loss[..], &[on(device)]].concat();
-                let plan = match compiled(&model, options, &settings) {
-                    Ok((_, compiled)) => compiled.plan,
+                let (dir, compiled) = match compiled(&model, options, &settings) {
+                    Ok(compiled) => compiled,
                     // What is said of a model that only rearranges or compares.
                     Err(why) if why.contains("no parameter is trained") => return Ok(()),
                     Err(why) => return Err(format!("to train on {device}: {why}")),
                 };
+                write(&dir.path().join("plan"), &compiled, Stored::Copy)
+                    .map_err(|e| e.to_string())?;
+                let plan = compiled.plan;
                 let interpreted = plan.kernels.iter().find(|k| {
                     let several = |v: &ValueId| k.body.ty(*v).shape.numel() > 1;
                     k.kind == KernelKind::Interpreted
@@ -204,8 +202,9 @@ impl Case {
                 if let Some(kernel) = interpreted {
                     return Err(format!("{} is interpreted", kernel.name));
                 }
+                plans.push((dir, plan));
             }
-            Ok(())
+            same_gradients(&plans, feeds)
         })
     }
 
@@ -317,20 +316,13 @@ fn compiled(
 /// the inputs, and that of the outputs.
 fn evaluated(
     plan: &tempfile::TempDir,
-    feeds: &HashMap<String, Tensor>,
+    feeds: HashMap<String, Tensor>,
     expected: &[Tensor],
     evaluate: impl FnOnce(PathBuf, PathBuf, PathBuf) -> Result<(), String>,
 ) -> Result<(), String> {
     let (inputs, outputs) =
         (plan.path().join("inputs.safetensors"), plan.path().join("outputs.safetensors"));
-    let bytes: BTreeMap<&str, (&Tensor, Vec<u8>)> =
-        feeds.iter().map(|(name, t)| (name.as_str(), (t, t.to_bytes()))).collect();
-    let views = bytes.iter().map(|(name, (t, bytes))| {
-        let dtype = safetensors_dtype(t.dtype());
-        let view = TensorView::new(dtype, t.shape().0.clone(), bytes).expect("its bytes");
-        (*name, view)
-    });
-    safetensors::serialize_to_file(views, None, &inputs).map_err(|e| e.to_string())?;
+    save(&inputs, feeds)?;
     evaluate(plan.path().join("plan"), inputs, outputs.clone())?;
     let file = std::fs::read(plan.path().join("plan/plan.json")).map_err(|e| e.to_string())?;
     let json: serde_json::Value = serde_json::from_slice(&file).map_err(|e| e.to_string())?;
@@ -373,4 +365,105 @@ fn compare(name: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> 
     let ty: &TensorType = &expected.ty;
     let (a, b) = a.iter().zip(&b).find(|pair| !close(*pair)).expect("one is wrong");
     Err(format!("{name} {ty}: {wrong} elements differ, such as {a} for {b}"))
+}
+
+/// Gradients may differ by this part of the largest of a tensor: sums are taken in another order, and 16-bit values
+/// may be neighbors.
+const GRADIENT_TOLERANCES: [f64; 2] = [1e-4, 4e-3];
+
+/// One step of the plan for the CPU and of that for CUDA, on a GPU in software; labels are made up.
+fn same_gradients(
+    plans: &[(tempfile::TempDir, Plan)],
+    feeds: HashMap<String, Tensor>,
+) -> Result<(), String> {
+    let [(cpu, plan), (cuda, _)] = plans else { return Err("two plans".into()) };
+    let fed = plan.inputs.iter().map(|input| {
+        let numbers = |i: usize| (i * 37 % 19) as f64 / 9.0 - 1.0;
+        let made_up = || {
+            let n = input.ty.shape.numel();
+            Tensor::floats(input.ty.dtype, input.ty.shape.clone(), (0..n).map(numbers).collect())
+        };
+        (input.name.clone(), feeds.get(&input.name).cloned().unwrap_or_else(made_up))
+    });
+    let data = cpu.path().join("data.safetensors");
+    save(&data, fed.collect())?;
+    let [expected, found] = [cpu, cuda].map(|dir| dir.path().join("gradients.safetensors"));
+    let options = RunOptions {
+        steps: 1,
+        data: data.clone(),
+        dump_grads: Some(expected.clone()),
+        threads: Some(1),
+        ..RunOptions::default()
+    };
+    match run(&cpu.path().join("plan"), &options) {
+        Ok(_) => {}
+        // The first axis of its inputs is no batch.
+        Err(why) if why.to_string().contains("examples, others do not") => return Ok(()),
+        Err(why) => return Err(why.to_string()),
+    }
+    let [path, data, gradients] =
+        [&cuda.path().join("plan"), &data, &found].map(|path| path.display().to_string());
+    on_gpu(&["run", &path, "--data", &data, "--steps", "1", "--dump-grads", &gradients])?;
+    let read = |path: &Path| -> Result<BTreeMap<String, Vec<f64>>, String> {
+        let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+        let all = SafeTensors::deserialize(&bytes).map_err(|e| e.to_string())?;
+        let numbers = |(name, view): (String, TensorView<'_>)| {
+            // Whatever trains has a gradient in f32.
+            let ty = TensorType::new(DType::F32, view.shape());
+            let values = Tensor::from_bytes(ty, view.data()).map_err(|e| e.to_string())?;
+            Ok((name, values.to_f64s()))
+        };
+        all.tensors().into_iter().map(numbers).collect()
+    };
+    let (expected, found) = (read(&expected)?, read(&found)?);
+    if !expected.keys().eq(found.keys()) {
+        return Err("the devices have gradients of other tensors".into());
+    }
+    let values =
+        |k: &Kernel| k.body.nodes().flat_map(|(_, n)| n.outputs.clone()).collect::<Vec<_>>();
+    let is_narrow = plan
+        .kernels
+        .iter()
+        .any(|k| values(k).iter().any(|v| k.body.ty(*v).dtype.is_low_precision()));
+    let tolerance = GRADIENT_TOLERANCES[usize::from(is_narrow)];
+    for (name, expected) in &expected {
+        let most = expected.iter().fold(1e-5_f64, |most, x| most.max(x.abs()));
+        let far = |(a, b): (&f64, &f64)| match a == b || (a.is_nan() && b.is_nan()) {
+            true => 0.0,
+            false if (a - b).is_nan() => f64::INFINITY,
+            false => (a - b).abs() / most,
+        };
+        let far = expected.iter().zip(&found[name]).map(far).fold(0.0, f64::max);
+        if far > tolerance {
+            return Err(format!("the gradient of {name} on a GPU is off by {far:e}"));
+        }
+    }
+    Ok(())
+}
+
+/// Runs `frit` with these arguments on a GPU in software.
+fn on_gpu(arguments: &[&str]) -> Result<(), String> {
+    let ended = Gpu::new().run(arguments);
+    let broken = ended.log.keys().find(|what| what.starts_with("violation"));
+    match (ended.code, broken) {
+        (Some(0), None) => Ok(()),
+        (Some(0), Some(broken)) => Err(broken.clone()),
+        _ => Err(ended.said.replace('\n', " ")),
+    }
+}
+
+/// Writes tensors by name.
+fn save(path: &Path, tensors: HashMap<String, Tensor>) -> Result<(), String> {
+    let bytes: BTreeMap<String, (Tensor, Vec<u8>)> = tensors
+        .into_iter()
+        .map(|(name, tensor)| {
+            let bytes = tensor.to_bytes();
+            (name, (tensor, bytes))
+        })
+        .collect();
+    let views = bytes.iter().map(|(name, (t, bytes))| {
+        let dtype = safetensors_dtype(t.dtype());
+        (name, TensorView::new(dtype, t.shape().0.clone(), bytes).expect("its bytes"))
+    });
+    safetensors::serialize_to_file(views, None, path).map_err(|e| e.to_string())
 }

@@ -1,9 +1,9 @@
 //! A sample of the suite through the whole program: compiled into a plan directory, proved, and evaluated
 //! by the runtime, on the CPU and on a GPU in software. All tests run on the interpreter; this shows that kernels and
-//! plans say the same, and that both devices have kernels to train.
+//! plans say the same, in training too: gradients of both devices are compared.
 //!
 //! `tests/conformance/compiled.txt` and `compiled_for_cuda.txt` list those of the sample that cannot be compiled, and
-//! why; `trained.txt` those that lack a kernel.
+//! why; `trained.txt` those that lack a kernel or a gradient.
 
 use super::case::Case;
 use super::{SETS, folder, list};
@@ -37,7 +37,7 @@ fn a_sample_of_onnx_tests_is_evaluated_on_a_gpu() {
 }
 
 #[test]
-fn a_sample_of_onnx_tests_has_kernels_on_both_devices_to_train() {
+fn a_sample_of_onnx_tests_trains_on_both_devices() {
     check_sample("trained.txt", Case::trained);
 }
 

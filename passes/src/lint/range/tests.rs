@@ -97,6 +97,16 @@ fn elementwise_functions_are_bounded() {
 }
 
 #[test]
+fn limits_in_either_order() {
+    let all = ranges(&format!(
+        "{INPUT}\n%y: f32[4, 16] = clip %x {{max = 1, min = -0.5}}\n\
+         %z: f32[4, 16] = clip %x {{max = 1, min = 1.5}}\nreturn %y as \"y\"\nreturn %z as \"z\""
+    ));
+    assert_eq!((all[0].lo, all[0].hi), (-0.5, 1.0));
+    assert_eq!((all[1].lo, all[1].hi), (1.0, 1.0));
+}
+
+#[test]
 fn two_operands() {
     let functions = ["add", "sub", "mul", "max", "min"];
     let mut text = format!("{INPUT}\n%y: f32[4, 16] = tanh %x\n");

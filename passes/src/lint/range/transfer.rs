@@ -36,7 +36,8 @@ pub(super) fn result(
         Op::Clip(c) => {
             let (lo, hi) = (c.min.unwrap_or(f64::NEG_INFINITY), c.max.unwrap_or(f64::INFINITY));
             let x = free(of(0));
-            Range { lo: x.lo.clamp(lo, hi), hi: x.hi.clamp(lo, hi), whole: false, ..x }
+            // Where the least is above the largest, all become the largest.
+            Range { lo: x.lo.max(lo).min(hi), hi: x.hi.max(lo).min(hi), whole: false, ..x }
         }
         Op::Binary(f) => {
             // An operand of one column is repeated along the last axis.
