@@ -187,6 +187,9 @@ fn apart(m: &Matcher<'_>, mask: Mask) -> Vec<(Mask, Option<Known>)> {
     }
     let mut found = Vec::new();
     conditions(m, condition, keep, &mut found);
+    if found.len() == 1 {
+        return vec![(mask, whole)];
+    }
     let parts: Vec<(Mask, Option<Known>)> = found
         .into_iter()
         .map(|(condition, keep)| Mask::Filled { condition, keep, fill })
