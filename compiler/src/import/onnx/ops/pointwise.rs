@@ -5,7 +5,7 @@ use super::super::exporter;
 use super::super::tensor::{self, Narrow};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, PredicateFn, UnaryFn};
-use frit_ir::{Op, Tensor, ValueId};
+use frit_ir::{DType, Op, Origin, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Abs", &[], |cx| unary(cx, UnaryFn::Abs)),
@@ -166,10 +166,34 @@ fn select(cx: &mut NodeContext<'_>) -> Outcome {
 fn cast(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let to = cx.dtype_attribute("to", cx.int("to", 0))?;
+    let x = unrounded(cx, x, to)?;
     let y = cx.cast(x, to)?;
     match tensor::narrow(cx.int("to", 0)) {
         Some(narrow) if narrow.bytes < to.size() => one(wrapped(cx, y, narrow)?),
         _ => one(y),
+    }
+}
+
+/// A parameter, or its transpose, before it was rounded to the dtype that the file stores it in, if it is read
+/// in f32: what is trained is f32, and the storage alone is no reason to round it.
+fn unrounded(cx: &mut NodeContext<'_>, x: ValueId, to: DType) -> Result<ValueId, Fault> {
+    // The model's own casts have an origin.
+    let wide = |v: ValueId| {
+        let node = cx.graph.def(v);
+        let stored = matches!(node.op, Op::Cast(_)) && node.origin == Origin::none();
+        node.inputs.first().filter(|v| stored && cx.graph.ty(**v).dtype == to).copied()
+    };
+    if to != DType::F32 {
+        return Ok(x);
+    }
+    let node = cx.graph.def(x);
+    match (&node.op, wide(x)) {
+        (_, Some(wide)) => Ok(wide),
+        (Op::Transpose(op), _) => match wide(node.inputs[0]) {
+            Some(wide) => cx.emit(Op::Transpose(op.clone()), &[wide]),
+            None => Ok(x),
+        },
+        _ => Ok(x),
     }
 }
 

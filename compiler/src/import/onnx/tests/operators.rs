@@ -523,3 +523,21 @@ fn no_gradient_flows_through_a_detach() {
     let trains = imported.graph.params().filter(|(_, p)| p.kind == ParamKind::Trainable);
     assert_eq!(trains.map(|(_, p)| p.name.as_str()).collect::<Vec<_>>(), ["b"]);
 }
+
+#[test]
+fn a_parameter_stored_in_f16_is_rounded_only_for_what_reads_it_so() {
+    let casts = |stored: i32, nodes: &[NodeProto]| {
+        let bytes: &[u8] = if stored == 10 { &[0x00, 0x3c] } else { &[0x00, 0x00, 0x80, 0x3f] };
+        let mut nodes = nodes.to_vec();
+        nodes.push(node("Add", &["x", "v"], &["y"]));
+        let w = raw("w", stored, bytes, 1);
+        let m = model(vec![input("x", 1, &[Dim::N(1)])], vec![w], nodes, &["y"]);
+        let imported = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        imported.graph.nodes().filter(|(_, n)| matches!(n.op, Op::Cast(_))).count()
+    };
+    let cast = |x: &str, y: &str, to: i64| node("Cast", &[x], &[y]).with(&[int("to", to)]);
+    assert_eq!(casts(10, &[cast("w", "v", 1)]), 0);
+    assert_eq!(casts(10, &[node("Transpose", &["w"], &["t"]), cast("t", "v", 1)]), 0);
+    // What the model itself rounds stays rounded.
+    assert_eq!(casts(1, &[cast("w", "h", 10), cast("h", "v", 1)]), 2);
+}
