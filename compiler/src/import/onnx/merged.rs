@@ -10,23 +10,18 @@ use super::messages::{GraphProto, ModelProto, NodeProto, TensorProto};
 use super::trainable::{is_from_module, listed};
 use std::collections::{HashMap, HashSet};
 
-/// The graph with an initializer for each of them; `None` if nothing was merged.
-pub(super) fn separated(model: &ModelProto, graph: &GraphProto) -> Option<GraphProto> {
+/// Gives each of them an initializer.
+pub(super) fn separate(model: &ModelProto, graph: &mut GraphProto) {
     let pairs = pairs(model, graph);
-    if pairs.is_empty() {
-        return None;
-    }
+    let names: HashSet<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
+    graph.node.retain(|n| !n.output.iter().any(|o| names.contains(o.as_str())));
     let stored: HashMap<&str, &TensorProto> =
         graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
     let copy = |(name, source): &(String, String)| {
         stored.get(source.as_str()).map(|t| TensorProto { name: name.clone(), ..(*t).clone() })
     };
-    let names: HashSet<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
-    let makes_one = |n: &NodeProto| n.output.iter().any(|o| names.contains(o.as_str()));
-    let mut separated = GraphProto { node: Vec::new(), ..graph.clone() };
-    separated.node.extend(graph.node.iter().filter(|n| !makes_one(n)).cloned());
-    separated.initializer.extend(pairs.iter().filter_map(copy));
-    Some(separated)
+    let copies: Vec<TensorProto> = pairs.iter().filter_map(copy).collect();
+    graph.initializer.extend(copies);
 }
 
 /// Name of each of them, and of the initializer that holds its values.

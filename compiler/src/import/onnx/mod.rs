@@ -20,6 +20,7 @@ mod opset;
 mod order;
 mod restore;
 mod scope;
+mod selection;
 mod subgraph;
 mod table;
 mod tensor;
@@ -63,11 +64,11 @@ pub fn import(
     folder: &Path,
     options: &ImportOptions,
 ) -> Result<Imported, Report> {
-    let model = ModelProto::decode(bytes).map_err(|e| {
+    let mut model = ModelProto::decode(bytes).map_err(|e| {
         Diagnostic::error("E011", format!("the file is not a complete ONNX model: {e}"))
             .help("it may be truncated, or of another format; export the model again")
     })?;
-    let Some(graph) = &model.graph else {
+    let Some(mut graph) = model.graph.take() else {
         return Err(Diagnostic::error("E011", "the file holds no ONNX graph")
             .help("it may be truncated, or of another format; export the model again")
             .into());
@@ -79,12 +80,11 @@ pub fn import(
     if !graph.sparse_initializer.is_empty() {
         return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
     }
-    let separated = merged::separated(&model, graph);
-    let graph = separated.as_ref().unwrap_or(graph);
-    let flat = function::inline(&model, graph)?;
-    let masked = draws::as_masks(flat.as_ref().unwrap_or(graph));
-    let source = masked.as_ref().or(flat.as_ref()).unwrap_or(graph);
-    let mut importer = Importer::new(source, name, folder, opset, options)?;
+    merged::separate(&model, &mut graph);
+    graph = function::inline(&model, &graph)?.unwrap_or(graph);
+    graph = draws::as_masks(&graph).unwrap_or(graph);
+    selection::by_mask(&mut graph);
+    let mut importer = Importer::new(&graph, name, folder, opset, options)?;
     importer.from_pytorch = from_pytorch(&model);
     importer.run()
 }

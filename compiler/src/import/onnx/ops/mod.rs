@@ -31,6 +31,7 @@ mod signal;
 mod state;
 
 use super::context::{NodeContext, Outcome};
+use super::selection;
 
 /// How one ONNX operator is read.
 #[derive(Clone, Copy)]
@@ -77,6 +78,9 @@ const FAMILIES: &[&[Operator]] = &[
 
 /// The operator of this name and domain, if it is read.
 pub(super) fn find(domain: &str, name: &str) -> Option<&'static Operator> {
+    if (domain, name) == (selection::DOMAIN, selection::MASKED_SCATTER) {
+        return Some(&scatter::SELECTION);
+    }
     if !(domain.is_empty() || domain == "ai.onnx") {
         return None;
     }

@@ -9,4 +9,5 @@ mod models;
 mod operators;
 mod reference;
 mod refusals;
+mod selection;
 mod tied;

@@ -1,0 +1,87 @@
+//! Writing to the elements that a mask selects, where the mask depends on data.
+//!
+//! PyTorch's exporters write `Tensor.masked_scatter` and `x[mask] = y` as a ScatterND at the coordinates that
+//! NonZero finds, of which there are as many as the data decide. The mask says as much without coordinates, so
+//! each becomes one [`MASKED_SCATTER`], of which all sizes are known. Image features are put among the embeddings
+//! of text so.
+
+use super::messages::{AttributeProto, GraphProto, NodeProto};
+use std::collections::HashMap;
+
+/// Domain of operators that the importer writes for itself.
+pub(super) const DOMAIN: &str = "frit";
+/// `(data, mask, source)`: data, with the elements of the source in their order where the mask is true; with
+/// [`ROWS`], with the rows of the source, or with its one row everywhere.
+pub(super) const MASKED_SCATTER: &str = "MaskedScatter";
+/// Whether the source broadcasts to rows of what the mask selects.
+pub(super) const ROWS: &str = "rows";
+/// Nodes between the coordinates and what is computed of their number, at most.
+const REACH: usize = 6;
+
+/// Puts masks in the place of coordinates.
+pub(super) fn by_mask(graph: &mut GraphProto) {
+    let made = graph.node.iter().flat_map(|n| n.output.iter().map(move |o| (o.as_str(), n)));
+    let makers = Makers(made.collect());
+    let found = graph.node.iter().enumerate();
+    let found: Vec<(usize, NodeProto)> =
+        found.filter_map(|(i, node)| Some((i, makers.masked_scatter(node)?))).collect();
+    for (i, node) in found {
+        graph.node[i] = node;
+    }
+}
+
+/// The node that makes each value.
+struct Makers<'a>(HashMap<&'a str, &'a NodeProto>);
+
+impl<'a> Makers<'a> {
+    /// First operand of what makes a value, if that is of this kind.
+    fn behind(&self, value: &str, op: &str) -> Option<&'a String> {
+        self.0.get(value).filter(|n| n.op_type == op).and_then(|n| n.input.first())
+    }
+
+    /// What takes the place of a ScatterND at the coordinates of a mask.
+    fn masked_scatter(&self, node: &NodeProto) -> Option<NodeProto> {
+        let [data, coordinates, updates] = &node.input[..] else { return None };
+        let reduces = |a: &AttributeProto| a.name == "reduction" && &a.s[..] != b"none";
+        if node.op_type != "ScatterND" || node.attribute.iter().any(reduces) {
+            return None;
+        }
+        let mut mask = self.behind(self.behind(coordinates, "Transpose")?, "NonZero")?;
+        // A row of what is selected is cheaper to move than its elements.
+        for _ in 0..REACH {
+            mask = self.behind(mask, "Expand").unwrap_or(mask);
+        }
+        // As many elements as are selected, of more; or rows of which there are as many.
+        let counted = |n: &NodeProto, size: usize| {
+            n.input.get(size).is_some_and(|v| self.is_count(v, coordinates, REACH))
+        };
+        let updated = self.0.get(updates.as_str()).copied();
+        let repeated = self.behind(updates, "Reshape").and_then(|v| self.0.get(v.as_str()));
+        let (source, rows) = match (updated, repeated) {
+            (Some(n), _) if n.op_type == "Slice" && counted(n, 2) => (&n.input[0], 0),
+            (_, Some(n)) if n.op_type == "Expand" && counted(n, 1) => (&n.input[0], 1),
+            _ => (updates, 0),
+        };
+        let rows = AttributeProto { name: ROWS.into(), i: rows, r#type: 2, ..Default::default() };
+        Some(NodeProto {
+            op_type: MASKED_SCATTER.into(),
+            domain: DOMAIN.into(),
+            input: vec![data.clone(), mask.clone(), source.clone()],
+            attribute: vec![rows],
+            ..node.clone()
+        })
+    }
+
+    /// Whether an integer is computed of how much is selected: of how many coordinates there are, or of a sum.
+    fn is_count(&self, value: &str, coordinates: &str, reach: usize) -> bool {
+        let Some(node) = self.0.get(value).filter(|_| reach > 0) else { return false };
+        match node.op_type.as_str() {
+            "Shape" => node.input.first().is_some_and(|v| v == coordinates),
+            "ReduceSum" => true,
+            "Concat" | "Gather" | "Reshape" | "Squeeze" | "Unsqueeze" => {
+                node.input.first().is_some_and(|v| self.is_count(v, coordinates, reach - 1))
+            }
+            _ => false,
+        }
+    }
+}
