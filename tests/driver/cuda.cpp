@@ -4,6 +4,7 @@
 //   FRIT_DEVICE_CAPABILITY  compute capability, such as 90; 0 for a machine without a GPU
 //   FRIT_DEVICE_VERSION     what cuDriverGetVersion says
 //   FRIT_DEVICE_MEMORY      bytes of device memory
+//   FRIT_DEVICE_MULTIPROCESSORS  how many there are
 //   FRIT_DEVICE_FAIL        `NAME N CODE`: what the N-th call of a function answers; of `kernel`, what the N-th
 //                           launch of one leads to when it runs
 //   FRIT_DEVICE_SEED        of the order of what may be done in any order
@@ -155,7 +156,7 @@ API cuDeviceGetName(char* name, int room, int) {
 API cuDeviceGetAttribute(int* value, int attribute, int) {
     ENTER(INITIALIZED);
     const std::map<int, int> known = {
-        {16, capability() == 80 ? 108 : 132}, {75, int(capability() / 10)}, {76, int(capability() % 10)}};
+        {16, int(setting("FRIT_DEVICE_MULTIPROCESSORS", 132))}, {75, int(capability() / 10)}, {76, int(capability() % 10)}};
     auto found = known.find(attribute);
     EXPECT(found != known.end(), INVALID_VALUE, "for attribute " + std::to_string(attribute));
     *value = found->second;
@@ -322,6 +323,15 @@ API cuFuncSetAttribute(Kernel* kernel, int attribute, int value) {
     u32 most = (capability() == 80 ? 163 : 227) << 10;
     if (u32(value) + kernel->static_shared > most) return INVALID_VALUE;
     kernel->dynamic_shared = u32(value);
+    return SUCCESS;
+}
+API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel* kernel, int threads, size_t shared) {
+    ENTER(CONTEXT);
+    EXPECT(call.knows(functions, kernel), INVALID_HANDLE, "of no handle");
+    EXPECT(threads > 0 && u32(threads) <= kernel->most_threads, INVALID_VALUE, "of such a block");
+    EXPECT(shared + kernel->static_shared <= std::max(kernel->dynamic_shared, 48u << 10), INVALID_VALUE, "of so much shared memory");
+    // As many as threads alone allow.
+    *blocks = 2048 / threads;
     return SUCCESS;
 }
 API cuLaunchKernel(Kernel* kernel, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, Stream* stream,

@@ -59,8 +59,12 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(far).fold(0.0, f32::max) / most
 }
 
-/// Trains on the CPU and on the GPU; losses and the first step's gradients are close.
+/// Trains on the CPU and on a GPU like an H100; losses and the first step's gradients are close.
 fn check(model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<Ended> {
+    check_on(&Gpu::new(), model, settings, ranks, tolerance)
+}
+
+fn check_on(gpu: &Gpu, model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<Ended> {
     let count = format!("sharding.ranks={ranks}");
     let settings = [settings, &[&count]].concat();
     let gpu_plan = on_gpu(model, &settings);
@@ -68,7 +72,6 @@ fn check(model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<En
     let cpu_plan = plan(&path, 4, &settings);
     let expected = train(&cpu_plan, &data, STEPS, false);
 
-    let gpu = Gpu::new();
     let place = |name: &str| gpu.dir.path().join(name);
     let (lines, grads) = (place("metrics.jsonl"), place("grads.safetensors"));
     let (path, data) = (gpu_plan.path(), data_of(model));
@@ -124,6 +127,13 @@ fn expect_graphs(ended: &[Ended], parts: u64) {
 #[test]
 fn mlp_trains_as_on_the_cpu() {
     expect_graphs(&check("mlp", &["precision.compute=fp32"], 1, 1e-5), 1);
+}
+
+/// Its optimizer's kernels have more tiles than four rounds of the blocks that one multiprocessor holds.
+#[test]
+fn blocks_take_turns_on_a_small_gpu() {
+    let gpu = Gpu::new().with("FRIT_DEVICE_MULTIPROCESSORS", 1);
+    check_on(&gpu, "mlp", &["precision.compute=fp32"], 1, 1e-5);
 }
 
 #[test]

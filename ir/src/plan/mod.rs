@@ -446,6 +446,9 @@ pub struct CudaLaunch {
     pub grid: [u32; 2],
     /// Threads per block, in x.
     pub block: u32,
+    /// Whether fewer blocks in x compute the same bits: the blocks take turns at the work. There are never more of
+    /// them than the GPU runs in a few rounds.
+    pub grid_stride: bool,
 }
 
 mod body {

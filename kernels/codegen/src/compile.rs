@@ -206,7 +206,12 @@ fn cuda_kernel(
     let mut launches = Vec::with_capacity(function.launches.len());
     for l in function.launches {
         let grid = [blocks(l.grid[0], i32::MAX as usize)?, blocks(l.grid[1], 65535)?];
-        launches.push(CudaLaunch { symbol: l.symbol, grid, block: l.block as u32 });
+        launches.push(CudaLaunch {
+            symbol: l.symbol,
+            grid,
+            block: l.block as u32,
+            grid_stride: l.grid_stride,
+        });
     }
     let (operands, results) = program.types.split_at(program.n_inputs);
     let kernel = CudaKernel {

@@ -1,9 +1,9 @@
-//! The frame of a CUDA kernel: its launch shape, its signature, and pointwise bodies.
+//! The frame of a CUDA kernel: its launch shape and its signature. Operands are aligned to 16 bytes.
 //!
-//! Operands are aligned to 16 bytes. A thread of a pointwise kernel computes one vector; reductions
-//! are in [`super::cuda_row_reduce`] and [`super::cuda_col_reduce`].
+//! Bodies are in [`super::cuda_pointwise`], [`super::cuda_row_reduce`] and [`super::cuda_col_reduce`].
 
 use super::cuda_col_reduce::{self, Stage};
+use super::cuda_pointwise;
 use super::cuda_row_reduce;
 use super::expr::Expr;
 use super::load_store::Memory;
@@ -13,9 +13,6 @@ use super::text::{Elem, Type, Val};
 use super::view::Affine;
 use crate::error::Unsupported;
 use frit_ir::ops::FusionKind;
-
-/// Threads of a block of a pointwise kernel.
-const THREADS: usize = 256;
 
 /// The text of a region's kernels and how they are launched.
 pub(crate) struct CudaFunction {
@@ -33,6 +30,8 @@ pub(crate) struct Launch {
     pub(crate) block: usize,
     /// Blocks in x and y.
     pub(crate) grid: [usize; 2],
+    /// Whether fewer blocks in x compute the same.
+    pub(crate) grid_stride: bool,
 }
 
 /// The kernels of the region `symbol`, called with pointers to operands and results.
@@ -45,7 +44,7 @@ pub(crate) fn emit(program: &Program, symbol: &str) -> Result<CudaFunction, Unsu
         let (text, launch) = function(program, symbol, 0, |e, globals| match program.kind {
             FusionKind::RowReduce => cuda_row_reduce::rows(e, symbol, globals),
             FusionKind::ColReduce => cuda_col_reduce::cols(e, symbol, globals, Stage::Whole),
-            _ => Ok(pointwise(e)),
+            _ => Ok(cuda_pointwise::emit(e)),
         })?;
         return Ok(CudaFunction { text, launches: vec![launch], scratch_bytes: 0 });
     }
@@ -87,14 +86,24 @@ fn function(
         arguments.join(", "),
         e.t.finish()
     );
-    Ok((text, Launch { symbol: symbol.into(), block, grid }))
+    let grid_stride = program.kind == FusionKind::Pointwise;
+    Ok((text, Launch { symbol: symbol.into(), block, grid, grid_stride }))
 }
 
-/// Elements per vector: 16 bytes of the narrowest float, or 1 if some access would be misaligned.
+/// Elements per vector: 16 bytes of the narrowest float. Where some access would be misaligned, as many as are not,
+/// or 1 in reductions, where the order of sums depends on it.
 fn vector_width(program: &Program) -> usize {
     let sizes = program.types.iter().map(|t| t.dtype.size());
     let narrowest = sizes.filter(|&s| s >= 2).min().unwrap_or(4);
-    let width = (16 / narrowest).clamp(4, 8);
+    let mut width = (16 / narrowest).clamp(4, 8);
+    while !is_aligned(program, width) {
+        width = if program.kind == FusionKind::Pointwise { width / 2 } else { 1 };
+    }
+    width
+}
+
+/// Whether every access of vectors is at a multiple of their size.
+fn is_aligned(program: &Program, width: usize) -> bool {
     let aligned = |at: &Affine| {
         let (col, rows) = at.strides.split_last().expect("invariant: a space has a column");
         let multiple = |x: i64| x % width as i64 == 0;
@@ -107,7 +116,7 @@ fn vector_width(program: &Program) -> usize {
         }
     });
     let stores = program.stores.iter().all(|s| aligned(&s.at));
-    if loads && stores && program.cols().is_multiple_of(width) { width } else { 1 }
+    width == 1 || (loads && stores && program.cols().is_multiple_of(width))
 }
 
 /// The thread's index in its block and the block's index, both in x.
@@ -120,26 +129,4 @@ pub(crate) fn register(e: &mut Emitter<'_>, name: &str) -> Val {
     let ty = Type(Elem::I32, 1);
     let value = e.t.def(ty, format_args!("nvvm.read.ptx.sreg.{name} : i32"));
     e.t.convert("arith.index_castui", value, Elem::Index)
-}
-
-fn pointwise(e: &mut Emitter<'_>) -> Shape {
-    let program = e.program;
-    let per_row = program.cols() / e.width;
-    let n = program.rows() * per_row;
-    let (thread, block) = thread_and_block(e);
-    let (threads, limit) = (e.t.index(THREADS), e.t.index(n));
-    let first = e.t.same("arith.muli", &[block, threads]);
-    let index = e.t.same("arith.addi", &[first, thread]);
-    let inside = e.t.cmpi("ult", index, limit);
-    e.t.open_if(inside);
-    e.scope(|e| {
-        let (per_row, width) = (e.t.index(per_row), e.t.index(e.width));
-        let row = e.t.same("arith.divui", &[index, per_row]);
-        let col = e.t.same("arith.remui", &[index, per_row]);
-        let col = e.t.same("arith.muli", &[col, width]);
-        e.set_row(row);
-        e.at_col(col, None, |e| e.store_all(&program.stores));
-    });
-    e.t.close();
-    (THREADS, [n.div_ceil(THREADS), 1])
 }

@@ -128,6 +128,54 @@ fn accesses_are_sixteen_bytes_wide() {
     assert!(!odd.ptx.contains(".v4."));
 }
 
+/// Operands of one pointwise operation.
+fn add_bias(dtype: DType, rows: usize, cols: usize) -> Graph {
+    let mut body = Body::new();
+    let (x, b) = (body.input(dtype, &[rows, cols]), body.input(dtype, &[cols]));
+    let y = body.one(Op::Binary(BinaryFn::Add), &[x, b]);
+    body.done(&[y])
+}
+
+#[test]
+fn large_pointwise_kernels_are_grid_stride_loops() {
+    let gelu = kernel(32768, "gelu_bf16_768");
+    // Two loads of 16 bytes per vector, two vectors of a thread at a time.
+    assert_eq!(shape(&gelu), [(256, [32768 * 768 / 8 / 256 / 2, 1])]);
+    assert!(gelu.kernels[0].launches[0].grid_stride && gelu.ptx.contains("%nctaid.x"));
+    // All are read before anything is written.
+    let (before, after) = gelu.ptx.split_once("st.global").unwrap();
+    assert_eq!(before.matches("ld.global.v4.b32").count(), 4, "{}", gelu.ptx);
+    assert!(!after.contains("ld.global"));
+    // A small one has a vector of each thread.
+    let small = kernel(64, "gelu_bf16_768");
+    assert_eq!(small.ptx.matches("ld.global.v4.b32").count(), 2);
+    let softmax = kernel(32768, "softmax_bf16_768");
+    assert!(!softmax.kernels[0].launches[0].grid_stride);
+}
+
+#[test]
+fn pointwise_vectors_are_as_wide_as_rows_allow() {
+    for (cols, load) in [(764, "ld.global.v2.b32"), (762, "ld.global.b32"), (761, "ld.global.b16")]
+    {
+        let body = add_bias(DType::BF16, 64, cols);
+        let module = compile_cuda(&[("add", &body, FusionKind::Pointwise)], "sm_90").unwrap();
+        assert_eq!(module.ptx.matches(load).count(), 2, "{cols}: {}", module.ptx);
+    }
+}
+
+#[test]
+fn several_vectors_of_a_thread_agree_with_the_host() {
+    // The last tile is partial.
+    let body = add_bias(DType::F32, 541, 1001);
+    let region = [("add", &body, FusionKind::Pointwise)];
+    let inputs = [normal(DType::F32, &[541, 1001], 3, 1.0), normal(DType::F32, &[1001], 4, 1.0)];
+    let module = compile_cuda(&region, "sm_80").unwrap();
+    assert_eq!(shape(&module), [(256, [1058, 1])]);
+    let found = ptx_machine::run(&module, &inputs);
+    let expected = load(compile_host(&region, &HostTarget::native()).unwrap()).run(0, &inputs);
+    assert_eq!(found[0].to_bytes(), expected[0].to_bytes());
+}
+
 #[test]
 fn rows_are_reduced_by_shuffles_and_read_once() {
     let softmax = kernel(64, "softmax_bf16_768");
@@ -165,9 +213,18 @@ fn long_columns_are_split_over_blocks() {
 fn cuda_and_host_kernels_agree() {
     // Vectors in registers, partial vectors, one warp, and rows too long for registers.
     // Short rows that share a block, evenly and not. Columns whose rows are split, evenly and not.
-    for (rows, cols) in
-        [(3, 768), (5, 253), (2, 24), (1, 2051), (512, 24), (387, 9), (64, 2), (37, 250), (21, 40)]
-    {
+    for (rows, cols) in [
+        (3, 768),
+        (5, 253),
+        (2, 24),
+        (1, 2051),
+        (512, 24),
+        (387, 9),
+        (64, 2),
+        (37, 250),
+        (21, 40),
+        (3, 2052),
+    ] {
         let regions = regions(rows, &[cols]);
         let list: Vec<_> = regions.iter().map(|(s, b, k)| (s.as_str(), b, *k)).collect();
         let host = load(compile_host(&list, &HostTarget::native()).unwrap());

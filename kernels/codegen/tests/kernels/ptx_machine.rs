@@ -35,9 +35,10 @@ struct Program {
 
 /// Distance of the operands in the machine's memory.
 const SPACE: u64 = 1 << 40;
-/// Registers that hold the thread's index, and the block's in x and y.
+/// Registers that hold the thread's index, the block's in x and y, and the number of blocks in x.
 const TID: usize = 0;
 const CTAID: [usize; 2] = [1, 2];
+const NCTAID: usize = 3;
 
 struct Parser {
     names: HashMap<String, usize>,
@@ -101,6 +102,7 @@ fn parse(text: &str, entry: &str, n: usize) -> Program {
     let mut parser = Parser { names: HashMap::new(), symbols: HashMap::new() };
     assert_eq!(parser.register("%tid.x"), TID);
     assert_eq!(["%ctaid.x", "%ctaid.y"].map(|name| parser.register(name)), CTAID);
+    assert_eq!(parser.register("%nctaid.x"), NCTAID);
     for i in 0..n {
         parser.symbols.insert(format!("{entry}_param_{i}"), (i as u64 + 1) * SPACE);
     }
@@ -157,19 +159,33 @@ struct Machine<'p> {
     program: &'p Program,
     buffers: Vec<Vec<u8>>,
     shared: Vec<u8>,
+    /// Blocks in x.
+    wide: u32,
 }
 
-/// Runs the module's first kernel on the operands and returns its results.
+/// Runs the module's first kernel on the operands and returns its results. What a grid-stride loop computes must
+/// not depend on the number of blocks.
 pub(crate) fn run(module: &CudaModule, inputs: &[Tensor]) -> Vec<Tensor> {
+    let results = run_with(module, inputs, u32::MAX);
+    if module.kernels[0].launches.iter().any(|l| l.grid_stride && l.grid[0] > 1) {
+        let bytes = |t: Vec<Tensor>| t.iter().map(Tensor::to_bytes).collect::<Vec<_>>();
+        let most_blocks = 2.min(module.kernels[0].launches[0].grid[0] - 1);
+        assert_eq!(bytes(run_with(module, inputs, most_blocks)), bytes(results.clone()));
+    }
+    results
+}
+
+fn run_with(module: &CudaModule, inputs: &[Tensor], most_blocks: u32) -> Vec<Tensor> {
     let kernel = &module.kernels[0];
     let mut buffers: Vec<Vec<u8>> = inputs.iter().map(Tensor::to_bytes).collect();
     buffers.extend(kernel.results.iter().map(|t| vec![0xA5; t.bytes()]));
     buffers.extend((kernel.scratch_bytes > 0).then(|| vec![0xA5; kernel.scratch_bytes]));
-    for CudaLaunch { symbol, grid, block } in &kernel.launches {
+    for CudaLaunch { symbol, grid: [wide, high], block, grid_stride } in &kernel.launches {
         let program = parse(&module.ptx, symbol, buffers.len());
-        let mut machine = Machine { program: &program, buffers, shared: Vec::new() };
-        for y in 0..grid[1] {
-            for x in 0..grid[0] {
+        let wide = if *grid_stride { *wide.min(&most_blocks) } else { *wide };
+        let mut machine = Machine { program: &program, buffers, shared: Vec::new(), wide };
+        for y in 0..*high {
+            for x in 0..wide {
                 machine.block([x.into(), y.into()], u64::from(*block));
             }
         }
@@ -186,6 +202,7 @@ impl Machine<'_> {
             .map(|tid| {
                 let mut registers = vec![0; self.program.registers];
                 registers[TID] = tid;
+                registers[NCTAID] = self.wide.into();
                 CTAID.iter().zip(block).for_each(|(&r, index)| registers[r] = index);
                 Thread { pc: 0, registers, done: false }
             })

@@ -198,6 +198,9 @@ pub trait Driver {
         name: &str,
         shared_bytes: u32,
     ) -> Result<FunctionHandle>;
+    /// Blocks of so many threads of a kernel without dynamic shared memory that all multiprocessors together run at
+    /// once.
+    fn resident_blocks(&self, function: FunctionHandle, block: u32) -> Result<u32>;
     /// Launches a kernel.
     ///
     /// # Safety

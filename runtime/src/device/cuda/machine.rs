@@ -55,6 +55,7 @@ functions! {
         cuModuleLoadDataEx: fn(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void) -> u32,
         cuModuleGetFunction: fn(*mut CUfunction, CUmodule, *const c_char) -> u32,
         cuFuncSetAttribute: fn(CUfunction, CUfunction_attribute, c_int) -> u32,
+        cuOccupancyMaxActiveBlocksPerMultiprocessor: fn(*mut c_int, CUfunction, c_int, usize) -> u32,
         cuLaunchKernel: fn(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> u32,
         cuStreamBeginCapture_v2: fn(CUstream, CUstreamCaptureMode) -> u32,
         cuStreamEndCapture: fn(CUstream, *mut CUgraph) -> u32,

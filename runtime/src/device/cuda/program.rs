@@ -17,6 +17,11 @@ use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, 
 use frit_kernels::cuda::source;
 use std::collections::HashMap;
 
+/// Blocks of a grid-stride loop for each that the device runs at once. A collective's blocks, and those of what
+/// runs beside, take the place of some: with more than one round the others take over their work, and a
+/// collective starts when the first round ends, not the kernel.
+const ROUNDS: u32 = 4;
+
 /// How a kernel of the plan is executed.
 enum Code<'a> {
     Generated { launches: &'a [CudaLaunch], scratch_bytes: usize },
@@ -180,6 +185,8 @@ struct Binder<'a, D> {
     generated: Option<ModuleHandle>,
     modules: HashMap<Unit, ModuleHandle>,
     functions: HashMap<(ModuleHandle, String, u32), FunctionHandle>,
+    /// Blocks of a kernel that the device runs at once.
+    resident: HashMap<FunctionHandle, u32>,
     rank: usize,
     teams: Vec<(Team, TeamHandle)>,
     products: Vec<(Product, ProductAddresses)>,
@@ -213,6 +220,7 @@ impl Program {
             generated,
             modules,
             functions: HashMap::new(),
+            resident: HashMap::new(),
             rank,
             teams: Vec::new(),
             products: Vec::new(),
@@ -337,9 +345,13 @@ impl<D: Driver> Binder<'_, D> {
                     reason: "the plan names no file with its kernels".into(),
                 })?;
                 for launch in *launches {
-                    let grid = [launch.grid[0], launch.grid[1], 1];
-                    let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
+                    let mut grid = [launch.grid[0], launch.grid[1], 1];
                     let function = self.function(module, &launch.symbol, 0)?;
+                    if launch.grid_stride {
+                        let most = self.resident_blocks(function, launch.block)?;
+                        grid[0] = grid[0].min(most.saturating_mul(ROUNDS));
+                    }
+                    let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
                     let arguments = arguments.clone();
                     commands.push(Command::Launch { function, shape, arguments });
                 }
@@ -475,6 +487,16 @@ impl<D: Driver> Binder<'_, D> {
         let function = self.driver.function(module, name, shared_bytes)?;
         self.functions.insert(key, function);
         Ok(function)
+    }
+
+    /// Blocks of a kernel of the plan that the device runs at once, asked for once.
+    fn resident_blocks(&mut self, function: FunctionHandle, block: u32) -> Result<u32, CudaError> {
+        if let Some(blocks) = self.resident.get(&function) {
+            return Ok(*blocks);
+        }
+        let blocks = self.driver.resident_blocks(function, block)?.max(1);
+        self.resident.insert(function, blocks);
+        Ok(blocks)
     }
 
     fn pointer(&self, pointer: Pointer, operands: &Operands) -> Address {

@@ -311,6 +311,18 @@ impl Driver for Real {
         Ok(FunctionHandle(function as usize))
     }
 
+    fn resident_blocks(&self, function: FunctionHandle, block: u32) -> Result<u32> {
+        let mut blocks: c_int = 0;
+        // SAFETY: the pointer is valid; functions are never unloaded.
+        let code = unsafe {
+            let function = function.0 as CUfunction;
+            let most = self.machine.api.cuOccupancyMaxActiveBlocksPerMultiprocessor;
+            most(&mut blocks, function, block as c_int, 0)
+        };
+        self.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(blocks as u32 * self.properties.multiprocessors)
+    }
+
     unsafe fn launch(
         &self,
         function: FunctionHandle,

@@ -284,6 +284,10 @@ impl Driver for Recording {
         Ok(FunctionHandle(self.name(name.into())))
     }
 
+    fn resident_blocks(&self, _function: FunctionHandle, block: u32) -> Result<u32> {
+        Ok(self.properties.multiprocessors * (2048 / block))
+    }
+
     unsafe fn launch(
         &self,
         function: FunctionHandle,
