@@ -1,8 +1,6 @@
 //! What a task puts on streams, all addresses bound, and the choices that are left until they were measured.
 
-use super::driver::{Address, Arguments, FunctionHandle, ProductAddresses, Shape, TeamHandle};
-use frit_ir::DType;
-use frit_ir::ops::ReduceKind;
+use super::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
 
 /// One thing put on a stream.
 #[derive(Clone, Debug)]
@@ -58,29 +56,7 @@ pub(super) enum Command {
         at: Address,
         bytes: usize,
     },
-    AllGather {
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-    },
-    ReduceScatter {
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-    },
-    AllReduce {
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-    },
+    Collective(Collective),
 }
 
 /// Decides which products keep their epilogue.
@@ -120,9 +96,7 @@ impl Command {
             Command::Copy { .. } => "copy",
             Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",
             Command::Zero { .. } => "zero",
-            Command::AllGather { .. }
-            | Command::ReduceScatter { .. }
-            | Command::AllReduce { .. } => "collective",
+            Command::Collective(_) => "collective",
         }
     }
 
@@ -138,9 +112,7 @@ impl Command {
             Command::CopyIn { bytes, .. }
             | Command::CopyOut { bytes, .. }
             | Command::Zero { bytes, .. } => *bytes > 0,
-            Command::AllGather { count, .. }
-            | Command::ReduceScatter { count, .. }
-            | Command::AllReduce { count, .. } => *count > 0,
+            Command::Collective(collective) => collective.count > 0,
         }
     }
 }

@@ -125,6 +125,34 @@ pub struct ProductAddresses {
     pub workspace: (Address, usize),
 }
 
+/// What a collective does with the elements of every member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// Concatenates them for every member, in rank order.
+    AllGather,
+    /// Combines them; each member receives its part.
+    ReduceScatter(ReduceKind),
+    /// Combines them for every member.
+    AllReduce(ReduceKind),
+}
+
+/// A collective and its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// What it does.
+    pub exchange: Exchange,
+    /// Who takes part.
+    pub team: TeamHandle,
+    /// This rank's elements.
+    pub send: Address,
+    /// Where the result goes.
+    pub recv: Address,
+    /// Elements that are sent to be gathered, received of a scatter, or both.
+    pub count: usize,
+    /// Their type.
+    pub dtype: DType,
+}
+
 /// An algorithm of the library, valid for one version of it.
 pub type Algorithm = [u64; 8];
 
@@ -136,7 +164,6 @@ type Result<T = ()> = std::result::Result<T, CudaError>;
 /// All of them fail with what was asked for and what the library said; so may any with a failure of what
 /// was asked before.
 #[expect(clippy::missing_errors_doc, reason = "said of all of them at once")]
-#[expect(clippy::too_many_arguments, reason = "those of the libraries' functions")]
 pub trait Driver {
     /// The device.
     fn properties(&self) -> &Properties;
@@ -264,38 +291,8 @@ pub trait Driver {
     /// The ranks of a team, of which this one is a member. Every rank must ask for its own team of the same
     /// shape, in the same order.
     fn create_team(&self, team: Team) -> Result<TeamHandle>;
-    /// Concatenates `count` elements of every member, in rank order.
-    fn all_gather(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        on: StreamHandle,
-    ) -> Result;
-    /// Combines every member's elements; this rank receives its part of `count`.
-    fn reduce_scatter(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result;
-    /// Combines `count` elements of every member, for every member.
-    fn all_reduce(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result;
+    /// Exchanges data with the other members of a team.
+    fn collective(&self, collective: &Collective, on: StreamHandle) -> Result;
     /// An error of another rank that was noticed meanwhile.
     fn communication_error(&self) -> Option<String>;
     /// Ends collectives that wait for other ranks.

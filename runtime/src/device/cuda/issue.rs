@@ -233,15 +233,7 @@ impl Issuer {
                 unsafe { driver.copy_out(*to, *from, *bytes, on) }
             }
             Command::Zero { at, bytes } => driver.zero(*at, *bytes, on),
-            Command::AllGather { team, send, recv, count, dtype } => {
-                driver.all_gather(*team, *send, *recv, *count, *dtype, on)
-            }
-            Command::ReduceScatter { team, send, recv, count, dtype, reduce } => {
-                driver.reduce_scatter(*team, *send, *recv, *count, *dtype, *reduce, on)
-            }
-            Command::AllReduce { team, send, recv, count, dtype, reduce } => {
-                driver.all_reduce(*team, *send, *recv, *count, *dtype, *reduce, on)
-            }
+            Command::Collective(collective) => driver.collective(collective, on),
         }
     }
 

@@ -40,7 +40,9 @@ use crate::plan_dir::{CUDA, PlanDir};
 use crate::usage::Usage;
 use command::Command;
 use cubins::Cubins;
-use driver::{Address, Driver, EventHandle, GraphHandle, Properties, TeamHandle};
+use driver::{
+    Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, TeamHandle,
+};
 use feed::Feed;
 use frit_ir::DType;
 use frit_ir::plan::Plan;
@@ -479,14 +481,15 @@ impl<D: Driver> Device for Cuda<'_, D> {
                     send
                 }
             };
-            self.driver.all_gather(
-                TeamHandle::default(),
+            let gather = Collective {
+                exchange: Exchange::AllGather,
+                team: TeamHandle::default(),
                 send,
-                exchange,
-                len,
-                DType::U8,
-                compute,
-            )?;
+                recv: exchange,
+                count: len,
+                dtype: DType::U8,
+            };
+            self.driver.collective(&gather, compute)?;
             if self.ranks.rank == 0 {
                 let mut part = vec![0; len * ranks];
                 self.fetch(exchange, &mut part)?;

@@ -1,7 +1,7 @@
 //! NCCL: the collectives. One communicator per team for all streams, so that ranks cannot start its collectives
 //! in different orders; it never blocks the host, so that a rank that is gone can be noticed.
 
-use super::driver::{Address, StreamHandle, TeamHandle};
+use super::driver::{Collective, Exchange, StreamHandle, TeamHandle};
 use super::error::CudaError;
 use super::library::{LibraryError, Wanted, functions};
 use super::nvrtc::c_text;
@@ -154,7 +154,6 @@ pub(super) struct Nccl {
     timeout: Duration,
 }
 
-#[expect(clippy::too_many_arguments, reason = "those of the library's functions")]
 impl Nccl {
     /// Waits until NCCL has accepted a call; normally it has.
     fn settle(
@@ -235,80 +234,37 @@ impl Nccl {
         Ok(TeamHandle(communicators.len() - 1))
     }
 
-    fn call(
-        &self,
-        call: &'static str,
-        team: TeamHandle,
-        make: impl FnOnce(&Api, ncclComm_t) -> u32,
-    ) -> Result {
-        let communicator = self.communicator(call, team)?;
-        let code = make(&self.library.api, communicator);
+    /// Exchanges data with the other members of a team.
+    ///
+    /// # Errors
+    /// If NCCL refuses.
+    pub(super) fn collective(&self, collective: &Collective, on: StreamHandle) -> Result {
+        let Collective { exchange, team, send, recv, count, dtype } = *collective;
+        let call = match exchange {
+            Exchange::AllGather => "ncclAllGather",
+            Exchange::ReduceScatter(_) => "ncclReduceScatter",
+            Exchange::AllReduce(_) => "ncclAllReduce",
+        };
+        let (api, communicator) = (&self.library.api, self.communicator(call, team)?);
+        let (send, recv) = (send as *const c_void, recv as *mut c_void);
+        let (dtype, on) = (data_type(dtype)?, stream(on));
+        // SAFETY: the communicator is alive; the addresses are those of the plan.
+        let code = unsafe {
+            match exchange {
+                Exchange::AllGather => {
+                    (api.ncclAllGather)(send, recv, count, dtype, communicator, on)
+                }
+                Exchange::ReduceScatter(how) => {
+                    let how = operation(how);
+                    (api.ncclReduceScatter)(send, recv, count, dtype, how, communicator, on)
+                }
+                Exchange::AllReduce(how) => {
+                    let how = operation(how);
+                    (api.ncclAllReduce)(send, recv, count, dtype, how, communicator, on)
+                }
+            }
+        };
         self.settle(call, code, communicator, || None)
-    }
-
-    /// Concatenates `count` elements of every member, in rank order.
-    ///
-    /// # Errors
-    /// If NCCL refuses.
-    pub(super) fn all_gather(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        on: StreamHandle,
-    ) -> Result {
-        let dtype = data_type(dtype)?;
-        self.call("ncclAllGather", team, |api, communicator| {
-            let (send, recv) = (send as *const c_void, recv as *mut c_void);
-            // SAFETY: the communicator is alive; the addresses are those of the plan.
-            unsafe { (api.ncclAllGather)(send, recv, count, dtype, communicator, stream(on)) }
-        })
-    }
-
-    /// Combines every member's elements; this rank receives its part of `count`.
-    ///
-    /// # Errors
-    /// If NCCL refuses.
-    pub(super) fn reduce_scatter(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result {
-        let (dtype, how) = (data_type(dtype)?, operation(reduce));
-        self.call("ncclReduceScatter", team, |api, communicator| {
-            let (send, recv, on) = (send as *const c_void, recv as *mut c_void, stream(on));
-            // SAFETY: as above.
-            unsafe { (api.ncclReduceScatter)(send, recv, count, dtype, how, communicator, on) }
-        })
-    }
-
-    /// Combines `count` elements of every member, for every member.
-    ///
-    /// # Errors
-    /// If NCCL refuses.
-    pub(super) fn all_reduce(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result {
-        let (dtype, how) = (data_type(dtype)?, operation(reduce));
-        self.call("ncclAllReduce", team, |api, communicator| {
-            let (send, recv, on) = (send as *const c_void, recv as *mut c_void, stream(on));
-            // SAFETY: as above.
-            unsafe { (api.ncclAllReduce)(send, recv, count, dtype, how, communicator, on) }
-        })
     }
 }
 

@@ -3,8 +3,8 @@
 use super::command::{Command, settle_operations, settle_products};
 use super::cubins::Cubins;
 use super::driver::{
-    Address, Arguments, Driver, FunctionHandle, ModuleHandle, ProductAddresses, Shape, Source,
-    TeamHandle,
+    Address, Arguments, Collective, Driver, Exchange, FunctionHandle, ModuleHandle,
+    ProductAddresses, Shape, Source, TeamHandle,
 };
 use super::error::CudaError;
 use super::gemm::Product;
@@ -267,29 +267,18 @@ impl<D: Driver> Binder<'_, D> {
         let numel = |place: &Place| place.ty.shape.numel();
         let command = match action {
             Action::Kernel { .. } => unreachable!("invariant: kernels are bound elsewhere"),
-            Action::AllGather { send, recv, .. } => Command::AllGather {
-                team: self.team(action)?,
-                send: self.at(send),
-                recv: self.at(recv),
-                count: numel(send),
-                dtype: send.ty.dtype,
-            },
-            Action::ReduceScatter { reduce, send, recv, .. } => Command::ReduceScatter {
-                team: self.team(action)?,
-                send: self.at(send),
-                recv: self.at(recv),
-                count: numel(recv),
-                dtype: send.ty.dtype,
-                reduce: *reduce,
-            },
-            Action::AllReduce { reduce, send, recv, .. } => Command::AllReduce {
-                team: self.team(action)?,
-                send: self.at(send),
-                recv: self.at(recv),
-                count: numel(send),
-                dtype: send.ty.dtype,
-                reduce: *reduce,
-            },
+            Action::AllGather { send, recv, .. } => {
+                let team = self.team(action)?;
+                self.collective(Exchange::AllGather, team, send, recv, numel(send))
+            }
+            Action::ReduceScatter { reduce, send, recv, .. } => {
+                let team = self.team(action)?;
+                self.collective(Exchange::ReduceScatter(*reduce), team, send, recv, numel(recv))
+            }
+            Action::AllReduce { reduce, send, recv, .. } => {
+                let team = self.team(action)?;
+                self.collective(Exchange::AllReduce(*reduce), team, send, recv, numel(send))
+            }
             Action::Reshard { to, .. } => {
                 let from = action.kept_by(self.rank).expect("invariant: a part is kept");
                 Command::Copy { to: self.at(to), from: self.at(&from), bytes: to.ty.bytes() }
@@ -312,6 +301,18 @@ impl<D: Driver> Binder<'_, D> {
             }
         };
         Ok(Some(command).into_iter().filter(Command::does_something).collect())
+    }
+
+    fn collective(
+        &self,
+        exchange: Exchange,
+        team: TeamHandle,
+        send: &Place,
+        recv: &Place,
+        count: usize,
+    ) -> Command {
+        let (dtype, send, recv) = (send.ty.dtype, self.at(send), self.at(recv));
+        Command::Collective(Collective { exchange, team, send, recv, count, dtype })
     }
 
     /// The team of a collective, made when it is first met: the order is that of the plan on every rank.

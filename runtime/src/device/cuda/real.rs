@@ -13,8 +13,6 @@ use cudarc::driver::sys::{
     CUcontext, CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option,
     CUmodule, CUstream, CUstreamCaptureMode,
 };
-use frit_ir::DType;
-use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -440,42 +438,8 @@ impl Driver for Real {
         self.nccl()?.create_team(team)
     }
 
-    fn all_gather(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        on: StreamHandle,
-    ) -> Result {
-        self.nccl()?.all_gather(team, send, recv, count, dtype, on)
-    }
-
-    fn reduce_scatter(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result {
-        self.nccl()?.reduce_scatter(team, send, recv, count, dtype, reduce, on)
-    }
-
-    fn all_reduce(
-        &self,
-        team: TeamHandle,
-        send: Address,
-        recv: Address,
-        count: usize,
-        dtype: DType,
-        reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result {
-        self.nccl()?.all_reduce(team, send, recv, count, dtype, reduce, on)
+    fn collective(&self, collective: &Collective, on: StreamHandle) -> Result {
+        self.nccl()?.collective(collective, on)
     }
 
     fn communication_error(&self) -> Option<String> {

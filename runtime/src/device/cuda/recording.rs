@@ -6,8 +6,6 @@ use super::driver::*;
 use super::error::CudaError;
 use super::gemm::Product;
 use super::recipe::Operation;
-use frit_ir::DType;
-use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -58,7 +56,8 @@ pub enum Call {
 /// The driver.
 #[derive(Debug, Default)]
 pub struct Recording {
-    properties: Properties,
+    /// The device.
+    pub properties: Properties,
     calls: RefCell<Vec<Call>>,
     made: Cell<usize>,
     allocated: Cell<usize>,
@@ -389,44 +388,13 @@ impl Driver for Recording {
         Ok(TeamHandle(teams.len()))
     }
 
-    fn all_gather(
-        &self,
-        team: TeamHandle,
-        _send: Address,
-        _recv: Address,
-        count: usize,
-        _dtype: DType,
-        on: StreamHandle,
-    ) -> Result {
-        self.note(Call::Collective("all_gather", team, count, on));
-        Ok(())
-    }
-
-    fn reduce_scatter(
-        &self,
-        team: TeamHandle,
-        _send: Address,
-        _recv: Address,
-        count: usize,
-        _dtype: DType,
-        _reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result {
-        self.note(Call::Collective("reduce_scatter", team, count, on));
-        Ok(())
-    }
-
-    fn all_reduce(
-        &self,
-        team: TeamHandle,
-        _send: Address,
-        _recv: Address,
-        count: usize,
-        _dtype: DType,
-        _reduce: ReduceKind,
-        on: StreamHandle,
-    ) -> Result {
-        self.note(Call::Collective("all_reduce", team, count, on));
+    fn collective(&self, collective: &Collective, on: StreamHandle) -> Result {
+        let name = match collective.exchange {
+            Exchange::AllGather => "all_gather",
+            Exchange::ReduceScatter(_) => "reduce_scatter",
+            Exchange::AllReduce(_) => "all_reduce",
+        };
+        self.note(Call::Collective(name, collective.team, collective.count, on));
         Ok(())
     }
 
