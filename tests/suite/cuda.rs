@@ -383,16 +383,49 @@ fn a_library_without_an_epilogue_is_given_plain_products_and_kernels() {
     let mut device = open(&dir, old()).unwrap();
     let (products, kernels) = work_of_step(&mut device, plan);
     assert_eq!(products.len(), with.len());
-    for name in [" gelu_aux_bias", " dgelu", " bgrad b"] {
+    for name in [" bias", " gelu_aux_bias", " dgelu", " bgrad b"] {
         assert!(!products.iter().any(|p| p.contains(name)), "{products:?}");
     }
     let count = |name: &str| kernels.iter().filter(|k| *k == name).count();
     assert_eq!([count("gelu"), count("gelu_grad")], [2, 2], "{kernels:?}");
+    // Two layers of four products.
+    assert_eq!(count("add_bias"), 8, "{kernels:?}");
     assert!(count("reduce") >= 4, "{kernels:?}");
     // The choice, that there is none, is kept, too.
     let device = open(&dir, old()).unwrap();
     let measured = device.driver().take();
     assert!(!measured.iter().any(|c| matches!(c, Call::Multiply(..))));
+}
+
+/// The blocks of a grid-stride loop are no more than four rounds of what the GPU holds.
+#[test]
+fn grids_are_sized_by_the_gpu() {
+    let (_planned, dir) = planned("mlp", 1, &[]);
+    let grids = |multiprocessors: u32| {
+        let mut driver = Recording::new((9, 0));
+        driver.properties.multiprocessors = multiprocessors;
+        let mut device = open(&dir, driver).unwrap();
+        let calls = step(&mut device, &dir.plan, dir.plan.tasks.len());
+        let grid = |call: Call| match call {
+            Call::Launch(name, shape, ..) => Some((name, shape.grid[0])),
+            _ => None,
+        };
+        calls.into_iter().filter_map(grid).collect::<Vec<_>>()
+    };
+    let entries = dir.plan.kernels.iter().filter_map(|k| k.entry.as_ref());
+    let launches = entries.flat_map(|entry| match entry {
+        Entry::Cuda { launches, .. } => launches.as_slice(),
+        Entry::Host { .. } => &[],
+    });
+    let loops: BTreeMap<&str, u32> =
+        launches.filter(|l| l.grid_stride).map(|l| (l.symbol.as_str(), l.grid[0])).collect();
+    assert!(loops.values().any(|blocks| *blocks > 32));
+    for ((name, large), (_, small)) in grids(132).into_iter().zip(grids(1)) {
+        match loops.get(name.as_str()) {
+            Some(all) => assert_eq!((large, small), (*all, 32.min(*all)), "{name}"),
+            None => assert_eq!(large, small, "{name}"),
+        }
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ sources![
     "attention_plain" with "sight" "attention_plain",
     "attention_plain_grad" with "sight" "attention_plain",
     "batch_norm" with "block_sum",
+    "bias",
     "conv" with "window",
     "conv_tiles" with "window" "tensor_cores",
     "convert",

@@ -65,7 +65,10 @@ pub(super) fn settle_products(commands: &mut Vec<Command>, has_algorithm: &impl 
         Command::Fused { product, at, .. } if has_algorithm(product) => {
             vec![Command::Multiply { product, at }]
         }
-        Command::Fused { otherwise, .. } => otherwise,
+        Command::Fused { mut otherwise, .. } => {
+            settle_products(&mut otherwise, has_algorithm);
+            otherwise
+        }
         Command::Offer { operation, mut with, mut otherwise } => {
             settle_products(&mut with, has_algorithm);
             settle_products(&mut otherwise, has_algorithm);

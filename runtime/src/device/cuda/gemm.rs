@@ -54,7 +54,7 @@ impl Kind {
 
     /// Whether the library may have no algorithm with it; the plan then does without.
     pub fn is_optional(self) -> bool {
-        !matches!(self, Kind::None | Kind::Bias)
+        self != Kind::None
     }
 
     /// Whether a vector is read or written.

@@ -68,7 +68,7 @@ pub struct Recording {
     pub memory_bytes: usize,
     /// A module that cannot be loaded, by a part of its name.
     pub broken_module: Option<&'static str>,
-    /// Whether products have no algorithm with an epilogue beyond a bias.
+    /// Whether products have no algorithm with an epilogue.
     pub plain_products: bool,
     /// How many engines operations have; none if there is no cuDNN.
     pub engines: Option<usize>,

@@ -9,7 +9,7 @@
 
 use super::assembler::Assembler;
 use super::kernel::c_type;
-use super::matmul::{is_direct, matrix};
+use super::matmul::{is_direct, launch, matrix};
 use super::reduce::Reduction;
 use super::{Epilogue, Gemm, Launch, Matrix, Pointer, SourceKernel, quantize};
 use frit_ir::ops::{BinaryFn, MatMul, ReduceFn, UnaryFn};
@@ -136,7 +136,7 @@ impl Parts<'_> {
         };
         let d = a.write(result);
         let plain = self.gemm(a, d, ty.dtype)?;
-        a.launch(Launch::Gemm(Gemm { epilogue, ..plain }));
+        a.launch(launch(Gemm { epilogue, ..plain })?);
         Some(())
     }
 
@@ -179,7 +179,7 @@ impl Parts<'_> {
             .pointer(d)
             .pointer(at)
             .i64(ty.shape.numel());
-        let otherwise = vec![Launch::Gemm(product), Launch::Source(function)];
+        let otherwise = vec![launch(product)?, Launch::Source(function)];
         let epilogue = Epilogue::Gelu { bias, before };
         a.launch(Launch::Fused(Gemm { epilogue, ..plain }, otherwise));
         Some(())

@@ -1,7 +1,8 @@
 //! Matrix products, alone or with the bias and the cast that fusion joins to them.
 
 use super::assembler::Assembler;
-use super::{Epilogue, Gemm, Launch, Matrix, Pointer, convert};
+use super::kernel::c_type;
+use super::{Epilogue, Gemm, Launch, Matrix, Pointer, SourceKernel, convert};
 use crate::device::batches::{Batches, batches};
 use frit_ir::ops::{BinaryFn, MatMul};
 use frit_ir::{DType, Node, Op, TensorType, ValueId};
@@ -101,13 +102,30 @@ fn gemm(
         epilogue,
     };
     if dims.batch == 1 {
-        a.launch(Launch::Gemm(one));
+        a.launch(launch(one)?);
     } else {
         for gemm in batched(&one, left, right)? {
-            a.launch(Launch::Gemm(gemm));
+            a.launch(launch(gemm)?);
         }
     }
     if direct { Some(()) } else { convert::convert(a, (sum, dtype), (to, out.dtype), n) }
+}
+
+/// A product whose only epilogue, if any, is a bias; with what does the same where the library has no algorithm
+/// with it.
+pub(super) fn launch(gemm: Gemm) -> Option<Launch> {
+    let Epilogue::Bias(bias) = gemm.epilogue else { return Some(Launch::Gemm(gemm)) };
+    let (matrix, plain) = (gemm.m * gemm.n, Gemm { epilogue: Epilogue::None, ..gemm.clone() });
+    let add = SourceKernel::new("bias", "add_bias")
+        .define("T", c_type(gemm.d.dtype)?)
+        .threads(gemm.batch * matrix)
+        .pointer(gemm.d.at)
+        .pointer(bias)
+        .i64(gemm.n)
+        .i64(matrix)
+        .i64(gemm.d.batch_stride)
+        .i64(gemm.batch * matrix);
+    Some(Launch::Fused(gemm, vec![Launch::Gemm(plain), Launch::Source(add)]))
 }
 
 /// A matrix without gaps.
