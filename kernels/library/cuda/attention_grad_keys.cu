@@ -7,8 +7,8 @@
 // over the queries, and over the query heads that share the key head, in one order (Dao 2023). The
 // transposed scores are computed, so that they are an operand of the next product as they are.
 //
-// WANT_K and WANT_V say which of dk and dv are computed: both need many registers. WARPS, ROWS and TILE
-// give the sizes of tiles.
+// WANT_K and WANT_V say which of dk and dv are computed: both need many registers, and dv needs no values in
+// shared memory. WARPS, ROWS and TILE give the sizes of tiles.
 
 typedef Layout<Q_LAYOUT> Q;
 typedef Layout<K_LAYOUT> K;
@@ -26,10 +26,11 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     DYNAMIC_SHARED(shared);
     T* k_tile = reinterpret_cast<T*>(shared);
     T* v_tile = k_tile + BLOCK * (D + PAD);
-    T* q_tiles = v_tile + BLOCK * (E + PAD);
+    T* q_tiles = v_tile + (WANT_K ? BLOCK * (E + PAD) : 0);
     T* dy_tiles = q_tiles + 2 * TILE * (D + PAD);
-    f32* lse_tiles = reinterpret_cast<f32*>(dy_tiles + 2 * TILE * (E + PAD));
-    f32* delta_tiles = lse_tiles + 2 * TILE;
+    // The lse and the delta of a query, in what lies between its rows and the next.
+    auto lse_of = [&](int row) { return reinterpret_cast<f32*>(q_tiles + row * (D + PAD) + D); };
+    auto delta_of = [&](int row) { return reinterpret_cast<f32*>(dy_tiles + row * (E + PAD) + E); };
 
     int queries = int(shape.queries), keys = int(shape.keys);
     int mask_query = int(shape.mask_query), mask_key = int(shape.mask_key);
@@ -60,8 +61,8 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                                                queries - query, whole_y);
         for (int i = threadIdx.x; i < TILE; i += THREADS) {
             bool exists = query + i < queries;
-            lse_tiles[at + i] = row_lse(lse, row + i, exists);
-            delta_tiles[at + i] = exists ? delta[row + i] : 0;
+            *lse_of(at + i) = row_lse(lse, row + i, exists);
+            *delta_of(at + i) = exists ? delta[row + i] : 0;
         }
     };
 
@@ -85,7 +86,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 #endif
 
     load_tile<K, BLOCK, HEAD, D, THREADS>(k_tile, k, keys - first, whole_k);
-    load_tile<V, BLOCK, VALUE, E, THREADS>(v_tile, v, keys - first, whole_v);
+    if (WANT_K) load_tile<V, BLOCK, VALUE, E, THREADS>(v_tile, v, keys - first, whole_v);
     if (steps > 0) load(0);
     copy_async_commit();
 
@@ -121,7 +122,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
                         hidden = hidden || key >= keys || query + column >= queries;
                         if (!hidden) place = (query + column) * mask_query + key * mask_key;
                     }
-                    f32 w = weight(p[i][j][e], lse_tiles[at + column], scale, mask_head + place);
+                    f32 w = weight(p[i][j][e], *lse_of(at + column), scale, mask_head + place);
                     p[i][j][e] = hidden ? 0 : w;
                 }
 #if WANT_V
@@ -136,7 +137,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
             for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    ds[i][j][e] = p[i][j][e] * (ds[i][j][e] - delta_tiles[at + j * 8 + lane % 4 * 2 + e % 2]);
+                    ds[i][j][e] = p[i][j][e] * (ds[i][j][e] - *delta_of(at + j * 8 + lane % 4 * 2 + e % 2));
         accumulate<ROWS, TILE / 8, D>(dk_sum, ds, q_tile);
 #endif
     }

@@ -317,10 +317,9 @@ impl<'a> Setting<'a> {
         let (d, e) = self.padded();
         let largest = d.max(e);
         let size = self.element.size();
+        let (row_d, row_e) = ((d + PAD) * size, (e + PAD) * size);
         // Both sides hold one row of keys and values or queries and output gradients.
-        let shared = |block: usize, tile: usize| (block + 2 * tile) * (d + e + 2 * PAD) * size;
-        // Beside keys lie statistics of the tiles' queries.
-        let with_rows = |block, tile| shared(block, tile) + 4 * tile * size_of::<f32>();
+        let shared = |block: usize, tile: usize| (block + 2 * tile) * (row_d + row_e);
         let keys = self.dims.b * self.dims.g * self.dims.s;
         if keys > 0 {
             // Masks need registers too, and with large heads the sums for both do not fit them.
@@ -332,10 +331,12 @@ impl<'a> Setting<'a> {
                 _ => 32,
             };
             let block = WARPS * 16;
-            let tile = tile(most, |tile| with_rows(block, tile));
             let fits = largest <= if masked { 64 } else { 128 };
             let wants: &[(u8, u8)] = if fits { &[(1, 1)] } else { &[(1, 0), (0, 1)] };
             for (k, v) in wants {
+                // Gradients of values alone need no values.
+                let without = if *k == 0 { block * row_e } else { 0 };
+                let tile = tile(most, |tile| shared(block, tile) - without);
                 let kernel = self
                     .tiled("attention_grad_keys", "attention_grad_keys", 1)?
                     .define("TILE", tile)
@@ -344,7 +345,7 @@ impl<'a> Setting<'a> {
                     .define("DY_LAYOUT", dy.layout())
                     .define("DK_LAYOUT", dk.layout())
                     .define("DV_LAYOUT", dv.layout())
-                    .shared(with_rows(block, tile))?
+                    .shared(shared(block, tile) - without)?
                     .grid(self.dims.b * self.dims.g * self.dims.s.div_ceil(block))?
                     .pointer(dk.at)
                     .pointer(dv.at);
