@@ -34,11 +34,26 @@ __device__ __forceinline__ Place term(const Window& w, u32 index, u32 n, u32 tap
     return p;
 }
 
+// What a block makes of the result, and what of that a warp.
+struct Share {
+    u32 row, column, group, split;
+    int warp_row, warp_column;
+
+    __device__ __forceinline__ Share(i64 m, u32 columns, i64 groups) {
+        u32 tiles_m = u32(m + TILE_M - 1) / TILE_M, tiles_n = (columns + N - 1) / N;
+        u32 outer = blockIdx.x / tiles_m / tiles_n;
+        row = blockIdx.x % tiles_m * TILE_M, column = blockIdx.x / tiles_m % tiles_n * N;
+        group = outer % u32(groups), split = outer / u32(groups);
+        int warp = threadIdx.x / 32;
+        warp_row = warp / 4 * WARP_M, warp_column = warp % 4 * WARP_N;
+    }
+};
+
 // The sums of a warp, and what it adds to them in a step.
 struct Sums {
     f32 of[WARP_M / 16][WARP_N / 8][4];
 
-    __device__ __forceinline__ void clear() {
+    __device__ __forceinline__ Sums() {
 #pragma unroll
         for (int i = 0; i < WARP_M / 16; i++)
 #pragma unroll
@@ -48,8 +63,8 @@ struct Sums {
     }
 
     // `left` is [TILE_M][STEP]; `right` [STEP][N], or [N][STEP] if the contracted axis is inside.
-    template <bool IS_INSIDE> __device__ __forceinline__ void add(const T* left, const T* right, int row, int column) {
-        int lane = threadIdx.x % 32;
+    template <bool IS_INSIDE> __device__ __forceinline__ void add(const T* left, const T* right, const Share& share) {
+        int lane = threadIdx.x % 32, row = share.warp_row, column = share.warp_column;
         // Operands of one product of 16 at a time: those of the next would not fit the registers.
 #pragma unroll 1
         for (int k = 0; k < STEP; k += 16) {
@@ -94,9 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
     const i64* to_sizes = BACKWARD ? w.input : w.output;
     u32 taps = u32(Window::product(w.taps)), contracted = u32(c) * taps;
     u32 size = u32(Window::product(from_sizes)), positions = u32(Window::product(to_sizes));
-    u32 columns = u32(n_images) * positions, tiles_m = u32(m + TILE_M - 1) / TILE_M, tiles_n = (columns + N - 1) / N;
-    u32 tile = blockIdx.x, row0 = tile % tiles_m * TILE_M, column0 = tile / tiles_m % tiles_n * N;
-    u32 group = tile / tiles_m / tiles_n;
+    u32 columns = u32(n_images) * positions;
+    Share share(m, columns, groups);
+    u32 row0 = share.row, column0 = share.column, group = share.group;
     const T* rows = weights + i64(group) * m * contracted;
     bool whole = contracted % 8 == 0 && aligned(weights, 16);
 
@@ -158,9 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
                 T{u16(of_n[i / 2] >> i % 2 * 16)};
     };
 
-    int warp = threadIdx.x / 32, warp_row = warp / 4 * WARP_M, warp_column = warp % 4 * WARP_N;
     Sums sums;
-    sums.clear();
     if (threadIdx.x < STEP) terms[0][threadIdx.x] = term(w, threadIdx.x, contracted, taps, size);
     __syncthreads();
     fetch(0, terms[0]);
@@ -171,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
         if (threadIdx.x < STEP) terms[1 - buffer][threadIdx.x] = term(w, next + threadIdx.x, contracted, taps, size);
         __syncthreads();
         if (next < contracted) fetch(next, terms[1 - buffer]);
-        sums.add<false>(left[buffer], right[buffer], warp_row, warp_column);
+        sums.add<false>(left[buffer], right[buffer], share);
     }
 
     // Two columns of a lane follow each other in memory where rows have an even number of positions.
@@ -181,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
     for (int j = 0; j < WARP_N / 8; j++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            u32 at = column0 + warp_column + j * 8 + lane % 4 * 2 + e;
+            u32 at = column0 + share.warp_column + j * 8 + lane % 4 * 2 + e;
             if (at >= columns || (pairs && e == 1)) continue;
             u32 image = at / positions;
             OUT* to_image = to_images + (i64(image) * groups + group) * m * positions + (at - image * positions);
@@ -189,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
             for (int i = 0; i < WARP_M / 16; i++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    u32 row = row0 + warp_row + i * 16 + half * 8 + lane / 4;
+                    u32 row = row0 + share.warp_row + i * 16 + half * 8 + lane / 4;
                     if (row >= m) continue;
                     f32 x = sums.of[i][j][half * 2 + e];
                     OUT* to_place = to_image + i64(row) * positions;
@@ -213,9 +226,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles_grad_weight(
     u32 taps = u32(Window::product(w.taps)), columns = u32(c) * taps;
     u32 size = u32(Window::product(w.input)), positions = u32(Window::product(w.output));
     u32 contracted = u32(n_images) * positions;
-    u32 tiles_m = u32(m + TILE_M - 1) / TILE_M, tiles_n = (columns + N - 1) / N;
-    u32 tile = blockIdx.x, row0 = tile % tiles_m * TILE_M, column0 = tile / tiles_m % tiles_n * N;
-    u32 group = tile / tiles_m / tiles_n % u32(groups), split = tile / tiles_m / tiles_n / u32(groups);
+    Share share(m, columns, groups);
+    u32 row0 = share.row, column0 = share.column, group = share.group, split = share.split;
     u32 all_steps = (contracted + STEP - 1) / STEP, steps = (all_steps + u32(splits) - 1) / u32(splits);
     u32 first = split * steps, last = first + steps < all_steps ? first + steps : all_steps;
 
@@ -261,9 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles_grad_weight(
         for (int i = 0; i < OF_N; i++) right[buffer][(warp + i * (THREADS / 32)) * INSIDE + lane] = of_n[i];
     };
 
-    int warp_row = warp / 4 * WARP_M, warp_column = warp % 4 * WARP_N;
     Sums sums;
-    sums.clear();
     if (threadIdx.x < N) terms[threadIdx.x] = term(w, column0 + threadIdx.x, columns, taps, size);
     __syncthreads();
     if (first < last) fetch(first * STEP);
@@ -272,20 +282,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles_grad_weight(
         put(buffer);
         __syncthreads();
         if (step + 1 < last) fetch((step + 1) * STEP);
-        sums.add<true>(left[buffer], right[buffer], warp_row, warp_column);
+        sums.add<true>(left[buffer], right[buffer], share);
     }
 #pragma unroll
     for (int i = 0; i < WARP_M / 16; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            u32 row = row0 + warp_row + i * 16 + half * 8 + lane / 4;
+            u32 row = row0 + share.warp_row + i * 16 + half * 8 + lane / 4;
             if (row >= m) continue;
             OUT* to_row = dw + ((i64(split) * groups + group) * m + row) * columns;
 #pragma unroll
             for (int j = 0; j < WARP_N / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    u32 column = column0 + warp_column + j * 8 + lane % 4 * 2 + e;
+                    u32 column = column0 + share.warp_column + j * 8 + lane % 4 * 2 + e;
                     if (column < columns) to_row[column] = to(sums.of[i][j][half * 2 + e], OUT());
                 }
         }
