@@ -2,6 +2,8 @@
 """The stages of check.sh. Each row of a stage is one JSON object with `ok`, and is written as soon as it is known."""
 
 import argparse
+import concurrent.futures
+import importlib.util
 import json
 import math
 import os
@@ -12,6 +14,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 import make_models
@@ -26,6 +29,8 @@ RANK_TOLERANCE = 1e-4
 # Dense bf16 FLOP/s by what nvidia-smi calls the GPU, from NVIDIA's data sheets.
 PEAKS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}
 STEPS = {"train": 20, "time": 20, "ranks": 10}
+# Seconds for a first start, which compiles kernels and measures what computes products and convolutions.
+FIRST_START = 540
 
 
 class Check:
@@ -38,8 +43,20 @@ class Check:
         self.work.mkdir(parents=True, exist_ok=True)
         self.earlier = pathlib.Path(a.earlier) if a.earlier else self.out
         self.cuda = self.kit["device"] == "cuda"
+        self.jobs, self.writing = a.jobs, threading.Lock()
         # Plans share most kernels of CUDA C++.
         os.environ.setdefault("FRIT_CUDA_CACHE", str(self.work.resolve() / "cubins"))
+        # The libraries that PyTorch itself uses, wherever this Python has them.
+        torch = importlib.util.find_spec("torch")
+        if torch is not None:
+            wheels = sorted((pathlib.Path(torch.origin).parents[1] / "nvidia").glob("*/lib"))
+            os.environ.setdefault("FRIT_CUDA_PATH", ":".join(map(str, wheels)))
+
+    def scratch(self, name):
+        """A file of this thread's row."""
+        folder = self.work / f"rows-{threading.get_native_id()}"
+        folder.mkdir(exist_ok=True)
+        return folder / name
 
     def of(self, stage):
         return [e for e in self.entries if e["stage"] == stage]
@@ -54,24 +71,33 @@ class Check:
                     return known["rows"]
         return {}
 
-    def rows(self, stage, work):
-        """Does what `work` maps names to, but for rows that are known and did not fail."""
+    def rows(self, stage, groups, jobs=1):
+        """Does what groups of names and functions say, several groups at once, but for rows that are known and did not
+        fail."""
         rows = self.read(stage)
-        for name, make in work:
-            if self.only not in name or rows.get(name, {}).get("ok"):
-                continue
-            begin = time.perf_counter()
-            try:
-                row = make()
-            except Failed as e:
-                row = {"ok": False, "note": str(e)}
-            rows[name] = row | {"seconds": round(time.perf_counter() - begin, 1)}
-            path = self.out / f"{stage}.json"
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps({"kit": self.kit, "rows": rows}, indent=1) + "\n")
-            part.replace(path)
-            mark = {True: "ok  ", False: "FAIL", None: "--  "}[row["ok"]]
-            print(f"{mark} {stage} {name} {row.get('note', '')}".rstrip(), flush=True)
+
+        def work(group):
+            for name, make in group:
+                if self.only not in name or rows.get(name, {}).get("ok"):
+                    continue
+                begin = time.perf_counter()
+                try:
+                    row = make()
+                except Failed as e:
+                    row = {"ok": False, "note": str(e)}
+                except Exception as e:  # What is wrong with one row must not cost the others.
+                    row = {"ok": False, "note": f"{type(e).__name__}: {e}"}
+                with self.writing:
+                    rows[name] = row | {"seconds": round(time.perf_counter() - begin, 1)}
+                    path = self.out / f"{stage}.json"
+                    part = path.with_suffix(".part")
+                    part.write_text(json.dumps({"kit": self.kit, "rows": rows}, indent=1) + "\n")
+                    part.replace(path)
+                mark = {True: "ok  ", False: "FAIL", None: "--  "}[row["ok"]]
+                print(f"{mark} {stage} {name} {row.get('note', '')}".rstrip(), flush=True)
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(work, groups))
         return rows
 
     def run(self, arguments, timeout=300, **environment):
@@ -87,7 +113,7 @@ class Check:
 
     def train(self, plan, data, steps, *more, **environment):
         """Runs steps of a plan; the lines of its metrics."""
-        metrics = self.work / "metrics.jsonl"
+        metrics = self.scratch("metrics.jsonl")
         metrics.unlink(missing_ok=True)
         self.run([FRIT_RUN, KIT / "plans" / plan, "--data", data, "--steps", steps, "--metrics", metrics, *more], **environment)
         return read_lines(metrics)
@@ -110,7 +136,7 @@ class Check:
 
     def peer(self, entry, batch, steps, *more):
         """Runs the model with PyTorch; what it wrote."""
-        path = self.work / "peer.json"
+        path = self.scratch("peer.json")
         path.unlink(missing_ok=True)
         self.run([sys.executable, KIT / "peer.py", "--model", entry["model"], "--data", self.data(entry), "--batch", batch,
                   "--steps", steps, "--precision", entry["precision"], "--device", self.kit["device"], "--json", path, *more],
@@ -123,7 +149,7 @@ class Check:
         """Every kernel of the plan beside the interpreter, on the device's own operands."""
         command = [FRIT_RUN, "compare", KIT / "plans" / entry["name"], "--data", KIT / entry["data"], "--json"]
         try:
-            found = json.loads(self.run(command))
+            found = json.loads(self.run(command, timeout=FIRST_START))
         except Failed as e:
             # With exit code 1 the comparison ended, and some kernels are far.
             if e.done is None or e.done.returncode != 1:
@@ -137,7 +163,7 @@ class Check:
 
     def steps(self, entry):
         """Losses of five steps, the gradients of the first, and the loss of validation after the last beside the CPU's."""
-        grads, data = self.work / "grads.safetensors", KIT / entry["data"]
+        grads, data = self.scratch("grads.safetensors"), KIT / entry["data"]
         reference = KIT / "references" / entry["name"]
         expected = read_lines(reference / "metrics.jsonl")
         validation = ["--validation", data] if len(expected) > 5 else []
@@ -151,7 +177,7 @@ class Check:
 
     def training(self, entry):
         """The losses of training beside PyTorch's, from the same weights over the same data."""
-        weights, steps = self.work / "weights.safetensors", STEPS["train"]
+        weights, steps = self.scratch("weights.safetensors"), STEPS["train"]
         data = self.data(entry)
         self.train(entry["name"], data, 0, "--save", weights)
         found = losses(self.train(entry["name"], data, steps))
@@ -165,11 +191,11 @@ class Check:
                 "note": f"deviation from PyTorch fp32 {deviation:.1e}, PyTorch's own {peers:.1e}"}
 
     def time_frit(self, entry):
-        usage, trace = self.work / "usage.json", self.work / "trace.json"
+        usage, trace = self.scratch("usage.json"), self.scratch("trace.json")
         data, plan = self.data(entry), entry["name"]
         # The first start measures the algorithms of matrix products; their times are kept beside the plan.
         begin = time.perf_counter()
-        self.train(plan, data, 1)
+        self.train(plan, data, 1, timeout=FIRST_START)
         first_start = time.perf_counter() - begin
         found = self.train(plan, data, STEPS["time"], "--usage", usage)
         step_s = statistics.median(step_seconds(entry, found)[len(found) // 2:])
@@ -224,15 +250,16 @@ class Check:
         for rank, (process, said) in enumerate(zip(started, ends)):
             if process.returncode:
                 raise Failed(f"rank {rank} ended with {process.returncode}: {said.strip().splitlines()[-1:]}")
-        return read_lines(self.work / "metrics.jsonl")
+        return read_lines(self.scratch("metrics.jsonl"))
 
     def start(self, entry, steps):
-        (self.work / "metrics.jsonl").unlink(missing_ok=True)
+        metrics = self.scratch("metrics.jsonl")
+        metrics.unlink(missing_ok=True)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         command = [FRIT_RUN, KIT / "plans" / entry["name"], "--data", self.data(entry), "--steps", steps,
-                   "--metrics", self.work / "metrics.jsonl"]
+                   "--metrics", metrics]
         n = entry["ranks"]
         place = {"WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FRIT_TIMEOUT": 120}
         started = []
@@ -247,7 +274,7 @@ class Check:
     def killed(self, entry):
         """A rank that is killed ends the others with exit code 2 and a sentence."""
         first, *others = self.start(entry, 1_000_000)
-        metrics, deadline = self.work / "metrics.jsonl", time.monotonic() + 180
+        metrics, deadline = self.scratch("metrics.jsonl"), time.monotonic() + 180
         try:
             while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
                 if time.monotonic() > deadline or first.poll() is not None:
@@ -280,14 +307,13 @@ class Check:
     # The stages.
 
     def correctness(self):
-        work = []
-        for e in self.of("correctness"):
-            work.append((f"{e['name']} kernels", lambda e=e: self.kernels(e)))
-            work.append((f"{e['name']} steps", lambda e=e: self.steps(e)))
-        return self.rows("correctness", work)
+        # Most of the time is the host's: compiling, measuring, interpreting.
+        groups = [[(f"{e['name']} kernels", lambda e=e: self.kernels(e)), (f"{e['name']} steps", lambda e=e: self.steps(e))]
+                  for e in self.of("correctness")]
+        return self.rows("correctness", groups, self.jobs)
 
     def train_stage(self):
-        return self.rows("train", [(e["name"], lambda e=e: self.training(e)) for e in self.of("train")])
+        return self.rows("train", [[(e["name"], lambda e=e: self.training(e)) for e in self.of("train")]])
 
     def time_stage(self):
         work = []
@@ -295,23 +321,24 @@ class Check:
             work.append((f"{e['name']} frit", lambda e=e: self.time_frit(e)))
             for mode in ("eager", "compile"):
                 work.append((f"{e['name']} pytorch {mode}", lambda e=e, mode=mode: self.time_peer(e, mode)))
-        return self.rows("time", work)
+        return self.rows("time", [work])
 
     def ranks_stage(self):
         entries = self.of("ranks")
         one = next(e for e in entries if e["ranks"] == 1)
-        rows = self.rows("ranks", [(one["name"], lambda: self.ranks(one, losses(self.processes(one, STEPS["ranks"]))))])
+        alone = (one["name"], lambda: self.ranks(one, losses(self.processes(one, STEPS["ranks"]))))
+        rows = self.rows("ranks", [[alone]])
         expected = rows.get(one["name"], {}).get("losses")
         if expected is None:
             return rows
         work = [(e["name"], lambda e=e: self.ranks(e, expected)) for e in entries if e is not one]
         two = next(e for e in entries if e["ranks"] == 2)
-        return self.rows("ranks", [*work, ("a killed rank", lambda: self.killed(two))])
+        return self.rows("ranks", [[*work, ("a killed rank", lambda: self.killed(two))]])
 
     def sanitize(self):
         tools = ("memcheck", "racecheck")
-        return self.rows("sanitize", [(f"{e['name']} {tool}", lambda e=e, tool=tool: self.sanitized(e, tool))
-                                      for e in self.of("sanitize") for tool in tools])
+        return self.rows("sanitize", [[(f"{e['name']} {tool}", lambda e=e, tool=tool: self.sanitized(e, tool))]
+                                      for e in self.of("sanitize") for tool in tools], self.jobs)
 
     def table(self):
         """Prints what is known of all stages as Markdown, and writes gpu.md and gpu.json."""
@@ -481,6 +508,8 @@ def main():
     p.add_argument("--out", default=os.environ.get("OUT") or "check-out")
     p.add_argument("--from", dest="earlier", help="a folder with results of an earlier call")
     p.add_argument("--only", default="")
+    p.add_argument("--jobs", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)),
+                   help="rows of correctness and sanitize at once")
     p.add_argument("--work", default="/tmp/frit-check", help="for files that are not results")
     a = p.parse_args()
     check = Check(a)
