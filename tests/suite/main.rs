@@ -1,6 +1,7 @@
 //! Tests that cross crates, in one binary so that LLVM is linked once.
 
 mod against_interpreter;
+mod alignment;
 mod assembly;
 mod auto;
 mod broken_plans;

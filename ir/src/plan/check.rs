@@ -4,7 +4,10 @@
 //! The proof that the schedule is right is `passes::verify_plan`.
 
 use super::file::sha256_hex;
-use super::{ALIGNMENT, Action, Arena, EVAL, Entry, EvalSpec, KernelKind, ParamHome, Place, Plan};
+use super::{
+    ALIGNMENT, Action, Arena, CUDA_OPERAND_ALIGNMENT, EVAL, Entry, EvalSpec, KernelKind, ParamHome,
+    Place, Plan,
+};
 use crate::{DType, Op, TensorType};
 
 /// A malformed plan.
@@ -129,6 +132,12 @@ fn check_action(plan: &Plan, action: &Action) -> Result {
             })?;
             ensure(outputs.iter().copied().eq(writes.iter().map(|p| &p.ty)), || {
                 format!("results do not fit kernel `{}`", kernel.name)
+            })?;
+            let in_vectors = matches!(kernel.entry, Some(Entry::Cuda { .. }));
+            let mut places = reads.iter().chain(writes);
+            let fits = |p: &Place| p.offset.is_multiple_of(CUDA_OPERAND_ALIGNMENT);
+            ensure(!in_vectors || places.all(fits), || {
+                format!("kernel `{}` reads or writes vectors that are not aligned", kernel.name)
             })
         }
         Action::AllGather { group: g, ranks, send, recv } => {

@@ -374,6 +374,10 @@ pub struct Buffer {
 /// Alignment of every buffer, in bytes.
 pub const ALIGNMENT: usize = 256;
 
+/// Bytes at whose multiples operands and results of generated CUDA kernels begin: these are read and written so
+/// many at a time.
+pub const CUDA_OPERAND_ALIGNMENT: usize = 16;
+
 /// A typed byte range of a buffer: what a task reads or writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
