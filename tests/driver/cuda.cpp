@@ -187,6 +187,11 @@ API cuMemAlloc_v2(u64* at, size_t bytes) {
     *at = made->begin;
     return SUCCESS;
 }
+API cuMemFree_v2(u64 at) {
+    ENTER(CONTEXT, false);
+    EXPECT(release(at), INVALID_VALUE, "of what was not allocated");
+    return SUCCESS;
+}
 API cuMemHostAlloc(void** at, size_t bytes, u32 flags) {
     ENTER(CONTEXT, false);
     EXPECT(bytes > 0 && flags < 8, INVALID_VALUE, "of nothing");

@@ -119,6 +119,19 @@ Allocation* allocate(size_t bytes, bool pinned) {
     return allocation;
 }
 
+bool release(uintptr_t begin) {
+    for (const Put& op : std::vector<Put>(pending)) finish(op);
+    auto is_it = [&](const Allocation* a) { return a->begin == begin && !a->pinned; };
+    auto found = std::find_if(allocations.begin(), allocations.end(), is_it);
+    if (found == allocations.end()) return false;
+    const size_t page = 4096;
+    uintptr_t from = begin / page * page;
+    mprotect(reinterpret_cast<void*>(from), (begin + (*found)->bytes - from + page - 1) / page * page, PROT_NONE);
+    delete *found;
+    allocations.erase(found);
+    return true;
+}
+
 const Allocation* find(const void* at, size_t bytes) {
     uintptr_t from = uintptr_t(at);
     for (size_t i = 0; i < allocations.size(); i++) {

@@ -71,6 +71,8 @@ struct Executable { std::vector<Node> nodes; bool by_priority; };
 // Memory, of the device or pinned on the host.
 struct Allocation { uintptr_t begin; size_t bytes; bool pinned; };
 Allocation* allocate(size_t bytes, bool pinned);
+// Gives memory of the device back once everything is done; false if none begins there. Touching it is a fault then.
+bool release(uintptr_t begin);
 // The allocation that these bytes are in; null if there is none.
 const Allocation* find(const void* at, size_t bytes);
 size_t allocated_bytes();

@@ -186,7 +186,10 @@ fn check_steps(model: &str, ranks: usize, more: &[&str]) {
         .iter()
         .filter_map(|c| if let Call::Allocate(bytes) = c { Some(*bytes) } else { None })
         .collect();
-    assert!(matches!(allocated[..], [all] if all >= plan.persistent_bytes + plan.workspace_bytes));
+    let given_back = loading.iter().filter(|c| matches!(c, Call::Free(_))).count();
+    assert_eq!(allocated.len() - given_back, 1, "one allocation is kept");
+    let all = allocated.last().expect("an allocation");
+    assert!(*all >= plan.persistent_bytes + plan.workspace_bytes);
 
     let (end, n) = (plan.tasks.len(), plan.inputs.len());
     let first = step(&mut device, plan, end);

@@ -197,13 +197,50 @@ fn an_algorithm_of_a_product_that_fails_is_passed_over() {
 #[test]
 fn without_the_library_frits_own_kernels_run_and_have_the_memory() {
     let (_planned, dir) = planned(&[]);
-    let memory = |driver: Recording| {
-        let device = open(&dir, driver).unwrap();
-        let allocated = device.driver().take();
-        allocated.iter().find_map(|c| if let Call::Allocate(n) = c { Some(*n) } else { None })
-    };
-    let (without, with) = (memory(Recording::new((9, 0))), memory(with_engines(1)));
-    assert!(without < with, "{without:?} and {with:?}");
     let (names, calls) = executed(&dir, Recording::new((9, 0)));
     assert!(names.is_empty() && calls > 0);
+}
+
+#[test]
+fn of_the_workspace_of_engines_only_what_the_choice_needs_is_kept() {
+    const PRODUCTS: usize = 32 << 20;
+    // More than products have, and no more than the larger convolutions may use.
+    const ENGINE: usize = PRODUCTS + (64 << 10);
+    // Sizes of what is allocated in the end, and of what was meanwhile and given back.
+    let memory = |dir: &PlanDir, mut driver: Recording| {
+        driver.engine_bytes = ENGINE;
+        let device = open(dir, driver).unwrap_or_else(|e| panic!("{e}"));
+        let (mut held, mut lent) = (Vec::new(), Vec::new());
+        for call in device.driver().take() {
+            match call {
+                Call::Allocate(bytes) => held.push(bytes),
+                Call::Free(bytes) => {
+                    assert_eq!(held.pop(), Some(bytes));
+                    lent.push(bytes);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(held.len(), 1, "one allocation is kept");
+        (held[0], lent)
+    };
+    let slow = || {
+        let mut driver = with_engines(3);
+        driver.durations = vec![("algorithm", 1e6)];
+        driver
+    };
+    let fresh = || planned(&[]);
+    let (_planned, dir) = fresh();
+    let (without, lent) = memory(&dir, Recording::new((9, 0)));
+    assert_eq!(lent.len(), 1, "products are measured");
+    let (_planned, dir) = fresh();
+    let (own, lent) = memory(&dir, slow());
+    assert_eq!(own, without, "engines that are slower need nothing");
+    assert!(lent.len() == 1 && lent[0] > ENGINE, "{lent:?}");
+    let (_planned, dir) = fresh();
+    let (chosen, lent) = memory(&dir, with_engines(3));
+    assert_eq!(chosen, without + ENGINE - PRODUCTS, "as much as one engine needs");
+    assert_eq!(lent.len(), 1);
+    let (again, lent) = memory(&dir, with_engines(3));
+    assert!(again == chosen && lent.is_empty(), "nothing is measured again: {lent:?}");
 }

@@ -90,6 +90,11 @@ pub(super) fn settle_operations(commands: &mut Vec<Command>, has_engine: &impl F
 }
 
 impl Command {
+    /// The operation of cuDNN that it is.
+    pub(super) fn operation(&self) -> Option<usize> {
+        if let Command::Execute { operation, .. } = self { Some(*operation) } else { None }
+    }
+
     /// What it is, in a count of them.
     pub(super) fn kind(&self) -> &'static str {
         match self {

@@ -170,6 +170,8 @@ pub trait Driver {
 
     /// Device memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
+    /// Gives device memory back that nothing uses any more.
+    fn free(&self, at: Address) -> Result;
     /// Free bytes of device memory, and all.
     fn memory(&self) -> Result<(usize, usize)>;
     /// Host memory that the device reads and writes directly, zero at first.
@@ -260,13 +262,13 @@ pub trait Driver {
     /// Engines of cuDNN for an operation within so much workspace, the one that should be fastest first; none where
     /// the library is missing.
     fn engines(&self, operation: &Operation, workspace_bytes: usize) -> Result<Vec<Engine>>;
-    /// Makes an operation ready with an engine, within so much workspace.
+    /// Makes an operation ready with an engine, within so much workspace; returns how much it needs, too.
     fn plan(
         &self,
         operation: &Operation,
         engine: &Engine,
         workspace_bytes: usize,
-    ) -> Result<OperationHandle>;
+    ) -> Result<(OperationHandle, usize)>;
     /// Computes an operation; `at` are its tensors, in their order.
     ///
     /// # Safety

@@ -40,6 +40,7 @@ functions! {
         cuCtxSetCurrent: fn(CUcontext) -> u32,
         cuMemGetInfo_v2: fn(*mut usize, *mut usize) -> u32,
         cuMemAlloc_v2: fn(*mut CUdeviceptr, usize) -> u32,
+        cuMemFree_v2: fn(CUdeviceptr) -> u32,
         cuMemHostAlloc: fn(*mut *mut c_void, usize, c_uint) -> u32,
         cuMemcpyHtoDAsync_v2: fn(CUdeviceptr, *const c_void, usize, CUstream) -> u32,
         cuMemcpyDtoHAsync_v2: fn(*mut c_void, CUdeviceptr, usize, CUstream) -> u32,

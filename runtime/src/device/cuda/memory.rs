@@ -24,8 +24,10 @@ pub(super) struct Needs {
     pub(super) scratch_bytes: usize,
     /// Whether matrix products run there.
     pub(super) products: bool,
-    /// Workspace that cuDNN's engines may use, in bytes.
-    pub(super) operations_bytes: usize,
+    /// Whether operations run there that cuDNN may compute.
+    pub(super) operations: bool,
+    /// Workspace of the engines that were chosen for them, in bytes.
+    pub(super) engines_bytes: usize,
 }
 
 /// Addresses within the allocation.
@@ -75,7 +77,7 @@ impl Memory {
         let scratch = needs.map(|n| place(n.scratch_bytes));
         let libraries = needs.map(|n| {
             let products = if n.products { PRODUCT_WORKSPACE } else { 0 };
-            let bytes = products.max(n.operations_bytes);
+            let bytes = products.max(n.engines_bytes);
             (place(bytes), bytes)
         });
         let exchange = match plan.world_size {
@@ -107,6 +109,17 @@ impl Memory {
         self.bytes - plan.persistent_bytes - plan.workspace_bytes
     }
 
+    /// That so much is free, which is too little.
+    pub(super) fn lacking(&self, plan: &Plan, free: usize, total: usize) -> CudaError {
+        let detail = format!(
+            "{} persistent, {} workspace, {} for kernels and data on their way",
+            plan.persistent_bytes,
+            plan.workspace_bytes,
+            self.extra_bytes(plan)
+        );
+        CudaError::OutOfMemory { wanted: self.bytes, detail, free, total }
+    }
+
     /// Allocates it, and sets it to zero on `on`.
     ///
     /// # Errors
@@ -120,15 +133,7 @@ impl Memory {
     ) -> Result<Memory, CudaError> {
         let layout = Memory::layout(plan, needs, n_faults);
         let base = driver.allocate(layout.bytes).map_err(|e| match e {
-            CudaError::OutOfMemory { wanted, free, total, .. } => {
-                let detail = format!(
-                    "{} persistent, {} workspace, {} for kernels and data on their way",
-                    plan.persistent_bytes,
-                    plan.workspace_bytes,
-                    layout.extra_bytes(plan)
-                );
-                CudaError::OutOfMemory { wanted, detail, free, total }
-            }
+            CudaError::OutOfMemory { free, total, .. } => layout.lacking(plan, free, total),
             other => other,
         })?;
         driver.zero(base, layout.bytes, on)?;

@@ -2,6 +2,7 @@
 //! streams one by one; the second time that is captured into a CUDA graph, and from then on the part is one
 //! launch. The host never waits for a step: inputs go in and metrics come out beside it.
 
+mod choose;
 mod command;
 mod cubins;
 mod cublaslt;
@@ -15,9 +16,11 @@ mod issue;
 pub mod library;
 mod machine;
 mod memory;
+mod modules;
 mod nccl;
 mod nvrtc;
 mod open;
+mod operands;
 mod program;
 mod real;
 pub mod recipe;
@@ -25,6 +28,7 @@ pub mod recording;
 mod reports;
 #[cfg(test)]
 mod shared_caches;
+mod survey;
 mod tuning;
 
 pub use crate::comm::launch::TIMEOUT_VARIABLE;
@@ -38,6 +42,7 @@ use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::usage::Usage;
+use choose::Choice;
 use command::Command;
 use cubins::Cubins;
 use driver::{
@@ -48,22 +53,21 @@ use frit_ir::DType;
 use frit_ir::plan::Plan;
 use issue::{Issuer, Marks};
 use memory::Memory;
-use program::{Program, Survey};
+use modules::Modules;
+use program::Program;
 use reports::Reports;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use tuning::{Bench, Tuning};
+use survey::Survey;
 
-/// File of the plan directory with the chosen algorithms.
-const TUNING: &str = "tuning.json";
 /// Host polls without sleeping, then sleeps this long between polls.
 const POLLS: usize = 2000;
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
 /// Bytes that a rank of a plan for GPUs allocates beside the plan's arenas: what the launches of a kernel share,
-/// workspace of matrix products, data on their way in and out.
+/// workspace of matrix products, data on their way in and out. Engines of cuDNN that are chosen may need more.
 ///
 /// # Errors
 /// A kernel that has no code for GPUs.
@@ -131,15 +135,17 @@ impl Ready {
         let survey = Survey::of(plan)?;
         let mut issuer = Issuer::new(driver, plan)?;
         let n_faults = survey.faulting.len();
+        let file = plan.object.as_ref().map_or("", |o| o.file.as_str());
+        let ptx = dir.ptx.as_deref().map(|text| (file, text));
+        let modules = Modules::load(&survey, driver, ptx, &Cubins::of(&dir.path))?;
+        let choice = Choice::make(dir, &survey, driver, &modules, &mut issuer, ranks)?;
         let mut needs = survey.needs;
-        if !driver.has_engines() {
-            needs.iter_mut().for_each(|need| need.operations_bytes = 0);
+        for (need, bytes) in needs.iter_mut().zip(choice.engines_bytes) {
+            need.engines_bytes = bytes;
         }
         let memory = Memory::allocate(driver, plan, &needs, n_faults, issuer.compute())?;
-        let cubins = Cubins::of(&dir.path);
-        let mut program =
-            Program::bind(plan, &survey, driver, &memory, dir.ptx.as_deref(), &cubins, ranks.rank)?;
-        choose(dir, driver, &mut program, &mut issuer, ranks)?;
+        let mut program = Program::bind(plan, &survey, driver, &memory, &modules, ranks.rank)?;
+        choice.settle(driver, &mut program, &mut issuer)?;
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();
         let idle = driver.create_event(false)?;
         // SAFETY: the bytes live until the copy was made.
@@ -302,48 +308,6 @@ impl<D: Driver> Watch<'_, D> {
         }
         Ok(())
     }
-}
-
-/// Decides what computes every product and operation: rank 0's choice, from the plan's tuning file or measured now.
-fn choose<D: Driver>(
-    dir: &PlanDir,
-    driver: &D,
-    program: &mut Program,
-    issuer: &mut Issuer,
-    ranks: &Ranks,
-) -> Result<(), RunError> {
-    let path = dir.path.join(TUNING);
-    let first = ranks.rank == 0;
-    let mut tuning = if first { Tuning::read(&path) } else { Tuning::default() };
-    let watch = Watch { driver, ranks };
-    let wait = |event| watch.wait(event, || "the choice of algorithms".into());
-    let bench = Bench::new(driver, issuer.compute(), wait)?;
-
-    if first && tuning.measure_products(&bench, &program.products)? {
-        tuning.write(&path);
-    }
-    tuning = shared(tuning, ranks)?;
-    let products = tuning.prepare_products(driver, &program.products)?;
-    program.settle_products(|product| products[product].is_some());
-    issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
-
-    // Frit's own kernels may be products, which are ready now.
-    if first && tuning.measure_operations(&bench, issuer, &program.operations)? {
-        tuning.write(&path);
-    }
-    tuning = shared(tuning, ranks)?;
-    let operations = tuning.prepare_operations(driver, &program.operations)?;
-    program.settle_operations(|operation| operations[operation].is_some());
-    issuer.operations = operations.into_iter().map(Option::unwrap_or_default).collect();
-    Ok(())
-}
-
-/// Rank 0's tuning.
-fn shared(tuning: Tuning, ranks: &Ranks) -> Result<Tuning, RunError> {
-    let Some(rendezvous) = &ranks.rendezvous else { return Ok(tuning) };
-    let text =
-        rendezvous.share(tuning.text()).map_err(|e| RunError::Ranks { reason: e.to_string() })?;
-    Ok(Tuning::parse(&text).unwrap_or_default())
 }
 
 /// Refuses a device that is older than the plan's code, or of another line if the code is for one line.

@@ -2,8 +2,8 @@
 
 use super::machine::Machine;
 use super::nccl;
-use super::program::Survey;
 use super::real::{Libraries, Real};
+use super::survey::Survey;
 use super::{Cuda, CudaError, Ranks};
 use crate::RunError;
 use crate::comm::launch::{Launch, timeout_from_environment};
@@ -19,8 +19,8 @@ use std::time::Duration;
 pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
     let survey = Survey::of(plan)?;
     let cublaslt = survey.needs.iter().any(|n| n.products);
-    let cudnn = survey.needs.iter().any(|n| n.operations_bytes > 0);
-    Ok((Libraries { cublaslt, cudnn, nvrtc: survey.sources() }, plan.world_size > 1))
+    let cudnn = survey.needs.iter().any(|n| n.operations);
+    Ok((Libraries { cublaslt, cudnn, nvrtc: !survey.sources().is_empty() }, plan.world_size > 1))
 }
 
 impl<'a> Cuda<'a, Real> {

@@ -1,41 +1,24 @@
 //! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
 
 use super::command::{Command, settle_operations, settle_products};
-use super::cubins::Cubins;
 use super::driver::{
-    Address, Arguments, Collective, Driver, Exchange, FunctionHandle, ModuleHandle,
-    ProductAddresses, Shape, Source, TeamHandle,
+    Address, Arguments, Collective, Driver, Exchange, ProductAddresses, Shape, TeamHandle,
 };
 use super::error::CudaError;
 use super::gemm::Product;
-use super::memory::{FAULT_WORDS, Memory, Needs, PRODUCT_WORKSPACE, STREAMS, index};
-use super::recipe::{
-    Argument, Epilogue, Gemm, Launch, Offer, Operation, Pointer, Recipe, SourceKernel,
-};
+use super::memory::{Memory, PRODUCT_WORKSPACE};
+use super::modules::Modules;
+use super::operands::Operands;
+use super::recipe::{Argument, Epilogue, Gemm, Launch, Offer, Operation, Pointer, SourceKernel};
+use super::survey::{Code, Survey};
 use crate::RunError;
-use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Place, Plan, Stream, Team};
-use frit_kernels::cuda::source;
+use frit_ir::plan::{Action, Place, Plan, Team};
 use std::collections::HashMap;
 
 /// Blocks of a grid-stride loop for each that the device runs at once. A collective's blocks, and those of what
 /// runs beside, take the place of some: with more than one round the others take over their work, and a
 /// collective starts when the first round ends, not the kernel.
 const ROUNDS: u32 = 4;
-
-/// How a kernel of the plan is executed.
-enum Code<'a> {
-    Generated { launches: &'a [CudaLaunch], scratch_bytes: usize },
-    Recipe(Recipe),
-}
-
-/// What is known of a plan's kernels before there is memory.
-pub(super) struct Survey<'a> {
-    code: Vec<Code<'a>>,
-    /// What kernels need, by stream.
-    pub(super) needs: [Needs; STREAMS],
-    /// Tasks that may report a fault, ascending.
-    pub(super) faulting: Vec<usize>,
-}
 
 /// The commands of every task.
 pub(super) struct Program {
@@ -51,194 +34,89 @@ pub(super) struct Program {
 #[derive(Clone, Debug)]
 pub(super) struct Offered {
     pub(super) operation: Operation,
-    /// Bytes that an engine may use.
-    pub(super) workspace_bytes: usize,
     /// The operation and what runs around it.
     pub(super) with: Vec<Command>,
     /// What does the same.
     pub(super) otherwise: Vec<Command>,
 }
 
-impl<'a> Survey<'a> {
-    /// Finds how every kernel is executed.
-    ///
-    /// # Errors
-    /// A kernel that has no code for GPUs.
-    pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
-        let code: Vec<Code> = plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
-        let mut needs = [Needs::default(); STREAMS];
-        let mut faulting = Vec::new();
-        for (i, task) in plan.tasks.iter().enumerate() {
-            let Action::Kernel { kernel, .. } = &task.action else { continue };
-            let need = &mut needs[index(task.stream)];
-            match &code[*kernel] {
-                Code::Generated { scratch_bytes, .. } => {
-                    need.scratch_bytes = need.scratch_bytes.max(*scratch_bytes);
-                }
-                Code::Recipe(recipe) => {
-                    need.scratch_bytes = need.scratch_bytes.max(recipe.scratch_bytes);
-                    let launches = recipe.every_launch();
-                    let is_product = |l: &&Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..));
-                    need.products |= launches.iter().any(is_product);
-                    for launch in &launches {
-                        let Launch::Offer(offer) = launch else { continue };
-                        let bytes = offer.operation.workspace_bytes();
-                        need.operations_bytes = need.operations_bytes.max(bytes);
-                    }
-                    if launches.iter().any(|launch| reports_faults(launch)) {
-                        faulting.push(i);
-                    }
-                }
-            }
-        }
-        Ok(Survey { code, needs, faulting })
-    }
-
-    /// Whether any kernel is CUDA C++.
-    pub(super) fn sources(&self) -> bool {
-        let is_source = |launch: &&Launch| matches!(launch, Launch::Source(_));
-        self.code.iter().any(|code| match code {
-            Code::Generated { .. } => false,
-            Code::Recipe(recipe) => recipe.every_launch().iter().any(is_source),
-        })
-    }
-}
-
-impl Code<'_> {
-    fn of(kernel: &Kernel) -> Result<Code<'_>, RunError> {
-        let refuse = |reason: String| RunError::Plan { path: "plan.json".into(), reason };
-        match (kernel.kind, &kernel.entry) {
-            (KernelKind::Generated, Some(Entry::Cuda { launches, scratch_bytes })) => {
-                Ok(Code::Generated { launches, scratch_bytes: *scratch_bytes })
-            }
-            (KernelKind::Generated, _) => {
-                Err(refuse(format!("kernel `{}` has no code for a GPU", kernel.name)))
-            }
-            _ => Recipe::of(&kernel.body).map(Code::Recipe).ok_or_else(|| {
-                let why = "has no CUDA kernel; compile the plan with this version of Frit";
-                refuse(format!("kernel `{}` {why}", kernel.name))
-            }),
-        }
-    }
-}
-
-fn reports_faults(launch: &Launch) -> bool {
-    let Launch::Source(kernel) = launch else { return false };
-    kernel.arguments.iter().any(|a| matches!(a, Argument::Pointer(Pointer::Fault)))
-}
-
-/// Operands of one task.
-struct Operands<'a> {
-    task: usize,
-    reads: &'a [Place],
-    writes: &'a [Place],
-    stream: Stream,
-}
-
-/// CUDA C++ by its file and what is defined for it.
-type Unit = (&'static str, Vec<(&'static str, String)>);
-
-/// Every module of CUDA C++ that the kernels need, loaded.
-fn modules(
-    survey: &Survey<'_>,
-    driver: &impl Driver,
-    cubins: &Cubins,
-) -> Result<HashMap<Unit, ModuleHandle>, CudaError> {
-    let recipes = survey.code.iter().filter_map(|code| match code {
-        Code::Recipe(recipe) => Some(recipe),
-        Code::Generated { .. } => None,
-    });
-    let launches = recipes.flat_map(Recipe::every_launch);
-    let mut units: Vec<Unit> = Vec::new();
-    for launch in launches {
-        let Launch::Source(kernel) = launch else { continue };
-        let unit = (kernel.file, kernel.defines.clone());
-        if !units.contains(&unit) {
-            units.push(unit);
-        }
-    }
-    let mut sources = Vec::with_capacity(units.len());
-    for (file, defines) in &units {
-        let text = source(file).ok_or_else(|| CudaError::Compile {
-            file: (*file).into(),
-            compiler: "Frit".into(),
-            reason: "no such source".into(),
-        })?;
-        sources.push(Source { file, text, defines });
-    }
-    let codes = cubins.code(driver, &sources)?;
-    let mut modules = HashMap::new();
-    for (unit, code) in units.into_iter().zip(codes) {
-        let module = driver.load(&format!("{}.cu", unit.0), &code)?;
-        modules.insert(unit, module);
-    }
-    Ok(modules)
-}
-
-/// What is needed to bind tasks.
+/// What is needed to bind the launches of kernels.
 struct Binder<'a, D> {
-    plan: &'a Plan,
     driver: &'a D,
-    memory: &'a Memory,
-    faulting: &'a [usize],
-    /// The plan's own module.
-    generated: Option<ModuleHandle>,
-    modules: HashMap<Unit, ModuleHandle>,
-    functions: HashMap<(ModuleHandle, String, u32), FunctionHandle>,
-    /// Blocks of a kernel that the device runs at once.
-    resident: HashMap<FunctionHandle, u32>,
-    rank: usize,
-    teams: Vec<(Team, TeamHandle)>,
+    modules: &'a Modules,
     products: Vec<(Product, ProductAddresses)>,
     by_product: HashMap<Product, usize>,
     operations: Vec<Offered>,
     by_operation: HashMap<Operation, usize>,
 }
 
+/// What is needed to bind copies, zeros and collectives.
+struct Transfers<'a, D> {
+    plan: &'a Plan,
+    driver: &'a D,
+    memory: &'a Memory,
+    rank: usize,
+    teams: Vec<(Team, TeamHandle)>,
+}
+
 impl Program {
-    /// Loads the code of every kernel and binds every task. `ptx` is the plan's own module.
+    /// Binds every task to the plan's memory.
     ///
     /// # Errors
-    /// Code that cannot be compiled or loaded.
+    /// A kernel that is not in its module.
     pub(super) fn bind<D: Driver>(
         plan: &Plan,
         survey: &Survey,
         driver: &D,
         memory: &Memory,
-        ptx: Option<&str>,
-        cubins: &Cubins,
+        modules: &Modules,
         rank: usize,
     ) -> Result<Program, RunError> {
-        let file = plan.object.as_ref().map_or("", |o| o.file.as_str());
-        let generated = ptx.map(|text| driver.load(file, text.as_bytes())).transpose()?;
-        let modules = modules(survey, driver, cubins)?;
-        let mut binder = Binder {
-            plan,
-            driver,
-            memory,
-            faulting: &survey.faulting,
-            generated,
-            modules,
-            functions: HashMap::new(),
-            resident: HashMap::new(),
-            rank,
-            teams: Vec::new(),
-            products: Vec::new(),
-            by_product: HashMap::new(),
-            operations: Vec::new(),
-            by_operation: HashMap::new(),
-        };
+        let mut binder = Binder::new(driver, modules);
+        let mut transfers = Transfers { plan, driver, memory, rank, teams: Vec::new() };
         let mut commands = Vec::with_capacity(plan.tasks.len());
         for (i, task) in plan.tasks.iter().enumerate() {
             commands.push(match &task.action {
                 Action::Kernel { kernel, reads, writes } => {
-                    let operands = Operands { task: i, reads, writes, stream: task.stream };
+                    let fault = survey.faulting.binary_search(&i).unwrap_or_default();
+                    let operands = Operands::of(plan, memory, (reads, writes), task.stream, fault);
                     binder.kernel(&survey.code[*kernel], &operands)?
                 }
-                other => binder.transfer(other)?,
+                other => transfers.bind(other)?,
             });
         }
-        Ok(Program { commands, products: binder.products, operations: binder.operations })
+        Ok(binder.program(commands))
+    }
+
+    /// Binds the tasks that leave a choice, each apart from the plan's memory, from `base` on: no two may run at once.
+    /// Returns where the last byte of all ends, too.
+    ///
+    /// # Errors
+    /// As [`Program::bind`].
+    pub(super) fn of_choices<D: Driver>(
+        plan: &Plan,
+        survey: &Survey,
+        driver: &D,
+        modules: &Modules,
+        base: Address,
+    ) -> Result<(Program, Address), RunError> {
+        let mut binder = Binder::new(driver, modules);
+        let (mut commands, mut last) = (Vec::with_capacity(plan.tasks.len()), base);
+        for task in &plan.tasks {
+            commands.push(match &task.action {
+                Action::Kernel { kernel, reads, writes } => match &survey.code[*kernel] {
+                    Code::Recipe(recipe) if recipe.leaves_a_choice() => {
+                        let (places, engines) = ((&reads[..], &writes[..]), driver.has_engines());
+                        let (operands, end) = Operands::apart(plan, recipe, places, engines, base);
+                        last = last.max(end);
+                        binder.launches(&recipe.launches, &operands)?
+                    }
+                    _ => vec![],
+                },
+                _ => vec![],
+            });
+        }
+        Ok((binder.program(commands), last))
     }
 
     /// Decides which products keep their epilogue: those that have an algorithm with it.
@@ -257,13 +135,13 @@ impl Program {
     }
 }
 
-impl<D: Driver> Binder<'_, D> {
+impl<D: Driver> Transfers<'_, D> {
     fn at(&self, place: &Place) -> Address {
         self.memory.place(self.plan, place)
     }
 
     /// Copies, zeros and collectives.
-    fn transfer(&mut self, action: &Action) -> Result<Vec<Command>, CudaError> {
+    fn bind(&mut self, action: &Action) -> Result<Vec<Command>, CudaError> {
         let numel = |place: &Place| place.ty.shape.numel();
         let command = match action {
             Action::Kernel { .. } => unreachable!("invariant: kernels are bound elsewhere"),
@@ -329,27 +207,41 @@ impl<D: Driver> Binder<'_, D> {
         self.teams.push((team, handle));
         Ok(handle)
     }
+}
+
+impl<'a, D: Driver> Binder<'a, D> {
+    fn new(driver: &'a D, modules: &'a Modules) -> Binder<'a, D> {
+        Binder {
+            driver,
+            modules,
+            products: Vec::new(),
+            by_product: HashMap::new(),
+            operations: Vec::new(),
+            by_operation: HashMap::new(),
+        }
+    }
+
+    fn program(self, commands: Vec<Vec<Command>>) -> Program {
+        Program { commands, products: self.products, operations: self.operations }
+    }
 
     fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {
         let mut commands = Vec::new();
         match code {
             Code::Generated { launches, scratch_bytes } => {
                 let mut arguments = Arguments::default();
-                for place in operands.reads.iter().chain(operands.writes) {
-                    arguments.push(self.at(place));
+                for at in operands.reads.iter().chain(&operands.writes) {
+                    arguments.push(*at);
                 }
                 if *scratch_bytes > 0 {
-                    arguments.push(self.memory.scratch[index(operands.stream)]);
+                    arguments.push(operands.scratch);
                 }
-                let module = self.generated.ok_or_else(|| RunError::Plan {
-                    path: "plan.json".into(),
-                    reason: "the plan names no file with its kernels".into(),
-                })?;
                 for launch in *launches {
                     let mut grid = [launch.grid[0], launch.grid[1], 1];
-                    let function = self.function(module, &launch.symbol, 0)?;
+                    let function = self.modules.generated(self.driver, &launch.symbol)?;
                     if launch.grid_stride {
-                        let most = self.resident_blocks(function, launch.block)?;
+                        let most =
+                            self.modules.resident_blocks(self.driver, function, launch.block)?;
                         grid[0] = grid[0].min(most.saturating_mul(ROUNDS));
                     }
                     let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
@@ -382,22 +274,22 @@ impl<D: Driver> Binder<'_, D> {
     fn launch(&mut self, launch: &Launch, operands: &Operands) -> Result<Command, RunError> {
         Ok(match launch {
             Launch::Copy { from, to, bytes } => {
-                let (to, from) = (self.pointer(*to, operands), self.pointer(*from, operands));
+                let (to, from) = (operands.pointer(*to), operands.pointer(*from));
                 Command::Copy { to, from, bytes: *bytes }
             }
             Launch::Zero { at, bytes } => {
-                Command::Zero { at: self.pointer(*at, operands), bytes: *bytes }
+                Command::Zero { at: operands.pointer(*at), bytes: *bytes }
             }
             Launch::Source(kernel) => self.source(kernel, operands)?,
             Launch::Gemm(gemm) => {
-                let at = self.addresses(gemm, operands);
+                let at = addresses(gemm, operands);
                 if gemm.k == 0 || gemm.m * gemm.n * gemm.batch == 0 {
                     return empty_product(gemm, at.d);
                 }
                 Command::Multiply { product: self.product(gemm, at), at }
             }
             Launch::Fused(gemm, otherwise) => {
-                let at = self.addresses(gemm, operands);
+                let at = addresses(gemm, operands);
                 let product = self.product(gemm, at);
                 Command::Fused { product, at, otherwise: self.launches(otherwise, operands)? }
             }
@@ -405,29 +297,9 @@ impl<D: Driver> Binder<'_, D> {
         })
     }
 
-    fn addresses(&self, gemm: &Gemm, operands: &Operands) -> ProductAddresses {
-        let at = |pointer: Option<Pointer>| pointer.map_or(0, |p| self.pointer(p, operands));
-        let (vector, matrix) = match gemm.epilogue {
-            Epilogue::None => (None, None),
-            Epilogue::Gelu { bias, before } => (bias, before),
-            Epilogue::GeluGrad { before, rows } => (rows, Some(before)),
-            Epilogue::Bias(v) | Epilogue::SumA(v) | Epilogue::SumB(v) => (Some(v), None),
-        };
-        let (workspace, bytes) = self.memory.libraries[index(operands.stream)];
-        ProductAddresses {
-            a: at(Some(gemm.a.at)),
-            b: at(Some(gemm.b.at)),
-            d: at(Some(gemm.d.at)),
-            scales: [at(gemm.a.scale), at(gemm.b.scale)],
-            vector: at(vector),
-            matrix: at(matrix),
-            workspace: (workspace, bytes.min(PRODUCT_WORKSPACE)),
-        }
-    }
-
     fn offer(&mut self, offer: &Offer, operands: &Operands) -> Result<Command, RunError> {
-        let at: Vec<Address> = offer.at.iter().map(|p| self.pointer(*p, operands)).collect();
-        let (workspace, workspace_bytes) = self.memory.libraries[index(operands.stream)];
+        let at: Vec<Address> = offer.at.iter().map(|p| operands.pointer(*p)).collect();
+        let workspace = operands.workspace.0;
         let operation = offer.operation.at(&at);
         let next = self.operations.len();
         let index = *self.by_operation.entry(operation.clone()).or_insert(next);
@@ -437,7 +309,7 @@ impl<D: Driver> Binder<'_, D> {
         let otherwise = self.launches(&offer.otherwise, operands)?;
         if index == next {
             let (with, otherwise) = (with.clone(), otherwise.clone());
-            self.operations.push(Offered { operation, workspace_bytes, with, otherwise });
+            self.operations.push(Offered { operation, with, otherwise });
         }
         Ok(Command::Offer { operation: index, with, otherwise })
     }
@@ -454,13 +326,11 @@ impl<D: Driver> Binder<'_, D> {
     }
 
     fn source(&mut self, kernel: &SourceKernel, operands: &Operands) -> Result<Command, RunError> {
-        let unit = (kernel.file, kernel.defines.clone());
-        let module = self.modules[&unit];
-        let function = self.function(module, kernel.entry, kernel.shared_bytes)?;
+        let function = self.modules.source(self.driver, kernel)?;
         let mut arguments = Arguments::default();
         for argument in &kernel.arguments {
             match argument {
-                Argument::Pointer(p) => arguments.push(self.pointer(*p, operands)),
+                Argument::Pointer(p) => arguments.push(operands.pointer(*p)),
                 Argument::I64(x) => arguments.push(x.cast_unsigned()),
                 Argument::F32(x) => arguments.push(u64::from(x.to_bits())),
                 Argument::F64(x) => arguments.push(x.to_bits()),
@@ -473,43 +343,25 @@ impl<D: Driver> Binder<'_, D> {
         let SourceKernel { grid, block, shared_bytes, .. } = *kernel;
         Ok(Command::Launch { function, shape: Shape { grid, block, shared_bytes }, arguments })
     }
+}
 
-    /// A kernel of a module, looked up once.
-    fn function(
-        &mut self,
-        module: ModuleHandle,
-        name: &str,
-        shared_bytes: u32,
-    ) -> Result<FunctionHandle, CudaError> {
-        let key = (module, name.to_string(), shared_bytes);
-        if let Some(function) = self.functions.get(&key) {
-            return Ok(*function);
-        }
-        let function = self.driver.function(module, name, shared_bytes)?;
-        self.functions.insert(key, function);
-        Ok(function)
-    }
-
-    /// Blocks of a kernel of the plan that the device runs at once, asked for once.
-    fn resident_blocks(&mut self, function: FunctionHandle, block: u32) -> Result<u32, CudaError> {
-        if let Some(blocks) = self.resident.get(&function) {
-            return Ok(*blocks);
-        }
-        let blocks = self.driver.resident_blocks(function, block)?.max(1);
-        self.resident.insert(function, blocks);
-        Ok(blocks)
-    }
-
-    fn pointer(&self, pointer: Pointer, operands: &Operands) -> Address {
-        match pointer {
-            Pointer::Read(i, at) => self.at(&operands.reads[i]) + at as Address,
-            Pointer::Write(i, at) => self.at(&operands.writes[i]) + at as Address,
-            Pointer::Scratch(at) => self.memory.scratch[index(operands.stream)] + at as Address,
-            Pointer::Fault => {
-                let slot = self.faulting.binary_search(&operands.task).unwrap_or_default();
-                fault_address(self.plan, self.memory, slot)
-            }
-        }
+fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
+    let at = |pointer: Option<Pointer>| pointer.map_or(0, |p| operands.pointer(p));
+    let (vector, matrix) = match gemm.epilogue {
+        Epilogue::None => (None, None),
+        Epilogue::Gelu { bias, before } => (bias, before),
+        Epilogue::GeluGrad { before, rows } => (rows, Some(before)),
+        Epilogue::Bias(v) | Epilogue::SumA(v) | Epilogue::SumB(v) => (Some(v), None),
+    };
+    let (workspace, bytes) = operands.workspace;
+    ProductAddresses {
+        a: at(Some(gemm.a.at)),
+        b: at(Some(gemm.b.at)),
+        d: at(Some(gemm.d.at)),
+        scales: [at(gemm.a.scale), at(gemm.b.scale)],
+        vector: at(vector),
+        matrix: at(matrix),
+        workspace: (workspace, bytes.min(PRODUCT_WORKSPACE)),
     }
 }
 
@@ -523,10 +375,4 @@ fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
         return Err(RunError::Plan { path: "plan.json".into(), reason });
     }
     Ok(Command::Zero { at: d, bytes: numel * gemm.d.dtype.size() })
-}
-
-/// Where a task that may report a fault reports it.
-fn fault_address(plan: &Plan, memory: &Memory, slot: usize) -> Address {
-    let metrics = (plan.metrics.len() * 4).next_multiple_of(8);
-    memory.report + (metrics + slot * FAULT_WORDS * 8) as Address
 }

@@ -129,6 +129,12 @@ impl Driver for Real {
         }
     }
 
+    fn free(&self, at: Address) -> Result {
+        // SAFETY: it was allocated, and is used no more.
+        let code = unsafe { (self.machine.api.cuMemFree_v2)(at) };
+        self.check("cuMemFree", code)
+    }
+
     fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the pointers are valid.
@@ -382,7 +388,7 @@ impl Driver for Real {
         operation: &Operation,
         engine: &Engine,
         workspace_bytes: usize,
-    ) -> Result<OperationHandle> {
+    ) -> Result<(OperationHandle, usize)> {
         self.cudnn()?.prepare(operation, engine, workspace_bytes)
     }
 

@@ -15,6 +15,8 @@ use std::collections::HashMap;
 pub enum Call {
     /// Device memory.
     Allocate(usize),
+    /// Device memory that is given back, by its size.
+    Free(usize),
     /// A stream, and whether it is urgent.
     CreateStream(StreamHandle, bool),
     /// A mark on a stream.
@@ -60,7 +62,8 @@ pub struct Recording {
     pub properties: Properties,
     calls: RefCell<Vec<Call>>,
     made: Cell<usize>,
-    allocated: Cell<usize>,
+    /// Sizes of what is allocated, in the order in which it was.
+    allocated: RefCell<Vec<usize>>,
     names: RefCell<Vec<String>>,
     pinned: RefCell<Vec<Box<[u64]>>>,
     teams: RefCell<Vec<Team>>,
@@ -72,6 +75,8 @@ pub struct Recording {
     pub plain_products: bool,
     /// How many engines operations have; none if there is no cuDNN.
     pub engines: Option<usize>,
+    /// Workspace that every engine needs, in bytes.
+    pub engine_bytes: usize,
     /// The engine or algorithm of this number, from 1, fails when it is run.
     pub broken: Option<u64>,
     /// Microseconds that calls take, by a part of what they are; 1 if none is named.
@@ -158,20 +163,26 @@ impl Driver for Recording {
 
     fn allocate(&self, bytes: usize) -> Result<Address> {
         self.note(Call::Allocate(bytes));
-        if bytes > self.memory_bytes {
+        if bytes > self.memory()?.0 {
             return Err(CudaError::OutOfMemory {
                 wanted: bytes,
                 detail: String::new(),
-                free: self.memory_bytes,
+                free: self.memory()?.0,
                 total: self.memory_bytes,
             });
         }
-        self.allocated.set(self.allocated.get() + bytes);
+        self.allocated.borrow_mut().push(bytes);
         Ok(1 << 40)
     }
 
+    fn free(&self, _at: Address) -> Result {
+        let bytes = self.allocated.borrow_mut().pop().unwrap_or_default();
+        self.note(Call::Free(bytes));
+        Ok(())
+    }
+
     fn memory(&self) -> Result<(usize, usize)> {
-        let allocated = self.allocated.get();
+        let allocated: usize = self.allocated.borrow().iter().sum();
         Ok((self.memory_bytes.saturating_sub(allocated), self.memory_bytes))
     }
 
@@ -338,9 +349,14 @@ impl Driver for Recording {
         &self,
         operation: &Operation,
         engine: &Engine,
-        _workspace_bytes: usize,
-    ) -> Result<OperationHandle> {
-        Ok(OperationHandle(self.name(format!("{operation} algorithm {}", engine.engine))))
+        workspace_bytes: usize,
+    ) -> Result<(OperationHandle, usize)> {
+        let name = format!("{operation} algorithm {}", engine.engine);
+        if self.engine_bytes > workspace_bytes {
+            let reason = format!("{} bytes of workspace", self.engine_bytes);
+            return Err(CudaError::Call { call: "a library", reason });
+        }
+        Ok((OperationHandle(self.name(name)), self.engine_bytes))
     }
 
     unsafe fn execute(

@@ -11,6 +11,7 @@ use super::error::CudaError;
 use super::gemm::Product;
 use super::issue::Issuer;
 use super::program::Offered;
+use super::recipe::Operation;
 use crate::RunError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -138,6 +139,28 @@ impl Tuning {
         self.0.entry(device.into()).or_default().insert(key, choice);
     }
 
+    /// Whether the choice for every product and operation is known, and can still be made ready.
+    pub(super) fn is_complete(
+        &self,
+        driver: &impl Driver,
+        products: &[(Product, ProductAddresses)],
+        operations: &[Offered],
+    ) -> bool {
+        let device = device(driver);
+        products.iter().all(|(product, _)| self.get(&device, &product.to_string()).is_some())
+            && operations.iter().all(|o| self.knows(driver, &device, &o.operation))
+    }
+
+    /// Whether an operation's choice is known, and can still be made ready.
+    fn knows(&self, driver: &impl Driver, device: &str, operation: &Operation) -> bool {
+        self.get(device, &operation.to_string()).is_some_and(|choice| match choice {
+            Some(Choice::Engine(engine)) => {
+                driver.plan(operation, engine, operation.workspace_bytes()).is_ok()
+            }
+            _ => true,
+        })
+    }
+
     /// Measures the products whose algorithm is not known, on the addresses of their first task; an algorithm that
     /// fails is passed over. Returns whether there were any.
     ///
@@ -223,23 +246,18 @@ impl Tuning {
         let (driver, device) = (bench.driver, device(bench.driver));
         issuer.operations = vec![OperationHandle::default(); operations.len()];
         let mut changed = false;
-        for (i, offered) in operations.iter().enumerate() {
-            let Offered { operation, workspace_bytes, with, otherwise } = offered;
-            let key = operation.to_string();
-            let usable = |known: &Option<Choice>| match known {
-                Some(Choice::Engine(e)) => driver.plan(operation, e, *workspace_bytes).is_ok(),
-                _ => true,
-            };
-            if self.get(&device, &key).is_some_and(usable) {
+        for (i, Offered { operation, with, otherwise }) in operations.iter().enumerate() {
+            if self.knows(driver, &device, operation) {
                 continue;
             }
             // What the library does not support has no engine.
-            let engines = driver.engines(operation, *workspace_bytes).unwrap_or_default();
+            let workspace_bytes = operation.workspace_bytes();
+            let engines = driver.engines(operation, workspace_bytes).unwrap_or_default();
             let mut best = None;
             if !engines.is_empty() {
                 let mut least = bench.time_captured(issuer, otherwise)??;
                 for engine in engines {
-                    let Ok(ready) = driver.plan(operation, &engine, *workspace_bytes) else {
+                    let Ok((ready, _)) = driver.plan(operation, &engine, workspace_bytes) else {
                         continue;
                     };
                     issuer.operations[i] = ready;
@@ -249,13 +267,13 @@ impl Tuning {
                     }
                 }
             }
-            self.set(&device, key, best.map(Choice::Engine));
+            self.set(&device, operation.to_string(), best.map(Choice::Engine));
             changed = true;
         }
         Ok(changed)
     }
 
-    /// Makes every operation that has an engine ready with it.
+    /// Makes every operation that has an engine ready with it; beside each, the workspace it needs in bytes.
     ///
     /// # Errors
     /// An operation that was not measured, or that the library refuses.
@@ -263,18 +281,16 @@ impl Tuning {
         &self,
         driver: &impl Driver,
         operations: &[Offered],
-    ) -> Result<Vec<Option<OperationHandle>>, CudaError> {
+    ) -> Result<Vec<Option<(OperationHandle, usize)>>, CudaError> {
         let device = device(driver);
-        let prepare = |offered: &Offered| {
-            let Offered { operation, workspace_bytes, .. } = offered;
-            match self.get(&device, &operation.to_string()) {
+        let prepare =
+            |Offered { operation, .. }: &Offered| match self.get(&device, &operation.to_string()) {
                 Some(Some(Choice::Engine(engine))) => {
-                    driver.plan(operation, engine, *workspace_bytes).map(Some)
+                    driver.plan(operation, engine, operation.workspace_bytes()).map(Some)
                 }
                 Some(None) => Ok(None),
                 _ => Err(unknown(&device, operation)),
-            }
-        };
+            };
         operations.iter().map(prepare).collect()
     }
 }

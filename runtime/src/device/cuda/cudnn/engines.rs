@@ -185,6 +185,8 @@ pub(super) struct Planned {
     _parts: Vec<Descriptor>,
     graph: Graph,
     n_tensors: usize,
+    /// Workspace that it needs, in bytes.
+    pub(super) workspace_bytes: usize,
 }
 
 /// Makes an engine ready; waits until it is compiled.
@@ -231,7 +233,7 @@ pub(super) fn plan(
     }
     let parts = knobs.into_iter().chain([configuration, engine]).collect();
     let n_tensors = operation.tensors.len();
-    Ok(Planned { plan, _parts: parts, graph, n_tensors })
+    Ok(Planned { plan, _parts: parts, graph, n_tensors, workspace_bytes: needed })
 }
 
 impl Planned {

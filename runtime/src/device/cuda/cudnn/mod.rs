@@ -106,7 +106,7 @@ impl Cudnn {
         engines::find(&self.api, &self.target, (&graph, operation), workspace_bytes)
     }
 
-    /// Makes an engine ready for an operation.
+    /// Makes an engine ready for an operation; returns how much workspace it needs, too.
     ///
     /// # Errors
     /// If the library refuses, or it needs more workspace.
@@ -115,18 +115,19 @@ impl Cudnn {
         operation: &Operation,
         engine: &Engine,
         workspace_bytes: usize,
-    ) -> Result<OperationHandle> {
+    ) -> Result<(OperationHandle, usize)> {
         let known =
             |(op, with, _): &(Operation, Engine, Planned)| op == operation && with == engine;
         if let Some(i) = self.planned.borrow().iter().position(known) {
-            return Ok(OperationHandle(i));
+            return Ok((OperationHandle(i), self.planned.borrow()[i].2.workspace_bytes));
         }
         let graph = operations::graph(&self.api, self.target.handle(), operation)?;
         let made =
             engines::plan(&self.api, &self.target, (graph, operation), engine, workspace_bytes)?;
+        let needed = made.workspace_bytes;
         let mut planned = self.planned.borrow_mut();
         planned.push((operation.clone(), engine.clone(), made));
-        Ok(OperationHandle(planned.len() - 1))
+        Ok((OperationHandle(planned.len() - 1), needed))
     }
 
     /// Computes an operation; `at` are its tensors.

@@ -193,6 +193,13 @@ impl Recipe {
         Assembler::new(body).assemble()
     }
 
+    /// Whether libraries compute any of it, with an algorithm that is chosen.
+    pub(in crate::device::cuda) fn leaves_a_choice(&self) -> bool {
+        let is_choice =
+            |l: &Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..) | Launch::Offer(_));
+        self.launches.iter().any(is_choice)
+    }
+
     /// All launches, those of every choice among them.
     pub fn every_launch(&self) -> Vec<&Launch> {
         let mut all = Vec::new();

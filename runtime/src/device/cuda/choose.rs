@@ -1,0 +1,155 @@
+//! What computes every product and operation: rank 0's choice, from the plan's tuning file or measured now. That is
+//! done before the plan has its memory, in memory that is given back, so that of the workspace of libraries only that
+//! is kept which the choice needs.
+
+use super::driver::{Address, Driver, EventHandle};
+use super::error::CudaError;
+use super::issue::Issuer;
+use super::memory::{Memory, STREAMS, index};
+use super::modules::Modules;
+use super::program::Program;
+use super::survey::Survey;
+use super::tuning::{Bench, Tuning};
+use super::{Ranks, Watch};
+use crate::RunError;
+use crate::plan_dir::PlanDir;
+use frit_ir::plan::Plan;
+
+/// File of the plan directory with the choice.
+const TUNING: &str = "tuning.json";
+/// An address that stands for memory which there is not, aligned as all memory.
+const NOWHERE: Address = 1 << 40;
+
+/// What was chosen, on every rank.
+pub(super) struct Choice {
+    tuning: Tuning,
+    /// Workspace of the engines that were chosen, in bytes, by stream.
+    pub(super) engines_bytes: [usize; STREAMS],
+}
+
+impl Choice {
+    /// Reads what is known of it, and measures what is not.
+    ///
+    /// # Errors
+    /// If there is no memory for the largest task, or a call fails.
+    pub(super) fn make<D: Driver>(
+        dir: &PlanDir,
+        survey: &Survey<'_>,
+        driver: &D,
+        modules: &Modules,
+        issuer: &mut Issuer,
+        ranks: &Ranks,
+    ) -> Result<Choice, RunError> {
+        let (plan, path) = (&dir.plan, dir.path.join(TUNING));
+        let first = ranks.rank == 0;
+        let mut tuning = if first { Tuning::read(&path) } else { Tuning::default() };
+        let bind = |base| Program::of_choices(plan, survey, driver, modules, base);
+        let (mut program, end) = bind(NOWHERE)?;
+        let measures = first && !tuning.is_complete(driver, &program.products, &program.operations);
+        let memory = match measures {
+            true => {
+                let layout = Memory::layout(plan, &survey.needs, survey.faulting.len());
+                Some(allocate(driver, (end - NOWHERE) as usize, (plan, &layout), issuer)?)
+            }
+            false => None,
+        };
+        if let Some(base) = memory {
+            (program, _) = bind(base)?;
+        }
+        let watch = Watch { driver, ranks };
+        let wait = |event: EventHandle| watch.wait(event, || "the choice of algorithms".into());
+        let bench = Bench::new(driver, issuer.compute(), wait)?;
+
+        if measures && tuning.measure_products(&bench, &program.products)? {
+            tuning.write(&path);
+        }
+        tuning = shared(tuning, ranks)?;
+        settle_products(&tuning, driver, &mut program, issuer)?;
+        // Frit's own kernels may be products, which are ready now.
+        if measures && tuning.measure_operations(&bench, issuer, &program.operations)? {
+            tuning.write(&path);
+        }
+        tuning = shared(tuning, ranks)?;
+        if let Some(base) = memory {
+            driver.free(base)?;
+        }
+        let bytes = settle_operations(&tuning, driver, &mut program, issuer)?;
+        let mut engines_bytes = [0; STREAMS];
+        for (task, commands) in plan.tasks.iter().zip(&program.commands) {
+            let most = &mut engines_bytes[index(task.stream)];
+            let needed = commands.iter().filter_map(|c| c.operation()).map(|i| bytes[i]);
+            *most = needed.max().unwrap_or(0).max(*most);
+        }
+        Ok(Choice { tuning, engines_bytes })
+    }
+
+    /// Settles a program accordingly.
+    ///
+    /// # Errors
+    /// If the library refuses what it was asked for before.
+    pub(super) fn settle(
+        &self,
+        driver: &impl Driver,
+        program: &mut Program,
+        issuer: &mut Issuer,
+    ) -> Result<(), CudaError> {
+        settle_products(&self.tuning, driver, program, issuer)?;
+        settle_operations(&self.tuning, driver, program, issuer).map(|_| ())
+    }
+}
+
+/// Memory for the largest of the tasks that are measured, zero at first. If there is too little for the plan itself,
+/// that is what the error says.
+fn allocate(
+    driver: &impl Driver,
+    bytes: usize,
+    (plan, layout): (&Plan, &Memory),
+    issuer: &Issuer,
+) -> Result<Address, CudaError> {
+    let base = driver.allocate(bytes).map_err(|e| match e {
+        CudaError::OutOfMemory { free, total, .. } if layout.bytes > free => {
+            layout.lacking(plan, free, total)
+        }
+        CudaError::OutOfMemory { wanted, free, total, .. } => {
+            let detail = "to measure the task that needs the most".into();
+            CudaError::OutOfMemory { wanted, detail, free, total }
+        }
+        other => other,
+    })?;
+    driver.zero(base, bytes, issuer.compute())?;
+    Ok(base)
+}
+
+fn settle_products(
+    tuning: &Tuning,
+    driver: &impl Driver,
+    program: &mut Program,
+    issuer: &mut Issuer,
+) -> Result<(), CudaError> {
+    let products = tuning.prepare_products(driver, &program.products)?;
+    program.settle_products(|product| products[product].is_some());
+    issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
+    Ok(())
+}
+
+/// Returns the workspace that each operation needs, in bytes.
+fn settle_operations(
+    tuning: &Tuning,
+    driver: &impl Driver,
+    program: &mut Program,
+    issuer: &mut Issuer,
+) -> Result<Vec<usize>, CudaError> {
+    let operations = tuning.prepare_operations(driver, &program.operations)?;
+    program.settle_operations(|operation| operations[operation].is_some());
+    let (handles, bytes) = operations.into_iter().map(Option::unwrap_or_default).unzip();
+    issuer.operations = handles;
+    Ok(bytes)
+}
+
+/// Rank 0's tuning.
+fn shared(tuning: Tuning, ranks: &Ranks) -> Result<Tuning, RunError> {
+    let Some(rendezvous) = &ranks.rendezvous else { return Ok(tuning) };
+    let text =
+        rendezvous.share(tuning.text()).map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+    Ok(Tuning::parse(&text).unwrap_or_default())
+}

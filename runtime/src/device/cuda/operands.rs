@@ -1,0 +1,81 @@
+//! Where a task finds what it works on: in the plan's memory, or apart from it, while there is none yet.
+
+use super::driver::Address;
+use super::memory::{FAULT_WORDS, Memory, PRODUCT_WORKSPACE, index, report_bytes};
+use super::recipe::{Launch, Pointer, Recipe};
+use frit_ir::plan::{ALIGNMENT, Place, Plan, Stream};
+
+/// Addresses of one task.
+pub(super) struct Operands {
+    pub(super) reads: Vec<Address>,
+    pub(super) writes: Vec<Address>,
+    pub(super) scratch: Address,
+    /// Of the libraries, with its size in bytes.
+    pub(super) workspace: (Address, usize),
+    fault: Address,
+}
+
+impl Operands {
+    /// In the plan's memory; `fault` is the task's place among those that may report one.
+    pub(super) fn of(
+        plan: &Plan,
+        memory: &Memory,
+        (reads, writes): (&[Place], &[Place]),
+        stream: Stream,
+        fault: usize,
+    ) -> Operands {
+        let at = |places: &[Place]| places.iter().map(|p| memory.place(plan, p)).collect();
+        Operands {
+            reads: at(reads),
+            writes: at(writes),
+            scratch: memory.scratch[index(stream)],
+            workspace: memory.libraries[index(stream)],
+            fault: memory.report + report_bytes(plan, fault) as Address,
+        }
+    }
+
+    /// From `base` on, aligned as in the plan's memory, with as much workspace as every choice may use, that of cuDNN's
+    /// `engines` if there are any; and where that ends.
+    pub(super) fn apart(
+        plan: &Plan,
+        recipe: &Recipe,
+        (reads, writes): (&[Place], &[Place]),
+        engines: bool,
+        base: Address,
+    ) -> (Operands, Address) {
+        let mut end = base;
+        let mut place = |shift: usize, bytes: usize| {
+            let at = end + shift as Address;
+            end = (at + bytes as Address).next_multiple_of(ALIGNMENT as Address);
+            at
+        };
+        let mut all = |places: &[Place]| -> Vec<Address> {
+            let shift = |p: &Place| (plan.buffers[p.buffer].offset + p.offset) % ALIGNMENT;
+            places.iter().map(|p| place(shift(p), p.ty.bytes())).collect()
+        };
+        let (reads, writes) = (all(reads), all(writes));
+        let of_launch = |launch: &Launch| match launch {
+            Launch::Gemm(_) | Launch::Fused(..) => PRODUCT_WORKSPACE,
+            Launch::Offer(offer) if engines => offer.operation.workspace_bytes(),
+            _ => 0,
+        };
+        let bytes = recipe.every_launch().into_iter().map(of_launch).max().unwrap_or(0);
+        let operands = Operands {
+            reads,
+            writes,
+            scratch: place(0, recipe.scratch_bytes),
+            workspace: (place(0, bytes), bytes),
+            fault: place(0, FAULT_WORDS * 8),
+        };
+        (operands, end)
+    }
+
+    pub(super) fn pointer(&self, pointer: Pointer) -> Address {
+        match pointer {
+            Pointer::Read(i, at) => self.reads[i] + at as Address,
+            Pointer::Write(i, at) => self.writes[i] + at as Address,
+            Pointer::Scratch(at) => self.scratch + at as Address,
+            Pointer::Fault => self.fault,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! How every kernel of a plan is executed, and what that needs: known before there is memory, or a device.
+
+use super::memory::{Needs, STREAMS, index};
+use super::recipe::{Argument, Launch, Pointer, Recipe, SourceKernel};
+use crate::RunError;
+use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Plan};
+
+/// How a kernel of the plan is executed.
+pub(super) enum Code<'a> {
+    Generated { launches: &'a [CudaLaunch], scratch_bytes: usize },
+    Recipe(Recipe),
+}
+
+/// What is known of a plan's kernels before there is memory.
+pub(super) struct Survey<'a> {
+    /// By kernel.
+    pub(super) code: Vec<Code<'a>>,
+    /// What kernels need, by stream.
+    pub(super) needs: [Needs; STREAMS],
+    /// Tasks that may report a fault, ascending.
+    pub(super) faulting: Vec<usize>,
+}
+
+impl<'a> Survey<'a> {
+    /// Finds how every kernel is executed.
+    ///
+    /// # Errors
+    /// A kernel that has no code for GPUs.
+    pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
+        let code: Vec<Code> = plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
+        let mut needs = [Needs::default(); STREAMS];
+        let mut faulting = Vec::new();
+        for (i, task) in plan.tasks.iter().enumerate() {
+            let Action::Kernel { kernel, .. } = &task.action else { continue };
+            let need = &mut needs[index(task.stream)];
+            match &code[*kernel] {
+                Code::Generated { scratch_bytes, .. } => {
+                    need.scratch_bytes = need.scratch_bytes.max(*scratch_bytes);
+                }
+                Code::Recipe(recipe) => {
+                    need.scratch_bytes = need.scratch_bytes.max(recipe.scratch_bytes);
+                    let launches = recipe.every_launch();
+                    let is_product = |l: &&Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..));
+                    need.products |= launches.iter().any(is_product);
+                    need.operations |= launches.iter().any(|l| matches!(l, Launch::Offer(_)));
+                    if launches.iter().any(|launch| reports_faults(launch)) {
+                        faulting.push(i);
+                    }
+                }
+            }
+        }
+        Ok(Survey { code, needs, faulting })
+    }
+
+    /// The kernels in CUDA C++, those of every choice among them.
+    pub(super) fn sources(&self) -> Vec<&SourceKernel> {
+        let launches = self.recipes().flat_map(Recipe::every_launch);
+        launches.filter_map(|l| if let Launch::Source(k) = l { Some(k) } else { None }).collect()
+    }
+
+    fn recipes(&self) -> impl Iterator<Item = &Recipe> {
+        self.code.iter().filter_map(|code| match code {
+            Code::Recipe(recipe) => Some(recipe),
+            Code::Generated { .. } => None,
+        })
+    }
+}
+
+impl Code<'_> {
+    fn of(kernel: &Kernel) -> Result<Code<'_>, RunError> {
+        let refuse = |reason: String| RunError::Plan { path: "plan.json".into(), reason };
+        match (kernel.kind, &kernel.entry) {
+            (KernelKind::Generated, Some(Entry::Cuda { launches, scratch_bytes })) => {
+                Ok(Code::Generated { launches, scratch_bytes: *scratch_bytes })
+            }
+            (KernelKind::Generated, _) => {
+                Err(refuse(format!("kernel `{}` has no code for a GPU", kernel.name)))
+            }
+            _ => Recipe::of(&kernel.body).map(Code::Recipe).ok_or_else(|| {
+                let why = "has no CUDA kernel; compile the plan with this version of Frit";
+                refuse(format!("kernel `{}` {why}", kernel.name))
+            }),
+        }
+    }
+}
+
+fn reports_faults(launch: &Launch) -> bool {
+    let Launch::Source(kernel) = launch else { return false };
+    kernel.arguments.iter().any(|a| matches!(a, Argument::Pointer(Pointer::Fault)))
+}
