@@ -1,45 +1,112 @@
-// Batch normalization of x[N, C, size] and its gradient; a block takes a channel. Sums are f64.
+// Batch normalization of x[N, C, size] and its gradient. The gridDim.y blocks of a channel each write a part of it; each
+// of `…_parts` has summed one before, and all add these in the same order. Where a channel has one block, that sums by
+// itself. Sums are f64, and of distances from the channel's first element: of squares nothing cancels.
 //
 //   y = (x - mean) / √(var + eps) · scale + bias
 //   dbias = Σ dy,  dscale = Σ dy · n,  dx = scale / √(var + eps) · (dy - dbias / count - n · dscale / count)
 //
 // with n = (x - mean) / √(var + eps) and count = N · size.
 //
-// To be defined: T, the elements; S, those of scale, bias and statistics.
+// To be defined: T, the elements; S, those of scale, bias and statistics; WIDTH, how many elements are moved at once,
+// which divides size.
 
 typedef Number<T>::Wide Value;
+typedef Pack<T, WIDTH> Many;
 const int BLOCK = 512;
 
-// Where element i of a channel is.
+struct Sums { f64 a, b; };
+
+// A channel as packs, and those of them that a block takes.
 struct Channel {
-    i64 channels, size, c;
+    u32 row, begin, end;
+    i64 channels, c;
+
+    __device__ __forceinline__ Channel(i64 batch, i64 channels, i64 size, i64 c, u32 part, u32 parts)
+        : row(u32(size) / WIDTH), channels(channels), c(c) {
+        u32 packs = u32(batch) * row, share = (packs + parts - 1) / parts;
+        begin = part * share < packs ? part * share : packs;
+        end = begin + share < packs ? begin + share : packs;
+    }
+    // Where pack i is.
     __device__ __forceinline__ i64 place(u32 i) const {
-        u32 image = i / u32(size);
-        return (i64(image) * channels + c) * size + (i - image * u32(size));
+        u32 image = i / row;
+        return (i64(image) * channels + c) * row + (i - image * row);
+    }
+    __device__ __forceinline__ Many read(const T* x, i64 place, bool whole) const {
+        Many all;
+        move<T>(&all, reinterpret_cast<const Many*>(x) + place, whole);
+        return all;
+    }
+    __device__ __forceinline__ f64 origin(const T* x) const { return f64(widen(x[place(0) * WIDTH])); }
+
+    // The distances of the block's elements from the first, and their squares.
+    __device__ __forceinline__ Sums moments(const T* x) const {
+        f64 first = origin(x), a = 0, b = 0;
+        bool whole = aligned(x, sizeof(Many));
+        for (u32 i = begin + threadIdx.x; i < end; i += BLOCK) {
+            Many in = read(x, place(i), whole);
+            for (int j = 0; j < WIDTH; j++) {
+                f64 d = f64(widen(in.at[j])) - first;
+                a += d;
+                b += d * d;
+            }
+        }
+        return {block_sum<BLOCK>(a), block_sum<BLOCK>(b)};
+    }
+    // dy, and dy · n.
+    __device__ __forceinline__ Sums gradients(const T* dy, const T* x, f64 mean, f64 rstd) const {
+        f64 a = 0, b = 0;
+        bool whole = aligned(x, sizeof(Many)) && aligned(dy, sizeof(Many));
+        for (u32 i = begin + threadIdx.x; i < end; i += BLOCK) {
+            i64 at = place(i);
+            Many of_y = read(dy, at, whole), of_x = read(x, at, whole);
+            for (int j = 0; j < WIDTH; j++) {
+                f64 d = f64(widen(of_y.at[j]));
+                a += d;
+                b += d * (f64(widen(of_x.at[j])) - mean) * rstd;
+            }
+        }
+        return {block_sum<BLOCK>(a), block_sum<BLOCK>(b)};
     }
 };
 
+__device__ __forceinline__ Sums added(const Sums* parts, i64 c) {
+    Sums all = {0, 0};
+    for (u32 i = 0; i < gridDim.y; i++) {
+        Sums part = parts[c * gridDim.y + i];
+        all.a += part.a;
+        all.b += part.b;
+    }
+    return all;
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK)
-batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias, i64 batch, i64 channels,
-           i64 size, f64 eps) {
-    u32 n = u32(batch * size);
+batch_norm_parts(Sums* parts, const T* x, i64 batch, i64 channels, i64 size, f64) {
     for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
-        Channel channel = {channels, size, c};
-        f64 sum = 0, squares = 0;
-        for (u32 i = threadIdx.x; i < n; i += BLOCK) sum += f64(widen(x[channel.place(i)]));
-        f64 mean = block_sum<BLOCK>(sum) / n;
-        for (u32 i = threadIdx.x; i < n; i += BLOCK) {
-            f64 d = f64(widen(x[channel.place(i)])) - mean;
-            squares += d * d;
-        }
-        f64 var = block_sum<BLOCK>(squares) / n;
+        Sums sums = Channel(batch, channels, size, c, blockIdx.y, gridDim.y).moments(x);
+        if (threadIdx.x == 0) parts[c * gridDim.y + blockIdx.y] = sums;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* bias, const Sums* parts, i64 batch,
+           i64 channels, i64 size, f64 eps) {
+    f64 n = f64(batch * size);
+    bool whole = aligned(x, sizeof(Many)) && aligned(y, sizeof(Many));
+    for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
+        Channel channel(batch, channels, size, c, blockIdx.y, gridDim.y);
+        Sums sums = gridDim.y == 1 ? channel.moments(x) : added(parts, c);
+        f64 mean = channel.origin(x) + sums.a / n, var = sums.b / n - (sums.a / n) * (sums.a / n);
+        if (var < 0) var = 0;
         Value factor = Value(f64(widen(scale[c])) / sqrt(var + eps)), middle = Value(mean);
         Value shift = Value(widen(bias[c]));
-        for (u32 i = threadIdx.x; i < n; i += BLOCK) {
+        for (u32 i = channel.begin + threadIdx.x; i < channel.end; i += BLOCK) {
             i64 at = channel.place(i);
-            y[at] = to((widen(x[at]) - middle) * factor + shift, T());
+            Many in = channel.read(x, at, whole), out;
+            for (int j = 0; j < WIDTH; j++) out.at[j] = to((widen(in.at[j]) - middle) * factor + shift, T());
+            move<T>(reinterpret_cast<Many*>(y) + at, &out, whole);
         }
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && blockIdx.y == 0) {
             mean_out[c] = to(mean, S());
             var_out[c] = to(var, S());
         }
@@ -47,30 +114,38 @@ batch_norm(T* y, S* mean_out, S* var_out, const T* x, const S* scale, const S* b
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* scale, const S* mean,
-                const S* var, i64 batch, i64 channels, i64 size, f64 eps) {
-    u32 n = u32(batch * size);
+batch_norm_grad_parts(Sums* parts, const T* dy, const T* x, const S* mean, const S* var, i64 batch, i64 channels,
+                      i64 size, f64 eps) {
     for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
-        Channel channel = {channels, size, c};
+        Channel channel(batch, channels, size, c, blockIdx.y, gridDim.y);
+        Sums sums = channel.gradients(dy, x, f64(widen(mean[c])), 1 / sqrt(f64(widen(var[c])) + eps));
+        if (threadIdx.x == 0) parts[c * gridDim.y + blockIdx.y] = sums;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* scale, const S* mean, const S* var,
+                const Sums* parts, i64 batch, i64 channels, i64 size, f64 eps) {
+    f64 n = f64(batch * size);
+    bool whole = aligned(x, sizeof(Many)) && aligned(dy, sizeof(Many)) && aligned(dx, sizeof(Many));
+    for (i64 c = blockIdx.x; c < channels; c += gridDim.x) {
+        Channel channel(batch, channels, size, c, blockIdx.y, gridDim.y);
         f64 middle = f64(widen(mean[c])), rstd = 1 / sqrt(f64(widen(var[c])) + eps);
-        f64 sum = 0, product = 0;
-        for (u32 i = threadIdx.x; i < n; i += BLOCK) {
+        Sums sums = gridDim.y == 1 ? channel.gradients(dy, x, middle, rstd) : added(parts, c);
+        Value factor = Value(f64(widen(scale[c])) * rstd), shift = Value(sums.a / n);
+        Value slope = Value(sums.b / n * rstd), m = Value(middle);
+        for (u32 i = channel.begin + threadIdx.x; i < channel.end; i += BLOCK) {
             i64 at = channel.place(i);
-            f64 d = f64(widen(dy[at]));
-            sum += d;
-            product += d * (f64(widen(x[at])) - middle) * rstd;
+            Many of_y = channel.read(dy, at, whole), of_x = channel.read(x, at, whole), out;
+            for (int j = 0; j < WIDTH; j++) {
+                Value d = widen(of_y.at[j]) - shift - (widen(of_x.at[j]) - m) * slope;
+                out.at[j] = to(factor * d, T());
+            }
+            move<T>(reinterpret_cast<Many*>(dx) + at, &out, whole);
         }
-        sum = block_sum<BLOCK>(sum);
-        product = block_sum<BLOCK>(product);
-        Value factor = Value(f64(widen(scale[c])) * rstd), shift = Value(sum / n);
-        Value slope = Value(product / n * rstd), m = Value(middle);
-        for (u32 i = threadIdx.x; i < n; i += BLOCK) {
-            i64 at = channel.place(i);
-            dx[at] = to(factor * (widen(dy[at]) - shift - (widen(x[at]) - m) * slope), T());
-        }
-        if (threadIdx.x == 0) {
-            dscale[c] = to(product, S());
-            dbias[c] = to(sum, S());
+        if (threadIdx.x == 0 && blockIdx.y == 0) {
+            dscale[c] = to(sums.b, S());
+            dbias[c] = to(sums.a, S());
         }
     }
 }

@@ -29,17 +29,18 @@ extern "C" __global__ void max_pool(T* y, const T* x, Window w, i64 images) {
     }
 }
 
-extern "C" __global__ void max_pool_places(i64* places, const T* x, Window w, i64 images) {
+// Its place in the image, which has fewer than 2³² - 1 elements.
+extern "C" __global__ void max_pool_places(u32* places, const T* x, Window w, i64 images) {
     i64 size = Window::product(w.input), positions = Window::product(w.output), taps = Window::product(w.taps);
     for (i64 i = global_thread(); i < images * positions; i += global_threads()) {
         i64 image = i / positions, position[RANK];
         Window::split(i - image * positions, w.output, position);
-        places[i] = largest(w, x + image * size, position, taps);
+        places[i] = u32(largest(w, x + image * size, position, taps));
     }
 }
 
 // The gradient of windows whose maximum is at `places`, or, where `all`, of windows that were summed.
-extern "C" __global__ void pool_grad(T* dx, const T* dy, const i64* places, Window w, i64 images, i64 all) {
+extern "C" __global__ void pool_grad(T* dx, const T* dy, const u32* places, Window w, i64 images, i64 all) {
     i64 size = Window::product(w.input), positions = Window::product(w.output), taps = Window::product(w.taps);
     for (i64 i = global_thread(); i < images * size; i += global_threads()) {
         i64 image = i / size, own = i - image * size, element[RANK], tap[RANK];
@@ -48,7 +49,7 @@ extern "C" __global__ void pool_grad(T* dx, const T* dy, const i64* places, Wind
         for (i64 t = taps - 1; t >= 0; t--) {
             Window::split(t, w.taps, tap);
             i64 at = w.position(element, tap);
-            if (at < 0 || (!all && places[image * positions + at] != own)) continue;
+            if (at < 0 || (!all && places[image * positions + at] != u32(own))) continue;
             sum += widen(dy[image * positions + at]);
         }
         dx[i] = to(sum, T());

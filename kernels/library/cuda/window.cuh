@@ -8,9 +8,13 @@ struct Window {
         for (int i = 0; i < RANK; i++) n *= sizes[i];
         return n;
     }
+    // Division of 64 bits is slow, so it is left to large numbers.
+    __device__ __forceinline__ static i64 quotient(i64 x, i64 by) {
+        return u64(x | by) >> 32 == 0 ? i64(u32(x) / u32(by)) : x / by;
+    }
     __device__ __forceinline__ static void split(i64 index, const i64* sizes, i64* at) {
         for (int i = RANK - 1; i >= 0; i--) {
-            i64 next = index / sizes[i];
+            i64 next = quotient(index, sizes[i]);
             at[i] = index - next * sizes[i];
             index = next;
         }
@@ -29,7 +33,7 @@ struct Window {
     __device__ __forceinline__ i64 position(const i64* element, const i64* tap) const {
         i64 at = 0;
         for (int i = 0; i < RANK; i++) {
-            i64 x = element[i] + low[i] - tap[i] * dilations[i], p = x / strides[i];
+            i64 x = element[i] + low[i] - tap[i] * dilations[i], p = quotient(x, strides[i]);
             if (x < 0 || p * strides[i] != x || p >= output[i]) return -1;
             at = at * output[i] + p;
         }

@@ -139,7 +139,8 @@ fn batch_normalization() {
         batch_norm(dtype, &[9, 8]);
         batch_norm(dtype, &[2, 8, 7]);
         batch_norm(dtype, &[2, 8, 3, 2, 2]);
-        // More elements than a block has threads.
-        batch_norm(dtype, &[3, 3, 23, 29]);
+        // Channels that several blocks share, in whole packs and in single elements.
+        batch_norm(dtype, &[5, 2, 64, 64]);
+        batch_norm(dtype, &[3, 3, 37, 41]);
     }
 }

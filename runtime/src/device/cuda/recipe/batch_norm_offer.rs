@@ -3,20 +3,12 @@
 //! The library keeps the reciprocal of the standard deviation where Frit keeps the variance.
 
 use super::assembler::Assembler;
-use super::kernel::c_type;
-use super::{Argument, Launch, Offer, Operation, OperationKind, Pointer, SourceKernel, Strided};
-use frit_ir::{DType, TensorType};
+use super::batch_norm::Norm;
+use super::{Argument, Launch, Offer, Operation, OperationKind, Pointer, Strided};
+use frit_ir::DType;
 
 /// Bytes of one place's channels that engines take at once.
 const AT_ONCE: usize = 16;
-
-/// The batch normalization of images.
-pub(super) struct Norm<'a> {
-    pub(super) x: &'a TensorType,
-    /// The type of scale, bias and statistics.
-    pub(super) statistics: DType,
-    pub(super) eps: f64,
-}
 
 impl Norm<'_> {
     /// Offers what the launches from `begin` on compute to cuDNN, if it may have an engine.
@@ -81,15 +73,10 @@ impl Norm<'_> {
             && i32::try_from(self.x.shape.numel()).is_ok()
     }
 
-    fn channels(&self) -> usize {
-        self.x.shape.dims()[1]
-    }
-
     /// The images, each channel one row, and a vector of one element per channel.
     fn tensors(&self) -> (Strided, Strided) {
         let (batch, channels) = (self.x.shape.dims()[0], self.channels());
-        let size = self.x.shape.dims()[2..].iter().product();
-        let image = Strided::dense(self.x.dtype, &[batch, channels, 1, size]);
+        let image = Strided::dense(self.x.dtype, &[batch, channels, 1, self.size()]);
         (image, Strided::dense(self.statistics, &[1, channels, 1, 1]))
     }
 
@@ -100,13 +87,8 @@ impl Norm<'_> {
 
     /// From the variance to 1/√(var + eps), or back.
     fn convert(&self, entry: &'static str, to: Pointer, from: Pointer) -> Option<Launch> {
-        let mut kernel = SourceKernel::new("batch_norm", entry)
-            .define("T", c_type(self.x.dtype)?)
-            .define("S", c_type(self.statistics)?)
-            .threads(self.channels())
-            .pointer(to)
-            .pointer(from)
-            .i64(self.channels());
+        let kernel = self.kernel(entry)?.threads(self.channels());
+        let mut kernel = kernel.pointer(to).pointer(from).i64(self.channels());
         kernel.arguments.push(Argument::F64(self.eps));
         Some(Launch::Source(kernel))
     }

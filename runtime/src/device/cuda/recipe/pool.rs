@@ -55,7 +55,8 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         Op::MaxPool(_) => a.run(forward("max_pool")?),
         Op::SumPool(_) => a.run(forward("sum_pool")?),
         Op::MaxPoolGrad(_) => {
-            let places = a.scratch(images * positions * DType::I64.size());
+            u32::try_from(size.iter().product::<usize>() + 1).ok()?;
+            let places = a.scratch(images * positions * DType::I32.size());
             let find = outputs(kernel("max_pool_places")).pointer(places).pointer(operands[1]);
             a.run(find.window(window, size, taps)?.i64(images));
             let sum = inputs(kernel("pool_grad")).pointer(to).pointer(operands[0]).pointer(places);
