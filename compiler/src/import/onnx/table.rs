@@ -26,11 +26,13 @@ pub(super) fn padding_row(table: &Stored) -> Option<usize> {
 }
 
 /// Whether row `p` of the table holds sin(p·ω) and cos(p·ω) for some frequencies, in two halves or in
-/// pairs: the positions of Vaswani et al. 2017, which no model trains.
+/// pairs: the positions of Vaswani et al. 2017, which no model trains. The table may have an axis of one
+/// element for the batch, before its rows or after.
 ///
 /// Two neighboring rows differ by a rotation that is the same everywhere, which is what is checked.
 pub(super) fn is_sinusoidal(table: &Stored) -> bool {
-    let &[rows, width] = table.ty.shape.dims() else { return false };
+    let dims: Vec<usize> = table.ty.shape.dims().iter().copied().filter(|&n| n != 1).collect();
+    let [rows, width] = dims[..] else { return false };
     if rows < 4 || width < 4 || !width.is_multiple_of(2) || table.ty.dtype != DType::F32 {
         return false;
     }
@@ -93,6 +95,10 @@ mod tests {
             _ => angle(p, c / 2).cos(),
         });
         assert!(is_sinusoidal(&halves) && is_sinusoidal(&pairs));
+        for shape in [[1, 20, 8], [20, 1, 8]] {
+            let ty = TensorType::new(DType::F32, shape);
+            assert!(is_sinusoidal(&Stored { ty, bytes: pairs.bytes.clone() }));
+        }
         assert!(!is_sinusoidal(&table(20, 8, noise)));
         assert!(!is_sinusoidal(&table(20, 8, |_, c| f64::from(u8::from(c >= 4)))));
     }
