@@ -14,7 +14,8 @@ functions! {
         Sub = "sub",
         /// a·b
         Mul = "mul",
-        /// a/b; integers truncate toward zero.
+        /// a/b; integers truncate toward zero. An integer divided by 0, here and in remainders, is an error on the CPU and
+        /// gives 0 on CUDA.
         Div = "div",
         /// aᵇ
         Pow = "pow",
