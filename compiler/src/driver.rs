@@ -6,6 +6,7 @@ use crate::commands::bytes;
 use crate::config::Config;
 use crate::config::choices::{self, BatchNorm, LossKind};
 use crate::diagnostics::Report;
+use crate::import::limits::Limits;
 use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::lints;
 use crate::pipeline;
@@ -22,7 +23,7 @@ use frit_passes::shard::{Strategy, small};
 use frit_passes::simulate::simulate;
 use frit_passes::{Pass, PassContext, lint, loss, memory, verify_plan};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Name of the front end in the reports of a plan.
 pub const IMPORT: &str = "import";
@@ -40,6 +41,8 @@ pub struct Request {
     pub stop_after: Option<String>,
     /// Check the graph after every pass, in release builds too.
     pub verify_each: bool,
+    /// External data of the model may lie anywhere, not only in the folder of the model.
+    pub allow_external_data: bool,
     /// Compile the evaluation of a model that trains, too.
     pub evaluation: bool,
 }
@@ -96,7 +99,7 @@ pub fn compile(
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
     let Imported { mut graph, weights, warnings, inlined, ties } =
-        load(&request.model, config, &request.binds)?;
+        load(request, config)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
     let mut run = Run::new(request, observer, context);
@@ -161,7 +164,7 @@ fn evaluation(
 /// Everything that is wrong with the model, the configuration or the environment.
 pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
     let options = pipeline::Options::new(config)?;
-    let Imported { mut graph, weights, .. } = load(&request.model, config, &request.binds)?;
+    let Imported { mut graph, weights, .. } = load(request, config)?;
     let (mut observer, context) = ((), PassContext::default());
     let mut run = Run::new(request, &mut observer, context);
     let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else {
@@ -185,13 +188,9 @@ fn imported(nodes: usize, inlined: &[Inlined]) -> PassReport {
     }
 }
 
-fn load(
-    model: &Path,
-    config: &Config,
-    binds: &BTreeMap<String, usize>,
-) -> Result<Imported, Report> {
+fn load(request: &Request, config: &Config) -> Result<Imported, Report> {
     let options = ImportOptions {
-        binds: binds.clone(),
+        binds: request.binds.clone(),
         trainable: config.params.trainable.clone(),
         frozen: config.params.frozen.clone(),
         ignored: config.params.ignored.clone(),
@@ -201,8 +200,16 @@ fn load(
             BatchNorm::AsExported | BatchNorm::Train => 1,
         },
         tie_weights: config.model.tie_weights,
+        limits: Limits {
+            elements: config.import.max_elements,
+            operations: config.import.max_operations,
+            nodes: config.import.max_nodes,
+            bytes: config.import.max_bytes,
+            depth: config.import.max_depth,
+        },
+        allow_external_data: request.allow_external_data,
     };
-    import::load(model, &options)
+    import::load(&request.model, &options)
 }
 
 struct Run<'a> {

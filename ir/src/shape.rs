@@ -4,6 +4,12 @@ use crate::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The largest number of elements that a tensor may have, axes without elements counted as one: sums and products of
+/// a few such sizes do not overflow.
+pub const MAX_ELEMENTS: usize = 1 << 40;
+/// The largest number of axes that a tensor may have.
+pub const MAX_RANK: usize = 64;
+
 /// The dimensions of a tensor, outermost first; empty for a scalar.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -25,16 +31,23 @@ impl Shape {
         self.0.len()
     }
 
-    /// Number of elements (1 for a scalar).
+    /// Number of elements (1 for a scalar); the largest number of all where it is larger, which no value's is.
     pub fn numel(&self) -> usize {
-        self.0.iter().product()
+        product(&self.0)
+    }
+
+    /// The number of elements, unless there are more than [`MAX_ELEMENTS`], or more axes than [`MAX_RANK`].
+    pub fn checked_numel(&self) -> Option<usize> {
+        // An axis without elements must not hide an overflow in the others.
+        let n = self.0.iter().fold(1usize, |n, &d| n.saturating_mul(d.max(1)));
+        (n <= MAX_ELEMENTS && self.rank() <= MAX_RANK).then(|| self.numel())
     }
 
     /// Row-major strides, in elements.
     pub fn strides(&self) -> Vec<usize> {
-        let mut strides = vec![1; self.rank()];
+        let mut strides = vec![1usize; self.rank()];
         for i in (0..self.rank().saturating_sub(1)).rev() {
-            strides[i] = strides[i + 1] * self.0[i + 1];
+            strides[i] = strides[i + 1].saturating_mul(self.0[i + 1]);
         }
         strides
     }
@@ -75,6 +88,11 @@ impl Shape {
             })
             .collect()
     }
+}
+
+/// The product of sizes, or the largest number of all where it is larger.
+pub fn product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |n, &size| n.saturating_mul(size))
 }
 
 impl From<Vec<usize>> for Shape {
@@ -130,7 +148,7 @@ impl TensorType {
 
     /// Size in bytes, dense.
     pub fn bytes(&self) -> usize {
-        self.dtype.size() * self.shape.numel()
+        self.dtype.size().saturating_mul(self.shape.numel())
     }
 
     /// The same shape in another element type.

@@ -55,6 +55,9 @@ pub struct Args {
     /// Whether the plan directory holds the values of parameters; without them it cannot be run.
     #[arg(long, value_enum, default_value = "copy")]
     pub weights: plan_dir::Stored,
+    /// Read external data of the model from wherever its links lead, not only from the model's folder.
+    #[arg(long)]
+    pub allow_external_data: bool,
     /// List the ONNX operators that can be read.
     #[arg(long)]
     pub list_ops: bool,
@@ -115,6 +118,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         disabled: args.disable_pass.clone(),
         stop_after: args.stop_after.clone(),
         verify_each: args.verify_each,
+        allow_external_data: args.allow_external_data,
         evaluation: true,
     };
     // Draws on standard error, and only on a terminal.

@@ -53,6 +53,9 @@ pub struct Args {
     /// Bytes that a plan may use per rank, such as 70GiB; what the device has if not given.
     #[arg(long)]
     pub budget: Option<String>,
+    /// Read external data of the model from wherever its links lead, not only from the model's folder.
+    #[arg(long)]
+    pub allow_external_data: bool,
     /// How many to print.
     #[arg(long, default_value_t = 5)]
     pub best: usize,
@@ -172,7 +175,9 @@ fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
     let config = Config::load(args.config.as_deref(), &settings)?;
     let mut binds = binds(&args.bind)?;
     binds.insert(args.batch_dim.clone(), choice.micro_batch);
-    let request = Request { model: args.model.clone(), binds, ..Request::default() };
+    let allow_external_data = args.allow_external_data;
+    let request =
+        Request { model: args.model.clone(), binds, allow_external_data, ..Request::default() };
     driver::predict(&request, &config)
 }
 

@@ -268,6 +268,20 @@ sections! {
         tie_weights: bool,
     }
 
+    /// What the import of a model may make.
+    ImportSection in "import" {
+        /// Elements of constants.
+        max_elements: u64,
+        /// Operations on elements to compute constants.
+        max_operations: u64,
+        /// Nodes.
+        max_nodes: u64,
+        /// Bytes of names and attributes.
+        max_bytes: u64,
+        /// Levels of graphs inside one another.
+        max_depth: u64,
+    }
+
     /// What trains; patterns of parameter names.
     ParamsSection in "params" {
         /// What may train.
@@ -495,6 +509,8 @@ macro_rules! config {
 config! {
     /// `[model]`
     model: ModelSection,
+    /// `[import]`
+    import: ImportSection,
     /// `[params]`
     params: ParamsSection,
     /// `[loss]`

@@ -3,11 +3,9 @@
 //! `batch*seq`, `2*(width + 1)`, `width/4` over named sizes; `//` is the same as `/`, and a division
 //! must be exact. Names may hold letters, digits, `_` and `.`.
 
+use frit_ir::Shape;
+use frit_ir::shape::MAX_ELEMENTS;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The largest number of elements a tensor may have; larger ones are refused before any arithmetic on
-/// them can overflow.
-pub(crate) const MAX_ELEMENTS: usize = 1 << 40;
 
 /// Why an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -140,11 +138,9 @@ impl Parser<'_> {
     }
 }
 
-/// The number of elements, unless it is above [`MAX_ELEMENTS`].
+/// The number of elements, unless no tensor may have so many.
 pub(crate) fn checked_numel(dims: &[usize]) -> Option<usize> {
-    // Zero-sized tensors must not hide an overflow in their other axes.
-    let n = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)))?;
-    (n <= MAX_ELEMENTS).then(|| dims.iter().product())
+    Shape::from(dims).checked_numel()
 }
 
 #[cfg(test)]

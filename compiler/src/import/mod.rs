@@ -6,12 +6,14 @@
 pub mod dims;
 pub mod glob;
 pub mod json;
+pub mod limits;
 mod mapped;
 pub mod onnx;
 
 use crate::diagnostics::Report;
 use crate::weights::Weights;
 use frit_ir::{Diagnostic, Graph, TensorType};
+use limits::Limits;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,6 +36,10 @@ pub struct ImportOptions {
     pub batch_norm_ranks: usize,
     /// Whether a table and its copy in a product train as one parameter (`model.tie_weights`).
     pub tie_weights: bool,
+    /// What the import may make (`import.*`).
+    pub limits: Limits,
+    /// Whether external data may lie anywhere, not only in the folder of the model.
+    pub allow_external_data: bool,
 }
 
 impl Default for ImportOptions {
@@ -46,6 +52,8 @@ impl Default for ImportOptions {
             batch_norm_trains: false,
             batch_norm_ranks: 1,
             tie_weights: false,
+            limits: Limits::default(),
+            allow_external_data: false,
         }
     }
 }
@@ -99,8 +107,7 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
         return json::import(&bytes, &path.display().to_string(), options);
     }
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let imported = onnx::import(bytes.clone(), &stem, folder, options).map(|mut imported| {
+    let imported = onnx::import(bytes.clone(), &stem, path, options).map(|mut imported| {
         imported.weights.mapped(path.into(), bytes);
         imported
     });

@@ -30,9 +30,11 @@ mod special;
 mod tests;
 mod training;
 mod unary;
+mod work;
 
 pub use run::{leaf_key, run, run_ranks};
 pub use special::{erf, erfc};
+pub use work::operations;
 
 use crate::ops::{Op, OpError};
 use crate::{Origin, Tensor, TensorType};

@@ -15,6 +15,7 @@
 //! Sums are of this rank's elements alone and are added over ranks before the next part reads them.
 
 use super::{Inferred, OpError, OptimizerKind, arity, shape_is};
+use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +52,7 @@ impl Adafactor {
     /// Matrices, their rows and columns; a vector has no rows.
     pub fn matrices(&self) -> (usize, usize, usize) {
         match self.shape.dims() {
-            [matrices @ .., rows, cols] => (matrices.iter().product(), *rows, *cols),
+            [matrices @ .., rows, cols] => (product(matrices), *rows, *cols),
             _ => (1, 0, self.shape.numel()),
         }
     }
@@ -78,7 +79,7 @@ impl Adafactor {
                 3
             }
             AdafactorPart::Moments => {
-                shape_is(inputs[2], &[state[0] + 1], "sums")?;
+                shape_is(inputs[2], &[state[0].saturating_add(1)], "sums")?;
                 shape_is(inputs[3], &state, "the state")?;
                 4
             }
@@ -93,7 +94,7 @@ impl Adafactor {
         }
         let f32s = |n: usize| TensorType::new(DType::F32, [n]);
         Ok(match self.part {
-            AdafactorPart::Sums => vec![f32s(state[0] + 1)],
+            AdafactorPart::Sums => vec![f32s(state[0].saturating_add(1))],
             AdafactorPart::Moments => vec![inputs[3].clone(), f32s(1)],
             AdafactorPart::Step => vec![inputs[2].clone()],
         })

@@ -139,6 +139,25 @@ impl Sight {
         kept.chunks(keys).enumerate().all(row).then_some(sight)
     }
 
+    /// Number of pairs of a query and a key that it sees: the sum of the lengths of [`Sight::keys`].
+    fn pairs(self, queries: usize, keys: usize) -> u128 {
+        let (queries, keys) = (queries as i128, keys as i128);
+        // Σ over the queries i of i + shift, within the keys.
+        let ramp = |shift: i128| {
+            let first = (-shift).clamp(0, queries);
+            let last = (keys - shift).clamp(first, queries);
+            let rising = (first + last - 1) * (last - first) / 2 + shift * (last - first);
+            rising + (queries - last) * keys
+        };
+        let (all, window) = (queries * keys, self.window.map(|n| (n as i128).min(queries + keys)));
+        let ends = match (self.causal, window) {
+            (true, _) => ramp(1),
+            (false, Some(window)) => ramp(window),
+            (false, None) => all,
+        };
+        (ends - window.map_or(0, |n| ramp(1 - n))).unsigned_abs()
+    }
+
     fn check(self) -> Result<(), OpError> {
         match self.window {
             Some(0) => Err(OpError::new("a window of 0 hides every key")),
@@ -189,14 +208,18 @@ impl Dims {
     /// Two products of the pairs of queries and keys that see each other; without a window, causal pairs are
     /// counted as half of all.
     fn flops(&self, sight: Sight) -> u64 {
-        let heads = self.b as u64 * self.h as u64;
         let sight = sight.of(self.t, self.s);
-        if sight.window.is_some() {
-            let pairs: usize = (0..self.t).map(|i| sight.keys(i, self.s).len()).sum();
-            return 2 * heads * pairs as u64 * (self.d + self.e) as u64;
-        }
-        let full = 2 * heads * self.t as u64 * self.s as u64 * (self.d + self.e) as u64;
-        if sight.causal { full / 2 } else { full }
+        let heads = self.b as u128 * self.h as u128;
+        let pairs = match sight.window {
+            Some(_) => sight.pairs(self.t, self.s),
+            None => self.t as u128 * self.s as u128,
+        };
+        let full = [heads, pairs, (self.d + self.e) as u128]
+            .iter()
+            .fold(2u128, |n, &factor| n.saturating_mul(factor));
+        let flops = if sight.causal && sight.window.is_none() { full / 2 } else { full };
+        // Of the gradient there are more.
+        u64::try_from(flops).unwrap_or(u64::MAX).min(u64::MAX / 5)
     }
 }
 

@@ -43,8 +43,8 @@ impl Window {
         }
         (0..rank)
             .map(|i| {
-                let padded = sizes[i] + self.low[i] + self.high[i];
-                let extent = self.dilations[i] * (taps[i] - 1) + 1;
+                let padded = sizes[i].saturating_add(self.low[i]).saturating_add(self.high[i]);
+                let extent = self.dilations[i].saturating_mul(taps[i] - 1).saturating_add(1);
                 let room = padded.checked_sub(extent).ok_or_else(|| {
                     OpError::new(format!(
                         "a window of extent {extent} does not fit spatial axis {i} of {padded} \
@@ -165,7 +165,7 @@ impl ConvGradInput {
         }
         sizes_are(&dy[2..], &self.window.positions(&self.size, &w[2..])?, "dy")?;
         let dtype = self.out.unwrap_or(inputs[0].dtype);
-        Ok(image(dtype, dy[0], w[1] * self.groups, &self.size))
+        Ok(image(dtype, dy[0], w[1].saturating_mul(self.groups), &self.size))
     }
 }
 
@@ -188,5 +188,5 @@ impl ConvGradWeight {
 /// Multiply-adds of a convolution whose `dy` and `w` have these types, counted as two each.
 pub(super) fn flops(dy: &TensorType, w: &TensorType) -> u64 {
     let filters = w.shape.dims().first().copied().unwrap_or(1).max(1);
-    2 * dy.shape.numel() as u64 * (w.shape.numel() / filters) as u64
+    (2 * dy.shape.numel() as u64).saturating_mul((w.shape.numel() / filters) as u64)
 }

@@ -85,7 +85,7 @@ impl Fusion {
                 let (inputs, outputs) = (types(&n.inputs), types(&n.outputs));
                 n.op.flops(&inputs.iter().collect::<Vec<_>>(), &outputs.iter().collect::<Vec<_>>())
             })
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 }
 

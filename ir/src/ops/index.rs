@@ -119,7 +119,7 @@ impl GatherNd {
         let (data, ids) = (inputs[0].shape.dims(), inputs[1].shape.dims());
         let b = self.batch_dims;
         let (depth, outer) = ids.split_last().ok_or_else(|| OpError::new("indices of rank 0"))?;
-        if b > outer.len() || b + depth > data.len() || data[..b] != ids[..b] {
+        if b > outer.len() || b > data.len() || *depth > data.len() - b || data[..b] != ids[..b] {
             return Err(OpError::new(format!(
                 "indices {} do not fit data {}",
                 inputs[1].shape, inputs[0].shape

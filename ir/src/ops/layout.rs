@@ -132,7 +132,7 @@ impl Concat {
             if !same_elsewhere || other.dtype != first.dtype {
                 return Err(OpError::new(format!("{first} and {other} do not concatenate")));
             }
-            shape.0[self.axis] += other.shape.0[self.axis];
+            shape.0[self.axis] = shape.0[self.axis].saturating_add(other.shape.0[self.axis]);
         }
         Ok(vec![first.with_shape(shape)])
     }
@@ -155,7 +155,7 @@ impl Split {
         if self.sizes.is_empty() {
             return Err(OpError::new("split into no parts"));
         }
-        if self.sizes.iter().sum::<usize>() != inputs[0].shape.0[self.axis] {
+        if self.sizes.iter().fold(0usize, |n, &size| n.saturating_add(size)) != inputs[0].shape.0[self.axis] {
             return Err(OpError::new(format!(
                 "parts {:?} do not sum to {}",
                 self.sizes, inputs[0].shape.0[self.axis]
@@ -190,8 +190,10 @@ impl Pad {
         if self.low.len() != dims.len() || self.high.len() != dims.len() {
             return Err(OpError::new("low and high need one entry per axis"));
         }
-        let dims: Vec<usize> =
-            dims.iter().enumerate().map(|(i, d)| d + self.low[i] + self.high[i]).collect();
+        let padded = |(i, d): (usize, &usize)| {
+            d.saturating_add(self.low[i]).saturating_add(self.high[i])
+        };
+        let dims: Vec<usize> = dims.iter().enumerate().map(padded).collect();
         Ok(vec![inputs[0].with_shape(dims)])
     }
 }

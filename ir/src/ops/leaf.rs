@@ -131,6 +131,9 @@ pub struct Constant {
     pub value: Tensor,
 }
 
+/// The most elements of a constant that is written as one number: few letters must not take all memory.
+const MAX_SPLAT: usize = 1 << 26;
+
 /// The serialized form of a constant: all elements, or one that stands for all.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -166,8 +169,9 @@ impl<'de> Deserialize<'de> for Constant {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         use serde::de::Error;
         let text = ConstantText::deserialize(d)?;
-        let n = text.ty.shape.numel();
         let bad = || D::Error::custom("a constant's elements do not fit its type");
+        let numel = text.ty.shape.checked_numel().filter(|n| *n <= MAX_SPLAT || text.splat.is_none());
+        let n = numel.ok_or_else(|| D::Error::custom("a constant that is too large"))?;
         let value = if text.ty.dtype.is_float() {
             let values: Option<Vec<f64>> = match (&text.splat, &text.values) {
                 (Some(x), None) => x.float().map(|x| vec![x; n]),

@@ -74,7 +74,7 @@ impl MatMul {
 
     pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
         let d = self.dims(inputs[0], inputs[1]);
-        2 * d.batch as u64 * d.m as u64 * d.n as u64 * d.k as u64
+        [d.batch, d.m, d.n, d.k].iter().fold(2, |n, &d| n.saturating_mul(d as u64))
     }
 }
 

@@ -59,6 +59,7 @@ pub use softmax::Softmax;
 pub use training::{LossScale, UpdateLossScale};
 pub use unary::{Cast, Clip, PredicateFn, ScaledCast, UnaryFn};
 
+use crate::shape::{MAX_ELEMENTS, MAX_RANK};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -391,6 +392,21 @@ impl Op {
     /// # Errors
     /// What does not fit, in words.
     pub fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        let results = self.infer_types(inputs)?;
+        let too_large = results.iter().find(|ty| ty.shape.checked_numel().is_none());
+        match too_large {
+            None => Ok(results),
+            Some(ty) if ty.shape.rank() > MAX_RANK => {
+                let rank = ty.shape.rank();
+                Err(OpError::new(format!("a result of {rank} axes; {MAX_RANK} are the most")))
+            }
+            Some(ty) => Err(OpError::new(format!(
+                "a result of type {ty}; a tensor has at most {MAX_ELEMENTS} elements"
+            ))),
+        }
+    }
+
+    fn infer_types(&self, inputs: &[&TensorType]) -> Inferred {
         match self {
             Op::Input(op) => op.infer(inputs),
             Op::Param(op) => op.infer(inputs),

@@ -5,6 +5,7 @@
 
 use super::training::scalars;
 use super::{Inferred, OpError, arity, float, shape_is};
+use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +69,7 @@ impl OptimizerKind {
     pub fn state_shape(self, param: &Shape) -> Shape {
         match (self, param.dims()) {
             (OptimizerKind::Adafactor, [batch @ .., rows, cols]) => {
-                Shape::from([batch.iter().product::<usize>() * (rows + cols)])
+                Shape::from([product(batch).saturating_mul(rows + cols)])
             }
             (OptimizerKind::Adafactor, _) => Shape::from([param.numel()]),
             _ => param.clone(),

@@ -68,11 +68,14 @@ impl ReduceAxes {
     pub unsafe fn run(&self, pool: &Pool, src: *const u8, dst: *mut u8) {
         let count: usize = self.gone.iter().map(|(size, _)| size).product();
         let results: usize = self.kept.iter().map(|(size, _)| size).product();
+        if results == 0 {
+            return;
+        }
         // The innermost axis that stays is a line of accumulators.
         let (line, stride) = self.kept.last().copied().unwrap_or((1, 1));
         let width = line.min((CHUNK / count.max(1)).max(16));
         let per_line = line.div_ceil(width);
-        let lines = results.checked_div(line).unwrap_or(0);
+        let lines = results / line;
         if let Some((&(run, 1), outer)) = self.gone.split_last()
             && run >= LANES
         {
@@ -229,6 +232,24 @@ mod tests {
                     let want = if fold == Fold::Mean { want / count as f32 } else { want };
                     assert_eq!(got, want, "{fold:?} over {gone:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn sets_without_elements_give_what_a_fold_begins_with() {
+        for dims in [[0, 4, 5], [3, 0, 20], [3, 4, 0], [0, 0, 17]] {
+            for set in 0..8_usize {
+                let gone: Vec<bool> = (0..3).map(|axis| set >> axis & 1 == 1).collect();
+                let n: usize = (0..3).filter(|&a| !gone[a]).map(|a| dims[a]).product();
+                let mut got = vec![f32::NAN; n];
+                let reduce = ReduceAxes::new(Fold::Prod, &dims, &gone, Elem::F32, Elem::F32);
+                // SAFETY: the operand is empty, the result has its shape's size.
+                unsafe {
+                    let (pool, empty) = (Pool::new(2), std::ptr::NonNull::<f32>::dangling());
+                    reduce.run(&pool, empty.as_ptr().cast(), got.as_mut_ptr().cast());
+                }
+                assert_eq!(got, vec![1.0; n], "{dims:?} over {gone:?}");
             }
         }
     }

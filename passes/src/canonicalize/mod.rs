@@ -56,9 +56,10 @@ impl Pass for Canonicalize {
 /// Rewrites until nothing changes.
 pub(crate) fn canonicalize(graph: &mut Graph) -> Result<Changed, Diagnostic> {
     let mut changed = graph.remove_dead() > 0;
+    let mut allowance = fold::Allowance::FULL;
     for _ in 0..MAX_SWEEPS {
         let rewritten = sweep(graph)?;
-        let folded = fold::fold(graph).map_err(bug(INFO.name))?;
+        let folded = fold::fold(graph, &mut allowance).map_err(bug(INFO.name))?;
         let merged = cse::merge(graph);
         let removed = graph.remove_dead() > 0;
         if !(rewritten || folded || merged) {

@@ -79,7 +79,7 @@ pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
 
 /// Floating-point operations of a body.
 pub(super) fn flops(body: &Graph) -> u64 {
-    body.nodes().map(|(_, n)| crate::cost::node_flops(body, n)).sum()
+    body.nodes().map(|(_, n)| crate::cost::node_flops(body, n)).fold(0, u64::saturating_add)
 }
 
 /// Name of the operation a body is best known by: the last that is neither pointwise nor layout, else

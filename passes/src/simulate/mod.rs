@@ -156,12 +156,12 @@ fn model_flops(plan: &Plan) -> u64 {
                 };
                 node.op.flops(&types(&node.inputs), &types(&node.outputs))
             };
-            k.body.nodes().filter(|(_, n)| is_matrix(&n.op)).map(of).sum()
+            k.body.nodes().filter(|(_, n)| is_matrix(&n.op)).map(of).fold(0, u64::saturating_add)
         })
         .collect();
     let of_task = |(i, task): (usize, &frit_ir::plan::Task)| match &task.action {
         Action::Kernel { kernel, .. } if !matches!(task.region, Region::Recompute(_)) => {
-            plan.runs(i) as u64 * kernels[*kernel]
+            (plan.runs(i) as u64).saturating_mul(kernels[*kernel])
         }
         _ => 0,
     };

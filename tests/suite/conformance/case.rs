@@ -233,7 +233,7 @@ impl Case {
         for known in [Known::Nothing, Known::Integers, Known::Settings, Known::Everything] {
             let (model, feeds, options) = self.with_known(run, known)?;
             let bytes = Bytes::from(model.encode_to_vec());
-            match onnx::import(bytes, "case", &self.folder, &options) {
+            match onnx::import(bytes, "case", &self.folder.join("model.onnx"), &options) {
                 Ok(imported) => {
                     let mut feeds = feeds;
                     for (_, param) in imported.graph.params() {

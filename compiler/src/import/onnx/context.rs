@@ -6,13 +6,21 @@
 use super::messages::{AttributeProto, NodeProto};
 use super::tensor::{self, ExternalFiles};
 use crate::import::dims::checked_numel;
-use frit_ir::interpret::Options;
+use crate::import::limits::{Budget, Exceeded, Resource};
+use frit_ir::interpret::{self, Options};
 use frit_ir::ops::{Constant, Expand, Reshape};
+use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{DType, Graph, Op, Origin, Region, Shape, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
 
 /// Results with more elements than this are computed by the plan, not at import.
 pub(super) const MAX_FOLDED: usize = 1 << 24;
+/// The largest stride, pad or number of taps that is read; times [`MAX_ELEMENTS`] it is no overflow.
+const MAX_STEP: usize = 1 << 22;
+/// Results with at most so many elements may be shapes, which must be known at import.
+const SMALL: usize = 1 << 12;
+/// Operations to compute such results.
+const SMALL_WORK: u64 = 1 << 20;
 
 /// What a name of the ONNX graph stands for.
 #[derive(Clone, Debug)]
@@ -42,6 +50,14 @@ pub(super) enum Fault {
     Misfit(String),
     /// An operand must be known at import and is not.
     Dynamic(String),
+    /// It asks for more than the import may make.
+    Limit(Exceeded),
+}
+
+impl From<Exceeded> for Fault {
+    fn from(exceeded: Exceeded) -> Self {
+        Fault::Limit(exceeded)
+    }
 }
 
 /// Results of a node, in order.
@@ -54,6 +70,7 @@ pub(super) fn misfit<T>(message: impl Into<String>) -> Result<T, Fault> {
 /// One node, while it is being converted.
 pub(super) struct NodeContext<'a> {
     pub(super) graph: &'a mut Graph,
+    pub(super) budget: &'a mut Budget,
     pub(super) files: &'a mut ExternalFiles,
     pub(super) node: &'a NodeProto,
     pub(super) origin: Origin,
@@ -231,34 +248,58 @@ impl NodeContext<'_> {
 
     /// Adds an operation; computes it at once if its operands are constants.
     pub(super) fn emit_all(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
-        let types: Vec<&TensorType> = inputs.iter().map(|v| self.graph.ty(*v)).collect();
-        let results = op.infer(&types).map_err(|e| Fault::Misfit(e.to_string()))?;
-        let mut elements = 0;
-        for ty in &results {
-            let n = checked_numel(ty.shape.dims());
-            elements += n.ok_or_else(|| Fault::Misfit("a result is too large".into()))?;
-        }
-        let known: Option<Vec<Tensor>> =
-            inputs.iter().map(|v| self.graph.constant(*v).cloned()).collect();
-        match known {
-            Some(known) if elements <= MAX_FOLDED => self.fold(&op, &known),
-            _ => self.add(op, inputs),
-        }
-    }
-
-    fn fold(&mut self, op: &Op, operands: &[Tensor]) -> Result<Vec<ValueId>, Fault> {
-        let operands: Vec<&Tensor> = operands.iter().collect();
-        let results = frit_ir::interpret::eval_op(op, &operands, Options::default())
-            .map_err(|e| Fault::Misfit(e.to_string()))?;
-        results.into_iter().map(|value| self.constant(value)).collect()
+        emit(self.graph, self.budget, &self.origin, op, inputs)
     }
 
     /// Adds an operation as it is.
     pub(super) fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
-        let origin = self.origin.clone();
-        self.graph
-            .add(op, inputs, origin, Region::Forward)
-            .map_err(|e| Fault::Misfit(e.error.to_string()))
+        add(self.graph, self.budget, &self.origin, op, inputs)
+    }
+
+    /// A constant of floats, each computed of its place; refused before any is, if the budget has no room for it.
+    pub(super) fn floats(
+        &mut self,
+        dtype: DType,
+        dims: &[usize],
+        value: impl FnMut(usize) -> f64,
+    ) -> Result<ValueId, Fault> {
+        if !dtype.is_float() {
+            return misfit(format!("numbers of {dtype}, which are no floats"));
+        }
+        let n = self.room(dims)?;
+        self.constant(Tensor::floats(dtype, dims, (0..n).map(value).collect()))
+    }
+
+    /// The same of integers.
+    pub(super) fn integers(
+        &mut self,
+        dtype: DType,
+        dims: &[usize],
+        value: impl FnMut(usize) -> i64,
+    ) -> Result<ValueId, Fault> {
+        if dtype.is_float() {
+            return misfit(format!("integers of {dtype}"));
+        }
+        let n = self.room(dims)?;
+        self.constant(Tensor::ints(dtype, dims, (0..n).map(value).collect()))
+    }
+
+    /// The number of elements, for which there is room.
+    pub(super) fn room(&self, dims: &[usize]) -> Result<usize, Fault> {
+        let n = checked_numel(dims);
+        self.budget.room(Resource::Elements, n.map_or(u64::MAX, |n| n as u64))?;
+        Ok(n.unwrap_or(usize::MAX))
+    }
+
+    /// Counts operations on elements, before they are done.
+    pub(super) fn work(&mut self, factors: &[usize]) -> Result<(), Fault> {
+        let n = factors.iter().fold(1u64, |n, &f| n.saturating_mul(f as u64));
+        Ok(self.budget.charge(Resource::Operations, n)?)
+    }
+
+    /// Refuses what would take so many nodes.
+    pub(super) fn nodes(&self, n: usize) -> Result<(), Fault> {
+        Ok(self.budget.room(Resource::Nodes, n as u64)?)
     }
 
     /// The value in another shape; itself if it has that shape already.
@@ -288,6 +329,29 @@ impl NodeContext<'_> {
         self.emit(Op::Cast(frit_ir::ops::Cast { to }), &[value])
     }
 
+    /// Non-negative numbers out of ONNX integers, such that a product of one and a tensor's size is no overflow:
+    /// strides, pads, taps.
+    pub(super) fn steps(&self, values: &[i64], what: &str) -> Result<Vec<usize>, Fault> {
+        let step = |&v: &i64| usize::try_from(v).ok().filter(|v| *v <= MAX_STEP);
+        let steps: Option<Vec<usize>> = values.iter().map(step).collect();
+        steps.ok_or_else(|| Fault::Attribute(format!("{what} {values:?}")))
+    }
+
+    /// Non-negative sizes of parts out of ONNX integers.
+    pub(super) fn parts(&self, values: &[i64], what: &str) -> Result<Vec<usize>, Fault> {
+        let part = |&v: &i64| usize::try_from(v).ok().filter(|v| *v <= MAX_ELEMENTS);
+        let parts: Option<Vec<usize>> = values.iter().map(part).collect();
+        match parts {
+            Some(parts) => Ok(parts),
+            None => misfit(format!("{what} {values:?} is not valid")),
+        }
+    }
+
+    /// A count out of an attribute: 0 if it is negative, or too large to compute with.
+    pub(super) fn count(&self, name: &str, default: i64) -> usize {
+        usize::try_from(self.int(name, default)).ok().filter(|n| *n <= MAX_STEP).unwrap_or(0)
+    }
+
     /// Non-negative sizes out of ONNX integers, small enough to compute with.
     pub(super) fn sizes(&self, values: &[i64], what: &str) -> Result<Vec<usize>, Fault> {
         let sizes: Option<Vec<usize>> = values.iter().map(|&v| usize::try_from(v).ok()).collect();
@@ -296,6 +360,55 @@ impl NodeContext<'_> {
             _ => misfit(format!("{what} {values:?} is not a valid shape")),
         }
     }
+}
+
+/// Adds an operation; computes it at once if its operands are constants and the budget affords it.
+pub(super) fn emit(
+    graph: &mut Graph,
+    budget: &mut Budget,
+    origin: &Origin,
+    op: Op,
+    inputs: &[ValueId],
+) -> Result<Vec<ValueId>, Fault> {
+    let known: Option<Vec<&Tensor>> = inputs.iter().map(|v| graph.constant(*v)).collect();
+    let Some(known) = known.filter(|_| !op.is_leaf()) else {
+        return add(graph, budget, origin, op, inputs);
+    };
+    let types: Vec<&TensorType> = known.iter().map(|t| &t.ty).collect();
+    let results = op.infer(&types).map_err(|e| Fault::Misfit(e.to_string()))?;
+    let elements: usize = results.iter().map(|ty| ty.shape.numel()).sum();
+    let operations = interpret::operations(&op, &types, &results.iter().collect::<Vec<_>>());
+    let may_be_shape = elements <= SMALL && operations <= SMALL_WORK;
+    let affords = elements <= MAX_FOLDED && budget.affords(elements as u64, operations);
+    if !may_be_shape && !affords {
+        return add(graph, budget, origin, op, inputs);
+    }
+    budget.charge(Resource::Operations, operations)?;
+    budget.room(Resource::Elements, elements as u64)?;
+    let results = interpret::eval_op(&op, &known, Options::default());
+    let results = results.map_err(|e| Fault::Misfit(e.to_string()))?;
+    let mut values = Vec::with_capacity(results.len());
+    for value in results {
+        values.extend(add(graph, budget, origin, Op::Constant(Constant { value }), &[])?);
+    }
+    Ok(values)
+}
+
+/// Adds an operation as it is.
+pub(super) fn add(
+    graph: &mut Graph,
+    budget: &mut Budget,
+    origin: &Origin,
+    op: Op,
+    inputs: &[ValueId],
+) -> Result<Vec<ValueId>, Fault> {
+    if let Op::Constant(Constant { value }) = &op {
+        budget.charge(Resource::Elements, value.numel() as u64)?;
+    }
+    let added = graph.add(op, inputs, origin.clone(), Region::Forward);
+    let values = added.map_err(|e| Fault::Misfit(e.error.to_string()))?;
+    budget.charge(Resource::Nodes, values.len() as u64)?;
+    Ok(values)
 }
 
 /// The shortest decimal number that rounds to this f32, as f64.

@@ -21,7 +21,7 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
     }
     let cast_like = |name: &str, like: &str| {
         graph.node.iter().position(|n| {
-            n.op_type == "CastLike" && n.input[1..] == [like] && n.output[..] == [name]
+            n.op_type == "CastLike" && n.output[..] == [name] && matches!(&n.input[..], [_, l] if l == like)
         })
     };
     let only_reader = |name: &str| match readers.get(name)?[..] {
@@ -30,10 +30,12 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
     };
     // What stands in the place of a node, by its index.
     let mut instead: HashMap<usize, Vec<NodeProto>> = HashMap::new();
-    for (i, uniform) in graph.node.iter().enumerate().filter(|(_, n)| is_uniform(n)) {
+    let draws = |n: &NodeProto| is_uniform(n) && !n.input.is_empty();
+    for (i, uniform) in graph.node.iter().enumerate().filter(|(_, n)| draws(n)) {
         let Some(drawn) = uniform.output.first() else { continue };
         let Some(reads) = only_reader(drawn) else { continue };
         let reader = &graph.node[reads];
+        let Some(result) = reader.output.first() else { continue };
         match (reader.op_type.as_str(), &reader.input[..]) {
             ("Less", [first, p]) if first == drawn => {
                 let cast = cast_like(p, drawn);
@@ -43,8 +45,9 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
             }
             ("Add", [a, b]) => {
                 let p = if a == drawn { b } else { a };
-                let floors = only_reader(&reader.output[0]);
-                let Some(floors) = floors.filter(|i| graph.node[*i].op_type == "Floor") else {
+                let floors = only_reader(result);
+                let is_floor = |n: &NodeProto| n.op_type == "Floor" && !n.output.is_empty();
+                let Some(floors) = floors.filter(|i| is_floor(&graph.node[*i])) else {
                     continue;
                 };
                 instead.insert(reads, vec![]);
@@ -89,7 +92,7 @@ fn mask(uniform: &NodeProto, reader: &NodeProto, p: &str) -> Vec<NodeProto> {
     let constant = |name: &str, value: TensorProto| {
         let value = AttributeProto {
             name: "value".into(),
-            t: Some(value),
+            t: Some(value.into()),
             r#type: 4,
             ..AttributeProto::default()
         };

@@ -73,8 +73,9 @@ fn reads_removed_detach(node: &NodeProto, is_constant: impl Fn(&str) -> bool) ->
         rest.is_some_and(|r| r.trim_start_matches('_').bytes().all(|b| b.is_ascii_digit()))
     };
     let computed = node.input.iter().filter(|i| !i.is_empty() && !is_constant(i)).count();
+    let inputs: HashSet<&str> = node.input.iter().map(String::as_str).collect();
     computed >= operands.len()
-        && operands.iter().any(|a| of_detach(a.name) && !node.input.iter().any(|i| i == a.name))
+        && operands.iter().any(|a| of_detach(a.name) && !inputs.contains(a.name))
 }
 
 impl Importer<'_> {
@@ -83,8 +84,8 @@ impl Importer<'_> {
         let parameters = trainable::listed(self.source, "PARAMETER");
         let stored: HashSet<&str> =
             self.source.initializer.iter().map(|t| t.name.as_str()).collect();
-        let is_constant =
-            |name: &str| stored.contains(name) && !parameters.values().any(|p| p == name);
+        let parameters: HashSet<&str> = parameters.values().map(String::as_str).collect();
+        let is_constant = |name: &str| stored.contains(name) && !parameters.contains(name);
         let reads = |n: &&NodeProto| reads_removed_detach(n, is_constant);
         let Some(first) = self.nodes.iter().map(|(_, n)| *n).find(reads) else { return };
         let message = "the exporter removed a `detach()`: gradients flow where PyTorch stops them";

@@ -26,19 +26,16 @@ pub(super) fn of_stored_variances<'a>(
         nodes.iter().flat_map(|n| n.output.iter().map(|o| (o.as_str(), *n))).collect();
     let mut is_scalar: HashMap<&str, bool> = HashMap::new();
     for tensor in &graph.initializer {
-        is_scalar.insert(&tensor.name, tensor.dims.iter().product::<i64>() == 1);
+        is_scalar.insert(&tensor.name, tensor.dims.iter().all(|d| *d == 1));
     }
     // What a value is a view of; each view reads an earlier result.
-    let source = |name: &'a str| {
-        let mut name = name;
-        while let Some(node) = made.get(name)
-            && VIEWS.contains(&node.op_type.as_str())
-            && let Some(first) = node.input.first()
-        {
-            name = first;
-        }
-        name
-    };
+    let mut sources: HashMap<&'a str, &'a str> = HashMap::new();
+    for node in nodes.iter().filter(|n| VIEWS.contains(&n.op_type.as_str())) {
+        let Some(first) = node.input.first().map(String::as_str) else { continue };
+        let source = sources.get(first).copied().unwrap_or(first);
+        sources.extend(node.output.iter().map(|o| (o.as_str(), source)));
+    }
+    let source = |name: &'a str| sources.get(name).copied().unwrap_or(name);
     let is_number = |name: &'a str| {
         let name = source(name);
         let constant = made.get(name).is_some_and(|n| n.op_type == "Constant");

@@ -10,6 +10,7 @@ use super::messages::{NodeProto, TensorProto};
 use super::subgraph::operands;
 use super::tensor::{self, Stored};
 use super::{Importer, Inlined, trainable};
+use crate::import::limits::Resource;
 use frit_ir::ops::{Cast, Constant, Init, Param, ParamKind, Transpose};
 use frit_ir::{DType, Diagnostic, Op, Origin, Region, TensorType, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -120,6 +121,7 @@ impl<'a> Importer<'a> {
     fn restore_parameters(&mut self, trainable: &trainable::Trainable<'_>) {
         let stored: HashMap<&str, &TensorProto> =
             self.source.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
+        let mut read: HashSet<&str> = HashSet::new();
         for (place, node) in self.nodes.clone() {
             for (i, operand) in node.input.iter().enumerate() {
                 let Some(parameter) = self.restored.parameter(place, i).cloned() else { continue };
@@ -127,6 +129,14 @@ impl<'a> Importer<'a> {
                 let Some(proto) = stored.get(operand.as_str()) else { continue };
                 if self.values.contains_key(name) || self.restored_values.contains_key(name) {
                     continue;
+                }
+                // What is read again for another name may be copied.
+                let bytes = tensor::type_of(proto).map_or(0, |ty| ty.bytes());
+                if !read.insert(operand.as_str())
+                    && let Err(e) = self.budget.charge(Resource::Bytes, bytes as u64)
+                {
+                    self.report.push(e.diagnostic(&node.op_type, &Origin::new(&node.name, "")));
+                    return;
                 }
                 match tensor::read(proto, &mut self.files) {
                     Ok(found) => {
@@ -153,6 +163,10 @@ impl<'a> Importer<'a> {
                 Some(TensorType::new(dtype, [n]))
             });
             if let Some(ty) = ty {
+                if let Err(e) = self.budget.charge(Resource::Bytes, ty.bytes() as u64) {
+                    self.report.push(e.diagnostic(&node.op_type, &Origin::new(&node.name, "")));
+                    return;
+                }
                 let bytes = vec![0; ty.bytes()].into();
                 self.restore(&name, weight, Stored { ty, bytes }, trainable);
             }

@@ -8,20 +8,36 @@
 use super::from_pytorch;
 use super::messages::{GraphProto, ModelProto, NodeProto, TensorProto};
 use super::trainable::{is_from_module, listed};
+use crate::import::limits::{Budget, Resource};
+use frit_ir::{Diagnostic, Origin};
+use prost::Message;
 use std::collections::{HashMap, HashSet};
 
 /// Gives each of them an initializer.
-pub(super) fn separate(model: &ModelProto, graph: &mut GraphProto) {
+///
+/// # Errors
+/// If the copies of their values are more than the import may make.
+pub(super) fn separate(
+    model: &ModelProto,
+    graph: &mut GraphProto,
+    budget: &mut Budget,
+) -> Result<(), Diagnostic> {
     let pairs = pairs(model, graph);
     let names: HashSet<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
     graph.node.retain(|n| !n.output.iter().any(|o| names.contains(o.as_str())));
     let stored: HashMap<&str, &TensorProto> =
         graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
-    let copy = |(name, source): &(String, String)| {
-        stored.get(source.as_str()).map(|t| TensorProto { name: name.clone(), ..(*t).clone() })
-    };
-    let copies: Vec<TensorProto> = pairs.iter().filter_map(copy).collect();
+    let mut copies = Vec::with_capacity(pairs.len());
+    for (name, source) in &pairs {
+        let Some(&tensor) = stored.get(source.as_str()) else { continue };
+        // Raw data are shared.
+        let bytes = tensor.encoded_len() - tensor.raw_data.as_ref().map_or(0, |raw| raw.len());
+        let charged = budget.charge(Resource::Bytes, bytes as u64);
+        charged.map_err(|e| e.diagnostic("Identity", &Origin::new(name, "")))?;
+        copies.push(TensorProto { name: name.clone(), ..tensor.clone() });
+    }
     graph.initializer.extend(copies);
+    Ok(())
 }
 
 /// Name of each of them, and of the initializer that holds its values.

@@ -30,6 +30,8 @@ mod trainable;
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
 
 use super::dims::{self, DimError, checked_numel};
+use super::mapped::Folder;
+use super::limits::{Budget, Exceeded, Resource};
 use super::{ImportOptions, Imported, Inlined, Tied, unknown_binds};
 use crate::diagnostics::Report;
 use crate::weights::Weights;
@@ -54,14 +56,14 @@ pub fn operators() -> Vec<&'static str> {
     names
 }
 
-/// Reads a model; external tensors lie in `folder`, and `name` is used if the graph has none.
+/// Reads a model; its external tensors lie beside `path`, and `name` is used if the graph has none.
 ///
 /// # Errors
 /// Everything that is wrong with the model, as far as it could be found at once.
 pub fn import(
     bytes: Bytes,
     name: &str,
-    folder: &Path,
+    path: &Path,
     options: &ImportOptions,
 ) -> Result<Imported, Report> {
     let mut model = ModelProto::decode(bytes).map_err(|e| {
@@ -80,11 +82,13 @@ pub fn import(
     if !graph.sparse_initializer.is_empty() {
         return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
     }
-    merged::separate(&model, &mut graph);
-    graph = function::inline(&model, &graph)?.unwrap_or(graph);
+    let mut budget = Budget::new(options.limits);
+    merged::separate(&model, &mut graph, &mut budget)?;
+    graph = function::inline(&model, &graph, &mut budget)?.unwrap_or(graph);
     graph = draws::as_masks(&graph).unwrap_or(graph);
     selection::by_mask(&mut graph);
-    let mut importer = Importer::new(&graph, name, folder, opset, options)?;
+    let folder = Folder::of(path, options.allow_external_data);
+    let mut importer = Importer::new(&graph, name, folder, opset, options, budget)?;
     importer.from_pytorch = from_pytorch(&model);
     importer.run()
 }
@@ -108,6 +112,11 @@ struct Importer<'a> {
     /// Whether one of PyTorch's exporters wrote the model.
     from_pytorch: bool,
     graph: Graph,
+    budget: Budget,
+    /// The budget is used up: nothing else is read.
+    exhausted: bool,
+    /// Graphs inside one another around the node that is read.
+    depth: u64,
     files: ExternalFiles,
     weights: Weights,
     inlined: Vec<Inlined>,
@@ -131,9 +140,10 @@ impl<'a> Importer<'a> {
     fn new(
         source: &'a GraphProto,
         name: &str,
-        folder: &Path,
+        folder: Folder,
         opset: i64,
         options: &'a ImportOptions,
+        budget: Budget,
     ) -> Result<Self, Report> {
         let stored: HashSet<&str> = source.initializer.iter().map(|t| t.name.as_str()).collect();
         // Older files list initializers among the inputs.
@@ -149,6 +159,9 @@ impl<'a> Importer<'a> {
             opset,
             from_pytorch: false,
             graph: Graph::new(if generic { name } else { &source.name }),
+            budget,
+            exhausted: false,
+            depth: 0,
             files: ExternalFiles::new(folder),
             weights: Weights::default(),
             inlined: Vec::new(),
@@ -336,14 +349,25 @@ impl<'a> Importer<'a> {
     fn convert_nodes(&mut self) {
         for (index, node) in std::mem::take(&mut self.nodes) {
             self.convert_node(index, node);
-            if self.report.diagnostics.len() >= MAX_ERRORS {
+            if self.is_over() {
                 return;
             }
         }
     }
 
+    /// Whether enough is known to be wrong.
+    fn is_over(&self) -> bool {
+        self.exhausted || self.report.diagnostics.len() >= MAX_ERRORS
+    }
+
     /// Adds one node to the graph; `index` is its place in the file.
     fn convert_node(&mut self, index: usize, node: &'a NodeProto) {
+        if let Err(exceeded) = self.count(node) {
+            let origin = Origin::new(&node.name, "");
+            self.report.push(exceeded.diagnostic(&node.op_type, &origin));
+            self.exhausted = true;
+            return;
+        }
         let origin = Origin::new(&node.name, &scope::of(node));
         let operand = |name: &String| match name.as_str() {
             "" => None,
@@ -361,6 +385,7 @@ impl<'a> Importer<'a> {
         } else if let Some(operator) = ops::find(&node.domain, &node.op_type) {
             let mut cx = NodeContext {
                 graph: &mut self.graph,
+                budget: &mut self.budget,
                 files: &mut self.files,
                 node,
                 origin: origin.clone(),
@@ -398,6 +423,15 @@ impl<'a> Importer<'a> {
         }
     }
 
+    /// Counts what is copied of a node that is read, often in graphs inside of others.
+    fn count(&mut self, node: &NodeProto) -> Result<(), Exceeded> {
+        let metadata = node.metadata_props.iter().map(|e| e.key.len() + e.value.len());
+        let names = node.output.iter().map(String::len);
+        let bytes = names.chain(metadata).chain([node.name.len()]).sum::<usize>();
+        self.budget.charge(Resource::Bytes, bytes as u64)?;
+        self.budget.charge(Resource::Nodes, u64::from(self.depth > 0))
+    }
+
     fn fault(
         &mut self,
         index: usize,
@@ -412,6 +446,10 @@ impl<'a> Importer<'a> {
             Fault::Misfit(message) => Diagnostic::error("E014", format!("{op}: {message}")),
             Fault::Attribute(message) => {
                 Diagnostic::error("E032", format!("{op}: {message} is not supported"))
+            }
+            Fault::Limit(exceeded) => {
+                self.exhausted = true;
+                exceeded.diagnostic(op, origin)
             }
             Fault::Dynamic(what) => {
                 Diagnostic::error("E034", format!("{op}: {what} depends on data")).help(

@@ -3,18 +3,16 @@
 //! The branch that is taken stands in for an If, the body of a Loop or Scan is read once per iteration.
 //! Graphs inside read values from around them by name. Source: ONNX If-13, Loop-13, Scan-11.
 
-use super::context::{Bound, Fault, Outcome, misfit};
+use super::context::{self, Bound, Fault, Outcome, misfit};
 use super::messages::{AttributeProto, GraphProto, NodeProto};
-use super::{Importer, MAX_ERRORS, tensor};
-use frit_ir::interpret::{Options, eval_op};
+use super::{Importer, tensor};
+use crate::import::limits::Resource;
 use frit_ir::ops::{Concat, Constant, Reshape, Slice};
-use frit_ir::{DType, Op, Origin, Region, Shape, Tensor, ValueId};
+use frit_ir::{DType, Op, Origin, Shape, Tensor, ValueId};
 use std::collections::HashSet;
 
 /// The operators.
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
-/// Iterations that are read.
-const MAX_ITERATIONS: usize = 1 << 14;
 
 /// Names that a node reads: its operands, and what the graphs inside read from around them.
 pub(super) fn operands(node: &NodeProto) -> Vec<&str> {
@@ -46,7 +44,7 @@ fn attribute<'n>(node: &'n NodeProto, name: &str) -> Option<&'n AttributeProto> 
 
 fn graph<'n>(node: &'n NodeProto, name: &str) -> Result<&'n GraphProto, Fault> {
     attribute(node, name)
-        .and_then(|a| a.g.as_ref())
+        .and_then(|a| a.g.as_deref())
         .ok_or_else(|| Fault::Misfit(format!("there is no graph `{name}`")))
 }
 
@@ -106,9 +104,6 @@ impl<'a> Importer<'a> {
         let mut collected: Vec<Vec<ValueId>> = vec![Vec::new(); n_collected];
         let mut i = 0;
         while goes_on && trips.is_none_or(|n| i < n) {
-            if i as usize >= MAX_ITERATIONS {
-                return misfit(format!("more than {MAX_ITERATIONS} iterations"));
-            }
             let counter = self.constant(Tensor::ints(DType::I64, Shape::scalar(), vec![i]))?;
             let condition = self.constant(Tensor::ints(DType::Bool, Shape::scalar(), vec![1]))?;
             let mut operands = vec![Bound::Value(counter), Bound::Value(condition)];
@@ -159,8 +154,8 @@ impl<'a> Importer<'a> {
             scanned.push((*value, axis, size, list("scan_input_directions", i) != 0));
         }
         let Some(&(_, _, steps, _)) = scanned.first() else { return misfit("nothing is scanned") };
-        if scanned.iter().any(|s| s.2 != steps) || steps > MAX_ITERATIONS {
-            return misfit("scanned operands have different lengths, or are too long");
+        if scanned.iter().any(|s| s.2 != steps) {
+            return misfit("scanned operands have different lengths");
         }
         let Some(n_collected) = body.output.len().checked_sub(n_states) else {
             return misfit("the body has fewer results than states");
@@ -191,6 +186,16 @@ impl<'a> Importer<'a> {
 
     /// Reads a graph inside; its results.
     fn body(&mut self, graph: &'a GraphProto, operands: Vec<Bound>) -> Outcome {
+        self.budget.room(Resource::Depth, self.depth + 1)?;
+        // An iteration counts even if its graph is empty.
+        self.budget.charge(Resource::Nodes, 1)?;
+        self.depth += 1;
+        let results = self.inside(graph, operands);
+        self.depth -= 1;
+        results
+    }
+
+    fn inside(&mut self, graph: &'a GraphProto, operands: Vec<Bound>) -> Outcome {
         if graph.input.len() != operands.len() {
             let (n, m) = (graph.input.len(), operands.len());
             return misfit(format!("a graph inside has {n} inputs and is given {m}"));
@@ -206,7 +211,7 @@ impl<'a> Importer<'a> {
         }
         for node in &graph.node {
             self.convert_node(usize::MAX, node);
-            if self.report.diagnostics.len() >= MAX_ERRORS {
+            if self.is_over() {
                 return Err(Fault::Upstream);
             }
         }
@@ -219,14 +224,8 @@ impl<'a> Importer<'a> {
     }
 
     fn node(&mut self, op: Op, inputs: &[ValueId], origin: &Origin) -> Result<ValueId, Fault> {
-        let known: Option<Vec<&Tensor>> = inputs.iter().map(|v| self.graph.constant(*v)).collect();
-        if let (Some(known), false) = (known, op.is_leaf()) {
-            let results = eval_op(&op, &known, Options::default());
-            let value = results.map_err(|e| Fault::Misfit(e.to_string()))?.swap_remove(0);
-            return self.constant(value);
-        }
-        let added = self.graph.add1(op, inputs, origin.clone(), Region::Forward);
-        added.map_err(|e| Fault::Misfit(e.error.to_string()))
+        let values = context::emit(&mut self.graph, &mut self.budget, origin, op, inputs)?;
+        values.first().copied().ok_or_else(|| Fault::Misfit("there is no result".into()))
     }
 
     /// Element `at` of an axis, without the axis.

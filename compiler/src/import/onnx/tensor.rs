@@ -2,7 +2,7 @@
 
 use super::messages::TensorProto;
 use crate::import::dims::checked_numel;
-use crate::import::mapped;
+use crate::import::mapped::Folder;
 use frit_ir::{DType, Tensor, TensorType};
 use prost::bytes::Bytes;
 use std::collections::HashMap;
@@ -55,19 +55,19 @@ impl Stored {
 /// The files beside the model that hold tensors, each mapped once.
 #[derive(Debug)]
 pub(super) struct ExternalFiles {
-    folder: PathBuf,
+    folder: Folder,
     open: HashMap<String, Bytes>,
 }
 
 impl ExternalFiles {
-    pub(super) fn new(folder: &Path) -> Self {
-        ExternalFiles { folder: folder.into(), open: HashMap::new() }
+    pub(super) fn new(folder: Folder) -> Self {
+        ExternalFiles { folder, open: HashMap::new() }
     }
 
     /// The files that were mapped.
     pub(super) fn into_open(self) -> impl Iterator<Item = (PathBuf, Bytes)> {
         let folder = self.folder;
-        self.open.into_iter().map(move |(location, bytes)| (folder.join(location), bytes))
+        self.open.into_iter().map(move |(location, bytes)| (folder.join(&location), bytes))
     }
 
     fn slice(&mut self, tensor: &TensorProto, expected: usize) -> Result<Bytes, TensorError> {
@@ -87,9 +87,8 @@ impl ExternalFiles {
         };
         let (offset, length) = (number("offset", 0)?, number("length", expected)?);
         if !self.open.contains_key(location) {
-            let path = self.folder.join(location);
-            let bytes = mapped::map(&path).map_err(|e| TensorError::External {
-                file: path.display().to_string(),
+            let bytes = self.folder.map(location).map_err(|e| TensorError::External {
+                file: self.folder.join(location).display().to_string(),
                 cause: e.to_string(),
             })?;
             self.open.insert(location.clone(), bytes);

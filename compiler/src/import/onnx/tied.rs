@@ -14,20 +14,35 @@ use frit_ir::ops::{ParamKind, Transpose};
 use frit_ir::{Diagnostic, Op, Origin, Region};
 use std::collections::HashMap;
 
+/// Pairs of a table and a weight that are compared at most.
+const MAX_PAIRS: usize = 1 << 12;
+
 impl<'a> Importer<'a> {
     /// The initializers that are copies of a table, if the model has such; as one parameter only if
     /// `model.tie_weights` says so, and with a warning otherwise.
     pub(super) fn tied(&mut self, trainable: &Trainable<'_>) -> HashMap<&'a str, Tied> {
         let mut tied = HashMap::new();
+        let mut by_size: HashMap<usize, Vec<&'a TensorProto>> = HashMap::new();
+        for copy in self.source.initializer.iter().filter(|t| trainable.is_weight(&t.name)) {
+            if let Ok(ty) = tensor::type_of(copy) {
+                by_size.entry(ty.shape.numel()).or_default().push(copy);
+            }
+        }
+        let mut pairs = 0;
         for table in &self.source.initializer {
             if !trainable.is_table(&table.name) {
                 continue;
             }
-            for copy in &self.source.initializer {
+            let size = tensor::type_of(table).map_or(0, |ty| ty.shape.numel());
+            for &copy in by_size.get(&size).into_iter().flatten() {
                 let orientations = implied(table, copy, trainable);
                 let known = tied.contains_key(copy.name.as_str());
                 if orientations.is_empty() || known || !self.restored.keeps(&copy.name) {
                     continue;
+                }
+                pairs += 1;
+                if pairs > MAX_PAIRS {
+                    break;
                 }
                 let (Ok(own), Ok(other)) =
                     (tensor::read(table, &mut self.files), tensor::read(copy, &mut self.files))

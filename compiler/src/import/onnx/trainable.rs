@@ -117,9 +117,10 @@ impl<'a> Trainable<'a> {
         let is_frozen = |node: &NodeProto| node.output.iter().any(|o| frozen.contains(o.as_str()));
         let operands = |node: &&'a NodeProto| node.input.iter().map(String::as_str);
         let first = |node: &&'a NodeProto| node.input.first().map(String::as_str);
-        let is_output = |node: &&&'a NodeProto| {
-            node.output.iter().any(|o| graph.output.iter().any(|out| out.name == *o))
-        };
+        let outputs: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
+        let is_output =
+            |node: &&&'a NodeProto| node.output.iter().any(|o| outputs.contains(o.as_str()));
+        let copied = copied(nodes);
         Trainable {
             options,
             from_torchscript: from_pytorch && signature.is_empty(),
@@ -137,7 +138,7 @@ impl<'a> Trainable<'a> {
                 .filter(|n| n.op_type == "Add")
                 .filter(is_output)
                 .flat_map(operands)
-                .map(|name| uncast(nodes, name))
+                .map(|name| copied.get(name).copied().unwrap_or(name))
                 .collect(),
             reaching: reaching(graph, nodes, |_| false),
             reaching_directly: reaching(graph, nodes, is_table),
@@ -259,11 +260,11 @@ pub(super) fn is_from_module(name: &str) -> bool {
     !name.contains("::") && !name.starts_with('/') && name.parse::<u64>().is_err()
 }
 
-/// What the value is a cast or copy of.
-fn uncast<'a>(nodes: &[&'a NodeProto], name: &'a str) -> &'a str {
-    let copies = |n: &&&NodeProto| matches!(n.op_type.as_str(), "Cast" | "Identity");
-    let made = nodes.iter().filter(copies).find(|n| n.output.iter().any(|o| o == name));
-    made.and_then(|n| n.input.first()).map_or(name, |source| source)
+/// What values that are casts or copies are made of.
+fn copied<'a>(nodes: &[&'a NodeProto]) -> HashMap<&'a str, &'a str> {
+    let copies = nodes.iter().filter(|n| matches!(n.op_type.as_str(), "Cast" | "Identity"));
+    let pairs = copies.filter_map(|n| Some((n.output.first()?.as_str(), n.input.first()?.as_str())));
+    pairs.collect()
 }
 
 /// The parameters, or what else is of this kind, of the exporter's signature: what each placeholder stands

@@ -8,7 +8,7 @@ use frit_ir::ops::{
     Attention, BinaryFn, CompareFn, Concat, Gather, LogicalFn, MatMul, Pad, ReduceFn, Slice,
     Softmax, UnaryFn,
 };
-use frit_ir::{DType, Op, Tensor, ValueId};
+use frit_ir::{DType, Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op(
@@ -37,7 +37,7 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
             return Ok(x);
         }
         let dims = cx.dims(x);
-        let n = usize::try_from(cx.int(key, 0)).unwrap_or(0);
+        let n = cx.count(key, 0);
         let &[b, t, width] = dims.as_slice() else { return misfit("an operand needs 3 axes") };
         if n == 0 || !width.is_multiple_of(n) {
             return misfit(format!("{key} = {n} heads of {width} elements"));
@@ -68,8 +68,7 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
         causal = false;
     } else if causal && past > 0 {
         let sees = |i: usize| (i % s <= i / s + past) as i64;
-        let keep = Tensor::ints(DType::Bool, [t, s], (0..t * s).map(sees).collect());
-        let keep = cx.constant(keep)?;
+        let keep = cx.integers(DType::Bool, &[t, s], sees)?;
         mask = Some(restricted(cx, mask, keep)?);
         causal = false;
     }
@@ -78,8 +77,7 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
     let (y, scores) = if softcap != 0.0 || asked(3) {
         if causal {
             let sees = |i: usize| (i % s <= i / s) as i64;
-            let keep = Tensor::ints(DType::Bool, [t, s], (0..t * s).map(sees).collect());
-            let keep = cx.constant(keep)?;
+            let keep = cx.integers(DType::Bool, &[t, s], sees)?;
             mask = Some(restricted(cx, mask, keep)?);
         }
         let (y, scores) = decomposed(cx, [q, k, v], mask, scale, softcap)?;
@@ -142,14 +140,13 @@ fn filled(
     let lengths = cx.cast(lengths, DType::I64)?;
     let n = cx.dims(lengths).first().copied().unwrap_or(1);
     let lengths = cx.reshape(lengths, vec![n, 1, 1, 1])?;
-    let keys = cx.constant(Tensor::ints(DType::I64, [1, 1, 1, s], (0..s as i64).collect()))?;
+    let keys = cx.integers(DType::I64, &[1, 1, 1, s], |i| i as i64)?;
     let keep = cx.emit(Op::Compare(CompareFn::Lt), &[keys, lengths])?;
     if !causal {
         return Ok(keep);
     }
     // Query i sees keys up to length − T + i.
-    let shift = (0..t as i64).map(|i| i - t as i64).collect();
-    let shift = cx.constant(Tensor::ints(DType::I64, [1, 1, t, 1], shift))?;
+    let shift = cx.integers(DType::I64, &[1, 1, t, 1], |i| i as i64 - t as i64)?;
     let last = cx.emit(Op::Binary(BinaryFn::Add), &[lengths, shift])?;
     let sees = cx.emit(Op::Compare(CompareFn::Le), &[keys, last])?;
     cx.emit(Op::Logical(LogicalFn::And), &[keep, sees])
@@ -225,7 +222,7 @@ fn rotary(cx: &mut NodeContext<'_>) -> Outcome {
     let merged = cx.dims(x).len() == 3;
     if merged {
         let &[b, t, width] = cx.dims(x).as_slice() else { return misfit("x needs 3 or 4 axes") };
-        let heads = usize::try_from(cx.int("num_heads", 0)).unwrap_or(0);
+        let heads = cx.count("num_heads", 0);
         if heads == 0 || !width.is_multiple_of(heads) {
             return misfit(format!("num_heads = {heads} of {width} elements"));
         }

@@ -4,6 +4,7 @@ use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::super::trainable::batch_norm_trains;
 use super::{Operator, one, op};
 use frit_ir::ops::{BatchNorm, BinaryFn, UnaryFn};
+use frit_ir::shape::product;
 use frit_ir::{Op, OutputKind, ValueId};
 
 pub(super) const OPERATORS: &[Operator] =
@@ -43,7 +44,7 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
 
 /// What turns the variance of so many ranks' `x[N, C, …]`, a mean of squares, into an unbiased estimate.
 fn unbiasing(dims: &[usize], ranks: usize) -> f64 {
-    let n: usize = ranks * dims[0] * dims[2..].iter().product::<usize>();
+    let n = product(&[ranks, dims[0], product(&dims[2..])]);
     if n > 1 { n as f64 / (n - 1) as f64 } else { 1.0 }
 }
 

@@ -235,6 +235,7 @@ fn non_zero(cx: &mut NodeContext<'_>) -> Outcome {
     };
     let strides = x.shape().strides();
     let values = x.to_f64s();
+    cx.room(&[strides.len(), values.len()])?;
     let hits: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
     let coordinate = |axis: usize, i: usize| (i / strides[axis] % x.shape().0[axis]) as i64;
     let mut rows = Vec::with_capacity(strides.len() * hits.len());

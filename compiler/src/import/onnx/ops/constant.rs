@@ -1,8 +1,8 @@
 //! Operators whose result is known at import: constants, shapes, ranges.
 
-use super::super::context::{Fault, MAX_FOLDED, NodeContext, Outcome, misfit};
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
-use crate::import::dims::checked_numel;
+use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::ops::{BinaryFn, CompareFn};
 use frit_ir::{DType, Op, Shape, Tensor, TensorData, TensorType, ValueId};
 
@@ -79,15 +79,14 @@ fn range(cx: &mut NodeContext<'_>) -> Outcome {
     if bounds.iter().any(|b| b.dtype() != dtype) || dtype == DType::Bool {
         return misfit("start, limit and delta need one element type");
     }
-    let too_long = || Fault::Misfit("the range is too long".into());
-    let value = if dtype.is_float() {
+    let length = |n: f64| if n < MAX_ELEMENTS as f64 { n as usize } else { usize::MAX };
+    one(if dtype.is_float() {
         let v: Vec<f64> = bounds.iter().map(|b| b.to_f64s()[0]).collect();
-        let n = ((v[1] - v[0]) / v[2]).ceil().max(0.0);
-        if !n.is_finite() || n > MAX_FOLDED as f64 {
-            return Err(too_long());
+        let n = ((v[1] - v[0]) / v[2]).ceil();
+        if n.is_nan() {
+            return misfit(format!("a range from {} to {} by {}", v[0], v[1], v[2]));
         }
-        let n = n as usize;
-        Tensor::floats(dtype, [n], (0..n).map(|i| v[0] + i as f64 * v[2]).collect())
+        cx.floats(dtype, &[length(n.max(0.0))], |i| v[0] + i as f64 * v[2])?
     } else {
         let v: Vec<i128> = bounds.iter().map(|b| i128::from(b.to_i64s()[0])).collect();
         if v[2] == 0 {
@@ -95,30 +94,22 @@ fn range(cx: &mut NodeContext<'_>) -> Outcome {
         }
         let distance = if v[2] > 0 { v[1] - v[0] } else { v[0] - v[1] };
         let n = (distance.max(0) as u128).div_ceil(v[2].unsigned_abs());
-        let n = usize::try_from(n).ok().filter(|n| *n <= MAX_FOLDED).ok_or_else(too_long)?;
-        Tensor::ints(dtype, [n], (0..n as i128).map(|i| (v[0] + i * v[2]) as i64).collect())
-    };
-    one(cx.constant(value)?)
+        cx.integers(dtype, &[length(n as f64)], |i| (v[0] + i as i128 * v[2]) as i64)?
+    })
 }
 
 /// A constant `rows × columns` matrix of zeros and ones.
 fn mask(
+    cx: &mut NodeContext<'_>,
     dtype: DType,
-    rows: usize,
-    columns: usize,
+    [rows, columns]: [usize; 2],
     on: impl Fn(i64, i64) -> bool,
-) -> Result<Tensor, Fault> {
-    if checked_numel(&[rows, columns]).is_none_or(|n| n > MAX_FOLDED) {
-        return misfit("the matrix is too large");
+) -> Result<ValueId, Fault> {
+    let at = |i: usize| on((i / columns) as i64, (i % columns) as i64);
+    match dtype.is_float() {
+        true => cx.floats(dtype, &[rows, columns], |i| f64::from(u8::from(at(i)))),
+        false => cx.integers(dtype, &[rows, columns], |i| i64::from(at(i))),
     }
-    let places = (0..rows as i64).flat_map(|r| (0..columns as i64).map(move |c| (r, c)));
-    let ty = TensorType::new(dtype, [rows, columns]);
-    let data = if dtype.is_float() {
-        TensorData::Float(places.map(|(r, c)| f64::from(u8::from(on(r, c)))).collect())
-    } else {
-        TensorData::Int(places.map(|(r, c)| i64::from(on(r, c))).collect())
-    };
-    Ok(Tensor::exact(ty, data))
 }
 
 fn eye_like(cx: &mut NodeContext<'_>) -> Outcome {
@@ -132,8 +123,7 @@ fn eye_like(cx: &mut NodeContext<'_>) -> Outcome {
         code => cx.dtype_attribute("dtype", code)?,
     };
     let k = cx.int("k", 0);
-    let value = mask(dtype, rows, columns, |r, c| c.saturating_sub(r) == k)?;
-    one(cx.constant(value)?)
+    one(mask(cx, dtype, [rows, columns], |r, c| c.saturating_sub(r) == k)?)
 }
 
 fn trilu(cx: &mut NodeContext<'_>) -> Outcome {
@@ -145,8 +135,7 @@ fn trilu(cx: &mut NodeContext<'_>) -> Outcome {
         return misfit("the operand needs at least 2 axes");
     };
     let kept = |r: i64, c: i64| if upper { c - r >= k } else { c - r <= k };
-    let kept = mask(DType::Bool, rows, columns, kept)?;
-    let kept = cx.constant(kept)?;
+    let kept = mask(cx, DType::Bool, [rows, columns], kept)?;
     let zero = cx.scalar_like(x, 0.0)?;
     one(cx.emit(Op::Select, &[kept, x, zero])?)
 }
@@ -161,8 +150,7 @@ pub(super) fn at_index(
 ) -> Result<ValueId, Fault> {
     let mut along = vec![1; cx.dims(ids).len()];
     along[axis] = depth;
-    let places = Tensor::ints(DType::I64, along, (0..depth as i64).collect());
-    let places = cx.constant(places)?;
+    let places = cx.integers(DType::I64, &along, |i| i as i64)?;
     cx.emit(Op::Compare(CompareFn::Eq), &[ids, places])
 }
 
@@ -174,7 +162,7 @@ fn one_hot(cx: &mut NodeContext<'_>) -> Outcome {
         Some(values) if values.numel() == 2 => values,
         _ => return misfit("the values must be two numbers"),
     };
-    if !(0.0..=MAX_FOLDED as f64).contains(&depth) {
+    if !(0.0..=MAX_ELEMENTS as f64).contains(&depth) {
         return misfit(format!("depth {depth}"));
     }
     let depth = depth as usize;

@@ -34,7 +34,7 @@ pub(super) fn per_axis(
     if values.len() != rank {
         return misfit(format!("{name} has {} entries for {rank} spatial axes", values.len()));
     }
-    cx.sizes(&values, name)
+    cx.steps(&values, name)
 }
 
 /// Number of spatial axes of an operand.
@@ -80,7 +80,7 @@ fn pads(cx: &NodeContext<'_>, rank: usize) -> Result<(Vec<usize>, Vec<usize>), F
     if pads.iter().any(|p| *p < 0) {
         return Err(Fault::Attribute(format!("negative pads {pads:?}")));
     }
-    let pads = cx.sizes(&pads, "pads")?;
+    let pads = cx.steps(&pads, "pads")?;
     Ok((pads[..rank].to_vec(), pads[rank..].to_vec()))
 }
 
@@ -104,7 +104,7 @@ fn taps(cx: &NodeContext<'_>, w: ValueId, rank: usize) -> Result<Vec<usize>, Fau
 }
 
 fn group(cx: &NodeContext<'_>) -> Result<usize, Fault> {
-    Ok(cx.sizes(&[cx.int("group", 1)], "group")?[0])
+    Ok(cx.steps(&[cx.int("group", 1)], "group")?[0])
 }
 
 /// Adds the bias `[M]`, if there is one. The dynamo exporter gives a convolution that has none constant zeros, and

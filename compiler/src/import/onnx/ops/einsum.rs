@@ -8,6 +8,8 @@ use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::layout::permute;
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, MatMul, Reduce, ReduceFn, Slice};
+use frit_ir::shape::product as numel;
+use std::collections::HashMap;
 use frit_ir::{Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[op("Einsum", &["equation"], einsum)];
@@ -61,16 +63,20 @@ fn einsum(cx: &mut NodeContext<'_>) -> Outcome {
         None => implicit_result(&terms, widest),
     };
     let known = |label: &u32| terms.iter().any(|t| t.labels.contains(label));
-    if !result.iter().all(known) || (0..result.len()).any(|i| result[..i].contains(&result[i])) {
+    if (0..result.len()).any(|i| result[..i].contains(&result[i])) || !result.iter().all(known) {
         return misfit(format!("\"{equation}\" has a result with labels of no operand"));
     }
     broadcast_sizes(cx, &mut terms)?;
     let mut rest = terms.into_iter();
     let Some(mut sum) = rest.next() else { return misfit("there is no operand") };
     let rest: Vec<Term> = rest.collect();
+    let mut last: HashMap<u32, usize> = HashMap::new();
     for (i, term) in rest.iter().enumerate() {
-        let later: Vec<u32> = rest[i + 1..].iter().flat_map(|t| t.labels.clone()).collect();
-        let needed = |label: u32| result.contains(&label) || later.contains(&label);
+        last.extend(term.labels.iter().map(|label| (*label, i)));
+    }
+    for (i, term) in rest.iter().enumerate() {
+        let later = |label: u32| last.get(&label).is_some_and(|last| *last > i);
+        let needed = |label: u32| result.contains(&label) || later(label);
         sum = product(cx, sum, term.clone(), &needed)?;
     }
     let sum = sum_out(cx, sum, &|label| result.contains(&label))?;
@@ -100,10 +106,12 @@ fn labels(part: &str, ellipsis: std::ops::Range<usize>) -> Option<Vec<u32>> {
 
 /// Without `->`: the ellipsis, then the letters that occur once, in alphabetical order.
 fn implicit_result(terms: &[Term], widest: usize) -> Vec<u32> {
-    let all: Vec<u32> = terms.iter().flat_map(|t| t.labels.clone()).collect();
-    let once = |label: &u32| all.iter().filter(|l| *l == label).count() == 1;
-    let mut letters: Vec<u32> =
-        all.iter().copied().filter(|l| *l >= FIRST_LETTER).filter(once).collect();
+    let mut times: HashMap<u32, usize> = HashMap::new();
+    for label in terms.iter().flat_map(|t| &t.labels).filter(|l| **l >= FIRST_LETTER) {
+        *times.entry(*label).or_default() += 1;
+    }
+    let once = times.into_iter().filter(|(_, n)| *n == 1);
+    let mut letters: Vec<u32> = once.map(|(label, _)| label).collect();
     letters.sort_unstable();
     (0..widest as u32).chain(letters).collect()
 }
@@ -126,7 +134,7 @@ fn diagonal(cx: &mut NodeContext<'_>, term: Term) -> Result<Term, Fault> {
     let others: Vec<usize> = (0..dims.len()).filter(|a| *a != i && *a != j).collect();
     let moved = permute(cx, term.value, others.iter().copied().chain([i, j]).collect())?;
     let mut flat: Vec<usize> = others.iter().map(|a| dims[*a]).collect();
-    flat.push(n * n);
+    flat.push(n.saturating_mul(n));
     let moved = cx.reshape(moved, flat.clone())?;
     let mut cut = Slice { start: vec![0; flat.len()], step: vec![1; flat.len()], size: flat };
     let last = others.len();
@@ -138,7 +146,7 @@ fn diagonal(cx: &mut NodeContext<'_>, term: Term) -> Result<Term, Fault> {
 
 /// Checks that a label has one size, and broadcasts axes of size 1 where it is larger elsewhere.
 fn broadcast_sizes(cx: &mut NodeContext<'_>, terms: &mut [Term]) -> Result<(), Fault> {
-    let mut sizes = std::collections::HashMap::new();
+    let mut sizes = HashMap::new();
     for term in terms.iter() {
         for (label, d) in term.labels.iter().zip(cx.dims(term.value)) {
             let size = sizes.entry(*label).or_insert(d);
@@ -210,7 +218,7 @@ fn product(
     }
     let left = permute(cx, a.value, order([&batch, &free_a, &contracted], &a))?;
     let right = permute(cx, b.value, order([&batch, &free_b, &contracted], &b))?;
-    let count = |sizes: &[usize]| sizes.iter().product::<usize>();
+    let count = numel;
     let matrix = |rows: &[usize]| [&batch_sizes[..], &[count(rows), count(&k_sizes)]].concat();
     let left = cx.reshape(left, matrix(&a_sizes))?;
     let right = cx.reshape(right, matrix(&b_sizes))?;

@@ -4,7 +4,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, Concat, Pad, Reduce, ReduceFn, Slice, Transpose};
-use frit_ir::{Op, Tensor, ValueId};
+use frit_ir::{Op, ValueId};
 use std::f64::consts::TAU;
 
 pub(super) const OPERATORS: &[Operator] = &[op("DFT", &["axis", "inverse", "onesided"], dft)];
@@ -46,17 +46,15 @@ fn dft(cx: &mut NodeContext<'_>) -> Outcome {
         parts.push(rows(cx, x, (axis, from), part)?);
     }
     // e^(∓2πi·jk/n): the product of indices modulo n keeps the angle exact.
-    let table = |f: fn(f64) -> f64| -> Vec<f64> {
-        let angle = |row: usize, j: usize| TAU * ((row * j) % n) as f64 / n as f64;
-        (0..to).flat_map(|row| (0..from).map(move |j| weight(j) * f(angle(row, j)))).collect()
+    let table = |at: usize, f: fn(f64) -> f64| {
+        let (row, j) = (at / from, at % from);
+        weight(j) * f(TAU * ((row * j) % n) as f64 / n as f64)
     };
     let scale = if inverse { 1.0 / n as f64 } else { 1.0 };
     let sign = if inverse { 1.0 } else { -1.0 };
-    let cosines: Vec<f64> = table(f64::cos).iter().map(|c| c * scale).collect();
-    let sines: Vec<f64> = table(f64::sin).iter().map(|s| s * scale * sign).collect();
     let dtype = cx.ty(x).dtype;
-    let cosines = cx.constant(Tensor::floats(dtype, [to, from], cosines))?;
-    let sines = cx.constant(Tensor::floats(dtype, [to, from], sines))?;
+    let cosines = cx.floats(dtype, &[to, from], |at| table(at, f64::cos) * scale)?;
+    let sines = cx.floats(dtype, &[to, from], |at| table(at, f64::sin) * scale * sign)?;
     let mut real = sums(cx, parts[0], cosines)?;
     let mut imaginary = sums(cx, parts[0], sines)?;
     if let Some(&i) = parts.get(1) {

@@ -8,7 +8,8 @@ use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use frit_ir::ops::UnaryFn;
 use frit_ir::ops::{BinaryFn, Clip, CompareFn, GatherNd, LogicalFn, MatMul, Slice, Transpose};
-use frit_ir::{DType, Op, Tensor, ValueId};
+use frit_ir::shape::product;
+use frit_ir::{DType, Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("AffineGrid", &["align_corners"], affine_grid),
@@ -38,6 +39,7 @@ fn affine_grid(cx: &mut NodeContext<'_>) -> Outcome {
         return misfit(format!("theta {} for a grid of size {size:?}", cx.ty(theta)));
     }
     let align_corners = cx.int("align_corners", 0) != 0;
+    cx.room(&[product(spatial), d + 1])?;
     let along: Vec<Vec<f64>> = spatial.iter().map(|n| centers(*n, align_corners)).collect();
     let count: usize = spatial.iter().product();
     let mut places = Vec::with_capacity(count * (d + 1));
@@ -49,7 +51,8 @@ fn affine_grid(cx: &mut NodeContext<'_>) -> Outcome {
         }
         places.extend(place);
     }
-    let places = cx.constant(Tensor::floats(cx.ty(theta).dtype, [count, d + 1], places))?;
+    let dtype = cx.ty(theta).dtype;
+    let places = cx.floats(dtype, &[count, d + 1], |i| places[i])?;
     let product = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
     let grid = cx.emit(product, &[places, theta])?;
     one(cx.reshape(grid, [&[size[0]], spatial, &[d]].concat())?)

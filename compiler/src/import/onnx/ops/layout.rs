@@ -3,8 +3,9 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
+use frit_ir::shape::product;
 use frit_ir::ops::{Concat, Gather, Pad, Slice, Split, Transpose};
-use frit_ir::{Op, Shape, Tensor, ValueId};
+use frit_ir::{DType, Op, Shape, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("Concat", &["axis"], concat),
@@ -42,7 +43,7 @@ fn reshape(cx: &mut NodeContext<'_>) -> Outcome {
             _ => return misfit(format!("shape {wanted:?} is not valid")),
         });
     }
-    let total: usize = from.iter().product();
+    let total = product(&from);
     let Some(known) = checked_numel(&dims) else {
         return misfit(format!("shape {wanted:?} is too large"));
     };
@@ -118,7 +119,7 @@ fn flatten(cx: &mut NodeContext<'_>) -> Outcome {
         axis if axis == dims.len() as i64 => dims.len(),
         axis => cx.axis_in(dims.len(), axis)?,
     };
-    let (rows, columns) = (dims[..axis].iter().product(), dims[axis..].iter().product());
+    let (rows, columns) = (product(&dims[..axis]), product(&dims[axis..]));
     one(cx.reshape(x, vec![rows, columns])?)
 }
 
@@ -178,7 +179,7 @@ fn split(cx: &mut NodeContext<'_>) -> Outcome {
     let size = cx.dims(x)[axis];
     let n = cx.node.output.len();
     let sizes = match cx.known_ints(1, "the sizes")? {
-        Some(sizes) => cx.sizes(&sizes, "the list of sizes")?,
+        Some(sizes) => cx.parts(&sizes, "the list of sizes")?,
         None => {
             let parts = cx.int("num_outputs", n as i64);
             if parts != n as i64 || n == 0 {
@@ -187,7 +188,7 @@ fn split(cx: &mut NodeContext<'_>) -> Outcome {
             even_parts(size, size.div_ceil(n), n)
         }
     };
-    if sizes.len() != n || sizes.iter().sum::<usize>() != size {
+    if sizes.len() != n || sum(&sizes) != size {
         return misfit(format!("parts {sizes:?} of axis {axis} with size {size} for {n} results"));
     }
     Ok(parts(cx, x, axis, sizes)?.into_iter().map(Into::into).collect())
@@ -195,7 +196,7 @@ fn split(cx: &mut NodeContext<'_>) -> Outcome {
 
 /// `n` parts of `part` elements each; the last ones are smaller if elements run out.
 pub(super) fn even_parts(size: usize, part: usize, n: usize) -> Vec<usize> {
-    (0..n).map(|i| part.min(size.saturating_sub(i * part))).collect()
+    (0..n).map(|i| part.min(size.saturating_sub(i.saturating_mul(part)))).collect()
 }
 
 /// Consecutive parts of the value.
@@ -316,21 +317,21 @@ fn pad(cx: &mut NodeContext<'_>) -> Outcome {
     for axis in 0..dims.len() {
         let (low, high) = (border.low[axis], border.high[axis]);
         if low + high > 0 {
-            let places = places(&mode, cx.dims(y)[axis], low, high)?;
-            let ids = cx.constant(Tensor::vector_i64(places))?;
+            let n = cx.dims(y)[axis];
+            if n == 0 {
+                return misfit(format!("{low} and {high} elements around an axis of size 0"));
+            }
+            let place = |i: usize| place(&mode, n as i64, i as i64 - low as i64);
+            let ids = cx.integers(DType::I64, &[n.saturating_add(low + high)], place)?;
             y = cx.emit(Op::Gather(Gather { axis }), &[y, ids])?;
         }
     }
     one(y)
 }
 
-/// Where the elements of an axis of size `n` come from after padding.
-fn places(mode: &str, n: usize, low: usize, high: usize) -> Result<Vec<i64>, Fault> {
-    if n == 0 || checked_numel(&[n + low + high]).is_none() {
-        return misfit(format!("{low} and {high} elements around an axis of size {n}"));
-    }
-    let n = n as i64;
-    let place = |i: i64| match mode {
+/// The element of an axis of `n` that stands at a place around it.
+fn place(mode: &str, n: i64, i: i64) -> i64 {
+    match mode {
         "edge" => i.clamp(0, n - 1),
         "wrap" => i.rem_euclid(n),
         _ if n == 1 => 0,
@@ -339,8 +340,12 @@ fn places(mode: &str, n: usize, low: usize, high: usize) -> Result<Vec<i64>, Fau
             let i = i.rem_euclid(2 * n - 2);
             if i < n { i } else { 2 * n - 2 - i }
         }
-    };
-    Ok((-(low as i64)..n + high as i64).map(place).collect())
+    }
+}
+
+/// The sum of sizes, which may be many.
+pub(super) fn sum(sizes: &[usize]) -> usize {
+    sizes.iter().fold(0, |n, &size| n.saturating_add(size))
 }
 
 #[cfg(test)]

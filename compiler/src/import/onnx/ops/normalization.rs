@@ -2,6 +2,7 @@
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
+use frit_ir::shape::product;
 use frit_ir::ops::{BinaryFn, LayerNorm, RmsNorm, Softmax};
 use frit_ir::{Op, Tensor, TensorType, ValueId};
 
@@ -20,7 +21,7 @@ fn softmax(cx: &mut NodeContext<'_>, make: fn(Softmax) -> Op) -> Outcome {
         // All axes from the given one on were one.
         let dims = cx.dims(x);
         let axis = cx.axis(x, cx.int("axis", 1))?;
-        let rows = vec![dims[..axis].iter().product(), dims[axis..].iter().product()];
+        let rows = vec![product(&dims[..axis]), product(&dims[axis..])];
         let rows = cx.reshape(x, rows)?;
         let y = cx.emit(make(Softmax { axis: 1 }), &[rows])?;
         return one(cx.reshape(y, dims)?);
@@ -79,7 +80,7 @@ fn normalized(cx: &mut NodeContext<'_>, x: ValueId, groups: usize) -> Result<Val
     if groups == 0 || c % groups != 0 {
         return misfit(format!("{c} channels in {groups} groups"));
     }
-    let width = c / groups * ty.shape.dims()[2..].iter().product::<usize>();
+    let width = c / groups * product(&ty.shape.dims()[2..]);
     let rows = cx.reshape(x, vec![n * groups, width])?;
     let one = cx.constant(Tensor::splat(TensorType::scalar(ty.dtype), 1.0))?;
     let ones = cx.expand(one, vec![width])?;
@@ -91,6 +92,9 @@ fn normalized(cx: &mut NodeContext<'_>, x: ValueId, groups: usize) -> Result<Val
 /// `x·scale + bias` with scale and bias `[C]` along axis 1.
 fn affine(cx: &mut NodeContext<'_>, x: ValueId, scale: ValueId, bias: ValueId) -> Outcome {
     let dims = cx.dims(x);
+    if dims.len() < 2 {
+        return misfit(format!("the operand needs a channel axis, but is {}", cx.ty(x)));
+    }
     let along = |cx: &mut NodeContext<'_>, v: ValueId| {
         let mut shape = vec![1; dims.len()];
         shape[1] = dims[1];
@@ -112,7 +116,7 @@ fn instance(cx: &mut NodeContext<'_>) -> Outcome {
 fn group(cx: &mut NodeContext<'_>) -> Outcome {
     stash(cx)?;
     let (x, scale, bias) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-    let groups = usize::try_from(cx.int("num_groups", 0)).unwrap_or(0);
+    let groups = cx.count("num_groups", 0);
     let y = normalized(cx, x, groups)?;
     if cx.opset >= 21 {
         return affine(cx, y, scale, bias);

@@ -5,6 +5,7 @@ use super::convolution::per_axis;
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
 use frit_ir::ops::{Pad, ScatterElements, ScatterFn, Slice};
+use frit_ir::shape::product;
 use frit_ir::{Op, Tensor, TensorType};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -65,20 +66,20 @@ fn col2im(cx: &mut NodeContext<'_>) -> Outcome {
     let (strides, dilations) =
         (per_axis(cx, "strides", rank, 1)?, per_axis(cx, "dilations", rank, 1)?);
     let pads = cx.ints("pads").unwrap_or_else(|| vec![0; 2 * rank]);
-    let pads = cx.sizes(&pads, "pads")?;
+    let pads = cx.steps(&pads, "pads")?;
     if block.len() != rank || pads.len() != 2 * rank || block.contains(&0) {
         return misfit(format!("blocks {block:?} and pads {pads:?} for an image {image:?}"));
     }
     let padded: Vec<usize> = (0..rank).map(|i| image[i] + pads[i] + pads[rank + i]).collect();
     let mut blocks = Vec::with_capacity(rank);
     for i in 0..rank {
-        let extent = dilations[i] * (block[i] - 1) + 1;
+        let extent = dilations[i].saturating_mul(block[i] - 1).saturating_add(1);
         if strides[i] == 0 || padded[i] < extent {
             return misfit(format!("blocks {block:?} do not fit an image {image:?}"));
         }
         blocks.push((padded[i] - extent) / strides[i] + 1);
     }
-    let (taps, places): (usize, usize) = (block.iter().product(), blocks.iter().product());
+    let (taps, places): (usize, usize) = (product(&block), product(&blocks));
     let &[n, columns, found] = cx.dims(x).as_slice() else {
         return misfit(format!("the columns are {}", cx.ty(x)));
     };
@@ -87,6 +88,8 @@ fn col2im(cx: &mut NodeContext<'_>) -> Outcome {
         return misfit(format!("columns {} for {places} blocks of {taps}", cx.ty(x)));
     }
     let c = columns / taps;
+    cx.room(&[taps, places])?;
+    cx.work(&[taps, places, rank])?;
     let mut index = Vec::with_capacity(taps * places);
     for tap in 0..taps {
         for place in 0..places {

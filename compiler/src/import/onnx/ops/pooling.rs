@@ -5,6 +5,7 @@ use super::convolution::{per_axis, spatial, window};
 use super::{Operator, one, op};
 use frit_ir::ops::{ArgReduce, BinaryFn, Gather, MaxPool, Pad, Reduce, ReduceFn, ScatterElements};
 use frit_ir::ops::{ScatterFn, SumPool, UnaryFn, Window};
+use frit_ir::shape::product;
 use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -111,6 +112,8 @@ fn largest(
     let (positions, taps) = (cx.dims(y)[2..].to_vec(), &pool.taps);
     let n_positions: usize = positions.iter().product();
     let n_taps: usize = taps.iter().product();
+    cx.room(&[2, n_positions, n_taps])?;
+    cx.work(&[n_positions, n_taps, sizes.len()])?;
     let (mut reads, mut places) = (Vec::new(), Vec::new());
     for position in 0..n_positions {
         for tap in 0..n_taps {
@@ -136,14 +139,12 @@ fn largest(
     let arg = ArgReduce { axis: 2, largest: true, last: false };
     let tap = cx.emit(Op::ArgReduce(arg), &[windows])?;
     let tap = cx.reshape(tap, vec![planes, n_positions])?;
-    let first: Vec<i64> = (0..n_positions).map(|p| (p * n_taps) as i64).collect();
-    let first = cx.constant(Tensor::ints(DType::I64, [n_positions], first))?;
+    let first = cx.integers(DType::I64, &[n_positions], |p| (p * n_taps) as i64)?;
     let entry = cx.emit(Op::Binary(BinaryFn::Add), &[tap, first])?;
     let places = cx.constant(Tensor::ints(DType::I64, [n_positions * n_taps], places))?;
     let place = cx.emit(Op::Gather(Gather { axis: 0 }), &[places, entry])?;
     let plane = sizes.iter().product::<usize>();
-    let starts: Vec<i64> = (0..planes).map(|n| (n * plane) as i64).collect();
-    let starts = cx.constant(Tensor::ints(DType::I64, [planes, 1], starts))?;
+    let starts = cx.integers(DType::I64, &[planes, 1], |n| (n * plane) as i64)?;
     let place = cx.emit(Op::Binary(BinaryFn::Add), &[place, starts])?;
     let shape = cx.dims(y);
     cx.reshape(place, shape)
@@ -180,8 +181,8 @@ fn unpool(cx: &mut NodeContext<'_>) -> Outcome {
         return misfit(format!("{pooled:?} elements in an output of shape {shape:?}"));
     }
     let zero = cx.scalar_like(x, 0.0)?;
-    let zeros = cx.expand(zero, vec![pooled.iter().product()])?;
-    let (n, indices_n) = (dims.iter().product(), cx.dims(indices).iter().product());
+    let zeros = cx.expand(zero, vec![product(&pooled)])?;
+    let (n, indices_n) = (product(&dims), product(&cx.dims(indices)));
     let (x, indices) = (cx.reshape(x, vec![n])?, cx.reshape(indices, vec![indices_n])?);
     let scatter = ScatterElements { axis: 0, f: ScatterFn::Replace };
     let y = cx.emit(Op::ScatterElements(scatter), &[zeros, indices, x])?;
@@ -198,37 +199,49 @@ fn average(cx: &mut NodeContext<'_>) -> Outcome {
     let pool = pool(cx, x)?;
     let sizes = cx.dims(x)[2..].to_vec();
     let include = cx.int("count_include_pad", 0) != 0;
-    let counts = counts(&pool, &sizes, include);
-    let Pool { window, taps, .. } = pool;
-    let sum = cx.emit(Op::SumPool(SumPool { window, taps }), &[x])?;
+    let Pool { window, taps, .. } = &pool;
+    let sum = SumPool { window: window.clone(), taps: taps.clone() };
+    let sum = cx.emit(Op::SumPool(sum), &[x])?;
     let ty = cx.ty(sum);
-    let divisor = if counts.windows(2).all(|w| w[0] == w[1]) {
-        cx.scalar_like(sum, counts.first().copied().unwrap_or(1.0))?
+    let positions = &ty.shape.dims()[2..];
+    let along: Vec<Vec<f64>> = (0..sizes.len())
+        .map(|i| {
+            cx.room(&[positions[i]])?;
+            cx.work(&[positions[i], taps[i]])?;
+            Ok(counts(&pool, i, sizes[i], positions[i], include))
+        })
+        .collect::<Result<_, Fault>>()?;
+    let uniform = along.iter().all(|n| n.windows(2).all(|w| w[0] == w[1]));
+    let divisor = if uniform {
+        let first = |n: &Vec<f64>| n.first().copied().unwrap_or(1.0);
+        cx.scalar_like(sum, along.iter().map(first).product())?
     } else {
-        let shape = [&[1, 1], &ty.shape.dims()[2..]].concat();
-        cx.constant(Tensor::floats(ty.dtype, shape, counts))?
+        let shape = [&[1, 1], positions].concat();
+        let count = |i: usize| {
+            let place = coordinates(i, positions);
+            place.iter().zip(&along).map(|(p, n)| n[*p]).product()
+        };
+        cx.floats(ty.dtype, &shape, count)?
     };
     one(cx.emit(Op::Binary(BinaryFn::Div), &[sum, divisor])?)
 }
 
-/// The number of elements of each window that count, in row-major order.
-fn counts(pool: &Pool, sizes: &[usize], include_border: bool) -> Vec<f64> {
+/// The number of elements along one spatial axis that count, of the window at each of its positions.
+fn counts(
+    pool: &Pool,
+    i: usize,
+    size: usize,
+    positions: usize,
+    include_border: bool,
+) -> Vec<f64> {
     let window = &pool.window;
-    let mut all = vec![1.0];
-    for (i, &size) in sizes.iter().enumerate() {
-        let extent = window.dilations[i] * (pool.taps[i].max(1) - 1) + 1;
-        let padded = size + window.low[i] + window.high[i];
-        let positions = padded.saturating_sub(extent) / window.strides[i].max(1) + 1;
-        let end = size + window.low[i] + if include_border { pool.declared_high[i] } else { 0 };
-        let begin = if include_border { 0 } else { window.low[i] };
-        let counted = |p: usize| {
-            let at = |t: usize| p * window.strides[i] + t * window.dilations[i];
-            (0..pool.taps[i]).filter(|t| (begin..end).contains(&at(*t))).count() as f64
-        };
-        let along: Vec<f64> = (0..positions).map(counted).collect();
-        all = all.iter().flat_map(|n| along.iter().map(move |m| n * m)).collect();
-    }
-    all
+    let end = size + window.low[i] + if include_border { pool.declared_high[i] } else { 0 };
+    let begin = if include_border { 0 } else { window.low[i] };
+    let counted = |p: usize| {
+        let at = |t: usize| p * window.strides[i] + t * window.dilations[i];
+        (0..pool.taps[i]).filter(|t| (begin..end).contains(&at(*t))).count() as f64
+    };
+    (0..positions).map(counted).collect()
 }
 
 /// `(Σ |x|ᵖ)^(1/p)`

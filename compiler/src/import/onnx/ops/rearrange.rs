@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, CompareFn, GatherElements, SumPool, Transpose, Window};
-use frit_ir::{DType, Op, Tensor, ValueId};
+use frit_ir::{DType, Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("DepthToSpace", &["blocksize", "mode"], depth_to_space),
@@ -15,7 +15,7 @@ pub(super) const OPERATORS: &[Operator] = &[
 /// The operand `[N, C, H, W]`, its sizes, and the block size.
 fn image(cx: &NodeContext<'_>) -> Result<(ValueId, [usize; 4], usize), Fault> {
     let x = cx.input(0)?;
-    let block = cx.sizes(&[cx.int("blocksize", 0)], "blocksize")?[0];
+    let block = cx.count("blocksize", 0);
     match cx.dims(x)[..] {
         [n, c, h, w] if block > 0 => Ok((x, [n, c, h, w], block)),
         _ => misfit(format!("{} in blocks of {block}, but it needs [N, C, H, W]", cx.ty(x))),
@@ -52,7 +52,7 @@ fn space_to_depth(cx: &mut NodeContext<'_>) -> Outcome {
 fn local_response(cx: &mut NodeContext<'_>) -> Outcome {
     let x = cx.input(0)?;
     let dims = cx.dims(x);
-    let size = cx.sizes(&[cx.int("size", 1)], "size")?[0].max(1);
+    let size = cx.steps(&[cx.int("size", 1)], "size")?[0].max(1);
     let (Some(&n), Some(&c)) = (dims.first(), dims.get(1)) else {
         return misfit("the operand has no channel axis");
     };
@@ -93,8 +93,7 @@ fn reverse_sequence(cx: &mut NodeContext<'_>) -> Outcome {
     };
     let lengths = cx.cast(lengths, DType::I64)?;
     let lengths = cx.reshape(lengths, along(batch))?;
-    let steps = (0..dims[time] as i64).collect();
-    let steps = cx.constant(Tensor::ints(DType::I64, along(time), steps))?;
+    let steps = cx.integers(DType::I64, &along(time), |i| i as i64)?;
     let one_less = cx.scalar_like(lengths, -1.0)?;
     let last = cx.emit(Op::Binary(BinaryFn::Add), &[lengths, one_less])?;
     let mirrored = cx.emit(Op::Binary(BinaryFn::Sub), &[last, steps])?;

@@ -100,6 +100,7 @@ fn recurrent(cx: &mut NodeContext<'_>, kind: Kind) -> Outcome {
         },
         None => None,
     };
+    cx.nodes(t)?;
     let names = cx.strings("activations");
     let (mut all, mut last_h, mut last_c) = (Vec::new(), Vec::new(), Vec::new());
     for direction_index in 0..d {
@@ -113,6 +114,7 @@ fn recurrent(cx: &mut NodeContext<'_>, kind: Kind) -> Outcome {
                     element(cx, v, direction_index)
                 }
                 None => {
+                    cx.room(&[b, h])?;
                     let ty = TensorType::new(cx.ty(x).dtype, [b, h]);
                     cx.constant(Tensor::splat(ty, 0.0))
                 }

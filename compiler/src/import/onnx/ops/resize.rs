@@ -4,6 +4,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use frit_ir::ops::{Gather, MatMul, Transpose};
+use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{DType, Op, Tensor, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -66,7 +67,7 @@ impl Axis<'_> {
         let last = (self.n - 1) as f64;
         let crops = self.coordinates == "tf_crop_and_resize";
         let is_outside = |x: usize| Ok(crops && !(0.0..=last).contains(&self.place(x)?));
-        (0..self.m).map(is_outside).collect()
+        if !crops { Ok(Vec::new()) } else { (0..self.m).map(is_outside).collect() }
     }
 
     /// The operand's elements that each result element is, by rounding.
@@ -83,6 +84,17 @@ impl Axis<'_> {
             Ok(picked.clamp(0.0, (self.n - 1) as f64) as i64)
         };
         (0..self.m).map(pick).collect()
+    }
+
+    /// Counts what [`Axis::weights`] makes and does.
+    fn affordable(&self, cx: &mut NodeContext<'_>, reach: f64, antialias: bool) -> Result<(), Fault> {
+        cx.room(&[self.m, self.n])?;
+        let stretch = if antialias { self.scale.min(1.0) } else { 1.0 };
+        let taps = 2.0 * reach / stretch + 1.0;
+        if !(1.0..MAX_ELEMENTS as f64).contains(&taps) {
+            return misfit(format!("a scale of {}", self.scale));
+        }
+        cx.work(&[self.m, self.n.max(taps as usize)])
     }
 
     /// The matrix `[m, n]` of weights: `weight` of the distance, for elements nearer than `reach`. Against
@@ -161,11 +173,17 @@ fn resize(cx: &mut NodeContext<'_>) -> Outcome {
         let n = dims[axis];
         let part = (region[i], region[axes.len() + i]);
         let taken = part.1 - part.0;
+        if !taken.is_finite() {
+            return misfit(format!("a region {region:?}"));
+        }
         let (scale, m) = match (&scales, &sizes) {
             (Some(scales), _) => (scales[i], (n as f64 * taken * scales[i]).floor() as usize),
             (None, Some(sizes)) => scale_of(cx, &cx.sizes(sizes, "sizes")?, &axes, i)?,
             (None, None) => return misfit("neither scales nor sizes are given"),
         };
+        if !(scale.is_finite() && scale > 0.0) || m > MAX_ELEMENTS {
+            return misfit(format!("axis {axis} of {n} elements by a scale of {scale}"));
+        }
         if m != n || scale != 1.0 || part != (0.0, 1.0) {
             y = along(cx, y, axis, &Axis { n, m, scale, coordinates: &mode, part })?;
         }
@@ -209,6 +227,9 @@ fn upsample(cx: &mut NodeContext<'_>) -> Outcome {
     for (axis, (&n, &scale)) in dims.iter().zip(&scales).enumerate() {
         let m = (n as f64 * scale).floor() as usize;
         let part = (0.0, 1.0);
+        if !(scale.is_finite() && scale > 0.0) || m > MAX_ELEMENTS {
+            return misfit(format!("axis {axis} of {n} elements by a scale of {scale}"));
+        }
         if m != n {
             y = along(cx, y, axis, &Axis { n, m, scale, coordinates: "asymmetric", part })?;
         }
@@ -246,6 +267,7 @@ fn inside(
     if resized.n == 0 || resized.m == 0 {
         return misfit(format!("axis {axis} of {} elements to {}", resized.n, resized.m));
     }
+    cx.room(&[resized.m])?;
     let borders = (cx.int("antialias", 0) != 0, cx.int("exclude_outside", 0) != 0);
     let weights = match cx.text("mode", "nearest").as_str() {
         "nearest" => {
@@ -254,15 +276,19 @@ fn inside(
             let ids = cx.constant(Tensor::ints(DType::I64, [resized.m], picked))?;
             return cx.emit(Op::Gather(Gather { axis }), &[x, ids]);
         }
-        "linear" | "bilinear" => resized.weights((1.0, linear), borders)?,
+        "linear" | "bilinear" => {
+            resized.affordable(cx, 1.0, borders.0)?;
+            resized.weights((1.0, linear), borders)?
+        }
         "cubic" => {
             let a = cx.float("cubic_coeff_a", -0.75);
+            resized.affordable(cx, 2.0, borders.0)?;
             resized.weights((2.0, cubic(a)), borders)?
         }
         other => return Err(Fault::Attribute(format!("mode = {other}"))),
     };
     let (dtype, rank) = (cx.ty(x).dtype, cx.dims(x).len());
-    let matrix = cx.constant(Tensor::floats(dtype, [resized.m, resized.n], weights))?;
+    let matrix = cx.floats(dtype, &[resized.m, resized.n], |i| weights[i])?;
     let right = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
     if axis + 1 == rank && rank >= 2 {
         return cx.emit(right, &[x, matrix]);

@@ -13,7 +13,7 @@ use super::{Operator, one, op};
 use frit_ir::ops::{
     BinaryFn, Clip, CompareFn, Gather, GatherElements, LogicalFn, MatMul, ReduceFn, Slice, UnaryFn,
 };
-use frit_ir::{DType, Op, Tensor, ValueId};
+use frit_ir::{DType, Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
     op("AffineGrid", &["align_corners"], affine_grid),
@@ -321,6 +321,7 @@ fn affine_grid(cx: &mut NodeContext<'_>) -> Outcome {
         (true, _) => 2.0 * i as f64 / (n as f64 - 1.0) - 1.0,
         (false, _) => (2.0 * i as f64 + 1.0) / n as f64 - 1.0,
     };
+    cx.room(&[points, axes + 1])?;
     let mut base = Vec::with_capacity(points * (axes + 1));
     for point in 0..points {
         let mut rest = point;
@@ -333,7 +334,7 @@ fn affine_grid(cx: &mut NodeContext<'_>) -> Outcome {
         base.push(1.0);
     }
     let dtype = cx.ty(theta).dtype;
-    let base = cx.constant(Tensor::floats(dtype, [1, points, axes + 1], base))?;
+    let base = cx.floats(dtype, &[1, points, axes + 1], |i| base[i])?;
     let base = cx.expand(base, vec![size[0], points, axes + 1])?;
     let product = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
     let grid = cx.emit(product, &[base, theta])?;
@@ -348,11 +349,8 @@ fn roi_align(cx: &mut NodeContext<'_>) -> Outcome {
     let (&[_, c, h, w], &[r, 4]) = (cx.dims(x).as_slice(), cx.dims(rois).as_slice()) else {
         return misfit(format!("an image {} with regions {}", cx.ty(x), cx.ty(rois)));
     };
-    let count = |cx: &NodeContext<'_>, name: &str, default: i64| {
-        usize::try_from(cx.int(name, default)).unwrap_or(0)
-    };
-    let (oh, ow) = (count(cx, "output_height", 1), count(cx, "output_width", 1));
-    let samples = count(cx, "sampling_ratio", 0);
+    let (oh, ow) = (cx.count("output_height", 1), cx.count("output_width", 1));
+    let samples = cx.count("sampling_ratio", 0);
     if samples == 0 {
         return Err(Fault::Dynamic("the number of samples (sampling_ratio = 0)".into()));
     }
@@ -376,10 +374,10 @@ fn roi_align(cx: &mut NodeContext<'_>) -> Outcome {
         if !half {
             extent = cx.emit(Op::Clip(Clip { min: Some(1.0), max: None }), &[extent])?;
         }
-        let places: Vec<f64> =
-            (0..bins * samples).map(|i| (i as f64 + 0.5) / (bins * samples) as f64).collect();
         let dtype = cx.ty(low).dtype;
-        let places = cx.constant(Tensor::floats(dtype, [1, bins * samples], places))?;
+        let n_places = bins * samples;
+        let place = |i: usize| (i as f64 + 0.5) / n_places as f64;
+        let places = cx.floats(dtype, &[1, n_places], place)?;
         let (low, extent) = (cx.reshape(low, vec![r, 1])?, cx.reshape(extent, vec![r, 1])?);
         let x = binary(cx, BinaryFn::Mul, extent, places)?;
         let x = binary(cx, BinaryFn::Add, x, low)?;
@@ -441,8 +439,7 @@ fn deform_conv(cx: &mut NodeContext<'_>) -> Outcome {
     else {
         return misfit("only images with two spatial axes are read");
     };
-    let groups = usize::try_from(cx.int("group", 1)).unwrap_or(0);
-    let moved = usize::try_from(cx.int("offset_group", 1)).unwrap_or(0);
+    let (groups, moved) = (cx.count("group", 1), cx.count("offset_group", 1));
     let &[_, _, oh, ow] = cx.dims(offset).as_slice() else {
         return misfit("the offset needs 4 axes");
     };
@@ -452,7 +449,11 @@ fn deform_conv(cx: &mut NodeContext<'_>) -> Outcome {
     }
     let (strides, dilations) = (per_axis(cx, "strides", 2, 1)?, per_axis(cx, "dilations", 2, 1)?);
     let pads = cx.ints("pads").unwrap_or_else(|| vec![0; 4]);
+    if pads.len() != 4 {
+        return misfit(format!("pads has {} entries for 2 spatial axes", pads.len()));
+    }
     let (taps, points) = (kh * kw, oh * ow);
+    cx.room(&[2, taps, points])?;
     // Where the taps lie without offsets, `[taps · points]` per axis.
     let mut fixed = [Vec::with_capacity(taps * points), Vec::with_capacity(taps * points)];
     for tap in 0..taps {
@@ -472,7 +473,7 @@ fn deform_conv(cx: &mut NodeContext<'_>) -> Outcome {
     let mut coordinates = components(cx, offsets)?;
     for (x, fixed) in coordinates.iter_mut().zip(fixed) {
         let dtype = cx.ty(*x).dtype;
-        let fixed = cx.constant(Tensor::floats(dtype, [1, taps * points], fixed))?;
+        let fixed = cx.floats(dtype, &[1, taps * points], |i| fixed[i])?;
         *x = binary(cx, BinaryFn::Add, *x, fixed)?;
     }
     let image = cx.reshape(x, vec![n * moved, c / moved, h, w])?;

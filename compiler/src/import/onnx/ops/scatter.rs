@@ -6,6 +6,7 @@ use super::composed::with_scalar;
 use super::index::in_range;
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, CumSum, Gather, ScatterElements, ScatterFn, ScatterNd};
+use frit_ir::shape::product;
 use frit_ir::{DType, Op};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -68,12 +69,12 @@ fn masked_scatter(cx: &mut NodeContext<'_>) -> Outcome {
         let source = cx.reshape(source, own[first..].to_vec())?;
         return one(cx.emit(Op::Select, &[mask, source, data])?);
     }
-    let mut row: usize = dims[selects..].iter().product();
+    let mut row = product(&dims[selects..]);
     if broadcasts {
         if !by_rows {
             return misfit("the mask does not select rows");
         }
-        let rows = own[..1].iter().chain(&dims[selects..]).copied().collect();
+        let rows = own.first().into_iter().chain(&dims[selects..]).copied().collect();
         source = cx.expand(source, rows)?;
     }
     let elements = cx.ty(source).shape.numel();

@@ -1,7 +1,7 @@
 //! Sequences of tensors, whose length and positions are known at import; none is left in the graph.
 
 use super::super::context::{Bound, Fault, NodeContext, Outcome, misfit};
-use super::layout::{even_parts, join, parts};
+use super::layout::{even_parts, join, parts, sum};
 use super::{Operator, one, op};
 use frit_ir::{DType, Shape, Tensor};
 
@@ -71,7 +71,7 @@ fn split_to_sequence(cx: &mut NodeContext<'_>) -> Outcome {
     let size = cx.dims(x)[axis];
     let split = cx.known(1, "the split")?;
     let sizes = match &split {
-        Some(split) if split.shape().rank() == 1 => cx.sizes(&split.to_i64s(), "the split")?,
+        Some(split) if split.shape().rank() == 1 => cx.parts(&split.to_i64s(), "the split")?,
         other => {
             let part = other.as_ref().map_or(1, |t| t.to_i64s().first().copied().unwrap_or(0));
             let Some(part) = usize::try_from(part).ok().filter(|p| *p > 0) else {
@@ -83,7 +83,7 @@ fn split_to_sequence(cx: &mut NodeContext<'_>) -> Outcome {
             even_parts(size, part, size.div_ceil(part))
         }
     };
-    if sizes.iter().sum::<usize>() != size || sizes.is_empty() {
+    if sum(&sizes) != size || sizes.is_empty() {
         return misfit(format!("parts {sizes:?} of axis {axis} with size {size}"));
     }
     let mut values = parts(cx, x, axis, sizes)?;

@@ -32,7 +32,7 @@ fn window(cx: &mut NodeContext<'_>, terms: &[f64]) -> Outcome {
     if !dtype.is_float() {
         return Err(Fault::Attribute(format!("output_datatype = {dtype}")));
     }
-    one(cx.constant(Tensor::floats(dtype, [n], (0..n).map(value).collect()))?)
+    one(cx.floats(dtype, &[n], value)?)
 }
 
 /// What a transform does.
@@ -53,12 +53,9 @@ impl Transform {
     ) -> Result<(ValueId, ValueId), Fault> {
         let (n, m) = (self.n, if self.onesided { self.n / 2 + 1 } else { self.n });
         // The angle of a product of indices repeats after n: small angles are exact.
-        let fill = |f: fn(f64) -> f64| -> Vec<f64> {
-            let angle = |at: usize| TAU * ((at / m) * (at % m) % n) as f64 / n as f64;
-            (0..n * m).map(|at| f(angle(at))).collect()
-        };
-        let cos = cx.constant(Tensor::floats(dtype, [n, m], fill(f64::cos)))?;
-        let sin = cx.constant(Tensor::floats(dtype, [n, m], fill(f64::sin)))?;
+        let angle = |at: usize| TAU * ((at / m) * (at % m) % n) as f64 / n as f64;
+        let cos = cx.floats(dtype, &[n, m], |at| angle(at).cos())?;
+        let sin = cx.floats(dtype, &[n, m], |at| angle(at).sin())?;
         Ok((cos, sin))
     }
 
@@ -175,13 +172,12 @@ fn resized(cx: &mut NodeContext<'_>, x: ValueId, axis: usize, n: usize) -> Resul
 /// All `n` elements of the spectrum of a real signal, from the first `n / 2 + 1`.
 fn mirrored_spectrum(cx: &mut NodeContext<'_>, x: ValueId, n: usize) -> Result<ValueId, Fault> {
     let rank = cx.dims(x).len();
-    let places = (0..n as i64).map(|i| i.min(n as i64 - i)).collect();
-    let places = cx.constant(Tensor::vector_i64(places))?;
+    let places = cx.integers(DType::I64, &[n], |i| i.min(n - i) as i64)?;
     let all = cx.emit(Op::Gather(Gather { axis: rank - 2 }), &[x, places])?;
     // The second half is conjugate.
     let dtype = cx.ty(x).dtype;
-    let signs = (0..2 * n).map(|i| if i % 2 == 1 && i / 2 > n / 2 { -1.0 } else { 1.0 }).collect();
-    let signs = cx.constant(Tensor::floats(dtype, [n, 2], signs))?;
+    let sign = |i: usize| if i % 2 == 1 && i / 2 > n / 2 { -1.0 } else { 1.0 };
+    let signs = cx.floats(dtype, &[n, 2], sign)?;
     binary(cx, BinaryFn::Mul, all, signs)
 }
 
@@ -210,8 +206,8 @@ fn stft(cx: &mut NodeContext<'_>) -> Outcome {
         return misfit(format!("frames of {length} every {step} of {n} elements"));
     }
     let frames = (n - length) / step + 1;
-    let places = (0..frames * length).map(|i| (i / length * step + i % length) as i64).collect();
-    let places = cx.constant(Tensor::vector_i64(places))?;
+    let place = |i: usize| (i / length * step + i % length) as i64;
+    let places = cx.integers(DType::I64, &[frames.saturating_mul(length)], place)?;
     let signal = cx.reshape(signal, dims)?;
     let x = cx.emit(Op::Gather(Gather { axis: 1 }), &[signal, places])?;
     let mut x = cx.reshape(x, vec![b, frames, length, parts])?;
@@ -235,6 +231,8 @@ fn mel_weights(cx: &mut NodeContext<'_>) -> Outcome {
     let [mel_bins, dft_length, rate, lower, upper] = numbers;
     let sizes = cx.sizes(&[mel_bins as i64, dft_length as i64], "the sizes")?;
     let (mel_bins, bins) = (sizes[0], sizes[1] / 2 + 1);
+    cx.room(&[bins, mel_bins])?;
+    cx.room(&[mel_bins])?;
     let mel = |hertz: f64| 2595.0 * (1.0 + hertz / 700.0).log10();
     let hertz = |mel: f64| 700.0 * (10f64.powf(mel / 2595.0) - 1.0);
     let (low, high) = (mel(lower), mel(upper));
@@ -243,6 +241,7 @@ fn mel_weights(cx: &mut NodeContext<'_>) -> Outcome {
         let frequency = hertz(low + i as f64 * width);
         ((sizes[1] as f64 + 1.0) * frequency / rate).floor() as i64
     };
+    let distance = |to: i64, from: i64| to as f64 - from as f64;
     let edges: Vec<i64> = (0..mel_bins + 2).map(place).collect();
     let mut matrix = vec![0.0; bins * mel_bins];
     for i in 0..mel_bins {
@@ -252,9 +251,9 @@ fn mel_weights(cx: &mut NodeContext<'_>) -> Outcome {
             if row == center && first == center {
                 weights[i] = 1.0;
             } else if (first..=center).contains(&row) {
-                weights[i] = (row - first) as f64 / (center - first) as f64;
+                weights[i] = distance(row, first) / distance(center, first);
             } else if (center..last).contains(&row) {
-                weights[i] = (last - row) as f64 / (last - center) as f64;
+                weights[i] = distance(last, row) / distance(last, center);
             }
         }
     }

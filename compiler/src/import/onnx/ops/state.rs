@@ -59,8 +59,7 @@ fn zeros(cx: &mut NodeContext<'_>, dtype: DType, dims: Vec<usize>) -> Result<Val
 /// or with a delta rule `β · (v − Sᵀk)` of the decayed state. Source: ONNX LinearAttention-27.
 fn linear_attention(cx: &mut NodeContext<'_>) -> Outcome {
     let (q, k, v) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-    let count = |cx: &NodeContext<'_>, name: &str| usize::try_from(cx.int(name, 0)).unwrap_or(0);
-    let (q_heads, heads) = (count(cx, "q_num_heads"), count(cx, "kv_num_heads"));
+    let (q_heads, heads) = (cx.count("q_num_heads", 0), cx.count("kv_num_heads", 0));
     let (&[b, t, wide], &[_, _, k_wide], &[_, _, v_wide]) =
         (cx.dims(q).as_slice(), cx.dims(k).as_slice(), cx.dims(v).as_slice())
     else {
@@ -88,7 +87,9 @@ fn linear_attention(cx: &mut NodeContext<'_>) -> Outcome {
     let statistics = frit_ir::ops::statistics_dtype(dtype);
     // `[T, B, heads, per head]`, in the dtype of the state.
     let split = |cx: &mut NodeContext<'_>, x: ValueId, n: usize| {
-        let width = cx.dims(x)[2];
+        let Some(&width) = cx.dims(x).get(2) else {
+            return misfit(format!("an operand {}, but it needs 3 axes", cx.ty(x)));
+        };
         let x = cx.cast(x, statistics)?;
         let x = cx.reshape(x, vec![b, t, n, width / n])?;
         permute(cx, x, vec![1, 0, 2, 3])
@@ -104,7 +105,7 @@ fn linear_attention(cx: &mut NodeContext<'_>) -> Outcome {
     };
     let beta = match (delta, cx.optional(5)?) {
         (true, Some(beta)) => {
-            let n = cx.dims(beta)[2];
+            let n = cx.dims(beta).get(2).copied().unwrap_or(0);
             Some(split(cx, beta, n.max(1))?)
         }
         (true, None) => return misfit(format!("update_rule = \"{rule}\" needs a beta")),
@@ -114,6 +115,7 @@ fn linear_attention(cx: &mut NodeContext<'_>) -> Outcome {
         Some(past) => cx.cast(past, statistics)?,
         None => zeros(cx, statistics, vec![b, heads, dk, dv])?,
     };
+    cx.nodes(t)?;
     let mut outputs = Vec::with_capacity(t);
     for step in 0..t {
         let (k, v) = (at(cx, k, step)?, at(cx, v, step)?);
@@ -176,8 +178,7 @@ fn tensor_scatter(cx: &mut NodeContext<'_>) -> Outcome {
             cx.ty(cache)
         ));
     }
-    let places = (0..dims[axis] as i64).collect();
-    let mut places = cx.constant(Tensor::vector_i64(places))?;
+    let mut places = cx.integers(DType::I64, &[dims[axis]], |i| i as i64)?;
     let mut along = vec![1; dims.len()];
     along[axis] = dims[axis];
     places = cx.reshape(places, along)?;

@@ -104,7 +104,7 @@ pub(super) fn model(
 
 pub(super) fn import(model: &ModelProto, options: &ImportOptions) -> Result<Imported, Report> {
     let bytes = Bytes::from(model.encode_to_vec());
-    crate::import::onnx::import(bytes, "t", Path::new("/nonexistent"), options)
+    crate::import::onnx::import(bytes, "t", Path::new("/nonexistent/m.onnx"), options)
 }
 
 pub(super) fn bind(pairs: &[(&str, usize)]) -> ImportOptions {

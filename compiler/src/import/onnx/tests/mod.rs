@@ -3,6 +3,7 @@
 mod batch_norm;
 mod build;
 mod control;
+mod limits;
 mod masks;
 mod merged;
 mod models;
