@@ -33,7 +33,7 @@ fn says(text: &str, parts: &[&str]) {
 #[test]
 fn constants_that_would_fill_the_memory_are_refused_before_they_are_made() {
     let huge = || scalar("n", HUGE);
-    let (zero, two) = (scalar("zero", 0), scalar("two", 2));
+    let zero = scalar("zero", 0);
     let cases = [
         (node("Range", &["zero", "n", "one"], &["y"]), vec![zero.clone(), huge(), scalar("one", 1)]),
         (
@@ -48,7 +48,7 @@ fn constants_that_would_fill_the_memory_are_refused_before_they_are_made() {
         ),
         (
             node("MelWeightMatrix", &["bins", "n", "rate", "low", "high"], &["y"]),
-            vec![scalar("bins", 1 << 16), scalar("n", 1 << 16), two, real("low", 0.0), real("high", 9.0)],
+            vec![scalar("bins", 1 << 16), scalar("n", 1 << 16), scalar("rate", 2), real("low", 0.0), real("high", 9.0)],
         ),
         (node("DFT", &["x", "n"], &["y"]).with(&[int("axis", 2)]), vec![scalar("n", 1 << 20)]),
         (
@@ -114,13 +114,9 @@ fn sizes_that_no_tensor_has_are_refused() {
         (node("ConstantOfShape", &["r"], &["y"]), vec![ints("r", &[HUGE, HUGE])]),
         (node("Pad", &["x", "p"], &["y"]), vec![ints("p", &[0, 0, HUGE, HUGE, 0, 0, HUGE, HUGE])]),
         (node("DepthToSpace", &["x"], &["y"]).with(&[int("blocksize", 1 << 33)]), vec![]),
-        (node("Einsum", &["x"], &["y"]).with(&[text("equation", "abcd->")]), vec![]),
         (node("Unsqueeze", &["x", "a"], &["y"]), vec![ints("a", &(0..80).collect::<Vec<_>>())]),
     ] {
         let op = node.op_type.clone();
-        if op == "Einsum" {
-            continue;
-        }
         let text = one(node, stored);
         says(&text, &["E0", &format!("{op}: "), "n_y"]);
     }
