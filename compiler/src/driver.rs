@@ -98,8 +98,7 @@ pub fn compile(
     observer: &mut dyn Observer,
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
-    let Imported { mut graph, weights, warnings, inlined, ties } =
-        load(request, config)?;
+    let Imported { mut graph, weights, warnings, inlined, ties } = load(request, config)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
     let mut run = Run::new(request, observer, context);

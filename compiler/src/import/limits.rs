@@ -22,13 +22,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            elements: 1 << 26,
-            operations: 1 << 28,
-            nodes: 1 << 17,
-            bytes: 1 << 28,
-            depth: 64,
-        }
+        Limits { elements: 1 << 26, operations: 1 << 28, nodes: 1 << 17, bytes: 1 << 28, depth: 64 }
     }
 }
 
@@ -80,7 +74,8 @@ impl Exceeded {
             u64::MAX => "far too many".into(),
             n => n.to_string(),
         };
-        let message = format!("{subject}: the import would make {asked} {what}, {key} = {}", self.limit);
+        let message =
+            format!("{subject}: the import would make {asked} {what}, {key} = {}", self.limit);
         let diagnostic = Diagnostic::error("E017", message).at(origin);
         if self.resource == Resource::Depth && self.limit >= MAX_DEPTH {
             return diagnostic.help("no more levels can be read; export the model with fewer");

@@ -21,8 +21,7 @@ pub(crate) fn map(path: &Path) -> io::Result<Bytes> {
 
 /// Opens a regular file, without waiting for a pipe's other end.
 fn open(path: &Path, flags: i32) -> io::Result<File> {
-    let file =
-        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path)?;
     if file.metadata()?.is_file() {
         return Ok(file);
     }
@@ -83,7 +82,10 @@ impl Folder {
         let real = path.canonicalize()?;
         let folders = [self.named.canonicalize().ok(), self.linked.clone()];
         if !folders.iter().flatten().any(|folder| real.starts_with(folder)) {
-            return refuse(format!("it leads to {}, outside of the model's folder", real.display()));
+            return refuse(format!(
+                "it leads to {}, outside of the model's folder",
+                real.display()
+            ));
         }
         // All links are followed already.
         let file = open(&real, libc::O_NOFOLLOW)?;

@@ -8,7 +8,8 @@ use crate::ops::Op;
 pub fn operations(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
     // Places are found axis by axis.
     let elements = |types: &[&TensorType]| -> u64 {
-        let of = |t: &&TensorType| (t.shape.numel() as u64).saturating_mul(1 + t.shape.rank() as u64);
+        let of =
+            |t: &&TensorType| (t.shape.numel() as u64).saturating_mul(1 + t.shape.rank() as u64);
         types.iter().map(of).fold(0, u64::saturating_add)
     };
     let product = |taps: &[usize]| taps.iter().fold(1u64, |n, &t| n.saturating_mul(t as u64));

@@ -155,7 +155,9 @@ impl Split {
         if self.sizes.is_empty() {
             return Err(OpError::new("split into no parts"));
         }
-        if self.sizes.iter().fold(0usize, |n, &size| n.saturating_add(size)) != inputs[0].shape.0[self.axis] {
+        if self.sizes.iter().fold(0usize, |n, &size| n.saturating_add(size))
+            != inputs[0].shape.0[self.axis]
+        {
             return Err(OpError::new(format!(
                 "parts {:?} do not sum to {}",
                 self.sizes, inputs[0].shape.0[self.axis]
@@ -190,9 +192,8 @@ impl Pad {
         if self.low.len() != dims.len() || self.high.len() != dims.len() {
             return Err(OpError::new("low and high need one entry per axis"));
         }
-        let padded = |(i, d): (usize, &usize)| {
-            d.saturating_add(self.low[i]).saturating_add(self.high[i])
-        };
+        let padded =
+            |(i, d): (usize, &usize)| d.saturating_add(self.low[i]).saturating_add(self.high[i]);
         let dims: Vec<usize> = dims.iter().enumerate().map(padded).collect();
         Ok(vec![inputs[0].with_shape(dims)])
     }

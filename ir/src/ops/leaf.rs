@@ -170,7 +170,8 @@ impl<'de> Deserialize<'de> for Constant {
         use serde::de::Error;
         let text = ConstantText::deserialize(d)?;
         let bad = || D::Error::custom("a constant's elements do not fit its type");
-        let numel = text.ty.shape.checked_numel().filter(|n| *n <= MAX_SPLAT || text.splat.is_none());
+        let numel =
+            text.ty.shape.checked_numel().filter(|n| *n <= MAX_SPLAT || text.splat.is_none());
         let n = numel.ok_or_else(|| D::Error::custom("a constant that is too large"))?;
         let value = if text.ty.dtype.is_float() {
             let values: Option<Vec<f64>> = match (&text.splat, &text.values) {

@@ -126,9 +126,7 @@ fn constants(graph: &Graph, allowance: &mut Allowance) -> BTreeMap<ValueId, Tens
 /// the value if that is broadcast of it.
 fn constant(graph: &Graph, value: ValueId, tensor: &Tensor) -> Option<Tensor> {
     let op = &graph.def(value).op;
-    if matches!(op, Op::Constant(_))
-        || (matches!(op, Op::Expand(_)) && is_minimal(graph, value))
-    {
+    if matches!(op, Op::Constant(_)) || (matches!(op, Op::Expand(_)) && is_minimal(graph, value)) {
         return None;
     }
     let small = compressed(tensor);
@@ -168,9 +166,8 @@ fn evaluate(
     allowance: &mut Allowance,
 ) -> Option<Vec<(ValueId, Tensor)>> {
     let (op, outputs) = (&node.op, &node.outputs);
-    let types = |values: &[ValueId]| -> Vec<&TensorType> {
-        values.iter().map(|v| graph.ty(*v)).collect()
-    };
+    let types =
+        |values: &[ValueId]| -> Vec<&TensorType> { values.iter().map(|v| graph.ty(*v)).collect() };
     let (inputs, results) = (types(&node.inputs), types(outputs));
     let impure = matches!(op, Op::AllGather(_) | Op::ReduceScatter(_) | Op::AllReduce(_));
     if impure || results.iter().any(|ty| ty.shape.numel() > MAX_ELEMENTS) {

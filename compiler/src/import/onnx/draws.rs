@@ -21,7 +21,9 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
     }
     let cast_like = |name: &str, like: &str| {
         graph.node.iter().position(|n| {
-            n.op_type == "CastLike" && n.output[..] == [name] && matches!(&n.input[..], [_, l] if l == like)
+            n.op_type == "CastLike"
+                && n.output[..] == [name]
+                && matches!(&n.input[..], [_, l] if l == like)
         })
     };
     let only_reader = |name: &str| match readers.get(name)?[..] {

@@ -140,7 +140,8 @@ impl<'m> Call<'m> {
 
     /// About how much memory the nodes of the call take.
     fn bytes(&self) -> u64 {
-        let longest = self.names.values().map(|n| n.len()).max().unwrap_or(0).max(self.prefix.len());
+        let longest =
+            self.names.values().map(|n| n.len()).max().unwrap_or(0).max(self.prefix.len());
         let metadata: usize = self.node.metadata_props.iter().map(Message::encoded_len).sum();
         let attributes: usize = self.node.attribute.iter().map(Message::encoded_len).sum();
         let of = |node: &NodeProto| {

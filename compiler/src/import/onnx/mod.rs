@@ -30,8 +30,8 @@ mod trainable;
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
 
 use super::dims::{self, DimError, checked_numel};
-use super::mapped::Folder;
 use super::limits::{Budget, Exceeded, Resource};
+use super::mapped::Folder;
 use super::{ImportOptions, Imported, Inlined, Tied, unknown_binds};
 use crate::diagnostics::Report;
 use crate::weights::Weights;

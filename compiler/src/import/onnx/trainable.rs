@@ -263,7 +263,8 @@ pub(super) fn is_from_module(name: &str) -> bool {
 /// What values that are casts or copies are made of.
 fn copied<'a>(nodes: &[&'a NodeProto]) -> HashMap<&'a str, &'a str> {
     let copies = nodes.iter().filter(|n| matches!(n.op_type.as_str(), "Cast" | "Identity"));
-    let pairs = copies.filter_map(|n| Some((n.output.first()?.as_str(), n.input.first()?.as_str())));
+    let pairs =
+        copies.filter_map(|n| Some((n.output.first()?.as_str(), n.input.first()?.as_str())));
     pairs.collect()
 }
 

@@ -2,8 +2,8 @@
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
-use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::ops::{BinaryFn, CompareFn};
+use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{DType, Op, Shape, Tensor, TensorData, TensorType, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[

@@ -9,8 +9,8 @@ use super::layout::permute;
 use super::{Operator, one, op};
 use frit_ir::ops::{BinaryFn, MatMul, Reduce, ReduceFn, Slice};
 use frit_ir::shape::product as numel;
-use std::collections::HashMap;
 use frit_ir::{Op, ValueId};
+use std::collections::HashMap;
 
 pub(super) const OPERATORS: &[Operator] = &[op("Einsum", &["equation"], einsum)];
 

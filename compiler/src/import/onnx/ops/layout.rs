@@ -3,8 +3,8 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
-use frit_ir::shape::product;
 use frit_ir::ops::{Concat, Gather, Pad, Slice, Split, Transpose};
+use frit_ir::shape::product;
 use frit_ir::{DType, Op, Shape, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[

@@ -2,8 +2,8 @@
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
-use frit_ir::shape::product;
 use frit_ir::ops::{BinaryFn, LayerNorm, RmsNorm, Softmax};
+use frit_ir::shape::product;
 use frit_ir::{Op, Tensor, TensorType, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[

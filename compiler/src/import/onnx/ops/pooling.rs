@@ -227,13 +227,7 @@ fn average(cx: &mut NodeContext<'_>) -> Outcome {
 }
 
 /// The number of elements along one spatial axis that count, of the window at each of its positions.
-fn counts(
-    pool: &Pool,
-    i: usize,
-    size: usize,
-    positions: usize,
-    include_border: bool,
-) -> Vec<f64> {
+fn counts(pool: &Pool, i: usize, size: usize, positions: usize, include_border: bool) -> Vec<f64> {
     let window = &pool.window;
     let end = size + window.low[i] + if include_border { pool.declared_high[i] } else { 0 };
     let begin = if include_border { 0 } else { window.low[i] };

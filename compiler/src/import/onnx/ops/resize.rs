@@ -87,7 +87,12 @@ impl Axis<'_> {
     }
 
     /// Counts what [`Axis::weights`] makes and does.
-    fn affordable(&self, cx: &mut NodeContext<'_>, reach: f64, antialias: bool) -> Result<(), Fault> {
+    fn affordable(
+        &self,
+        cx: &mut NodeContext<'_>,
+        reach: f64,
+        antialias: bool,
+    ) -> Result<(), Fault> {
         cx.room(&[self.m, self.n])?;
         let stretch = if antialias { self.scale.min(1.0) } else { 1.0 };
         let taps = 2.0 * reach / stretch + 1.0;

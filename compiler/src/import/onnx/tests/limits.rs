@@ -35,7 +35,10 @@ fn constants_that_would_fill_the_memory_are_refused_before_they_are_made() {
     let huge = || scalar("n", HUGE);
     let zero = scalar("zero", 0);
     let cases = [
-        (node("Range", &["zero", "n", "one"], &["y"]), vec![zero.clone(), huge(), scalar("one", 1)]),
+        (
+            node("Range", &["zero", "n", "one"], &["y"]),
+            vec![zero.clone(), huge(), scalar("one", 1)],
+        ),
         (
             node("Range", &["a", "b", "c"], &["y"]),
             vec![real("a", 0.0), real("b", 1.0), real("c", 1e-30)],
@@ -48,7 +51,13 @@ fn constants_that_would_fill_the_memory_are_refused_before_they_are_made() {
         ),
         (
             node("MelWeightMatrix", &["bins", "n", "rate", "low", "high"], &["y"]),
-            vec![scalar("bins", 1 << 16), scalar("n", 1 << 16), scalar("rate", 2), real("low", 0.0), real("high", 9.0)],
+            vec![
+                scalar("bins", 1 << 16),
+                scalar("n", 1 << 16),
+                scalar("rate", 2),
+                real("low", 0.0),
+                real("high", 9.0),
+            ],
         ),
         (node("DFT", &["x", "n"], &["y"]).with(&[int("axis", 2)]), vec![scalar("n", 1 << 20)]),
         (
@@ -73,7 +82,10 @@ fn constants_that_would_fill_the_memory_are_refused_before_they_are_made() {
         let text = one(node, stored);
         says(&text, &["E01", &format!("{op}: ")]);
         if op != "Col2Im" {
-            says(&text, &["E017", "import.max_elements = 67108864", "--set import.max_elements=N", "n_y"]);
+            says(
+                &text,
+                &["E017", "import.max_elements = 67108864", "--set import.max_elements=N", "n_y"],
+            );
         }
     }
 }
@@ -81,10 +93,7 @@ fn constants_that_would_fill_the_memory_are_refused_before_they_are_made() {
 #[test]
 fn sizes_that_no_tensor_has_are_refused() {
     for (node, stored) in [
-        (
-            node("Resize", &["x", "", "s"], &["y"]),
-            vec![floats("s", &[4], &[1.0, 1.0, 1e18, 1.0])],
-        ),
+        (node("Resize", &["x", "", "s"], &["y"]), vec![floats("s", &[4], &[1.0, 1.0, 1e18, 1.0])]),
         (
             node("Resize", &["x", "", "s"], &["y"]),
             vec![floats("s", &[4], &[1.0, 1.0, f32::INFINITY, 1.0])],
@@ -95,10 +104,8 @@ fn sizes_that_no_tensor_has_are_refused() {
         ),
         (node("AveragePool", &["x"], &["y"]).with(&[list("kernel_shape", &[HUGE, 1])]), vec![]),
         (
-            node("MaxPool", &["x"], &["y"]).with(&[
-                list("kernel_shape", &[2, 2]),
-                list("dilations", &[i64::MAX, 1]),
-            ]),
+            node("MaxPool", &["x"], &["y"])
+                .with(&[list("kernel_shape", &[2, 2]), list("dilations", &[i64::MAX, 1])]),
             vec![],
         ),
         (
@@ -124,10 +131,8 @@ fn sizes_that_no_tensor_has_are_refused() {
 
 #[test]
 fn what_is_broadcast_is_left_to_the_plan() {
-    let nodes = vec![
-        node("ConstantOfShape", &["r"], &["big"]),
-        node("Add", &["big", "one"], &["y"]),
-    ];
+    let nodes =
+        vec![node("ConstantOfShape", &["r"], &["big"]), node("Add", &["big", "one"], &["y"])];
     let stored = vec![ints("r", &[1 << 20, 1 << 10]), floats("one", &[1], &[1.0])];
     let m = model(x(), stored, nodes, &["y"]);
     let graph = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}")).graph;
@@ -167,14 +172,11 @@ fn laughs(levels: usize, n: usize, first: Vec<NodeProto>, wrap: bool) -> ModelPr
     for level in 1..levels {
         let at = |i: usize| if i == 0 { "a".into() } else { format!("v{i}") };
         let to = |i: usize| if i + 1 == n { "r".into() } else { format!("v{}", i + 1) };
-        let mut body: Vec<NodeProto> =
-            (0..n).map(|i| call(level - 1, &at(i), &to(i))).collect();
+        let mut body: Vec<NodeProto> = (0..n).map(|i| call(level - 1, &at(i), &to(i))).collect();
         if wrap {
             let branch = |nodes: &[NodeProto]| graph(&[], nodes.to_vec(), &["r"]);
-            let branches = [
-                inside("then_branch", branch(&body)),
-                inside("else_branch", branch(&body)),
-            ];
+            let branches =
+                [inside("then_branch", branch(&body)), inside("else_branch", branch(&body))];
             body = vec![node("If", &["yes"], &["r"]).with(&branches)];
         }
         functions.push(function(format!("f{level}"), body));

@@ -156,7 +156,12 @@ fn external_data_is_read_in_place_or_missed_by_name() {
     std::fs::write(folder.path().join("w.bin"), bytes).unwrap();
     let try_import = |location: &str, offset: &str| {
         let m = model(x(), vec![external(location, offset)], add(), &["y"]);
-        crate::import::onnx::import(m.encode_to_vec().into(), "m", &folder.path().join("m.onnx"), &batch())
+        crate::import::onnx::import(
+            m.encode_to_vec().into(),
+            "m",
+            &folder.path().join("m.onnx"),
+            &batch(),
+        )
     };
     let imported = try_import("w.bin", "4").unwrap();
     assert_eq!(imported.weights.get("w").unwrap().floats(0..4), [1.0, 2.0, 3.0, 4.0]);
