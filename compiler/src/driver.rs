@@ -108,7 +108,7 @@ pub fn compile(
     let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else { return Ok(None) };
     run.observer.stage("schedule, memory and machine code");
     let Planned { mut plan, constants, object, chosen } =
-        plan(&graph, config, &options, capacity, &run.context, run.offload)?;
+        plan(&graph, config, &options, capacity, &run.context, run.offload, None)?;
     run.reports.extend(offloaded(&plan, graph.len(), run.offload, run.why.take()));
     run.reports.extend(chosen);
     plan.shuffle = config.data.shuffle;
@@ -117,7 +117,7 @@ pub fn compile(
     plan.validation = (validation != "none").then(|| validation.clone());
     plan.cast_baseline = run.context.cast_baseline.unwrap_or_default();
     let evaluation = match as_read {
-        Some(graph) => Some(evaluation(graph, config, &options, &run)?),
+        Some(graph) => Some(evaluation(graph, config, &options, &run, &plan)?),
         None => None,
     };
     plan.reports = run.reports;
@@ -127,17 +127,22 @@ pub fn compile(
     lints::allow(&mut found, &config.lints.allow)?;
     plan.lints = found;
     run.observer.stage("proof");
-    verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
+    let proved = verify_plan::verify_plan(&plan).and_then(|()| match &evaluation {
+        Some(evaluation) => verify_plan::verify_evaluation(&evaluation.plan, &plan),
+        None => Ok(()),
+    });
+    proved.map_err(|diagnostics| Report { diagnostics })?;
     let source = Source::of(&request.model, &request.binds, &ties)?;
     Ok(Some(Compiled { plan, object, weights, constants, evaluation, source }))
 }
 
-/// Compiles the evaluation of a model after its training; `graph` is as the front end read it.
+/// Compiles the evaluation of a model after its training, which is `trained`; `graph` is as the front end read it.
 fn evaluation(
     mut graph: Graph,
     config: &Config,
     options: &pipeline::Options,
     training: &Run<'_>,
+    trained: &Plan,
 ) -> Result<Evaluation, Report> {
     let known = &training.context;
     let context = PassContext {
@@ -150,9 +155,8 @@ fn evaluation(
     let mut run = Run::new(request, &mut observer, context);
     run.passes(pipeline::evaluation(options), &mut graph)?;
     let Planned { mut plan, constants, object, .. } =
-        plan(&graph, config, options, 0, &run.context, training.offload)?;
+        plan(&graph, config, options, 0, &run.context, training.offload, Some(trained))?;
     plan.reports = run.reports;
-    verify_plan::verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
     Ok(Evaluation { plan, object, constants })
 }
 
@@ -169,7 +173,8 @@ pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
     let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else {
         return Err(Diagnostic::error("E097", "a prediction needs all passes").into());
     };
-    let (lowered, _) = arrange(&graph, config, &options, capacity, &run.context, run.offload)?;
+    let (lowered, _) =
+        arrange(&graph, config, &options, capacity, &run.context, run.offload, None)?;
     Ok(lowered.plan)
 }
 
@@ -317,7 +322,7 @@ fn needs(
 ) -> Result<Needs, Report> {
     let (graph, context) = distributed(graph, options, request, saving.recompute)?;
     let (Lowered { plan, .. }, _) =
-        arrange(&graph, config, options, capacity, &context, saving.offload)?;
+        arrange(&graph, config, options, capacity, &context, saving.offload, None)?;
     let cluster = clusters::of(config, &options.backend.describe())?;
     let simulation = simulate(&plan, &cluster);
     Ok(Needs { peak_bytes: simulation.peak_bytes, seconds: simulation.step_seconds })
@@ -382,7 +387,7 @@ fn together(
     let lowered = |together: &BTreeSet<String>| -> Result<Plan, Report> {
         let options = options.gathering(together.clone());
         let (graph, context) = distributed(graph, &options, request, saving.recompute)?;
-        let mut plan = lowered(&graph, config, &options, capacity, &context, &cluster)?.plan;
+        let mut plan = lowered(&graph, config, &options, capacity, &context, &cluster, None)?.plan;
         offload(&mut plan, saving.offload, &cluster);
         Ok(plan)
     };
@@ -411,9 +416,10 @@ fn plan(
     capacity: usize,
     context: &PassContext,
     offload: Offload,
+    trained: Option<&Plan>,
 ) -> Result<Planned, Report> {
     let (Lowered { mut plan, constants, regions }, chosen) =
-        arrange(graph, config, options, capacity, context, offload)?;
+        arrange(graph, config, options, capacity, context, offload, trained)?;
     let object = options.backend.generate(&mut plan, &regions)?;
     let report = |message| PassReport {
         pass: "schedule".into(),
@@ -432,6 +438,7 @@ fn lowered(
     capacity: usize,
     context: &PassContext,
     cluster: &Cluster,
+    trained: Option<&Plan>,
 ) -> Result<Lowered, Report> {
     let backend = &options.backend;
     let strategy = pipeline::strategy(config);
@@ -447,6 +454,7 @@ fn lowered(
             && config.sharding.ranks > 1,
         loss_capacity: capacity,
         target: backend.describe(),
+        trained,
         losses: crate::losses::terms(config)?,
         cluster,
         config: config.to_toml(),
@@ -466,9 +474,10 @@ fn arrange(
     capacity: usize,
     context: &PassContext,
     what: Offload,
+    trained: Option<&Plan>,
 ) -> Result<(Lowered, Option<String>), Report> {
     let cluster = clusters::of(config, &options.backend.describe())?;
-    let mut lowered = lowered(graph, config, options, capacity, context, &cluster)?;
+    let mut lowered = lowered(graph, config, options, capacity, context, &cluster, trained)?;
     offload(&mut lowered.plan, what, &cluster);
     if config.sharding.prefetch == choices::Prefetch::Auto {
         let chosen = auto::choose(&lowered.plan, &cluster, config.memory.budget);

@@ -93,7 +93,7 @@ pub enum RunError {
     NoEma,
     /// Training and evaluation spread a parameter differently.
     #[error(
-        "a rank does not hold what it evaluates of `{parameter}`; evaluate checkpoints with `frit eval` instead"
+        "the plan's evaluation does not hold `{parameter}` as its training does; compile the model again"
     )]
     Validation {
         /// The parameter.

@@ -106,7 +106,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     }
     let named = dir.plan.validation.as_ref().map(PathBuf::from);
     let validation = match options.validation.as_ref().map(|v| v.data.clone()).or(named) {
-        Some(data) => Some(Validation::open(plan_dir, &data)?),
+        Some(data) => Some(Validation::open(&dir, &data)?),
         None => None,
     };
     let resumed = match &options.checkpoint {
@@ -265,8 +265,7 @@ impl Session<'_> {
             return self.train(&mut device, rank, None);
         };
         let mut beside = validation.on_cpu(comm, threads, interpret)?;
-        let mut validate =
-            |trained: &Cpu<'_, C>| validation.loss(&self.dir.plan, trained, &mut beside, rank);
+        let mut validate = |trained: &Cpu<'_, C>| validation.loss(trained, &mut beside, rank);
         self.train(&mut device, rank, Some(&mut validate))
     }
 
@@ -281,9 +280,8 @@ impl Session<'_> {
         let trained = match &self.validation {
             None => self.train(&mut device, rank, None),
             Some(validation) => validation.on_gpu(&device).and_then(|mut beside| {
-                let mut validate = |trained: &Cuda<'_, Real>| {
-                    validation.loss(&self.dir.plan, trained, &mut beside, rank)
-                };
+                let mut validate =
+                    |trained: &Cuda<'_, Real>| validation.loss(trained, &mut beside, rank);
                 self.train(&mut device, rank, Some(&mut validate))
             }),
         };

@@ -13,7 +13,8 @@ use crate::eval::{self, Feed};
 use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
-use frit_ir::plan::{EvalSpec, ParamHome, Plan};
+use frit_ir::plan::{EvalSpec, Held, Plan};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// What is asked of a run about validation.
@@ -29,6 +30,8 @@ pub struct ValidationOptions {
 /// The evaluation of a plan, and what it is evaluated on.
 pub struct Validation {
     pub(crate) dir: PlanDir,
+    /// What each rank copies of the training's parameters.
+    copies: Vec<Vec<Copy>>,
     feed: Feed,
     batches: usize,
 }
@@ -37,12 +40,16 @@ impl Validation {
     /// Opens the evaluation of a plan directory and the examples.
     ///
     /// # Errors
-    /// If the plan has no evaluation or no loss, or the examples are not right for it.
-    pub fn open(plan: &Path, data: &Path) -> Result<Validation, RunError> {
-        let dir = PlanDir::load_evaluation(plan)?;
+    /// If the plan has no evaluation or no loss, the evaluation does not hold parameters as the training does, or
+    /// the examples are not right for it.
+    pub fn open(training: &PlanDir, data: &Path) -> Result<Validation, RunError> {
+        let dir = PlanDir::load_evaluation(&training.path)?;
+        let copies = (0..training.plan.world_size)
+            .map(|rank| copies(&training.plan, &dir.plan, rank))
+            .collect::<Result<_, _>>()?;
         let examples = eval::examples(data, &dir.plan, spec(&dir.plan))?;
         let batches = examples.batches();
-        Ok(Validation { dir, feed: Feed::Examples(examples), batches })
+        Ok(Validation { dir, copies, feed: Feed::Examples(examples), batches })
     }
 
     /// One rank's CPU, with everything but the parameters of the training.
@@ -78,12 +85,14 @@ impl Validation {
     /// If a device or another rank failed.
     pub fn loss(
         &self,
-        plan: &Plan,
         trained: &impl Device,
         device: &mut impl Device,
         rank: usize,
     ) -> Result<f64, RunError> {
-        self.copy_parameters(plan, trained, device, rank)?;
+        for copy in &self.copies[rank] {
+            let bytes = trained.read(copy.from.buffer, copy.from.offset, copy.from.bytes)?;
+            device.write(copy.to.buffer, copy.to.offset, &bytes)?;
+        }
         let eval = spec(&self.dir.plan);
         let all = eval::sums(
             &self.dir.plan,
@@ -96,64 +105,32 @@ impl Validation {
         )?;
         Ok(eval.loss(&all))
     }
-
-    /// Copies what `rank` owns.
-    fn copy_parameters(
-        &self,
-        plan: &Plan,
-        trained: &impl Device,
-        device: &mut impl Device,
-        rank: usize,
-    ) -> Result<(), RunError> {
-        let own = &self.dir.plan;
-        for group in &own.groups {
-            for segment in &group.segments {
-                let Some((begin, to, len)) = group.owned(segment, rank) else { continue };
-                let name = &own.params[segment.param].name;
-                if self.dir.only_evaluated(name) {
-                    continue;
-                }
-                let bytes = read(plan, trained, rank, name, (begin, len))?;
-                device.write(group.master, to * 4, &bytes)?;
-            }
-        }
-        for param in &own.params {
-            let ParamHome::Buffer(buffer) = param.home else { continue };
-            if !self.dir.only_evaluated(&param.name) {
-                let whole = (0, param.ty.shape.numel());
-                device.write(buffer, 0, &read(plan, trained, rank, &param.name, whole)?)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 fn spec(plan: &Plan) -> &EvalSpec {
     plan.eval.as_ref().expect("invariant: an evaluation was loaded")
 }
 
-/// Elements of a parameter as the training holds them on this rank.
-fn read(
-    plan: &Plan,
-    device: &impl Device,
-    rank: usize,
-    name: &str,
-    (begin, len): (usize, usize),
-) -> Result<Vec<u8>, RunError> {
-    let apart = || RunError::Validation { parameter: name.into() };
-    let index = plan.params.iter().position(|p| p.name == name).ok_or_else(apart)?;
-    let size = plan.params[index].ty.dtype.size();
-    match plan.params[index].home {
-        ParamHome::Buffer(buffer) => device.read(buffer, begin * size, len * size),
-        ParamHome::Group { group, .. } => {
-            let group = &plan.groups[group];
-            let segment = group.segments.iter().find(|s| s.param == index).ok_or_else(apart)?;
-            let (first, from, owned) = group.owned(segment, rank).ok_or_else(apart)?;
-            if begin < first || begin + len > first + owned {
-                return Err(apart());
-            }
-            device.read(group.master, (from + begin - first) * 4, len * 4)
+/// A parameter, or a part of it, that a rank holds in the training and in the evaluation.
+struct Copy {
+    from: Held,
+    to: Held,
+}
+
+/// What a rank copies before an evaluation. Parameters that only the evaluation reads keep their first values.
+fn copies(training: &Plan, evaluation: &Plan, rank: usize) -> Result<Vec<Copy>, RunError> {
+    let trained: HashMap<&str, usize> =
+        training.params.iter().enumerate().map(|(i, p)| (p.name.as_str(), i)).collect();
+    let mut copies = Vec::new();
+    for (index, param) in evaluation.params.iter().enumerate() {
+        let from = trained.get(param.name.as_str()).and_then(|other| training.held(*other, rank));
+        let (Some(from), Some(to)) = (from, evaluation.held(index, rank)) else { continue };
+        if (&from.elements, from.bytes) != (&to.elements, to.bytes) {
+            return Err(RunError::Validation { parameter: param.name.clone() });
         }
-        ParamHome::Unused => Err(apart()),
+        if to.bytes > 0 {
+            copies.push(Copy { from, to });
+        }
     }
+    Ok(copies)
 }

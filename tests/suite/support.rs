@@ -3,7 +3,7 @@
 use frit::config::Config;
 use frit::driver::{Compiled, Request, compile};
 use frit::plan_dir::Stored;
-use frit_passes::verify_plan::verify_plan;
+use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use std::path::{Path, PathBuf};
 
@@ -78,8 +78,9 @@ fn compile_configured(
     };
     let compiled = compile(&request, &config, &mut ()).unwrap_or_else(|e| panic!("{e}"));
     let compiled = compiled.expect("no pass was asked to stop");
-    for plan in [Some(&compiled.plan), compiled.evaluation.as_ref().map(|e| &e.plan)] {
-        plan.map_or(Ok(()), verify_plan).unwrap_or_else(|e| panic!("{e:?}"));
+    verify_plan(&compiled.plan).unwrap_or_else(|e| panic!("{e:?}"));
+    if let Some(evaluation) = &compiled.evaluation {
+        verify_evaluation(&evaluation.plan, &compiled.plan).unwrap_or_else(|e| panic!("{e:?}"));
     }
     compiled
 }

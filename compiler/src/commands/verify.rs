@@ -2,8 +2,9 @@
 
 use crate::diagnostics::Report;
 use crate::plan_dir;
-use frit_passes::verify_plan::verify_plan;
-use std::path::PathBuf;
+use frit_ir::plan::Plan;
+use frit_passes::verify_plan::{verify_evaluation, verify_plan};
+use std::path::{Path, PathBuf};
 
 /// Arguments of `frit verify`.
 #[derive(Debug, clap::Args)]
@@ -15,13 +16,18 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
-    let evaluation = args.plan.join(plan_dir::EVALUATION);
-    let mut text = String::new();
-    for dir in [Some(&args.plan), evaluation.exists().then_some(&evaluation)].into_iter().flatten()
-    {
-        let plan = plan_dir::read(dir)?;
-        verify_plan(&plan).map_err(|diagnostics| Report { diagnostics })?;
-        text += &format!("{}: sound ({} tasks)\n", dir.display(), plan.tasks.len());
+    let refuse = |diagnostics| Report { diagnostics };
+    let sound = |dir: &Path, plan: &Plan| {
+        format!("{}: sound ({} tasks)\n", dir.display(), plan.tasks.len())
+    };
+    let plan = plan_dir::read(&args.plan)?;
+    verify_plan(&plan).map_err(refuse)?;
+    let mut text = sound(&args.plan, &plan);
+    let dir = args.plan.join(plan_dir::EVALUATION);
+    if dir.exists() {
+        let evaluation = plan_dir::read(&dir)?;
+        verify_evaluation(&evaluation, &plan).map_err(refuse)?;
+        text += &sound(&dir, &evaluation);
     }
     Ok(text)
 }

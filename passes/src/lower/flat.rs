@@ -1,5 +1,6 @@
 //! Work that is done once per flat group: gathers, statistics.
 
+use super::groups::PARAM_ALIGNMENT;
 use super::{Lowering, body, internal};
 use crate::fuse::MAX_INTERFACE;
 use frit_ir::ops::{Cast, FusionKind};
@@ -26,6 +27,11 @@ fn cast_of_param<'g>(graph: &'g Graph, node: &Node) -> Option<(&'g str, DType)> 
         .then_some((param.name.as_str(), cast.to))
 }
 
+/// Whether an operand may begin at this element of a flat tensor.
+fn is_aligned(element: usize, dtype: DType) -> bool {
+    (element * dtype.size()).is_multiple_of(PARAM_ALIGNMENT)
+}
+
 impl Lowering<'_> {
     pub(super) fn param_of(&self, value: ValueId, node: &Node) -> Result<String, Diagnostic> {
         self.param_of.get(&value).cloned().ok_or_else(|| {
@@ -45,7 +51,10 @@ impl Lowering<'_> {
     pub(super) fn gather(&mut self, node: &Node) -> Result<(), Diagnostic> {
         let name = self.param_of(node.inputs[0], node)?;
         let (group, segment) = self.group_of[&name];
-        let dtype = self.graph.ty(node.outputs[0]).dtype;
+        let offset = self.plan.groups[group].segments[segment].offset;
+        let wanted = self.graph.ty(node.outputs[0]).dtype;
+        // A layout that was made for other dtypes may not have it aligned: then it is cast when it is gathered.
+        let dtype = if is_aligned(offset, wanted) { wanted } else { DType::F32 };
         let key = (group, dtype, node.region);
         let buffer = match self.gathered.get(&key) {
             Some(&buffer) => buffer,
@@ -66,9 +75,13 @@ impl Lowering<'_> {
                 buffer
             }
         };
-        let offset = self.plan.groups[group].segments[segment].offset * dtype.size();
-        let ty = self.graph.ty(node.outputs[0]).clone();
-        self.places.insert(node.outputs[0], Place { buffer, offset, ty });
+        let ty = TensorType::new(dtype, self.graph.ty(node.outputs[0]).shape.clone());
+        let place = Place { buffer, offset: offset * dtype.size(), ty };
+        if dtype != wanted {
+            let to = self.result(node.outputs[0], node);
+            return self.flat_kernel(Op::Cast(Cast { to: wanted }), vec![place], vec![to], node);
+        }
+        self.places.insert(node.outputs[0], place);
         Ok(())
     }
 
@@ -125,7 +138,7 @@ impl Lowering<'_> {
     }
 
     /// First element and number of elements that hold all parameters of a group that are cast to a dtype, if
-    /// there are several and not much lies between them.
+    /// there are several, all aligned, and not much lies between them.
     fn cast_range(&self, group: usize, to: DType) -> Option<(usize, usize)> {
         let cast = self.param_cast_dtypes();
         let is_cast = |param: usize| {
@@ -136,6 +149,9 @@ impl Lowering<'_> {
         let (first, last) = (inside.first()?, inside.last()?);
         let numel = last.offset + last.numel - first.offset;
         let needed: usize = inside.iter().map(|s| s.numel).sum();
+        if !inside.iter().all(|s| is_aligned(s.offset - first.offset, to)) {
+            return None;
+        }
         (inside.len() > 1 && 4 * numel <= 5 * needed).then_some((first.offset, numel))
     }
 

@@ -1,20 +1,31 @@
 //! Flat groups: parameters of one unit that train alike and are gathered in the same dtypes, back to
 //! back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest dtype that it
 //! is gathered or cast in; the whole is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
+//!
+//! An evaluation of what a plan trains keeps that plan's groups, so that each rank owns of every parameter the same
+//! elements in both; parameters that it does not read are gaps.
 
 use super::Lowering;
 use super::evaluation::is_evaluation;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::{
-    Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Segment,
+    Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Plan, Segment,
 };
 use frit_ir::{DType, Diagnostic, Op, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Bytes at whose multiples parameters start, in the narrowest dtype of their group.
-const PARAM_ALIGNMENT: usize = 16;
+pub(super) const PARAM_ALIGNMENT: usize = 16;
 /// Bytes of which every rank's part is a multiple.
 const PART_ALIGNMENT: usize = 128;
+
+/// Where the parameters of a group lie.
+struct Layout {
+    segments: Vec<Segment>,
+    numel: usize,
+    shard_numel: usize,
+    sharded: bool,
+}
 
 impl Lowering<'_> {
     pub(super) fn make_groups(&mut self) -> Result<(), Diagnostic> {
@@ -22,6 +33,8 @@ impl Lowering<'_> {
         self.trace_sharded_values();
         let dtypes = self.gather_dtypes();
         let trains = !is_evaluation(graph);
+        let trained = self.options.trained.map(groups_by_name).unwrap_or_default();
+        let mut shared: BTreeMap<usize, HashMap<String, usize>> = BTreeMap::new();
         let mut members: BTreeMap<(usize, bool, BTreeSet<DType>), Vec<usize>> = BTreeMap::new();
         for (value, param) in graph.params() {
             let index = self.plan.params.len();
@@ -34,9 +47,13 @@ impl Lowering<'_> {
                     .at(&graph.def(value).origin)
                     .help("export the model with float32 weights"));
                 }
-                let trainable = trains && param.kind == ParamKind::Trainable;
-                let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
-                members.entry((unit, !trainable, dtypes)).or_default().push(index);
+                if let Some(group) = trained.get(param.name.as_str()) {
+                    shared.entry(*group).or_default().insert(param.name.clone(), index);
+                } else {
+                    let trainable = trains && param.kind == ParamKind::Trainable;
+                    let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
+                    members.entry((unit, !trainable, dtypes)).or_default().push(index);
+                }
             }
             self.plan.params.push(ParamSpec {
                 name: param.name.clone(),
@@ -46,6 +63,9 @@ impl Lowering<'_> {
                 init: param.init.clone(),
                 home: ParamHome::Unused,
             });
+        }
+        for (group, params) in shared {
+            self.share_group(group, &params, &dtypes);
         }
         let sharded: HashMap<String, bool> =
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
@@ -60,9 +80,49 @@ impl Lowering<'_> {
             let narrowest = narrowest.flatten().chain(&dtypes).map(|d| d.size()).min();
             let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
-            self.make_group(unit, !frozen, gathered, narrowest.unwrap_or(4), &params, sharded);
+            let layout = self.lay_out(&params, narrowest.unwrap_or(4), sharded);
+            self.make_group(unit, !frozen, gathered, layout);
         }
         Ok(())
+    }
+
+    /// The group of the training plan, with those of its parameters that the evaluation reads.
+    fn share_group(
+        &mut self,
+        group: usize,
+        params: &HashMap<String, usize>,
+        dtypes: &HashMap<String, BTreeSet<DType>>,
+    ) {
+        let Some(plan) = self.options.trained else { return };
+        let group = &plan.groups[group];
+        let read = |s: &Segment| {
+            let param = *params.get(&plan.params[s.param].name)?;
+            Some(Segment { param, ..*s })
+        };
+        let layout = Layout {
+            segments: group.segments.iter().filter_map(read).collect(),
+            numel: group.numel,
+            shard_numel: group.shard_numel,
+            sharded: group.sharded,
+        };
+        let gathered: BTreeSet<DType> =
+            params.keys().filter_map(|name| dtypes.get(name)).flatten().copied().collect();
+        self.make_group(group.unit, false, gathered.into_iter().collect(), layout);
+    }
+
+    /// Parameters back to back.
+    fn lay_out(&self, params: &[usize], narrowest: usize, sharded: bool) -> Layout {
+        let mut segments = Vec::new();
+        let mut end: usize = 0;
+        for &param in params {
+            let offset = end.next_multiple_of(PARAM_ALIGNMENT / narrowest);
+            let numel = self.plan.params[param].ty.shape.numel();
+            segments.push(Segment { param, offset, numel });
+            end = offset + numel;
+        }
+        let parts = if sharded { self.options.shards } else { 1 };
+        let numel = end.next_multiple_of(parts * PART_ALIGNMENT / narrowest);
+        Layout { segments, numel, shard_numel: numel / parts, sharded }
     }
 
     fn make_group(
@@ -70,25 +130,15 @@ impl Lowering<'_> {
         unit: usize,
         trainable: bool,
         gather_dtypes: Vec<DType>,
-        narrowest: usize,
-        params: &[usize],
-        sharded: bool,
+        layout: Layout,
     ) {
         let index = self.plan.groups.len();
-        let mut segments = Vec::new();
-        let mut end: usize = 0;
-        for &param in params {
-            let offset = end.next_multiple_of(PARAM_ALIGNMENT / narrowest);
-            let numel = self.plan.params[param].ty.shape.numel();
-            self.plan.params[param].home = ParamHome::Group { group: index, offset };
-            let name = self.plan.params[param].name.clone();
-            self.group_of.insert(name, (index, segments.len()));
-            segments.push(Segment { param, offset, numel });
-            end = offset + numel;
+        let Layout { segments, numel, shard_numel, sharded } = layout;
+        for (at, segment) in segments.iter().enumerate() {
+            let spec = &mut self.plan.params[segment.param];
+            spec.home = ParamHome::Group { group: index, offset: segment.offset };
+            self.group_of.insert(spec.name.clone(), (index, at));
         }
-        let parts = if sharded { self.options.shards } else { 1 };
-        let numel = end.next_multiple_of(parts * PART_ALIGNMENT / narrowest);
-        let shard_numel = numel / parts;
         let name = format!("{} parameters", self.plan.units[unit].name);
         let master = self.buffer(&name, Arena::Persistent, BufferClass::Parameter, shard_numel * 4);
         let mut group = Group {
@@ -211,4 +261,13 @@ impl Lowering<'_> {
     pub(super) fn part(&self, group: usize, dtype: DType) -> TensorType {
         TensorType::new(dtype, [self.plan.groups[group].shard_numel])
     }
+}
+
+/// The group of every parameter that lies in one.
+fn groups_by_name(plan: &Plan) -> HashMap<&str, usize> {
+    let of = |(index, group): (usize, &Group)| -> Vec<(usize, usize)> {
+        group.segments.iter().map(|s| (s.param, index)).collect()
+    };
+    let all = plan.groups.iter().enumerate().flat_map(of);
+    all.map(|(param, index)| (plan.params[param].name.as_str(), index)).collect()
 }

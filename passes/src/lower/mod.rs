@@ -53,6 +53,8 @@ pub struct LowerOptions<'a> {
     pub gather_once: bool,
     /// Loss elements of one rank's micro-batch.
     pub loss_capacity: usize,
+    /// The plan that trains what an evaluation reads; its parameters lie where they lie there.
+    pub trained: Option<&'a Plan>,
     /// The losses, for an evaluation.
     pub losses: Vec<Term>,
     /// What the plan is for.

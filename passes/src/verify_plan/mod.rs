@@ -9,6 +9,7 @@
 //! [`adafactor`] P315: the parts of an Adafactor step are of one parameter.
 //! [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
 //! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
+//! [`shared`] P405, P406: it holds parameters as the training that it belongs to does.
 //! [`host`] P5xx: the device does not reach into host memory.
 
 mod adafactor;
@@ -19,6 +20,7 @@ mod host;
 mod linear;
 mod magnitudes;
 mod memory;
+mod shared;
 mod training;
 
 use frit_ir::Diagnostic;
@@ -48,6 +50,18 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     if found.is_empty() {
         meaning(plan, &mut found);
     }
+    if found.is_empty() { Ok(()) } else { Err(found) }
+}
+
+/// Proves the evaluation of a training plan: that it is sound, and that every rank holds of the parameters what it
+/// holds of them in the training.
+///
+/// # Errors
+/// Every broken invariant that was found, by its code.
+pub fn verify_evaluation(evaluation: &Plan, training: &Plan) -> Result<(), Vec<Diagnostic>> {
+    verify_plan(evaluation)?;
+    let mut found = Vec::new();
+    shared::verify(evaluation, training, &mut found);
     if found.is_empty() { Ok(()) } else { Err(found) }
 }
 

@@ -1,0 +1,39 @@
+//! That an evaluation and the training that it belongs to hold parameters alike, so that between two steps every
+//! rank copies what it owns.
+//!
+//! P405  the evaluation has the ranks of the training
+//! P406  of every parameter that both use, each rank holds the same elements in both
+
+use frit_ir::Diagnostic;
+use frit_ir::plan::Plan;
+use std::collections::HashMap;
+
+pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnostic>) {
+    let (ranks, all) = (evaluation.world_size, training.world_size);
+    if ranks != all {
+        let message = format!("the evaluation is of {ranks} ranks, the training of {all}");
+        found.push(Diagnostic::error("P405", message));
+        return;
+    }
+    let trained: HashMap<&str, usize> =
+        training.params.iter().enumerate().map(|(i, p)| (p.name.as_str(), i)).collect();
+    for (index, param) in evaluation.params.iter().enumerate() {
+        let Some(&other) = trained.get(param.name.as_str()) else { continue };
+        let (name, here, there) = (&param.name, &param.ty, &training.params[other].ty);
+        if here != there {
+            let message = format!("`{name}` is {here} in the evaluation, {there} in the training");
+            found.push(Diagnostic::error("P406", message));
+            continue;
+        }
+        let apart = |rank: &usize| {
+            let (here, there) = (evaluation.held(index, *rank), training.held(other, *rank));
+            let both = here.zip(there);
+            both.is_some_and(|(a, b)| (a.elements, a.bytes) != (b.elements, b.bytes))
+        };
+        if let Some(rank) = (0..all).find(apart) {
+            let message =
+                format!("rank {rank} evaluates other elements of `{name}` than it trains");
+            found.push(Diagnostic::error("P406", message));
+        }
+    }
+}
