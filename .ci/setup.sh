@@ -11,6 +11,8 @@
 #                           notice and nothing
 #   .ci/setup.sh --onnx-tests   also ONNX's backend tests, for the conformance tests; prints
 #                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
+#   .ci/setup.sh --onnxruntime  also onnx and onnxruntime for Python, for the tests of exported models; prints
+#                           `export FRIT_ONNXRUNTIME=DIR`, or a notice and nothing
 #   .ci/setup.sh --mpi          also Open MPI, for the tests of the feature `mpi`; prints
 #                           `export FRIT_MPI=1`, or a notice and nothing
 set -euo pipefail
@@ -18,6 +20,7 @@ cd "$(dirname "$0")/.."
 
 LLVM_MAJOR=22
 ONNX_VERSION=1.22.0
+ONNXRUNTIME_PACKAGES=(onnxruntime onnx numpy)
 CUDNN_PACKAGE=nvidia-cudnn-cu13 CUDNN_VERSION=9.26.0.51
 APT_PACKAGES=(
     "llvm-$LLVM_MAJOR-dev" "libmlir-$LLVM_MAJOR-dev" "mlir-$LLVM_MAJOR-tools" "libclang-$LLVM_MAJOR-dev"
@@ -183,6 +186,24 @@ onnx_tests_path() {
     echo "$PWD/$home/$data"
 }
 
+# The folder of Python's packages onnx and onnxruntime: FRIT_ONNXRUNTIME, or target/onnxruntime, installed if need be.
+onnxruntime_path() {
+    local home=target/onnxruntime
+    [[ -d ${FRIT_ONNXRUNTIME:-}/onnxruntime ]] && { echo "$FRIT_ONNXRUNTIME"; return; }
+    if [[ ! -d $home ]]; then
+        command -v python3 >/dev/null || { note "no python3: the tests of exported models in onnxruntime will be skipped"; return 1; }
+        rm -rf "$home.part"
+        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 60 --only-binary :all: --target "$home.part" \
+            "${ONNXRUNTIME_PACKAGES[@]}" >&2 || {
+            note "onnxruntime cannot be installed: its tests will be skipped"
+            rm -rf "$home.part"
+            return 1
+        }
+        mv "$home.part" "$home"
+    fi
+    echo "$PWD/$home"
+}
+
 # Whether Open MPI is there with its development files; installed if need be.
 has_mpi() {
     command -v mpicc >/dev/null && command -v mpirun >/dev/null && return
@@ -191,12 +212,13 @@ has_mpi() {
     return 1
 }
 
-want_ptxas=false want_cudnn=false want_onnx_tests=false want_mpi=false only_check=false
+want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_mpi=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
     --cudnn) want_cudnn=true ;;
     --onnx-tests) want_onnx_tests=true ;;
+    --onnxruntime) want_onnxruntime=true ;;
     --mpi) want_mpi=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
@@ -231,6 +253,9 @@ if $want_cudnn && path=$(cudnn_path); then
 fi
 if $want_onnx_tests && path=$(onnx_tests_path); then
     echo "export FRIT_ONNX_TESTS=$path"
+fi
+if $want_onnxruntime && path=$(onnxruntime_path); then
+    echo "export FRIT_ONNXRUNTIME=$path"
 fi
 if $want_mpi && has_mpi; then
     echo "export FRIT_MPI=1"

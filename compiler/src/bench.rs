@@ -3,14 +3,16 @@
 use crate::config::{Config, LossScale};
 use crate::diagnostics::Report;
 use crate::driver::{self, Request};
+use crate::export::{self, Trained};
 use crate::plan_dir::{self, Stored};
+use crate::predict;
 use crate::source::Origin;
-use frit_ir::plan::{Action, InputSpec, Plan};
-use frit_ir::{DType, Diagnostic, Op, Tensor};
-use frit_passes::cost::step_us;
+use frit_ir::plan::{InputSpec, Plan};
+use frit_ir::{DType, Diagnostic, Tensor};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::safetensors_dtype;
 use safetensors::tensor::TensorView;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Turns that each plan gets, so that both see the machine at several moments.
@@ -88,15 +90,18 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Runs `steps` steps of both plans, on this data or on random numbers.
+    /// Runs `steps` steps of both plans, on this data or on random numbers. `model` is where the model is now that the
+    /// plan was compiled from.
     ///
     /// # Errors
     /// If the model cannot be found or compiled any more, or a run fails.
     pub fn run(
         dir: &Path,
+        model: Option<&Path>,
         data: Option<&Path>,
         steps: usize,
         threads: Option<usize>,
+        allow_external_data: bool,
     ) -> Result<Bench, Report> {
         let plan = plan_dir::read(dir)?;
         if !plan.compute_dtype.is_low_precision() {
@@ -109,14 +114,19 @@ impl Bench {
             Diagnostic::error("E091", format!("no directory for the other plan: {e}"))
         })?;
         let fp32_dir = scratch.path().join("fp32");
-        let fp32 = in_fp32(dir, &plan, &fp32_dir)?;
+        let fp32 = in_fp32(dir, &plan, model, &fp32_dir, allow_external_data)?;
         let data = match data {
             Some(data) => data.to_path_buf(),
             None => random_data(&plan, scratch.path())?,
         };
         // The first step of each turn warms up.
-        let options =
-            RunOptions { steps: steps + 1, data, threads, progress: true, ..RunOptions::default() };
+        let options = RunOptions {
+            steps: steps + 1,
+            data: data.into(),
+            threads,
+            progress: true,
+            ..RunOptions::default()
+        };
         let run = |dir: &Path| -> Result<RunReport, Report> {
             run(dir, &options).map_err(|e| Diagnostic::error("E100", e.to_string()).into())
         };
@@ -128,7 +138,8 @@ impl Bench {
         }
         let [of_plan, of_fp32] = reports;
         Ok(Bench {
-            predicted_speedup: step_us(&fp32) / step_us(&plan).max(f64::MIN_POSITIVE),
+            predicted_speedup: predict::step(&fp32)?.step_seconds
+                / predict::step(&plan)?.step_seconds.max(f64::MIN_POSITIVE),
             plan: Side::of(&plan, &of_plan),
             fp32: Side::of(&fp32, &of_fp32),
         })
@@ -182,7 +193,13 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Compiles the plan's model in fp32, with everything else as it was.
-fn in_fp32(dir: &Path, plan: &Plan, to: &Path) -> Result<Plan, Report> {
+fn in_fp32(
+    dir: &Path,
+    plan: &Plan,
+    given: Option<&Path>,
+    to: &Path,
+    allow_external_data: bool,
+) -> Result<Plan, Report> {
     let mut config = Config::parse(&plan.config, "source/train.toml", &[])?;
     let precision = &mut config.precision;
     (precision.compute, precision.loss_scale) = (DType::F32, LossScale::None);
@@ -191,12 +208,27 @@ fn in_fp32(dir: &Path, plan: &Plan, to: &Path) -> Result<Plan, Report> {
     config.sharding.reduce_dtype = DType::F32;
     let source = dir.join("source");
     let origin = Origin::read(&source)?;
-    let request =
-        Request { model: origin.model(&source)?, binds: origin.binds, ..Request::default() };
+    let model = match origin.model(&source, given) {
+        Err(gone) if given.is_none() => {
+            let model = to.with_extension("onnx");
+            // That the original is gone says more than why it cannot be made of the plan.
+            from_plan(dir, &model).map_err(|_| gone)?;
+            model
+        }
+        model => model?,
+    };
+    let request = Request { model, binds: origin.binds, allow_external_data, ..Request::default() };
     let compiled = driver::compile(&request, &config, &mut ())?;
     let compiled = compiled.ok_or_else(|| Diagnostic::error("E113", "no plan was made"))?;
     plan_dir::write(to, &compiled, Stored::Copy)?;
     Ok(compiled.plan)
+}
+
+/// Writes the model of a plan, made of what the plan keeps of it and its weights.
+fn from_plan(dir: &Path, model: &Path) -> Result<(), Report> {
+    let weights = Trained::of_plan(dir, &dir.join("weights.safetensors"))?;
+    let options = export::Options { training: true, ..export::Options::default() };
+    export::onnx(&weights, &options, model).map(|_| ())
 }
 
 /// One global batch of random numbers: floats between −1 and 1, integers below what they index.
@@ -220,10 +252,11 @@ fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
             Tensor::floats(ty.dtype, ty.shape.clone(), values)
         } else {
             // What indexes nothing is most often a mask: ones.
-            let bound = indexed(plan, input);
-            let draw = |bound: usize| (next() * bound as f64) as i64;
-            let values = match bound {
-                Some(bound) => std::iter::repeat_n(bound, n).map(draw).collect(),
+            let values = match indexed(input) {
+                Some(all) => {
+                    let size = (all.end - all.start) as f64;
+                    (0..n).map(|_| all.start + (next() * size) as i64).collect()
+                }
                 None => vec![1; n],
             };
             Tensor::ints(ty.dtype, ty.shape.clone(), values)
@@ -243,35 +276,11 @@ fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
     Ok(path)
 }
 
-/// The number of rows or classes that an input of integers points into.
-fn indexed(plan: &Plan, input: &InputSpec) -> Option<usize> {
-    let mut bound = None;
-    for task in &plan.tasks {
-        let Action::Kernel { kernel, reads, .. } = &task.action else { continue };
-        let body = &plan.kernels[*kernel].body;
-        let leaves = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
-        let fed: Vec<_> = leaves
-            .zip(reads)
-            .filter(|(_, place)| place.buffer == input.buffer)
-            .map(|((_, node), _)| node.outputs[0])
-            .collect();
-        for (_, node) in
-            body.nodes().filter(|(_, n)| n.inputs.get(1).is_some_and(|v| fed.contains(v)))
-        {
-            let table = body.ty(node.inputs[0]).shape.dims();
-            let size = match &node.op {
-                Op::Embedding(_) | Op::GatherNd(_) => table.first(),
-                Op::Gather(op) => table.get(op.axis),
-                Op::GatherElements(op) => table.get(op.axis),
-                Op::CrossEntropy(_) => table.last(),
-                _ => None,
-            };
-            if let Some(size) = size {
-                bound = Some(bound.map_or(*size, |b: usize| b.min(*size)));
-            }
-        }
-    }
-    bound
+/// The indices from 0 on that every reader of an input takes; `None` if nothing reads it as indices.
+fn indexed(input: &InputSpec) -> Option<Range<i64>> {
+    let first = input.ranges.iter().map(|r| r.lo.max(0)).max()?;
+    let last = input.ranges.iter().map(|r| r.hi).min()?;
+    Some(first..last + 1)
 }
 
 #[cfg(test)]

@@ -3,6 +3,9 @@
 use frit_ir::Diagnostic;
 use std::fmt;
 
+/// The code of runs that are not worth going on with.
+pub const DIVERGED: &str = "E106";
+
 /// One or more diagnostics, in the order in which they were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
@@ -19,6 +22,12 @@ impl Report {
     /// Whether there is no message.
     pub fn is_empty(&self) -> bool {
         self.diagnostics.is_empty()
+    }
+
+    /// What a program that ends with these messages exits with: 1 if a run failed though nothing was wrong with what
+    /// was asked for, else 2.
+    pub fn exit_code(&self) -> u8 {
+        if self.diagnostics.iter().any(|d| d.code == DIVERGED) { 1 } else { 2 }
     }
 
     /// `value` if there is no message, else the messages.

@@ -12,7 +12,7 @@ use crate::lints;
 use crate::pipeline;
 use crate::source::Source;
 use crate::weights::Weights;
-use frit_ir::plan::{PassReport, Plan};
+use frit_ir::plan::{ParamHome, PassReport, Plan};
 use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::cost::Cluster;
 use frit_passes::lower::{LowerOptions, Lowered, lower};
@@ -27,6 +27,9 @@ use std::path::PathBuf;
 
 /// Name of the front end in the reports of a plan.
 pub const IMPORT: &str = "import";
+
+/// Loss elements of a step, with all its ranks and micro-steps: an f64 counts them exactly.
+const MAX_LOSS_ELEMENTS: f64 = (1_u64 << 53) as f64;
 
 /// What is asked of one compilation.
 #[derive(Clone, Debug, Default)]
@@ -132,7 +135,10 @@ pub fn compile(
         None => Ok(()),
     });
     proved.map_err(|diagnostics| Report { diagnostics })?;
-    let source = Source::of(&request.model, &request.binds, &ties)?;
+    let stored = plan.params.iter().filter(|p| p.home != ParamHome::Unused);
+    let stored = stored.map(|p| p.name.as_str()).collect();
+    let anywhere = request.allow_external_data;
+    let source = Source::of(&request.model, &request.binds, &ties, &stored, anywhere)?;
     Ok(Some(Compiled { plan, object, weights, constants, evaluation, source }))
 }
 
@@ -255,6 +261,7 @@ impl<'a> Run<'a> {
         let capacity = loss::capacity(graph).ok_or_else(|| {
             Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
         })?;
+        countable(capacity, config)?;
         if self.passes(pipeline::training(options, capacity as f64), graph)? {
             return Ok(None);
         }
@@ -299,6 +306,20 @@ impl<'a> Run<'a> {
         }
         Ok(false)
     }
+}
+
+/// Refuses a step of more loss elements than an f64 counts.
+fn countable(capacity: usize, config: &Config) -> Result<(), Diagnostic> {
+    let (ranks, accumulation) = (config.sharding.ranks, config.run.accumulation);
+    let elements = capacity as f64 * accumulation as f64 * ranks as f64;
+    if elements < MAX_LOSS_ELEMENTS {
+        return Ok(());
+    }
+    let message = format!(
+        "a step sums {capacity} loss elements on each of {ranks} ranks in each of {accumulation} micro-steps: \
+         more than can be counted"
+    );
+    Err(Diagnostic::error("E071", message).help("lower run.accumulation or sharding.ranks"))
 }
 
 /// The graph's laws, broken by a pass: a bug of the compiler.
@@ -420,6 +441,9 @@ fn plan(
 ) -> Result<Planned, Report> {
     let (Lowered { mut plan, constants, regions }, chosen) =
         arrange(graph, config, options, capacity, context, offload, trained)?;
+    for input in &mut plan.inputs {
+        input.ranges = context.index_ranges.get(&input.name).cloned().unwrap_or_default();
+    }
     let object = options.backend.generate(&mut plan, &regions)?;
     let report = |message| PassReport {
         pass: "schedule".into(),
@@ -456,6 +480,7 @@ fn lowered(
         target: backend.describe(),
         trained,
         losses: crate::losses::terms(config)?,
+        metrics: context.metrics.clone(),
         cluster,
         config: config.to_toml(),
         frit_version: env!("CARGO_PKG_VERSION").into(),

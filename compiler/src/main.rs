@@ -10,7 +10,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// 0 if all went well, 2 if something must be changed.
+/// 0 if all went well, 1 if a run failed, 2 if something must be changed.
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match execute(&cli) {
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         }
         Err(report) => {
             render::print(&report.diagnostics);
-            ExitCode::from(2)
+            ExitCode::from(report.exit_code())
         }
     }
 }

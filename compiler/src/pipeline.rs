@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::config::LossScale;
 use crate::config::choices::{self, Padding};
 use crate::losses;
+use crate::metrics;
 use crate::target::Backend;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::{DType, Diagnostic};
@@ -15,7 +16,9 @@ use frit_passes::differentiate::Differentiate;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
 use frit_passes::fuse::Fuse;
+use frit_passes::index_ranges::IndexRanges;
 use frit_passes::loss::Loss;
+use frit_passes::loss::metrics::Metric;
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
@@ -31,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 #[derive(Clone, Debug)]
 pub struct Options {
     loss: Loss,
+    metrics: Vec<Metric>,
     autocast: Autocast,
     fp8: Fp8,
     narrow_gathers: bool,
@@ -62,6 +66,7 @@ pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Canonicalize {}),
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
+        Box::new(IndexRanges {}),
         Box::new(o.autocast.clone()),
         Box::new(padding(o)),
     ]
@@ -111,10 +116,11 @@ pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
 /// The passes for a graph that is only evaluated: in the precision and the units of training.
 pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
     vec![
-        Box::new(Evaluate { terms: o.loss.terms.clone() }),
+        Box::new(Evaluate { terms: o.loss.terms.clone(), metrics: o.metrics.clone() }),
         Box::new(Canonicalize {}),
         Box::new(Raise {}),
         Box::new(Canonicalize {}),
+        Box::new(IndexRanges {}),
         Box::new(o.autocast.clone()),
         Box::new(padding(o)),
         Box::new(Fp8 { history: None, ..o.fp8.clone() }),
@@ -197,6 +203,7 @@ impl Options {
         let autocast = autocast(c)?;
         Ok(Options {
             loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
+            metrics: metrics::metrics(c)?,
             fp8: Fp8 {
                 enabled: c.precision.fp8,
                 history: Some(c.precision.fp8_history),
@@ -357,7 +364,7 @@ fn wrap(text: &str) -> Result<Wrap, Diagnostic> {
     match (text, size.map(str::parse)) {
         ("blocks", _) => Ok(Wrap::Blocks),
         ("none", _) => Ok(Wrap::None),
-        (_, Some(Ok(size))) => Ok(Wrap::Size(size)),
+        (_, Some(Ok(size))) if size > 0 => Ok(Wrap::Size(size)),
         (_, None) if text.split(',').all(|p| !p.trim().is_empty()) => {
             Ok(Wrap::Scopes(text.split(',').map(|p| p.trim().to_string()).collect()))
         }

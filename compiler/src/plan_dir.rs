@@ -6,27 +6,30 @@
 
 use crate::diagnostics::Report;
 use crate::driver::Compiled;
-use crate::weights::Weights;
-use frit_ir::Diagnostic;
-use frit_ir::ops::{Param, ParamKind};
-use frit_ir::plan::{Plan, PlanError, sha256_hex};
-use frit_runtime::safetensors_dtype;
+use crate::weights::{Weight, Weights};
+use frit_ir::plan::{Plan, PlanError};
+use frit_ir::{Diagnostic, TensorType};
+use frit_runtime::files::{self, Sink};
+use frit_runtime::{digest, safetensors_dtype, tensors};
 use safetensors::{Dtype, View};
 use serde_json::json;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Whether the values of parameters are in the plan directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Stored {
-    /// All of them.
+    /// All that the model's files hold. First values that are made from the seed, as those of JSON models
+    /// with `init` are, are made where the plan is loaded.
     #[default]
     Copy,
     /// None that the model's files hold: the plan reads them there, and they must stay as they are.
     Reference,
-    /// None. The plan can still be run if every parameter's first value is made from the seed, as those
-    /// of JSON models with `init` are; otherwise it can only be inspected.
+    /// None. The plan can still be run if every parameter's first value is made from the seed; otherwise it
+    /// can only be inspected.
     None,
 }
 
@@ -43,18 +46,12 @@ pub fn write(path: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Re
             .help("choose another directory with -o")
             .into());
     }
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".partial-{}", std::process::id()));
-    let aside = path.with_file_name(name);
-    let result = fill(&aside, compiled, weights).and_then(|()| {
-        if path.exists() {
-            std::fs::remove_dir_all(path).map_err(|e| io(path, e))?;
-        }
-        std::fs::rename(&aside, path).map_err(|e| io(path, e))
-    });
+    let aside = files::beside(path);
+    let result = fill(&aside, compiled, weights)
+        .and_then(|()| files::replace_folder(&aside, path).map_err(|e| io(path, e)));
     if result.is_err() {
         // The error that matters is the first; the remains may not exist at all.
-        let _ = std::fs::remove_dir_all(&aside);
+        let _ = files::remove_folder(&aside);
     }
     result
 }
@@ -67,20 +64,18 @@ fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> 
     let file = |name: &str| -> PathBuf { dir.join(name) };
     for sub in ["kernels", "source"] {
         let path = file(sub);
-        std::fs::create_dir_all(&path).map_err(|e| io(&path, e))?;
+        files::create_folder(&path).map_err(|e| io(&path, e))?;
     }
     let put = |name: &str, bytes: &[u8]| {
         let path = file(name);
-        std::fs::write(&path, bytes).map_err(|e| io(&path, e))
+        files::write(&path, bytes).map_err(|e| io(&path, e))
     };
-    put("plan.json", compiled.plan.to_json().as_bytes())?;
     put("source/train.toml", compiled.plan.config.as_bytes())?;
     put("source/origin.json", compiled.source.origin.as_bytes())?;
     put(&format!("source/{}", compiled.source.file), &compiled.source.model)?;
     if let Some(evaluation) = &compiled.evaluation {
         let path = file("eval/kernels");
-        std::fs::create_dir_all(&path).map_err(|e| io(&path, e))?;
-        put("eval/plan.json", evaluation.plan.to_json().as_bytes())?;
+        files::create_folder(&path).map_err(|e| io(&path, e))?;
         if let Some(object) = &evaluation.plan.object {
             put(&format!("eval/{}", object.file), &evaluation.object)?;
         }
@@ -88,120 +83,146 @@ fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> 
     if let Some(object) = &compiled.plan.object {
         put(&object.file, &compiled.object)?;
     }
-    let mut elsewhere = BTreeSet::new();
-    if weights == Stored::None {
-        elsewhere.extend(compiled.plan.params.iter().map(|p| p.name.as_str()));
-        let evaluated = compiled.evaluation.iter().flat_map(|e| &e.plan.params);
-        elsewhere.extend(evaluated.map(|p| p.name.as_str()));
-    }
+    let evaluated = compiled.evaluation.iter().flat_map(|e| &e.plan.params);
+    let all = compiled.plan.params.iter().chain(evaluated).map(|p| p.name.as_str());
+    let made = |name: &&str| compiled.weights.get(name).is_none();
+    let mut elsewhere: BTreeSet<&str> =
+        all.filter(|n| weights == Stored::None || made(n)).collect();
+    let mut referenced = Digests::new();
     if weights == Stored::Reference {
-        let (text, referenced) = references(compiled);
+        let text;
+        (text, referenced) = references(compiled);
         put("weights.json", text.as_bytes())?;
-        elsewhere = referenced;
+        let all = compiled.plan.params.iter().map(|p| p.name.as_str());
+        elsewhere.extend(all.filter(|name| referenced.contains_key(*name)));
     }
     let Compiled { plan, constants, weights, .. } = compiled;
-    write_weights(&file("weights.safetensors"), plan, constants, weights, &elsewhere)?;
+    let path = file("weights.safetensors");
+    let mut digests = write_weights(&path, plan, constants, weights, &elsewhere)?;
+    digests.extend(referenced);
+    put("plan.json", with_digests(plan, &digests).to_json().as_bytes())?;
     let Some(evaluation) = &compiled.evaluation else { return Ok(()) };
     elsewhere.extend(plan.params.iter().map(|p| p.name.as_str()));
-    let path = file("eval/weights.safetensors");
-    write_weights(&path, &evaluation.plan, &evaluation.constants, weights, &elsewhere)
+    let (path, plan) = (file("eval/weights.safetensors"), &evaluation.plan);
+    // What lies beside the evaluation comes before what training has of the same name.
+    digests.extend(write_weights(&path, plan, &evaluation.constants, weights, &elsewhere)?);
+    put("eval/plan.json", with_digests(plan, &digests).to_json().as_bytes())
 }
 
-/// `weights.json`: the files that hold weights, by absolute path, size and digest, and where in them each
-/// tensor lies. With the names of these tensors.
-fn references(compiled: &Compiled) -> (String, BTreeSet<&str>) {
+/// Digests of stored tensors by name.
+type Digests = BTreeMap<String, String>;
+
+/// The plan with the digests of what is stored with it.
+fn with_digests(plan: &Plan, digests: &Digests) -> Plan {
+    let mut plan = plan.clone();
+    for param in &mut plan.params {
+        param.digest = digests.get(&param.name).cloned();
+    }
+    for constant in &mut plan.constants {
+        constant.digest = digests.get(&constant.name).cloned();
+    }
+    plan
+}
+
+/// `weights.json`: the files that hold weights, by absolute path and size, and where in them each tensor lies.
+/// With the digests of these tensors.
+fn references(compiled: &Compiled) -> (String, Digests) {
     let mut tensors = serde_json::Map::new();
-    let mut names = BTreeSet::new();
+    let mut digests = Digests::new();
     for spec in &compiled.plan.params {
         let Some(weight) = compiled.weights.get(&spec.name) else { continue };
         let Some((file, offset)) = compiled.weights.place(weight) else { continue };
         let place = json!({"file": file, "offset": offset, "bytes": weight.bytes().len()});
         tensors.insert(spec.name.clone(), place);
-        names.insert(spec.name.as_str());
+        digests.insert(spec.name.clone(), digest(weight.bytes()));
     }
     let file = |(path, bytes): (&Path, &[u8])| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        json!({"path": path, "bytes": bytes.len(), "sha256": sha256_hex(bytes)})
+        json!({"path": path, "bytes": bytes.len()})
     };
     let files: Vec<_> = compiled.weights.files().map(file).collect();
-    (format!("{:#}\n", json!({"files": files, "tensors": tensors})), names)
+    (format!("{:#}\n", json!({"files": files, "tensors": tensors})), digests)
 }
 
-/// Writes the parameters and constants of a plan, but for the parameters in `without`.
+/// Writes the parameters and constants of a plan, but for the parameters in `without`. Returns their digests.
 fn write_weights(
     path: &Path,
     plan: &Plan,
     constants: &[(String, frit_ir::Tensor)],
     weights: &Weights,
     without: &BTreeSet<&str>,
-) -> Result<(), Report> {
-    let mut tensors: Vec<(String, Tensor<'_>)> = Vec::new();
+) -> Result<Digests, Report> {
+    let digests = RefCell::new(Digests::new());
+    let mut all: Vec<(String, Tensor<'_>)> = Vec::new();
+    let tensor = |name: &String, value| {
+        (name.clone(), Tensor { value, name: name.clone(), digests: &digests })
+    };
     for spec in plan.params.iter().filter(|s| !without.contains(s.name.as_str())) {
-        let param = Param {
-            name: spec.name.clone(),
-            ty: spec.ty.clone(),
-            kind: ParamKind::Trainable,
-            reason: String::new(),
-            init: spec.init.clone(),
-            unit: None,
-            sharded: false,
-        };
-        let tensor = Tensor::Param { param, weights, seed: plan.seed };
-        tensors.push((spec.name.clone(), tensor));
+        if let Some(weight) = weights.get(&spec.name) {
+            all.push(tensor(&spec.name, Value::Param(&spec.ty, weight)));
+        }
     }
     for (name, value) in constants {
-        tensors.push((name.clone(), Tensor::Constant(value)));
+        all.push(tensor(name, Value::Constant(value)));
     }
-    safetensors::serialize_to_file(tensors, None, path).map_err(|e| {
-        Diagnostic::error("E091", format!("cannot write {}: {e}", path.display())).into()
-    })
+    let written = Sink::create(path).and_then(|sink| {
+        let mut out = BufWriter::with_capacity(1 << 20, sink);
+        tensors::put(&mut out, all)?;
+        out.flush()
+    });
+    written.map_err(|e| io(path, e))?;
+    Ok(digests.into_inner())
 }
 
-/// One tensor of the weights file; its bytes are made when they are written.
-enum Tensor<'a> {
-    Param { param: Param, weights: &'a Weights, seed: u64 },
+/// One tensor of the weights file; its bytes are made, and its digest noted, when they are written.
+struct Tensor<'a> {
+    value: Value<'a>,
+    name: String,
+    digests: &'a RefCell<Digests>,
+}
+
+enum Value<'a> {
+    Param(&'a TensorType, &'a Weight),
     Constant(&'a frit_ir::Tensor),
 }
 
-impl Tensor<'_> {
-    fn ty(&self) -> &frit_ir::TensorType {
+impl Value<'_> {
+    fn ty(&self) -> &TensorType {
         match self {
-            Tensor::Param { param, .. } => &param.ty,
-            Tensor::Constant(value) => &value.ty,
+            Value::Param(ty, _) => ty,
+            Value::Constant(value) => &value.ty,
+        }
+    }
+
+    fn bytes(&self) -> Cow<'_, [u8]> {
+        match self {
+            Value::Param(_, weight) => Cow::Borrowed(weight.bytes()),
+            Value::Constant(value) => Cow::Owned(value.to_bytes()),
         }
     }
 }
 
 impl View for Tensor<'_> {
     fn dtype(&self) -> Dtype {
-        safetensors_dtype(self.ty().dtype)
+        safetensors_dtype(self.value.ty().dtype)
     }
 
     fn shape(&self) -> &[usize] {
-        self.ty().shape.dims()
+        self.value.ty().shape.dims()
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        match self {
-            Tensor::Param { param, weights, seed } => {
-                if let Some(weight) = weights.get(&param.name) {
-                    return Cow::Borrowed(weight.bytes());
-                }
-                let numel = param.ty.shape.numel();
-                // The front end made sure that what has no stored value has an `init`.
-                let values = weights.first_values(param, *seed, 0..numel).unwrap_or_default();
-                Cow::Owned(values.iter().flat_map(|x| x.to_le_bytes()).collect())
-            }
-            Tensor::Constant(value) => Cow::Owned(value.to_bytes()),
-        }
+        let bytes = self.value.bytes();
+        self.digests.borrow_mut().insert(self.name.clone(), digest(&bytes));
+        bytes
     }
 
     fn data_len(&self) -> usize {
-        self.ty().bytes()
+        self.value.ty().bytes()
     }
 }
 
-/// Reads the plan of a plan directory.
+/// Reads and checks the plan of a plan directory.
 ///
 /// # Errors
 /// If there is none, or it is not one that this program reads.
@@ -211,14 +232,13 @@ pub fn read(path: &Path) -> Result<Plan, Report> {
         Diagnostic::error("E092", format!("cannot read {}: {e}", file.display()))
             .help("give a directory that `frit compile` wrote")
     })?;
-    let refuse = |e: PlanError| {
-        let help = "compile the model again with this version of frit";
-        Diagnostic::error("E093", format!("{}: {e}", file.display())).help(help)
+    let refuse = |e: PlanError| match e {
+        PlanError::Malformed(_) | PlanError::Changed => {
+            Diagnostic::error("E094", format!("{}: {e}", file.display()))
+                .help("the file was changed after it was compiled; compile the model again")
+        }
+        _ => Diagnostic::error("E093", format!("{}: {e}", file.display()))
+            .help("compile the model again with this version of frit"),
     };
-    let plan = Plan::from_json(&text).map_err(refuse)?;
-    frit_ir::plan::check(&plan).map_err(|e| {
-        Diagnostic::error("E094", format!("{}: {e}", file.display()))
-            .help("the file was changed after it was compiled; compile the model again")
-    })?;
-    Ok(plan)
+    Ok(Plan::from_json(&text).map_err(refuse)?)
 }

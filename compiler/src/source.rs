@@ -1,18 +1,21 @@
-//! What a plan keeps of its model: `source/model.onnx` without tensor data over 1 KB (or `model.json` as it
-//! is), `source/train.toml`, and `source/origin.json` with the path, the digest, the binds,
-//! and which initializers are copies of a parameter.
+//! What a plan keeps of its model: `source/model.onnx` without the data of parameters, which the weights hold, and of other
+//! tensors over 1 MiB (or `model.json` as it is), `source/train.toml`, and `source/origin.json` with the path, the
+//! digest, the binds, which initializers are copies of a parameter, and the digests of those that lie beside the model.
 
-use crate::import::Tied;
+use crate::import::mapped::Folder;
+use crate::import::{self, Tied};
 use crate::wire;
 use frit_ir::Diagnostic;
 use frit_ir::plan::sha256_hex;
 use serde::Deserialize;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Larger fields of a tensor are left out.
-const LARGEST: usize = 1024;
+/// Larger fields of a parameter's tensor are left out.
+const LARGEST_PARAMETER: usize = 1 << 10;
+/// Larger fields of any other tensor are left out.
+const LARGEST_OTHER: usize = 1 << 20;
 
 /// The model and where it came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +29,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads the model file again and strips it.
+    /// Reads the model file again and strips it; `parameters` are in the weights. External data may lie anywhere if
+    /// `anywhere`.
     ///
     /// # Errors
     /// If the file cannot be read any more.
@@ -34,22 +38,39 @@ impl Source {
         path: &Path,
         binds: &BTreeMap<String, usize>,
         ties: &BTreeMap<String, Tied>,
+        parameters: &BTreeSet<&str>,
+        anywhere: bool,
     ) -> Result<Source, Diagnostic> {
-        let bytes = std::fs::read(path).map_err(|e| {
+        let bytes = import::mapped::map(path).map_err(|e| {
             Diagnostic::error("E010", format!("cannot read the model {}: {e}", path.display()))
         })?;
+        let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+        let mut digests = BTreeMap::new();
+        let (file, model) = if is_json {
+            ("model.json", bytes.to_vec())
+        } else {
+            let merged = import::onnx::merged(bytes.clone());
+            let tied = ties.iter().filter(|(_, t)| parameters.contains(t.parameter.as_str()));
+            let mut stored: BTreeSet<&str> = tied.map(|(name, _)| name.as_str()).collect();
+            stored.extend(parameters);
+            // Data that stand for several names are needed as long as one of these is no parameter.
+            for (name, source) in &merged {
+                if !parameters.contains(name.as_str()) {
+                    stored.remove(source.as_str());
+                }
+            }
+            let folder = Folder::of(path, anywhere);
+            let mut strip = Strip { stored, folder, digests: &mut digests };
+            let stripped = strip.message(&bytes, Message::Model);
+            ("model.onnx", stripped.unwrap_or_else(|| bytes.to_vec()))
+        };
         let origin = json!({
             "path": std::path::absolute(path).unwrap_or_else(|_| path.into()),
             "sha256": sha256_hex(&bytes),
             "binds": binds,
             "ties": ties,
+            "digests": digests,
         });
-        let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-        let (file, model) = if is_json {
-            ("model.json", bytes)
-        } else {
-            ("model.onnx", strip(&bytes, Message::Model).unwrap_or(bytes))
-        };
         Ok(Source { file: file.into(), model, origin: format!("{origin:#}\n") })
     }
 }
@@ -65,6 +86,9 @@ pub struct Origin {
     pub binds: BTreeMap<String, usize>,
     /// Initializers that are copies of a parameter.
     pub ties: BTreeMap<String, Tied>,
+    /// SHA-256 of the data of initializers that are no parameters and lie in files beside the model.
+    #[serde(default)]
+    pub digests: BTreeMap<String, String>,
 }
 
 impl Origin {
@@ -79,25 +103,31 @@ impl Origin {
         serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
     }
 
-    /// The file to compile the model from again: the original, or the copy of a JSON model, which is
-    /// whole.
+    /// The file that the model was read from, or where it is now if that is `given`: the original, or the copy of a JSON
+    /// model, which is whole.
     ///
     /// # Errors
-    /// If the original is gone, or was changed since.
-    pub fn model(&self, source: &Path) -> Result<PathBuf, Diagnostic> {
+    /// If the file is gone, or is not the one that the plan was compiled from.
+    pub fn model(&self, source: &Path, given: Option<&Path>) -> Result<PathBuf, Diagnostic> {
         let copy = source.join("model.json");
         if copy.exists() {
             return Ok(copy);
         }
+        let path = given.unwrap_or(&self.path);
         let refuse = |e: String| {
-            Diagnostic::error("E112", format!("{}: {e}", self.path.display()))
-                .help("put the model back, or compile the plan again")
+            Diagnostic::error("E112", format!("{}: {e}", path.display())).help(
+                "name the file that the plan was compiled from with --model, or compile it again",
+            )
         };
-        let bytes = std::fs::read(&self.path).map_err(|e| refuse(e.to_string()))?;
+        let bytes = import::mapped::map(path).map_err(|e| refuse(e.to_string()))?;
         if sha256_hex(&bytes) != self.sha256 {
-            return Err(refuse("was changed since the plan was compiled".into()));
+            let what = match given {
+                Some(_) => "is not the model that the plan was compiled from",
+                None => "was changed since the plan was compiled",
+            };
+            return Err(refuse(what.into()));
         }
-        Ok(self.path.clone())
+        Ok(path.into())
     }
 }
 
@@ -105,9 +135,12 @@ impl Origin {
 #[derive(Clone, Copy, PartialEq)]
 enum Message {
     Model,
+    /// The model's own graph, whose initializers may be parameters.
+    Main,
     Graph,
     Node,
     Attribute,
+    Initializer,
     Tensor,
 }
 
@@ -115,8 +148,9 @@ impl Message {
     /// The message in a field, if it may hold a tensor. Source: the field numbers of onnx.proto.
     fn inside(self, field: u64) -> Option<Message> {
         match (self, field) {
-            (Message::Model, 7) => Some(Message::Graph),
-            (Message::Graph, 1) => Some(Message::Node),
+            (Message::Model, 7) => Some(Message::Main),
+            (Message::Main | Message::Graph, 1) => Some(Message::Node),
+            (Message::Main, 5) => Some(Message::Initializer),
             (Message::Graph, 5) => Some(Message::Tensor),
             (Message::Node, 5) => Some(Message::Attribute),
             (Message::Attribute, 5 | 10) => Some(Message::Tensor),
@@ -126,20 +160,60 @@ impl Message {
     }
 }
 
-/// The message with the large fields of its tensors left out; `None` if the bytes are no message.
-fn strip(bytes: &[u8], message: Message) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(bytes.len().min(1 << 20));
-    for field in wire::fields(bytes)? {
-        match (field.content, message.inside(field.number)) {
-            (Some(content), Some(inner)) => {
-                wire::put(&mut out, field.number, &strip(content, inner)?)
+/// Leaves large data out.
+struct Strip<'a> {
+    /// Initializers whose data are elsewhere.
+    stored: BTreeSet<&'a str>,
+    /// Where the model lies.
+    folder: Folder,
+    digests: &'a mut BTreeMap<String, String>,
+}
+
+impl Strip<'_> {
+    /// The message without the large fields of its tensors; `None` if the bytes are no message.
+    fn message(&mut self, bytes: &[u8], message: Message) -> Option<Vec<u8>> {
+        let mut out = Vec::with_capacity(bytes.len().min(1 << 20));
+        for field in wire::fields(bytes)? {
+            match (field.content, message.inside(field.number)) {
+                (Some(content), Some(Message::Initializer)) => {
+                    wire::put(&mut out, field.number, &self.initializer(content)?);
+                }
+                (Some(content), Some(Message::Tensor)) => {
+                    wire::put(&mut out, field.number, &tensor(content, LARGEST_OTHER)?);
+                }
+                (Some(content), Some(inner)) => {
+                    wire::put(&mut out, field.number, &self.message(content, inner)?);
+                }
+                _ => out.extend_from_slice(field.whole),
             }
-            // All data of a tensor is length-delimited; its sizes are field 1 and its name 8.
-            (Some(content), None)
-                if message == Message::Tensor
-                    && content.len() > LARGEST
-                    && !matches!(field.number, 1 | 8) => {}
-            _ => out.extend_from_slice(field.whole),
+        }
+        Some(out)
+    }
+
+    fn initializer(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let name = wire::text(bytes, 8)?;
+        if self.stored.contains(name.as_str()) {
+            return tensor(bytes, LARGEST_PARAMETER);
+        }
+        // What is beside the model may get lost: it comes along if it is small, and is known again if it is not.
+        match import::onnx::external_data(bytes, &self.folder) {
+            Some(Ok(data)) if data.len() <= LARGEST_OTHER => wire::embedded(bytes, &data),
+            Some(Ok(data)) => {
+                self.digests.insert(name, sha256_hex(&data));
+                Some(bytes.to_vec())
+            }
+            _ => tensor(bytes, LARGEST_OTHER),
+        }
+    }
+}
+
+/// The tensor without data over `largest` bytes. All data are length-delimited; sizes are field 1 and the name 8.
+fn tensor(bytes: &[u8], largest: usize) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(bytes.len().min(largest));
+    for field in wire::fields(bytes)? {
+        let large = field.content.is_some_and(|c| c.len() > largest);
+        if !large || matches!(field.number, 1 | 8) {
+            out.extend_from_slice(field.whole);
         }
     }
     Some(out)
@@ -155,23 +229,35 @@ mod tests {
         out
     }
 
+    fn strip(bytes: &[u8], stored: &[&str]) -> Option<Vec<u8>> {
+        let (stored, mut digests) = (stored.iter().copied().collect(), BTreeMap::new());
+        let folder = Folder::default();
+        let mut strip = Strip { stored, folder, digests: &mut digests };
+        strip.message(bytes, Message::Model)
+    }
+
     #[test]
     fn large_data_goes_and_everything_else_stays() {
-        let tensor = |n: usize| [field(8, b"w"), field(9, &vec![7; n])].concat();
-        let graph =
-            |n: usize| [field(2, b"g"), field(5, &tensor(n)), field(5, &tensor(8))].concat();
-        let model = |n: usize| field(7, &graph(n));
-        assert_eq!(strip(&model(LARGEST), Message::Model), Some(model(LARGEST)));
-        let stripped = strip(&model(5000), Message::Model).expect("a message");
-        assert_eq!(stripped, {
-            let small = [field(8, b"w")].concat();
-            field(7, &[field(2, b"g"), field(5, &small), field(5, &tensor(8))].concat())
-        });
+        let tensor =
+            |name: &str, n: usize| [field(8, name.as_bytes()), field(9, &vec![7; n])].concat();
+        let graph = |w: usize, m: usize| {
+            let initializers = [field(5, &tensor("w", w)), field(5, &tensor("m", m))].concat();
+            field(7, &[field(2, b"g"), initializers].concat())
+        };
+        let (parameter, other) = (LARGEST_PARAMETER, LARGEST_OTHER);
+        let small = graph(parameter, other);
+        assert_eq!(strip(&small, &["w"]), Some(small));
+        let without = |name: &[u8]| field(5, &field(8, name));
+        let both = field(7, &[field(2, b"g"), without(b"w"), without(b"m")].concat());
+        assert_eq!(strip(&graph(parameter + 1, other + 1), &["w"]), Some(both));
+        // What is no parameter is not in the weights.
+        let large = graph(parameter + 1, 8);
+        assert_eq!(strip(&large, &[]), Some(large));
     }
 
     #[test]
     fn what_is_no_message_is_refused() {
-        assert_eq!(strip(&[0xff; 30], Message::Model), None);
-        assert_eq!(strip(&field(7, b"abc")[..3], Message::Model), None);
+        assert_eq!(strip(&[0xff; 30], &[]), None);
+        assert_eq!(strip(&field(7, b"abc")[..3], &[]), None);
     }
 }

@@ -121,18 +121,28 @@ impl Backend {
         if regions.is_empty() {
             return Ok(vec![]);
         }
-        let (bytes, entries) = {
-            let sources: Vec<_> = regions
-                .iter()
-                .map(|(k, kind)| (plan.kernels[*k].name.as_str(), &plan.kernels[*k].body, *kind))
-                .collect();
-            self.compile(&sources).map_err(|e| {
-                Diagnostic::error("E095", format!("cannot compile the kernels: {e}"))
-            })?
-        };
-        for ((kernel, _), entry) in regions.iter().zip(entries) {
-            plan.kernels[*kernel].entry = Some(entry);
+        let refuse =
+            |e: CodegenError| Diagnostic::error("E095", format!("cannot compile the kernels: {e}"));
+        let mut symbols = Vec::with_capacity(regions.len());
+        for (k, kind) in regions {
+            let kernel = &mut plan.kernels[*k];
+            let entry = self.entry(&kernel.name, &kernel.body, *kind).map_err(refuse)?;
+            symbols.push(entry.symbol(&kernel.name, &kernel.hash));
+            kernel.entry = Some(entry);
+            kernel.bind();
         }
+        let sources: Vec<_> = regions
+            .iter()
+            .zip(&symbols)
+            .map(|((k, kind), symbol)| (symbol.as_str(), &plan.kernels[*k].body, *kind))
+            .collect();
+        let bytes = match self {
+            Backend::Cpu(host) => frit_codegen::compile_host(&sources, host).map(|o| o.so_bytes),
+            Backend::Cuda(arch) => {
+                frit_codegen::compile_cuda(&sources, arch).map(|m| m.ptx.into_bytes())
+            }
+        };
+        let bytes = bytes.map_err(refuse)?;
         let file = match self {
             Backend::Cpu(_) => "kernels/kernels.so",
             Backend::Cuda(_) => "kernels/kernels.ptx",
@@ -141,29 +151,17 @@ impl Backend {
         Ok(bytes)
     }
 
-    fn compile(
-        &self,
-        regions: &[(&str, &Graph, FusionKind)],
-    ) -> Result<(Vec<u8>, Vec<Entry>), CodegenError> {
-        match self {
-            Backend::Cpu(host) => {
-                let object = frit_codegen::compile_host(regions, host)?;
-                let entries = object.kernels.into_iter().map(|k| Entry::Host {
-                    symbol: k.symbol,
-                    extent: k.parallel_extent,
-                    grain: k.grain,
-                });
-                Ok((object.so_bytes, entries.collect()))
-            }
-            Backend::Cuda(arch) => {
-                let module = frit_codegen::compile_cuda(regions, arch)?;
-                let entries = module
-                    .kernels
-                    .into_iter()
-                    .map(|k| Entry::Cuda { launches: k.launches, scratch_bytes: k.scratch_bytes });
-                Ok((module.ptx.into_bytes(), entries.collect()))
-            }
-        }
+    /// How the kernel of a region is called, with what its launches add to its symbol for symbols.
+    fn entry(&self, name: &str, body: &Graph, kind: FusionKind) -> Result<Entry, CodegenError> {
+        let entry =
+            match self {
+                Backend::Cpu(_) => frit_codegen::region_metadata("", body, kind).map(|k| {
+                    Entry::Host { symbol: k.symbol, extent: k.parallel_extent, grain: k.grain }
+                }),
+                Backend::Cuda(_) => frit_codegen::cuda_metadata("", body, kind)
+                    .map(|k| Entry::Cuda { launches: k.launches, scratch_bytes: k.scratch_bytes }),
+            };
+        entry.map_err(|reason| CodegenError::Unsupported { symbol: name.into(), reason })
     }
 }
 

@@ -33,11 +33,37 @@ pub(crate) fn fields(bytes: &[u8]) -> Option<Vec<Field<'_>>> {
     Some(fields)
 }
 
+/// The last text of a message under this number, empty if it has none; `None` if the bytes are no message.
+pub(crate) fn text(message: &[u8], number: u64) -> Option<String> {
+    let fields = fields(message)?;
+    let last = fields.iter().rfind(|f| f.number == number).and_then(|f| f.content);
+    Some(String::from_utf8_lossy(last.unwrap_or_default()).into_owned())
+}
+
+/// An ONNX tensor whose data lie in another file, with these data inside it; `None` if the bytes are no message.
+pub(crate) fn embedded(tensor: &[u8], data: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(tensor.len() + data.len());
+    // 13 says where the data lie, 14 that they lie elsewhere.
+    for field in fields(tensor)?.iter().filter(|f| !matches!(f.number, 13 | 14)) {
+        out.extend_from_slice(field.whole);
+    }
+    put(&mut out, 9, data);
+    Some(out)
+}
+
 /// Appends a length-delimited field.
 pub(crate) fn put(out: &mut Vec<u8>, number: u64, content: &[u8]) {
     put_varint(out, number << 3 | 2);
     put_varint(out, content.len() as u64);
     out.extend_from_slice(content);
+}
+
+/// What stands before the content of a length-delimited field of this size.
+pub(crate) fn head(number: u64, len: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_varint(&mut out, number << 3 | 2);
+    put_varint(&mut out, len);
+    out
 }
 
 /// Appends an integer field.

@@ -5,19 +5,11 @@
 
 #![cfg(unix)]
 
+mod tiny;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-const MODEL: &str = r#"{ "frit_model": 1, "name": "two_layers",
-  "dims": { "batch": null },
-  "inputs": [ { "name": "x", "dtype": "f32", "shape": ["batch", 3] } ],
-  "params": [ { "name": "up", "shape": [3, 5], "init": { "normal": { "std": 0.5 } } },
-              { "name": "down", "shape": [5, 2], "init": { "normal": { "std": 0.5 } } } ],
-  "nodes": [ { "op": "matmul", "inputs": ["x", "up"], "outputs": ["h"] },
-             { "op": "relu", "inputs": ["h"], "outputs": ["a"] },
-             { "op": "matmul", "inputs": ["a", "down"], "outputs": ["y"] } ],
-  "outputs": ["y"] }"#;
 
 /// Kills, unless `FRIT_KILLS` says otherwise.
 const KILLS: usize = 10;
@@ -30,37 +22,7 @@ struct Training {
 impl Training {
     fn new() -> Training {
         let training = Training { dir: tempfile::tempdir().expect("a directory") };
-        std::fs::write(training.file("model.json"), MODEL).expect("written");
-        let (n, width) = (64, [3, 2]);
-        let number = |i: usize| ((i * 7919 % 2039) as f32 / 1024.0 - 1.0).to_le_bytes();
-        let mut header = String::from("{");
-        let (mut body, mut comma) = (Vec::new(), "");
-        for (name, width) in ["x", "labels"].into_iter().zip(width) {
-            let (begin, end) = (body.len(), body.len() + n * width * 4);
-            header += &format!(
-                r#"{comma}"{name}":{{"dtype":"F32","shape":[{n},{width}],"data_offsets":[{begin},{end}]}}"#
-            );
-            comma = ",";
-            body.extend((0..n * width).flat_map(|i| number(i + begin)));
-        }
-        header += "}";
-        let len = (header.len() as u64).to_le_bytes();
-        std::fs::write(
-            training.file("data.safetensors"),
-            [&len, header.as_bytes(), &body].concat(),
-        )
-        .expect("written");
-        let plan = training.file("plan");
-        let model = training.file("model.json");
-        let mut compile = Command::new(env!("CARGO_BIN_EXE_frit"));
-        compile.arg("compile").arg(model).args(["--bind", "batch=4", "-o"]).arg(plan);
-        for setting in
-            ["loss.kind=mse", "loss.logits=y", "sharding.ranks=2", "precision.compute=fp32"]
-        {
-            compile.args(["--set", setting]);
-        }
-        let output = compile.output().expect("starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        tiny::compiled(training.dir.path(), 2, &[]);
         training
     }
 

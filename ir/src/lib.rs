@@ -8,6 +8,7 @@ pub mod diagnostic;
 pub mod dtype;
 pub mod graph;
 pub mod interpret;
+pub mod nearest;
 pub mod ops;
 pub mod origin;
 pub mod plan;

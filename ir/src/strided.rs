@@ -31,34 +31,22 @@ impl Strided {
 /// The value as a view of an operand, if reshape, transpose, split and forward slices are all that stands
 /// between them.
 pub fn read(body: &Graph, value: ValueId) -> Option<Strided> {
-    let node = body.def(value);
-    let dims = body.ty(value).shape.dims();
-    if let Op::Input(_) = node.op {
-        let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
-        let operand = inputs.position(|(_, n)| n.outputs[0] == value)?;
-        return Some(Strided { operand, offset: 0, strides: body.ty(value).shape.strides() });
+    // From the value to the operand; such chains may be long.
+    let (mut source, mut chain) = (value, Vec::new());
+    while !matches!(body.def(source).op, Op::Input(_)) {
+        let node = body.def(source);
+        if !matches!(node.op, Op::Reshape(_) | Op::Transpose(_) | Op::Split(_) | Op::Slice(_)) {
+            return None;
+        }
+        chain.push(source);
+        source = *node.inputs.first()?;
     }
-    let from = *node.inputs.first()?;
-    let mut view = match &node.op {
-        Op::Reshape(_) | Op::Transpose(_) | Op::Split(_) | Op::Slice(_) => read(body, from)?,
-        _ => return None,
-    };
-    match &node.op {
-        Op::Reshape(_) => {
-            view.strides = reshape(body.ty(from).shape.dims(), &view.strides, dims)?;
-        }
-        Op::Transpose(op) => view.strides = op.perm.iter().map(|&p| view.strides[p]).collect(),
-        Op::Split(op) => {
-            let before: usize = op.sizes[..body.value(value).index].iter().sum();
-            view.offset += before * view.strides[op.axis];
-        }
-        Op::Slice(op) => {
-            for (i, stride) in view.strides.iter_mut().enumerate() {
-                view.offset += op.start[i] * *stride;
-                *stride *= usize::try_from(op.step[i]).ok()?;
-            }
-        }
-        _ => return None,
+    let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    let operand = inputs.position(|(_, n)| n.outputs[0] == source)?;
+    let strides = body.ty(source).shape.strides();
+    let mut view = Strided { operand, offset: 0, strides };
+    for value in chain.into_iter().rev() {
+        view.follow(body, value)?;
     }
     Some(view)
 }
@@ -66,43 +54,81 @@ pub fn read(body: &Graph, value: ValueId) -> Option<Strided> {
 /// The value as a view of a result, if reshape, transpose and concat are all that stands between them and
 /// nothing else reads it.
 pub fn written(body: &Graph, value: ValueId) -> Option<Strided> {
-    let dims = body.ty(value).shape.dims();
-    let mut users = body.nodes().map(|(_, n)| n).filter(|n| n.inputs.contains(&value));
-    let user = users.next();
-    let mut results = body.outputs.iter().enumerate().filter(|(_, o)| o.value == value);
-    match (user, users.next(), results.next(), results.next()) {
-        (None, None, Some((operand, _)), None) => {
-            Some(Strided { operand, offset: 0, strides: body.ty(value).shape.strides() })
-        }
-        (Some(node), None, None, None) => {
-            let to = *node.outputs.first()?;
-            if !matches!(node.op, Op::Reshape(_) | Op::Transpose(_) | Op::Concat(_)) {
-                return None;
+    // From the value to the result.
+    let (mut last, mut chain) = (value, Vec::new());
+    let operand = loop {
+        let mut users = body.nodes().map(|(_, n)| n).filter(|n| n.inputs.contains(&last));
+        let user = users.next();
+        let mut results = body.outputs.iter().enumerate().filter(|(_, o)| o.value == last);
+        match (user, users.next(), results.next(), results.next()) {
+            (None, None, Some((operand, _)), None) => break operand,
+            (Some(node), None, None, None) => {
+                if !matches!(node.op, Op::Reshape(_) | Op::Transpose(_) | Op::Concat(_)) {
+                    return None;
+                }
+                chain.push((last, node));
+                last = *node.outputs.first()?;
             }
-            let mut view = written(body, to)?;
-            match &node.op {
-                Op::Reshape(_) => {
-                    view.strides = reshape(body.ty(to).shape.dims(), &view.strides, dims)?;
-                }
-                Op::Transpose(op) => {
-                    let mut strides = vec![0; dims.len()];
-                    for (&p, &stride) in op.perm.iter().zip(&view.strides) {
-                        strides[p] = stride;
-                    }
-                    view.strides = strides;
-                }
-                Op::Concat(op) => {
-                    let mut parts = node.inputs.iter().enumerate().filter(|(_, v)| **v == value);
-                    let (Some((part, _)), None) = (parts.next(), parts.next()) else { return None };
-                    let size = |v: &ValueId| body.ty(*v).shape.0[op.axis];
-                    let before: usize = node.inputs[..part].iter().map(size).sum();
-                    view.offset += before * view.strides[op.axis];
-                }
-                _ => return None,
-            }
-            Some(view)
+            _ => return None,
         }
-        _ => None,
+    };
+    let mut view = Strided { operand, offset: 0, strides: body.ty(last).shape.strides() };
+    for (value, node) in chain.into_iter().rev() {
+        view.precede(body, value, node)?;
+    }
+    Some(view)
+}
+
+impl Strided {
+    /// The view of a layout operation's result, of that of its operand.
+    fn follow(&mut self, body: &Graph, value: ValueId) -> Option<()> {
+        let node = body.def(value);
+        match &node.op {
+            Op::Reshape(_) => {
+                let from = body.ty(*node.inputs.first()?).shape.dims();
+                self.strides = reshape(from, &self.strides, body.ty(value).shape.dims())?;
+            }
+            Op::Transpose(op) => self.strides = op.perm.iter().map(|&p| self.strides[p]).collect(),
+            Op::Split(op) => {
+                let before: usize = op.sizes[..body.value(value).index].iter().sum();
+                self.offset += before * self.strides[op.axis];
+            }
+            Op::Slice(op) => {
+                for (i, stride) in self.strides.iter_mut().enumerate() {
+                    self.offset += op.start[i] * *stride;
+                    *stride *= usize::try_from(op.step[i]).ok()?;
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// The view of the operand `value` of a layout operation, of that of its result.
+    fn precede(&mut self, body: &Graph, value: ValueId, node: &Node) -> Option<()> {
+        let dims = body.ty(value).shape.dims();
+        match &node.op {
+            Op::Reshape(_) => {
+                let to = body.ty(*node.outputs.first()?).shape.dims();
+                self.strides = reshape(to, &self.strides, dims)?;
+            }
+            Op::Transpose(op) => {
+                let mut strides = vec![0; dims.len()];
+                for (&p, &stride) in op.perm.iter().zip(&self.strides) {
+                    strides[p] = stride;
+                }
+                self.strides = strides;
+            }
+            Op::Concat(op) => {
+                let mut parts = node.inputs.iter().enumerate().filter(|(_, v)| **v == value);
+                let (Some((part, _)), None) = (parts.next(), parts.next()) else { return None };
+                let size = |v: &ValueId| body.ty(*v).shape.0[op.axis];
+                let before: usize = node.inputs[..part].iter().map(size).sum();
+                self.offset += before * self.strides[op.axis];
+            }
+            _ => return None,
+        }
+        Some(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a pass is: a transformation of the graph with its contract as data.
 
-use frit_ir::plan::{CastBaseline, UnitSpec};
+use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, UnitSpec};
 use frit_ir::{Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -92,8 +92,12 @@ pub struct PassContext {
     pub warnings: Vec<Diagnostic>,
     /// FSDP units, once `shard` has run.
     pub units: Vec<UnitSpec>,
+    /// What an evaluation measures beside the losses, once `evaluate` has run.
+    pub metrics: Vec<MetricSpec>,
     /// The casts of PyTorch's autocast, once `autocast` has run.
     pub cast_baseline: Option<CastBaseline>,
+    /// What inputs that are read as indices may hold, by name, once `index_ranges` has run.
+    pub index_ranges: BTreeMap<String, Vec<IndexRange>>,
     /// The unit of each parameter, by name. If it is known before `shard` runs, it is kept.
     pub unit_of: BTreeMap<String, usize>,
 }

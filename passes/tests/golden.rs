@@ -88,7 +88,7 @@ impl Header {
             "canonicalize" => Box::new(Canonicalize {}),
             "raise" => Box::new(Raise {}),
             "loss" => Box::new(Loss { terms: self.terms(), world_size: 2 }),
-            "evaluate" => Box::new(Evaluate { terms: self.terms() }),
+            "evaluate" => Box::new(Evaluate { terms: self.terms(), metrics: vec![] }),
             "autocast" => {
                 let exception = self.dtype("override").map(|dtype| Override {
                     scope: self.get("scope").map(String::from),

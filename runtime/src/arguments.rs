@@ -2,6 +2,8 @@
 
 use crate::RunError;
 use crate::checkpoint::CheckpointOptions;
+use crate::data::{self, Source};
+use crate::files::Place;
 use crate::interrupt;
 use crate::run::RunOptions;
 use crate::validation::ValidationOptions;
@@ -12,9 +14,9 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// The plan directory.
     pub plan: PathBuf,
-    /// A .safetensors or .npz file with one tensor per input, or a token .bin (uint16).
-    #[arg(long)]
-    pub data: PathBuf,
+    /// The data.
+    #[command(flatten)]
+    pub data: data::Arguments,
     /// Steps, counted from the start of training.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
@@ -39,14 +41,17 @@ pub struct Arguments {
     /// Keep only the newest checkpoints.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
     pub keep: Option<usize>,
-    /// Take the loss over the examples of this file between steps, and after the last; by default the file
-    /// of the configuration's data.validation. The file `best` names the best checkpoint.
-    #[arg(long, value_name = "FILE")]
-    pub validation: Option<PathBuf>,
+    /// Take the loss over the examples of these files between steps, and after the last; by default those of
+    /// the configuration's data.validation. The file `best` names the best checkpoint.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub validation: Vec<PathBuf>,
     /// Steps between two validations; by default those between two checkpoints.
     #[arg(long, value_name = "STEPS", requires = "validation", value_parser = at_least_one)]
     pub validate_every: Option<usize>,
-    /// Write when each task of the last step ran, beside its predicted time, as a Chrome trace.
+    /// Stop early, after so many validations in a row whose loss is not below that of all before.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub patience: Option<usize>,
+    /// Write when each task of the last step ran, in all micro-steps, beside its predicted time, as a Chrome trace.
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
     /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
@@ -64,6 +69,9 @@ pub struct Arguments {
     /// Write histograms of exponents by scope to this JSON file, for `frit inspect --numerics` (slow).
     #[arg(long, value_name = "FILE.json")]
     pub numerics: Option<PathBuf>,
+    /// End with exit code 1 after so many skipped steps in a row (100).
+    #[arg(long, value_name = "STEPS", value_parser = at_least_one)]
+    pub max_skipped: Option<usize>,
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     pub threads: Option<usize>,
@@ -74,7 +82,8 @@ pub struct Arguments {
 
 fn setting(text: &str) -> Result<(String, f64), String> {
     let (key, value) = text.split_once('=').ok_or("write for example --set optimizer.lr=3e-4")?;
-    Ok((key.into(), value.parse().map_err(|e| format!("{e}"))?))
+    // Whether the key takes a number is the plan's to say.
+    Ok((key.into(), value.parse().unwrap_or(f64::NAN)))
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -82,7 +91,14 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 impl Arguments {
-    /// What they ask for, with a progress bar. With checkpoints, signals are watched from here on.
+    /// Whether what is written goes to standard output, where then nothing else may be printed.
+    pub fn writes_to_standard_output(&self) -> bool {
+        let all = [&self.metrics, &self.dump_grads, &self.save, &self.save_ema, &self.trace];
+        let all = all.into_iter().chain([&self.usage, &self.numerics]);
+        all.flatten().any(|path| Place::is_standard_output(path))
+    }
+
+    /// What they ask for, with progress shown. With checkpoints, signals are watched from here on.
     ///
     /// # Errors
     /// If the system lets no signals be watched.
@@ -95,16 +111,19 @@ impl Arguments {
         });
         // Without checkpoints there is nothing to do before leaving.
         let stop = checkpoint.as_ref().map(|_| interrupt::watch()).transpose();
-        let every = self.validate_every;
+        let (every, data) = (self.validate_every, self.data.source());
+        let validation = (!self.validation.is_empty())
+            .then(|| ValidationOptions { data: Source::new(self.validation, data.tokens), every });
         Ok(RunOptions {
             steps: self.steps,
-            data: self.data,
+            data,
             metrics: self.metrics,
             dump_grads: self.dump_grads,
             save: self.save,
             save_ema: self.save_ema,
             checkpoint,
-            validation: self.validation.map(|data| ValidationOptions { data, every }),
+            validation,
+            patience: self.patience,
             stop: stop.map_err(RunError::Signals)?,
             trace: self.trace,
             usage: self.usage,
@@ -113,6 +132,7 @@ impl Arguments {
             hyper: self.set,
             check_numerics: self.check_numerics,
             numerics: self.numerics,
+            max_skipped: self.max_skipped,
             progress: true,
         })
     }

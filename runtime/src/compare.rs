@@ -4,7 +4,7 @@
 
 use crate::RunError;
 use crate::comm::local::LocalComm;
-use crate::data::Data;
+use crate::data::{self, Data};
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -27,9 +27,9 @@ use std::path::PathBuf;
 pub struct Options {
     /// The plan directory; the plan is for one rank.
     pub plan: PathBuf,
-    /// A .safetensors or .npz file with one tensor per input, or a token .bin (uint16).
-    #[arg(long)]
-    pub data: PathBuf,
+    /// The data.
+    #[command(flatten)]
+    pub data: data::Arguments,
     /// Steps to run.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
@@ -156,13 +156,13 @@ pub fn on_device(
     options: &Options,
 ) -> Result<Report, RunError> {
     let plan = &dir.plan;
-    let data = Data::load(&options.data, plan)?;
+    let data = Data::load(&options.data.source(), plan)?;
     initialize(dir, &[], &Tensors::new(), device, 0)?;
     let mut comparison = Comparison::new(plan, options.budget.saturating_mul(1_000_000));
     for step in 0..options.steps {
         let micro_steps = data.micro_steps(step);
         for k in 0..micro_steps {
-            data.feed(step, k, 0, |buffer, bytes| device.feed(buffer, bytes))?;
+            data.feed(step, k, 0, |buffer, element, bytes| device.feed(buffer, element, bytes))?;
             for task in plan.micro_step_tasks(k, micro_steps) {
                 comparison.task(device, task)?;
             }

@@ -58,6 +58,36 @@ pub enum RunError {
         /// The reason, and what to do.
         reason: String,
     },
+    /// A file that a run shall write cannot be.
+    #[error("{option} {path}: {reason}")]
+    Output {
+        /// The option that names it.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The reason, and what to do.
+        reason: String,
+    },
+    /// The machine has too little memory.
+    #[error(
+        "{ranks} rank(s) need {} of memory, and {} are {of}; compile with a smaller batch, more run.accumulation, memory.recompute or memory.offload, or run on a larger machine", crate::memory::size(*.needed), crate::memory::size(*.available)
+    )]
+    Memory {
+        /// Bytes that the arenas of the ranks take.
+        needed: u64,
+        /// The ranks that run here.
+        ranks: usize,
+        /// Bytes that there are.
+        available: u64,
+        /// What bounds them.
+        of: &'static str,
+    },
+    /// What was trained could not be kept.
+    #[error("{reason}")]
+    Lost {
+        /// What is lost, and why.
+        reason: String,
+    },
     /// The GPU cannot be used, or stopped.
     #[error(transparent)]
     Cuda(#[from] crate::device::cuda::CudaError),
@@ -71,10 +101,12 @@ pub enum RunError {
         reason: String,
     },
     /// A hyper-parameter that the plan does not have.
-    #[error("the plan has no hyper-parameter `{name}`; it has {known}")]
+    #[error("the plan has no hyper-parameter `{name}`; {remedy}; a run can change {known}")]
     Hyper {
         /// The name given.
         name: String,
+        /// What to do.
+        remedy: String,
         /// Those there are.
         known: String,
     },
@@ -91,7 +123,12 @@ pub enum RunError {
         "the plan keeps no moving average of its parameters; compile it with --set optimizer.ema=0.999"
     )]
     NoEma,
-    /// Training and evaluation spread a parameter differently.
+    /// Nothing tells when to stop early.
+    #[error(
+        "--patience counts validations: give --validation FILE with --validate-every STEPS, or --checkpoint-every STEPS"
+    )]
+    Patience,
+    /// A plan whose evaluation holds a parameter otherwise than its training.
     #[error(
         "the plan's evaluation does not hold `{parameter}` as its training does; compile the model again"
     )]
@@ -129,6 +166,16 @@ pub enum RunError {
 impl RunError {
     pub(crate) fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
         move |error| RunError::Io { path: path.into(), error }
+    }
+
+    pub(crate) fn output<'a>(
+        option: &'static str,
+        path: &'a std::path::Path,
+    ) -> impl FnOnce(std::io::Error) -> RunError + 'a {
+        move |error| {
+            let reason = crate::outputs::reason(path, &error);
+            RunError::Output { option, path: path.into(), reason }
+        }
     }
 
     pub(crate) fn checkpoint(path: &std::path::Path, reason: impl Into<String>) -> RunError {

@@ -1,25 +1,28 @@
 //! Evaluation: every example of a data set once, forward only.
 //!
 //! The last batch is filled up with examples of weight 0, so that the loss is the mean over exactly the
-//! examples of the file. Sums and counts are added up over batches in f64.
+//! examples of the file. Sums and counts are added up over batches in f64: those of the losses, and those of metrics.
 
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
 use crate::comm::Communicator;
 use crate::comm::launch::Launch;
 use crate::comm::local::LocalComm;
-use crate::data::{self, Data, Fed};
+use crate::data::{self, Data, Element, Fed, TokenDType};
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
+use crate::dump::{self, Outputs};
 use crate::initialize::initialize;
+use crate::outputs;
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::ranks;
-use crate::save::{self, Tensors, safetensors_dtype};
-use frit_ir::TensorType;
-use frit_ir::plan::{EvalSpec, OutputSpec, ParamHome, Place, Plan};
+use crate::save::{self, Tensors};
+use frit_ir::ops::random::{RNG, evaluation_state};
+use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// What is asked of an evaluation.
@@ -28,18 +31,24 @@ use std::time::Instant;
   frit eval plan --data test.safetensors
   frit eval plan --data test.safetensors --weights trained.safetensors --json
   frit eval plan --data test.safetensors --checkpoint checkpoints
+  frit eval plan --data test.safetensors --dump-outputs outputs.safetensors
   frit eval plan --inputs inputs.npz --dump-outputs outputs.safetensors")]
 pub struct Options {
     /// The plan directory: of a model that trains, or compiled with loss.kind=none.
     pub plan: PathBuf,
-    /// A .safetensors or .npz file with one tensor per input, or a token .bin: every example is evaluated.
+    /// Files or quoted patterns ('shards/*.bin'), of which every example is evaluated: .safetensors or .npz with
+    /// one tensor per input, or .bin with tokens.
     #[arg(
         long,
         value_name = "FILE",
+        num_args = 1..,
         required_unless_present = "inputs",
         conflicts_with = "inputs"
     )]
-    pub data: Option<PathBuf>,
+    pub data: Vec<PathBuf>,
+    /// The type of the tokens in .bin files without a header; by default u16.
+    #[arg(long, value_name = "TYPE")]
+    pub token_dtype: Option<TokenDType>,
     /// A .safetensors or .npz file with the inputs exactly as the model declares them, for one batch.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
@@ -49,10 +58,10 @@ pub struct Options {
     /// Parameters of a checkpoint, of the latest one in a directory of them, or of its `best`.
     #[arg(long, value_name = "DIR", conflicts_with = "weights")]
     pub checkpoint: Option<PathBuf>,
-    /// Write the model's outputs of the first batch, by name, to this safetensors file.
+    /// Write the model's outputs for all examples, in the data's order, to this safetensors file.
     #[arg(long, value_name = "FILE.safetensors")]
     pub dump_outputs: Option<PathBuf>,
-    /// Print JSON: loss, losses (name, weight, loss, count), examples, batches, examples_per_s.
+    /// Print JSON: loss, losses (name, weight, loss, count), metrics, examples, batches, examples_per_s.
     #[arg(long)]
     pub json: bool,
     /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
@@ -70,6 +79,8 @@ pub struct Report {
     pub loss: Option<f64>,
     /// Each loss by itself.
     pub losses: Vec<Loss>,
+    /// What the configuration's section `[metrics]` asks for, by name.
+    pub metrics: BTreeMap<String, f64>,
     /// Examples evaluated.
     pub examples: usize,
     /// Batches of all ranks.
@@ -103,6 +114,7 @@ impl Report {
         if let Some(loss) = self.loss {
             text += &format!(", loss {loss:.6}");
         }
+        text += &in_words(&self.metrics);
         if self.losses.len() > 1 {
             for l in &self.losses {
                 text += &format!("\n  {} * {} = {:.6}", l.weight, l.name, l.loss);
@@ -112,21 +124,24 @@ impl Report {
     }
 }
 
+/// Metrics in a sentence, each after a comma.
+pub fn in_words(metrics: &BTreeMap<String, f64>) -> String {
+    metrics.iter().map(|(name, value)| format!(", {name} {value:.4}")).collect()
+}
+
 /// What one rank found.
 struct Found {
     rank: usize,
     /// The statistics, summed over batches.
     sums: Vec<f64>,
     seconds: f64,
-    /// The bytes of every output of the first batch, on rank 0: of all ranks, one after the other.
-    outputs: Vec<Vec<u8>>,
 }
 
 /// What is fed.
 pub(crate) enum Feed {
     /// The examples of a file.
     Examples(Data),
-    /// One batch for every rank: buffers and bytes.
+    /// One batch for every rank.
     Batch(Vec<Fed>),
 }
 
@@ -136,6 +151,11 @@ pub(crate) enum Feed {
 /// # Errors
 /// What is wrong with the plan, the data, the weights or the options, or the task that failed.
 pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
+    let data = options.data.iter().map(|file| ("--data", file.as_path()));
+    let others = [("--inputs", &options.inputs), ("--weights", &options.weights)];
+    let others = others.into_iter().filter_map(|(o, path)| Some((o, path.as_deref()?)));
+    let read: Vec<_> = data.chain(others).collect();
+    outputs::check(&[("--dump-outputs", options.dump_outputs.as_deref())], &read)?;
     let dir = PlanDir::load_evaluation(&options.plan)?;
     let plan = &dir.plan;
     let Some(eval) = &plan.eval else {
@@ -153,7 +173,8 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         Feed::Batch(_) => (1, batch(plan)),
     };
     let source = Source { replaced, checkpoint, trained };
-    let session = Session { dir: &dir, eval, options, feed: &feed, source: &source, batches };
+    let session =
+        Session { dir: &dir, eval, options, feed: &feed, source: &source, batches, examples };
     let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
     let found = match (plan.target.device == CUDA, launch.world_size) {
         (true, _) => session.on_gpu()?,
@@ -163,10 +184,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     if found.rank > 0 {
         return Ok(None);
     }
-    let Found { sums, seconds, outputs, .. } = found;
-    if let Some(path) = &options.dump_outputs {
-        write_outputs(path, plan, eval, &outputs, examples)?;
-    }
+    let Found { sums, seconds, .. } = found;
     let measured = labeled && !eval.losses.is_empty();
     let each = |(i, l): (usize, &frit_ir::plan::LossSpec)| Loss {
         name: l.name.clone(),
@@ -178,6 +196,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     Ok(Some(Report {
         loss: measured.then(|| eval.loss(&sums)),
         losses,
+        metrics: if labeled { eval.metrics(&sums) } else { BTreeMap::new() },
         examples,
         batches,
         examples_per_s: examples as f64 / seconds.max(1e-9),
@@ -213,29 +232,32 @@ fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool),
         let (fed, labeled) = data::read_inputs(path, plan, &eval.labels)?;
         return Ok((Feed::Batch(fed), labeled));
     }
-    let Some(path) = &options.data else {
-        return Err(RunError::data(Path::new(""), "neither data nor inputs are given"));
-    };
-    Ok((Feed::Examples(examples(path, plan, eval)?), true))
+    let source = data::Source::new(options.data.clone(), options.token_dtype);
+    Ok((Feed::Examples(examples(&source, plan, eval)?), true))
 }
 
-/// The examples of a file.
+/// The examples of some files.
 ///
 /// # Errors
-/// If it cannot be read, is empty, or its last batch would count wrong.
-pub(crate) fn examples(path: &Path, plan: &Plan, eval: &EvalSpec) -> Result<Data, RunError> {
-    let data = Data::load(path, plan)?;
+/// If these cannot be read, are empty, or the last batch would count wrong.
+pub(crate) fn examples(
+    source: &data::Source,
+    plan: &Plan,
+    eval: &EvalSpec,
+) -> Result<Data, RunError> {
+    let data = Data::load(source, plan)?;
+    let refuse = |reason: String| Err(RunError::data(source.to_string().as_ref(), reason));
     if data.is_empty() {
-        return Err(RunError::data(path, "there are no examples"));
+        return refuse("there are no examples".into());
     }
     let whole = batch(plan) * plan.world_size;
-    if eval.weights.is_none() && !eval.losses.is_empty() && data.len() % whole != 0 {
+    if eval.weights.is_none() && eval.statistics.is_some() && data.len() % whole != 0 {
         let reason = format!(
             "{} examples do not fill batches of {whole}, and a loss that the model computes itself is \
              a mean over its batch; compile with a batch that divides them",
             data.len()
         );
-        return Err(RunError::data(path, reason));
+        return refuse(reason);
     }
     Ok(data)
 }
@@ -247,6 +269,7 @@ struct Session<'a> {
     feed: &'a Feed,
     source: &'a Source,
     batches: usize,
+    examples: usize,
 }
 
 impl Session<'_> {
@@ -290,25 +313,24 @@ impl Session<'_> {
         let plan = &self.dir.plan;
         initialize(self.dir, &[], &self.source.replaced, device, rank)?;
         if let Some(checkpoint) = &self.source.checkpoint {
-            restore::restore(checkpoint, &self.source.trained, device, rank)?;
+            restore::restore(checkpoint, &self.source.trained, device, rank, 0)?;
         }
+        let dump = self.options.dump_outputs.as_deref();
+        let create = |path| Outputs::create(path, self.eval, batch(plan), self.examples);
+        let mut outputs = dump.filter(|_| rank == 0).map(create).transpose()?;
         let started = Instant::now();
-        let mut outputs = Vec::new();
-        let each = |number, device: &D| {
-            if number == 0 && self.options.dump_outputs.is_some() {
-                let gather = |o: &OutputSpec| {
-                    device.gather(o.place.buffer, o.place.offset, o.place.ty.bytes())
-                };
-                outputs = self.eval.outputs.iter().map(gather).collect::<Result<_, _>>()?;
-            }
-            Ok(())
+        let each = |number, device: &D| match dump {
+            Some(_) => dump::collect(self.eval, number, device, &mut outputs),
+            None => Ok(()),
         };
         let sums = sums(plan, self.eval, self.feed, rank, device, self.batches, each)?;
-        Ok(Found { rank, sums, seconds: started.elapsed().as_secs_f64(), outputs })
+        let seconds = started.elapsed().as_secs_f64();
+        outputs.map_or(Ok(()), Outputs::finish)?;
+        Ok(Found { rank, sums, seconds })
     }
 }
 
-/// The sums and counts of every loss over all batches of all ranks. `each` sees the device after a batch.
+/// The sums and counts of losses and metrics over all batches of all ranks. `each` sees the device after a batch.
 pub(crate) fn sums<D: Device>(
     plan: &Plan,
     eval: &EvalSpec,
@@ -318,14 +340,15 @@ pub(crate) fn sums<D: Device>(
     batches: usize,
     mut each: impl FnMut(usize, &D) -> Result<(), RunError>,
 ) -> Result<Vec<f64>, RunError> {
-    let mut sums = vec![0.0; 2 * eval.losses.len()];
+    let mut sums = vec![0.0; eval.statistics.as_ref().map_or(0, |p| p.ty.shape.numel())];
     for number in 0..batches {
         let counting = put_batch(feed, number, rank, device)?;
+        draw_anew(plan, number, rank, device)?;
         if let Some(weights) = &eval.weights {
             let n = weights.ty.shape.numel();
             let bytes: Vec<u8> =
                 (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
-            device.feed(weights.buffer, &bytes)?;
+            device.feed(weights.buffer, Element::F32, &bytes)?;
         }
         device.run(plan.phases[0].begin..plan.phases[0].end)?;
         // An evaluation has no metrics, but a device tells with them what went wrong.
@@ -342,6 +365,19 @@ pub(crate) fn sums<D: Device>(
     Ok(sums)
 }
 
+/// Gives the random numbers of a batch: the same ones whenever it is evaluated.
+fn draw_anew(
+    plan: &Plan,
+    number: usize,
+    rank: usize,
+    device: &mut impl Device,
+) -> Result<(), RunError> {
+    let Some(state) = plan.states.iter().find(|s| s.name == RNG) else { return Ok(()) };
+    let words = evaluation_state(plan.seed, rank, plan.world_size, number);
+    let bytes: Vec<u8> = words.iter().flat_map(|x| x.to_le_bytes()).collect();
+    device.write(state.buffer, 0, &bytes)
+}
+
 /// Feeds one batch; the number of its examples that count.
 fn put_batch(
     feed: &Feed,
@@ -350,10 +386,12 @@ fn put_batch(
     device: &mut impl Device,
 ) -> Result<usize, RunError> {
     match feed {
-        Feed::Examples(data) => data.feed_once(number, rank, |b, bytes| device.feed(b, bytes)),
+        Feed::Examples(data) => {
+            data.feed_once(number, rank, |b, element, bytes| device.feed(b, element, bytes))
+        }
         Feed::Batch(fed) => {
-            for (buffer, bytes) in fed {
-                device.feed(*buffer, bytes)?;
+            for Fed { buffer, element, bytes } in fed {
+                device.feed(*buffer, *element, bytes)?;
             }
             Ok(usize::MAX)
         }
@@ -362,31 +400,4 @@ fn put_batch(
 
 fn read(device: &impl Device, place: &Place) -> Result<Vec<u8>, RunError> {
     device.read(place.buffer, place.offset, place.ty.bytes())
-}
-
-/// Outputs whose first axis is that of the examples are those of all ranks, one after the other, as far
-/// as there are examples; others are rank 0's. A single given batch is the same for all ranks.
-fn write_outputs(
-    path: &Path,
-    plan: &Plan,
-    eval: &EvalSpec,
-    outputs: &[Vec<u8>],
-    examples: usize,
-) -> Result<(), RunError> {
-    let batch = batch(plan);
-    let mut whole: Vec<(&str, TensorType, &[u8])> = Vec::new();
-    for (i, output) in eval.outputs.iter().enumerate() {
-        let mut ty = output.place.ty.clone();
-        let rows = examples.min(batch * plan.world_size);
-        if ty.shape.dims().first() == Some(&batch) && rows != batch {
-            ty.shape.0[0] = rows;
-        }
-        let bytes = &outputs[i][..ty.bytes()];
-        whole.push((&output.name, ty, bytes));
-    }
-    let tensors = whole
-        .iter()
-        .map(|(name, ty, bytes)| (*name, safetensors_dtype(ty.dtype), ty.shape.0.clone(), *bytes))
-        .collect();
-    save::write_tensors(path, tensors)
 }

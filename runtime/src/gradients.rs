@@ -2,6 +2,7 @@
 
 use crate::RunError;
 use crate::device::Device;
+use crate::tensors::{self, Tensor};
 use frit_ir::plan::{GradientSpec, Plan};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,24 +56,11 @@ impl Parts {
 /// # Errors
 /// If the file system refuses.
 pub(crate) fn write(path: &Path, plan: &Plan, gradients: &Gradients) -> Result<(), RunError> {
-    let bytes: Vec<(&String, Vec<usize>, Vec<u8>)> = gradients
-        .iter()
-        .filter_map(|(name, values)| {
-            let param = plan.params.iter().find(|p| p.name == *name)?;
-            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-            Some((name, param.ty.shape.0.clone(), bytes))
-        })
-        .collect();
-    let refuse = |e: safetensors::SafeTensorError| RunError::Io {
-        path: path.into(),
-        error: std::io::Error::other(e.to_string()),
+    let tensor = |(name, values): (&String, &Vec<f32>)| {
+        let param = plan.params.iter().find(|p| p.name == *name)?;
+        let (dtype, shape) = (safetensors::Dtype::F32, param.ty.shape.0.clone());
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Some((name.clone(), Tensor { dtype, shape, bytes }))
     };
-    let mut views = Vec::new();
-    for (name, shape, bytes) in &bytes {
-        let view =
-            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes)
-                .map_err(refuse)?;
-        views.push((name.as_str(), view));
-    }
-    safetensors::serialize_to_file(views, None, path).map_err(refuse)
+    tensors::write(path, gradients.iter().filter_map(tensor).collect())
 }

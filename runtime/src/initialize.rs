@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::ops::EMA;
-use frit_ir::ops::random::RNG;
+use frit_ir::ops::random::{RNG, first_state};
 use frit_ir::plan::ParamHome;
 use std::borrow::Cow;
 
@@ -22,20 +22,20 @@ pub(crate) fn initialize(
     rank: usize,
 ) -> Result<(), RunError> {
     let plan = &dir.plan;
-    let weight = |name: &str| {
-        let given = replaced.get(name).map(|bytes| Cow::Borrowed(bytes.as_slice()));
-        given.or_else(|| dir.weight(name))
+    let weight = |name: &str| match replaced.get(name) {
+        Some(bytes) => Ok(Some(Cow::Borrowed(bytes.as_slice()))),
+        None => dir.weight(name),
     };
     for param in &plan.params {
         let ParamHome::Buffer(buffer) = param.home else { continue };
-        if let Some(bytes) = weight(&param.name) {
+        if let Some(bytes) = weight(&param.name)? {
             device.write(buffer, 0, &bytes)?;
         }
     }
     for group in &plan.groups {
         for segment in &group.segments {
             let Some((from, to, len)) = group.owned(segment, rank) else { continue };
-            if let Some(bytes) = weight(&plan.params[segment.param].name) {
+            if let Some(bytes) = weight(&plan.params[segment.param].name)? {
                 let bytes = &bytes[from * 4..(from + len) * 4];
                 device.write(group.master, to * 4, bytes)?;
                 // Until the first step the average is the parameter.
@@ -56,14 +56,13 @@ pub(crate) fn initialize(
         }
     }
     for constant in &plan.constants {
-        if let Some(bytes) = weight(&constant.name) {
+        if let Some(bytes) = weight(&constant.name)? {
             device.write(constant.buffer, 0, &bytes)?;
         }
     }
     for state in &plan.states {
         let value = if state.name == RNG {
-            // Ranks draw different masks.
-            let start = [plan.seed as i64, rank as i64, 0];
+            let start = first_state(plan.seed, rank, plan.world_size, plan.accumulation);
             frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
         } else {
             frit_ir::Tensor::splat(state.ty.clone(), state.init)

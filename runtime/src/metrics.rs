@@ -1,8 +1,11 @@
-//! One JSON object per step, one line each.
+//! One JSON object per step, one line each, with the run that wrote it and the time.
 
 use crate::RunError;
+use crate::checkpoint::lock::{Run, wall_time};
+use crate::files::Sink;
 use serde::Serialize;
-use std::fs::{File, OpenOptions};
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -26,28 +29,55 @@ pub struct StepMetrics {
 }
 
 /// The loss over the validation examples.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ValidationMetrics {
     /// The step after which it was taken.
     pub step: usize,
     /// The mean loss.
     pub validation_loss: f64,
+    /// Where there are several losses, each by itself.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_losses: BTreeMap<String, f64>,
+    /// The metrics.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_metrics: BTreeMap<String, f64>,
 }
 
-/// Appends to a file; nothing if there is none.
+/// Appends to a file; nothing if there is none. A line that cannot be written is left out, and the run goes on: it is
+/// worth more than its metrics.
 pub struct Writer {
-    file: Option<(PathBuf, File)>,
+    file: Option<(PathBuf, Sink)>,
+    run: String,
+    lost: usize,
+}
+
+/// A line: the metrics, and who wrote them when.
+#[derive(Serialize)]
+struct Line<'a, T> {
+    #[serde(flatten)]
+    metrics: &'a T,
+    /// Identity of the run.
+    run: &'a str,
+    /// Seconds since 1970.
+    wall_time: f64,
+}
+
+/// Whether a file holds lines already.
+pub(crate) fn holds_lines(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0)
 }
 
 impl Writer {
-    /// Opens the file for appending.
+    /// Opens the file for appending lines of a run.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn open(path: Option<&Path>) -> Result<Self, RunError> {
-        let Some(path) = path else { return Ok(Writer { file: None }) };
-        let opened = OpenOptions::new().create(true).append(true).open(path);
-        Ok(Writer { file: Some((path.into(), opened.map_err(RunError::io(path))?)) })
+    pub(crate) fn open(path: Option<&Path>, run: Run) -> Result<Self, RunError> {
+        let file = match path {
+            Some(path) => Some((path.into(), Sink::append(path).map_err(RunError::io(path))?)),
+            None => None,
+        };
+        Ok(Writer { file, run: run.to_string(), lost: 0 })
     }
 
     /// Opens the file to go on with step `step`: a torn last line, and lines of this step and later ones,
@@ -55,30 +85,60 @@ impl Writer {
     ///
     /// # Errors
     /// If it cannot be read or written.
-    pub fn resume(path: Option<&Path>, step: usize) -> Result<Self, RunError> {
+    pub(crate) fn resume(path: Option<&Path>, run: Run, step: usize) -> Result<Self, RunError> {
         if let Some(path) = path.filter(|p| p.is_file()) {
             let bytes = std::fs::read(path).map_err(RunError::io(path))?;
             let file = OpenOptions::new().write(true).open(path).map_err(RunError::io(path))?;
             file.set_len(kept(&bytes, step) as u64).map_err(RunError::io(path))?;
         }
-        Writer::open(path)
+        Writer::open(path, run)
     }
 
     /// Another handle of the file.
-    pub fn file(&self) -> Option<File> {
+    pub fn file(&self) -> Option<Sink> {
         self.file.as_ref().and_then(|(_, file)| file.try_clone().ok())
     }
 
-    /// Appends one line and hands it to the system.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub fn write(&mut self, metrics: &impl Serialize) -> Result<(), RunError> {
-        let Some((path, file)) = &mut self.file else { return Ok(()) };
-        let mut line = serde_json::to_vec(metrics).unwrap_or_default();
+    /// Appends one line and hands it to the system. The first time that this fails, a warning.
+    pub fn write(&mut self, metrics: &impl Serialize) -> Option<String> {
+        let (path, file) = self.file.as_mut()?;
+        let wall_time = (wall_time() * 1e3).round() / 1e3;
+        let line = Line { metrics, run: &self.run, wall_time };
+        let mut line = serde_json::to_vec(&line).unwrap_or_default();
         line.push(b'\n');
-        file.write_all(&line).map_err(RunError::io(path))
+        let error = append(file, &line).err()?;
+        self.lost += 1;
+        let warning = || format!("{} cannot be written: {error}; training goes on", path.display());
+        (self.lost == 1).then(warning)
     }
+
+    /// How many lines are missing.
+    pub fn lost(&self) -> Option<String> {
+        let (path, _) = self.file.as_ref()?;
+        let lost =
+            || format!("{} lacks {} lines that could not be written", path.display(), self.lost);
+        (self.lost > 0).then(lost)
+    }
+}
+
+/// Appends a line, or nothing of it.
+fn append(file: &mut Sink, line: &[u8]) -> std::io::Result<()> {
+    let mut written = 0;
+    while written < line.len() {
+        match file.write(&line[written..]) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(n) => written += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => {
+                if written > 0 {
+                    // What is no regular file keeps a torn line.
+                    let _ = file.cut(written as u64);
+                }
+                return Err(e);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of the lines before the first of those at the end that are torn or not before step `step`.

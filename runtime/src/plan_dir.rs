@@ -1,14 +1,13 @@
 //! Loading a plan directory: `plan.json`, the object file, `weights.safetensors` and, where the plan reads
 //! weights from the model's own files, `weights.json`, all checked.
 
+use crate::weights::Values;
 use crate::{RunError, init};
 use frit_ir::ops::Init;
-use frit_ir::plan::{ParamHome, ParamSpec, Plan, check, sha256_hex};
-use memmap2::Mmap;
-use serde::Deserialize;
+use frit_ir::plan::{ObjectFile, ParamHome, ParamSpec, Plan, sha256_hex};
+use frit_ir::{DType, Tensor};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::fs::File;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// [`frit_ir::plan::Target::device`] of plans for NVIDIA GPUs.
@@ -26,96 +25,7 @@ pub struct PlanDir {
     pub library: Option<libloading::Library>,
     /// The generated kernels of a plan for CUDA, as PTX.
     pub ptx: Option<String>,
-    /// The plan's own, then those of the training plan that it belongs to.
-    weights: Vec<Weights>,
-}
-
-/// Values of parameters and constants.
-struct Weights {
-    file: Mmap,
-    /// Weights that lie in the model's own files.
-    referenced: References,
-}
-
-impl Weights {
-    fn load(dir: &Path) -> Result<Weights, RunError> {
-        let path = dir.join("weights.safetensors");
-        let file = File::open(&path).map_err(RunError::io(&path))?;
-        // SAFETY: the map is only read; a plan directory is not changed while it is in use.
-        let file = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
-        safetensors::SafeTensors::deserialize(&file)
-            .map_err(|e| RunError::Plan { path, reason: e.to_string() })?;
-        let path = dir.join("weights.json");
-        let referenced =
-            if path.exists() { References::load(&path)? } else { References::default() };
-        Ok(Weights { file, referenced })
-    }
-
-    fn get(&self, name: &str) -> Option<&[u8]> {
-        if let Some(bytes) = self.referenced.get(name) {
-            return Some(bytes);
-        }
-        let tensors = safetensors::SafeTensors::deserialize(&self.file).ok()?;
-        Some(tensors.tensor(name).ok()?.data())
-    }
-}
-
-/// `weights.json`: tensors as byte ranges of other files.
-#[derive(Default)]
-struct References {
-    files: Vec<Mmap>,
-    /// File, first byte and number of bytes, by tensor.
-    tensors: BTreeMap<String, Place>,
-}
-
-#[derive(Deserialize)]
-struct Place {
-    file: usize,
-    offset: usize,
-    bytes: usize,
-}
-
-#[derive(Deserialize)]
-struct FileSpec {
-    path: PathBuf,
-    bytes: usize,
-    sha256: String,
-}
-
-#[derive(Deserialize)]
-struct ReferenceFile {
-    files: Vec<FileSpec>,
-    tensors: BTreeMap<String, Place>,
-}
-
-impl References {
-    fn load(path: &Path) -> Result<References, RunError> {
-        let refuse = |path: &Path, reason: String| RunError::Plan { path: path.into(), reason };
-        let text = std::fs::read(path).map_err(RunError::io(path))?;
-        let ReferenceFile { files: specs, tensors } =
-            serde_json::from_slice(&text).map_err(|e| refuse(path, e.to_string()))?;
-        let mut files = Vec::new();
-        for spec in specs {
-            let file = File::open(&spec.path).map_err(RunError::io(&spec.path))?;
-            // SAFETY: the map is only read; the files of a plan are not changed while it is in use.
-            let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(&spec.path))?;
-            if map.len() != spec.bytes || sha256_hex(&map) != spec.sha256 {
-                let reason = "the plan reads its weights here, and it was changed; compile again";
-                return Err(refuse(&spec.path, reason.into()));
-            }
-            files.push(map);
-        }
-        let references = References { files, tensors };
-        match references.tensors.keys().find(|name| references.get(name).is_none()) {
-            None => Ok(references),
-            Some(name) => Err(refuse(path, format!("`{name}` lies outside its file"))),
-        }
-    }
-
-    fn get(&self, name: &str) -> Option<&[u8]> {
-        let place = self.tensors.get(name)?;
-        self.files.get(place.file)?.get(place.offset..place.offset.checked_add(place.bytes)?)
-    }
+    values: Values,
 }
 
 impl PlanDir {
@@ -124,25 +34,20 @@ impl PlanDir {
     /// # Errors
     /// If a file is missing, was changed, is of another version, or is for another processor.
     pub fn load(dir: &Path) -> Result<PlanDir, RunError> {
-        PlanDir::open(dir)?.with_values(dir)
+        PlanDir::open(dir, None)?.with_values(dir)
     }
 
     /// Loads and checks all but that parameters have values.
-    fn open(dir: &Path) -> Result<PlanDir, RunError> {
+    fn open(dir: &Path, training: Option<&Path>) -> Result<PlanDir, RunError> {
         let path = dir.join("plan.json");
         let text = std::fs::read_to_string(&path).map_err(RunError::io(&path))?;
         let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
         let plan = Plan::from_json(&text).map_err(|e| refuse(e.to_string()))?;
-        check(&plan).map_err(|e| refuse(e.to_string()))?;
         check_target(&plan)?;
         let (mut library, mut ptx) = (None, None);
         if let Some(object) = &plan.object {
-            let path = dir.join(&object.file);
-            let bytes = std::fs::read(&path).map_err(RunError::io(&path))?;
+            let (path, bytes) = read_object(dir, object)?;
             let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
-            if sha256_hex(&bytes) != object.sha256 {
-                return Err(refuse("changed after it was compiled; compile again".into()));
-            }
             if plan.target.device == CUDA {
                 ptx = Some(String::from_utf8(bytes).map_err(|e| refuse(e.to_string()))?);
             } else {
@@ -153,8 +58,8 @@ impl PlanDir {
             }
         }
         let hash = sha256_hex(text.as_bytes());
-        let (path, weights) = (dir.into(), vec![Weights::load(dir)?]);
-        Ok(PlanDir { plan, hash, path, library, ptx, weights })
+        let values = Values::load(dir, &plan, training)?;
+        Ok(PlanDir { plan, hash, path: dir.into(), library, ptx, values })
     }
 
     /// Loads the plan of a directory that evaluates: its part `eval`, or itself.
@@ -164,9 +69,7 @@ impl PlanDir {
     pub fn load_evaluation(dir: &Path) -> Result<PlanDir, RunError> {
         let part = dir.join("eval");
         if part.join("plan.json").exists() {
-            let mut plan = PlanDir::open(&part)?;
-            plan.weights.push(Weights::load(dir)?);
-            return plan.with_values(dir);
+            return PlanDir::open(&part, Some(dir))?.with_values(dir);
         }
         let plan = PlanDir::load(dir)?;
         if plan.plan.eval.is_none() {
@@ -191,30 +94,74 @@ impl PlanDir {
 
     /// Whether a parameter of an evaluation is none of the training that it belongs to.
     pub(crate) fn only_evaluated(&self, name: &str) -> bool {
-        self.weights.len() > 1 && self.weights[0].get(name).is_some()
+        self.values.only_evaluated(name)
     }
 
     /// The little-endian elements of a stored tensor, or of a parameter whose first value is made.
-    pub fn weight(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        if let Some(bytes) = self.stored(name) {
-            return Some(Cow::Borrowed(bytes));
+    ///
+    /// # Errors
+    /// If they are not those that the plan was compiled with.
+    pub fn weight(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>, RunError> {
+        if let Some(bytes) = self.values.get(name)? {
+            return Ok(Some(Cow::Borrowed(bytes)));
         }
-        let param = self.plan.params.iter().find(|p| p.name == name)?;
-        let values = init::values(&param.init, self.plan.seed, name, 0..param.ty.shape.numel())?;
-        Some(Cow::Owned(values.iter().flat_map(|x| x.to_le_bytes()).collect()))
-    }
-
-    fn stored(&self, name: &str) -> Option<&[u8]> {
-        self.weights.iter().find_map(|w| w.get(name))
+        let Some(param) = self.plan.params.iter().find(|p| p.name == name) else { return Ok(None) };
+        let all = 0..param.ty.shape.numel();
+        let Some(values) = init::values(&param.init, self.plan.seed, name, all) else {
+            return Ok(None);
+        };
+        if param.ty.dtype == DType::F32 {
+            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            return Ok(Some(Cow::Owned(bytes)));
+        }
+        let (dtype, shape) = (param.ty.dtype, param.ty.shape.clone());
+        let value = match dtype.is_float() {
+            true => Tensor::floats(dtype, shape, values.into_iter().map(f64::from).collect()),
+            false => Tensor::ints(dtype, shape, values.into_iter().map(|x| x as i64).collect()),
+        };
+        Ok(Some(Cow::Owned(value.to_bytes())))
     }
 
     /// The first parameter of the step that has no first value.
     fn without_value(&self) -> Option<&str> {
         let lacks = |p: &&ParamSpec| {
-            p.home != ParamHome::Unused && p.init == Init::Weights && self.stored(&p.name).is_none()
+            p.home != ParamHome::Unused && p.init == Init::Weights && !self.values.has(&p.name)
         };
         self.plan.params.iter().find(lacks).map(|p| p.name.as_str())
     }
+}
+
+/// The path and bytes of the generated kernels.
+fn read_object(dir: &Path, object: &ObjectFile) -> Result<(PathBuf, Vec<u8>), RunError> {
+    let path = dir.join(&object.file);
+    let bytes = std::fs::read(&path).map_err(RunError::io(&path))?;
+    if sha256_hex(&bytes) == object.sha256 {
+        return Ok((path, bytes));
+    }
+    let reason = "changed after it was compiled; compile again".into();
+    Err(RunError::Plan { path, reason })
+}
+
+/// Checks the files beside the plan of a directory without running anything of them: generated kernels, of which
+/// every one that the plan calls must be there, and all weights.
+///
+/// # Errors
+/// If one is missing or was changed.
+pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
+    if let Some(object) = &plan.object {
+        let (path, bytes) = read_object(dir, object)?;
+        let is_name = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_';
+        let names: HashSet<&[u8]> = bytes.split(|b| !is_name(b)).collect();
+        let entries = plan.kernels.iter().filter_map(|k| k.entry.as_ref());
+        let mut symbols = entries.flat_map(|entry| entry.symbols());
+        if let Some(symbol) = symbols.find(|s| !names.contains(s.as_bytes())) {
+            let reason = format!("the kernel `{symbol}` is not there; compile again");
+            return Err(RunError::Plan { path, reason });
+        }
+    }
+    let training = dir.join("..");
+    let is_part = dir.ends_with("eval") && training.join("plan.json").exists();
+    Values::load(dir, plan, is_part.then_some(training.as_path()))?.compare_all()
 }
 
 #[cfg(target_arch = "x86_64")]

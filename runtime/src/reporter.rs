@@ -1,22 +1,27 @@
 //! What a run reports, put together as the metrics of its steps arrive.
 
 use crate::RunError;
+use crate::checkpoint::saver::Saved;
 use crate::device::Device;
+use crate::divergence::{Divergence, Judge};
+use crate::eval::in_words;
+use crate::files::Sink;
 use crate::gradients::Parts;
 use crate::metrics::{StepMetrics, ValidationMetrics, Writer};
+use crate::progress::Progress;
 use crate::run::Outcome;
+use crate::validation::Measured;
 use frit_ir::plan::Plan;
-use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::IsTerminal;
 use std::time::Instant;
 
 /// Takes the metrics of a rank's steps, writes and shows them.
 pub(crate) struct Reporter<'a> {
     plan: &'a Plan,
     writer: Writer,
-    bar: ProgressBar,
+    progress: Progress,
+    /// Whether the run is worth going on with.
+    pub(crate) judge: Judge,
     /// When the last metrics arrived.
     clock: Instant,
     /// The first step's gradients, until its metrics say by what to divide them.
@@ -25,11 +30,20 @@ pub(crate) struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Of a run with a progress bar of so many steps, if it shall have one and standard error is a terminal.
-    pub(crate) fn new(plan: &'a Plan, writer: Writer, bar: Option<usize>) -> Reporter<'a> {
-        let outcome = Outcome::default();
-        let bar = progress(bar.filter(|_| std::io::stderr().is_terminal()));
-        Reporter { plan, writer, bar, clock: Instant::now(), parts: None, outcome }
+    pub(crate) fn new(
+        plan: &'a Plan,
+        writer: Writer,
+        progress: Progress,
+        judge: Judge,
+    ) -> Reporter<'a> {
+        let (clock, parts, outcome) = (Instant::now(), None, Outcome::default());
+        Reporter { plan, writer, progress, judge, clock, parts, outcome }
+    }
+
+    /// Tells people what went wrong, without ending the run.
+    pub(crate) fn warn(&mut self, text: String) {
+        self.progress.warn(&text);
+        self.outcome.report.warnings.push(text);
     }
 
     /// The time of the first step counts from here.
@@ -38,8 +52,17 @@ impl<'a> Reporter<'a> {
     }
 
     /// The file of the metrics, if there is one.
-    pub(crate) fn metrics_file(&self) -> Option<File> {
+    pub(crate) fn metrics_file(&self) -> Option<Sink> {
         self.writer.file()
+    }
+
+    /// What became of a checkpoint after `steps` steps.
+    pub(crate) fn saved(&mut self, steps: usize, saved: Saved) {
+        match saved {
+            Saved::Yes => {}
+            Saved::NotFinite(name) => self.judge.end(Divergence::Parameter { steps, name }),
+            Saved::Lost(what) => self.outcome.lost = Some(what),
+        }
     }
 
     /// Keeps the first step's gradients until its metrics arrive.
@@ -48,8 +71,13 @@ impl<'a> Reporter<'a> {
     }
 
     /// All that was reported.
-    pub(crate) fn finish(self) -> Outcome {
-        self.bar.finish_and_clear();
+    pub(crate) fn finish(mut self) -> Outcome {
+        self.progress.finish();
+        if let Some(lost) = self.writer.lost() {
+            self.warn(lost);
+        }
+        self.outcome.report.skipped = self.judge.skipped;
+        self.outcome.report.stopped = self.judge.verdict();
         self.outcome
     }
 
@@ -62,22 +90,28 @@ impl<'a> Reporter<'a> {
         let report = &self.outcome.report;
         for step in report.start + report.losses.len()..step {
             let values = device.take_metrics()?;
-            self.report(step, &values)?;
+            self.report(step, &values);
         }
         Ok(())
     }
 
-    /// Reports the validation loss after `step` steps, and gives it back.
-    pub(crate) fn validated(&mut self, step: usize, loss: f64) -> Result<f64, RunError> {
-        self.writer.write(&ValidationMetrics { step: step - 1, validation_loss: loss })?;
+    /// Reports what a validation after `step` steps found.
+    pub(crate) fn validated(&mut self, step: usize, found: Measured) {
+        let Measured { loss, losses, metrics } = found;
+        self.progress.message(&format!("validation loss {loss:.4}{}", in_words(&metrics)));
         self.outcome.report.validation.push((step, loss));
-        self.bar.set_message(format!("validation loss {loss:.4}"));
+        self.outcome.report.validation_metrics.clone_from(&metrics);
+        self.write(&ValidationMetrics {
+            step: step - 1,
+            validation_loss: loss,
+            validation_losses: if losses.len() > 1 { losses } else { BTreeMap::new() },
+            validation_metrics: metrics,
+        });
         self.clock = Instant::now();
-        Ok(loss)
     }
 
     /// Takes the metrics of a step, in the plan's order.
-    fn report(&mut self, step: usize, values: &[f32]) -> Result<(), RunError> {
+    fn report(&mut self, step: usize, values: &[f32]) {
         let names = self.plan.metrics.iter().map(|m| m.name.as_str());
         let metrics: BTreeMap<&str, f64> =
             names.zip(values.iter().map(|v| f64::from(*v))).collect();
@@ -100,18 +134,14 @@ impl<'a> Reporter<'a> {
             skipped: metrics["found_inf"] != 0.0,
             tokens_or_examples_per_s: metrics["tokens"] / seconds,
         };
-        self.writer.write(&line)?;
-        self.bar.set_message(format!("loss {:.4}", line.loss));
-        self.bar.inc(1);
-        Ok(())
+        self.write(&line);
+        self.judge.note(step, line.loss, line.skipped);
+        self.progress.advance(&format!("loss {:.4}", line.loss));
     }
-}
 
-fn progress(steps: Option<usize>) -> ProgressBar {
-    let Some(steps) = steps else { return ProgressBar::hidden() };
-    let bar = ProgressBar::new(steps as u64);
-    match ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
+    fn write(&mut self, line: &impl serde::Serialize) {
+        if let Some(warning) = self.writer.write(line) {
+            self.warn(warning);
+        }
     }
 }

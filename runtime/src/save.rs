@@ -2,11 +2,12 @@
 
 use crate::RunError;
 use crate::device::Device;
+use crate::tensors::{self, Tensor};
 use frit_ir::DType;
 use frit_ir::ops::EMA;
 use frit_ir::plan::{ParamHome, ParamSpec, Plan};
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -96,7 +97,7 @@ fn stored_dtype(param: &ParamSpec) -> Dtype {
     }
 }
 
-/// Writes the tensors beside `path` and moves them there, so that no torn file is ever at `path`.
+/// Writes the tensors of the plan's parameters.
 ///
 /// # Errors
 /// If the file system refuses.
@@ -104,46 +105,11 @@ pub(crate) fn write(path: &Path, plan: &Plan, all: &Tensors) -> Result<(), RunEr
     let mut tensors = Vec::new();
     for param in &plan.params {
         let Some(bytes) = all.get(&param.name) else { continue };
-        let shape = param.ty.shape.0.clone();
-        tensors.push((param.name.as_str(), stored_dtype(param), shape, bytes.as_slice()));
+        let (dtype, shape) = (stored_dtype(param), param.ty.shape.0.clone());
+        let bytes = Cow::Borrowed(bytes.as_slice());
+        tensors.push((param.name.clone(), Tensor { dtype, shape, bytes }));
     }
-    write_tensors(path, tensors)
-}
-
-/// Writes tensors (name, element type, shape, bytes) beside `path` and moves them there.
-///
-/// # Errors
-/// If the file system refuses.
-pub(crate) fn write_tensors(
-    path: &Path,
-    tensors: Vec<(&str, Dtype, Vec<usize>, &[u8])>,
-) -> Result<(), RunError> {
-    let other = |e: safetensors::SafeTensorError| RunError::Io {
-        path: path.into(),
-        error: std::io::Error::other(e.to_string()),
-    };
-    let mut views = Vec::new();
-    for (name, dtype, shape, bytes) in tensors {
-        views.push((name, TensorView::new(dtype, shape, bytes).map_err(other)?));
-    }
-    aside_then(path, |aside| safetensors::serialize_to_file(views, None, aside).map_err(other))
-}
-
-/// Has a file written beside `path` and moves it there; nothing is left if that fails.
-pub(crate) fn aside_then(
-    path: &Path,
-    write: impl FnOnce(&Path) -> Result<(), RunError>,
-) -> Result<(), RunError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".partial-{}", std::process::id()));
-    let aside = path.with_file_name(name);
-    let written =
-        write(&aside).and_then(|()| std::fs::rename(&aside, path).map_err(RunError::io(path)));
-    if written.is_err() {
-        // The error that matters is the first; there may be nothing to remove.
-        let _ = std::fs::remove_file(&aside);
-    }
-    written
+    tensors::write(path, tensors)
 }
 
 /// The element type as `.safetensors` files name it.

@@ -1,11 +1,30 @@
-//! When each task of a step ran, as a Chrome trace: one process per rank, one thread per stream, open it in
+//! When each task of a step ran, in all of its micro-steps, as a Chrome trace: one process per rank, one thread per stream, open it in
 //! <https://ui.perfetto.dev>. Each task carries the cost model's prediction beside what was measured.
 
 use crate::RunError;
-use crate::device::Span;
+use crate::device::{Device, Span};
+use crate::files;
 use frit_ir::plan::{Plan, Stream, Task};
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::path::Path;
+use std::time::Instant;
+
+/// Runs tasks and adds their spans, with times since `origin`.
+///
+/// # Errors
+/// The task that failed.
+pub(crate) fn run<D: Device>(
+    device: &mut D,
+    tasks: Range<usize>,
+    origin: &Instant,
+    spans: &mut Vec<Span>,
+) -> Result<(), RunError> {
+    let before = origin.elapsed().as_secs_f64() * 1e6;
+    let found = device.trace(tasks)?;
+    spans.extend(found.into_iter().map(|s| Span { start_us: before + s.start_us, ..s }));
+    Ok(())
+}
 
 /// Writes the spans of ranks.
 ///
@@ -18,7 +37,7 @@ pub(crate) fn write(
 ) -> Result<(), RunError> {
     let mut text = serde_json::to_vec(&events(plan, ranks)).unwrap_or_default();
     text.push(b'\n');
-    std::fs::write(path, text).map_err(RunError::io(path))
+    files::deliver(path, |out| out.write_all(&text)).map_err(RunError::io(path))
 }
 
 fn events(plan: &Plan, ranks: &[(usize, Vec<Span>)]) -> Value {

@@ -1,6 +1,7 @@
 //! What a run used of its device, as JSON.
 
 use crate::RunError;
+use crate::files;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,5 +37,5 @@ pub struct Usage {
 /// If the file cannot be written.
 pub(crate) fn write(path: &Path, usage: &Usage) -> Result<(), RunError> {
     let text = serde_json::to_string_pretty(usage).unwrap_or_default() + "\n";
-    std::fs::write(path, text).map_err(RunError::io(path))
+    files::deliver(path, |out| out.write_all(text.as_bytes())).map_err(RunError::io(path))
 }

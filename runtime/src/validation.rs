@@ -1,10 +1,11 @@
-//! Validation: the loss over examples that are not trained on, between steps of training.
+//! Validation: the loss, and metrics, over examples that are not trained on, between steps of training.
 //!
 //! The plan's evaluation runs on a device of its own beside the one that trains, with a copy of what each
 //! rank owns of the parameters; its batches and its mean are those of `frit eval`.
 
 use crate::RunError;
 use crate::comm::Communicator;
+use crate::data::Source;
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -14,17 +15,27 @@ use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::plan::{EvalSpec, Held, Plan};
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
 
 /// What is asked of a run about validation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidationOptions {
     /// The examples.
-    pub data: std::path::PathBuf,
+    pub data: Source,
     /// Steps between two validations; by default those between two checkpoints. There is one after the last
     /// step too.
     pub every: Option<usize>,
+}
+
+/// What a validation found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The weighted sum of the losses.
+    pub loss: f64,
+    /// Each loss by itself, by name.
+    pub losses: BTreeMap<String, f64>,
+    /// The metrics, by name.
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// The evaluation of a plan, and what it is evaluated on.
@@ -42,7 +53,7 @@ impl Validation {
     /// # Errors
     /// If the plan has no evaluation or no loss, the evaluation does not hold parameters as the training does, or
     /// the examples are not right for it.
-    pub fn open(training: &PlanDir, data: &Path) -> Result<Validation, RunError> {
+    pub fn open(training: &PlanDir, data: &Source) -> Result<Validation, RunError> {
         let dir = PlanDir::load_evaluation(&training.path)?;
         let copies = (0..training.plan.world_size)
             .map(|rank| copies(&training.plan, &dir.plan, rank))
@@ -78,17 +89,16 @@ impl Validation {
         Ok(device)
     }
 
-    /// The mean loss with the parameters that `trained` holds now, the same on every rank. All ranks must
-    /// ask.
+    /// What the parameters that `trained` holds now give, the same on every rank. All ranks must ask.
     ///
     /// # Errors
     /// If a device or another rank failed.
-    pub fn loss(
+    pub fn measure(
         &self,
         trained: &impl Device,
         device: &mut impl Device,
         rank: usize,
-    ) -> Result<f64, RunError> {
+    ) -> Result<Measured, RunError> {
         for copy in &self.copies[rank] {
             let bytes = trained.read(copy.from.buffer, copy.from.offset, copy.from.bytes)?;
             device.write(copy.to.buffer, copy.to.offset, &bytes)?;
@@ -103,7 +113,8 @@ impl Validation {
             self.batches,
             |_, _| Ok(()),
         )?;
-        Ok(eval.loss(&all))
+        let loss = eval.loss(&all);
+        Ok(Measured { loss, losses: eval.losses(&all), metrics: eval.metrics(&all) })
     }
 }
 

@@ -4,6 +4,7 @@ use crate::support::{Planned, file, plan};
 use frit_runtime::RunError;
 use frit_runtime::comm::local::LocalComm;
 use frit_runtime::compare::{Options, Report, compare, on_device};
+use frit_runtime::data::{Arguments, Element};
 use frit_runtime::device::cpu::Cpu;
 use frit_runtime::device::{Device, Span};
 use frit_runtime::plan_dir::PlanDir;
@@ -14,7 +15,10 @@ use std::ops::Range;
 fn options(planned: &Planned, model: &str) -> Options {
     Options {
         plan: planned.path(),
-        data: file(&format!("tests/models/{model}/data.safetensors")),
+        data: Arguments {
+            data: vec![file(&format!("tests/models/{model}/data.safetensors"))],
+            token_dtype: None,
+        },
         steps: 1,
         budget: 500,
         json: false,
@@ -81,8 +85,8 @@ impl Device for Faulty<'_> {
         Ok(())
     }
 
-    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
-        self.cpu.feed(buffer, bytes)
+    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError> {
+        self.cpu.feed(buffer, element, bytes)
     }
 
     fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
@@ -154,7 +158,7 @@ fn a_run_says_what_it_used() {
     let path = planned.dir.path().join("usage.json");
     let options = RunOptions {
         steps: 1,
-        data: file("tests/models/mlp/data.safetensors"),
+        data: file("tests/models/mlp/data.safetensors").into(),
         usage: Some(path.clone()),
         threads: Some(1),
         ..RunOptions::default()

@@ -4,7 +4,7 @@ use crate::support::plan;
 use frit_ir::ops::{
     AMAX_HISTORY, AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, UnaryFn,
 };
-use frit_ir::plan::{Action, Arena, BufferClass, Kernel, Plan, Stream, sha256_hex};
+use frit_ir::plan::{Action, Arena, Buffer, BufferClass, IndexRange, Kernel, Place, Plan, Stream};
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
 
@@ -63,6 +63,49 @@ fn bytes() {
         let plan = if code == "P105" { &bf16 } else { &fp32 };
         assert_eq!(codes(plan, change)[0], code);
     }
+}
+
+/// The buffer of a result moves onto that of an operand of the same size: allowed for elementwise kernels only.
+#[test]
+fn results_on_operands() {
+    let plan = gpt2(&["precision.compute=fp32"]);
+    let mut only_that = 0;
+    for task in 0..plan.tasks.len() {
+        let Action::Kernel { kernel, reads, writes } = &plan.tasks[task].action else { continue };
+        let apart = |r: &&Place| r.buffer != writes[0].buffer && r.ty == writes[0].ty;
+        let Some(read) = reads.iter().find(apart) else { continue };
+        let mut broken = plan.clone();
+        let Buffer { arena, offset, .. } = plan.buffers[read.buffer];
+        let moved = &mut broken.buffers[writes[0].buffer];
+        (moved.arena, moved.offset) = (arena, offset);
+        match verify_plan(&broken) {
+            Ok(()) => {
+                let body = &plan.kernels[*kernel].body;
+                let elementwise = body.nodes().all(|(_, n)| n.op.is_leaf() || n.op.is_pointwise());
+                assert!(elementwise, "task {task} may write over its operand");
+            }
+            Err(found) => only_that += usize::from(found.iter().all(|d| d.code == "P107")),
+        }
+    }
+    assert!(only_that > 5, "{only_that} plans are broken by nothing else");
+    let cases: [Break; 2] = [
+        // Over another result, and over another operand than its own.
+        |p| {
+            let Action::Kernel { writes, .. } = &mut kernel(p, "optimizer_step").action else {
+                return;
+            };
+            writes[1] = writes[0].clone();
+        },
+        |p| {
+            let Action::Kernel { writes, .. } = &mut kernel(p, "optimizer_step").action else {
+                return;
+            };
+            writes[0].offset += 4;
+            writes[0].ty.shape.0[0] -= 1;
+        },
+    ];
+    assert!(codes(&plan, cases[0]).iter().any(|c| c == "P107"));
+    codes(&plan, cases[1]);
 }
 
 /// Puts an activation on the bytes of another one of the same stream that is read again later.
@@ -185,6 +228,8 @@ fn averages_and_parameter_groups() {
         ("P312", |p| {
             let begins = segmented(p).begins.expect("a table");
             p.buffers.push(p.buffers[begins].clone());
+            p.buffers.last_mut().expect("a buffer").offset = p.persistent_bytes;
+            p.persistent_bytes += 256;
             segmented(p).begins = Some(p.buffers.len() - 1);
         }),
     ];
@@ -274,7 +319,7 @@ fn the_factor_of_every_gradient() {
             let is_add = |(_, n): &(_, &frit_ir::Node)| n.op.name() == "add";
             let add = kernel.body.nodes().find(is_add).expect("an addition").0;
             kernel.body.node_mut(add).op = Op::Binary(BinaryFn::Mul);
-            kernel.hash = sha256_hex(kernel.body.to_string().as_bytes());
+            kernel.bind();
         }),
         // The sums of the step before are kept.
         ("P310", |p| {
@@ -328,7 +373,7 @@ fn operations_that_are_not_linear() {
         let wrong = add(&cast, wrong);
         let wrong = add(&back, wrong);
         body.outputs[0].value = wrong;
-        broken.kernels[at].hash = sha256_hex(broken.kernels[at].body.to_string().as_bytes());
+        broken.kernels[at].bind();
         let found = verify_plan(&broken).expect_err("the plan is broken");
         assert!(found.iter().any(|d| d.code == "P309"), "{op:?}: {found:?}");
     }
@@ -360,7 +405,7 @@ fn magnitudes_of_8_bit_floats() {
                 let id = kernel.body.nodes().find(is).expect("rounding").0;
                 let Op::Quantize(op) = &mut kernel.body.node_mut(id).op else { continue };
                 op.index = 0;
-                kernel.hash = sha256_hex(kernel.body.to_string().as_bytes());
+                kernel.bind();
             }
         }),
     ];
@@ -591,4 +636,31 @@ fn the_meaning_of_the_program() {
     for (code, change) in cases {
         assert_eq!(codes(&plan, change)[0], code);
     }
+}
+
+#[test]
+fn inputs_that_are_read_as_indices() {
+    let (labels, ids) = ("labels", "input_ids");
+    let plan = gpt2(&[]);
+    let of = |plan: &Plan, name: &str| plan.inputs.iter().position(|i| i.name == name);
+    let (labels, ids) = (of(&plan, labels).expect("labels"), of(&plan, ids).expect("ids"));
+    let breaks: [(&str, usize, fn(&mut IndexRange)); 5] = [
+        ("P601", labels, |r| r.hi += 1),
+        ("P601", labels, |r| r.lo = -1),
+        ("P601", labels, |r| r.ignore = Some(-1)),
+        ("P601", ids, |r| r.hi += 1),
+        ("P001", ids, |r| r.within = vec![(0, usize::MAX)]),
+    ];
+    for (code, input, change) in breaks {
+        let mut broken = plan.clone();
+        broken.inputs[input].ranges.iter_mut().for_each(change);
+        let found = verify_plan(&broken).expect_err("it is broken");
+        assert_eq!(found[0].code, code);
+    }
+    let mut narrower = plan.clone();
+    narrower.inputs[ids].ranges.iter_mut().for_each(|r| (r.lo, r.hi) = (0, 3));
+    verify_plan(&narrower).expect("fewer values are as good");
+    let mut unchecked = plan;
+    unchecked.inputs[ids].ranges.clear();
+    assert_eq!(verify_plan(&unchecked).expect_err("it is broken")[0].code, "P601");
 }

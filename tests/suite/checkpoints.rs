@@ -197,7 +197,7 @@ fn as_many_checkpoints_are_kept_as_were_asked_for() {
         .map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8"))
         .collect();
     names.sort();
-    assert_eq!(names, ["latest", "step-00000006", "step-00000007"]);
+    assert_eq!(names, ["latest", "lock", "step-00000006", "step-00000007"]);
     assert_eq!(std::fs::read_to_string(dir.join("latest")).expect("latest"), "step-00000007\n");
     // Without --resume, what is there is not overwritten.
     let checkpoint = options.checkpoint.as_mut().expect("set above");
@@ -249,7 +249,7 @@ fn damaged_and_foreign_checkpoints_are_refused() {
     std::fs::write(dir.join("latest"), "step-00000002\n").expect("written");
 
     let gpt2 = plan(GPT2, 4, &["sharding.ranks=2"]);
-    let foreign = RunOptions { data: data("gpt2"), ..options.clone() };
+    let foreign = RunOptions { data: data("gpt2").into(), ..options.clone() };
     refused(&gpt2, &foreign, &["another model"]);
     let momentum = plan("tests/models/mlp/model.onnx", 8, &["optimizer.kind=momentum"]);
     refused(&momentum, &options, &["momentum/fc1.weight", "optimizer"]);

@@ -83,7 +83,7 @@ fn bad_data_and_plans_are_refused_in_one_sentence() {
 
     let json = planned.path().join("plan.json");
     let text = std::fs::read_to_string(&json).unwrap();
-    std::fs::write(&json, text.replacen("\"format_version\": 2", "\"format_version\": 99", 1))
+    std::fs::write(&json, text.replacen("\"format_version\": 3", "\"format_version\": 99", 1))
         .unwrap();
     for verb in ["inspect", "verify"] {
         let message = frit(&[verb, path]).unwrap_err();
@@ -161,7 +161,9 @@ fn every_verb_shows_examples() {
 fn the_report_is_one_page_that_needs_nothing_else() {
     let settings = ["sharding.ranks=2", "precision.compute=bf16", "run.accumulation=2"];
     let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
-    let page = frit::report::page(&planned.compiled.plan);
+    let plan = &planned.compiled.plan;
+    let predicted = frit::predict::step(plan).unwrap_or_else(|e| panic!("{e}"));
+    let page = frit::report::page(plan, &predicted);
     for part in ["<svg", "Timeline", "Memory", "Precision", "Advice", "Units", "Kernels", "× 2"] {
         assert!(page.contains(part), "no `{part}`");
     }

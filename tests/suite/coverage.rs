@@ -87,7 +87,12 @@ fn samples() -> Vec<(Op, Vec<TensorType>)> {
         ("matmul", json!({}), vec![square, "f32[8,16]"]),
         ("max_pool", pool.clone(), vec![image]),
         ("pad", json!({"low": [1, 0], "high": [0, 1], "value": 0.0}), vec![square]),
-        ("random_mask", json!({"shape": [4, 8], "keep": 0.9, "id": 0}), vec!["i64[3]"]),
+        (
+            "random",
+            json!({"f": "normal", "shape": [4, 8], "offset": 0.5, "scale": 2.0, "id": 0}),
+            vec!["i64[5]"],
+        ),
+        ("random_mask", json!({"shape": [4, 8], "keep": 0.9, "id": 0}), vec!["i64[5]"]),
         ("reduce", json!({"f": "sum", "axes": [1], "keep_dims": false}), vec![square]),
         ("reshape", json!({"shape": [32]}), vec![square]),
         ("rms_norm", norm, vec![square, "f32[8]"]),

@@ -4,6 +4,7 @@
 use crate::support::{Planned, file, plan};
 use frit_ir::plan::{Action, Entry, Plan, Stream, Team};
 use frit_runtime::RunError;
+use frit_runtime::data::Element;
 use frit_runtime::device::Device;
 use frit_runtime::device::cuda::driver::{EventHandle, StreamHandle};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
@@ -29,8 +30,8 @@ pub(crate) fn open(dir: &PlanDir, driver: Recording) -> Result<Cuda<'_, Recordin
 /// Feeds every input and runs a range; what the driver was asked for meanwhile.
 pub(crate) fn step(device: &mut Cuda<'_, Recording>, plan: &Plan, end: usize) -> Vec<Call> {
     device.driver().take();
-    for (buffer, bytes) in plan.fed() {
-        device.feed(buffer, &vec![0; bytes]).unwrap();
+    for (buffer, ty) in plan.fed() {
+        device.feed(buffer, Element::from(ty.dtype), &vec![0; ty.bytes()]).unwrap();
     }
     device.run(0..end).unwrap();
     device.driver().take()
@@ -518,7 +519,8 @@ fn a_read_sees_what_was_fed() {
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
     for input in &plan.inputs {
-        device.feed(input.buffer, &vec![0; input.ty.bytes()]).unwrap();
+        let element = Element::from(input.ty.dtype);
+        device.feed(input.buffer, element, &vec![0; input.ty.bytes()]).unwrap();
     }
     device.driver().take();
     let input = &plan.inputs[0];
@@ -616,7 +618,7 @@ fn without_a_driver_a_plan_for_gpus_is_refused_by_name() {
     assert!(lacking.lacking() && lacking.memory_bytes.is_some());
     let options = frit_runtime::run::RunOptions {
         steps: 1,
-        data: file("tests/models/mlp/data.safetensors"),
+        data: file("tests/models/mlp/data.safetensors").into(),
         ..Default::default()
     };
     let error = frit_runtime::run::run(&planned.path(), &options).unwrap_err().to_string();

@@ -158,6 +158,18 @@ fn every_other_operation_trains_as_on_the_cpu() {
 }
 
 #[test]
+fn models_that_draw_train_as_on_the_cpu() {
+    let own_loss = ["loss.kind=output", "loss.logits=loss"];
+    for (model, precision, ranks, tolerance) in [
+        ("vae", "precision.compute=fp32", 1, 1e-5),
+        ("diffusion", "precision.compute=fp32", 2, 1e-5),
+        ("diffusion", "precision.compute=bf16", 1, 2e-3),
+    ] {
+        check(model, &[&own_loss[..], &[precision]].concat(), ranks, tolerance);
+    }
+}
+
+#[test]
 fn gpt2_in_fp8_trains_as_on_the_cpu() {
     // Of 8-bit floats a rounding that goes the other way is an error of 6 %.
     check("gpt2", &["precision.compute=fp8"], 1, 3e-3);

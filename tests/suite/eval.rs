@@ -5,7 +5,7 @@ use crate::support::{Planned, file, plan_to_evaluate, train_on};
 use frit::export::Trained;
 use frit_ir::Op;
 use frit_ir::ops::{Constant, RandomMask};
-use frit_ir::plan::{Action, Arena, EVAL, sha256_hex};
+use frit_ir::plan::{Action, Arena, EVAL};
 use frit_passes::verify_plan::verify_plan;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::eval::{Options, Report, evaluate};
@@ -39,7 +39,7 @@ fn first(name: &str, n: usize, dir: &Path) -> PathBuf {
 }
 
 fn on(plan: &Planned, data: &Path) -> Report {
-    let options = Options { data: Some(data.into()), ..options(plan) };
+    let options = Options { data: vec![data.into()], ..options(plan) };
     evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0")
 }
 
@@ -72,7 +72,7 @@ fn outputs_of_the_given_models_are_onnxruntimes() {
             let data = first(name, 3, dir.path());
             let dumped = dir.path().join("outputs.safetensors");
             let dump_outputs = Some(dumped.clone());
-            let options = Options { data: Some(data), dump_outputs, ..options(&plan) };
+            let options = Options { data: vec![data], dump_outputs, ..options(&plan) };
             evaluate(&options).unwrap_or_else(|e| panic!("{name}: {e}")).expect("rank 0");
             let expected = file(&format!("tests/models/{name}/outputs.safetensors"));
             let ((shape, found), (wanted, expected)) =
@@ -114,7 +114,7 @@ fn bf16_evaluates_with_the_casts_of_training_and_machine_code_is_what_bodies_say
     let plan = plan_to_evaluate(&model("gpt2"), 4, &["sharding.ranks=2"]);
     let data = first("gpt2", 5, dir.path());
     let loss = on(&plan, &data).loss.expect("a loss");
-    let interpreted = Options { data: Some(data.clone()), interpret: true, ..options(&plan) };
+    let interpreted = Options { data: vec![data.clone()], interpret: true, ..options(&plan) };
     let interpreted = evaluate(&interpreted).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
     assert!((loss - interpreted.loss.expect("a loss")).abs() < 2e-3);
     let steps = train_on(&plan, &first("gpt2", 8, dir.path()), 1, None);
@@ -136,7 +136,7 @@ fn trained_weights_are_evaluated_under_their_names() {
     let checkpoints = dir.path().join("checkpoints");
     let training = RunOptions {
         steps: 20,
-        data: data.clone(),
+        data: data.clone().into(),
         save: Some(weights.clone()),
         checkpoint: Some(CheckpointOptions {
             dir: checkpoints.clone(),
@@ -148,33 +148,33 @@ fn trained_weights_are_evaluated_under_their_names() {
     };
     run(&plan.path(), &training).unwrap_or_else(|e| panic!("{e}"));
     let trained =
-        Options { data: Some(data.clone()), weights: Some(weights.clone()), ..options(&plan) };
+        Options { data: vec![data.clone()], weights: Some(weights.clone()), ..options(&plan) };
     let trained =
         evaluate(&trained).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss.expect("a loss");
     assert!(trained < on(&plan, &data).loss.expect("a loss") - 0.1);
     let kept =
-        Options { data: Some(data.clone()), checkpoint: Some(checkpoints), ..options(&plan) };
+        Options { data: vec![data.clone()], checkpoint: Some(checkpoints), ..options(&plan) };
     let kept =
         evaluate(&kept).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss.expect("a loss");
     assert_eq!(kept.to_bits(), trained.to_bits(), "the checkpoint holds what was saved");
     // The exported model, compiled again, is the same model.
     let parameters = Trained::of_plan(&plan.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
-    let bytes = frit::export::onnx(&parameters).unwrap_or_else(|e| panic!("{e}"));
     let exported = dir.path().join("trained.onnx");
-    std::fs::write(&exported, bytes).expect("written");
+    frit::export::onnx(&parameters, &Default::default(), &exported)
+        .unwrap_or_else(|e| panic!("{e}"));
     let again =
         crate::support::plan_at(&exported, 8, &["precision.compute=fp32", "loss.kind=none"]);
     let outputs = |plan: &Planned, weights: Option<PathBuf>| {
         let path = dir.path().join("outputs.safetensors");
-        let (data, dump_outputs) = (Some(data.clone()), Some(path.clone()));
+        let (data, dump_outputs) = (vec![data.clone()], Some(path.clone()));
         let options = Options { data, weights, dump_outputs, ..options(plan) };
         let report = evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
         (report.loss, floats(&path, "logits"))
     };
     let (loss, (shape, found)) = outputs(&again, None);
     let (_, (_, expected)) = outputs(&plan, Some(weights));
-    // One rank's batch of eight beside two of them.
-    assert_eq!((loss, shape), (None, vec![8, 10]));
+    // All examples, in batches of one rank and of two.
+    assert_eq!((loss, shape), (None, vec![320, 10]));
     assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));
 }
 
@@ -187,7 +187,7 @@ fn dropout_is_off_and_seeds_do_not_matter() {
         let plan = plan_to_evaluate(&model("dropout"), 4, &settings);
         let path = dir.path().join("outputs.safetensors");
         let options = Options {
-            data: Some(data.clone()),
+            data: vec![data.clone()],
             dump_outputs: Some(path.clone()),
             ..options(&plan)
         };
@@ -226,16 +226,16 @@ fn what_cannot_be_evaluated_is_named() {
     let data = file("tests/models/mlp/data.safetensors");
     let training = crate::support::plan_at(&file(&model("mlp")), 4, &[]);
     let refused = |options: Options| evaluate(&options).expect_err("refused").to_string();
-    let error = refused(Options { data: Some(data.clone()), ..options(&training) });
+    let error = refused(Options { data: vec![data.clone()], ..options(&training) });
     assert!(error.contains("no evaluation"), "{error}");
     let plan = plan_to_evaluate(&model("mlp"), 4, &[]);
     let foreign = file("tests/models/gpt2/data.safetensors");
-    let error = refused(Options { data: Some(foreign.clone()), ..options(&plan) });
+    let error = refused(Options { data: vec![foreign.clone()], ..options(&plan) });
     assert!(error.contains("no tensor `x`"), "{error}");
-    let weights = Options { data: Some(data.clone()), weights: Some(foreign), ..options(&plan) };
+    let weights = Options { data: vec![data.clone()], weights: Some(foreign), ..options(&plan) };
     assert!(refused(weights).contains("it holds no `fc1."));
     let empty = first("mlp", 0, dir.path());
-    assert!(refused(Options { data: Some(empty), ..options(&plan) }).contains("no examples"));
+    assert!(refused(Options { data: vec![empty], ..options(&plan) }).contains("no examples"));
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn broken_evaluations_are_found() {
     assert!(sums_nothing.iter().any(|c| c == "P403"), "{sums_nothing:?}");
     let draws = codes(&|plan| {
         let kernel = plan.kernels.first_mut().expect("kernels");
-        let seed = frit_ir::Tensor::ints(frit_ir::DType::I64, [3], vec![0; 3]);
+        let seed = frit_ir::Tensor::ints(frit_ir::DType::I64, [5], vec![0; 5]);
         let mut add = |op, inputs: &[frit_ir::ValueId]| {
             let (origin, region) = (frit_ir::Origin::none(), frit_ir::Region::Forward);
             kernel.body.add1(op, inputs, origin, region).expect("it fits")
@@ -283,7 +283,7 @@ fn broken_evaluations_are_found() {
         let seed = add(Op::Constant(Constant { value: seed }), &[]);
         let shape = frit_ir::Shape::from([2]);
         add(Op::RandomMask(RandomMask { shape, keep: 0.5, id: 0 }), &[seed]);
-        kernel.hash = sha256_hex(kernel.body.to_string().as_bytes());
+        kernel.bind();
     });
     assert!(draws.iter().any(|c| c == "P404"), "{draws:?}");
     let inputs = sound.inputs.iter().map(|i| i.buffer);

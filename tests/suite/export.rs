@@ -1,9 +1,10 @@
 //! Trained weights leave under the model's own names, and as the model itself.
 
 use crate::parity;
-use crate::support::{file, plan, plan_at};
+use crate::support::{Planned, file, plan, plan_at};
+use frit::bench::Bench;
 use frit::diagnostics::Report;
-use frit::export::{self, Trained};
+use frit::export::{self, Options, Trained};
 use frit::import::onnx::messages::*;
 use frit::plan_dir::{Stored, write};
 use frit_runtime::run::{RunOptions, run};
@@ -11,13 +12,22 @@ use prost::Message;
 use safetensors::{Dtype, tensor::TensorView};
 use std::path::{Path, PathBuf};
 
+/// The model of a plan with these weights, as it trains.
 fn onnx(plan: &Path, weights: &Path) -> Result<Vec<u8>, Report> {
-    export::onnx(&Trained::of_plan(plan, weights)?)
+    let options = Options { training: true, ..Options::default() };
+    exported(plan, weights, &options)
+}
+
+fn exported(plan: &Path, weights: &Path, options: &Options) -> Result<Vec<u8>, Report> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("exported.onnx");
+    export::onnx(&Trained::of_plan(plan, weights)?, options, &path)?;
+    Ok(std::fs::read(path).expect("the model"))
 }
 
 fn train(plan: &Path, data: &Path, steps: usize, save: Option<PathBuf>) -> Vec<f64> {
-    let data = data.into();
-    let options = RunOptions { steps, data, save, threads: Some(1), ..RunOptions::default() };
+    let options =
+        RunOptions { steps, data: data.into(), save, threads: Some(1), ..RunOptions::default() };
     run(plan, &options).unwrap_or_else(|e| panic!("{e}")).losses
 }
 
@@ -183,13 +193,132 @@ fn what_cannot_be_exported_is_named() {
     let gpt2 = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp32"]);
     let weights = gpt2.path().join("weights.safetensors");
     assert!(refused(&weights, &planned.path()).contains("holds no `fc1."));
+    let json = plan("examples/digits_mlp/model.json", 4, &["loss.labels=labels"]);
+    let weights = json.path().join("weights.safetensors");
+    assert!(refused(&weights, &json.path()).contains("JSON model"));
+    let bytes = std::fs::read(gpt2.path().join("weights.safetensors")).expect("weights");
+    let torn = dir.path().join("torn.safetensors");
+    std::fs::write(&torn, &bytes[..bytes.len() - 4]).expect("written");
+    assert!(refused(&torn, &gpt2.path()).contains("torn.safetensors"));
+}
+
+/// The plan of a model that adds a table of `side` by `side` elements, which does not train, beside or in the model.
+fn with_table(dir: &Path, side: usize, external: bool) -> Planned {
+    let folder = dir.join("compiled");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let path = folder.join("model.onnx");
+    let bytes: Vec<u8> = (0..side * side).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let mut model = merged();
+    let graph = model.graph.as_mut().expect("a graph");
+    let mut table = TensorProto {
+        name: "table".into(),
+        dims: vec![side as i64; 2],
+        data_type: 1,
+        ..TensorProto::default()
+    };
+    if external {
+        std::fs::write(folder.join("beside.bin"), &bytes).expect("written");
+        let entry = StringStringEntryProto { key: "location".into(), value: "beside.bin".into() };
+        (table.external_data, table.data_location) = (vec![entry], 1);
+    } else {
+        table.raw_data = Some(bytes.into());
+    }
+    graph.initializer.push(table);
+    let node = |op: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: op.into(),
+        input: inputs.iter().map(|s| s.to_string()).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    };
+    graph.node.last_mut().expect("a node").output = vec!["sum".into()];
+    graph.node.extend([
+        node("ReduceMean", &["table"], "mean"),
+        node("Floor", &["mean"], "floor"),
+        node("Mul", &["sum", "floor"], "logits"),
+    ]);
+    std::fs::write(&path, model.encode_to_vec()).expect("written");
+    plan_at(&path, 4, &["precision.compute=bf16", "loss.kind=mse"])
+}
+
+#[test]
+fn a_plan_is_exported_wherever_its_model_is_now() {
+    for (side, external, needed) in
+        [(8, false, false), (8, true, false), (600, false, true), (600, true, true)]
+    {
+        let dir = tempfile::tempdir().expect("a directory");
+        let planned = with_table(dir.path(), side, external);
+        let plan = dir.path().join("moved");
+        std::fs::rename(planned.path(), &plan).expect("moved");
+        let weights = plan.join("weights.safetensors");
+        let there = exported(&plan, &weights, &Options::default());
+        let there = there.unwrap_or_else(|e| panic!("{e}"));
+        let (compiled, renamed) = (dir.path().join("compiled"), dir.path().join("renamed"));
+        std::fs::rename(&compiled, &renamed).expect("moved");
+        let gone = exported(&plan, &weights, &Options::default());
+        let what = format!("{side} {external}");
+        match (needed, gone) {
+            (false, Ok(bytes)) => assert_eq!(bytes, there, "{what}"),
+            (true, Err(e)) => {
+                let text = format!("{e} {:?}", e.diagnostics[0].notes);
+                assert!(text.contains("--model") && text.contains("`table`"), "{text}");
+            }
+            (_, other) => panic!("{what}: {:?}", other.map(|b| b.len())),
+        }
+        let mut given = Options { model: Some(renamed.join("model.onnx")), ..Options::default() };
+        let found = exported(&plan, &weights, &given).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(initializer(&found, "table"), initializer(&there, "table"), "{what}");
+        let bench = |model: Option<&Path>| Bench::run(&plan, model, None, 1, Some(1), false);
+        if !needed {
+            bench(None).unwrap_or_else(|e| panic!("{e}"));
+        }
+        bench(given.model.as_deref()).unwrap_or_else(|e| panic!("{e}"));
+        if external && needed {
+            let beside = renamed.join("beside.bin");
+            let mut bytes = std::fs::read(&beside).expect("the table");
+            bytes[0] ^= 1;
+            std::fs::write(beside, bytes).expect("written");
+            let error = exported(&plan, &weights, &given).expect_err("changed").to_string();
+            assert!(error.contains("`table` were changed"), "{error}");
+        }
+        given.model = Some(file("tests/models/mlp/model.onnx"));
+        let error = exported(&plan, &weights, &given).expect_err("another").to_string();
+        assert!(error.contains("is not the model"), "{error}");
+    }
+}
+
+#[test]
+fn large_weights_are_beside_the_model() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let planned = plan("tests/models/tied/model.onnx", 4, &["model.tie_weights=true"]);
     let weights = planned.path().join("weights.safetensors");
-    let origin = planned.path().join("source/origin.json");
-    let text = std::fs::read_to_string(&origin).expect("the origin");
-    let changed = text.replacen("\"sha256\": \"", "\"sha256\": \"0", 1);
-    assert_ne!(changed, text);
-    std::fs::write(&origin, changed).expect("written");
-    assert!(refused(&weights, &planned.path()).contains("was changed"));
+    let trained = Trained::of_plan(&planned.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
+    let inside = exported(&planned.path(), &weights, &Options::default());
+    let inside = inside.unwrap_or_else(|e| panic!("{e}"));
+    let asked = Options { external_data: true, ..Options::default() };
+    // As if a message could hold no more than this.
+    let forced = Options { largest: inside.len() as u64 - 1, ..Options::default() };
+    for options in [&asked, &forced] {
+        let path = dir.path().join("apart.onnx");
+        let written = export::onnx(&trained, options, &path).unwrap_or_else(|e| panic!("{e}"));
+        let data = dir.path().join("apart.onnx.data");
+        assert_eq!(written.files, [data.clone(), path.clone()]);
+        let small = std::fs::metadata(&path).expect("the model").len();
+        assert!(small < inside.len() as u64, "{small} bytes");
+        let again = plan_at(&path, 4, &["model.tie_weights=true"]);
+        let values = |plan: &Planned| std::fs::read(plan.path().join("weights.safetensors"));
+        assert_eq!(values(&again).expect("weights"), values(&planned).expect("weights"));
+        let left: Vec<_> = std::fs::read_dir(dir.path()).expect("a folder").collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+        std::fs::remove_file(data).expect("removed");
+        std::fs::remove_file(path).expect("removed");
+    }
+    let impossible = Options { largest: 100, ..Options::default() };
+    let path = dir.path().join("none.onnx");
+    let error = export::onnx(&trained, &impossible, &path).expect_err("too large").to_string();
+    assert!(error.contains("2 GiB"), "{error}");
+    let nowhere = dir.path().join("missing/none.onnx");
+    assert!(export::onnx(&trained, &asked, &nowhere).is_err());
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 0);
 }
 
 #[test]
@@ -203,10 +332,10 @@ fn weights_are_copied_referenced_or_left_out() {
     let size = |path: &Path| path.join("weights.safetensors").metadata().expect("weights").len();
     assert!(size(&path) < size(&planned.path()) / 10);
     let text = std::fs::read_to_string(path.join("weights.json")).expect("references");
-    let changed = text.replacen("\"sha256\": \"", "\"sha256\": \"0", 1);
+    let changed = text.replacen("\"bytes\": ", "\"bytes\": 1", 1);
     assert_ne!(changed, text);
     std::fs::write(path.join("weights.json"), changed).expect("written");
-    let options = RunOptions { steps: 1, data: data.clone(), ..RunOptions::default() };
+    let options = RunOptions { steps: 1, data: data.clone().into(), ..RunOptions::default() };
     let error = run(&path, &options).expect_err("refused").to_string();
     assert!(error.contains("was changed"), "{error}");
     write(&path, &planned.compiled, Stored::None).unwrap_or_else(|e| panic!("{e}"));

@@ -206,7 +206,7 @@ fn what_few_ranks_keep_together_changes_no_bit() {
             let file = |name| planned.dir.path().join(name);
             let options = RunOptions {
                 steps: 4,
-                data: crate::support::file(DATA),
+                data: crate::support::file(DATA).into(),
                 save: Some(file("params")),
                 threads: Some(1),
                 ..RunOptions::default()

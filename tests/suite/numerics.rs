@@ -103,7 +103,7 @@ fn overflows_of_scaled_gradients_are_no_mistake() {
     let metrics = dir.path().join("metrics.jsonl");
     let options = RunOptions {
         steps: 8,
-        data,
+        data: data.into(),
         check_numerics: true,
         metrics: Some(metrics.clone()),
         threads: Some(1),
@@ -123,7 +123,8 @@ fn healthy_models_pass() {
         let planned = plan(&format!("tests/models/{model}/model.onnx"), batch, &[compute]);
         let data = file(&format!("tests/models/{model}/data.safetensors"));
         let losses = checked(&planned, &data, 2).unwrap_or_else(|e| panic!("{model}: {e:?}"));
-        let options = RunOptions { steps: 2, data, threads: Some(1), ..RunOptions::default() };
+        let options =
+            RunOptions { steps: 2, data: data.into(), threads: Some(1), ..RunOptions::default() };
         let plain = run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(losses, plain.losses, "{model}: watching changes nothing");
     }

@@ -23,7 +23,7 @@ fn trained(planned: &Planned, model: &str, dir: &Path, steps: usize) -> (Vec<Vec
     let checkpoint = CheckpointOptions { dir: dir.into(), every: None, resume: true, keep: None };
     let options = RunOptions {
         steps,
-        data: file(&format!("tests/models/{model}/data.safetensors")),
+        data: file(&format!("tests/models/{model}/data.safetensors")).into(),
         checkpoint: Some(checkpoint),
         threads: Some(1),
         ..RunOptions::default()
@@ -262,13 +262,13 @@ fn evaluation_reads_parameters_from_the_host_too() {
         // While it trains, and after.
         let options = RunOptions {
             steps: 2,
-            data: file(data),
-            validation: Some(ValidationOptions { data: file(data), every: None }),
+            data: file(data).into(),
+            validation: Some(ValidationOptions { data: file(data).into(), every: None }),
             threads: Some(1),
             ..RunOptions::default()
         };
         let trained = run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"));
-        let data = Some(file(data));
+        let data = vec![file(data)];
         let options =
             eval::Options { plan: planned.path(), data, threads: Some(1), ..Default::default() };
         let report = eval::evaluate(&options).unwrap_or_else(|e| panic!("{e}"));

@@ -138,7 +138,8 @@ fn optimizers_schedules_and_clipping_follow_pytorch() {
             let keys = [format!("sharding.ranks={ranks}"), format!("sharding.strategy={strategy}")];
             let settings = [&settings[..], &[&keys[0], &keys[1]]].concat();
             let planned = bench.plan(BATCH / ranks, toml, &settings);
-            let options = RunOptions { steps: STEPS, data: data.clone(), ..RunOptions::default() };
+            let options =
+                RunOptions { steps: STEPS, data: data.clone().into(), ..RunOptions::default() };
             let ran = train(&planned, options);
             for (step, (a, b)) in ran.losses.iter().zip(&expected).enumerate() {
                 assert!((a - b).abs() < 1e-5, "{what}: loss {a} at step {step}, not {b}");
@@ -182,7 +183,7 @@ fn a_skipped_step_changes_no_bit() {
             let planned = bench.plan(BATCH / ranks, toml, &settings);
             let train = |examples: &(Vec<f32>, Vec<f32>), steps| {
                 let data = bench.data(examples);
-                train(&planned, RunOptions { steps, data, ..RunOptions::default() })
+                train(&planned, RunOptions { steps, data: data.into(), ..RunOptions::default() })
             };
             let (with, without) = (train(&with, 12), train(&without, 10));
             let skipped = |m: &Value| m["skipped"].as_bool().expect("a flag");
@@ -214,7 +215,8 @@ fn norms_and_biases_need_not_decay() {
     ];
     let train = |more: &[&str]| {
         let planned = bench.plan(BATCH, "", &[&settings[..], more].concat());
-        train(&planned, RunOptions { steps: 1, data: data.clone(), ..RunOptions::default() }).params
+        train(&planned, RunOptions { steps: 1, data: data.clone().into(), ..RunOptions::default() })
+            .params
     };
     let (none, all) =
         (train(&["optimizer.weight_decay=0"]), train(&["optimizer.weight_decay=0.5"]));
@@ -231,7 +233,7 @@ fn hyper_parameters_change_without_compiling_again() {
     let fp32 = "precision.compute=fp32";
     let options = |hyper: &[(&str, f64)]| RunOptions {
         steps: 4,
-        data: data.clone(),
+        data: data.clone().into(),
         hyper: hyper.iter().map(|(name, x)| (name.to_string(), *x)).collect(),
         ..RunOptions::default()
     };
@@ -274,7 +276,10 @@ fn adafactor_sums_over_parts() {
         let settings = [&common[..], more].concat();
         let planned = plan("tests/models/gpt2/model.onnx", 12 / ranks / micro_steps, &settings);
         let data = file("tests/models/gpt2/data.safetensors");
-        (train(&planned, RunOptions { steps: 10, data, ..RunOptions::default() }), planned)
+        (
+            train(&planned, RunOptions { steps: 10, data: data.into(), ..RunOptions::default() }),
+            planned,
+        )
     };
     let (expected, whole) = run(1, &["optimizer.decay=matrices"]);
     let all_reduces = |planned: &Planned| planned.compiled.plan.summary().collectives.all_reduce;

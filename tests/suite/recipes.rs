@@ -47,6 +47,14 @@ fn vision_models_have_a_recipe_for_every_library_kernel() {
 }
 
 #[test]
+fn models_that_draw_have_a_recipe_for_every_library_kernel() {
+    for model in ["vae", "diffusion"] {
+        let settings = ["precision.compute=bf16", "loss.kind=output", "loss.logits=loss"];
+        has_recipes(model, 4, &settings);
+    }
+}
+
+#[test]
 fn the_models_that_are_timed_have_a_recipe_for_every_library_kernel() {
     for (model, batch) in [
         ("gpt2_124m", 32),
@@ -84,6 +92,8 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
     }
     let unet = ["precision.compute=bf16", "loss.kind=mse"];
     add(recipes_of("tests/models/unet/model.onnx", 4, &unet));
+    let own_loss = ["precision.compute=bf16", "loss.kind=output", "loss.logits=loss"];
+    add(recipes_of("tests/models/diffusion/model.onnx", 4, &own_loss));
     let wide = ["precision.compute=fp32"];
     add(recipes_of("tests/models/resnet/model.onnx", 4, &wide));
     let adafactor = ["optimizer.kind=adafactor"];

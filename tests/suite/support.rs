@@ -39,6 +39,16 @@ pub(crate) fn plan_to_evaluate(model: &str, batch: usize, settings: &[&str]) -> 
     planned(compile_configured(&file(model), batch, "", settings, true))
 }
 
+/// The same with the text of a train.toml.
+pub(crate) fn plan_to_evaluate_configured(
+    model: &str,
+    batch: usize,
+    toml: &str,
+    settings: &[&str],
+) -> Planned {
+    planned(compile_configured(&file(model), batch, toml, settings, true))
+}
+
 /// Compiles a model with the text of a train.toml and settings, verifies the plan, and writes it.
 pub(crate) fn plan_configured(
     model: &Path,
@@ -89,7 +99,7 @@ fn compile_configured(
 pub(crate) fn train(planned: &Planned, data: &str, steps: usize, interpret: bool) -> RunReport {
     let options = RunOptions {
         steps,
-        data: file(data),
+        data: file(data).into(),
         dump_grads: Some(planned.dir.path().join("grads.safetensors")),
         interpret,
         threads: Some(1),

@@ -39,10 +39,11 @@ fn validation_is_the_evaluation_of_each_checkpoint() {
         let dir = tempfile::tempdir().expect("a directory");
         let planned = plan_to_evaluate(&model_of(model), batch, settings);
         let data = file(&format!("tests/models/{model}/data.safetensors"));
-        let options = RunOptions { steps: STEPS, data: data.clone(), ..RunOptions::default() };
+        let options =
+            RunOptions { steps: STEPS, data: data.clone().into(), ..RunOptions::default() };
         let without = train(&planned.path(), options.clone());
         let (all, few) = (dir.path().join("all"), dir.path().join("few"));
-        let validation = Some(ValidationOptions { data: data.clone(), every: None });
+        let validation = Some(ValidationOptions { data: data.clone().into(), every: None });
         let metrics = dir.path().join("metrics.jsonl");
         let options = RunOptions { validation, ..options };
         let report = train(
@@ -58,7 +59,7 @@ fn validation_is_the_evaluation_of_each_checkpoint() {
         assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>());
         for (step, loss) in &report.validation {
             let checkpoint = Some(all.join(format!("step-{step:08}")));
-            let (plan, data) = (planned.path(), Some(data.clone()));
+            let (plan, data) = (planned.path(), vec![data.clone()]);
             let options = eval::Options { plan, data, checkpoint, ..eval::Options::default() };
             let found = evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss;
             assert_eq!(found, Some(*loss), "{model} {settings:?} after {step} steps");
@@ -86,10 +87,10 @@ fn the_plan_may_name_the_examples() {
     let data = file("tests/models/mlp/data.safetensors");
     let setting = format!("data.validation=\"{}\"", data.display());
     let planned = plan_to_evaluate(&model_of("mlp"), 4, &[&setting]);
-    let options = RunOptions { steps: 3, data: data.clone(), ..RunOptions::default() };
+    let options = RunOptions { steps: 3, data: data.clone().into(), ..RunOptions::default() };
     let report = train(&planned.path(), options.clone());
     assert_eq!(report.validation.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3]);
-    let every = Some(ValidationOptions { data, every: Some(2) });
+    let every = Some(ValidationOptions { data: data.into(), every: Some(2) });
     let report = train(&planned.path(), RunOptions { validation: every, ..options });
     assert_eq!(report.validation.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [2, 3]);
 }
@@ -99,8 +100,8 @@ fn examples_that_do_not_fit_are_refused_before_the_first_step() {
     let data = file("tests/models/mlp/data.safetensors");
     let planned = plan_to_evaluate(&model_of("mlp"), 4, &[]);
     let other = file("tests/models/gpt2/data.safetensors");
-    let validation = Some(ValidationOptions { data: other.clone(), every: None });
-    let options = RunOptions { steps: 1, data, validation, ..RunOptions::default() };
+    let validation = Some(ValidationOptions { data: other.clone().into(), every: None });
+    let options = RunOptions { steps: 1, data: data.into(), validation, ..RunOptions::default() };
     let message = run(&planned.path(), &options).expect_err("refused").to_string();
     assert!(message.contains(other.to_str().expect("UTF-8")), "{message}");
 }

@@ -81,7 +81,7 @@ fn running_statistics_are_pytorchs() {
         let weights = planned.dir.path().join("trained.safetensors");
         let options = RunOptions {
             steps: 3,
-            data: file("tests/models/resnet/data.safetensors"),
+            data: file("tests/models/resnet/data.safetensors").into(),
             save: Some(weights.clone()),
             threads: Some(1),
             ..RunOptions::default()

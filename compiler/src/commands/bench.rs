@@ -13,7 +13,7 @@ use std::path::PathBuf;
   frit bench plan --data data.safetensors --steps 20
   frit bench plan --json | jq .verdict
 
-The model is compiled again in fp32, from the same file and configuration, and both plans run in turns in this process.
+The model is compiled again in fp32, from what the plan keeps of it and the same configuration, and both plans run in turns in this process.
 Below 1.1 times the verdict is not to use low precision, up to 1.5 it is optional, above it is to use it.")]
 pub struct Args {
     /// The plan directory.
@@ -21,12 +21,18 @@ pub struct Args {
     /// Data to train on; without it random numbers are.
     #[arg(long)]
     pub data: Option<PathBuf>,
+    /// Where the model is that the plan was compiled from, if it is needed and was moved.
+    #[arg(long, value_name = "FILE.onnx")]
+    pub model: Option<PathBuf>,
     /// Timed steps of each plan.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Read external data of the model from wherever its links lead, not only from the model's folder.
+    #[arg(long)]
+    pub allow_external_data: bool,
     /// As JSON, with stable keys.
     #[arg(long)]
     pub json: bool,
@@ -34,7 +40,9 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
-    let bench = Bench::run(&args.plan, args.data.as_deref(), args.steps as usize, args.threads)?;
+    let (data, model) = (args.data.as_deref(), args.model.as_deref());
+    let (steps, external) = (args.steps as usize, args.allow_external_data);
+    let bench = Bench::run(&args.plan, model, data, steps, args.threads, external)?;
     if args.json {
         let side = |s: &Side| {
             json!({"compute_dtype": s.compute_dtype, "step_seconds": s.step_seconds,

@@ -6,7 +6,10 @@ use crate::driver::{self, Compiled, Observer, Request};
 use crate::lints;
 use crate::plan_dir;
 use crate::render;
+use frit_ir::plan::Plan;
 use frit_ir::{Diagnostic, Graph, Severity};
+use frit_runtime::memory;
+use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -69,6 +72,8 @@ pub struct Args {
 struct Printer<'a> {
     args: &'a Args,
     progress: ProgressBar,
+    /// What is seen without a terminal.
+    heartbeat: Heartbeat,
     text: String,
     error: Option<std::io::Error>,
 }
@@ -76,10 +81,12 @@ struct Printer<'a> {
 impl Observer for Printer<'_> {
     fn stage(&mut self, what: &str) {
         self.progress.set_message(what.to_string());
+        self.heartbeat.now(what);
     }
 
     fn after(&mut self, index: usize, name: &str, graph: &Graph) {
         self.progress.set_message(format!("{name}: {} nodes", graph.len()));
+        self.heartbeat.now(&format!("after {name}: {} nodes", graph.len()));
         if self.args.print_after.iter().any(|p| p == name) {
             self.text += &format!("; after {name}\n{graph}");
         }
@@ -124,9 +131,10 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     // Draws on standard error, and only on a terminal.
     let progress = ProgressBar::new_spinner().with_message("reading the model");
     progress.enable_steady_tick(Duration::from_millis(100));
-    let mut printer = Printer { args, progress, text: String::new(), error: None };
+    let heartbeat = Heartbeat::start("reading the model");
+    let mut printer = Printer { args, progress, heartbeat, text: String::new(), error: None };
     let compiled = driver::compile(&request, &config, &mut printer);
-    printer.progress.set_message(format!("writing {}", args.output.display()));
+    printer.stage(&format!("writing {}", args.output.display()));
     let written = finish(args, compiled, &mut printer);
     printer.progress.finish_and_clear();
     written?;
@@ -150,6 +158,7 @@ fn finish(
     lints::refuse(lints)?;
     plan_dir::write(&args.output, &compiled, args.weights)?;
     printer.text += &super::inspect::summary(&compiled.plan);
+    printer.text += &too_large(&compiled.plan).unwrap_or_default();
     let notes = lints.iter().filter(|d| d.severity == Severity::Info).count();
     if notes > 0 {
         let view = "frit inspect --view lints";
@@ -157,6 +166,22 @@ fn finish(
     }
     printer.text += &format!("plan          {}\n", args.output.display());
     Ok(())
+}
+
+/// That a plan for CPUs does not fit into the memory of this one.
+fn too_large(plan: &Plan) -> Option<String> {
+    let limit = memory::available().filter(|_| plan.target.device == "cpu")?;
+    let needed = memory::needed(plan, plan.world_size);
+    (needed > limit.bytes).then(|| {
+        format!(
+            "warning       {} rank(s) need {} of memory, and {} are {}: take a smaller batch, more \
+             run.accumulation, memory.recompute or memory.offload, or another machine\n",
+            plan.world_size,
+            super::bytes(needed),
+            super::bytes(limit.bytes),
+            limit.of
+        )
+    })
 }
 
 /// Sizes of symbolic dimensions, from `DIM=N`.
@@ -169,6 +194,11 @@ pub(super) fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report>
             let help = "write for example --bind batch=8";
             return Err(Diagnostic::error("E097", message).help(help).into());
         };
+        if size == 0 {
+            let message = format!("`--bind {text}` makes tensors without elements");
+            let help = "give the dimension a size of at least 1";
+            return Err(Diagnostic::error("E097", message).help(help).into());
+        }
         binds.insert(name.to_string(), size);
     }
     Ok(binds)

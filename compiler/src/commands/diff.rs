@@ -2,9 +2,9 @@
 
 use super::{bytes, table};
 use crate::diagnostics::Report;
-use crate::plan_dir;
+use crate::{plan_dir, predict};
 use frit_ir::Op;
-use frit_ir::plan::{Action, Plan, Stream};
+use frit_ir::plan::{Action, Plan};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let (a, b) = (plan_dir::read(&args.a)?, plan_dir::read(&args.b)?);
-    let difference = Difference::of(&a, &b);
+    let difference = Difference::of(&a, &b)?;
     Ok(if args.json { format!("{:#}\n", difference.to_json()) } else { difference.text() })
 }
 
@@ -55,8 +55,8 @@ struct Difference {
 }
 
 impl Difference {
-    fn of(a: &Plan, b: &Plan) -> Difference {
-        let (x, y) = (numbers(a), numbers(b));
+    fn of(a: &Plan, b: &Plan) -> Result<Difference, Report> {
+        let (x, y) = (numbers(a)?, numbers(b)?);
         let numbers = x.into_iter().zip(y).map(|((name, x), (_, y))| (name, x, y)).collect();
         let (keys_a, keys_b) = (keys(a), keys(b));
         let names: BTreeSet<&String> = keys_a.keys().chain(keys_b.keys()).collect();
@@ -76,13 +76,13 @@ impl Difference {
         };
         let (la, lb) = (lints(a), lints(b));
         let only = |x: &BTreeSet<[String; 3]>, y| x.difference(y).cloned().collect();
-        Difference {
+        Ok(Difference {
             numbers,
             config,
             casts: pairs(casts(a), casts(b)),
             collectives: pairs(collectives(a), collectives(b)),
             lints: [only(&la, &lb), only(&lb, &la)],
-        }
+        })
     }
 
     fn to_json(&self) -> Value {
@@ -174,23 +174,17 @@ fn change(a: f64, b: f64) -> String {
 }
 
 /// The numbers that are compared.
-fn numbers(plan: &Plan) -> Vec<(&'static str, f64)> {
+fn numbers(plan: &Plan) -> Result<Vec<(&'static str, f64)>, Report> {
     let s = plan.summary();
     let n = |x: usize| x as f64;
     let mut cast_bytes = 0;
-    let (mut compute, mut communication, mut host_copies) = (0.0, 0.0, 0.0);
-    for (i, task) in plan.tasks.iter().enumerate() {
-        let seconds = match task.stream {
-            Stream::Compute => &mut compute,
-            Stream::Gather | Stream::Reduce => &mut communication,
-            Stream::CopyIn | Stream::CopyOut => &mut host_copies,
-        };
-        *seconds += plan.runs(i) as f64 * task.cost_us / 1e6;
+    for i in 0..plan.tasks.len() {
         for (from, to, elements) in casts_of(plan, i) {
             cast_bytes += plan.runs(i) * elements * (from.size() + to.size());
         }
     }
-    vec![
+    let p = predict::step(plan)?;
+    Ok(vec![
         ("ranks", n(s.ranks)),
         ("parameters", n(s.parameters)),
         ("units", n(s.units)),
@@ -209,10 +203,11 @@ fn numbers(plan: &Plan) -> Vec<(&'static str, f64)> {
         ("bytes_copied_in_per_step", s.bytes_copied_in_per_step as f64),
         ("bytes_copied_out_per_step", s.bytes_copied_out_per_step as f64),
         ("flops_per_step", s.flops_per_step as f64),
-        ("predicted_compute_seconds", compute),
-        ("predicted_communication_seconds", communication),
-        ("predicted_host_copy_seconds", host_copies),
-    ]
+        ("predicted_step_seconds", p.step_seconds),
+        ("predicted_compute_seconds", p.compute_seconds),
+        ("predicted_communication_seconds", p.communication_seconds),
+        ("predicted_host_copy_seconds", p.host_copy_seconds),
+    ])
 }
 
 /// The casts between float types of task `i`: from, to, number of elements.

@@ -1,7 +1,8 @@
 //! `frit export`: a trained model back as ONNX, or its parameters as one file.
 
 use crate::diagnostics::Report;
-use crate::export::{self, Trained};
+use crate::export::{self, Options, Trained};
+use crate::render;
 use frit_ir::Diagnostic;
 use frit_runtime::checkpoint::Checkpoint;
 use std::path::PathBuf;
@@ -12,7 +13,11 @@ use std::path::PathBuf;
   frit run plan --data data.safetensors --steps 100 --checkpoint ckpt
   frit export ckpt --onnx trained.onnx
   frit export ckpt/step-00000100 --safetensors trained.safetensors
-  frit export plan --weights trained.safetensors -o trained.onnx")]
+  frit export plan --weights trained.safetensors -o trained.onnx
+  frit export ckpt --training -o to-go-on-with.onnx
+
+The model is in inference mode: BatchNormalization uses its trained running statistics, Dropout keeps everything.
+Weights over 2 GiB are put beside it, in FILE.onnx.data.")]
 pub struct Args {
     /// A checkpoint, a directory of checkpoints, or, with --weights, a plan directory.
     #[arg(value_name = "CHECKPOINT|PLAN")]
@@ -20,7 +25,7 @@ pub struct Args {
     /// The weights for a plan, as `frit run --save` writes them.
     #[arg(long, value_name = "FILE.safetensors")]
     pub weights: Option<PathBuf>,
-    /// Write the model: the original graph with the trained weights.
+    /// Write the model: the original graph with the trained weights, in inference mode.
     #[arg(
         short = 'o',
         long,
@@ -29,6 +34,15 @@ pub struct Args {
         required_unless_present = "safetensors"
     )]
     pub onnx: Option<PathBuf>,
+    /// Leave BatchNormalization, Dropout and random masks in training mode.
+    #[arg(long)]
+    pub training: bool,
+    /// Put the weights beside the model, in FILE.onnx.data, even if it is smaller than 2 GiB.
+    #[arg(long)]
+    pub external_data: bool,
+    /// Where the model is that the plan was compiled from, if it is needed and was moved.
+    #[arg(long, value_name = "FILE.onnx")]
+    pub model: Option<PathBuf>,
     /// Write the parameters of a checkpoint under the model's own names.
     #[arg(long, value_name = "FILE.safetensors", conflicts_with = "weights")]
     pub safetensors: Option<PathBuf>,
@@ -58,21 +72,17 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         }
     };
     if let Some(path) = &args.onnx {
-        write_aside(path, &export::onnx(&trained)?)?;
-        written += &format!("{}\n", path.display());
+        let options = Options {
+            training: args.training,
+            external_data: args.external_data,
+            model: args.model.clone(),
+            ..Options::default()
+        };
+        let found = export::onnx(&trained, &options, path)?;
+        render::print(&found.warnings);
+        for file in found.files {
+            written += &format!("{}\n", file.display());
+        }
     }
     Ok(written)
-}
-
-/// Writes a file beside `path` and moves it there.
-fn write_aside(path: &std::path::Path, bytes: &[u8]) -> Result<(), Diagnostic> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".partial-{}", std::process::id()));
-    let aside = path.with_file_name(name);
-    let written = std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, path));
-    written.map_err(|e| {
-        // There may be nothing to remove.
-        let _ = std::fs::remove_file(&aside);
-        Diagnostic::error("E091", format!("cannot write {}: {e}", path.display()))
-    })
 }

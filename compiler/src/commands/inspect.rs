@@ -3,11 +3,14 @@
 mod casts;
 mod memory;
 
+use super::simulate::seconds;
 use super::{bytes, table};
 use crate::diagnostics::Report;
 use crate::driver::IMPORT;
 use crate::plan_dir;
 use crate::policy::{self, Policy};
+use crate::predict;
+use frit_ir::ops::ParamKind;
 use frit_ir::plan::{Action, ParamHome, Place, Plan, Task};
 use frit_runtime::numerics::{Format, NumericsFile};
 use frit_runtime::plan_dir::CUDA;
@@ -108,6 +111,10 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let c = &s.collectives;
     let extra = extra_bytes(plan)
         .map(|n| format!("beside it     {} for kernels and data on their way\n", bytes(n as u64)));
+    let predicted = predict::step(plan).ok();
+    let predicted = predicted.map(|p| {
+        format!("a step takes  {} as predicted for {}\n", seconds(p.step_seconds), p.cluster)
+    });
     let host = (s.host_bytes > 0).then(|| {
         format!(
             "host memory   {} per rank; {} copied in and {} out per step\n",
@@ -122,12 +129,12 @@ pub(crate) fn summary(plan: &Plan) -> String {
          collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
          communicated  {} per rank and step\n\
          peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}{}\
-         arithmetic    {:.2} GFLOP per rank and step\n",
+         arithmetic    {:.2} GFLOP per rank and step\n{}",
         plan.name,
         s.ranks,
         s.strategy,
         s.compute_dtype,
-        s.parameters,
+        parameters(plan),
         s.units,
         s.tasks,
         s.kernels,
@@ -142,7 +149,22 @@ pub(crate) fn summary(plan: &Plan) -> String {
         host.unwrap_or_default(),
         extra.unwrap_or_default(),
         s.flops_per_step as f64 / 1e9,
+        predicted.unwrap_or_default(),
     )
+}
+
+/// How many parameters train.
+fn parameters(plan: &Plan) -> String {
+    let count = |of: &dyn Fn(&ParamKind) -> bool| {
+        let chosen = plan.params.iter().filter(|p| of(&p.kind));
+        chosen.fold((0, 0), |(n, elements), p| (n + 1, elements + p.ty.shape.numel()))
+    };
+    let (all, elements) = count(&|kind| *kind != ParamKind::Buffer);
+    if plan.eval.is_some() {
+        return format!("{elements} elements of {all} parameters");
+    }
+    let (trained, trained_elements) = count(&|kind| *kind == ParamKind::Trainable);
+    format!("trains {trained} of {all} parameters ({trained_elements} of {elements} elements)")
 }
 
 /// What a rank of a plan for GPUs allocates beside the peak.
@@ -159,6 +181,11 @@ pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
             let mut summary = serde_json::to_value(plan.summary()).unwrap_or_default();
             if let Some(bytes) = extra_bytes(plan) {
                 summary["extra_bytes"] = bytes.into();
+            }
+            // The cluster that it was compiled for may be a file that is gone.
+            if let Ok(predicted) = predict::step(plan) {
+                summary["predicted_step_seconds"] = predicted.step_seconds.into();
+                summary["predicted_compute_seconds"] = predicted.compute_seconds.into();
             }
             summary
         }
@@ -284,11 +311,11 @@ fn schedule_row(i: usize, t: &Task) -> Vec<String> {
 
 fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut uses: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
-    for task in &plan.tasks {
+    for (i, task) in plan.tasks.iter().enumerate() {
         if let Action::Kernel { kernel, .. } = task.action {
             let (n, us) = uses.entry(kernel).or_default();
-            *n += 1;
-            *us += task.cost_us;
+            *n += plan.runs(i);
+            *us += plan.runs(i) as f64 * task.cost_us;
         }
     }
     let operands = |places: Vec<&Place>| -> String {

@@ -14,7 +14,7 @@ use frit_ir::Diagnostic;
 use frit_ir::plan::Plan;
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::{Simulation, simulate};
-use indicatif::ProgressBar;
+use frit_runtime::progress::Progress;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -95,11 +95,12 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let cluster = clusters::read(&args.cluster)?;
     let budget = budget(args, &cluster)?;
     let choices = choices(args);
-    let progress = ProgressBar::new(choices.len() as u64);
+    let mut progress = Progress::new("plan", 0, choices.len());
     let (mut found, mut refused, mut least) = (Vec::new(), Vec::new(), u64::MAX);
     for choice in choices {
-        progress.inc(1);
-        match compile(args, &choice) {
+        let compiled = compile(args, &choice);
+        progress.advance(&format!("{} of micro-batch {}", choice.strategy, choice.micro_batch));
+        match compiled {
             Ok(plan) => {
                 let simulation = simulate(&plan, &cluster);
                 least = least.min(simulation.peak_bytes);
@@ -112,7 +113,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             Err(report) => refused.push(report),
         }
     }
-    progress.finish_and_clear();
+    progress.finish();
     if found.is_empty() {
         // If nothing compiles the first reason is everyone's.
         if least == u64::MAX {
@@ -132,7 +133,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     });
     found.truncate(args.best.max(1));
     if args.json {
-        let list: Vec<Value> = found.iter().map(to_json).collect();
+        let list: Vec<Value> = found.iter().map(|f| to_json(args, f)).collect();
         return Ok(format!("{:#}\n", Value::Array(list)));
     }
     Ok(text(args, &found))
@@ -167,12 +168,45 @@ fn choices(args: &Args) -> Vec<Choice> {
     choices
 }
 
-fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
+/// All settings of a choice, in the order in which they count.
+fn settings(args: &Args, choice: &Choice) -> Vec<String> {
     let mut settings = args.set.clone();
     settings.push(format!("sharding.ranks={}", args.ranks));
     settings.push(format!("target.cluster={}", args.cluster));
     settings.extend(choice.settings());
-    let config = Config::load(args.config.as_deref(), &settings)?;
+    settings
+}
+
+/// What makes the plan of a choice, as a line for a shell.
+fn command(args: &Args, choice: &Choice) -> String {
+    let mut words = vec!["frit".into(), "compile".into(), args.model.display().to_string()];
+    let mut option = |name: &str, value: String| words.extend([name.to_string(), value]);
+    if let Some(config) = &args.config {
+        option("--config", config.display().to_string());
+    }
+    for bind in &args.bind {
+        option("--bind", bind.clone());
+    }
+    option("--bind", format!("{}={}", args.batch_dim, choice.micro_batch));
+    for setting in settings(args, choice) {
+        option("--set", setting);
+    }
+    option("-o", "plan".into());
+    let words: Vec<String> = words.into_iter().map(quoted).collect();
+    words.join(" ")
+}
+
+/// The word as a POSIX shell reads it back.
+fn quoted(word: String) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
+    let config = Config::load(args.config.as_deref(), &settings(args, choice))?;
     let mut binds = binds(&args.bind)?;
     binds.insert(args.batch_dim.clone(), choice.micro_batch);
     let allow_external_data = args.allow_external_data;
@@ -181,7 +215,7 @@ fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
     driver::predict(&request, &config)
 }
 
-fn to_json(found: &Found) -> Value {
+fn to_json(args: &Args, found: &Found) -> Value {
     let s = &found.simulation;
     json!({
         "strategy": found.choice.strategy,
@@ -195,6 +229,7 @@ fn to_json(found: &Found) -> Value {
         "peak_bytes": s.peak_bytes,
         "collectives": found.collectives,
         "settings": found.choice.settings(),
+        "command": command(args, &found.choice),
     })
 }
 
@@ -213,15 +248,24 @@ fn text(args: &Args, found: &[Found]) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = found.iter().map(row).collect();
-    let best = &found[0].choice;
-    let set: Vec<String> = best.settings().iter().map(|s| format!("--set {s}")).collect();
-    format!(
-        "{}\nfrit compile {} --bind {}={} --set sharding.ranks={} {} -o plan\n",
-        table(&head, &rows),
-        args.model.display(),
-        args.batch_dim,
-        best.micro_batch,
-        args.ranks,
-        set.join(" "),
-    )
+    format!("{}\n{}\n", table(&head, &rows), command(args, &found[0].choice))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_change_them() {
+        for (word, expected) in [
+            ("--set", "--set"),
+            ("run.seed=1", "run.seed=1"),
+            ("params.frozen=[\"h.*\"]", "'params.frozen=[\"h.*\"]'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+            ("a b", "'a b'"),
+        ] {
+            assert_eq!(quoted(word.into()), expected);
+        }
+    }
 }

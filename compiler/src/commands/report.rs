@@ -1,7 +1,7 @@
 //! `frit report`: a plan as one self-contained HTML page with its timeline, memory and precision.
 
 use crate::diagnostics::Report;
-use crate::{plan_dir, report};
+use crate::{plan_dir, predict, report};
 use frit_ir::Diagnostic;
 use std::path::PathBuf;
 
@@ -19,7 +19,8 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
-    std::fs::write(&args.output, report::page(&plan)).map_err(|e| {
+    let page = report::page(&plan, &predict::step(&plan)?);
+    std::fs::write(&args.output, page).map_err(|e| {
         Diagnostic::error("E091", format!("cannot write {}: {e}", args.output.display()))
     })?;
     Ok(format!("{}\n", args.output.display()))

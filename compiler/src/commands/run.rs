@@ -1,6 +1,6 @@
 //! `frit run`: training steps from a plan.
 
-use crate::diagnostics::Report;
+use crate::diagnostics::{DIVERGED, Report};
 use frit_ir::Diagnostic;
 use frit_runtime::RunError;
 use frit_runtime::arguments::Arguments;
@@ -16,6 +16,7 @@ use std::io::Write;
   frit run plan --data data.npz --steps 100 --save trained.safetensors
   frit run plan --data data.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100 --keep 2 --resume
   frit run plan --data train.npz --validation test.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100
+  frit run plan --data train.npz --validation test.npz --steps 100000 --validate-every 100 --patience 5
   frit run plan --data data.npz --steps 3 --interpret
   frit run plan --data data.npz --steps 5 --trace trace.json    # open in ui.perfetto.dev
   torchrun --no-python --nproc-per-node 4 frit run plan --data data.npz    # a plan for 4 GPUs
@@ -31,8 +32,13 @@ pub struct Args {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let arguments = args.arguments.clone();
     let plan = arguments.plan.clone();
+    let is_taken = arguments.writes_to_standard_output();
     let report =
         arguments.options().and_then(|options| run(&plan, &options)).map_err(diagnostic)?;
+    if let Some(stopped) = &report.stopped {
+        let message = format!("{stopped} ({})", report.summary());
+        return Err(Diagnostic::error(DIVERGED, message).help(stopped.help()).into());
+    }
     if let Some(signal) = report.interrupted {
         if report.rank > 0 {
             interrupt::leave(signal);
@@ -48,17 +54,13 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     if report.rank > 0 {
         return Ok(String::new());
     }
-    let (first, last) = (report.losses.first(), report.losses.last());
-    Ok(match (first, last) {
-        (Some(first), Some(last)) => {
-            let validation = report.validation.last();
-            let validation = validation.map(|(_, loss)| format!(", validation loss {loss:.4}"));
-            let validation = validation.unwrap_or_default();
-            format!("{} steps, loss {first:.4} -> {last:.4}{validation}\n", report.losses.len())
-        }
-        _ if report.start > 0 => format!("nothing to do after {} steps\n", report.start),
-        _ => "no steps\n".into(),
-    })
+    let text = report.summary() + "\n";
+    if is_taken {
+        // As above.
+        let _ = write!(anstream::stderr(), "{text}");
+        return Ok(String::new());
+    }
+    Ok(text)
 }
 
 fn diagnostic(error: RunError) -> Diagnostic {

@@ -11,9 +11,9 @@ use std::fmt::Write;
 /// What values a key takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// A whole number of at least this.
-    Integer(u64),
-    /// A number between these, the first included and the second included.
+    /// A whole number between these, both included.
+    Integer(u64, u64),
+    /// A number between these, both included; without an upper bound, any that an f32 holds.
     Number(f64, f64),
     /// `true` or `false`.
     Boolean,
@@ -74,7 +74,20 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, doc: &'stati
     Key { name, kind, default, doc }
 }
 
-const MANY: u64 = 1;
+/// Most ranks. Nothing that is compiled grows with their number, but messages and files name them all.
+const RANKS: u64 = 1 << 16;
+
+/// Most micro-steps of a step, and most of anything else that is counted within one.
+const COUNT: u64 = 1 << 20;
+
+/// Most micro-steps that a history of magnitudes covers: it is kept for every tensor.
+const HISTORY: u64 = 1 << 12;
+
+/// Most of anything that an import may be allowed to make.
+const AMOUNT: u64 = 1 << 40;
+
+/// Most steps of a run: what an f32 counts exactly.
+const STEPS: u64 = 1 << 24;
 
 /// The word for `precision.compute` and `precision.pure` in one.
 pub(super) const PURE: &str = "bf16-pure";
@@ -83,16 +96,19 @@ pub(super) const FP8: &str = "fp8";
 
 const INF: f64 = f64::INFINITY;
 
+/// The least number above zero: plans hold numbers in f32.
+const TINY: f64 = f32::MIN_POSITIVE as f64;
+
 /// Every key, in the order in which it is printed.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     key("model.batch_norm", Kind::Choice(BatchNorm::WORDS), "\"as_exported\"", "how BatchNorm computes its statistics: as the model says, per rank, or over all ranks"),
     key("model.tie_weights", Kind::Boolean, "false", "whether an embedding and its copy in a product, which an exporter made of one parameter, train as one"),
-    key("import.max_elements", Kind::Integer(MANY), "67108864", "elements that constants made at import may have together; results that need not be known at import take half at most"),
-    key("import.max_operations", Kind::Integer(MANY), "268435456", "operations on elements to compute constants at import"),
-    key("import.max_nodes", Kind::Integer(MANY), "131072", "nodes that the import may make, once functions, loops and blocks are written out"),
-    key("import.max_bytes", Kind::Integer(MANY), "268435456", "bytes of names and attributes that are copied to write out functions and loops"),
-    key("import.max_depth", Kind::Integer(MANY), "64", "levels of functions, graphs and blocks inside one another; at most 256"),
+    key("import.max_elements", Kind::Integer(1, AMOUNT), "67108864", "elements that constants made at import may have together; results that need not be known at import take half at most"),
+    key("import.max_operations", Kind::Integer(1, AMOUNT), "268435456", "operations on elements to compute constants at import"),
+    key("import.max_nodes", Kind::Integer(1, AMOUNT), "131072", "nodes that the import may make, once functions, loops and blocks are written out"),
+    key("import.max_bytes", Kind::Integer(1, AMOUNT), "268435456", "bytes of names and attributes that are copied to write out functions and loops"),
+    key("import.max_depth", Kind::Integer(1, 256), "64", "levels of functions, graphs and blocks inside one another; at most 256"),
     key("params.trainable", Kind::List, "[\"**\"]", "patterns of parameter names that may train"),
     key("params.frozen", Kind::List, "[]", "patterns of parameter names that are sharded but never updated"),
     key("params.ignored", Kind::List, "[]", "patterns of parameter names that stay replicated constants"),
@@ -107,6 +123,7 @@ pub const KEYS: &[Key] = &[
     key("loss.weight", Kind::Number(0.0, INF), "1.0", "the factor of the loss"),
     key("loss.also", Kind::List, "[]", "further losses, each as \"WEIGHT * KIND(OUTPUT, LABELS)\", or \"WEIGHT * output(OUTPUT)\""),
     key("loss.class_axis", Kind::ChoiceOrInteger(&["auto"]), "\"auto\"", "the axis of the logits that holds classes"),
+    key("metrics.report", Kind::List, "[\"auto\"]", "what `frit eval` and validations report beside the losses: \"accuracy\", \"top_K\", \"perplexity\", \"mean_absolute_error\", also as \"accuracy(OUTPUT, LABELS)\"; \"auto\" is what is usual for each loss"),
     key("optimizer.kind", Kind::Choice(Optimizer::WORDS), "\"adamw\"", "the update rule"),
     key("optimizer.lr", Kind::Number(0.0, INF), "1e-3", "learning rate"),
     key("optimizer.betas", Kind::Pair, "[0.9, 0.999]", "decay of the first and second moment"),
@@ -116,16 +133,16 @@ pub const KEYS: &[Key] = &[
     key("optimizer.dampening", Kind::Number(0.0, 1.0), "0.0", "the part of the gradient that `momentum` leaves out"),
     key("optimizer.decay_exponent", Kind::Number(0.0, INF), "0.8", "adafactor averages the second moment of step t with the weight t to the power of minus this"),
     key("optimizer.relative_eps", Kind::Number(0.0, INF), "1e-3", "the least root mean square with which adafactor counts a parameter"),
-    key("optimizer.update_threshold", Kind::Number(f64::MIN_POSITIVE, INF), "1.0", "the largest root mean square of adafactor's updates"),
+    key("optimizer.update_threshold", Kind::Number(TINY, INF), "1.0", "the largest root mean square of adafactor's updates"),
     key("optimizer.decay", Kind::Choice(Decay::WORDS), "\"all\"", "which parameters weight decay applies to; `matrices` leaves out norms and biases (at most one axis)"),
     key("optimizer.clip_grad_norm", Kind::Number(0.0, INF), "1.0", "largest global norm of the gradients; 0 clips nothing"),
     key("optimizer.clip_grad_value", Kind::Number(0.0, INF), "0.0", "largest absolute value of a gradient's element, after clipping by norm; 0 clips nothing"),
     key("optimizer.ema", Kind::Number(0.0, 1.0), "0.0", "decay of the moving average of the parameters; 0 keeps none"),
     key("schedule.kind", Kind::Choice(Schedule::WORDS), "\"constant\"", "how the learning rate changes over the steps taken"),
-    key("schedule.warmup_steps", Kind::Integer(0), "0", "steps over which the learning rate rises from zero"),
-    key("schedule.total_steps", Kind::Integer(0), "0", "the step at which `min_lr` is reached"),
+    key("schedule.warmup_steps", Kind::Integer(0, STEPS), "0", "steps over which the learning rate rises from zero"),
+    key("schedule.total_steps", Kind::Integer(0, STEPS), "0", "the step at which `min_lr` is reached"),
     key("schedule.min_lr", Kind::Number(0.0, INF), "0.0", "learning rate at the end"),
-    key("schedule.step_size", Kind::Integer(0), "0", "steps between two changes of `step`"),
+    key("schedule.step_size", Kind::Integer(0, STEPS), "0", "steps between two changes of `step`"),
     key("schedule.gamma", Kind::Number(0.0, INF), "0.1", "factor of the learning rate at each change of `step`"),
     key("schedule.pct_start", Kind::Number(0.0, 1.0), "0.3", "the part of all steps over which `one_cycle` rises"),
     key("schedule.div_factor", Kind::Number(1.0, INF), "25.0", "the learning rate divided by this is where `one_cycle` begins"),
@@ -133,15 +150,15 @@ pub const KEYS: &[Key] = &[
     key("precision.compute", Kind::Float(&[PURE, FP8]), "\"bf16\"", "dtype in which autocast runs matrix products and the like; `bf16-pure` is bf16 with `pure`, `fp8` is bf16 with `fp8`"),
     key("precision.pure", Kind::Boolean, "false", "whether everything but the loss is computed in `compute`, with parameters rounded to it"),
     key("precision.fp8", Kind::Boolean, "false", "whether matrix products read operands rounded to 8-bit floats (e4m3, gradients e5m2), scaled by their largest magnitudes of late"),
-    key("precision.fp8_history", Kind::Integer(MANY), "16", "micro-steps over which the largest magnitudes are kept for `fp8`"),
+    key("precision.fp8_history", Kind::Integer(1, HISTORY), "16", "micro-steps over which the largest magnitudes are kept for `fp8`"),
     key("precision.loss_scale", Kind::ChoiceOrNumber(&["auto", "dynamic", "none"], 0.0, INF), "\"auto\"", "scale of the loss: `auto` is dynamic for fp16 and none otherwise; a number is fixed"),
-    key("precision.init_scale", Kind::Number(f64::MIN_POSITIVE, INF), "65536", "first dynamic scale"),
+    key("precision.init_scale", Kind::Number(TINY, INF), "65536", "first dynamic scale"),
     key("precision.growth_factor", Kind::Number(1.0, INF), "2", "factor of the scale after `growth_interval` good steps"),
-    key("precision.backoff_factor", Kind::Number(f64::MIN_POSITIVE, 1.0), "0.5", "factor of the scale after a skipped step"),
-    key("precision.growth_interval", Kind::Integer(MANY), "2000", "good steps between two growths"),
-    key("sharding.ranks", Kind::Integer(MANY), "1", "number of ranks"),
+    key("precision.backoff_factor", Kind::Number(TINY, 1.0), "0.5", "factor of the scale after a skipped step"),
+    key("precision.growth_interval", Kind::Integer(1, STEPS), "2000", "good steps between two growths"),
+    key("sharding.ranks", Kind::Integer(1, RANKS), "1", "number of ranks"),
     key("sharding.strategy", Kind::Choice(Strategy::WORDS), "\"full_shard\"", "what is sharded: all, gradients and optimizer state, optimizer state, nothing, or all within groups"),
-    key("sharding.shard_group", Kind::Integer(0), "0", "ranks of a group in `hybrid_shard`; it must divide the ranks"),
+    key("sharding.shard_group", Kind::Integer(0, RANKS), "0", "ranks of a group in `hybrid_shard`; it must divide the ranks"),
     key("sharding.wrap", Kind::Text, "\"blocks\"", "how units are formed: `blocks`, `none`, `size=N` parameters, or patterns of modules such as `h.*, head`"),
     key("sharding.reshard_after_forward", Kind::ListOrInteger, "[\"**\"]", "patterns of units whose parameters are freed after forward and gathered again in backward; with `PATTERN=N` every N consecutive ranks keep a copy together and gather among themselves, and a number N is short for `**=N`"),
     key("sharding.no_sync", Kind::Boolean, "false", "whether gradients are reduced only after the last micro-step, not after each"),
@@ -150,8 +167,8 @@ pub const KEYS: &[Key] = &[
     key("sharding.buffer_dtype", Kind::Float(&["auto"]), "\"auto\"", "dtype that float buffers are rounded to; `auto` leaves them"),
     key("sharding.prefetch", Kind::Choice(Prefetch::WORDS), "\"fixed\"", "when units are gathered: as the next three keys say, or `auto`: as the cost model finds best within `memory.budget`"),
     key("sharding.backward_prefetch", Kind::Choice(Backward::WORDS), "\"pre\"", "when backward gathers the next unit: before or after the current one's gradients"),
-    key("sharding.forward_prefetch", Kind::Integer(0), "1", "units that forward gathers ahead"),
-    key("sharding.limit_all_gathers", Kind::Integer(0), "2", "gathered units that may be alive at once; 0 is any number"),
+    key("sharding.forward_prefetch", Kind::Integer(0, COUNT), "1", "units that forward gathers ahead"),
+    key("sharding.limit_all_gathers", Kind::Integer(0, COUNT), "2", "gathered units that may be alive at once; 0 is any number"),
     key("sharding.cpu_offload", Kind::Boolean, "false", "whether parameters and optimizer state rest in host memory: the same as `memory.offload = \"parameters\"`"),
     key("padding.tensor_cores", Kind::Choice(Padding::WORDS), "\"auto\"", "whether matrix sizes are padded to what tensor cores like"),
     key("memory.recompute", Kind::Choice(Recompute::WORDS), "\"none\"", "which activations backward computes again"),
@@ -162,8 +179,8 @@ pub const KEYS: &[Key] = &[
     key("data.validation", Kind::Text, "\"none\"", "a file of examples that `frit run` evaluates between steps but does not train on, or `none`"),
     key("data.ranges", Kind::List, "[]", "ranges of float inputs for the lints, each as \"NAME=LOW..HIGH\""),
     key("lints.allow", Kind::List, "[]", "ids of lints that are only noted, such as \"L02\""),
-    key("run.accumulation", Kind::Integer(MANY), "1", "micro-steps per step"),
-    key("run.seed", Kind::Integer(0), "0", "seed of everything random"),
+    key("run.accumulation", Kind::Integer(1, COUNT), "1", "micro-steps per step"),
+    key("run.seed", Kind::Integer(0, i64::MAX as u64), "0", "seed of everything random"),
     key("target.device", Kind::Choice(Device::WORDS), "\"cpu\"", "what the plan runs on"),
     key("target.cluster", Kind::Text, "\"auto\"", "the cluster for which durations are predicted: `a100-80g`, `h100`, `h200`, a TOML file, or `auto`: that of the architecture"),
     key("target.arch", Kind::Text, "\"native\"", "CPU name, `native`, or a GPU architecture such as `sm_90`"),
@@ -194,7 +211,7 @@ impl Key {
         };
         let text = value.as_str();
         let read = match self.kind {
-            Kind::Integer(min) => {
+            Kind::Integer(min, max) => {
                 let whole = match value {
                     toml::Value::Integer(i) => u64::try_from(*i).ok(),
                     // `1e4` is a whole number too.
@@ -203,7 +220,7 @@ impl Key {
                     }
                     _ => None,
                 };
-                whole.filter(|n| *n >= min).map(Value::Integer)
+                whole.filter(|n| (min..=max).contains(n)).map(Value::Integer)
             }
             Kind::Number(min, max) => number.filter(|x| within(*x, min, max)).map(Value::Number),
             Kind::Boolean => value.as_bool().map(Value::Boolean),
@@ -255,7 +272,7 @@ impl Key {
 }
 
 fn within(x: f64, min: f64, max: f64) -> bool {
-    x.is_finite() && x >= min && x <= max
+    x >= min && x <= max.min(f32::MAX.into())
 }
 
 /// The configuration's spelling of a float type that can be computed in.
@@ -300,13 +317,15 @@ impl Kind {
             words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", ")
         };
         let range = |min: f64, max: f64| match (min, max) {
-            (min, max) if min == f64::MIN_POSITIVE && max == INF => "a number above 0".to_string(),
-            (min, max) if min == f64::MIN_POSITIVE => format!("a number above 0, at most {max}"),
-            (min, max) if max == INF => format!("a number of at least {min}"),
+            (min, max) if min == TINY && max == INF => {
+                "a number above 0 and below 3.4e38".to_string()
+            }
+            (min, max) if min == TINY => format!("a number above 0, at most {max}"),
+            (min, max) if max == INF => format!("a number of at least {min} and below 3.4e38"),
             (min, max) => format!("a number from {min} to {max}"),
         };
         match *self {
-            Kind::Integer(min) => format!("a whole number of at least {min}"),
+            Kind::Integer(min, max) => format!("a whole number from {min} to {max}"),
             Kind::Number(min, max) => range(min, max),
             Kind::Boolean => "true or false".into(),
             Kind::Text => "a text".into(),

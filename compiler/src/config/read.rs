@@ -5,6 +5,7 @@ use super::sections::Lists;
 use super::{Override, ParamGroup};
 use crate::diagnostics::Report;
 use frit_ir::Diagnostic;
+use frit_ir::nearest::alike;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
@@ -189,25 +190,9 @@ fn assign(name: &str, value: &toml::Value, place: &str, values: &mut Values, rep
 }
 
 fn unknown(name: &str, place: &str, report: &mut Report) {
-    let nearest = KEYS.iter().map(|k| (distance(name, k.name), k.name)).min();
-    let help = match nearest {
-        Some((d, key)) if d <= 1 + name.len() / 4 => format!("did you mean `{key}`?"),
-        _ => "`frit compile --help-config` lists all keys".into(),
+    let help = match alike(name, KEYS.iter().map(|k| k.name)) {
+        Some(key) => format!("did you mean `{key}`?"),
+        None => "`frit compile --help-config` lists all keys".into(),
     };
     report.push(Diagnostic::error("E052", format!("{place}unknown key `{name}`")).help(help));
-}
-
-/// Edit distance (Levenshtein 1966).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, cb) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

@@ -318,6 +318,12 @@ sections! {
         class_axis: Option<i64>,
     }
 
+    /// What is measured beside the losses.
+    MetricsSection in "metrics" {
+        /// The metrics.
+        report: Vec<String>,
+    }
+
     /// The optimizer.
     OptimizerSection in "optimizer" {
         /// The update rule.
@@ -515,6 +521,8 @@ config! {
     params: ParamsSection,
     /// `[loss]`
     loss: LossSection,
+    /// `[metrics]`
+    metrics: MetricsSection,
     /// `[optimizer]`
     optimizer: OptimizerSection,
     /// `[schedule]`

@@ -87,7 +87,7 @@ fn wrong_values_say_what_is_expected() {
         ),
         ("[optimizer]\nlr = nan", "`optimizer.lr` must be"),
         ("[optimizer]\nbetas = [1.0, 0.9]", "two numbers from 0 to below 1"),
-        ("[sharding]\nranks = 0", "a whole number of at least 1"),
+        ("[sharding]\nranks = 0", "a whole number from 1 to 65536"),
         ("[sharding]\nreduce_dtype = \"int\"", "one of \"fp32\""),
         ("[loss]\nkind = \"hinge\"", "one of \"cross_entropy\", \"mse\""),
         ("[memory]\nbudget = \"2 parsecs\"", "bytes such as"),

@@ -7,15 +7,16 @@ pub mod dims;
 pub mod glob;
 pub mod json;
 pub mod limits;
-mod mapped;
+pub(crate) mod mapped;
+mod names;
 pub mod onnx;
 
 use crate::diagnostics::Report;
 use crate::weights::Weights;
-use frit_ir::{Diagnostic, Graph, TensorType};
+use frit_ir::{Diagnostic, Graph, TensorType, nearest};
 use limits::Limits;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What the person chooses about an import.
@@ -105,11 +106,14 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
     })?;
     let stem = path.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy());
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
-        return json::import(&bytes, &path.display().to_string(), options);
+        let mut imported = json::import(&bytes, &path.display().to_string(), options)?;
+        unused_patterns(options, &mut imported);
+        return names::check(&imported.graph).or(imported);
     }
-    let imported = onnx::import(bytes.clone(), &stem, path, options).map(|mut imported| {
+    let imported = onnx::import(bytes.clone(), &stem, path, options).and_then(|mut imported| {
         imported.weights.mapped(path.into(), bytes);
-        imported
+        unused_patterns(options, &mut imported);
+        names::check(&imported.graph).or(imported)
     });
     imported.map_err(|mut report| {
         for diagnostic in &mut report.diagnostics {
@@ -119,13 +123,36 @@ pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
     })
 }
 
+/// Warns of patterns that cover no tensor of the model.
+fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
+    let params = imported.graph.params().map(|(_, p)| p.name.as_str());
+    let others = imported.inlined.iter().map(|i| i.name.as_str());
+    let names: BTreeSet<&str> =
+        params.chain(others).chain(imported.ties.keys().map(String::as_str)).collect();
+    let lists = [
+        ("trainable", &options.trainable),
+        ("frozen", &options.frozen),
+        ("ignored", &options.ignored),
+    ];
+    let mut warnings = Vec::new();
+    for (key, pattern) in lists.iter().flat_map(|(key, list)| list.iter().map(move |p| (key, p))) {
+        if pattern == "**" || names.iter().any(|name| glob::matches(pattern, name)) {
+            continue;
+        }
+        let message = format!("`{pattern}` in params.{key} covers no parameter");
+        let help = nearest::advice(pattern, names.iter().copied());
+        warnings.push(Diagnostic::warning("W067", message).help(help));
+    }
+    imported.warnings.append(&mut warnings);
+}
+
 /// An error for every bound name that no dimension of the model uses.
 pub(crate) fn unknown_binds<'a>(
     options: &ImportOptions,
     known: impl Iterator<Item = &'a str>,
     report: &mut Report,
 ) {
-    let known: std::collections::BTreeSet<&str> = known.collect();
+    let known: BTreeSet<&str> = known.collect();
     for name in options.binds.keys().filter(|n| !known.contains(n.as_str())) {
         let have = if known.is_empty() {
             "the model has no symbolic dimension".to_string()

@@ -9,11 +9,16 @@ mod tables;
 mod timeline;
 
 use frit_ir::plan::{Plan, Stream};
+use frit_passes::simulate::Simulation;
 use std::fmt::Write;
 
-/// The page.
-pub fn page(plan: &Plan) -> String {
-    let times = times(plan);
+/// The page of a plan with what a step is predicted to take.
+pub fn page(plan: &Plan, predicted: &Simulation) -> String {
+    let times = times(predicted);
+    let drawn = match plan.accumulation {
+        1 => "predicted, one step of one rank".to_string(),
+        n => format!("predicted, one step of one rank; of its {n} micro-steps one is drawn"),
+    };
     let name = escape(&plan.name);
     let mut html = format!(
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\
@@ -29,9 +34,9 @@ pub fn page(plan: &Plan) -> String {
             plan.frit_version
         )),
     );
-    html += &tables::cards(plan, &times);
+    html += &tables::cards(plan, predicted);
     let sections = [
-        ("Timeline", "predicted, one step of one rank", timeline::svg(plan, &times)),
+        ("Timeline", drawn.as_str(), timeline::svg(plan, &times, predicted)),
         ("Memory", "workspace over the same time, above what stays", memory::svg(plan, &times)),
         ("Precision", "where arithmetic runs, and every cast", precision::section(plan)),
         ("Advice", "what the lints found", tables::lints(plan)),
@@ -58,19 +63,13 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// When each task starts and ends, in microseconds: in order within its stream, after what it waits for.
-fn times(plan: &Plan) -> Vec<(f64, f64)> {
-    let mut times: Vec<(f64, f64)> = Vec::with_capacity(plan.tasks.len());
-    let mut free = [0.0_f64; Stream::ALL.len()];
-    for phase in &plan.phases {
-        let begin = free.iter().copied().fold(0.0, f64::max);
-        free = [begin; Stream::ALL.len()];
-        for task in &plan.tasks[phase.begin..phase.end] {
-            let s = row(task.stream);
-            let start = task.waits.iter().map(|w| times[*w].1).fold(free[s], f64::max);
-            free[s] = start + task.cost_us;
-            times.push((start, free[s]));
-        }
+/// When each task starts and ends, in microseconds, if each phase runs once.
+fn times(predicted: &Simulation) -> Vec<(f64, f64)> {
+    let (mut times, mut begin) = (Vec::new(), 0.0);
+    for phase in &predicted.phases {
+        let spans = phase.timeline.spans.iter();
+        times.extend(spans.map(|s| (1e6 * (begin + s.start), 1e6 * (begin + s.end))));
+        begin += phase.timeline.end;
     }
     times
 }

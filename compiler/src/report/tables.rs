@@ -1,9 +1,10 @@
 //! The parts of the page that are numbers and lists.
 
-use super::{duration, escape, quantity, total};
+use super::{duration, escape, quantity};
 use crate::commands::bytes;
 use frit_ir::Severity;
 use frit_ir::plan::{Action, ParamHome, Plan};
+use frit_passes::simulate::Simulation;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -11,11 +12,11 @@ use std::fmt::Write;
 const LISTED: usize = 30;
 
 /// The numbers at the head of the page.
-pub(super) fn cards(plan: &Plan, times: &[(f64, f64)]) -> String {
+pub(super) fn cards(plan: &Plan, predicted: &Simulation) -> String {
     let s = plan.summary();
     let c = &s.collectives;
     let cards = [
-        (duration(total(times)), "step, predicted".to_string()),
+        (duration(1e6 * predicted.step_seconds), "step, predicted".to_string()),
         (quantity(s.parameters as f64, ""), format!("parameters in {} units", s.units)),
         (bytes(s.peak_bytes as u64), "peak memory per rank".into()),
         (bytes(s.bytes_communicated_per_step), "sent per rank and step".into()),

@@ -3,6 +3,7 @@
 use super::{WIDTH, axis, duration, escape, row, total};
 use frit_ir::Region;
 use frit_ir::plan::{Plan, Stream};
+use frit_passes::simulate::Simulation;
 use std::fmt::Write;
 
 const ROW: f64 = 34.0;
@@ -12,7 +13,7 @@ const BAR: f64 = 26.0;
 const NARROW: f64 = 0.4;
 
 /// The drawing with its legend.
-pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
+pub(super) fn svg(plan: &Plan, times: &[(f64, f64)], predicted: &Simulation) -> String {
     let total = total(times);
     let streams = plan.streams();
     let height = ROW * streams.len() as f64;
@@ -24,10 +25,10 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
         let name = stream.name();
         let _ = write!(svg, "<text class=label x='2' y='{:.0}'>{name}</text>", y - 2.0 + ROW - BAR);
     }
-    for phase in &plan.phases {
+    for phase in plan.phases.iter().filter(|p| p.begin < p.end) {
         let begin = times[phase.begin..phase.end].iter().map(|t| t.0).fold(f64::MAX, f64::min);
-        let repeated = phase.begin == 0 && plan.accumulation > 1;
-        let times = if repeated { format!(" × {}", plan.accumulation) } else { String::new() };
+        let runs = plan.runs(phase.begin);
+        let times = if runs > 1 { format!(" × {runs}") } else { String::new() };
         let _ = write!(
             svg,
             "<text class=label x='{:.1}' y='-5'>{}{times}</text>",
@@ -35,19 +36,16 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
             escape(&phase.name)
         );
     }
-    let busy = |stream: Stream| -> f64 {
-        plan.tasks.iter().filter(|t| t.stream == stream).map(|t| t.cost_us).sum()
-    };
-    let waiting = total - busy(Stream::Compute);
+    let waiting = predicted.exposed_communication_seconds;
     format!(
         "{svg}</svg><div class=legend><span><i style='background:var(--a)'></i>forward</span>\
          <span><i style='background:var(--b)'></i>backward</span>\
          <span><i style='background:var(--d)'></i>recompute</span>\
          <span><i style='background:var(--c)'></i>update</span>\
          <span>compute waits {} of {} ({:.0} %)</span></div>",
-        duration(waiting.max(0.0)),
-        duration(total),
-        100.0 * waiting.max(0.0) / total
+        duration(1e6 * waiting),
+        duration(1e6 * predicted.step_seconds),
+        100.0 * waiting / predicted.step_seconds.max(f64::MIN_POSITIVE)
     )
 }
 

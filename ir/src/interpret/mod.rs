@@ -136,6 +136,7 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::CumSum(op) => Ok(index::cum_sum(op, &call)),
         Op::TopK(op) => Ok(order::top_k(op, &call)),
         Op::ArgReduce(op) => Ok(order::arg_reduce(op, &call)),
+        Op::Random(op) => Ok(random::random(op, &call)),
         Op::RandomMask(op) => Ok(random::random_mask(op, &call)),
         Op::Reduce(op) => reduce::reduce(op, &call),
         Op::SumTo(_) => Ok(reduce::sum_to(&call)),

@@ -1,21 +1,70 @@
-//! Random masks.
+//! Random numbers and masks.
 
 use super::call::Call;
 use crate::Tensor;
-use crate::ops::RandomMask;
+use crate::ops::random::position;
+use crate::ops::{Random, RandomFn, RandomMask};
 
 pub(super) fn random_mask(op: &RandomMask, call: &Call<'_>) -> Vec<Tensor> {
-    let state = call.ints(0);
-    let key = [state[0] as u32, state[1] as u32];
     let limit = (op.keep * 4_294_967_296.0) as u64;
-    let kept = |e: usize| {
-        let block = (e / 4) as u64;
-        let counter = [block as u32, (block >> 32) as u32, op.id, state[2] as u32];
-        i64::from(u64::from(philox(counter, key)[e % 4]) < limit)
-    };
+    let words = Words::of(call.ints(0), op.id, op.shape.numel());
+    let kept = |e| i64::from(u64::from(words.at(e)) < limit);
     vec![call.integer(0, (0..op.shape.numel()).map(kept).collect())]
 }
 
+pub(super) fn random(op: &Random, call: &Call<'_>) -> Vec<Tensor> {
+    let n = op.shape.numel();
+    let words = Words::of(call.ints(0), op.id, n);
+    let data = match op.f {
+        // In f32, so that every device has these bits.
+        RandomFn::Uniform => {
+            let (offset, scale) = (op.offset as f32, op.scale as f32);
+            let number = |e| {
+                let u = (2 * (words.at(e) >> 9) + 1) as f32 * 2f32.powi(-24);
+                f64::from((offset + scale * u).min(op.most()))
+            };
+            (0..n).map(number).collect()
+        }
+        RandomFn::Normal => (0..n).map(|e| op.offset + op.scale * words.normal(e)).collect(),
+    };
+    vec![call.real(0, data)]
+}
+
+/// The words of a tensor's elements.
+struct Words {
+    key: [u32; 2],
+    id: u32,
+    /// The number of the first element.
+    first: u64,
+}
+
+impl Words {
+    fn of(state: &[i64], id: u32, numel: usize) -> Words {
+        let seed = state[0] as u64;
+        let first = position(state).wrapping_mul(numel as u64);
+        Words { key: [seed as u32, (seed >> 32) as u32], id, first }
+    }
+
+    /// The word of element `e`.
+    fn at(&self, e: usize) -> u32 {
+        self.number(self.first.wrapping_add(e as u64))
+    }
+
+    fn number(&self, i: u64) -> u32 {
+        let block = i / 4;
+        philox([block as u32, (block >> 32) as u32, self.id, 0], self.key)[(i % 4) as usize]
+    }
+
+    /// The normal number of element `e`.
+    fn normal(&self, e: usize) -> f64 {
+        let i = self.first.wrapping_add(e as u64);
+        let [u, v] = [self.number(i & !1) | 1, self.number(i | 1)];
+        let unit = 2f64.powi(-32);
+        let radius = (-2.0 * (f64::from(u as f32) * unit).ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * f64::from(v) * unit).sin_cos();
+        radius * if i % 2 == 0 { cos } else { sin }
+    }
+}
 /// Ten rounds of Philox4x32.
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {

@@ -1,24 +1,60 @@
 //! How much work it is to evaluate an operation.
 
-use crate::TensorType;
 use crate::ops::Op;
+use crate::{Shape, TensorType};
+
+/// Elements that are touched as fast as one tap of a window, which is found by its coordinates.
+const TAP: u64 = 64;
 
 /// Elements that the evaluation of an operation touches, about: what it reads and writes, and for operations that
-/// read elements many times how often.
+/// read elements many times how often. An axis without elements counts as one element: it is walked all the same.
 pub fn operations(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
-    // Places are found axis by axis.
+    let (inputs, outputs) = (walked(inputs), walked(outputs));
+    let (inputs, outputs): (Vec<_>, Vec<_>) = (inputs.iter().collect(), outputs.iter().collect());
     let elements = |types: &[&TensorType]| -> u64 {
-        let of =
-            |t: &&TensorType| (t.shape.numel() as u64).saturating_mul(1 + t.shape.rank() as u64);
-        types.iter().map(of).fold(0, u64::saturating_add)
+        types.iter().map(|t| t.shape.numel() as u64).fold(0, u64::saturating_add)
     };
-    let product = |taps: &[usize]| taps.iter().fold(1u64, |n, &t| n.saturating_mul(t as u64));
-    let windows = match op {
-        Op::MaxPool(op) => elements(outputs).saturating_mul(product(&op.taps)),
-        Op::SumPool(op) => elements(outputs).saturating_mul(product(&op.taps)),
-        Op::MaxPoolGrad(op) => elements(inputs).saturating_mul(product(&op.taps)),
-        Op::SumPoolGrad(op) => elements(inputs).saturating_mul(product(&op.taps)),
-        _ => op.flops(inputs, outputs),
+    let windows = |types: &[&TensorType], taps: &[usize]| {
+        taps.iter().fold(TAP * elements(types), |n, &t| n.saturating_mul(t as u64))
     };
-    windows.max(elements(inputs)).max(elements(outputs))
+    let own = match op {
+        Op::MaxPool(op) => windows(&outputs, &op.taps),
+        Op::SumPool(op) => windows(&outputs, &op.taps),
+        Op::MaxPoolGrad(op) => windows(&inputs, &op.taps),
+        Op::SumPoolGrad(op) => windows(&inputs, &op.taps),
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+            op.flops(&inputs, &outputs).saturating_mul(TAP)
+        }
+        _ => op.flops(&inputs, &outputs),
+    };
+    own.max(elements(&inputs)).max(elements(&outputs))
+}
+
+fn walked(types: &[&TensorType]) -> Vec<TensorType> {
+    let full = |ty: &&TensorType| {
+        let dims: Vec<usize> = ty.shape.dims().iter().map(|d| (*d).max(1)).collect();
+        ty.with_shape(Shape(dims))
+    };
+    types.iter().map(full).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::ops::{MatMul, SumPool, Window};
+
+    #[test]
+    fn work_is_counted_where_elements_are_few() {
+        let ty = |dims: &[usize]| TensorType::new(DType::F32, dims);
+        let pool = SumPool { window: Window::plain(1), taps: vec![1 << 30] };
+        let (x, y) = (ty(&[1, 1, 1 << 31]), ty(&[1, 1, (1 << 30) + 1]));
+        assert!(operations(&Op::SumPool(pool), &[&x], &[&y]) > 1 << 60);
+        let (a, b) = (ty(&[64, 1 << 30]), ty(&[1 << 30, 64]));
+        assert!(operations(&Op::MatMul(MatMul::default()), &[&a, &b], &[&ty(&[64, 64])]) > 1 << 42);
+        let empty = ty(&[1 << 30, 0, 4]);
+        assert!(
+            operations(&Op::Concat(crate::ops::Concat { axis: 1 }), &[&empty], &[&empty]) > 1 << 30
+        );
+    }
 }

@@ -17,6 +17,7 @@ use std::ops::Range;
 #[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Factor of the scores, usually 1/√D.
+    #[serde(with = "super::number")]
     pub scale: f64,
     /// Whether query `i` sees only keys `j ≤ i`.
     #[serde(default)]
@@ -51,6 +52,7 @@ impl Attention {
 #[serde(deny_unknown_fields)]
 pub struct AttentionGrad {
     /// As [`Attention::scale`].
+    #[serde(with = "super::number")]
     pub scale: f64,
     /// As [`Attention::causal`].
     #[serde(default)]

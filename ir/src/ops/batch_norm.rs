@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct BatchNorm {
     /// Added to the variance.
+    #[serde(with = "super::number")]
     pub eps: f64,
 }
 
@@ -19,6 +20,7 @@ pub struct BatchNorm {
 #[serde(deny_unknown_fields)]
 pub struct BatchNormGrad {
     /// Added to the variance.
+    #[serde(with = "super::number")]
     pub eps: f64,
 }
 

@@ -1,6 +1,6 @@
 //! Convolution over any number of spatial axes, and windows that slide.
 
-use super::{Inferred, OpError, arity, axis_of, float, same_shape};
+use super::{Inferred, OpError, arity, axis_of, float, float_result, same_shape};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -151,7 +151,7 @@ impl Conv {
             )));
         }
         let sizes = self.window.positions(&x[2..], &w[2..])?;
-        Ok(image(self.out.unwrap_or(inputs[0].dtype), x[0], w[0], &sizes))
+        Ok(image(float_result(self.out, inputs[0].dtype)?, x[0], w[0], &sizes))
     }
 }
 
@@ -164,7 +164,7 @@ impl ConvGradInput {
             return Err(OpError::new(format!("{} channels for {} filters", dy[1], w[0])));
         }
         sizes_are(&dy[2..], &self.window.positions(&self.size, &w[2..])?, "dy")?;
-        let dtype = self.out.unwrap_or(inputs[0].dtype);
+        let dtype = float_result(self.out, inputs[0].dtype)?;
         Ok(image(dtype, dy[0], w[1].saturating_mul(self.groups), &self.size))
     }
 }
@@ -181,7 +181,7 @@ impl ConvGradWeight {
             "batch",
         )?;
         sizes_are(&dy[2..], &self.window.positions(&x[2..], &self.taps)?, "dy")?;
-        Ok(image(self.out.unwrap_or(inputs[0].dtype), dy[1], channels, &self.taps))
+        Ok(image(float_result(self.out, inputs[0].dtype)?, dy[1], channels, &self.taps))
     }
 }
 

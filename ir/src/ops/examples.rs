@@ -61,6 +61,7 @@ pub fn examples() -> Vec<Op> {
             "init": {"normal": {"std": 0.02}}, "unit": 3, "sharded": true}),
         ),
         ("quantize", json!({"to": "f8e4m3", "index": 1})),
+        ("random", json!({"f": "normal", "shape": [2, 3], "offset": 0.5, "scale": 2.0, "id": 1})),
         ("random_mask", json!({"shape": [2, 3], "keep": 0.9, "id": 4})),
         ("reduce", json!({"f": "mean", "axes": [0], "keep_dims": true})),
         ("reduce_scatter", json!({"unit": 1, "dtype": "bf16"})),

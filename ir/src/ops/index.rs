@@ -2,7 +2,7 @@
 //!
 //! Indices are i64 or i32; a negative index counts from the end, as in ONNX.
 
-use super::{Inferred, OpError, arity, axis_of, float, index_type};
+use super::{Inferred, OpError, arity, axis_of, float, float_result, index_type};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,8 @@ impl EmbeddingGrad {
                 dy.shape, ids.shape
             )));
         }
-        Ok(vec![TensorType::new(self.dtype, [self.rows, dy.shape.0[rank]])])
+        let dtype = float_result(Some(self.dtype), dy.dtype)?;
+        Ok(vec![TensorType::new(dtype, [self.rows, dy.shape.0[rank]])])
     }
 }
 

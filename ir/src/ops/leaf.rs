@@ -2,7 +2,7 @@
 
 use super::number::{self, Scalar};
 use super::{Inferred, arity};
-use crate::{Tensor, TensorType};
+use crate::{Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// A tensor fed from data at every micro-step; its shape is that of one rank's micro-batch.
@@ -148,18 +148,14 @@ struct ConstantText {
 impl Serialize for Constant {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let t = &self.value;
-        let float = t.dtype().is_float();
-        let all: Vec<Scalar> = if t.as_splat().is_some() {
-            let (f, i) = (t.to_f64s()[0], t.to_i64s()[0]);
-            vec![Scalar::of(f, float, i)]
-        } else {
-            t.to_f64s().into_iter().zip(t.to_i64s()).map(|(f, i)| Scalar::of(f, float, i)).collect()
+        let scalar = |i: usize| match t.data() {
+            TensorData::Float(v) => Scalar::of(v[i], true, 0),
+            TensorData::Int(v) => Scalar::of(0.0, false, v[i]),
         };
         let mut text = ConstantText { ty: t.ty.clone(), splat: None, values: None };
-        if t.as_splat().is_some() {
-            text.splat = all.into_iter().next();
-        } else {
-            text.values = Some(all);
+        match t.as_splat() {
+            Some(_) => text.splat = Some(scalar(0)),
+            None => text.values = Some((0..t.numel()).map(scalar).collect()),
         }
         text.serialize(s)
     }

@@ -1,6 +1,6 @@
 //! Matrix product.
 
-use super::{Inferred, OpError, arity, float};
+use super::{Inferred, OpError, arity, float, float_result};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ impl MatMul {
             .broadcast(&lead(b))
             .ok_or_else(|| OpError::new("leading axes do not broadcast"))?;
         shape.0.extend([m, n]);
-        Ok(vec![TensorType::new(self.out.unwrap_or(a.dtype), shape)])
+        Ok(vec![TensorType::new(float_result(self.out, a.dtype)?, shape)])
     }
 
     /// Sizes of the product of operands that were inferred to fit. A `b` of two axes is one matrix for

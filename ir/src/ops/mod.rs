@@ -51,7 +51,7 @@ pub use optimizer::{BySegment, EMA, OptimizerKind, OptimizerStep};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
 pub use quantize::{AMAX_HISTORY, Quantize};
-pub use random::RandomMask;
+pub use random::{Random, RandomFn, RandomMask};
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use schedule::{LearningRate, ScheduleKind};
@@ -148,7 +148,9 @@ pub enum Op {
     /// The index of the largest or smallest element along an axis.
     ArgReduce(ArgReduce),
 
-    /// A random mask from a counter-based generator.
+    /// Random numbers from a counter-based generator.
+    Random(Random),
+    /// A random mask from the same generator.
     RandomMask(RandomMask),
 
     /// Reduction over axes.
@@ -252,7 +254,11 @@ pub enum Op {
 impl Op {
     /// Name in the text form, in JSON models and in reports.
     pub fn name(&self) -> String {
-        self.to_parts().0
+        match self {
+            // Its elements are many, and no part of the name.
+            Op::Constant(_) => "constant".into(),
+            _ => self.to_parts().0,
+        }
     }
 
     /// Name and attributes, as JSON. The inverse of [`Op::from_parts`]; a fusion's body is left out.
@@ -353,6 +359,7 @@ impl Op {
             "pad",
             "param",
             "quantize",
+            "random",
             "random_mask",
             "reduce",
             "reduce_scatter",
@@ -438,6 +445,7 @@ impl Op {
             Op::CumSum(op) => op.infer(inputs),
             Op::TopK(op) => op.infer(inputs),
             Op::ArgReduce(op) => op.infer(inputs),
+            Op::Random(op) => op.infer(inputs),
             Op::RandomMask(op) => op.infer(inputs),
             Op::Reduce(op) => op.infer(inputs),
             Op::SumTo(op) => op.infer(inputs),
@@ -580,6 +588,15 @@ pub(crate) fn float(ty: &TensorType, what: &str) -> Result<(), OpError> {
         return Ok(());
     }
     Err(OpError::new(format!("{what} must be a float, not {}", ty.dtype)))
+}
+
+/// The element type that a result is asked for in, which must be a float; `own` if it is not asked for.
+pub(crate) fn float_result(asked: Option<DType>, own: DType) -> Result<DType, OpError> {
+    match asked {
+        None => Ok(own),
+        Some(dtype) if dtype.is_float() => Ok(dtype),
+        Some(dtype) => Err(OpError::new(format!("the result must be a float, not {dtype}"))),
+    }
 }
 
 /// Fails unless the type is i64 or i32.

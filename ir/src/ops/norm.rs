@@ -27,6 +27,7 @@ pub struct LayerNorm {
     /// First normalized axis.
     pub axis: usize,
     /// Added to the variance.
+    #[serde(with = "super::number")]
     pub eps: f64,
 }
 
@@ -89,6 +90,7 @@ pub struct RmsNorm {
     /// First normalized axis.
     pub axis: usize,
     /// Added to the mean square.
+    #[serde(with = "super::number")]
     pub eps: f64,
 }
 

@@ -3,7 +3,7 @@
 
 use super::conv::Window;
 use super::{Inferred, OpError, arity, axis_of, float};
-use crate::{Shape, TensorType};
+use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
 /// `(x[N, C, …])` → `y[N, C, …]`: the largest element of each window; a border counts as −∞.
@@ -69,14 +69,21 @@ fn is(found: &TensorType, expected: &TensorType, what: &str) -> Result<(), OpErr
 fn forward(window: &Window, taps: &[usize], inputs: &[&TensorType]) -> Inferred {
     arity(inputs, 1)?;
     check(inputs[0], "x")?;
-    // A window that lies in the border alone would have no element.
-    if window.low.iter().chain(&window.high).zip(taps.iter().chain(taps)).any(|(p, t)| p >= t)
-        && window.dilations.iter().all(|d| *d == 1)
-    {
-        let low = Shape::from(&window.low[..]);
-        return Err(OpError::new(format!("the border {low} is not smaller than the window")));
+    let own = &inputs[0].shape.dims()[2..];
+    let sizes = window.positions(own, taps)?;
+    // A window that lies in the border alone would have no element. One whose taps are as near as the operand is
+    // long meets it if it begins before its end, and ends after its begin.
+    let meets = |i: usize| {
+        let extent = window.dilations[i].saturating_mul(taps[i] - 1).saturating_add(1);
+        let (low, near) = (window.low[i], window.dilations[i] <= own[i] || window.low[i] == 0);
+        own[i] > 0 && low < extent && window.high[i] < extent && near
+    };
+    if let Some(axis) = (0..own.len()).find(|i| !meets(*i)) {
+        return Err(OpError::new(format!(
+            "the border of spatial axis {axis} is not smaller than the window, which would hold no element of {}",
+            own[axis]
+        )));
     }
-    let sizes = window.positions(&inputs[0].shape.dims()[2..], taps)?;
     Ok(vec![image(inputs[0], &sizes)])
 }
 

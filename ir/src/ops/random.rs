@@ -1,20 +1,23 @@
-//! Random masks from a counter-based generator.
+//! Random numbers and masks from a counter-based generator.
 //!
-//! A mask is a function of the generator's state and of the node's own number, so that it is the same
-//! wherever and however often it is computed. The state `[seed, rank, count]` differs by rank; the count
-//! rises with every micro-step. Source: Salmon et al. 2011, Philox4x32-10.
+//! What is drawn is a function of the generator's state, of the node's own number and of the element's place
+//! among those of all ranks and micro-steps, so that it is the same wherever and however often it is
+//! computed. Each micro-step of each rank has a position in the order in which data is read; element `e`
+//! of a tensor of `n` elements is number `position · n + e`. Where the batch is the first axis, an
+//! example therefore has the same numbers whatever ranks, micro-steps and batches the global batch is made of.
+//!
+//! Number `i` is word `i mod 4` of the Philox block with the counter (low and high half of `i div 4`, `id`, 0)
+//! and the key (low and high half of the seed). Source: Salmon et al. 2011, Philox4x32-10.
 
 use super::{Inferred, OpError, arity};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
-/// Name of the state `[seed, rank, count]`.
+/// Name of the state `[seed, rank, count, ranks, accumulation]`.
 pub const RNG: &str = "rng";
 
-/// `rng: i64[3]` → `bool[shape]`, each element true with probability `keep`.
-///
-/// Element `e` is word `e mod 4` of the Philox block with the counter (low and high half of `e div 4`,
-/// `id`, count) and the key (seed, rank); it is true if the word is below `keep · 2³²`.
+/// `rng: i64[5]` → `bool[shape]`, each element true with probability `keep`: if its word is below
+/// `keep · 2³²`. The mask of a dropout, which evaluation does without.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RandomMask {
@@ -27,16 +30,40 @@ pub struct RandomMask {
     pub id: u32,
 }
 
+/// What numbers are drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RandomFn {
+    /// Between 0 and 1, neither of them: `(2k + 1) · 2⁻²⁴` for the upper 23 bits `k` of the word.
+    Uniform,
+    /// With mean 0 and variance 1, by Box and Muller's transform of an even word and its odd neighbor:
+    /// `√(−2 ln u) · cos 2πv`, then `sin`, with `u` and `v` the words over 2³², the lowest bit of the first
+    /// one set and then rounded to f32.
+    Normal,
+}
+
+/// `rng: i64[5]` → `f32[shape]`: `offset + scale · z`, with `z` drawn from `f`; a uniform number stays below
+/// `offset + scale` where rounding would reach it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Random {
+    /// What `z` is drawn from.
+    pub f: RandomFn,
+    /// Dimensions of the result.
+    pub shape: Shape,
+    /// What is added.
+    #[serde(with = "super::number")]
+    pub offset: f64,
+    /// The factor, not negative.
+    #[serde(with = "super::number")]
+    pub scale: f64,
+    /// The number of these draws in the model.
+    pub id: u32,
+}
+
 impl RandomMask {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
-        arity(inputs, 1)?;
-        if *inputs[0] != state_type() {
-            return Err(OpError::new(format!(
-                "the state must be {}, not {}",
-                state_type(),
-                inputs[0]
-            )));
-        }
+        of_state(inputs)?;
         if !(0.0..=1.0).contains(&self.keep) {
             return Err(OpError::new(format!("keep = {} is no probability", self.keep)));
         }
@@ -44,7 +71,83 @@ impl RandomMask {
     }
 }
 
+impl Random {
+    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        of_state(inputs)?;
+        let within = |x: f64| (x as f32).is_finite();
+        if !within(self.offset) || !within(self.scale) || self.scale < 0.0 {
+            let Random { offset, scale, .. } = self;
+            let message = format!("numbers cannot be {offset} + {scale} times what is drawn");
+            return Err(OpError::new(message));
+        }
+        Ok(vec![TensorType::new(DType::F32, self.shape.clone())])
+    }
+
+    /// The largest number that can be the result.
+    pub fn most(&self) -> f32 {
+        match self.f {
+            RandomFn::Normal => f32::INFINITY,
+            RandomFn::Uniform if self.scale == 0.0 => self.offset as f32,
+            RandomFn::Uniform => ((self.offset + self.scale) as f32).next_down(),
+        }
+    }
+}
+
 /// Type of the generator's state.
 pub fn state_type() -> TensorType {
-    TensorType::new(DType::I64, [3])
+    TensorType::new(DType::I64, [5])
+}
+
+/// The state of a rank before its first micro-step.
+pub fn first_state(seed: u64, rank: usize, ranks: usize, accumulation: usize) -> [i64; 5] {
+    [seed as i64, rank as i64, 0, ranks as i64, accumulation as i64]
+}
+
+/// The state for batch `number` of an evaluation on a rank: draws of its own, the same whenever the batch is
+/// evaluated.
+pub fn evaluation_state(seed: u64, rank: usize, ranks: usize, number: usize) -> [i64; 5] {
+    let own = seed ^ 0x6576_616c_0000_0000;
+    [own as i64, rank as i64, number as i64, ranks as i64, 1]
+}
+
+/// The position of a state's micro-step: of a step, each rank reads its part of the data in one piece.
+pub fn position(state: &[i64]) -> u64 {
+    let [rank, count, ranks, accumulation] = [1, 2, 3, 4].map(|i| state[i] as u64);
+    let accumulation = accumulation.max(1);
+    let (step, micro_step) = (count / accumulation, count % accumulation);
+    step.wrapping_mul(ranks).wrapping_add(rank).wrapping_mul(accumulation).wrapping_add(micro_step)
+}
+
+fn of_state(inputs: &[&TensorType]) -> Result<(), OpError> {
+    arity(inputs, 1)?;
+    let wanted = state_type();
+    if *inputs[0] != wanted {
+        return Err(OpError::new(format!("the state must be {wanted}, not {}", inputs[0])));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_follow_the_data_whatever_reads_it() {
+        // Rank r of R takes, of each step, its A parts in one piece.
+        for (ranks, accumulation) in [(1, 6), (2, 3), (3, 2), (6, 1)] {
+            let mut seen = Vec::new();
+            for step in 0..2 {
+                for rank in 0..ranks {
+                    for micro in 0..accumulation {
+                        let mut state = first_state(7, rank, ranks, accumulation);
+                        state[2] = (step * accumulation + micro) as i64;
+                        seen.push(position(&state));
+                    }
+                }
+            }
+            assert_eq!(seen, (0..12).collect::<Vec<u64>>());
+        }
+        // A state of zeros has a position too.
+        assert_eq!(position(&[0; 5]), 0);
+    }
 }

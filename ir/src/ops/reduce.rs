@@ -79,7 +79,11 @@ impl SumTo {
                 self.shape, inputs[0].shape
             )));
         }
-        Ok(vec![TensorType::new(self.dtype.unwrap_or(inputs[0].dtype), self.shape.clone())])
+        let (from, to) = (inputs[0].dtype, self.dtype.unwrap_or(inputs[0].dtype));
+        if from != to && !(from.is_float() && to.is_float()) {
+            return Err(OpError::new(format!("sums of {from} as {to}")));
+        }
+        Ok(vec![TensorType::new(to, self.shape.clone())])
     }
 
     /// The axes of an operand of shape `from` that are summed away.

@@ -52,6 +52,7 @@ fn is_family(op: &Op) -> bool {
         | CumSum(_)
         | TopK(_)
         | ArgReduce(_)
+        | Random(_)
         | RandomMask(_)
         | Reduce(_)
         | SumTo(_)
@@ -122,6 +123,24 @@ fn parts_make_the_operation_again() {
         let (name, attributes) = op.to_parts();
         assert_eq!(Op::from_parts(&name, attributes).as_ref(), Ok(&op), "{name}");
     }
+}
+
+#[test]
+fn floats_that_json_lacks_are_written_and_read() {
+    let mut found = 0;
+    for op in examples() {
+        let (name, attributes) = op.to_parts();
+        for (key, _) in attributes.iter().filter(|(_, value)| value.is_f64()) {
+            for special in ["inf", "-inf", "nan"] {
+                let mut changed = attributes.clone();
+                changed.insert(key.clone(), special.into());
+                let op = Op::from_parts(&name, changed.clone()).unwrap_or_else(|e| panic!("{e}"));
+                assert_eq!(op.to_parts().1, changed, "{name}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 30, "{found}");
 }
 
 #[test]

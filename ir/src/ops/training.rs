@@ -27,6 +27,7 @@ pub(super) fn scalar() -> TensorType {
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
     /// The constant factor.
+    #[serde(with = "super::number")]
     pub factor: f64,
 }
 
@@ -57,6 +58,7 @@ pub(super) fn infer_grad_stats(inputs: &[&TensorType]) -> Inferred {
 #[serde(deny_unknown_fields)]
 pub struct Unscale {
     /// C·A·N: the number of loss elements if none is ignored.
+    #[serde(with = "super::number")]
     pub capacity: f64,
 }
 

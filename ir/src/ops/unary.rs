@@ -1,6 +1,6 @@
 //! Elementwise operations of one operand.
 
-use super::{Inferred, OpError, arity, float};
+use super::{Inferred, OpError, arity, float, float_result};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -154,6 +154,7 @@ pub struct ScaledCast {
     /// The element type of the result.
     pub to: DType,
     /// The factor.
+    #[serde(with = "super::number")]
     pub factor: f64,
 }
 
@@ -161,7 +162,7 @@ impl ScaledCast {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         float(inputs[0], "the operand")?;
-        Ok(vec![inputs[0].with_dtype(self.to)])
+        Ok(vec![inputs[0].with_dtype(float_result(Some(self.to), self.to)?)])
     }
 }
 

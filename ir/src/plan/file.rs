@@ -1,9 +1,12 @@
-//! `plan.json`: writing, reading, and the refusal of other versions.
+//! `plan.json`: writing, reading, and the refusal of other versions and of what was changed.
+//!
+//! The first key of the file is its seal, the SHA-256 of the text without that line. It shows that the plan is the
+//! one that was compiled, first values and hyper-parameters included; it does not show who compiled it.
 
-use super::Plan;
+use super::{CheckError, Plan, check};
 
 /// Version of the format of `plan.json`. Plans of other versions are refused.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Why a text is not a plan.
 #[derive(Debug, thiserror::Error)]
@@ -20,21 +23,31 @@ pub enum PlanError {
         /// Its version.
         found: u64,
     },
+    /// A plan that is not as it was written.
+    #[error("the plan was changed after it was compiled; compile the model again")]
+    Changed,
+    /// A plan that no compiler writes.
+    #[error(transparent)]
+    Malformed(#[from] CheckError),
 }
+
+/// What the text of a plan begins with, but for the digest and what follows it.
+const SEAL: &str = "{\n  \"sha256\": \"";
+const SEAL_END: &str = "\",\n";
 
 impl Plan {
     /// The text of `plan.json`: equal plans give equal bytes.
     pub fn to_json(&self) -> String {
-        let mut text =
+        let text =
             serde_json::to_string_pretty(self).expect("invariant: a plan serializes to JSON");
-        text.push('\n');
-        text
+        seal(&text)
     }
 
-    /// Reads the text of `plan.json`.
+    /// Reads the text of `plan.json` and checks the plan; every reader of plans goes through here.
     ///
     /// # Errors
-    /// If it is not a plan, or one of another format version.
+    /// If it is not a plan, one of another format version, one that was changed after it was written, or one
+    /// that is not well-formed.
     pub fn from_json(text: &str) -> Result<Plan, PlanError> {
         #[derive(serde::Deserialize)]
         struct Version {
@@ -44,13 +57,26 @@ impl Plan {
         if found != u64::from(FORMAT_VERSION) {
             return Err(PlanError::Version { found });
         }
-        Ok(serde_json::from_str(text)?)
+        let plan: Plan = serde_json::from_str(text)?;
+        if !is_sealed(text) {
+            return Err(PlanError::Changed);
+        }
+        check(&plan)?;
+        Ok(plan)
     }
+}
 
-    /// SHA-256 of the plan's text, in hexadecimal: what ranks compare before they start.
-    pub fn hash(&self) -> String {
-        sha256_hex(self.to_json().as_bytes())
-    }
+/// The text of `plan.json` for the JSON of a plan.
+pub fn seal(json: &str) -> String {
+    let fields = json.strip_prefix('{').unwrap_or(json).trim_matches('\n');
+    let digest = sha256_hex(fields.as_bytes());
+    format!("{SEAL}{digest}{SEAL_END}{fields}\n")
+}
+
+fn is_sealed(text: &str) -> bool {
+    let parts = text.strip_prefix(SEAL).and_then(|rest| rest.split_once(SEAL_END));
+    let digest = |fields: &str| sha256_hex(fields.trim_end_matches('\n').as_bytes());
+    parts.is_some_and(|(seal, fields)| seal == digest(fields))
 }
 
 /// SHA-256 in hexadecimal.

@@ -12,9 +12,11 @@
 mod action;
 mod arena;
 mod check;
+mod entry;
 mod evaluation;
 mod file;
 mod held;
+mod index_range;
 mod live;
 mod provenance;
 mod stream;
@@ -23,9 +25,11 @@ mod summary;
 pub use action::Action;
 pub use arena::Arena;
 pub use check::{CheckError, check};
-pub use evaluation::{EVAL, EvalSpec, LossSpec, OutputSpec};
-pub use file::{FORMAT_VERSION, PlanError, sha256_hex};
+pub use entry::{CudaLaunch, Entry};
+pub use evaluation::{EVAL, EvalSpec, LossSpec, MetricSpec, OutputSpec};
+pub use file::{FORMAT_VERSION, PlanError, seal, sha256_hex};
 pub use held::Held;
+pub use index_range::{IndexKind, IndexRange};
 pub use live::{Live, Purpose};
 pub use provenance::{Addresses, provenance};
 pub use stream::Stream;
@@ -151,6 +155,9 @@ pub struct InputSpec {
     pub buffer: usize,
     /// Whether its first axis counts examples; otherwise it is the same for all.
     pub per_example: bool,
+    /// What its elements may be, if indices or labels are made of them: all of these hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<IndexRange>,
 }
 
 /// A parameter or buffer of the model.
@@ -168,6 +175,9 @@ pub struct ParamSpec {
     pub init: Init,
     /// Where it lives.
     pub home: ParamHome,
+    /// Digest of the elements that are stored with the plan, as the runtime computes it; absent if none are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
 }
 
 /// Where a parameter lives.
@@ -336,6 +346,9 @@ pub struct ConstantSpec {
     pub ty: TensorType,
     /// Where it lives.
     pub buffer: usize,
+    /// As [`ParamSpec::digest`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
 }
 
 /// What a buffer is for, in memory reports.
@@ -419,44 +432,6 @@ pub struct Kernel {
     pub entry: Option<Entry>,
 }
 
-/// How to call a generated kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Entry {
-    /// `fn(reads…, writes…, begin: i64, end: i64)` of a shared object.
-    Host {
-        /// Symbol in the object file.
-        symbol: String,
-        /// The parallel range is `0..extent`.
-        extent: usize,
-        /// Parts of the range begin at multiples of this.
-        grain: usize,
-    },
-    /// Kernels of a PTX module, launched one after the other, each as
-    /// `(reads…, writes…)` and, if there is scratch memory, a pointer to it.
-    Cuda {
-        /// The launches, in order.
-        launches: Vec<CudaLaunch>,
-        /// Device memory that the launches share among themselves, in bytes; its content is lost
-        /// between tasks.
-        scratch_bytes: usize,
-    },
-}
-
-/// One launch of a kernel of a PTX module.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CudaLaunch {
-    /// Name of the entry.
-    pub symbol: String,
-    /// Blocks in x and y.
-    pub grid: [u32; 2],
-    /// Threads per block, in x.
-    pub block: u32,
-    /// Whether fewer blocks in x compute the same bits: the blocks take turns at the work. There are never more of
-    /// them than the GPU runs in a few rounds.
-    pub grid_stride: bool,
-}
-
 mod body {
     use crate::Graph;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -525,12 +500,12 @@ impl Plan {
         self.phases.iter().find(|p| p.name == name)
     }
 
-    /// What is fed before a micro-step, each as a whole: buffers and their bytes. These are the inputs, and the
+    /// What is fed before a micro-step, each as a whole: buffers and their types. These are the inputs, and the
     /// weights of the examples of an evaluation.
-    pub fn fed(&self) -> impl Iterator<Item = (usize, usize)> {
-        let inputs = self.inputs.iter().map(|i| (i.buffer, i.ty.bytes()));
+    pub fn fed(&self) -> impl Iterator<Item = (usize, &TensorType)> {
+        let inputs = self.inputs.iter().map(|i| (i.buffer, &i.ty));
         let weights = self.eval.as_ref().and_then(|e| e.weights.as_ref());
-        inputs.chain(weights.map(|w| (w.buffer, w.ty.bytes())))
+        inputs.chain(weights.map(|w| (w.buffer, &w.ty)))
     }
 
     /// The tasks that run with micro-step `k` of a step's `n`: those of other phases run once, with the first

@@ -86,8 +86,6 @@ pub struct Summary {
     pub tasks: usize,
     /// Distinct kernels.
     pub kernels: usize,
-    /// Predicted compute time of one step, in seconds.
-    pub predicted_compute_seconds: f64,
 }
 
 impl Plan {
@@ -139,7 +137,7 @@ impl Plan {
     /// The numbers people compare.
     pub fn summary(&self) -> Summary {
         let mut collectives = Collectives::default();
-        let (mut casts, mut wire, mut flops, mut us) = (0, 0, 0, 0.0);
+        let (mut casts, mut wire, mut flops) = (0, 0, 0);
         let (mut cast_kernels, mut cast_bytes) = (0, 0);
         let mut copied = [0; 2];
         for (i, task) in self.tasks.iter().enumerate() {
@@ -165,7 +163,6 @@ impl Plan {
             }
             wire += runs as u64 * self.wire_bytes(&task.action);
             flops += runs as u64 * task.flops;
-            us += runs as f64 * task.cost_us;
         }
         Summary {
             ranks: self.world_size,
@@ -195,7 +192,6 @@ impl Plan {
             flops_per_step: flops,
             tasks: self.tasks.len(),
             kernels: self.kernels.len(),
-            predicted_compute_seconds: us / 1e6,
         }
     }
 

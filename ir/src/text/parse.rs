@@ -19,7 +19,7 @@ pub struct ParseError {
 /// # Errors
 /// The first line that is not understood, or whose types are not those that its operation infers.
 pub fn parse(text: &str) -> Result<Graph, ParseError> {
-    let mut parser = Parser { text, at: 0 };
+    let mut parser = Parser { text, at: 0, depth: 0 };
     let graph = parser.graph()?;
     parser.skip();
     if parser.at < text.len() {
@@ -28,9 +28,14 @@ pub fn parse(text: &str) -> Result<Graph, ParseError> {
     Ok(graph)
 }
 
+/// Most graphs within one another: a program holds fusions, whose bodies hold none.
+const MAX_DEPTH: usize = 4;
+
 struct Parser<'a> {
     text: &'a str,
     at: usize,
+    /// Graphs around the current position.
+    depth: usize,
 }
 
 type Result<T, E = ParseError> = std::result::Result<T, E>;
@@ -116,6 +121,16 @@ impl<'a> Parser<'a> {
     }
 
     fn graph(&mut self) -> Result<Graph> {
+        if self.depth == MAX_DEPTH {
+            return Err(self.error("graphs are nested too deeply"));
+        }
+        self.depth += 1;
+        let graph = self.one_graph();
+        self.depth -= 1;
+        graph
+    }
+
+    fn one_graph(&mut self) -> Result<Graph> {
         self.expect("graph")?;
         self.expect("@")?;
         let mut graph = Graph::new(self.word()?);

@@ -259,3 +259,26 @@ fn errors_name_the_line() {
     check("  return %x as 3", "line 3: expected a string, found 3");
     check("} graph", "line 3: text after the graph");
 }
+
+#[test]
+fn graphs_that_are_too_deep_or_too_large_are_refused() {
+    let deep = |n: usize| {
+        let open = "graph @g world=1 { %a: f32[2] = fusion {kind = \"pointwise\"} body ".repeat(n);
+        format!("{open}graph @g world=1 {{}} {}", "}".repeat(n))
+    };
+    for n in [8, 100_000] {
+        let error = parse(&deep(n)).expect_err("too deep").to_string();
+        assert!(error.contains("nested too deeply"), "{error}");
+    }
+    for dims in
+        ["[4294967296, 4294967296, 2]", "[18446744073709551615]", "[0, 9223372036854775807, 4]"]
+    {
+        let ty = format!("{{\"dtype\": \"f32\", \"shape\": {dims}}}");
+        let text =
+            format!("graph @g world=1 {{ %a: f32{dims} = input {{name = \"a\", ty = {ty}}} }}");
+        let error = parse(&text).expect_err("too large").to_string();
+        assert!(error.contains("a tensor has at most"), "{error}");
+    }
+    let constant = r#"graph @g world=1 { %a: f32[1099511627776] = constant {value = {"ty": {"dtype": "f32", "shape": [1099511627776]}, "splat": 0.0}} }"#;
+    parse(constant).expect_err("too large");
+}

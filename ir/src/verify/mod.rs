@@ -22,6 +22,10 @@ impl Report {
     fn add(&mut self, code: &str, origin: &Origin, message: impl Into<String>) {
         self.broken.push(Diagnostic::error(code, message).at(origin));
     }
+
+    fn result(self) -> Result<(), Vec<Diagnostic>> {
+        if self.broken.is_empty() { Ok(()) } else { Err(self.broken) }
+    }
 }
 
 /// Checks every law.
@@ -37,5 +41,18 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Diagnostic>> {
         regions::check(graph, &mut report);
         sharding::check(graph, &mut report);
     }
-    if report.broken.is_empty() { Ok(()) } else { Err(report.broken) }
+    report.result()
+}
+
+/// Checks the laws of structure and types, which the body of a kernel obeys too.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_body(body: &Graph) -> Result<(), Vec<Diagnostic>> {
+    let mut report = Report::default();
+    structure::check(body, &mut report);
+    if report.broken.is_empty() {
+        types::check(body, &mut report);
+    }
+    report.result()
 }

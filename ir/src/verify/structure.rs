@@ -2,7 +2,7 @@
 //!
 //! V101  an operand is a result of a live, earlier node
 //! V102  an output, and the leaf that a carry names, is a result of a live node
-//! V103  no two leaves share a key
+//! V103  no two leaves of one kind share a key
 //! V104  a carry names a `param` or `state` leaf
 //! V105  the carried value has the type of that leaf
 //! V106  a leaf is carried at most once
@@ -69,7 +69,7 @@ fn leaves(graph: &Graph, report: &mut Report) {
     let mut keys = HashSet::new();
     for (_, node) in graph.nodes() {
         if let Some(key) = leaf_key(&node.op)
-            && !keys.insert(key.clone())
+            && !keys.insert((std::mem::discriminant(&node.op), key.clone()))
         {
             report.add("V103", &node.origin, format!("two leaves are called `{key}`"));
         }

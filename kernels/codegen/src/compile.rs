@@ -160,6 +160,18 @@ pub fn supported_on_cuda(body: &Graph, kind: FusionKind) -> Result<(), Unsupport
     cuda_kernel("kernel", body, kind).map(drop)
 }
 
+/// How the region's kernel will be launched, without compiling it.
+///
+/// # Errors
+/// As [`supported_on_cuda`].
+pub fn cuda_metadata(
+    symbol: &str,
+    body: &Graph,
+    kind: FusionKind,
+) -> Result<CudaKernel, Unsupported> {
+    cuda_kernel(symbol, body, kind).map(|(kernel, _)| kernel)
+}
+
 /// Compiles regions, each a symbol, a body and its kind, into one PTX module for a chip such as
 /// `sm_90`.
 ///

@@ -22,7 +22,7 @@ mod ptx;
 
 pub use compile::{
     CudaKernel, CudaModule, HostObject, KernelMeta, Unit, compile_cuda, compile_host,
-    host_assembly, region_metadata, supported, supported_on_cuda,
+    cuda_metadata, host_assembly, region_metadata, supported, supported_on_cuda,
 };
 pub use error::{CodegenError, Unsupported};
 pub use host::HostTarget;

@@ -5,6 +5,8 @@ typedef double f64;
 typedef float f32;
 typedef long long i64;
 typedef int i32;
+typedef short i16;
+typedef signed char i8;
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 struct b8 { u8 bits; };
@@ -17,6 +19,11 @@ template <> struct Number<bf16> { typedef f32 Wide; };
 template <> struct Number<i64> { typedef i64 Wide; };
 template <> struct Number<i32> { typedef i64 Wide; };
 template <> struct Number<u8> { typedef i64 Wide; };
+// These are in data only: kernels read them and write what they widen to.
+template <> struct Number<i16> { typedef i64 Wide; };
+template <> struct Number<i8> { typedef i64 Wide; };
+template <> struct Number<u32> { typedef i64 Wide; };
+template <> struct Number<u16> { typedef i64 Wide; };
 template <> struct Number<b8> { typedef i64 Wide; };
 
 __device__ __forceinline__ f32 bits_to_f32(u32 x) { return __uint_as_float(x); }
@@ -28,6 +35,10 @@ __device__ __forceinline__ f32 widen(bf16 x) { return bits_to_f32(u32(x.bits) <<
 __device__ __forceinline__ i64 widen(i64 x) { return x; }
 __device__ __forceinline__ i64 widen(i32 x) { return x; }
 __device__ __forceinline__ i64 widen(u8 x) { return x; }
+__device__ __forceinline__ i64 widen(i16 x) { return x; }
+__device__ __forceinline__ i64 widen(i8 x) { return x; }
+__device__ __forceinline__ i64 widen(u32 x) { return x; }
+__device__ __forceinline__ i64 widen(u16 x) { return x; }
 __device__ __forceinline__ i64 widen(b8 x) { return x.bits; }
 
 // The f32 that rounds to every narrower float as x does: cut, the last bit set if that lost anything.

@@ -45,7 +45,7 @@ sources![
     "grad_stats",
     "pool" with "window",
     "quantize",
-    "random_mask",
+    "random",
     "reduce",
     "scatter",
     "sort",

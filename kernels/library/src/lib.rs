@@ -24,7 +24,7 @@
 //! | [`order`] | the largest or smallest elements |
 //! | [`adafactor`] | a step of Adafactor |
 //! | [`quantize`] | rounding to 8-bit floats |
-//! | [`random_mask`] | random masks from a counter-based generator |
+//! | [`random`] | random numbers and masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
 //! | [`cuda`] | sources of the CUDA kernels |
 
@@ -44,7 +44,7 @@ pub mod order;
 pub mod pool;
 pub mod pooling;
 pub mod quantize;
-pub mod random_mask;
+pub mod random;
 pub mod reduce;
 pub mod reduce_axes;
 mod simd;

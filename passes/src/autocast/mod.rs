@@ -17,7 +17,7 @@ use assign::{Assignment, Precision};
 use frit_ir::ops::{Cast, Constant, ParamKind};
 use frit_ir::{
     DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind, Tensor,
-    ValueId,
+    ValueId, nearest,
 };
 use policy::Class;
 use std::collections::{HashMap, HashSet};
@@ -74,6 +74,7 @@ impl Pass for Autocast {
     }
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        self.unused_overrides(graph, context);
         let Some(low) = self.low_dtype()? else { return Ok(Changed::No) };
         let bound = self.bound(graph, low, context);
         let assignment = assign::assign(graph, &bound, self.compute == low);
@@ -138,7 +139,6 @@ impl Autocast {
         context: &mut PassContext,
     ) -> HashMap<NodeId, Precision> {
         let mut bound = HashMap::new();
-        let mut used = vec![false; self.overrides.len()];
         let model = if self.pure { before_results(graph) } else { HashSet::new() };
         for (id, node) in graph.nodes() {
             let class = policy::class(&node.op);
@@ -151,7 +151,6 @@ impl Autocast {
                 }
                 continue;
             };
-            used[index] = true;
             let chosen = &self.overrides[index];
             let (reads_f32, writes_f32) =
                 (chosen.dtype == DType::F32, chosen.output.unwrap_or(chosen.dtype) == DType::F32);
@@ -169,13 +168,31 @@ impl Autocast {
             }
             bound.insert(id, precision);
         }
+        bound
+    }
+
+    /// Warns of exceptions that are made for nothing, as no node is like this or later ones are for all of them.
+    fn unused_overrides(&self, graph: &Graph, context: &mut PassContext) {
+        let mut used = vec![false; self.overrides.len()];
+        let nodes =
+            || graph.nodes().map(|(_, n)| n).filter(|n| policy::class(&n.op) != Class::Fixed);
+        for node in nodes() {
+            if let Some(index) = self.overrides.iter().rposition(|o| o.applies(node)) {
+                used[index] = true;
+            }
+        }
         for (o, _) in self.overrides.iter().zip(used).filter(|(_, used)| !used) {
             let (scope, op) = (o.scope.as_deref().unwrap_or("**"), o.op.as_deref().unwrap_or("*"));
             let message =
                 format!("a precision override applies to nothing: scope {scope}, op {op}");
-            context.warn(Diagnostic::warning("W221", message));
+            let of_scope = |n: &&Node| o.scope.is_none() || scope::matches(scope, &n.origin.scope);
+            let ops: Vec<String> = nodes().filter(of_scope).map(|n| n.op.name()).collect();
+            let help = match ops.is_empty() {
+                true => nearest::advice(scope, nodes().map(|n| &*n.origin.scope)),
+                false => nearest::advice(op, ops.iter().map(String::as_str)),
+            };
+            context.warn(Diagnostic::warning("W221", message).help(help));
         }
-        bound
     }
 }
 

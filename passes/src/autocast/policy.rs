@@ -125,7 +125,7 @@ fn row(op: &Op) -> (Class, Source) {
         Op::Binary(f) => binary(*f),
         Op::Concat(_) => PROMOTE,
         Op::Compare(_) | Op::Select | Op::Predicate(_) | Op::Clip(_) => UNLISTED,
-        Op::Logical(_) | Op::RandomMask(_) => INTEGER,
+        Op::Logical(_) | Op::Random(_) | Op::RandomMask(_) => INTEGER,
         // As `index_put` and `scatter_add`.
         Op::ScatterElements(_) | Op::ScatterNd(_) => PROMOTE,
         Op::TopK(_) | Op::ArgReduce(_) => UNLISTED,

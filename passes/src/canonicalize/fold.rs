@@ -33,7 +33,7 @@ pub(super) struct Allowance {
 
 impl Allowance {
     /// All of it.
-    pub(super) const FULL: Allowance = Allowance { elements: 1 << 26, operations: 1 << 30 };
+    pub(super) const FULL: Allowance = Allowance { elements: 1 << 26, operations: 1 << 29 };
 
     /// The value is held no longer.
     fn give_back(&mut self, graph: &Graph, value: ValueId) {

@@ -2,8 +2,11 @@
 //! node they belong to.
 
 use crate::pass::bug;
-use frit_ir::ops::{BinaryFn, Cast, CompareFn, Constant, Op, Reshape, SumTo, UnaryFn};
+use frit_ir::ops::{BinaryFn, Cast, CompareFn, Constant, Expand, Op, Reshape, SumTo, UnaryFn};
 use frit_ir::{DType, Diagnostic, Graph, Origin, Region, Shape, Tensor, TensorType, ValueId};
+
+/// The most elements of a zero tensor that is stored.
+const MAX_ZEROS: usize = 1 << 22;
 
 /// Why a rule gives no gradient.
 #[derive(Debug)]
@@ -108,9 +111,13 @@ impl<'g> Builder<'g> {
         self.emit(Op::Constant(Constant { value }), &[])
     }
 
-    /// A constant zero tensor.
+    /// A constant zero tensor; a large one is broadcast of one element.
     pub(super) fn zeros(&mut self, ty: TensorType) -> Rule<ValueId> {
-        self.emit(Op::Constant(Constant { value: Tensor::splat(ty, 0.0) }), &[])
+        if ty.shape.numel() <= MAX_ZEROS {
+            return self.emit(Op::Constant(Constant { value: Tensor::splat(ty, 0.0) }), &[]);
+        }
+        let zero = self.constant(ty.dtype, 0.0)?;
+        self.emit(Op::Expand(Expand { shape: ty.shape }), &[zero])
     }
 
     /// `value` converted, or itself.

@@ -12,12 +12,14 @@
 //! a low-precision cast of an f32 value are cast back each and summed in f32.
 
 mod builder;
+mod lost;
 mod rules;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use builder::{Builder, RuleError};
 use frit_ir::ops::{Cast, LossScale, Op, Param, ParamKind, State};
 use frit_ir::{DType, Diagnostic, Graph, NodeId, Origin, OutputKind, TensorType, ValueId};
+use lost::{End, Lost};
 
 /// The contract of [`Differentiate`].
 pub const INFO: PassInfo = PassInfo {
@@ -62,7 +64,7 @@ impl Pass for Differentiate {
             sweep.cotangents[loss.0 as usize].push(seed);
             sweep.run(graph, &forward)?;
         }
-        sweep.finish(graph, context)?;
+        sweep.finish(graph, context, loss, &forward)?;
         graph.outputs.retain(|o| o.kind != OutputKind::Result);
         graph.remove_dead();
         Ok(Changed::Yes)
@@ -213,37 +215,48 @@ impl Sweep {
     }
 
     /// Makes the gradients of the trainable parameters outputs; one without a gradient is frozen.
-    fn finish(&self, graph: &mut Graph, context: &mut PassContext) -> Result<(), Diagnostic> {
+    fn finish(
+        &self,
+        graph: &mut Graph,
+        context: &mut PassContext,
+        loss: ValueId,
+        forward: &[NodeId],
+    ) -> Result<(), Diagnostic> {
         let trainable: Vec<(ValueId, Param)> = graph
             .params()
             .filter(|(_, p)| p.kind == ParamKind::Trainable)
             .map(|(v, p)| (v, p.clone()))
             .collect();
+        let mut without = Vec::new();
         for (value, param) in trainable {
             let origin = graph.def(value).origin.clone();
-            if let Some(gradient) = self.total(graph, value)? {
+            let gradient = match param.ty.shape.numel() {
+                0 => None,
+                _ => self.total(graph, value)?,
+            };
+            if let Some(gradient) = gradient {
                 let gradient = Builder::new(graph, &origin).cast(gradient, param.ty.dtype)?;
                 if graph.value(gradient).name.is_none() {
                     graph.set_name(gradient, &format!("grad.{}", param.name));
                 }
                 graph.add_output(&param.name, gradient, OutputKind::Gradient);
             } else {
-                let reason = "the loss does not depend on it";
-                context.warn(
-                    Diagnostic::warning(
-                        "W061",
-                        format!("parameter `{}` is not trained: {reason}", param.name),
-                    )
-                    .at(&origin)
-                    .help("list it under params.frozen to silence this"),
-                );
-                let def = graph.value(value).def;
-                if let Op::Param(p) = &mut graph.node_mut(def).op {
-                    p.kind = ParamKind::Frozen;
-                    p.reason = reason.into();
-                }
+                without.push((value, param));
             }
         }
+        let reached = |v: ValueId| self.cotangents.get(v.0 as usize).is_some_and(|c| !c.is_empty());
+        let lost = Lost::new(graph, loss, forward, &reached);
+        let ends: Vec<End> = without.iter().map(|(value, _)| lost.end(*value)).collect();
+        let mut found = Vec::new();
+        for ((value, param), end) in without.into_iter().zip(ends) {
+            let def = graph.value(value).def;
+            if let Op::Param(p) = &mut graph.node_mut(def).op {
+                p.kind = ParamKind::Frozen;
+                p.reason = end.reason(false);
+            }
+            found.push((param, end));
+        }
+        lost::warnings(&found).into_iter().for_each(|w| context.warn(w));
         Ok(())
     }
 }

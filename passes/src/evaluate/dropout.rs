@@ -11,6 +11,8 @@ use std::collections::HashMap;
 
 /// How far `factor · keep` may be from one; factors are rounded to the operand's dtype.
 const TOLERANCE: f64 = 1e-2;
+/// The most elements of a tensor of equal numbers that is stored.
+const MAX_FILLED: usize = 1 << 22;
 
 pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(), Diagnostic> {
     let users = graph.users();
@@ -26,10 +28,9 @@ pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(),
         }
         // A mask that the model hands out: everything is kept.
         if graph.outputs.iter().any(|o| o.value == value) {
-            let all = Tensor::splat(graph.ty(value).clone(), 1.0);
-            let op = Op::Constant(Constant { value: all });
             let origin = graph.node(id).origin.by(INFO.name);
-            let all = add(graph, op, &[], &origin)?;
+            let ty = graph.ty(value).clone();
+            let all = filled(graph, ty, 1.0, &origin)?;
             graph.outputs.iter_mut().filter(|o| o.value == value).for_each(|o| o.value = all);
         }
     }
@@ -42,7 +43,7 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
     let node = graph.node(user).clone();
     let origin = node.origin.by(INFO.name);
     match &node.op {
-        Op::Select if node.inputs[0] == mask => {
+        Op::Select if node.inputs[0] == mask && graph.ty(node.outputs[0]).dtype.is_float() => {
             let ty = graph.ty(node.outputs[0]).clone();
             let (kept, other) = (node.inputs[1], node.inputs[2]);
             let zero = graph.constant(other).is_some_and(|c| c.as_splat() == Some(0.0));
@@ -64,15 +65,14 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
         }
         Op::Cast(cast) if cast.to.is_float() => {
             let ty = TensorType::new(cast.to, graph.ty(node.outputs[0]).shape.clone());
-            let value = Tensor::splat(ty, keep);
-            add(graph, Op::Constant(Constant { value }), &[], &origin)
+            filled(graph, ty, keep, &origin)
         }
         op => Err(Diagnostic::error(
             "E230",
             format!("dropout cannot be turned off: its mask goes into `{}`", op.name()),
         )
         .at(&node.origin)
-        .help("use the mask in a `select`, or cast to a float")),
+        .help("use the mask in a `select` of floats, or cast to a float")),
     }
 }
 
@@ -107,6 +107,44 @@ fn scaled(graph: &mut Graph, x: ValueId, by: f64, origin: &Origin) -> Result<Val
     add(graph, Op::Binary(BinaryFn::Mul), &[x, by], origin)
 }
 
+/// One number everywhere; a large tensor is broadcast of one element.
+fn filled(
+    graph: &mut Graph,
+    ty: TensorType,
+    number: f64,
+    origin: &Origin,
+) -> Result<ValueId, Diagnostic> {
+    let large = ty.shape.numel() > MAX_FILLED;
+    let own = if large { TensorType::scalar(ty.dtype) } else { ty.clone() };
+    let constant = Op::Constant(Constant { value: Tensor::splat(own, number) });
+    let value = add(graph, constant, &[], origin)?;
+    if !large {
+        return Ok(value);
+    }
+    add(graph, Op::Expand(Expand { shape: ty.shape }), &[value], origin)
+}
+
 fn add(graph: &mut Graph, op: Op, inputs: &[ValueId], at: &Origin) -> Result<ValueId, Diagnostic> {
     graph.add1(op, inputs, at.clone(), Region::Forward).map_err(bug(INFO.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::remove;
+    use crate::PassContext;
+    use frit_ir::text;
+
+    #[test]
+    fn integers_have_no_mean() {
+        let text = r#"graph @g world=1 {
+ %s: i64[3] = state {init = 0.0, name = "rng", ty = {"dtype": "i64", "shape": [3]}}
+ %m: bool[2] = random_mask %s {id = 0, keep = 0.5, shape = [2]}
+ %x: i32[2] = input {name = "x", ty = {"dtype": "i32", "shape": [2]}}
+ %y: i32[2] = select %m, %x, %x loc("drop", "", "")
+ return %y as "y"
+}"#;
+        let mut graph = text::parse(text).expect("parses");
+        let error = remove(&mut graph, &mut PassContext::default()).expect_err("integers");
+        assert_eq!((error.code.as_str(), &*error.origin.source), ("E230", "drop"), "{error}");
+    }
 }

@@ -2,11 +2,13 @@
 //!
 //! In: the graph as the front end read it. Out: dropout is gone, batch normalization reads its running
 //! statistics, no state is carried on, and the losses, if there are any, are in one output of statistics
-//! (see [`crate::loss::evaluation`]). What is left is pure: the same inputs give the same outputs.
+//! (see [`crate::loss::evaluation`]). What is left is pure: the same inputs and state of the random generator give
+//! the same outputs.
 
 mod batch_norm;
 mod dropout;
 
+use crate::loss::metrics::Metric;
 use crate::loss::{Term, evaluation};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use frit_ir::{Diagnostic, Graph, OutputKind};
@@ -27,6 +29,8 @@ pub const INFO: PassInfo = PassInfo {
 pub struct Evaluate {
     /// The losses to evaluate.
     pub terms: Vec<Term>,
+    /// What else is measured.
+    pub metrics: Vec<Metric>,
 }
 
 impl Pass for Evaluate {
@@ -38,7 +42,7 @@ impl Pass for Evaluate {
         dropout::remove(graph, context)?;
         batch_norm::use_running_statistics(graph, context)?;
         graph.outputs.retain(|o| o.kind == OutputKind::Result);
-        evaluation::attach(graph, &self.terms)?;
+        context.metrics = evaluation::attach(graph, &self.terms, &self.metrics)?;
         graph.remove_dead();
         graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `evaluate`"))?;
         Ok(Changed::Yes)

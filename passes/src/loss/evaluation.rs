@@ -1,18 +1,21 @@
-//! Losses over a data set: each as a sum and a count over the batch, so that batches of any fullness add
+//! Losses and metrics over a data set: each as a sum and a count over the batch, so that batches of any fullness add
 //! up to the mean over all examples.
 //!
 //! An input of weights, one per example, says which examples count: the last batch of a data set is
 //! filled up with examples that do not. The elements of a loss belong to examples by their place: of the
 //! `n` elements in row-major order, example `i` of `B` has the `i`-th `n / B`.
 
+use super::metrics::{self, Metric};
 use super::{Builder, LossKind, Term};
 use crate::pass::bug;
 use frit_ir::ops::{BinaryFn, CompareFn, Concat, Expand, Input, Reshape};
+use frit_ir::plan::MetricSpec;
 use frit_ir::{
     DType, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
 };
 
-/// Name of the output of statistics: f32 `[2 · losses]`, of each loss the sum and the count.
+/// Name of the output of statistics: f32 `[2 · parts]`, of each part the sum and the count. The first parts are the
+/// losses, what follows is only of metrics.
 pub const STATISTICS: &str = "frit.statistics";
 
 /// Name of the input of weights, f32 `[B]`: 1 for an example that counts, else 0.
@@ -25,14 +28,50 @@ pub(super) struct Examples {
     batch: usize,
 }
 
-/// Attaches the losses to a forward graph, all in one output.
+/// Sums and counts, and the losses that they are of.
+#[derive(Default)]
+pub(super) struct Parts {
+    values: Vec<(ValueId, ValueId)>,
+    losses: Vec<(Term, usize)>,
+}
+
+impl Parts {
+    pub(super) fn push(&mut self, part: (ValueId, ValueId)) -> usize {
+        self.values.push(part);
+        self.values.len() - 1
+    }
+
+    /// The part of a loss, which is added if there is none yet.
+    pub(super) fn of(
+        &mut self,
+        term: &Term,
+        b: &mut Builder<'_>,
+        logits: ValueId,
+    ) -> Result<usize, Diagnostic> {
+        // Its weight does not change what is summed.
+        let term = Term { weight: 1.0, ..term.clone() };
+        if let Some((_, part)) = self.losses.iter().find(|(known, _)| *known == term) {
+            return Ok(*part);
+        }
+        let part = term.attach(b, logits)?;
+        let part = self.push(part);
+        self.losses.push((term, part));
+        Ok(part)
+    }
+}
+
+/// Attaches the losses and metrics to a forward graph, all in one output. Returns where the metrics are.
 ///
 /// # Errors
-/// If a loss does not fit the outputs of the model.
-pub fn attach(graph: &mut Graph, terms: &[Term]) -> Result<(), Diagnostic> {
+/// If a loss or a metric does not fit the outputs of the model.
+pub fn attach(
+    graph: &mut Graph,
+    terms: &[Term],
+    metrics: &[Metric],
+) -> Result<Vec<MetricSpec>, Diagnostic> {
     let terms: Vec<&Term> = terms.iter().filter(|t| t.kind != LossKind::None).collect();
-    if terms.is_empty() {
-        return Ok(());
+    if terms.is_empty() && metrics.is_empty() {
+        return Ok(vec![]);
     }
     let mut found = Vec::new();
     for term in &terms {
@@ -40,29 +79,39 @@ pub fn attach(graph: &mut Graph, terms: &[Term]) -> Result<(), Diagnostic> {
     }
     // A loss that the model computes itself is a mean over the whole batch.
     let own = terms.iter().any(|t| t.kind == LossKind::Output);
-    let examples = if own { None } else { examples(graph, &terms, &found)? };
-    let mut parts = Vec::new();
+    let mut compared = terms.clone();
+    compared.extend(metrics.iter().map(|m| &m.term));
+    let examples = if own { None } else { examples(graph, &compared)? };
+    let mut parts = Parts::default();
     for (term, logits) in terms.iter().zip(found) {
         let origin = graph.def(logits).origin.by(super::INFO.name);
         let mut b = Builder { origin, graph, examples };
-        let (sum, count) = term.attach(&mut b, logits)?;
-        for value in [sum, count] {
-            let shape = Shape::from(&[1][..]);
-            parts.push(b.add(Op::Reshape(Reshape { shape }), &[value])?);
-        }
+        // Every loss has a part of its own, in their order.
+        let part = term.attach(&mut b, logits)?;
+        let part = parts.push(part);
+        parts.losses.push((Term { weight: 1.0, ..(*term).clone() }, part));
+    }
+    let specs = metrics::attach(graph, metrics, examples, &mut parts)?;
+    if parts.values.is_empty() {
+        return Ok(specs);
     }
     let mut b = Builder { origin: Origin::none().by(super::INFO.name), graph, examples: None };
-    let statistics = b.add(Op::Concat(Concat { axis: 0 }), &parts)?;
+    let mut scalars = Vec::new();
+    for value in parts.values.iter().flat_map(|(sum, count)| [*sum, *count]) {
+        let shape = Shape::from(&[1][..]);
+        scalars.push(b.add(Op::Reshape(Reshape { shape }), &[value])?);
+    }
+    let statistics = b.add(Op::Concat(Concat { axis: 0 }), &scalars)?;
     graph.add_output(STATISTICS, statistics, OutputKind::Result);
-    Ok(())
+    Ok(specs)
 }
 
 /// The input of weights, if every loss has elements that belong to examples.
-fn examples(
-    graph: &mut Graph,
-    terms: &[&Term],
-    found: &[ValueId],
-) -> Result<Option<Examples>, Diagnostic> {
+fn examples(graph: &mut Graph, terms: &[&Term]) -> Result<Option<Examples>, Diagnostic> {
+    let mut found = Vec::new();
+    for term in terms {
+        found.push(term.find_output(graph)?);
+    }
     let batch = graph.nodes().find_map(|(_, n)| match &n.op {
         Op::Input(input) => input.ty.shape.dims().first().copied(),
         _ => None,
@@ -80,7 +129,7 @@ fn examples(
         };
         (shape.numel() / classes.unwrap_or(1).max(1)).is_multiple_of(batch)
     };
-    if !terms.iter().zip(found).all(divides) {
+    if !terms.iter().zip(&found).all(divides) {
         return Ok(None);
     }
     let ty = TensorType::new(DType::F32, [batch]);

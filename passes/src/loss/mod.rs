@@ -8,6 +8,7 @@
 //! What the kinds compute is in [`terms`].
 
 pub mod evaluation;
+pub mod metrics;
 mod terms;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
@@ -224,6 +225,11 @@ impl Builder<'_> {
     fn add(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, Diagnostic> {
         let added: Result<ValueId, GraphError> =
             self.graph.add1(op, inputs, self.origin.clone(), Region::Forward);
+        added.map_err(bug(INFO.name))
+    }
+
+    fn add_all(&mut self, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Diagnostic> {
+        let added = self.graph.add(op, inputs, self.origin.clone(), Region::Forward);
         added.map_err(bug(INFO.name))
     }
 

@@ -24,7 +24,10 @@ pub(super) type Part = Result<(ValueId, ValueId), Diagnostic>;
 impl Term {
     pub(super) fn find_output(&self, graph: &Graph) -> Result<ValueId, Diagnostic> {
         let results = || graph.outputs.iter().filter(|o| o.kind == OutputKind::Result);
-        let found = results().find(|o| o.name == self.logits).ok_or_else(|| {
+        // Where nothing else was asked for, the only output is meant, whatever its name.
+        let only = results().next().filter(|_| results().count() == 1);
+        let only = only.filter(|_| self.logits == Term::default().logits);
+        let found = results().find(|o| o.name == self.logits).or(only).ok_or_else(|| {
             let names: Vec<String> =
                 results().map(|o| format!("`{}` {}", o.name, graph.ty(o.value))).collect();
             Diagnostic::error("E211", format!("the model has no output `{}`", self.logits))
@@ -98,8 +101,7 @@ impl Term {
         let mut rows = b.graph.ty(logits).shape.0.clone();
         rows.remove(axis);
         let logits = classes_last(b, logits, axis)?;
-        let ty = TensorType::new(DType::I64, rows);
-        let labels = self.labels(b, ty, |found| matches!(found.dtype, DType::I64 | DType::I32))?;
+        let labels = self.class_labels(b, rows)?;
         let op = CrossEntropy { ignore_index: self.ignore_index };
         let mut losses = b.add(Op::CrossEntropy(op), &[logits, labels])?;
         let ignored = b.graph.ty(labels).dtype;
@@ -174,6 +176,13 @@ impl Term {
                 .at(&b.origin)
                 .help("name a scalar output in `loss.logits`, or choose another `loss.kind`"));
         }
+        if let Some(param) = parameter(b.graph, loss) {
+            let message =
+                format!("output `{}` is the parameter `{param}`, not a loss", self.logits);
+            return Err(Diagnostic::error("E217", message).at(&b.origin).help(
+                "name what the model computes in `loss.logits`, or choose another `loss.kind`",
+            ));
+        }
         let mut sum = loss;
         if ty.shape.rank() > 0 {
             sum = b.add(Op::Reshape(Reshape { shape: Shape::scalar() }), &[sum])?;
@@ -182,7 +191,7 @@ impl Term {
     }
 
     /// The axis of the classes.
-    fn axis(&self, b: &Builder<'_>, logits: ValueId) -> Result<usize, Diagnostic> {
+    pub(super) fn axis(&self, b: &Builder<'_>, logits: ValueId) -> Result<usize, Diagnostic> {
         let shape = &b.graph.ty(logits).shape;
         let rank = shape.rank();
         if rank == 0 {
@@ -219,8 +228,18 @@ impl Term {
         }
     }
 
+    /// The input of class indices, of this shape.
+    pub(super) fn class_labels(
+        &self,
+        b: &mut Builder<'_>,
+        rows: Vec<usize>,
+    ) -> Result<ValueId, Diagnostic> {
+        let ty = TensorType::new(DType::I64, rows);
+        self.labels(b, ty, |found| matches!(found.dtype, DType::I64 | DType::I32))
+    }
+
     /// The input of labels: the model's own if it has one of that name, else a new one.
-    fn labels(
+    pub(super) fn labels(
         &self,
         b: &mut Builder<'_>,
         ty: TensorType,
@@ -251,12 +270,30 @@ fn own_input<'g>(graph: &'g Graph, name: &str) -> Option<(ValueId, &'g TensorTyp
     })
 }
 
-fn last(b: &Builder<'_>, x: ValueId) -> usize {
+/// The parameter that this is another view of, if it is one.
+fn parameter(graph: &Graph, mut value: ValueId) -> Option<&str> {
+    loop {
+        let node = graph.def(value);
+        match &node.op {
+            Op::Param(param) => return Some(&param.name),
+            Op::Reshape(_) | Op::Transpose(_) | Op::Expand(_) | Op::Cast(_) => {
+                value = node.inputs[0]
+            }
+            _ => return None,
+        }
+    }
+}
+
+pub(super) fn last(b: &Builder<'_>, x: ValueId) -> usize {
     b.graph.ty(x).shape.rank().saturating_sub(1)
 }
 
 /// The value with the class axis moved to the end.
-fn classes_last(b: &mut Builder<'_>, x: ValueId, axis: usize) -> Result<ValueId, Diagnostic> {
+pub(super) fn classes_last(
+    b: &mut Builder<'_>,
+    x: ValueId,
+    axis: usize,
+) -> Result<ValueId, Diagnostic> {
     let rank = b.graph.ty(x).shape.rank();
     if axis + 1 == rank {
         return Ok(x);

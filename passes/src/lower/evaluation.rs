@@ -37,6 +37,7 @@ impl Lowering<'_> {
         }
         if eval.statistics.is_some() {
             eval.losses = self.losses();
+            eval.metrics.clone_from(&self.options.metrics);
         }
         if let Some(at) = self.plan.inputs.iter().position(|i| i.name == EXAMPLES) {
             let input = self.plan.inputs.remove(at);

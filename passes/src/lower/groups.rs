@@ -62,6 +62,7 @@ impl Lowering<'_> {
                 reason: param.reason.clone(),
                 init: param.init.clone(),
                 home: ParamHome::Unused,
+                digest: None,
             });
         }
         for (group, params) in shared {
@@ -121,7 +122,8 @@ impl Lowering<'_> {
             end = offset + numel;
         }
         let parts = if sharded { self.options.shards } else { 1 };
-        let numel = end.next_multiple_of(parts * PART_ALIGNMENT / narrowest);
+        // Parameters without elements leave padding: every rank has a part.
+        let numel = end.max(1).next_multiple_of(parts * PART_ALIGNMENT / narrowest);
         Layout { segments, numel, shard_numel: numel / parts, sharded }
     }
 

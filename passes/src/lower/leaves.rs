@@ -21,6 +21,7 @@ impl Lowering<'_> {
                         ty: ty.clone(),
                         buffer,
                         per_example: ty.shape.rank() > 0,
+                        ranges: Vec::new(),
                     });
                     Place { buffer, offset: 0, ty }
                 }
@@ -75,7 +76,7 @@ impl Lowering<'_> {
         let name = format!("constant.{}", self.constants.len());
         let (arena, class) = (Arena::Persistent, BufferClass::State);
         let buffer = self.buffer(&name, arena, class, value.ty.bytes());
-        let spec = ConstantSpec { name: name.clone(), ty: value.ty.clone(), buffer };
+        let spec = ConstantSpec { name: name.clone(), ty: value.ty.clone(), buffer, digest: None };
         self.plan.constants.push(spec);
         self.constants.push((name, value.clone()));
         Place { buffer, offset: 0, ty: value.ty.clone() }

@@ -26,7 +26,7 @@ use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric,
-    Phase, Place, Plan, Stream, Target, Task, UnitSpec, is_within_step, provenance,
+    MetricSpec, Phase, Place, Plan, Stream, Target, Task, UnitSpec, is_within_step, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -57,6 +57,8 @@ pub struct LowerOptions<'a> {
     pub trained: Option<&'a Plan>,
     /// The losses, for an evaluation.
     pub losses: Vec<Term>,
+    /// What else is measured, for an evaluation.
+    pub metrics: Vec<MetricSpec>,
     /// What the plan is for.
     pub target: Target,
     /// The cluster for which durations are predicted.

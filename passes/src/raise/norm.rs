@@ -8,6 +8,9 @@ use super::{Raised, Step};
 use frit_ir::ops::{BinaryFn, Constant, LayerNorm, ReduceFn, Reshape, RmsNorm};
 use frit_ir::{Op, Shape, Tensor, ValueId};
 
+/// The most elements of a scale that is made because there is none.
+const MAX_ONES: usize = 1 << 24;
+
 /// Which values make a normalization.
 struct Norm {
     x: ValueId,
@@ -20,7 +23,7 @@ struct Norm {
 pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     with_bias(m, y).or_else(|| with_scale(m, y, None)).or_else(|| {
         let norm = normalized(m, y)?;
-        Some(build(m, norm, None, None))
+        build(m, norm, None, None)
     })
 }
 
@@ -35,7 +38,9 @@ fn with_scale(m: &Matcher<'_>, y: ValueId, bias: Option<ValueId>) -> Option<Rais
         let norm = normalized(m, inner)?;
         let fits = is_affine(m, &norm, scale) && bias.is_none_or(|b| is_affine(m, &norm, b));
         // The RMS operation has no bias.
-        (fits && (norm.centered || bias.is_none())).then(|| build(m, norm, Some(scale), bias))
+        (fits && (norm.centered || bias.is_none()))
+            .then(|| build(m, norm, Some(scale), bias))
+            .flatten()
     })
 }
 
@@ -66,7 +71,13 @@ fn is_affine(m: &Matcher<'_>, norm: &Norm, v: ValueId) -> bool {
     v.dtype == x.dtype && v.shape.0[lead..] == *tail && v.shape.0[..lead].iter().all(|&d| d == 1)
 }
 
-fn build(m: &Matcher<'_>, norm: Norm, scale: Option<ValueId>, bias: Option<ValueId>) -> Raised {
+/// `None` if a scale of ones would have to be made and is too large.
+fn build(
+    m: &Matcher<'_>,
+    norm: Norm,
+    scale: Option<ValueId>,
+    bias: Option<ValueId>,
+) -> Option<Raised> {
     let ty = m.graph.ty(norm.x);
     let tail = Shape::from(&ty.shape.0[norm.axis..]);
     let mut raised = Raised::new();
@@ -78,6 +89,7 @@ fn build(m: &Matcher<'_>, norm: Norm, scale: Option<ValueId>, bias: Option<Value
     };
     let scale = match scale {
         Some(v) => affine(&mut raised, v),
+        None if tail.numel() > MAX_ONES => return None,
         None => {
             let value = Tensor::splat(ty.with_shape(tail.clone()), 1.0);
             raised.push(Op::Constant(Constant { value }), vec![])
@@ -94,5 +106,5 @@ fn build(m: &Matcher<'_>, norm: Norm, scale: Option<ValueId>, bias: Option<Value
         Op::RmsNorm(RmsNorm { axis, eps })
     };
     raised.push(op, operands);
-    raised
+    Some(raised)
 }

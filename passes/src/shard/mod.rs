@@ -24,7 +24,7 @@ use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug}
 use crate::scope;
 use frit_ir::ops::{AllGather, AllReduce, ReduceKind};
 use frit_ir::plan::UnitSpec;
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId};
+use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
 use std::collections::{BTreeSet, HashMap, HashSet};
 pub use units::Wrap;
 
@@ -161,7 +161,8 @@ impl Shard {
                 let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
                 let what = format!("`{pattern}` in sharding.reshard_after_forward is no unit");
                 return Err(Diagnostic::error("E066", what)
-                    .note(format!("the units are {}", names.join(", "))));
+                    .note(format!("the units are {}", names.join(", ")))
+                    .help(nearest::advice(pattern, names.iter().copied())));
             }
             if let Some(n) = ranks.filter(|n| freed && (*n == 0 || !shards.is_multiple_of(*n))) {
                 let what = format!(

@@ -117,7 +117,7 @@ pub fn of_phases(
     let memory_bytes = gib(cluster.device.memory_gib);
     let peak_bytes = (plan.persistent_bytes + plan.workspace_bytes) as u64;
     let model_flops = model_flops(plan);
-    let elements = (plan.loss_capacity * plan.accumulation * plan.world_size) as f64;
+    let elements = plan.loss_capacity as f64 * plan.accumulation as f64 * plan.world_size as f64;
     let peak = cluster.device.peak_flops(plan.compute_dtype);
     Simulation {
         cluster: cluster.name.clone(),

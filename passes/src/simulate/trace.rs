@@ -1,6 +1,6 @@
 //! The timeline of a step in Chrome's trace event format, which Perfetto reads.
 //!
-//! One process; one thread per stream. Every phase is written once, one after the other.
+//! One process; one thread per stream. Every phase is written as often as it runs, one after the other.
 //! Source: "Trace Event Format" (Chromium project).
 
 use super::{Simulation, lane};
@@ -21,16 +21,18 @@ pub fn to_json(simulation: &Simulation) -> Value {
     }
     let mut begin = 0.0;
     for phase in &simulation.phases {
-        for (job, span) in phase.jobs.iter().zip(&phase.timeline.spans) {
-            events.push(json!({
-                "ph": "X", "pid": 0, "tid": lane(job.stream), "name": job.name,
-                "cat": job.kind.name(),
-                "ts": microseconds(begin + span.start),
-                "dur": microseconds(span.end - span.start),
-                "args": {"scope": &*job.scope, "phase": phase.name},
-            }));
+        for run in 0..phase.runs {
+            for (job, span) in phase.jobs.iter().zip(&phase.timeline.spans) {
+                events.push(json!({
+                    "ph": "X", "pid": 0, "tid": lane(job.stream), "name": job.name,
+                    "cat": job.kind.name(),
+                    "ts": microseconds(begin + span.start),
+                    "dur": microseconds(span.end - span.start),
+                    "args": {"scope": &*job.scope, "phase": phase.name, "run": run},
+                }));
+            }
+            begin += phase.timeline.end;
         }
-        begin += phase.timeline.end;
     }
     json!({"displayTimeUnit": "ms", "traceEvents": events})
 }

@@ -24,6 +24,7 @@ use frit_ir::ops::{
 };
 use frit_ir::{
     DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
+    nearest,
 };
 use groups::Settings;
 pub use groups::{ParamGroup, ParamGroups};
@@ -77,7 +78,9 @@ impl Pass for Update {
         for group in &self.groups.groups {
             if !names.iter().any(|(name, _)| group.covers(name)) {
                 let message = format!("a parameter group covers nothing: scope {}", group.scope);
-                let help = "`frit inspect --view units` lists the names of parameters";
+                let names = names.iter().map(|(name, _)| name.as_str());
+                let help = nearest::advice(&group.scope, names)
+                    + "; `frit inspect --view units` lists the names of parameters";
                 context.warn(Diagnostic::warning("W066", message).help(help));
             }
         }
@@ -131,7 +134,7 @@ impl Pass for Update {
         let count = self.accumulate(&mut b, "loss_count", None, count)?;
         if let Some(rng) = rng {
             // The next micro-step draws other masks.
-            let value = Tensor::ints(DType::I64, [3], vec![0, 0, 1]);
+            let value = Tensor::ints(DType::I64, [5], vec![0, 0, 1, 0, 0]);
             let one = b.add(Op::Constant(Constant { value }), &[], Region::Backward)?[0];
             let next = b.add(Op::Binary(BinaryFn::Add), &[rng, one], Region::Backward)?[0];
             b.carry(RNG, None, next, rng);

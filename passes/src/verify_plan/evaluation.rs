@@ -3,7 +3,7 @@
 //! P401  nothing that outlives the phase is written but its outputs and statistics
 //! P402  every output and the statistics are written, wholly
 //! P403  with several ranks, the statistics are summed over ranks once
-//! P404  no random number is drawn
+//! P404  no mask of a dropout is drawn
 
 use super::{broken, training};
 use frit_ir::ops::ReduceKind;
@@ -32,7 +32,7 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
             Action::Kernel { kernel, .. } => {
                 let body = &plan.kernels[*kernel].body;
                 if body.nodes().any(|(_, n)| matches!(n.op, Op::RandomMask(_))) {
-                    found.push(broken(plan, "P404", i, "draws random numbers".into()));
+                    found.push(broken(plan, "P404", i, "draws the mask of a dropout".into()));
                 }
             }
             _ => {}

@@ -119,6 +119,7 @@ pub(super) fn linear(op: &Op) -> Linear {
         | Op::Logical(_)
         | Op::TopK(_)
         | Op::ArgReduce(_)
+        | Op::Random(_)
         | Op::RandomMask(_)
         | Op::MaxPool(_)
         | Op::BatchNorm(_)

@@ -2,7 +2,7 @@
 //! passes that make plans.
 //!
 //! [`memory`] P1xx: every read sees what was written for it, and conflicting accesses of different
-//! streams are ordered; P106, every task reads what lowering wrote for it, and leaves what it was to leave.
+//! streams are ordered; [`in_place`] P107, no task overwrites what it still reads; P106, every task reads what lowering wrote for it, and leaves what it was to leave.
 //! [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
 //! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
 //! accumulation and averaging that go in come out, followed through the bodies of all kernels.
@@ -11,12 +11,15 @@
 //! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
 //! [`shared`] P405, P406: it holds parameters as the training that it belongs to does.
 //! [`host`] P5xx: the device does not reach into host memory.
+//! [`inputs`] P6xx: what is fed is checked to be what tasks take.
 
 mod adafactor;
 mod collectives;
 mod evaluation;
 mod factor;
 mod host;
+mod in_place;
+mod inputs;
 mod linear;
 mod magnitudes;
 mod memory;
@@ -36,6 +39,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     }
     let mut found = Vec::new();
     memory::verify(plan, &mut found);
+    in_place::verify(plan, &mut found);
     // Bytes must be what they are said to be before their values can be followed.
     if found.is_empty() {
         factor::verify(plan, &mut found);
@@ -43,6 +47,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     collectives::verify(plan, &mut found);
     magnitudes::verify(plan, &mut found);
     host::verify(plan, &mut found);
+    inputs::verify(plan, &mut found);
     match &plan.eval {
         Some(eval) => evaluation::verify(plan, eval, &mut found),
         None => training::verify(plan, &mut found),

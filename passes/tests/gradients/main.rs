@@ -502,3 +502,20 @@ fn products_with_zeros_have_gradients() {
     };
     assert_eq!(data(&[2.0, 0.0]), [1.0, 12.0]);
 }
+
+#[test]
+fn gradients_flow_past_what_is_drawn() {
+    // mean + exp(s) · z, read through a chain; the draws are those of one state.
+    for f in [RandomFn::Normal, RandomFn::Uniform] {
+        check("a reparameterized draw", &[&[3, 4], &[3, 4]], |g, p| {
+            let state = constant(g, Tensor::ints(DType::I64, [5], vec![7, 0, 3, 1, 1]));
+            let shape = Shape::from([3, 4]);
+            let random = Random { f, shape, offset: 0.25, scale: 1.5, id: 2 };
+            let z = add(g, Op::Random(random), &[state])[0];
+            let deviation = add(g, Op::Unary(UnaryFn::Exp), &[p[1]])[0];
+            let scaled = add(g, Op::Binary(BinaryFn::Mul), &[deviation, z])[0];
+            let drawn = add(g, Op::Binary(BinaryFn::Add), &[p[0], scaled])[0];
+            add(g, Op::Unary(UnaryFn::Tanh), &[drawn])[0]
+        });
+    }
+}

@@ -62,12 +62,26 @@ fn main() -> ExitCode {
 
 fn train(arguments: Arguments) -> ExitCode {
     let plan = arguments.plan.clone();
+    let is_taken = arguments.writes_to_standard_output();
     match arguments.options().and_then(|options| run(&plan, &options)) {
+        Ok(RunReport { stopped: Some(stopped), .. }) => {
+            fail(&format!("{stopped}; {}", stopped.help()));
+            ExitCode::FAILURE
+        }
         Ok(RunReport { interrupted: Some(signal), .. }) => interrupt::leave(signal),
         Ok(report) => {
             if let Some(loss) = report.losses.last().filter(|_| report.rank == 0) {
+                let skipped = match report.skipped {
+                    0 => String::new(),
+                    n => format!(", {n} of {} steps skipped", report.losses.len()),
+                };
+                let ended = report.early_end().map(|why| why + "\n").unwrap_or_default();
+                let text = format!("loss {loss:.4}{skipped}\n{ended}");
                 // A reader that closed the pipe has seen what it wanted.
-                let _ = writeln!(std::io::stdout(), "loss {loss:.4}");
+                let _ = match is_taken {
+                    true => write!(std::io::stderr(), "{text}"),
+                    false => write!(std::io::stdout(), "{text}"),
+                };
             }
             ExitCode::SUCCESS
         }

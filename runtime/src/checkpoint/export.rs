@@ -2,7 +2,9 @@
 
 use super::Checkpoint;
 use crate::RunError;
-use crate::save::{aside_then, safetensors_dtype};
+use crate::files::deliver;
+use crate::save::safetensors_dtype;
+use crate::tensors::put;
 use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -20,13 +22,13 @@ impl Checkpoint {
     /// If a part of the checkpoint was damaged, or the file system refuses.
     pub fn write_parameters(&self, path: &Path) -> Result<(), RunError> {
         let failed = RefCell::new(None);
-        let tensor = |name| {
+        let tensor = |name: &str| {
             let key = format!("param/{name}");
             self.entry(&key).map(|entry| {
                 let dtype = safetensors_dtype(entry.dtype);
                 let size = entry.dtype.size();
                 (
-                    name,
+                    name.to_string(),
                     Tensor {
                         checkpoint: self,
                         key,
@@ -39,13 +41,16 @@ impl Checkpoint {
             })
         };
         let tensors: Vec<_> = self.parameters().filter_map(tensor).collect();
-        aside_then(path, |aside| {
-            let written = safetensors::serialize_to_file(tensors, None, aside);
-            match (failed.take(), written) {
-                (Some(error), _) => Err(error),
-                (None, written) => written.map_err(|e| RunError::checkpoint(path, e.to_string())),
+        let written = deliver(path, |out| {
+            put(out, tensors)?;
+            // What could not be read was written as zeros.
+            if failed.borrow().is_some() {
+                Err(std::io::ErrorKind::InvalidData.into())
+            } else {
+                Ok(())
             }
-        })
+        });
+        failed.take().map_or(written.map_err(RunError::io(path)), Err)
     }
 }
 

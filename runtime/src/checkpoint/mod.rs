@@ -5,26 +5,33 @@
 //!
 //! ```text
 //! latest                        step-00000020
+//! lock                          the run that writes here
 //! best                          step-00000010, the one of the lowest validation loss, if that is known
 //! step-00000020/
 //!   index.json                  step, data position, and for every tensor its parts: file, range, checksum
 //!   rank-00000.safetensors …    what each rank owns; a tensor of the index lies in parts of the same name
+//!   validation.json             the loss over the validation examples, once it was taken
 //!   source/                     the model and configuration of the plan
 //!   SHA256SUMS                  of index.json and source/, for `sha256sum -c`
 //! ```
 //!
 //! Tensors are logical: `param/NAME`, `adam_m/NAME` … are flat, unpadded and whole over the parts of all
-//! ranks, whatever strategy wrote them; `state/NAME` are scalars. [`write`] writes aside, syncs, renames, and
+//! ranks, whatever strategy wrote them; `state/NAME` are scalars. The directory is one run's at a time ([`lock`]),
+//! which writes checkpoints while it trains ([`saver`]). [`write`] writes aside, syncs, renames, and
 //! only then moves `latest`; [`read`] trusts nothing that does not have its checksum; [`restore`] reads the
 //! ranges that a rank of another plan owns, one part at a time.
 
 mod export;
+pub(crate) mod lock;
 pub mod read;
 pub(crate) mod restore;
+pub(crate) mod saver;
 mod snapshot;
-pub(crate) mod write;
+mod validated;
+mod write;
 
 pub use read::Checkpoint;
+pub use validated::{Progress, Validated};
 
 use frit_ir::DType;
 use serde::{Deserialize, Serialize};
@@ -44,12 +51,20 @@ pub struct CheckpointOptions {
     pub keep: Option<usize>,
 }
 
+impl CheckpointOptions {
+    /// Whether the directory says which checkpoint is the latest.
+    pub(crate) fn names_latest(&self) -> bool {
+        self.dir.join(LATEST).exists()
+    }
+}
+
 /// Version of the format of `index.json`. Checkpoints of other versions are refused.
 pub const FORMAT_VERSION: u32 = 1;
 
 const INDEX: &str = "index.json";
 const LATEST: &str = "latest";
 const BEST: &str = "best";
+const VALIDATED: &str = "validation.json";
 const SUMS: &str = "SHA256SUMS";
 const SOURCE: &str = "source";
 
@@ -70,9 +85,9 @@ pub struct Index {
     pub step: usize,
     /// Where the data goes on.
     pub position: Position,
-    /// The loss over the validation examples after these steps, if it was taken.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub validation_loss: Option<f64>,
+    /// How validations had gone before the one that follows these steps.
+    #[serde(default)]
+    pub validations: Progress,
     /// Hyper-parameters that were changed when the plan was run.
     pub set: BTreeMap<String, f64>,
     /// Every tensor, by kind and name.

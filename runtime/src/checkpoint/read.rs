@@ -1,6 +1,6 @@
 //! Reading checkpoints: any range of any tensor, its parts verified before a byte of them is used.
 
-use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SOURCE, SUMS, TensorEntry};
+use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SOURCE, SUMS, TensorEntry, Validated};
 use crate::RunError;
 use frit_ir::plan::sha256_hex;
 use memmap2::Mmap;
@@ -17,6 +17,8 @@ pub struct Checkpoint {
     pub path: PathBuf,
     /// What is in it.
     pub index: Index,
+    /// What a validation of it found, if there was one.
+    pub validated: Option<Validated>,
     files: BTreeMap<String, Shard>,
 }
 
@@ -39,14 +41,36 @@ pub(super) fn named_by(file: &Path) -> Result<PathBuf, RunError> {
     Ok(file.with_file_name(name.trim()))
 }
 
+/// The newest complete checkpoint of a directory.
+fn newest(dir: &Path) -> Result<Option<Checkpoint>, RunError> {
+    let Ok(entries) = fs::read_dir(dir) else { return Ok(None) };
+    let steps = entries.flatten().filter_map(|e| super::step_of(&e.file_name().to_string_lossy()));
+    let mut steps: Vec<usize> = steps.collect();
+    steps.sort_unstable();
+    let mut first_error = None;
+    for step in steps.into_iter().rev() {
+        match Checkpoint::open(&dir.join(super::dir_name(step))) {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    match first_error {
+        None => Ok(None),
+        Some(error) => {
+            Err(RunError::checkpoint(dir, format!("holds no complete checkpoint; {error}")))
+        }
+    }
+}
+
 impl Checkpoint {
-    /// The latest checkpoint of a directory of checkpoints; `None` if there is none yet.
+    /// The checkpoint of a directory of checkpoints that `latest` names or, without that file, the newest complete
+    /// one; `None` if there is none yet.
     ///
     /// # Errors
     /// If it is not complete, was changed, or is of another version.
     pub fn latest(dir: &Path) -> Result<Option<Checkpoint>, RunError> {
         let latest = dir.join(LATEST);
-        if latest.exists() { Checkpoint::open(&named_by(&latest)?).map(Some) } else { Ok(None) }
+        if latest.exists() { Checkpoint::open(&named_by(&latest)?).map(Some) } else { newest(dir) }
     }
 
     /// Opens a checkpoint, the latest of a directory of checkpoints, or the one that its file `best` or
@@ -90,7 +114,8 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Checkpoint { path: path.into(), index, files })
+        let validated = Validated::of(path);
+        Ok(Checkpoint { path: path.into(), index, validated, files })
     }
 
     /// The model and configuration of the plan that wrote it.

@@ -7,14 +7,14 @@
 use super::Checkpoint;
 use crate::RunError;
 use crate::device::Device;
-use frit_ir::ops::random::RNG;
+use frit_ir::ops::random::{RNG, first_state};
 use frit_ir::plan::{ParamHome, Plan, is_within_step};
 use frit_ir::{DType, TensorType};
 
 /// Scalars that only a dynamic loss scaler changes.
 const SCALER: [&str; 2] = ["loss_scale", "growth_tracker"];
 
-/// Writes what `rank` owns to its device.
+/// Writes what `rank` owns to its device, for a run that goes on with this batch of the data.
 ///
 /// # Errors
 /// If the checkpoint is of another model or optimizer, or was damaged.
@@ -23,6 +23,7 @@ pub(crate) fn restore(
     plan: &Plan,
     device: &mut impl Device,
     rank: usize,
+    first_batch: usize,
 ) -> Result<(), RunError> {
     for group in &plan.groups {
         for segment in &group.segments {
@@ -57,15 +58,24 @@ pub(crate) fn restore(
                 continue;
             }
             expect(checkpoint, &key, &state.ty)?;
-            let mut bytes = checkpoint.tensor(&key)?;
-            // Seed and counter are those of all ranks; between them is the rank.
-            bytes[8..16].copy_from_slice(&(rank as i64).to_le_bytes());
-            device.write(state.buffer, 0, &bytes)?;
+            let stored = checkpoint.tensor(&key)?;
+            device.write(state.buffer, 0, &generator(&stored, plan, rank, first_batch))?;
             continue;
         }
         whole(checkpoint, &key, &state.ty, state.buffer, device)?;
     }
     Ok(())
+}
+
+/// The state of the random generator: the seed of all ranks, the rank's own place, and the count, which is that of
+/// the batch if micro-steps are counted otherwise now.
+fn generator(stored: &[u8], plan: &Plan, rank: usize, first_batch: usize) -> Vec<u8> {
+    let (words, _) = stored.as_chunks::<8>();
+    let [seed, count] = [words[0], words[2]].map(i64::from_le_bytes);
+    let mut state = first_state(seed as u64, rank, plan.world_size, plan.accumulation);
+    let same = [3, 4].iter().all(|i| words[*i] == state[*i].to_le_bytes());
+    state[2] = if same { count } else { (first_batch * plan.accumulation) as i64 };
+    state.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
 fn whole(

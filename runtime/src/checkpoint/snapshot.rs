@@ -3,12 +3,12 @@
 //! Every element is saved by exactly one rank, the lowest that holds it. A rank copies only what it owns:
 //! no flat group is gathered.
 
-use super::{FORMAT_VERSION, Index, Position, TensorEntry};
+use super::{FORMAT_VERSION, Index, Position, Progress, TensorEntry};
 use crate::RunError;
 use crate::device::Device;
 use crate::plan_dir::PlanDir;
 use frit_ir::DType;
-use frit_ir::plan::{ParamHome, Plan, is_within_step};
+use frit_ir::plan::{Group, ParamHome, Plan, is_within_step};
 use std::collections::BTreeMap;
 
 /// Elements of one tensor.
@@ -59,12 +59,24 @@ pub(super) fn take(plan: &Plan, device: &impl Device, rank: usize) -> Result<Vec
     Ok(pieces)
 }
 
+/// The last parameter that trains and of which an element here is not finite.
+pub(super) fn not_finite(plan: &Plan, pieces: &[Piece]) -> Option<usize> {
+    let trained = |group: &&Group| group.trainable;
+    let segments = plan.groups.iter().filter(trained).flat_map(|g| &g.segments);
+    let names: BTreeMap<&str, usize> =
+        segments.map(|s| (plan.params[s.param].name.as_str(), s.param)).collect();
+    let number = |piece: &Piece| names.get(piece.key.strip_prefix("param/")?).copied();
+    let is_finite = |x: &[u8; 4]| f32::from_le_bytes(*x).is_finite();
+    let broken = |piece: &&Piece| !piece.bytes.as_chunks::<4>().0.iter().all(is_finite);
+    pieces.iter().filter(|p| number(p).is_some()).filter(broken).filter_map(number).max()
+}
+
 /// The index without parts: every tensor that the ranks of this plan save together.
 pub(super) fn index(
     dir: &PlanDir,
     step: usize,
     position: Position,
-    validation_loss: Option<f64>,
+    validations: Progress,
     set: &[(String, f64)],
 ) -> Index {
     let plan = &dir.plan;
@@ -97,7 +109,7 @@ pub(super) fn index(
         strategy: plan.strategy.clone(),
         step,
         position,
-        validation_loss,
+        validations,
         set: set.iter().cloned().collect(),
         tensors,
     }

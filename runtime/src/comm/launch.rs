@@ -31,8 +31,10 @@ pub struct Launch {
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
-    /// This process among those of its machine.
-    pub local_rank: usize,
+    /// This process among those of its machine, if that is known.
+    pub local_rank: Option<usize>,
+    /// Processes on this machine, if that is known.
+    pub local_size: Option<usize>,
     /// Where rank 0 listens: host and port; needed if there are several processes that MPI does not connect.
     pub master: Option<(String, u16)>,
     /// Whether Open MPI's `mpirun` started it.
@@ -42,6 +44,9 @@ pub struct Launch {
 /// Open MPI's names of rank, number of processes and local rank.
 const OPEN_MPI: [&str; 3] =
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"];
+/// The number of processes on this machine, beside each of [`NAMES`].
+const LOCAL_SIZES: [&str; 3] =
+    ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"];
 /// All names: the usual ones, Open MPI's, Slurm's.
 const NAMES: [[&str; 3]; 3] = [
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
@@ -68,6 +73,17 @@ impl Launch {
         ))
     }
 
+    /// How many of a plan's ranks share the memory of this machine, as far as is known.
+    pub fn ranks_here(&self, world_size: usize) -> usize {
+        if self.world_size == 1 { world_size } else { self.local_size.unwrap_or(1).max(1) }
+    }
+
+    /// This process among those that share so many devices.
+    pub fn local_rank_of(&self, n_devices: usize) -> usize {
+        let local_size = self.local_size.unwrap_or(usize::MAX).max(1);
+        self.local_rank.unwrap_or_else(|| self.rank % local_size % n_devices.max(1))
+    }
+
     /// Reads the process's environment. Without any of the variables it is the only process.
     ///
     /// # Errors
@@ -86,16 +102,18 @@ impl Launch {
             let parsed = text.trim().parse();
             parsed.map(Some).map_err(|_| format!("{name}={text} is not a number"))
         };
-        let Some(names) = NAMES.iter().find(|names| variable(names[1]).is_some()) else {
+        let Some(launcher) = NAMES.iter().position(|names| variable(names[1]).is_some()) else {
             return Ok(Launch {
                 rank: 0,
                 world_size: 1,
-                local_rank: 0,
+                local_rank: None,
+                local_size: None,
                 master: None,
                 by_mpirun: false,
             });
         };
-        let by_mpirun = *names == OPEN_MPI;
+        let names = NAMES[launcher];
+        let by_mpirun = names == OPEN_MPI;
         let world_size = number(names[1])?.unwrap_or(1);
         let rank = match number(names[0])? {
             Some(rank) => rank,
@@ -105,11 +123,9 @@ impl Launch {
         if rank >= world_size {
             return Err(format!("{}={rank} is not below {}={world_size}", names[0], names[1]));
         }
-        let local_rank = match number(names[2])? {
-            Some(local) => local,
-            None if world_size == 1 => 0,
-            None => return Err(format!("{}={world_size} is set, but not {}", names[1], names[2])),
-        };
+        let local_rank = number(names[2])?;
+        // Slurm writes `4(x2)` where nodes differ, which says nothing of this one.
+        let local_size = variable(LOCAL_SIZES[launcher]).and_then(|n| n.trim().parse().ok());
         let master = match (variable("MASTER_ADDR"), number("MASTER_PORT")?) {
             (Some(host), Some(port)) => Some((host, listening_port(port, &variable)?)),
             _ if world_size == 1 || (cfg!(feature = "mpi") && by_mpirun) => None,
@@ -119,7 +135,7 @@ impl Launch {
                 return Err(what.into());
             }
         };
-        Ok(Launch { rank, world_size, local_rank, master, by_mpirun })
+        Ok(Launch { rank, world_size, local_rank, local_size, master, by_mpirun })
     }
 }
 
@@ -151,15 +167,23 @@ mod tests {
 
     #[test]
     fn launchers_say_who_a_process_is() {
-        let alone =
-            Launch { rank: 0, world_size: 1, local_rank: 0, master: None, by_mpirun: false };
-        assert_eq!(launch(&[]), Ok(alone));
+        let alone = Launch {
+            rank: 0,
+            world_size: 1,
+            local_rank: None,
+            local_size: None,
+            master: None,
+            by_mpirun: false,
+        };
+        assert_eq!(launch(&[]), Ok(alone.clone()));
+        assert_eq!((alone.local_rank_of(8), alone.ranks_here(4)), (0, 4));
         let master = [("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];
         let usual = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
         let expected = |port| Launch {
             rank: 3,
             world_size: 4,
-            local_rank: 1,
+            local_rank: Some(1),
+            local_size: None,
             master: Some(("node0".into(), port)),
             by_mpirun: false,
         };
@@ -171,6 +195,19 @@ mod tests {
         let mpi = OPEN_MPI.into_iter().zip(["3", "4", "1"]);
         let found = launch(&mpi.chain(master).collect::<Vec<_>>());
         assert_eq!(found, Ok(Launch { by_mpirun: true, ..expected(29500) }));
+    }
+
+    #[test]
+    fn without_a_local_rank_processes_take_devices_in_turn() {
+        let four = [("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];
+        let of = |rank: &'static str, more: &[(&'static str, &'static str)]| {
+            launch(&[&four[..], &[("RANK", rank)], more].concat()).unwrap()
+        };
+        assert_eq!(of("3", &[]).local_rank_of(2), 1);
+        assert_eq!(of("3", &[("LOCAL_WORLD_SIZE", "2")]).local_rank_of(8), 1);
+        assert_eq!(of("3", &[("LOCAL_RANK", "0")]).local_rank_of(8), 0);
+        assert_eq!(of("3", &[("LOCAL_WORLD_SIZE", "2")]).ranks_here(4), 2);
+        assert_eq!(of("3", &[]).ranks_here(4), 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Exchange between ranks.
 
+mod door;
 mod element;
 pub mod launch;
 pub mod local;
@@ -7,6 +8,7 @@ pub mod local;
 mod mpi;
 pub mod processes;
 pub mod rendezvous;
+pub mod secret;
 mod tcp;
 
 use crate::RunError;

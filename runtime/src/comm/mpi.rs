@@ -1,16 +1,18 @@
 //! Messages between processes through MPI, over whatever network it finds.
 //!
-//! Processes that `mpirun` started need no `MASTER_ADDR`: rank 0 tells the others through MPI where it
-//! listens.
+//! Processes that `mpirun` started need no `MASTER_ADDR` and no secret: rank 0 tells the others through MPI where it
+//! listens, and a secret that it makes for the job.
 
 use super::launch::Launch;
 use super::processes::{Exchange, Links};
+use super::secret::{PROOF, Secret, Source};
 use crate::RunError;
+use mpi::collective::SystemOperation;
 use mpi::environment::{Universe, processor_name};
 use mpi::point_to_point::{Destination, Source};
 use mpi::request::{Request, StaticScope};
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator, Root};
+use mpi::traits::{Communicator, CommunicatorCollectives, Root};
 use mpi::{Tag, Threading};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -38,6 +40,8 @@ pub(super) struct MpiLinks {
     universe: ManuallyDrop<Universe>,
     /// Where rank 0 listens.
     master: (String, u16),
+    /// What proves that a connection is of this job.
+    secret: Secret,
 }
 
 impl MpiLinks {
@@ -59,20 +63,35 @@ impl MpiLinks {
             )));
         }
         let own = processor_name().unwrap_or_else(|_| "localhost".into());
-        let mut said = [0_u8; NAME + 2];
+        let mut said = [0_u8; NAME + 2 + PROOF];
         if rank == 0 {
             let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|l| l.local_addr());
             let port = port.map_err(|e| refuse(format!("rank 0 finds no port: {e}")))?.port();
+            let secret = Secret::random();
+            let secret = secret.map_err(|e| refuse(format!("rank 0 finds no secret: {e}")))?;
             let name = &own.as_bytes()[..own.len().min(NAME)];
             said[..name.len()].copy_from_slice(name);
-            said[NAME..].copy_from_slice(&port.to_le_bytes());
+            said[NAME..NAME + 2].copy_from_slice(&port.to_le_bytes());
+            said[NAME + 2..].copy_from_slice(secret.bytes());
         }
         world.process_at_rank(0).broadcast_into(&mut said[..]);
         let name = String::from_utf8_lossy(&said[..NAME]).trim_end_matches('\0').to_string();
         let port = u16::from_le_bytes([said[NAME], said[NAME + 1]]);
-        // The name of a machine need not lead back to it.
-        let host = if name == own { "127.0.0.1".into() } else { name };
-        Ok(MpiLinks { world, universe: ManuallyDrop::new(universe), master: (host, port) })
+        let mut together = 0_i32;
+        world.all_reduce_into(&i32::from(name == own), &mut together, SystemOperation::min());
+        let host = match (together == 1, rank) {
+            (true, _) => "127.0.0.1".into(),
+            // The name of a machine need not lead back to it: rank 0 listens at all its addresses.
+            (false, 0) => "0.0.0.0".into(),
+            (false, _) => name,
+        };
+        let secret = Secret::from_bytes(&said[NAME + 2..]);
+        Ok(MpiLinks { world, universe: ManuallyDrop::new(universe), master: (host, port), secret })
+    }
+
+    /// The secret that all ranks know from rank 0.
+    pub(super) fn secret(&self) -> Source {
+        Source::Known(self.secret.clone())
     }
 
     /// The launch, with where rank 0 listens.

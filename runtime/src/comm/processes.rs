@@ -16,7 +16,7 @@
 use super::launch::Launch;
 #[cfg(feature = "mpi")]
 use super::mpi;
-use super::rendezvous::Rendezvous;
+use super::rendezvous::{Rendezvous, RendezvousError};
 use super::tcp::TcpLinks;
 use super::{Communicator, element};
 use crate::RunError;
@@ -120,17 +120,16 @@ impl ProcessComm {
         identity: &str,
         timeout: Duration,
     ) -> Result<ProcessComm, RunError> {
-        let meet = |launch: &Launch| {
-            let met = Rendezvous::meet(launch, identity, timeout);
-            met.map_err(|e| RunError::Ranks { reason: e.to_string() })
-        };
+        let refuse = |e: RendezvousError| RunError::Ranks { reason: e.to_string() };
         #[cfg(feature = "mpi")]
         if launch.by_mpirun {
             let links = mpi::MpiLinks::initialize(launch)?;
-            let control = meet(&links.launch(launch))?;
+            let (launch_there, secret) = (links.launch(launch), links.secret());
+            let met = Rendezvous::meet_with(&launch_there, &secret, identity, timeout);
+            let control = met.map_err(refuse)?;
             return ProcessComm::new(control, launch, timeout, Box::new(links));
         }
-        let mut control = meet(launch)?;
+        let mut control = Rendezvous::meet(launch, identity, timeout).map_err(refuse)?;
         let links = TcpLinks::connect(&mut control, launch.world_size, timeout)?;
         ProcessComm::new(control, launch, timeout, Box::new(links))
     }

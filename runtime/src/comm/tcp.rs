@@ -1,10 +1,12 @@
 //! Every two processes connected by TCP.
 
+use super::door::{Door, enter};
 use super::processes::{Exchange, Links};
 use super::rendezvous::Rendezvous;
+use super::secret::Source;
 use crate::RunError;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long a read waits before it looks whether another rank failed.
@@ -26,38 +28,60 @@ impl TcpLinks {
         timeout: Duration,
     ) -> Result<TcpLinks, RunError> {
         let rank = control.rank();
+        let end = Instant::now() + timeout;
         let refuse = |what: String| RunError::Ranks { reason: what };
         let io = |e: io::Error| refuse(format!("rank {rank} cannot listen for the others: {e}"));
-        let listener = TcpListener::bind(("0.0.0.0", 0)).map_err(io)?;
-        let port = listener.local_addr().map_err(io)?.port();
-        let own = SocketAddr::new(control.address(), port).to_string();
+        let door = Door::open_anywhere(control.address()).map_err(io)?;
+        let own = door.address().to_string();
         let all = control.all(own.as_bytes()).map_err(|e| refuse(e.to_string()))?;
         let mut peers: Vec<Option<TcpStream>> = (0..world_size).map(|_| None).collect();
+        let source = Source::Known(control.secret().clone());
         for (other, address) in all.iter().enumerate().take(rank) {
             let address: SocketAddr = String::from_utf8_lossy(address)
                 .parse()
                 .map_err(|_| refuse(format!("rank {other} gave no address")))?;
-            let mut stream = TcpStream::connect_timeout(&address, timeout).map_err(|e| {
+            let to = (&address.ip().to_string()[..], address.port());
+            let entered = enter(to, &source, &(rank as u64).to_le_bytes(), end);
+            peers[other] = Some(entered.map_err(|e| {
                 refuse(format!("rank {rank} cannot reach rank {other} at {address}: {e}"))
-            })?;
-            stream.write_all(&(rank as u64).to_le_bytes()).map_err(io)?;
-            peers[other] = Some(stream);
+            })?);
         }
-        for _ in rank + 1..world_size {
-            let (mut stream, _) = listener.accept().map_err(io)?;
-            let mut hello = [0; 8];
-            stream.set_read_timeout(Some(timeout)).map_err(io)?;
-            stream.read_exact(&mut hello).map_err(io)?;
-            let other = u64::from_le_bytes(hello) as usize;
-            let place = peers.get_mut(other).filter(|p| p.is_none() && other > rank);
-            *place.ok_or_else(|| refuse("a stranger connected".into()))? = Some(stream);
-        }
+        accept_later_ranks(&door, control, end, &mut peers)?;
         for stream in peers.iter().flatten() {
             stream.set_nodelay(true).map_err(io)?;
             stream.set_read_timeout(Some(LOOK)).map_err(io)?;
             stream.set_write_timeout(Some(LOOK)).map_err(io)?;
         }
         Ok(TcpLinks(peers))
+    }
+}
+
+/// Waits for the connections of the ranks after this one.
+fn accept_later_ranks(
+    door: &Door,
+    control: &Rendezvous,
+    end: Instant,
+    peers: &mut [Option<TcpStream>],
+) -> Result<(), RunError> {
+    let rank = control.rank();
+    let missing =
+        |peers: &[Option<TcpStream>]| (rank + 1..peers.len()).find(|r| peers[*r].is_none());
+    if missing(peers).is_none() {
+        return Ok(());
+    }
+    let (_, complete) = door.admit(control.secret(), end, |(stream, greeting)| {
+        let other = greeting.try_into().map_or(usize::MAX, |g| u64::from_le_bytes(g) as usize);
+        let place = peers.get_mut(other).filter(|p| p.is_none() && other > rank);
+        let stranger = || RunError::Ranks {
+            reason: format!("rank {rank} met rank {other} twice, or one that is none"),
+        };
+        *place.ok_or_else(stranger)? = Some(stream);
+        Ok::<bool, RunError>(missing(peers).is_none())
+    })?;
+    let reason = |other| format!("rank {other} did not connect to rank {rank} in time");
+    match missing(peers).filter(|_| !complete) {
+        Some(other) => Err(RunError::Ranks { reason: reason(other) }),
+        None => Ok(()),
     }
 }
 

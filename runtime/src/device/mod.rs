@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod cuda;
 
 use crate::RunError;
+use crate::data::Element;
 use crate::usage::Usage;
 use frit_ir::plan::Plan;
 use std::collections::BTreeMap;
@@ -29,11 +30,12 @@ pub trait Device {
     /// Steps whose metrics may be noted before the first is taken, without the device going idle.
     const METRICS_DELAY: usize;
 
-    /// Writes an input of the next micro-step: its buffer and all of its bytes.
+    /// Writes an input of the next micro-step: its buffer and all of its elements, in a type that the input
+    /// takes and that is no larger than its own.
     ///
     /// # Errors
     /// If the device failed.
-    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError>;
+    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError>;
 
     /// Runs tasks of the plan, in an order that respects their waits; a range may span phases.
     ///

@@ -27,6 +27,18 @@ fn largest(dtype: DType) -> f64 {
     }
 }
 
+/// The first label that is no class and does not leave its row out.
+fn no_class(op: &Op, operands: &[Tensor]) -> Option<(i64, usize)> {
+    let (logits, labels, ignore) = match op {
+        Op::CrossEntropy(op) => (operands.first()?, operands.get(1)?, op.ignore_index),
+        Op::CrossEntropyGrad(op) => (operands.get(1)?, operands.get(2)?, op.ignore_index),
+        _ => return None,
+    };
+    let classes = *logits.shape().dims().last()?;
+    let is_bad = |x: &&i64| **x != ignore && !(0..classes as i64).contains(*x);
+    Some((*labels.as_ints()?.iter().find(is_bad)?, classes))
+}
+
 /// The likely cause, and what to do.
 pub(super) fn of(
     op: Option<&Op>,
@@ -55,6 +67,13 @@ pub(super) fn of(
             overflow("a result").1,
         );
     };
+    if let Some((label, classes)) = no_class(op, operands) {
+        let most = classes as i64 - 1;
+        return (
+            format!("the label {label} is none of {classes} classes, which go from 0 to {most}"),
+            "look at the labels, and at what the model computes them from".into(),
+        );
+    }
     match op {
         Op::Unary(f) => match f {
             UnaryFn::Log if lo <= 0.0 => ("the logarithm of a number that is not above 0".into(), limits),

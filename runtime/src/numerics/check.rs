@@ -9,7 +9,7 @@ use super::cause;
 use super::values::decode;
 use crate::RunError;
 use crate::device::Device;
-use frit_ir::interpret::{self, Options};
+use frit_ir::interpret::{self, EvalError, Options};
 use frit_ir::plan::{Action, ParamHome, Place, Plan, Task};
 use frit_ir::{DType, Graph, Node, Op, Tensor};
 use std::fmt;
@@ -262,7 +262,16 @@ fn replay(body: &Graph, operands: &[Tensor]) -> Option<Replayed> {
         let inputs: Option<Vec<&Tensor>> =
             node.inputs.iter().map(|v| values[v.0 as usize].as_ref()).collect();
         let inputs = inputs?;
-        let results = interpret::eval_op(&node.op, &inputs, Options::default()).ok()?;
+        let results = match interpret::eval_op(&node.op, &inputs, Options::default()) {
+            Ok(results) => results,
+            // A label that is no class gives NaN on every device.
+            Err(EvalError::Index { .. }) => {
+                let (op, dtype) = (Some(node.op.clone()), body.ty(node.outputs[0]).dtype);
+                let operands = inputs.into_iter().cloned().collect();
+                return Some(Replayed { op, dtype, operands });
+            }
+            Err(_) => return None,
+        };
         let finite = |t: &Tensor| t.as_floats().is_none_or(|v| v.iter().all(|x| x.is_finite()));
         let clean = inputs.iter().all(|t| finite(t));
         let bad = !node.op.is_leaf() && clean && !results.iter().all(finite);

@@ -14,6 +14,7 @@ pub(crate) use values::decode;
 
 use crate::RunError;
 use crate::device::Device;
+use crate::files;
 use check::Before;
 use frit_ir::plan::{Action, BufferClass, Plan, Task};
 use frit_ir::{Op, Region};
@@ -65,7 +66,7 @@ pub(crate) fn write(
         scopes: counted.into_iter().map(row).collect(),
     };
     let text = serde_json::to_string_pretty(&file).unwrap_or_default() + "\n";
-    std::fs::write(path, text).map_err(RunError::io(path))
+    files::deliver(path, |out| out.write_all(text.as_bytes())).map_err(RunError::io(path))
 }
 
 impl<'a> Watch<'a> {

@@ -8,7 +8,8 @@ use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{
     Adafactor, AdafactorPart, ArgReduce, Attention, AttentionGrad, BatchNorm, Cast, Conv,
     ConvGradInput, ConvGradWeight, CumSum, Embedding, EmbeddingGrad, Expand, Gather, MatMul,
-    MaxPoolGrad, Pad, Quantize, RandomMask, Reduce, ReduceFn, ScatterElements, ScatterFn, Window,
+    MaxPoolGrad, Pad, Quantize, Random, RandomFn, RandomMask, Reduce, ReduceFn, ScatterElements,
+    ScatterFn, Window,
 };
 use frit_ir::{DType, Graph, Op, TensorType};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
@@ -126,6 +127,7 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
     let image = ty(b, &[2, 3, 8, 8]);
     let window = Window::plain(2);
     let low = vec![1, 0];
+    let draws = |f| Op::Random(Random { f, shape: [64].into(), offset: 0.0, scale: 1.0, id: 0 });
     let scatter = ScatterElements { axis: 0, f: ScatterFn::Add };
     let mut all = vec![
         (Op::Cast(Cast { to: b }), vec![ty(f, &[64])]),
@@ -144,7 +146,9 @@ fn bodies() -> Vec<(Op, Vec<TensorType>)> {
         ),
         (Op::CumSum(CumSum { axis: 0, exclusive: true, reverse: false }), vec![ty(f, &[9, 4])]),
         (Op::ArgReduce(ArgReduce { axis: 1, largest: true, last: false }), vec![ty(f, &[9, 4])]),
-        (Op::RandomMask(RandomMask { shape: [64].into(), keep: 0.9, id: 0 }), vec![ty(i, &[3])]),
+        (Op::RandomMask(RandomMask { shape: [64].into(), keep: 0.9, id: 0 }), vec![ty(i, &[5])]),
+        (draws(RandomFn::Uniform), vec![ty(i, &[5])]),
+        (draws(RandomFn::Normal), vec![ty(i, &[5])]),
         (Op::GradStats, vec![ty(f, &[64])]),
         (Op::Quantize(Quantize { to: DType::F8E4M3, index: 0 }), vec![ty(b, &[64]), ty(f, &[1])]),
         (Op::BatchNorm(BatchNorm { eps: 1e-5 }), vec![image.clone(), ty(f, &[3]), ty(f, &[3])]),

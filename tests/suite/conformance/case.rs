@@ -390,7 +390,7 @@ fn same_gradients(
     let [expected, found] = [cpu, cuda].map(|dir| dir.path().join("gradients.safetensors"));
     let options = RunOptions {
         steps: 1,
-        data: data.clone(),
+        data: data.clone().into(),
         dump_grads: Some(expected.clone()),
         threads: Some(1),
         ..RunOptions::default()

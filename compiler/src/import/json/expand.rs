@@ -5,6 +5,7 @@ use super::locate::Path;
 use super::schema::{Item, Model, NodeDecl, ParamDecl, RepeatDecl, Size};
 use crate::diagnostics::Report;
 use crate::import::dims::{self, DimError, checked_numel};
+use crate::import::limits::{Budget, Resource};
 use crate::import::{ImportOptions, glob, unknown_binds};
 use frit_ir::ops::{Input, Param, ParamKind};
 use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId};
@@ -39,8 +40,8 @@ const RESERVED: [&str; 21] = [
     "layer_norm_grad_affine",
 ];
 
-/// Most copies and nodes that one model may be written out to.
-const MAX_NODES: usize = 1 << 20;
+/// What a copy of a block counts as, in bytes, beside its names.
+const COPY_BYTES: usize = 256;
 
 /// The model's graph.
 pub(super) fn graph(
@@ -63,6 +64,16 @@ pub(super) fn graph(
     let mut binds = BTreeMap::new();
     for (name, size) in &model.dims {
         match options.binds.get(name).copied().or(*size) {
+            Some(0) => report.push(
+                Diagnostic::error(
+                    "E020",
+                    format!(
+                        "{}dimension `{name}` is 0, which makes tensors without elements",
+                        source.place(&root.key("dims").key(name))
+                    ),
+                )
+                .help(format!("give it a size of at least 1, in the file or with --bind {name}=N")),
+            ),
             Some(n) => {
                 binds.insert(name.clone(), n);
             }
@@ -80,17 +91,49 @@ pub(super) fn graph(
     }
     unknown_binds(options, model.dims.keys().map(String::as_str), &mut report);
     report.or(())?;
-    let mut expander =
-        Expander { graph: Graph::new(&model.name), source, options, binds, names: HashSet::new() };
+    let mut expander = Expander {
+        graph: Graph::new(&model.name),
+        source,
+        options,
+        binds,
+        names: HashSet::new(),
+        budget: Budget::new(options.limits),
+    };
     expander.model(model)?;
     Ok(expander.graph)
 }
 
 /// Most elements of a constant.
-const MAX_CONSTANT: u64 = 1 << 24;
+const MAX_CONSTANT: usize = 1 << 24;
 
 /// Names that can be read at some point of the model.
-type Names = HashMap<String, ValueId>;
+#[derive(Default)]
+struct Names {
+    values: HashMap<String, ValueId>,
+    /// What each name stood for before it was made, in order.
+    before: Vec<(String, Option<ValueId>)>,
+}
+
+impl Names {
+    fn get(&self, name: &str) -> Option<ValueId> {
+        self.values.get(name).copied()
+    }
+
+    fn insert(&mut self, name: &str, value: ValueId) {
+        let before = self.values.insert(name.into(), value);
+        self.before.push((name.into(), before));
+    }
+
+    /// Forgets what was made since this many were.
+    fn forget(&mut self, since: usize) {
+        for (name, before) in self.before.drain(since..).rev() {
+            match before {
+                Some(value) => self.values.insert(name, value),
+                None => self.values.remove(&name),
+            };
+        }
+    }
+}
 
 /// Names that the block being written out may make anew, and those that it has made.
 #[derive(Default)]
@@ -108,6 +151,7 @@ struct Expander<'a> {
     binds: BTreeMap<String, usize>,
     /// Full names of inputs and parameters.
     names: HashSet<String>,
+    budget: Budget,
 }
 
 /// Where in the model a block is written out.
@@ -142,6 +186,15 @@ impl Expander<'_> {
         Diagnostic::error("E041", format!("{}{message}", self.source.place(path)))
     }
 
+    /// Counts what is about to be made.
+    fn charge(&mut self, resource: Resource, amount: usize, path: &Path) -> Result<(), Report> {
+        self.budget.charge(resource, amount as u64).map_err(|exceeded| {
+            let place = self.source.place(path);
+            let subject = place.trim_end_matches([':', ' ']);
+            exceeded.diagnostic(subject, &Origin::none()).into()
+        })
+    }
+
     fn size_of(&self, text: &str, path: &Path) -> Result<usize, Report> {
         dims::evaluate(text, &self.binds, &mut BTreeSet::new()).map_err(|e| {
             let error = self.error(path, &e);
@@ -170,7 +223,7 @@ impl Expander<'_> {
 
     fn model(&mut self, model: &Model) -> Result<(), Report> {
         let root = Path::default();
-        let mut names = Names::new();
+        let mut names = Names::default();
         for (i, input) in model.inputs.iter().enumerate() {
             let path = root.key("inputs").index(i);
             let shape = self.shape(&input.shape, &path.key("shape"))?;
@@ -183,8 +236,7 @@ impl Expander<'_> {
         self.items(&model.nodes, &place, &mut names, &mut Carried::default(), &root.key("nodes"))?;
         for (i, name) in model.outputs.iter().enumerate() {
             let path = root.key("outputs").index(i);
-            let value =
-                names.get(name).copied().ok_or_else(|| self.unknown_value(name, &names, &path))?;
+            let value = names.get(name).ok_or_else(|| self.unknown_value(name, &names, &path))?;
             self.graph.add_output(name, value, OutputKind::Result);
         }
         if model.outputs.is_empty() {
@@ -208,7 +260,7 @@ impl Expander<'_> {
         let value = self.graph.add1(op, &[], Origin::none(), Region::Forward);
         let value = value.map_err(|e| self.error(path, e))?;
         self.graph.set_name(value, full);
-        names.insert(local.into(), value);
+        names.insert(local, value);
         Ok(())
     }
 
@@ -222,6 +274,8 @@ impl Expander<'_> {
         for (i, decl) in params.iter().enumerate() {
             let path = path.index(i);
             let name = place.join(Some(&decl.name));
+            self.charge(Resource::Nodes, 1, &path)?;
+            self.charge(Resource::Bytes, name.len(), &path)?;
             let shape = self.shape(&decl.shape, &path.key("shape"))?;
             let ty = TensorType::new(decl.dtype.dtype(), shape);
             let (kind, reason) = self.kind(&name, decl);
@@ -265,11 +319,6 @@ impl Expander<'_> {
     ) -> Result<(), Report> {
         for (i, item) in items.iter().enumerate() {
             let path = path.index(i);
-            if self.graph.len() > MAX_NODES {
-                return Err(self
-                    .error(&path, format!("the model has more than {MAX_NODES} nodes"))
-                    .into());
-            }
             match item {
                 Item::Node(node) => self.node(node, place, names, block, &path)?,
                 Item::Repeat(repeat) => self.repeat(repeat, place, names, block, &path)?,
@@ -293,7 +342,8 @@ impl Expander<'_> {
         }
         let attrs = self.attributes(&node.attrs, &path.key("attrs"))?;
         if node.op == "constant" {
-            self.constant_size(&attrs, path)?;
+            let elements = self.constant_size(&attrs, path)?;
+            self.charge(Resource::Elements, elements, path)?;
         }
         let known = Op::names().contains(&node.op.as_str());
         let at = path.key(if known && !node.attrs.is_empty() { "attrs" } else { "op" });
@@ -302,14 +352,18 @@ impl Expander<'_> {
         })?;
         let mut operands = Vec::with_capacity(node.inputs.len());
         for (i, name) in node.inputs.iter().enumerate() {
-            let value = names.get(name).copied();
+            let value = names.get(name);
             operands
                 .push(value.ok_or_else(|| {
                     self.unknown_value(name, names, &path.key("inputs").index(i))
                 })?);
         }
         let source = place.fill(node.id.as_deref().unwrap_or(""));
-        let origin = Origin::new(&source, &place.join(node.scope.as_deref()));
+        let scope = place.join(node.scope.as_deref());
+        let names_len: usize = node.outputs.iter().map(String::len).sum();
+        self.charge(Resource::Nodes, 1, path)?;
+        self.charge(Resource::Bytes, source.len() + scope.len() + names_len, path)?;
+        let origin = Origin::new(&source, &scope);
         let results = self.add(op, &operands, origin, path)?;
         if results.len() != node.outputs.len() {
             let message = format!(
@@ -366,13 +420,13 @@ impl Expander<'_> {
         path: &Path,
     ) -> Result<(), Report> {
         block.made.insert(name.into());
-        if !block.names.contains(name) && names.contains_key(name) {
+        if !block.names.contains(name) && names.get(name).is_some() {
             return Err(self
                 .error(path, format!("the name `{name}` is used twice"))
                 .help("inside a repeat, only names in `carry` may be made anew")
                 .into());
         }
-        names.insert(name.into(), value);
+        names.insert(name, value);
         Ok(())
     }
 
@@ -385,13 +439,8 @@ impl Expander<'_> {
         path: &Path,
     ) -> Result<(), Report> {
         let n = self.size(&repeat.repeat, &path.key("repeat"))?;
-        if n > MAX_NODES {
-            return Err(self.error(&path.key("repeat"), format!("{n} copies are too many")).into());
-        }
+        self.carried(repeat, names, path)?;
         for (i, name) in repeat.carry.iter().enumerate() {
-            if !names.contains_key(name) {
-                return Err(self.unknown_value(name, names, &path.key("carry").index(i)).into());
-            }
             if block.repeated && !block.names.contains(name) && !block.made.contains(name) {
                 let message = format!("the repeat around this one does not carry `{name}`");
                 let error = self.error(&path.key("carry").index(i), message);
@@ -404,21 +453,25 @@ impl Expander<'_> {
             inner.indices.retain(|(name, _)| *name != index);
             inner.indices.push((index.clone(), i));
             inner.scope = inner.join(repeat.scope.as_deref());
-            let mut local = names.clone();
+            self.charge(Resource::Bytes, COPY_BYTES + inner.scope.len(), path)?;
+            let outside = names.before.len();
+            let entered = self.carried(repeat, names, path)?;
             let mut carried = Carried {
                 names: repeat.carry.iter().cloned().collect(),
                 made: HashSet::new(),
                 repeated: true,
             };
-            self.block_params(repeat, &inner, &mut local, path)?;
-            self.items(&repeat.nodes, &inner, &mut local, &mut carried, &path.key("nodes"))?;
+            self.block_params(repeat, &inner, names, path)?;
+            self.items(&repeat.nodes, &inner, names, &mut carried, &path.key("nodes"))?;
+            let left = self.carried(repeat, names, path)?;
+            names.forget(outside);
             for (c, name) in repeat.carry.iter().enumerate() {
                 if !carried.made.contains(name) {
                     let message =
                         format!("the block does not make the carried value `{name}` anew");
                     return Err(self.error(&path.key("carry").index(c), message).into());
                 }
-                let (before, after) = (names[name], local[name]);
+                let (before, after) = (entered[c], left[c]);
                 if self.graph.ty(before) != self.graph.ty(after) {
                     let message = format!(
                         "the carried value `{name}` enters as {} and leaves as {}",
@@ -427,7 +480,7 @@ impl Expander<'_> {
                     );
                     return Err(self.error(&path.key("carry").index(c), message).into());
                 }
-                names.insert(name.clone(), after);
+                names.insert(name, after);
             }
         }
         // To the block around it, the repeat has made what it carries.
@@ -435,6 +488,20 @@ impl Expander<'_> {
             block.made.extend(repeat.carry.iter().cloned());
         }
         Ok(())
+    }
+
+    /// What a repeat's carried names stand for.
+    fn carried(
+        &self,
+        repeat: &RepeatDecl,
+        names: &Names,
+        path: &Path,
+    ) -> Result<Vec<ValueId>, Report> {
+        let value = |(i, name): (usize, &String)| {
+            let unknown = || self.unknown_value(name, names, &path.key("carry").index(i)).into();
+            names.get(name).ok_or_else(unknown)
+        };
+        repeat.carry.iter().enumerate().map(value).collect()
     }
 
     fn block_params(
@@ -445,7 +512,7 @@ impl Expander<'_> {
         path: &Path,
     ) -> Result<(), Report> {
         for (i, param) in block.params.iter().enumerate() {
-            if names.contains_key(&param.name) {
+            if names.get(&param.name).is_some() {
                 let path = path.key("params").index(i).key("name");
                 return Err(self
                     .error(&path, format!("the name `{}` is used twice", param.name))
@@ -455,26 +522,25 @@ impl Expander<'_> {
         self.params(&block.params, place, names, &path.key("params"))
     }
 
-    /// Refuses constants that are larger than a text should make.
-    fn constant_size(&self, attrs: &Map<String, Value>, path: &Path) -> Result<(), Report> {
+    /// The elements of a constant; refuses more than a text should make.
+    fn constant_size(&self, attrs: &Map<String, Value>, path: &Path) -> Result<usize, Report> {
         let shape = attrs.get("ty").and_then(|ty| ty.get("shape"));
-        let dims: Vec<u64> = shape
+        let dims: Vec<usize> = shape
             .and_then(Value::as_array)
             .into_iter()
             .flatten()
-            .filter_map(Value::as_u64)
+            .filter_map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()))
             .collect();
-        if dims.iter().product::<u64>() > MAX_CONSTANT {
+        checked_numel(&dims).filter(|n| *n <= MAX_CONSTANT).ok_or_else(|| {
             let error = self.error(&path.key("attrs"), "the constant is too large");
-            return Err(error.help("make a scalar and `expand` it").into());
-        }
-        Ok(())
+            error.help("make a scalar and `expand` it").into()
+        })
     }
 
     fn unknown_value(&self, name: &str, names: &Names, path: &Path) -> Diagnostic {
         let error = self.error(path, format!("there is no value `{name}` here"));
         let like = |n: &&String| n.eq_ignore_ascii_case(name) || n.ends_with(&format!(".{name}"));
-        match names.keys().filter(like).min() {
+        match names.values.keys().filter(like).min() {
             Some(near) => error.help(format!("did you mean `{near}`?")),
             None => error.help("values must be made before they are read"),
         }

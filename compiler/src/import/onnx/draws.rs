@@ -1,12 +1,22 @@
-//! Uniform numbers that only decide what is kept, brought to the mask of a Dropout: of a mask the plan knows the
-//! probability, so that evaluation can do without it.
+//! Random numbers as they are meant.
+//!
+//! Uniform numbers that only decide what is kept, with a probability that is known, become the mask of a Dropout:
+//! of a mask the plan knows the probability, so that evaluation can do without it.
 //!
 //! Both of PyTorch's exporters write `Tensor.bernoulli_(p)`, as in torchvision.ops.StochasticDepth, as
 //! `Less(RandomUniform, p)`, and the `drop_path` of transformers as `Floor(RandomUniform + p)`: each is one with
 //! probability p.
+//!
+//! Numbers that are moved and scaled are drawn so: `torch.randint(a, b)` is `Floor(RandomUniform · (b − a) + a)`,
+//! which rounding could bring to b.
 
 use super::messages::{AttributeProto, GraphProto, NodeProto, TensorProto};
+use frit_ir::ops::{BinaryFn, Random};
+use frit_ir::{Graph, Op, Tensor};
 use std::collections::HashMap;
+
+/// Casts that an exporter puts behind a number, at most.
+const MAX_CASTS: usize = 8;
 
 const FLOAT: i32 = 1;
 const BOOL: i32 = 9;
@@ -42,11 +52,17 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
             ("Less", [first, p]) if first == drawn => {
                 let cast = cast_like(p, drawn);
                 let p = cast.map_or(p, |i| &graph.node[i].input[0]);
+                if !is_number(graph, p) {
+                    continue;
+                }
                 instead.insert(reads, mask(uniform, reader, p));
                 instead.extend(cast.map(|i| (i, vec![])));
             }
             ("Add", [a, b]) => {
                 let p = if a == drawn { b } else { a };
+                if !is_number(graph, p) {
+                    continue;
+                }
                 let floors = only_reader(result);
                 let is_floor = |n: &NodeProto| n.op_type == "Floor" && !n.output.is_empty();
                 let Some(floors) = floors.filter(|i| is_floor(&graph.node[*i])) else {
@@ -70,6 +86,69 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
         }
     }
     Some(result)
+}
+
+/// Whether one known number has this name: stored, or made of such by casts.
+fn is_number(graph: &GraphProto, name: &str) -> bool {
+    let scalar = |t: &TensorProto| t.dims.iter().all(|n| *n == 1);
+    let mut name = name;
+    for _ in 0..MAX_CASTS {
+        if let Some(tensor) = graph.initializer.iter().find(|t| t.name == name) {
+            return scalar(tensor);
+        }
+        let Some(node) = graph.node.iter().find(|n| n.output.iter().any(|o| o == name)) else {
+            return false;
+        };
+        match (node.op_type.as_str(), node.input.first()) {
+            ("Constant", _) => {
+                return node.attribute.iter().all(|a| match a.name.as_str() {
+                    "value" => a.t.as_deref().is_some_and(scalar),
+                    "value_float" => true,
+                    _ => false,
+                });
+            }
+            ("Cast" | "CastLike" | "Identity", Some(input)) => name = input,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Draws what is only read to be moved and scaled as it is read.
+pub(super) fn as_read(graph: &mut Graph) {
+    let users = graph.users();
+    for id in graph.order().to_vec() {
+        let node = graph.node(id);
+        let Op::Binary(f) = node.op else { continue };
+        let (a, b) = (node.inputs[0], node.inputs[1]);
+        let out = graph.ty(node.outputs[0]).clone();
+        let splat = |v| graph.constant(v).and_then(Tensor::as_splat);
+        let (drawn, number) = match (f, splat(a), splat(b)) {
+            (BinaryFn::Add | BinaryFn::Mul | BinaryFn::Sub, None, Some(x)) => (a, x),
+            (BinaryFn::Add | BinaryFn::Mul, Some(x), None) => (b, x),
+            _ => continue,
+        };
+        let from = graph.def(drawn);
+        let Op::Random(random) = &from.op else { continue };
+        let read =
+            users[drawn.0 as usize].len() > 1 || graph.outputs.iter().any(|o| o.value == drawn);
+        if read || *graph.ty(drawn) != out {
+            continue;
+        }
+        let Random { offset, scale, .. } = *random;
+        let (offset, scale) = match f {
+            BinaryFn::Mul if number >= 0.0 => (offset * number, scale * number),
+            BinaryFn::Mul => continue,
+            BinaryFn::Sub => (offset - number, scale),
+            _ => (offset + number, scale),
+        };
+        let as_read = Op::Random(Random { offset, scale, ..random.clone() });
+        let inputs = from.inputs.clone();
+        if as_read.infer(&[graph.ty(inputs[0])]).is_ok() {
+            let node = graph.node_mut(id);
+            (node.op, node.inputs) = (as_read, inputs);
+        }
+    }
 }
 
 /// Whether the node draws numbers between 0 and 1 in the shape of its operand.

@@ -34,6 +34,7 @@ impl<'a> Importer<'a> {
                 super::restore::Restored::new(self.source, &self.nodes, &parameters, &buffers);
         }
         let tied = self.tied(&trainable);
+        let mut unreached = Vec::new();
         for proto in &self.source.initializer {
             let name = proto.name.as_str();
             if tied.contains_key(name) {
@@ -61,6 +62,9 @@ impl<'a> Importer<'a> {
                 };
             let (kind, reason) = if stored.ty.dtype.is_float() {
                 let (kind, mut reason) = trainable.decide(name, name, &stored);
+                if trainable.is_unreached(name, &stored.ty) {
+                    unreached.push((name, stored.ty.clone()));
+                }
                 if kind == ParamKind::Trainable
                     && let Some(row) = trainable.padding_row(name, &stored)
                 {
@@ -80,6 +84,7 @@ impl<'a> Importer<'a> {
             let inline = kind == ParamKind::Buffer && !trainable.is_renewed(name);
             self.initializer(name, stored, (kind, inline), reason);
         }
+        self.unreached(&unreached, |name| trainable.is_reaching(name));
         self.tie(tied);
         self.restore_parameters(&trainable);
         self.missing_parameters(parameters.into_values(), &trainable);

@@ -8,6 +8,7 @@
 mod context;
 mod draws;
 mod exporter;
+mod folded;
 mod frozen;
 mod function;
 mod initializers;
@@ -26,8 +27,10 @@ mod table;
 mod tensor;
 mod tied;
 mod trainable;
+mod unreached;
 
 pub use opset::SUPPORTED as SUPPORTED_OPSETS;
+pub(crate) use subgraph::operands;
 
 use super::dims::{self, DimError, checked_numel};
 use super::limits::{Budget, Exceeded, Resource};
@@ -38,7 +41,7 @@ use crate::weights::Weights;
 use context::{Bound, Fault, NodeContext};
 use frit_ir::ops::Input;
 use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorType, ValueId};
-use messages::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use messages::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use prost::Message;
 use prost::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -98,6 +101,12 @@ pub(crate) fn merged(bytes: Bytes) -> Vec<(String, String)> {
     let model = ModelProto::decode(bytes).unwrap_or_default();
     let graph = model.graph.as_ref();
     graph.map_or_else(Vec::new, |graph| merged::pairs(&model, graph))
+}
+
+/// The data of a tensor that lie in a file beside the model; `None` if they are in the tensor itself.
+pub(crate) fn external_data(tensor: &[u8], folder: &Folder) -> Option<Result<Bytes, String>> {
+    let tensor = TensorProto::decode(tensor).ok().filter(|t| t.data_location == 1)?;
+    Some(tensor::external(&tensor, folder.clone()).map_err(|e| e.to_string()))
 }
 
 /// Whether one of PyTorch's exporters wrote the model.
@@ -180,6 +189,7 @@ impl<'a> Importer<'a> {
     fn run(mut self) -> Result<Imported, Report> {
         self.unsupported();
         self.batch_norms();
+        self.folded_batch_norms();
         self.removed_detaches();
         self.bind_inputs();
         self.initializers();
@@ -190,6 +200,7 @@ impl<'a> Importer<'a> {
             self.outputs();
         }
         self.report.or(())?;
+        draws::as_read(&mut self.graph);
         self.graph.remove_dead();
         let live: HashSet<&str> = self.graph.params().map(|(_, p)| p.name.as_str()).collect();
         self.weights.retain(|name| live.contains(name));
@@ -277,7 +288,7 @@ impl<'a> Importer<'a> {
             if dims.len() != shape.dim.len() {
                 continue;
             }
-            let dtype = tensor::dtype(ty.elem_type.into());
+            let dtype = tensor::computed(ty.elem_type.into());
             let (Ok(dtype), Some(_)) = (dtype, checked_numel(&dims)) else {
                 let message = format!(
                     "the input \"{}\" has element type number {} and shape {dims:?}, which is not \
@@ -425,11 +436,20 @@ impl<'a> Importer<'a> {
 
     /// Counts what is copied of a node that is read, often in graphs inside of others.
     fn count(&mut self, node: &NodeProto) -> Result<(), Exceeded> {
+        let sequences = node.input.iter().filter_map(|name| match self.values.get(name.as_str()) {
+            Some(Bound::Sequence(values)) => Some(values.len() as u64),
+            _ => None,
+        });
+        let copied = sequences.sum();
+        self.budget.charge(Resource::Operations, copied)?;
+        if self.depth == 0 {
+            return Ok(());
+        }
         let metadata = node.metadata_props.iter().map(|e| e.key.len() + e.value.len());
         let names = node.output.iter().map(String::len);
         let bytes = names.chain(metadata).chain([node.name.len()]).sum::<usize>();
         self.budget.charge(Resource::Bytes, bytes as u64)?;
-        self.budget.charge(Resource::Nodes, u64::from(self.depth > 0))
+        self.budget.charge(Resource::Nodes, 1)
     }
 
     fn fault(

@@ -202,6 +202,16 @@ pub(super) fn read(tensor: &TensorProto, files: &mut ExternalFiles) -> Result<St
     Ok(Stored { ty, bytes })
 }
 
+/// The data of a tensor that lie in a file beside the model, as they stand there.
+pub(super) fn external(tensor: &TensorProto, folder: Folder) -> Result<Bytes, TensorError> {
+    let stored = match narrow(tensor.data_type.into()) {
+        Some(narrow) => narrow.bytes,
+        None => dtype(tensor.data_type.into())?.size(),
+    };
+    let ty = type_of(tensor)?;
+    ExternalFiles::new(folder).slice(tensor, ty.shape.numel() * stored)
+}
+
 /// Integers of a type that is widened.
 fn read_narrow(
     tensor: &TensorProto,

@@ -14,6 +14,7 @@ use super::subgraph::operands;
 use super::table;
 use super::tensor::Stored;
 use crate::import::{ImportOptions, glob};
+use frit_ir::TensorType;
 use frit_ir::ops::ParamKind;
 use std::collections::{HashMap, HashSet};
 
@@ -163,6 +164,12 @@ impl<'a> Trainable<'a> {
             (Buffer, "it is a running statistic of BatchNormalization".into())
         } else if said.is_none() && ty.shape.rank() == 0 && !self.is_module_tensor(name) {
             (Buffer, "it is a scalar constant".into())
+        } else if !self.reaching.contains(place) && self.is_parameter(name, ty) {
+            // Whether there is a gradient is found again when the graph is differentiated, and warned of there.
+            match glob::any(&self.options.trainable, name) {
+                true => (Trainable, "it is a parameter of the module".into()),
+                false => (Frozen, "`params.trainable` does not cover its name".into()),
+            }
         } else if !self.reaching.contains(place) {
             (Buffer, "no gradient path leads from it to an output".into())
         } else if said.is_none() && !self.reaching_directly.contains(place) {
@@ -204,6 +211,24 @@ impl Trainable<'_> {
         self.renewed.contains(name)
     }
 
+    /// Whether a gradient path leads from a value to an output.
+    pub(super) fn is_reaching(&self, name: &str) -> bool {
+        self.reaching.contains(name)
+    }
+
+    /// Whether the module has a tensor that might be trained, from which no gradient path leads to an output. Those
+    /// that are known for parameters are found when the graph is differentiated.
+    pub(super) fn is_unreached(&self, name: &str, ty: &TensorType) -> bool {
+        let chosen = [&self.options.ignored, &self.options.frozen].map(|p| glob::any(p, name));
+        self.is_module_tensor(name)
+            && !self.reaching.contains(name)
+            && ty.shape.numel() > 1
+            && !self.is_parameter(name, ty)
+            && !self.statistics.contains(name)
+            && !self.is_named_statistic(name)
+            && chosen == [false; 2]
+    }
+
     /// Whether the graph holds float tensors that the exporter's list of them does not.
     pub(super) fn has_folded(&self, graph: &GraphProto) -> bool {
         graph.initializer.iter().any(|t| {
@@ -231,6 +256,17 @@ impl Trainable<'_> {
     /// Whether the TorchScript exporter took the initializer from the module's state.
     fn is_module_tensor(&self, name: &str) -> bool {
         self.from_torchscript && is_from_module(name)
+    }
+
+    /// Whether the exporter lists it as a parameter, or the module's state has it under a name that PyTorch gives to
+    /// parameters.
+    fn is_parameter(&self, name: &str, ty: &TensorType) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        let named = last.contains("weight") || last.contains("bias");
+        match self.signature.get(name) {
+            Some(kind) => kind == "PARAMETER",
+            None => self.is_module_tensor(name) && named && ty.shape.numel() > 1,
+        }
     }
 
     /// Whether the module calls it as every BatchNorm of PyTorch calls its statistics.

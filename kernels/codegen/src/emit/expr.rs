@@ -164,13 +164,11 @@ impl Dag {
         id
     }
 
-    /// Changes every affine form; the flag tells the form of a [`Expr::Pick`].
-    pub(crate) fn for_each_affine(&mut self, mut f: impl FnMut(&mut Affine, bool)) {
+    /// Changes every affine form.
+    pub(crate) fn for_each_affine(&mut self, mut f: impl FnMut(&mut Affine)) {
         for expr in &mut self.exprs {
-            match expr {
-                Expr::Load { at, .. } | Expr::Index(at) => f(at, false),
-                Expr::Pick { at, .. } => f(at, true),
-                _ => {}
+            if let Expr::Load { at, .. } | Expr::Index(at) | Expr::Pick { at, .. } = expr {
+                f(at);
             }
         }
         // Forms that become equal name the same address; they stay two expressions, which only costs

@@ -368,10 +368,10 @@ fn collapse(program: &mut Program) {
             continue;
         }
         let mut joins = stores.iter().all(|s| s.at.joins(outer, &space.sizes));
-        dag.for_each_affine(|at, _| joins &= at.joins(outer, &space.sizes));
+        dag.for_each_affine(|at| joins &= at.joins(outer, &space.sizes));
         if joins {
             stores.iter_mut().for_each(|s| s.at.join(outer));
-            dag.for_each_affine(|at, _| at.join(outer));
+            dag.for_each_affine(|at| at.join(outer));
             space.sizes[outer] *= space.sizes[atom];
             space.sizes.remove(atom);
             if atom < border {
@@ -384,10 +384,12 @@ fn collapse(program: &mut Program) {
         _ => space.sizes.len() == border,
     };
     if no_column {
-        // One column: its index is 0, so that any stride is right; 1 makes it an ordinary vector.
+        // One column: its index is 0, so that any stride is right; 1 makes it an ordinary vector. What is
+        // picked by an index is one element, and so must the index be.
+        let picks = dag.ids().any(|id| matches!(dag.get(id), Expr::Pick { .. }));
         space.sizes.push(1);
         stores.iter_mut().for_each(|s| s.at.strides.push(1));
-        dag.for_each_affine(|at, of_pick| at.strides.push(i64::from(!of_pick)));
+        dag.for_each_affine(|at| at.strides.push(i64::from(!picks)));
     }
     space.n_rows = match kind {
         FusionKind::Pointwise => space.sizes.len() - 1,
@@ -428,6 +430,13 @@ fn check(program: &Program) -> Result<(), Unsupported> {
     let refuse = |why: &str| Err(Unsupported::new("fusion", why));
     if program.kind == FusionKind::ColReduce && levels(program).len() > 1 {
         return refuse("a column reduction depends on another");
+    }
+    let by_column = |id: Id| match program.dag.get(id) {
+        Expr::Pick { index, .. } => program.depends(*index).col,
+        _ => false,
+    };
+    if program.dag.ids().any(by_column) {
+        return refuse("what is picked changes along a row");
     }
     for store in &program.stores {
         let on = program.depends(store.value);

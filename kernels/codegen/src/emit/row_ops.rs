@@ -7,6 +7,7 @@ use super::composite::{both, rsqrt};
 use super::expr::{Expr, Id, Ty, Un};
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
+use crate::error::Unsupported;
 use frit_ir::ops::{CompareFn, FusionKind, ReduceFn};
 use frit_ir::{DType, Node, Op, Shape, TensorType};
 
@@ -240,7 +241,11 @@ fn trailing(cx: &Lowering<'_>, view: &View, axis: usize, shape: &Shape) -> Resul
 
 /// A view of the axes before `axis`, continued over all columns.
 fn with_columns(cx: &Lowering<'_>, lead: &View, axis: usize, shape: &Shape) -> Result<View, Stop> {
-    let tail = cx.space.group(&cx.space.cols(), &shape.0[axis..], "reduce")?;
+    let cols = cx.space.cols();
+    if lead.0.iter().flat_map(|dim| &dim.atoms).any(|atom| cols.contains(atom)) {
+        return Err(Unsupported::new("reduce", "rows that it reduces lie along the columns").into());
+    }
+    let tail = cx.space.group(&cols, &shape.0[axis..], "reduce")?;
     Ok(View(lead.0.iter().cloned().chain(tail.0).collect()))
 }
 
@@ -355,10 +360,7 @@ fn cross_entropy(
     }
     let label = cx.lower(node.inputs[1], view)?;
     let label = cx.dag.convert(Ty::I64, label);
-    let (zero, classes) = (cx.dag.int(0, Ty::I64), cx.dag.int(shape.0[axis] as i64, Ty::I64));
-    let from_zero = cx.dag.compare(CompareFn::Ge, label, zero);
-    let below = cx.dag.compare(CompareFn::Lt, label, classes);
-    let is_class = both(&mut cx.dag, from_zero, below);
+    let (is_class, zero) = (is_class(cx, label, shape.0[axis]), cx.dag.int(0, Ty::I64));
     let class = cx.dag.select(is_class, label, zero);
     let mut first = View(view.0.clone());
     first.0.push(DimView::first());
@@ -374,7 +376,15 @@ fn cross_entropy(
     Ok(cx.dag.select(ignored, none, loss))
 }
 
-/// dloss · (softmax − one-hot), or 0 in an ignored row.
+/// Whether a label is one of so many classes.
+fn is_class(cx: &mut Lowering<'_>, label: Id, classes: usize) -> Id {
+    let (zero, classes) = (cx.dag.int(0, Ty::I64), cx.dag.int(classes as i64, Ty::I64));
+    let from_zero = cx.dag.compare(CompareFn::Ge, label, zero);
+    let below = cx.dag.compare(CompareFn::Lt, label, classes);
+    both(&mut cx.dag, from_zero, below)
+}
+
+/// dloss · (softmax − one-hot), 0 in an ignored row, and NaN where the label is no class.
 fn cross_entropy_grad(
     cx: &mut Lowering<'_>,
     node: &Node,
@@ -389,8 +399,10 @@ fn cross_entropy_grad(
     let lse = cx.lower(node.inputs[3], &lead)?;
     let label = cx.dag.convert(Ty::I64, label);
     let class_view = View(vec![view.0[axis].clone()]);
-    let classes = Shape::from([cx.body.ty(node.inputs[1]).shape.0[axis]]);
-    let class = cx.space.offset(&class_view, &classes);
+    let classes = cx.body.ty(node.inputs[1]).shape.0[axis];
+    let (is_class, nan) = (is_class(cx, label, classes), cx.dag.float(f32::NAN));
+    let dloss = cx.dag.select(is_class, dloss, nan);
+    let class = cx.space.offset(&class_view, &Shape::from([classes]));
     let class = cx.dag.add(Expr::Index(class), Ty::I64);
     let shifted = cx.dag.minus(x, lse);
     let softmax = cx.dag.un(Un::Exp, shifted);

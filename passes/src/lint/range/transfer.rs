@@ -1,7 +1,7 @@
 //! The range of an operation's result from those of its operands.
 
 use super::{Leaves, Range, Ranges};
-use frit_ir::ops::{BinaryFn, MatMul, ReduceFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, MatMul, RandomFn, ReduceFn, UnaryFn};
 use frit_ir::{Graph, Node, Op, Tensor, ValueId};
 
 /// The range of result `i` of a node.
@@ -86,6 +86,11 @@ pub(super) fn result(
         Op::TopK(_) | Op::ArgReduce(_) => {
             let longest = graph.ty(node.inputs[0]).shape.dims().iter().max().copied().unwrap_or(1);
             Range::new(0.0, longest.saturating_sub(1) as f64, n)
+        }
+        Op::Random(op) => {
+            // The longest radius of Box and Muller's transform is √(64 ln 2).
+            let (low, high) = if op.f == RandomFn::Uniform { (0.0, 1.0) } else { (-6.67, 6.67) };
+            Range::new(op.offset + op.scale * low, op.offset + op.scale * high, n)
         }
         Op::CumSum(op) => {
             let terms = graph.ty(node.inputs[0]).shape.0[op.axis] as f64;

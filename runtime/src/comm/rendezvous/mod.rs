@@ -1,5 +1,5 @@
-//! Processes of one job finding each other: rank 0 listens, all others connect, everyone says which plan it
-//! runs, and rank 0 hands out what all must know. The connections stay open: a process that ends without
+//! Processes of one job finding each other: rank 0 listens, all others connect, prove that they know the job's
+//! [secret](super::secret), say which plan they run, and rank 0 hands out what all must know. The connections stay open: a process that ends without
 //! saying so is noticed by all others at once, whatever their GPUs are waiting for.
 //! `meet` is how they come together, `watch` what is heard of the others from then on, `wire` the messages.
 
@@ -9,6 +9,7 @@ mod tests;
 mod watch;
 mod wire;
 
+use super::secret::Secret;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +33,8 @@ pub struct Rendezvous {
     rank: usize,
     world_size: usize,
     timeout: Duration,
+    /// What proves that a connection is of this job.
+    secret: Secret,
     /// On rank 0 those to all others, by rank; on others that to rank 0.
     peers: Vec<(usize, TcpStream)>,
     failure: Arc<Mutex<Option<String>>>,
@@ -48,6 +51,11 @@ impl Rendezvous {
     /// This process.
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// What proves that a connection is of this job.
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
     }
 
     /// Gives every process rank 0's bytes.

@@ -2,11 +2,13 @@
 
 use super::*;
 use crate::comm::launch::Launch;
+use crate::comm::secret::{Secret, Source};
+use std::io::{Read, Write};
 use std::net::TcpListener;
 
 fn launch(rank: usize, world_size: usize, port: u16) -> Launch {
     let master = Some(("127.0.0.1".to_string(), port));
-    Launch { rank, world_size, local_rank: rank, master, by_mpirun: false }
+    Launch { rank, world_size, local_rank: None, local_size: None, master, by_mpirun: false }
 }
 
 /// A port that nothing listened at a moment ago.
@@ -151,4 +153,122 @@ fn a_rank_that_is_dropped_before_it_is_done_is_a_failure() {
         meeting.finish().err().map(|e| e.to_string())
     });
     assert!(results[0].as_ref().is_some_and(|e| e.starts_with("rank 1 ended")), "{results:?}");
+}
+
+#[test]
+fn a_rank_that_does_not_know_the_secret_is_not_listened_to() {
+    let port = free_port();
+    let secret = Source::Known(Secret::from_bytes(b"the secret of one job"));
+    let other = Source::Known(Secret::from_bytes(b"the secret of another"));
+    let results = std::thread::scope(|scope| {
+        let meet = |rank, source| {
+            let patience = Duration::from_millis(600);
+            let met =
+                move || Rendezvous::meet_with(&launch(rank, 3, port), source, "abc", patience);
+            scope.spawn(move || met().err().map(|e| e.to_string()).unwrap_or_default())
+        };
+        let ranks = [meet(0, &secret), meet(1, &secret), meet(2, &other)];
+        ranks.map(|r| r.join().unwrap())
+    });
+    let expected = [
+        "rank 2 did not come within 0.6 s to 127.0.0.1",
+        "rank 2 did not come within 0.6 s",
+        "it does not know the same secret",
+    ];
+    for (result, expected) in results.iter().zip(expected) {
+        assert!(result.contains(expected), "{results:?}");
+    }
+    assert!(results[0].contains("1 connections did not know the secret"), "{results:?}");
+}
+
+#[test]
+fn strangers_and_the_slow_do_not_disturb_a_meeting() {
+    let port = free_port();
+    let strangers = std::sync::atomic::AtomicUsize::new(0);
+    let met = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Some say nothing, some speak another protocol, some send the start of a message and no more.
+        let words: [&[u8]; 3] =
+            [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"h\xff\xff\xff\xff"];
+        for words in words {
+            let (strangers, met) = (&strangers, &met);
+            scope.spawn(move || {
+                let mut open = Vec::new();
+                while !met.load(Ordering::Relaxed) {
+                    if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
+                        let _ = stream.write_all(words);
+                        strangers.fetch_add(1, Ordering::Relaxed);
+                        open.push(stream);
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
+        let begun = Instant::now();
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(150 * rank as u64));
+                    let meeting =
+                        Rendezvous::meet(&launch(rank, 3, port), "abc", PATIENCE).unwrap();
+                    meeting.share(b"heard".to_vec()).unwrap()
+                })
+            })
+            .collect();
+        let heard: Vec<Vec<u8>> = ranks.into_iter().map(|r| r.join().unwrap()).collect();
+        met.store(true, Ordering::Relaxed);
+        assert_eq!(heard, vec![b"heard".to_vec(); 3]);
+        assert!(begun.elapsed() < PATIENCE);
+    });
+    assert!(strangers.load(Ordering::Relaxed) > 3);
+}
+
+#[test]
+fn what_a_rank_says_before_it_proved_itself_is_not_read() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let host = scope.spawn(move || {
+            Rendezvous::meet(&launch(0, 2, port), "abc", Duration::from_millis(500)).err()
+        });
+        // The greeting of a rank with another plan would end the job.
+        let greeting = b"1 2 other";
+        loop {
+            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            };
+            let mut answer = [0; 64];
+            stream.write_all(&[7; 64]).unwrap();
+            stream.write_all(&(greeting.len() as u32).to_le_bytes()).unwrap();
+            stream.write_all(greeting).unwrap();
+            // A challenge, and nothing but zeros.
+            if stream.read_exact(&mut answer).is_ok() {
+                assert_eq!(answer[32..], [0; 32]);
+            }
+            break;
+        }
+        let error = host.join().unwrap().expect("nobody came").to_string();
+        assert!(error.starts_with("rank 1 did not come within 0.5 s"), "{error}");
+    });
+}
+
+#[test]
+fn rank_0_listens_at_the_address_that_is_asked_for_and_no_other() {
+    let port = free_port();
+    let there = |host: &str| Launch { master: Some((host.into(), port)), ..launch(0, 2, port) };
+    let secret = Source::Known(Secret::from_bytes(b"the secret of one job"));
+    let patience = Duration::from_millis(400);
+    std::thread::scope(|scope| {
+        let (asked, secret) = (there("127.0.0.2"), &secret);
+        let host =
+            scope.spawn(move || Rendezvous::meet_with(&asked, secret, "abc", patience).err());
+        std::thread::sleep(Duration::from_millis(150));
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+        assert!(TcpStream::connect(("127.0.0.2", port)).is_ok());
+        assert!(host.join().unwrap().is_some());
+    });
+    // An address of documentation, which is no machine's.
+    let error = Rendezvous::meet_with(&there("192.0.2.1"), &secret, "abc", patience).err();
+    let error = error.expect("cannot listen there").to_string();
+    assert!(error.contains("cannot listen at 192.0.2.1"), "{error}");
 }

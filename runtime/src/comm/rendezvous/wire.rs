@@ -4,8 +4,6 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Who says what: rank, number of processes and hash of the plan, separated by spaces.
-pub(super) const HELLO: u8 = b'h';
 /// From rank 0: what all must know.
 pub(super) const SHARE: u8 = b's';
 /// What went wrong, and that the receiver must end.

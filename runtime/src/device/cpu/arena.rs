@@ -1,7 +1,9 @@
 //! The arenas of a rank: aligned, zero at first. What rests on the host has an allocation of its own, too.
 
+use crate::RunError;
+use crate::memory::{available, needed};
 use frit_ir::plan::{ALIGNMENT, Arena, Buffer, Plan};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 /// All arenas.
 pub(super) struct Arenas {
@@ -12,13 +14,23 @@ pub(super) struct Arenas {
 
 impl Arenas {
     /// The arenas of a plan.
-    pub(super) fn new(plan: &Plan) -> Self {
-        let memory = |arena| Memory::new(plan.arena_bytes(arena));
-        Arenas {
-            persistent: memory(Arena::Persistent),
-            workspace: memory(Arena::Workspace),
-            host: memory(Arena::Host),
-        }
+    ///
+    /// # Errors
+    /// If the system does not give so much memory.
+    pub(super) fn new(plan: &Plan) -> Result<Self, RunError> {
+        let memory = |arena| {
+            Memory::new(plan.arena_bytes(arena)).ok_or_else(|| RunError::Memory {
+                needed: needed(plan, 1),
+                ranks: 1,
+                available: available().map_or(0, |limit| limit.bytes),
+                of: "what the system gives",
+            })
+        };
+        Ok(Arenas {
+            persistent: memory(Arena::Persistent)?,
+            workspace: memory(Arena::Workspace)?,
+            host: memory(Arena::Host)?,
+        })
     }
 
     /// The address of a byte of a buffer.
@@ -40,16 +52,12 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(bytes: usize) -> Self {
-        let size = bytes.max(ALIGNMENT);
-        let layout = Layout::from_size_align(size, ALIGNMENT)
-            .expect("invariant: a plan's arenas fit the address space");
+    /// `None` if there is not so much memory.
+    fn new(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
         // SAFETY: the size is not zero.
         let pointer = unsafe { alloc_zeroed(layout) };
-        if pointer.is_null() {
-            handle_alloc_error(layout);
-        }
-        Memory { pointer, layout }
+        (!pointer.is_null()).then_some(Memory { pointer, layout })
     }
 }
 

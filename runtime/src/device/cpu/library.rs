@@ -5,7 +5,7 @@ use super::attention::AttentionRoutine;
 use super::operand::{Operand, elem};
 use super::{index, order, reduce, window};
 use crate::device::batches::{Batches, batches};
-use frit_ir::ops::{MatMul, Pad};
+use frit_ir::ops::{MatMul, Pad, RandomFn};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::batch_norm::BatchNorm;
 use frit_kernels::conv::Conv;
@@ -19,7 +19,7 @@ use frit_kernels::order::TopK;
 use frit_kernels::pool::Pool;
 use frit_kernels::pooling::Pooling;
 use frit_kernels::quantize::{Format, quantize};
-use frit_kernels::random_mask::RandomMask;
+use frit_kernels::random::{Random, RandomMask};
 use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
 
@@ -61,7 +61,9 @@ pub(super) enum Routine {
     Scatter { indexed: Indexed, combine: Combine, elem: Elem, fill: Option<Vec<u8>> },
     /// The first elements in sorted order with their indices, or the indices alone.
     TopK { top: TopK, values: bool },
-    /// A random mask for the generator's state.
+    /// Random numbers for the generator's state.
+    Random(Random),
+    /// A random mask for it.
     RandomMask(RandomMask),
     /// Running sums.
     CumSum(CumSum),
@@ -145,6 +147,14 @@ impl Routine {
                 index::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
             }
             Op::Pad(op) => Some(pad(op, ins[0], outs[0])),
+            Op::Random(op) => Some(Routine::Random(Random {
+                len: op.shape.numel(),
+                normal: op.f == RandomFn::Normal,
+                offset: op.offset as f32,
+                scale: op.scale as f32,
+                most: op.most(),
+                id: op.id,
+            })),
             Op::RandomMask(op) => {
                 let (keep, id) = (op.keep, op.id);
                 Some(Routine::RandomMask(RandomMask { len: op.shape.numel(), keep, id }))
@@ -260,8 +270,10 @@ impl Routine {
                     top.run(pool, read(0), std::ptr::null_mut(), writes[0].pointer.cast());
                 }
                 Routine::RandomMask(mask) => {
-                    let state = read(0).cast::<[i64; 3]>().read();
-                    mask.run(pool, state, writes[0].pointer);
+                    mask.run(pool, read(0).cast::<[i64; 5]>().read(), writes[0].pointer);
+                }
+                Routine::Random(draws) => {
+                    draws.run(pool, read(0).cast::<[i64; 5]>().read(), writes[0].pointer.cast());
                 }
                 Routine::CumSum(sums) => sums.run(pool, read(0), writes[0].pointer),
                 Routine::Reduce(reduce) => reduce.run(pool, read(0), writes[0].pointer),

@@ -16,6 +16,7 @@ mod window;
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
 use crate::comm::Communicator;
+use crate::data::{Element, convert};
 use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
@@ -55,7 +56,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
     /// Makes a plan ready to run; `interpret` executes every body by the IR interpreter.
     ///
     /// # Errors
-    /// If the plan is for another device, or the object file lacks a kernel.
+    /// If the plan is for another device, the object file lacks a kernel, or there is too little memory.
     pub fn new(
         plan: &'a PlanDir,
         comm: C,
@@ -68,7 +69,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         }
         let code: Result<Vec<_>, _> =
             plan.plan.kernels.iter().map(|k| prepare(plan, k, interpret)).collect();
-        let arenas = Arenas::new(&plan.plan);
+        let arenas = Arenas::new(&plan.plan)?;
         let (pool, metrics) = (Pool::new(threads), VecDeque::new());
         Ok(Cpu { plan, comm, pool, arenas, code: code?, metrics })
     }
@@ -217,8 +218,15 @@ fn prepare<'a>(
 impl<C: Communicator> Device for Cpu<'_, C> {
     const METRICS_DELAY: usize = 0;
 
-    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
-        self.write(buffer, 0, bytes)
+    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError> {
+        let fed = self.plan.plan.fed().find(|(b, _)| *b == buffer);
+        let (_, ty) = fed.expect("invariant: only what the plan is fed with is fed");
+        if element.is(ty.dtype) {
+            return self.write(buffer, 0, bytes);
+        }
+        let mut wide = Vec::with_capacity(ty.bytes());
+        convert(element, bytes, ty.dtype, &mut wide);
+        self.write(buffer, 0, &wide)
     }
 
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {

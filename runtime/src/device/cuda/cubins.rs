@@ -36,6 +36,9 @@ impl Cubins {
         driver: &impl Driver,
         sources: &[Source<'_>],
     ) -> Result<Vec<Vec<u8>>, CudaError> {
+        if sources.is_empty() {
+            return Ok(vec![]);
+        }
         let compiler = driver.compiler();
         let paths: Vec<PathBuf> =
             sources.iter().map(|s| self.folder.join(file_name(&compiler, s))).collect();

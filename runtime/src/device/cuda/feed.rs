@@ -1,17 +1,25 @@
 //! Inputs on their way in: pinned host memory, twice, copied on a stream of its own to device memory, twice,
-//! while the micro-step before still runs; only the last, short copy into the plan's buffers waits for it.
+//! while the micro-step before still runs; only the last, short copy into the plan's buffers waits for it. What
+//! has a smaller element type than the input is widened by that last step.
 
+use super::cubins::Cubins;
 use super::driver::{Address, Driver, EventHandle, StreamHandle};
 use super::error::CudaError;
 use super::memory::{Memory, input_bytes};
+use super::widen::Widening;
 use crate::RunError;
+use crate::data::Element;
+use frit_ir::DType;
 use frit_ir::plan::{ALIGNMENT, Plan};
 
 /// An input within the pinned memory and the staging memory.
 struct Input {
     buffer: usize,
     offset: usize,
-    bytes: usize,
+    dtype: DType,
+    numel: usize,
+    /// The type that was fed last.
+    element: Element,
     /// The plan's place of it.
     at: Address,
 }
@@ -36,6 +44,7 @@ pub(super) struct Feed {
     /// Whether something was fed since the last delivery.
     open: bool,
     stream: StreamHandle,
+    widening: Widening,
 }
 
 impl Feed {
@@ -47,13 +56,15 @@ impl Feed {
         driver: &impl Driver,
         plan: &Plan,
         memory: &Memory,
+        cubins: Cubins,
     ) -> Result<Feed, CudaError> {
         let mut offset = 0;
         let mut inputs = Vec::new();
-        for (buffer, bytes) in plan.fed() {
-            let at = memory.buffer(plan, buffer, 0);
-            inputs.push(Input { buffer, offset, bytes, at });
-            offset += bytes.next_multiple_of(ALIGNMENT);
+        for (buffer, ty) in plan.fed() {
+            let (dtype, numel) = (ty.dtype, ty.shape.numel());
+            let (at, element) = (memory.buffer(plan, buffer, 0), Element::from(dtype));
+            inputs.push(Input { buffer, offset, dtype, numel, element, at });
+            offset += ty.bytes().next_multiple_of(ALIGNMENT);
         }
         let slot = |staging| -> Result<Slot, CudaError> {
             Ok(Slot {
@@ -65,7 +76,8 @@ impl Feed {
             })
         };
         let slots = [slot(memory.staging[0])?, slot(memory.staging[1])?];
-        Ok(Feed { inputs, slots, current: 0, open: false, stream: driver.create_stream(false)? })
+        let (stream, widening) = (driver.create_stream(false)?, Widening::new(cubins));
+        Ok(Feed { inputs, slots, current: 0, open: false, stream, widening })
     }
 
     /// Takes one input of the next micro-step. `wait` makes the host wait for an event.
@@ -76,12 +88,17 @@ impl Feed {
         &mut self,
         driver: &impl Driver,
         buffer: usize,
-        bytes: &[u8],
+        (element, bytes): (Element, &[u8]),
         wait: impl Fn(EventHandle) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let input = self.inputs.iter().find(|i| i.buffer == buffer);
+        let input = self.inputs.iter_mut().find(|i| i.buffer == buffer);
         let input = input.expect("invariant: only what the plan is fed with is fed");
-        assert_eq!(bytes.len(), input.bytes, "an input is fed as a whole");
+        assert_eq!(bytes.len(), input.numel * element.size(), "an input is fed as a whole");
+        assert!(element.size() <= input.dtype.size(), "what is fed is no larger than the input");
+        if !element.is(input.dtype) {
+            self.widening.prepare(driver, element, input.dtype)?;
+        }
+        input.element = element;
         let slot = &mut self.slots[self.current];
         if !self.open && slot.used {
             // Two micro-steps ago: long reached.
@@ -119,8 +136,17 @@ impl Feed {
         let slot = &mut self.slots[self.current];
         driver.record(slot.copied, self.stream)?;
         driver.wait(compute, slot.copied)?;
-        for input in self.inputs.iter().filter(|i| i.bytes > 0) {
-            driver.copy(input.at, slot.staging + input.offset as Address, input.bytes, compute)?;
+        for input in self.inputs.iter().filter(|i| i.numel > 0) {
+            let Input { dtype, numel, element, at, .. } = *input;
+            let from = slot.staging + input.offset as Address;
+            if element.is(dtype) {
+                driver.copy(at, from, numel * dtype.size(), compute)?;
+            } else {
+                // SAFETY: the staging memory has room for all elements, and the plan's buffer is the input's.
+                unsafe {
+                    self.widening.launch(driver, (from, element), (at, dtype), numel, compute)?;
+                }
+            }
         }
         driver.record(slot.delivered, compute)?;
         slot.used = true;

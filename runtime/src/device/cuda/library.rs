@@ -188,12 +188,17 @@ fn python_packages(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
             let python =
                 version.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3"));
             for packages in ["site-packages", "dist-packages"].map(|name| version.join(name)) {
-                if python && packages.is_dir() && !all.contains(&packages) {
+                if python && packages.is_dir() {
                     all.push(packages);
                 }
             }
         }
     }
+    // One directory may be reached in several ways, as `/lib` and `/usr/lib`.
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|packages| {
+        seen.insert(packages.canonicalize().unwrap_or_else(|_| packages.clone()))
+    });
     all
 }
 

@@ -55,7 +55,7 @@ pub(super) struct Memory {
 
 /// Bytes of what is fed before one micro-step, each buffer aligned.
 pub(super) fn input_bytes(plan: &Plan) -> usize {
-    plan.fed().map(|(_, bytes)| bytes.next_multiple_of(ALIGNMENT)).sum()
+    plan.fed().map(|(_, ty)| ty.bytes().next_multiple_of(ALIGNMENT)).sum()
 }
 
 /// Bytes of the metrics and of so many faults.

@@ -30,6 +30,7 @@ mod reports;
 mod shared_caches;
 mod survey;
 mod tuning;
+mod widen;
 
 pub use crate::comm::launch::TIMEOUT_VARIABLE;
 pub use cubins::CACHE_VARIABLE;
@@ -40,6 +41,7 @@ pub use real::Real;
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
+use crate::data::Element;
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::usage::Usage;
 use choose::Choice;
@@ -153,7 +155,7 @@ impl Ready {
         driver.record(idle, issuer.compute())?;
         // Then all memory is zero, too; inputs arrive there on a stream of their own.
         Watch { driver, ranks }.wait(idle, || "setting memory to zero".into())?;
-        let feed = RefCell::new(Feed::new(driver, plan, &memory)?);
+        let feed = RefCell::new(Feed::new(driver, plan, &memory, Cubins::of(&dir.path))?);
         let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
         let reports = Reports::new(driver, plan, &memory, n_faults, steps)?;
         Ok(Ready { memory, program, issuer, feed, reports, faulting: survey.faulting, idle })
@@ -327,10 +329,10 @@ fn check_architecture(plan: &Plan, properties: &Properties) -> Result<(), CudaEr
 impl<D: Driver> Device for Cuda<'_, D> {
     const METRICS_DELAY: usize = 1;
 
-    fn feed(&mut self, buffer: usize, bytes: &[u8]) -> Result<(), RunError> {
+    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError> {
         let watch = Watch { driver: &*self.driver, ranks: &self.ranks };
         let wait = |event| watch.wait(event, || "the copy of an input".into());
-        self.ready.feed.get_mut().take(&*self.driver, buffer, bytes, wait)
+        self.ready.feed.get_mut().take(&*self.driver, buffer, (element, bytes), wait)
     }
 
     fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {

@@ -90,14 +90,17 @@ fn open_device(
 /// The GPU of a process: its number on its machine, or the only one that its launcher shows it. Processes that
 /// NCCL takes for different machines may share a GPU.
 fn ordinal(launch: &Launch) -> Result<usize, CudaError> {
-    if std::env::var_os("NCCL_HOSTID").is_none() {
-        let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-        let is_only = !visible.is_empty() && !visible.contains(',');
-        return Ok(if is_only { 0 } else { launch.local_rank });
+    let shares = std::env::var_os("NCCL_HOSTID").is_some();
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    if !shares && !visible.is_empty() && !visible.contains(',') {
+        return Ok(0);
+    }
+    if let Some(local_rank) = launch.local_rank.filter(|_| !shares) {
+        return Ok(local_rank);
     }
     let n = Machine::open()?.n_devices()?;
     if n == 0 {
-        return Err(CudaError::NoDevice { wanted: launch.local_rank, found: 0 });
+        return Err(CudaError::NoDevice { wanted: launch.local_rank_of(1), found: 0 });
     }
-    Ok(launch.local_rank % n)
+    Ok(launch.local_rank_of(n) % n)
 }

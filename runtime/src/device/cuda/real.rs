@@ -14,6 +14,7 @@ use cudarc::driver::sys::{
     CUmodule, CUstream, CUstreamCaptureMode,
 };
 use frit_ir::plan::Team;
+use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
@@ -32,7 +33,7 @@ pub struct Real {
     properties: Properties,
     cublaslt: Option<CublasLt>,
     cudnn: Option<Cudnn>,
-    nvrtc: Option<Nvrtc>,
+    nvrtc: OnceCell<Nvrtc>,
     nccl: Option<Nccl>,
 }
 
@@ -64,7 +65,7 @@ impl Real {
             machine.check("cuCtxSetCurrent", (machine.api.cuCtxSetCurrent)(context))?;
         }
         let cublaslt = libraries.cublaslt.then(|| CublasLt::open(machine.version)).transpose()?;
-        let nvrtc = libraries.nvrtc.then(|| Nvrtc::open(machine.version)).transpose()?;
+        let nvrtc = OnceCell::new();
         if let Some(cublaslt) = &cublaslt {
             properties.libraries = cublaslt.name();
         }
@@ -74,7 +75,20 @@ impl Real {
             let separator = if properties.libraries.is_empty() { "" } else { ", " };
             properties.libraries += &format!("{separator}{}", cudnn.name());
         }
-        Ok(Real { machine, properties, cublaslt, cudnn, nvrtc, nccl: None })
+        let real = Real { machine, properties, cublaslt, cudnn, nvrtc, nccl: None };
+        if libraries.nvrtc {
+            real.nvrtc()?;
+        }
+        Ok(real)
+    }
+
+    /// NVRTC, opened when it is first needed: inputs may have to be widened by a plan that has no other sources.
+    fn nvrtc(&self) -> Result<&Nvrtc> {
+        if let Some(nvrtc) = self.nvrtc.get() {
+            return Ok(nvrtc);
+        }
+        let nvrtc = Nvrtc::open(self.machine.version)?;
+        Ok(self.nvrtc.get_or_init(|| nvrtc))
     }
 
     /// The communicator, once it was joined.
@@ -246,13 +260,12 @@ impl Driver for Real {
 
     fn compiler(&self) -> String {
         let (major, minor) = self.properties.capability;
-        let name = self.nvrtc.as_ref().map_or_else(String::new, Nvrtc::name);
+        let name = self.nvrtc().map_or_else(|_| String::new(), Nvrtc::name);
         format!("{name} sm_{major}{minor}")
     }
 
     fn compile(&self, sources: &[Source<'_>]) -> Result<Vec<Vec<u8>>> {
-        let nvrtc = self.nvrtc.as_ref().ok_or_else(|| absent("CUDA C++", "NVRTC"))?;
-        nvrtc.compile_all(sources, self.properties.capability)
+        self.nvrtc()?.compile_all(sources, self.properties.capability)
     }
 
     fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle> {

@@ -69,6 +69,10 @@ inline float __double2float_rz(double x) {
     float y = float(x);
     return std::fabs(double(y)) > std::fabs(x) && x == x ? std::nextafter(y, 0.0f) : y;
 }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline u32 __umulhi(u32 a, u32 b) { return u32(u64(a) * b >> 32); }
 inline u32 __popc(u32 x) { return u32(__builtin_popcount(x)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(u32(x)); }

@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::super::trainable::batch_norm_trains;
 use super::{Operator, one, op};
-use frit_ir::ops::{BatchNorm, BinaryFn, UnaryFn};
+use frit_ir::ops::{BatchNorm, BinaryFn, ParamKind, UnaryFn};
 use frit_ir::shape::product;
 use frit_ir::{Op, OutputKind, ValueId};
 
@@ -27,19 +27,39 @@ fn batch_norm(cx: &mut NodeContext<'_>) -> Outcome {
     let momentum = cx.float("momentum", 0.9);
     let mut outputs = vec![results[0].into()];
     for (i, &batch) in results[1..].iter().enumerate() {
-        let old = cx.input(3 + i)?;
+        let leaf = cx.input(3 + i)?;
+        let old = renewed(cx, leaf);
         let unbiased = i == 1 && cx.unbiased_variance;
         let correction = if unbiased { unbiasing(&cx.dims(x), cx.batch_norm_ranks) } else { 1.0 };
         let next = blend(cx, old, batch, (momentum, (1.0 - momentum) * correction))?;
-        if let Op::Param(param) = &cx.graph.def(old).op {
-            let name = param.name.clone();
-            cx.graph.add_output(&name, next, OutputKind::Carry(old));
-        }
+        renew(cx, leaf, next);
         if outputs.len() < cx.node.output.len() {
             outputs.push(next.into());
         }
     }
     Ok(outputs)
+}
+
+/// The statistic as nodes before this one left it: a module that is called twice renews its own twice.
+fn renewed(cx: &NodeContext<'_>, leaf: ValueId) -> ValueId {
+    let renewal = cx.graph.outputs.iter().find(|o| o.kind == OutputKind::Carry(leaf));
+    renewal.map_or(leaf, |o| o.value)
+}
+
+/// Makes `next` the value of the statistic in the next micro-step.
+fn renew(cx: &mut NodeContext<'_>, leaf: ValueId, next: ValueId) {
+    let def = cx.graph.value(leaf).def;
+    let Op::Param(param) = &mut cx.graph.node_mut(def).op else { return };
+    if param.kind != ParamKind::Buffer {
+        // It came here through other nodes, which hid what it is.
+        param.kind = ParamKind::Buffer;
+        param.reason = "it is a running statistic of BatchNormalization.".into();
+    }
+    let name = param.name.clone();
+    match cx.graph.outputs.iter_mut().find(|o| o.kind == OutputKind::Carry(leaf)) {
+        Some(renewal) => renewal.value = next,
+        None => cx.graph.add_output(&name, next, OutputKind::Carry(leaf)),
+    }
 }
 
 /// What turns the variance of so many ranks' `x[N, C, …]`, a mean of squares, into an unbiased estimate.

@@ -1,12 +1,150 @@
 //! Operators that draw random numbers.
 
-use super::super::context::{NodeContext, Outcome, misfit};
-use super::{Operator, op};
+use super::super::context::{Fault, NodeContext, Outcome, misfit};
+use super::{Operator, one, op};
+use crate::import::dims::checked_numel;
 use frit_ir::ops::random::{RNG, state_type};
-use frit_ir::ops::{BinaryFn, RandomMask, State};
+use frit_ir::ops::{
+    ArgReduce, BinaryFn, Clip, CompareFn, Random, RandomFn, RandomMask, State, UnaryFn,
+};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType, ValueId};
 
-pub(super) const OPERATORS: &[Operator] = &[op("Dropout", &["seed"], dropout)];
+const NORMAL: &[&str] = &["dtype", "mean", "scale", "seed", "shape"];
+const UNIFORM: &[&str] = &["dtype", "low", "high", "seed", "shape"];
+
+pub(super) const OPERATORS: &[Operator] = &[
+    op("Bernoulli", &["dtype", "seed"], bernoulli),
+    op("Dropout", &["seed"], dropout),
+    op("Multinomial", &["dtype", "sample_size", "seed"], multinomial),
+    op("RandomNormal", NORMAL, |cx| numbers(cx, RandomFn::Normal, false)),
+    op("RandomNormalLike", NORMAL, |cx| numbers(cx, RandomFn::Normal, true)),
+    op("RandomUniform", UNIFORM, |cx| numbers(cx, RandomFn::Uniform, false)),
+    op("RandomUniformLike", UNIFORM, |cx| numbers(cx, RandomFn::Uniform, true)),
+];
+
+/// The first number of draws that a `seed` names; those without one count from 0.
+const SEEDED: u32 = 1 << 31;
+
+/// Numbers in the given shape, or in that of the operand.
+fn numbers(cx: &mut NodeContext<'_>, f: RandomFn, like: bool) -> Outcome {
+    let (dims, default) = match like {
+        true => {
+            let like = cx.ty(cx.input(0)?);
+            (like.shape.0, like.dtype)
+        }
+        false => {
+            let Some(dims) = cx.ints("shape") else { return misfit("the shape is missing") };
+            (cx.sizes(&dims, "the shape")?, DType::F32)
+        }
+    };
+    let dtype = dtype(cx, default)?;
+    if !dtype.is_float() {
+        return misfit(format!("random numbers are floats, not {dtype}"));
+    }
+    let (offset, scale) = match f {
+        RandomFn::Normal => (cx.float("mean", 0.0), cx.float("scale", 1.0)),
+        RandomFn::Uniform => (cx.float("low", 0.0), cx.float("high", 1.0) - cx.float("low", 0.0)),
+    };
+    if scale.is_nan() || scale < 0.0 {
+        return misfit(match f {
+            RandomFn::Normal => format!("scale = {scale} is negative"),
+            RandomFn::Uniform => "high is below low".into(),
+        });
+    }
+    let mut x = draw(cx, f, dims, offset, scale)?;
+    if f == RandomFn::Uniform && dtype.size() < 4 {
+        // Rounded to fewer bits, a number could reach the bound.
+        let max = Some(below(offset + scale, dtype));
+        x = cx.emit(Op::Clip(Clip { min: None, max }), &[x])?;
+    }
+    one(cx.cast(x, dtype)?)
+}
+
+/// The largest value of a 16-bit float below a number.
+fn below(high: f64, dtype: DType) -> f64 {
+    let step = |k: i32| dtype.round(high - high.abs().max(2f64.powi(-14)) * 2f64.powi(-k));
+    (7..13).rev().map(step).find(|x| *x < high).unwrap_or(high)
+}
+
+/// `(p)` → ones with probability `p`, else zeros.
+fn bernoulli(cx: &mut NodeContext<'_>) -> Outcome {
+    let p = cx.input(0)?;
+    let ty = cx.ty(p);
+    let dtype = dtype(cx, ty.dtype)?;
+    let p = cx.cast(p, DType::F32)?;
+    let u = draw(cx, RandomFn::Uniform, ty.shape.0, 0.0, 1.0)?;
+    let drawn = cx.emit(Op::Compare(CompareFn::Lt), &[u, p])?;
+    one(cx.cast(drawn, dtype)?)
+}
+
+/// `(log p)` → for each row, the places of `sample_size` draws. The place of the largest `log p + g`, with
+/// `g` from Gumbel's distribution, has probability `p` over the sum of all. Source: Maddison et al. 2014.
+fn multinomial(cx: &mut NodeContext<'_>) -> Outcome {
+    let x = cx.input(0)?;
+    let dtype = match cx.has("dtype") {
+        true => dtype(cx, DType::I32)?,
+        false => DType::I32,
+    };
+    if dtype.is_float() || dtype == DType::Bool {
+        return misfit(format!("places are integers, not {dtype}"));
+    }
+    let samples = cx.sizes(&[cx.int("sample_size", 1)], "sample_size")?[0];
+    let &[rows, classes] = cx.ty(x).shape.dims() else {
+        return misfit(format!("the operand must have two axes, not the type {}", cx.ty(x)));
+    };
+    if rows * samples == 0 || classes == 0 {
+        return misfit(format!("{samples} draws from {classes} classes in {rows} rows"));
+    }
+    if checked_numel(&[rows, samples, classes]).is_none() {
+        return misfit(format!("{samples} draws from {} are too many", cx.ty(x)));
+    }
+    let x = cx.cast(x, DType::F32)?;
+    let x = cx.reshape(x, vec![rows, 1, classes])?;
+    let mut g = draw(cx, RandomFn::Uniform, vec![rows, samples, classes], 0.0, 1.0)?;
+    for f in [UnaryFn::Log, UnaryFn::Neg, UnaryFn::Log, UnaryFn::Neg] {
+        g = cx.emit(Op::Unary(f), &[g])?;
+    }
+    let scores = cx.emit(Op::Binary(BinaryFn::Add), &[x, g])?;
+    let largest = Op::ArgReduce(ArgReduce { axis: 2, largest: true, last: false });
+    let places = cx.emit(largest, &[scores])?;
+    let places = cx.reshape(places, vec![rows, samples])?;
+    one(cx.cast(places, dtype)?)
+}
+
+/// The attribute `dtype`.
+fn dtype(cx: &NodeContext<'_>, default: DType) -> Result<DType, Fault> {
+    match cx.has("dtype") {
+        true => cx.dtype_attribute("dtype", cx.int("dtype", 0)),
+        false => Ok(default),
+    }
+}
+
+fn draw(
+    cx: &mut NodeContext<'_>,
+    f: RandomFn,
+    dims: Vec<usize>,
+    offset: f64,
+    scale: f64,
+) -> Result<ValueId, Fault> {
+    let state = state(cx)?;
+    let id = match cx.has("seed") {
+        // Nodes of one seed draw the same numbers.
+        true => SEEDED | (cx.float("seed", 0.0) as f32).to_bits(),
+        false => unseeded(cx),
+    };
+    let random = Random { f, shape: Shape(dims), offset, scale, id };
+    cx.add(Op::Random(random), &[state]).map(|v| v[0])
+}
+
+/// How many draws the model has so far.
+fn unseeded(cx: &NodeContext<'_>) -> u32 {
+    let draws = cx.graph.nodes().filter(|(_, n)| match &n.op {
+        Op::RandomMask(_) => true,
+        Op::Random(random) => random.id < SEEDED,
+        _ => false,
+    });
+    draws.count() as u32
+}
 
 /// `(x, ratio, training_mode)` → `(y, mask)`: in training, elements are kept with probability 1 − ratio
 /// and divided by it. The attribute `seed` is the exporter's; the plan's own seed decides.
@@ -28,8 +166,7 @@ fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
     }
     let keep = 1.0 - ratio;
     let state = state(cx)?;
-    let masks = cx.graph.nodes().filter(|(_, n)| matches!(n.op, Op::RandomMask(_))).count();
-    let mask = RandomMask { shape: Shape(dims), keep, id: masks as u32 };
+    let mask = RandomMask { shape: Shape(dims), keep, id: unseeded(cx) };
     let mask = cx.emit(Op::RandomMask(mask), &[state])?;
     let zero = cx.scalar_like(x, 0.0)?;
     let mut y = x;
@@ -42,7 +179,7 @@ fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
 }
 
 /// The state of the generator, of which the model has one.
-fn state(cx: &mut NodeContext<'_>) -> Result<ValueId, super::super::context::Fault> {
+fn state(cx: &mut NodeContext<'_>) -> Result<ValueId, Fault> {
     let known = cx.graph.nodes().find_map(|(_, n)| match &n.op {
         Op::State(s) if s.name == RNG => Some(n.outputs[0]),
         _ => None,
@@ -55,4 +192,23 @@ fn state(cx: &mut NodeContext<'_>) -> Result<ValueId, super::super::context::Fau
     let state = cx.add(state, &[])?[0];
     cx.graph.set_name(state, RNG);
     Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_lies_between_a_number_and_the_largest_below_it() {
+        for dtype in [DType::F16, DType::BF16] {
+            for high in [1.0, 10.0, 3.5, 1000.0, -2.0, 0.0, 0.125] {
+                let most = below(high, dtype);
+                let between = dtype.round((most + high) / 2.0);
+                assert!(
+                    most < high && (between == most || between == high),
+                    "{dtype} {high} {most}"
+                );
+            }
+        }
+    }
 }

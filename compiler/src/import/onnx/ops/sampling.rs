@@ -13,6 +13,7 @@ use super::{Operator, one, op};
 use frit_ir::ops::{
     BinaryFn, Clip, CompareFn, Gather, GatherElements, LogicalFn, MatMul, ReduceFn, Slice, UnaryFn,
 };
+use frit_ir::shape::product;
 use frit_ir::{DType, Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -160,9 +161,12 @@ fn taken(
     outside: Outside,
 ) -> Result<Vec<(ValueId, Option<ValueId>)>, Fault> {
     let dims = cx.dims(image);
+    if dims.len() != coordinates.len() + 2 {
+        return misfit(format!("an image {} for {} coordinates", cx.ty(image), coordinates.len()));
+    }
     let (n, c, sizes) = (dims[0], dims[1], dims[2..].to_vec());
-    let points = cx.dims(coordinates[0])[1];
-    let numel: usize = sizes.iter().product();
+    let points = cx.dims(coordinates[0]).get(1).copied().unwrap_or(0);
+    let numel = product(&sizes);
     let flat = cx.reshape(image, vec![n, c, numel])?;
     // Index into the flat image, weight and whether it is inside, for all combinations so far.
     type Part = (Option<ValueId>, Option<ValueId>, Option<ValueId>);

@@ -498,10 +498,16 @@ fn uniform_numbers_that_decide_what_is_kept_are_masks() {
             .collect();
         assert_eq!(masks, [(Shape::from([2, 1]), 0.75)]);
     }
-    // What becomes of any other number is not known.
-    let nodes = [rows, vec![node("Mul", &["x", "u"], &["y"])]].concat();
-    let m = model(vec![input("x", 1, &X)], vec![ints("one", &[1])], nodes, &["y"]);
-    assert!(refused(&m, &ImportOptions::default()).contains("RandomUniformLike"));
+    // Any other number is drawn, and one whose probability is not known.
+    let drawn = vec![node("Mul", &["x", "u"], &["y"])];
+    let decided =
+        vec![node("Less", &["u", "x"], &["k"]), node("Cast", &["k"], &["y"]).with(&[int("to", 1)])];
+    for rest in [drawn, decided] {
+        let nodes = [rows.clone(), rest].concat();
+        let m = model(vec![input("x", 1, &X)], vec![ints("one", &[1])], nodes, &["y"]);
+        let imported = import(&m, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        assert!(imported.graph.nodes().any(|(_, n)| matches!(n.op, Op::Random(_))));
+    }
 }
 
 #[test]

@@ -70,6 +70,7 @@ impl<'a> Assembler<'a> {
             Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => index::gather(self, node),
             Op::ScatterElements(_) | Op::ScatterNd(_) => index::scatter(self, node),
             Op::TopK(_) | Op::ArgReduce(_) => order::assemble(self, node),
+            Op::Random(op) => random::numbers(self, node, op),
             Op::RandomMask(op) => random::mask(self, node, op),
             Op::Reduce(_) | Op::SumTo(_) => reduce::assemble(self, node),
             Op::CumSum(op) => reduce::running(self, node, op),

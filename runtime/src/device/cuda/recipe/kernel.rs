@@ -105,7 +105,7 @@ impl Pointer {
 }
 
 /// The C++ type of elements; `None` for those that no kernel knows.
-pub(super) fn c_type(dtype: DType) -> Option<&'static str> {
+pub(in crate::device::cuda) fn c_type(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::Bool => Some("b8"),
         DType::F8E4M3 | DType::F8E5M2 => None,

@@ -32,6 +32,7 @@ mod sort;
 use assembler::Assembler;
 use frit_ir::{DType, Graph};
 
+pub(super) use kernel::c_type;
 pub use operation::{Direction, Offer, Operation, OperationKind, PoolFunction, Strided};
 
 /// The launches of one kernel.

@@ -1,0 +1,89 @@
+//! A message on its way to a file: small parts as bytes, the elements of large tensors as what they are read from.
+
+use crate::wire;
+use prost::bytes::Bytes;
+
+/// The elements of one tensor, read when they are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Elements {
+    /// The parameter whose values they are.
+    pub(super) parameter: String,
+    /// Whether the tensor is the parameter's transpose.
+    pub(super) transposed: bool,
+    /// ONNX's number of their type.
+    pub(super) dtype: u64,
+    /// Their size in bytes.
+    pub(super) bytes: u64,
+}
+
+/// A part of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Bytes(Bytes),
+    Elements(Elements),
+}
+
+impl Piece {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::Elements(elements) => elements.bytes,
+        }
+    }
+}
+
+/// A message of Protocol Buffers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Message {
+    pieces: Vec<Piece>,
+    len: u64,
+}
+
+impl Message {
+    /// Its parts, in order.
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Its size in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn push(&mut self, piece: Piece) {
+        self.len += piece.len();
+        self.pieces.push(piece);
+    }
+
+    /// Appends fields as they stand.
+    pub(super) fn put_fields(&mut self, bytes: Bytes) {
+        self.push(Piece::Bytes(bytes));
+    }
+
+    /// Appends an integer field.
+    pub(super) fn put_integer(&mut self, number: u64, value: u64) {
+        let mut field = Vec::new();
+        wire::put_integer(&mut field, number, value);
+        self.put_fields(field.into());
+    }
+
+    /// Appends a field of bytes.
+    pub(super) fn put(&mut self, number: u64, content: &[u8]) {
+        let mut field = Vec::new();
+        wire::put(&mut field, number, content);
+        self.put_fields(field.into());
+    }
+
+    /// Appends a field of bytes that are not copied or not known yet.
+    pub(super) fn put_piece(&mut self, number: u64, piece: Piece) {
+        self.put_fields(wire::head(number, piece.len()).into());
+        self.push(piece);
+    }
+
+    /// Appends a field that is a message.
+    pub(super) fn put_message(&mut self, number: u64, message: Message) {
+        self.put_fields(wire::head(number, message.len).into());
+        self.len += message.len;
+        self.pieces.extend(message.pieces);
+    }
+}

@@ -1,0 +1,554 @@
+//! The model file with trained weights, made of what the plan keeps of it: in inference mode, or as it was.
+//!
+//! What is not changed stays byte for byte. A model that no message can hold has its weights in a file beside it.
+
+mod file;
+mod inference;
+mod message;
+mod trained;
+
+pub use trained::Trained;
+
+use crate::diagnostics::Report;
+use crate::import;
+use crate::import::mapped::{self, Folder};
+use crate::import::onnx::messages::{NodeProto, OperatorSetIdProto, TensorProto};
+use crate::source::Origin;
+use crate::wire;
+use file::Beside;
+use frit_ir::Diagnostic;
+use frit_ir::plan::sha256_hex;
+use inference::{Change, Edit, Remaining, Scope};
+use message::{Elements, Message, Piece};
+use prost::Message as _;
+use prost::bytes::Bytes;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+/// The largest message that Protocol Buffers allow.
+const LARGEST: u64 = i32::MAX as u64;
+/// Smaller tensors stay in the model in any case.
+const SMALLEST_BESIDE: u64 = 1 << 10;
+/// Stored integers with more elements are not axes.
+const MAX_AXES: usize = 8;
+
+/// What is asked of an export.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Leave the graph as it was trained, instead of in inference mode.
+    pub training: bool,
+    /// Put weights into a file beside the model even if they fit into it.
+    pub external_data: bool,
+    /// Where the model is that the plan was compiled from.
+    pub model: Option<PathBuf>,
+    /// Size in bytes up to which the model may be one file.
+    pub largest: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { training: false, external_data: false, model: None, largest: LARGEST }
+    }
+}
+
+/// What was written.
+#[derive(Debug)]
+pub struct Written {
+    /// The files; the model is the last.
+    pub files: Vec<PathBuf>,
+    /// What the user should know.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Why a model cannot be made of what is at hand.
+enum Fault {
+    /// This tensor is only in the model that the plan was compiled from.
+    LeftOut(String),
+    /// Anything else.
+    Refused(Diagnostic),
+}
+
+impl From<Diagnostic> for Fault {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Fault::Refused(diagnostic)
+    }
+}
+
+/// Writes the ONNX model that a plan was compiled from, with trained weights.
+///
+/// # Errors
+/// If the model is no ONNX file, does not store a parameter as it was trained, or needs data that are only in a file that
+/// is gone or was changed.
+pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written, Report> {
+    let origin = Origin::read(&trained.source)?;
+    let is_json = origin.path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+    if is_json || trained.source.join("model.json").exists() {
+        return Err(Diagnostic::error("E112", "the plan was compiled from a JSON model")
+            .help("use the weights file as it is")
+            .into());
+    }
+    if let Some(missing) = trained.names.iter().find(|name| trained.ty(name).is_none()) {
+        let what = format!("{} holds no `{missing}`", trained.path().display());
+        return Err(Diagnostic::error("E111", what)
+            .help("give the weights of this very model")
+            .into());
+    }
+    let from = |model: PathBuf, folder: Option<Folder>| {
+        let base = mapped::map(&model)
+            .map_err(|e| Diagnostic::error("E112", format!("{}: {e}", model.display())))?;
+        Base { path: model, bytes: base, folder }.export(trained, &origin, options, path)
+    };
+    let original = |given: Option<&Path>| {
+        let model = origin.model(&trained.source, given)?;
+        // Whatever is read there must have its digest.
+        let folder = Folder::of(&model, true);
+        from(model, Some(folder))
+    };
+    let kept = trained.source.join("model.onnx");
+    let written = match &options.model {
+        Some(given) => original(Some(given)),
+        None => from(kept, None).or_else(|fault| match fault {
+            Fault::LeftOut(tensor) => original(None).map_err(|fault| match fault {
+                Fault::Refused(d) => Fault::Refused(d.note(format!(
+                    "the plan keeps no data of `{tensor}`, which is no parameter and larger than 1 MiB"
+                ))),
+                fault => fault,
+            }),
+            fault => Err(fault),
+        }),
+    };
+    written.map_err(|fault| match fault {
+        Fault::Refused(diagnostic) => diagnostic.into(),
+        Fault::LeftOut(tensor) => {
+            Diagnostic::error("E112", format!("no data of `{tensor}` are at hand")).into()
+        }
+    })
+}
+
+/// The model that is changed.
+struct Base {
+    path: PathBuf,
+    bytes: Bytes,
+    /// Where files beside it are, if it lies where it was compiled.
+    folder: Option<Folder>,
+}
+
+impl Base {
+    fn export(
+        &self,
+        trained: &Trained,
+        origin: &Origin,
+        options: &Options,
+        path: &Path,
+    ) -> Result<Written, Fault> {
+        let merged = import::onnx::merged(self.bytes.clone());
+        let beside = || {
+            let mut name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name += ".data";
+            Beside::new(name)
+        };
+        let start = |beside: Option<Beside>| Export {
+            base: self,
+            trained,
+            origin,
+            merged: &merged,
+            training: options.training,
+            left: trained.names.iter().cloned().collect(),
+            beside,
+            remaining: Remaining::default(),
+        };
+        let mut export = start(options.external_data.then(beside));
+        let mut model = export.model()?;
+        if model.len() > options.largest && export.beside.is_none() {
+            export = start(Some(beside()));
+            model = export.model()?;
+        }
+        if let Some(name) = export.left.first() {
+            let what = format!("no initializer is `{name}`, nor {} others", export.left.len() - 1);
+            return Err(self
+                .refuse(what)
+                .note("the exporter's optimization renamed or merged them")
+                .help("export the model without optimization, or use the weights file as it is")
+                .into());
+        }
+        if model.len() > options.largest {
+            let what = "without its weights it is larger than 2 GiB".into();
+            return Err(self
+                .refuse(what)
+                .help("load the weights file into the original module instead")
+                .into());
+        }
+        let files = file::write(path, &model, export.beside.as_ref(), trained)?;
+        Ok(Written { files, warnings: export.remaining.warnings() })
+    }
+
+    fn refuse(&self, what: String) -> Diagnostic {
+        Diagnostic::error("E110", format!("{}: {what}", self.path.display()))
+    }
+
+    /// The fields of a message of the model.
+    fn fields<'m>(&self, message: &'m Bytes) -> Result<Vec<wire::Field<'m>>, Fault> {
+        let broken = || self.refuse("it is no ONNX model".into());
+        Ok(wire::fields(message).ok_or_else(broken)?)
+    }
+
+    /// A part of the model as a message.
+    fn decode<M: prost::Message + Default>(&self, bytes: &[u8]) -> Result<M, Fault> {
+        M::decode(bytes).map_err(|e| self.refuse(e.to_string()).into())
+    }
+}
+
+/// A model on its way.
+struct Export<'a> {
+    base: &'a Base,
+    trained: &'a Trained,
+    origin: &'a Origin,
+    /// Parameters that the exporter stored as copies of another, each with that other's name.
+    merged: &'a [(String, String)],
+    training: bool,
+    /// Parameters that no initializer was found for yet.
+    left: BTreeSet<String>,
+    beside: Option<Beside>,
+    remaining: Remaining,
+}
+
+/// What a graph or function is part of.
+struct Around {
+    /// Names of tensors that the model stores.
+    stored: HashSet<String>,
+    /// Small stored integers.
+    integers: HashMap<String, Vec<i64>>,
+    opset: i64,
+}
+
+impl Export<'_> {
+    fn model(&mut self) -> Result<Message, Fault> {
+        let bytes = &self.base.bytes;
+        let fields = self.base.fields(bytes)?;
+        let opset = self.opset(&fields, 8)?.unwrap_or(1);
+        let mut out = Message::default();
+        for field in fields {
+            match (field.number, field.content) {
+                (7, Some(graph)) => {
+                    let stored = self.merged.iter().map(|(name, _)| name.clone()).collect();
+                    let around = Around { stored, integers: HashMap::new(), opset };
+                    let graph = self.graph(bytes.slice_ref(graph), &around, true)?;
+                    out.put_message(7, graph);
+                }
+                (25, Some(function)) if !self.training => {
+                    let function = self.function(bytes.slice_ref(function), opset)?;
+                    out.put_message(25, function);
+                }
+                _ => out.put_fields(bytes.slice_ref(field.whole)),
+            }
+        }
+        Ok(out)
+    }
+
+    /// The version of ONNX's own operators, said in fields of this number.
+    fn opset(&self, fields: &[wire::Field<'_>], number: u64) -> Result<Option<i64>, Fault> {
+        for content in fields.iter().filter(|f| f.number == number).filter_map(|f| f.content) {
+            let set: OperatorSetIdProto = self.base.decode(content)?;
+            if matches!(set.domain.as_str(), "" | "ai.onnx") {
+                return Ok(Some(set.version));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A function of the model: what it is given counts as stored.
+    fn function(&mut self, bytes: Bytes, opset: i64) -> Result<Message, Fault> {
+        let fields = self.base.fields(&bytes)?;
+        let opset = self.opset(&fields, 9)?.unwrap_or(opset);
+        let around = Around { stored: texts(&fields, 4), integers: HashMap::new(), opset };
+        let mut out = Message::default();
+        let edits = self.edits(&fields, 7, texts(&fields, 5), &around)?;
+        let mut place = 0;
+        for field in &fields {
+            match (field.number, field.content) {
+                (7, Some(node)) => {
+                    let edit = edits.get(&place);
+                    self.node(bytes.slice_ref(node), 7, edit, &around, &mut out)?;
+                    place += 1;
+                }
+                _ => out.put_fields(bytes.slice_ref(field.whole)),
+            }
+        }
+        Ok(out)
+    }
+
+    /// What becomes of the nodes in fields of this number.
+    fn edits(
+        &mut self,
+        fields: &[wire::Field<'_>],
+        number: u64,
+        outputs: HashSet<String>,
+        around: &Around,
+    ) -> Result<HashMap<usize, Edit>, Fault> {
+        if self.training {
+            return Ok(HashMap::new());
+        }
+        let nodes = fields.iter().filter(|f| f.number == number).filter_map(|f| f.content);
+        let nodes: Result<Vec<NodeProto>, Fault> = nodes.map(|n| self.base.decode(n)).collect();
+        let nodes = nodes?;
+        let Around { stored, integers, opset } = around;
+        let scope = Scope::new(&nodes, outputs, stored, integers, *opset);
+        Ok(scope.edits(&mut self.remaining))
+    }
+
+    /// A graph. In the model's own (`main`) initializers are replaced, and those that were merged stand beside the one
+    /// that they are copies of.
+    fn graph(&mut self, bytes: Bytes, around: &Around, main: bool) -> Result<Message, Fault> {
+        let fields = self.base.fields(&bytes)?;
+        let mut around = Around {
+            stored: around.stored.clone(),
+            integers: around.integers.clone(),
+            opset: around.opset,
+        };
+        for tensor in fields.iter().filter(|f| f.number == 5).filter_map(|f| f.content) {
+            around.stored.extend(wire::text(tensor, 8));
+            if tensor.len() < SMALLEST_BESIDE as usize {
+                around.integers.extend(integers(&self.base.decode(tensor)?));
+            }
+        }
+        let outputs = fields.iter().filter(|f| f.number == 12).filter_map(|f| f.content);
+        let outputs = outputs.filter_map(|info| wire::text(info, 1)).collect();
+        let edits = self.edits(&fields, 1, outputs, &around)?;
+        let (mut out, mut place) = (Message::default(), 0);
+        for field in &fields {
+            match (field.number, field.content) {
+                (1, Some(node)) => {
+                    // Its second field names what it makes.
+                    let made = wire::text(node, 2).unwrap_or_default();
+                    if !main || self.merged.iter().all(|(name, _)| *name != made) {
+                        let edit = edits.get(&place);
+                        self.node(bytes.slice_ref(node), 1, edit, &around, &mut out)?;
+                    }
+                    place += 1;
+                }
+                (5, Some(tensor)) if main => {
+                    let own = wire::text(tensor, 8).unwrap_or_default();
+                    let copies = self.merged.iter().filter(|(_, source)| *source == own);
+                    let names: Vec<&String> =
+                        std::iter::once(&own).chain(copies.map(|(name, _)| name)).collect();
+                    for name in names {
+                        let tensor = self.initializer(bytes.slice_ref(tensor), name)?;
+                        out.put_message(5, tensor);
+                    }
+                }
+                (5, Some(tensor)) => {
+                    let name = wire::text(tensor, 8).unwrap_or_default();
+                    out.put_message(5, self.stored(bytes.slice_ref(tensor), &name, false)?);
+                }
+                _ => out.put_fields(bytes.slice_ref(field.whole)),
+            }
+        }
+        Ok(out)
+    }
+
+    /// Appends a node as a field of this number, or what takes its place.
+    fn node(
+        &mut self,
+        bytes: Bytes,
+        number: u64,
+        edit: Option<&Edit>,
+        around: &Around,
+        out: &mut Message,
+    ) -> Result<(), Fault> {
+        let whole =
+            Change { inputs: usize::MAX, outputs: usize::MAX, attribute: None, after: vec![] };
+        let change = match edit {
+            Some(Edit::Drop) => return Ok(()),
+            Some(Edit::Instead(nodes)) => {
+                nodes.iter().for_each(|node| out.put(number, &node.encode_to_vec()));
+                return Ok(());
+            }
+            Some(Edit::Change(change)) => change,
+            None => &whole,
+        };
+        let replaced = change.attribute.as_ref().map(|a| a.name.as_str());
+        let (mut node, mut inputs, mut outputs) = (Message::default(), 0, 0);
+        for field in self.base.fields(&bytes)? {
+            match (field.number, field.content) {
+                (1, _) if inputs >= change.inputs => {}
+                (2, _) if outputs >= change.outputs => {}
+                (5, Some(attribute)) => {
+                    let name = wire::text(attribute, 1);
+                    if name.is_none() || name.as_deref() != replaced {
+                        let attribute = self.attribute(bytes.slice_ref(attribute), around)?;
+                        node.put_message(5, attribute);
+                    }
+                }
+                _ => node.put_fields(bytes.slice_ref(field.whole)),
+            }
+            inputs += usize::from(field.number == 1);
+            outputs += usize::from(field.number == 2);
+        }
+        if let Some(attribute) = &change.attribute {
+            node.put(5, &attribute.encode_to_vec());
+        }
+        out.put_message(number, node);
+        change.after.iter().for_each(|node| out.put(number, &node.encode_to_vec()));
+        Ok(())
+    }
+
+    /// An attribute with the graphs inside it.
+    fn attribute(&mut self, bytes: Bytes, around: &Around) -> Result<Message, Fault> {
+        let mut out = Message::default();
+        for field in self.base.fields(&bytes)? {
+            match (field.number, field.content) {
+                (number @ (6 | 11), Some(graph)) => {
+                    out.put_message(number, self.graph(bytes.slice_ref(graph), around, false)?);
+                }
+                (number @ (5 | 10), Some(tensor)) => {
+                    let name = wire::text(tensor, 8).unwrap_or_default();
+                    out.put_message(number, self.stored(bytes.slice_ref(tensor), &name, false)?);
+                }
+                _ => out.put_fields(bytes.slice_ref(field.whole)),
+            }
+        }
+        Ok(out)
+    }
+
+    /// The initializer under this name, with its trained data if it is a parameter.
+    fn initializer(&mut self, bytes: Bytes, name: &str) -> Result<Message, Fault> {
+        let tied = self.origin.ties.get(name);
+        let parameter = tied.map_or(name, |t| &t.parameter);
+        let Some((dtype, shape)) = self.trained.ty(parameter) else {
+            return self.stored(bytes, name, true);
+        };
+        // Its data may be large, and are not needed: fields that are length-delimited, but for the sizes.
+        let small = self.base.fields(&bytes)?.into_iter().filter(|f| f.number <= 2);
+        let tensor: TensorProto =
+            self.base.decode(&small.flat_map(|f| f.whole).copied().collect::<Vec<u8>>())?;
+        let mut shape = shape.to_vec();
+        let transposed = tied.is_some_and(|t| t.transposed);
+        if transposed {
+            shape.reverse();
+        }
+        if !shape.iter().map(|n| *n as i64).eq(tensor.dims.iter().copied()) {
+            let what = format!(
+                "{} holds `{parameter}` of shape {shape:?}, and the model has {:?}",
+                self.trained.path().display(),
+                tensor.dims
+            );
+            let help = "give the weights of this very model";
+            return Err(Diagnostic::error("E111", what).help(help).into());
+        }
+        let onnx = tensor.data_type as u64;
+        let Some(size) = trained::stored_size(dtype, onnx) else {
+            return Err(self.base.refuse(format!("`{name}` is not stored as floats")).into());
+        };
+        let elements = shape.iter().map(|n| *n as u64).product::<u64>();
+        self.left.remove(name);
+        let data = Elements {
+            parameter: parameter.into(),
+            transposed,
+            dtype: onnx,
+            bytes: elements * size,
+        };
+        Ok(self.tensor(&tensor.dims, onnx, name, Piece::Elements(data)))
+    }
+
+    /// A tensor that is no parameter, as the model stores it; what `moves` goes where large data go.
+    fn stored(&mut self, bytes: Bytes, name: &str, moves: bool) -> Result<Message, Fault> {
+        let tensor: TensorProto = self.base.decode(&bytes)?;
+        let (dims, dtype) = (tensor.dims.clone(), tensor.data_type as u64);
+        if is_left_out(&tensor) {
+            return Err(Fault::LeftOut(name.into()));
+        }
+        if tensor.data_location == 1 {
+            let Some(folder) = &self.base.folder else { return Err(Fault::LeftOut(name.into())) };
+            let data = import::onnx::external_data(&bytes, folder);
+            let data = data.unwrap_or(Ok(Bytes::new())).map_err(|e| {
+                self.base.refuse(format!("the data of `{name}` cannot be read: {e}"))
+            })?;
+            if self.origin.digests.get(name).is_none_or(|d| *d != sha256_hex(&data)) {
+                let what = format!("the data of `{name}` were changed since the plan was compiled");
+                return Err(self.base.refuse(what).into());
+            }
+            if moves {
+                return Ok(self.tensor(&dims, dtype, name, Piece::Bytes(data)));
+            }
+            let mut out = Message::default();
+            let inside = wire::embedded(&bytes, &data).unwrap_or_default();
+            out.put_fields(inside.into());
+            return Ok(out);
+        }
+        let large = |data: &Bytes| data.len() as u64 > SMALLEST_BESIDE;
+        match tensor.raw_data {
+            Some(data) if moves && self.beside.is_some() && large(&data) => {
+                Ok(self.tensor(&dims, dtype, name, Piece::Bytes(data)))
+            }
+            _ => {
+                let mut out = Message::default();
+                out.put_fields(bytes);
+                // Of a field that is there twice, the last one counts.
+                if tensor.name != name {
+                    out.put(8, name.as_bytes());
+                }
+                Ok(out)
+            }
+        }
+    }
+
+    /// An initializer with its data inside it, or beside the model if they go there and are large.
+    fn tensor(&mut self, dims: &[i64], dtype: u64, name: &str, data: Piece) -> Message {
+        let mut out = Message::default();
+        dims.iter().for_each(|n| out.put_integer(1, *n as u64));
+        out.put_integer(2, dtype);
+        out.put(8, name.as_bytes());
+        match &mut self.beside {
+            Some(beside) if data.len() > SMALLEST_BESIDE => {
+                let length = data.len();
+                let offset = beside.put(data);
+                let entry = |key: &str, value: &str| {
+                    let mut entry = Vec::new();
+                    wire::put(&mut entry, 1, key.as_bytes());
+                    wire::put(&mut entry, 2, value.as_bytes());
+                    entry
+                };
+                out.put(13, &entry("location", &beside.file));
+                out.put(13, &entry("offset", &offset.to_string()));
+                out.put(13, &entry("length", &length.to_string()));
+                out.put_integer(14, 1);
+            }
+            _ => out.put_piece(9, data),
+        }
+        out
+    }
+}
+
+/// The texts in fields of this number.
+fn texts(fields: &[wire::Field<'_>], number: u64) -> HashSet<String> {
+    let contents = fields.iter().filter(|f| f.number == number).filter_map(|f| f.content);
+    contents.map(|text| String::from_utf8_lossy(text).into_owned()).collect()
+}
+
+/// Whether a plan left the data of the tensor out.
+fn is_left_out(tensor: &TensorProto) -> bool {
+    let empty = tensor.dims.contains(&0);
+    let typed = [
+        tensor.float_data.len(),
+        tensor.int32_data.len(),
+        tensor.int64_data.len(),
+        tensor.double_data.len(),
+        tensor.uint64_data.len(),
+    ];
+    // Texts are never left out, as they are many small fields.
+    let text = tensor.data_type == 8;
+    let inside = tensor.raw_data.is_some() || typed.iter().any(|n| *n > 0);
+    !(empty || text || inside || tensor.data_location == 1)
+}
+
+/// The name and elements of a tensor of few 64-bit integers.
+fn integers(tensor: &TensorProto) -> Option<(String, Vec<i64>)> {
+    if tensor.data_type != 7 {
+        return None;
+    }
+    let values: Vec<i64> = match &tensor.raw_data {
+        Some(raw) => raw.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+        None => tensor.int64_data.clone(),
+    };
+    (values.len() <= MAX_AXES).then(|| (tensor.name.clone(), values))
+}

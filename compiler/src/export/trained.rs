@@ -1,0 +1,150 @@
+//! Trained parameters: of a file that `frit run --save` wrote, or of a checkpoint.
+
+use super::message::Elements;
+use crate::diagnostics::Report;
+use crate::import::mapped;
+use crate::plan_dir;
+use frit_ir::Diagnostic;
+use frit_ir::plan::ParamHome;
+use frit_runtime::checkpoint::Checkpoint;
+use frit_runtime::safetensors_dtype;
+use half::{bf16, f16};
+use prost::bytes::Bytes;
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, SafeTensors};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// Trained parameters, and the plan they belong to.
+pub struct Trained {
+    /// Where the plan's source is.
+    pub(super) source: PathBuf,
+    /// The parameters that the model must have.
+    pub(super) names: Vec<String>,
+    values: Values,
+}
+
+enum Values {
+    /// A file of weights, its header, and where its data begin.
+    File {
+        path: PathBuf,
+        bytes: Bytes,
+        metadata: Metadata,
+        data: usize,
+    },
+    Checkpoint(Checkpoint),
+}
+
+impl Trained {
+    /// The weights of a file for the plan of a directory.
+    ///
+    /// # Errors
+    /// If one of them cannot be read.
+    pub fn of_plan(plan: &Path, weights: &Path) -> Result<Trained, Report> {
+        let refuse = |e: String| Diagnostic::error("E111", format!("{}: {e}", weights.display()));
+        let bytes = mapped::map(weights).map_err(|e| {
+            Diagnostic::error("E111", format!("cannot read {}: {e}", weights.display()))
+                .help("give a file that `frit run --save` wrote")
+        })?;
+        let read = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(e.to_string()))?;
+        let (header, metadata) = read;
+        // The header's length stands before it.
+        let data = header + size_of::<u64>();
+        if metadata.data_len() != bytes.len() - data {
+            return Err(refuse("it is not complete".into()).into());
+        }
+        let params = plan_dir::read(plan)?.params;
+        let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
+        Ok(Trained {
+            source: plan.join("source"),
+            names: used.map(|p| p.name).collect(),
+            values: Values::File { path: weights.into(), bytes, metadata, data },
+        })
+    }
+
+    /// The parameters of a checkpoint.
+    pub fn of_checkpoint(checkpoint: Checkpoint) -> Trained {
+        let names = checkpoint.parameters().map(str::to_string).collect();
+        Trained { source: checkpoint.source(), names, values: Values::Checkpoint(checkpoint) }
+    }
+
+    /// Element type and shape of a parameter, if it is there.
+    pub(super) fn ty(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        match &self.values {
+            Values::File { metadata, .. } => metadata.info(name).map(|i| (i.dtype, &i.shape[..])),
+            Values::Checkpoint(checkpoint) => {
+                let entry = checkpoint.entry(&format!("param/{name}"))?;
+                Some((safetensors_dtype(entry.dtype), &entry.shape))
+            }
+        }
+    }
+
+    /// Little-endian elements of a parameter, which must be there.
+    fn data(&self, name: &str) -> Result<Cow<'_, [u8]>, Diagnostic> {
+        match &self.values {
+            Values::File { bytes, metadata, data, .. } => {
+                let range = metadata.info(name).map_or((0, 0), |i| i.data_offsets);
+                Ok(Cow::Borrowed(&bytes[data + range.0..data + range.1]))
+            }
+            Values::Checkpoint(checkpoint) => {
+                let bytes = checkpoint.tensor(&format!("param/{name}"));
+                bytes.map(Cow::Owned).map_err(|e| Diagnostic::error("E111", e.to_string()))
+            }
+        }
+    }
+
+    /// The elements as the model stores them.
+    pub(super) fn elements(&self, elements: &Elements) -> Result<Cow<'_, [u8]>, Diagnostic> {
+        let name = elements.parameter.as_str();
+        let (dtype, shape) = self.ty(name).unwrap_or((Dtype::F32, &[]));
+        let mut data = self.data(name)?;
+        if let (true, &[rows, columns]) = (elements.transposed, shape) {
+            data = Cow::Owned(transposed(&data, rows, columns));
+        }
+        Ok(convert(dtype, data, elements.dtype))
+    }
+
+    /// What they are read from.
+    pub(super) fn path(&self) -> &Path {
+        match &self.values {
+            Values::File { path, .. } => path,
+            Values::Checkpoint(checkpoint) => &checkpoint.path,
+        }
+    }
+}
+
+/// The matrix with its axes exchanged.
+fn transposed(data: &[u8], rows: usize, columns: usize) -> Vec<u8> {
+    let size = data.len() / (rows * columns).max(1);
+    let mut turned = Vec::with_capacity(data.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            turned.extend_from_slice(&data[(row * columns + column) * size..][..size]);
+        }
+    }
+    turned
+}
+
+/// Bytes of an element of ONNX's data type of this number, if the type of the parameter can be stored so.
+pub(super) fn stored_size(dtype: Dtype, to: u64) -> Option<u64> {
+    match (dtype, to) {
+        (Dtype::F32, 1) => Some(4),
+        (Dtype::F16 | Dtype::F32, 10) | (Dtype::BF16 | Dtype::F32, 16) => Some(2),
+        (Dtype::F64 | Dtype::F32, 11) => Some(8),
+        _ => None,
+    }
+}
+
+/// The elements in the data type of the initializer, by ONNX's number, to which [`stored_size`] is known.
+fn convert(dtype: Dtype, data: Cow<'_, [u8]>, to: u64) -> Cow<'_, [u8]> {
+    if dtype != Dtype::F32 || to == 1 {
+        return data;
+    }
+    let (values, _) = data.as_chunks::<4>();
+    let values = values.iter().map(|b| f32::from_le_bytes(*b));
+    Cow::Owned(match to {
+        10 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
+        16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+        _ => values.flat_map(|x| f64::from(x).to_le_bytes()).collect(),
+    })
+}

@@ -1,0 +1,104 @@
+//! From the section `[metrics]` to what an evaluation measures beside the losses.
+//!
+//! `auto` stands for what is usual of every loss; `accuracy`, `top_K`, `perplexity` and `mean_absolute_error` are taken
+//! of every loss that they fit, or of one output and its labels: `accuracy(OUTPUT, LABELS)`.
+
+use crate::config::Config;
+use crate::losses;
+use frit_ir::Diagnostic;
+use frit_passes::loss::metrics::{Metric, MetricKind};
+use frit_passes::loss::{LossKind, Term};
+
+/// The metrics of a configuration.
+///
+/// # Errors
+/// The text of `metrics.report` that cannot be read, or that fits no loss.
+pub fn metrics(config: &Config) -> Result<Vec<Metric>, Diagnostic> {
+    let terms = losses::terms(config)?;
+    let mut all: Vec<Metric> = Vec::new();
+    for text in &config.metrics.report {
+        for metric in read(text, &terms)? {
+            match all.iter_mut().find(|m| m.kind == metric.kind && m.term == metric.term) {
+                Some(known) => known.by_default &= metric.by_default,
+                None => all.push(metric),
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn read(text: &str, terms: &[Term]) -> Result<Vec<Metric>, Diagnostic> {
+    let of = |kind, term: &Term, by_default| Metric { kind, term: unweighted(term), by_default };
+    if text == "auto" {
+        let usual = |t: &Term| usual(t.kind).iter().map(|k| of(*k, t, true)).collect::<Vec<_>>();
+        return Ok(terms.iter().flat_map(usual).collect());
+    }
+    let help = "write \"auto\", \"accuracy\", \"top_5\", \"perplexity\", \"mean_absolute_error\", or one of these with \
+                an output and its labels, as \"accuracy(logits, labels)\"";
+    let unknown = || {
+        Diagnostic::error("E051", format!("`metrics.report`: cannot read \"{text}\"")).help(help)
+    };
+    let (word, arguments) = match text.split_once('(') {
+        None => (text.trim(), None),
+        Some((word, rest)) => {
+            let rest = rest.trim().strip_suffix(')').ok_or_else(unknown)?;
+            let (output, labels) = rest.split_once(',').ok_or_else(unknown)?;
+            (word.trim(), Some((output.trim(), labels.trim())))
+        }
+    };
+    let kind = kind(word).ok_or_else(unknown)?;
+    if let Some((logits, labels)) = arguments {
+        if logits.is_empty() || labels.is_empty() {
+            return Err(unknown());
+        }
+        let compared = terms.iter().find(|t| t.logits == logits && t.labels == labels);
+        let term = compared.filter(|t| kind.fits(t.kind)).cloned().unwrap_or_else(|| Term {
+            kind: match kind {
+                MetricKind::MeanAbsoluteError => LossKind::L1,
+                _ => LossKind::CrossEntropy,
+            },
+            logits: logits.into(),
+            labels: labels.into(),
+            ..terms.first().cloned().unwrap_or_default()
+        });
+        return Ok(vec![of(kind, &term, false)]);
+    }
+    let found: Vec<Metric> =
+        terms.iter().filter(|t| kind.fits(t.kind)).map(|t| of(kind, t, false)).collect();
+    if found.is_empty() {
+        let losses: Vec<String> = terms.iter().map(Term::to_string).collect();
+        let what = format!("`metrics.report`: \"{text}\" fits no loss");
+        return Err(Diagnostic::error("E218", what)
+            .note(format!("the losses are {}", losses.join(", ")))
+            .help(format!("name an output and its labels, as \"{word}(logits, labels)\"")));
+    }
+    Ok(found)
+}
+
+/// Factors make no difference to what is measured.
+fn unweighted(term: &Term) -> Term {
+    Term { weight: 1.0, ..term.clone() }
+}
+
+fn usual(loss: LossKind) -> &'static [MetricKind] {
+    match loss {
+        LossKind::CrossEntropy => {
+            &[MetricKind::Accuracy, MetricKind::Top(5), MetricKind::Perplexity]
+        }
+        LossKind::Kl | LossKind::BceWithLogits => &[MetricKind::Accuracy],
+        LossKind::Mse | LossKind::SmoothL1 => &[MetricKind::MeanAbsoluteError],
+        LossKind::L1 | LossKind::Output | LossKind::None => &[],
+    }
+}
+
+fn kind(word: &str) -> Option<MetricKind> {
+    match word {
+        "accuracy" => Some(MetricKind::Accuracy),
+        "perplexity" => Some(MetricKind::Perplexity),
+        "mean_absolute_error" => Some(MetricKind::MeanAbsoluteError),
+        _ => {
+            let k = word.strip_prefix("top_")?.parse().ok()?;
+            (k > 0).then_some(MetricKind::Top(k))
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Well-formedness of a plan: what every loader checks before it trusts one.
+//!
+//! Afterwards every index is within its table, every range within its buffer and arena, every size fits what it
+//! is of, every number is finite, and sums of sizes and costs do not overflow, so that nobody who reads a plan
+//! needs to look again. [`places`] is about byte ranges, [`kernels`] about bodies and how they are called,
+//! [`actions`] about tasks, [`tables`] about everything else that is named or indexed.
+//! The proof that the schedule is right is `passes::verify_plan`.
+
+mod actions;
+mod kernels;
+mod places;
+mod tables;
+
+use super::{EVAL, Plan};
+use std::collections::HashSet;
+
+/// A malformed plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed plan: {0}")]
+pub struct CheckError(String);
+
+/// Every phase, in order; all but the micro-step and the update may be absent.
+const PHASES: [&str; 4] = ["unshard", "micro_step", "reduce", "update"];
+
+/// Most ranks, and most micro-steps of a step.
+const MAX_RANKS: usize = 1 << 20;
+const MAX_ACCUMULATION: usize = 1 << 20;
+/// Products of ranks, micro-steps and loss elements are exact as f64.
+const MAX_LOSS_ELEMENTS: usize = 1 << 53;
+/// Longest name, in bytes.
+const MAX_NAME: usize = 1 << 16;
+
+type Result<T = ()> = std::result::Result<T, CheckError>;
+
+fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result {
+    if condition { Ok(()) } else { Err(CheckError(message())) }
+}
+
+/// The beginning of a name, for messages.
+fn short(name: &str) -> &str {
+    match name.char_indices().nth(60) {
+        Some((end, _)) => &name[..end],
+        None => name,
+    }
+}
+
+/// Checks a plan.
+///
+/// # Errors
+/// The first thing that is not as it must be.
+pub fn check(plan: &Plan) -> Result {
+    header(plan)?;
+    places::check(plan)?;
+    kernels::check(plan)?;
+    phases(plan)?;
+    tables::check(plan)?;
+    actions::check(plan)
+}
+
+fn header(plan: &Plan) -> Result {
+    let within = |n: usize, most: usize| (1..=most).contains(&n);
+    ensure(
+        within(plan.world_size, MAX_RANKS) && within(plan.accumulation, MAX_ACCUMULATION),
+        || {
+            let (ranks, micro_steps) = (plan.world_size, plan.accumulation);
+            format!("{ranks} ranks or {micro_steps} micro-steps cannot be had")
+        },
+    )?;
+    let elements = plan.loss_capacity.checked_mul(plan.world_size * plan.accumulation);
+    ensure(elements.is_some_and(|n| n <= MAX_LOSS_ELEMENTS), || {
+        format!("{} loss elements are too many", plan.loss_capacity)
+    })?;
+    ensure(plan.eval.is_some() || plan.loss_capacity > 0, || "no loss elements".into())?;
+    let device = plan.target.device.as_str();
+    ensure(matches!(device, "cpu" | "cuda"), || format!("unknown device `{}`", short(device)))?;
+    ensure(plan.compute_dtype.is_float(), || {
+        format!("{} is no dtype to compute in", plan.compute_dtype)
+    })?;
+    let texts = [&plan.name, &plan.strategy, &plan.frit_version, &plan.target.arch];
+    texts.into_iter().try_for_each(|text| name(text))
+}
+
+/// Names are of bounded length.
+fn name(text: &str) -> Result {
+    ensure(text.len() <= MAX_NAME, || format!("the name `{}…` is too long", short(text)))
+}
+
+/// What is looked up by name is found once.
+fn unique<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> Result {
+    let mut seen = HashSet::new();
+    names.try_for_each(|text| {
+        name(text)?;
+        ensure(seen.insert(text), || format!("two {what} are called `{}`", short(text)))
+    })
+}
+
+fn phases(plan: &Plan) -> Result {
+    let mut next = 0;
+    for phase in &plan.phases {
+        let follows = phase.begin == next && phase.end >= next && phase.end <= plan.tasks.len();
+        ensure(follows, || "phases do not follow".into())?;
+        next = phase.end;
+        for i in phase.begin..phase.end {
+            let ok = plan.tasks[i].waits.iter().all(|w| (phase.begin..i).contains(w));
+            ensure(ok, || format!("task {i} waits for a task that is not before it"))?;
+        }
+    }
+    ensure(next == plan.tasks.len(), || "tasks outside every phase".into())?;
+    let names: Vec<&str> = plan.phases.iter().map(|p| p.name.as_str()).collect();
+    if plan.eval.is_some() {
+        return ensure(names == [EVAL], || "unknown phases".into());
+    }
+    let required = |name: &&&str| matches!(**name, "micro_step" | "update");
+    let ordered = PHASES.iter().filter(|name| names.contains(name)).eq(&names);
+    ensure(ordered && names.iter().filter(required).count() == 2, || "unknown phases".into())
+}

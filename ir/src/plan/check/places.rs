@@ -1,0 +1,66 @@
+//! Byte ranges: buffers within arenas, places within buffers.
+
+use super::{Result, ensure, name, short};
+use crate::TensorType;
+use crate::plan::{ALIGNMENT, Arena, Buffer, Place, Plan};
+
+/// Most bytes of an arena, and of all buffers together.
+const MAX_ARENA: usize = 1 << 50;
+const MAX_BYTES: usize = 1 << 60;
+
+/// Every buffer is within its arena and aligned, and those that live as long as the run have bytes of their own.
+pub(super) fn check(plan: &Plan) -> Result {
+    for arena in Arena::ALL {
+        let bytes = plan.arena_bytes(arena);
+        ensure(bytes <= MAX_ARENA, || format!("the {} arena is too large", arena.name()))?;
+    }
+    ensure(plan.workspace_lower_bound <= plan.workspace_bytes, || {
+        "the workspace is smaller than its lower bound".into()
+    })?;
+    let mut sum = 0_usize;
+    for b in &plan.buffers {
+        name(&b.name)?;
+        let end = b.offset.checked_add(b.bytes);
+        ensure(end.is_some_and(|end| end <= plan.arena_bytes(b.arena)), || {
+            format!("buffer `{}` leaves its arena", short(&b.name))
+        })?;
+        ensure(b.offset.is_multiple_of(ALIGNMENT), || {
+            format!("buffer `{}` is not aligned", short(&b.name))
+        })?;
+        sum = sum.saturating_add(b.bytes);
+    }
+    ensure(sum <= MAX_BYTES, || "the buffers are too large".into())?;
+    let mut kept: Vec<&Buffer> =
+        plan.buffers.iter().filter(|b| b.arena.outlives_step() && b.bytes > 0).collect();
+    kept.sort_by_key(|b| (b.arena as usize, b.offset));
+    kept.windows(2).try_for_each(|pair| {
+        let apart =
+            pair[0].arena != pair[1].arena || pair[0].offset + pair[0].bytes <= pair[1].offset;
+        ensure(apart, || {
+            let (a, b) = (short(&pair[0].name), short(&pair[1].name));
+            format!("buffers `{a}` and `{b}`, which outlive the step, share bytes")
+        })
+    })
+}
+
+/// The place is within its buffer and aligned for its elements.
+pub(super) fn place(plan: &Plan, place: &Place) -> Result {
+    ensure(place.buffer < plan.buffers.len(), || format!("no buffer {}", place.buffer))?;
+    let buffer = &plan.buffers[place.buffer];
+    ty(&place.ty)?;
+    let end = place.offset.checked_add(place.ty.bytes());
+    ensure(end.is_some_and(|end| end <= buffer.bytes), || {
+        format!("{} at byte {} leaves buffer `{}`", place.ty, place.offset, short(&buffer.name))
+    })?;
+    ensure(place.offset.is_multiple_of(place.ty.dtype.size()), || {
+        let name = short(&buffer.name);
+        format!("{} at byte {} of `{name}` is not aligned", place.ty, place.offset)
+    })
+}
+
+/// Sizes can be computed of the type without overflow.
+pub(super) fn ty(ty: &TensorType) -> Result {
+    ensure(ty.shape.checked_numel().is_some(), || {
+        format!("a tensor of {} axes is too large", ty.shape.rank())
+    })
+}

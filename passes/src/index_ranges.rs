@@ -1,0 +1,357 @@
+//! What values inputs may have that are read as indices or labels: labels of a cross-entropy, token ids.
+//!
+//! In: the raised graph before anything is padded, so that sizes are the model's own. Out: the same graph, and
+//! [`PassContext::index_ranges`] by input. An input is followed through what passes its elements on unchanged
+//! or shifted by a constant; where a part is cut out of it, the range is that part's. Indices that the graph
+//! computes otherwise have no range here: what reads them checks them.
+//!
+//! A range is what the operation accepts. ONNX's Gather and its kin count negative indices from the end, so
+//! does an embedding; a cross-entropy takes classes from 0 and its `ignore_index`.
+
+use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
+use frit_ir::ops::BinaryFn;
+use frit_ir::plan::{IndexKind, IndexRange};
+use frit_ir::{DType, Diagnostic, Graph, Node, Op, ValueId};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The contract.
+pub static INFO: PassInfo = PassInfo {
+    name: "index_ranges",
+    summary: "find the range of inputs that are read as indices or labels",
+    requires: &[Property::Raised],
+    ensures: &[],
+    breaks: &[],
+    numerics: Numerics::Bitwise,
+};
+
+/// The pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IndexRanges {}
+
+impl Pass for IndexRanges {
+    fn info(&self) -> &'static PassInfo {
+        &INFO
+    }
+
+    fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
+        context.index_ranges = of(graph);
+        Ok(Changed::No)
+    }
+}
+
+/// The ranges by the name of the input, each once.
+fn of(graph: &Graph) -> BTreeMap<String, Vec<IndexRange>> {
+    let mut flows: Vec<Vec<Flow>> = vec![Vec::new(); graph.n_values()];
+    let mut found: BTreeMap<String, Vec<IndexRange>> = BTreeMap::new();
+    for (_, node) in graph.nodes() {
+        for used in uses(graph, node) {
+            for flow in &flows[used.indices.0 as usize] {
+                if let Some(range) = flow.range(&used) {
+                    found.entry(flow.input.clone()).or_default().push(range);
+                }
+            }
+        }
+        for (index, value) in node.outputs.iter().enumerate() {
+            flows[value.0 as usize] = passed_on(graph, node, index, &flows);
+        }
+    }
+    for ranges in found.values_mut() {
+        ranges.sort();
+        let asked = |r: &IndexRange| (r.lo, r.hi, r.ignore, r.within.clone());
+        ranges.dedup_by(|a, b| asked(a) == asked(b));
+    }
+    found
+}
+
+/// Elements of an input on their way.
+#[derive(Clone, Debug)]
+struct Flow {
+    input: String,
+    /// What was added to them.
+    shift: i64,
+    /// Which of the input's elements are there still, by axis.
+    within: Vec<Range<usize>>,
+    /// The size of the input's axes.
+    whole: Vec<usize>,
+    /// What lies before each axis of the input here, while the axes are still the input's.
+    before: Option<Vec<i64>>,
+}
+
+impl Flow {
+    fn of(name: &str, dims: &[usize]) -> Flow {
+        Flow {
+            input: name.into(),
+            shift: 0,
+            within: dims.iter().map(|size| 0..*size).collect(),
+            whole: dims.to_vec(),
+            before: Some(vec![0; dims.len()]),
+        }
+    }
+
+    /// The range of the input's elements that `used` asks for; `None` if it reads none of them.
+    fn range(&self, used: &Use) -> Option<IndexRange> {
+        let mut flow = self.clone();
+        if let Some((axis, columns)) = &used.columns {
+            flow = flow.cut(*axis, columns.clone())?;
+        }
+        if flow.within.iter().any(Range::is_empty) {
+            return None;
+        }
+        let ends = |w: &Range<usize>| (w.start, w.end);
+        let is_whole = flow.within.iter().zip(&flow.whole).all(|(w, size)| *w == (0..*size));
+        Some(IndexRange {
+            lo: used.lo.saturating_sub(self.shift),
+            hi: used.hi.saturating_sub(self.shift),
+            ignore: used.ignore.and_then(|value| value.checked_sub(self.shift)),
+            within: if is_whole { vec![] } else { flow.within[1..].iter().map(ends).collect() },
+            kind: used.kind,
+            of: used.of.clone(),
+        })
+    }
+
+    /// Only these places along an axis; `None` if nobody knows which elements of the input these are.
+    fn cut(mut self, axis: usize, places: Range<usize>) -> Option<Flow> {
+        let before = self.before.as_mut()?;
+        let at = |place: usize, axis: usize| {
+            (place as i64 - before[axis]).clamp(0, self.whole[axis] as i64) as usize
+        };
+        let kept = at(places.start, axis)..at(places.end, axis);
+        let within = &mut self.within[axis];
+        *within = within.start.max(kept.start)..within.end.min(kept.end);
+        before[axis] -= places.start as i64;
+        // Ranges hold for every example alike.
+        (axis > 0 || *within == (0..self.whole[0])).then_some(self)
+    }
+
+    /// The same elements in other places.
+    fn moved(mut self) -> Flow {
+        self.before = None;
+        self
+    }
+}
+
+/// Indices that an operation reads, and what it accepts.
+struct Use {
+    indices: ValueId,
+    lo: i64,
+    hi: i64,
+    ignore: Option<i64>,
+    /// The axis and the places along it that are meant, if not all are.
+    columns: Option<(usize, Range<usize>)>,
+    kind: IndexKind,
+    of: String,
+}
+
+fn uses(graph: &Graph, node: &Node) -> Vec<Use> {
+    let dims = |operand: usize| graph.ty(node.inputs[operand]).shape.dims();
+    let name = |operand: usize| {
+        let def = graph.def(node.inputs[operand]);
+        match &def.op {
+            Op::Param(param) => param.name.clone(),
+            _ => node.origin.to_string(),
+        }
+    };
+    let counted = |indices: usize, size: usize, kind| Use {
+        indices: node.inputs[indices],
+        lo: -(size as i64),
+        hi: size as i64 - 1,
+        ignore: None,
+        columns: None,
+        kind,
+        of: name(0),
+    };
+    let tuples = |batch_dims: usize| {
+        let last = dims(1).len() - 1;
+        let column = |d: usize| Use {
+            columns: (dims(1)[last] > 1).then(|| (last, d..d + 1)),
+            ..counted(1, dims(0)[batch_dims + d], IndexKind::Place)
+        };
+        (0..dims(1)[last]).map(column).collect()
+    };
+    match &node.op {
+        Op::Embedding(_) => vec![counted(1, dims(0)[0], IndexKind::Row)],
+        Op::Gather(op) => vec![counted(1, dims(0)[op.axis], IndexKind::Place)],
+        Op::GatherElements(op) => vec![counted(1, dims(0)[op.axis], IndexKind::Place)],
+        Op::ScatterElements(op) => vec![counted(1, dims(0)[op.axis], IndexKind::Place)],
+        Op::GatherNd(op) => tuples(op.batch_dims),
+        Op::ScatterNd(_) => tuples(0),
+        Op::CrossEntropy(op) => {
+            let classes = dims(0).last().copied().unwrap_or(0);
+            vec![Use {
+                lo: 0,
+                ignore: (op.ignore_index != i64::MIN).then_some(op.ignore_index),
+                of: node.origin.to_string(),
+                ..counted(1, classes, IndexKind::Class)
+            }]
+        }
+        _ => vec![],
+    }
+}
+
+/// The inputs whose elements result `index` of a node holds.
+fn passed_on(graph: &Graph, node: &Node, index: usize, flows: &[Vec<Flow>]) -> Vec<Flow> {
+    let of = |operand: usize| flows[node.inputs[operand].0 as usize].iter().cloned();
+    let dims = |operand: usize| graph.ty(node.inputs[operand]).shape.dims();
+    let integer = |dtype: DType| matches!(dtype, DType::I64 | DType::I32);
+    match &node.op {
+        Op::Input(input) if !input.ty.dtype.is_float() => {
+            vec![Flow::of(&input.name, input.ty.shape.dims())]
+        }
+        Op::Cast(cast) if integer(cast.to) => of(0).collect(),
+        Op::Reshape(_) | Op::Transpose(_) | Op::Expand(_) => of(0).map(Flow::moved).collect(),
+        Op::Concat(_) => (0..node.inputs.len()).flat_map(of).map(Flow::moved).collect(),
+        Op::Slice(op) => {
+            let axes =
+                (0..dims(0).len()).filter(|a| op.size[*a] != dims(0)[*a] || op.step[*a] != 1);
+            let axes: Vec<usize> = axes.collect();
+            if axes.iter().any(|a| op.step[*a] != 1) {
+                return vec![];
+            }
+            let cut = |flow: Flow| {
+                axes.iter().try_fold(flow, |f, &a| f.cut(a, op.start[a]..op.start[a] + op.size[a]))
+            };
+            of(0).filter_map(cut).collect()
+        }
+        Op::Split(op) => {
+            let begin: usize = op.sizes[..index].iter().sum();
+            of(0).filter_map(|f| f.cut(op.axis, begin..begin + op.sizes[index])).collect()
+        }
+        Op::Pad(op) => {
+            let pad = |mut flow: Flow| {
+                for (at, low) in flow.before.iter_mut().flatten().zip(&op.low) {
+                    *at += *low as i64;
+                }
+                flow
+            };
+            of(0).map(pad).collect()
+        }
+        Op::Binary(f @ (BinaryFn::Add | BinaryFn::Sub)) => {
+            let (left, right) = (constant(graph, node.inputs[0]), constant(graph, node.inputs[1]));
+            let (operand, by) = match (f, left, right) {
+                (BinaryFn::Sub, _, Some(by)) => (0, by.checked_neg()),
+                (_, _, Some(by)) => (0, Some(by)),
+                (BinaryFn::Add, Some(by), _) => (1, Some(by)),
+                _ => return vec![],
+            };
+            let same = graph.ty(node.outputs[0]).shape.dims() == dims(operand);
+            let shifted = |mut flow: Flow| {
+                flow.shift = flow.shift.checked_add(by?)?;
+                Some(if same { flow } else { flow.moved() })
+            };
+            of(operand).filter_map(shifted).collect()
+        }
+        _ => vec![],
+    }
+}
+
+/// The one integer that every element of a constant is.
+fn constant(graph: &Graph, value: ValueId) -> Option<i64> {
+    let def = graph.def(value);
+    if let Op::Expand(_) | Op::Reshape(_) = def.op {
+        return constant(graph, def.inputs[0]);
+    }
+    let (first, rest) = graph.constant(value)?.as_ints()?.split_first()?;
+    rest.iter().all(|x| x == first).then_some(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(nodes: &str, expected: &[&str]) {
+        let line = |line: &str| {
+            let line = line.trim();
+            let Some((name, ty)) = line.strip_prefix("input %").and_then(|l| l.split_once(": "))
+            else {
+                return line.to_string();
+            };
+            let (dtype, shape) = ty.split_once('[').expect("a type");
+            let ty = format!("{{\"dtype\": \"{dtype}\", \"shape\": [{shape}}}");
+            format!("%{name}: {dtype}[{shape} = input {{name = \"{name}\", ty = {ty}}}")
+        };
+        let lines: Vec<String> = nodes.lines().map(line).collect();
+        let text = format!("graph @g world=1 {{\n{}\n}}", lines.join("\n"));
+        let mut graph = frit_ir::text::parse(&text).expect("the text is a graph");
+        let mut context = PassContext::default();
+        IndexRanges {}.run(&mut graph, &mut context).expect("it cannot fail");
+        let line = |(input, r): (&String, &IndexRange)| format!("{input} {r} {:?}", r.within);
+        let ranges = context.index_ranges.iter();
+        let found: Vec<String> =
+            ranges.flat_map(|(input, all)| all.iter().map(move |r| line((input, r)))).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn inputs_have_the_ranges_of_what_reads_them() {
+        check(
+            "input %x: f32[4, 16]
+             input %w: f32[50, 16]
+             input %ids: i64[4, 8]
+             input %labels: i64[4]
+             %e: f32[4, 8, 16] = embedding %w, %ids
+             %l: f32[4], %lse: f32[4] = cross_entropy %x, %labels {ignore_index = -100}
+             return %l as \"l\"
+             return %e as \"e\"",
+            &["ids -50..=49 []", "labels 0..=15 or -100 []"],
+        );
+        // One reads every element, the other only what is left after the first place.
+        check(
+            "input %x: f32[4, 7, 16]
+             input %w: f32[50, 16]
+             input %ids: i32[4, 8]
+             %e: f32[4, 8, 16] = embedding %w, %ids
+             %cut: i32[4, 7] = slice %ids {start = [0, 1], size = [4, 7], step = [1, 1]}
+             %l: f32[4, 7], %lse: f32[4, 7] = cross_entropy %x, %cut {ignore_index = -100}
+             return %l as \"l\"
+             return %e as \"e\"",
+            &["ids -50..=49 []", "ids 0..=15 or -100 [(1, 8)]"],
+        );
+    }
+
+    #[test]
+    fn what_is_shifted_cut_and_padded_is_the_inputs() {
+        check(
+            "input %x: f32[4, 8, 16]
+             input %labels: i64[4, 8]
+             %one: i64[] = constant {splat = 1, ty = {\"dtype\": \"i64\", \"shape\": []}}
+             %from_zero: i64[4, 8] = sub %labels, %one
+             %wide: i64[4, 9] = pad %from_zero {low = [0, 0], high = [0, 1], value = -100.0}
+             %cut: i64[4, 8] = slice %wide {start = [0, 1], size = [4, 8], step = [1, 1]}
+             %flat: i64[32] = reshape %cut {shape = [32]}
+             %logits: f32[32, 16] = reshape %x {shape = [32, 16]}
+             %l: f32[32], %lse: f32[32] = cross_entropy %logits, %flat {ignore_index = -100}
+             return %l as \"l\"",
+            &["labels 1..=16 or -99 [(1, 8)]"],
+        );
+        // Each column has a table of its own.
+        check(
+            "input %a: f32[5, 16]
+             input %b: f32[7, 16]
+             input %ids: u8[4, 2]
+             %wide: i32[4, 2] = cast %ids {to = \"i32\"}
+             %first: i32[4, 1], %second: i32[4, 1] = split %wide {axis = 1, sizes = [1, 1]}
+             %x: f32[4, 1, 16] = embedding %a, %first
+             %y: f32[4, 1, 16] = embedding %b, %second
+             return %x as \"x\"
+             return %y as \"y\"",
+            &["ids -7..=6 [(1, 2)]", "ids -5..=4 [(0, 1)]"],
+        );
+    }
+
+    #[test]
+    fn what_is_computed_has_no_range() {
+        check(
+            "input %w: f32[50, 16]
+             input %ids: i64[4]
+             input %x: f32[4]
+             %square: i64[4] = mul %ids, %ids
+             %a: f32[4, 16] = embedding %w, %square
+             %c: i64[4] = cast %x {to = \"i64\"}
+             %b: f32[4, 16] = embedding %w, %c
+             return %a as \"a\"
+             return %b as \"b\"",
+            &[],
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! What a task writes while it still reads.
+//!
+//! P107  the results of a task lie over none of its operands and not over one another, unless a result is exactly
+//!       an operand and its kernel reads every element of that only to write the same one: an optimizer step, a
+//!       sum or another elementwise operation of equal shapes; or all ranks combine a value in its place
+//!
+//! A kernel is executed in any order of elements, by any number of threads.
+
+use super::broken;
+use frit_ir::ops::AdafactorPart;
+use frit_ir::plan::{Action, Arena, Kernel, KernelKind, Place, Plan};
+use frit_ir::{Diagnostic, Graph, Node, Op, ValueId};
+use std::collections::HashSet;
+
+pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    for (i, task) in plan.tasks.iter().enumerate() {
+        if let Some(message) = problem(plan, &task.action) {
+            found.push(broken(plan, "P107", i, message.into()));
+        }
+    }
+}
+
+fn problem(plan: &Plan, action: &Action) -> Option<&'static str> {
+    let (reads, writes) = (action.reads(), action.writes());
+    let may_repeat = matches!(action, Action::Zero { .. });
+    for (j, write) in writes.iter().enumerate() {
+        if !may_repeat && writes[..j].iter().any(|other| overlap(plan, other, write)) {
+            return Some("writes two results over one another");
+        }
+        for (i, read) in reads.iter().enumerate().filter(|(_, read)| overlap(plan, read, write)) {
+            let same = range(plan, read) == range(plan, write) && read.ty == write.ty;
+            let allowed = match action {
+                Action::Kernel { kernel, .. } => updates(&plan.kernels[*kernel], i, j),
+                Action::AllReduce { .. } => true,
+                _ => false,
+            };
+            if !(same && allowed) {
+                return Some("writes over an operand that it may still read");
+            }
+        }
+    }
+    None
+}
+
+fn range(plan: &Plan, place: &Place) -> (Arena, usize, usize) {
+    let buffer = &plan.buffers[place.buffer];
+    let begin = buffer.offset + place.offset;
+    (buffer.arena, begin, begin + place.ty.bytes())
+}
+
+fn overlap(plan: &Plan, a: &Place, b: &Place) -> bool {
+    let ((arena, begin, end), (other, from, to)) = (range(plan, a), range(plan, b));
+    arena == other && begin < to && from < end
+}
+
+/// Whether a kernel's result `j` may be in the place of its operand `i`.
+fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
+    let body = &kernel.body;
+    let part = body.nodes().find_map(|(_, n)| match &n.op {
+        Op::Adafactor(op) => Some(op.part),
+        _ => None,
+    });
+    match part {
+        Some(AdafactorPart::Moments) => (i, j) == (3, 0),
+        Some(AdafactorPart::Step) => (i, j) == (2, 0),
+        Some(AdafactorPart::Sums) => false,
+        None => kernel.kind != KernelKind::Library && only_same_element(body, i),
+    }
+}
+
+/// Whether element `k` of operand `i` is read for nothing but elements `k` of results of its shape.
+fn only_same_element(body: &Graph, i: usize) -> bool {
+    let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    let Some((_, operand)) = inputs.nth(i) else { return false };
+    let shape = &body.ty(operand.outputs[0]).shape;
+    let mut reached: HashSet<ValueId> = operand.outputs.iter().copied().collect();
+    for (_, node) in body.nodes() {
+        if node.inputs.iter().all(|v| !reached.contains(v)) {
+            continue;
+        }
+        if !is_elementwise(node) || node.outputs.iter().any(|v| body.ty(*v).shape != *shape) {
+            return false;
+        }
+        reached.extend(&node.outputs);
+    }
+    true
+}
+
+fn is_elementwise(node: &Node) -> bool {
+    node.op.is_pointwise()
+        || matches!(node.op, Op::ScaledCast(_) | Op::OptimizerStep(_) | Op::EmaStep)
+}

@@ -1,0 +1,85 @@
+//! What inputs may hold.
+//!
+//! P601  an input that a task reads as indices or labels may hold only what that task takes: what is fed is
+//!       checked by its range, and by nothing else before the task runs
+
+use super::broken;
+use frit_ir::plan::{Action, IndexKind, IndexRange, Plan};
+use frit_ir::{DType, Diagnostic, Graph, Node, Op, ValueId};
+
+pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    for (i, task) in plan.tasks.iter().enumerate() {
+        let Action::Kernel { kernel, reads, .. } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        let leaves: Vec<ValueId> = leaves(body).collect();
+        for (_, node) in body.nodes() {
+            let Some((operand, taken)) = taken(body, node) else { continue };
+            let leaf = whole(body, node.inputs[operand]);
+            let place = leaves.iter().position(|l| *l == leaf).map(|k| &reads[k]);
+            let Some(input) = place.and_then(|p| plan.inputs.iter().find(|i| i.buffer == p.buffer))
+            else {
+                continue;
+            };
+            let holds = |r: &IndexRange| r.within.is_empty() && r.is_within(&taken);
+            if !input.ranges.iter().any(holds) {
+                let message =
+                    format!("reads `{}` as indices in {taken}, and it may hold others", input.name);
+                found.push(broken(plan, "P601", i, message));
+            }
+        }
+    }
+}
+
+fn leaves(body: &Graph) -> impl Iterator<Item = ValueId> + '_ {
+    body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_))).map(|(_, n)| n.outputs[0])
+}
+
+/// What the value holds all elements of, unchanged.
+fn whole(body: &Graph, mut value: ValueId) -> ValueId {
+    loop {
+        let def = body.def(value);
+        value = match &def.op {
+            Op::Reshape(_) | Op::Transpose(_) | Op::Expand(_) => def.inputs[0],
+            Op::Cast(cast) if matches!(cast.to, DType::I64 | DType::I32) => {
+                if body.ty(def.inputs[0]).dtype.is_float() {
+                    return value;
+                }
+                def.inputs[0]
+            }
+            _ => return value,
+        };
+    }
+}
+
+/// Operands that are indices, and what they may be.
+fn taken(body: &Graph, node: &Node) -> Option<(usize, IndexRange)> {
+    let axis =
+        |operand: usize, axis: usize| body.ty(node.inputs[operand]).shape.dims().get(axis).copied();
+    let counted = |size: usize| IndexRange {
+        lo: -(size as i64),
+        hi: size as i64 - 1,
+        ignore: None,
+        within: vec![],
+        kind: IndexKind::Place,
+        of: String::new(),
+    };
+    let class = |logits: usize, ignore: i64| {
+        let classes = *body.ty(node.inputs[logits]).shape.dims().last()?;
+        let ignore = (ignore != i64::MIN).then_some(ignore);
+        Some(IndexRange { lo: 0, ignore, kind: IndexKind::Class, ..counted(classes) })
+    };
+    Some(match &node.op {
+        Op::Embedding(_) => (1, counted(axis(0, 0)?)),
+        Op::EmbeddingGrad(op) => (1, counted(op.rows)),
+        Op::Gather(op) => (1, counted(axis(0, op.axis)?)),
+        Op::GatherElements(op) => (1, counted(axis(0, op.axis)?)),
+        Op::ScatterElements(op) => (1, counted(axis(0, op.axis)?)),
+        // Longer tuples have an axis for each of their columns.
+        Op::GatherNd(op) if axis(1, body.ty(node.inputs[1]).shape.rank() - 1) == Some(1) => {
+            (1, counted(axis(0, op.batch_dims)?))
+        }
+        Op::CrossEntropy(op) => (1, class(0, op.ignore_index)?),
+        Op::CrossEntropyGrad(op) => (2, class(1, op.ignore_index)?),
+        _ => return None,
+    })
+}

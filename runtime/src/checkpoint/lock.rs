@@ -1,0 +1,163 @@
+//! Whose a directory of checkpoints is: one run's at a time.
+//!
+//! Rank 0 holds a lock of the system on the file `lock`, which says who it is. The lock goes away with the process,
+//! however it ends; the file stays.
+
+use super::write::ASIDE;
+use super::{CheckpointOptions, LATEST, step_of};
+use crate::RunError;
+use crate::files::{self, Sink};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Name of the file that is locked.
+const LOCK: &str = "lock";
+/// What a refusal names.
+const OPTION: &str = "--checkpoint";
+
+/// Identity of a run: in its metrics, in the lock of its checkpoints, and in the names of what it writes aside, where
+/// parts of other runs are not taken for its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run(pub(super) u64);
+
+impl Run {
+    /// A number that no other run has.
+    pub(crate) fn new() -> Run {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let nanoseconds = now.map_or(0, |d| d.as_nanos() as u64);
+        Run(nanoseconds ^ u64::from(std::process::id()) << 40)
+    }
+
+    /// Rank 0's, for all ranks.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    pub(crate) fn agreed(
+        self,
+        rank: usize,
+        device: &impl crate::device::Device,
+    ) -> Result<Run, RunError> {
+        device.largest(if rank == 0 { self.0 } else { 0 }).map(Run)
+    }
+}
+
+impl std::fmt::Display for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn wall_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// The directory, as long as it is this run's.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    /// Locked until it is closed.
+    _file: File,
+    /// What is to be known about it.
+    pub(crate) warning: Option<String>,
+}
+
+/// What the file says.
+#[derive(Serialize, Deserialize)]
+struct Holder {
+    run: String,
+    pid: u32,
+    host: String,
+    /// Seconds since 1970.
+    started: u64,
+}
+
+/// Makes the directory of checkpoints ready, and this run's; removes what a killed run left aside. On rank 0.
+///
+/// # Errors
+/// If it cannot be made or written, is another run's, or holds checkpoints that this run does not continue.
+pub(crate) fn take(options: &CheckpointOptions, run: Run) -> Result<Lock, RunError> {
+    let dir = &options.dir;
+    refuse_earlier(options)?;
+    files::create_folder(dir).map_err(RunError::output(OPTION, dir))?;
+    let lock = lock(dir, run)?;
+    // Another run may have come in between.
+    refuse_earlier(options)?;
+    for entry in fs::read_dir(dir).map_err(RunError::io(dir))? {
+        let path = entry.map_err(RunError::io(dir))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with(ASIDE) {
+            let removed =
+                if path.is_dir() { files::remove_folder(&path) } else { files::remove(&path) };
+            removed.map_err(RunError::io(&path))?;
+        }
+    }
+    Ok(lock)
+}
+
+fn refuse_earlier(options: &CheckpointOptions) -> Result<(), RunError> {
+    let dir = &options.dir;
+    if options.resume || !(dir.join(LATEST).exists() || holds_checkpoints(dir)) {
+        return Ok(());
+    }
+    let reason = "holds the checkpoints of an earlier run; add --resume to continue it, or choose another \
+                  directory";
+    Err(RunError::checkpoint(dir, reason))
+}
+
+fn holds_checkpoints(dir: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(dir) else { return false };
+    entries.flatten().any(|e| step_of(&e.file_name().to_string_lossy()).is_some())
+}
+
+fn lock(dir: &Path, run: Run) -> Result<Lock, RunError> {
+    let path = dir.join(LOCK);
+    let refuse = RunError::output(OPTION, &path);
+    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = opened.map_err(refuse)?;
+    let warning = match file.try_lock() {
+        Ok(()) => None,
+        Err(TryLockError::WouldBlock) => {
+            let reason = format!(
+                "is written by {}; wait until it has ended, or choose another directory",
+                holder(&path)
+            );
+            return Err(RunError::checkpoint(dir, reason));
+        }
+        // A file system without locks.
+        Err(TryLockError::Error(e)) => Some(format!(
+            "{} cannot be locked ({e}): see to it that no other run writes there",
+            dir.display()
+        )),
+    };
+    let holder = Holder {
+        run: run.to_string(),
+        pid: std::process::id(),
+        host: host(),
+        started: wall_time() as u64,
+    };
+    let text = serde_json::to_string(&holder).unwrap_or_default() + "\n";
+    let written = Sink::create(&path).and_then(|mut sink| sink.write_all(text.as_bytes()));
+    written.map_err(RunError::output(OPTION, &path))?;
+    Ok(Lock { _file: file, warning })
+}
+
+/// The run that a lock's file names.
+fn holder(path: &Path) -> String {
+    let text = fs::read(path).unwrap_or_default();
+    match serde_json::from_slice(&text) {
+        Ok(Holder { run, pid, host, started }) => {
+            let seconds = (wall_time() as u64).saturating_sub(started);
+            format!("the run {run} (process {pid} on {host}, started {seconds} s ago)")
+        }
+        Err(_) => "another run".into(),
+    }
+}
+
+fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    if name.trim().is_empty() { "an unnamed host".into() } else { name.trim().into() }
+}

@@ -1,0 +1,305 @@
+//! One rank's side of the checkpoints of a run: what is due when, and what becomes of one that cannot be written.
+//!
+//! A rank copies what it owns and writes it on a thread of its own while training goes on. Between steps the ranks
+//! find out together whether all parts are written; then rank 0 completes the checkpoint, on a thread again. A
+//! checkpoint that fails on any rank is given up by all of them: rank 0 removes what there is of it, and the run
+//! goes on with a warning, as long as a later one can be written.
+
+use super::lock::Run;
+use super::snapshot;
+use super::write::{ASIDE, Job, Leader};
+use super::{CheckpointOptions, Position, Progress, SOURCE, Validated, dir_name, validated};
+use crate::RunError;
+use crate::device::Device;
+use crate::files::{self, Sink};
+use crate::plan_dir::PlanDir;
+use std::thread::JoinHandle;
+
+/// What a rank says of its part while it is being written.
+const PENDING: u64 = u64::MAX;
+
+/// One rank's side of the checkpoints of a run.
+pub(crate) struct Saver<'a> {
+    plan: &'a PlanDir,
+    options: &'a CheckpointOptions,
+    run: Run,
+    rank: usize,
+    set: &'a [(String, f64)],
+    /// The metrics, which must be on disk before `latest` says that their steps are done.
+    metrics: Option<Sink>,
+    /// The checkpoint whose parts are being written, at the same time on every rank.
+    parts: Option<Parts>,
+    /// On rank 0, the checkpoint that is being completed.
+    completing: Option<Completing>,
+    /// Steps of the checkpoint that was begun last, or that the run went on from.
+    begun: Option<usize>,
+    /// Steps of the newest complete one; known on rank 0.
+    complete: Option<usize>,
+    warnings: Vec<String>,
+}
+
+struct Parts {
+    job: Job,
+    leader: Option<Leader>,
+    thread: Option<JoinHandle<Result<(), RunError>>>,
+    /// What this rank's thread ended with.
+    ended: Option<Result<(), RunError>>,
+}
+
+struct Completing {
+    job: Job,
+    thread: JoinHandle<Result<Option<RunError>, RunError>>,
+}
+
+/// What became of the request for a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// It is being written, or it is complete, as was asked for.
+    Yes,
+    /// This parameter is not finite: there is nothing worth saving.
+    NotFinite(String),
+    /// The last one could not be written.
+    Lost(String),
+}
+
+impl<'a> Saver<'a> {
+    /// A saver that goes on after the checkpoint of `last` steps, if there is one.
+    #[expect(clippy::too_many_arguments, reason = "each is one fact of the run")]
+    pub(crate) fn new(
+        plan: &'a PlanDir,
+        options: &'a CheckpointOptions,
+        run: Run,
+        rank: usize,
+        set: &'a [(String, f64)],
+        metrics: Option<Sink>,
+        last: Option<usize>,
+    ) -> Self {
+        Saver {
+            plan,
+            options,
+            run,
+            rank,
+            set,
+            metrics,
+            parts: None,
+            completing: None,
+            begun: last,
+            complete: last,
+            warnings: vec![],
+        }
+    }
+
+    /// Whether a checkpoint is due after `step` steps.
+    pub(crate) fn due(&self, step: usize) -> bool {
+        self.options.every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    /// What went wrong since this was asked last, for people.
+    pub(crate) fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// Copies what this rank owns after `step` steps, and begins to write it. Waits for the checkpoint before. All
+    /// ranks must ask.
+    ///
+    /// # Errors
+    /// If the device or another rank failed.
+    pub(crate) fn save(
+        &mut self,
+        step: usize,
+        position: Position,
+        validations: Progress,
+        device: &impl Device,
+    ) -> Result<Saved, RunError> {
+        self.settle(device)?;
+        let plan = &self.plan.plan;
+        let pieces = snapshot::take(plan, device, self.rank)?;
+        // Numbers from 1, so that the largest is one that any rank found.
+        let found = snapshot::not_finite(plan, &pieces).map_or(0, |param| param + 1);
+        let found = device.largest(found as u64)? as usize;
+        if let Some(param) = found.checked_sub(1).and_then(|i| plan.params.get(i)) {
+            return Ok(Saved::NotFinite(param.name.clone()));
+        }
+        let aside = format!("{ASIDE}{}-{}", self.run, dir_name(step));
+        let (root, aside) = (self.options.dir.clone(), self.options.dir.join(aside));
+        let job = Job { root, aside, step, rank: self.rank };
+        let leader = (self.rank == 0).then(|| Leader {
+            index: snapshot::index(self.plan, step, position, validations, self.set),
+            source: self.plan.path.join(SOURCE),
+            keep: self.options.keep,
+            metrics: self.metrics.as_ref().and_then(|f| f.try_clone().ok()),
+        });
+        let part = job.clone();
+        let thread = Some(std::thread::spawn(move || part.write_part(&pieces)));
+        self.parts = Some(Parts { job, leader, thread, ended: None });
+        self.begun = Some(step);
+        Ok(Saved::Yes)
+    }
+
+    /// Sees to it that the state after `step` steps is saved and on disk. All ranks must ask, and all get the same
+    /// answer.
+    ///
+    /// # Errors
+    /// If the device or another rank failed.
+    pub(crate) fn finish(
+        &mut self,
+        step: usize,
+        position: Position,
+        validations: Progress,
+        device: &impl Device,
+    ) -> Result<Saved, RunError> {
+        if self.begun != Some(step) {
+            let saved = self.save(step, position, validations, device)?;
+            if saved != Saved::Yes {
+                return Ok(saved);
+            }
+        }
+        self.settle(device)?;
+        let lost = self.rank == 0 && self.complete != Some(step);
+        if device.largest(u64::from(lost))? == 0 {
+            return Ok(Saved::Yes);
+        }
+        let what = format!(
+            "the state after {step} steps is lost: its checkpoint could not be written; {}",
+            self.newest()
+        );
+        Ok(Saved::Lost(what))
+    }
+
+    /// Notes what a validation after `step` steps found, if that state was saved.
+    pub(crate) fn validated(&mut self, step: usize, found: &Validated) {
+        if self.rank > 0 || self.complete != Some(step) {
+            return;
+        }
+        let CheckpointOptions { dir, keep, .. } = self.options;
+        if let Err(e) = validated::record(dir, step, found, *keep) {
+            self.warnings.push(format!("the validation of {} is not noted: {e}", dir_name(step)));
+        }
+    }
+
+    /// Goes on with the checkpoint that is being written, without waiting for it. All ranks must ask.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    pub(crate) fn advance(&mut self, device: &impl Device) -> Result<(), RunError> {
+        self.meet(device, false)?;
+        if self.completing.as_ref().is_some_and(|c| c.thread.is_finished()) {
+            self.completed();
+        }
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written. All ranks must ask.
+    ///
+    /// # Errors
+    /// If another rank failed.
+    pub(crate) fn settle(&mut self, device: &impl Device) -> Result<(), RunError> {
+        self.meet(device, true)?;
+        self.completed();
+        Ok(())
+    }
+
+    /// Where all ranks have written their parts, rank 0 begins to complete the checkpoint.
+    fn meet(&mut self, device: &impl Device, wait: bool) -> Result<(), RunError> {
+        let Some(mut parts) = self.parts.take() else { return Ok(()) };
+        if let Some(thread) = parts.thread.take_if(|t| wait || t.is_finished()) {
+            parts.ended = Some(joined(thread));
+        }
+        match device.largest(parts.said())? {
+            PENDING => self.parts = Some(parts),
+            0 => {
+                if let Some(leader) = parts.leader {
+                    // One at a time.
+                    self.completed();
+                    let job = parts.job.clone();
+                    let thread = std::thread::spawn(move || job.complete(leader));
+                    self.completing = Some(Completing { job: parts.job, thread });
+                }
+            }
+            code => {
+                let reason = match parts.ended {
+                    Some(Err(own)) => own.to_string(),
+                    _ => reason(code),
+                };
+                self.give_up(&parts.job, &reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that rank 0 completes.
+    fn completed(&mut self) {
+        let Some(Completing { job, thread }) = self.completing.take() else { return };
+        match joined(thread) {
+            Ok(untidy) => {
+                self.complete = Some(job.step);
+                self.warnings.extend(untidy.map(|e| {
+                    format!("the checkpoint after {} steps is complete, but {e}", job.step)
+                }));
+            }
+            Err(e) => self.give_up(&job, &e.to_string()),
+        }
+    }
+
+    fn give_up(&mut self, job: &Job, reason: &str) {
+        if self.rank > 0 {
+            return;
+        }
+        // There may be nothing, and what cannot be removed now is removed when the directory is used again.
+        let _ = files::remove_folder(&job.aside);
+        self.warnings.push(format!(
+            "the checkpoint after {} steps could not be written: {reason}; training goes on, {}",
+            job.step,
+            self.newest()
+        ));
+    }
+
+    fn newest(&self) -> String {
+        match self.complete {
+            Some(step) => format!("the newest complete checkpoint is {}", dir_name(step)),
+            None => "there is no complete checkpoint yet".into(),
+        }
+    }
+}
+
+impl Parts {
+    /// What this rank tells the others: that it is not done, that it is, or the system's number of its error.
+    fn said(&self) -> u64 {
+        match &self.ended {
+            None => PENDING,
+            Some(Ok(())) => 0,
+            Some(Err(RunError::Io { error, .. })) => {
+                1 + error.raw_os_error().map_or(0, |code| code.unsigned_abs().into())
+            }
+            Some(Err(_)) => 1,
+        }
+    }
+}
+
+/// Why another rank could not write its part.
+fn reason(code: u64) -> String {
+    match i32::try_from(code - 1) {
+        Ok(code) if code > 0 => {
+            format!("on another rank: {}", std::io::Error::from_raw_os_error(code))
+        }
+        _ => "another rank could not write its part".into(),
+    }
+}
+
+fn joined<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+impl Drop for Saver<'_> {
+    /// After an error threads may still write: a checkpoint that only rank 0 has to complete still becomes one.
+    fn drop(&mut self) {
+        if let Some(thread) = self.parts.as_mut().and_then(|p| p.thread.take()) {
+            // What went wrong has been said.
+            let _ = thread.join();
+        }
+        if let Some(Completing { thread, .. }) = self.completing.take() {
+            // As above.
+            let _ = thread.join();
+        }
+    }
+}

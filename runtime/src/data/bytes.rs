@@ -1,0 +1,66 @@
+//! Bytes of a file that stays mapped as long as they are used, or of memory.
+
+use crate::RunError;
+use memmap2::Mmap;
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes that clones share.
+#[derive(Clone)]
+pub(crate) struct Bytes {
+    all: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl Bytes {
+    /// Those of a file, which is mapped: what is not read costs no memory, and what is read can be dropped again.
+    ///
+    /// # Errors
+    /// If it is no regular file, or cannot be mapped.
+    pub(crate) fn map(path: &Path) -> Result<Bytes, RunError> {
+        let meta = std::fs::metadata(path).map_err(RunError::io(path))?;
+        if meta.is_dir() {
+            let reason =
+                "is a directory; name its files, for example with a pattern: 'folder/*.bin'";
+            return Err(RunError::data(path, reason));
+        }
+        if !meta.is_file() {
+            return Err(RunError::data(path, "is no regular file"));
+        }
+        let file = File::open(path).map_err(RunError::io(path))?;
+        if meta.len() == 0 {
+            return Ok(Bytes::from(Vec::new()));
+        }
+        // SAFETY: the mapping is read-only. As with every mapping, a file that another process cuts off while
+        // it is read ends this process.
+        let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(path))?;
+        let range = 0..map.len();
+        Ok(Bytes { all: Arc::new(map), range })
+    }
+
+    /// A part of them; `None` if it leaves them.
+    pub(crate) fn part(&self, range: Range<usize>) -> Option<Bytes> {
+        if range.start > range.end || range.end > self.range.len() {
+            return None;
+        }
+        let range = self.range.start + range.start..self.range.start + range.end;
+        Some(Bytes { all: Arc::clone(&self.all), range })
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &(*self.all).as_ref()[self.range.clone()]
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(all: Vec<u8>) -> Bytes {
+        let range = 0..all.len();
+        Bytes { all: Arc::new(all), range }
+    }
+}

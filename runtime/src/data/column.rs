@@ -1,0 +1,130 @@
+//! One input's examples over all files.
+
+use super::bytes::Bytes;
+use super::check;
+use super::element::{Element, convert};
+use super::formats::{Array, Contents};
+use crate::RunError;
+use frit_ir::plan::InputSpec;
+use std::path::Path;
+
+/// The examples of an input, as its files have them.
+pub(super) struct Column {
+    pub(super) input: InputSpec,
+    pub(super) element: Element,
+    /// Bytes of one example; `None` if the tensor is the same for all.
+    pub(super) example: Option<usize>,
+    /// Of each file.
+    pub(super) parts: Vec<Bytes>,
+}
+
+impl Column {
+    /// What the first file has.
+    pub(super) fn of(input: &InputSpec, part: Part) -> Column {
+        let size = input.ty.shape.dims().iter().skip(1).product::<usize>() * part.element.size();
+        let example = part.examples.map(|_| size);
+        Column { input: input.clone(), element: part.element, example, parts: vec![part.bytes] }
+    }
+
+    /// Adds what another file has.
+    ///
+    /// # Errors
+    /// If it has another type, or a tensor that is the same for all examples is not the same there.
+    pub(super) fn add(&mut self, path: &Path, part: Part) -> Result<(), RunError> {
+        let name = &self.input.name;
+        if part.element != self.element {
+            let (here, before) = (part.element, self.element);
+            let reason = format!("tensor `{name}` is {here}, and {before} in the files before");
+            return Err(RunError::data(path, reason));
+        }
+        if self.example.is_none() && *part.bytes != *self.parts[0] {
+            let reason = format!(
+                "tensor `{name}` is the same for all examples, and another than in the files before"
+            );
+            return Err(RunError::data(path, reason));
+        }
+        self.parts.push(part.bytes);
+        Ok(())
+    }
+
+    /// Whether its elements are checked.
+    pub(super) fn is_checked(&self) -> bool {
+        self.element == Element::Bool || !self.input.ranges.is_empty()
+    }
+}
+
+/// What one file has for an input.
+pub(super) struct Part {
+    pub(super) element: Element,
+    pub(super) bytes: Bytes,
+    /// Examples; `None` if the tensor is the same for all.
+    pub(super) examples: Option<usize>,
+}
+
+impl Part {
+    /// Takes the tensor of an input out of a file's contents: with another number of examples, or exactly as it
+    /// is declared.
+    ///
+    /// # Errors
+    /// If there is none, or it has another shape or a type that the input does not take.
+    pub(super) fn take(
+        path: &Path,
+        contents: &mut Contents,
+        input: &InputSpec,
+        exact: bool,
+    ) -> Result<Part, RunError> {
+        let wanted = wanted(input, exact);
+        let there = contents.list();
+        let array = contents.take(&input.name).map_err(|what| {
+            RunError::data(
+                path,
+                format!("{what}; the plan wants {wanted}, and the file has {there}"),
+            )
+        })?;
+        let Array { element, shape, bytes } = array;
+        let refuse = |what: String| {
+            let reason = format!("tensor `{}` {what}; the plan wants {wanted}", input.name);
+            Err(RunError::data(path, reason))
+        };
+        let dims = input.ty.shape.dims();
+        let per_example = input.per_example && !exact;
+        let fits = match per_example {
+            true => shape.split_first().zip(dims.split_first()).is_some_and(|(a, b)| a.1 == b.1),
+            false => shape == dims,
+        };
+        if !fits {
+            let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
+            return refuse(format!("has shape [{}]", dims.join(", ")));
+        }
+        if !element.feeds(input.ty.dtype) {
+            let known = Element::feeding(input.ty.dtype);
+            return refuse(format!("is {element}, and this input takes {known}"));
+        }
+        let mut part = Part { element, bytes, examples: per_example.then(|| shape[0]) };
+        if element.size() > input.ty.dtype.size() {
+            part.narrow(path, input)?;
+        }
+        Ok(part)
+    }
+
+    /// Rewrites the elements in the input's type, which is smaller: every one must fit.
+    fn narrow(&mut self, path: &Path, input: &InputSpec) -> Result<(), RunError> {
+        let to = input.ty.dtype;
+        check::fits(path, input, self.element, &self.bytes)?;
+        let n = self.bytes.len() / self.element.size();
+        let mut narrow = Vec::with_capacity(n * to.size());
+        convert(self.element, &self.bytes, to, &mut narrow);
+        (self.element, self.bytes) = (Element::from(to), Bytes::from(narrow));
+        Ok(())
+    }
+}
+
+/// The type of an input as files have it.
+fn wanted(input: &InputSpec, exact: bool) -> String {
+    let dims = input.ty.shape.dims();
+    let mut dims: Vec<String> = dims.iter().map(usize::to_string).collect();
+    if let (Some(first), true) = (dims.first_mut(), input.per_example && !exact) {
+        *first = "examples".into();
+    }
+    format!("{}[{}]", input.ty.dtype, dims.join(", "))
+}

@@ -1,0 +1,80 @@
+//! The formats of data files: each gives tensors by name.
+
+mod npz;
+mod safetensors;
+mod tokens;
+
+pub use tokens::TokenDType;
+
+use super::bytes::Bytes;
+use super::element::Element;
+use crate::RunError;
+use frit_ir::plan::Plan;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A tensor of a file.
+pub(super) struct Array {
+    pub(super) element: Element,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Bytes,
+}
+
+/// What a file holds.
+#[derive(Default)]
+pub(super) struct Contents {
+    pub(super) arrays: BTreeMap<String, Array>,
+    /// Tensors of types that no input has, by name, with the type. They may be there for other programs.
+    pub(super) others: BTreeMap<String, String>,
+}
+
+impl Contents {
+    /// Takes out a tensor.
+    ///
+    /// # Errors
+    /// What there is instead.
+    pub(super) fn take(&mut self, name: &str) -> Result<Array, String> {
+        if let Some(array) = self.arrays.remove(name) {
+            return Ok(array);
+        }
+        if let Some(kind) = self.others.get(name) {
+            return Err(format!("tensor `{name}` is {kind}, which no input has"));
+        }
+        Err(format!("no tensor `{name}`"))
+    }
+
+    /// Whether there is a tensor of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.arrays.contains_key(name) || self.others.contains_key(name)
+    }
+
+    /// The tensors, for messages.
+    pub(super) fn list(&self) -> String {
+        let shape = |a: &Array| a.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let known = self.arrays.iter().map(|(n, a)| format!("`{n}` {}[{}]", a.element, shape(a)));
+        let all: Vec<String> =
+            known.chain(self.others.iter().map(|(n, kind)| format!("`{n}` {kind}"))).collect();
+        if all.is_empty() { "no tensor".into() } else { all.join(", ") }
+    }
+}
+
+/// Reads a file by its ending.
+///
+/// # Errors
+/// If it cannot be read, or is not what its ending says.
+pub(super) fn read(
+    path: &Path,
+    plan: &Plan,
+    tokens: Option<TokenDType>,
+) -> Result<Contents, RunError> {
+    let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    match extension.as_deref() {
+        Some("safetensors") => safetensors::read(path),
+        Some("npz") => npz::read(path),
+        Some("bin") => tokens::read(path, plan, tokens),
+        _ => {
+            let reason = "unknown kind of data; use .safetensors, .npz or .bin";
+            Err(RunError::data(path, reason))
+        }
+    }
+}

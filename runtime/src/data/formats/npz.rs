@@ -1,0 +1,72 @@
+//! `.npz`: arrays of NumPy by name, mapped where `numpy.savez` stored them as they are, and read whole where
+//! `numpy.savez_compressed` packed them.
+
+use super::super::bytes::Bytes;
+use super::super::element::Element;
+use super::{Array, Contents};
+use crate::RunError;
+use npyz::npz::NpzArchive;
+use npyz::zip::CompressionMethod;
+use npyz::{NpyHeader, Order};
+use std::io::{Cursor, Read};
+use std::path::Path;
+
+/// NumPy's names of element types.
+const TYPES: [(&str, Element); 12] = [
+    ("<f8", Element::F64),
+    ("<f4", Element::F32),
+    ("<f2", Element::F16),
+    ("<i8", Element::I64),
+    ("<i4", Element::I32),
+    ("<i2", Element::I16),
+    ("|i1", Element::I8),
+    ("<u8", Element::U64),
+    ("<u4", Element::U32),
+    ("<u2", Element::U16),
+    ("|u1", Element::U8),
+    ("|b1", Element::Bool),
+];
+
+pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
+    let whole = Bytes::map(path)?;
+    let refuse = |e: std::io::Error| RunError::data(path, format!("not an npz file: {e}"));
+    let mut archive = NpzArchive::new(Cursor::new(&*whole)).map_err(refuse)?;
+    let names: Vec<String> = archive.array_names().map(str::to_string).collect();
+    let mut contents = Contents::default();
+    for name in names {
+        let file = npyz::npz::file_name_from_array_name(&name);
+        let zip = archive.zip_archive();
+        let mut entry = zip.by_name(&file).map_err(|e| refuse(e.into()))?;
+        let is_stored = entry.compression() == CompressionMethod::Stored;
+        let (begin, size) = (entry.data_start() as usize, entry.size() as usize);
+        let stored = is_stored.then(|| whole.part(begin..begin.checked_add(size)?)).flatten();
+        let bytes = match stored {
+            Some(bytes) => bytes,
+            None => {
+                let mut bytes = Vec::new();
+                entry.read_to_end(&mut bytes).map_err(refuse)?;
+                Bytes::from(bytes)
+            }
+        };
+        let mut rest: &[u8] = &bytes;
+        let header = NpyHeader::from_reader(&mut rest).map_err(refuse)?;
+        let data = bytes.len() - rest.len();
+        let kind = header.dtype().descr().trim_matches('\'').to_string();
+        let Some((_, element)) = TYPES.iter().find(|(name, _)| *name == kind) else {
+            contents.others.insert(name, kind);
+            continue;
+        };
+        if header.order() != Order::C && header.shape().len() > 1 {
+            let reason = format!("array `{name}` is in Fortran order; save it in C order");
+            return Err(RunError::data(path, reason));
+        }
+        let shape: Vec<usize> = header.shape().iter().map(|d| *d as usize).collect();
+        let numel = shape.iter().try_fold(element.size(), |n, d| n.checked_mul(*d));
+        let end = numel.and_then(|n| data.checked_add(n));
+        let bytes = end.and_then(|end| bytes.part(data..end)).ok_or_else(|| {
+            RunError::data(path, format!("array `{name}` is shorter than its shape {shape:?}"))
+        })?;
+        contents.arrays.insert(name, Array { element: *element, shape, bytes });
+    }
+    Ok(contents)
+}

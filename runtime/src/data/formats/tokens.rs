@@ -1,0 +1,141 @@
+//! `.bin`: token ids one after the other, uint16 or uint32.
+//!
+//! A file may begin with the header of 256 int32 that GPT-2 and Llama shards have: magic, version, number of
+//! tokens; the magic says the type. Without a header the type is what is asked for, else uint16 where the model's
+//! vocabulary and the file agree with that.
+
+use super::super::bytes::Bytes;
+use super::super::element::Element;
+use super::{Array, Contents};
+use crate::RunError;
+use frit_ir::DType;
+use frit_ir::plan::{InputSpec, Plan};
+use std::path::Path;
+
+/// The type of the tokens of a file without a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum TokenDType {
+    /// uint16.
+    U16,
+    /// uint32.
+    U32,
+}
+
+impl TokenDType {
+    fn element(self) -> Element {
+        match self {
+            TokenDType::U16 => Element::U16,
+            TokenDType::U32 => Element::U32,
+        }
+    }
+}
+
+/// Bytes of a header.
+const HEADER: usize = 256 * 4;
+/// Magic, version and type of the headers there are.
+const HEADERS: [(u32, u32, TokenDType); 2] =
+    [(20_240_520, 1, TokenDType::U16), (20_240_801, 7, TokenDType::U32)];
+/// Tokens of which the first look at a file tells the type.
+const LOOK: usize = 4096;
+
+/// Windows of T + 1 tokens, each beginning at the last of the one before: the first T are the input, the last T
+/// the labels. The plan must have one integer input and labels of the same shape.
+pub(super) fn read(
+    path: &Path,
+    plan: &Plan,
+    asked: Option<TokenDType>,
+) -> Result<Contents, RunError> {
+    let refuse = |reason: String| RunError::data(path, reason);
+    let [input, labels] = &plan.inputs[..] else {
+        let names: Vec<&str> = plan.inputs.iter().map(|i| i.name.as_str()).collect();
+        return Err(refuse(format!(
+            "token files need a plan with one input and labels, and this one has {}",
+            names.join(", ")
+        )));
+    };
+    let shape = &input.ty.shape.0;
+    let integer = matches!(input.ty.dtype, DType::I64 | DType::I32);
+    if shape.len() != 2 || labels.ty.shape != input.ty.shape || !integer {
+        let (a, b) = (&input.ty, &labels.ty);
+        return Err(refuse(format!(
+            "token files need integer inputs [batch, T] and labels of the same shape, not {a} and {b}"
+        )));
+    }
+    let file = Bytes::map(path)?;
+    let (dtype, begin, end) = match header(&file).map_err(refuse)? {
+        Some((dtype, _)) if asked.is_some_and(|asked| asked != dtype) => {
+            let found = dtype.element();
+            return Err(refuse(format!("its header says {found}; leave --token-dtype out")));
+        }
+        Some((dtype, n)) => (dtype, HEADER, HEADER + n * dtype.element().size()),
+        None => (headerless(&file, asked, input).map_err(refuse)?, 0, file.len()),
+    };
+    let size = dtype.element().size();
+    let t = shape[1];
+    let n = ((end - begin) / size).saturating_sub(1).checked_div(t).unwrap_or(0);
+    let window = |offset: usize| {
+        let first = (begin + offset * size).min(end);
+        let bytes = file.part(first..first + if n == 0 { 0 } else { n * t * size });
+        let bytes = bytes.expect("invariant: the file has one token more than the windows");
+        Array { element: dtype.element(), shape: vec![n, t], bytes }
+    };
+    let arrays = [(input.name.clone(), window(0)), (labels.name.clone(), window(1))].into();
+    Ok(Contents { arrays, ..Contents::default() })
+}
+
+/// The type and the number of tokens that a header says; `None` if there is no header.
+fn header(file: &[u8]) -> Result<Option<(TokenDType, usize)>, String> {
+    let word = |i: usize| {
+        let bytes = file.get(4 * i..4 * i + 4).and_then(|b| b.try_into().ok());
+        bytes.map(u32::from_le_bytes)
+    };
+    let known = HEADERS.iter().find(|(magic, ..)| word(0) == Some(*magic));
+    let Some((_, version, dtype)) = known.filter(|_| file.len() >= HEADER) else { return Ok(None) };
+    if word(1) != Some(*version) {
+        let found = word(1).unwrap_or(0);
+        return Err(format!("its header is of version {found}; version {version} is read"));
+    }
+    let n = word(2).unwrap_or(0) as usize;
+    let there = (file.len() - HEADER) / dtype.element().size();
+    if n > there {
+        return Err(format!("its header says {n} tokens, and the file has {there}: it is cut off"));
+    }
+    Ok(Some((*dtype, n)))
+}
+
+/// The type of a file that does not say it.
+fn headerless(
+    file: &[u8],
+    asked: Option<TokenDType>,
+    input: &InputSpec,
+) -> Result<TokenDType, String> {
+    let dtype = asked.unwrap_or(TokenDType::U16);
+    let size = dtype.element().size();
+    if !file.len().is_multiple_of(size) {
+        let (found, bytes) = (dtype.element(), file.len());
+        return Err(format!(
+            "its {bytes} bytes are no whole number of {found} tokens; say their type with --token-dtype"
+        ));
+    }
+    if asked.is_some() {
+        return Ok(dtype);
+    }
+    let vocabulary = input.ranges.iter().map(|r| r.hi).min().unwrap_or(0);
+    if vocabulary > i64::from(u16::MAX) {
+        return Err(format!(
+            "the model has {} tokens, more than uint16 can name: say the file's type with --token-dtype u16 \
+             or u32",
+            vocabulary + 1
+        ));
+    }
+    let (words, _) = file[..file.len().min(4 * LOOK)].as_chunks::<4>();
+    let is_wide = |w: &[u8; 4]| w[2..] == [0, 0];
+    if words.len() > 1 && words.iter().all(is_wide) && words.iter().any(|w| w[..2] != [0, 0]) {
+        return Err(
+            "every second uint16 of it is 0, as if its tokens were uint32: say their type with \
+                    --token-dtype u32, or u16"
+                .into(),
+        );
+    }
+    Ok(dtype)
+}

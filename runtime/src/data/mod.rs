@@ -1,0 +1,402 @@
+//! Training data: `.safetensors` and `.npz` with one tensor per input, or `.bin` with tokens; see docs/data.md.
+//!
+//! A tensor is per-example if its shape is that of the input with another first axis, replicated if it
+//! is exactly the input's. One global batch has (per-rank batch) × ranks × accumulation examples; rank
+//! `r` takes its `r`-th contiguous slice, of which micro-step `a` takes the `a`-th part. Batches follow
+//! one another and wrap at the end of an epoch; examples that fill no whole batch are left out. If the
+//! plan shuffles, every epoch has its own order, which depends on the seed and the epoch only. Several files
+//! are one after the other.
+//!
+//! Elements are fed in the type that the file has, as long as it is no larger than the input's: the device
+//! widens them.
+
+mod bytes;
+mod check;
+mod column;
+mod element;
+mod formats;
+mod order;
+mod source;
+
+pub use element::Element;
+pub(crate) use element::convert;
+pub use formats::TokenDType;
+pub use source::{Arguments, Source};
+
+use crate::RunError;
+use crate::checkpoint::Position;
+use bytes::Bytes;
+use column::{Column, Part};
+use frit_ir::plan::Plan;
+use order::{Deal, Place, shuffled};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of integers that are checked when they are loaded; more than these are checked as they are fed.
+const CHECKED_AT_ONCE: usize = 8 << 30;
+
+/// All examples of some files, as the plan's inputs want them.
+pub struct Data {
+    columns: Vec<Column>,
+    files: Vec<File>,
+    deal: Deal,
+    /// Whether batches are checked as they are fed.
+    check_late: bool,
+    /// The seed of the order, if examples are shuffled.
+    seed: Option<u64>,
+    /// The epoch whose order was last asked for, and the order.
+    order: Mutex<(usize, Arc<[usize]>)>,
+}
+
+/// A file and the number of its first example.
+struct File {
+    path: PathBuf,
+    first: usize,
+}
+
+impl Data {
+    /// Reads files for a plan.
+    ///
+    /// # Errors
+    /// If a file cannot be read, lacks a tensor, has one of another dtype or shape, or has an index that an
+    /// operation does not take; or if there are fewer examples than one global batch.
+    pub fn load(source: &Source, plan: &Plan) -> Result<Data, RunError> {
+        let (mut columns, mut files, mut examples) = (Vec::new(), Vec::new(), None);
+        for path in source.paths()? {
+            let first = examples.unwrap_or(0);
+            if let Some(n) = read(&path, plan, source, &mut columns)? {
+                examples = Some(first + n);
+            }
+            files.push(File { path, first });
+        }
+        let per_example = plan.inputs.iter().rfind(|i| i.per_example);
+        let batch = per_example.map_or(1, |i| i.ty.shape.0[0]);
+        let (ranks, accumulation) = (plan.world_size, plan.accumulation);
+        let examples = examples.unwrap_or(batch * ranks * accumulation);
+        let keep_rest = !plan.drop_last;
+        let micro_steps = if keep_rest { 1 } else { accumulation };
+        let needed = batch * ranks * micro_steps;
+        if plan.eval.is_none() && examples < needed {
+            let reason = format!(
+                "{examples} examples are fewer than one global batch of {needed} \
+                 ({batch} per rank × {ranks} ranks × {micro_steps} micro-steps)"
+            );
+            return Err(RunError::data(&files[0].path, reason));
+        }
+        let seed = plan.shuffle.then_some(plan.seed);
+        let order = Mutex::new((usize::MAX, Arc::from([])));
+        let deal = Deal { examples, ranks, accumulation, batch, keep_rest };
+        let mut data = Data { columns, files, deal, check_late: false, seed, order };
+        data.check()?;
+        Ok(data)
+    }
+
+    /// Checks all elements against the ranges of their inputs, unless these are very many.
+    fn check(&mut self) -> Result<(), RunError> {
+        let checked = |c: &&Column| c.is_checked();
+        let parts = self.columns.iter().filter(checked).flat_map(|c| &c.parts);
+        if parts.map(|p| p.len()).sum::<usize>() > CHECKED_AT_ONCE {
+            self.check_late = true;
+            return Ok(());
+        }
+        for column in self.columns.iter().filter(checked) {
+            for (file, part) in self.files.iter().zip(&column.parts) {
+                check::ranges(&file.path, &column.input, column.element, part, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where step `step` begins to read.
+    pub fn position(&self, step: usize) -> Position {
+        let Place { epoch, first, .. } = self.deal.place(step);
+        Position { epoch, example: first }
+    }
+
+    /// The step that begins to read at a position or, where the global batch had another size when it was
+    /// noted, whose batch holds it.
+    pub fn step_at(&self, position: Position) -> usize {
+        self.deal.step_at(position)
+    }
+
+    /// Hands over what rank `rank` reads in micro-step `micro` of step `step`: buffer, type and bytes.
+    ///
+    /// # Errors
+    /// The first error of `put`, or an index that an operation does not take.
+    pub fn feed(
+        &self,
+        step: usize,
+        micro: usize,
+        rank: usize,
+        put: impl FnMut(usize, Element, &[u8]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let Place { epoch, first, micro_steps } = self.deal.place(step);
+        let first = first + (rank * micro_steps + micro) * self.deal.batch;
+        match self.seed.map(|seed| self.order(seed, epoch)) {
+            None => self.put(first..first + self.deal.batch, put),
+            Some(order) => self.put(order[first..first + self.deal.batch].iter().copied(), put),
+        }
+    }
+
+    /// Micro-steps of a step: fewer at the end of an epoch if the rest is kept and does not fill a step.
+    pub fn micro_steps(&self, step: usize) -> usize {
+        self.deal.place(step).micro_steps
+    }
+
+    /// Number of examples.
+    pub fn len(&self) -> usize {
+        self.deal.examples
+    }
+
+    /// Whether there are no examples.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Batches of all ranks in which every example comes once; the last may not be full.
+    pub fn batches(&self) -> usize {
+        self.len().div_ceil(self.deal.batch * self.deal.ranks)
+    }
+
+    /// Hands over what rank `rank` reads in batch `number` when every example comes once, in the files'
+    /// order: buffer, type and bytes. Returns how many examples count; the others, at the end, fill the batch.
+    ///
+    /// # Errors
+    /// Those of `put`, or an index that an operation does not take.
+    pub fn feed_once(
+        &self,
+        number: usize,
+        rank: usize,
+        put: impl FnMut(usize, Element, &[u8]) -> Result<(), RunError>,
+    ) -> Result<usize, RunError> {
+        let Deal { ranks, batch, examples, .. } = self.deal;
+        let first = (number * ranks + rank) * batch;
+        self.put((first..first + batch).map(|i| i % examples.max(1)), put)?;
+        Ok(examples.saturating_sub(first).min(batch))
+    }
+
+    /// Hands over examples by their numbers.
+    fn put(
+        &self,
+        examples: impl Iterator<Item = usize> + Clone,
+        mut put: impl FnMut(usize, Element, &[u8]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let mut picked = Vec::new();
+        for column in &self.columns {
+            let Some(size) = column.example else {
+                put(column.input.buffer, column.element, &column.parts[0])?;
+                continue;
+            };
+            picked.clear();
+            for i in examples.clone() {
+                let number = self.files.partition_point(|f| f.first <= i) - 1;
+                let file = &self.files[number];
+                let bytes = &column.parts[number][(i - file.first) * size..][..size];
+                if self.check_late && column.is_checked() {
+                    let at = i - file.first;
+                    check::ranges(&file.path, &column.input, column.element, bytes, at)?;
+                }
+                picked.extend_from_slice(bytes);
+            }
+            put(column.input.buffer, column.element, &picked)?;
+        }
+        Ok(())
+    }
+
+    /// The order of an epoch's examples.
+    fn order(&self, seed: u64, epoch: usize) -> Arc<[usize]> {
+        let mut last = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0 != epoch {
+            *last = (epoch, shuffled(self.len(), seed, epoch).into());
+        }
+        Arc::clone(&last.1)
+    }
+}
+
+/// Adds what one file has to every input's column; the number of its examples, if anything is per example.
+fn read(
+    path: &Path,
+    plan: &Plan,
+    source: &Source,
+    columns: &mut Vec<Column>,
+) -> Result<Option<usize>, RunError> {
+    let mut contents = formats::read(path, plan, source.tokens)?;
+    let mut examples: Option<(usize, &str)> = None;
+    for (i, input) in plan.inputs.iter().enumerate() {
+        let part = Part::take(path, &mut contents, input, false)?;
+        if let Some(n) = part.examples {
+            if let Some((others, name)) = examples.filter(|(m, _)| *m != n) {
+                let reason =
+                    format!("`{}` has {n} examples, and `{name}` has {others}", input.name);
+                return Err(RunError::data(path, reason));
+            }
+            examples = Some((n, &input.name));
+        }
+        match columns.get_mut(i) {
+            Some(column) => column.add(path, part)?,
+            None => columns.push(Column::of(input, part)),
+        }
+    }
+    Ok(examples.map(|(n, _)| n))
+}
+
+/// What is written to an input's buffer.
+pub(crate) struct Fed {
+    pub(crate) buffer: usize,
+    pub(crate) element: Element,
+    pub(crate) bytes: Bytes,
+}
+
+/// Reads tensors exactly as the plan's inputs are declared, for one batch of every rank alike. Inputs in
+/// `optional` may be missing; false if any is.
+///
+/// # Errors
+/// If the file cannot be read, lacks a tensor, has one of another dtype or shape, or an index that an operation
+/// does not take.
+pub(crate) fn read_inputs(
+    path: &Path,
+    plan: &Plan,
+    optional: &[String],
+) -> Result<(Vec<Fed>, bool), RunError> {
+    let mut contents = formats::read(path, plan, None)?;
+    let (mut fed, mut complete) = (Vec::new(), true);
+    for input in &plan.inputs {
+        if optional.contains(&input.name) && !contents.has(&input.name) {
+            complete = false;
+            continue;
+        }
+        let Part { element, bytes, .. } = Part::take(path, &mut contents, input, true)?;
+        check::ranges(path, input, element, &bytes, 0)?;
+        fed.push(Fed { buffer: input.buffer, element, bytes });
+    }
+    Ok((fed, complete))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frit_ir::plan::InputSpec;
+    use frit_ir::{DType, TensorType};
+
+    fn data(n: usize, ranks: usize, seed: Option<u64>) -> Data {
+        over(&[n], ranks, seed)
+    }
+
+    /// Examples over files of so many each.
+    fn over(sizes: &[usize], ranks: usize, seed: Option<u64>) -> Data {
+        let input = InputSpec {
+            name: "x".into(),
+            ty: TensorType::new(DType::U8, [2]),
+            buffer: 0,
+            per_example: true,
+            ranges: vec![],
+        };
+        let (mut parts, mut files, mut first) = (Vec::new(), Vec::new(), 0);
+        for n in sizes {
+            parts.push(Bytes::from((first as u8..(first + n) as u8).collect::<Vec<_>>()));
+            files.push(File { path: "data".into(), first });
+            first += n;
+        }
+        let columns = vec![Column { input, element: Element::U8, example: Some(1), parts }];
+        let order = Mutex::new((usize::MAX, Arc::from([])));
+        let deal = Deal { examples: first, ranks, accumulation: 1, batch: 2, keep_rest: false };
+        Data { columns, files, deal, check_late: false, seed, order }
+    }
+
+    /// The examples of an epoch, step by step and rank by rank.
+    fn epoch(data: &Data, number: usize) -> Vec<u8> {
+        let steps = data.len() / data.deal.global_batch();
+        let mut seen = Vec::new();
+        for step in number * steps..(number + 1) * steps {
+            for rank in 0..data.deal.ranks {
+                let put = |_, _, bytes: &[u8]| {
+                    seen.extend_from_slice(bytes);
+                    Ok(())
+                };
+                data.feed(step, 0, rank, put).unwrap();
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn epochs_repeat_in_order_and_drop_the_last_part() {
+        let data = data(11, 2, None);
+        assert_eq!(epoch(&data, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(epoch(&data, 1), epoch(&data, 0));
+    }
+
+    #[test]
+    fn positions_name_the_same_examples_at_other_batches() {
+        let (one, two) = (data(24, 1, None), data(24, 2, None));
+        for step in [0, 1, 5, 6, 17] {
+            assert_eq!(two.step_at(two.position(step)), step);
+            assert_eq!(one.step_at(two.position(step)), 2 * step);
+        }
+        assert_eq!(one.position(13), Position { epoch: 1, example: 2 });
+        // The last examples of an epoch that the larger batch leaves out.
+        assert_eq!(data(10, 2, None).step_at(data(10, 1, None).position(4)), 1);
+    }
+
+    #[test]
+    fn the_rest_of_an_epoch_makes_a_smaller_step() {
+        // Steps of 3 micro-steps of 2 ranks × 2 examples; 21 examples are one step, 2 micro-steps, and
+        // one example that fills no micro-step.
+        let mut data = data(21, 2, None);
+        (data.deal.accumulation, data.deal.keep_rest) = (3, true);
+        assert_eq!((0..4).map(|s| data.micro_steps(s)).collect::<Vec<_>>(), [3, 2, 3, 2]);
+        let mut seen = Vec::new();
+        for rank in 0..2 {
+            for micro in 0..2 {
+                let put = |_, _, bytes: &[u8]| {
+                    seen.extend_from_slice(bytes);
+                    Ok(())
+                };
+                data.feed(3, micro, rank, put).unwrap();
+            }
+        }
+        assert_eq!(seen, [12, 13, 14, 15, 16, 17, 18, 19]);
+        data.deal.keep_rest = false;
+        assert_eq!((0..3).map(|s| data.micro_steps(s)).collect::<Vec<_>>(), [3, 3, 3]);
+    }
+
+    #[test]
+    fn shuffled_epochs_hold_every_example_once_in_their_own_order() {
+        let orders: Vec<Vec<u8>> = (0..3).map(|e| epoch(&data(12, 1, Some(7)), e)).collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..12).collect::<Vec<u8>>());
+        }
+        assert!(orders[0] != orders[1] && orders[1] != orders[2]);
+        // Neither the ranks nor what was asked before change the order.
+        let two = data(12, 2, Some(7));
+        assert_eq!(epoch(&two, 2), orders[2]);
+        assert_eq!(epoch(&two, 0), orders[0]);
+        assert_ne!(epoch(&data(12, 1, Some(8)), 0), orders[0]);
+    }
+
+    #[test]
+    fn several_files_are_one_after_the_other() {
+        for seed in [None, Some(3)] {
+            for ranks in [1, 2] {
+                let (one, three) = (data(13, ranks, seed), over(&[4, 0, 9], ranks, seed));
+                assert_eq!((epoch(&three, 0), epoch(&three, 1)), (epoch(&one, 0), epoch(&one, 1)));
+                let all = |data: &Data| {
+                    let mut seen = Vec::new();
+                    for (number, rank) in (0..data.batches()).flat_map(|b| [(b, 0), (b, ranks - 1)])
+                    {
+                        let put = |_, _, bytes: &[u8]| {
+                            seen.extend_from_slice(bytes);
+                            Ok(())
+                        };
+                        let counting = data.feed_once(number, rank, put).unwrap();
+                        seen.push(counting as u8);
+                    }
+                    seen
+                };
+                assert_eq!(all(&three), all(&one));
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Which files hold the data, as the command line names them.
+
+use super::formats::TokenDType;
+use crate::RunError;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The data, on a command line.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Arguments {
+    /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
+    /// input, or .bin with tokens.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// The type of the tokens in .bin files without a header; by default u16.
+    #[arg(long, value_name = "TYPE")]
+    pub token_dtype: Option<TokenDType>,
+}
+
+impl Arguments {
+    /// The files.
+    pub fn source(&self) -> Source {
+        Source::new(self.data.clone(), self.token_dtype)
+    }
+}
+
+/// Files of examples, one after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// Paths and patterns.
+    pub files: Vec<PathBuf>,
+    /// The type of the tokens in `.bin` files that do not say it themselves.
+    pub tokens: Option<TokenDType>,
+}
+
+impl Source {
+    /// Files, and the type of tokens in those that do not say it.
+    pub fn new(files: Vec<PathBuf>, tokens: Option<TokenDType>) -> Source {
+        Source { files, tokens }
+    }
+
+    /// The files: in the order in which they are given, those of a pattern sorted by name.
+    ///
+    /// # Errors
+    /// If a pattern is none, or no file has it.
+    pub(super) fn paths(&self) -> Result<Vec<PathBuf>, RunError> {
+        let mut paths = Vec::new();
+        for given in &self.files {
+            let text = given.to_string_lossy();
+            if given.exists() || !text.contains(['*', '?', '[']) {
+                paths.push(given.clone());
+                continue;
+            }
+            let refuse = |reason: String| RunError::data(given, reason);
+            let matching = glob::glob(&text).map_err(|e| refuse(format!("no pattern: {e}")))?;
+            let before = paths.len();
+            for path in matching {
+                let path = path.map_err(|e| refuse(e.to_string()))?;
+                if path.is_file() {
+                    paths.push(path);
+                }
+            }
+            if paths.len() == before {
+                return Err(refuse("no file matches this pattern".into()));
+            }
+        }
+        if paths.is_empty() {
+            return Err(RunError::data(Path::new("--data"), "names no file"));
+        }
+        Ok(paths)
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for Source {
+    fn from(path: P) -> Source {
+        Source { files: vec![path.into()], tokens: None }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
+        f.write_str(&names.join(" "))
+    }
+}

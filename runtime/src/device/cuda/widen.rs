@@ -1,0 +1,75 @@
+//! Inputs whose data has a smaller element type: what travels is small, and the device widens it.
+
+use super::cubins::Cubins;
+use super::driver::{Address, Arguments, Driver, FunctionHandle, Shape, Source, StreamHandle};
+use super::error::CudaError;
+use super::recipe::c_type;
+use crate::data::Element;
+use frit_ir::DType;
+use frit_kernels::cuda::source;
+use std::collections::HashMap;
+
+/// The kernel: its file, and its name.
+const KERNEL: &str = "convert";
+/// Threads of a block, elements of a thread at most, and blocks at most.
+const BLOCK: u32 = 256;
+const WIDTH: usize = 8;
+const MOST_BLOCKS: usize = 4096;
+
+/// The kernels that were asked for.
+pub(super) struct Widening {
+    cubins: Cubins,
+    kernels: HashMap<(Element, DType), FunctionHandle>,
+}
+
+impl Widening {
+    pub(super) fn new(cubins: Cubins) -> Widening {
+        Widening { cubins, kernels: HashMap::new() }
+    }
+
+    /// Makes the kernel for a pair of types ready; nothing if it is.
+    ///
+    /// # Errors
+    /// If it cannot be compiled or loaded.
+    pub(super) fn prepare(
+        &mut self,
+        driver: &impl Driver,
+        from: Element,
+        to: DType,
+    ) -> Result<(), CudaError> {
+        if self.kernels.contains_key(&(from, to)) {
+            return Ok(());
+        }
+        let name = if from == Element::Bool { "b8" } else { from.name() };
+        let to_name = c_type(to).expect("invariant: no input is of an 8-bit float");
+        let defines = [("FROM", name.to_string()), ("TO", to_name.to_string())];
+        let text = source(KERNEL).expect("invariant: there is such a source");
+        let code = self.cubins.code(driver, &[Source { file: KERNEL, text, defines: &defines }])?;
+        let module = driver.load(&format!("{KERNEL}.cu"), &code[0])?;
+        self.kernels.insert((from, to), driver.function(module, KERNEL, 0)?);
+        Ok(())
+    }
+
+    /// Converts `n` elements on a stream; the kernel is ready.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Safety
+    /// The addresses are valid for the elements when it runs.
+    pub(super) unsafe fn launch(
+        &self,
+        driver: &impl Driver,
+        (from, from_type): (Address, Element),
+        (to, to_type): (Address, DType),
+        n: usize,
+        on: StreamHandle,
+    ) -> Result<(), CudaError> {
+        let mut arguments = Arguments::default();
+        [to, from, n as u64].into_iter().for_each(|word| arguments.push(word));
+        let blocks = n.div_ceil(WIDTH * BLOCK as usize).clamp(1, MOST_BLOCKS) as u32;
+        let shape = Shape { grid: [blocks, 1, 1], block: BLOCK, shared_bytes: 0 };
+        // SAFETY: these are the kernel's parameters; the caller vouches for the addresses.
+        unsafe { driver.launch(self.kernels[&(from_type, to_type)], shape, &arguments, on) }
+    }
+}

@@ -1,0 +1,138 @@
+//! The outputs of a model over a data set, written to a safetensors file batch by batch.
+//!
+//! The header comes first, so that the number of examples is known; then every batch is put in its place. Outputs whose
+//! first axis counts examples are those of all examples, in the data's order; others are rank 0's of the first batch.
+
+use crate::RunError;
+use crate::device::Device;
+use crate::save::safetensors_dtype;
+use frit_ir::plan::{EvalSpec, Place};
+use serde_json::json;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A file of outputs that is being written, beside its path.
+pub(crate) struct Outputs {
+    path: PathBuf,
+    aside: PathBuf,
+    file: File,
+    /// First byte of every output, in the order of the evaluation.
+    starts: Vec<u64>,
+    batch: usize,
+    examples: usize,
+}
+
+impl Outputs {
+    /// Opens the file and writes its header, for so many examples in batches of `batch` per rank.
+    ///
+    /// # Errors
+    /// If the file system refuses.
+    pub(crate) fn create(
+        path: &Path,
+        eval: &EvalSpec,
+        batch: usize,
+        examples: usize,
+    ) -> Result<Outputs, RunError> {
+        let mut header = serde_json::Map::new();
+        let (mut starts, mut end) = (Vec::new(), 0);
+        for output in &eval.outputs {
+            let ty = &output.place.ty;
+            let mut shape = ty.shape.0.clone();
+            if counts_examples(&output.place, batch) {
+                shape[0] = examples;
+            }
+            let bytes = shape.iter().product::<usize>() as u64 * ty.dtype.size() as u64;
+            let dtype = serde_json::to_value(safetensors_dtype(ty.dtype)).unwrap_or_default();
+            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes]});
+            header.insert(output.name.clone(), entry);
+            starts.push(end);
+            end += bytes;
+        }
+        let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+        // Elements begin at multiples of 8 bytes.
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        name.push(format!(".partial-{}", std::process::id()));
+        let aside = path.with_file_name(name);
+        let io = RunError::io(path);
+        let opened = File::create(&aside).and_then(|mut file| {
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            file.set_len(8 + header.len() as u64 + end)?;
+            Ok(file)
+        });
+        let file = opened.map_err(io)?;
+        starts.iter_mut().for_each(|start| *start += 8 + header.len() as u64);
+        Ok(Outputs { path: path.into(), aside, file, starts, batch, examples })
+    }
+
+    /// Puts the outputs of all ranks' batch `number`, one rank after the other, in their places.
+    ///
+    /// # Errors
+    /// If the file system refuses.
+    fn put(
+        &mut self,
+        number: usize,
+        which: usize,
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<(), RunError> {
+        let size = place.ty.bytes();
+        let (start, bytes) = if counts_examples(place, self.batch) {
+            let row = size / self.batch;
+            let ranks = bytes.len() / size.max(1);
+            let first = number * ranks * self.batch;
+            let rows = self.examples.saturating_sub(first).min(ranks * self.batch);
+            (self.starts[which] + (first * row) as u64, &bytes[..rows * row])
+        } else if number == 0 {
+            (self.starts[which], &bytes[..size])
+        } else {
+            return Ok(());
+        };
+        let written =
+            self.file.seek(SeekFrom::Start(start)).and_then(|_| self.file.write_all(bytes));
+        written.map_err(RunError::io(&self.path))
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// If the file system refuses.
+    pub(crate) fn finish(self) -> Result<(), RunError> {
+        let renamed = self.file.sync_all().and_then(|()| std::fs::rename(&self.aside, &self.path));
+        renamed.map_err(RunError::io(&self.path))
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        // There is nothing left where it was given its name.
+        let _ = std::fs::remove_file(&self.aside);
+    }
+}
+
+/// Whether the first axis of an output is that of the examples.
+fn counts_examples(place: &Place, batch: usize) -> bool {
+    batch > 0 && place.ty.shape.dims().first() == Some(&batch)
+}
+
+/// Hands the outputs of a batch to rank 0, which has the file. All ranks must ask.
+///
+/// # Errors
+/// If a device or another rank failed, or the file system refuses.
+pub(crate) fn collect(
+    eval: &EvalSpec,
+    number: usize,
+    device: &impl Device,
+    file: &mut Option<Outputs>,
+) -> Result<(), RunError> {
+    for (which, output) in eval.outputs.iter().enumerate() {
+        let place = &output.place;
+        let bytes = device.gather(place.buffer, place.offset, place.ty.bytes())?;
+        if let Some(file) = file {
+            file.put(number, which, place, &bytes)?;
+        }
+    }
+    Ok(())
+}

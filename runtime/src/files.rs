@@ -1,0 +1,300 @@
+//! What writes files goes through here: every operation passes a gate, where tests let a disk be full or fail,
+//! and what must not be torn is written aside, synced where it must last, and renamed.
+//!
+//! Files have the mode that the umask gives. A target that is a device, a FIFO or an open file of the process
+//! (`/dev/stdout`) is written directly; a symbolic link is followed and stays.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What is about to be done with a file or folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A file is made, or opened for writing.
+    Create,
+    /// So many bytes are handed to the system.
+    Write(usize),
+    /// What was written is made durable.
+    Sync,
+    /// It gets another name.
+    Rename,
+    /// It is removed, with what is in it.
+    Remove,
+    /// A folder is made.
+    CreateFolder,
+}
+
+/// Asked before every operation: the error that it ends in, or of how many bytes a write takes care.
+pub type Gate = fn(Operation, &Path) -> io::Result<usize>;
+
+static GATE: OnceLock<Gate> = OnceLock::new();
+
+/// Has a gate asked before every operation of this process, once and for all.
+pub fn set_gate(gate: Gate) {
+    GATE.get_or_init(|| gate);
+}
+
+fn pass(operation: Operation, path: &Path) -> io::Result<usize> {
+    match (GATE.get(), operation) {
+        (Some(gate), _) => gate(operation, path),
+        (None, Operation::Write(bytes)) => Ok(bytes),
+        (None, _) => Ok(0),
+    }
+}
+
+/// A file that is written.
+#[derive(Debug)]
+pub struct Sink {
+    file: File,
+    path: PathBuf,
+}
+
+impl Sink {
+    /// Makes a file, or empties it.
+    ///
+    /// # Errors
+    /// Those of the file system, as of every function here.
+    pub fn create(path: &Path) -> io::Result<Sink> {
+        Sink::open(path, OpenOptions::new().write(true).create(true).truncate(true))
+    }
+
+    /// Opens a file to write at its end, or makes it.
+    pub fn append(path: &Path) -> io::Result<Sink> {
+        Sink::open(path, OpenOptions::new().append(true).create(true))
+    }
+
+    fn open(path: &Path, options: &OpenOptions) -> io::Result<Sink> {
+        pass(Operation::Create, path)?;
+        Ok(Sink { file: options.open(path)?, path: path.into() })
+    }
+
+    /// Makes what was written durable.
+    pub fn sync(&self) -> io::Result<()> {
+        pass(Operation::Sync, &self.path)?;
+        self.file.sync_all()
+    }
+
+    /// Cuts off the last so many bytes; of what is no regular file nothing can be.
+    pub fn cut(&self, bytes: u64) -> io::Result<()> {
+        let len = self.file.metadata()?.len();
+        self.file.set_len(len.saturating_sub(bytes))
+    }
+
+    /// Another handle of the same file.
+    pub fn try_clone(&self) -> io::Result<Sink> {
+        Ok(Sink { file: self.file.try_clone()?, path: self.path.clone() })
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = pass(Operation::Write(bytes.len()), &self.path)?;
+        self.file.write(&bytes[..taken.min(bytes.len())])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes a file.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    Sink::create(path)?.write_all(bytes)
+}
+
+/// Writes a file durably.
+pub fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = Sink::create(path)?;
+    file.write_all(bytes)?;
+    file.sync()
+}
+
+/// Makes durable what a folder lists.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    pass(Operation::Sync, path)?;
+    File::open(path)?.sync_all()
+}
+
+/// Renames.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    pass(Operation::Rename, to)?;
+    fs::rename(from, to)
+}
+
+/// Removes a file.
+pub fn remove(path: &Path) -> io::Result<()> {
+    pass(Operation::Remove, path)?;
+    fs::remove_file(path)
+}
+
+/// Removes a folder and what is in it.
+pub fn remove_folder(path: &Path) -> io::Result<()> {
+    pass(Operation::Remove, path)?;
+    fs::remove_dir_all(path)
+}
+
+/// Makes a folder and those around it.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    pass(Operation::CreateFolder, path)?;
+    fs::create_dir_all(path)
+}
+
+/// Puts a folder in the place of another one, if there is one: at every moment the old or the new one is there.
+/// Where the system cannot exchange names there is a moment between two renames.
+pub fn replace_folder(new: &Path, old: &Path) -> io::Result<()> {
+    if !old.exists() {
+        return rename(new, old);
+    }
+    pass(Operation::Rename, old)?;
+    match exchange(new, old) {
+        Ok(()) => {
+            // The new one is in its place; what is left of the old one does no harm.
+            let _ = remove_folder(new);
+            Ok(())
+        }
+        Err(e) if e.kind() == ErrorKind::Unsupported || e.kind() == ErrorKind::InvalidInput => {
+            let aside = beside(old);
+            fs::rename(old, &aside)?;
+            fs::rename(new, old).inspect_err(|_| {
+                // The error that matters is the first.
+                let _ = fs::rename(&aside, old);
+            })?;
+            let _ = remove_folder(&aside);
+            Ok(())
+        }
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Path, _: &Path) -> io::Result<()> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+/// A name beside `path` that nothing else has.
+pub fn beside(path: &Path) -> PathBuf {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".partial-{}-{number}", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Where what is written to a path ends up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A regular file, or none yet: it is written aside and moved there.
+    File(PathBuf),
+    /// A device, a FIFO or an open file: it is written directly.
+    Stream(PathBuf),
+}
+
+impl Place {
+    /// Follows the links of a path.
+    pub fn of(path: &Path) -> io::Result<Place> {
+        let mut at = path.to_path_buf();
+        // As many links as systems follow.
+        for _ in 0..40 {
+            let folder = at.parent().filter(|p| !p.as_os_str().is_empty());
+            let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+            let name = at.file_name().ok_or(ErrorKind::IsADirectory)?;
+            let found = folder.join(name);
+            if folder.starts_with("/proc") {
+                return Ok(Place::Stream(found));
+            }
+            match fs::read_link(&found) {
+                Ok(to) => at = folder.join(to),
+                Err(_) => return Place::of_found(found),
+            }
+        }
+        Err(io::Error::other("too many symbolic links"))
+    }
+
+    fn of_found(path: PathBuf) -> io::Result<Place> {
+        let kind = match fs::metadata(&path) {
+            Ok(found) => found.file_type(),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Place::File(path)),
+            Err(e) => return Err(e),
+        };
+        match kind {
+            kind if kind.is_dir() => Err(ErrorKind::IsADirectory.into()),
+            kind if kind.is_file() => Ok(Place::File(path)),
+            kind if is_stream(kind) => Ok(Place::Stream(path)),
+            _ => Err(io::Error::other("it is neither a file, a FIFO nor a character device")),
+        }
+    }
+
+    /// Whether it is the standard output of this process.
+    pub fn is_standard_output(path: &Path) -> bool {
+        let names = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+        names.iter().any(|name| path == Path::new(name))
+    }
+
+    /// Finds out whether it could be written, and leaves nothing.
+    pub fn probe(&self) -> io::Result<()> {
+        match self {
+            // Opening a FIFO waits for its reader.
+            Place::Stream(path) if is_fifo(path) => Ok(()),
+            Place::Stream(path) => OpenOptions::new().write(true).open(path).map(drop),
+            Place::File(path) => {
+                if path.exists() {
+                    OpenOptions::new().write(true).open(path)?;
+                }
+                let aside = beside(path);
+                drop(Sink::create(&aside)?);
+                remove(&aside)
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn is_stream(kind: fs::FileType) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    kind.is_char_device() || kind.is_fifo()
+}
+
+#[cfg(not(unix))]
+fn is_stream(_: fs::FileType) -> bool {
+    false
+}
+
+#[cfg(unix)]
+fn is_fifo(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|m| m.file_type().is_fifo())
+}
+
+#[cfg(not(unix))]
+fn is_fifo(_: &Path) -> bool {
+    false
+}
+
+/// Writes a file whole, or leaves what was there; nothing else is left.
+pub fn deliver(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let buffered = |path: &Path| {
+        let mut sink = io::BufWriter::with_capacity(1 << 20, Sink::create(path)?);
+        put(&mut sink)?;
+        sink.flush()
+    };
+    let path = match Place::of(path)? {
+        Place::Stream(path) => return buffered(&path),
+        Place::File(path) => path,
+    };
+    let aside = beside(&path);
+    let written = buffered(&aside).and_then(|()| rename(&aside, &path));
+    if written.is_err() {
+        // The error that matters is the first; there may be nothing to remove.
+        let _ = remove(&aside);
+    }
+    written
+}

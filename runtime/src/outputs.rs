@@ -1,0 +1,45 @@
+//! The files that are to be written at the end, looked at before anything is computed.
+
+use crate::RunError;
+use crate::files::Place;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// Sees to it that files can be written under these names, each with the option that gave it; leaves nothing.
+///
+/// # Errors
+/// The first that cannot be, that two options name, or that is one of the files which are read.
+pub(crate) fn check(
+    outputs: &[(&'static str, Option<&Path>)],
+    read: &[(&'static str, &Path)],
+) -> Result<(), RunError> {
+    let mut known = Vec::new();
+    for (option, path) in read {
+        known.extend(Place::of(path).ok().map(|place| (*option, place)));
+    }
+    for (option, path) in outputs {
+        let Some(path) = *path else { continue };
+        let place = Place::of(path).map_err(RunError::output(option, path))?;
+        let other = known.iter().find(|(_, p)| *p == place && matches!(p, Place::File(_)));
+        if let Some((other, _)) = other {
+            let reason = format!("is the file of {other}, too; give another name");
+            return Err(RunError::Output { option, path: path.into(), reason });
+        }
+        place.probe().map_err(RunError::output(option, path))?;
+        known.push((option, place));
+    }
+    Ok(())
+}
+
+/// Why a file cannot be written, and what to do.
+pub(crate) fn reason(path: &Path, error: &std::io::Error) -> String {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match error.kind() {
+        ErrorKind::IsADirectory => "is a directory; give the name of a file".into(),
+        ErrorKind::NotFound if !folder.exists() => {
+            format!("the directory {} does not exist; make it first", folder.display())
+        }
+        ErrorKind::PermissionDenied => "cannot be written: permission denied".into(),
+        _ => format!("cannot be written: {error}"),
+    }
+}

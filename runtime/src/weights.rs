@@ -1,0 +1,259 @@
+//! The values that a plan directory holds: `weights.safetensors` and, where the plan reads weights from the model's
+//! own files, `weights.json`.
+//!
+//! The plan has a digest of each tensor, which is compared when the tensor is first read, so that a rank hashes
+//! only what it holds. A digest is the SHA-256 of the SHA-256 of every 8 MiB, so that all cores can work at it.
+
+use crate::RunError;
+use frit_ir::plan::Plan;
+use memmap2::Mmap;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes that are hashed by themselves.
+const CHUNK: usize = 8 << 20;
+
+/// The digest of a tensor's little-endian elements, in hexadecimal.
+pub fn digest(bytes: &[u8]) -> String {
+    let mut parts = vec![[0; 32]; bytes.len().div_ceil(CHUNK)];
+    let hash = |chunk: &[u8], part: &mut [u8; 32]| *part = Sha256::digest(chunk).into();
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let each = parts.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for (bytes, parts) in bytes.chunks(each * CHUNK).zip(parts.chunks_mut(each)) {
+            let work = move || {
+                bytes.chunks(CHUNK).zip(parts).for_each(|(chunk, part)| hash(chunk, part));
+            };
+            if bytes.len() <= CHUNK {
+                work();
+            } else {
+                scope.spawn(work);
+            }
+        }
+    });
+    Sha256::digest(parts.as_flattened()).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The values of a plan's parameters and constants, as far as they are stored.
+pub(crate) struct Values {
+    path: PathBuf,
+    /// The plan's own, then those of the training plan that it belongs to.
+    parts: Vec<Weights>,
+    digests: HashMap<String, String>,
+    /// Tensors that are what the plan says.
+    compared: Mutex<HashSet<String>>,
+}
+
+impl Values {
+    /// Maps the files of a plan directory, and of that of the training that the plan belongs to.
+    ///
+    /// # Errors
+    /// If one cannot be read, lacks a constant, or holds a tensor of another size or one that is none of the plan.
+    pub(crate) fn load(
+        dir: &Path,
+        plan: &Plan,
+        training: Option<&Path>,
+    ) -> Result<Values, RunError> {
+        let parts = [Some(dir), training].into_iter().flatten().map(Weights::load);
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let params = plan.params.iter().map(|p| (&p.name, &p.ty, &p.digest));
+        let constants = plan.constants.iter().map(|c| (&c.name, &c.ty, &c.digest));
+        let specs: Vec<_> = params.chain(constants).collect();
+        let digests = specs
+            .iter()
+            .filter_map(|(name, _, digest)| Some(((*name).clone(), digest.as_ref()?.clone())))
+            .collect();
+        let path = dir.join("weights.safetensors");
+        let values = Values { path, parts, digests, compared: Mutex::default() };
+        for (name, ty, digest) in specs {
+            let Some(bytes) = values.stored(name) else { continue };
+            if bytes.len() != ty.bytes() || digest.is_none() {
+                let (is, wants) = (bytes.len(), ty.bytes());
+                let why = format!("`{name}` of {is} bytes is not that of the plan, of {wants}");
+                return Err(values.refuse(why));
+            }
+        }
+        match plan.constants.iter().find(|c| values.stored(&c.name).is_none()) {
+            None => Ok(values),
+            Some(c) => Err(values.refuse(format!("the constant `{}` is not there", c.name))),
+        }
+    }
+
+    fn refuse(&self, what: String) -> RunError {
+        let reason = format!("{what}; compile the model again");
+        RunError::Plan { path: self.path.clone(), reason }
+    }
+
+    fn stored(&self, name: &str) -> Option<&[u8]> {
+        self.parts.iter().find_map(|w| w.get(name))
+    }
+
+    /// Whether a tensor is stored.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.stored(name).is_some()
+    }
+
+    /// Whether a tensor is stored beside the plan, and not with the training that it belongs to.
+    pub(crate) fn only_evaluated(&self, name: &str) -> bool {
+        self.parts.len() > 1 && self.parts[0].get(name).is_some()
+    }
+
+    /// The bytes of a tensor that is stored.
+    ///
+    /// # Errors
+    /// If they are not those that the plan was compiled with.
+    pub(crate) fn get(&self, name: &str) -> Result<Option<&[u8]>, RunError> {
+        let Some(bytes) = self.stored(name) else { return Ok(None) };
+        self.compare(name, bytes)?;
+        Ok(Some(bytes))
+    }
+
+    /// Compares the bytes of a tensor with the plan's digest, if it has one and they were not compared before.
+    ///
+    /// # Errors
+    /// If they differ.
+    pub(crate) fn compare(&self, name: &str, bytes: &[u8]) -> Result<(), RunError> {
+        let Some(expected) = self.digests.get(name) else { return Ok(()) };
+        let known = || self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        if known().contains(name) {
+            return Ok(());
+        }
+        if digest(bytes) != *expected {
+            let what = format!("`{name}` was changed after the plan was compiled");
+            return Err(self.refuse(what));
+        }
+        known().insert(name.into());
+        Ok(())
+    }
+
+    /// Compares every tensor that is stored.
+    ///
+    /// # Errors
+    /// If one differs.
+    pub(crate) fn compare_all(&self) -> Result<(), RunError> {
+        let mut names: Vec<&String> = self.digests.keys().collect();
+        names.sort();
+        names.into_iter().try_for_each(|name| self.get(name).map(drop))
+    }
+}
+
+/// The files of one directory.
+struct Weights {
+    file: Mmap,
+    /// Where in the file each tensor lies: first byte and number of bytes.
+    own: BTreeMap<String, (usize, usize)>,
+    /// Weights that lie in the model's own files.
+    referenced: References,
+}
+
+impl Weights {
+    /// Maps the files of a plan directory.
+    ///
+    /// # Errors
+    /// If one cannot be read, or is shorter than what it is said to hold.
+    fn load(dir: &Path) -> Result<Weights, RunError> {
+        let path = dir.join("weights.safetensors");
+        let file = File::open(&path).map_err(RunError::io(&path))?;
+        // SAFETY: the map is only read; a plan directory is not changed while it is in use.
+        let file = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
+        let tensors = safetensors::SafeTensors::deserialize(&file)
+            .map_err(|e| RunError::Plan { path, reason: e.to_string() })?;
+        let start = file.as_ptr() as usize;
+        let place = |data: &[u8]| (data.as_ptr() as usize - start, data.len());
+        let own = tensors.iter().map(|(name, t)| (name.to_string(), place(t.data()))).collect();
+        let path = dir.join("weights.json");
+        let referenced =
+            if path.exists() { References::load(&path)? } else { References::default() };
+        Ok(Weights { file, own, referenced })
+    }
+
+    /// The bytes of a tensor.
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        if let Some(bytes) = self.referenced.get(name) {
+            return Some(bytes);
+        }
+        let (begin, bytes) = *self.own.get(name)?;
+        Some(&self.file[begin..begin + bytes])
+    }
+}
+
+/// `weights.json`: tensors as byte ranges of other files.
+#[derive(Default)]
+struct References {
+    files: Vec<Mmap>,
+    /// File, first byte and number of bytes, by tensor.
+    tensors: BTreeMap<String, Place>,
+}
+
+#[derive(Deserialize)]
+struct Place {
+    file: usize,
+    offset: usize,
+    bytes: usize,
+}
+
+#[derive(Deserialize)]
+struct FileSpec {
+    path: PathBuf,
+    bytes: usize,
+}
+
+#[derive(Deserialize)]
+struct ReferenceFile {
+    files: Vec<FileSpec>,
+    tensors: BTreeMap<String, Place>,
+}
+
+impl References {
+    fn load(path: &Path) -> Result<References, RunError> {
+        let refuse = |path: &Path, reason: String| RunError::Plan { path: path.into(), reason };
+        let text = std::fs::read(path).map_err(RunError::io(path))?;
+        let ReferenceFile { files: specs, tensors } =
+            serde_json::from_slice(&text).map_err(|e| refuse(path, e.to_string()))?;
+        let mut files = Vec::new();
+        for spec in specs {
+            let file = File::open(&spec.path).map_err(RunError::io(&spec.path))?;
+            // SAFETY: the map is only read; the files of a plan are not changed while it is in use.
+            let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(&spec.path))?;
+            if map.len() != spec.bytes {
+                let reason = "the plan reads its weights here, and it was changed; compile again";
+                return Err(refuse(&spec.path, reason.into()));
+            }
+            files.push(map);
+        }
+        let references = References { files, tensors };
+        match references.tensors.keys().find(|name| references.get(name).is_none()) {
+            None => Ok(references),
+            Some(name) => Err(refuse(path, format!("`{name}` lies outside its file"))),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        let place = self.tensors.get(name)?;
+        self.files.get(place.file)?.get(place.offset..place.offset.checked_add(place.bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_of_a_tensor_counts() {
+        let mut bytes = vec![7_u8; 2 * CHUNK + 5];
+        let all = digest(&bytes);
+        assert_eq!(digest(&bytes), all);
+        for at in [0, CHUNK - 1, CHUNK, 2 * CHUNK + 4] {
+            bytes[at] ^= 1;
+            assert_ne!(digest(&bytes), all, "byte {at}");
+            bytes[at] ^= 1;
+        }
+        assert_ne!(digest(&bytes[1..]), all);
+        assert_eq!(digest(&[]), digest(&[]));
+    }
+}

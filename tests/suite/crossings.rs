@@ -1,0 +1,266 @@
+//! Validation crossed with all that decides how parameters lie on ranks: every pair of settings once, and the loss at
+//! each step is what `frit eval` finds in the checkpoint of that step.
+
+use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};
+use frit_passes::verify_plan::verify_evaluation;
+use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
+use frit_runtime::eval::{Options, evaluate};
+use frit_runtime::run::{RunOptions, RunReport, run};
+use frit_runtime::validation::ValidationOptions;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+const STEPS: usize = 3;
+
+/// What is crossed: of each, settings, or what is said of it in words.
+const FACTORS: [&[&str]; 8] = [
+    &["mlp", "dropout", "tied"],
+    &["", "optimizer.decay=matrices", "group"],
+    &["sharding.ranks=1", "sharding.ranks=2", "sharding.ranks=3", "sharding.ranks=4"],
+    &["full_shard", "shard_grad_op", "shard_optimizer", "hybrid_shard", "no_shard"],
+    &["run.accumulation=1", "run.accumulation=2"],
+    &["memory.recompute=none", "memory.recompute=unit", "memory.recompute=selective"],
+    &["memory.offload=none", "memory.offload=optimizer", "memory.offload=parameters"],
+    &["precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16"],
+];
+const MODEL: usize = 0;
+const GROUPS: usize = 1;
+const RANKS: usize = 2;
+const STRATEGY: usize = 3;
+
+/// A level of each factor, or of some.
+type Row = [Option<usize>; FACTORS.len()];
+
+/// A replica is two ranks.
+fn is_possible(row: &Row) -> bool {
+    let hybrid = row[STRATEGY].is_some_and(|s| FACTORS[STRATEGY][s] == "hybrid_shard");
+    !hybrid || row[RANKS].is_none_or(|ranks| ranks % 2 == 1)
+}
+
+/// Rows that hold every possible pair of levels: each takes what holds most pairs that none has held.
+fn rows() -> Vec<[usize; FACTORS.len()]> {
+    let pair = |(f, a), (g, b)| {
+        let mut row = Row::default();
+        (row[f], row[g]) = (Some(a), Some(b));
+        row
+    };
+    let levels = |f: usize| 0..FACTORS[f].len();
+    let mut open: BTreeSet<Row> = BTreeSet::new();
+    for f in 0..FACTORS.len() {
+        for g in f + 1..FACTORS.len() {
+            open.extend(levels(f).flat_map(|a| levels(g).map(move |b| pair((f, a), (g, b)))));
+        }
+    }
+    open.retain(is_possible);
+    let mut rows = Vec::new();
+    while let Some(first) = open.first().copied() {
+        let mut row = first;
+        for f in 0..FACTORS.len() {
+            if row[f].is_some() {
+                continue;
+            }
+            let with = |level| {
+                let mut with = row;
+                with[f] = Some(level);
+                with
+            };
+            let closed = |row: &Row| {
+                let holds = |p: &&Row| {
+                    p[f].is_some() && p.iter().zip(row).all(|(p, r)| p.is_none() || p == r)
+                };
+                open.iter().filter(holds).count()
+            };
+            let possible = levels(f).map(with).filter(is_possible).rev();
+            row = possible.max_by_key(closed).expect("a level is possible");
+        }
+        open.retain(|p| !p.iter().zip(&row).all(|(p, r)| p.is_none() || p == r));
+        rows.push(row.map(|level| level.expect("filled")));
+    }
+    rows
+}
+
+/// Compiles a row; with hyper-parameters of its own for some of the weights of every model.
+fn planned(row: &[usize; FACTORS.len()]) -> (Planned, &'static str) {
+    let model = FACTORS[MODEL][row[MODEL]];
+    let strategy = format!("sharding.strategy={}", FACTORS[STRATEGY][row[STRATEGY]]);
+    let mut settings = vec![strategy.as_str(), "optimizer.lr=0.01"];
+    if strategy.ends_with("hybrid_shard") {
+        settings.push("sharding.shard_group=2");
+    }
+    let mut toml = "";
+    match FACTORS[GROUPS][row[GROUPS]] {
+        "" => {}
+        "group" => toml = "[[optimizer.group]]\nscope = \"*.weight\"\nlr = 1e-4\n",
+        setting => settings.push(setting),
+    }
+    settings.extend((RANKS..FACTORS.len()).filter(|f| *f != STRATEGY).map(|f| FACTORS[f][row[f]]));
+    (plan_to_evaluate_configured(&model_of(model), 2, toml, &settings), model)
+}
+
+fn model_of(model: &str) -> String {
+    format!("tests/models/{model}/model.onnx")
+}
+
+fn train(planned: &Planned, options: RunOptions) -> RunReport {
+    let options = RunOptions { threads: Some(1), ..options };
+    run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn options(model: &str, dir: &Path, steps: usize) -> RunOptions {
+    let data = file(&format!("tests/models/{model}/data.safetensors"));
+    RunOptions {
+        steps,
+        data: data.clone().into(),
+        validation: Some(ValidationOptions { data: data.into(), every: Some(1) }),
+        checkpoint: Some(CheckpointOptions {
+            dir: dir.into(),
+            every: Some(1),
+            resume: true,
+            keep: None,
+        }),
+        ..RunOptions::default()
+    }
+}
+
+#[test]
+fn validation_is_the_evaluation_of_every_checkpoint_whatever_it_is_crossed_with() {
+    let rows = rows();
+    assert!((20..=30).contains(&rows.len()), "{} rows", rows.len());
+    for row in rows {
+        let words: Vec<&str> = row.iter().zip(FACTORS).map(|(level, f)| f[*level]).collect();
+        let (planned, model) = planned(&row);
+        let checkpoints = planned.dir.path().join("checkpoints");
+        // One run that ends and is continued.
+        let mut found = train(&planned, options(model, &checkpoints, STEPS - 1)).validation;
+        found.extend(train(&planned, options(model, &checkpoints, STEPS)).validation);
+        let steps: Vec<usize> = found.iter().map(|(step, _)| *step).collect();
+        assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "{words:?}");
+        for (step, loss) in found {
+            let evaluated = Options {
+                plan: planned.path(),
+                data: vec![file(&format!("tests/models/{model}/data.safetensors"))],
+                checkpoint: Some(checkpoints.join(format!("step-{step:08}"))),
+                threads: Some(1),
+                ..Options::default()
+            };
+            let report = evaluate(&evaluated).unwrap_or_else(|e| panic!("{words:?}: {e}"));
+            let evaluated = report.expect("rank 0").loss;
+            assert_eq!(evaluated, Some(loss), "{words:?} after {step} steps");
+        }
+    }
+}
+
+#[test]
+fn block_models_share_the_layout_of_their_units() {
+    let group = "[[optimizer.group]]\nscope = \"*h.1*\"\nlr = 1e-4\n";
+    for (toml, settings) in [
+        ("", &["sharding.ranks=4", "optimizer.decay=matrices"][..]),
+        (group, &["sharding.ranks=2", "sharding.reshard_after_forward=1", "run.accumulation=2"]),
+        (group, &["sharding.ranks=3", "sharding.prefetch=auto", "optimizer.kind=adafactor"]),
+        ("", &["sharding.ranks=2", "params.frozen=[\"*wte*\"]", "optimizer.decay=matrices"]),
+        ("", &["sharding.ranks=2", "precision.compute=fp8", "optimizer.decay=matrices"]),
+    ] {
+        let planned = plan_to_evaluate_configured(&model_of("gpt2"), 1, toml, settings);
+        let checkpoints = planned.dir.path().join("checkpoints");
+        let report = train(&planned, options("gpt2", &checkpoints, 1));
+        let evaluated = Options {
+            plan: planned.path(),
+            data: vec![file("tests/models/gpt2/data.safetensors")],
+            checkpoint: Some(checkpoints),
+            threads: Some(1),
+            ..Options::default()
+        };
+        let evaluated = evaluate(&evaluated).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
+        assert_eq!(report.validation, [(1, evaluated.loss.expect("a loss"))], "{settings:?}");
+    }
+}
+
+#[test]
+fn an_evaluation_that_holds_parameters_otherwise_is_refused() {
+    let of = |decay: &str| {
+        plan_to_evaluate(
+            &model_of("mlp"),
+            4,
+            &["sharding.ranks=2", &"precision.compute=fp32", &format!("optimizer.decay={decay}")],
+        )
+    };
+    let (all, matrices) = (of("all"), of("matrices"));
+    let evaluation = &all.compiled.evaluation.as_ref().expect("an evaluation").plan;
+    let found = verify_evaluation(evaluation, &matrices.compiled.plan).expect_err("refused");
+    assert!(found.iter().all(|d| d.code == "P406"), "{found:?}");
+    let other =
+        plan_to_evaluate(&model_of("mlp"), 4, &["sharding.ranks=3", "precision.compute=fp32"]);
+    let found = verify_evaluation(evaluation, &other.compiled.plan).expect_err("refused");
+    assert_eq!(found[0].code, "P405");
+    // A directory put together of two is refused before the first step.
+    let eval = matrices.path().join("eval");
+    std::fs::remove_dir_all(&eval).expect("removed");
+    std::fs::rename(all.path().join("eval"), &eval).expect("moved");
+    let checkpoints = matrices.dir.path().join("checkpoints");
+    let error = run(&matrices.path(), &options("mlp", &checkpoints, 1)).expect_err("refused");
+    assert!(error.to_string().contains("compile the model again"), "{error}");
+    assert!(Checkpoint::latest(&checkpoints).expect("readable").is_none());
+}
+
+#[test]
+fn patience_stops_at_the_same_step_when_it_is_resumed() {
+    let settings =
+        ["sharding.ranks=2", "optimizer.kind=sgd", "optimizer.lr=3", "precision.compute=fp32"];
+    let planned = plan_to_evaluate(&model_of("mlp"), 4, &settings);
+    let impatient = |name: &str, steps| {
+        let dir = planned.dir.path().join(name);
+        let mut options = options("mlp", &dir, steps);
+        options.validation.as_mut().expect("given").every = Some(2);
+        train(&planned, RunOptions { patience: Some(2), ..options })
+    };
+    let whole = impatient("whole", 60);
+    let end = whole.losses.len();
+    let why = whole.early_end().expect("it stopped");
+    assert!(end < 60 && why.starts_with(&format!("stopped early after {end} steps")), "{why}");
+    let losses: Vec<f64> = whole.validation.iter().map(|(_, loss)| *loss).collect();
+    let (before, last) = losses.split_at(losses.len() - 2);
+    let best = before.iter().copied().fold(f64::INFINITY, f64::min);
+    assert!(last.iter().all(|loss| !(*loss < best)), "{losses:?}");
+    for cut in 1..end {
+        let name = format!("cut-{cut}");
+        assert_eq!(impatient(&name, cut).early, None);
+        let rest = impatient(&name, 60);
+        assert_eq!(rest.start + rest.losses.len(), end, "continued after {cut} steps");
+        assert_eq!(rest.early, whole.early);
+        // It stays where it stopped.
+        assert_eq!(impatient(&name, 60).losses, [0.0; 0]);
+    }
+}
+
+#[test]
+fn patience_without_validations_is_refused() {
+    let planned = plan_to_evaluate(&model_of("mlp"), 4, &[]);
+    let data = file("tests/models/mlp/data.safetensors");
+    let validation = Some(ValidationOptions { data: data.clone().into(), every: None });
+    let options =
+        RunOptions { steps: 9, data: data.into(), patience: Some(1), ..RunOptions::default() };
+    for validation in [None, validation] {
+        let options = RunOptions { validation, ..options.clone() };
+        let error = run(&planned.path(), &options).expect_err("refused").to_string();
+        assert!(error.contains("--validate-every"), "{error}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_complete_before_the_validation_of_the_same_step() {
+    let planned = plan_to_evaluate(&model_of("mlp"), 4, &["sharding.ranks=2"]);
+    let dir = planned.dir.path().join("checkpoints");
+    let report = train(&planned, options("mlp", &dir, 2));
+    // As if the last validation had not come to its end.
+    for name in ["step-00000002/validation.json", "best"] {
+        std::fs::remove_file(dir.join(name)).expect("removed");
+    }
+    let before = Checkpoint::open(&dir.join("step-00000002")).expect("complete without it");
+    assert_eq!((before.index.step, before.validated), (2, None));
+    // It is made up for when the run is continued.
+    let again = train(&planned, options("mlp", &dir, 2));
+    assert_eq!(again.validation, report.validation[1..]);
+    assert_eq!(again.losses, [0.0; 0]);
+    let after = Checkpoint::open(&dir.join("step-00000002")).expect("complete");
+    assert_eq!(after.validated.expect("validated").loss, Some(report.validation[1].1));
+}

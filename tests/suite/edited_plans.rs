@@ -1,0 +1,322 @@
+//! Plans edited by hand: every number, text and list of a `plan.json` is changed in turn. What is refused is refused
+//! with a message before anyone uses it; what is accepted can be inspected, compared, reported and simulated.
+//!
+//! `FRIT_EDITS=all` tries every edit instead of a sample.
+
+use crate::machine::Random;
+use crate::support::{file, plan, plan_at, plan_to_evaluate};
+use clap::Parser;
+use frit_ir::plan::{Plan, check, seal, sha256_hex};
+use frit_passes::verify_plan::verify_plan;
+use serde_json::Value;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// Edits of one plan that are tried, unless all are.
+const SAMPLE: usize = 250;
+
+/// The plans: several ranks, accumulation, low precision, offload, and an evaluation.
+fn plans() -> Vec<Plan> {
+    let mlp = "tests/models/mlp/model.onnx";
+    let gpt2 = ["sharding.ranks=4", "precision.compute=bf16", "run.accumulation=2"];
+    let evaluation = plan_to_evaluate(mlp, 4, &["sharding.ranks=2"]).compiled.evaluation;
+    vec![
+        plan(mlp, 4, &["sharding.ranks=2"]).compiled.plan,
+        plan("tests/models/gpt2/model.onnx", 2, &gpt2).compiled.plan,
+        evaluation.expect("an evaluation").plan,
+        plan(mlp, 4, &["sharding.ranks=2", "memory.offload=optimizer", "optimizer.kind=adafactor"])
+            .compiled
+            .plan,
+    ]
+}
+
+/// A value in place of another one, by name of the edit.
+fn edits(value: &Value) -> Vec<(&'static str, Value)> {
+    let number = |x: u64| Value::from(x);
+    match value {
+        Value::Number(n) => {
+            let next = n.as_u64().map_or(Value::from(n.as_f64().unwrap_or(0.0) + 1.0), |n| {
+                number(n.wrapping_add(1))
+            });
+            vec![
+                ("0", number(0)),
+                ("-1", Value::from(-1)),
+                ("1", number(1)),
+                ("n + 1", next),
+                ("2^31", number(1 << 31)),
+                ("2^53", number(1 << 53)),
+                ("2^63", number(1 << 63)),
+                ("2^64 - 1", number(u64::MAX)),
+                ("1e300", Value::from(1e300)),
+            ]
+        }
+        Value::String(text) => {
+            vec![("text", "another".into()), ("longer", format!("{text}!").into())]
+        }
+        Value::Array(items) if !items.is_empty() => {
+            let doubled = items.iter().chain(items).cloned().collect();
+            let mut swapped = items.clone();
+            let last = swapped.len() - 1;
+            swapped.swap(0, last);
+            vec![
+                ("empty", Value::Array(vec![])),
+                ("doubled", Value::Array(doubled)),
+                ("shorter", Value::Array(items[..last].to_vec())),
+                ("swapped", Value::Array(swapped)),
+            ]
+        }
+        Value::Bool(b) => vec![("not", Value::Bool(!b))],
+        _ => vec![],
+    }
+}
+
+/// Every place of a value, as a JSON pointer. Of a list the first, the last and some in between: the others
+/// are of the same kind.
+fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+    found.push(at.into());
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields.iter().filter(|(key, _)| !is_prose(key)) {
+                places(value, &format!("{at}/{key}"), found);
+            }
+        }
+        Value::Array(items) => {
+            let n = items.len();
+            let wanted = |i: usize| i < 4 || i + 3 > n || i.is_multiple_of(n.div_ceil(8));
+            for (i, value) in items.iter().enumerate().filter(|(i, _)| wanted(*i)) {
+                places(value, &format!("{at}/{i}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// What is only read by people.
+fn is_prose(key: &str) -> bool {
+    matches!(key, "reports" | "lints" | "config" | "origin" | "reason")
+}
+
+/// Everything that reads a plan and runs nothing of it.
+fn read_by_all(dir: &Path, other: &Path, plan: &Plan) {
+    // Whatever is found, it is found without a panic.
+    let _ = verify_plan(plan);
+    let commands = |path: &str| {
+        let mut all =
+            vec![vec!["diff", path, other.to_str().expect("UTF-8")], vec!["simulate", path]];
+        all.push(vec!["diff", other.to_str().expect("UTF-8"), path, "--json"]);
+        for view in ["summary", "units", "casts", "schedule", "memory", "kernels", "lints", "graph"]
+        {
+            all.push(vec!["inspect", path, "--view", view]);
+        }
+        all.into_iter().map(|c| c.into_iter().map(String::from).collect()).collect::<Vec<Vec<_>>>()
+    };
+    let page = dir.join("page.html").to_str().expect("UTF-8").to_string();
+    let path = dir.to_str().expect("UTF-8");
+    let report = ["report", path, "-o", &page].map(String::from).to_vec();
+    for command in commands(path).into_iter().chain([report]) {
+        let arguments = std::iter::once("frit".to_string()).chain(command);
+        let cli = frit::commands::Cli::try_parse_from(arguments).expect("a command");
+        let _ = frit::commands::execute(&cli);
+    }
+}
+
+/// Reads an edited plan; whether it was accepted.
+fn accepted(edited: &Value, dir: &Path, other: &Path) -> bool {
+    let text = seal(&serde_json::to_string_pretty(edited).expect("JSON"));
+    let Ok(plan) = Plan::from_json(&text) else { return false };
+    std::fs::write(dir.join("plan.json"), &text).expect("written");
+    read_by_all(dir, other, &plan);
+    verify_plan(&plan).is_ok()
+}
+
+#[test]
+fn every_edit_is_refused_or_harmless_to_readers() {
+    let all = std::env::var("FRIT_EDITS").is_ok_and(|v| v == "all");
+    let keep = std::env::var_os("FRIT_EDITS_KEEP");
+    let dir = tempfile::tempdir().expect("a directory");
+    let (edited, other) = (dir.path().join("edited"), dir.path().join("other"));
+    for (k, plan) in plans().into_iter().enumerate() {
+        for path in [&edited, &other] {
+            std::fs::create_dir_all(path).expect("a directory");
+            std::fs::write(path.join("plan.json"), plan.to_json()).expect("written");
+        }
+        let whole = serde_json::to_value(&plan).expect("JSON");
+        let mut found = Vec::new();
+        places(&whole, "", &mut found);
+        let mut tries: Vec<(&str, &'static str, Value)> = Vec::new();
+        for place in &found {
+            let value = whole.pointer(place).expect("a value");
+            tries.extend(edits(value).into_iter().map(|(what, new)| (place.as_str(), what, new)));
+        }
+        let mut random = Random::new(k as u64);
+        if !all {
+            let keep = SAMPLE.min(tries.len());
+            tries = (0..keep).map(|_| tries[random.below(tries.len())].clone()).collect();
+        }
+        let (n, mut kept) = (tries.len(), 0);
+        for (place, what, new) in tries {
+            let mut changed = whole.clone();
+            *changed.pointer_mut(place).expect("a value") = new;
+            let attempt = AssertUnwindSafe(|| accepted(&changed, &edited, &other));
+            let verdict = catch_unwind(attempt);
+            let verdict = verdict.unwrap_or_else(|_| panic!("plan {k}: {place} set to {what}"));
+            if verdict && changed != whole {
+                kept += 1;
+                if let Some(keep) = &keep {
+                    let name = format!("{k}_{}_{what}", place.replace('/', "."));
+                    let text = seal(&serde_json::to_string_pretty(&changed).expect("JSON"));
+                    std::fs::write(Path::new(keep).join(name), text).expect("written");
+                }
+            }
+        }
+        eprintln!("plan {k}: {n} edits, {kept} of them harmless");
+    }
+}
+
+/// What indexes a table stays within it.
+#[test]
+fn indices_beyond_their_tables_are_refused() {
+    let cases: [fn(&mut Plan); 16] = [
+        |p| p.groups[0].unit = 36,
+        |p| p.gradients[0].group = 37,
+        |p| p.units.clear(),
+        |p| p.groups.clear(),
+        |p| p.params.clear(),
+        |p| p.kernels.clear(),
+        |p| p.buffers.truncate(3),
+        |p| p.groups[0].numel = usize::MAX,
+        |p| p.groups[0].shard_numel = 0,
+        |p| p.metrics[0].place.buffer = usize::MAX,
+        |p| p.metrics[0].place.offset = usize::MAX - 3,
+        |p| p.loss_capacity = usize::MAX / 2,
+        |p| p.world_size = 1 << 62,
+        |p| p.tasks[0].cost_us = f64::INFINITY,
+        |p| p.tasks[0].flops = u64::MAX,
+        |p| p.hyper[0].value = f64::NAN,
+    ];
+    let plan = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]).compiled.plan;
+    for (i, change) in cases.into_iter().enumerate() {
+        let mut broken = plan.clone();
+        change(&mut broken);
+        let found = check(&broken).map(|()| format!("case {i} is accepted"));
+        found.expect_err("malformed");
+        assert_eq!(verify_plan(&broken).expect_err("malformed")[0].code, "P001", "case {i}");
+    }
+}
+
+/// Any edit of the file is found, unless whoever made it seals it anew.
+#[test]
+fn a_changed_file_is_refused() {
+    let plan = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]).compiled.plan;
+    let text = plan.to_json();
+    assert_eq!(Plan::from_json(&text).expect("the plan"), plan);
+    let lr = text.find("\"name\": \"optimizer.lr\"").expect("the learning rate");
+    for at in [text.find("\"value\"").expect("a value") + 10, lr + 10, text.len() - 4] {
+        let mut changed = text.clone().into_bytes();
+        changed[at] = if changed[at] == b'1' { b'2' } else { b'1' };
+        let changed = String::from_utf8(changed).expect("UTF-8");
+        Plan::from_json(&changed).expect_err("it was changed");
+    }
+    let value = |change: fn(&mut Plan)| {
+        let mut other = plan.clone();
+        change(&mut other);
+        other.to_json()
+    };
+    let first_values: [fn(&mut Plan); 4] = [
+        |p| p.hyper[0].value += 1.0,
+        |p| p.states[0].init += 1.0,
+        |p| p.seed += 1,
+        |p| p.params[0].digest = Some("another".into()),
+    ];
+    for change in first_values {
+        assert_ne!(sha256_hex(value(change).as_bytes()), sha256_hex(text.as_bytes()));
+    }
+}
+
+/// A kernel is called as its code was made, or not at all.
+#[test]
+fn an_entry_is_bound_to_its_body() {
+    use frit_ir::plan::Entry;
+    let cuda = ["target.device=cuda", "target.arch=sm_90", "optimizer.kind=adamw"];
+    for settings in [&["sharding.ranks=2"][..], &cuda] {
+        let plan = plan("tests/models/mlp/model.onnx", 4, settings).compiled.plan;
+        check(&plan).expect("well-formed");
+        let generated: Vec<usize> =
+            (0..plan.kernels.len()).filter(|&k| plan.kernels[k].entry.is_some()).collect();
+        let refused = |change: &dyn Fn(&mut Entry)| {
+            for &k in &generated {
+                let mut broken = plan.clone();
+                change(broken.kernels[k].entry.as_mut().expect("an entry"));
+                if broken != plan {
+                    check(&broken).expect_err("it is called otherwise");
+                }
+            }
+        };
+        refused(&|e| match e {
+            Entry::Host { extent, .. } => *extent += 1,
+            Entry::Cuda { launches, .. } => launches[0].grid[0] += 1,
+        });
+        refused(&|e| match e {
+            Entry::Host { grain, .. } => *grain += 1,
+            Entry::Cuda { launches, .. } => launches[0].block /= 2,
+        });
+        refused(&|e| match e {
+            Entry::Host { symbol, .. } => symbol.push('0'),
+            Entry::Cuda { launches, .. } => launches[0].grid_stride = !launches[0].grid_stride,
+        });
+        refused(&|e| match e {
+            Entry::Host { .. } => {}
+            Entry::Cuda { scratch_bytes, .. } => *scratch_bytes += 256,
+        });
+        // The code of another kernel.
+        let (a, b) = (generated[0], generated[generated.len() - 1]);
+        let mut swapped = plan.clone();
+        swapped.kernels[a].entry = plan.kernels[b].entry.clone();
+        check(&swapped).expect_err("another kernel's code");
+        let mut swapped = plan.clone();
+        (swapped.kernels[a].name, swapped.kernels[b].name) =
+            (plan.kernels[b].name.clone(), plan.kernels[a].name.clone());
+        check(&swapped).expect_err("another kernel's name");
+    }
+}
+
+/// A flipped bit of any stored tensor is found, wherever it is stored.
+#[test]
+fn weights_are_those_that_were_compiled() {
+    use frit::plan_dir::{Stored, write};
+    use frit_runtime::plan_dir::verify_files;
+    use frit_runtime::run::{RunOptions, run};
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = dir.path().join("model.onnx");
+    std::fs::copy(file("tests/models/mlp/model.onnx"), &model).expect("copied");
+    let planned = plan_at(&model, 4, &["precision.compute=fp32"]);
+    let data = file("tests/models/mlp/data.safetensors");
+    let options =
+        RunOptions { steps: 1, data: data.into(), threads: Some(1), ..RunOptions::default() };
+    for (stored, holds) in
+        [(Stored::Copy, "weights.safetensors"), (Stored::Reference, "model.onnx")]
+    {
+        let path = dir.path().join("plan");
+        write(&path, &planned.compiled, stored).unwrap_or_else(|e| panic!("{e}"));
+        let written =
+            || Plan::from_json(&std::fs::read_to_string(path.join("plan.json")).expect("read"));
+        let plan = written().expect("the plan");
+        verify_files(&path, &plan).expect("as compiled");
+        run(&path, &options).expect("it runs");
+        let held = if stored == Stored::Copy { path.join(holds) } else { model.clone() };
+        let good = std::fs::read(&held).expect("weights");
+        let tensor = planned.compiled.weights.get(&plan.params[0].name).expect("a weight");
+        let place = good.windows(tensor.bytes().len()).position(|w| w == tensor.bytes());
+        let mut bad = good.clone();
+        bad[place.expect("its bytes") + 5] ^= 0x40;
+        std::fs::write(&held, &bad).expect("written");
+        let name = &plan.params[0].name;
+        let errors = [verify_files(&path, &plan).err(), run(&path, &options).err()];
+        for error in errors {
+            let error = error.expect("it was changed").to_string();
+            assert!(error.contains(name) && error.contains("was changed"), "{error}");
+        }
+        std::fs::write(&held, &good).expect("written");
+        verify_files(&path, &plan).expect("as compiled");
+    }
+}

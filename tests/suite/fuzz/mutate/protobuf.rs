@@ -1,0 +1,176 @@
+//! Changes of a protobuf message that leave it one: fields are changed, dropped, doubled and exchanged at any depth,
+//! without a schema, and lengths are written anew.
+
+use super::{bytes, number, pick};
+use crate::machine::Random;
+
+/// Messages within messages are looked into this far.
+const DEPTH: usize = 12;
+
+#[derive(Clone)]
+enum Payload {
+    Varint(u64),
+    /// Four or eight bytes.
+    Fixed(Vec<u8>),
+    Bytes(Vec<u8>),
+    Message(Vec<Field>),
+}
+
+#[derive(Clone)]
+struct Field {
+    number: u64,
+    payload: Payload,
+}
+
+/// Makes one to four changes; changes bytes if they are no message.
+pub(in crate::fuzz) fn change(random: &mut Random, message: &mut Vec<u8>) {
+    let Some(mut fields) = parse(message, DEPTH) else { return bytes::change(random, message) };
+    for _ in 0..1 + random.below(4) {
+        once(random, &mut fields);
+    }
+    message.clear();
+    write(&fields, message);
+}
+
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn take<'a>(bytes: &mut &'a [u8], n: u64) -> Option<&'a [u8]> {
+    let (head, rest) = bytes.split_at_checked(n.try_into().ok()?)?;
+    *bytes = rest;
+    Some(head)
+}
+
+fn parse(mut bytes: &[u8], depth: usize) -> Option<Vec<Field>> {
+    let mut fields = Vec::new();
+    while !bytes.is_empty() {
+        let tag = varint(&mut bytes)?;
+        let payload = match tag & 7 {
+            0 => Payload::Varint(varint(&mut bytes)?),
+            1 => Payload::Fixed(take(&mut bytes, 8)?.to_vec()),
+            5 => Payload::Fixed(take(&mut bytes, 4)?.to_vec()),
+            2 => {
+                let length = varint(&mut bytes)?;
+                let inner = take(&mut bytes, length)?;
+                let is_text = inner.iter().all(|b| (0x20..0x7f).contains(b));
+                let nested = (depth > 0 && !is_text).then(|| parse(inner, depth - 1)).flatten();
+                nested.map_or_else(|| Payload::Bytes(inner.to_vec()), Payload::Message)
+            }
+            _ => return None,
+        };
+        if tag >> 3 == 0 {
+            return None;
+        }
+        fields.push(Field { number: tag >> 3, payload });
+    }
+    Some(fields)
+}
+
+fn write_varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn write(fields: &[Field], out: &mut Vec<u8>) {
+    for Field { number, payload } in fields {
+        let wire = match payload {
+            Payload::Varint(_) => 0,
+            Payload::Fixed(bytes) if bytes.len() == 8 => 1,
+            Payload::Fixed(_) => 5,
+            Payload::Bytes(_) | Payload::Message(_) => 2,
+        };
+        write_varint(number << 3 | wire, out);
+        match payload {
+            Payload::Varint(value) => write_varint(*value, out),
+            Payload::Fixed(bytes) => out.extend(bytes),
+            Payload::Bytes(bytes) => {
+                write_varint(bytes.len() as u64, out);
+                out.extend(bytes);
+            }
+            Payload::Message(inner) => {
+                let mut bytes = Vec::new();
+                write(inner, &mut bytes);
+                write_varint(bytes.len() as u64, out);
+                out.extend(bytes);
+            }
+        }
+    }
+}
+
+/// All payloads of text or bytes, to be put elsewhere.
+fn texts<'a>(fields: &'a [Field], found: &mut Vec<&'a [u8]>) {
+    for field in fields {
+        match &field.payload {
+            Payload::Bytes(bytes) if bytes.len() < 256 => found.push(bytes),
+            Payload::Message(inner) => texts(inner, found),
+            _ => {}
+        }
+    }
+}
+
+fn once(random: &mut Random, root: &mut Vec<Field>) {
+    let mut found = Vec::new();
+    texts(root, &mut found);
+    let text = if found.is_empty() { vec![] } else { pick(random, &found).to_vec() };
+    let fields = descend(random, root);
+    if fields.is_empty() {
+        return;
+    }
+    let (at, other) = (random.below(fields.len()), random.below(fields.len()));
+    match random.below(8) {
+        0 => drop(fields.remove(at)),
+        1 => fields.insert(other, fields[at].clone()),
+        2 => fields.swap(at, other),
+        3 => {
+            let payload = fields[other].payload.clone();
+            fields[at].payload = payload;
+        }
+        _ => change_payload(random, &mut fields[at].payload, text),
+    }
+}
+
+/// Goes down until it stops at a message by chance, or there is none below.
+fn descend<'a>(random: &mut Random, fields: &'a mut Vec<Field>) -> &'a mut Vec<Field> {
+    let inner: Vec<usize> = (0..fields.len())
+        .filter(|i| matches!(&fields[*i].payload, Payload::Message(m) if !m.is_empty()))
+        .collect();
+    if inner.is_empty() || random.below(4) == 0 {
+        return fields;
+    }
+    let chosen = *pick(random, &inner);
+    // Asked twice: a borrow that is handed on in one branch alone is not understood by the compiler.
+    if !matches!(fields[chosen].payload, Payload::Message(_)) {
+        return fields;
+    }
+    match &mut fields[chosen].payload {
+        Payload::Message(next) => descend(random, next),
+        _ => unreachable!("invariant: it was looked at"),
+    }
+}
+
+fn change_payload(random: &mut Random, payload: &mut Payload, text: Vec<u8>) {
+    match payload {
+        Payload::Varint(value) => *value = number(random, *value as i64) as u64,
+        Payload::Fixed(fixed) => {
+            let noise = [0.0, -1.0, 1e30, f32::NAN, f32::INFINITY][random.below(5)].to_le_bytes();
+            let n = fixed.len().min(4);
+            fixed[..n].copy_from_slice(&noise[..n]);
+        }
+        Payload::Bytes(bytes) if random.below(3) > 0 => *bytes = text,
+        Payload::Bytes(bytes) => bytes::change(random, bytes),
+        Payload::Message(inner) => inner.clear(),
+    }
+}
