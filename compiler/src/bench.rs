@@ -217,6 +217,7 @@ fn in_fp32(
         }
         model => model?,
     };
+    let allow_external_data = allow_external_data || origin.allow_external_data;
     let request = Request { model, binds: origin.binds, allow_external_data, ..Request::default() };
     let compiled = driver::compile(&request, &config, &mut ())?;
     let compiled = compiled.ok_or_else(|| Diagnostic::error("E113", "no plan was made"))?;

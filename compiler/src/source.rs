@@ -68,6 +68,7 @@ impl Source {
             "path": std::path::absolute(path).unwrap_or_else(|_| path.into()),
             "sha256": sha256_hex(&bytes),
             "binds": binds,
+            "allow_external_data": anywhere,
             "ties": ties,
             "digests": digests,
         });
@@ -84,6 +85,9 @@ pub struct Origin {
     pub sha256: String,
     /// Values of symbolic dimensions.
     pub binds: BTreeMap<String, usize>,
+    /// Whether its external data may lie anywhere.
+    #[serde(default)]
+    pub allow_external_data: bool,
     /// Initializers that are copies of a parameter.
     pub ties: BTreeMap<String, Tied>,
     /// SHA-256 of the data of initializers that are no parameters and lie in files beside the model.
@@ -197,10 +201,10 @@ impl Strip<'_> {
         }
         // What is beside the model may get lost: it comes along if it is small, and is known again if it is not.
         match import::onnx::external_data(bytes, &self.folder) {
-            Some(Ok(data)) if data.len() <= LARGEST_OTHER => wire::embedded(bytes, &data),
             Some(Ok(data)) => {
                 self.digests.insert(name, sha256_hex(&data));
-                Some(bytes.to_vec())
+                let small = data.len() <= LARGEST_OTHER;
+                if small { wire::embedded(bytes, &data) } else { Some(bytes.to_vec()) }
             }
             _ => tensor(bytes, LARGEST_OTHER),
         }

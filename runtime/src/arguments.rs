@@ -2,7 +2,7 @@
 
 use crate::RunError;
 use crate::checkpoint::CheckpointOptions;
-use crate::data::{self, Source};
+use crate::data::{DataArguments, Source};
 use crate::files::Place;
 use crate::interrupt;
 use crate::run::RunOptions;
@@ -16,7 +16,7 @@ pub struct Arguments {
     pub plan: PathBuf,
     /// The data.
     #[command(flatten)]
-    pub data: data::Arguments,
+    pub data: DataArguments,
     /// Steps, counted from the start of training.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,

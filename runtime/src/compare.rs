@@ -4,7 +4,7 @@
 
 use crate::RunError;
 use crate::comm::local::LocalComm;
-use crate::data::{self, Data};
+use crate::data::{Data, DataArguments};
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -29,7 +29,7 @@ pub struct Options {
     pub plan: PathBuf,
     /// The data.
     #[command(flatten)]
-    pub data: data::Arguments,
+    pub data: DataArguments,
     /// Steps to run.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,

@@ -151,10 +151,13 @@ pub(crate) enum Feed {
 /// # Errors
 /// What is wrong with the plan, the data, the weights or the options, or the task that failed.
 pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
-    let data = options.data.iter().map(|file| ("--data", file.as_path()));
-    let others = [("--inputs", &options.inputs), ("--weights", &options.weights)];
-    let others = others.into_iter().filter_map(|(o, path)| Some((o, path.as_deref()?)));
-    let read: Vec<_> = data.chain(others).collect();
+    let source = data::Source::new(options.data.clone(), options.token_dtype);
+    let data = if options.inputs.is_none() { source.paths()? } else { vec![] };
+    let others =
+        [("--inputs", options.inputs.as_deref()), ("--weights", options.weights.as_deref())];
+    let read = data.iter().map(|path| ("--data", path.as_path()));
+    let read: Vec<_> =
+        read.chain(others.iter().filter_map(|(o, path)| Some((*o, (*path)?)))).collect();
     outputs::check(&[("--dump-outputs", options.dump_outputs.as_deref())], &read)?;
     let dir = PlanDir::load_evaluation(&options.plan)?;
     let plan = &dir.plan;

@@ -13,6 +13,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 /// How far something is.
 pub struct Progress {
+    shown: bool,
     bar: ProgressBar,
     lines: Option<Lines>,
 }
@@ -31,7 +32,7 @@ struct Lines {
 impl Progress {
     /// Shows nothing.
     pub fn hidden() -> Progress {
-        Progress { bar: ProgressBar::hidden(), lines: None }
+        Progress { shown: false, bar: ProgressBar::hidden(), lines: None }
     }
 
     /// Shows how much of `first..total` is done.
@@ -39,14 +40,14 @@ impl Progress {
         let now = Instant::now();
         if !std::io::stderr().is_terminal() {
             let lines = Lines { unit, first, total, done: first, began: now, said: now };
-            return Progress { bar: ProgressBar::hidden(), lines: Some(lines) };
+            return Progress { shown: true, bar: ProgressBar::hidden(), lines: Some(lines) };
         }
         let bar = ProgressBar::new(total.saturating_sub(first) as u64);
         let bar = match ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}") {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,
         };
-        Progress { bar, lines: None }
+        Progress { shown: true, bar, lines: None }
     }
 
     /// One more is done; `what` says what is known now.
@@ -69,7 +70,9 @@ impl Progress {
 
     /// Tells of something that went wrong.
     pub fn warn(&self, text: &str) {
-        self.bar.suspend(|| say(&format!("warning: {text}")));
+        if self.shown {
+            self.bar.suspend(|| say(&format!("warning: {text}")));
+        }
     }
 
     /// Shows nothing any more.

@@ -222,10 +222,11 @@ fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, Ru
         ("--usage", &options.usage),
         ("--numerics", &options.numerics),
     ];
-    let data = options.data.files.iter().map(|file| ("--data", file.as_path()));
-    let validation = options.validation.iter().flat_map(|v| &v.data.files);
-    let validation = validation.map(|file| ("--validation", file.as_path()));
-    let read: Vec<_> = data.chain(validation).collect();
+    let data = options.data.paths()?;
+    let validation = options.validation.as_ref().map(|v| v.data.paths()).transpose()?;
+    let named = data.iter().map(|path| ("--data", path.as_path()));
+    let validated = validation.iter().flatten().map(|path| ("--validation", path.as_path()));
+    let read: Vec<_> = named.chain(validated).collect();
     outputs::check(&outputs.map(|(option, path)| (option, path.as_deref())), &read)?;
     options.checkpoint.as_ref().map(|c| lock::take(c, run)).transpose()
 }
@@ -247,10 +248,14 @@ fn notes(
         }
     }
     if let Some(path) = options.metrics.as_ref().filter(|p| metrics::holds_lines(p)) {
+        let path = path.display();
         if resumes.is_none() {
-            let path = path.display();
             notes.push(format!(
                 "{path} holds lines of an earlier run; those of this one follow, by another `run`"
+            ));
+        } else if resumed.is_none() {
+            notes.push(format!(
+                "there is no checkpoint to go on from; the lines that {path} holds are removed"
             ));
         }
     }

@@ -4,7 +4,9 @@ use crate::support::plan;
 use frit_ir::ops::{
     AMAX_HISTORY, AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, UnaryFn,
 };
-use frit_ir::plan::{Action, Arena, Buffer, BufferClass, IndexRange, Kernel, Place, Plan, Stream};
+use frit_ir::plan::{
+    Action, Arena, Buffer, BufferClass, IndexRange, Kernel, ParamHome, Place, Plan, Stream,
+};
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
 
@@ -625,12 +627,14 @@ fn the_meaning_of_the_program() {
         }),
         // A parameter's values at another one's place.
         ("P106", |p| {
-            let group = p.groups.iter_mut().find(|g| g.segments.len() > 1).expect("a group");
-            let same = |w: &&[frit_ir::plan::Segment]| w[0].numel == w[1].numel;
-            let at = group.segments.windows(2).position(|w| same(&w)).expect("two of one size");
-            let first = group.segments[at].param;
-            group.segments[at].param = group.segments[at + 1].param;
-            group.segments[at + 1].param = first;
+            let group = p.groups.iter().position(|g| g.segments.len() > 1).expect("a group");
+            let segments = &mut p.groups[group].segments;
+            let same = |w: &[frit_ir::plan::Segment]| w[0].numel == w[1].numel;
+            let at = segments.windows(2).position(same).expect("two of one size");
+            let [a, b] = [segments[at], segments[at + 1]];
+            (segments[at].param, segments[at + 1].param) = (b.param, a.param);
+            p.params[b.param].home = ParamHome::Group { group, offset: a.offset };
+            p.params[a.param].home = ParamHome::Group { group, offset: b.offset };
         }),
     ];
     for (code, change) in cases {

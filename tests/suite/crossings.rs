@@ -177,27 +177,25 @@ fn block_models_share_the_layout_of_their_units() {
 
 #[test]
 fn an_evaluation_that_holds_parameters_otherwise_is_refused() {
-    let of = |decay: &str| {
-        plan_to_evaluate(
-            &model_of("mlp"),
-            4,
-            &["sharding.ranks=2", &"precision.compute=fp32", &format!("optimizer.decay={decay}")],
-        )
+    let of = |parameter: &str, ranks: usize| {
+        let toml = format!("[[optimizer.group]]\nscope = \"{parameter}\"\nlr = 0.5\n");
+        let ranks = format!("sharding.ranks={ranks}");
+        let settings = [ranks.as_str(), "precision.compute=fp32"];
+        plan_to_evaluate_configured(&model_of("mlp"), 4, &toml, &settings)
     };
-    let (all, matrices) = (of("all"), of("matrices"));
-    let evaluation = &all.compiled.evaluation.as_ref().expect("an evaluation").plan;
-    let found = verify_evaluation(evaluation, &matrices.compiled.plan).expect_err("refused");
-    assert!(found.iter().all(|d| d.code == "P406"), "{found:?}");
-    let other =
-        plan_to_evaluate(&model_of("mlp"), 4, &["sharding.ranks=3", "precision.compute=fp32"]);
+    let (one, other) = (of("fc1.weight", 2), of("fc3.bias", 2));
+    let evaluation = &one.compiled.evaluation.as_ref().expect("an evaluation").plan;
     let found = verify_evaluation(evaluation, &other.compiled.plan).expect_err("refused");
+    assert!(found.iter().all(|d| d.code == "P406"), "{found:?}");
+    let more = of("fc1.weight", 3);
+    let found = verify_evaluation(evaluation, &more.compiled.plan).expect_err("refused");
     assert_eq!(found[0].code, "P405");
     // A directory put together of two is refused before the first step.
-    let eval = matrices.path().join("eval");
+    let eval = other.path().join("eval");
     std::fs::remove_dir_all(&eval).expect("removed");
-    std::fs::rename(all.path().join("eval"), &eval).expect("moved");
-    let checkpoints = matrices.dir.path().join("checkpoints");
-    let error = run(&matrices.path(), &options("mlp", &checkpoints, 1)).expect_err("refused");
+    std::fs::rename(one.path().join("eval"), &eval).expect("moved");
+    let checkpoints = other.dir.path().join("checkpoints");
+    let error = run(&other.path(), &options("mlp", &checkpoints, 1)).expect_err("refused");
     assert!(error.to_string().contains("compile the model again"), "{error}");
     assert!(Checkpoint::latest(&checkpoints).expect("readable").is_none());
 }

@@ -101,8 +101,10 @@ fn read_by_all(dir: &Path, other: &Path, plan: &Plan) {
     // Whatever is found, it is found without a panic.
     let _ = verify_plan(plan);
     let commands = |path: &str| {
-        let mut all =
-            vec![vec!["diff", path, other.to_str().expect("UTF-8")], vec!["simulate", path]];
+        let mut all = vec![
+            vec!["diff", path, other.to_str().expect("UTF-8")],
+            vec!["simulate", path, "--cluster", "h100"],
+        ];
         all.push(vec!["diff", other.to_str().expect("UTF-8"), path, "--json"]);
         for view in ["summary", "units", "casts", "schedule", "memory", "kernels", "lints", "graph"]
         {

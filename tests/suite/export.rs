@@ -202,18 +202,18 @@ fn what_cannot_be_exported_is_named() {
     assert!(refused(&torn, &gpt2.path()).contains("torn.safetensors"));
 }
 
-/// The plan of a model that adds a table of `side` by `side` elements, which does not train, beside or in the model.
+/// The plan of a model with a table of `side` by `side` integers, beside or in the model.
 fn with_table(dir: &Path, side: usize, external: bool) -> Planned {
     let folder = dir.join("compiled");
     std::fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("model.onnx");
-    let bytes: Vec<u8> = (0..side * side).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let bytes: Vec<u8> = (0..side * side).flat_map(|i| (i as i64).to_le_bytes()).collect();
     let mut model = merged();
     let graph = model.graph.as_mut().expect("a graph");
     let mut table = TensorProto {
         name: "table".into(),
         dims: vec![side as i64; 2],
-        data_type: 1,
+        data_type: 7,
         ..TensorProto::default()
     };
     if external {
@@ -230,9 +230,12 @@ fn with_table(dir: &Path, side: usize, external: bool) -> Planned {
         output: vec![output.into()],
         ..NodeProto::default()
     };
+    let to_float =
+        AttributeProto { name: "to".into(), i: 1, r#type: 2, ..AttributeProto::default() };
     graph.node.last_mut().expect("a node").output = vec!["sum".into()];
     graph.node.extend([
-        node("ReduceMean", &["table"], "mean"),
+        NodeProto { attribute: vec![to_float], ..node("Cast", &["table"], "floats") },
+        node("ReduceMean", &["floats"], "mean"),
         node("Floor", &["mean"], "floor"),
         node("Mul", &["sum", "floor"], "logits"),
     ]);
@@ -289,7 +292,7 @@ fn a_plan_is_exported_wherever_its_model_is_now() {
 #[test]
 fn large_weights_are_beside_the_model() {
     let dir = tempfile::tempdir().expect("a directory");
-    let planned = plan("tests/models/tied/model.onnx", 4, &["model.tie_weights=true"]);
+    let planned = plan("tests/models/mlp/model.onnx", 4, &["precision.compute=fp32"]);
     let weights = planned.path().join("weights.safetensors");
     let trained = Trained::of_plan(&planned.path(), &weights).unwrap_or_else(|e| panic!("{e}"));
     let inside = exported(&planned.path(), &weights, &Options::default());
@@ -304,7 +307,7 @@ fn large_weights_are_beside_the_model() {
         assert_eq!(written.files, [data.clone(), path.clone()]);
         let small = std::fs::metadata(&path).expect("the model").len();
         assert!(small < inside.len() as u64, "{small} bytes");
-        let again = plan_at(&path, 4, &["model.tie_weights=true"]);
+        let again = plan_at(&path, 4, &["precision.compute=fp32"]);
         let values = |plan: &Planned| std::fs::read(plan.path().join("weights.safetensors"));
         assert_eq!(values(&again).expect("weights"), values(&planned).expect("weights"));
         let left: Vec<_> = std::fs::read_dir(dir.path()).expect("a folder").collect();

@@ -46,6 +46,7 @@ mod precision;
 mod predictions;
 mod published;
 mod random;
+mod random_graphs;
 mod recipes;
 mod recompute;
 mod scale;

@@ -9,7 +9,7 @@ use frit_runtime::validation::ValidationOptions;
 use std::path::Path;
 
 const MODELS: [&str; 2] = ["vae", "diffusion"];
-const FILES: [&str; 2] = ["model.onnx", "model_dynamo.onnx"];
+const FILES: [&str; 2] = ["model.onnx", "model_torchscript.onnx"];
 const OWN_LOSS: [&str; 2] = ["loss.kind=output", "loss.logits=loss"];
 
 fn planned(model: &str, batch: usize, settings: &[&str]) -> Planned {

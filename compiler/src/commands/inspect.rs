@@ -3,7 +3,6 @@
 mod casts;
 mod memory;
 
-use super::simulate::seconds;
 use super::{bytes, table};
 use crate::diagnostics::Report;
 use crate::driver::IMPORT;
@@ -111,10 +110,6 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let c = &s.collectives;
     let extra = extra_bytes(plan)
         .map(|n| format!("beside it     {} for kernels and data on their way\n", bytes(n as u64)));
-    let predicted = predict::step(plan).ok();
-    let predicted = predicted.map(|p| {
-        format!("a step takes  {} as predicted for {}\n", seconds(p.step_seconds), p.cluster)
-    });
     let host = (s.host_bytes > 0).then(|| {
         format!(
             "host memory   {} per rank; {} copied in and {} out per step\n",
@@ -129,7 +124,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
          collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
          communicated  {} per rank and step\n\
          peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}{}\
-         arithmetic    {:.2} GFLOP per rank and step\n{}",
+         arithmetic    {:.2} GFLOP per rank and step\n",
         plan.name,
         s.ranks,
         s.strategy,
@@ -149,7 +144,6 @@ pub(crate) fn summary(plan: &Plan) -> String {
         host.unwrap_or_default(),
         extra.unwrap_or_default(),
         s.flops_per_step as f64 / 1e9,
-        predicted.unwrap_or_default(),
     )
 }
 

@@ -191,7 +191,10 @@ fn command(args: &Args, choice: &Choice) -> String {
     for setting in settings(args, choice) {
         option("--set", setting);
     }
-    option("-o", "plan".into());
+    if args.allow_external_data {
+        words.push("--allow-external-data".into());
+    }
+    words.extend(["-o".into(), "plan".into()]);
     let words: Vec<String> = words.into_iter().map(quoted).collect();
     words.join(" ")
 }

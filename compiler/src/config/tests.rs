@@ -1,7 +1,7 @@
 //! Tests of the configuration.
 
 use super::choices::{LossKind, Optimizer, Strategy};
-use super::keys::{KEYS, help};
+use super::keys::{KEYS, Kind, help};
 use super::{Config, LossScale};
 use frit_ir::DType;
 
@@ -62,6 +62,35 @@ fn every_key_is_in_the_help_and_the_print_out() {
         let name = key.name.split_once('.').unwrap().1;
         assert!(help.contains(&format!("  {name} = {}\n", key.default)), "{}", key.name);
         assert!(printed.contains(&format!("\n{name} = ")), "{}", key.name);
+    }
+}
+
+#[test]
+fn every_integer_has_a_range() {
+    let help = help();
+    for key in KEYS {
+        let Kind::Integer(min, max) = key.kind else { continue };
+        assert!(help.contains(&key.kind.describe()), "{}", key.name);
+        let beyond = [max.checked_add(1), min.checked_sub(1), Some(4_611_686_018_427_387_904)];
+        let beyond = beyond.into_iter().flatten().filter(|n| !(min..=max).contains(n));
+        for n in beyond.map(|n| n.to_string()).chain(["-1".into(), "1.5".into()]) {
+            let text = errors("", &[&format!("{}={n}", key.name)]);
+            assert!(
+                text.contains(&format!("`{}` must be a whole number from", key.name)),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn numbers_are_those_that_a_plan_holds() {
+    for (set, expected) in [
+        ("optimizer.lr=1e39", "`optimizer.lr` must be a number of at least 0 and below 3.4e38"),
+        ("precision.init_scale=1e-300", "a number above 0 and below 3.4e38"),
+        ("optimizer.lr=inf", "`optimizer.lr` must be"),
+    ] {
+        assert!(errors("", &[set]).contains(expected), "{}", errors("", &[set]));
     }
 }
 

@@ -33,6 +33,8 @@ pub(super) struct Scope<'a> {
     pub(super) stored: &'a HashSet<String>,
     /// Small stored integers.
     pub(super) integers: &'a HashMap<String, Vec<i64>>,
+    /// Stored tensors of one element.
+    pub(super) numbers: &'a HashSet<String>,
     /// The opset.
     pub(super) opset: i64,
     links: Links<'a>,
@@ -127,9 +129,10 @@ impl<'a> Scope<'a> {
         outputs: HashSet<String>,
         stored: &'a HashSet<String>,
         integers: &'a HashMap<String, Vec<i64>>,
+        numbers: &'a HashSet<String>,
         opset: i64,
     ) -> Self {
-        Scope { nodes, outputs, stored, integers, opset, links: Links::new(nodes) }
+        Scope { nodes, outputs, stored, integers, numbers, opset, links: Links::new(nodes) }
     }
 
     /// What becomes of the nodes, by their places; what stays as in training is added to `remaining`.
@@ -237,6 +240,18 @@ impl<'a> Scope<'a> {
         self.integers.get(name).cloned().or_else(constant)
     }
 
+    /// Whether one known number has this name.
+    fn is_number(&self, name: &str) -> bool {
+        let name = self.source(name, &["Cast", "CastLike", "Identity"]);
+        let single = |a: &AttributeProto| match a.name.as_str() {
+            "value" => a.t.as_ref().is_some_and(|t| t.dims.iter().all(|n| *n == 1)),
+            "value_float" => true,
+            _ => false,
+        };
+        let constant = |n: &NodeProto| n.op_type == "Constant" && n.attribute.iter().all(single);
+        self.numbers.contains(name) || self.maker(name).is_some_and(constant)
+    }
+
     /// Masks that are drawn as uniform numbers: what reads them gets the probability that an element is kept. These
     /// are those that the front end knows as masks.
     fn masks(&self) -> HashMap<usize, Edit> {
@@ -265,7 +280,10 @@ impl<'a> Scope<'a> {
                 let cast = casts.iter().find(|c| self.nodes[**c].output[..] == [p.clone()]);
                 let keep = cast.map_or(p, |c| &self.nodes[*c].input[0]);
                 let dropped: Vec<usize> = cast.into_iter().copied().collect();
-                if dropped != casts || (cast.is_some() && self.readers(p)?.len() > 1) {
+                if !self.is_number(keep)
+                    || dropped != casts
+                    || (cast.is_some() && self.readers(p)?.len() > 1)
+                {
                     return None;
                 }
                 edits.extend(dropped.into_iter().map(|c| (c, Edit::Drop)));
@@ -280,7 +298,7 @@ impl<'a> Scope<'a> {
                 let keep = if a == drawn { b } else { a };
                 let [floor] = self.readers(node.output.first()?)?[..] else { return None };
                 let number = &self.nodes[floor];
-                if number.op_type != "Floor" {
+                if number.op_type != "Floor" || !self.is_number(keep) {
                     return None;
                 }
                 edits.insert(floor, Edit::Instead(expanded(number, keep, like, &number.output[0])));

@@ -21,7 +21,7 @@ use frit_ir::plan::sha256_hex;
 use inference::{Change, Edit, Remaining, Scope};
 use message::{Elements, Message, Piece};
 use prost::Message as _;
-use prost::bytes::Bytes;
+use prost::bytes::{Buf, Bytes};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -193,7 +193,7 @@ impl Base {
     }
 
     /// A part of the model as a message.
-    fn decode<M: prost::Message + Default>(&self, bytes: &[u8]) -> Result<M, Fault> {
+    fn decode<M: prost::Message + Default>(&self, bytes: impl Buf) -> Result<M, Fault> {
         M::decode(bytes).map_err(|e| self.refuse(e.to_string()).into())
     }
 }
@@ -213,11 +213,14 @@ struct Export<'a> {
 }
 
 /// What a graph or function is part of.
+#[derive(Clone, Default)]
 struct Around {
     /// Names of tensors that the model stores.
     stored: HashSet<String>,
     /// Small stored integers.
     integers: HashMap<String, Vec<i64>>,
+    /// Stored tensors of one element.
+    numbers: HashSet<String>,
     opset: i64,
 }
 
@@ -231,7 +234,7 @@ impl Export<'_> {
             match (field.number, field.content) {
                 (7, Some(graph)) => {
                     let stored = self.merged.iter().map(|(name, _)| name.clone()).collect();
-                    let around = Around { stored, integers: HashMap::new(), opset };
+                    let around = Around { stored, opset, ..Around::default() };
                     let graph = self.graph(bytes.slice_ref(graph), &around, true)?;
                     out.put_message(7, graph);
                 }
@@ -260,7 +263,7 @@ impl Export<'_> {
     fn function(&mut self, bytes: Bytes, opset: i64) -> Result<Message, Fault> {
         let fields = self.base.fields(&bytes)?;
         let opset = self.opset(&fields, 9)?.unwrap_or(opset);
-        let around = Around { stored: texts(&fields, 4), integers: HashMap::new(), opset };
+        let around = Around { stored: texts(&fields, 4), opset, ..Around::default() };
         let mut out = Message::default();
         let edits = self.edits(&fields, 7, texts(&fields, 5), &around)?;
         let mut place = 0;
@@ -291,8 +294,8 @@ impl Export<'_> {
         let nodes = fields.iter().filter(|f| f.number == number).filter_map(|f| f.content);
         let nodes: Result<Vec<NodeProto>, Fault> = nodes.map(|n| self.base.decode(n)).collect();
         let nodes = nodes?;
-        let Around { stored, integers, opset } = around;
-        let scope = Scope::new(&nodes, outputs, stored, integers, *opset);
+        let Around { stored, integers, numbers, opset } = around;
+        let scope = Scope::new(&nodes, outputs, stored, integers, numbers, *opset);
         Ok(scope.edits(&mut self.remaining))
     }
 
@@ -300,15 +303,15 @@ impl Export<'_> {
     /// that they are copies of.
     fn graph(&mut self, bytes: Bytes, around: &Around, main: bool) -> Result<Message, Fault> {
         let fields = self.base.fields(&bytes)?;
-        let mut around = Around {
-            stored: around.stored.clone(),
-            integers: around.integers.clone(),
-            opset: around.opset,
-        };
+        let mut around = around.clone();
         for tensor in fields.iter().filter(|f| f.number == 5).filter_map(|f| f.content) {
             around.stored.extend(wire::text(tensor, 8));
             if tensor.len() < SMALLEST_BESIDE as usize {
-                around.integers.extend(integers(&self.base.decode(tensor)?));
+                let tensor: TensorProto = self.base.decode(tensor)?;
+                around.integers.extend(integers(&tensor));
+                if tensor.dims.iter().all(|n| *n == 1) {
+                    around.numbers.insert(tensor.name);
+                }
             }
         }
         let outputs = fields.iter().filter(|f| f.number == 12).filter_map(|f| f.content);
@@ -420,7 +423,7 @@ impl Export<'_> {
         // Its data may be large, and are not needed: fields that are length-delimited, but for the sizes.
         let small = self.base.fields(&bytes)?.into_iter().filter(|f| f.number <= 2);
         let tensor: TensorProto =
-            self.base.decode(&small.flat_map(|f| f.whole).copied().collect::<Vec<u8>>())?;
+            self.base.decode(&small.flat_map(|f| f.whole).copied().collect::<Vec<u8>>()[..])?;
         let mut shape = shape.to_vec();
         let transposed = tied.is_some_and(|t| t.transposed);
         if transposed {
@@ -452,7 +455,7 @@ impl Export<'_> {
 
     /// A tensor that is no parameter, as the model stores it; what `moves` goes where large data go.
     fn stored(&mut self, bytes: Bytes, name: &str, moves: bool) -> Result<Message, Fault> {
-        let tensor: TensorProto = self.base.decode(&bytes)?;
+        let tensor: TensorProto = self.base.decode(bytes.clone())?;
         let (dims, dtype) = (tensor.dims.clone(), tensor.data_type as u64);
         if is_left_out(&tensor) {
             return Err(Fault::LeftOut(name.into()));

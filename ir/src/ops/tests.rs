@@ -1,7 +1,7 @@
 //! Names, serialization and refusals of operations.
 
 use super::examples::examples;
-use super::{Inferred, Op};
+use super::{Attention, Inferred, Op};
 use crate::{DType, TensorType};
 
 /// The operation of this text, `name {json}`.
@@ -290,5 +290,79 @@ fn results_have_the_types_of_their_families() {
     for (name, attributes, operands, results) in cases {
         let expected: Vec<TensorType> = results.iter().map(|t| ty(t)).collect();
         assert_eq!(infer(&op(name, attributes.clone()), operands), Ok(expected), "{name}");
+    }
+}
+
+#[test]
+fn results_that_no_tensor_holds_are_refused() {
+    use serde_json::json;
+    let huge = 1_u64 << 62;
+    let cases: &[(&str, serde_json::Value, &[&str])] = &[
+        ("pad", json!({"low": [huge, huge], "high": [huge, huge], "value": 0.0}), &["f32[2,2]"]),
+        ("expand", json!({"shape": [huge, huge, 2]}), &["f32[2]"]),
+        ("random_mask", json!({"shape": [huge, 16], "keep": 0.5, "id": 0}), &["i64[3]"]),
+        ("reshape", json!({"shape": [0, huge, huge]}), &["f32[0]"]),
+        ("split", json!({"axis": 0, "sizes": [huge, huge, huge, huge, 2]}), &["f32[2]"]),
+        (
+            "max_pool",
+            json!({
+                "window": {"strides": [1], "dilations": [huge], "low": [0], "high": [huge]},
+                "taps": [huge],
+            }),
+            &["f32[1,1,4]"],
+        ),
+        ("matmul", json!({}), &["f32[1048576,1]", "f32[1,2097152]"]),
+        ("gather_nd", json!({"batch_dims": 0}), &["f32[2]", "i64[1,9223372036854775807]"]),
+    ];
+    for (name, attributes, operands) in cases {
+        let result = infer(&op(name, attributes.clone()), operands);
+        assert!(result.is_err(), "{name} {attributes} of {operands:?} gives {result:?}");
+    }
+    let axes = vec!["1"; 65].join(",");
+    assert!(infer(&op("neg", json!({})), &[&format!("f32[{axes}]")]).is_err());
+}
+
+#[test]
+fn every_window_of_a_pool_holds_an_element() {
+    use serde_json::json;
+    let pool = |dilation: usize, low: usize, high: usize, taps: usize, size: usize| {
+        let window = json!({"strides": [1], "dilations": [dilation], "low": [low], "high": [high]});
+        let op = op("max_pool", json!({"window": window, "taps": [taps]}));
+        infer(&op, &[&format!("f32[1,1,{size}]")]).is_ok()
+    };
+    for (dilation, low, high, taps, size) in (0..3 * 3 * 3 * 3 * 4)
+        .map(|i| (1 + i % 3, i / 3 % 3, i / 9 % 3, 1 + i / 27 % 3, 1 + i / 81))
+    {
+        let extent = dilation * (taps - 1) + 1;
+        let padded = low + size + high;
+        let inside = |p: usize| (0..taps).any(|t| (low..low + size).contains(&(p + t * dilation)));
+        let whole = padded >= extent && (0..=padded - extent).all(inside);
+        let accepted = pool(dilation, low, high, taps, size);
+        assert!(!accepted || whole, "{dilation} {low} {high} {taps} {size}");
+        // What has no border is never refused.
+        assert!(accepted || !whole || low + high > 0, "{dilation} {low} {high} {taps} {size}");
+    }
+}
+
+#[test]
+fn attention_counts_the_pairs_that_its_mask_leaves() {
+    use super::attention::Sight;
+    let ty = |dims: [usize; 4]| TensorType::new(DType::F32, dims);
+    for (t, s) in [(1, 1), (3, 7), (7, 3), (8, 8)] {
+        for window in [1, 2, 4, 9] {
+            for causal in [false, true] {
+                let sight = Sight { causal, window: Some(window) };
+                let op = Op::Attention(Attention { scale: 1.0, causal, window: Some(window) });
+                let (q, k) = (ty([2, 3, t, 5]), ty([2, 3, s, 5]));
+                let used = sight.of(t, s);
+                let pairs: usize = match used.window {
+                    Some(_) => (0..t).map(|i| used.keys(i, s).len()).sum(),
+                    None => t * s,
+                };
+                let full = 2 * 6 * pairs as u64 * 10;
+                let halved = if causal && used.window.is_none() { full / 2 } else { full };
+                assert_eq!(op.flops(&[&q, &k, &k], &[]), halved, "{t} {s} {sight:?}");
+            }
+        }
     }
 }

@@ -94,6 +94,11 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
         lowering.evaluation()?;
         return Ok(lowering.finish());
     }
+    if !graph.nodes().any(|(_, node)| seeds(&node.op)) {
+        let message = "no parameter is trained: all gradients are zero, whatever the data";
+        return Err(Diagnostic::error("E064", message)
+            .help("check what the model multiplies by zero, clips or detaches between its parameters and the loss"));
+    }
     lowering.place_leaves()?;
     lowering.place_gradients();
     let is_gather = |n: &Node| matches!(n.op, Op::AllGather(_)) && n.region == Region::Forward;
@@ -122,6 +127,15 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     lowering.finish_update()?;
     lowering.end_phase("update");
     Ok(lowering.finish())
+}
+
+/// Whether the backward pass begins here; canonicalization may have found that nothing depends on it.
+fn seeds(op: &Op) -> bool {
+    match op {
+        Op::LossScale(_) => true,
+        Op::Fusion(fusion) => fusion.body.nodes().any(|(_, node)| seeds(&node.op)),
+        _ => false,
+    }
 }
 
 /// The node that computes the gradient which `node` reduces, if it is such a reduction.

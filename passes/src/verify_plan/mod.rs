@@ -39,11 +39,11 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     }
     let mut found = Vec::new();
     memory::verify(plan, &mut found);
-    in_place::verify(plan, &mut found);
     // Bytes must be what they are said to be before their values can be followed.
     if found.is_empty() {
         factor::verify(plan, &mut found);
     }
+    in_place::verify(plan, &mut found);
     collectives::verify(plan, &mut found);
     magnitudes::verify(plan, &mut found);
     host::verify(plan, &mut found);

@@ -3,8 +3,7 @@
 //! P301  every parameter has exactly one owner: one segment of one group, or a buffer
 //! P302  exactly one optimizer step writes each trainable parameter, with its group or, by Adafactor, by itself,
 //!       and none a frozen one
-//! P303  the seed of the backward pass is scale / (C·A), at most once: without one, [`super::factor`] finds any
-//!       gradient that is not zero
+//! P303  the seed of the backward pass is scale / (C·A), once
 //! P304  gradients are unscaled once, by a factor of capacity C·A·N
 //! P305  the norm and the finite check count every trainable group's gradient exactly once
 //! P306  with several ranks, the statistics that decide on the step are summed over ranks
@@ -93,7 +92,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             }
         }
     }
-    if seeds > 1 {
+    if seeds != 1 {
         found.push(Diagnostic::error("P303", format!("the backward pass has {seeds} seeds")));
     }
     for (i, group) in plan.groups.iter().enumerate() {

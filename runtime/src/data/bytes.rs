@@ -21,11 +21,6 @@ impl Bytes {
     /// If it is no regular file, or cannot be mapped.
     pub(crate) fn map(path: &Path) -> Result<Bytes, RunError> {
         let meta = std::fs::metadata(path).map_err(RunError::io(path))?;
-        if meta.is_dir() {
-            let reason =
-                "is a directory; name its files, for example with a pattern: 'folder/*.bin'";
-            return Err(RunError::data(path, reason));
-        }
         if !meta.is_file() {
             return Err(RunError::data(path, "is no regular file"));
         }

@@ -62,26 +62,25 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Takes the tensor of an input out of a file's contents: with another number of examples, or exactly as it
+    /// The tensor of an input in a file's contents: with another number of examples, or exactly as it
     /// is declared.
     ///
     /// # Errors
     /// If there is none, or it has another shape or a type that the input does not take.
-    pub(super) fn take(
+    pub(super) fn of(
         path: &Path,
-        contents: &mut Contents,
+        contents: &Contents,
         input: &InputSpec,
         exact: bool,
     ) -> Result<Part, RunError> {
         let wanted = wanted(input, exact);
-        let there = contents.list();
-        let array = contents.take(&input.name).map_err(|what| {
-            RunError::data(
-                path,
-                format!("{what}; the plan wants {wanted}, and the file has {there}"),
-            )
+        let array = contents.get(&input.name).map_err(|what| {
+            let there = contents.list();
+            let reason = format!("{what}; the plan wants {wanted}, and the file has {there}");
+            RunError::data(path, reason)
         })?;
         let Array { element, shape, bytes } = array;
+        let element = *element;
         let refuse = |what: String| {
             let reason = format!("tensor `{}` {what}; the plan wants {wanted}", input.name);
             Err(RunError::data(path, reason))
@@ -90,7 +89,7 @@ impl Part {
         let per_example = input.per_example && !exact;
         let fits = match per_example {
             true => shape.split_first().zip(dims.split_first()).is_some_and(|(a, b)| a.1 == b.1),
-            false => shape == dims,
+            false => *shape == dims,
         };
         if !fits {
             let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
@@ -100,7 +99,8 @@ impl Part {
             let known = Element::feeding(input.ty.dtype);
             return refuse(format!("is {element}, and this input takes {known}"));
         }
-        let mut part = Part { element, bytes, examples: per_example.then(|| shape[0]) };
+        let mut part =
+            Part { element, bytes: bytes.clone(), examples: per_example.then(|| shape[0]) };
         if element.size() > input.ty.dtype.size() {
             part.narrow(path, input)?;
         }

@@ -21,7 +21,7 @@ mod source;
 pub use element::Element;
 pub(crate) use element::convert;
 pub use formats::TokenDType;
-pub use source::{Arguments, Source};
+pub use source::{DataArguments, Source};
 
 use crate::RunError;
 use crate::checkpoint::Position;
@@ -220,10 +220,10 @@ fn read(
     source: &Source,
     columns: &mut Vec<Column>,
 ) -> Result<Option<usize>, RunError> {
-    let mut contents = formats::read(path, plan, source.tokens)?;
+    let contents = formats::read(path, plan, source.tokens)?;
     let mut examples: Option<(usize, &str)> = None;
     for (i, input) in plan.inputs.iter().enumerate() {
-        let part = Part::take(path, &mut contents, input, false)?;
+        let part = Part::of(path, &contents, input, false)?;
         if let Some(n) = part.examples {
             if let Some((others, name)) = examples.filter(|(m, _)| *m != n) {
                 let reason =
@@ -258,14 +258,14 @@ pub(crate) fn read_inputs(
     plan: &Plan,
     optional: &[String],
 ) -> Result<(Vec<Fed>, bool), RunError> {
-    let mut contents = formats::read(path, plan, None)?;
+    let contents = formats::read(path, plan, None)?;
     let (mut fed, mut complete) = (Vec::new(), true);
     for input in &plan.inputs {
         if optional.contains(&input.name) && !contents.has(&input.name) {
             complete = false;
             continue;
         }
-        let Part { element, bytes, .. } = Part::take(path, &mut contents, input, true)?;
+        let Part { element, bytes, .. } = Part::of(path, &contents, input, true)?;
         check::ranges(path, input, element, &bytes, 0)?;
         fed.push(Fed { buffer: input.buffer, element, bytes });
     }

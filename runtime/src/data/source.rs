@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// The data, on a command line.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Arguments {
+pub struct DataArguments {
     /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
     /// input, or .bin with tokens.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -17,7 +17,7 @@ pub struct Arguments {
     pub token_dtype: Option<TokenDType>,
 }
 
-impl Arguments {
+impl DataArguments {
     /// The files.
     pub fn source(&self) -> Source {
         Source::new(self.data.clone(), self.token_dtype)
@@ -43,7 +43,7 @@ impl Source {
     ///
     /// # Errors
     /// If a pattern is none, or no file has it.
-    pub(super) fn paths(&self) -> Result<Vec<PathBuf>, RunError> {
+    pub(crate) fn paths(&self) -> Result<Vec<PathBuf>, RunError> {
         let mut paths = Vec::new();
         for given in &self.files {
             let text = given.to_string_lossy();

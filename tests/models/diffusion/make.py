@@ -40,11 +40,11 @@ torch.manual_seed(0)
 net = Diffusion().train()
 x = torch.tanh(torch.randn(64, 2) @ torch.randn(2, 16))
 save_file({"x": x}, "data.safetensors")
-torch.onnx.export(net, (x[:8],), "model.onnx", dynamo=False, opset_version=17, training=torch.onnx.TrainingMode.PRESERVE,
+torch.onnx.export(net, (x[:8],), "model_torchscript.onnx", dynamo=False, opset_version=17, training=torch.onnx.TrainingMode.PRESERVE,
                   do_constant_folding=False, input_names=["x"], output_names=["loss"], dynamic_axes={"x": {0: "batch"}})
-torch.onnx.export(net, (x[:8],), "model_dynamo.onnx", dynamo=True, optimize=False, external_data=False, input_names=["x"],
+torch.onnx.export(net, (x[:8],), "model.onnx", dynamo=True, optimize=False, external_data=False, input_names=["x"],
                   output_names=["loss"], dynamic_shapes=({0: torch.export.Dim("batch")},))
-draws.without_traces("model_dynamo.onnx")
+draws.without_traces("model.onnx")
 
 
 def draw(position):

@@ -3,7 +3,7 @@
 the exporters' own making. The logits are those of PyTorch in evaluation mode. Run in this folder; needs torch, torchvision,
 onnx, onnxscript and safetensors."""
 import torch
-from onnx import load, save
+from onnx import load, numpy_helper, save
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.ops import StochasticDepth
@@ -47,7 +47,11 @@ for name, further, options in (
     with torch.no_grad():
         for _ in range(4):
             net(torch.randn(32, 3, 7, 7) * 2 + 0.5)
-        data[name] = net.eval()(x)
     torch.onnx.export(net.train(), (x,), name + ".onnx", input_names=["x"], output_names=["logits"], **options)
     without_paths(name + ".onnx")
+    # The exporter ran the module in training mode, which renewed its statistics.
+    stored = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in load(name + ".onnx").graph.initializer}
+    net.load_state_dict({k: stored.get(k, v) for k, v in net.state_dict().items()})
+    with torch.no_grad():
+        data[name] = net.eval()(x)
 save_file(data, "data.safetensors")

@@ -146,6 +146,18 @@ fn errors_have_line_column_and_path() {
         ),
         ("{\"repeat\": 99999999, \"nodes\": []}", "nodes[0]: the import would make"),
         (
+            "{\"repeat\": 999999, \"nodes\": [{\"repeat\": 999999, \"index\": \"j\", \"nodes\": []}]}",
+            "import.max_bytes",
+        ),
+        (
+            "{\"repeat\": 999999, \"carry\": [\"x\"], \"nodes\": [{\"op\": \"relu\", \"inputs\": [\"x\"], \"outputs\": [\"x\"]}]}",
+            "nodes[0].nodes[0]: the import would make 131073 nodes, import.max_nodes = 131072",
+        ),
+        (
+            "{\"op\": \"constant\", \"outputs\": [\"y\"], \"attrs\": {\"ty\": {\"dtype\": \"f32\", \"shape\": [4294967296, 4294967296]}, \"splat\": 0}}",
+            "too large",
+        ),
+        (
             "{\"op\": \"expand\", \"inputs\": [\"x\"], \"outputs\": [\"y\"], \"attrs\": {\"shape\": [1e30]}}",
             "is not a size",
         ),
@@ -171,6 +183,23 @@ fn errors_have_line_column_and_path() {
         found.contains("--bind batch=N") && found.contains("unknown dimension `batches`"),
         "{found}"
     );
+}
+
+#[test]
+fn names_of_a_block_end_with_it() {
+    let text = r#"{ "frit_model": 1, "name": "m",
+      "inputs": [{"name": "x", "dtype": "f32", "shape": [4]}],
+      "nodes": [
+        {"repeat": 2, "carry": ["x"], "nodes": [
+          {"op": "relu", "inputs": ["x"], "outputs": ["t"]},
+          {"op": "neg", "inputs": ["t"], "outputs": ["x"]}]},
+        {"op": "abs", "inputs": ["x"], "outputs": ["t"]}],
+      "outputs": ["t"] }"#;
+    let graph = load(text, &[]).unwrap().graph;
+    let ops: Vec<String> = graph.nodes().map(|(_, n)| n.op.name()).collect();
+    assert_eq!(ops, ["input", "relu", "neg", "relu", "neg", "abs"]);
+    let unknown = text.replace("\"abs\", \"inputs\": [\"x\"]", "\"abs\", \"inputs\": [\"t\"]");
+    assert!(load(&unknown, &[]).unwrap_err().contains("there is no value `t` here"));
 }
 
 #[test]

@@ -29,12 +29,12 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Takes out a tensor.
+    /// A tensor.
     ///
     /// # Errors
     /// What there is instead.
-    pub(super) fn take(&mut self, name: &str) -> Result<Array, String> {
-        if let Some(array) = self.arrays.remove(name) {
+    pub(super) fn get(&self, name: &str) -> Result<&Array, String> {
+        if let Some(array) = self.arrays.get(name) {
             return Ok(array);
         }
         if let Some(kind) = self.others.get(name) {
@@ -67,6 +67,10 @@ pub(super) fn read(
     plan: &Plan,
     tokens: Option<TokenDType>,
 ) -> Result<Contents, RunError> {
+    if path.is_dir() {
+        let reason = "is a directory; name its files, for example with a pattern: 'folder/*.bin'";
+        return Err(RunError::data(path, reason));
+    }
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
     match extension.as_deref() {
         Some("safetensors") => safetensors::read(path),

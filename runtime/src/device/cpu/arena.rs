@@ -18,14 +18,8 @@ impl Arenas {
     /// # Errors
     /// If the system does not give so much memory.
     pub(super) fn new(plan: &Plan) -> Result<Self, RunError> {
-        let memory = |arena| {
-            Memory::new(plan.arena_bytes(arena)).ok_or_else(|| RunError::Memory {
-                needed: needed(plan, 1),
-                ranks: 1,
-                available: available().map_or(0, |limit| limit.bytes),
-                of: "what the system gives",
-            })
-        };
+        let memory =
+            |arena| Memory::new(plan.arena_bytes(arena)).ok_or_else(|| lacking(needed(plan, 1)));
         Ok(Arenas {
             persistent: memory(Arena::Persistent)?,
             workspace: memory(Arena::Workspace)?,
@@ -44,6 +38,12 @@ impl Arenas {
         // SAFETY: within the allocation, as just checked.
         unsafe { arena.pointer.add(buffer.offset + offset) }
     }
+}
+
+/// That the system does not give a rank so many bytes.
+pub(super) fn lacking(needed: u64) -> RunError {
+    let available = available().map_or(0, |limit| limit.bytes);
+    RunError::Memory { needed, ranks: 1, available, of: "what the system gives" }
 }
 
 struct Memory {

@@ -267,7 +267,10 @@ impl<C: Communicator> Device for Cpu<'_, C> {
     }
 
     fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
-        Ok(self.bytes(buffer, offset, bytes).to_vec())
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(bytes).map_err(|_| arena::lacking(bytes as u64))?;
+        copy.extend_from_slice(self.bytes(buffer, offset, bytes));
+        Ok(copy)
     }
 
     fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
