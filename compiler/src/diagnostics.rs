@@ -3,6 +3,8 @@
 use frit_ir::Diagnostic;
 use std::fmt;
 
+/// The code of runs that `--check-numerics` stops.
+pub const NOT_FINITE: &str = "E101";
 /// The code of runs that are not worth going on with.
 pub const DIVERGED: &str = "E106";
 
@@ -27,7 +29,8 @@ impl Report {
     /// What a program that ends with these messages exits with: 1 if a run failed though nothing was wrong with what
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {
-        if self.diagnostics.iter().any(|d| d.code == DIVERGED) { 1 } else { 2 }
+        let failed = |d: &Diagnostic| [DIVERGED, NOT_FINITE].contains(&d.code.as_str());
+        if self.diagnostics.iter().any(failed) { 1 } else { 2 }
     }
 
     /// `value` if there is no message, else the messages.

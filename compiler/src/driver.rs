@@ -441,9 +441,6 @@ fn plan(
 ) -> Result<Planned, Report> {
     let (Lowered { mut plan, constants, regions }, chosen) =
         arrange(graph, config, options, capacity, context, offload, trained)?;
-    for input in &mut plan.inputs {
-        input.ranges = context.index_ranges.get(&input.name).cloned().unwrap_or_default();
-    }
     let object = options.backend.generate(&mut plan, &regions)?;
     let report = |message| PassReport {
         pass: "schedule".into(),
@@ -487,7 +484,11 @@ fn lowered(
         generated: &backend.generates(),
         library: &backend.has_library_kernel(),
     };
-    Ok(lower(graph, &lower_options)?)
+    let mut lowered = lower(graph, &lower_options)?;
+    for input in &mut lowered.plan.inputs {
+        input.ranges = context.index_ranges.get(&input.name).cloned().unwrap_or_default();
+    }
+    Ok(lowered)
 }
 
 /// Lowers, offloads, schedules and places a graph; kernels are not generated yet. With the schedule that was chosen,

@@ -195,6 +195,7 @@ fn a_run_that_only_skips_steps_or_loses_its_numbers_fails() {
         place.fails(1, &[&nan[..], &limit].concat(), &parts);
         assert!(!place.file("never").exists());
         assert_eq!(lines(&place.file("m.jsonl")).len(), 12);
+        place.fails(1, &[&nan[..], &["--steps", "5", "--check-numerics"]].concat(), &["E101"]);
         // By default it does not take forever either.
         let limit = ["--steps", "1000000000"];
         place.fails(1, &[&nan[..], &limit].concat(), &["the last 100 steps, up to step 99"]);

@@ -2,7 +2,7 @@
 
 use crate::RunError;
 use crate::checkpoint::CheckpointOptions;
-use crate::data::{DataArguments, Source};
+use crate::data::{Source, TokenDType};
 use crate::files::Place;
 use crate::interrupt;
 use crate::run::RunOptions;
@@ -14,12 +14,21 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// The plan directory.
     pub plan: PathBuf,
-    /// The data.
-    #[command(flatten)]
-    pub data: DataArguments,
+    // Not flattened: of arguments that are optional as a whole, none may be.
+    /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
+    /// input, or .bin with tokens.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// The type of the tokens in .bin files without a header; by default u16.
+    #[arg(long, value_name = "TYPE")]
+    pub token_dtype: Option<TokenDType>,
     /// Steps, counted from the start of training.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
+    /// Start from these parameters, named as --save names them, instead of the plan's; with --resume, only where there
+    /// is no checkpoint yet.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub weights: Option<PathBuf>,
     /// Append one JSON object per step to this file.
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
@@ -111,12 +120,13 @@ impl Arguments {
         });
         // Without checkpoints there is nothing to do before leaving.
         let stop = checkpoint.as_ref().map(|_| interrupt::watch()).transpose();
-        let (every, data) = (self.validate_every, self.data.source());
+        let (every, tokens) = (self.validate_every, self.token_dtype);
         let validation = (!self.validation.is_empty())
-            .then(|| ValidationOptions { data: Source::new(self.validation, data.tokens), every });
+            .then(|| ValidationOptions { data: Source::new(self.validation, tokens), every });
         Ok(RunOptions {
             steps: self.steps,
-            data,
+            data: Source::new(self.data, tokens),
+            weights: self.weights,
             metrics: self.metrics,
             dump_grads: self.dump_grads,
             save: self.save,

@@ -4,7 +4,7 @@
 
 use crate::RunError;
 use crate::comm::local::LocalComm;
-use crate::data::{Data, DataArguments};
+use crate::data::{Data, Source, TokenDType};
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
@@ -27,9 +27,13 @@ use std::path::PathBuf;
 pub struct Options {
     /// The plan directory; the plan is for one rank.
     pub plan: PathBuf,
-    /// The data.
-    #[command(flatten)]
-    pub data: DataArguments,
+    /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
+    /// input, or .bin with tokens.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// The type of the tokens in .bin files without a header; by default u16.
+    #[arg(long, value_name = "TYPE")]
+    pub token_dtype: Option<TokenDType>,
     /// Steps to run.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
@@ -156,7 +160,7 @@ pub fn on_device(
     options: &Options,
 ) -> Result<Report, RunError> {
     let plan = &dir.plan;
-    let data = Data::load(&options.data.source(), plan)?;
+    let data = Data::load(&Source::new(options.data.clone(), options.token_dtype), plan)?;
     initialize(dir, &[], &Tensors::new(), device, 0)?;
     let mut comparison = Comparison::new(plan, options.budget.saturating_mul(1_000_000));
     for step in 0..options.steps {

@@ -101,7 +101,7 @@ pub enum RunError {
         reason: String,
     },
     /// A hyper-parameter that the plan does not have.
-    #[error("the plan has no hyper-parameter `{name}`; {remedy}; a run can change {known}")]
+    #[error("the plan has no hyper-parameter `{name}`; it has {known}; {remedy}")]
     Hyper {
         /// The name given.
         name: String,

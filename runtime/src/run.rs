@@ -17,6 +17,7 @@ use crate::divergence::{Divergence, Judge, MAX_SKIPPED};
 use crate::eval::in_words;
 use crate::files::Sink;
 use crate::gradients::{self, Gradients, Parts};
+use crate::hyper;
 use crate::initialize::initialize;
 use crate::interrupt::Stop;
 use crate::memory;
@@ -28,10 +29,10 @@ use crate::progress::Progress;
 use crate::ranks;
 use crate::reporter::Reporter;
 use crate::save::{self, Tensors, Version};
+use crate::starting;
 use crate::trace;
 use crate::usage::{self, Usage};
 use crate::validation::{Measured, Validation, ValidationOptions};
-use frit_ir::nearest::alike;
 use frit_ir::plan::{Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,8 @@ pub struct RunOptions {
     pub steps: usize,
     /// The data.
     pub data: Source,
+    /// Start from the parameters of this file instead of the plan's, unless a checkpoint is continued.
+    pub weights: Option<PathBuf>,
     /// Append one JSON object per step here.
     pub metrics: Option<PathBuf>,
     /// Write the first step's gradients here.
@@ -157,7 +160,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     let ranks_here = launch.ranks_here(dir.plan.world_size);
     memory::check(&[&dir.plan], ranks_here)?;
     let data = Data::load(&options.data, &dir.plan)?;
-    check_hyper(&dir.plan, &options.hyper)?;
+    hyper::check(&dir.plan, &options.hyper)?;
     if options.save_ema.is_some() && !save::has_ema(&dir.plan) {
         return Err(RunError::NoEma);
     }
@@ -185,8 +188,10 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         }
         _ => None,
     };
+    let weights = options.weights.as_ref().filter(|_| resumed.is_none());
     let session = Session {
-        hyper: effective_hyper(&dir.plan, options, resumed.as_ref()),
+        replaced: weights.map_or(Ok(Tensors::new()), |path| starting::read(path, &dir.plan))?,
+        hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
         first_batch: resumed.as_ref().map_or(0, |c| data.step_at(c.index.position)),
         start: resumed.as_ref().map_or(0, |c| c.index.step),
         notes: notes(options, resumed.as_ref(), lock.as_ref()),
@@ -226,7 +231,8 @@ fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, Ru
     let validation = options.validation.as_ref().map(|v| v.data.paths()).transpose()?;
     let named = data.iter().map(|path| ("--data", path.as_path()));
     let validated = validation.iter().flatten().map(|path| ("--validation", path.as_path()));
-    let read: Vec<_> = named.chain(validated).collect();
+    let weights = options.weights.iter().map(|path| ("--weights", path.as_path()));
+    let read: Vec<_> = named.chain(validated).chain(weights).collect();
     outputs::check(&outputs.map(|(option, path)| (option, path.as_deref())), &read)?;
     options.checkpoint.as_ref().map(|c| lock::take(c, run)).transpose()
 }
@@ -239,13 +245,17 @@ fn notes(
 ) -> Vec<String> {
     let mut notes: Vec<String> = lock.and_then(|l| l.warning.clone()).into_iter().collect();
     let resumes = options.checkpoint.as_ref().filter(|c| c.resume);
-    if let Some((options, checkpoint)) = resumes.zip(resumed) {
-        if !options.names_latest() {
-            let (dir, path) = (options.dir.display(), checkpoint.path.display());
-            notes.push(format!(
-                "{dir} lacks the file `latest`; going on from its newest complete checkpoint, {path}"
-            ));
-        }
+    if let Some((options, checkpoint)) = resumes.zip(resumed)
+        && !options.names_latest()
+    {
+        let (dir, path) = (options.dir.display(), checkpoint.path.display());
+        notes.push(format!(
+            "{dir} lacks the file `latest`; going on from its newest complete checkpoint, {path}"
+        ));
+    }
+    if let (Some(weights), Some(checkpoint)) = (&options.weights, resumed) {
+        let (weights, path) = (weights.display(), checkpoint.path.display());
+        notes.push(format!("{weights} is not read: the run goes on from the checkpoint {path}"));
     }
     if let Some(path) = options.metrics.as_ref().filter(|p| metrics::holds_lines(p)) {
         let path = path.display();
@@ -289,43 +299,6 @@ fn write_outputs(plan: &Plan, options: &RunOptions, outcome: &Outcome) -> Result
     if lost.is_empty() { Ok(()) } else { Err(RunError::Lost { reason: lost.join("; ") }) }
 }
 
-fn check_hyper(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
-    for (name, value) in hyper {
-        if plan.hyper.iter().all(|h| h.name != *name) {
-            let known: Vec<&str> = plan.hyper.iter().map(|h| h.name.as_str()).collect();
-            let configured = configuration_keys(&plan.config);
-            let all = known.iter().copied().chain(configured.iter().map(String::as_str));
-            let remedy = match alike(name, all) {
-                Some(key) if key == name => format!(
-                    "this key of the configuration is fixed when a model is compiled: compile it again with \
-                     --set {name}=VALUE"
-                ),
-                Some(key) => format!("did you mean `{key}`?"),
-                None => "`frit compile --help-config` lists all keys".into(),
-            };
-            return Err(RunError::Hyper { name: name.clone(), remedy, known: known.join(", ") });
-        }
-        // Every one of them is a rate, a factor or a number of steps.
-        if !(value.is_finite() && *value >= 0.0) {
-            return Err(RunError::HyperValue { name: name.clone(), value: *value });
-        }
-    }
-    Ok(())
-}
-
-/// The keys of the configuration that a plan was compiled with, as `section.key`.
-fn configuration_keys(config: &str) -> Vec<String> {
-    let (mut section, mut keys) = ("", Vec::new());
-    for line in config.lines().map(str::trim) {
-        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
-            section = name.trim_matches(['[', ']']);
-        } else if let Some((key, _)) = line.split_once('=').filter(|_| !line.starts_with('#')) {
-            keys.push(format!("{section}.{}", key.trim()));
-        }
-    }
-    keys
-}
-
 fn check_patience(options: &RunOptions, validates: bool) -> Result<(), RunError> {
     let every = options.validation.as_ref().and_then(|v| v.every);
     let repeats = every.or(options.checkpoint.as_ref().and_then(|c| c.every)).is_some();
@@ -354,18 +327,6 @@ pub(crate) struct Outcome {
     ranks: usize,
 }
 
-/// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
-fn effective_hyper(
-    plan: &Plan,
-    options: &RunOptions,
-    resumed: Option<&Checkpoint>,
-) -> Vec<(String, f64)> {
-    let mut set = resumed.map(|c| c.index.set.clone()).unwrap_or_default();
-    set.retain(|name, _| plan.hyper.iter().any(|h| h.name == *name));
-    set.extend(options.hyper.iter().cloned());
-    set.into_iter().collect()
-}
-
 /// A validation with the parameters of a device.
 type Validate<'a, D> = dyn FnMut(&D) -> Result<Measured, RunError> + 'a;
 
@@ -376,6 +337,8 @@ struct Session<'a> {
     resumed: Option<Checkpoint>,
     /// Its steps.
     start: usize,
+    /// Parameters to start from instead of the plan's.
+    replaced: Tensors,
     /// The data's step that is read at `start`.
     first_batch: usize,
     /// Whether this is rank 0, and cannot write what it shall.
@@ -487,7 +450,7 @@ impl Session<'_> {
         self.refuse()?;
         let run = self.run.agreed(rank, device)?;
         let mut reporter = self.reporter(rank, run)?;
-        initialize(self.dir, &self.hyper, &Tensors::new(), device, rank)?;
+        initialize(self.dir, &self.hyper, &self.replaced, device, rank)?;
         if let Some(checkpoint) = &self.resumed {
             restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch)?;
         }

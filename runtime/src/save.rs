@@ -3,9 +3,9 @@
 use crate::RunError;
 use crate::device::Device;
 use crate::tensors::{self, Tensor};
-use frit_ir::DType;
 use frit_ir::ops::EMA;
 use frit_ir::plan::{ParamHome, ParamSpec, Plan};
+use frit_ir::{DType, TensorType};
 use safetensors::Dtype;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -89,12 +89,16 @@ pub(crate) fn read(path: &Path, plan: &Plan) -> Result<Tensors, RunError> {
     Ok(all)
 }
 
-/// The element type in files. Parameters in flat groups are f32 whatever the model stores.
-fn stored_dtype(param: &ParamSpec) -> Dtype {
+/// The type in files. Parameters in flat groups are f32 whatever the model stores.
+pub(crate) fn stored_type(param: &ParamSpec) -> TensorType {
     match param.home {
-        ParamHome::Group { .. } => Dtype::F32,
-        _ => safetensors_dtype(param.ty.dtype),
+        ParamHome::Group { .. } => param.ty.with_dtype(DType::F32),
+        _ => param.ty.clone(),
     }
+}
+
+fn stored_dtype(param: &ParamSpec) -> Dtype {
+    safetensors_dtype(stored_type(param).dtype)
 }
 
 /// Writes the tensors of the plan's parameters.

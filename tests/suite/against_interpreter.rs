@@ -4,7 +4,7 @@ use crate::support::{Planned, file, plan};
 use frit_runtime::RunError;
 use frit_runtime::comm::local::LocalComm;
 use frit_runtime::compare::{Options, Report, compare, on_device};
-use frit_runtime::data::{DataArguments, Element};
+use frit_runtime::data::Element;
 use frit_runtime::device::cpu::Cpu;
 use frit_runtime::device::{Device, Span};
 use frit_runtime::plan_dir::PlanDir;
@@ -15,10 +15,8 @@ use std::ops::Range;
 fn options(planned: &Planned, model: &str) -> Options {
     Options {
         plan: planned.path(),
-        data: DataArguments {
-            data: vec![file(&format!("tests/models/{model}/data.safetensors"))],
-            token_dtype: None,
-        },
+        data: vec![file(&format!("tests/models/{model}/data.safetensors"))],
+        token_dtype: None,
         steps: 1,
         budget: 500,
         json: false,

@@ -648,7 +648,8 @@ fn inputs_that_are_read_as_indices() {
     let plan = gpt2(&[]);
     let of = |plan: &Plan, name: &str| plan.inputs.iter().position(|i| i.name == name);
     let (labels, ids) = (of(&plan, labels).expect("labels"), of(&plan, ids).expect("ids"));
-    let breaks: [(&str, usize, fn(&mut IndexRange)); 5] = [
+    type Break = (&'static str, usize, fn(&mut IndexRange));
+    let breaks: [Break; 5] = [
         ("P601", labels, |r| r.hi += 1),
         ("P601", labels, |r| r.lo = -1),
         ("P601", labels, |r| r.ignore = Some(-1)),

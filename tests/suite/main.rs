@@ -60,3 +60,4 @@ mod trace;
 mod training;
 mod validation;
 mod vision;
+mod weights;

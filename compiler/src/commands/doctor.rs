@@ -34,7 +34,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         .map(|f| f.what.as_str())
         .collect();
     let message = format!("this machine lacks what the plan needs: {}", lacking.join(", "));
-    let mut diagnostic = Diagnostic::error("E101", message);
+    let mut diagnostic = Diagnostic::error("E107", message);
     diagnostic.notes = table(&findings).lines().map(str::to_string).collect();
     Err(diagnostic.into())
 }

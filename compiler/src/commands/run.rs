@@ -1,6 +1,6 @@
 //! `frit run`: training steps from a plan.
 
-use crate::diagnostics::{DIVERGED, Report};
+use crate::diagnostics::{DIVERGED, NOT_FINITE, Report};
 use frit_ir::Diagnostic;
 use frit_runtime::RunError;
 use frit_runtime::arguments::Arguments;
@@ -14,6 +14,7 @@ use std::io::Write;
   frit run plan --data data.safetensors --steps 100 --metrics metrics.jsonl
   frit run plan --data tokens.bin --steps 1 --dump-grads grads.safetensors
   frit run plan --data data.npz --steps 100 --save trained.safetensors
+  frit run plan --data data.npz --steps 100 --weights pretrained.safetensors
   frit run plan --data data.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100 --keep 2 --resume
   frit run plan --data train.npz --validation test.npz --steps 1000 --checkpoint ckpt --checkpoint-every 100
   frit run plan --data train.npz --validation test.npz --steps 100000 --validate-every 100 --patience 5
@@ -67,7 +68,7 @@ fn diagnostic(error: RunError) -> Diagnostic {
     let RunError::NotFinite(found) = error else {
         return Diagnostic::error("E100", error.to_string());
     };
-    let mut diagnostic = Diagnostic::error("E101", found.to_string()).help(&found.remedy);
+    let mut diagnostic = Diagnostic::error(NOT_FINITE, found.to_string()).help(&found.remedy);
     diagnostic.notes.clone_from(&found.facts);
     diagnostic.note(format!("likely cause: {}", found.cause))
 }

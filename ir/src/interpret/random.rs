@@ -62,7 +62,7 @@ impl Words {
         let unit = 2f64.powi(-32);
         let radius = (-2.0 * (f64::from(u as f32) * unit).ln()).sqrt();
         let (sin, cos) = (std::f64::consts::TAU * f64::from(v) * unit).sin_cos();
-        radius * if i % 2 == 0 { cos } else { sin }
+        radius * if i.is_multiple_of(2) { cos } else { sin }
     }
 }
 /// Ten rounds of Philox4x32.

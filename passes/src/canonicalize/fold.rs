@@ -99,9 +99,7 @@ fn constants(graph: &Graph, allowance: &mut Allowance) -> BTreeMap<ValueId, Tens
             None => read.extend(node.inputs.iter().filter(|v| known.contains_key(v))),
         }
         for value in read {
-            if !found.contains_key(&value) {
-                found.insert(value, constant(graph, value, &known[&value]));
-            }
+            found.entry(value).or_insert_with(|| constant(graph, value, &known[&value]));
         }
         for input in &node.inputs {
             let left = uses.entry(*input).or_default();

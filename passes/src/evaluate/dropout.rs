@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn integers_have_no_mean() {
         let text = r#"graph @g world=1 {
- %s: i64[3] = state {init = 0.0, name = "rng", ty = {"dtype": "i64", "shape": [3]}}
+ %s: i64[5] = state {init = 0.0, name = "rng", ty = {"dtype": "i64", "shape": [5]}}
  %m: bool[2] = random_mask %s {id = 0, keep = 0.5, shape = [2]}
  %x: i32[2] = input {name = "x", ty = {"dtype": "i32", "shape": [2]}}
  %y: i32[2] = select %m, %x, %x loc("drop", "", "")

@@ -1,6 +1,7 @@
 //! Runs a plan directory: all that a training node needs.
 
 use clap::Parser;
+use frit_runtime::RunError;
 use frit_runtime::arguments::Arguments;
 use frit_runtime::compare;
 use frit_runtime::eval::{self, evaluate};
@@ -84,6 +85,10 @@ fn train(arguments: Arguments) -> ExitCode {
                 };
             }
             ExitCode::SUCCESS
+        }
+        Err(e @ RunError::NotFinite(_)) => {
+            fail(&e.to_string());
+            ExitCode::FAILURE
         }
         Err(e) => fail(&e.to_string()),
     }

@@ -64,7 +64,6 @@ pub(crate) enum Saved {
 
 impl<'a> Saver<'a> {
     /// A saver that goes on after the checkpoint of `last` steps, if there is one.
-    #[expect(clippy::too_many_arguments, reason = "each is one fact of the run")]
     pub(crate) fn new(
         plan: &'a PlanDir,
         options: &'a CheckpointOptions,

@@ -173,7 +173,7 @@ fn read_until(mut stream: &TcpStream, buffer: &mut [u8], end: Instant) -> io::Re
     Ok(())
 }
 
-/// Connects to a door, which may not be open yet, and greets.
+/// Connects to a door, which may not be open yet, and greets; with the secret that both sides know.
 ///
 /// # Errors
 /// Why it did not come about before `end`.
@@ -182,11 +182,11 @@ pub(super) fn enter(
     source: &Source,
     greeting: &[u8],
     end: Instant,
-) -> Result<TcpStream, String> {
+) -> Result<(TcpStream, Secret), String> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let error = match try_to_enter((host, port), source, greeting, left) {
-            Ok(stream) => return Ok(stream),
+            Ok(entered) => return Ok(entered),
             Err(Refused::Secret) if !source.may_change() => {
                 return Err(Refused::Secret.to_string());
             }
@@ -215,7 +215,7 @@ fn try_to_enter(
     source: &Source,
     greeting: &[u8],
     left: Duration,
-) -> Result<TcpStream, Refused> {
+) -> Result<(TcpStream, Secret), Refused> {
     let secret = source.read().map_err(Refused::NoSecret)?;
     let mut stream = connect((host, port), left.max(Duration::from_millis(1)))?;
     stream.set_nodelay(true)?;
@@ -236,7 +236,7 @@ fn try_to_enter(
     stream.write_all(&message)?;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
-    Ok(stream)
+    Ok((stream, secret))
 }
 
 /// Connects to the first address of a host that answers.

@@ -5,7 +5,7 @@
 
 use super::launch::Launch;
 use super::processes::{Exchange, Links};
-use super::secret::{PROOF, Secret, Source};
+use super::secret::{self, PROOF, Secret};
 use crate::RunError;
 use mpi::collective::SystemOperation;
 use mpi::environment::{Universe, processor_name};
@@ -90,8 +90,8 @@ impl MpiLinks {
     }
 
     /// The secret that all ranks know from rank 0.
-    pub(super) fn secret(&self) -> Source {
-        Source::Known(self.secret.clone())
+    pub(super) fn secret(&self) -> secret::Source {
+        secret::Source::Known(self.secret.clone())
     }
 
     /// The launch, with where rank 0 listens.

@@ -258,7 +258,7 @@ mod tests {
         let path = dir.path().join("secret");
         fs::write(&path, "of an earlier job").unwrap();
         let file = Source::File(path.clone());
-        let (made, written) = file.make().ok().expect("is written");
+        let (made, written) = file.make().unwrap_or_else(|e| panic!("{e}"));
         assert!(file.read().is_ok_and(|read| read == made));
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         drop(written);
@@ -269,12 +269,14 @@ mod tests {
     fn a_directory_that_others_read_is_not_private() {
         let dir = tempfile::tempdir().unwrap();
         let user = fs::metadata(dir.path()).unwrap().uid();
-        assert!(is_private(dir.path(), user) && !is_private(dir.path(), user + 1));
+        let own = dir.path().join("own");
+        DirBuilder::new().mode(0o700).create(&own).unwrap();
+        assert!(is_private(&own, user) && !is_private(&own, user + 1));
         let open = dir.path().join("open");
         DirBuilder::new().mode(0o755).create(&open).unwrap();
         assert!(!is_private(&open, user));
         let link = dir.path().join("link");
-        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        std::os::unix::fs::symlink(&own, &link).unwrap();
         assert!(!is_private(&link, user));
     }
 

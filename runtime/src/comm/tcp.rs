@@ -42,9 +42,10 @@ impl TcpLinks {
                 .map_err(|_| refuse(format!("rank {other} gave no address")))?;
             let to = (&address.ip().to_string()[..], address.port());
             let entered = enter(to, &source, &(rank as u64).to_le_bytes(), end);
-            peers[other] = Some(entered.map_err(|e| {
+            let (stream, _) = entered.map_err(|e| {
                 refuse(format!("rank {rank} cannot reach rank {other} at {address}: {e}"))
-            })?);
+            })?;
+            peers[other] = Some(stream);
         }
         accept_later_ranks(&door, control, end, &mut peers)?;
         for stream in peers.iter().flatten() {

@@ -21,13 +21,13 @@ mod source;
 pub use element::Element;
 pub(crate) use element::convert;
 pub use formats::TokenDType;
-pub use source::{DataArguments, Source};
+pub use source::Source;
 
 use crate::RunError;
 use crate::checkpoint::Position;
 use bytes::Bytes;
 use column::{Column, Part};
-use frit_ir::plan::Plan;
+use frit_ir::plan::{InputSpec, Plan};
 use order::{Deal, Place, shuffled};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,8 +69,8 @@ impl Data {
             }
             files.push(File { path, first });
         }
-        let per_example = plan.inputs.iter().rfind(|i| i.per_example);
-        let batch = per_example.map_or(1, |i| i.ty.shape.0[0]);
+        let batch =
+            batch(&columns, plan).map_err(|reason| RunError::data(&files[0].path, reason))?;
         let (ranks, accumulation) = (plan.world_size, plan.accumulation);
         let examples = examples.unwrap_or(batch * ranks * accumulation);
         let keep_rest = !plan.drop_last;
@@ -245,6 +245,26 @@ pub(crate) struct Fed {
     pub(crate) buffer: usize,
     pub(crate) element: Element,
     pub(crate) bytes: Bytes,
+}
+
+/// Examples of one rank's batch: the first axis of what has an example in every row.
+fn batch(columns: &[Column], plan: &Plan) -> Result<usize, String> {
+    let mut of_examples = columns.iter().filter(|c| c.example.is_some()).map(|c| &c.input);
+    let Some(first) = of_examples.next().or(plan.inputs.iter().find(|i| i.per_example)) else {
+        return Ok(1);
+    };
+    let size = |input: &InputSpec| input.ty.shape.dims().first().copied().unwrap_or(1);
+    if let Some(other) = of_examples.find(|i| size(i) != size(first)) {
+        return Err(format!(
+            "`{}` is {} and `{}` {}: they take different numbers of examples; `frit eval --inputs` takes tensors as \
+             the model declares them",
+            first.name, first.ty, other.name, other.ty
+        ));
+    }
+    match size(first) {
+        0 => Err(format!("`{}` is {}: a batch without examples", first.name, first.ty)),
+        n => Ok(n),
+    }
 }
 
 /// Reads tensors exactly as the plan's inputs are declared, for one batch of every rank alike. Inputs in

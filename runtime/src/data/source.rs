@@ -5,25 +5,6 @@ use crate::RunError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The data, on a command line.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct DataArguments {
-    /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
-    /// input, or .bin with tokens.
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    pub data: Vec<PathBuf>,
-    /// The type of the tokens in .bin files without a header; by default u16.
-    #[arg(long, value_name = "TYPE")]
-    pub token_dtype: Option<TokenDType>,
-}
-
-impl DataArguments {
-    /// The files.
-    pub fn source(&self) -> Source {
-        Source::new(self.data.clone(), self.token_dtype)
-    }
-}
-
 /// Files of examples, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {

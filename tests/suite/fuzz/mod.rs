@@ -21,7 +21,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use targets::TARGETS;
 
-/// Seconds that a mutant may take.
+/// Seconds of processor time that a mutant may take.
 const MOST_SECONDS: u64 = 10;
 /// Bytes of resident memory that a mutant may take.
 const MOST_BYTES: u64 = 1 << 30;
@@ -142,7 +142,7 @@ fn mutants_of_all_inputs_are_accepted_or_refused() {
     assert!(!outcomes.is_empty(), "FRIT_FUZZ_TARGET is one of {:?}", TARGETS.map(|t| t.name));
     let mut failures = Vec::new();
     for (name, o) in outcomes {
-        println!(
+        eprintln!(
             "{name}: {} accepted, {} refused, {} failed in {:.0} s",
             o.accepted,
             o.refused,

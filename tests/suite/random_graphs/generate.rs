@@ -8,7 +8,7 @@ pub(super) const BATCH: usize = 2;
 /// Rows of every table that indices look up.
 pub(super) const ROWS: usize = 5;
 /// Most elements of a value.
-const MAX_ELEMENTS: usize = 256;
+const MAX_ELEMENTS: usize = 512;
 /// Attempts to add an operation.
 const ATTEMPTS: usize = 14;
 
@@ -114,6 +114,12 @@ pub(super) fn generate(seed: u64) -> Generated {
             output = sum[0].clone();
         }
     }
+    // Labels have an example for each of the data.
+    let n = output.ty.shape.numel();
+    for (op, shape) in [("reshape", vec![n]), ("expand", vec![BATCH, n])] {
+        let made = g.add(op, json!({"shape": shape}), &[&output]);
+        output = made.expect("fits")[0].clone();
+    }
     let input =
         |v: &Named| json!({"name": v.name, "dtype": v.ty.dtype.name(), "shape": v.ty.shape.dims()});
     let reads = |name: &str| {
@@ -145,9 +151,9 @@ impl Generator {
         let attributes: Map<String, Value> = attributes.as_object().cloned()?;
         let types: Vec<&TensorType> = inputs.iter().map(|v| &v.ty).collect();
         let results = Op::from_parts(op, attributes.clone()).ok()?.infer(&types).ok()?;
-        let small = |ty: &TensorType| {
-            (1..=MAX_ELEMENTS).contains(&ty.shape.numel()) && ty.shape.rank() <= 5
-        };
+        let most = if op == "expand" { MAX_ELEMENTS } else { MAX_ELEMENTS / 2 };
+        let small =
+            |ty: &TensorType| (1..=most).contains(&ty.shape.numel()) && ty.shape.rank() <= 5;
         if !results.iter().all(small) {
             return None;
         }

@@ -247,7 +247,8 @@ fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
 }
 
 fn near(what: &str, a: f64, b: f64, close: f64) -> Result<(), String> {
-    let fits = (a - b).abs() <= close * b.abs().max(1.0) || (a.is_nan() && b.is_nan());
+    let same = a == b || (a.is_nan() && b.is_nan());
+    let fits = same || (a - b).abs() <= close * b.abs().max(1.0);
     if fits { Ok(()) } else { Err(format!("{what}: {a} and {b}")) }
 }
 

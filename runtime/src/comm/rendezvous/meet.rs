@@ -42,10 +42,10 @@ impl Rendezvous {
             rank => {
                 let greeting = format!("{rank} {} {plan_hash}", launch.world_size);
                 let entered = enter((host, *port), source, greeting.as_bytes(), end);
-                let stream = entered.map_err(|e| {
+                let (stream, secret) = entered.map_err(|e| {
                     RendezvousError(format!("rank 0 does not answer at {host}:{port}: {e}"))
                 })?;
-                (vec![(0, stream)], source.read().map_err(RendezvousError)?)
+                (vec![(0, stream)], secret)
             }
         };
         let meeting = Rendezvous {

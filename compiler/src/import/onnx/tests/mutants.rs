@@ -1,4 +1,4 @@
-//! Mutants of models: whatever they ask for, the importer gives a graph or an error, in little time.
+//! Mutants of models: whatever they ask for, the importer gives a graph or an error.
 //!
 //! Seeded, so that a failure can be repeated. `FRIT_SEEDS` names a folder of further models, `FRIT_MUTANTS` a number
 //! of mutants, `FRIT_MUTANTS_FROM` the first.
@@ -9,12 +9,9 @@ use crate::import::onnx::messages::*;
 use prost::Message;
 use prost::bytes::Bytes;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 /// Mutants of a run.
 const MUTANTS: u64 = 400;
-/// Seconds that none may take, in debug builds.
-const SECONDS: f64 = 20.0;
 
 /// Numbers from a seed (Steele et al. 2014, SplitMix64).
 struct Random(u64);
@@ -426,14 +423,11 @@ fn mutants_give_a_graph_or_an_error() {
     }
 }
 
-/// Fails unless the model is read or refused, in little time.
+/// Fails unless the model is read or refused. How long that takes is counted by the limits, not timed: machines differ.
 fn behaves(model: &ModelProto, name: &str) {
-    let start = Instant::now();
     let run = || import(model, &bind(&[])).map(|imported| imported.graph);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-    let took = start.elapsed().as_secs_f64();
     assert!(outcome.is_ok(), "{name} panics: {model:?}");
-    assert!(took < SECONDS, "{name} takes {took:.1} s: {model:?}");
     if let Ok(Ok(graph)) = outcome
         && let Err(found) = frit_ir::verify::verify(&graph)
     {
@@ -446,6 +440,6 @@ fn what_once_went_wrong_gives_a_graph_or_an_error() {
     let corpus = corpus();
     assert!(corpus.len() > 30, "{}", corpus.len());
     for model in corpus {
-        behaves(&model, &model.graph.as_ref().map_or("", |g| &g.name).to_string());
+        behaves(&model, model.graph.as_ref().map_or("", |g| &g.name));
     }
 }

@@ -53,7 +53,7 @@ fn a_batch_that_the_shapes_hold_may_be_bound_to_the_same_size() {
 #[test]
 fn everything_unsupported_is_reported_at_once() {
     let nodes = vec![
-        node("Multinomial", &["x"], &["a"]),
+        node("NonMaxSuppression", &["x"], &["a"]),
         node("Unique", &["x", "k"], &["b", "c"]),
         node("Unique", &["x", "k"], &["d", "e"]),
         node("Relu", &["x"], &["f"]).with(&[int("consumed_inputs", 1)]),
@@ -66,7 +66,7 @@ fn everything_unsupported_is_reported_at_once() {
     says(
         &text,
         &[
-            "Multinomial  1   first: node #0 \"n_a\"",
+            "NonMaxSuppression  1   first: node #0 \"n_a\"",
             "Unique  2   first: node #1",
             "com.microsoft::Gelu",
         ],

@@ -1,0 +1,59 @@
+//! The hyper-parameters of a run: those of the plan, but for what `--set` and the run that is continued changed.
+
+use crate::RunError;
+use crate::checkpoint::Checkpoint;
+use frit_ir::nearest::alike;
+use frit_ir::plan::Plan;
+
+/// Whether a run may set these.
+///
+/// # Errors
+/// The first name that is none of the plan's, with what may have been meant, or value that none can have.
+pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
+    for (name, value) in hyper {
+        if plan.hyper.iter().all(|h| h.name != *name) {
+            let known: Vec<&str> = plan.hyper.iter().map(|h| h.name.as_str()).collect();
+            let configured = configuration_keys(&plan.config);
+            let all = known.iter().copied().chain(configured.iter().map(String::as_str));
+            let remedy = match alike(name, all) {
+                Some(key) if key == name => format!(
+                    "this key of the configuration is fixed when a model is compiled: compile it again with \
+                     --set {name}=VALUE"
+                ),
+                Some(key) => format!("did you mean `{key}`?"),
+                None => "`frit compile --help-config` lists all keys".into(),
+            };
+            return Err(RunError::Hyper { name: name.clone(), remedy, known: known.join(", ") });
+        }
+        // Every one of them is a rate, a factor or a number of steps.
+        if !(value.is_finite() && *value >= 0.0) {
+            return Err(RunError::HyperValue { name: name.clone(), value: *value });
+        }
+    }
+    Ok(())
+}
+
+/// The keys of the configuration that a plan was compiled with, as `section.key`.
+fn configuration_keys(config: &str) -> Vec<String> {
+    let (mut section, mut keys) = ("", Vec::new());
+    for line in config.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+            section = name.trim_matches(['[', ']']);
+        } else if let Some((key, _)) = line.split_once('=').filter(|_| !line.starts_with('#')) {
+            keys.push(format!("{section}.{}", key.trim()));
+        }
+    }
+    keys
+}
+
+/// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
+pub(crate) fn effective(
+    plan: &Plan,
+    asked: &[(String, f64)],
+    resumed: Option<&Checkpoint>,
+) -> Vec<(String, f64)> {
+    let mut set = resumed.map(|c| c.index.set.clone()).unwrap_or_default();
+    set.retain(|name, _| plan.hyper.iter().any(|h| h.name == *name));
+    set.extend(asked.iter().cloned());
+    set.into_iter().collect()
+}
