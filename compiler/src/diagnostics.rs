@@ -26,6 +26,12 @@ impl Report {
         self.diagnostics.is_empty()
     }
 
+    /// Whether a message is for a bug of the compiler: a broken contract of a pass (`B`), of a graph (`V`) or of a plan
+    /// (`P`).
+    pub fn is_internal(&self) -> bool {
+        self.diagnostics.iter().any(|d| d.code.starts_with(['B', 'V', 'P']))
+    }
+
     /// What a program that ends with these messages exits with: 1 if a run failed though nothing was wrong with what
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {

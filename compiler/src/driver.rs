@@ -21,7 +21,7 @@ use frit_passes::recompute::Recompute;
 use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
 use frit_passes::shard::{Strategy, small};
 use frit_passes::simulate::simulate;
-use frit_passes::{Pass, PassContext, lint, loss, memory, verify_plan};
+use frit_passes::{Changed, Pass, PassContext, lint, loss, memory, verify_plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -101,12 +101,17 @@ pub fn compile(
     observer: &mut dyn Observer,
 ) -> Result<Option<Compiled>, Report> {
     let options = pipeline::Options::new(config)?;
+    let trains = config.loss.kind != LossKind::None;
+    let contracts = pipeline::contracts(&options, trains);
+    pipeline::check(&contracts, &request.disabled, request.stop_after.as_deref())?;
+    if trains && request.evaluation && request.stop_after.is_none() {
+        pipeline::check(&pipeline::contracts(&options, false), &request.disabled, None)?;
+    }
     let Imported { mut graph, weights, warnings, inlined, ties } = load(request, config)?;
     let mut context = PassContext::default();
     warnings.into_iter().for_each(|w| context.warn(w));
     let mut run = Run::new(request, observer, context);
     run.reports.push(imported(graph.len(), &inlined));
-    let trains = config.loss.kind != LossKind::None;
     let as_read = (trains && request.evaluation).then(|| graph.clone());
     let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else { return Ok(None) };
     run.observer.stage("schedule, memory and machine code");
@@ -287,8 +292,8 @@ impl<'a> Run<'a> {
                 continue;
             }
             let nodes_before = graph.len();
-            pass.run(graph, &mut self.context)?;
-            if cfg!(debug_assertions) || self.request.verify_each {
+            let changed = pass.run(graph, &mut self.context)?;
+            if changed == Changed::Yes && (cfg!(debug_assertions) || self.request.verify_each) {
                 check(graph, name)?;
             }
             let remarks = std::mem::take(&mut self.context.remarks);

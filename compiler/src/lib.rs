@@ -18,6 +18,7 @@ pub mod policy;
 pub mod predict;
 pub mod render;
 pub mod report;
+pub mod reproducer;
 pub mod source;
 pub mod target;
 pub mod weights;

@@ -1,6 +1,6 @@
 //! Every step of compiling a graph for training and for evaluation, top to bottom.
 //!
-//! The order is checked by [`check`] from what each pass requires, ensures and breaks.
+//! Every compilation checks the order by [`check`], from what each pass requires, ensures and breaks.
 
 use crate::config::Config;
 use crate::config::LossScale;
@@ -20,6 +20,7 @@ use frit_passes::index_ranges::IndexRanges;
 use frit_passes::loss::Loss;
 use frit_passes::loss::metrics::Metric;
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
+use frit_passes::lower;
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
 use frit_passes::recompute::Recompute;
@@ -143,25 +144,70 @@ fn padding(o: &Options) -> PadTensorCores {
     PadTensorCores { mode: o.padding, target: o.backend.describe(), fp8: o.fp8.clone() }
 }
 
-/// Checks that every pass finds what it requires.
+/// The contracts of all passes of a compilation, in order.
+pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
+    let mut passes = if trains { forward(o) } else { evaluation(o) };
+    if trains {
+        passes.extend(training(o, 1.0));
+        passes.extend(distribution(o, Recompute::NONE));
+    }
+    passes.iter().map(|p| p.info()).collect()
+}
+
+/// Checks that every pass that runs finds what it requires, and lowering too, unless it ends before.
 ///
 /// # Errors
-/// The first pass that does not, and what it lacks.
-pub fn check(passes: &[&'static PassInfo]) -> Result<(), Diagnostic> {
+/// The first pass that lacks something, what that is, and which disabled pass would have ensured it; or that the last
+/// pass does not run.
+pub fn check(
+    passes: &[&'static PassInfo],
+    disabled: &[String],
+    stop_after: Option<&str>,
+) -> Result<(), Diagnostic> {
+    let runs = |info: &&&PassInfo| disabled.iter().all(|d| d != info.name);
     let mut facts: HashSet<Property> = HashSet::new();
-    for info in passes {
-        for fact in info.requires {
-            if !facts.contains(fact) {
-                let message = format!("{} needs {fact:?}; no earlier pass ensures it", info.name);
-                return Err(Diagnostic::error("B010", message));
-            }
-        }
-        info.breaks.iter().for_each(|fact| {
-            facts.remove(fact);
-        });
+    let lacks = |name: &str, requires: &[Property], facts: &HashSet<Property>| {
+        let missing = requires.iter().find(|fact| !facts.contains(fact));
+        missing.map_or(Ok(()), |fact| Err(lacking(name, *fact, passes, disabled)))
+    };
+    for info in passes.iter().filter(runs) {
+        lacks(&format!("pass `{}`", info.name), info.requires, &facts)?;
+        facts.retain(|fact| !info.breaks.contains(fact));
         facts.extend(info.ensures);
+        if stop_after == Some(info.name) {
+            return Ok(());
+        }
     }
-    Ok(())
+    match stop_after {
+        Some(name) => {
+            let message = format!("pass `{name}` does not run in this compilation");
+            Err(Diagnostic::error("E096", message).help("--stop-after takes a pass that runs"))
+        }
+        None => lacks("lowering", lower::REQUIRES, &facts),
+    }
+}
+
+/// That something needs a fact which no pass before it ensures.
+fn lacking(
+    name: &str,
+    fact: Property,
+    passes: &[&'static PassInfo],
+    disabled: &[String],
+) -> Diagnostic {
+    let ensures =
+        |info: &&&PassInfo| info.ensures.contains(&fact) && disabled.iter().any(|d| d == info.name);
+    match passes.iter().find(ensures) {
+        Some(left_out) => {
+            let left_out = left_out.name;
+            let message =
+                format!("{name} needs {fact}: `{left_out}` would provide that, and is disabled");
+            Diagnostic::error("E098", message).help(format!("leave out --disable-pass {left_out}"))
+        }
+        None => {
+            let message = format!("{name} needs {fact}, and no pass before it provides that");
+            Diagnostic::error("B010", message)
+        }
+    }
 }
 
 impl Options {
@@ -383,25 +429,47 @@ mod tests {
     #[test]
     fn every_pass_finds_what_it_requires() {
         let options = Options::new(&Config::default()).unwrap();
-        let distribution = distribution(&options, Recompute::NONE);
-        let passes = [forward(&options), training(&options, 1.0), distribution].concat_infos();
-        check(&passes).unwrap();
-        check(&evaluation(&options).iter().map(|p| p.info()).collect::<Vec<_>>()).unwrap();
+        for trains in [true, false] {
+            check(&contracts(&options, trains), &[], None).unwrap();
+        }
     }
 
     #[test]
     fn a_pass_too_early_is_named() {
-        let error = check(&[&frit_passes::shard::INFO]).unwrap_err();
-        assert!(error.message.starts_with("shard needs Updated"), "{error}");
+        let error = check(&[&frit_passes::shard::INFO], &[], None).unwrap_err();
+        assert!(error.message.starts_with("pass `shard` needs the update"), "{error}");
+        assert_eq!(error.code, "B010");
     }
 
-    trait Infos {
-        fn concat_infos(&self) -> Vec<&'static PassInfo>;
-    }
-
-    impl Infos for [Vec<Box<dyn Pass>>; 3] {
-        fn concat_infos(&self) -> Vec<&'static PassInfo> {
-            self.iter().flatten().map(|p| p.info()).collect()
+    #[test]
+    fn a_pass_that_another_needs_cannot_be_disabled() {
+        let options = Options::new(&Config::default()).unwrap();
+        for (trains, disabled, needs) in [
+            (true, "loss", "pass `differentiate` needs a loss"),
+            (true, "raise", "needs composite operations"),
+            (true, "index_ranges", "lowering needs the ranges of indices"),
+            (false, "index_ranges", "lowering needs the ranges of indices"),
+            (true, "autocast", "needs the precision of every node"),
+            (true, "loss_scale", "pass `update` needs a scaled loss"),
+            (true, "shard", "pass `simplify` needs units and collectives"),
+        ] {
+            let error = check(&contracts(&options, trains), &[disabled.into()], None).unwrap_err();
+            assert!(error.message.contains(needs), "{disabled}: {error}");
+            assert_eq!(error.help.unwrap(), format!("leave out --disable-pass {disabled}"));
         }
+        for disabled in ["simplify", "fuse", "recompute", "fp8", "pad_tensor_cores"] {
+            check(&contracts(&options, true), &[disabled.into()], None).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_lies_after_the_last_pass_needs_nothing() {
+        let options = Options::new(&Config::default()).unwrap();
+        let all = contracts(&options, true);
+        check(&all, &["index_ranges".into()], Some("autocast")).unwrap();
+        let error = check(&all, &["fuse".into()], Some("fuse")).unwrap_err();
+        assert!(error.message.contains("`fuse` does not run"), "{error}");
+        let error = check(&contracts(&options, false), &[], Some("update")).unwrap_err();
+        assert!(error.message.contains("`update` does not run"), "{error}");
     }
 }

@@ -20,7 +20,7 @@ pub static INFO: PassInfo = PassInfo {
     name: "index_ranges",
     summary: "find the range of inputs that are read as indices or labels",
     requires: &[Property::Raised],
-    ensures: &[],
+    ensures: &[Property::IndexRanges],
     breaks: &[],
     numerics: Numerics::Bitwise,
 };

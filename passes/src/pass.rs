@@ -4,10 +4,10 @@ use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, UnitSpec};
 use frit_ir::{Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// A fact about a graph that some passes establish and others need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Property {
     /// A scalar loss is an output (`loss_sum`, `loss_count`).
     HasLoss,
@@ -15,6 +15,8 @@ pub enum Property {
     Canonical,
     /// Composite operations that exporters decompose are single nodes again.
     Raised,
+    /// What inputs that are read as indices may hold is known.
+    IndexRanges,
     /// Every node has the dtype that the precision policy gives it.
     Autocast,
     /// Gradients of all trainable parameters are outputs.
@@ -27,6 +29,23 @@ pub enum Property {
     Sharded,
     /// Regions that run as one kernel are single nodes.
     Fused,
+}
+
+impl fmt::Display for Property {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Property::HasLoss => "a loss",
+            Property::Canonical => "a canonical graph",
+            Property::Raised => "composite operations",
+            Property::IndexRanges => "the ranges of indices",
+            Property::Autocast => "the precision of every node",
+            Property::Differentiated => "gradients",
+            Property::LossScaled => "a scaled loss",
+            Property::Updated => "the update of the parameters",
+            Property::Sharded => "units and collectives",
+            Property::Fused => "fused regions",
+        })
+    }
 }
 
 /// Whether a pass may change the numbers that the graph computes.

@@ -40,6 +40,11 @@ fn bad_models_and_settings_are_refused_in_one_sentence() {
         (with(&["--set", "sharding.strategy=hybrid_shard"]), &["hybrid_shard"]),
         (with(&["--set", "loss.logits=nothing"]), &["nothing", "logits"]),
         (with(&["--stop-after", "nonsense"]), &["nonsense"]),
+        (with(&["--stop-after", "fuse", "--disable-pass", "fuse"]), &["`fuse` does not run"]),
+        (
+            with(&["--disable-pass", "index_ranges"]),
+            &["lowering needs the ranges of indices", "leave out --disable-pass index_ranges"],
+        ),
     ] {
         refused(&[&base[..], &more].concat(), parts, &out);
     }

@@ -9,6 +9,7 @@ mod checkpoints;
 mod cli;
 mod compare;
 mod conformance;
+mod contracts;
 mod coverage;
 mod crossings;
 mod cuda;

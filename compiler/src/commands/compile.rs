@@ -6,6 +6,7 @@ use crate::driver::{self, Compiled, Observer, Request};
 use crate::lints;
 use crate::plan_dir;
 use crate::render;
+use crate::reproducer;
 use frit_ir::plan::Plan;
 use frit_ir::{Diagnostic, Graph, Severity};
 use frit_runtime::memory;
@@ -133,7 +134,8 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     progress.enable_steady_tick(Duration::from_millis(100));
     let heartbeat = Heartbeat::start("reading the model");
     let mut printer = Printer { args, progress, heartbeat, text: String::new(), error: None };
-    let compiled = driver::compile(&request, &config, &mut printer);
+    let compiled =
+        reproducer::guarded(&request, &config, || driver::compile(&request, &config, &mut printer));
     printer.stage(&format!("writing {}", args.output.display()));
     let written = finish(args, compiled, &mut printer);
     printer.progress.finish_and_clear();

@@ -4,7 +4,6 @@ use crate::config::Config;
 use crate::diagnostics::Report;
 use crate::pipeline::{self, Options};
 use frit_passes::PassInfo;
-use frit_passes::recompute::Recompute;
 
 /// Arguments of `frit passes`.
 #[derive(Debug, clap::Args)]
@@ -26,8 +25,5 @@ pub(super) fn execute(_: &Args) -> Result<String, Report> {
 pub(crate) fn infos() -> Vec<&'static PassInfo> {
     let options =
         Options::new(&Config::default()).expect("invariant: the defaults are implemented");
-    let mut passes = pipeline::forward(&options);
-    passes.extend(pipeline::training(&options, 1.0));
-    passes.extend(pipeline::distribution(&options, Recompute::NONE));
-    passes.iter().map(|p| p.info()).collect()
+    pipeline::contracts(&options, true)
 }

@@ -19,6 +19,7 @@ mod leaves;
 mod optimizer;
 mod reshard;
 
+use crate::Property;
 use crate::cost::collective::exchange_of;
 use crate::cost::kernel::body_bytes;
 use crate::cost::{Cluster, Members};
@@ -34,6 +35,9 @@ use frit_ir::{
     ValueId,
 };
 use std::collections::{HashMap, HashSet};
+
+/// What must hold of a graph before it is lowered.
+pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Property::Sharded];
 
 /// What lowering needs to know beside the graph.
 pub struct LowerOptions<'a> {
