@@ -16,9 +16,8 @@ build: setup ## build the command-line programs in target/release
 demo: build ## train a small GPT-2 on 4 ranks, in bf16, fully sharded
 	@FRIT=$(FRIT) examples/demo.sh
 
-test: setup ## run all tests; those that need ptxas, cuDNN, ONNX's test files, onnxruntime or MPI are skipped, with a notice, without them
-	@eval "$$(.ci/setup.sh --ptxas --cudnn --onnx-tests --onnxruntime --mpi)"; set -ex; cargo test --workspace; \
-	if [ -n "$$FRIT_MPI" ]; then cargo test --workspace --features frit-runtime/mpi --test mpi; fi
+test: setup ## run all tests; those that lack ptxas, cuDNN, ONNX's test files, onnxruntime or MPI are counted at the end
+	@.ci/test
 
 check: ## what continuous integration runs: format, lints, tests
 	@.ci/run

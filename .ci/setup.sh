@@ -111,7 +111,7 @@ wheel_file() {
     if [[ ! -d $dir ]]; then
         command -v python3 >/dev/null || { note "no python3: the tests that need $package will be skipped"; return 1; }
         rm -rf "$dir.part"
-        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 --no-deps --target "$dir.part" "$package$version" >&2 || {
+        python3 -m pip install --quiet --disable-pip-version-check --retries 5 --timeout 60 --no-deps --target "$dir.part" "$package$version" >&2 || {
             note "$package cannot be installed: the tests that need it will be skipped"
             rm -rf "$dir.part"
             return 1
@@ -174,7 +174,7 @@ onnx_tests_path() {
     if [[ ! -d $home/$data ]]; then
         command -v python3 >/dev/null || { note "no python3: ONNX's tests will be skipped"; return 1; }
         rm -rf "$home" "$home.part"
-        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 60 --no-deps --target "$home.part/site" \
+        python3 -m pip install --quiet --disable-pip-version-check --retries 5 --timeout 60 --no-deps --target "$home.part/site" \
             "onnx==$ONNX_VERSION" >&2 || {
             note "onnx $ONNX_VERSION cannot be installed: its tests will be skipped"
             rm -rf "$home.part"
@@ -193,7 +193,7 @@ onnxruntime_path() {
     if [[ ! -d $home ]]; then
         command -v python3 >/dev/null || { note "no python3: the tests of exported models in onnxruntime will be skipped"; return 1; }
         rm -rf "$home.part"
-        python3 -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 60 --only-binary :all: --target "$home.part" \
+        python3 -m pip install --quiet --disable-pip-version-check --retries 5 --timeout 60 --only-binary :all: --target "$home.part" \
             "${ONNXRUNTIME_PACKAGES[@]}" >&2 || {
             note "onnxruntime cannot be installed: its tests will be skipped"
             rm -rf "$home.part"

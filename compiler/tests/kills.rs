@@ -116,6 +116,38 @@ fn killed_at_any_moment_the_last_complete_checkpoint_is_intact() {
 }
 
 #[test]
+fn a_plan_that_is_replaced_is_whole_whenever_the_compiler_is_killed() {
+    let wanted = std::env::var("FRIT_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+    let training = Training::new();
+    let plan = training.file("plan");
+    let text = || std::fs::read_to_string(plan.join("plan.json")).expect("a plan");
+    let (old, begin) = (text(), Instant::now());
+    let replace = |seed: usize| {
+        let seed = format!("run.seed={seed}");
+        let mut compile = tiny::compile(training.dir.path(), 2, &[&seed]);
+        compile.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts")
+    };
+    assert!(replace(1).wait().expect("ends").success());
+    assert_ne!(text(), old, "it was replaced");
+    let window = (begin.elapsed().as_millis() as u64 * 5 / 4).max(20);
+    let (mut state, mut kills) = (29, 0);
+    for seed in 2.. {
+        let mut child = replace(seed);
+        std::thread::sleep(Duration::from_millis(random(&mut state, window)));
+        // It may have ended already.
+        let _ = child.kill();
+        kills += usize::from(!child.wait().expect("ends").success());
+        let verify = Command::new(env!("CARGO_BIN_EXE_frit")).arg("verify").arg(&plan).output();
+        let verify = verify.expect("starts");
+        let said = String::from_utf8_lossy(&verify.stderr).into_owned();
+        assert!(verify.status.success(), "after {kills} kills: {said}");
+        if kills == wanted {
+            break;
+        }
+    }
+}
+
+#[test]
 fn an_interrupted_run_saves_its_last_step() {
     use std::os::unix::process::ExitStatusExt;
     let training = Training::new();

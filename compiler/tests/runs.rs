@@ -332,7 +332,7 @@ fn memory_that_does_not_fit_is_said_with_sizes() {
     assert!(output.status.success(), "{}", message(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = text.lines().find(|l| l.starts_with("warning")).expect("a warning");
-    for part in ["1 rank(s) need", "GiB", "smaller batch"] {
+    for part in ["needed for 1 rank", "GiB", "smaller batch"] {
         assert!(line.contains(part), "{line}");
     }
     let run = |limit: &str| {
@@ -341,8 +341,8 @@ fn memory_that_does_not_fit_is_said_with_sizes() {
         shell.args(["-c", &format!("{limit} exec {frit} run huge --data data.safetensors")]);
         shell.current_dir(place.dir.path()).output().expect("starts")
     };
-    expect(&run(""), 2, &["1 rank(s) need", "GiB of memory", "smaller batch"]);
-    expect(&run("ulimit -v 6000000;"), 2, &["1 rank(s) need", "ulimit -v"]);
+    expect(&run(""), 2, &["needed for 1 rank", "GiB of memory", "smaller batch"]);
+    expect(&run("ulimit -v 6000000;"), 2, &["needed for 1 rank", "ulimit -v"]);
     let small = compile(&place, "small", &["--bind", "batch=4"]);
     assert!(!String::from_utf8_lossy(&small.stdout).contains("warning"));
 }

@@ -16,6 +16,11 @@ pub enum Severity {
     Error,
 }
 
+/// A number of things: `1 rank`, `2 ranks`.
+pub fn counted(n: usize, thing: &str) -> String {
+    if n == 1 { format!("1 {thing}") } else { format!("{n} {thing}s") }
+}
+
 /// One message: what, where, what to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub struct Diagnostic {

@@ -19,7 +19,7 @@ pub mod tensor;
 pub mod text;
 pub mod verify;
 
-pub use diagnostic::{Diagnostic, Severity};
+pub use diagnostic::{Diagnostic, Severity, counted};
 pub use dtype::DType;
 pub use graph::{Graph, GraphError, Node, NodeId, Output, OutputKind, Value, ValueId};
 pub use ops::{Op, OpError};

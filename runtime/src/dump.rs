@@ -5,10 +5,10 @@
 
 use crate::RunError;
 use crate::device::Device;
+use crate::files::{self, Sink};
 use crate::save::safetensors_dtype;
 use frit_ir::plan::{EvalSpec, Place};
 use serde_json::json;
-use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Outputs {
     path: PathBuf,
     aside: PathBuf,
-    file: File,
+    file: Sink,
     /// First byte of every output, in the order of the evaluation.
     starts: Vec<u64>,
     batch: usize,
@@ -52,14 +52,12 @@ impl Outputs {
         let mut header = serde_json::Value::Object(header).to_string().into_bytes();
         // Elements begin at multiples of 8 bytes.
         header.resize(header.len().next_multiple_of(8), b' ');
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".partial-{}", std::process::id()));
-        let aside = path.with_file_name(name);
+        let aside = files::beside(path);
         let io = RunError::io(path);
-        let opened = File::create(&aside).and_then(|mut file| {
+        let opened = Sink::create(&aside).and_then(|mut file| {
             file.write_all(&(header.len() as u64).to_le_bytes())?;
             file.write_all(&header)?;
-            file.set_len(8 + header.len() as u64 + end)?;
+            file.reserve(8 + header.len() as u64 + end)?;
             Ok(file)
         });
         let file = opened.map_err(io)?;
@@ -100,7 +98,7 @@ impl Outputs {
     /// # Errors
     /// If the file system refuses.
     pub(crate) fn finish(self) -> Result<(), RunError> {
-        let renamed = self.file.sync_all().and_then(|()| std::fs::rename(&self.aside, &self.path));
+        let renamed = self.file.sync().and_then(|()| files::rename(&self.aside, &self.path));
         renamed.map_err(RunError::io(&self.path))
     }
 }
@@ -108,7 +106,7 @@ impl Outputs {
 impl Drop for Outputs {
     fn drop(&mut self) {
         // There is nothing left where it was given its name.
-        let _ = std::fs::remove_file(&self.aside);
+        let _ = files::remove(&self.aside);
     }
 }
 

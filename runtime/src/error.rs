@@ -70,7 +70,9 @@ pub enum RunError {
     },
     /// The machine has too little memory.
     #[error(
-        "{ranks} rank(s) need {} of memory, and {} are {of}; compile with a smaller batch, more run.accumulation, memory.recompute or memory.offload, or run on a larger machine", crate::memory::size(*.needed), crate::memory::size(*.available)
+        "{} of memory are needed for {}, and {} are {of}; compile with a smaller batch, more run.accumulation, \
+         memory.recompute or memory.offload, or run on a larger machine",
+        crate::memory::size(*.needed), frit_ir::counted(*.ranks, "rank"), crate::memory::size(*.available)
     )]
     Memory {
         /// Bytes that the arenas of the ranks take.

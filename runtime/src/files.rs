@@ -5,7 +5,7 @@
 //! (`/dev/stdout`) is written directly; a symbolic link is followed and stays.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,6 +83,12 @@ impl Sink {
         self.file.set_len(len.saturating_sub(bytes))
     }
 
+    /// Gives the file so many bytes, without writing those that are new.
+    pub fn reserve(&self, bytes: u64) -> io::Result<()> {
+        pass(Operation::Write(0), &self.path)?;
+        self.file.set_len(bytes)
+    }
+
     /// Another handle of the same file.
     pub fn try_clone(&self) -> io::Result<Sink> {
         Ok(Sink { file: self.file.try_clone()?, path: self.path.clone() })
@@ -97,6 +103,12 @@ impl Write for Sink {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+impl Seek for Sink {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
     }
 }
 

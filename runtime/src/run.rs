@@ -33,6 +33,7 @@ use crate::starting;
 use crate::trace;
 use crate::usage::{self, Usage};
 use crate::validation::{Measured, Validation, ValidationOptions};
+use frit_ir::counted;
 use frit_ir::plan::{Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -137,7 +138,7 @@ impl RunReport {
                 start => format!("nothing to do after {start} steps"),
             };
         };
-        let mut text = format!("{} steps", self.losses.len());
+        let mut text = counted(self.losses.len(), "step");
         if self.skipped > 0 {
             text += &format!(", {} of them skipped", self.skipped);
         }

@@ -1,21 +1,8 @@
 //! The PTX of plans for CUDA assembles for the GPUs that are supported, and spills no registers.
 
 use crate::support::{compile_at, file};
-use std::path::PathBuf;
+use frit_tests::requirements::Requirement;
 use std::process::Command;
-
-/// `$FRIT_PTXAS`, or `ptxas` in the path.
-fn ptxas() -> Option<PathBuf> {
-    let candidates = [std::env::var_os("FRIT_PTXAS"), Some("ptxas".into())];
-    let runs = |path: &PathBuf| {
-        Command::new(path).arg("--version").output().is_ok_and(|o| o.status.success())
-    };
-    let found = candidates.into_iter().flatten().map(PathBuf::from).find(runs);
-    if found.is_none() {
-        eprintln!("ptxas was not found (set FRIT_PTXAS): PTX is generated but NOT assembled");
-    }
-    found
-}
 
 /// Compiles a model for both architectures in bf16 and assembles its kernels.
 fn assembles(model: &str, batch: usize, settings: &[&str]) {
@@ -32,7 +19,7 @@ fn assembles_for(arch: &str, model: &str, batch: usize, settings: &[&str]) {
     assert!(ptx.contains(&format!(".target {arch}")), "{model}");
     // Kernels compute everything themselves.
     assert!(!ptx.contains(".extern .func"), "{model}");
-    let Some(assembler) = ptxas() else { return };
+    let Some(assembler) = Requirement::Ptxas.find() else { return };
     let dir = tempfile::tempdir().expect("a directory");
     let (source, cubin) = (dir.path().join("k.ptx"), dir.path().join("k.cubin"));
     std::fs::write(&source, &ptx).expect("written");

@@ -7,8 +7,10 @@ use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::eval::{Options, evaluate};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const STEPS: usize = 3;
 
@@ -147,6 +149,59 @@ fn validation_is_the_evaluation_of_every_checkpoint_whatever_it_is_crossed_with(
             let evaluated = report.expect("rank 0").loss;
             assert_eq!(evaluated, Some(loss), "{words:?} after {step} steps");
         }
+        bad_indices_are_refused(&planned, model, &words);
+    }
+}
+
+/// The data of a model with the last index of every input that has a range far outside of it.
+fn with_bad_indices(planned: &Planned, model: &str) -> PathBuf {
+    let bytes = std::fs::read(file(&format!("tests/models/{model}/data.safetensors")));
+    let bytes = bytes.expect("readable");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let ranged = |name: &str| {
+        planned.compiled.plan.inputs.iter().any(|i| i.name == name && !i.ranges.is_empty())
+    };
+    let mut changed = 0;
+    let tensors = tensors.tensors().into_iter().map(|(name, view)| {
+        let mut bytes = view.data().to_vec();
+        if ranged(&name) {
+            assert_eq!(view.dtype(), Dtype::I64, "{name}");
+            let last = bytes.len() - 8;
+            bytes[last..].copy_from_slice(&(1_i64 << 30).to_le_bytes());
+            changed += 1;
+        }
+        (name, view.dtype(), view.shape().to_vec(), bytes)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    assert!(changed > 0, "{model} reads no indices");
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("its bytes"))
+    });
+    let path = planned.dir.path().join("bad.safetensors");
+    safetensors::serialize_to_file(views, None, &path).expect("written");
+    path
+}
+
+/// An index out of range, in the data or the validation, is said before the first step, and nothing is written.
+fn bad_indices_are_refused(planned: &Planned, model: &str, words: &[&str]) {
+    let bad = with_bad_indices(planned, model);
+    let checkpoints = planned.dir.path().join("never");
+    let metrics = planned.dir.path().join("never.jsonl");
+    for validates in [false, true] {
+        let mut options = options(model, &checkpoints, STEPS);
+        options.metrics = Some(metrics.clone());
+        match options.validation.as_mut().filter(|_| validates) {
+            Some(validation) => validation.data = bad.clone().into(),
+            None => options.data = bad.clone().into(),
+        }
+        let options = RunOptions { threads: Some(1), ..options };
+        let error = run(&planned.path(), &options).expect_err("refused").to_string();
+        for part in ["bad.safetensors", "1073741824 is outside of"] {
+            assert!(error.contains(part), "{words:?}: {error}");
+        }
+        assert!(Checkpoint::latest(&checkpoints).expect("readable").is_none(), "{words:?}");
+        let written = std::fs::read_to_string(&metrics).unwrap_or_default();
+        assert_eq!(written, "", "{words:?}");
     }
 }
 

@@ -3,6 +3,10 @@
 
 use crate::stand_ins::Gpu;
 use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate, train_on};
+use frit::import::onnx::messages::{
+    AttributeProto, DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+};
 use frit_runtime::RunError;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::data::{Element, Source, TokenDType};
@@ -10,8 +14,10 @@ use frit_runtime::eval;
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
 use npyz::WriterBuilder;
+use prost::Message;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 const DIGITS: &str = "examples/digits_mlp/model.json";
@@ -512,4 +518,123 @@ fn npz_files_train_whether_packed_or_not() {
     let same = save_digits(&dir.path().join("same.safetensors"), Element::F32, Element::I64, 16);
     losses.push(attempt(&planned, same).expect("it trains").losses);
     assert!(losses.windows(2).all(|w| w[0] == w[1]), "{losses:?}");
+}
+
+/// ONNX's numbers of element types, and the same in files.
+const DECLARED: [(i32, Element); 12] = [
+    (1, Element::F32),
+    (2, Element::U8),
+    (3, Element::I8),
+    (4, Element::U16),
+    (5, Element::I16),
+    (6, Element::I32),
+    (7, Element::I64),
+    (9, Element::Bool),
+    (10, Element::F16),
+    (12, Element::U32),
+    (13, Element::U64),
+    (16, Element::BF16),
+];
+
+/// `y = cast(x) · w` for an input of this type.
+fn declared(elem_type: i32) -> ModelProto {
+    let info = |name: &str, elem_type: i32, width: i64| {
+        let batch = DimensionProto { dim_param: Some("batch".into()), ..Default::default() };
+        let width = DimensionProto { dim_value: Some(width), ..Default::default() };
+        let shape = Some(TensorShapeProto { dim: vec![batch, width] });
+        let ty = TypeProto { tensor_type: Some(TensorTypeProto { elem_type, shape }) };
+        ValueInfoProto { name: name.into(), r#type: Some(ty), ..Default::default() }
+    };
+    let node = |op: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: op.into(),
+        name: output.into(),
+        input: inputs.iter().map(|i| i.to_string()).collect(),
+        output: vec![output.into()],
+        ..Default::default()
+    };
+    let to = AttributeProto { name: "to".into(), i: 1, r#type: 2, ..Default::default() };
+    let w: Vec<u8> = (0..12).flat_map(|i| (i as f32 * 0.25 - 1.0).to_le_bytes()).collect();
+    let w = TensorProto {
+        name: "w".into(),
+        dims: vec![4, 3],
+        data_type: 1,
+        raw_data: Some(w.into()),
+        ..Default::default()
+    };
+    let cast = NodeProto { attribute: vec![to], ..node("Cast", &["x"], "wide") };
+    let graph = GraphProto {
+        name: "declared".into(),
+        node: vec![cast, node("MatMul", &["wide", "w"], "y")],
+        initializer: vec![w],
+        input: vec![info("x", elem_type, 4)],
+        output: vec![info("y", 1, 3)],
+        ..Default::default()
+    };
+    let opset = OperatorSetIdProto { domain: String::new(), version: 18 };
+    ModelProto {
+        ir_version: 8,
+        graph: Some(graph),
+        opset_import: vec![opset],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn inputs_of_every_declared_type_train_alike_on_both_devices() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let of = |elem_type: i32, element: Element, more: &[&str]| {
+        let model = dir.path().join("model.onnx");
+        std::fs::write(&model, declared(elem_type).encode_to_vec()).expect("written");
+        let settings = ["loss.kind=mse", "loss.logits=y", "precision.compute=fp32"];
+        let planned = plan_at(&model, 2, &[&settings, more].concat());
+        let (x, labels) = ((0..32).map(|i| f64::from(i % 3 == 0)), (0..24).map(f64::from));
+        let tensors: [Values<'_>; 2] = [
+            ("x", element, vec![8, 4], x.collect()),
+            ("labels", Element::F32, vec![8, 3], labels.collect()),
+        ];
+        let data = save(&dir.path().join(format!("{element}.safetensors")), &tensors);
+        (planned, data)
+    };
+    let (planned, data) = of(1, Element::F32, &[]);
+    let expected = attempt(&planned, data).expect("it trains").losses;
+    let (planned, data) = of(1, Element::F32, &CUDA);
+    let on_cuda = on_gpu(&planned, &data).expect("it trains");
+    for (elem_type, element) in DECLARED {
+        let (planned, data) = of(elem_type, element, &["sharding.ranks=1"]);
+        let found = attempt(&planned, data).unwrap_or_else(|e| panic!("{element}: {e}"));
+        assert_eq!(found.losses, expected, "{element}");
+        let (planned, data) = of(elem_type, element, &CUDA);
+        let found = on_gpu(&planned, &data).unwrap_or_else(|e| panic!("{element}: {e}"));
+        assert_eq!(found, on_cuda, "{element} on a GPU");
+    }
+}
+
+/// A file of more than 8 GiB of indices, all of them 0 but `bad` at example `at`; most of it is a hole.
+fn large_tokens(path: &Path, at: u64, bad: i64) -> PathBuf {
+    let examples: u64 = (1 << 27) + 64;
+    let bytes = examples * 8 * 8;
+    let tensor = |name: &str, from: u64| {
+        let to = from + bytes;
+        format!(r#""{name}":{{"dtype":"I64","shape":[{examples},8],"data_offsets":[{from},{to}]}}"#)
+    };
+    let header = format!("{{{},{}}}", tensor("ids", 0), tensor("labels", bytes));
+    let begin = 8 + header.len() as u64;
+    let mut file = std::fs::File::create(path).expect("created");
+    file.write_all(&(header.len() as u64).to_le_bytes()).expect("written");
+    file.write_all(header.as_bytes()).expect("written");
+    file.set_len(begin + 2 * bytes).expect("a hole");
+    file.seek(SeekFrom::Start(begin + at * 64)).expect("within the file");
+    file.write_all(&bad.to_le_bytes()).expect("written");
+    path.into()
+}
+
+#[test]
+fn more_than_8_gib_of_indices_are_checked_batch_by_batch() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let planned = plan_text(EMBEDDING, &["loss.kind=cross_entropy"]);
+    let early = large_tokens(&dir.path().join("early.safetensors"), 3, 99);
+    refused(&planned, early, &["`ids`", "example 3 at [0]: 99", "early.safetensors"]);
+    // Two steps do not come as far.
+    let late = large_tokens(&dir.path().join("late.safetensors"), 1 << 27, 99);
+    attempt(&planned, late).expect("it trains");
 }

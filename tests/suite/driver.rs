@@ -3,8 +3,9 @@
 
 use crate::stand_ins::{Ended, FOLDER, Gpu};
 use crate::support::{Planned, file, plan, plan_to_evaluate, train};
+use frit_tests::requirements::Requirement;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const STEPS: usize = 4;
 const STEPS_TEXT: &str = "4";
@@ -338,9 +339,7 @@ fn what_goes_wrong_is_one_clear_error() {
 /// Code that NVIDIA's compiler made is not run here; what a launch may ask of the device is in its file.
 #[test]
 fn code_of_nvrtc_is_launched_within_its_limits() {
-    let Some(nvrtc) = std::env::var_os("FRIT_NVRTC").map(PathBuf::from) else {
-        return eprintln!("FRIT_NVRTC is not set: code for GPUs is NOT made and looked at");
-    };
+    let Some(nvrtc) = Requirement::Nvrtc.find() else { return };
     let major: u32 = nvrtc.extension().and_then(|e| e.to_str()?.parse().ok()).expect("a version");
     let folders = [nvrtc.parent().expect("a folder"), FOLDER.as_path()];
     let folders = std::env::join_paths(folders).expect("paths").into_string().expect("Unicode");

@@ -6,6 +6,7 @@ use frit::export::{self, Options, Trained};
 use frit::import::onnx::messages::*;
 use frit_runtime::eval::{Options as Evaluation, evaluate};
 use frit_runtime::run::{RunOptions, run};
+use frit_tests::requirements::Requirement;
 use prost::Message;
 use safetensors::SafeTensors;
 use std::collections::HashSet;
@@ -483,23 +484,9 @@ fn whatever_trains_is_exported_in_inference_mode() {
     }
 }
 
-/// Where Python finds onnx and onnxruntime: `$FRIT_ONNXRUNTIME`, or where `.ci/setup.sh --onnxruntime` put them.
-fn onnxruntime() -> Option<PathBuf> {
-    let given = std::env::var_os("FRIT_ONNXRUNTIME").map(PathBuf::from);
-    given
-        .into_iter()
-        .chain([file("target/onnxruntime")])
-        .find(|dir| dir.join("onnxruntime").is_dir())
-}
-
 #[test]
 fn onnxruntime_computes_the_same() {
-    let Some(packages) = onnxruntime() else {
-        eprintln!(
-            "skipped: exported models in onnxruntime; `.ci/setup.sh --onnxruntime` fetches it"
-        );
-        return;
-    };
+    let Some(packages) = Requirement::Onnxruntime.find() else { return };
     for &(folder, model, batch, settings) in MODELS {
         let e = exported(folder, model, batch, settings);
         outputs(&e.planned, &e.data, Some(&e.weights));

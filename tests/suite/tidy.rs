@@ -1,6 +1,8 @@
-//! The borders between crates.
+//! The borders between crates, and that no test passes by being absent.
 
 use crate::support::file;
+use std::path::Path;
+use std::process::Command;
 
 /// Crates of the workspace that a crate names among its dependencies.
 fn dependencies(folder: &str) -> Vec<String> {
@@ -41,4 +43,30 @@ fn every_source_file_opens_with_what_it_is() {
         }
     }
     assert!(seen > 100, "only {seen} files");
+}
+
+/// A test of this program that needs NVRTC, without it.
+fn without_nvrtc(required: &str, skipped: &Path) -> std::process::Output {
+    Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "driver::code_of_nvrtc_is_launched_within_its_limits"])
+        .env_remove("FRIT_NVRTC")
+        .env("FRIT_REQUIRE", required)
+        .env("FRIT_SKIPPED", skipped)
+        .output()
+        .expect("this program starts")
+}
+
+#[test]
+fn a_test_that_lacks_something_fails_where_it_is_required_and_is_counted_elsewhere() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let skipped = dir.path().join("skipped.txt");
+    for required in ["nvrtc", "ptxas,nvrtc", "all"] {
+        let ended = without_nvrtc(required, &skipped);
+        let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+        assert!(!ended.status.success() && said.contains("needs nvrtc"), "{required}: {said}");
+    }
+    assert!(!skipped.exists());
+    assert!(without_nvrtc("ptxas", &skipped).status.success());
+    let noted = std::fs::read_to_string(&skipped).expect("a line");
+    assert_eq!(noted, "nvrtc: driver::code_of_nvrtc_is_launched_within_its_limits\n");
 }

@@ -8,7 +8,7 @@ use crate::plan_dir;
 use crate::render;
 use crate::reproducer;
 use frit_ir::plan::Plan;
-use frit_ir::{Diagnostic, Graph, Severity};
+use frit_ir::{Diagnostic, Graph, Severity, counted};
 use frit_runtime::memory;
 use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
@@ -164,7 +164,11 @@ fn finish(
     let notes = lints.iter().filter(|d| d.severity == Severity::Info).count();
     if notes > 0 {
         let view = "frit inspect --view lints";
-        printer.text += &format!("advice        {notes} notes: {view} {}\n", args.output.display());
+        printer.text += &format!(
+            "advice        {}: {view} {}\n",
+            counted(notes, "note"),
+            args.output.display()
+        );
     }
     printer.text += &format!("plan          {}\n", args.output.display());
     Ok(())
@@ -176,10 +180,10 @@ fn too_large(plan: &Plan) -> Option<String> {
     let needed = memory::needed(plan, plan.world_size);
     (needed > limit.bytes).then(|| {
         format!(
-            "warning       {} rank(s) need {} of memory, and {} are {}: take a smaller batch, more \
+            "warning       {} of memory are needed for {}, and {} are {}: take a smaller batch, more \
              run.accumulation, memory.recompute or memory.offload, or another machine\n",
-            plan.world_size,
             super::bytes(needed),
+            counted(plan.world_size, "rank"),
             super::bytes(limit.bytes),
             limit.of
         )

@@ -3,6 +3,7 @@
 use crate::diagnostics::Report;
 use crate::{plan_dir, predict, report};
 use frit_ir::Diagnostic;
+use frit_runtime::files;
 use std::path::PathBuf;
 
 /// Arguments of `frit report`.
@@ -20,7 +21,7 @@ pub struct Args {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
     let page = report::page(&plan, &predict::step(&plan)?);
-    std::fs::write(&args.output, page).map_err(|e| {
+    files::deliver(&args.output, |out| out.write_all(page.as_bytes())).map_err(|e| {
         Diagnostic::error("E091", format!("cannot write {}: {e}", args.output.display()))
     })?;
     Ok(format!("{}\n", args.output.display()))

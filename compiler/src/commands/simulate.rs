@@ -8,6 +8,7 @@ use frit_ir::{Diagnostic, Region};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::emulate::{self, Emulation, emulate};
 use frit_passes::simulate::{Simulation, simulate, trace};
+use frit_runtime::files;
 use std::path::PathBuf;
 
 /// Arguments of `frit simulate`.
@@ -102,7 +103,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     };
     if let Some(path) = &args.trace {
         let text = trace::to_json(&simulation).to_string();
-        std::fs::write(path, text).map_err(|e| {
+        files::deliver(path, |out| out.write_all(text.as_bytes())).map_err(|e| {
             Diagnostic::error("E091", format!("cannot write {}: {e}", path.display()))
         })?;
     }

@@ -3,7 +3,7 @@
 use super::message::{Message, Piece};
 use super::trained::Trained;
 use frit_ir::Diagnostic;
-use std::fs::File;
+use frit_runtime::files::{self, Sink};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -58,12 +58,12 @@ pub(super) fn write(
     };
     let mut done = all();
     for file in &files {
-        done = done.and_then(|()| std::fs::rename(aside(file), file).map_err(|e| refuse(file, &e)));
+        done = done.and_then(|()| files::rename(&aside(file), file).map_err(|e| refuse(file, &e)));
     }
     if let Err(e) = done {
         for file in &files {
             // There may be nothing to remove.
-            let _ = std::fs::remove_file(aside(file));
+            let _ = files::remove(&aside(file));
         }
         return Err(e);
     }
@@ -85,7 +85,7 @@ fn put<'p>(
     trained: &Trained,
 ) -> Result<(), Diagnostic> {
     let refuse = |e: std::io::Error| refuse(path, &e);
-    let mut out = BufWriter::new(File::create(path).map_err(refuse)?);
+    let mut out = BufWriter::new(Sink::create(path).map_err(refuse)?);
     let mut written = 0;
     for (at, piece) in pieces {
         let gap = at.map_or(0, |at| at - written);

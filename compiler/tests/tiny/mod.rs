@@ -32,19 +32,25 @@ pub(crate) fn write_data(path: &Path, change: impl Fn(f32, usize) -> f32) {
     std::fs::write(path, [&len, header.as_bytes(), &body].concat()).expect("written");
 }
 
-/// Writes model, data and a plan for batches of 4 on each of so many ranks into a directory.
-pub(crate) fn compiled(dir: &Path, ranks: usize, settings: &[&str]) -> PathBuf {
-    let (model, plan) = (dir.join("model.json"), dir.join("plan"));
-    std::fs::write(&model, MODEL).expect("written");
-    write_data(&dir.join("data.safetensors"), |x, _| x);
+/// Compiles the model in a directory into its `plan`, for batches of 4 on each of so many ranks.
+pub(crate) fn compile(dir: &Path, ranks: usize, settings: &[&str]) -> Command {
     let mut compile = Command::new(env!("CARGO_BIN_EXE_frit"));
-    compile.arg("compile").arg(model).args(["--bind", "batch=4", "-o"]).arg(&plan);
+    compile.arg("compile").arg(dir.join("model.json"));
+    compile.args(["--bind", "batch=4", "-o"]).arg(dir.join("plan"));
     let ranks = format!("sharding.ranks={ranks}");
     let usual = ["loss.kind=mse", "loss.logits=y", "precision.compute=fp32", &ranks];
     for setting in usual.iter().chain(settings) {
         compile.args(["--set", setting]);
     }
-    let output = compile.output().expect("starts");
+    compile
+}
+
+/// Writes model, data and a plan for batches of 4 on each of so many ranks into a directory.
+pub(crate) fn compiled(dir: &Path, ranks: usize, settings: &[&str]) -> PathBuf {
+    let (model, plan) = (dir.join("model.json"), dir.join("plan"));
+    std::fs::write(&model, MODEL).expect("written");
+    write_data(&dir.join("data.safetensors"), |x, _| x);
+    let output = compile(dir, ranks, settings).output().expect("starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     plan
 }

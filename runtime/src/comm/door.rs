@@ -2,7 +2,7 @@
 //! anything else of it is read, and then send one short greeting; slow and foreign connections are dropped, each on a
 //! thread of its own, so that they hold up nobody.
 
-use super::secret::{PROOF, Secret, Side, Source, challenge};
+use super::secret::{PROOF, Secret, SecretSource, Side, challenge};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -179,7 +179,7 @@ fn read_until(mut stream: &TcpStream, buffer: &mut [u8], end: Instant) -> io::Re
 /// Why it did not come about before `end`.
 pub(super) fn enter(
     (host, port): (&str, u16),
-    source: &Source,
+    source: &SecretSource,
     greeting: &[u8],
     end: Instant,
 ) -> Result<(TcpStream, Secret), String> {
@@ -212,7 +212,7 @@ enum Refused {
 
 fn try_to_enter(
     (host, port): (&str, u16),
-    source: &Source,
+    source: &SecretSource,
     greeting: &[u8],
     left: Duration,
 ) -> Result<(TcpStream, Secret), Refused> {

@@ -90,8 +90,8 @@ impl MpiLinks {
     }
 
     /// The secret that all ranks know from rank 0.
-    pub(super) fn secret(&self) -> secret::Source {
-        secret::Source::Known(self.secret.clone())
+    pub(super) fn secret(&self) -> secret::SecretSource {
+        secret::SecretSource::Known(self.secret.clone())
     }
 
     /// The launch, with where rank 0 listens.

@@ -87,7 +87,7 @@ pub(super) fn challenge() -> io::Result<[u8; PROOF]> {
 
 /// Where the secret of a job comes from.
 #[derive(Clone)]
-pub enum Source {
+pub enum SecretSource {
     /// It is known.
     Known(Secret),
     /// A file, which rank 0 writes and the others read.
@@ -104,7 +104,7 @@ impl Drop for Written {
     }
 }
 
-impl Source {
+impl SecretSource {
     /// Finds the source for a job.
     ///
     /// # Errors
@@ -112,15 +112,15 @@ impl Source {
     pub fn of(
         launch: &Launch,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Source, String> {
+    ) -> Result<SecretSource, String> {
         if let Some(text) = variable(SECRET_VARIABLE) {
             if text.len() < SHORTEST {
                 return Err(format!("{SECRET_VARIABLE} has fewer than {SHORTEST} bytes"));
             }
-            return Ok(Source::Known(Secret(text.into_bytes())));
+            return Ok(SecretSource::Known(Secret(text.into_bytes())));
         }
         if let Some(path) = variable(FILE_VARIABLE) {
-            return Ok(Source::File(path.into()));
+            return Ok(SecretSource::File(path.into()));
         }
         let Some((host, port)) = &launch.master else {
             return Err("several processes need MASTER_ADDR and MASTER_PORT".into());
@@ -133,7 +133,7 @@ impl Source {
         }
         let directory = private_directory()
             .map_err(|e| format!("{e}; set {SECRET_VARIABLE} to the same text on every rank"))?;
-        Ok(Source::File(directory.join(format!("rendezvous-{port}"))))
+        Ok(SecretSource::File(directory.join(format!("rendezvous-{port}"))))
     }
 
     /// The secret as rank 0 finds or makes it.
@@ -142,8 +142,8 @@ impl Source {
     /// If a file cannot be written.
     pub(super) fn make(&self) -> Result<(Secret, Option<Written>), String> {
         let path = match self {
-            Source::Known(secret) => return Ok((secret.clone(), None)),
-            Source::File(path) => path,
+            SecretSource::Known(secret) => return Ok((secret.clone(), None)),
+            SecretSource::File(path) => path,
         };
         let write = || -> io::Result<Secret> {
             let secret = Secret::random()?;
@@ -167,8 +167,8 @@ impl Source {
     /// If the file is not there.
     pub(super) fn read(&self) -> Result<Secret, String> {
         match self {
-            Source::Known(secret) => Ok(secret.clone()),
-            Source::File(path) => fs::read(path).map(Secret).map_err(|e| {
+            SecretSource::Known(secret) => Ok(secret.clone()),
+            SecretSource::File(path) => fs::read(path).map(Secret).map_err(|e| {
                 format!("the secret of rank 0 cannot be read from {}: {e}", path.display())
             }),
         }
@@ -176,7 +176,7 @@ impl Source {
 
     /// Whether the secret may be another one when it is read again.
     pub(super) fn may_change(&self) -> bool {
-        matches!(self, Source::File(_))
+        matches!(self, SecretSource::File(_))
     }
 }
 
@@ -229,25 +229,28 @@ mod tests {
         }
     }
 
-    fn source(host: &str, variables: &[(&str, &str)]) -> Result<Source, String> {
+    fn source(host: &str, variables: &[(&str, &str)]) -> Result<SecretSource, String> {
         let find =
             |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string());
-        Source::of(&launch(host), find)
+        SecretSource::of(&launch(host), find)
     }
 
     #[test]
     fn ranks_of_one_machine_need_no_variable_and_those_of_several_do() {
         for (host, variables) in [("127.0.0.1", &[][..]), ("192.0.2.1", &[("SLURM_NNODES", "1")])] {
-            assert!(matches!(source(host, variables), Ok(Source::File(_))), "{host} {variables:?}");
+            assert!(
+                matches!(source(host, variables), Ok(SecretSource::File(_))),
+                "{host} {variables:?}"
+            );
         }
         let there = Launch { local_size: Some(4), ..launch("192.0.2.1") };
-        assert!(matches!(Source::of(&there, |_| None), Ok(Source::File(_))));
+        assert!(matches!(SecretSource::of(&there, |_| None), Ok(SecretSource::File(_))));
         for variables in [&[][..], &[("SLURM_NNODES", "2")]] {
             let error = source("192.0.2.1", variables).err().expect("an error");
             assert!(error.contains(SECRET_VARIABLE) && error.contains(FILE_VARIABLE), "{error}");
         }
         let known = source("192.0.2.1", &[(SECRET_VARIABLE, "sixteen bytes ok")]);
-        assert!(matches!(known, Ok(Source::Known(_))));
+        assert!(matches!(known, Ok(SecretSource::Known(_))));
         let short = source("192.0.2.1", &[(SECRET_VARIABLE, "short")]);
         assert!(short.err().expect("an error").contains("fewer than 16 bytes"));
     }
@@ -257,7 +260,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         fs::write(&path, "of an earlier job").unwrap();
-        let file = Source::File(path.clone());
+        let file = SecretSource::File(path.clone());
         let (made, written) = file.make().unwrap_or_else(|e| panic!("{e}"));
         assert!(file.read().is_ok_and(|read| read == made));
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);

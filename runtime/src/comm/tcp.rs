@@ -3,7 +3,7 @@
 use super::door::{Door, enter};
 use super::processes::{Exchange, Links};
 use super::rendezvous::Rendezvous;
-use super::secret::Source;
+use super::secret::SecretSource;
 use crate::RunError;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -35,7 +35,7 @@ impl TcpLinks {
         let own = door.address().to_string();
         let all = control.all(own.as_bytes()).map_err(|e| refuse(e.to_string()))?;
         let mut peers: Vec<Option<TcpStream>> = (0..world_size).map(|_| None).collect();
-        let source = Source::Known(control.secret().clone());
+        let source = SecretSource::Known(control.secret().clone());
         for (other, address) in all.iter().enumerate().take(rank) {
             let address: SocketAddr = String::from_utf8_lossy(address)
                 .parse()

@@ -1,7 +1,6 @@
 //! Every source compiles by NVRTC for the supported architectures, assembles, and spills no registers.
 //!
-//! `FRIT_NVRTC` names libnvrtc and `FRIT_PTXAS` the assembler (`.ci/setup.sh --ptxas`); what is missing is
-//! skipped, with a notice.
+//! `FRIT_NVRTC` names libnvrtc and `FRIT_PTXAS` the assembler; `.ci/setup.sh --ptxas` prints both.
 
 use crate::check::body_of;
 use frit_ir::ops::attention::Sight;
@@ -13,9 +12,9 @@ use frit_ir::ops::{
 };
 use frit_ir::{DType, Graph, Op, TensorType};
 use frit_runtime::device::cuda::recipe::{Launch, Recipe};
+use frit_tests::requirements::Requirement;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::PathBuf;
 use std::process::Command;
 use std::ptr::{null, null_mut};
 
@@ -181,10 +180,10 @@ struct Nvrtc(libloading::Library);
 
 impl Nvrtc {
     fn find() -> Option<Nvrtc> {
-        let path = std::env::var_os("FRIT_NVRTC")?;
+        let path = Requirement::Nvrtc.find()?;
         // SAFETY: NVIDIA's library has no initializers that matter here.
         let library = unsafe { libloading::Library::new(&path) };
-        Some(Nvrtc(library.unwrap_or_else(|e| panic!("{}: {e}", path.to_string_lossy()))))
+        Some(Nvrtc(library.unwrap_or_else(|e| panic!("{}: {e}", path.display()))))
     }
 
     /// The PTX of a unit.
@@ -234,10 +233,7 @@ impl Nvrtc {
 
 /// Assembles PTX; no kernel may keep registers or arrays in local memory.
 fn assemble(unit: &Unit, ptx: &str, arch: &str) {
-    let Some(ptxas) = std::env::var_os("FRIT_PTXAS").map(PathBuf::from) else {
-        eprintln!("FRIT_PTXAS is not set: {} is compiled but NOT assembled", unit.0);
-        return;
-    };
+    let Some(ptxas) = Requirement::Ptxas.find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("source.ptx");
     std::fs::write(&path, ptx).unwrap();
@@ -264,10 +260,7 @@ fn the_bodies_launch_every_source() {
 
 #[test]
 fn every_source_compiles_for_every_architecture() {
-    let Some(nvrtc) = Nvrtc::find() else {
-        eprintln!("FRIT_NVRTC is not set: CUDA sources are NOT compiled for GPUs");
-        return;
-    };
+    let Some(nvrtc) = Nvrtc::find() else { return };
     for unit in all_units() {
         for (virtual_arch, arch) in [("compute_80", "sm_80"), ("compute_90", "sm_90")] {
             assemble(&unit, &nvrtc.compile(&unit, virtual_arch), arch);
@@ -277,10 +270,7 @@ fn every_source_compiles_for_every_architecture() {
 
 #[test]
 fn attention_with_masks_and_heads_up_to_256_spills_nothing() {
-    let Some(nvrtc) = Nvrtc::find() else {
-        eprintln!("FRIT_NVRTC is not set: CUDA sources are NOT compiled for GPUs");
-        return;
-    };
+    let Some(nvrtc) = Nvrtc::find() else { return };
     let mut bodies = attention(DType::F16, 64, true, Some(DType::Bool));
     bodies.extend(attention(DType::BF16, 128, true, None));
     let window = Some(100);

@@ -6,8 +6,9 @@
 //! why; `trained.txt` those that lack a kernel or a gradient.
 
 use super::case::Case;
-use super::{SETS, folder, list};
+use super::{SETS, list};
 use crate::support::file;
+use frit_tests::requirements::Requirement;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,10 +44,7 @@ fn a_sample_of_onnx_tests_trains_on_both_devices() {
 
 /// Does something with every test of the sample; those that it is wrong with are on this list.
 fn check_sample(listed: &str, of: fn(&Case) -> Result<(), String>) {
-    let Some(folder) = folder() else {
-        eprintln!("skipped: compiling ONNX's tests; `.ci/setup.sh --onnx-tests` fetches them");
-        return;
-    };
+    let Some(folder) = Requirement::OnnxTests.find() else { return };
     let mut tests = Vec::new();
     for (set, _) in SETS {
         let passes = list(set, "passes.txt");

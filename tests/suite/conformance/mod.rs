@@ -6,8 +6,7 @@
 //! `open.txt`, those that should pass and do not, with what is wrong. A test that moves between passing
 //! and failing, in either direction, fails here; `FRIT_BLESS=1` writes `passes.txt` and `open.txt` again.
 //!
-//! The wheel comes from `.ci/setup.sh --onnx-tests`, which prints where it is as `FRIT_ONNX_TESTS`;
-//! without it these tests are skipped, with a notice.
+//! The wheel comes from `.ci/setup.sh --onnx-tests`, which prints where it is as `FRIT_ONNX_TESTS`.
 
 mod case;
 mod compiled;
@@ -16,22 +15,16 @@ mod proto;
 
 use crate::support::file;
 use case::Case;
+use frit_tests::requirements::Requirement;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The sets and how many tests each has.
 pub(super) const SETS: [(&str, usize); 4] =
     [("node", 1765), ("simple", 23), ("pytorch-operator", 35), ("pytorch-converted", 82)];
-
-/// The folder of the sets, if they were fetched.
-fn folder() -> Option<PathBuf> {
-    let given = std::env::var_os("FRIT_ONNX_TESTS").map(PathBuf::from);
-    let fetched = file("target/onnx-tests/site/onnx/backend/test/data");
-    given.or_else(|| fetched.exists().then_some(fetched))
-}
 
 /// Names and reasons of a list; `passes.txt` has no reasons.
 pub(super) fn list(set: &str, name: &str) -> BTreeMap<String, String> {
@@ -103,10 +96,7 @@ fn outcomes(set: &Path, names: &[&str]) -> BTreeMap<String, Outcome> {
 
 /// Runs a set and compares with its lists.
 fn check(set: &str, expected: usize) {
-    let Some(folder) = folder() else {
-        eprintln!("skipped: ONNX's {set} tests; `.ci/setup.sh --onnx-tests` fetches them");
-        return;
-    };
+    let Some(folder) = Requirement::OnnxTests.find() else { return };
     let folder = folder.join(set);
     let names = tests(&folder);
     assert_eq!(names.len(), expected, "tests of {set}");

@@ -5,7 +5,8 @@ use crate::support::file;
 use frit_ir::DType;
 use frit_runtime::device::cuda::cudnn::Cudnn;
 use frit_runtime::device::cuda::recipe::{Operation, OperationKind, Strided};
-use std::path::{Path, PathBuf};
+use frit_tests::requirements::Requirement;
+use std::path::Path;
 use std::process::Command;
 
 /// A GPU that is not there, as cuDNN describes them: name, compute capability, multiprocessors, shared memory of each,
@@ -51,16 +52,6 @@ fn unknown_norms() -> Vec<Operation> {
     vec![norm(DType::BF16, 12, f32), norm(DType::F16, 4, f32), norm(f32, 2, f32), norm(f64, 8, f64)]
 }
 
-/// The folders of the real library and of those that it loads.
-fn libraries() -> Option<Vec<PathBuf>> {
-    let found = std::env::var_os("FRIT_CUDNN");
-    let found = found.map(|dirs| std::env::split_paths(&dirs).collect());
-    if found.is_none() {
-        eprintln!("SKIPPED: cuDNN was not found (set FRIT_CUDNN): engines are not looked for");
-    }
-    found
-}
-
 /// A driver without a GPU, in a folder: the library compiles some engines only if it finds one.
 fn driver_without_gpu(dir: &Path) {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
@@ -77,15 +68,16 @@ fn driver_without_gpu(dir: &Path) {
 /// Looks for engines in a process of its own, which alone sees the driver without a GPU.
 #[test]
 fn the_real_library_has_a_deterministic_engine_for_every_operation() {
-    let Some(libraries) = libraries() else { return };
+    let Some(libraries) = Requirement::Cudnn.find() else { return };
     if std::env::var_os("FRIT_CUDNN_CHILD").is_some() {
         return look_for_engines();
     }
     let dir = tempfile::tempdir().expect("a directory");
     driver_without_gpu(dir.path());
-    let compiler = std::env::var_os("FRIT_NVRTC").map(PathBuf::from);
+    let compiler = Requirement::Nvrtc.find();
     let compiler = compiler.as_deref().and_then(Path::parent).map(Path::to_path_buf);
-    let folders = std::env::join_paths(libraries.into_iter().chain(compiler)).expect("paths");
+    let folders =
+        std::env::join_paths(std::env::split_paths(&libraries).chain(compiler)).expect("paths");
     let name = "cudnn::engines::the_real_library_has_a_deterministic_engine_for_every_operation";
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", name, "--nocapture"])

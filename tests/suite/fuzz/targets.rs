@@ -10,7 +10,7 @@ use frit_passes::verify_plan::verify_plan;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::comm::launch::Launch;
 use frit_runtime::comm::rendezvous::Rendezvous;
-use frit_runtime::comm::secret::{Secret, Source};
+use frit_runtime::comm::secret::{Secret, SecretSource};
 use frit_runtime::run::{RunOptions, run};
 use serde_json::Value;
 use std::io::Write;
@@ -410,7 +410,7 @@ fn rendezvous(bytes: &[u8]) -> Verdict {
     let port = listener.local_addr().expect("an address").port();
     drop(listener);
     let patience = Duration::from_millis(60);
-    let source = Source::Known(Secret::from_bytes(b"the secret of mutants"));
+    let source = SecretSource::Known(Secret::from_bytes(b"the secret of mutants"));
     let launch = Launch {
         rank: 0,
         world_size: 2,

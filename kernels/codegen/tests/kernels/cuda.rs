@@ -8,27 +8,8 @@ use frit_ir::ops::{
     OptimizerStep, Softmax, UnaryFn,
 };
 use frit_ir::{DType, Graph, Op, Tensor};
-use std::path::PathBuf;
+use frit_tests::requirements::Requirement;
 use std::process::Command;
-
-/// `$FRIT_PTXAS`, `ptxas` in the path, or the one of a Python package.
-fn ptxas() -> Option<PathBuf> {
-    let runs = |path: &PathBuf| {
-        Command::new(path).arg("--version").output().is_ok_and(|o| o.status.success())
-    };
-    let script = "import glob, site, sys\n\
-        for root in site.getsitepackages() + [site.getusersitepackages()]:\n  \
-        for path in glob.glob(root + '/nvidia/*/bin/ptxas'): print(path)";
-    let python = Command::new("python3").args(["-c", script]).output().ok();
-    let listed =
-        python.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-    std::env::var_os("FRIT_PTXAS")
-        .map(PathBuf::from)
-        .into_iter()
-        .chain(["ptxas".into()])
-        .chain(listed.lines().map(PathBuf::from))
-        .find(runs)
-}
 
 fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
     let mut regions = Vec::new();
@@ -75,10 +56,7 @@ fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
 
 #[test]
 fn every_kind_assembles_for_ampere_and_hopper() {
-    let ptxas = ptxas();
-    if ptxas.is_none() {
-        eprintln!("ptxas was not found (set FRIT_PTXAS): PTX is generated but NOT assembled");
-    }
+    let ptxas = Requirement::Ptxas.find();
     let folder = tempfile::tempdir().unwrap();
     for chip in ["sm_80", "sm_90"] {
         let regions = regions(64, &[768, 253, 50257]);

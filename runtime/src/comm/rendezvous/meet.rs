@@ -4,7 +4,7 @@ use super::wire::refuse;
 use super::{Rendezvous, RendezvousError, Result, fail};
 use crate::comm::door::{Door, enter};
 use crate::comm::launch::Launch;
-use crate::comm::secret::{Secret, Source};
+use crate::comm::secret::{Secret, SecretSource};
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +19,7 @@ impl Rendezvous {
     /// Who did not come, or runs something else.
     pub fn meet(launch: &Launch, plan_hash: &str, timeout: Duration) -> Result<Rendezvous> {
         let source =
-            Source::of(launch, |name| std::env::var(name).ok()).map_err(RendezvousError)?;
+            SecretSource::of(launch, |name| std::env::var(name).ok()).map_err(RendezvousError)?;
         Rendezvous::meet_with(launch, &source, plan_hash, timeout)
     }
 
@@ -29,7 +29,7 @@ impl Rendezvous {
     /// As there.
     pub fn meet_with(
         launch: &Launch,
-        source: &Source,
+        source: &SecretSource,
         plan_hash: &str,
         timeout: Duration,
     ) -> Result<Rendezvous> {
@@ -72,7 +72,7 @@ impl Rendezvous {
 fn receive_others(
     (host, port): (&str, u16),
     world_size: usize,
-    source: &Source,
+    source: &SecretSource,
     hash: &str,
     timeout: Duration,
 ) -> Result<(Vec<(usize, TcpStream)>, Secret)> {
@@ -112,7 +112,8 @@ fn receive_others(
     reason += &format!(" to {}", door.address());
     if turned_away > 0 {
         reason += &format!(
-            "; {turned_away} connections did not know the secret of the job, or were too slow"
+            "; {} did not know the secret of the job, or took too long",
+            frit_ir::counted(turned_away, "connection")
         );
     }
     fail(reason)

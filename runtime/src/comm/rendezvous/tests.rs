@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::comm::launch::Launch;
-use crate::comm::secret::{Secret, Source};
+use crate::comm::secret::{Secret, SecretSource};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
@@ -158,8 +158,8 @@ fn a_rank_that_is_dropped_before_it_is_done_is_a_failure() {
 #[test]
 fn a_rank_that_does_not_know_the_secret_is_not_listened_to() {
     let port = free_port();
-    let secret = Source::Known(Secret::from_bytes(b"the secret of one job"));
-    let other = Source::Known(Secret::from_bytes(b"the secret of another"));
+    let secret = SecretSource::Known(Secret::from_bytes(b"the secret of one job"));
+    let other = SecretSource::Known(Secret::from_bytes(b"the secret of another"));
     let results = std::thread::scope(|scope| {
         let meet = |rank, source| {
             let patience = Duration::from_millis(600);
@@ -178,7 +178,7 @@ fn a_rank_that_does_not_know_the_secret_is_not_listened_to() {
     for (result, expected) in results.iter().zip(expected) {
         assert!(result.contains(expected), "{results:?}");
     }
-    assert!(results[0].contains("1 connections did not know the secret"), "{results:?}");
+    assert!(results[0].contains("1 connection did not know the secret"), "{results:?}");
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn what_a_rank_says_before_it_proved_itself_is_not_read() {
 fn rank_0_listens_at_the_address_that_is_asked_for_and_no_other() {
     let port = free_port();
     let there = |host: &str| Launch { master: Some((host.into(), port)), ..launch(0, 2, port) };
-    let secret = Source::Known(Secret::from_bytes(b"the secret of one job"));
+    let secret = SecretSource::Known(Secret::from_bytes(b"the secret of one job"));
     let patience = Duration::from_millis(400);
     std::thread::scope(|scope| {
         let (asked, secret) = (there("127.0.0.2"), &secret);
