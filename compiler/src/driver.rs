@@ -12,8 +12,9 @@ use crate::lints;
 use crate::pipeline;
 use crate::source::Source;
 use crate::weights::Weights;
+use frit_ir::ops::ParamKind;
 use frit_ir::plan::{ParamHome, PassReport, Plan};
-use frit_ir::{Diagnostic, Graph, Origin, Tensor, verify};
+use frit_ir::{DType, Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::cost::Cluster;
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::offload::{Offload, offload};
@@ -21,7 +22,7 @@ use frit_passes::recompute::Recompute;
 use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
 use frit_passes::shard::{Strategy, small};
 use frit_passes::simulate::simulate;
-use frit_passes::{Changed, Pass, PassContext, lint, loss, memory, verify_plan};
+use frit_passes::{Changed, Pass, PassContext, hold_frozen, lint, loss, memory, verify_plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -113,7 +114,10 @@ pub fn compile(
     let mut run = Run::new(request, observer, context);
     run.reports.push(imported(graph.len(), &inlined));
     let as_read = (trains && request.evaluation).then(|| graph.clone());
-    let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else { return Ok(None) };
+    let evaluated = as_read.as_ref();
+    let Some(capacity) = run.all(config, &options, &mut graph, evaluated, &weights)? else {
+        return Ok(None);
+    };
     run.observer.stage("schedule, memory and machine code");
     let Planned { mut plan, constants, object, chosen } =
         plan(&graph, config, &options, capacity, &run.context, run.offload, None)?;
@@ -159,6 +163,7 @@ fn evaluation(
     let context = PassContext {
         units: known.units.clone(),
         unit_of: known.unit_of.clone(),
+        held: known.held.clone(),
         ..PassContext::default()
     };
     let request = &Request { stop_after: None, ..training.request.clone() };
@@ -181,7 +186,8 @@ pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
     let Imported { mut graph, weights, .. } = load(request, config)?;
     let (mut observer, context) = ((), PassContext::default());
     let mut run = Run::new(request, &mut observer, context);
-    let Some(capacity) = run.all(config, &options, &mut graph, &weights)? else {
+    let as_read = graph.clone();
+    let Some(capacity) = run.all(config, &options, &mut graph, Some(&as_read), &weights)? else {
         return Err(Diagnostic::error("E097", "a prediction needs all passes").into());
     };
     let (lowered, _) =
@@ -244,13 +250,14 @@ impl<'a> Run<'a> {
         Run { request, observer, reports: vec![], context, at: 0, offload, why }
     }
 
-    /// Runs all passes. Returns the elements that the loss sums, 0 without one; `None` if the compilation
-    /// stops before the plan.
+    /// Runs all passes. `evaluated` is the graph as the front end read it, if it will be evaluated too. Returns the
+    /// elements that the loss sums, 0 without one; `None` if the compilation stops before the plan.
     fn all(
         &mut self,
         config: &Config,
         options: &pipeline::Options,
         graph: &mut Graph,
+        evaluated: Option<&Graph>,
         weights: &Weights,
     ) -> Result<Option<usize>, Report> {
         if config.loss.kind == LossKind::None {
@@ -270,6 +277,14 @@ impl<'a> Run<'a> {
         if self.passes(pipeline::training(options, capacity as f64), graph)? {
             return Ok(None);
         }
+        if let Some(evaluated) = evaluated
+            && graph.params().any(|(_, p)| p.kind == ParamKind::Frozen)
+        {
+            self.context.evaluated = self.dtypes_evaluated(options, evaluated)?;
+        }
+        if self.passes(pipeline::holding(options), graph)? {
+            return Ok(None);
+        }
         let request = self.request;
         let needs = |saving| needs(graph, config, options, request, capacity, saving);
         let (saving, why) = budget::saving(graph, config, &needs)?;
@@ -282,6 +297,19 @@ impl<'a> Run<'a> {
         let options = &options.gathering(together);
         let stopped = self.passes(pipeline::distribution(options, recompute), graph)?;
         Ok((!stopped).then_some(capacity))
+    }
+
+    /// The dtypes in which the evaluation will read parameters.
+    fn dtypes_evaluated(
+        &self,
+        options: &pipeline::Options,
+        as_read: &Graph,
+    ) -> Result<BTreeMap<String, BTreeSet<DType>>, Report> {
+        let (mut graph, mut observer) = (as_read.clone(), ());
+        let request = &Request { stop_after: None, ..self.request.clone() };
+        let mut run = Run::new(request, &mut observer, PassContext::default());
+        run.passes(pipeline::evaluation_forward(options), &mut graph)?;
+        Ok(hold_frozen::dtypes_read(&graph))
     }
 
     /// Runs passes in order; true if the compilation stops here.

@@ -16,6 +16,7 @@ use frit_passes::differentiate::Differentiate;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
 use frit_passes::fuse::Fuse;
+use frit_passes::hold_frozen::HoldFrozen;
 use frit_passes::index_ranges::IndexRanges;
 use frit_passes::loss::Loss;
 use frit_passes::loss::metrics::Metric;
@@ -39,6 +40,7 @@ pub struct Options {
     autocast: Autocast,
     fp8: Fp8,
     narrow_gathers: bool,
+    hold_frozen: HoldFrozen,
     padding: PadMode,
     /// What is compiled for.
     pub(crate) backend: Backend,
@@ -95,6 +97,11 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
     ]
 }
 
+/// The passes that decide how parameters are held, once it is known which train.
+pub fn holding(o: &Options) -> Vec<Box<dyn Pass>> {
+    vec![Box::new(o.hold_frozen)]
+}
+
 /// The passes that spread a step over ranks and make it small.
 pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
     vec![
@@ -116,15 +123,9 @@ pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
 
 /// The passes for a graph that is only evaluated: in the precision and the units of training.
 pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
-    vec![
-        Box::new(Evaluate { terms: o.loss.terms.clone(), metrics: o.metrics.clone() }),
-        Box::new(Canonicalize {}),
-        Box::new(Raise {}),
-        Box::new(Canonicalize {}),
-        Box::new(IndexRanges {}),
-        Box::new(o.autocast.clone()),
-        Box::new(padding(o)),
-        Box::new(Fp8 { history: None, ..o.fp8.clone() }),
+    let mut passes = evaluation_forward(o);
+    passes.extend(holding(o));
+    passes.extend::<Vec<Box<dyn Pass>>>(vec![
         Box::new(Shard {
             world_size: o.world_size,
             strategy: o.strategy,
@@ -137,6 +138,21 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
         Box::new(Fuse { supported: o.backend.fuses() }),
+    ]);
+    passes
+}
+
+/// The first of these: they decide in which dtypes the evaluation reads parameters.
+pub fn evaluation_forward(o: &Options) -> Vec<Box<dyn Pass>> {
+    vec![
+        Box::new(Evaluate { terms: o.loss.terms.clone(), metrics: o.metrics.clone() }),
+        Box::new(Canonicalize {}),
+        Box::new(Raise {}),
+        Box::new(Canonicalize {}),
+        Box::new(IndexRanges {}),
+        Box::new(o.autocast.clone()),
+        Box::new(padding(o)),
+        Box::new(Fp8 { history: None, ..o.fp8.clone() }),
     ]
 }
 
@@ -149,6 +165,7 @@ pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
     let mut passes = if trains { forward(o) } else { evaluation(o) };
     if trains {
         passes.extend(training(o, 1.0));
+        passes.extend(holding(o));
         passes.extend(distribution(o, Recompute::NONE));
     }
     passes.iter().map(|p| p.info()).collect()
@@ -258,6 +275,11 @@ impl Options {
             },
             autocast,
             narrow_gathers: c.sharding.param_dtype != Some(DType::F32),
+            // What is to be gathered in f32 has to be held in it.
+            hold_frozen: HoldFrozen {
+                enabled: c.params.frozen_dtype == choices::FrozenDtype::Compute
+                    && c.sharding.param_dtype != Some(DType::F32),
+            },
             padding: match c.padding.tensor_cores {
                 Padding::Auto => PadMode::Auto,
                 Padding::Always => PadMode::On,
@@ -457,7 +479,7 @@ mod tests {
             assert!(error.message.contains(needs), "{disabled}: {error}");
             assert_eq!(error.help.unwrap(), format!("leave out --disable-pass {disabled}"));
         }
-        for disabled in ["simplify", "fuse", "recompute", "fp8", "pad_tensor_cores"] {
+        for disabled in ["simplify", "fuse", "recompute", "fp8", "hold_frozen", "pad_tensor_cores"] {
             check(&contracts(&options, true), &[disabled.into()], None).unwrap();
         }
     }

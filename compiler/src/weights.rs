@@ -199,8 +199,9 @@ mod tests {
     fn param(name: &str, init: Init, n: usize) -> Param {
         let ty = TensorType::new(DType::F32, [n]);
         let reason = String::new();
-        let (unit, sharded) = (None, false);
-        Param { name: name.into(), ty, kind: ParamKind::Trainable, reason, init, unit, sharded }
+        let (held, unit, sharded) = (None, None, false);
+        let kind = ParamKind::Trainable;
+        Param { name: name.into(), ty, kind, reason, init, held, unit, sharded }
     }
 
     #[test]

@@ -253,6 +253,26 @@ impl Graph {
         Ok(())
     }
 
+    /// Gives the results of a node the types that its operation infers, after attributes or types of operands
+    /// changed. Users are left to the caller.
+    ///
+    /// # Errors
+    /// If the operands do not fit the operation.
+    pub fn infer_again(&mut self, id: NodeId) -> Result<(), GraphError> {
+        let node = self.node(id);
+        let types: Vec<&TensorType> = node.inputs.iter().map(|v| self.ty(*v)).collect();
+        let inferred = node.op.infer(&types).map_err(|error| GraphError {
+            op: node.op.name(),
+            origin: node.origin.clone(),
+            error,
+            operands: types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", "),
+        })?;
+        for (value, ty) in node.outputs.clone().into_iter().zip(inferred) {
+            self.values[value.0 as usize].ty = ty;
+        }
+        Ok(())
+    }
+
     /// Makes every use of a key (as operand or output) a use of its value instead; chains are followed.
     /// Call [`Graph::sort`] afterwards if a replacement is defined later than a use.
     ///

@@ -11,6 +11,7 @@ pub mod differentiate;
 pub mod evaluate;
 pub mod fp8;
 pub mod fuse;
+pub mod hold_frozen;
 pub mod index_ranges;
 pub mod lint;
 pub mod loss;

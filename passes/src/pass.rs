@@ -1,9 +1,9 @@
 //! What a pass is: a transformation of the graph with its contract as data.
 
 use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, UnitSpec};
-use frit_ir::{Diagnostic, Graph, GraphError, Origin};
+use frit_ir::{DType, Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// A fact about a graph that some passes establish and others need.
@@ -119,6 +119,10 @@ pub struct PassContext {
     pub index_ranges: BTreeMap<String, Vec<IndexRange>>,
     /// The unit of each parameter, by name. If it is known before `shard` runs, it is kept.
     pub unit_of: BTreeMap<String, usize>,
+    /// The dtype in which each parameter is held, by name. If it is known before `hold_frozen` runs, it is kept.
+    pub held: BTreeMap<String, DType>,
+    /// The dtypes in which the evaluation of a training reads parameters, by name, for `hold_frozen`.
+    pub evaluated: BTreeMap<String, BTreeSet<DType>>,
 }
 
 impl PassContext {

@@ -12,6 +12,7 @@ use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
+use frit_passes::hold_frozen::HoldFrozen;
 use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
@@ -122,6 +123,7 @@ impl Header {
                 exceptions: vec![],
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
             }),
+            "hold_frozen" => Box::new(HoldFrozen { enabled: true }),
             "shard" => Box::new(Shard {
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
                 strategy: match (self.get("strategy"), self.get("group")) {
@@ -272,6 +274,11 @@ fn pad_tensor_cores() {
 #[test]
 fn fp8() {
     check_folder("fp8");
+}
+
+#[test]
+fn hold_frozen() {
+    check_folder("hold_frozen");
 }
 
 #[test]

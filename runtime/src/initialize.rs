@@ -1,9 +1,11 @@
 //! The first values of everything persistent on a device.
 
 use crate::RunError;
+use crate::convert;
 use crate::device::Device;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
+use frit_ir::DType;
 use frit_ir::ops::EMA;
 use frit_ir::ops::random::{RNG, first_state};
 use frit_ir::plan::ParamHome;
@@ -37,7 +39,7 @@ pub(crate) fn initialize(
             let Some((from, to, len)) = group.owned(segment, rank) else { continue };
             if let Some(bytes) = weight(&plan.params[segment.param].name)? {
                 let bytes = &bytes[from * 4..(from + len) * 4];
-                device.write(group.master, to * 4, bytes)?;
+                convert::write(device, (group.master, group.dtype), to, bytes, DType::F32)?;
                 // Until the first step the average is the parameter.
                 for average in group.states.iter().filter(|s| s.name == EMA) {
                     device.write(average.buffer, to * 4, bytes)?;

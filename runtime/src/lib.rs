@@ -6,6 +6,7 @@ pub mod arguments;
 pub mod checkpoint;
 pub mod comm;
 pub mod compare;
+mod convert;
 mod course;
 pub mod data;
 pub mod device;
@@ -35,6 +36,7 @@ mod trace;
 pub mod usage;
 pub mod validation;
 mod weights;
+pub use convert::converted;
 pub use save::safetensors_dtype;
 pub use weights::digest;
 

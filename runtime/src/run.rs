@@ -527,10 +527,10 @@ impl Session<'_> {
         outcome.usage = device.usage()?;
         (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
         if self.options.save.is_some() && !worthless {
-            outcome.saved = save::collect(&self.dir.plan, device, rank, Version::Trained)?;
+            outcome.saved = save::collect(self.dir, device, rank, Version::Trained)?;
         }
         if self.options.save_ema.is_some() && !worthless {
-            outcome.averages = save::collect(&self.dir.plan, device, rank, Version::Average)?;
+            outcome.averages = save::collect(self.dir, device, rank, Version::Average)?;
         }
         Ok(outcome)
     }

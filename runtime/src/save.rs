@@ -1,7 +1,9 @@
 //! The parameters after a run, under the model's own names, as one `.safetensors` file.
 
 use crate::RunError;
+use crate::convert::converted;
 use crate::device::Device;
+use crate::plan_dir::PlanDir;
 use crate::tensors::{self, Tensor};
 use frit_ir::ops::EMA;
 use frit_ir::plan::{ParamHome, ParamSpec, Plan};
@@ -33,16 +35,18 @@ pub(crate) fn has_ema(plan: &Plan) -> bool {
 /// # Errors
 /// If the device or another rank failed.
 pub(crate) fn collect(
-    plan: &Plan,
+    dir: &PlanDir,
     device: &impl Device,
     rank: usize,
     version: Version,
 ) -> Result<Tensors, RunError> {
+    let plan = &dir.plan;
     let mut all = Tensors::new();
     for group in &plan.groups {
-        let bytes = group.shard_numel * 4;
         let average = group.states.iter().find(|s| s.name == EMA && version == Version::Average);
-        let buffer = average.map_or(group.master, |s| s.buffer);
+        let (buffer, dtype) =
+            average.map_or((group.master, group.dtype), |s| (s.buffer, DType::F32));
+        let (size, bytes) = (dtype.size(), group.shard_numel * dtype.size());
         let parts = match group.sharded {
             true => device.gather(buffer, 0, bytes)?,
             false if rank == 0 => device.read(buffer, 0, bytes)?,
@@ -52,8 +56,18 @@ pub(crate) fn collect(
             for segment in &group.segments {
                 let Some((to, from, len)) = group.owned(segment, owner) else { continue };
                 let name = &plan.params[segment.param].name;
-                let whole = all.entry(name.clone()).or_insert_with(|| vec![0; segment.numel * 4]);
-                whole[to * 4..(to + len) * 4].copy_from_slice(&part[from * 4..(from + len) * 4]);
+                let whole =
+                    all.entry(name.clone()).or_insert_with(|| vec![0; segment.numel * size]);
+                whole[to * size..(to + len) * size]
+                    .copy_from_slice(&part[from * size..(from + len) * size]);
+            }
+        }
+        if dtype != DType::F32 {
+            for segment in &group.segments {
+                let name = &plan.params[segment.param].name;
+                if let Some(held) = all.get_mut(name) {
+                    *held = unrounded(dir, name, held, dtype);
+                }
             }
         }
     }
@@ -63,6 +77,16 @@ pub(crate) fn collect(
         }
     }
     Ok(all)
+}
+
+/// A frozen parameter in f32: where it is still the plan's, as the plan has it, not as it was rounded to be held.
+fn unrounded(dir: &PlanDir, name: &str, held: &[u8], dtype: DType) -> Vec<u8> {
+    if let Ok(Some(own)) = dir.weight(name)
+        && converted(&own, DType::F32, dtype).is_some_and(|rounded| *rounded == *held)
+    {
+        return own.into_owned();
+    }
+    converted(held, dtype, DType::F32).expect("invariant: a dtype of parameters").into_owned()
 }
 
 /// Reads the parameters of a plan from a file as [`write`] makes it; what it holds besides is ignored.

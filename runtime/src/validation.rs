@@ -136,7 +136,7 @@ fn copies(training: &Plan, evaluation: &Plan, rank: usize) -> Result<Vec<Copy>, 
     for (index, param) in evaluation.params.iter().enumerate() {
         let from = trained.get(param.name.as_str()).and_then(|other| training.held(*other, rank));
         let (Some(from), Some(to)) = (from, evaluation.held(index, rank)) else { continue };
-        if (&from.elements, from.bytes) != (&to.elements, to.bytes) {
+        if (&from.elements, from.dtype) != (&to.elements, to.dtype) {
             return Err(RunError::Validation { parameter: param.name.clone() });
         }
         if to.bytes > 0 {

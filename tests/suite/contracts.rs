@@ -34,6 +34,7 @@ fn a_pass_that_says_it_changed_nothing_changed_nothing() {
             let mut context = PassContext::default();
             let mut passes = pipeline::forward(&options);
             passes.extend(pipeline::training(&options, 64.0));
+            passes.extend(pipeline::holding(&options));
             passes.extend(pipeline::distribution(&options, Recompute::NONE));
             for pass in passes {
                 let (name, before) = (pass.info().name, graph.to_string());

@@ -157,7 +157,8 @@ fn gradient(op: &Op, operands: &[TensorType]) -> Gradient {
         let leaf = if ty.dtype.is_float() {
             let (kind, init) = (ParamKind::Trainable, Init::Weights);
             let (reason, unit) = (String::new(), None);
-            Op::Param(Param { name, ty: ty.clone(), kind, reason, init, unit, sharded: false })
+            let (held, sharded) = (None, false);
+            Op::Param(Param { name, ty: ty.clone(), kind, reason, init, held, unit, sharded })
         } else {
             Op::Input(Input { name, ty: ty.clone() })
         };

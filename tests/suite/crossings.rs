@@ -1,6 +1,7 @@
 //! Validation crossed with all that decides how parameters lie on ranks: every pair of settings once, and the loss at
 //! each step is what `frit eval` finds in the checkpoint of that step.
 
+use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};
 use frit_passes::verify_plan::verify_evaluation;
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
@@ -9,7 +10,6 @@ use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const STEPS: usize = 3;
@@ -30,59 +30,14 @@ const GROUPS: usize = 1;
 const RANKS: usize = 2;
 const STRATEGY: usize = 3;
 
-/// A level of each factor, or of some.
-type Row = [Option<usize>; FACTORS.len()];
-
 /// A replica is two ranks.
 fn is_possible(row: &Row) -> bool {
     let hybrid = row[STRATEGY].is_some_and(|s| FACTORS[STRATEGY][s] == "hybrid_shard");
     !hybrid || row[RANKS].is_none_or(|ranks| ranks % 2 == 1)
 }
 
-/// Rows that hold every possible pair of levels: each takes what holds most pairs that none has held.
-fn rows() -> Vec<[usize; FACTORS.len()]> {
-    let pair = |(f, a), (g, b)| {
-        let mut row = Row::default();
-        (row[f], row[g]) = (Some(a), Some(b));
-        row
-    };
-    let levels = |f: usize| 0..FACTORS[f].len();
-    let mut open: BTreeSet<Row> = BTreeSet::new();
-    for f in 0..FACTORS.len() {
-        for g in f + 1..FACTORS.len() {
-            open.extend(levels(f).flat_map(|a| levels(g).map(move |b| pair((f, a), (g, b)))));
-        }
-    }
-    open.retain(is_possible);
-    let mut rows = Vec::new();
-    while let Some(first) = open.first().copied() {
-        let mut row = first;
-        for f in 0..FACTORS.len() {
-            if row[f].is_some() {
-                continue;
-            }
-            let with = |level| {
-                let mut with = row;
-                with[f] = Some(level);
-                with
-            };
-            let closed = |row: &Row| {
-                let holds = |p: &&Row| {
-                    p[f].is_some() && p.iter().zip(row).all(|(p, r)| p.is_none() || p == r)
-                };
-                open.iter().filter(holds).count()
-            };
-            let possible = levels(f).map(with).filter(is_possible).rev();
-            row = possible.max_by_key(closed).expect("a level is possible");
-        }
-        open.retain(|p| !p.iter().zip(&row).all(|(p, r)| p.is_none() || p == r));
-        rows.push(row.map(|level| level.expect("filled")));
-    }
-    rows
-}
-
 /// Compiles a row; with hyper-parameters of its own for some of the weights of every model.
-fn planned(row: &[usize; FACTORS.len()]) -> (Planned, &'static str) {
+fn planned(row: &[usize]) -> (Planned, &'static str) {
     let model = FACTORS[MODEL][row[MODEL]];
     let strategy = format!("sharding.strategy={}", FACTORS[STRATEGY][row[STRATEGY]]);
     let mut settings = vec![strategy.as_str(), "optimizer.lr=0.01"];
@@ -126,7 +81,7 @@ fn options(model: &str, dir: &Path, steps: usize) -> RunOptions {
 
 #[test]
 fn validation_is_the_evaluation_of_every_checkpoint_whatever_it_is_crossed_with() {
-    let rows = rows();
+    let rows = rows(&FACTORS, is_possible);
     assert!((20..=30).contains(&rows.len()), "{} rows", rows.len());
     for row in rows {
         let words: Vec<&str> = row.iter().zip(FACTORS).map(|(level, f)| f[*level]).collect();

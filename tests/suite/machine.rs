@@ -5,6 +5,7 @@ use frit_ir::interpret;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
 use frit_ir::{DType, Tensor};
+use frit_runtime::converted;
 use std::collections::HashMap;
 
 /// What goes wrong when a plan is executed.
@@ -107,7 +108,8 @@ impl<'a> Machine<'a> {
                 let name = &plan.params[segment.param].name;
                 let values: Vec<u8> =
                     (from..from + len).flat_map(|i| value(name, i, 1).to_le_bytes()).collect();
-                self.put(rank, group.master, to * 4, &values);
+                let values = converted(&values, DType::F32, group.dtype).expect("a held dtype");
+                self.put(rank, group.master, to * group.dtype.size(), &values);
             }
             let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
             let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
@@ -346,12 +348,14 @@ impl<'a> Machine<'a> {
                 );
             };
             for group in &plan.groups {
-                let buffers =
-                    group.states.iter().filter(|s| s.name != "grad_sum").map(|s| s.buffer);
-                for buffer in std::iter::once(group.master).chain(buffers) {
+                let states = group.states.iter().filter(|s| s.name != "grad_sum");
+                let states = states.map(|s| (s.buffer, 4));
+                for (buffer, size) in
+                    std::iter::once((group.master, group.dtype.size())).chain(states)
+                {
                     for segment in &group.segments {
                         let Some((_, at, len)) = group.owned(segment, rank) else { continue };
-                        take(buffer, at * 4, len * 4);
+                        take(buffer, at * size, len * size);
                     }
                 }
             }

@@ -53,12 +53,12 @@ const NORMALIZED: &str = r#"{ "frit_model": 1, "name": "normalized",
              { "op": "add", "inputs": ["t", "offset"], "outputs": ["y"] } ],
   "outputs": ["y"] }"#;
 
-/// The eleven plans: every strategy, with and without accumulation, synchronization and offload.
+/// The thirteen plans: every strategy, with and without accumulation, synchronization, offload and what is frozen.
 fn plans() -> Vec<Planned> {
     let dir = tempfile::tempdir().expect("a directory");
     let model = dir.path().join("model.json");
     std::fs::write(&model, MODEL).expect("written");
-    let settings: [&[&str]; 10] = [
+    let settings: [&[&str]; 12] = [
         &["sharding.ranks=3", "precision.compute=fp32"],
         &["sharding.ranks=3", "precision.compute=bf16", "run.accumulation=2"],
         &["sharding.ranks=3", "precision.compute=fp16", "sharding.strategy=no_shard"],
@@ -75,6 +75,8 @@ fn plans() -> Vec<Planned> {
         &["sharding.ranks=4", "precision.compute=bf16", "sharding.reshard_after_forward=2"],
         &["sharding.ranks=3", "memory.offload=parameters", "optimizer.ema=0.9"],
         &["sharding.ranks=1", "memory.offload=parameters", "run.accumulation=2"],
+        &["sharding.ranks=3", "precision.compute=bf16", "params.frozen=[\"h.1.w\", \"up\"]"],
+        &["sharding.ranks=3", "params.frozen=[\"h.1.w\", \"up\"]", "memory.offload=parameters"],
     ];
     let loss = ["loss.kind=mse", "loss.logits=y"];
     let mut plans: Vec<Planned> =

@@ -266,17 +266,21 @@ fn units(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         })
         .collect();
     let row = |p: &frit_ir::plan::ParamSpec| {
-        let unit = match p.home {
-            ParamHome::Group { group, .. } => plan.units[plan.groups[group].unit].name.clone(),
-            ParamHome::Buffer(_) => "replicated".into(),
-            ParamHome::Unused => "unused".into(),
+        let (unit, held) = match p.home {
+            ParamHome::Group { group, .. } => {
+                let group = &plan.groups[group];
+                (plan.units[group.unit].name.clone(), group.dtype.name())
+            }
+            ParamHome::Buffer(_) => ("replicated".into(), p.ty.dtype.name()),
+            ParamHome::Unused => ("unused".into(), ""),
         };
         let kind = format!("{:?}", p.kind).to_lowercase();
         let place = placed.get(p.name.as_str()).map_or(String::new(), |why| why.to_string());
-        vec![p.name.clone(), p.ty.to_string(), unit, place, kind, p.reason.clone()]
+        let held = held.to_string();
+        vec![p.name.clone(), p.ty.to_string(), held, unit, place, kind, p.reason.clone()]
     };
     (
-        vec!["parameter", "type", "unit", "because", "kind", "reason"],
+        vec!["parameter", "type", "held", "unit", "because", "kind", "reason"],
         plan.params.iter().map(row).collect(),
     )
 }

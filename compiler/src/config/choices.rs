@@ -39,6 +39,14 @@ choices! {
         Sync = "sync",
     }
 
+    /// What parameters that do not train are held in.
+    FrozenDtype {
+        /// The dtype in which they are read, if there is only one.
+        Compute = "compute",
+        /// f32.
+        Fp32 = "fp32",
+    }
+
     /// What is minimized.
     LossKind {
         /// Cross-entropy of class indices.

@@ -1,8 +1,8 @@
 //! The table of configuration keys: name, type, default, meaning.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, LossKind, Offload, Optimizer, Padding, Prefetch, Recompute,
-    Reduction, Schedule, Strategy, Targets,
+    Backward, BatchNorm, Decay, Device, FrozenDtype, LossKind, Offload, Optimizer, Padding,
+    Prefetch, Recompute, Reduction, Schedule, Strategy, Targets,
 };
 use super::{Override, ParamGroup};
 use std::collections::BTreeMap;
@@ -112,6 +112,7 @@ pub const KEYS: &[Key] = &[
     key("params.trainable", Kind::List, "[\"**\"]", "patterns of parameter names that may train"),
     key("params.frozen", Kind::List, "[]", "patterns of parameter names that are sharded but never updated"),
     key("params.ignored", Kind::List, "[]", "patterns of parameter names that stay replicated constants"),
+    key("params.frozen_dtype", Kind::Choice(FrozenDtype::WORDS), "\"compute\"", "dtype that parameters which do not train are held and gathered in: the one in which they are read, or `fp32`"),
     key("loss.kind", Kind::Choice(LossKind::WORDS), "\"cross_entropy\"", "the loss; `output` takes the model's own, `none` compiles the forward pass only"),
     key("loss.logits", Kind::Text, "\"logits\"", "the graph output that the loss reads, or that is the loss"),
     key("loss.labels", Kind::Text, "\"labels\"", "the tensor of the data that holds labels or targets"),

@@ -1,8 +1,8 @@
 //! The configuration as typed sections, made from the values of the key table.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, LossKind, Offload, Optimizer, Padding, Prefetch, Recompute,
-    Reduction, Schedule, Strategy, Targets,
+    Backward, BatchNorm, Decay, Device, FrozenDtype, LossKind, Offload, Optimizer, Padding,
+    Prefetch, Recompute, Reduction, Schedule, Strategy, Targets,
 };
 use super::keys::{Value, dtype_name};
 use crate::diagnostics::Report;
@@ -191,7 +191,8 @@ macro_rules! choice_fields {
 }
 
 choice_fields! {
-    Backward BatchNorm Decay Device LossKind Offload Optimizer Padding Prefetch Recompute Reduction
+    Backward BatchNorm Decay Device FrozenDtype LossKind Offload Optimizer Padding Prefetch Recompute
+    Reduction
     Schedule Strategy Targets
 }
 
@@ -290,6 +291,8 @@ sections! {
         frozen: Vec<String>,
         /// What stays a replicated constant.
         ignored: Vec<String>,
+        /// What parameters that do not train are held in.
+        frozen_dtype: FrozenDtype,
     }
 
     /// The loss.

@@ -4,11 +4,10 @@ use super::message::Elements;
 use crate::diagnostics::Report;
 use crate::import::mapped;
 use crate::plan_dir;
-use frit_ir::Diagnostic;
 use frit_ir::plan::ParamHome;
+use frit_ir::{DType, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
-use frit_runtime::safetensors_dtype;
-use half::{bf16, f16};
+use frit_runtime::{converted, safetensors_dtype};
 use prost::bytes::Bytes;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
@@ -128,23 +127,37 @@ fn transposed(data: &[u8], rows: usize, columns: usize) -> Vec<u8> {
 /// Bytes of an element of ONNX's data type of this number, if the type of the parameter can be stored so.
 pub(super) fn stored_size(dtype: Dtype, to: u64) -> Option<u64> {
     match (dtype, to) {
-        (Dtype::F32, 1) => Some(4),
-        (Dtype::F16 | Dtype::F32, 10) | (Dtype::BF16 | Dtype::F32, 16) => Some(2),
-        (Dtype::F64 | Dtype::F32, 11) => Some(8),
+        (Dtype::F64, 11) => Some(8),
+        (Dtype::F32 | Dtype::F16 | Dtype::BF16, 1) => Some(4),
+        (Dtype::F32 | Dtype::F16 | Dtype::BF16, 10 | 16) => Some(2),
+        (Dtype::F32 | Dtype::F16 | Dtype::BF16, 11) => Some(8),
         _ => None,
     }
 }
 
-/// The elements in the data type of the initializer, by ONNX's number, to which [`stored_size`] is known.
-fn convert(dtype: Dtype, data: Cow<'_, [u8]>, to: u64) -> Cow<'_, [u8]> {
-    if dtype != Dtype::F32 || to == 1 {
-        return data;
+/// The elements in the data type of the initializer, by ONNX's number, to which [`stored_size`] is known. Parameters
+/// that did not train may have been held in fewer bits than the model has.
+fn convert(stored: Dtype, data: Cow<'_, [u8]>, to: u64) -> Cow<'_, [u8]> {
+    let from = match stored {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        _ => return data,
+    };
+    let between = |data: Cow<'_, [u8]>, from, to| {
+        let converted = converted(&data, from, to).expect("invariant: floats of a parameter");
+        converted.into_owned()
+    };
+    match to {
+        1 if from == DType::F32 => data,
+        1 => Cow::Owned(between(data, from, DType::F32)),
+        10 => Cow::Owned(between(data, from, DType::F16)),
+        16 => Cow::Owned(between(data, from, DType::BF16)),
+        _ => {
+            let wide = between(data, from, DType::F32);
+            let (values, _) = wide.as_chunks::<4>();
+            let values = values.iter().map(|b| f64::from(f32::from_le_bytes(*b)));
+            Cow::Owned(values.flat_map(f64::to_le_bytes).collect())
+        }
     }
-    let (values, _) = data.as_chunks::<4>();
-    let values = values.iter().map(|b| f32::from_le_bytes(*b));
-    Cow::Owned(match to {
-        10 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
-        16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
-        _ => values.flat_map(|x| f64::from(x).to_le_bytes()).collect(),
-    })
 }

@@ -72,17 +72,22 @@ pub(super) fn units(plan: &Plan) -> String {
             (size.0, size.1) = (size.0 + 1, size.1 + param.ty.shape.numel());
         }
     }
+    let held = |unit: usize| -> u64 {
+        let groups = plan.groups.iter().filter(|g| g.unit == unit);
+        groups.map(|g| (g.shard_numel * g.dtype.size()) as u64).sum()
+    };
     let most = sizes.iter().map(|s| s.1).max().unwrap_or(0).max(1);
     let mut html = String::from(
-        "<div class=scroll><table><tr><th>unit<th class=n>tensors<th class=n>parameters<th><th>why",
+        "<div class=scroll><table><tr><th>unit<th class=n>tensors<th class=n>parameters<th><th class=n>held by a rank<th>why",
     );
-    for (unit, (tensors, n)) in plan.units.iter().zip(&sizes) {
+    for (i, (unit, (tensors, n))) in plan.units.iter().zip(&sizes).enumerate() {
         let _ = write!(
             html,
-            "<tr><td>{}<td class=n>{tensors}<td class=n>{}<td style='width:22%'><span class=bar style='width:{:.1}%'></span><td>{}",
+            "<tr><td>{}<td class=n>{tensors}<td class=n>{}<td style='width:22%'><span class=bar style='width:{:.1}%'></span><td class=n>{}<td>{}",
             escape(&unit.name),
             quantity(*n as f64, ""),
             100.0 * *n as f64 / most as f64,
+            bytes(held(i)),
             escape(&unit.reason)
         );
     }

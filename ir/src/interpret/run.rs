@@ -143,6 +143,12 @@ fn leaf(
     let key = leaf_key(&node.op).ok_or_else(|| EvalError::Leaf(node.op.name()))?;
     let expected = node.op.infer(&[])?.remove(0);
     if let Some(tensor) = feeds.get(&key) {
+        if let Op::Param(param) = &node.op
+            && tensor.ty == param.ty
+        {
+            // As the model has it, whatever it is held in.
+            return Ok(tensor.cast(expected.dtype));
+        }
         if tensor.ty != expected {
             let found = tensor.ty.clone();
             return Err(EvalError::FeedType { name: key, expected, found });

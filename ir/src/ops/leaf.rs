@@ -1,8 +1,8 @@
 //! Leaves: inputs, parameters, state, hyper-parameters, constants.
 
 use super::number::{self, Scalar};
-use super::{Inferred, arity};
-use crate::{Tensor, TensorData, TensorType};
+use super::{Inferred, OpError, arity};
+use crate::{DType, Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// A tensor fed from data at every micro-step; its shape is that of one rank's micro-batch.
@@ -68,6 +68,9 @@ pub struct Param {
     pub reason: String,
     /// Where its first value comes from.
     pub init: Init,
+    /// The dtype in which it is held, if that is not the model's; set by the pass `hold_frozen`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<DType>,
     /// The unit it is sharded in; set by the pass `shard`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<usize>,
@@ -83,7 +86,12 @@ fn is_false(b: &bool) -> bool {
 impl Param {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 0)?;
-        Ok(vec![self.ty.clone()])
+        match self.held {
+            Some(dtype) if !dtype.is_float() || !self.ty.dtype.is_float() => {
+                Err(OpError::new(format!("{} cannot be held in {dtype}", self.ty)))
+            }
+            held => Ok(vec![self.ty.with_dtype(held.unwrap_or(self.ty.dtype))]),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use super::{CheckError, Plan, check};
 
 /// Version of the format of `plan.json`. Plans of other versions are refused.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// Why a text is not a plan.
 #[derive(Debug, thiserror::Error)]

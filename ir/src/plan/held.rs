@@ -1,6 +1,7 @@
 //! What a rank holds of a parameter, and where.
 
 use super::{ParamHome, Plan};
+use crate::DType;
 use std::ops::Range;
 
 /// Elements of one parameter that one rank holds.
@@ -8,6 +9,8 @@ use std::ops::Range;
 pub struct Held {
     /// The elements of the parameter; empty if the rank holds none.
     pub elements: Range<usize>,
+    /// The dtype in which they are held.
+    pub dtype: DType,
     /// The buffer.
     pub buffer: usize,
     /// Their first byte within the buffer.
@@ -23,14 +26,15 @@ impl Plan {
         match spec.home {
             ParamHome::Buffer(buffer) => {
                 let (elements, bytes) = (0..spec.ty.shape.numel(), spec.ty.bytes());
-                Some(Held { elements, buffer, offset: 0, bytes })
+                Some(Held { elements, dtype: spec.ty.dtype, buffer, offset: 0, bytes })
             }
             ParamHome::Group { group, .. } => {
                 let group = self.groups.get(group)?;
                 let segment = group.segments.iter().find(|s| s.param == param)?;
                 let (begin, from, len) = group.owned(segment, rank).unwrap_or((0, 0, 0));
-                let (elements, buffer) = (begin..begin + len, group.master);
-                Some(Held { elements, buffer, offset: from * 4, bytes: len * 4 })
+                let (elements, dtype, buffer) = (begin..begin + len, group.dtype, group.master);
+                let (offset, bytes) = (from * dtype.size(), len * dtype.size());
+                Some(Held { elements, dtype, buffer, offset, bytes })
             }
             ParamHome::Unused => None,
         }

@@ -225,7 +225,9 @@ pub struct Group {
     pub shard_numel: usize,
     /// Whether each rank holds only its part.
     pub sharded: bool,
-    /// Master weights of this rank's part, f32.
+    /// The dtype in which its parameters are held: f32 if they train, else f32, f16 or bf16.
+    pub dtype: DType,
+    /// The parameters of this rank's part; where they train, the master weights.
     pub master: usize,
     /// Optimizer state and accumulated gradients of this rank's part: name and buffer, f32.
     pub states: Vec<GroupState>,

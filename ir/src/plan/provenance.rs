@@ -160,6 +160,7 @@ impl Replay<'_> {
                 }
                 digest.count(group.numel);
                 digest.count(group.shard_numel);
+                digest.text(group.dtype.name());
                 self.leaf(buffer, digest);
             }
             if let Some(begins) = group.begins {

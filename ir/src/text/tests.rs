@@ -65,6 +65,7 @@ fn op_of(step: &Step, a: &TensorType, depth: usize) -> Op {
             kind: ParamKind::Frozen,
             reason: step.origin.0.clone(),
             init: Init::Constant(step.number),
+            held: step.operands[1].is_multiple_of(3).then_some(DType::BF16),
             unit: Some(step.operands[0] % 9),
             sharded: step.operands[1].is_multiple_of(2),
         }),

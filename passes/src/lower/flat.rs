@@ -54,7 +54,10 @@ impl Lowering<'_> {
         let offset = self.plan.groups[group].segments[segment].offset;
         let wanted = self.graph.ty(node.outputs[0]).dtype;
         // A layout that was made for other dtypes may not have it aligned: then it is cast when it is gathered.
-        let dtype = if is_aligned(offset, wanted) { wanted } else { DType::F32 };
+        let dtype = match is_aligned(offset, wanted) {
+            true => wanted,
+            false => self.plan.groups[group].dtype,
+        };
         let key = (group, dtype, node.region);
         let buffer = match self.gathered.get(&key) {
             Some(&buffer) => buffer,
@@ -85,14 +88,12 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// This rank's part of a group in `dtype`: cast once per micro-step.
+    /// This rank's part of a group in `dtype`: cast once per micro-step if it is held in another.
     fn shard_in(&mut self, group: usize, dtype: DType, node: &Node) -> Result<Place, Diagnostic> {
-        let master = Place {
-            buffer: self.plan.groups[group].master,
-            offset: 0,
-            ty: self.part(group, DType::F32),
-        };
-        if dtype == DType::F32 {
+        let held = self.plan.groups[group].dtype;
+        let master =
+            Place { buffer: self.plan.groups[group].master, offset: 0, ty: self.part(group, held) };
+        if dtype == held {
             return Ok(master);
         }
         let ty = self.part(group, dtype);
@@ -122,7 +123,8 @@ impl Lowering<'_> {
                 let g = &self.plan.groups[group];
                 let unit = self.plan.units[g.unit].name.clone();
                 let ty = |dtype| TensorType::new(dtype, [numel]);
-                let master = Place { buffer: g.master, offset: first * 4, ty: ty(DType::F32) };
+                let (buffer, offset) = (g.master, first * g.dtype.size());
+                let master = Place { buffer, offset, ty: ty(g.dtype) };
                 let name = format!("{unit} in {}", to.name());
                 let place = self.workspace(&name, BufferClass::Gathered, ty(to));
                 let op = Op::Cast(Cast { to });

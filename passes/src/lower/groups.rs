@@ -1,6 +1,7 @@
-//! Flat groups: parameters of one unit that train alike and are gathered in the same dtypes, back to
-//! back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest dtype that it
-//! is gathered or cast in; the whole is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
+//! Flat groups: parameters of one unit that train alike, are held in the same dtype and are gathered in the same
+//! dtypes, back to back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest
+//! dtype that it is held, gathered or cast in; the whole is padded to a multiple of 128 bytes per rank. Padding is
+//! zero and stays zero.
 //!
 //! An evaluation of what a plan trains keeps that plan's groups, so that each rank owns of every parameter the same
 //! elements in both; parameters that it does not read are gaps.
@@ -21,6 +22,7 @@ const PART_ALIGNMENT: usize = 128;
 
 /// Where the parameters of a group lie.
 struct Layout {
+    dtype: DType,
     segments: Vec<Segment>,
     numel: usize,
     shard_numel: usize,
@@ -35,7 +37,9 @@ impl Lowering<'_> {
         let trains = !is_evaluation(graph);
         let trained = self.options.trained.map(groups_by_name).unwrap_or_default();
         let mut shared: BTreeMap<usize, HashMap<String, usize>> = BTreeMap::new();
-        let mut members: BTreeMap<(usize, bool, BTreeSet<DType>), Vec<usize>> = BTreeMap::new();
+        // By unit, whether frozen, and the dtypes in which it is held and gathered.
+        type Key = (usize, bool, DType, BTreeSet<DType>);
+        let mut members: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
         for (value, param) in graph.params() {
             let index = self.plan.params.len();
             if let Some(unit) = param.unit {
@@ -52,7 +56,8 @@ impl Lowering<'_> {
                 } else {
                     let trainable = trains && param.kind == ParamKind::Trainable;
                     let dtypes = dtypes.get(&param.name).cloned().unwrap_or_default();
-                    members.entry((unit, !trainable, dtypes)).or_default().push(index);
+                    let held = graph.ty(value).dtype;
+                    members.entry((unit, !trainable, held, dtypes)).or_default().push(index);
                 }
             }
             self.plan.params.push(ParamSpec {
@@ -72,16 +77,17 @@ impl Lowering<'_> {
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
         let cast: HashMap<String, BTreeSet<DType>> =
             self.param_cast_dtypes().into_iter().map(|(n, d)| (n.to_string(), d)).collect();
-        for ((unit, frozen, dtypes), mut params) in members {
+        for ((unit, frozen, held, dtypes), mut params) in members {
             // What has the same hyper-parameters lies together, and within it what is cast as one.
             let is_cast = |p: &usize| cast.contains_key(self.plan.params[*p].name.as_str());
             params.sort_by_key(|p| (self.classes.of(&self.plan.params[*p].name), !is_cast(p)));
             let narrowest =
                 params.iter().filter_map(|p| cast.get(self.plan.params[*p].name.as_str()));
-            let narrowest = narrowest.flatten().chain(&dtypes).map(|d| d.size()).min();
+            let narrowest = narrowest.flatten().chain(&dtypes).map(|d| d.size());
+            let narrowest = narrowest.fold(held.size(), usize::min);
             let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
-            let layout = self.lay_out(&params, narrowest.unwrap_or(4), sharded);
+            let layout = self.lay_out(&params, held, narrowest, sharded);
             self.make_group(unit, !frozen, gathered, layout);
         }
         Ok(())
@@ -101,6 +107,7 @@ impl Lowering<'_> {
             Some(Segment { param, ..*s })
         };
         let layout = Layout {
+            dtype: group.dtype,
             segments: group.segments.iter().filter_map(read).collect(),
             numel: group.numel,
             shard_numel: group.shard_numel,
@@ -112,7 +119,7 @@ impl Lowering<'_> {
     }
 
     /// Parameters back to back.
-    fn lay_out(&self, params: &[usize], narrowest: usize, sharded: bool) -> Layout {
+    fn lay_out(&self, params: &[usize], dtype: DType, narrowest: usize, sharded: bool) -> Layout {
         let mut segments = Vec::new();
         let mut end: usize = 0;
         for &param in params {
@@ -124,7 +131,7 @@ impl Lowering<'_> {
         let parts = if sharded { self.options.shards } else { 1 };
         // Parameters without elements leave padding: every rank has a part.
         let numel = end.max(1).next_multiple_of(parts * PART_ALIGNMENT / narrowest);
-        Layout { segments, numel, shard_numel: numel / parts, sharded }
+        Layout { dtype, segments, numel, shard_numel: numel / parts, sharded }
     }
 
     fn make_group(
@@ -135,14 +142,15 @@ impl Lowering<'_> {
         layout: Layout,
     ) {
         let index = self.plan.groups.len();
-        let Layout { segments, numel, shard_numel, sharded } = layout;
+        let Layout { dtype, segments, numel, shard_numel, sharded } = layout;
         for (at, segment) in segments.iter().enumerate() {
             let spec = &mut self.plan.params[segment.param];
             spec.home = ParamHome::Group { group: index, offset: segment.offset };
             self.group_of.insert(spec.name.clone(), (index, at));
         }
         let name = format!("{} parameters", self.plan.units[unit].name);
-        let master = self.buffer(&name, Arena::Persistent, BufferClass::Parameter, shard_numel * 4);
+        let bytes = shard_numel * dtype.size();
+        let master = self.buffer(&name, Arena::Persistent, BufferClass::Parameter, bytes);
         let mut group = Group {
             unit,
             trainable,
@@ -150,6 +158,7 @@ impl Lowering<'_> {
             numel,
             shard_numel,
             sharded,
+            dtype,
             master,
             states: vec![],
             segments,

@@ -30,7 +30,7 @@ impl Lowering<'_> {
                     Some(_) if param.sharded => continue,
                     Some(&(group, segment)) => {
                         let group = &self.plan.groups[group];
-                        let offset = group.segments[segment].offset * 4;
+                        let offset = group.segments[segment].offset * group.dtype.size();
                         Place { buffer: group.master, offset, ty }
                     }
                     None => {

@@ -33,15 +33,15 @@ pub enum Offload {
 
 /// Moves what is to be offloaded to the host and adds the copies.
 pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
-    let units = to_host(plan, what);
-    if units.is_empty() {
+    let hosted = to_host(plan, what);
+    if hosted.is_empty() {
         return;
     }
     let tasks = std::mem::take(&mut plan.tasks);
     let phases = std::mem::take(&mut plan.phases);
     let next_id = tasks.iter().map(|t| t.id + 1).max().unwrap_or(0);
     let across = across(&tasks, &phases);
-    let mut copies = Copies { plan, cluster, units, across, next_id };
+    let mut copies = Copies { plan, cluster, hosted, across, next_id };
     for mut phase in phases {
         let part = tasks[phase.begin..phase.end].to_vec();
         let part = match phase.name == "update" {
@@ -59,19 +59,19 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
     }
 }
 
-/// Moves buffers to the host; the units of those, by buffer.
-fn to_host(plan: &mut Plan, what: Offload) -> HashMap<usize, usize> {
-    let mut units = HashMap::new();
+/// Moves buffers to the host; the units and dtypes of those, by buffer.
+fn to_host(plan: &mut Plan, what: Offload) -> HashMap<usize, (usize, DType)> {
+    let mut hosted = HashMap::new();
     for group in &plan.groups {
         let states = group.states.iter().filter(|s| !is_within_step(&s.name));
-        let states = states.filter(|_| what >= Offload::Optimizer).map(|s| s.buffer);
-        let master = (what >= Offload::Parameters).then_some(group.master);
-        for buffer in master.into_iter().chain(states) {
+        let states = states.filter(|_| what >= Offload::Optimizer).map(|s| (s.buffer, DType::F32));
+        let master = (what >= Offload::Parameters).then_some((group.master, group.dtype));
+        for (buffer, dtype) in master.into_iter().chain(states) {
             plan.buffers[buffer].arena = Arena::Host;
-            units.insert(buffer, group.unit);
+            hosted.insert(buffer, (group.unit, dtype));
         }
     }
-    units
+    hosted
 }
 
 /// Buffers that several phases use.
@@ -94,8 +94,8 @@ fn across(tasks: &[Task], phases: &[Phase]) -> HashSet<usize> {
 struct Copies<'a> {
     plan: &'a mut Plan,
     cluster: &'a Cluster,
-    /// The unit of each buffer that is on the host.
-    units: HashMap<usize, usize>,
+    /// The unit and dtype of each buffer that is on the host.
+    hosted: HashMap<usize, (usize, DType)>,
     /// Buffers that several phases use.
     across: HashSet<usize>,
     next_id: usize,
@@ -103,7 +103,7 @@ struct Copies<'a> {
 
 impl Copies<'_> {
     fn is_on_host(&self, place: &Place) -> bool {
-        self.units.contains_key(&place.buffer)
+        self.hosted.contains_key(&place.buffer)
     }
 
     /// A new workspace buffer for what rests in the host's `buffer`.
@@ -133,7 +133,8 @@ impl Copies<'_> {
         task: &Task,
     ) -> Task {
         let bytes = self.plan.buffers[host].bytes;
-        let ty = TensorType::new(DType::F32, [bytes / DType::F32.size()]);
+        let dtype = self.hosted[&host].1;
+        let ty = TensorType::new(dtype, [bytes / dtype.size()]);
         let place = |buffer| Place { buffer, offset: 0, ty: ty.clone() };
         self.next_id += 1;
         Task {

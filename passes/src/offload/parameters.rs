@@ -108,7 +108,7 @@ fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
         }
         let host_of = |buffer: usize| match made.by_result.get(&buffer) {
             Some(&at) => Some(tasks[at].action.reads()[0].buffer),
-            None => copies.units.contains_key(&buffer).then_some(buffer),
+            None => copies.hosted.contains_key(&buffer).then_some(buffer),
         };
         let hosts: BTreeSet<usize> = read(task).into_iter().filter_map(host_of).collect();
         match task.action {
@@ -120,7 +120,7 @@ fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
     }
     let mut open: BTreeMap<usize, (usize, Window)> = BTreeMap::new();
     for (n, &(i, host)) in readings.iter().enumerate() {
-        let unit = |host: &usize| copies.units[host];
+        let unit = |host: &usize| copies.hosted[host].0;
         let stays = open.get(&host).is_some_and(|(last, _)| {
             let others: BTreeSet<usize> =
                 readings[last + 1..n].iter().map(|r| unit(&r.1)).collect();

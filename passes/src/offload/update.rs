@@ -57,8 +57,8 @@ fn pieces(tasks: Vec<Task>, copies: &Copies<'_>) -> Vec<Piece> {
         for place in task.action.writes().into_iter().filter(|p| copies.is_on_host(p)) {
             hosts.insert(place.buffer, true);
         }
-        let unit = hosts.keys().map(|b| copies.units[b]).min();
-        let same = |p: &Piece| p.hosts.keys().any(|b| Some(copies.units[b]) == unit);
+        let unit = hosts.keys().map(|b| copies.hosted[b].0).min();
+        let same = |p: &Piece| p.hosts.keys().any(|b| Some(copies.hosted[b].0) == unit);
         let earlier = pieces.iter().rposition(same).filter(|_| unit.is_some());
         let delayed = earlier.filter(|at| {
             let between = pieces[at + 1..].iter().flat_map(|p| &p.tasks);

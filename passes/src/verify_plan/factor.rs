@@ -9,7 +9,7 @@
 //! put in is the mean of the ranks' cotangents: of the same factor, and still to be reduced. Every such mean
 //! of the micro-step allows one of cotangents of its type.
 //!
-//! P105  bytes are read in the dtype in which they were written
+//! P105  bytes are read in the dtype in which they were written, and parameters in that in which they are held
 //! P308  what is clipped and what the optimizer reads has exactly the factor 1 / (C·A·N)
 //! P309  a scaled value is only used linearly, and only added to values of the same factor
 //! P310  it sums every micro-step of this step once, and no other, over the ranks once
@@ -175,6 +175,9 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         map.insert(buffer.offset, (end, Value::Free, None));
     }
     for group in &plan.groups {
+        let buffer = &plan.buffers[group.master];
+        let held = (buffer.offset + buffer.bytes, Value::Free, Some(group.dtype));
+        replay.arenas[position(buffer.arena)].insert(buffer.offset, held);
         for state in group.states.iter().filter(|s| s.name == "grad_sum") {
             let buffer = &plan.buffers[state.buffer];
             let whole = (buffer.offset + buffer.bytes, Value::Zero, None);

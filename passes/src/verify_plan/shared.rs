@@ -2,7 +2,7 @@
 //! rank copies what it owns.
 //!
 //! P405  the evaluation has the ranks of the training
-//! P406  of every parameter that both use, each rank holds the same elements in both
+//! P406  of every parameter that both use, each rank holds the same elements, in the same dtype, in both
 
 use frit_ir::Diagnostic;
 use frit_ir::plan::Plan;
@@ -28,11 +28,11 @@ pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnos
         let apart = |rank: &usize| {
             let (here, there) = (evaluation.held(index, *rank), training.held(other, *rank));
             let both = here.zip(there);
-            both.is_some_and(|(a, b)| (a.elements, a.bytes) != (b.elements, b.bytes))
+            both.is_some_and(|(a, b)| (a.elements, a.dtype) != (b.elements, b.dtype))
         };
         if let Some(rank) = (0..all).find(apart) {
             let message =
-                format!("rank {rank} evaluates other elements of `{name}` than it trains");
+                format!("rank {rank} holds `{name}` otherwise to evaluate it than to train");
             found.push(Diagnostic::error("P406", message));
         }
     }

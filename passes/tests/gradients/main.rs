@@ -38,6 +38,7 @@ fn trainable(name: &str, ty: TensorType) -> Param {
         kind: ParamKind::Trainable,
         reason: String::new(),
         init: Init::Weights,
+        held: None,
         unit: None,
         sharded: false,
     }

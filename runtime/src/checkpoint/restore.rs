@@ -5,11 +5,13 @@
 //! there; the state of a loss scaler is taken only if both plans scale dynamically.
 
 use super::Checkpoint;
+use super::snapshot::kept;
 use crate::RunError;
+use crate::convert::{self, converted};
 use crate::device::Device;
+use frit_ir::TensorType;
 use frit_ir::ops::random::{RNG, first_state};
 use frit_ir::plan::{ParamHome, Plan, is_within_step};
-use frit_ir::{DType, TensorType};
 
 /// Scalars that only a dynamic loss scaler changes.
 const SCALER: [&str; 2] = ["loss_scale", "growth_tracker"];
@@ -29,14 +31,15 @@ pub(crate) fn restore(
         for segment in &group.segments {
             let Some((begin, to, len)) = group.owned(segment, rank) else { continue };
             let param = &plan.params[segment.param];
-            let states = group.states.iter().filter(|s| !is_within_step(&s.name));
-            let buffers = std::iter::once(("param", group.master))
-                .chain(states.map(|s| (&*s.name, s.buffer)));
-            for (kind, buffer) in buffers {
+            for (kind, buffer, dtype) in kept(group) {
                 let key = format!("{kind}/{}", param.name);
-                expect(checkpoint, &key, &param.ty.with_dtype(DType::F32))?;
+                let stored = checkpoint.entry(&key).map_or(dtype, |e| e.dtype);
+                // What did not train may have been held in fewer bits, and may be now.
+                let is_param = kind == "param" && converted(&[], stored, dtype).is_some();
+                let expected = if is_param { stored } else { dtype };
+                expect(checkpoint, &key, &param.ty.with_dtype(expected))?;
                 checkpoint.read(&key, begin, len, |first, bytes| {
-                    device.write(buffer, (to + first - begin) * 4, bytes)
+                    convert::write(device, (buffer, dtype), to + first - begin, bytes, stored)
                 })?;
             }
         }

@@ -20,6 +20,13 @@ pub(super) struct Piece {
     pub(super) bytes: Vec<u8>,
 }
 
+/// What checkpoints keep of a group: kind, buffer and dtype.
+pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, usize, DType)> {
+    let states = group.states.iter().filter(|s| !is_within_step(&s.name));
+    let states = states.map(|s| (s.name.as_str(), s.buffer, DType::F32));
+    std::iter::once(("param", group.master, group.dtype)).chain(states)
+}
+
 /// Copies what `rank` saves.
 ///
 /// # Errors
@@ -30,15 +37,12 @@ pub(super) fn take(plan: &Plan, device: &impl Device, rank: usize) -> Result<Vec
         if rank >= group.shards() {
             continue;
         }
-        let states = group.states.iter().filter(|s| !is_within_step(&s.name));
-        let buffers =
-            std::iter::once(("param", group.master)).chain(states.map(|s| (&*s.name, s.buffer)));
-        for (kind, buffer) in buffers {
+        for (kind, buffer, dtype) in kept(group) {
             for segment in &group.segments {
                 let Some((begin, from, len)) = group.owned(segment, rank) else { continue };
                 let key = format!("{kind}/{}", plan.params[segment.param].name);
-                let bytes = device.read(buffer, from * 4, len * 4)?;
-                pieces.push(Piece { key, dtype: DType::F32, begin, bytes });
+                let bytes = device.read(buffer, from * dtype.size(), len * dtype.size())?;
+                pieces.push(Piece { key, dtype, begin, bytes });
             }
         }
     }
@@ -86,9 +90,8 @@ pub(super) fn index(
     for group in &plan.groups {
         for segment in &group.segments {
             let param = &plan.params[segment.param];
-            let states = group.states.iter().filter(|s| !is_within_step(&s.name));
-            for kind in std::iter::once("param").chain(states.map(|s| &*s.name)) {
-                let whole = entry(DType::F32, &param.ty.shape.0);
+            for (kind, _, dtype) in kept(group) {
+                let whole = entry(dtype, &param.ty.shape.0);
                 tensors.insert(format!("{kind}/{}", param.name), whole);
             }
         }

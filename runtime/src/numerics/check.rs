@@ -145,8 +145,9 @@ pub(super) fn inputs(
     for group in plan.groups.iter().filter(|_| params) {
         for segment in &group.segments {
             let Some((_, at, n)) = group.owned(segment, rank) else { continue };
-            let bytes = device.read(group.master, at * 4, n * 4)?;
-            check("parameter", &plan.params[segment.param].name, DType::F32, bytes, help)?;
+            let (dtype, size) = (group.dtype, group.dtype.size());
+            let bytes = device.read(group.master, at * size, n * size)?;
+            check("parameter", &plan.params[segment.param].name, dtype, bytes, help)?;
         }
     }
     for param in plan.params.iter().filter(|p| params && p.ty.dtype.is_float()) {

@@ -286,10 +286,10 @@ impl Expander<'_> {
                     .help("use a `constant`")
                     .into());
             }
-            let (unit, sharded, init) = (None, false, decl.init.init());
+            let (held, unit, sharded, init) = (None, None, false, decl.init.init());
             let reason = format!("{reason}.");
-            let op = Op::Param(Param { name: name.clone(), ty, kind, reason, init, unit, sharded });
-            self.leaf(op, &name, &decl.name, names, &path.key("name"))?;
+            let param = Param { name: name.clone(), ty, kind, reason, init, held, unit, sharded };
+            self.leaf(Op::Param(param), &name, &decl.name, names, &path.key("name"))?;
         }
         Ok(())
     }

@@ -284,8 +284,8 @@ impl<'a> Importer<'a> {
         if let Err(error) = inserted {
             self.report.push(Diagnostic::error("E013", error.to_string()));
         }
-        let (unit, sharded, init) = (None, false, Init::Weights);
-        let param = Param { name: name.into(), ty, kind, reason, init, unit, sharded };
+        let (held, unit, sharded, init) = (None, None, false, Init::Weights);
+        let param = Param { name: name.into(), ty, kind, reason, init, held, unit, sharded };
         let mut add = |op: Op, inputs: &[ValueId]| {
             let added = self.graph.add1(op, inputs, Origin::none(), Region::Forward);
             added.map_err(|e| self.report.push(Diagnostic::error("E014", e.to_string()))).ok()

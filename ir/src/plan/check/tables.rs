@@ -61,7 +61,13 @@ fn group(plan: &Plan, index: usize, g: &Group) -> Result {
         && plan.world_size.is_multiple_of(parts);
     ensure(divides, || "it does not divide".into())?;
     ensure(g.gather_dtypes.iter().all(|d| d.is_float()), || "it is gathered as integers".into())?;
-    kept(plan, g.master, g.shard_numel * 4, true, "it")?;
+    let held = match g.dtype {
+        DType::F32 => true,
+        DType::F16 | DType::BF16 => !g.trainable && g.states.is_empty(),
+        _ => false,
+    };
+    ensure(held, || format!("its parameters cannot be held in {}", g.dtype))?;
+    kept(plan, g.master, g.shard_numel * g.dtype.size(), true, "it")?;
     unique("states", g.states.iter().map(|s| s.name.as_str()))?;
     for s in &g.states {
         kept(plan, s.buffer, g.shard_numel * 4, true, &s.name)?;

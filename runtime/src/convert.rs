@@ -1,0 +1,93 @@
+//! Elements of parameters between the float types in which files and plans have them.
+
+use crate::RunError;
+use crate::device::Device;
+use frit_ir::DType;
+use half::{bf16, f16};
+use std::borrow::Cow;
+
+/// Elements that are converted at a time on their way to a device.
+const CHUNK: usize = 1 << 20;
+
+/// Little-endian elements in another dtype; narrowing rounds to nearest even. `None` between dtypes in which no
+/// parameter is held: these are f32, f16 and bf16.
+pub fn converted(bytes: &[u8], from: DType, to: DType) -> Option<Cow<'_, [u8]>> {
+    let words = || bytes.as_chunks::<2>().0.iter();
+    let wide = || bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+    let all: Vec<u8> = match (from, to) {
+        (from, to) if from == to => return Some(Cow::Borrowed(bytes)),
+        (DType::F32, DType::F16) => wide().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
+        (DType::F32, DType::BF16) => wide().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+        (DType::F16, DType::F32) => {
+            words().flat_map(|b| f16::from_le_bytes(*b).to_f32().to_le_bytes()).collect()
+        }
+        (DType::BF16, DType::F32) => {
+            words().flat_map(|b| bf16::from_le_bytes(*b).to_f32().to_le_bytes()).collect()
+        }
+        (DType::F16 | DType::BF16, DType::F16 | DType::BF16) => {
+            return Some(
+                converted(&converted(bytes, from, DType::F32)?, DType::F32, to)?
+                    .into_owned()
+                    .into(),
+            );
+        }
+        _ => return None,
+    };
+    Some(Cow::Owned(all))
+}
+
+/// Writes elements to a buffer of another dtype, from its element `first` on. Both dtypes must be such that
+/// [`converted`] knows.
+///
+/// # Errors
+/// If the device failed.
+pub(crate) fn write(
+    device: &mut impl Device,
+    (buffer, dtype): (usize, DType),
+    first: usize,
+    bytes: &[u8],
+    stored: DType,
+) -> Result<(), RunError> {
+    if dtype == stored {
+        return device.write(buffer, first * dtype.size(), bytes);
+    }
+    for (i, chunk) in bytes.chunks(CHUNK * stored.size()).enumerate() {
+        let chunk = converted(chunk, stored, dtype).expect("invariant: a dtype of parameters");
+        device.write(buffer, (first + i * CHUNK) * dtype.size(), &chunk)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frit_ir::{Tensor, TensorType};
+
+    #[test]
+    fn it_is_the_cast_of_the_interpreter() {
+        let mut bits: u32 = 1;
+        let mut values =
+            vec![0.0, -0.0, 1.0, 65504.0, 65519.9, 65520.0, 3.4e38, f32::INFINITY, 1e-40];
+        values.extend((0..4096).map(|_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(bits)
+        }));
+        // The exact middle of two neighbors in bf16.
+        values.extend([0x3f80_8000_u32, 0x3f81_8000, 0x3f80_8001].map(f32::from_bits));
+        values.retain(|x| !x.is_nan());
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let tensor = |dtype, bytes: &[u8]| {
+            Tensor::from_bytes(TensorType::new(dtype, [values.len()]), bytes).expect("fits")
+        };
+        let held = [DType::F32, DType::F16, DType::BF16];
+        for from in held {
+            let stored = tensor(DType::F32, &bytes).cast(from).to_bytes();
+            for to in held {
+                let found = converted(&stored, from, to).expect("known");
+                let expected = tensor(from, &stored).cast(to).to_bytes();
+                assert!(*found == expected, "{from} to {to}");
+            }
+        }
+        assert_eq!(converted(&bytes, DType::F32, DType::I32), None);
+    }
+}
