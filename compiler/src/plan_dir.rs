@@ -167,7 +167,7 @@ fn write_weights(
     }
     let written = Sink::create(path).and_then(|sink| {
         let mut out = BufWriter::with_capacity(1 << 20, sink);
-        tensors::put(&mut out, all)?;
+        tensors::put(&mut out, all, None)?;
         out.flush()
     });
     written.map_err(|e| io(path, e))?;

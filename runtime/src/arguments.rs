@@ -25,10 +25,14 @@ pub struct Arguments {
     /// Steps, counted from the start of training.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
-    /// Start from these parameters, named as --save names them, instead of the plan's; with --resume, only where there
-    /// is no checkpoint yet.
-    #[arg(long, value_name = "FILE.safetensors")]
-    pub weights: Option<PathBuf>,
+    /// Start from the parameters of these files, named as --save names them, instead of the plan's; of one that several
+    /// hold the last counts. With --resume only where there is no checkpoint yet, or for what it leaves out.
+    #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
+    pub weights: Vec<PathBuf>,
+    /// Leave parameters that do not train, and buffers that no step changes, out of checkpoints and of what --save and
+    /// --save-ema write.
+    #[arg(long)]
+    pub trained_only: bool,
     /// Append one JSON object per step to this file.
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
@@ -127,6 +131,7 @@ impl Arguments {
             steps: self.steps,
             data: Source::new(self.data, tokens),
             weights: self.weights,
+            trained_only: self.trained_only,
             metrics: self.metrics,
             dump_grads: self.dump_grads,
             save: self.save,

@@ -17,7 +17,8 @@ use crate::initialize::initialize;
 use crate::outputs;
 use crate::plan_dir::{CUDA, PlanDir};
 use crate::ranks;
-use crate::save::{self, Tensors};
+use crate::save::Tensors;
+use crate::starting::{self, Others};
 use frit_ir::ops::random::{RNG, evaluation_state};
 use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
 use serde::Serialize;
@@ -52,11 +53,13 @@ pub struct Options {
     /// A .safetensors or .npz file with the inputs exactly as the model declares them, for one batch.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
-    /// Parameters as `frit run --save` writes them, instead of those of the plan.
-    #[arg(long, value_name = "FILE.safetensors")]
-    pub weights: Option<PathBuf>,
-    /// Parameters of a checkpoint, of the latest one in a directory of them, or of its `best`.
-    #[arg(long, value_name = "DIR", conflicts_with = "weights")]
+    /// Parameters as `frit run --save` writes them, instead of those of the plan; of one that several files hold the
+    /// last counts.
+    #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
+    pub weights: Vec<PathBuf>,
+    /// Parameters of a checkpoint, of the latest one in a directory of them, or of its `best`; what it leaves out is
+    /// taken from --weights or the plan.
+    #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// Write the model's outputs for all examples, in the data's order, to this safetensors file.
     #[arg(long, value_name = "FILE.safetensors")]
@@ -153,11 +156,10 @@ pub(crate) enum Feed {
 pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     let source = data::Source::new(options.data.clone(), options.token_dtype);
     let data = if options.inputs.is_none() { source.paths()? } else { vec![] };
-    let others =
-        [("--inputs", options.inputs.as_deref()), ("--weights", options.weights.as_deref())];
     let read = data.iter().map(|path| ("--data", path.as_path()));
-    let read: Vec<_> =
-        read.chain(others.iter().filter_map(|(o, path)| Some((*o, (*path)?)))).collect();
+    let inputs = options.inputs.iter().map(|path| ("--inputs", path.as_path()));
+    let weights = options.weights.iter().map(|path| ("--weights", path.as_path()));
+    let read: Vec<_> = read.chain(inputs).chain(weights).collect();
     outputs::check(&[("--dump-outputs", options.dump_outputs.as_deref())], &read)?;
     let dir = PlanDir::load_evaluation(&options.plan)?;
     let plan = &dir.plan;
@@ -165,11 +167,16 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         return Err(RunError::Plan { path: options.plan.clone(), reason: "no evaluation".into() });
     };
     let trained = trained(&dir);
-    let replaced = match &options.weights {
-        Some(path) => save::read(path, &trained)?,
-        None => Tensors::new(),
-    };
     let checkpoint = options.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
+    let (weights, ignored) = (&options.weights, Others::Ignored);
+    let replaced = match &checkpoint {
+        None => starting::read(weights, &dir, &trained, ignored)?,
+        Some(c) if c.index.left_out.is_empty() && !weights.is_empty() => {
+            let reason = "holds all parameters; give either it or --weights";
+            return Err(RunError::checkpoint(&c.path, reason));
+        }
+        Some(c) => starting::base(c, weights, &dir, &trained, ignored)?,
+    };
     let (feed, labeled) = feed(options, plan, eval)?;
     let (batches, examples) = match &feed {
         Feed::Examples(data) => (data.batches(), data.len()),

@@ -62,5 +62,5 @@ pub(crate) fn write(path: &Path, plan: &Plan, gradients: &Gradients) -> Result<(
         let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         Some((name.clone(), Tensor { dtype, shape, bytes }))
     };
-    tensors::write(path, gradients.iter().filter_map(tensor).collect())
+    tensors::write(path, gradients.iter().filter_map(tensor).collect(), None)
 }

@@ -20,6 +20,7 @@ mod hyper;
 pub mod init;
 mod initialize;
 pub mod interrupt;
+pub mod left_out;
 pub mod memory;
 pub mod metrics;
 pub mod numerics;

@@ -20,6 +20,7 @@ use crate::gradients::{self, Gradients, Parts};
 use crate::hyper;
 use crate::initialize::initialize;
 use crate::interrupt::Stop;
+use crate::left_out::{self, AllLeftOut};
 use crate::memory;
 use crate::metrics::{self, Writer};
 use crate::numerics::{self, Histograms, Watch};
@@ -47,8 +48,11 @@ pub struct RunOptions {
     pub steps: usize,
     /// The data.
     pub data: Source,
-    /// Start from the parameters of this file instead of the plan's, unless a checkpoint is continued.
-    pub weights: Option<PathBuf>,
+    /// Start from the parameters of these files instead of the plan's; of a checkpoint that is continued, those that it
+    /// leaves out.
+    pub weights: Vec<PathBuf>,
+    /// Leave what no step changes out of checkpoints and of what is saved.
+    pub trained_only: bool,
     /// Append one JSON object per step here.
     pub metrics: Option<PathBuf>,
     /// Write the first step's gradients here.
@@ -189,9 +193,8 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         }
         _ => None,
     };
-    let weights = options.weights.as_ref().filter(|_| resumed.is_none());
     let session = Session {
-        replaced: weights.map_or(Ok(Tensors::new()), |path| starting::read(path, &dir.plan))?,
+        replaced: starting::instead(&options.weights, &dir, resumed.as_ref())?,
         hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
         first_batch: resumed.as_ref().map_or(0, |c| data.step_at(c.index.position)),
         start: resumed.as_ref().map_or(0, |c| c.index.step),
@@ -254,7 +257,9 @@ fn notes(
             "{dir} lacks the file `latest`; going on from its newest complete checkpoint, {path}"
         ));
     }
-    if let (Some(weights), Some(checkpoint)) = (&options.weights, resumed) {
+    if let (Some(weights), Some(checkpoint)) = (options.weights.first(), resumed)
+        && checkpoint.index.left_out.is_empty()
+    {
         let (weights, path) = (weights.display(), checkpoint.path.display());
         notes.push(format!("{weights} is not read: the run goes on from the checkpoint {path}"));
     }
@@ -294,8 +299,11 @@ fn write_outputs(plan: &Plan, options: &RunOptions, outcome: &Outcome) -> Result
     put("--trace", &options.trace, &|path| trace::write(path, plan, &outcome.spans));
     put("--usage", &options.usage, &|path| usage::write(path, &outcome.usage));
     if !worthless {
-        put("--save", &options.save, &|path| save::write(path, plan, &outcome.saved));
-        put("--save-ema", &options.save_ema, &|path| save::write(path, plan, &outcome.averages));
+        let left_out = &outcome.left_out;
+        put("--save", &options.save, &|path| save::write(path, plan, &outcome.saved, left_out));
+        put("--save-ema", &options.save_ema, &|path| {
+            save::write(path, plan, &outcome.averages, left_out)
+        });
     }
     if lost.is_empty() { Ok(()) } else { Err(RunError::Lost { reason: lost.join("; ") }) }
 }
@@ -316,6 +324,8 @@ pub(crate) struct Outcome {
     pub(crate) report: RunReport,
     pub(crate) gradients: Gradients,
     saved: Tensors,
+    /// What is left out of it.
+    left_out: AllLeftOut,
     /// The traced step, by rank of this process.
     spans: Vec<(usize, Vec<Span>)>,
     usage: Usage,
@@ -455,7 +465,12 @@ impl Session<'_> {
         if let Some(checkpoint) = &self.resumed {
             restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch)?;
         }
-        let mut saver = self.saver(run, rank, reporter.metrics_file());
+        let left_out = match self.options.trained_only {
+            true => Some(left_out::held(self.dir, device, rank)?),
+            false => None,
+        };
+        let metrics = reporter.metrics_file();
+        let mut saver = self.saver(run, rank, left_out.clone(), metrics);
         let (check, count) = (self.options.check_numerics, self.options.numerics.is_some());
         let mut watch = Watch::new(&self.dir.plan, rank, check, count);
         reporter.start_clock();
@@ -526,12 +541,15 @@ impl Session<'_> {
         let mut outcome = reporter.finish();
         outcome.usage = device.usage()?;
         (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
+        let trained_only = self.options.trained_only;
         if self.options.save.is_some() && !worthless {
-            outcome.saved = save::collect(self.dir, device, rank, Version::Trained)?;
+            outcome.saved = save::collect(self.dir, device, rank, Version::Trained, trained_only)?;
         }
         if self.options.save_ema.is_some() && !worthless {
-            outcome.averages = save::collect(self.dir, device, rank, Version::Average)?;
+            let version = Version::Average;
+            outcome.averages = save::collect(self.dir, device, rank, version, trained_only)?;
         }
+        outcome.left_out = left_out.unwrap_or_default();
         Ok(outcome)
     }
 
@@ -595,10 +613,16 @@ impl Session<'_> {
         every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    fn saver(&self, run: Run, rank: usize, metrics: Option<Sink>) -> Option<Saver<'_>> {
+    fn saver(
+        &self,
+        run: Run,
+        rank: usize,
+        left_out: Option<AllLeftOut>,
+        metrics: Option<Sink>,
+    ) -> Option<Saver<'_>> {
         let options = self.options.checkpoint.as_ref()?;
         let last = self.resumed.as_ref().map(|_| self.start);
-        Some(Saver::new(self.dir, options, run, rank, &self.hyper, metrics, last))
+        Some(Saver::new(self.dir, options, run, rank, &self.hyper, left_out, metrics, last))
     }
 
     /// The data's number of step `step`.

@@ -3,6 +3,7 @@
 use crate::RunError;
 use crate::convert::converted;
 use crate::device::Device;
+use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::tensors::{self, Tensor};
 use frit_ir::ops::EMA;
@@ -30,19 +31,23 @@ pub(crate) fn has_ema(plan: &Plan) -> bool {
     plan.groups.iter().any(|g| g.states.iter().any(|s| s.name == EMA))
 }
 
-/// What the ranks hold, on rank 0; nothing on others. Every rank must ask.
+/// What the ranks hold of the parameters that `wants` asks for, by index, handed over on rank 0 as whole tensors,
+/// a group at a time; nothing on others. Every rank must ask.
 ///
 /// # Errors
 /// If the device or another rank failed.
-pub(crate) fn collect(
-    dir: &PlanDir,
+pub(crate) fn gather(
+    plan: &Plan,
     device: &impl Device,
     rank: usize,
     version: Version,
-) -> Result<Tensors, RunError> {
-    let plan = &dir.plan;
-    let mut all = Tensors::new();
+    wants: impl Fn(usize) -> bool,
+    mut put: impl FnMut(&ParamSpec, DType, Vec<u8>),
+) -> Result<(), RunError> {
     for group in &plan.groups {
+        if !group.segments.iter().any(|s| wants(s.param)) {
+            continue;
+        }
         let average = group.states.iter().find(|s| s.name == EMA && version == Version::Average);
         let (buffer, dtype) =
             average.map_or((group.master, group.dtype), |s| (s.buffer, DType::F32));
@@ -52,30 +57,45 @@ pub(crate) fn collect(
             false if rank == 0 => device.read(buffer, 0, bytes)?,
             false => vec![],
         };
-        for (owner, part) in parts.chunks(bytes.max(1)).enumerate() {
-            for segment in &group.segments {
+        if rank > 0 {
+            continue;
+        }
+        for segment in group.segments.iter().filter(|s| wants(s.param)) {
+            let mut whole = vec![0; segment.numel * size];
+            for (owner, part) in parts.chunks(bytes.max(1)).enumerate() {
                 let Some((to, from, len)) = group.owned(segment, owner) else { continue };
-                let name = &plan.params[segment.param].name;
-                let whole =
-                    all.entry(name.clone()).or_insert_with(|| vec![0; segment.numel * size]);
                 whole[to * size..(to + len) * size]
                     .copy_from_slice(&part[from * size..(from + len) * size]);
             }
-        }
-        if dtype != DType::F32 {
-            for segment in &group.segments {
-                let name = &plan.params[segment.param].name;
-                if let Some(held) = all.get_mut(name) {
-                    *held = unrounded(dir, name, held, dtype);
-                }
-            }
+            put(&plan.params[segment.param], dtype, whole);
         }
     }
-    for param in plan.params.iter().filter(|_| rank == 0) {
+    for (_, param) in plan.params.iter().enumerate().filter(|(i, _)| rank == 0 && wants(*i)) {
         if let ParamHome::Buffer(buffer) = param.home {
-            all.insert(param.name.clone(), device.read(buffer, 0, param.ty.bytes())?);
+            put(param, param.ty.dtype, device.read(buffer, 0, param.ty.bytes())?);
         }
     }
+    Ok(())
+}
+
+/// The parameters as they are saved, on rank 0; nothing on others. Every rank must ask.
+///
+/// # Errors
+/// If the device or another rank failed.
+pub(crate) fn collect(
+    dir: &PlanDir,
+    device: &impl Device,
+    rank: usize,
+    version: Version,
+    trained_only: bool,
+) -> Result<Tensors, RunError> {
+    let mut all = Tensors::new();
+    let wants = |param: usize| !trained_only || dir.plan.is_changed(param);
+    gather(&dir.plan, device, rank, version, wants, |param, dtype, whole| {
+        let narrow = dtype != stored_type(param).dtype;
+        let whole = if narrow { unrounded(dir, &param.name, &whole, dtype) } else { whole };
+        all.insert(param.name.clone(), whole);
+    })?;
     Ok(all)
 }
 
@@ -87,30 +107,6 @@ fn unrounded(dir: &PlanDir, name: &str, held: &[u8], dtype: DType) -> Vec<u8> {
         return own.into_owned();
     }
     converted(held, dtype, DType::F32).expect("invariant: a dtype of parameters").into_owned()
-}
-
-/// Reads the parameters of a plan from a file as [`write`] makes it; what it holds besides is ignored.
-///
-/// # Errors
-/// If the file cannot be read, lacks a parameter, or has one of another type.
-pub(crate) fn read(path: &Path, plan: &Plan) -> Result<Tensors, RunError> {
-    let bytes = std::fs::read(path).map_err(RunError::io(path))?;
-    let file = safetensors::SafeTensors::deserialize(&bytes)
-        .map_err(|e| RunError::data(path, format!("not a safetensors file: {e}")))?;
-    let mut all = Tensors::new();
-    for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
-        let Ok(view) = file.tensor(&param.name) else {
-            return Err(RunError::data(path, format!("it holds no `{}`", param.name)));
-        };
-        if view.dtype() != stored_dtype(param) || view.shape() != param.ty.shape.dims() {
-            let (dtype, shape) = (view.dtype(), view.shape());
-            let reason =
-                format!("`{}` is {dtype:?} {shape:?}; the plan wants {}", param.name, param.ty);
-            return Err(RunError::data(path, reason));
-        }
-        all.insert(param.name.clone(), view.data().to_vec());
-    }
-    Ok(all)
 }
 
 /// The type in files. Parameters in flat groups are f32 whatever the model stores.
@@ -125,11 +121,16 @@ fn stored_dtype(param: &ParamSpec) -> Dtype {
     safetensors_dtype(stored_type(param).dtype)
 }
 
-/// Writes the tensors of the plan's parameters.
+/// Writes the tensors of the plan's parameters, and what was left out.
 ///
 /// # Errors
 /// If the file system refuses.
-pub(crate) fn write(path: &Path, plan: &Plan, all: &Tensors) -> Result<(), RunError> {
+pub(crate) fn write(
+    path: &Path,
+    plan: &Plan,
+    all: &Tensors,
+    left_out: &AllLeftOut,
+) -> Result<(), RunError> {
     let mut tensors = Vec::new();
     for param in &plan.params {
         let Some(bytes) = all.get(&param.name) else { continue };
@@ -137,7 +138,7 @@ pub(crate) fn write(path: &Path, plan: &Plan, all: &Tensors) -> Result<(), RunEr
         let bytes = Cow::Borrowed(bytes.as_slice());
         tensors.push((param.name.clone(), Tensor { dtype, shape, bytes }));
     }
-    tensors::write(path, tensors)
+    tensors::write(path, tensors, left_out::to_metadata(left_out))
 }
 
 /// The element type as `.safetensors` files name it.

@@ -1,59 +1,184 @@
-//! Parameters that a run starts from, out of a file instead of the plan.
+//! Parameters that a run starts from, or that are evaluated, out of files instead of the plan.
 //!
-//! The file has every parameter of the plan and none besides, under the names that `--save` writes. What is stored
-//! in 16 bits is widened where the plan holds f32.
+//! The files together have every parameter of the plan and none besides, under the names that `--save` writes; of one
+//! that is in several the last counts. They may lack what a file of trained parameters says that it leaves out, if
+//! the plan or another file has the values that it was trained with; and, as the base of a model that gets new
+//! parameters, all that trains. What is stored in 16 bits is widened where the plan has f32.
 
 use crate::RunError;
+use crate::checkpoint::Checkpoint;
+use crate::convert::converted;
+use crate::left_out::{self, AllLeftOut};
+use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
 use frit_ir::plan::{ParamHome, Plan};
-use frit_ir::{DType, Tensor, TensorType};
+use frit_ir::{DType, TensorType};
+use memmap2::Mmap;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 /// Names of one kind that an error lists.
 const LISTED: usize = 8;
 
-/// Reads all parameters of a plan.
+/// What files may hold that is no parameter of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// Nothing.
+    Refused,
+    /// Anything: an evaluation reads fewer parameters than the training.
+    Ignored,
+}
+
+/// Reads the parameters of a plan: those of `dir`, or fewer. Those that the files leave out are not in the result.
 ///
 /// # Errors
-/// If the file cannot be read, or does not fit: with all that is missing, unknown, or of another type.
-pub(crate) fn read(path: &Path, plan: &Plan) -> Result<Tensors, RunError> {
-    let bytes = std::fs::read(path).map_err(RunError::io(path))?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|e| RunError::data(path, format!("not a safetensors file: {e}")))?;
-    let mut all = Tensors::new();
-    let (mut missing, mut misfits) = (Vec::new(), Vec::new());
-    for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
-        let wanted = save::stored_type(param);
-        match file.tensor(&param.name) {
-            Err(_) => missing.push(format!("`{}`", param.name)),
-            Ok(view) => match widened(&view, &wanted) {
-                Some(bytes) => drop(all.insert(param.name.clone(), bytes)),
-                None => misfits.push(format!(
+/// If a file cannot be read, or they do not fit: with all that is missing, unknown, or of another type; or if one
+/// was trained on another base.
+pub(crate) fn read(
+    paths: &[PathBuf],
+    dir: &PlanDir,
+    plan: &Plan,
+    others: Others,
+) -> Result<Tensors, RunError> {
+    let mut found = Found::default();
+    for path in paths {
+        found.add(path, plan, others)?;
+    }
+    let Some(last) = paths.last() else { return Ok(found.all) };
+    found.missing(plan);
+    found.refuse(last)?;
+    for (path, left_out) in &found.left_out {
+        if let Some(reason) = left_out::compare(left_out, plan, dir, &found.all)? {
+            return Err(RunError::data(path, reason));
+        }
+    }
+    Ok(found.all)
+}
+
+/// What a run takes from files: all parameters, or those that the checkpoint which is continued leaves out.
+///
+/// # Errors
+/// As [`read`], or if the checkpoint was written on another base.
+pub(crate) fn instead(
+    paths: &[PathBuf],
+    dir: &PlanDir,
+    resumed: Option<&Checkpoint>,
+) -> Result<Tensors, RunError> {
+    let plan = &dir.plan;
+    match resumed {
+        None => read(paths, dir, plan, Others::Refused),
+        Some(checkpoint) => base(checkpoint, paths, dir, plan, Others::Refused),
+    }
+}
+
+/// What a checkpoint leaves out, as far as files have it.
+///
+/// # Errors
+/// As [`instead`].
+pub(crate) fn base(
+    checkpoint: &Checkpoint,
+    paths: &[PathBuf],
+    dir: &PlanDir,
+    plan: &Plan,
+    others: Others,
+) -> Result<Tensors, RunError> {
+    let left_out = &checkpoint.index.left_out;
+    if left_out.is_empty() {
+        return Ok(Tensors::new());
+    }
+    let mut files = read(paths, dir, plan, others)?;
+    files.retain(|name, _| left_out.contains_key(name));
+    match left_out::compare(left_out, plan, dir, &files)? {
+        None => Ok(files),
+        Some(reason) => Err(RunError::checkpoint(&checkpoint.path, reason)),
+    }
+}
+
+/// What the files hold.
+#[derive(Default)]
+struct Found {
+    all: Tensors,
+    /// What files of trained parameters leave out.
+    left_out: Vec<(PathBuf, AllLeftOut)>,
+    missing: Vec<String>,
+    misfits: Vec<String>,
+    unknown: Vec<String>,
+}
+
+impl Found {
+    fn add(&mut self, path: &Path, plan: &Plan, others: Others) -> Result<(), RunError> {
+        let file = File::open(path).map_err(RunError::io(path))?;
+        // SAFETY: the map is only read, and gone when this function ends.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(RunError::io(path))?;
+        let refuse = |e| RunError::data(path, format!("not a safetensors file: {e}"));
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(refuse)?;
+        let file = SafeTensors::deserialize(&bytes).map_err(refuse)?;
+        let left_out =
+            left_out::of_metadata(&metadata).map_err(|reason| RunError::data(path, reason))?;
+        if !left_out.is_empty() {
+            self.left_out.push((path.into(), left_out));
+        }
+        for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
+            let wanted = save::stored_type(param);
+            let Ok(view) = file.tensor(&param.name) else { continue };
+            match widened(&view, &wanted) {
+                Some(bytes) => drop(self.all.insert(param.name.clone(), bytes)),
+                None => self.misfits.push(format!(
                     "`{}`, {:?} {:?} where the plan wants {wanted}",
                     param.name,
                     view.dtype(),
                     view.shape()
                 )),
-            },
+            }
         }
+        if others == Others::Refused {
+            let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+            let names = file.names();
+            let unknown = names.iter().filter(|n| !known.contains(**n));
+            self.unknown.extend(unknown.map(|n| format!("`{n}`")));
+        }
+        Ok(())
     }
-    let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
-    let names = file.names();
-    let mut unknown: Vec<String> =
-        names.iter().filter(|n| !known.contains(**n)).map(|n| format!("`{n}`")).collect();
-    unknown.sort();
-    let kinds =
-        [("missing", missing), ("of another type", misfits), ("unknown to the plan", unknown)];
-    let found: Vec<String> =
-        kinds.iter().filter(|(_, of)| !of.is_empty()).map(|(what, of)| listed(what, of)).collect();
-    if found.is_empty() {
-        return Ok(all);
+
+    /// Notes what no file has although it should.
+    fn missing(&mut self, plan: &Plan) {
+        let used = plan.params.iter().enumerate().filter(|(_, p)| p.home != ParamHome::Unused);
+        let trains = |i: usize| plan.eval.is_none() && plan.is_changed(i);
+        let of_base = used.clone().all(|(i, p)| !trains(i) || !self.all.contains_key(&p.name));
+        let left_out = |name: &str| self.left_out.iter().any(|(_, all)| all.contains_key(name));
+        let misfits = &self.misfits;
+        let seen = |name: &str| {
+            let own = format!("`{name}`,");
+            self.all.contains_key(name) || misfits.iter().any(|m| m.starts_with(&own))
+        };
+        let lacks = |(i, p): &(usize, &frit_ir::plan::ParamSpec)| {
+            !seen(&p.name) && !left_out(&p.name) && !(of_base && trains(*i))
+        };
+        self.missing = used.filter(lacks).map(|(_, p)| format!("`{}`", p.name)).collect();
     }
-    let help = "the file must hold the parameters of the plan under the names that --save writes";
-    Err(RunError::data(path, format!("{}; {help}", found.join("; "))))
+
+    fn refuse(&mut self, path: &Path) -> Result<(), RunError> {
+        self.unknown.sort();
+        let kinds = [
+            ("missing", &self.missing),
+            ("of another type", &self.misfits),
+            ("unknown to the plan", &self.unknown),
+        ];
+        let found: Vec<String> = kinds
+            .iter()
+            .filter(|(_, of)| !of.is_empty())
+            .map(|(what, of)| listed(what, of))
+            .collect();
+        if found.is_empty() {
+            return Ok(());
+        }
+        let help =
+            "the files must hold the parameters of the plan under the names that --save writes";
+        Err(RunError::data(path, format!("{}; {help}", found.join("; "))))
+    }
 }
 
 /// `2 missing: a, b`.
@@ -69,17 +194,14 @@ fn widened(view: &TensorView<'_>, wanted: &TensorType) -> Option<Vec<u8>> {
     if view.shape() != wanted.shape.dims() {
         return None;
     }
-    let narrow = match view.dtype() {
-        dtype if dtype == save::safetensors_dtype(wanted.dtype) => {
-            return Some(view.data().to_vec());
-        }
+    let stored = match view.dtype() {
+        dtype if dtype == save::safetensors_dtype(wanted.dtype) => wanted.dtype,
         Dtype::F16 => DType::F16,
         Dtype::BF16 => DType::BF16,
         _ => return None,
     };
-    if wanted.dtype != DType::F32 {
+    if stored != wanted.dtype && wanted.dtype != DType::F32 {
         return None;
     }
-    let stored = Tensor::from_bytes(wanted.with_dtype(narrow), view.data()).ok()?;
-    Some(stored.cast(DType::F32).to_bytes())
+    converted(view.data(), stored, wanted.dtype).map(std::borrow::Cow::into_owned)
 }

@@ -7,6 +7,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, View};
 use std::borrow::Cow;
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -39,15 +40,23 @@ impl View for Tensor<'_> {
 ///
 /// # Errors
 /// If the file system refuses.
-pub fn write<V: View>(path: &Path, tensors: Vec<(String, V)>) -> Result<(), RunError> {
-    deliver(path, |out| put(out, tensors)).map_err(RunError::io(path))
+pub fn write<V: View>(
+    path: &Path,
+    tensors: Vec<(String, V)>,
+    metadata: Option<(String, String)>,
+) -> Result<(), RunError> {
+    deliver(path, |out| put(out, tensors, metadata)).map_err(RunError::io(path))
 }
 
-/// Writes named tensors: larger elements first, so that all are aligned, and by name.
+/// Writes named tensors, with one entry of metadata: larger elements first, so that all are aligned, and by name.
 ///
 /// # Errors
 /// If writing fails, or a tensor's bytes do not fit its shape.
-pub fn put<V: View>(out: &mut dyn Write, mut tensors: Vec<(String, V)>) -> io::Result<()> {
+pub fn put<V: View>(
+    out: &mut dyn Write,
+    mut tensors: Vec<(String, V)>,
+    metadata: Option<(String, String)>,
+) -> io::Result<()> {
     tensors.sort_by(|(a, x), (b, y)| (Reverse(x.dtype()), a).cmp(&(Reverse(y.dtype()), b)));
     let mut end = 0;
     let info = |(name, tensor): &(String, V)| {
@@ -57,7 +66,8 @@ pub fn put<V: View>(out: &mut dyn Write, mut tensors: Vec<(String, V)>) -> io::R
         (name.clone(), TensorInfo { dtype, shape, data_offsets: (begin, end) })
     };
     let infos = tensors.iter().map(info).collect();
-    let metadata = Metadata::new(None, infos).map_err(io::Error::other)?;
+    let metadata = Metadata::new(metadata.map(|entry| HashMap::from([entry])), infos)
+        .map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&metadata)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;

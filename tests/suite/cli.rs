@@ -88,8 +88,8 @@ fn bad_data_and_plans_are_refused_in_one_sentence() {
 
     let json = planned.path().join("plan.json");
     let text = std::fs::read_to_string(&json).unwrap();
-    std::fs::write(&json, text.replacen("\"format_version\": 3", "\"format_version\": 99", 1))
-        .unwrap();
+    let version = format!("\"format_version\": {}", frit_ir::plan::FORMAT_VERSION);
+    std::fs::write(&json, text.replacen(&version, "\"format_version\": 99", 1)).unwrap();
     for verb in ["inspect", "verify"] {
         let message = frit(&[verb, path]).unwrap_err();
         assert!(message.contains("99"), "{message}");

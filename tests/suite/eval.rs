@@ -148,7 +148,7 @@ fn trained_weights_are_evaluated_under_their_names() {
     };
     run(&plan.path(), &training).unwrap_or_else(|e| panic!("{e}"));
     let trained =
-        Options { data: vec![data.clone()], weights: Some(weights.clone()), ..options(&plan) };
+        Options { data: vec![data.clone()], weights: vec![weights.clone()], ..options(&plan) };
     let trained =
         evaluate(&trained).unwrap_or_else(|e| panic!("{e}")).expect("rank 0").loss.expect("a loss");
     assert!(trained < on(&plan, &data).loss.expect("a loss") - 0.1);
@@ -167,7 +167,8 @@ fn trained_weights_are_evaluated_under_their_names() {
     let outputs = |plan: &Planned, weights: Option<PathBuf>| {
         let path = dir.path().join("outputs.safetensors");
         let (data, dump_outputs) = (vec![data.clone()], Some(path.clone()));
-        let options = Options { data, weights, dump_outputs, ..options(plan) };
+        let options =
+            Options { data, weights: weights.into_iter().collect(), dump_outputs, ..options(plan) };
         let report = evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");
         (report.loss, floats(&path, "logits"))
     };
@@ -232,8 +233,8 @@ fn what_cannot_be_evaluated_is_named() {
     let foreign = file("tests/models/gpt2/data.safetensors");
     let error = refused(Options { data: vec![foreign.clone()], ..options(&plan) });
     assert!(error.contains("no tensor `x`"), "{error}");
-    let weights = Options { data: vec![data.clone()], weights: Some(foreign), ..options(&plan) };
-    assert!(refused(weights).contains("it holds no `fc1."));
+    let weights = Options { data: vec![data.clone()], weights: vec![foreign], ..options(&plan) };
+    assert!(refused(weights).contains("6 missing: `fc1."));
     let empty = first("mlp", 0, dir.path());
     assert!(refused(Options { data: vec![empty], ..options(&plan) }).contains("no examples"));
 }

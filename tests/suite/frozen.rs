@@ -249,7 +249,7 @@ fn runs_that_start_from_a_file_hold_its_values() {
     train(&other, &train_base);
     let (narrowed, wide) = (of("compute"), of("fp32"));
     let from = |planned: &Planned, steps| {
-        let weights = Some(base.clone());
+        let weights = vec![base.clone()];
         RunOptions { weights, ..options("mlp", planned.dir.path(), steps) }
     };
     let expected = losses(&wide, |steps| from(&wide, steps));

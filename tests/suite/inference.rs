@@ -125,7 +125,7 @@ fn outputs(planned: &Planned, data: &Path, weights: Option<&Path>) -> Vec<f32> {
     let options = Evaluation {
         plan: planned.path(),
         data: vec![data.into()],
-        weights: weights.map(Path::to_path_buf),
+        weights: weights.map(Path::to_path_buf).into_iter().collect(),
         dump_outputs: Some(path.clone()),
         threads: Some(1),
         ..Evaluation::default()

@@ -60,6 +60,7 @@ mod strategies;
 mod support;
 mod tidy;
 mod trace;
+mod trained_only;
 mod training;
 mod validation;
 mod vision;

@@ -194,7 +194,7 @@ fn validations_report_metrics_and_every_loss() {
     let evaluated = Options {
         plan: planned.path(),
         data: vec![file(DATA)],
-        weights: options.save,
+        weights: options.save.into_iter().collect(),
         ..Options::default()
     };
     let evaluated = evaluate(&evaluated).unwrap_or_else(|e| panic!("{e}")).expect("rank 0");

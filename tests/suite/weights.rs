@@ -18,7 +18,7 @@ fn options(steps: usize, weights: Option<PathBuf>, save: &Path) -> RunOptions {
     RunOptions {
         steps,
         data: file(DATA).into(),
-        weights,
+        weights: weights.into_iter().collect(),
         save: Some(save.into()),
         threads: Some(1),
         ..RunOptions::default()

@@ -68,7 +68,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
                 checkpoint.write_parameters(path).map_err(refuse)?;
                 written += &format!("{}\n", path.display());
             }
-            Trained::of_checkpoint(checkpoint)
+            Trained::of_checkpoint(checkpoint)?
         }
     };
     if let Some(path) = &args.onnx {

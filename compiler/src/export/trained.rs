@@ -7,6 +7,7 @@ use crate::plan_dir;
 use frit_ir::plan::ParamHome;
 use frit_ir::{DType, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
+use frit_runtime::left_out::{self, AllLeftOut};
 use frit_runtime::{converted, safetensors_dtype};
 use prost::bytes::Bytes;
 use safetensors::tensor::Metadata;
@@ -52,8 +53,11 @@ impl Trained {
         if metadata.data_len() != bytes.len() - data {
             return Err(refuse("it is not complete".into()).into());
         }
+        let left_out = left_out::of_metadata(&metadata).map_err(refuse)?;
+        known(&left_out, weights)?;
         let params = plan_dir::read(plan)?.params;
         let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
+        let used = used.filter(|p| !left_out.contains_key(&p.name));
         Ok(Trained {
             source: plan.join("source"),
             names: used.map(|p| p.name).collect(),
@@ -62,9 +66,13 @@ impl Trained {
     }
 
     /// The parameters of a checkpoint.
-    pub fn of_checkpoint(checkpoint: Checkpoint) -> Trained {
+    ///
+    /// # Errors
+    /// If it leaves out parameters that are not those of its model.
+    pub fn of_checkpoint(checkpoint: Checkpoint) -> Result<Trained, Report> {
+        known(&checkpoint.index.left_out, &checkpoint.path)?;
         let names = checkpoint.parameters().map(str::to_string).collect();
-        Trained { source: checkpoint.source(), names, values: Values::Checkpoint(checkpoint) }
+        Ok(Trained { source: checkpoint.source(), names, values: Values::Checkpoint(checkpoint) })
     }
 
     /// Element type and shape of a parameter, if it is there.
@@ -110,6 +118,16 @@ impl Trained {
             Values::Checkpoint(checkpoint) => &checkpoint.path,
         }
     }
+}
+
+/// Whether what is left out is as it is in the model that the plan was compiled from.
+fn known(left_out: &AllLeftOut, path: &Path) -> Result<(), Diagnostic> {
+    let Some((name, _)) = left_out.iter().find(|(_, l)| !l.of_plan) else { return Ok(()) };
+    let what = format!("{} leaves out `{name}`, which was not the plan's", path.display());
+    Err(Diagnostic::error("E111", what).help(
+        "write all parameters: `frit run PLAN --resume --checkpoint DIR --weights BASE --save FILE`, without \
+         --trained-only",
+    ))
 }
 
 /// The matrix with its axes exchanged.

@@ -20,6 +20,20 @@ pub struct Held {
 }
 
 impl Plan {
+    /// Whether a step changes a parameter, by its index: it trains, or it is a buffer that some task renews.
+    pub fn is_changed(&self, param: usize) -> bool {
+        let written = |buffer: usize| {
+            self.tasks.iter().any(|t| t.action.writes().iter().any(|p| p.buffer == buffer))
+        };
+        match self.params.get(param).map(|p| p.home) {
+            Some(ParamHome::Group { group, .. }) => {
+                self.groups.get(group).is_some_and(|g| g.trainable)
+            }
+            Some(ParamHome::Buffer(buffer)) => written(buffer),
+            Some(ParamHome::Unused) | None => false,
+        }
+    }
+
     /// What `rank` holds of a parameter, by its index; `None` if the plan does not use it.
     pub fn held(&self, param: usize, rank: usize) -> Option<Held> {
         let spec = self.params.get(param)?;

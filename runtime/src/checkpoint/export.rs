@@ -3,6 +3,7 @@
 use super::Checkpoint;
 use crate::RunError;
 use crate::files::deliver;
+use crate::left_out::to_metadata;
 use crate::save::safetensors_dtype;
 use crate::tensors::put;
 use safetensors::{Dtype, View};
@@ -42,7 +43,7 @@ impl Checkpoint {
         };
         let tensors: Vec<_> = self.parameters().filter_map(tensor).collect();
         let written = deliver(path, |out| {
-            put(out, tensors)?;
+            put(out, tensors, to_metadata(&self.index.left_out))?;
             // What could not be read was written as zeros.
             if failed.borrow().is_some() {
                 Err(std::io::ErrorKind::InvalidData.into())

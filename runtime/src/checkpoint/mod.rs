@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Tensors are logical: `param/NAME`, `adam_m/NAME` … are flat, unpadded and whole over the parts of all
-//! ranks, whatever strategy wrote them; `state/NAME` are scalars. The directory is one run's at a time ([`lock`]),
+//! ranks, whatever strategy wrote them; `state/NAME` are scalars. Parameters that no step changes may be left out. The directory is one run's at a time ([`lock`]),
 //! which writes checkpoints while it trains ([`saver`]). [`write`] writes aside, syncs, renames, and
 //! only then moves `latest`; [`read`] trusts nothing that does not have its checksum; [`restore`] reads the
 //! ranges that a rank of another plan owns, one part at a time.
@@ -33,6 +33,7 @@ mod write;
 pub use read::Checkpoint;
 pub use validated::{Progress, Validated};
 
+use crate::left_out::AllLeftOut;
 use frit_ir::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -92,6 +93,9 @@ pub struct Index {
     pub set: BTreeMap<String, f64>,
     /// Every tensor, by kind and name.
     pub tensors: BTreeMap<String, TensorEntry>,
+    /// The parameters that are not among them because no step changes them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left_out: AllLeftOut,
 }
 
 /// Where the data goes on: the first example of the next step.

@@ -16,7 +16,8 @@ use frit_ir::plan::{ParamHome, Plan, is_within_step};
 /// Scalars that only a dynamic loss scaler changes.
 const SCALER: [&str; 2] = ["loss_scale", "growth_tracker"];
 
-/// Writes what `rank` owns to its device, for a run that goes on with this batch of the data.
+/// Writes what `rank` owns to its device, for a run that goes on with this batch of the data. What the checkpoint leaves
+/// out stays as it is.
 ///
 /// # Errors
 /// If the checkpoint is of another model or optimizer, or was damaged.
@@ -31,7 +32,10 @@ pub(crate) fn restore(
         for segment in &group.segments {
             let Some((begin, to, len)) = group.owned(segment, rank) else { continue };
             let param = &plan.params[segment.param];
-            for (kind, buffer, dtype) in kept(group) {
+            let is_there = |kind: &str| {
+                kind != "param" || !checkpoint.index.left_out.contains_key(&param.name)
+            };
+            for (kind, buffer, dtype) in kept(group).filter(|(kind, ..)| is_there(kind)) {
                 let key = format!("{kind}/{}", param.name);
                 let stored = checkpoint.entry(&key).map_or(dtype, |e| e.dtype);
                 // What did not train may have been held in fewer bits, and may be now.
@@ -46,6 +50,9 @@ pub(crate) fn restore(
     }
     for param in &plan.params {
         let ParamHome::Buffer(buffer) = param.home else { continue };
+        if checkpoint.index.left_out.contains_key(&param.name) {
+            continue;
+        }
         whole(checkpoint, &format!("param/{}", param.name), &param.ty, buffer, device)?;
     }
     let dynamic = |s: &str| SCALER.contains(&s);

@@ -12,6 +12,7 @@ use super::{CheckpointOptions, Position, Progress, SOURCE, Validated, dir_name, 
 use crate::RunError;
 use crate::device::Device;
 use crate::files::{self, Sink};
+use crate::left_out::AllLeftOut;
 use crate::plan_dir::PlanDir;
 use std::thread::JoinHandle;
 
@@ -25,6 +26,8 @@ pub(crate) struct Saver<'a> {
     run: Run,
     rank: usize,
     set: &'a [(String, f64)],
+    /// What checkpoints leave out, known on rank 0, if they are to hold only what trains.
+    left_out: Option<AllLeftOut>,
     /// The metrics, which must be on disk before `latest` says that their steps are done.
     metrics: Option<Sink>,
     /// The checkpoint whose parts are being written, at the same time on every rank.
@@ -70,6 +73,7 @@ impl<'a> Saver<'a> {
         run: Run,
         rank: usize,
         set: &'a [(String, f64)],
+        left_out: Option<AllLeftOut>,
         metrics: Option<Sink>,
         last: Option<usize>,
     ) -> Self {
@@ -79,6 +83,7 @@ impl<'a> Saver<'a> {
             run,
             rank,
             set,
+            left_out,
             metrics,
             parts: None,
             completing: None,
@@ -112,7 +117,7 @@ impl<'a> Saver<'a> {
     ) -> Result<Saved, RunError> {
         self.settle(device)?;
         let plan = &self.plan.plan;
-        let pieces = snapshot::take(plan, device, self.rank)?;
+        let pieces = snapshot::take(plan, device, self.rank, self.left_out.is_some())?;
         // Numbers from 1, so that the largest is one that any rank found.
         let found = snapshot::not_finite(plan, &pieces).map_or(0, |param| param + 1);
         let found = device.largest(found as u64)? as usize;
@@ -122,8 +127,9 @@ impl<'a> Saver<'a> {
         let aside = format!("{ASIDE}{}-{}", self.run, dir_name(step));
         let (root, aside) = (self.options.dir.clone(), self.options.dir.join(aside));
         let job = Job { root, aside, step, rank: self.rank };
+        let left_out = self.left_out.clone().unwrap_or_default();
         let leader = (self.rank == 0).then(|| Leader {
-            index: snapshot::index(self.plan, step, position, validations, self.set),
+            index: snapshot::index(self.plan, step, position, validations, self.set, &left_out),
             source: self.plan.path.join(SOURCE),
             keep: self.options.keep,
             metrics: self.metrics.as_ref().and_then(|f| f.try_clone().ok()),

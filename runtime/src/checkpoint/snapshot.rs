@@ -6,9 +6,10 @@
 use super::{FORMAT_VERSION, Index, Position, Progress, TensorEntry};
 use crate::RunError;
 use crate::device::Device;
+use crate::left_out::AllLeftOut;
 use crate::plan_dir::PlanDir;
 use frit_ir::DType;
-use frit_ir::plan::{Group, ParamHome, Plan, is_within_step};
+use frit_ir::plan::{Group, ParamHome, ParamSpec, Plan, is_within_step};
 use std::collections::BTreeMap;
 
 /// Elements of one tensor.
@@ -31,14 +32,20 @@ pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, usize, DType)> 
 ///
 /// # Errors
 /// If the device failed.
-pub(super) fn take(plan: &Plan, device: &impl Device, rank: usize) -> Result<Vec<Piece>, RunError> {
+pub(super) fn take(
+    plan: &Plan,
+    device: &impl Device,
+    rank: usize,
+    trained_only: bool,
+) -> Result<Vec<Piece>, RunError> {
+    let is_kept = |param: usize| !trained_only || plan.is_changed(param);
     let mut pieces = Vec::new();
     for group in &plan.groups {
         if rank >= group.shards() {
             continue;
         }
         for (kind, buffer, dtype) in kept(group) {
-            for segment in &group.segments {
+            for segment in group.segments.iter().filter(|s| is_kept(s.param)) {
                 let Some((begin, from, len)) = group.owned(segment, rank) else { continue };
                 let key = format!("{kind}/{}", plan.params[segment.param].name);
                 let bytes = device.read(buffer, from * dtype.size(), len * dtype.size())?;
@@ -49,7 +56,7 @@ pub(super) fn take(plan: &Plan, device: &impl Device, rank: usize) -> Result<Vec
     if rank > 0 {
         return Ok(pieces);
     }
-    for param in &plan.params {
+    for (_, param) in plan.params.iter().enumerate().filter(|(i, _)| is_kept(*i)) {
         let ParamHome::Buffer(buffer) = param.home else { continue };
         let bytes = device.read(buffer, 0, param.ty.bytes())?;
         let key = format!("param/{}", param.name);
@@ -82,21 +89,23 @@ pub(super) fn index(
     position: Position,
     validations: Progress,
     set: &[(String, f64)],
+    left_out: &AllLeftOut,
 ) -> Index {
     let plan = &dir.plan;
+    let is_kept = |param: &ParamSpec| !left_out.contains_key(&param.name);
     let entry =
         |dtype, shape: &[usize]| TensorEntry { dtype, shape: shape.to_vec(), parts: vec![] };
     let mut tensors = BTreeMap::new();
     for group in &plan.groups {
-        for segment in &group.segments {
-            let param = &plan.params[segment.param];
+        for param in group.segments.iter().map(|s| &plan.params[s.param]).filter(|p| is_kept(p)) {
             for (kind, _, dtype) in kept(group) {
                 let whole = entry(dtype, &param.ty.shape.0);
                 tensors.insert(format!("{kind}/{}", param.name), whole);
             }
         }
     }
-    for param in plan.params.iter().filter(|p| matches!(p.home, ParamHome::Buffer(_))) {
+    let is_buffer = |p: &&ParamSpec| matches!(p.home, ParamHome::Buffer(_)) && is_kept(p);
+    for param in plan.params.iter().filter(is_buffer) {
         let whole = entry(param.ty.dtype, &param.ty.shape.0);
         tensors.insert(format!("param/{}", param.name), whole);
     }
@@ -115,5 +124,6 @@ pub(super) fn index(
         validations,
         set: set.iter().cloned().collect(),
         tensors,
+        left_out: left_out.clone(),
     }
 }

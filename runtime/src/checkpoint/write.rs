@@ -71,7 +71,7 @@ impl Job {
         }
         let written = Sink::create(&path).and_then(|sink| {
             let mut out = BufWriter::with_capacity(1 << 20, sink);
-            put(&mut out, tensors)?;
+            put(&mut out, tensors, None)?;
             out.flush()?;
             out.get_ref().sync()
         });

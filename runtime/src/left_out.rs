@@ -1,0 +1,109 @@
+//! What checkpoints and files of trained parameters leave out if they are asked to: parameters that no step changes.
+//!
+//! Of each of them the digest is kept, so that a run on another base is refused. It is that of the whole parameter, as
+//! the run held it: rounded to the dtype that is noted beside it.
+
+use crate::RunError;
+use crate::convert::converted;
+use crate::device::Device;
+use crate::plan_dir::PlanDir;
+use crate::save::{self, Tensors, Version};
+use crate::weights::digest;
+use frit_ir::DType;
+use frit_ir::plan::{ParamHome, ParamSpec, Plan};
+use safetensors::tensor::Metadata;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// The key of the metadata of a `.safetensors` file under which they stand, as JSON.
+const KEY: &str = "frit.left_out";
+
+/// A parameter that is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The dtype in which it was held.
+    pub dtype: DType,
+    /// The digest of its elements in that dtype, as that of a plan's tensors.
+    pub digest: String,
+    /// Whether it was what the plan has, rounded to that dtype.
+    pub of_plan: bool,
+}
+
+/// All of them, by name.
+pub type AllLeftOut = BTreeMap<String, LeftOut>;
+
+/// What all ranks hold that no step changes, on rank 0; nothing on others. Every rank must ask.
+///
+/// # Errors
+/// If the device or another rank failed.
+pub(crate) fn held(
+    dir: &PlanDir,
+    device: &impl Device,
+    rank: usize,
+) -> Result<AllLeftOut, RunError> {
+    let mut all = AllLeftOut::new();
+    let unchanged = |param: usize| !dir.plan.is_changed(param);
+    save::gather(&dir.plan, device, rank, Version::Trained, unchanged, |param, dtype, bytes| {
+        // What cannot be read is not the plan's.
+        let own = dir.weight(&param.name).ok().flatten();
+        let own = own.as_ref().and_then(|own| converted(own, own_dtype(param), dtype));
+        let of_plan = own.is_some_and(|own| *own == bytes);
+        all.insert(param.name.clone(), LeftOut { dtype, digest: digest(&bytes), of_plan });
+    })?;
+    Ok(all)
+}
+
+/// The dtype of a parameter in plans and in files.
+fn own_dtype(param: &ParamSpec) -> DType {
+    save::stored_type(param).dtype
+}
+
+/// Compares what was left out with what a run has instead: of files, else of the plan.
+///
+/// # Errors
+/// Why it cannot go on with these, in words, or that the plan's values cannot be read.
+pub(crate) fn compare(
+    all: &AllLeftOut,
+    plan: &Plan,
+    dir: &PlanDir,
+    files: &Tensors,
+) -> Result<Option<String>, RunError> {
+    let mut others = Vec::new();
+    for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
+        let Some(left_out) = all.get(&param.name) else { continue };
+        let value = match files.get(&param.name) {
+            Some(bytes) => Some(Cow::Borrowed(bytes.as_slice())),
+            None => dir.weight(&param.name)?,
+        };
+        let value = value.as_ref().and_then(|v| converted(v, own_dtype(param), left_out.dtype));
+        if value.is_none_or(|value| digest(&value) != left_out.digest) {
+            others.push(param.name.as_str());
+        }
+    }
+    let Some(first) = others.first() else { return Ok(None) };
+    let more = match others.len() - 1 {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    Ok(Some(format!(
+        "leaves out what was not trained, and that was another base: `{first}`{more} had other values; give the base \
+         that it was trained on with --weights"
+    )))
+}
+
+/// The metadata of a file that leaves these out.
+pub(crate) fn to_metadata(all: &AllLeftOut) -> Option<(String, String)> {
+    let text = serde_json::to_string(all).expect("invariant: texts and numbers serialize");
+    (!all.is_empty()).then(|| (KEY.to_string(), text))
+}
+
+/// What a file with this metadata leaves out.
+///
+/// # Errors
+/// If its metadata is damaged.
+pub fn of_metadata(metadata: &Metadata) -> Result<AllLeftOut, String> {
+    let text = metadata.metadata().as_ref().and_then(|m| m.get(KEY));
+    let Some(text) = text else { return Ok(AllLeftOut::new()) };
+    serde_json::from_str(text).map_err(|e| format!("its metadata `{KEY}` is damaged: {e}"))
+}
