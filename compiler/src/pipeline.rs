@@ -479,7 +479,8 @@ mod tests {
             assert!(error.message.contains(needs), "{disabled}: {error}");
             assert_eq!(error.help.unwrap(), format!("leave out --disable-pass {disabled}"));
         }
-        for disabled in ["simplify", "fuse", "recompute", "fp8", "hold_frozen", "pad_tensor_cores"] {
+        for disabled in ["simplify", "fuse", "recompute", "fp8", "hold_frozen", "pad_tensor_cores"]
+        {
             check(&contracts(&options, true), &[disabled.into()], None).unwrap();
         }
     }

@@ -469,8 +469,10 @@ impl Session<'_> {
             true => Some(left_out::held(self.dir, device, rank)?),
             false => None,
         };
-        let metrics = reporter.metrics_file();
-        let mut saver = self.saver(run, rank, left_out.clone(), metrics);
+        let mut saver = self.saver(run, rank, reporter.metrics_file());
+        if let (Some(saver), Some(left_out)) = (&mut saver, &left_out) {
+            saver.leave_out(left_out.clone());
+        }
         let (check, count) = (self.options.check_numerics, self.options.numerics.is_some());
         let mut watch = Watch::new(&self.dir.plan, rank, check, count);
         reporter.start_clock();
@@ -613,16 +615,10 @@ impl Session<'_> {
         every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    fn saver(
-        &self,
-        run: Run,
-        rank: usize,
-        left_out: Option<AllLeftOut>,
-        metrics: Option<Sink>,
-    ) -> Option<Saver<'_>> {
+    fn saver(&self, run: Run, rank: usize, metrics: Option<Sink>) -> Option<Saver<'_>> {
         let options = self.options.checkpoint.as_ref()?;
         let last = self.resumed.as_ref().map(|_| self.start);
-        Some(Saver::new(self.dir, options, run, rank, &self.hyper, left_out, metrics, last))
+        Some(Saver::new(self.dir, options, run, rank, &self.hyper, metrics, last))
     }
 
     /// The data's number of step `step`.

@@ -11,12 +11,12 @@ use crate::convert::converted;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
-use frit_ir::plan::{ParamHome, Plan};
+use frit_ir::plan::{ParamHome, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use memmap2::Mmap;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -104,7 +104,8 @@ struct Found {
     /// What files of trained parameters leave out.
     left_out: Vec<(PathBuf, AllLeftOut)>,
     missing: Vec<String>,
-    misfits: Vec<String>,
+    /// By parameter, what is wrong with it.
+    misfits: BTreeMap<String, String>,
     unknown: Vec<String>,
 }
 
@@ -124,14 +125,12 @@ impl Found {
         for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
             let wanted = save::stored_type(param);
             let Ok(view) = file.tensor(&param.name) else { continue };
-            match widened(&view, &wanted) {
-                Some(bytes) => drop(self.all.insert(param.name.clone(), bytes)),
-                None => self.misfits.push(format!(
-                    "`{}`, {:?} {:?} where the plan wants {wanted}",
-                    param.name,
-                    view.dtype(),
-                    view.shape()
-                )),
+            if let Some(bytes) = widened(&view, &wanted) {
+                self.all.insert(param.name.clone(), bytes);
+            } else {
+                let (name, dtype, shape) = (&param.name, view.dtype(), view.shape());
+                let what = format!("`{name}`, {dtype:?} {shape:?} where the plan wants {wanted}");
+                self.misfits.insert(name.clone(), what);
             }
         }
         if others == Others::Refused {
@@ -148,23 +147,20 @@ impl Found {
         let used = plan.params.iter().enumerate().filter(|(_, p)| p.home != ParamHome::Unused);
         let trains = |i: usize| plan.eval.is_none() && plan.is_changed(i);
         let of_base = used.clone().all(|(i, p)| !trains(i) || !self.all.contains_key(&p.name));
-        let left_out = |name: &str| self.left_out.iter().any(|(_, all)| all.contains_key(name));
-        let misfits = &self.misfits;
-        let seen = |name: &str| {
-            let own = format!("`{name}`,");
-            self.all.contains_key(name) || misfits.iter().any(|m| m.starts_with(&own))
-        };
-        let lacks = |(i, p): &(usize, &frit_ir::plan::ParamSpec)| {
-            !seen(&p.name) && !left_out(&p.name) && !(of_base && trains(*i))
+        let is_there = |name: &str| self.all.contains_key(name) || self.misfits.contains_key(name);
+        let is_left_out = |name: &str| self.left_out.iter().any(|(_, all)| all.contains_key(name));
+        let lacks = |(i, p): &(usize, &ParamSpec)| {
+            !(is_there(&p.name) || is_left_out(&p.name) || of_base && trains(*i))
         };
         self.missing = used.filter(lacks).map(|(_, p)| format!("`{}`", p.name)).collect();
     }
 
     fn refuse(&mut self, path: &Path) -> Result<(), RunError> {
         self.unknown.sort();
+        let misfits: Vec<String> = self.misfits.values().cloned().collect();
         let kinds = [
             ("missing", &self.missing),
-            ("of another type", &self.misfits),
+            ("of another type", &misfits),
             ("unknown to the plan", &self.unknown),
         ];
         let found: Vec<String> = kinds

@@ -116,6 +116,18 @@ fn check_on(gpu: &Gpu, model: &str, settings: &[&str], ranks: usize, tolerance: 
     ended
 }
 
+/// A base that is held in 16 bits is read, gathered and offloaded as it is held.
+#[test]
+fn what_is_frozen_is_held_in_what_it_is_read_in() {
+    let frozen = "params.trainable=[\"**.h.1.**\"]";
+    for (ranks, more) in [(1, "memory.offload=parameters"), (2, "run.accumulation=2")] {
+        let settings = ["precision.compute=bf16", frozen, more];
+        let plan = on_gpu("gpt2", &settings).compiled.plan;
+        assert!(plan.groups.iter().any(|g| g.dtype == frit_ir::DType::BF16));
+        check("gpt2", &settings, ranks, 2e-4);
+    }
+}
+
 /// The first step is put on the streams task by task, in two parts, as its gradients are written. Then each part
 /// of a step is put there once more, and becomes a graph.
 fn expect_graphs(ended: &[Ended], parts: u64) {

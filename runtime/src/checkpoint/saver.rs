@@ -73,7 +73,6 @@ impl<'a> Saver<'a> {
         run: Run,
         rank: usize,
         set: &'a [(String, f64)],
-        left_out: Option<AllLeftOut>,
         metrics: Option<Sink>,
         last: Option<usize>,
     ) -> Self {
@@ -83,7 +82,7 @@ impl<'a> Saver<'a> {
             run,
             rank,
             set,
-            left_out,
+            left_out: None,
             metrics,
             parts: None,
             completing: None,
@@ -91,6 +90,11 @@ impl<'a> Saver<'a> {
             complete: last,
             warnings: vec![],
         }
+    }
+
+    /// Leaves what no step changes out of checkpoints from here on; what that is need be known on rank 0 alone.
+    pub(crate) fn leave_out(&mut self, left_out: AllLeftOut) {
+        self.left_out = Some(left_out);
     }
 
     /// Whether a checkpoint is due after `step` steps.
