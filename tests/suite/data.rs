@@ -543,7 +543,7 @@ fn declared(elem_type: i32) -> ModelProto {
         let width = DimensionProto { dim_value: Some(width), ..Default::default() };
         let shape = Some(TensorShapeProto { dim: vec![batch, width] });
         let ty = TypeProto { tensor_type: Some(TensorTypeProto { elem_type, shape }) };
-        ValueInfoProto { name: name.into(), r#type: Some(ty), ..Default::default() }
+        ValueInfoProto { name: name.into(), r#type: Some(ty) }
     };
     let node = |op: &str, inputs: &[&str], output: &str| NodeProto {
         op_type: op.into(),
