@@ -6,7 +6,7 @@ use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::{Action, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
 use frit_ir::{Diagnostic, Graph, Op, Origin};
-use frit_runtime::device::{cpu, cuda};
+use frit_runtime::device::cpu;
 
 /// A processor that plans are compiled for.
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ impl Backend {
                 false => frit_codegen::supported(body, kind).is_ok(),
             },
             Backend::Cuda(_) => |body, kind| match kind.is_library() {
-                true => cuda::recipe::Recipe::of(body).is_some(),
+                true => frit_select::cuda(body).is_some(),
                 false => frit_codegen::supported_on_cuda(body, kind).is_ok(),
             },
         }
@@ -102,7 +102,7 @@ impl Backend {
     pub fn has_library_kernel(&self) -> fn(&Graph) -> bool {
         match self {
             Backend::Cpu(_) => cpu::has_library_kernel,
-            Backend::Cuda(_) => |body| cuda::recipe::Recipe::of(body).is_some(),
+            Backend::Cuda(_) => |body| frit_select::cuda(body).is_some(),
         }
     }
 

@@ -1,4 +1,4 @@
-// A stand-in of NVRTC: CUDA C++ is compiled for this processor, with the emulation that the tests of recipes use.
+// A stand-in of NVRTC: CUDA C++ is compiled for this processor, with the emulation that the tests of launches use.
 //
 //   FRIT_DEVICE_FOLDER  the folder with the emulation's `cuda.h`, its scheduler `fibers.o`, and `ptx.cuh`, the
 //                       part of every source that the emulation replaces

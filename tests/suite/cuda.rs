@@ -2,12 +2,11 @@
 //! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::{Action, Entry, Plan, Stream, Team};
+use frit_ir::plan::{Action, CandidateName, Entry, Launch, Plan, Stream, Team};
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
 use frit_runtime::device::Device;
 use frit_runtime::device::cuda::driver::{EventHandle, StreamHandle};
-use frit_runtime::device::cuda::recipe::{Launch, Recipe};
 use frit_runtime::device::cuda::recording::{Call, Recording};
 use frit_runtime::device::cuda::{Cuda, Ranks, doctor, extra_bytes};
 use frit_runtime::plan_dir::PlanDir;
@@ -57,7 +56,10 @@ fn work(call: &Call) -> Option<StreamHandle> {
 fn n_launches(launches: &[Launch]) -> usize {
     let calls = |launch: &Launch| match launch {
         Launch::Copy { bytes: 0, .. } | Launch::Zero { bytes: 0, .. } => 0,
-        Launch::Offer(offer) => n_launches(&offer.otherwise),
+        Launch::Choice(candidates) => {
+            let without_cudnn = candidates.iter().find(|c| c.name != CandidateName::Cudnn);
+            n_launches(&without_cudnn.expect("a fallback").launches)
+        }
         _ => 1,
     };
     launches.iter().map(calls).sum()
@@ -71,8 +73,8 @@ fn n_calls(plan: &Plan, action: &Action) -> usize {
             match &kernel.entry {
                 Some(Entry::Cuda { launches, .. }) => launches.len(),
                 _ => {
-                    let recipe = Recipe::of(&kernel.body).expect("a recipe");
-                    n_launches(&recipe.launches)
+                    let selected = frit_select::cuda(&kernel.body).expect("launches");
+                    n_launches(&selected.launches)
                 }
             }
         }

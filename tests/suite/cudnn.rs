@@ -6,8 +6,7 @@ mod operations;
 
 use crate::cuda::{open, step};
 use crate::support::{Planned, file, plan, plan_at};
-use frit_ir::plan::KernelKind;
-use frit_runtime::device::cuda::recipe::{Launch, Offer, Recipe};
+use frit_ir::plan::{KernelKind, Launch, Launches, Operation};
 use frit_runtime::device::cuda::recording::{Call, Recording};
 use frit_runtime::plan_dir::PlanDir;
 
@@ -39,11 +38,13 @@ fn planned_of_text() -> (Planned, PlanDir) {
     loaded(plan_at(&path, 2, &settings))
 }
 
-/// What a recipe offers to cuDNN.
-fn offers(recipe: &Recipe) -> Vec<&Offer> {
-    let launches = recipe.every_launch().into_iter();
+/// What cuDNN may compute of a kernel.
+fn operations_of(selected: &Launches) -> Vec<&Operation> {
+    let launches = selected.every_launch().into_iter();
     launches
-        .filter_map(|l| if let Launch::Offer(offer) = l { Some(&**offer) } else { None })
+        .filter_map(
+            |l| if let Launch::Operation(launch) = l { Some(&launch.operation) } else { None },
+        )
         .collect()
 }
 
@@ -77,7 +78,7 @@ fn the_fastest_engine_computes_every_operation() {
         let frit_ir::plan::Action::Kernel { kernel, .. } = &task.action else { continue };
         let kernel = &dir.plan.kernels[*kernel];
         if kernel.kind == KernelKind::Library {
-            expected += offers(&Recipe::of(&kernel.body).expect("a recipe")).len();
+            expected += operations_of(&frit_select::cuda(&kernel.body).expect("launches")).len();
         }
     }
     let (names, _) = executed(&dir, with_engines(3));

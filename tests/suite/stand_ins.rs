@@ -22,10 +22,10 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("libnvrtc.so.12", &["nvrtc.cpp"]),
     ("libnccl.so.2", &["nccl.cpp"]),
 ];
-/// The emulation of CUDA C++ that tests of recipes use, and what of the sources it replaces.
+/// The emulation of CUDA C++ that tests of launches use, and what of the sources it replaces.
 const EMULATION: &[&str] = &[
-    "runtime/tests/recipe/host/cuda.h",
-    "runtime/tests/recipe/host/fibers.cpp",
+    "kernels/select/tests/cuda/host/cuda.h",
+    "kernels/select/tests/cuda/host/fibers.cpp",
     "kernels/library/cuda/ptx.cuh",
 ];
 

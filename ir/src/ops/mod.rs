@@ -18,7 +18,7 @@ pub mod leaf;
 pub mod loss;
 pub mod matmul;
 pub mod norm;
-mod number;
+pub(crate) mod number;
 pub mod optimizer;
 pub mod order;
 pub mod pool;

@@ -43,12 +43,12 @@ impl Scalar {
 }
 
 /// Writes a float; for `#[serde(with)]`.
-pub(super) fn serialize<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
     Scalar::of(*x, true, 0).serialize(s)
 }
 
 /// Reads a float; for `#[serde(with)]`.
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     let scalar = Scalar::deserialize(d)?;
     scalar.float().ok_or_else(|| serde::de::Error::custom("expected a number"))
 }

@@ -17,7 +17,9 @@ mod evaluation;
 mod file;
 mod held;
 mod index_range;
+mod launch;
 mod live;
+mod operation;
 mod provenance;
 mod stream;
 mod summary;
@@ -30,7 +32,12 @@ pub use evaluation::{EVAL, EvalSpec, LossSpec, MetricSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, seal, sha256_hex};
 pub use held::Held;
 pub use index_range::{IndexKind, IndexRange};
+pub use launch::{
+    Argument, Candidate, CandidateName, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch,
+    Pointer, SourceKernel,
+};
 pub use live::{Live, Purpose};
+pub use operation::{Direction, Operation, OperationKind, PoolFunction, Strided};
 pub use provenance::{Addresses, provenance};
 pub use stream::Stream;
 pub use summary::{Collectives, Summary, Team};

@@ -1,6 +1,5 @@
 //! Where tasks run.
 
-mod batches;
 pub mod cpu;
 pub mod cuda;
 

@@ -3,8 +3,8 @@
 use super::operations::{attentions, awkward_convolutions, norms, operations_of_models, pools};
 use crate::support::file;
 use frit_ir::DType;
+use frit_ir::plan::{Operation, OperationKind, Strided};
 use frit_runtime::device::cuda::cudnn::Cudnn;
-use frit_runtime::device::cuda::recipe::{Operation, OperationKind, Strided};
 use frit_tests::requirements::Requirement;
 use std::path::Path;
 use std::process::Command;

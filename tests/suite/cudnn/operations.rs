@@ -1,12 +1,11 @@
 //! Operations that plans ask cuDNN for: of the given models, and those that few models have.
 
-use super::offers;
+use super::operations_of;
 use crate::support::{compile_at, file};
 use frit_ir::ops::{Attention, AttentionGrad, BatchNorm, BatchNormGrad, Conv, ConvGradInput};
 use frit_ir::ops::{ConvGradWeight, Input, MaxPool, SumPool, SumPoolGrad, Window};
-use frit_ir::plan::KernelKind;
+use frit_ir::plan::{KernelKind, Operation};
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, TensorType};
-use frit_runtime::device::cuda::recipe::{Operation, Recipe};
 use std::collections::BTreeMap;
 
 /// The operations that the given models ask for, by their key.
@@ -26,9 +25,9 @@ pub(super) fn operations_of_models() -> BTreeMap<String, Operation> {
         let compiled = compile_at(&file(&format!("tests/models/{model}/model.onnx")), 4, &settings);
         let library = compiled.plan.kernels.iter().filter(|k| k.kind == KernelKind::Library);
         for kernel in library {
-            let recipe = Recipe::of(&kernel.body).expect("a recipe");
-            for offer in offers(&recipe) {
-                all.insert(offer.operation.to_string(), offer.operation.clone());
+            let selected = frit_select::cuda(&kernel.body).expect("launches");
+            for operation in operations_of(&selected) {
+                all.insert(operation.to_string(), operation.clone());
             }
         }
     }
@@ -181,7 +180,7 @@ pub(super) fn norms() -> BTreeMap<String, Operation> {
     all
 }
 
-/// Adds what the recipe of an operation offers.
+/// Adds what cuDNN may compute of an operation.
 fn offered(all: &mut BTreeMap<String, Operation>, op: Op, operands: &[&TensorType]) {
     let mut body = Graph::new("kernel");
     let mut add = |op: Op, inputs: &[_]| {
@@ -196,8 +195,8 @@ fn offered(all: &mut BTreeMap<String, Operation>, op: Op, operands: &[&TensorTyp
     for (i, result) in results.into_iter().enumerate() {
         body.add_output(&i.to_string(), result, OutputKind::Result);
     }
-    let recipe = Recipe::of(&body).expect("a recipe");
-    for offer in offers(&recipe) {
-        all.insert(offer.operation.to_string(), offer.operation.clone());
+    let selected = frit_select::cuda(&body).expect("launches");
+    for operation in operations_of(&selected) {
+        all.insert(operation.to_string(), operation.clone());
     }
 }

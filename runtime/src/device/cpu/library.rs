@@ -4,7 +4,6 @@ use super::adafactor;
 use super::attention::AttentionRoutine;
 use super::operand::{Operand, elem};
 use super::{index, order, reduce, window};
-use crate::device::batches::{Batches, batches};
 use frit_ir::ops::{MatMul, Pad, RandomFn};
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::batch_norm::BatchNorm;
@@ -22,6 +21,8 @@ use frit_kernels::quantize::{Format, quantize};
 use frit_kernels::random::{Random, RandomMask};
 use frit_kernels::reduce_axes::ReduceAxes;
 use frit_kernels::{convert::convert, reduce::sum_squares};
+use frit_select::batches::{Batches, batches};
+use frit_select::places;
 
 /// A library kernel with its parameters.
 pub(super) enum Routine {
@@ -144,7 +145,7 @@ impl Routine {
                 Some(Routine::Convert { len: ins[0].shape.numel() })
             }
             Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => {
-                index::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
+                places::gather(&node.op, ins[0], ins[1]).map(Routine::Gather)
             }
             Op::Pad(op) => Some(pad(op, ins[0], outs[0])),
             Op::Random(op) => Some(Routine::Random(Random {

@@ -5,7 +5,7 @@ mod adafactor;
 mod arena;
 mod attention;
 mod call;
-pub(in crate::device) mod index;
+mod index;
 mod library;
 mod operand;
 mod order;

@@ -97,7 +97,7 @@ mod tests {
     fn code_is_kept_by_what_it_was_made_from() {
         let folder = tempfile::tempdir().unwrap();
         let cubins = Cubins { folder: folder.path().join("deep").join("cubins") };
-        let (one, two) = ([("T", "float".to_string())], [("T", "double".to_string())]);
+        let [one, two] = ["float", "double"].map(|t| [("T".to_string(), t.to_string())]);
         let source = |text, defines| Source { file: "fill", text, defines };
         let sources = [source("a", &one), source("a", &two), source("b", &one)];
         let driver = Recording::new((9, 0));

@@ -7,9 +7,9 @@
 use super::cudnn::Engine;
 use super::error::CudaError;
 use super::gemm::Product;
-use super::recipe::Operation;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
+use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
 
 /// An address in device memory.
@@ -103,7 +103,7 @@ pub struct Source<'a> {
     /// What to compile.
     pub text: &'a str,
     /// Macros and their values.
-    pub defines: &'a [(&'static str, String)],
+    pub defines: &'a [(String, String)],
 }
 
 /// Addresses of a matrix product's operands.

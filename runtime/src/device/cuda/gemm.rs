@@ -1,9 +1,9 @@
 //! Matrix products without their addresses: what an algorithm is chosen for.
 
 use super::driver::{Address, ProductAddresses};
-use super::recipe::{Epilogue, Gemm, Matrix};
 use frit_ir::DType;
 use frit_ir::plan::ALIGNMENT;
+use frit_ir::plan::{Epilogue, Gemm, Matrix};
 use std::fmt;
 
 /// `d = epilogue(a · b)` of row-major matrices, batched; see [`Gemm`].
@@ -116,7 +116,7 @@ fn alignment(at: Address) -> usize {
 }
 
 impl Product {
-    /// The product of a recipe at these addresses. What the epilogue reads and writes counts as the result: the
+    /// The product of a launch at these addresses. What the epilogue reads and writes counts as the result: the
     /// library is told of the alignment of nothing else there.
     pub(super) fn of(g: &Gemm, at: &ProductAddresses) -> Product {
         let mut d = Operand::of(&g.d, at.d);
@@ -161,8 +161,8 @@ impl fmt::Display for Product {
 
 #[cfg(test)]
 mod tests {
-    use super::super::recipe::Pointer;
     use super::*;
+    use frit_ir::plan::Pointer;
 
     #[test]
     fn a_result_is_as_aligned_as_what_lies_beside_it() {

@@ -14,7 +14,7 @@ pub(super) const PRODUCT_WORKSPACE: usize = 32 << 20;
 /// Memory for exchanges outside of the plan's collectives, in bytes, and the least of it for each rank.
 const EXCHANGE: usize = 8 << 20;
 const EXCHANGE_OF_RANK: usize = 4 << 10;
-/// `i64` of one task's [`super::recipe::Pointer::Fault`].
+/// `i64` of one task's [`frit_ir::plan::Pointer::Fault`].
 pub(super) const FAULT_WORDS: usize = 3;
 
 /// What a plan's kernels need, by stream.

@@ -23,7 +23,6 @@ mod open;
 mod operands;
 mod program;
 mod real;
-pub mod recipe;
 pub mod recording;
 mod reports;
 #[cfg(test)]

@@ -3,15 +3,15 @@
 use super::cubins::Cubins;
 use super::driver::{Driver, FunctionHandle, ModuleHandle, Source};
 use super::error::CudaError;
-use super::recipe::SourceKernel;
 use super::survey::Survey;
 use crate::RunError;
+use frit_ir::plan::SourceKernel;
 use frit_kernels::cuda::source;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// CUDA C++ by its file and what is defined for it.
-type Unit = (&'static str, Vec<(&'static str, String)>);
+type Unit = (String, Vec<(String, String)>);
 
 /// Every module that a plan's kernels need.
 pub(super) struct Modules {
@@ -37,7 +37,7 @@ impl Modules {
         let generated = ptx.map(|(file, text)| driver.load(file, text.as_bytes())).transpose()?;
         let mut units: Vec<Unit> = Vec::new();
         for kernel in survey.sources() {
-            let unit = (kernel.file, kernel.defines.clone());
+            let unit = (kernel.file.clone(), kernel.defines.clone());
             if !units.contains(&unit) {
                 units.push(unit);
             }
@@ -45,7 +45,7 @@ impl Modules {
         let mut texts = Vec::with_capacity(units.len());
         for (file, defines) in &units {
             let text = source(file).ok_or_else(|| CudaError::Compile {
-                file: (*file).into(),
+                file: file.clone(),
                 compiler: "Frit".into(),
                 reason: "no such source".into(),
             })?;
@@ -86,8 +86,8 @@ impl Modules {
         driver: &impl Driver,
         kernel: &SourceKernel,
     ) -> Result<FunctionHandle, CudaError> {
-        let module = self.sources[&(kernel.file, kernel.defines.clone())];
-        self.function(driver, module, kernel.entry, kernel.shared_bytes)
+        let module = self.sources[&(kernel.file.clone(), kernel.defines.clone())];
+        self.function(driver, module, &kernel.entry, kernel.shared_bytes)
     }
 
     /// Blocks of so many threads of a kernel of the plan that the device runs at once, asked for once.

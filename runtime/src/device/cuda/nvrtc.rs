@@ -201,7 +201,7 @@ mod tests {
             Err(e) => return eprintln!("SKIPPED: {e}"),
         };
         let text = "extern \"C\" __global__ void fill(float *x) { x[threadIdx.x] = VALUE; }";
-        let values = [1, 2, 3].map(|i| [("VALUE", format!("{i}.0f"))]);
+        let values = [1, 2, 3].map(|i| [("VALUE".to_string(), format!("{i}.0f"))]);
         let sources: Vec<Source<'_>> =
             values.iter().map(|defines| Source { file: "fill", text, defines }).collect();
         let codes = nvrtc.compile_all(&sources, (9, 0)).unwrap();

@@ -2,8 +2,7 @@
 
 use super::driver::Address;
 use super::memory::{FAULT_WORDS, Memory, PRODUCT_WORKSPACE, index, report_bytes};
-use super::recipe::{Launch, Pointer, Recipe};
-use frit_ir::plan::{ALIGNMENT, Place, Plan, Stream};
+use frit_ir::plan::{ALIGNMENT, Launch, Launches, Place, Plan, Pointer, Stream};
 
 /// Addresses of one task.
 pub(super) struct Operands {
@@ -38,7 +37,7 @@ impl Operands {
     /// `engines` if there are any; and where that ends.
     pub(super) fn apart(
         plan: &Plan,
-        recipe: &Recipe,
+        selected: &Launches,
         (reads, writes): (&[Place], &[Place]),
         engines: bool,
         base: Address,
@@ -55,15 +54,15 @@ impl Operands {
         };
         let (reads, writes) = (all(reads), all(writes));
         let of_launch = |launch: &Launch| match launch {
-            Launch::Gemm(_) | Launch::Fused(..) => PRODUCT_WORKSPACE,
-            Launch::Offer(offer) if engines => offer.operation.workspace_bytes(),
+            Launch::Gemm(_) => PRODUCT_WORKSPACE,
+            Launch::Operation(launch) if engines => launch.operation.workspace_bytes(),
             _ => 0,
         };
-        let bytes = recipe.every_launch().into_iter().map(of_launch).max().unwrap_or(0);
+        let bytes = selected.every_launch().into_iter().map(of_launch).max().unwrap_or(0);
         let operands = Operands {
             reads,
             writes,
-            scratch: place(0, recipe.scratch_bytes),
+            scratch: place(0, selected.scratch_bytes),
             workspace: (place(0, bytes), bytes),
             fault: place(0, FAULT_WORDS * 8),
         };

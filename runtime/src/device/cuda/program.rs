@@ -9,10 +9,12 @@ use super::gemm::Product;
 use super::memory::{Memory, PRODUCT_WORKSPACE};
 use super::modules::Modules;
 use super::operands::Operands;
-use super::recipe::{Argument, Epilogue, Gemm, Launch, Offer, Operation, Pointer, SourceKernel};
 use super::survey::{Code, Survey};
 use crate::RunError;
-use frit_ir::plan::{Action, Place, Plan, Team};
+use frit_ir::plan::{
+    Action, Argument, Candidate, Epilogue, Gemm, Launch, Operation, OperationLaunch, Place, Plan,
+    Pointer, SourceKernel, Team,
+};
 use std::collections::HashMap;
 
 /// Blocks of a grid-stride loop for each that the device runs at once. A collective's blocks, and those of what
@@ -105,11 +107,12 @@ impl Program {
         for task in &plan.tasks {
             commands.push(match &task.action {
                 Action::Kernel { kernel, reads, writes } => match &survey.code[*kernel] {
-                    Code::Recipe(recipe) if recipe.leaves_a_choice() => {
+                    Code::Launches(selected) if selected.leaves_a_choice() => {
                         let (places, engines) = ((&reads[..], &writes[..]), driver.has_engines());
-                        let (operands, end) = Operands::apart(plan, recipe, places, engines, base);
+                        let (operands, end) =
+                            Operands::apart(plan, selected, places, engines, base);
                         last = last.max(end);
-                        binder.launches(&recipe.launches, &operands)?
+                        binder.launches(&selected.launches, &operands)?
                     }
                     _ => vec![],
                 },
@@ -249,8 +252,8 @@ impl<'a, D: Driver> Binder<'a, D> {
                     commands.push(Command::Launch { function, shape, arguments });
                 }
             }
-            Code::Recipe(recipe) => {
-                commands = self.launches(&recipe.launches, operands)?;
+            Code::Launches(selected) => {
+                commands = self.launches(&selected.launches, operands)?;
             }
         }
         commands.retain(Command::does_something);
@@ -288,26 +291,41 @@ impl<'a, D: Driver> Binder<'a, D> {
                 }
                 Command::Multiply { product: self.product(gemm, at), at }
             }
-            Launch::Fused(gemm, otherwise) => {
-                let at = addresses(gemm, operands);
-                let product = self.product(gemm, at);
-                Command::Fused { product, at, otherwise: self.launches(otherwise, operands)? }
-            }
-            Launch::Offer(offer) => self.offer(offer, operands)?,
+            Launch::Operation(_) => return Err(refused("an operation of cuDNN has no fallback")),
+            Launch::Choice(candidates) => self.choice(candidates, operands)?,
         })
     }
 
-    fn offer(&mut self, offer: &Offer, operands: &Operands) -> Result<Command, RunError> {
-        let at: Vec<Address> = offer.at.iter().map(|p| operands.pointer(*p)).collect();
-        let workspace = operands.workspace.0;
-        let operation = offer.operation.at(&at);
-        let next = self.operations.len();
-        let index = *self.by_operation.entry(operation.clone()).or_insert(next);
-        let mut with = self.launches(&offer.before, operands)?;
-        with.push(Command::Execute { operation: index, at, workspace });
-        with.extend(self.launches(&offer.after, operands)?);
-        let otherwise = self.launches(&offer.otherwise, operands)?;
-        if index == next {
+    fn choice(
+        &mut self,
+        candidates: &[Candidate],
+        operands: &Operands,
+    ) -> Result<Command, RunError> {
+        let [candidate, fallback] = candidates else {
+            return Err(refused("a choice is not between a candidate and a fallback"));
+        };
+        let otherwise = self.launches(&fallback.launches, operands)?;
+        if let [Launch::Gemm(gemm)] = &candidate.launches[..] {
+            let at = addresses(gemm, operands);
+            return Ok(Command::Fused { product: self.product(gemm, at), at, otherwise });
+        }
+        let (mut with, mut found) = (Vec::new(), None);
+        for launch in &candidate.launches {
+            let Launch::Operation(OperationLaunch { operation, at }) = launch else {
+                with.extend(self.launches(std::slice::from_ref(launch), operands)?);
+                continue;
+            };
+            let at: Vec<Address> = at.iter().map(|p| operands.pointer(*p)).collect();
+            let workspace = operands.workspace.0;
+            let operation = operation.at(&at);
+            let next = self.operations.len();
+            let index = *self.by_operation.entry(operation.clone()).or_insert(next);
+            found = Some((index, operation));
+            with.push(Command::Execute { operation: index, at, workspace });
+        }
+        let (index, operation) =
+            found.ok_or_else(|| refused("a candidate is neither a GEMM nor an operation"))?;
+        if index == self.operations.len() {
             let (with, otherwise) = (with.clone(), otherwise.clone());
             self.operations.push(Offered { operation, with, otherwise });
         }
@@ -363,6 +381,11 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
         matrix: at(matrix),
         workspace: (workspace, bytes.min(PRODUCT_WORKSPACE)),
     }
+}
+
+/// That the plan is not as a compiler writes it.
+fn refused(reason: &str) -> RunError {
+    RunError::Plan { path: "plan.json".into(), reason: reason.into() }
 }
 
 /// A product of which an extent is zero: nothing, or zeros.

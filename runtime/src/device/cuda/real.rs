@@ -8,11 +8,11 @@ use super::gemm::Product;
 use super::machine::Machine;
 use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
-use super::recipe::Operation;
 use cudarc::driver::sys::{
     CUcontext, CUevent, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option,
     CUmodule, CUstream, CUstreamCaptureMode,
 };
+use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
 use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};

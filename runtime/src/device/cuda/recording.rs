@@ -5,7 +5,7 @@ use super::cudnn::Engine;
 use super::driver::*;
 use super::error::CudaError;
 use super::gemm::Product;
-use super::recipe::Operation;
+use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,14 +1,16 @@
 //! How every kernel of a plan is executed, and what that needs: known before there is memory, or a device.
 
 use super::memory::{Needs, STREAMS, index};
-use super::recipe::{Argument, Launch, Pointer, Recipe, SourceKernel};
 use crate::RunError;
-use frit_ir::plan::{Action, CudaLaunch, Entry, Kernel, KernelKind, Plan};
+use frit_ir::plan::{
+    Action, Argument, CudaLaunch, Entry, Kernel, KernelKind, Launch, Launches, Plan, Pointer,
+    SourceKernel,
+};
 
 /// How a kernel of the plan is executed.
 pub(super) enum Code<'a> {
     Generated { launches: &'a [CudaLaunch], scratch_bytes: usize },
-    Recipe(Recipe),
+    Launches(Launches),
 }
 
 /// What is known of a plan's kernels before there is memory.
@@ -37,12 +39,12 @@ impl<'a> Survey<'a> {
                 Code::Generated { scratch_bytes, .. } => {
                     need.scratch_bytes = need.scratch_bytes.max(*scratch_bytes);
                 }
-                Code::Recipe(recipe) => {
-                    need.scratch_bytes = need.scratch_bytes.max(recipe.scratch_bytes);
-                    let launches = recipe.every_launch();
-                    let is_product = |l: &&Launch| matches!(l, Launch::Gemm(_) | Launch::Fused(..));
+                Code::Launches(selected) => {
+                    need.scratch_bytes = need.scratch_bytes.max(selected.scratch_bytes);
+                    let launches = selected.every_launch();
+                    let is_product = |l: &&Launch| matches!(l, Launch::Gemm(_));
                     need.products |= launches.iter().any(is_product);
-                    need.operations |= launches.iter().any(|l| matches!(l, Launch::Offer(_)));
+                    need.operations |= launches.iter().any(|l| matches!(l, Launch::Operation(_)));
                     if launches.iter().any(|launch| reports_faults(launch)) {
                         faulting.push(i);
                     }
@@ -54,13 +56,13 @@ impl<'a> Survey<'a> {
 
     /// The kernels in CUDA C++, those of every choice among them.
     pub(super) fn sources(&self) -> Vec<&SourceKernel> {
-        let launches = self.recipes().flat_map(Recipe::every_launch);
+        let launches = self.selected().flat_map(Launches::every_launch);
         launches.filter_map(|l| if let Launch::Source(k) = l { Some(k) } else { None }).collect()
     }
 
-    fn recipes(&self) -> impl Iterator<Item = &Recipe> {
+    fn selected(&self) -> impl Iterator<Item = &Launches> {
         self.code.iter().filter_map(|code| match code {
-            Code::Recipe(recipe) => Some(recipe),
+            Code::Launches(selected) => Some(selected),
             Code::Generated { .. } => None,
         })
     }
@@ -76,7 +78,7 @@ impl Code<'_> {
             (KernelKind::Generated, _) => {
                 Err(refuse(format!("kernel `{}` has no code for a GPU", kernel.name)))
             }
-            _ => Recipe::of(&kernel.body).map(Code::Recipe).ok_or_else(|| {
+            _ => frit_select::cuda(&kernel.body).map(Code::Launches).ok_or_else(|| {
                 let why = "has no CUDA kernel; compile the plan with this version of Frit";
                 refuse(format!("kernel `{}` {why}", kernel.name))
             }),

@@ -3,7 +3,6 @@
 use super::cubins::Cubins;
 use super::driver::{Address, Arguments, Driver, FunctionHandle, Shape, Source, StreamHandle};
 use super::error::CudaError;
-use super::recipe::c_type;
 use crate::data::Element;
 use frit_ir::DType;
 use frit_kernels::cuda::source;
@@ -41,8 +40,9 @@ impl Widening {
             return Ok(());
         }
         let name = if from == Element::Bool { "b8" } else { from.name() };
-        let to_name = c_type(to).expect("invariant: no input is of an 8-bit float");
-        let defines = [("FROM", name.to_string()), ("TO", to_name.to_string())];
+        let to_name = if to == DType::Bool { "b8" } else { to.name() };
+        let defines =
+            [("FROM", name), ("TO", to_name)].map(|(k, v)| (k.to_string(), v.to_string()));
         let text = source(KERNEL).expect("invariant: there is such a source");
         let code = self.cubins.code(driver, &[Source { file: KERNEL, text, defines: &defines }])?;
         let module = driver.load(&format!("{KERNEL}.cu"), &code[0])?;

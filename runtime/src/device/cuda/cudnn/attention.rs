@@ -9,8 +9,8 @@
 use super::descriptor::{Api, Result};
 use super::nodes::{Function, Nodes};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::recipe::{Operation, OperationKind, Strided};
 use frit_ir::DType;
+use frit_ir::plan::{Operation, OperationKind, Strided};
 
 /// The first version without known errors of what is offered: earlier ones read beyond tensors in CUDA graphs.
 const VERSION: usize = 91501;

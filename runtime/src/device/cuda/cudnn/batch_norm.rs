@@ -2,8 +2,8 @@
 
 use super::descriptor::{self as names, Attribute, Descriptor, Kind, Result};
 use super::operations::Builder;
-use crate::device::cuda::recipe::Strided;
 use frit_ir::DType;
+use frit_ir::plan::Strided;
 
 /// `cudnnBackendNormMode_t`.
 const BATCH_NORM: i32 = 2;

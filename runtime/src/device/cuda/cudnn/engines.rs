@@ -4,8 +4,8 @@
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Raw, Result};
 use super::operations::Graph;
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::recipe::{Operation, OperationKind};
 use frit_ir::DType;
+use frit_ir::plan::{Operation, OperationKind};
 use serde::{Deserialize, Serialize};
 use std::ptr::null_mut;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Graphs of matrix products, pointwise functions and reductions, before they are described to cuDNN.
 
-use crate::device::cuda::recipe::Strided;
 use frit_ir::DType;
+use frit_ir::plan::Strided;
 
 /// A graph: tensors, and what computes them, in an order in which everything is computed before it is read.
 #[derive(Clone, Debug, Default, PartialEq)]

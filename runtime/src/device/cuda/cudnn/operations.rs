@@ -3,8 +3,8 @@
 use super::attention;
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Result};
 use crate::device::cuda::error::CudaError;
-use crate::device::cuda::recipe::{Direction, Operation, OperationKind, Strided};
 use frit_ir::DType;
+use frit_ir::plan::{Direction, Operation, OperationKind, Strided};
 use std::rc::Rc;
 
 /// `cudnnConvolutionMode_t`: the filters are not turned around.

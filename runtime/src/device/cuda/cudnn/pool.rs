@@ -2,8 +2,8 @@
 
 use super::descriptor::{self as names, Attribute, Descriptor, Kind, Result};
 use super::operations::{Builder, data_type, signed};
-use crate::device::cuda::recipe::{OperationKind, PoolFunction};
 use frit_ir::DType;
+use frit_ir::plan::{OperationKind, PoolFunction};
 
 /// `cudnnResampleMode_t`: averages count the border.
 const AVERAGE: i32 = 2;

@@ -1,0 +1,229 @@
+//! From a body to launches: one node after the other, what lies between them in scratch memory.
+
+use crate::adafactor;
+use crate::attention;
+use crate::batch_norm;
+use crate::conv;
+use crate::convert;
+use crate::embedding;
+use crate::index;
+use crate::layout;
+use crate::matmul;
+use crate::order;
+use crate::pool;
+use crate::quantize;
+use crate::random;
+use crate::reduce;
+use crate::source::SourceKernel;
+use crate::source::c_bytes;
+use frit_ir::plan::{Candidate, CandidateName, Launch, Launches, OperationLaunch, Pointer};
+use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
+use std::collections::HashMap;
+
+/// Alignment of what lies in scratch memory, in bytes.
+const ALIGNMENT: usize = 256;
+
+/// Launches in the making.
+pub(super) struct Assembler<'a> {
+    body: &'a Graph,
+    places: HashMap<ValueId, Pointer>,
+    selected: Launches,
+}
+
+impl<'a> Assembler<'a> {
+    pub(super) fn new(body: &'a Graph) -> Assembler<'a> {
+        let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
+        let places = inputs.enumerate().map(|(i, n)| (n.outputs[0], Pointer::Read(i, 0))).collect();
+        Assembler { body, places, selected: Launches::default() }
+    }
+
+    /// The launches of all nodes; `None` if one has none.
+    pub(super) fn assemble(mut self) -> Option<Launches> {
+        let body = self.body;
+        let mut strided = Assembler::new(body);
+        if attention::assemble_strided(&mut strided, body).is_some() {
+            return Some(strided.selected);
+        }
+        let mut fused = Assembler::new(body);
+        if matmul::epilogue::assemble(&mut fused, body).is_some() {
+            return Some(fused.selected);
+        }
+        let mut nodes: Vec<&Node> =
+            body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+        while let Some(&node) = nodes.first() {
+            let taken = matmul::assemble(&mut self, &nodes)?;
+            if taken == 0 {
+                self.node(node)?;
+            }
+            nodes.drain(..taken.max(1));
+        }
+        for (i, output) in body.outputs.iter().enumerate() {
+            // An operand that is a result, or one value that is two.
+            let (to, from) = (Pointer::Write(i, 0), self.read(output.value)?);
+            if to != from {
+                self.copy_bytes(to, from, self.ty(output.value).bytes());
+            }
+        }
+        Some(self.selected)
+    }
+
+    fn node(&mut self, node: &Node) -> Option<()> {
+        if node.outputs.iter().all(|v| self.ty(*v).shape.numel() == 0) {
+            for value in &node.outputs {
+                self.write(*value);
+            }
+            return Some(());
+        }
+        match &node.op {
+            Op::Cast(_) => convert::cast(self, node),
+            Op::Embedding(_) => embedding::rows(self, node),
+            Op::EmbeddingGrad(_) => embedding::gradient(self, node),
+            Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => index::gather(self, node),
+            Op::ScatterElements(_) | Op::ScatterNd(_) => index::scatter(self, node),
+            Op::TopK(_) | Op::ArgReduce(_) => order::assemble(self, node),
+            Op::Random(op) => random::numbers(self, node, op),
+            Op::RandomMask(op) => random::mask(self, node, op),
+            Op::Reduce(_) | Op::SumTo(_) => reduce::assemble(self, node),
+            Op::CumSum(op) => reduce::running(self, node, op),
+            Op::GradStats => reduce::grad_stats(self, node),
+            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
+                conv::assemble(self, node)
+            }
+            Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
+                pool::assemble(self, node)
+            }
+            Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::assemble(self, node),
+            Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
+            // Values take the place of 8-bit floats only where no product is made for them.
+            Op::Quantize(op) if self.is_alone() => quantize::values(self, node, op),
+            Op::Adafactor(op) => adafactor::assemble(self, node, op),
+            op if op.is_layout() => layout::assemble(self, node),
+            _ => None,
+        }
+    }
+
+    /// Whether the body is one operation.
+    fn is_alone(&self) -> bool {
+        self.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count() == 1
+    }
+
+    pub(super) fn ty(&self, value: ValueId) -> &'a TensorType {
+        self.body.ty(value)
+    }
+
+    /// Where a value is; a constant of equal elements is written into scratch memory first.
+    pub(super) fn read(&mut self, value: ValueId) -> Option<Pointer> {
+        if let Some(place) = self.places.get(&value) {
+            return Some(*place);
+        }
+        let element = self.splat(value)?;
+        let ty = self.ty(value);
+        let at = self.scratch(ty.bytes());
+        self.fill(at, ty, element)?;
+        self.places.insert(value, at);
+        Some(at)
+    }
+
+    /// The element that a constant consists of, if all are equal.
+    pub(super) fn splat(&self, value: ValueId) -> Option<f64> {
+        self.body.constant(value)?.as_splat()
+    }
+
+    /// Where a value is to be written: its result, or scratch memory if it is none.
+    pub(super) fn write(&mut self, value: ValueId) -> Pointer {
+        let output = self.body.outputs.iter().position(|o| o.value == value);
+        let at = match output {
+            Some(i) => Pointer::Write(i, 0),
+            None => self.scratch(self.ty(value).bytes()),
+        };
+        self.places.insert(value, at);
+        at
+    }
+
+    /// Whether other nodes or the task read the value, apart from `reader`.
+    pub(super) fn is_read_elsewhere(&self, value: ValueId, reader: &Node) -> bool {
+        let reads = |n: &Node| n.inputs.iter().filter(|v| **v == value).count();
+        let all: usize = self.body.nodes().map(|(_, n)| reads(n)).sum();
+        all > reads(reader) || self.body.outputs.iter().any(|o| o.value == value)
+    }
+
+    /// Scratch memory for the rest of the kernel.
+    pub(super) fn scratch(&mut self, bytes: usize) -> Pointer {
+        let at = self.selected.scratch_bytes;
+        self.selected.scratch_bytes += bytes.next_multiple_of(ALIGNMENT);
+        Pointer::Scratch(at)
+    }
+
+    pub(super) fn launch(&mut self, launch: Launch) {
+        self.selected.launches.push(launch);
+    }
+
+    /// The number of launches so far.
+    pub(super) fn launches(&self) -> usize {
+        self.selected.launches.len()
+    }
+
+    /// Takes the launches from this one on out.
+    pub(super) fn take_launches(&mut self, begin: usize) -> Vec<Launch> {
+        self.selected.launches.split_off(begin)
+    }
+
+    /// Makes the launches from `begin` on the fallback of a candidate that an operation of cuDNN computes, with what
+    /// runs before and after it.
+    pub(super) fn candidate_operation(
+        &mut self,
+        begin: usize,
+        before: Vec<Launch>,
+        operation: OperationLaunch,
+        after: Vec<Launch>,
+    ) {
+        let fallback = self.take_launches(begin);
+        let operation = Launch::Operation(operation);
+        let launches = before.into_iter().chain([operation]).chain(after).collect();
+        self.launch(choice(CandidateName::Cudnn, launches, fallback));
+    }
+
+    pub(super) fn run(&mut self, kernel: SourceKernel) {
+        self.launch(kernel.launch());
+    }
+
+    pub(super) fn copy_bytes(&mut self, to: Pointer, from: Pointer, bytes: usize) {
+        if bytes > 0 {
+            self.launch(Launch::Copy { from, to, bytes });
+        }
+    }
+
+    /// Writes one element everywhere.
+    pub(super) fn fill(&mut self, to: Pointer, ty: &TensorType, element: f64) -> Option<()> {
+        let bytes = Tensor::splat(TensorType::scalar(ty.dtype), element).to_bytes();
+        if ty.bytes() == 0 {
+            return Some(());
+        }
+        if bytes.iter().all(|b| *b == 0) {
+            self.launch(Launch::Zero { at: to, bytes: ty.bytes() });
+            return Some(());
+        }
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(&bytes);
+        let n = ty.shape.numel();
+        self.run(
+            SourceKernel::new("fill", "fill")
+                .define("T", c_bytes(bytes.len())?)
+                .threads(n.div_ceil(4))
+                .pointer(to)
+                .i64(i64::from_le_bytes(word) as usize)
+                .i64(n),
+        );
+        Some(())
+    }
+}
+
+/// A candidate that a library computes, and the fallback.
+pub(super) fn choice(
+    library: CandidateName,
+    launches: Vec<Launch>,
+    fallback: Vec<Launch>,
+) -> Launch {
+    let fallback = Candidate { name: CandidateName::Frit, launches: fallback };
+    Launch::Choice(vec![Candidate { name: library, launches }, fallback])
+}

@@ -1,0 +1,119 @@
+//! Batch normalization and its gradient.
+
+mod cudnn;
+
+use crate::assembler::Assembler;
+use crate::source::SourceKernel;
+use crate::source::c_type;
+use frit_ir::plan::{Argument, Pointer};
+use frit_ir::{DType, Node, Op, TensorType};
+
+/// Threads of a block, as in `batch_norm.cu`.
+const BLOCK: usize = 512;
+/// Packs of elements that a thread takes at least, where several blocks share a channel.
+const PACKS: usize = 4;
+/// With so many blocks the GPU is busy; more than `MOST_PARTS` never share a channel.
+const BUSY: usize = 1024;
+const MOST_PARTS: usize = 64;
+/// Two f64.
+const PART_BYTES: usize = 16;
+
+/// The batch normalization of images.
+pub(super) struct Norm<'a> {
+    pub(super) x: &'a TensorType,
+    /// The type of scale, bias and statistics.
+    pub(super) statistics: DType,
+    pub(super) eps: f64,
+}
+
+pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let (eps, x, vectors) = match &node.op {
+        Op::BatchNorm(op) => (op.eps, 0, &node.inputs[1..]),
+        Op::BatchNormGrad(op) => (op.eps, 1, &node.inputs[2..]),
+        _ => return None,
+    };
+    let norm = Norm { x: a.ty(node.inputs[x]), statistics: a.ty(vectors[0]).dtype, eps };
+    // Scale, bias, statistics and their gradients share one type.
+    let all = vectors.iter().chain(&node.outputs[1..]);
+    if all.into_iter().any(|v| a.ty(*v).dtype != norm.statistics) {
+        return None;
+    }
+    u32::try_from(norm.count()).ok()?;
+    let writes: Vec<_> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    let reads: Vec<_> = node.inputs.iter().map(|v| a.read(*v)).collect::<Option<_>>()?;
+    let begin = a.launches();
+    match &node.op {
+        Op::BatchNorm(_) => {
+            let entries = ["batch_norm_parts", "batch_norm"];
+            norm.launches(a, entries, &reads[..1], &reads, &writes)?;
+            norm.candidate(a, &reads, &writes, begin)
+        }
+        _ => {
+            let entries = ["batch_norm_grad_parts", "batch_norm_grad"];
+            let summed = [&reads[..2], &reads[3..]].concat();
+            norm.launches(a, entries, &summed, &reads, &writes)?;
+            norm.gradient_candidate(a, &reads, &writes, begin)
+        }
+    }
+}
+
+impl Norm<'_> {
+    pub(super) fn channels(&self) -> usize {
+        self.x.shape.dims()[1]
+    }
+
+    /// Elements of a channel in one image.
+    pub(super) fn size(&self) -> usize {
+        self.x.shape.dims()[2..].iter().product()
+    }
+
+    /// Elements of a channel.
+    fn count(&self) -> usize {
+        self.x.shape.dims()[0] * self.size()
+    }
+
+    /// Elements that are moved at once.
+    fn width(&self) -> usize {
+        let most = 16 / self.x.dtype.size();
+        (0..).map(|i| most >> i).find(|w| self.size().is_multiple_of(*w)).unwrap_or(1)
+    }
+
+    /// A kernel of `batch_norm.cu`.
+    pub(super) fn kernel(&self, entry: &'static str) -> Option<SourceKernel> {
+        let kernel = SourceKernel::new("batch_norm", entry)
+            .define("T", c_type(self.x.dtype)?)
+            .define("S", c_type(self.statistics)?)
+            .define("WIDTH", self.width());
+        Some(kernel)
+    }
+
+    /// Sums of the parts of each channel, if it has several, of what is `summed`; then the results.
+    fn launches(
+        &self,
+        a: &mut Assembler<'_>,
+        [of_parts, of_all]: [&'static str; 2],
+        summed: &[Pointer],
+        reads: &[Pointer],
+        writes: &[Pointer],
+    ) -> Option<()> {
+        let share = BLOCK * PACKS * self.width();
+        let parts = self.count().div_ceil(share).min(BUSY.div_ceil(self.channels()));
+        let parts = parts.clamp(1, MOST_PARTS);
+        let sums = a.scratch(if parts > 1 { self.channels() * parts * PART_BYTES } else { 0 });
+        let finish = |kernel: SourceKernel| {
+            let kernel = kernel.i64(self.x.shape.dims()[0]).i64(self.channels()).i64(self.size());
+            let mut kernel = kernel.blocks(self.channels());
+            kernel.arguments.push(Argument::F64(self.eps));
+            kernel.grid[1] = parts as u32;
+            kernel.block = BLOCK as u32;
+            kernel
+        };
+        if parts > 1 {
+            let kernel = self.kernel(of_parts)?.pointer(sums);
+            a.run(finish(kernel.pointers(summed.iter().copied())));
+        }
+        let kernel = self.kernel(of_all)?.pointers(writes.iter().chain(reads).copied());
+        a.run(finish(kernel.pointer(sums)));
+        Some(())
+    }
+}

@@ -1,0 +1,98 @@
+//! Convolution and its gradients as operations of cuDNN, beside Frit's own launches.
+
+use crate::assembler::Assembler;
+use crate::conv::Conv;
+use frit_ir::plan::{Direction, Operation, OperationKind, OperationLaunch, Pointer, Strided};
+use frit_ir::{DType, Op};
+
+impl Conv<'_> {
+    /// Adds the candidate of cuDNN to what the launches from `begin` on compute, if it may know the types. Places are of both
+    /// operands and of the result.
+    pub(super) fn candidate(
+        &self,
+        a: &mut Assembler<'_>,
+        op: &Op,
+        [first, second]: [Pointer; 2],
+        to: Pointer,
+        begin: usize,
+    ) -> Option<()> {
+        let (direction, at) = match op {
+            Op::Conv(_) => (Direction::Forward, [first, second, to]),
+            Op::ConvGradInput(_) => (Direction::GradInput, [to, second, first]),
+            _ => (Direction::GradWeight, [second, to, first]),
+        };
+        let low = matches!(self.element, DType::F16 | DType::BF16);
+        // Engines that write sums of 2-byte elements as f32 take channels last, and 16 bytes of them at once.
+        let widens = low && self.out == DType::F32;
+        let whole = |n: usize| (n / self.groups).is_multiple_of(8);
+        let known = match self.out == self.element {
+            true => low || matches!(self.element, DType::F32 | DType::F64),
+            false => widens && whole(self.channels) && whole(self.filters),
+        };
+        if !known {
+            return Some(());
+        }
+        let operation = self.operation(direction, widens);
+        let result = operation.results()[0];
+        let (mut places, mut after) = (at, Vec::new());
+        let first_before = a.launches();
+        if widens {
+            for (i, tensor) in operation.tensors.iter().enumerate() {
+                let dense = Strided::dense(tensor.dtype, &tensor.sizes);
+                if tensor.lies_as(&dense) {
+                    continue;
+                }
+                places[i] = a.scratch(tensor.bytes());
+                let (strides, size) = (tensor.strides.clone(), tensor.dtype.size());
+                let begin = a.launches();
+                if i == result {
+                    let ends = (at[i], places[i]);
+                    a.copy(ends, &tensor.sizes, [dense.strides, strides], size)?;
+                    after = a.take_launches(begin);
+                } else {
+                    let ends = (places[i], at[i]);
+                    a.copy(ends, &tensor.sizes, [strides, dense.strides], size)?;
+                }
+            }
+        }
+        let before = a.take_launches(first_before);
+        let at = places.to_vec();
+        a.candidate_operation(begin, before, OperationLaunch { operation, at }, after);
+        Some(())
+    }
+
+    /// The operation on dense tensors, or on tensors with channels last. A line of positions is a plane of one
+    /// row: the library knows planes and volumes.
+    fn operation(&self, direction: Direction, channels_last: bool) -> Operation {
+        let line = self.size.len() == 1;
+        let axes = |unit: usize, list: &[usize]| match line {
+            true => vec![unit, list[0]],
+            false => list.to_vec(),
+        };
+        let window = self.window;
+        let positions = window.positions(self.size, self.taps).unwrap_or_default();
+        let tensor = |dtype, outer: [usize; 2], inner: &[usize]| {
+            let sizes = [&outer[..], &axes(1, inner)[..]].concat();
+            match channels_last {
+                true => Strided::channels_last(dtype, &sizes),
+                false => Strided::dense(dtype, &sizes),
+            }
+        };
+        let dtype = |result| if direction == result { self.out } else { self.element };
+        let image = tensor(dtype(Direction::GradInput), [self.images, self.channels], self.size);
+        let filters = [self.filters, self.channels / self.groups];
+        let filters = tensor(dtype(Direction::GradWeight), filters, self.taps);
+        let response = [self.images, self.filters];
+        let response = tensor(dtype(Direction::Forward), response, &positions);
+        Operation {
+            kind: OperationKind::Conv {
+                direction,
+                strides: axes(1, &window.strides),
+                dilations: axes(1, &window.dilations),
+                low: axes(0, &window.low),
+                high: axes(0, &window.high),
+            },
+            tensors: vec![image, filters, response],
+        }
+    }
+}

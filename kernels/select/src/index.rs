@@ -1,0 +1,101 @@
+//! Reads and writes at indexed places.
+
+use crate::assembler::Assembler;
+use crate::places;
+use crate::sort;
+use crate::source::SourceKernel;
+use crate::source::{c_bytes, c_type};
+use frit_ir::ops::ScatterFn;
+use frit_ir::plan::Pointer;
+use frit_ir::{DType, Node, ValueId};
+use frit_kernels::index::Indexed;
+
+impl SourceKernel {
+    /// The grid of places: of their tuples of indices, of their bases, and the axes of a tuple.
+    fn places(self, indexed: &Indexed) -> Option<Self> {
+        let along = |strides: &[usize]| {
+            let strides = strides.iter().map(|s| *s as isize);
+            indexed.dims.iter().copied().zip(strides).collect::<Vec<_>>()
+        };
+        let axes: Vec<_> = indexed.axes.iter().map(|a| (a.size, a.stride as isize)).collect();
+        self.axes(&along(&indexed.index_strides))?.axes(&along(&indexed.base_strides))?.axes(&axes)
+    }
+}
+
+pub(super) fn gather(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let (data, ids) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
+    let out = a.ty(node.outputs[0]);
+    let indexed = places::gather(&node.op, data, ids)?;
+    let (from, at) = (a.read(node.inputs[0])?, a.read(node.inputs[1])?);
+    let to = a.write(node.outputs[0]);
+    if out.shape.numel() == 0 {
+        return Some(());
+    }
+    let size = out.dtype.size();
+    let widest = [16, 8, 4, 2, 1].into_iter().find(|n| indexed.block.is_multiple_of(*n));
+    let unit = widest?.max(size);
+    let kernel = SourceKernel::new("gather", "gather")
+        .define("T", c_bytes(unit)?)
+        .define("E", c_bytes(size)?)
+        .define("INDEX", c_type(ids.dtype)?)
+        .threads(out.bytes() / unit)
+        .pointer(to)
+        .pointer(from)
+        .pointer(at)
+        .places(&indexed)?
+        .i64(indexed.blocks())
+        .i64(indexed.block / unit)
+        .pointer(Pointer::Fault);
+    a.run(kernel);
+    Some(())
+}
+
+pub(super) fn scatter(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let (data, ids) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
+    let (f, indexed) = places::scattered(&node.op, data, ids)?;
+    let to = begin(a, node.inputs[0], node.outputs[0])?;
+    let (at, updates) = (a.read(node.inputs[1])?, a.read(node.inputs[2])?);
+    let (count, size) = (indexed.blocks(), data.dtype.size());
+    if count == 0 || indexed.block == 0 || data.bytes() == 0 {
+        return Some(());
+    }
+    let blocks = data.bytes() / indexed.block;
+    let f = match f {
+        ScatterFn::Replace => "REPLACE",
+        ScatterFn::Add => "ADD",
+        ScatterFn::Mul => "MUL",
+        ScatterFn::Max => "MAX",
+        ScatterFn::Min => "MIN",
+    };
+    let kernel = |entry| -> Option<SourceKernel> {
+        let kernel = SourceKernel::new("scatter", entry)
+            .define("T", c_type(data.dtype)?)
+            .define("INDEX", c_type(ids.dtype)?)
+            .define("F", f);
+        Some(kernel)
+    };
+    let keys = a.scratch(count * DType::I32.size());
+    let find = kernel("scatter_keys")?.threads(count).pointer(keys).pointer(at).places(&indexed)?;
+    a.run(find.i64(count).i64(blocks).pointer(Pointer::Fault));
+    // Places outside of the data have the block behind its last.
+    let sorted = sort::sort(a, keys, count, blocks)?;
+    let block = indexed.block / size;
+    let apply = kernel("scatter_apply")?.threads(count * block).pointer(to).pointer(updates);
+    let apply = apply.pointer(sorted.keys).pointer(sorted.places);
+    a.run(apply.i64(count).i64(blocks).i64(block));
+    Some(())
+}
+
+/// The result with the data in it.
+fn begin(a: &mut Assembler<'_>, data: ValueId, result: ValueId) -> Option<Pointer> {
+    let ty = a.ty(data);
+    let to = a.write(result);
+    match a.splat(data) {
+        Some(element) => a.fill(to, ty, element)?,
+        None => {
+            let from = a.read(data)?;
+            a.copy_bytes(to, from, ty.bytes());
+        }
+    }
+    Some(to)
+}

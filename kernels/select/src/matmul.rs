@@ -1,0 +1,183 @@
+//! Matrix products, alone or with the bias and the cast that fusion joins to them.
+
+pub(super) mod epilogue;
+
+use crate::assembler::{Assembler, choice};
+use crate::batches::{Batches, batches};
+use crate::convert;
+use crate::source::SourceKernel;
+use crate::source::c_type;
+use frit_ir::ops::{BinaryFn, MatMul};
+use frit_ir::plan::{CandidateName, Epilogue, Gemm, Launch, Matrix, Pointer};
+use frit_ir::{DType, Node, Op, TensorType, ValueId};
+
+/// The product that the first node is, with as many followers as it takes over. Returns the number of
+/// nodes done, 0 if the first is no product.
+pub(super) fn assemble(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
+    let Some((product, followers)) = nodes.split_first() else { return Some(0) };
+    let Op::MatMul(op) = &product.op else { return Some(0) };
+    let (mut last, mut taken, mut bias) = (product.outputs[0], 1, None);
+    let mut rest = followers.iter();
+    let mut next = rest.next();
+    if let Some(vector) = next.and_then(|node| bias_of(a, node, last)) {
+        (last, taken, bias) = (followers[0].outputs[0], 2, Some(vector));
+        next = rest.next();
+    }
+    let narrows = |node: &&&Node| {
+        matches!(node.op, Op::Cast(_))
+            && node.inputs == [last]
+            && !a.is_read_elsewhere(last, node)
+            && a.ty(node.outputs[0]).dtype.is_low_precision()
+            && a.ty(last).dtype == DType::F32
+    };
+    if let Some(cast) = next.filter(narrows) {
+        (last, taken) = (cast.outputs[0], taken + 1);
+    }
+    gemm(a, op, product, bias, last)?;
+    Some(taken)
+}
+
+/// The vector along the last axis that `node` adds to `product`, which nothing else reads.
+fn bias_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> {
+    let ty = a.ty(product);
+    let at = node.inputs.iter().position(|v| *v != product)?;
+    let bias = a.ty(node.inputs[at]);
+    let n = *ty.shape.0.last()?;
+    let fits = matches!(node.op, Op::Binary(BinaryFn::Add))
+        && node.inputs[1 - at] == product
+        && bias.shape.0.last() == Some(&n)
+        && bias.shape.numel() == n
+        && a.ty(node.outputs[0]) == ty
+        && ty.dtype != DType::F64
+        && !a.is_read_elsewhere(product, node);
+    fits.then_some(node.inputs[at])
+}
+
+/// Whether the library writes products of `operands` as `result`.
+pub(super) fn is_direct(operands: DType, result: DType) -> bool {
+    operands == result || (operands.is_low_precision() && result == DType::F32)
+}
+
+fn gemm(
+    a: &mut Assembler<'_>,
+    op: &MatMul,
+    product: &Node,
+    bias: Option<ValueId>,
+    result: ValueId,
+) -> Option<()> {
+    let (left, right) = (a.ty(product.inputs[0]), a.ty(product.inputs[1]));
+    let out = a.ty(result);
+    if !matches!(left.dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+        return None;
+    }
+    let dims = op.dims(left, right);
+    let at = [a.read(product.inputs[0])?, a.read(product.inputs[1])?];
+    let epilogue = match bias {
+        Some(bias) => Epilogue::Bias(a.read(bias)?),
+        None => Epilogue::None,
+    };
+    let to = a.write(result);
+    let sum_type = a.ty(product.outputs[0]).dtype;
+    // A bias is added in its own type; what the library does not write is converted afterwards.
+    let direct = is_direct(left.dtype, out.dtype) && (bias.is_none() || sum_type == out.dtype);
+    let wide = if left.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let (dtype, sum) = match direct {
+        true => (out.dtype, to),
+        false => (wide, a.scratch(out.shape.numel() * wide.size())),
+    };
+    if bias.is_some() && sum_type != dtype {
+        return None;
+    }
+    let n = out.shape.numel();
+    if n == 0 {
+        return Some(());
+    }
+    if dims.k == 0 {
+        return empty_sum(a, (epilogue, sum_type), (to, out));
+    }
+    let one = Gemm {
+        m: dims.m,
+        n: dims.n,
+        k: dims.k,
+        batch: 1,
+        a: matrix(at[0], left.dtype, (dims.m, dims.k), op.trans_a),
+        b: matrix(at[1], right.dtype, (dims.k, dims.n), op.trans_b),
+        d: matrix(sum, dtype, (dims.m, dims.n), false),
+        epilogue,
+    };
+    if dims.batch == 1 {
+        a.launch(launch(one)?);
+    } else {
+        for gemm in batched(&one, left, right)? {
+            a.launch(launch(gemm)?);
+        }
+    }
+    if direct { Some(()) } else { convert::convert(a, (sum, dtype), (to, out.dtype), n) }
+}
+
+/// A product whose only epilogue, if any, is a bias; with what does the same where the library has no algorithm
+/// with it.
+pub(super) fn launch(gemm: Gemm) -> Option<Launch> {
+    let Epilogue::Bias(bias) = gemm.epilogue else { return Some(Launch::Gemm(gemm)) };
+    let (matrix, plain) = (gemm.m * gemm.n, Gemm { epilogue: Epilogue::None, ..gemm.clone() });
+    let add = SourceKernel::new("bias", "add_bias")
+        .define("T", c_type(gemm.d.dtype)?)
+        .threads(gemm.batch * matrix)
+        .pointer(gemm.d.at)
+        .pointer(bias)
+        .i64(gemm.n)
+        .i64(matrix)
+        .i64(gemm.d.batch_stride)
+        .i64(gemm.batch * matrix);
+    Some(with_epilogue(gemm, vec![Launch::Gemm(plain), add.launch()]))
+}
+
+/// A GEMM with an epilogue, and what computes the same where cuBLASLt has no algorithm for it.
+pub(super) fn with_epilogue(gemm: Gemm, fallback: Vec<Launch>) -> Launch {
+    choice(CandidateName::Cublaslt, vec![Launch::Gemm(gemm)], fallback)
+}
+
+/// A matrix without gaps.
+pub(super) fn matrix(
+    at: Pointer,
+    dtype: DType,
+    (rows, columns): (usize, usize),
+    transposed: bool,
+) -> Matrix {
+    let row_stride = if transposed { rows } else { columns };
+    Matrix { at, dtype, row_stride, batch_stride: 0, transposed, scale: None }
+}
+
+/// A sum of nothing: zeros, or the bias on every row.
+fn empty_sum(
+    a: &mut Assembler<'_>,
+    (epilogue, bias_type): (Epilogue, DType),
+    (to, out): (Pointer, &TensorType),
+) -> Option<()> {
+    let Epilogue::Bias(bias) = epilogue else { return a.fill(to, out, 0.0) };
+    let n = *out.shape.0.last()?;
+    for row in 0..out.shape.numel() / n {
+        let at = to.offset(row * n * out.dtype.size());
+        convert::convert(a, (bias, bias_type), (at, out.dtype), n)?;
+    }
+    Some(())
+}
+
+/// The products of all leading axes, one launch for each run of equal distances.
+fn batched(one: &Gemm, left: &TensorType, right: &TensorType) -> Option<Vec<Gemm>> {
+    let Batches { len, steps, runs } = batches(left, right)?;
+    let [ma, mb, md] = [one.m * one.k, one.k * one.n, one.m * one.n];
+    let moved = |matrix: &Matrix, first: usize, size: usize, step: usize| Matrix {
+        at: matrix.at.offset(first * size * matrix.dtype.size()),
+        batch_stride: step * size,
+        ..matrix.clone()
+    };
+    let all = runs.into_iter().map(|at| Gemm {
+        batch: len,
+        a: moved(&one.a, at[0], ma, steps[0]),
+        b: moved(&one.b, at[1], mb, steps[1]),
+        d: moved(&one.d, at[2], md, steps[2]),
+        ..one.clone()
+    });
+    Some(all.collect())
+}

@@ -1,0 +1,274 @@
+//! Matrix products with an epilogue of cuBLASLt beyond a bias: gelu, its gradient, gradients of biases; and what
+//! does the same where the library has no algorithm for one. And products that round their operands to 8-bit
+//! floats, with any of these, or a bias.
+//!
+//! cuBLASLt's gelu is the tanh form. What it reads or writes beside the result has the result's dtype, and
+//! rows of a multiple of eight elements. A sum of rows comes out in the result's dtype, so that the gradient of
+//! a bias in f32 goes with the gradient of a weight in f32. A product of 8-bit floats adds no bias in f32.
+//! Source: cuBLASLt, `cublasLtEpilogue_t`, `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
+
+use crate::assembler::Assembler;
+use crate::matmul::{is_direct, launch, matrix, with_epilogue};
+use crate::quantize;
+use crate::reduce::Reduction;
+use crate::source::SourceKernel;
+use crate::source::c_type;
+use frit_ir::ops::{BinaryFn, MatMul, ReduceFn, UnaryFn};
+use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
+use frit_ir::{DType, Graph, Node, Op, ValueId};
+
+/// Elements that rows of what an epilogue reads or writes are multiples of.
+const ROW_ALIGNMENT: usize = 8;
+
+/// The nodes of a body with one product.
+struct Parts<'a> {
+    body: &'a Graph,
+    product: &'a Node,
+    op: &'a MatMul,
+    /// Those that round its operands, if any do.
+    rounded: Vec<&'a Node>,
+    /// The others, without reshapes.
+    rest: Vec<&'a Node>,
+}
+
+/// The launches of a body that is a product with such an epilogue; `None` if it is none.
+pub(crate) fn assemble(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+    let is_work = |n: &&Node| !n.op.is_leaf() && !matches!(n.op, Op::Reshape(_));
+    let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(is_work).collect();
+    let (products, rest): (Vec<&Node>, Vec<&Node>) =
+        nodes.into_iter().partition(|n| matches!(n.op, Op::MatMul(_)));
+    let (rounded, rest): (Vec<&Node>, Vec<&Node>) =
+        rest.into_iter().partition(|n| matches!(n.op, Op::Quantize(_)));
+    let [product] = products[..] else { return None };
+    let Op::MatMul(op) = &product.op else { return None };
+    let parts = Parts { body, product, op, rounded, rest };
+    let ops: Vec<&Op> = parts.rest.iter().map(|n| &n.op).collect();
+    match ops[..] {
+        [] => parts.rounded(a, None),
+        [Op::Binary(BinaryFn::Add)] => parts.rounded(a, Some(parts.rest[0])),
+        [Op::Unary(UnaryFn::GeluTanh)] => parts.gelu(a, None, parts.rest[0]),
+        [Op::Binary(BinaryFn::Add), Op::Unary(UnaryFn::GeluTanh)] => {
+            parts.gelu(a, Some(parts.rest[0]), parts.rest[1])
+        }
+        [Op::Binary(BinaryFn::GeluTanhGrad)] => parts.gelu_grad(a, parts.rest[0], None),
+        [Op::Binary(BinaryFn::GeluTanhGrad), Op::SumTo(_)] => {
+            parts.gelu_grad(a, parts.rest[0], Some(parts.rest[1]))
+        }
+        [Op::SumTo(_)] => parts.sum(a, parts.rest[0]),
+        _ => None,
+    }
+}
+
+impl Parts<'_> {
+    /// What a value is a reshape of.
+    fn base(&self, mut v: ValueId) -> ValueId {
+        while let Op::Reshape(_) = self.body.def(v).op {
+            v = self.body.def(v).inputs[0];
+        }
+        v
+    }
+
+    /// The other operand of a node that has two and reads `value`.
+    fn other(&self, node: &Node, value: ValueId) -> Option<ValueId> {
+        let [a, b] = node.inputs[..] else { return None };
+        match (self.base(a) == value, self.base(b) == value) {
+            (true, false) => Some(b),
+            (false, true) => Some(a),
+            _ => None,
+        }
+    }
+
+    fn is_output(&self, v: ValueId) -> bool {
+        self.body.outputs.iter().any(|o| o.value == v)
+    }
+
+    /// The product written to `d`, without an epilogue; `None` if it is several, or empty.
+    fn gemm(&self, a: &mut Assembler<'_>, d: Pointer, d_type: DType) -> Option<Gemm> {
+        let inputs = [0, 1].map(|i| self.product.inputs[i]);
+        let [left, right] = inputs.map(|v| self.body.ty(v));
+        let dims = self.op.dims(left, right);
+        let floats = matches!(left.dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !floats || dims.batch != 1 || dims.m * dims.n * dims.k == 0 {
+            return None;
+        }
+        let (m, n, k) = (dims.m, dims.n, dims.k);
+        let [in_a, in_b] = if self.rounded.is_empty() {
+            let [from_a, from_b] = inputs.map(|v| a.read(self.base(v)));
+            [
+                matrix(from_a?, left.dtype, (m, k), self.op.trans_a),
+                matrix(from_b?, right.dtype, (k, n), self.op.trans_b),
+            ]
+        } else {
+            self.codes(a, [m, n, k])?
+        };
+        let d = matrix(d, d_type, (m, n), false);
+        Some(Gemm { m, n, k, batch: 1, a: in_a, b: in_b, d, epilogue: Epilogue::None })
+    }
+
+    /// Both operands as 8-bit floats, their contracted axis last.
+    fn codes(&self, a: &mut Assembler<'_>, [m, n, k]: [usize; 3]) -> Option<[Matrix; 2]> {
+        let nodes = [0, 1].map(|i| self.body.def(self.base(self.product.inputs[i])));
+        let to = |node: &Node| if let Op::Quantize(op) = &node.op { Some(op.to) } else { None };
+        if to(nodes[0])? == DType::F8E5M2 && to(nodes[1])? == DType::F8E5M2 {
+            return None;
+        }
+        let (turn_a, turn_b) = (self.op.trans_a, !self.op.trans_b);
+        let shapes = [if turn_a { [k, m] } else { [m, k] }, if turn_b { [k, n] } else { [n, k] }];
+        let mut latest = |node: &Node, again: bool| {
+            let amax = node.outputs[1];
+            (self.is_output(amax) && !again).then(|| a.write(amax))
+        };
+        let same = nodes[0].outputs == nodes[1].outputs;
+        let latest = [latest(nodes[0], false), latest(nodes[1], same)];
+        let in_a = quantize::codes(a, nodes[0], shapes[0], turn_a, latest[0])?;
+        let in_b = quantize::codes(a, nodes[1], shapes[1], turn_b, latest[1])?;
+        Some([in_a, Matrix { transposed: true, ..in_b }])
+    }
+
+    /// The product of 8-bit floats, and a bias that is added to it.
+    fn rounded(&self, a: &mut Assembler<'_>, add: Option<&Node>) -> Option<()> {
+        let product = self.product.outputs[0];
+        let ty = self.body.ty(product);
+        if self.rounded.is_empty() || !is_direct(DType::BF16, ty.dtype) && ty.dtype != DType::F16 {
+            return None;
+        }
+        let (result, epilogue) = match add {
+            None => (product, Epilogue::None),
+            Some(add) => (add.outputs[0], Epilogue::Bias(self.bias(a, add)?)),
+        };
+        let d = a.write(result);
+        let plain = self.gemm(a, d, ty.dtype)?;
+        a.launch(launch(Gemm { epilogue, ..plain })?);
+        Some(())
+    }
+
+    /// The vector that a node adds to the product, which nothing else reads.
+    fn bias(&self, a: &mut Assembler<'_>, add: &Node) -> Option<Pointer> {
+        let product = self.product.outputs[0];
+        let (ty, bias) = (self.body.ty(product), self.other(add, product)?);
+        let n = *ty.shape.0.last()?;
+        let fits = self.body.ty(bias).shape.0.last() == Some(&n)
+            && self.body.ty(bias).shape.numel() == n
+            && !self.is_output(product)
+            && self.body.ty(add.outputs[0]).shape.numel() == ty.shape.numel()
+            && (self.rounded.is_empty() || ty.dtype != DType::F32);
+        a.read(fits.then(|| self.base(bias))?)
+    }
+
+    /// Gelu of the product, or of its sum with a bias.
+    fn gelu(&self, a: &mut Assembler<'_>, add: Option<&Node>, gelu: &Node) -> Option<()> {
+        let product = self.product.outputs[0];
+        let ty = self.body.ty(product);
+        let n = *ty.shape.0.last()?;
+        let (sum, bias) = match add {
+            None => (product, None),
+            Some(add) => (add.outputs[0], Some(self.bias(a, add)?)),
+        };
+        let fits = self.base(gelu.inputs[0]) == sum
+            && ty.dtype == self.body.ty(self.product.inputs[0]).dtype
+            && n.is_multiple_of(ROW_ALIGNMENT);
+        fits.then_some(())?;
+        let before = self.is_output(sum).then(|| a.write(sum));
+        let d = a.write(gelu.outputs[0]);
+        let plain = self.gemm(a, d, ty.dtype)?;
+        let at = before.unwrap_or(d);
+        let add_bias = bias.map_or(Epilogue::None, Epilogue::Bias);
+        let product =
+            Gemm { d: Matrix { at, ..plain.d.clone() }, epilogue: add_bias, ..plain.clone() };
+        let function = SourceKernel::new("gelu", "gelu")
+            .define("T", c_type(ty.dtype)?)
+            .threads(ty.shape.numel())
+            .pointer(d)
+            .pointer(at)
+            .i64(ty.shape.numel());
+        let fallback = vec![launch(product)?, function.launch()];
+        let epilogue = Epilogue::Gelu { bias, before };
+        a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
+        Some(())
+    }
+
+    /// The product times the derivative of gelu, and the sum of its rows.
+    fn gelu_grad(&self, a: &mut Assembler<'_>, grad: &Node, sum: Option<&Node>) -> Option<()> {
+        let product = self.product.outputs[0];
+        let ty = self.body.ty(product);
+        let (n, numel) = (*ty.shape.0.last()?, ty.shape.numel());
+        let before = grad.inputs[1];
+        let fits = self.base(grad.inputs[0]) == product
+            && !self.is_output(product)
+            && self.base(before) != product
+            && self.body.ty(before).shape.numel() == numel
+            && ty.dtype == self.body.ty(self.product.inputs[0]).dtype
+            && n.is_multiple_of(ROW_ALIGNMENT);
+        fits.then_some(())?;
+        let before = a.read(self.base(before))?;
+        let result = grad.outputs[0];
+        let d = a.write(result);
+        let rows = match sum {
+            None => None,
+            Some(sum) => {
+                let to = self.body.ty(sum.outputs[0]);
+                let fits = self.base(sum.inputs[0]) == result
+                    && self.body.ty(sum.inputs[0]).shape.0.last() == Some(&n)
+                    && to.shape.numel() == n
+                    && to.dtype == ty.dtype;
+                Some(a.write(fits.then_some(sum.outputs[0])?))
+            }
+        };
+        let plain = self.gemm(a, d, ty.dtype)?;
+        let function = SourceKernel::new("gelu", "gelu_grad")
+            .define("T", c_type(ty.dtype)?)
+            .threads(numel)
+            .pointer(d)
+            .pointer(before)
+            .i64(numel);
+        let mut fallback = vec![Launch::Gemm(plain.clone()), function.launch()];
+        if let Some(rows) = rows {
+            fallback.extend(sum_of_rows(a, (rows, ty.dtype), (d, ty.dtype), [plain.m, n])?);
+        }
+        let epilogue = Epilogue::GeluGrad { before, rows };
+        a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
+        Some(())
+    }
+
+    /// The product, and the sum of an operand over the contracted axis.
+    fn sum(&self, a: &mut Assembler<'_>, sum: &Node) -> Option<()> {
+        let ty = self.body.ty(self.product.outputs[0]);
+        let dtype = self.body.ty(self.product.inputs[0]).dtype;
+        let to = self.body.ty(sum.outputs[0]);
+        if !is_direct(dtype, ty.dtype) || to.dtype != ty.dtype || !self.rounded.is_empty() {
+            return None;
+        }
+        let summed = self.base(sum.inputs[0]);
+        let [of_a, of_b] = [0, 1].map(|i| self.base(self.product.inputs[i]) == summed);
+        let d = a.write(self.product.outputs[0]);
+        let rows = a.write(sum.outputs[0]);
+        let plain = self.gemm(a, d, ty.dtype)?;
+        let last = *self.body.ty(sum.inputs[0]).shape.0.last()?;
+        let (epilogue, from, size) = if of_b && !plain.b.transposed && last == plain.n {
+            (Epilogue::SumB(rows), plain.b.at, plain.n)
+        } else if of_a && plain.a.transposed && last == plain.m {
+            (Epilogue::SumA(rows), plain.a.at, plain.m)
+        } else {
+            return None;
+        };
+        if to.shape.numel() != size {
+            return None;
+        }
+        let mut fallback = vec![Launch::Gemm(plain.clone())];
+        fallback.extend(sum_of_rows(a, (rows, to.dtype), (from, dtype), [plain.k, size])?);
+        a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
+        Some(())
+    }
+}
+
+/// The launches that sum the rows of a matrix without gaps.
+fn sum_of_rows(
+    a: &mut Assembler<'_>,
+    to: (Pointer, DType),
+    from: (Pointer, DType),
+    shape: [usize; 2],
+) -> Option<Vec<Launch>> {
+    let begin = a.launches();
+    Reduction::new(ReduceFn::Sum, &shape, |axis| axis == 0).assemble(a, to, from)?;
+    Some(a.take_launches(begin))
+}

@@ -1,0 +1,38 @@
+//! The first elements along an axis in sorted order.
+
+use crate::assembler::Assembler;
+use crate::source::SourceKernel;
+use crate::source::c_type;
+use frit_ir::{Node, Op};
+
+/// Longest lines that one warp looks through.
+const SHORT: usize = 512;
+
+pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let x = a.ty(node.inputs[0]);
+    let from = a.read(node.inputs[0])?;
+    let (axis, k, largest, last) = match &node.op {
+        Op::TopK(op) => (op.axis, op.k, op.largest, false),
+        Op::ArgReduce(op) => (op.axis, 1, op.largest, op.last),
+        _ => return None,
+    };
+    let results: Vec<_> = node.outputs.iter().map(|v| a.write(*v)).collect();
+    // An index alone stands where elements would: nothing is written to them.
+    let (values, indices) = (results[0], *results.last()?);
+    let dims = x.shape.dims();
+    let outer: usize = dims[..axis].iter().product();
+    let inner: usize = dims[axis + 1..].iter().product();
+    if outer * inner * k == 0 {
+        return Some(());
+    }
+    let mut kernel = SourceKernel::new("top_k", "top_k")
+        .define("T", c_type(x.dtype)?)
+        .define("LARGEST", u8::from(largest))
+        .define("LAST", u8::from(last))
+        .define("VALUES", u8::from(results.len() == 2))
+        .blocks(outer * inner);
+    kernel.block = if dims[axis] <= SHORT { 32 } else { 256 };
+    let kernel = kernel.pointer(values).pointer(indices).pointer(from);
+    a.run(kernel.i64(outer).i64(dims[axis]).i64(inner).i64(k));
+    Some(())
+}

@@ -1,0 +1,146 @@
+//! Rounding to 8-bit floats: the operands of a product, as their codes and with the contracted axis last, as the matrix
+//! units take them; and as values, for what has no such product.
+//!
+//! A launch finds the magnitude of an operand whose history has none, and returns at once for others. The next
+//! one rounds, and finds the latest magnitude if it is wanted.
+//! Source: cuBLASLt, "8-bit floating point data types": `A` transposed and `B` not, in its column order.
+
+use crate::assembler::Assembler;
+use crate::source::SourceKernel;
+use crate::source::c_type;
+use frit_ir::ops::Quantize;
+use frit_ir::plan::{Argument, Launch, Matrix, Pointer};
+use frit_ir::{DType, Node, Op};
+
+/// Sizes of a product are multiples of it, and the rows of its operands.
+pub(super) const ALIGNMENT: usize = 16;
+/// Rows and columns that a block turns around at once.
+const TILE: usize = 64;
+/// The magnitude of the operand, and the inverse of its scale.
+const WORD_BYTES: usize = 4;
+
+/// Rounds a tensor of its own: values, and the latest magnitude.
+pub(super) fn values(a: &mut Assembler<'_>, node: &Node, op: &Quantize) -> Option<()> {
+    let ty = a.ty(node.inputs[0]);
+    let to = a.write(node.outputs[0]);
+    let latest = a.write(node.outputs[1]);
+    let rounding = Rounding::new(a, node, op, Some(latest))?;
+    let n = ty.shape.numel();
+    let kernel = rounding.kernel("quantize", true)?.threads(n.div_ceil(16 / ty.dtype.size()));
+    if n > 0 {
+        a.run(rounding.arguments(kernel, to).i64(n));
+    }
+    Some(())
+}
+
+/// Rounds an operand of a product that is stored as a matrix of this shape, turned around if `turn` says so.
+/// Returns the codes, as rows without gaps. The latest magnitude is written where `latest` says.
+pub(super) fn codes(
+    a: &mut Assembler<'_>,
+    node: &Node,
+    [rows, columns]: [usize; 2],
+    turn: bool,
+    latest: Option<Pointer>,
+) -> Option<Matrix> {
+    let Op::Quantize(op) = &node.op else { return None };
+    let n = rows * columns;
+    let fits = rows.is_multiple_of(ALIGNMENT) && columns.is_multiple_of(ALIGNMENT);
+    if !fits || n == 0 || a.ty(node.inputs[0]).shape.numel() != n {
+        return None;
+    }
+    let at = a.scratch(n);
+    let rounding = Rounding::new(a, node, op, latest)?;
+    let kernel = if turn {
+        let tiles = rows.div_ceil(TILE) * columns.div_ceil(TILE);
+        let kernel = rounding.kernel("quantize_transposed", false)?.blocks(tiles);
+        rounding.arguments(kernel, at).i64(rows).i64(columns)
+    } else {
+        let width = 16 / a.ty(node.inputs[0]).dtype.size();
+        let kernel = rounding.kernel("quantize", false)?.threads(n.div_ceil(width));
+        rounding.arguments(kernel, at).i64(n)
+    };
+    a.run(kernel);
+    let row_stride = if turn { rows } else { columns };
+    let scale = Some(rounding.inverse);
+    Some(Matrix { at, dtype: op.to, row_stride, batch_stride: 0, transposed: false, scale })
+}
+
+/// A tensor that is rounded, and where its numbers are.
+struct Rounding {
+    from: Pointer,
+    dtype: DType,
+    to: DType,
+    recent: Pointer,
+    index: i64,
+    magnitude: Pointer,
+    inverse: Pointer,
+    latest: Option<Pointer>,
+}
+
+impl Rounding {
+    /// Puts down what finds the magnitude.
+    fn new(
+        a: &mut Assembler<'_>,
+        node: &Node,
+        op: &Quantize,
+        latest: Option<Pointer>,
+    ) -> Option<Rounding> {
+        let ty = a.ty(node.inputs[0]);
+        if !matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return None;
+        }
+        let from = a.read(node.inputs[0])?;
+        let (recent, index) = match node.inputs.get(1) {
+            Some(recent) => (a.read(*recent)?, op.index as i64),
+            None => (from, -1),
+        };
+        let magnitude = a.scratch(WORD_BYTES);
+        let inverse = a.scratch(WORD_BYTES);
+        for at in [Some(magnitude), latest].into_iter().flatten() {
+            a.launch(Launch::Zero { at, bytes: WORD_BYTES });
+        }
+        let rounding = Rounding {
+            from,
+            dtype: ty.dtype,
+            to: op.to,
+            recent,
+            index,
+            magnitude,
+            inverse,
+            latest,
+        };
+        let n = ty.shape.numel();
+        let mut kernel = rounding
+            .kernel("magnitude", false)?
+            .threads(n.div_ceil(16 / ty.dtype.size()))
+            .pointer(magnitude)
+            .pointer(from)
+            .pointer(recent);
+        kernel.arguments.push(Argument::I64(index));
+        if n > 0 {
+            a.run(kernel.i64(n));
+        }
+        Some(rounding)
+    }
+
+    fn kernel(&self, entry: &'static str, values: bool) -> Option<SourceKernel> {
+        let kernel = SourceKernel::new("quantize", entry)
+            .define("FROM", c_type(self.dtype)?)
+            .define("E5M2", u8::from(self.to == DType::F8E5M2))
+            .define("VALUES", u8::from(values))
+            .define("LATEST", u8::from(self.latest.is_some()));
+        Some(kernel)
+    }
+
+    fn arguments(&self, kernel: SourceKernel, to: Pointer) -> SourceKernel {
+        let mut kernel = kernel
+            .pointer(to)
+            .pointer(self.inverse)
+            .pointer(self.latest.unwrap_or(self.inverse))
+            .pointer(self.from)
+            .pointer(self.recent)
+            .pointer(self.magnitude);
+        kernel.arguments.push(Argument::I64(self.index));
+        kernel
+    }
+}

@@ -1,0 +1,45 @@
+//! Random numbers and masks.
+
+use crate::assembler::Assembler;
+use crate::source::SourceKernel;
+use frit_ir::Node;
+use frit_ir::ops::{Random, RandomFn, RandomMask};
+
+/// Elements that one block of the generator gives.
+const WORDS: usize = 4;
+
+pub(super) fn mask(a: &mut Assembler<'_>, node: &Node, op: &RandomMask) -> Option<()> {
+    let limit = (op.keep * 4_294_967_296.0) as usize;
+    let kernel = draws(a, node, "random_mask", op.shape.numel(), op.id)?;
+    a.run(kernel.i64(limit));
+    Some(())
+}
+
+pub(super) fn numbers(a: &mut Assembler<'_>, node: &Node, op: &Random) -> Option<()> {
+    let entry = match op.f {
+        RandomFn::Uniform => "random_uniform",
+        RandomFn::Normal => "random_normal",
+    };
+    let kernel = draws(a, node, entry, op.shape.numel(), op.id)?;
+    a.run(kernel.f64(op.offset).f64(op.scale).f64(f64::from(op.most())));
+    Some(())
+}
+
+/// A kernel for `n` elements, of which the first block may hold fewer.
+fn draws(
+    a: &mut Assembler<'_>,
+    node: &Node,
+    entry: &'static str,
+    n: usize,
+    id: u32,
+) -> Option<SourceKernel> {
+    let state = a.read(node.inputs[0])?;
+    let to = a.write(node.outputs[0]);
+    let kernel = SourceKernel::new("random", entry)
+        .threads(n.div_ceil(WORDS) + 1)
+        .pointer(to)
+        .pointer(state)
+        .i64(n)
+        .i64(id as usize);
+    Some(kernel)
+}

@@ -1,0 +1,216 @@
+//! Reductions and running sums.
+
+use crate::assembler::Assembler;
+use crate::source::SourceKernel;
+use crate::source::c_type;
+use frit_ir::ops::{CumSum, Reduce, ReduceFn};
+use frit_ir::plan::{Argument, Pointer};
+use frit_ir::{DType, Node, Op};
+
+/// Threads of a block of `reduce`, and how many results one takes where results lie together.
+const BLOCK: usize = 256;
+const LINE: usize = 32;
+/// Elements that are worth a block of their own.
+const CHUNK: usize = 2048;
+/// With so many blocks the GPU is busy.
+const BUSY: usize = 256;
+
+/// Blocks that sum one operand of `grad_stats`, at most, and what one leaves: two f64.
+const STATS_BLOCKS: usize = 1024;
+const STATS_BYTES: usize = 16;
+/// Elements that a block of it walks over at least.
+const STATS_CHUNK: usize = 1 << 14;
+
+/// Non-finite elements and the sum of squares of all operands.
+pub(super) fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let mut operands = Vec::new();
+    for value in &node.inputs {
+        operands.push((a.read(*value)?, a.ty(*value)));
+    }
+    let to = a.write(node.outputs[0]);
+    let blocks = |n: usize| n.div_ceil(STATS_CHUNK).min(STATS_BLOCKS);
+    let all: usize = operands.iter().map(|(_, ty)| blocks(ty.shape.numel())).sum();
+    let parts = a.scratch(all * STATS_BYTES);
+    let kernel = |entry, dtype| -> Option<SourceKernel> {
+        Some(SourceKernel::new("grad_stats", entry).define("T", c_type(dtype)?))
+    };
+    let mut first = 0;
+    for (at, ty) in operands {
+        let n = ty.shape.numel();
+        if n == 0 {
+            continue;
+        }
+        let part = parts.offset(first * STATS_BYTES);
+        first += blocks(n);
+        a.run(kernel("stats_parts", ty.dtype)?.grid(blocks(n))?.pointer(part).pointer(at).i64(n));
+    }
+    let dtype = a.ty(node.inputs[0]).dtype;
+    a.run(kernel("stats_total", dtype)?.pointer(to).pointer(parts).i64(all));
+    Some(())
+}
+
+/// A reduction of a dense operand.
+#[derive(Clone)]
+pub(super) struct Reduction {
+    pub(super) f: ReduceFn,
+    /// Size and distance of the axes that stay.
+    kept: Vec<(usize, isize)>,
+    /// Of those that go.
+    gone: Vec<(usize, isize)>,
+}
+
+impl Reduction {
+    /// The reduction of an operand of this shape over the axes that are marked.
+    pub(super) fn new(f: ReduceFn, dims: &[usize], gone: impl Fn(usize) -> bool) -> Reduction {
+        let mut axes = [Vec::<(usize, isize)>::new(), Vec::new()];
+        let mut stride = 1;
+        for (i, &size) in dims.iter().enumerate().rev() {
+            if size != 1 {
+                let list = &mut axes[usize::from(gone(i))];
+                match list.last_mut() {
+                    // Neighbors that follow each other are one axis.
+                    Some((inner, step)) if *inner as isize * *step == stride => *inner *= size,
+                    _ => list.push((size, stride)),
+                }
+            }
+            stride *= size as isize;
+        }
+        let [kept, gone] = axes.map(|list| list.into_iter().rev().collect());
+        Reduction { f, kept, gone }
+    }
+
+    fn results(&self) -> usize {
+        self.kept.iter().map(|(size, _)| size).product()
+    }
+
+    fn count(&self) -> usize {
+        self.gone.iter().map(|(size, _)| size).product()
+    }
+
+    /// Reduces `from` to `to`, with parts of long sums by several blocks.
+    pub(super) fn assemble(
+        &self,
+        a: &mut Assembler<'_>,
+        (to, to_type): (Pointer, DType),
+        (from, from_type): (Pointer, DType),
+    ) -> Option<()> {
+        let (results, count) = (self.results(), self.count());
+        if results == 0 {
+            return Some(());
+        }
+        if count == 0 && self.f == ReduceFn::Mean && !from_type.is_float() {
+            return None;
+        }
+        let share = count.next_power_of_two();
+        let lies_together = self.kept.last().is_some_and(|(_, stride)| *stride == 1);
+        let share = share.min(if lies_together { BLOCK / LINE } else { BLOCK });
+        let blocks = results.div_ceil(BLOCK / share);
+        let parts = (count / CHUNK).min(BUSY / blocks);
+        if parts < 2 {
+            let launch = self.launch((to, to_type), (from, from_type), share, 1, count)?;
+            a.run(launch);
+            return Some(());
+        }
+        let wide = match from_type {
+            DType::F64 => DType::F64,
+            float if float.is_float() => DType::F32,
+            _ => DType::I64,
+        };
+        let scratch = a.scratch(parts * results * wide.size());
+        let f = if self.f == ReduceFn::Mean { ReduceFn::Sum } else { self.f };
+        let first = Reduction { f, ..self.clone() };
+        a.run(first.launch((scratch, wide), (from, from_type), share, parts, 1)?);
+        let (kept, gone) = (vec![(results, 1)], vec![(parts, results as isize)]);
+        let second = Reduction { f: self.f, kept, gone };
+        a.run(second.launch((to, to_type), (scratch, wide), 1, 1, count)?);
+        Some(())
+    }
+
+    /// One launch in which `share` threads of a block, and `parts` blocks, share a result.
+    fn launch(
+        &self,
+        (to, to_type): (Pointer, DType),
+        (from, from_type): (Pointer, DType),
+        share: usize,
+        parts: usize,
+        divisor: usize,
+    ) -> Option<SourceKernel> {
+        let name = match self.f {
+            ReduceFn::Sum => "SUM",
+            ReduceFn::Mean => "MEAN",
+            ReduceFn::Prod => "PROD",
+            ReduceFn::Max => "MAX",
+            ReduceFn::Min => "MIN",
+        };
+        let mut kernel = SourceKernel::new("reduce", "reduce")
+            .define("FROM", c_type(from_type)?)
+            .define("TO", c_type(to_type)?)
+            .define("FOLD", name)
+            .define("X", BLOCK / share)
+            .blocks(self.results().div_ceil(BLOCK / share))
+            .pointer(to)
+            .pointer(from)
+            .axes(&self.kept)?
+            .axes(&self.gone)?
+            .i64(self.results())
+            .i64(self.count())
+            .i64(divisor);
+        kernel.grid[1] = parts as u32;
+        kernel.arguments.push(Argument::I64(neutral(self.f, from_type)));
+        Some(kernel)
+    }
+}
+
+/// What a fold of nothing gives, as the bits of an f64, or as an integer for integers.
+fn neutral(f: ReduceFn, dtype: DType) -> i64 {
+    let (least, most) = match dtype {
+        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        DType::U8 => (0, i64::from(u8::MAX)),
+        _ => (i64::MIN, i64::MAX),
+    };
+    let (real, integer) = match f {
+        ReduceFn::Sum | ReduceFn::Mean => (0.0, 0),
+        ReduceFn::Prod => (1.0, 1),
+        ReduceFn::Max => (f64::NEG_INFINITY, least),
+        ReduceFn::Min => (f64::INFINITY, most),
+    };
+    if dtype.is_float() { f64::to_bits(real) as i64 } else { integer }
+}
+
+pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let (x, y) = (a.ty(node.inputs[0]), a.ty(node.outputs[0]));
+    let dims = x.shape.dims();
+    let reduction = match &node.op {
+        Op::Reduce(Reduce { f, axes, .. }) => Reduction::new(*f, dims, |i| axes.contains(&i)),
+        Op::SumTo(op) => {
+            let axes = op.axes(&x.shape);
+            Reduction::new(ReduceFn::Sum, dims, |i| axes.contains(&i))
+        }
+        _ => return None,
+    };
+    let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
+    reduction.assemble(a, (to, y.dtype), (from, x.dtype))
+}
+
+/// Running sums; a warp takes a line.
+pub(super) fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option<()> {
+    let x = a.ty(node.inputs[0]);
+    let dims = x.shape.dims();
+    let outer: usize = dims[..op.axis].iter().product();
+    let inner: usize = dims[op.axis + 1..].iter().product();
+    let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
+    let kernel = SourceKernel::new("cum_sum", "cum_sum")
+        .define("T", c_type(x.dtype)?)
+        .define("EXCLUSIVE", u8::from(op.exclusive))
+        .define("REVERSE", u8::from(op.reverse))
+        .threads(outer * inner * 32)
+        .pointer(to)
+        .pointer(from)
+        .i64(outer)
+        .i64(dims[op.axis])
+        .i64(inner);
+    if x.shape.numel() > 0 {
+        a.run(kernel);
+    }
+    Some(())
+}

@@ -1,0 +1,128 @@
+//! Products with gelu, its gradient, and gradients of biases, by the library's epilogues and without them.
+
+use crate::check::{Body, check_body, random};
+use frit_ir::ops::{BinaryFn, MatMul, Reshape, SumTo, UnaryFn};
+use frit_ir::plan::{Epilogue, Launch};
+use frit_ir::{DType, Graph, Op, TensorType, ValueId};
+
+const TYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
+
+fn inputs(body: &mut Body, types: &[(DType, &[usize])]) -> Vec<ValueId> {
+    types.iter().map(|(dtype, dims)| body.input(&TensorType::new(*dtype, *dims))).collect()
+}
+
+fn add1(body: &mut Body, op: Op, operands: &[ValueId]) -> ValueId {
+    body.add(op, operands)[0]
+}
+
+fn reshape(body: &mut Body, v: ValueId, dims: &[usize]) -> ValueId {
+    add1(body, Op::Reshape(Reshape { shape: dims.into() }), &[v])
+}
+
+fn sum(body: &mut Body, v: ValueId, n: usize, dtype: Option<DType>) -> ValueId {
+    add1(body, Op::SumTo(SumTo { shape: [n].into(), dtype }), &[v])
+}
+
+fn product(trans_a: bool, trans_b: bool, out: Option<DType>) -> Op {
+    Op::MatMul(MatMul { trans_a, trans_b, out })
+}
+
+/// Runs a body on random operands; its only launch is a product with this epilogue.
+fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool) {
+    let selected = frit_select::cuda(body).unwrap_or_else(|| panic!("no launches for\n{body}"));
+    let [Launch::Choice(candidates)] = &selected.launches[..] else {
+        panic!("{:?}", selected.launches)
+    };
+    let [Launch::Gemm(gemm)] = &candidates[0].launches[..] else { panic!("{candidates:?}") };
+    assert!(is_epilogue(&gemm.epilogue), "{:?}", gemm.epilogue);
+    let leaves = body.nodes().map(|(_, n)| n).filter(|n| n.op.is_leaf());
+    let types: Vec<TensorType> = leaves.map(|n| body.ty(n.outputs[0]).clone()).collect();
+    let operands: Vec<_> =
+        types.iter().enumerate().map(|(i, t)| random(t.dtype, t.shape.dims(), i as u64)).collect();
+    check_body(body, &operands, tolerance);
+}
+
+/// x · w (+ b), viewed with three axes, then gelu; with what is before it if that is read.
+pub(crate) fn forward(dtype: DType, bias: bool, before: bool, n: usize) -> Graph {
+    let mut body = Body::new();
+    let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[5, n]), (dtype, &[n])]);
+    let mut last = add1(&mut body, product(false, false, None), &v[..2]);
+    if bias {
+        last = add1(&mut body, Op::Binary(BinaryFn::Add), &[last, v[2]]);
+    }
+    let view = reshape(&mut body, last, &[2, 3, n]);
+    let y = add1(&mut body, Op::Unary(UnaryFn::GeluTanh), &[view]);
+    if before { body.outputs(&[last, y]) } else { body.outputs(&[y]) }
+}
+
+#[test]
+fn gelu_with_and_without_a_bias_and_what_is_before_it() {
+    for (dtype, tolerance) in TYPES {
+        for (bias, before) in [(true, true), (true, false), (false, true), (false, false)] {
+            let body = forward(dtype, bias, before, 8);
+            check(&body, tolerance, |e| matches!(e, Epilogue::Gelu { .. }));
+        }
+    }
+}
+
+/// g · wᵀ, viewed, times the derivative of gelu at h, and the sum of its rows if `rows` says in what.
+fn backward(dtype: DType, rows: Option<DType>) -> Graph {
+    let mut body = Body::new();
+    let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[8, 5]), (dtype, &[2, 3, 8])]);
+    let m = add1(&mut body, product(false, true, None), &v[..2]);
+    let view = reshape(&mut body, m, &[2, 3, 8]);
+    let d = add1(&mut body, Op::Binary(BinaryFn::GeluTanhGrad), &[view, v[2]]);
+    let Some(rows) = rows else { return body.outputs(&[d]) };
+    let sums = sum(&mut body, d, 8, Some(rows));
+    body.outputs(&[d, sums])
+}
+
+#[test]
+fn the_gradient_of_gelu_and_of_a_bias_before_it() {
+    for (dtype, tolerance) in TYPES {
+        let is_grad = |e: &Epilogue| matches!(e, Epilogue::GeluGrad { .. });
+        check(&backward(dtype, None), tolerance, is_grad);
+        check(&backward(dtype, Some(dtype)), 6.0 * tolerance, is_grad);
+    }
+}
+
+/// The gradient of a weight, [n, m] if `first` says that the operand that is summed comes first, and of its bias.
+fn weight(dtype: DType, out: DType, first: bool) -> Graph {
+    let mut body = Body::new();
+    let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[2, 3, 7])]);
+    let sums = sum(&mut body, v[1], 7, Some(out));
+    let g = reshape(&mut body, v[1], &[6, 7]);
+    let operands = if first { [g, v[0]] } else { [v[0], g] };
+    let w = add1(&mut body, product(true, false, Some(out)), &operands);
+    body.outputs(&[sums, w])
+}
+
+#[test]
+fn the_gradient_of_a_bias_comes_with_that_of_its_weight() {
+    for (dtype, tolerance) in TYPES {
+        for out in [dtype, DType::F32] {
+            check(&weight(dtype, out, false), 6.0 * tolerance, |e| matches!(e, Epilogue::SumB(_)));
+            check(&weight(dtype, out, true), 6.0 * tolerance, |e| matches!(e, Epilogue::SumA(_)));
+        }
+    }
+}
+
+#[test]
+fn what_the_library_has_not_is_no_epilogue() {
+    for body in [
+        // Rows of no multiple of eight elements.
+        forward(DType::BF16, true, true, 12),
+        // Sums in another type than the result.
+        backward(DType::BF16, Some(DType::F32)),
+        forward(DType::F64, true, true, 8),
+    ] {
+        assert!(frit_select::cuda(&body).is_none(), "{body}");
+    }
+    // The sum is that of the axis that the product keeps.
+    let mut body = Body::new();
+    let v = inputs(&mut body, &[(DType::BF16, &[6, 6])]);
+    let sums = sum(&mut body, v[0], 6, Some(DType::F32));
+    let w = add1(&mut body, product(false, true, Some(DType::F32)), &[v[0], v[0]]);
+    let launches = frit_select::cuda(&body.outputs(&[sums, w])).expect("launches").launches;
+    assert!(launches.iter().all(|l| !matches!(l, Launch::Choice(_))));
+}

@@ -1,0 +1,21 @@
+//! Launches against the interpreter: their CUDA C++ is compiled for the CPU, where threads are fibers, and
+//! launched as they say.
+
+mod adafactor;
+mod attention;
+mod check;
+mod convert;
+mod embedding;
+mod emulator;
+mod epilogue;
+mod index;
+mod layout;
+mod matmul;
+mod memory;
+mod nvrtc;
+mod operations;
+mod order;
+mod products;
+mod quantize;
+mod reduce;
+mod window;
