@@ -6,7 +6,6 @@ use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::{Action, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
 use frit_ir::{Diagnostic, Graph, Op, Origin};
-use frit_runtime::device::cpu;
 
 /// A processor that plans are compiled for.
 #[derive(Clone, Debug)]
@@ -88,7 +87,7 @@ impl Backend {
     pub fn fuses(&self) -> fn(&Graph, FusionKind) -> bool {
         match self {
             Backend::Cpu(_) => |body, kind| match kind.is_library() {
-                true => cpu::has_library_kernel(body),
+                true => frit_select::cpu(body).is_some(),
                 false => frit_codegen::supported(body, kind).is_ok(),
             },
             Backend::Cuda(_) => |body, kind| match kind.is_library() {
@@ -101,7 +100,7 @@ impl Backend {
     /// Whether a hand-written kernel executes a body.
     pub fn has_library_kernel(&self) -> fn(&Graph) -> bool {
         match self {
-            Backend::Cpu(_) => cpu::has_library_kernel,
+            Backend::Cpu(_) => |body| frit_select::cpu(body).is_some(),
             Backend::Cuda(_) => |body| frit_select::cuda(body).is_some(),
         }
     }

@@ -21,6 +21,7 @@ mod launch;
 mod live;
 mod operation;
 mod provenance;
+mod routine;
 mod stream;
 mod summary;
 
@@ -39,6 +40,7 @@ pub use launch::{
 pub use live::{Live, Purpose};
 pub use operation::{Direction, Operation, OperationKind, PoolFunction, Strided};
 pub use provenance::{Addresses, provenance};
+pub use routine::{Routine, RoutineCall, Source};
 pub use stream::Stream;
 pub use summary::{Collectives, Summary, Team};
 

@@ -5,6 +5,7 @@
 //! vector whole. Sums are taken in f64, per chunk of rows and then in the order of chunks.
 
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Rows of a chunk.
@@ -13,7 +14,7 @@ const ROWS: usize = 64;
 const EPS: f64 = f32::EPSILON as f64;
 
 /// A parameter: matrices of `rows` × `cols`, or, without rows, a vector.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adafactor {
     /// Number of matrices.
     pub matrices: usize,

@@ -4,9 +4,10 @@ use crate::conv::plane;
 use crate::convert::from_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
+use serde::{Deserialize, Serialize};
 
 /// Batch normalization of a dense `x[N, C, size]`. Scale, bias and statistics are f32.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BatchNorm {
     /// Element type of `x`, `y` and their gradients.
     pub elem: Elem,

@@ -6,6 +6,7 @@
 //! walk, below some outer dimensions over which chunks are spread.
 
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 
 /// Bytes that a chunk of work copies, about.
 const CHUNK: usize = 1 << 17;
@@ -34,7 +35,8 @@ enum Inner {
 }
 
 /// A copy of an N-dimensional array into another layout.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Dims", try_from = "Dims")]
 pub struct StridedCopy {
     /// Dimensions outside `rows` and `cols`, slowest first.
     outer: Vec<Dim>,
@@ -46,6 +48,36 @@ pub struct StridedCopy {
     /// Bytes of an element.
     size: usize,
     empty: bool,
+}
+
+/// A copy as it is written down: what its normal form is made of.
+#[derive(Serialize, Deserialize)]
+struct Dims {
+    /// Size, stride in the source and stride in the destination of each dimension, in elements.
+    dims: Vec<(usize, isize, isize)>,
+    /// Bytes of an element.
+    bytes: usize,
+}
+
+impl From<StridedCopy> for Dims {
+    fn from(copy: StridedCopy) -> Dims {
+        let all = copy.outer.iter().chain([&copy.rows, &copy.cols]);
+        let dims = all.filter(|d| d.size != 1).map(|d| (d.size, d.src, d.dst)).collect();
+        Dims { dims, bytes: copy.size }
+    }
+}
+
+impl TryFrom<Dims> for StridedCopy {
+    type Error = String;
+
+    fn try_from(Dims { dims, bytes }: Dims) -> Result<StridedCopy, String> {
+        if !matches!(bytes, 1 | 2 | 4 | 8) {
+            return Err(format!("no elements of {bytes} bytes"));
+        }
+        let list = |f: fn(&(usize, isize, isize)) -> isize| dims.iter().map(f).collect::<Vec<_>>();
+        let sizes: Vec<usize> = dims.iter().map(|d| d.0).collect();
+        Ok(StridedCopy::new(&sizes, &list(|d| d.1), &list(|d| d.2), bytes))
+    }
 }
 
 impl StridedCopy {

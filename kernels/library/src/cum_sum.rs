@@ -2,9 +2,11 @@
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 
 /// The element type of a running sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SumElem {
     /// A float.
     Float(Elem),
@@ -15,7 +17,7 @@ pub enum SumElem {
 }
 
 /// Running sums along the middle axis of `[outer, size, inner]`, contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CumSum {
     /// Product of the axes before.
     pub outer: usize,

@@ -1,9 +1,11 @@
 //! The floating-point element types that the kernels read and write.
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 /// A floating-point element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Elem {
     /// IEEE single precision.
     F32,

@@ -7,6 +7,7 @@
 use crate::convert::{convert_range, from_f32, to_f32};
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 
 /// Positions per chunk of work.
 const CHUNK: usize = 16;
@@ -14,7 +15,8 @@ const CHUNK: usize = 16;
 const CLEAR: usize = 1 << 18;
 
 /// The integer type of the indices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum IndexElem {
     /// 32-bit signed.
     I32,
@@ -24,7 +26,7 @@ pub enum IndexElem {
 
 /// Shapes and types: a table `[rows, width]`, `count` indices, an output `[count, width]`, all
 /// contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Embedding {
     /// Rows of the table.
     pub rows: usize,

@@ -9,12 +9,13 @@
 use crate::dtype::Elem;
 pub use crate::embedding::IndexElem;
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 
 /// Blocks per chunk of work are at least this many bytes.
 const CHUNK_BYTES: usize = 1 << 15;
 
 /// One axis of the data that an index runs along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
     /// Its size.
     pub size: usize,
@@ -27,7 +28,7 @@ pub struct Axis {
 /// Block `i` of the indexed side is at `Σ index_d(i)·stride_d + base(i)` blocks of the data, where `i`
 /// counts the places of the grid `dims`; `tuple(i)`, the first of the `axes.len()` consecutive indices
 /// of the place, is `Σ coordinate_j·index_strides_j`, and the base `Σ coordinate_j·base_strides_j`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Indexed {
     /// The grid of places.
     pub dims: Vec<usize>,
@@ -61,7 +62,8 @@ impl std::fmt::Display for OutOfRange {
 impl std::error::Error for OutOfRange {}
 
 /// What a write does with the element that is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Combine {
     /// The new element takes its place.
     Replace,

@@ -26,6 +26,7 @@
 //! | [`quantize`] | rounding to 8-bit floats |
 //! | [`random`] | random numbers and masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
+//! | [`routine`] | all of these by name, as a plan writes them down |
 //! | [`cuda`] | sources of the CUDA kernels |
 
 pub mod adafactor;
@@ -47,5 +48,6 @@ pub mod quantize;
 pub mod random;
 pub mod reduce;
 pub mod reduce_axes;
+pub mod routine;
 mod simd;
 pub mod window;

@@ -4,10 +4,11 @@
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
 /// The middle axis of `[outer, size, inner]`, contiguous, with `k` results per line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopK {
     /// Product of the axes before.
     pub outer: usize,

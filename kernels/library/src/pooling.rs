@@ -5,9 +5,10 @@ use crate::convert::from_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
 use crate::window::Window;
+use serde::{Deserialize, Serialize};
 
 /// Pooling of dense images.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pooling {
     /// Element type of operands and results.
     pub elem: Elem,

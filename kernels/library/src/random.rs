@@ -6,12 +6,13 @@
 //! which does the same, gives the same bits.
 
 use crate::pool::{Pool, Shareable};
+use serde::{Deserialize, Serialize};
 
 /// Elements per chunk of work.
 const CHUNK: usize = 1 << 14;
 
 /// A mask of `len` elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomMask {
     /// Number of elements.
     pub len: usize,
@@ -22,7 +23,7 @@ pub struct RandomMask {
 }
 
 /// `len` numbers `offset + scale · z`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Random {
     /// Number of elements.
     pub len: usize,

@@ -4,6 +4,7 @@
 use crate::convert::to_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
+use serde::{Deserialize, Serialize};
 
 /// Elements of the operand that a chunk of work reads, about.
 const CHUNK: usize = 1 << 14;
@@ -14,7 +15,8 @@ const BLOCK: usize = 128;
 const LANES: usize = 16;
 
 /// How elements are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Fold {
     /// Sum.
     Sum,
@@ -29,7 +31,7 @@ pub enum Fold {
 }
 
 /// A reduction of a contiguous operand.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReduceAxes {
     /// How elements are combined.
     pub fold: Fold,

@@ -1,7 +1,9 @@
 //! Windows that slide over images of three spatial axes (fewer axes have leading sizes of 1).
 
+use serde::{Deserialize, Serialize};
+
 /// How a window slides over one image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// Sizes of the image.
     pub input: [usize; 3],

@@ -5,6 +5,7 @@ use crate::source::SourceKernel;
 use frit_ir::Node;
 use frit_ir::ops::{Adafactor, AdafactorPart};
 use frit_ir::plan::{Launch, Pointer};
+use frit_kernels::routine::{self, Routine};
 
 /// Rows of a chunk of columns, as in `adafactor.cu`.
 const CHUNK: usize = 64;
@@ -26,7 +27,7 @@ struct Shape {
     share: f64,
 }
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node, op: &Adafactor) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node, op: &Adafactor) -> Option<()> {
     let (matrices, rows, cols) = op.matrices();
     let shape = Shape {
         matrices,
@@ -173,4 +174,15 @@ fn step(a: &mut Assembler<'_>, s: &Shape, at: &[Pointer], param: Pointer) {
             .i64(s.numel)
             .i64(s.len),
     );
+}
+
+pub(super) fn cpu(op: &Adafactor) -> Routine {
+    let (matrices, rows, cols) = op.matrices();
+    let part = match op.part {
+        AdafactorPart::Sums => routine::AdafactorPart::Sums,
+        AdafactorPart::Moments => routine::AdafactorPart::Moments,
+        AdafactorPart::Step => routine::AdafactorPart::Step,
+    };
+    let param = frit_kernels::adafactor::Adafactor { matrices, rows, cols, share: op.share };
+    Routine::Adafactor { part, param, empty: op.shape.numel() == 0 }
 }

@@ -41,17 +41,17 @@ impl<'a> Assembler<'a> {
     pub(super) fn assemble(mut self) -> Option<Launches> {
         let body = self.body;
         let mut strided = Assembler::new(body);
-        if attention::assemble_strided(&mut strided, body).is_some() {
+        if attention::cuda_strided(&mut strided, body).is_some() {
             return Some(strided.selected);
         }
         let mut fused = Assembler::new(body);
-        if matmul::epilogue::assemble(&mut fused, body).is_some() {
+        if matmul::epilogue::cuda(&mut fused, body).is_some() {
             return Some(fused.selected);
         }
         let mut nodes: Vec<&Node> =
             body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
         while let Some(&node) = nodes.first() {
-            let taken = matmul::assemble(&mut self, &nodes)?;
+            let taken = matmul::cuda(&mut self, &nodes)?;
             if taken == 0 {
                 self.node(node)?;
             }
@@ -75,29 +75,28 @@ impl<'a> Assembler<'a> {
             return Some(());
         }
         match &node.op {
-            Op::Cast(_) => convert::cast(self, node),
-            Op::Embedding(_) => embedding::rows(self, node),
-            Op::EmbeddingGrad(_) => embedding::gradient(self, node),
-            Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => index::gather(self, node),
-            Op::ScatterElements(_) | Op::ScatterNd(_) => index::scatter(self, node),
-            Op::TopK(_) | Op::ArgReduce(_) => order::assemble(self, node),
-            Op::Random(op) => random::numbers(self, node, op),
-            Op::RandomMask(op) => random::mask(self, node, op),
-            Op::Reduce(_) | Op::SumTo(_) => reduce::assemble(self, node),
-            Op::CumSum(op) => reduce::running(self, node, op),
-            Op::GradStats => reduce::grad_stats(self, node),
-            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
-                conv::assemble(self, node)
+            Op::Cast(_) => convert::cuda(self, node),
+            Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::cuda(self, node),
+            Op::Gather(_)
+            | Op::GatherElements(_)
+            | Op::GatherNd(_)
+            | Op::ScatterElements(_)
+            | Op::ScatterNd(_) => index::cuda(self, node),
+            Op::TopK(_) | Op::ArgReduce(_) => order::cuda(self, node),
+            Op::Random(_) | Op::RandomMask(_) => random::cuda(self, node),
+            Op::Reduce(_) | Op::SumTo(_) | Op::CumSum(_) | Op::GradStats => {
+                reduce::cuda(self, node)
             }
+            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => conv::cuda(self, node),
             Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
-                pool::assemble(self, node)
+                pool::cuda(self, node)
             }
-            Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::assemble(self, node),
-            Op::Attention(_) | Op::AttentionGrad(_) => attention::assemble(self, node),
-            // Values take the place of 8-bit floats only where no product is made for them.
-            Op::Quantize(op) if self.is_alone() => quantize::values(self, node, op),
-            Op::Adafactor(op) => adafactor::assemble(self, node, op),
-            op if op.is_layout() => layout::assemble(self, node),
+            Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::cuda(self, node),
+            Op::Attention(_) | Op::AttentionGrad(_) => attention::cuda(self, node),
+            // Values take the place of 8-bit floats only where no GEMM is made for them.
+            Op::Quantize(op) if self.is_alone() => quantize::cuda(self, node, op),
+            Op::Adafactor(op) => adafactor::cuda(self, node, op),
+            op if op.is_layout() => layout::cuda(self, node),
             _ => None,
         }
     }

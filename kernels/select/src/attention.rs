@@ -1,6 +1,9 @@
 //! Attention and its gradient: on tensor cores for 2-byte elements, otherwise by plain arithmetic.
 
+mod cpu;
 mod cudnn;
+
+pub(super) use cpu::cpu;
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
@@ -67,7 +70,7 @@ impl View {
 }
 
 /// One node with dense operands and results.
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let first = usize::from(matches!(node.op, Op::AttentionGrad(_)));
     let mut read = |i: usize| Some(View::dense(a.read(node.inputs[i])?, a.ty(node.inputs[i])));
     let qkv = [read(first)?, read(first + 1)?, read(first + 2)?];
@@ -87,7 +90,7 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 
 /// A body of one attention, or gradient, and layout operations that strides stand for; `None`, and
 /// nothing launched, if it is no such body, or the kernels that take strides do not compute it.
-pub(super) fn assemble_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+pub(super) fn cuda_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let is_attention = |n: &&Node| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_));
     let mut attentions = body.nodes().map(|(_, n)| n).filter(is_attention);
     let (Some(node), None) = (attentions.next(), attentions.next()) else { return None };

@@ -3,10 +3,13 @@
 mod cudnn;
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
+use frit_kernels::batch_norm::BatchNorm;
+use frit_kernels::routine::Routine;
 
 /// Threads of a block, as in `batch_norm.cu`.
 const BLOCK: usize = 512;
@@ -26,7 +29,7 @@ pub(super) struct Norm<'a> {
     pub(super) eps: f64,
 }
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (eps, x, vectors) = match &node.op {
         Op::BatchNorm(op) => (op.eps, 0, &node.inputs[1..]),
         Op::BatchNormGrad(op) => (op.eps, 1, &node.inputs[2..]),
@@ -115,5 +118,19 @@ impl Norm<'_> {
         let kernel = self.kernel(of_all)?.pointers(writes.iter().chain(reads).copied());
         a.run(finish(kernel.pointer(sums)));
         Some(())
+    }
+}
+
+pub(super) fn cpu(op: &Op, ins: &[&TensorType]) -> Option<Routine> {
+    let norm = |eps: f64, x: &TensorType, vectors: &[&TensorType]| {
+        let dims = x.shape.dims();
+        let (elem, size) = (elem(x.dtype)?, dims[2..].iter().product());
+        let known = vectors.iter().all(|ty| ty.dtype == DType::F32);
+        known.then_some(BatchNorm { elem, batch: dims[0], channels: dims[1], size, eps })
+    };
+    match op {
+        Op::BatchNorm(op) => norm(op.eps, ins[0], &ins[1..]).map(Routine::BatchNorm),
+        Op::BatchNormGrad(op) => norm(op.eps, ins[1], &ins[2..]).map(Routine::BatchNormGrad),
+        _ => None,
     }
 }

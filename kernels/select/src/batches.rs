@@ -4,18 +4,18 @@ use frit_ir::{Shape, TensorType};
 
 /// Equal runs of products.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Batches {
+pub(super) struct Batches {
     /// Products of a run.
-    pub len: usize,
+    pub(super) len: usize,
     /// Matrices of the left operand, the right one and the result from one product to the next.
-    pub steps: [usize; 3],
+    pub(super) steps: [usize; 3],
     /// Where each run begins, in matrices of the three.
-    pub runs: Vec<[usize; 3]>,
+    pub(super) runs: Vec<[usize; 3]>,
 }
 
 /// The runs of a product with these operands, of which none has two axes only; the longest run of equal
 /// distances, once for each place along the other axes. `None` if the leading axes do not broadcast.
-pub fn batches(left: &TensorType, right: &TensorType) -> Option<Batches> {
+pub(super) fn batches(left: &TensorType, right: &TensorType) -> Option<Batches> {
     let lead = |t: &TensorType| Shape(t.shape.0[..t.shape.rank() - 2].to_vec());
     let grid = lead(left).broadcast(&lead(right))?;
     let strides = [left, right].map(|t| lead(t).broadcast_strides(&grid));

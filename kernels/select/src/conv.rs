@@ -7,11 +7,14 @@ mod tiles;
 use crate::assembler::Assembler;
 use crate::convert;
 use crate::reduce::Reduction;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
+use crate::window::window;
 use frit_ir::ops::{ReduceFn, Window};
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
-use frit_ir::{DType, Node, Op};
+use frit_ir::{DType, Node, Op, TensorType};
+use frit_kernels::routine::Routine;
 
 /// With more groups than this, the products are too small.
 const MANY_GROUPS: usize = 16;
@@ -34,7 +37,7 @@ pub(super) struct Conv<'a> {
     pub(super) out: DType,
 }
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (first, second) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
     let out = a.ty(node.outputs[0]);
     let (window, groups, x, w) = match &node.op {
@@ -361,4 +364,28 @@ impl Conv<'_> {
         a.run(kernel);
         Some(())
     }
+}
+
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+    let (sliding, groups, x, w) = match op {
+        Op::Conv(op) => (&op.window, op.groups, ins[0], ins[1]),
+        Op::ConvGradInput(op) => (&op.window, op.groups, out, ins[1]),
+        Op::ConvGradWeight(op) => (&op.window, op.groups, ins[1], out),
+        _ => return None,
+    };
+    let (x, w) = (x.shape.dims(), w.shape.dims());
+    let conv = frit_kernels::conv::Conv {
+        elem: elem(ins[0].dtype)?,
+        out: elem(out.dtype)?,
+        batch: x[0],
+        groups,
+        channels: w[1],
+        filters: w[0].checked_div(groups)?,
+        window: window(sliding, &x[2..], &w[2..])?,
+    };
+    Some(match op {
+        Op::Conv(_) => Routine::Conv(conv),
+        Op::ConvGradInput(_) => Routine::ConvGradInput(conv),
+        _ => Routine::ConvGradWeight(conv),
+    })
 }

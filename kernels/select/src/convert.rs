@@ -1,15 +1,17 @@
 //! Casts between element types.
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::Pointer;
-use frit_ir::{DType, Node};
+use frit_ir::{DType, Node, TensorType};
+use frit_kernels::routine::Routine;
 
 /// Elements that a thread converts in a step, at most.
 const WIDTH: usize = 8;
 
-pub(super) fn cast(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (x, y) = (a.ty(node.inputs[0]), a.ty(node.outputs[0]));
     let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
     convert(a, (from, x.dtype), (to, y.dtype), x.shape.numel())
@@ -37,4 +39,9 @@ pub(super) fn convert(
         a.run(kernel);
     }
     Some(())
+}
+
+pub(super) fn cpu(x: &TensorType, y: &TensorType) -> Option<Routine> {
+    let (from, to) = (elem(x.dtype)?, elem(y.dtype)?);
+    Some(Routine::Convert { from, to, len: x.shape.numel() })
 }

@@ -1,11 +1,14 @@
 //! Rows of a table, and the gradient for the table.
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::sort;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::Pointer;
-use frit_ir::{DType, Node};
+use frit_ir::{DType, Node, Op, TensorType};
+use frit_kernels::embedding::{Embedding, IndexElem};
+use frit_kernels::routine::Routine;
 
 /// Bytes that a thread moves in a step.
 const STEP_BYTES: usize = 16;
@@ -14,7 +17,14 @@ const RUN: usize = 64;
 /// Threads per block there.
 const COLUMNS: usize = 256;
 
-pub(super) fn rows(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    match node.op {
+        Op::Embedding(_) => rows(a, node),
+        _ => gradient(a, node),
+    }
+}
+
+fn rows(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (table, ids) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
     let out = a.ty(node.outputs[0]);
     let (from, index) = (a.read(node.inputs[0])?, a.read(node.inputs[1])?);
@@ -37,7 +47,7 @@ pub(super) fn rows(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-pub(super) fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (dy, ids) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
     let out = a.ty(node.outputs[0]);
     let (gradient, index) = (a.read(node.inputs[0])?, a.read(node.inputs[1])?);
@@ -80,4 +90,21 @@ pub(super) fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let joins = over(kernel("embedding_joins")?)?.pointer(sorted.keys);
     a.run(joins.i64(count).i64(size).i64(width));
     Some(())
+}
+
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+    let of = |table: &TensorType, rows: &TensorType| {
+        Some(Embedding {
+            rows: table.shape.0[0],
+            width: table.shape.0[1],
+            count: ins[1].shape.numel(),
+            index: if ins[1].dtype == DType::I32 { IndexElem::I32 } else { IndexElem::I64 },
+            table: elem(table.dtype)?,
+            out: elem(rows.dtype)?,
+        })
+    };
+    match op {
+        Op::Embedding(_) => of(ins[0], out).map(Routine::Embedding),
+        _ => of(out, ins[0]).map(Routine::EmbeddingGrad),
+    }
 }

@@ -2,13 +2,17 @@
 
 use crate::assembler::Assembler;
 use crate::places;
+use crate::routine::{Call, elem, operand, result};
 use crate::sort;
 use crate::source::SourceKernel;
 use crate::source::{c_bytes, c_type};
 use frit_ir::ops::ScatterFn;
 use frit_ir::plan::Pointer;
-use frit_ir::{DType, Node, ValueId};
+use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
+use frit_kernels::dtype::Elem;
+use frit_kernels::index::Combine;
 use frit_kernels::index::Indexed;
+use frit_kernels::routine::Routine;
 
 impl SourceKernel {
     /// The grid of places: of their tuples of indices, of their bases, and the axes of a tuple.
@@ -22,7 +26,14 @@ impl SourceKernel {
     }
 }
 
-pub(super) fn gather(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    match node.op {
+        Op::ScatterElements(_) | Op::ScatterNd(_) => scatter(a, node),
+        _ => gather(a, node),
+    }
+}
+
+fn gather(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (data, ids) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
     let out = a.ty(node.outputs[0]);
     let indexed = places::gather(&node.op, data, ids)?;
@@ -50,7 +61,7 @@ pub(super) fn gather(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-pub(super) fn scatter(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+fn scatter(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (data, ids) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
     let (f, indexed) = places::scattered(&node.op, data, ids)?;
     let to = begin(a, node.inputs[0], node.outputs[0])?;
@@ -98,4 +109,43 @@ fn begin(a: &mut Assembler<'_>, data: ValueId, result: ValueId) -> Option<Pointe
         }
     }
     Some(to)
+}
+
+pub(super) fn cpu_gather(op: &Op, ins: &[&TensorType]) -> Option<Routine> {
+    places::gather(op, ins[0], ins[1]).map(Routine::Gather)
+}
+
+/// A scatter into its first operand, or, as there are then two operands alone, into one element everywhere.
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], fill: Option<f64>) -> Option<Routine> {
+    let (f, indexed) = places::scattered(op, ins[0], ins[1])?;
+    let combine = match f {
+        ScatterFn::Replace => Combine::Replace,
+        ScatterFn::Add => Combine::Add,
+        ScatterFn::Mul => Combine::Mul,
+        ScatterFn::Max => Combine::Max,
+        ScatterFn::Min => Combine::Min,
+    };
+    let dtype = ins[0].dtype;
+    // What is only moved may be of any type.
+    let elem = match combine {
+        Combine::Replace => elem(dtype).unwrap_or(Elem::F32),
+        _ => elem(dtype)?,
+    };
+    let fill = fill.map(|x| Tensor::splat(TensorType::scalar(dtype), x).to_bytes());
+    Some(Routine::Scatter { indexed, combine, elem, fill })
+}
+
+/// A body that is a scatter into one element everywhere.
+pub(super) fn cpu_scatter(body: &Graph) -> Option<Call> {
+    let mut nodes = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+    let (Some(node), None) = (nodes.next(), nodes.next()) else { return None };
+    if !matches!(node.op, Op::ScatterElements(_) | Op::ScatterNd(_)) {
+        return None;
+    }
+    let element = body.constant(node.inputs[0]).and_then(Tensor::as_splat)?;
+    let types: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
+    let reads = [operand(body, node.inputs[1])?, operand(body, node.inputs[2])?];
+    let writes = vec![(result(body, node.outputs[0])?, 0)];
+    let routine = cpu(&node.op, &types, Some(element))?;
+    Some(Call { routine, reads: reads.map(|i| (i, 0)).into(), writes })
 }

@@ -3,8 +3,11 @@
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
 use crate::source::c_bytes;
+use frit_ir::ops::Pad;
 use frit_ir::plan::Pointer;
-use frit_ir::{Node, Op, Shape, TensorType};
+use frit_ir::{Node, Op, Shape, Tensor, TensorType};
+use frit_kernels::copy::StridedCopy;
+use frit_kernels::routine::{Part, Routine};
 
 /// An axis that both sides of a copy share: its size, and the distances of neighbors on either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +22,7 @@ const TILE: usize = 32;
 /// Below this many elements along an axis, tiles are mostly empty.
 const MIN_TILE: usize = 8;
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let ins: Vec<&TensorType> = node.inputs.iter().map(|v| a.ty(*v)).collect();
     let outs: Vec<&TensorType> = node.outputs.iter().map(|v| a.ty(*v)).collect();
     let size = outs[0].dtype.size();
@@ -208,4 +211,72 @@ fn transposed(to: Pointer, from: Pointer, axes: &[Axis], size: usize) -> Option<
             .i64(r.from as usize)
             .i64(batches),
     )
+}
+
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
+    let size = outs.first()?.dtype.size();
+    let dense = |t: &TensorType| dense(&t.shape);
+    let copy =
+        |shape: &[usize], src: &[isize], dst: &[isize]| StridedCopy::new(shape, src, dst, size);
+    let one = |copy: StridedCopy, from: usize| Part { from: (0, from), to: (0, 0), copy };
+    let parts = match op {
+        Op::Pad(op) => return Some(cpu_pad(op, ins[0], outs[0])),
+        Op::Reshape(_) => {
+            let shape = [ins[0].shape.numel()];
+            vec![one(copy(&shape, &[1], &[1]), 0)]
+        }
+        Op::Transpose(t) => {
+            let from = dense(ins[0]);
+            let src: Vec<isize> = t.perm.iter().map(|&p| from[p]).collect();
+            vec![one(copy(outs[0].shape.dims(), &src, &dense(outs[0])), 0)]
+        }
+        Op::Expand(_) => {
+            let src = signed(ins[0].shape.broadcast_strides(&outs[0].shape)?);
+            vec![one(copy(outs[0].shape.dims(), &src, &dense(outs[0])), 0)]
+        }
+        Op::Slice(s) => {
+            let from = dense(ins[0]);
+            let src: Vec<isize> = from.iter().zip(&s.step).map(|(f, step)| f * step).collect();
+            let first: usize = s.start.iter().zip(ins[0].shape.strides()).map(|(a, b)| a * b).sum();
+            let dst = dense(outs[0]);
+            vec![one(copy(outs[0].shape.dims(), &src, &dst), first * size)]
+        }
+        Op::Concat(c) => {
+            let step = outs[0].shape.strides()[c.axis] * size;
+            let mut at = 0;
+            let mut all = Vec::new();
+            for (i, ty) in ins.iter().enumerate() {
+                let part = copy(ty.shape.dims(), &dense(ty), &dense(outs[0]));
+                all.push(Part { from: (i, 0), to: (0, at * step), copy: part });
+                at += ty.shape.0[c.axis];
+            }
+            all
+        }
+        Op::Split(s) => {
+            let step = ins[0].shape.strides()[s.axis] * size;
+            let mut at = 0;
+            let mut all = Vec::new();
+            for (i, ty) in outs.iter().enumerate() {
+                let part = copy(ty.shape.dims(), &dense(ins[0]), &dense(ty));
+                all.push(Part { from: (0, at * step), to: (i, 0), copy: part });
+                at += ty.shape.0[s.axis];
+            }
+            all
+        }
+        _ => return None,
+    };
+    Some(Routine::Copy(parts))
+}
+
+/// A border of one value around the operand.
+fn cpu_pad(op: &Pad, x: &TensorType, out: &TensorType) -> Routine {
+    let size = out.dtype.size();
+    let (from, to) = (dense(&x.shape), dense(&out.shape));
+    let first: usize = op.low.iter().zip(out.shape.strides()).map(|(a, b)| a * b).sum();
+    let element = Tensor::splat(TensorType::scalar(out.dtype), op.value).to_bytes();
+    Routine::Pad {
+        element,
+        copy: StridedCopy::new(x.shape.dims(), &from, &to, size),
+        to: if x.shape.numel() == 0 { 0 } else { first * size },
+    }
 }

@@ -5,15 +5,18 @@ pub(super) mod epilogue;
 use crate::assembler::{Assembler, choice};
 use crate::batches::{Batches, batches};
 use crate::convert;
+use crate::routine::{Call, elem, operand};
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::ops::{BinaryFn, MatMul};
 use frit_ir::plan::{CandidateName, Epilogue, Gemm, Launch, Matrix, Pointer};
-use frit_ir::{DType, Node, Op, TensorType, ValueId};
+use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
+use frit_kernels::gemm as cpu;
+use frit_kernels::routine::Routine;
 
 /// The product that the first node is, with as many followers as it takes over. Returns the number of
 /// nodes done, 0 if the first is no product.
-pub(super) fn assemble(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
+pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     let Some((product, followers)) = nodes.split_first() else { return Some(0) };
     let Op::MatMul(op) = &product.op else { return Some(0) };
     let (mut last, mut taken, mut bias) = (product.outputs[0], 1, None);
@@ -180,4 +183,81 @@ fn batched(one: &Gemm, left: &TensorType, right: &TensorType) -> Option<Vec<Gemm
         ..one.clone()
     });
     Some(all.collect())
+}
+
+/// A GEMM, alone or followed by the addition of a vector along its last axis.
+pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
+    let (product, bias) = match nodes {
+        [product] => (product, None),
+        [product, add] if matches!(add.op, Op::Binary(BinaryFn::Add)) => {
+            let other = add.inputs.iter().position(|v| *v != product.outputs[0])?;
+            let n = *body.ty(product.outputs[0]).shape.0.last()?;
+            let bias = add.inputs[other];
+            let fits = body.ty(bias).shape.numel() == n
+                && body.ty(bias).shape.0.last() == Some(&n)
+                && add.inputs[1 - other] == product.outputs[0]
+                && body.ty(add.outputs[0]) == body.ty(product.outputs[0]);
+            (product, Some(fits.then_some(bias)?))
+        }
+        _ => return None,
+    };
+    if body.outputs.len() != 1 {
+        return None;
+    }
+    let Op::MatMul(op) = &product.op else { return None };
+    let (a, b) = (body.ty(product.inputs[0]), body.ty(product.inputs[1]));
+    let out = body.ty(product.outputs[0]);
+    let (gemm, runs) = gemm_of(op, a, b, out)?;
+    let bias_elem = match bias {
+        Some(bias) => Some(elem(body.ty(bias).dtype)?),
+        None => None,
+    };
+    let operands = [Some(product.inputs[0]), Some(product.inputs[1]), bias];
+    let reads = operands.into_iter().flatten().map(|v| operand(body, v).map(|at| (at, 0)));
+    Some(Call {
+        routine: Routine::Gemm { gemm: cpu::Gemm { bias: bias_elem, ..gemm }, runs },
+        reads: reads.collect::<Option<_>>()?,
+        writes: vec![(0, 0)],
+    })
+}
+
+/// The GEMM, and where its runs over the leading axes begin, in matrices.
+fn gemm_of(
+    op: &MatMul,
+    a: &TensorType,
+    b: &TensorType,
+    out: &TensorType,
+) -> Option<(cpu::Gemm, Vec<[usize; 3]>)> {
+    let dims = op.dims(a, b);
+    let (elem_in, elem_out) = (elem(a.dtype)?, elem(out.dtype)?);
+    let matrix = |transposed: bool, rows: usize, cols: usize| {
+        // Dense as stored; read the other way round if transposed.
+        if transposed {
+            cpu::Operand::row_major(elem_in, cols, rows).transposed()
+        } else {
+            cpu::Operand::row_major(elem_in, rows, cols)
+        }
+    };
+    // Leading axes of `a` that count as rows leave one product.
+    let Batches { len, steps, runs } = match dims.batch {
+        1 => Batches { len: 1, steps: [0; 3], runs: vec![[0; 3]] },
+        _ => batches(a, b)?,
+    };
+    let step = |i: usize, rows: usize, cols: usize| (steps[i] * rows * cols) as isize;
+    let gemm = cpu::Gemm {
+        m: dims.m,
+        n: dims.n,
+        k: dims.k,
+        batch: len,
+        a: cpu::Operand { batch: step(0, dims.m, dims.k), ..matrix(op.trans_a, dims.m, dims.k) },
+        b: cpu::Operand { batch: step(1, dims.k, dims.n), ..matrix(op.trans_b, dims.k, dims.n) },
+        c: cpu::Operand {
+            batch: step(2, dims.m, dims.n),
+            ..cpu::Operand::row_major(elem_out, dims.m, dims.n)
+        },
+        bias: None,
+        accumulate: false,
+        alpha: 1.0,
+    };
+    Some((gemm, runs))
 }

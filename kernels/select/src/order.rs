@@ -1,14 +1,17 @@
 //! The first elements along an axis in sorted order.
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
-use frit_ir::{Node, Op};
+use frit_ir::{Node, Op, TensorType};
+use frit_kernels::order::TopK;
+use frit_kernels::routine::Routine;
 
 /// Longest lines that one warp looks through.
 const SHORT: usize = 512;
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let x = a.ty(node.inputs[0]);
     let from = a.read(node.inputs[0])?;
     let (axis, k, largest, last) = match &node.op {
@@ -35,4 +38,24 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let kernel = kernel.pointer(values).pointer(indices).pointer(from);
     a.run(kernel.i64(outer).i64(dims[axis]).i64(inner).i64(k));
     Some(())
+}
+
+pub(super) fn cpu(op: &Op, x: &TensorType) -> Option<Routine> {
+    let dims = x.shape.dims();
+    let top = |axis: usize, k: usize, largest: bool, last: bool| {
+        Some(TopK {
+            outer: dims[..axis].iter().product(),
+            size: dims[axis],
+            inner: dims[axis + 1..].iter().product(),
+            k,
+            largest,
+            last,
+            elem: elem(x.dtype)?,
+        })
+    };
+    match op {
+        Op::TopK(op) => top(op.axis, op.k, op.largest, false).map(Routine::TopK),
+        Op::ArgReduce(op) => top(op.axis, 1, op.largest, op.last).map(Routine::ArgReduce),
+        _ => None,
+    }
 }

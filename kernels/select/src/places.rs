@@ -13,7 +13,7 @@ fn index_elem(ids: &TensorType) -> Option<IndexElem> {
 }
 
 /// Where a gather of `data` by `ids` reads.
-pub fn gather(op: &Op, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
+pub(super) fn gather(op: &Op, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
     match op {
         Op::Gather(Gather { axis }) => along(*axis, data, ids),
         Op::GatherElements(GatherElements { axis }) => elements(*axis, data, ids),
@@ -68,7 +68,11 @@ fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> Option<Inde
 }
 
 /// Where a scatter into `data` by `ids` writes, and what an update does there.
-pub fn scattered(op: &Op, data: &TensorType, ids: &TensorType) -> Option<(ScatterFn, Indexed)> {
+pub(super) fn scattered(
+    op: &Op,
+    data: &TensorType,
+    ids: &TensorType,
+) -> Option<(ScatterFn, Indexed)> {
     match op {
         Op::ScatterElements(ScatterElements { axis, f }) => Some((*f, elements(*axis, data, ids)?)),
         Op::ScatterNd(ScatterNd { batch_dims, f }) => Some((*f, tuples(*batch_dims, data, ids)?)),

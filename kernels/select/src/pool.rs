@@ -3,12 +3,16 @@
 mod cudnn;
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
+use crate::window::window;
 use cudnn::Pool;
 use frit_ir::ops::Window;
 use frit_ir::plan::{Argument, PoolFunction};
-use frit_ir::{DType, Node, Op};
+use frit_ir::{DType, Node, Op, TensorType};
+use frit_kernels::pooling::Pooling;
+use frit_kernels::routine::Routine;
 
 impl SourceKernel {
     /// The structure `Window`: sizes of an image, positions of a window of these taps over it, and how
@@ -27,7 +31,7 @@ impl SourceKernel {
     }
 }
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     // The image is the operand, or the result of a gradient.
     let (window, taps, image) = match &node.op {
         Op::MaxPool(op) => (&op.window, &op.taps, a.ty(node.inputs[0])),
@@ -79,4 +83,26 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         _ => {}
     }
     Some(())
+}
+
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+    let (sliding, taps, x) = match op {
+        Op::MaxPool(op) => (&op.window, &op.taps, ins[0]),
+        Op::SumPool(op) => (&op.window, &op.taps, ins[0]),
+        Op::MaxPoolGrad(op) => (&op.window, &op.taps, out),
+        Op::SumPoolGrad(op) => (&op.window, &op.taps, out),
+        _ => return None,
+    };
+    let dims = x.shape.dims();
+    let pooling = Pooling {
+        elem: elem(x.dtype)?,
+        images: dims[0] * dims[1],
+        window: window(sliding, &dims[2..], taps)?,
+    };
+    Some(match op {
+        Op::MaxPool(_) => Routine::MaxPool(pooling),
+        Op::MaxPoolGrad(_) => Routine::MaxPoolGrad(pooling),
+        Op::SumPool(_) => Routine::SumPool(pooling),
+        _ => Routine::SumPoolGrad(pooling),
+    })
 }

@@ -6,11 +6,13 @@
 //! Source: cuBLASLt, "8-bit floating point data types": `A` transposed and `B` not, in its column order.
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::ops::Quantize;
 use frit_ir::plan::{Argument, Launch, Matrix, Pointer};
-use frit_ir::{DType, Node, Op};
+use frit_ir::{DType, Node, Op, TensorType};
+use frit_kernels::routine::{Float8, Routine};
 
 /// Sizes of a product are multiples of it, and the rows of its operands.
 pub(super) const ALIGNMENT: usize = 16;
@@ -20,7 +22,7 @@ const TILE: usize = 64;
 const WORD_BYTES: usize = 4;
 
 /// Rounds a tensor of its own: values, and the latest magnitude.
-pub(super) fn values(a: &mut Assembler<'_>, node: &Node, op: &Quantize) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node, op: &Quantize) -> Option<()> {
     let ty = a.ty(node.inputs[0]);
     let to = a.write(node.outputs[0]);
     let latest = a.write(node.outputs[1]);
@@ -143,4 +145,10 @@ impl Rounding {
         kernel.arguments.push(Argument::I64(self.index));
         kernel
     }
+}
+
+pub(super) fn cpu(op: &Quantize, x: &TensorType) -> Option<Routine> {
+    let format = if op.to == DType::F8E4M3 { Float8::E4M3 } else { Float8::E5M2 };
+    let (elem, len) = (elem(x.dtype)?, x.shape.numel());
+    Some(Routine::Quantize { format, elem, len, index: op.index })
 }

@@ -2,20 +2,29 @@
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
-use frit_ir::Node;
 use frit_ir::ops::{Random, RandomFn, RandomMask};
+use frit_ir::{Node, Op};
+use frit_kernels::routine::Routine;
 
 /// Elements that one block of the generator gives.
 const WORDS: usize = 4;
 
-pub(super) fn mask(a: &mut Assembler<'_>, node: &Node, op: &RandomMask) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    match &node.op {
+        Op::Random(op) => numbers(a, node, op),
+        Op::RandomMask(op) => mask(a, node, op),
+        _ => None,
+    }
+}
+
+fn mask(a: &mut Assembler<'_>, node: &Node, op: &RandomMask) -> Option<()> {
     let limit = (op.keep * 4_294_967_296.0) as usize;
     let kernel = draws(a, node, "random_mask", op.shape.numel(), op.id)?;
     a.run(kernel.i64(limit));
     Some(())
 }
 
-pub(super) fn numbers(a: &mut Assembler<'_>, node: &Node, op: &Random) -> Option<()> {
+fn numbers(a: &mut Assembler<'_>, node: &Node, op: &Random) -> Option<()> {
     let entry = match op.f {
         RandomFn::Uniform => "random_uniform",
         RandomFn::Normal => "random_normal",
@@ -42,4 +51,24 @@ fn draws(
         .i64(n)
         .i64(id as usize);
     Some(kernel)
+}
+
+pub(super) fn cpu(op: &Op) -> Option<Routine> {
+    use frit_kernels::random;
+    Some(match op {
+        Op::Random(op) => Routine::Random(random::Random {
+            len: op.shape.numel(),
+            normal: op.f == RandomFn::Normal,
+            offset: op.offset as f32,
+            scale: op.scale as f32,
+            most: op.most(),
+            id: op.id,
+        }),
+        Op::RandomMask(op) => Routine::RandomMask(random::RandomMask {
+            len: op.shape.numel(),
+            keep: op.keep,
+            id: op.id,
+        }),
+        _ => return None,
+    })
 }

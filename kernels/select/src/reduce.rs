@@ -1,11 +1,15 @@
 //! Reductions and running sums.
 
 use crate::assembler::Assembler;
+use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::ops::{CumSum, Reduce, ReduceFn};
 use frit_ir::plan::{Argument, Pointer};
-use frit_ir::{DType, Node, Op};
+use frit_ir::{DType, Node, Op, TensorType};
+use frit_kernels::cum_sum::SumElem;
+use frit_kernels::reduce_axes::{Fold, ReduceAxes};
+use frit_kernels::routine::Routine;
 
 /// Threads of a block of `reduce`, and how many results one takes where results lie together.
 const BLOCK: usize = 256;
@@ -22,7 +26,7 @@ const STATS_BYTES: usize = 16;
 const STATS_CHUNK: usize = 1 << 14;
 
 /// Non-finite elements and the sum of squares of all operands.
-pub(super) fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let mut operands = Vec::new();
     for value in &node.inputs {
         operands.push((a.read(*value)?, a.ty(*value)));
@@ -177,7 +181,7 @@ fn neutral(f: ReduceFn, dtype: DType) -> i64 {
     if dtype.is_float() { f64::to_bits(real) as i64 } else { integer }
 }
 
-pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (x, y) = (a.ty(node.inputs[0]), a.ty(node.outputs[0]));
     let dims = x.shape.dims();
     let reduction = match &node.op {
@@ -186,6 +190,8 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
             let axes = op.axes(&x.shape);
             Reduction::new(ReduceFn::Sum, dims, |i| axes.contains(&i))
         }
+        Op::CumSum(op) => return running(a, node, op),
+        Op::GradStats => return grad_stats(a, node),
         _ => return None,
     };
     let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
@@ -193,7 +199,7 @@ pub(super) fn assemble(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 }
 
 /// Running sums; a warp takes a line.
-pub(super) fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option<()> {
+fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option<()> {
     let x = a.ty(node.inputs[0]);
     let dims = x.shape.dims();
     let outer: usize = dims[..op.axis].iter().product();
@@ -213,4 +219,50 @@ pub(super) fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option
         a.run(kernel);
     }
     Some(())
+}
+
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+    let x = ins[0];
+    let rank = x.shape.rank();
+    let (fold, gone): (Fold, Vec<bool>) = match op {
+        Op::Reduce(Reduce { f, axes, .. }) => {
+            let fold = match f {
+                ReduceFn::Sum => Fold::Sum,
+                ReduceFn::Mean => Fold::Mean,
+                ReduceFn::Prod => Fold::Prod,
+                ReduceFn::Max => Fold::Max,
+                ReduceFn::Min => Fold::Min,
+            };
+            (fold, (0..rank).map(|axis| axes.contains(&axis)).collect())
+        }
+        Op::SumTo(_) => {
+            let missing = rank - out.shape.rank();
+            let gone = |axis: usize| axis < missing || out.shape.0[axis - missing] == 1;
+            (Fold::Sum, (0..rank).map(gone).collect())
+        }
+        Op::CumSum(op) => return cpu_running(op, x),
+        Op::GradStats => {
+            return ins.iter().all(|t| t.dtype == DType::F32).then_some(Routine::GradStats);
+        }
+        _ => return None,
+    };
+    let (from, to) = (elem(x.dtype)?, elem(out.dtype)?);
+    Some(Routine::Reduce(ReduceAxes::new(fold, x.shape.dims(), &gone, from, to)))
+}
+
+fn cpu_running(op: &CumSum, x: &TensorType) -> Option<Routine> {
+    let dims = x.shape.dims();
+    let elem = match x.dtype {
+        DType::I32 => SumElem::I32,
+        DType::I64 => SumElem::I64,
+        other => SumElem::Float(elem(other)?),
+    };
+    Some(Routine::CumSum(frit_kernels::cum_sum::CumSum {
+        outer: dims[..op.axis].iter().product(),
+        size: dims[op.axis],
+        inner: dims[op.axis + 1..].iter().product(),
+        exclusive: op.exclusive,
+        reverse: op.reverse,
+        elem,
+    }))
 }

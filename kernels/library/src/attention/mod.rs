@@ -13,6 +13,7 @@ mod softmax;
 
 use crate::dtype::Elem;
 use crate::gemm::{Gemm, Operand};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// The largest and the smallest number of query rows of a tile: multiples of the rows of the bf16
@@ -26,7 +27,7 @@ const TILE: usize = 1 << 18;
 
 /// Distances, in elements, between consecutive batches, heads and time steps; the elements of one
 /// head at one time are contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Strides {
     /// Between batches.
     pub batch: isize,
@@ -61,7 +62,8 @@ impl Strides {
 }
 
 /// What the elements of a mask mean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MaskKind {
     /// Added to the score.
     Additive(Elem),
@@ -70,7 +72,7 @@ pub enum MaskKind {
 }
 
 /// A mask over `[batch, head, query, key]`; a stride of 0 broadcasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mask {
     /// Meaning and element type.
     pub kind: MaskKind,
@@ -85,7 +87,7 @@ pub struct Mask {
 }
 
 /// Shapes and layout of one attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// Batches.
     pub batch: usize,
@@ -122,7 +124,7 @@ pub struct Attention {
 }
 
 /// Layout of the gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GradientStrides {
     /// Gradient of the output.
     pub d_o: Strides,

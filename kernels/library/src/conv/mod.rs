@@ -12,10 +12,11 @@ mod unfold;
 use crate::dtype::Elem;
 use crate::pool::Pool;
 use crate::window::Window;
+use serde::{Deserialize, Serialize};
 pub(crate) use unfold::plane;
 
 /// A convolution of dense operands `x[N, G·C, …]`, `w[G·M, C, …]`, `y[N, G·M, …]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv {
     /// Element type of the operands.
     pub elem: Elem,

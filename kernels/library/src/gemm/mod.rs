@@ -18,9 +18,10 @@ mod packed;
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
+use serde::{Deserialize, Serialize};
 
 /// Where the elements of a matrix lie; strides count elements and may be negative.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operand {
     /// Element type.
     pub elem: Elem,
@@ -52,7 +53,7 @@ impl Operand {
 }
 
 /// A batched matrix product: `A[m, k] @ B[k, n] -> C[m, n]`, `batch` times.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gemm {
     /// Rows of A and C.
     pub m: usize,

@@ -32,7 +32,7 @@ struct Parts<'a> {
 }
 
 /// The launches of a body that is a product with such an epilogue; `None` if it is none.
-pub(crate) fn assemble(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
+pub(crate) fn cuda(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let is_work = |n: &&Node| !n.op.is_leaf() && !matches!(n.op, Op::Reshape(_));
     let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(is_work).collect();
     let (products, rest): (Vec<&Node>, Vec<&Node>) =

@@ -1,17 +1,9 @@
 //! The CPU: all arenas in host memory; tasks run one after the other in the plan's order, each split
 //! over the rank's threads.
 
-mod adafactor;
 mod arena;
-mod attention;
 mod call;
-mod index;
-mod library;
-mod operand;
-mod order;
-mod ordered;
-mod reduce;
-mod window;
+mod routine;
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
@@ -24,8 +16,7 @@ use frit_ir::interpret;
 use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Metric, Place};
 use frit_ir::{Graph, Tensor};
 use frit_kernels::pool::Pool;
-use operand::Operand;
-use ordered::Library;
+use frit_kernels::routine::Operand;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
@@ -33,13 +24,8 @@ use std::time::Instant;
 /// A kernel made ready.
 enum Code<'a> {
     Generated { function: call::Function, extent: usize, grain: usize },
-    Library(Library),
+    Routine(Box<routine::Ready>),
     Interpreted(&'a Graph),
-}
-
-/// Whether a hand-written kernel executes this body.
-pub fn has_library_kernel(body: &Graph) -> bool {
-    Library::of(body).is_some()
 }
 
 /// One rank on the CPU.
@@ -157,11 +143,13 @@ impl<'a, C: Communicator> Cpu<'a, C> {
                 call::split(&self.pool, *function, &pointers, *extent, *grain);
                 Ok(())
             }
-            Code::Library(library) => {
-                let operand = |p: &Place| Operand { pointer: self.pointer(p), ty: p.ty.clone() };
+            Code::Routine(routine) => {
+                let operand = |p: &Place| Operand { pointer: self.pointer(p), bytes: p.ty.bytes() };
                 let reads: Vec<Operand> = reads.iter().map(operand).collect();
                 let writes: Vec<Operand> = writes.iter().map(operand).collect();
-                library.run(&self.pool, &reads, &writes)
+                // SAFETY: the plan's check bounds all places and compares their types with the body's; verify_plan
+                // proves that results overlap no operand.
+                unsafe { routine.run(&self.pool, &reads, &writes) }
             }
             Code::Interpreted(body) => self.interpret(body, reads, writes),
         }
@@ -207,8 +195,8 @@ fn prepare<'a>(
                 .map_err(|reason| RunError::Plan { path: "kernels".into(), reason })?;
             Ok(Code::Generated { function, extent: *extent, grain: (*grain).max(1) })
         }
-        (KernelKind::Library, ..) => match Library::of(&kernel.body) {
-            Some(library) => Ok(Code::Library(library)),
+        (KernelKind::Library, ..) => match frit_select::cpu(&kernel.body) {
+            Some(routine) => Ok(Code::Routine(Box::new(routine::Ready::of(kernel, &routine)?))),
             None => Ok(Code::Interpreted(&kernel.body)),
         },
         _ => Ok(Code::Interpreted(&kernel.body)),
@@ -286,7 +274,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
         let kind = |task: usize| match &plan.tasks[task].action {
             Action::Kernel { kernel, .. } => match &self.code[*kernel] {
                 Code::Generated { .. } => "generated",
-                Code::Library(_) => "library",
+                Code::Routine(_) => "library",
                 Code::Interpreted(_) => "interpreted",
             },
             Action::Copy { .. } | Action::Reshard { .. } => "copy",

@@ -1,11 +1,10 @@
-//! Library kernels against the interpreter, on awkward windows.
+//! Routines of the CPU against the interpreter, on awkward windows.
 
-use crate::device::cpu::library::Routine;
-use crate::device::cpu::operand::Operand;
 use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::*;
-use frit_ir::{DType, Graph, Op, Origin, Region, Tensor, TensorType};
+use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType};
 use frit_kernels::pool::Pool;
+use frit_kernels::routine::{Operand, Routine};
 
 /// Distinct numbers that f32 and bf16 hold exactly.
 fn operand(dtype: DType, shape: &[usize], seed: usize) -> Tensor {
@@ -32,7 +31,13 @@ fn check(op: Op, operands: &[Tensor]) {
         .collect();
     let outputs = body.add(op.clone(), &inputs, Origin::none(), Region::Forward);
     let outputs = outputs.unwrap_or_else(|e| panic!("{op:?}: {e}"));
-    let routine = Routine::of(&body).unwrap_or_else(|| panic!("{op:?} has no routine"));
+    for (i, value) in outputs.iter().enumerate() {
+        body.add_output(&i.to_string(), *value, OutputKind::Result);
+    }
+    let selected = frit_select::cpu(&body).unwrap_or_else(|| panic!("{op:?} has no routine"));
+    assert_eq!((&selected.reads, &selected.writes), (&None, &None));
+    let routine = serde_json::to_value(&selected.call).and_then(serde_json::from_value::<Routine>);
+    let routine = routine.expect("a routine of the library");
     let expected = eval_op(&op, &operands.iter().collect::<Vec<_>>(), Options::default());
     let expected = expected.expect("a value");
     for threads in [1, 3] {
@@ -42,11 +47,12 @@ fn check(op: Op, operands: &[Tensor]) {
             outputs.iter().map(|v| vec![u64::MAX; body.ty(*v).bytes().div_ceil(8)]).collect();
         let at = |words: &mut Vec<u64>, ty: &TensorType| Operand {
             pointer: words.as_mut_ptr().cast(),
-            ty: ty.clone(),
+            bytes: ty.bytes(),
         };
         let from: Vec<_> = reads.iter_mut().zip(operands).map(|(w, t)| at(w, &t.ty)).collect();
         let to: Vec<_> = writes.iter_mut().zip(&outputs).map(|(w, v)| at(w, body.ty(*v))).collect();
-        routine.run(&pool, &from, &to).expect("runs");
+        // SAFETY: the words are as many as the types ask for.
+        unsafe { routine.run(&pool, &from, &to) }.expect("runs");
         for ((words, v), expected) in writes.iter().zip(&outputs).zip(&expected) {
             let raw: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             let ty = body.ty(*v).clone();

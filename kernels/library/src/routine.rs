@@ -1,0 +1,437 @@
+//! Routines by name: every kernel of this crate with its parameters, as a plan writes it down.
+
+use crate::adafactor::{self, Adafactor};
+use crate::attention::{Attention, BackwardInputs, BackwardOutputs, GradientStrides};
+use crate::batch_norm::BatchNorm;
+use crate::conv::Conv;
+use crate::convert::convert;
+use crate::copy::StridedCopy;
+use crate::cum_sum::CumSum;
+use crate::dtype::Elem;
+use crate::embedding::Embedding;
+use crate::gemm::Gemm;
+use crate::index::{Combine, Indexed};
+use crate::order::TopK;
+use crate::pool::Pool;
+use crate::pooling::Pooling;
+use crate::quantize::{Format, quantize};
+use crate::random::{Random, RandomMask};
+use crate::reduce::sum_squares;
+use crate::reduce_axes::ReduceAxes;
+use serde::{Deserialize, Serialize};
+
+/// A kernel with its parameters. Operands are in the order of the operation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "name", content = "parameters")]
+pub enum Routine {
+    /// A GEMM of `a`, `b` and, if there is one, a bias, run by run.
+    Gemm {
+        /// One run.
+        gemm: Gemm,
+        /// Where each run begins, in matrices of `a`, `b` and the result.
+        runs: Vec<[usize; 3]>,
+    },
+    /// A convolution.
+    Conv(Conv),
+    /// Its gradient for the image, or a transposed convolution.
+    ConvGradInput(Conv),
+    /// Its gradient for the filters.
+    ConvGradWeight(Conv),
+    /// The largest element of each window.
+    MaxPool(Pooling),
+    /// Its gradient.
+    MaxPoolGrad(Pooling),
+    /// The sum of each window.
+    SumPool(Pooling),
+    /// Its gradient.
+    SumPoolGrad(Pooling),
+    /// Batch normalization.
+    BatchNorm(BatchNorm),
+    /// Its gradient.
+    BatchNormGrad(BatchNorm),
+    /// Attention.
+    Attention(Attention),
+    /// Its gradient.
+    AttentionGrad(Attention, GradientStrides),
+    /// Rows of a table.
+    Embedding(Embedding),
+    /// The gradient for the table.
+    EmbeddingGrad(Embedding),
+    /// Strided copies from operands to results.
+    Copy(Vec<Part>),
+    /// A strided copy of the operand into a result filled with one element.
+    Pad {
+        /// The bytes of the element.
+        element: Vec<u8>,
+        /// The copy.
+        copy: StridedCopy,
+        /// The first byte of the result that it writes.
+        to: usize,
+    },
+    /// Elements of the first operand at the places that the second names.
+    Gather(Indexed),
+    /// Updates written into a copy of the data, or into a result of one element: then the operands are indices and
+    /// updates alone.
+    Scatter {
+        /// Where.
+        indexed: Indexed,
+        /// What an update does there.
+        combine: Combine,
+        /// The element type.
+        elem: Elem,
+        /// The bytes of the element.
+        fill: Option<Vec<u8>>,
+    },
+    /// The first elements in sorted order and their indices.
+    TopK(TopK),
+    /// Their indices alone.
+    ArgReduce(TopK),
+    /// Random numbers for the generator's state.
+    Random(Random),
+    /// A random mask for it.
+    RandomMask(RandomMask),
+    /// Running sums.
+    CumSum(CumSum),
+    /// A reduction over axes.
+    Reduce(ReduceAxes),
+    /// A conversion between float types.
+    Convert {
+        /// Of the operand.
+        from: Elem,
+        /// Of the result.
+        to: Elem,
+        /// Number of elements.
+        len: usize,
+    },
+    /// Number of non-finite elements and sum of squares of all operands, f32.
+    GradStats,
+    /// Rounding to an 8-bit float, by an element of the second operand if there is one.
+    Quantize {
+        /// The format.
+        format: Float8,
+        /// The type that the numbers keep.
+        elem: Elem,
+        /// Number of elements.
+        len: usize,
+        /// The element with the largest magnitude of late.
+        index: usize,
+    },
+    /// A part of a step of Adafactor.
+    Adafactor {
+        /// Which.
+        part: AdafactorPart,
+        /// The parameter.
+        param: Adafactor,
+        /// Whether the parameter has no elements.
+        empty: bool,
+    },
+}
+
+/// One of several strided copies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// The operand, and its first byte that is read.
+    pub from: (usize, usize),
+    /// The result, and its first byte that is written.
+    pub to: (usize, usize),
+    /// The copy.
+    pub copy: StridedCopy,
+}
+
+/// An 8-bit float by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Float8 {
+    /// [`Format::E4M3`].
+    E4M3,
+    /// [`Format::E5M2`].
+    E5M2,
+}
+
+/// A part of a step of Adafactor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdafactorPart {
+    /// Sums of squares over this rank's elements.
+    Sums,
+    /// The second moments, and the sum of the update's squares.
+    Moments,
+    /// The step.
+    Step,
+}
+
+/// A dense operand or result.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    /// First byte.
+    pub pointer: *mut u8,
+    /// Number of bytes.
+    pub bytes: usize,
+}
+
+impl Routine {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// An index outside of its axis.
+    ///
+    /// # Safety
+    /// Operands and results are aligned, valid and as large as the parameters say; results overlap no operand but
+    /// those of Adafactor the one they replace.
+    pub unsafe fn run(
+        &self,
+        pool: &Pool,
+        reads: &[Operand],
+        writes: &[Operand],
+    ) -> Result<(), String> {
+        let read = |i: usize| reads[i].pointer.cast_const();
+        let write = |i: usize| writes[i].pointer;
+        // SAFETY: by the contract of this function.
+        unsafe {
+            match self {
+                Routine::Gemm { gemm, runs } => gemms(gemm, runs, pool, reads, write(0)),
+                Routine::Conv(conv) => conv.forward(pool, read(0), read(1), write(0)),
+                Routine::ConvGradInput(conv) => conv.grad_input(pool, read(0), read(1), write(0)),
+                Routine::ConvGradWeight(conv) => conv.grad_weight(pool, read(0), read(1), write(0)),
+                Routine::MaxPool(pooling) => pooling.max(pool, read(0), write(0)),
+                Routine::MaxPoolGrad(pooling) => {
+                    pooling.max_grad(pool, read(0), read(1), write(0));
+                }
+                Routine::SumPool(pooling) => pooling.sum(pool, read(0), write(0)),
+                Routine::SumPoolGrad(pooling) => pooling.sum_grad(pool, read(0), write(0)),
+                Routine::BatchNorm(norm) => norm.forward(
+                    pool,
+                    read(0),
+                    [read(1).cast(), read(2).cast()],
+                    write(0),
+                    [write(1).cast(), write(2).cast()],
+                ),
+                Routine::BatchNormGrad(norm) => norm.backward(
+                    pool,
+                    [read(0), read(1)],
+                    [read(2).cast(), read(3).cast(), read(4).cast()],
+                    write(0),
+                    [write(1).cast(), write(2).cast()],
+                ),
+                Routine::Attention(attention) => {
+                    let mask = reads.get(3).map_or(std::ptr::null(), |m| m.pointer.cast_const());
+                    let (q, k, v) = (read(0), read(1), read(2));
+                    attention.forward(pool, q, k, v, mask, write(0), write(1).cast());
+                }
+                Routine::AttentionGrad(attention, gradients) => {
+                    attention_grad((attention, gradients), pool, reads, writes);
+                }
+                Routine::Embedding(embedding) => embedding
+                    .forward(pool, read(0), read(1), write(0))
+                    .map_err(|e| e.to_string())?,
+                Routine::EmbeddingGrad(embedding) => embedding
+                    .backward(pool, read(1), read(0), write(0))
+                    .map_err(|e| e.to_string())?,
+                Routine::Copy(parts) => {
+                    for Part { from, to, copy } in parts {
+                        copy.run(pool, read(from.0).add(from.1), write(to.0).add(to.1));
+                    }
+                }
+                Routine::Pad { element, copy, to } => {
+                    fill(writes[0], element);
+                    copy.run(pool, read(0), write(0).add(*to));
+                }
+                Routine::Gather(indexed) => {
+                    indexed.gather(pool, read(0), read(1), write(0)).map_err(|e| e.to_string())?
+                }
+                Routine::Scatter { indexed, combine, elem, fill: element } => {
+                    let first = match element {
+                        Some(element) => {
+                            fill(writes[0], element);
+                            0
+                        }
+                        None => {
+                            std::ptr::copy_nonoverlapping(read(0), write(0), writes[0].bytes);
+                            1
+                        }
+                    };
+                    let (ids, updates) = (read(first), read(first + 1));
+                    indexed
+                        .scatter(updates, ids, write(0), *combine, *elem)
+                        .map_err(|e| e.to_string())?;
+                }
+                Routine::TopK(top) => top.run(pool, read(0), write(0), write(1).cast()),
+                Routine::ArgReduce(top) => {
+                    top.run(pool, read(0), std::ptr::null_mut(), write(0).cast());
+                }
+                Routine::RandomMask(mask) => {
+                    mask.run(pool, read(0).cast::<[i64; 5]>().read(), write(0));
+                }
+                Routine::Random(draws) => {
+                    draws.run(pool, read(0).cast::<[i64; 5]>().read(), write(0).cast());
+                }
+                Routine::CumSum(sums) => sums.run(pool, read(0), write(0)),
+                Routine::Reduce(reduce) => reduce.run(pool, read(0), write(0)),
+                Routine::Convert { from, to, len } => {
+                    convert(pool, read(0), *from, write(0), *to, *len);
+                }
+                Routine::GradStats => grad_stats(pool, reads, write(0).cast()),
+                Routine::Quantize { format, elem, len, index } => {
+                    let recent = match reads.len() {
+                        1 => 0.0,
+                        _ => read(1).cast::<f32>().add(*index).read(),
+                    };
+                    let (x, y) = (read(0), write(0));
+                    let amax = quantize(pool, x, y, (*len, *elem), format.format(), recent);
+                    write(1).cast::<f32>().write(amax);
+                }
+                Routine::Adafactor { part, param, empty } => {
+                    part.run(*param, *empty, pool, reads, writes);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Float8 {
+    fn format(self) -> Format {
+        match self {
+            Float8::E4M3 => Format::E4M3,
+            Float8::E5M2 => Format::E5M2,
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Routine::run`].
+unsafe fn gemms(gemm: &Gemm, runs: &[[usize; 3]], pool: &Pool, reads: &[Operand], result: *mut u8) {
+    let Gemm { m, n, k, .. } = *gemm;
+    let bias = reads.get(2).map_or(std::ptr::null(), |bias| bias.pointer.cast_const());
+    for at in runs {
+        // SAFETY: as for the caller.
+        unsafe {
+            let a = reads[0].pointer.add(at[0] * m * k * gemm.a.elem.size());
+            let b = reads[1].pointer.add(at[1] * k * n * gemm.b.elem.size());
+            gemm.run(pool, a, b, result.add(at[2] * m * n * gemm.c.elem.size()), bias);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Routine::run`].
+unsafe fn attention_grad(
+    (attention, gradients): (&Attention, &GradientStrides),
+    pool: &Pool,
+    reads: &[Operand],
+    writes: &[Operand],
+) {
+    let read = |i: usize| reads[i].pointer.cast_const();
+    let inputs = BackwardInputs {
+        d_o: read(0),
+        q: read(1),
+        k: read(2),
+        v: read(3),
+        o: read(4),
+        lse: read(5).cast(),
+        mask: reads.get(6).map_or(std::ptr::null(), |mask| mask.pointer.cast_const()),
+    };
+    let outputs = BackwardOutputs {
+        d_q: writes[0].pointer,
+        d_k: writes[1].pointer,
+        d_v: writes[2].pointer,
+        d_mask: writes.get(3).map_or(std::ptr::null_mut(), |d| d.pointer.cast()),
+    };
+    // SAFETY: as for the caller.
+    unsafe { attention.backward(pool, gradients, &inputs, &outputs) };
+}
+
+/// # Safety
+/// As for [`Routine::run`].
+unsafe fn grad_stats(pool: &Pool, reads: &[Operand], out: *mut f32) {
+    let (mut squares, mut bad) = (0.0, 0);
+    for operand in reads {
+        let len = operand.bytes / Elem::F32.size();
+        // SAFETY: as for the caller.
+        let sum = unsafe { sum_squares(pool, operand.pointer, Elem::F32, len) };
+        squares += sum.value;
+        bad += sum.n_non_finite;
+    }
+    // SAFETY: as for the caller.
+    unsafe {
+        out.write(bad as f32);
+        out.add(1).write(squares as f32);
+    }
+}
+
+/// Writes one element over and over.
+///
+/// # Safety
+/// The result must be writable.
+unsafe fn fill(out: Operand, element: &[u8]) {
+    // SAFETY: the caller vouches for the range.
+    let out = unsafe { std::slice::from_raw_parts_mut(out.pointer, out.bytes) };
+    out.chunks_exact_mut(element.len()).for_each(|e| e.copy_from_slice(element));
+}
+
+impl AdafactorPart {
+    /// Runs a part of a step.
+    ///
+    /// # Safety
+    /// As for [`Routine::run`].
+    unsafe fn run(
+        self,
+        kernel: Adafactor,
+        empty: bool,
+        pool: &Pool,
+        reads: &[Operand],
+        writes: &[Operand],
+    ) {
+        // SAFETY: by the contract of this function.
+        unsafe {
+            let floats = |i: usize| -> &[f32] {
+                std::slice::from_raw_parts(reads[i].pointer.cast(), reads[i].bytes / 4)
+            };
+            let scalar = |i: usize| f64::from(reads[i].pointer.cast::<f32>().read());
+            let result = |i: usize| -> &mut [f32] {
+                std::slice::from_raw_parts_mut(writes[i].pointer.cast(), writes[i].bytes / 4)
+            };
+            // Usually the same place.
+            let keep = |from: usize, to: usize| {
+                let (from, to) = (reads[from], writes[to]);
+                if from.pointer != to.pointer {
+                    std::ptr::copy(from.pointer, to.pointer, from.bytes);
+                }
+            };
+            let part = |factor: usize, clip_value: usize| adafactor::Part {
+                begin: reads[0].pointer.cast::<i64>().read(),
+                grads: floats(1),
+                scale: adafactor::Scale { factor: scalar(factor), clip_value: scalar(clip_value) },
+            };
+            match self {
+                AdafactorPart::Sums if empty => result(0).fill(0.0),
+                AdafactorPart::Sums => kernel.sums(pool, part(4, 3), floats(2), result(0)),
+                AdafactorPart::Moments => {
+                    keep(3, 0);
+                    let skipped = empty || scalar(8) != 0.0;
+                    result(1)[0] = if skipped {
+                        0.0
+                    } else {
+                        let weight = (scalar(6) + 1.0).powf(-scalar(4));
+                        kernel.moments(pool, part(7, 5), floats(2), result(0), weight)
+                    };
+                }
+                AdafactorPart::Step => {
+                    keep(2, 0);
+                    if !empty && scalar(13) == 0.0 {
+                        let settings = adafactor::Settings {
+                            of_param: scalar(4),
+                            of_update: scalar(5),
+                            lr: scalar(6),
+                            eps: scalar(7),
+                            threshold: scalar(8),
+                            decay: scalar(9),
+                            step: scalar(11),
+                        };
+                        kernel.step(pool, part(12, 10), result(0), floats(3), &settings);
+                    }
+                }
+            }
+        }
+    }
+}

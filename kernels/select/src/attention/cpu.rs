@@ -1,0 +1,114 @@
+//! Attention on the CPU, reading and writing through the layout operations of its body.
+
+use crate::routine::{Call, elem};
+use frit_ir::ops::attention::{Dims, Sight};
+use frit_ir::strided::{self, Strided};
+use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
+use frit_kernels::attention as cpu;
+use frit_kernels::routine::Routine;
+
+/// The routine of a body that holds one attention, or gradient, and layout operations that strides
+/// stand for.
+pub(crate) fn cpu(body: &Graph) -> Option<Call> {
+    let mut attentions = body
+        .nodes()
+        .map(|(_, n)| n)
+        .filter(|n| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_)));
+    let (Some(node), None) = (attentions.next(), attentions.next()) else { return None };
+    let reads: Vec<Strided> =
+        node.inputs.iter().map(|v| strided::read(body, *v)).collect::<Option<_>>()?;
+    let writes = strided::results(body, node)?;
+    let types = |values: &[ValueId]| -> Vec<TensorType> {
+        values.iter().map(|v| body.ty(*v).clone()).collect()
+    };
+    let (ins, outs) = (types(&node.inputs), types(&node.outputs));
+    let dense = |v: &Strided, t: &TensorType| v.is_dense(t.shape.dims()).then_some(());
+    let (attention, gradients) = match &node.op {
+        Op::Attention(op) => {
+            dense(&writes[1], &outs[1])?;
+            let layouts = [&reads[0], &reads[1], &reads[2], &writes[0]];
+            let mask = reads.get(3).zip(ins.get(3));
+            (cpu_attention(op.scale, op.sight(), &ins[..3], layouts, mask)?, None)
+        }
+        Op::AttentionGrad(op) => {
+            dense(&reads[5], &ins[5])?;
+            if let Some((view, ty)) = writes.get(3).zip(outs.get(3)) {
+                dense(view, ty)?;
+            }
+            let layouts = [&reads[1], &reads[2], &reads[3], &reads[4]];
+            let mask = reads.get(6).zip(ins.get(6));
+            let gradients = cpu::GradientStrides {
+                d_o: cpu_strides(&reads[0])?,
+                d_q: cpu_strides(&writes[0])?,
+                d_k: cpu_strides(&writes[1])?,
+                d_v: cpu_strides(&writes[2])?,
+            };
+            (cpu_attention(op.scale, op.sight(), &ins[1..4], layouts, mask)?, Some(gradients))
+        }
+        _ => return None,
+    };
+    let routine = match gradients {
+        None => Routine::Attention(attention),
+        Some(gradients) => Routine::AttentionGrad(attention, gradients),
+    };
+    let places = |views: &[Strided], types: &[TensorType]| -> Vec<(usize, usize)> {
+        let at = |(v, t): (&Strided, &TensorType)| (v.operand, v.offset * t.dtype.size());
+        views.iter().zip(types).map(at).collect()
+    };
+    Some(Call { routine, reads: places(&reads, &ins), writes: places(&writes, &outs) })
+}
+
+/// The layout of `[batch, heads, time, dim]`, if the elements of a head at one time are contiguous.
+fn cpu_strides(view: &Strided) -> Option<cpu::Strides> {
+    let [batch, head, time, 1] = view.strides[..] else { return None };
+    Some(cpu::Strides { batch: batch as isize, head: head as isize, time: time as isize })
+}
+
+fn cpu_attention(
+    scale: f64,
+    sight: Sight,
+    qkv: &[TensorType],
+    [q, k, v, o]: [&Strided; 4],
+    mask: Option<(&Strided, &TensorType)>,
+) -> Option<cpu::Attention> {
+    let d = Dims::of(&qkv[0], &qkv[1], &qkv[2]).ok()?;
+    let mask = match mask {
+        None => None,
+        Some((view, ty)) => {
+            let kind = match ty.dtype {
+                DType::Bool => cpu::MaskKind::Keep,
+                dtype => cpu::MaskKind::Additive(elem(dtype)?),
+            };
+            let full = Shape::from([d.b, d.h, d.t, d.s]);
+            let strides = ty.shape.broadcast_strides(&full)?;
+            if !view.is_dense(ty.shape.dims()) {
+                return None;
+            }
+            Some(cpu::Mask {
+                kind,
+                batch: strides[0] as isize,
+                head: strides[1] as isize,
+                query: strides[2] as isize,
+                key: strides[3] as isize,
+            })
+        }
+    };
+    Some(cpu::Attention {
+        batch: d.b,
+        heads: d.h,
+        kv_heads: d.g,
+        q_len: d.t,
+        kv_len: d.s,
+        head_dim: d.d,
+        value_dim: d.e,
+        scale: scale as f32,
+        causal: sight.causal,
+        window: sight.window,
+        elem: elem(qkv[0].dtype)?,
+        q: cpu_strides(q)?,
+        k: cpu_strides(k)?,
+        v: cpu_strides(v)?,
+        o: cpu_strides(o)?,
+        mask,
+    })
+}

@@ -1,0 +1,132 @@
+//! From a body to the routine of the CPU that computes it, and where the routine's operands come from.
+
+use crate::{
+    adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool,
+    quantize, random, reduce,
+};
+use frit_ir::ops::Input;
+use frit_ir::plan::{self, RoutineCall, Source};
+use frit_ir::{DType, Graph, Node, Op, Origin, Region, TensorType, ValueId};
+use frit_kernels::dtype::Elem;
+use frit_kernels::routine::Routine;
+use std::collections::HashMap;
+
+/// A routine, and the byte of an operand or a result of the body at which each of its own begins.
+pub(super) struct Call {
+    pub(super) routine: Routine,
+    pub(super) reads: Vec<(usize, usize)>,
+    pub(super) writes: Vec<(usize, usize)>,
+}
+
+/// The element type of the kernel library.
+pub(super) fn elem(dtype: DType) -> Option<Elem> {
+    match dtype {
+        DType::F32 => Some(Elem::F32),
+        DType::BF16 => Some(Elem::BF16),
+        DType::F16 => Some(Elem::F16),
+        _ => None,
+    }
+}
+
+/// The position of a value among the operands of a body.
+pub(super) fn operand(body: &Graph, value: ValueId) -> Option<usize> {
+    inputs(body).iter().position(|v| *v == value)
+}
+
+fn inputs(body: &Graph) -> Vec<ValueId> {
+    let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
+    inputs.map(|n| n.outputs[0]).collect()
+}
+
+/// The position of a value among the results of a body.
+pub(super) fn result(body: &Graph, value: ValueId) -> Option<usize> {
+    body.outputs.iter().position(|o| o.value == value)
+}
+
+/// The routine of a body; `None` if there is none.
+pub(super) fn select(body: &Graph) -> Option<plan::Routine> {
+    let n_operands = inputs(body).len();
+    // A scatter into one element everywhere has a routine that needs no operand for it.
+    let call = index::cpu_scatter(body).or_else(|| of_operands(&constants_as_operands(body)?))?;
+    let source = |(i, at): &(usize, usize)| match i.checked_sub(n_operands) {
+        None => Source::Operand(*i, *at),
+        Some(constant) => Source::Constant(constant, *at),
+    };
+    let reads: Vec<Source> = call.reads.iter().map(source).collect();
+    let in_order = |i: usize, at: &Source| *at == Source::Operand(i, 0);
+    let reads = match reads.iter().enumerate().all(|(i, at)| in_order(i, at)) {
+        true => None,
+        false => Some(reads),
+    };
+    let in_order = call.writes.iter().enumerate().all(|(i, at)| *at == (i, 0));
+    let writes = if in_order { None } else { Some(call.writes) };
+    Some(plan::Routine { call: written(&call.routine), reads, writes })
+}
+
+/// A routine as a plan writes it down.
+fn written(routine: &Routine) -> RoutineCall {
+    let call = serde_json::to_value(routine).and_then(serde_json::from_value);
+    call.expect("invariant: a routine has a name and parameters")
+}
+
+/// The routine of a body whose operands are all in memory.
+fn of_operands(body: &Graph) -> Option<Call> {
+    let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf()).collect();
+    if let Some(call) = matmul::cpu(body, &nodes).or_else(|| attention::cpu(body)) {
+        return Some(call);
+    }
+    let [node] = nodes[..] else { return None };
+    let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
+    let routine = of_node(&node.op, &types(&node.inputs), &types(&node.outputs))?;
+    let first = |at: usize| (at, 0);
+    Some(Call {
+        routine,
+        reads: node.inputs.iter().map(|v| operand(body, *v).map(first)).collect::<Option<_>>()?,
+        writes: node.outputs.iter().map(|v| result(body, *v).map(first)).collect::<Option<_>>()?,
+    })
+}
+
+fn of_node(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
+    match op {
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => conv::cpu(op, ins, outs[0]),
+        Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
+            pool::cpu(op, ins, outs[0])
+        }
+        Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::cpu(op, ins),
+        Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::cpu(op, ins, outs[0]),
+        Op::Quantize(op) => quantize::cpu(op, ins[0]),
+        Op::Adafactor(op) => Some(adafactor::cpu(op)),
+        Op::Cast(_) => convert::cpu(ins[0], outs[0]),
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => index::cpu_gather(op, ins),
+        Op::ScatterElements(_) | Op::ScatterNd(_) => index::cpu(op, ins, None),
+        Op::Random(_) | Op::RandomMask(_) => random::cpu(op),
+        Op::TopK(_) | Op::ArgReduce(_) => order::cpu(op, ins[0]),
+        Op::Reduce(_) | Op::SumTo(_) | Op::CumSum(_) | Op::GradStats => {
+            reduce::cpu(op, ins, outs[0])
+        }
+        op => layout::cpu(op, ins, outs),
+    }
+}
+
+/// A body that reads its constants from operands, behind those that it has.
+fn constants_as_operands(body: &Graph) -> Option<Graph> {
+    let is_constant = |n: &&Node| matches!(n.op, Op::Constant(_));
+    let constants = body.nodes().map(|(_, n)| n).filter(is_constant).map(|n| n.outputs[0]);
+    let (mut all, mut map) = (Graph::new(&body.name), HashMap::new());
+    let mut add =
+        |op: Op, inputs: &[ValueId]| all.add(op, inputs, Origin::none(), Region::Forward).ok();
+    for (i, value) in inputs(body).into_iter().chain(constants).enumerate() {
+        let input = Op::Input(Input { name: i.to_string(), ty: body.ty(value).clone() });
+        map.insert(value, add(input, &[])?[0]);
+    }
+    for (_, node) in body.nodes().filter(|(_, n)| !n.op.is_leaf()) {
+        let operands: Vec<ValueId> =
+            node.inputs.iter().map(|v| map.get(v).copied()).collect::<Option<_>>()?;
+        let outputs = add(node.op.clone(), &operands)?;
+        map.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    for output in &body.outputs {
+        all.add_output(&output.name, *map.get(&output.value)?, output.kind);
+    }
+    Some(all)
+}
