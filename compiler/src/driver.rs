@@ -11,6 +11,7 @@ use crate::import::{self, ImportOptions, Imported, Inlined};
 use crate::lints;
 use crate::pipeline;
 use crate::source::Source;
+use crate::target;
 use crate::weights::Weights;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::{ParamHome, PassReport, Plan};
@@ -134,6 +135,7 @@ pub fn compile(
     };
     plan.reports = run.reports;
     let mut found = run.context.warnings;
+    found.extend(target::interpreted(&plan));
     let cluster = clusters::of(config, &options.backend.describe())?;
     found.extend(lint::plan(&plan, &cluster.device));
     lints::allow(&mut found, &config.lints.allow)?;
@@ -516,6 +518,7 @@ fn lowered(
         frit_version: env!("CARGO_PKG_VERSION").into(),
         generated: &backend.generates(),
         library: &backend.has_library_kernel(),
+        entry: &|body, kind, region| backend.entry(body, kind, region),
     };
     let mut lowered = lower(graph, &lower_options)?;
     for input in &mut lowered.plan.inputs {

@@ -6,6 +6,7 @@ use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::{Action, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
 use frit_ir::{Diagnostic, Graph, Op, Origin};
+use std::collections::BTreeMap;
 
 /// A processor that plans are compiled for.
 #[derive(Clone, Debug)]
@@ -105,7 +106,7 @@ impl Backend {
         }
     }
 
-    /// Compiles the plan's regions into one file and notes how each is called. Returns the file's bytes.
+    /// Compiles the plan's regions into one file. Returns the file's bytes.
     ///
     /// # Errors
     /// A kernel that cannot be compiled; for CUDA, operations that have no kernel there.
@@ -122,14 +123,7 @@ impl Backend {
         }
         let refuse =
             |e: CodegenError| Diagnostic::error("E095", format!("cannot compile the kernels: {e}"));
-        let mut symbols = Vec::with_capacity(regions.len());
-        for (k, kind) in regions {
-            let kernel = &mut plan.kernels[*k];
-            let entry = self.entry(&kernel.name, &kernel.body, *kind).map_err(refuse)?;
-            symbols.push(entry.symbol(&kernel.name, &kernel.hash));
-            kernel.entry = Some(entry);
-            kernel.bind();
-        }
+        let symbols: Vec<String> = regions.iter().map(|(k, _)| plan.kernels[*k].symbol()).collect();
         let sources: Vec<_> = regions
             .iter()
             .zip(&symbols)
@@ -150,18 +144,47 @@ impl Backend {
         Ok(bytes)
     }
 
-    /// How the kernel of a region is called, with what its launches add to its symbol for symbols.
-    fn entry(&self, name: &str, body: &Graph, kind: FusionKind) -> Result<Entry, CodegenError> {
-        let entry =
-            match self {
-                Backend::Cpu(_) => frit_codegen::region_metadata("", body, kind).map(|k| {
-                    Entry::Host { symbol: k.symbol, extent: k.parallel_extent, grain: k.grain }
-                }),
-                Backend::Cuda(_) => frit_codegen::cuda_metadata("", body, kind)
-                    .map(|k| Entry::Cuda { launches: k.launches, scratch_bytes: k.scratch_bytes }),
-            };
-        entry.map_err(|reason| CodegenError::Unsupported { symbol: name.into(), reason })
+    /// How a body is executed, of this kind and, if it is generated, compiled as `region`; its symbols have what a launch
+    /// adds to the kernel's.
+    pub fn entry(&self, body: &Graph, kind: KernelKind, region: FusionKind) -> Entry {
+        let entry = match (kind, self) {
+            (KernelKind::Generated, Backend::Cpu(_)) => {
+                let known = frit_codegen::region_metadata("", body, region).ok();
+                known.map(|k| Entry::Host {
+                    symbol: k.symbol,
+                    extent: k.parallel_extent,
+                    grain: k.grain,
+                })
+            }
+            (KernelKind::Generated, Backend::Cuda(_)) => {
+                let known = frit_codegen::cuda_metadata("", body, region).ok();
+                known.map(|k| Entry::Cuda { launches: k.launches, scratch_bytes: k.scratch_bytes })
+            }
+            (KernelKind::Library, Backend::Cpu(_)) => frit_select::cpu(body).map(Entry::Routine),
+            (KernelKind::Library, Backend::Cuda(_)) => frit_select::cuda(body).map(Entry::Launches),
+            (KernelKind::Interpreted, _) => None,
+        };
+        entry.unwrap_or(Entry::Interpreter)
     }
+}
+
+/// Warnings of what the IR interpreter executes: it is slow, and one body is worth one warning.
+pub fn interpreted(plan: &Plan) -> Vec<Diagnostic> {
+    let mut by_kernel: BTreeMap<usize, (usize, &Origin)> = BTreeMap::new();
+    for task in &plan.tasks {
+        let Action::Kernel { kernel, .. } = &task.action else { continue };
+        if plan.kernels[*kernel].kind() == KernelKind::Interpreted {
+            by_kernel.entry(*kernel).or_insert((0, &task.origin)).0 += 1;
+        }
+    }
+    let warning = |(kernel, (n, origin)): (usize, (usize, &Origin))| {
+        let what = operations(&plan.kernels[kernel].body);
+        let message = format!("the IR interpreter executes `{what}` ({n} tasks)");
+        let help =
+            "it has no routine of the CPU's kernel library and no generated code; report the model";
+        Diagnostic::warning("W098", message).at(origin).help(help)
+    };
+    by_kernel.into_iter().map(warning).collect()
 }
 
 /// Refuses a plan with bodies that only the IR interpreter executes, which a GPU has not.
@@ -170,7 +193,7 @@ fn every_kernel_has_code(plan: &Plan) -> Result<(), Diagnostic> {
     for task in &plan.tasks {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let kernel = &plan.kernels[*kernel];
-        if kernel.kind == KernelKind::Interpreted {
+        if kernel.kind() == KernelKind::Interpreted {
             lacking.push((operations(&kernel.body), &task.origin));
         }
     }

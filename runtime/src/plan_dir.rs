@@ -152,7 +152,7 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
         let (path, bytes) = read_object(dir, object)?;
         let is_name = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_';
         let names: HashSet<&[u8]> = bytes.split(|b| !is_name(b)).collect();
-        let entries = plan.kernels.iter().filter_map(|k| k.entry.as_ref());
+        let entries = plan.kernels.iter().map(|k| &k.entry);
         let mut symbols = entries.flat_map(|entry| entry.symbols());
         if let Some(symbol) = symbols.find(|s| !names.contains(s.as_bytes())) {
             let reason = format!("the kernel `{symbol}` is not there; compile again");

@@ -2,7 +2,7 @@
 //! their gradients within flat groups, whatever the sizes of those before them.
 
 use crate::support::plan;
-use frit_ir::plan::{Action, Arena, CUDA_OPERAND_ALIGNMENT, Entry, Plan, check};
+use frit_ir::plan::{Action, Arena, CUDA_OPERAND_ALIGNMENT, Entry, KernelKind, Plan, check};
 
 /// Reads and writes of every task that generated code computes, and of every matrix product: how many, and how many
 /// of them are parts of buffers.
@@ -12,7 +12,7 @@ fn operands(plan: &Plan) -> [usize; 2] {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         let kernel = &plan.kernels[*kernel];
         let multiplies = kernel.body.nodes().any(|(_, n)| n.op.name() == "matmul");
-        if !multiplies && kernel.entry.is_none() {
+        if !multiplies && kernel.kind() != KernelKind::Generated {
             continue;
         }
         for place in reads.iter().chain(writes) {
@@ -50,7 +50,7 @@ fn a_plan_whose_vectors_are_not_aligned_is_refused() {
     let mut plan = plan("tests/models/mlp/model.onnx", 4, &settings).compiled.plan;
     check(&plan).expect("the plan is well-formed");
     let is_generated: Vec<bool> =
-        plan.kernels.iter().map(|k| matches!(k.entry, Some(Entry::Cuda { .. }))).collect();
+        plan.kernels.iter().map(|k| matches!(k.entry, Entry::Cuda { .. })).collect();
     // Buffers of the workspace may share bytes.
     let is_shared: Vec<bool> = plan.buffers.iter().map(|b| b.arena == Arena::Workspace).collect();
     let place = plan.tasks.iter_mut().find_map(|task| match &mut task.action {

@@ -71,11 +71,9 @@ fn n_calls(plan: &Plan, action: &Action) -> usize {
         Action::Kernel { kernel, .. } => {
             let kernel = &plan.kernels[*kernel];
             match &kernel.entry {
-                Some(Entry::Cuda { launches, .. }) => launches.len(),
-                _ => {
-                    let selected = frit_select::cuda(&kernel.body).expect("launches");
-                    n_launches(&selected.launches)
-                }
+                Entry::Cuda { launches, .. } => launches.len(),
+                Entry::Launches(selected) => n_launches(&selected.launches),
+                other => panic!("{other:?} on a GPU"),
             }
         }
         Action::Copy { from, to } => usize::from(from != to && from.ty.bytes() > 0),
@@ -418,10 +416,9 @@ fn grids_are_sized_by_the_gpu() {
         };
         calls.into_iter().filter_map(grid).collect::<Vec<_>>()
     };
-    let entries = dir.plan.kernels.iter().filter_map(|k| k.entry.as_ref());
-    let launches = entries.flat_map(|entry| match entry {
+    let launches = dir.plan.kernels.iter().flat_map(|kernel| match &kernel.entry {
         Entry::Cuda { launches, .. } => launches.as_slice(),
-        Entry::Host { .. } => &[],
+        _ => &[],
     });
     let loops: BTreeMap<&str, u32> =
         launches.filter(|l| l.grid_stride).map(|l| (l.symbol.as_str(), l.grid[0])).collect();

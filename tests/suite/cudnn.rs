@@ -6,7 +6,7 @@ mod operations;
 
 use crate::cuda::{open, step};
 use crate::support::{Planned, file, plan, plan_at};
-use frit_ir::plan::{KernelKind, Launch, Launches, Operation};
+use frit_ir::plan::{Entry, Launch, Launches, Operation};
 use frit_runtime::device::cuda::recording::{Call, Recording};
 use frit_runtime::plan_dir::PlanDir;
 
@@ -77,8 +77,8 @@ fn the_fastest_engine_computes_every_operation() {
     for task in &dir.plan.tasks {
         let frit_ir::plan::Action::Kernel { kernel, .. } = &task.action else { continue };
         let kernel = &dir.plan.kernels[*kernel];
-        if kernel.kind == KernelKind::Library {
-            expected += operations_of(&frit_select::cuda(&kernel.body).expect("launches")).len();
+        if let Entry::Launches(selected) = &kernel.entry {
+            expected += operations_of(selected).len();
         }
     }
     let (names, _) = executed(&dir, with_engines(3));
@@ -90,7 +90,11 @@ fn the_fastest_engine_computes_every_operation() {
     }
     assert!(!names.iter().any(|n| n.starts_with("max_pool_grad")), "{names:?}");
     let text = std::fs::read_to_string(planned.path().join("tuning.json")).unwrap();
-    assert!(text.contains("\"engine\": 2"), "{text}");
+    assert!(text.contains("{\"chosen\":{\"engine\":2"), "{text}");
+    // Every candidate's time is kept.
+    for candidate in ["frit", "cudnn", "cublaslt"] {
+        assert!(text.contains(&format!("{{\"candidate\":\"{candidate}\"")), "{candidate}: {text}");
+    }
 
     // The choice is kept: nothing is measured again.
     let device = open(&dir, with_engines(3)).unwrap();
@@ -162,7 +166,7 @@ fn frits_own_kernels_run_where_they_are_faster() {
     let (names, _) = executed(&dir, slow());
     assert!(names.is_empty(), "{names:?}");
     let text = std::fs::read_to_string(planned.path().join("tuning.json")).unwrap();
-    assert!(text.contains(": null"), "{text}");
+    assert!(text.contains("{\"chosen\":null"), "{text}");
     // That is kept, too.
     let device = open(&dir, slow()).unwrap();
     assert!(!device.driver().take().iter().any(|c| matches!(c, Call::BeginCapture(_))));

@@ -6,7 +6,7 @@
 use crate::machine::Random;
 use crate::support::{file, plan, plan_at, plan_to_evaluate};
 use clap::Parser;
-use frit_ir::plan::{Plan, check, seal, sha256_hex};
+use frit_ir::plan::{Plan, Pointer, check, seal, sha256_hex};
 use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -238,38 +238,48 @@ fn a_changed_file_is_refused() {
 /// A kernel is called as its code was made, or not at all.
 #[test]
 fn an_entry_is_bound_to_its_body() {
-    use frit_ir::plan::Entry;
+    use frit_ir::plan::{Entry, KernelKind};
     let cuda = ["target.device=cuda", "target.arch=sm_90", "optimizer.kind=adamw"];
     for settings in [&["sharding.ranks=2"][..], &cuda] {
         let plan = plan("tests/models/mlp/model.onnx", 4, settings).compiled.plan;
         check(&plan).expect("well-formed");
-        let generated: Vec<usize> =
-            (0..plan.kernels.len()).filter(|&k| plan.kernels[k].entry.is_some()).collect();
         let refused = |change: &dyn Fn(&mut Entry)| {
-            for &k in &generated {
+            for k in 0..plan.kernels.len() {
                 let mut broken = plan.clone();
-                change(broken.kernels[k].entry.as_mut().expect("an entry"));
+                change(&mut broken.kernels[k].entry);
                 if broken != plan {
-                    check(&broken).expect_err("it is called otherwise");
+                    check(&broken).expect_err("it is executed otherwise");
                 }
             }
         };
         refused(&|e| match e {
             Entry::Host { extent, .. } => *extent += 1,
             Entry::Cuda { launches, .. } => launches[0].grid[0] += 1,
+            Entry::Routine(routine) => routine.call.name.push('s'),
+            Entry::Launches(selected) => drop(selected.launches.pop()),
+            Entry::Interpreter => {}
         });
         refused(&|e| match e {
             Entry::Host { grain, .. } => *grain += 1,
             Entry::Cuda { launches, .. } => launches[0].block /= 2,
+            Entry::Routine(routine) => routine.call.parameters = serde_json::Value::Bool(true),
+            Entry::Launches(selected) => selected.launches.reverse(),
+            Entry::Interpreter => {}
         });
         refused(&|e| match e {
             Entry::Host { symbol, .. } => symbol.push('0'),
             Entry::Cuda { launches, .. } => launches[0].grid_stride = !launches[0].grid_stride,
+            Entry::Routine(routine) => routine.writes = Some(vec![]),
+            Entry::Launches(selected) => selected.scratch_bytes += 256,
+            Entry::Interpreter => {}
         });
         refused(&|e| match e {
-            Entry::Host { .. } => {}
             Entry::Cuda { scratch_bytes, .. } => *scratch_bytes += 256,
+            e => *e = Entry::Interpreter,
         });
+        let generated: Vec<usize> = (0..plan.kernels.len())
+            .filter(|&k| plan.kernels[k].kind() == KernelKind::Generated)
+            .collect();
         // The code of another kernel.
         let (a, b) = (generated[0], generated[generated.len() - 1]);
         let mut swapped = plan.clone();
@@ -321,4 +331,64 @@ fn weights_are_those_that_were_compiled() {
         std::fs::write(&held, &good).expect("written");
         verify_files(&path, &plan).expect("as compiled");
     }
+}
+
+/// The places of all texts that are pointers of launches.
+fn pointers(value: &Value, path: &str, all: &mut Vec<String>) {
+    match value {
+        Value::String(text) if text.parse::<Pointer>().is_ok() => all.push(path.into()),
+        Value::Array(items) => {
+            let items = items.iter().enumerate();
+            items.for_each(|(i, item)| pointers(item, &format!("{path}/{i}"), all));
+        }
+        Value::Object(fields) => {
+            fields.iter().for_each(|(key, item)| pointers(item, &format!("{path}/{key}"), all));
+        }
+        _ => {}
+    }
+}
+
+/// No pointer of a launch leaves its operand, its result or the scratch memory, and none names what is not there.
+#[test]
+fn every_pointer_of_every_launch_stays_inside() {
+    use frit_ir::plan::Entry;
+    let cuda = ["target.device=cuda", "target.arch=sm_80", "precision.compute=bf16"];
+    let mut n_pointers = 0;
+    for model in ["gpt2", "resnet", "moe_dispatch"] {
+        let planned = plan(&format!("tests/models/{model}/model.onnx"), 4, &cuda);
+        let plan = planned.compiled.plan;
+        for (k, kernel) in plan.kernels.iter().enumerate() {
+            let Entry::Launches(selected) = &kernel.entry else { continue };
+            let written = serde_json::to_value(&kernel.entry).expect("JSON");
+            assert_eq!(
+                serde_json::from_value::<Entry>(written.clone()).expect("read"),
+                kernel.entry
+            );
+            let mut all = Vec::new();
+            pointers(&written, "", &mut all);
+            assert!(!all.is_empty() || selected.launches.is_empty(), "{written}");
+            for at in all {
+                let pointer: Pointer =
+                    written.pointer(&at).unwrap().as_str().unwrap().parse().unwrap();
+                let elsewhere = match pointer {
+                    Pointer::Read(..) => Pointer::Read(99, 0),
+                    Pointer::Write(..) => Pointer::Write(99, 0),
+                    Pointer::Scratch(_) | Pointer::Fault => Pointer::Read(99, 0),
+                };
+                // A fault has one place.
+                let further = pointer.offset(1 << 40);
+                for moved in [further, elsewhere].into_iter().filter(|moved| *moved != pointer) {
+                    let mut edited = written.clone();
+                    *edited.pointer_mut(&at).unwrap() = moved.to_string().into();
+                    let mut broken = plan.clone();
+                    broken.kernels[k].entry = serde_json::from_value(edited).expect("an entry");
+                    broken.kernels[k].bind();
+                    let error = check(&broken).expect_err("it leaves its memory").to_string();
+                    assert!(error.contains("are not there"), "{error}");
+                }
+                n_pointers += 1;
+            }
+        }
+    }
+    assert!(n_pointers > 500, "{n_pointers}");
 }

@@ -82,7 +82,7 @@ fn parameters_that_an_exporter_computed_with_are_warned_of() {
 pub(crate) fn interpreted(plan: &Plan) -> Vec<String> {
     let slow = |task: &&frit_ir::plan::Task| match &task.action {
         Action::Kernel { kernel, writes, .. } => {
-            plan.kernels[*kernel].kind == KernelKind::Interpreted
+            plan.kernels[*kernel].kind() == KernelKind::Interpreted
                 && writes.iter().any(|w| w.ty.shape.numel() > 4)
         }
         _ => false,

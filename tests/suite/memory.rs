@@ -6,7 +6,7 @@ use frit::commands::{Cli, execute};
 use frit::config::Config;
 use frit::driver::{Request, predict};
 use frit_ir::Region;
-use frit_ir::plan::{ALIGNMENT, Action, Arena, KernelKind, Plan, Purpose};
+use frit_ir::plan::{ALIGNMENT, Action, Arena, Entry, KernelKind, Plan, Purpose};
 use frit_passes::verify_plan::verify_plan;
 
 /// The given models.
@@ -38,10 +38,10 @@ pub(crate) fn predicted(model: &str, settings: &[&str]) -> Plan {
 /// Proves a plan that has no machine code yet, as one that is interpreted.
 fn prove(plan: &Plan) {
     let mut plan = plan.clone();
-    plan.kernels
-        .iter_mut()
-        .filter(|k| k.kind == KernelKind::Generated)
-        .for_each(|k| k.kind = KernelKind::Interpreted);
+    plan.kernels.iter_mut().filter(|k| k.kind() == KernelKind::Generated).for_each(|k| {
+        k.entry = Entry::Interpreter;
+        k.bind();
+    });
     verify_plan(&plan).unwrap_or_else(|e| panic!("{e:?}"));
 }
 

@@ -1,8 +1,7 @@
 //! Plans for CUDA: every body has code, generated or selected.
 
 use crate::support::{compile_at, file};
-use frit_ir::plan::KernelKind;
-use frit_ir::plan::Launch;
+use frit_ir::plan::{Entry, KernelKind, Launch};
 use std::collections::BTreeSet;
 
 fn has_launches(model: &str, batch: usize, settings: &[&str]) {
@@ -15,11 +14,9 @@ fn launches_of(model: &str, batch: usize, settings: &[&str]) -> [BTreeSet<String
     let compiled = compile_at(&file(model), batch, &settings);
     let (mut n_kernels, mut files, mut operations) = (0, BTreeSet::new(), BTreeSet::new());
     for kernel in &compiled.plan.kernels {
-        assert_ne!(kernel.kind, KernelKind::Interpreted, "{model}:\n{}", kernel.body);
+        assert_ne!(kernel.kind(), KernelKind::Interpreted, "{model}:\n{}", kernel.body);
         operations.extend(kernel.body.nodes().map(|(_, n)| n.op.name()));
-        if kernel.kind == KernelKind::Library {
-            let selected = frit_select::cuda(&kernel.body);
-            let selected = selected.unwrap_or_else(|| panic!("{model}:\n{}", kernel.body));
+        if let Entry::Launches(selected) = &kernel.entry {
             n_kernels += 1;
             files.extend(selected.every_launch().into_iter().filter_map(|l| match l {
                 Launch::Source(kernel) => Some(kernel.file.to_string()),

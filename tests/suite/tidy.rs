@@ -23,7 +23,7 @@ fn crates_depend_only_on_what_the_architecture_allows() {
     assert_eq!(dependencies("kernels/library"), Vec::<String>::new());
     assert_eq!(dependencies("kernels/codegen"), ["frit-ir", "melior", "mlir-sys"]);
     assert_eq!(dependencies("kernels/select"), ["frit-ir", "frit-kernels"]);
-    assert_eq!(dependencies("runtime"), ["frit-ir", "frit-kernels", "frit-select"]);
+    assert_eq!(dependencies("runtime"), ["frit-ir", "frit-kernels"]);
 }
 
 #[test]

@@ -93,7 +93,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         View::Graph => plan
             .kernels
             .iter()
-            .map(|k| format!("; {} ({:?})\n{}", k.name, k.kind, k.body))
+            .map(|k| format!("; {} ({:?})\n{}", k.name, k.kind(), k.body))
             .collect(),
         View::Lints if plan.lints.is_empty() => {
             let ran: Vec<&str> = plan.reports.iter().map(|r| r.pass.as_str()).collect();
@@ -327,7 +327,7 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
             .find(|t| matches!(t.action, Action::Kernel { kernel, .. } if kernel == i));
         let types = first.map(|t| operands(t.action.reads())).unwrap_or_default();
         let ops = k.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count();
-        let kind = format!("{:?}", k.kind).to_lowercase();
+        let kind = format!("{:?}", k.kind()).to_lowercase();
         vec![k.name.clone(), kind, n.to_string(), ops.to_string(), format!("{us:.0}"), types]
     };
     let rows = plan.kernels.iter().enumerate().map(row).collect();

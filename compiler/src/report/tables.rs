@@ -116,7 +116,7 @@ pub(super) fn kernels(plan: &Plan) -> String {
             html,
             "<tr><td>{}<td>{}<td class=n>{n}<td class=n>{}<td style='width:35%'><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
             escape(&kernel.name),
-            format!("{:?}", kernel.kind).to_lowercase(),
+            format!("{:?}", kernel.kind()).to_lowercase(),
             duration(*us)
         );
     }

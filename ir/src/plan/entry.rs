@@ -1,15 +1,16 @@
-//! How generated kernels are called, and the symbols that bind this to what they compute.
+//! How kernels are executed, and the digest that binds this to what they compute.
 
-use super::{Kernel, sha256_hex};
+use super::{Kernel, KernelKind, Launches, Routine, sha256_hex};
+use crate::Graph;
 use serde::{Deserialize, Serialize};
 
-/// How to call a generated kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a kernel is executed; selected by the compiler, once for each body.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
     /// `fn(reads…, writes…, begin: i64, end: i64)` of a shared object.
     Host {
-        /// Symbol in the object file; see [`Entry::symbol`].
+        /// Symbol in the object file; see [`Kernel::symbol`].
         symbol: String,
         /// The parallel range is `0..extent`.
         extent: usize,
@@ -25,12 +26,18 @@ pub enum Entry {
         /// between tasks.
         scratch_bytes: usize,
     },
+    /// A routine of the CPU's kernel library.
+    Routine(Routine),
+    /// Launches of hand-written kernels and of libraries on a GPU.
+    Launches(Launches),
+    /// The IR interpreter, on a CPU.
+    Interpreter,
 }
 
 /// One launch of a kernel of a PTX module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaLaunch {
-    /// Symbol in the object file; see [`Entry::symbol`].
+    /// Symbol in the object file; see [`Kernel::symbol`].
     pub symbol: String,
     /// Blocks in x and y.
     pub grid: [u32; 2],
@@ -45,35 +52,60 @@ pub struct CudaLaunch {
 const DIGITS: usize = 16;
 
 impl Kernel {
-    /// Takes hash and symbols from the body and from how it is called.
+    /// A kernel that is executed so; what the symbols of `entry` add to the name of the kernel is all that they say.
+    pub fn new(name: String, body: Graph, mut entry: Entry) -> Kernel {
+        for symbol in entry.symbols_mut() {
+            *symbol = format!("{name}_{:0>DIGITS$}{symbol}", "");
+        }
+        let (hash, entry_hash) = (String::new(), String::new());
+        let mut kernel = Kernel { name, body, hash, entry_hash, entry };
+        kernel.bind();
+        kernel
+    }
+
+    /// How it is executed, in a word.
+    pub fn kind(&self) -> KernelKind {
+        match self.entry {
+            Entry::Host { .. } | Entry::Cuda { .. } => KernelKind::Generated,
+            Entry::Routine(_) | Entry::Launches(_) => KernelKind::Library,
+            Entry::Interpreter => KernelKind::Interpreted,
+        }
+    }
+
+    /// What its symbols begin with: `NAME_DIGEST`. Code generation gives it to the code that it makes of the body, so
+    /// that an entry that was changed names code that is not in the object file.
+    pub fn symbol(&self) -> String {
+        let digest = self.entry_hash.get(..DIGITS).unwrap_or_default();
+        format!("{}_{digest}", self.name)
+    }
+
+    /// Takes hashes and symbols from the body and from how it is executed.
     pub fn bind(&mut self) {
         self.hash = sha256_hex(self.body.to_string().as_bytes());
-        let Some(entry) = &mut self.entry else { return };
-        let bound = entry.symbol(&self.name, &self.hash);
-        for symbol in entry.symbols_mut() {
-            *symbol = format!("{bound}{}", suffix(symbol, &self.name).unwrap_or(symbol));
+        self.entry_hash = self.entry.hash(&self.name, &self.hash);
+        let (bound, name) = (self.symbol(), self.name.clone());
+        for symbol in self.entry.symbols_mut() {
+            *symbol = format!("{bound}{}", suffix(symbol, &name).unwrap_or(symbol));
         }
+    }
+
+    /// Whether its hash and symbols are those of its body and of how it is executed.
+    pub(super) fn is_bound(&self) -> bool {
+        let symbol = self.symbol();
+        self.entry_hash == self.entry.hash(&self.name, &self.hash)
+            && self.entry.symbols().iter().all(|s| s.starts_with(&symbol))
     }
 }
 
 impl Entry {
-    /// The symbol of a kernel of this name, whose body has this hash and which is called like this, symbols
-    /// aside: `NAME_DIGEST`. Code generation gives it to the code that it makes of the body, so that an entry
-    /// that was changed names code that is not in the object file.
-    pub fn symbol(&self, name: &str, hash: &str) -> String {
+    /// SHA-256 of how a kernel of this name, whose body has this hash, is executed, but for the digests of its symbols.
+    fn hash(&self, name: &str, hash: &str) -> String {
         let mut called = self.clone();
         for symbol in called.symbols_mut() {
             *symbol = suffix(symbol, name).unwrap_or(symbol).to_string();
         }
         let called = serde_json::to_string(&called).expect("invariant: an entry serializes");
-        let digest = sha256_hex(format!("{hash} {called}").as_bytes());
-        format!("{name}_{}", &digest[..DIGITS])
-    }
-
-    /// Whether its symbols are those of a kernel of this name and body that is called so.
-    pub(super) fn is_bound(&self, name: &str, hash: &str) -> bool {
-        let symbol = self.symbol(name, hash);
-        self.symbols().iter().all(|s| s.starts_with(&symbol))
+        sha256_hex(format!("{hash} {called}").as_bytes())
     }
 
     /// Names in the object file.
@@ -81,6 +113,7 @@ impl Entry {
         match self {
             Entry::Host { symbol, .. } => vec![symbol],
             Entry::Cuda { launches, .. } => launches.iter().map(|l| l.symbol.as_str()).collect(),
+            _ => vec![],
         }
     }
 
@@ -88,6 +121,16 @@ impl Entry {
         match self {
             Entry::Host { symbol, .. } => vec![symbol],
             Entry::Cuda { launches, .. } => launches.iter_mut().map(|l| &mut l.symbol).collect(),
+            _ => vec![],
+        }
+    }
+
+    /// Device memory that its launches share among themselves, in bytes.
+    pub fn scratch_bytes(&self) -> usize {
+        match self {
+            Entry::Cuda { scratch_bytes, .. } => *scratch_bytes,
+            Entry::Launches(selected) => selected.scratch_bytes,
+            _ => 0,
         }
     }
 }

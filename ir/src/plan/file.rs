@@ -4,6 +4,10 @@
 //! one that was compiled, first values and hyper-parameters included; it does not show who compiled it.
 
 use super::{CheckError, Plan, check};
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
+use std::io;
 
 /// Version of the format of `plan.json`. Plans of other versions are refused.
 pub const FORMAT_VERSION: u32 = 4;
@@ -38,9 +42,10 @@ const SEAL_END: &str = "\",\n";
 impl Plan {
     /// The text of `plan.json`: equal plans give equal bytes.
     pub fn to_json(&self) -> String {
-        let text =
-            serde_json::to_string_pretty(self).expect("invariant: a plan serializes to JSON");
-        seal(&text)
+        let mut text = Vec::new();
+        let mut serializer = Serializer::with_formatter(&mut text, Outline::default());
+        self.serialize(&mut serializer).expect("invariant: a plan serializes to JSON");
+        seal(&String::from_utf8(text).expect("invariant: JSON is UTF-8"))
     }
 
     /// Reads the text of `plan.json` and checks the plan; every reader of plans goes through here.
@@ -83,4 +88,97 @@ fn is_sealed(text: &str) -> bool {
 pub fn sha256_hex(bytes: &[u8]) -> String {
     use sha2::Digest;
     sha2::Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Levels of a plan that have a line for each of their values: the plan, its tables, their rows. What is in a row's value
+/// is on its line.
+const LEVELS: usize = 3;
+
+/// Writes JSON so.
+#[derive(Default)]
+struct Outline {
+    level: usize,
+    has_values: bool,
+}
+
+impl Outline {
+    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.level += 1;
+        self.has_values = false;
+        writer.write_all(bracket)
+    }
+
+    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.level -= 1;
+        if self.has_values && self.level < LEVELS {
+            self.line(writer)?;
+        }
+        writer.write_all(bracket)
+    }
+
+    fn next<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        let lines = self.level <= LEVELS;
+        match (lines, first) {
+            (false, true) => Ok(()),
+            (false, false) => writer.write_all(b", "),
+            (true, true) => self.line(writer),
+            (true, false) => {
+                writer.write_all(b",")?;
+                self.line(writer)
+            }
+        }
+    }
+
+    fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b"\n")?;
+        (0..self.level).try_for_each(|_| writer.write_all(b"  "))
+    }
+}
+
+impl Formatter for Outline {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"]")
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.next(writer, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.has_values = true;
+        Ok(())
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"}")
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.next(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.has_values = true;
+        Ok(())
+    }
 }

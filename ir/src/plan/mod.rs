@@ -415,15 +415,14 @@ pub struct Place {
     pub ty: TensorType,
 }
 
-/// How a kernel is executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// How a kernel is executed, in a word; see [`Entry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelKind {
     /// Machine code in the plan's object file.
     Generated,
-    /// A hand-written kernel, chosen by the body's main operation.
+    /// Hand-written kernels, or libraries.
     Library,
-    /// The IR interpreter: for scalars, and for operations that have no kernel yet.
+    /// The IR interpreter: what has no kernel yet.
     Interpreted,
 }
 
@@ -432,15 +431,15 @@ pub enum KernelKind {
 pub struct Kernel {
     /// For reports: the main operation and a number.
     pub name: String,
-    /// How it is executed.
-    pub kind: KernelKind,
     /// What it computes: `input` leaves are the reads, outputs the writes, in order.
     #[serde(with = "body")]
     pub body: Graph,
     /// SHA-256 of the body's text, in hexadecimal.
     pub hash: String,
-    /// For generated kernels, how to call it.
-    pub entry: Option<Entry>,
+    /// SHA-256 of the hash and of the entry but for the digests of its symbols, in hexadecimal.
+    pub entry_hash: String,
+    /// How it is executed.
+    pub entry: Entry,
 }
 
 mod body {

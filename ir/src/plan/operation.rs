@@ -156,6 +156,20 @@ impl Strided {
 }
 
 impl Operation {
+    /// Whether it has as many tensors as its kind says.
+    pub(super) fn is_complete(&self) -> bool {
+        let n = match &self.kind {
+            OperationKind::Conv { .. } => 3,
+            OperationKind::Attention { .. } => 5,
+            OperationKind::AttentionGrad { .. } => 10,
+            OperationKind::Pool { function: PoolFunction::SumGrad, .. } => 4,
+            OperationKind::Pool { .. } => 2,
+            OperationKind::BatchNorm { .. } => 6,
+            OperationKind::BatchNormGrad => 8,
+        };
+        self.tensors.len() == n
+    }
+
     /// Which of the tensors are written.
     pub fn results(&self) -> &'static [usize] {
         match &self.kind {

@@ -33,8 +33,8 @@ pub struct Random {
     pub offset: f32,
     /// The factor.
     pub scale: f32,
-    /// The largest number that is drawn.
-    pub most: f32,
+    /// The largest number that is drawn, if there is one.
+    pub most: Option<f32>,
     /// The number of these draws.
     pub id: u32,
 }
@@ -59,6 +59,7 @@ impl Random {
     /// `out` must be writable for `len` elements.
     pub unsafe fn run(&self, pool: &Pool, state: [i64; 5], out: *mut f32) {
         let Random { offset, scale, most, .. } = *self;
+        let most = most.unwrap_or(f32::INFINITY);
         let affine = |z: f32| (offset + scale * z).min(most);
         // SAFETY: as the caller says.
         unsafe {
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     fn numbers(normal: bool, len: usize, id: u32, state: [i64; 5]) -> Vec<f32> {
-        let draws = Random { len, normal, offset: 0.0, scale: 1.0, most: f32::INFINITY, id };
+        let draws = Random { len, normal, offset: 0.0, scale: 1.0, most: None, id };
         let mut out = vec![7.0; len];
         // SAFETY: the vector holds the numbers.
         unsafe { draws.run(&Pool::new(2), state, out.as_mut_ptr()) };

@@ -61,7 +61,7 @@ pub(super) fn cpu(op: &Op) -> Option<Routine> {
             normal: op.f == RandomFn::Normal,
             offset: op.offset as f32,
             scale: op.scale as f32,
-            most: op.most(),
+            most: Some(op.most()).filter(|most| most.is_finite()),
             id: op.id,
         }),
         Op::RandomMask(op) => Routine::RandomMask(random::RandomMask {

@@ -26,8 +26,9 @@ use crate::cost::{Cluster, Members};
 use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
 use frit_ir::plan::{
-    Action, Addresses, Arena, Buffer, BufferClass, FORMAT_VERSION, Kernel, KernelKind, Metric,
-    MetricSpec, Phase, Place, Plan, Stream, Target, Task, UnitSpec, is_within_step, provenance,
+    Action, Addresses, Arena, Buffer, BufferClass, Entry, FORMAT_VERSION, Kernel, KernelKind,
+    Metric, MetricSpec, Phase, Place, Plan, Stream, Target, Task, UnitSpec, is_within_step,
+    provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -75,6 +76,8 @@ pub struct LowerOptions<'a> {
     pub generated: &'a dyn Fn(&Graph, FusionKind) -> bool,
     /// Whether a hand-written kernel executes a body.
     pub library: &'a dyn Fn(&Graph) -> bool,
+    /// How a body is executed, of this kind and, if it is generated, compiled so; symbols have what a launch adds alone.
+    pub entry: &'a dyn Fn(&Graph, KernelKind, FusionKind) -> Entry,
 }
 
 /// A plan, and the elements of its large constants by name.
@@ -434,9 +437,9 @@ impl<'a> Lowering<'a> {
             None => {
                 let kernel = self.plan.kernels.len();
                 let name = format!("{}_{kernel}", body::main_op(&body));
-                let hash = frit_ir::plan::sha256_hex(text.as_bytes());
                 self.kernel_us.push(1e6 * self.cluster.device.kernel_seconds(&body, bytes));
-                self.plan.kernels.push(Kernel { name, kind, body, hash, entry: None });
+                let entry = (self.options.entry)(&body, kind, region);
+                self.plan.kernels.push(Kernel::new(name, body, entry));
                 if kind == KernelKind::Generated {
                     self.regions.push((kernel, region));
                 }

@@ -64,7 +64,7 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Moments) => (i, j) == (3, 0),
         Some(AdafactorPart::Step) => (i, j) == (2, 0),
         Some(AdafactorPart::Sums) => false,
-        None => kernel.kind != KernelKind::Library && only_same_element(body, i),
+        None => kernel.kind() != KernelKind::Library && only_same_element(body, i),
     }
 }
 

@@ -205,7 +205,7 @@ impl Case {
                 let plan = compiled.plan;
                 let interpreted = plan.kernels.iter().find(|k| {
                     let several = |v: &ValueId| k.body.ty(*v).shape.numel() > 1;
-                    k.kind == KernelKind::Interpreted
+                    k.kind() == KernelKind::Interpreted
                         && k.body.nodes().any(|(_, n)| n.outputs.iter().any(several))
                 });
                 if let Some(kernel) = interpreted {

@@ -4,7 +4,7 @@ use super::operations_of;
 use crate::support::{compile_at, file};
 use frit_ir::ops::{Attention, AttentionGrad, BatchNorm, BatchNormGrad, Conv, ConvGradInput};
 use frit_ir::ops::{ConvGradWeight, Input, MaxPool, SumPool, SumPoolGrad, Window};
-use frit_ir::plan::{KernelKind, Operation};
+use frit_ir::plan::{Entry, Operation};
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, TensorType};
 use std::collections::BTreeMap;
 
@@ -23,10 +23,9 @@ pub(super) fn operations_of_models() -> BTreeMap<String, Operation> {
     ] {
         let settings = [&["target.device=cuda"], settings].concat();
         let compiled = compile_at(&file(&format!("tests/models/{model}/model.onnx")), 4, &settings);
-        let library = compiled.plan.kernels.iter().filter(|k| k.kind == KernelKind::Library);
-        for kernel in library {
-            let selected = frit_select::cuda(&kernel.body).expect("launches");
-            for operation in operations_of(&selected) {
+        for kernel in &compiled.plan.kernels {
+            let Entry::Launches(selected) = &kernel.entry else { continue };
+            for operation in operations_of(selected) {
                 all.insert(operation.to_string(), operation.clone());
             }
         }

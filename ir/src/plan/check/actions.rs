@@ -97,7 +97,7 @@ fn operands(plan: &Plan, kernel: usize, reads: &[Place], writes: &[Place]) -> Re
     ensure(outputs.iter().copied().eq(writes.iter().map(|p| &p.ty)), || {
         format!("results do not fit kernel `{}`", short(&kernel.name))
     })?;
-    let in_vectors = matches!(kernel.entry, Some(Entry::Cuda { .. }));
+    let in_vectors = matches!(kernel.entry, Entry::Cuda { .. });
     let mut places = reads.iter().chain(writes);
     let fits = |p: &Place| p.offset.is_multiple_of(CUDA_OPERAND_ALIGNMENT);
     ensure(!in_vectors || places.all(fits), || {

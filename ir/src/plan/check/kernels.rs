@@ -1,7 +1,7 @@
 //! Kernels: a body that can be replayed and interpreted, and an entry that was made of it.
 
-use super::{Result, ensure, name, short};
-use crate::plan::{CudaLaunch, Entry, Kernel, KernelKind, Plan, sha256_hex};
+use super::{Result, ensure, launches, name, short};
+use crate::plan::{CudaLaunch, Entry, Kernel, Plan, sha256_hex};
 use crate::{Graph, Op, OutputKind, verify};
 
 /// Most operations of a body.
@@ -26,38 +26,43 @@ pub(super) fn check(plan: &Plan) -> Result {
         ensure(has_code(plan, k), || {
             format!("kernel `{}` has no code for this device", short(&k.name))
         })?;
-        ensure(k.entry.as_ref().is_none_or(can_be_called), || {
-            format!("kernel `{}` cannot be launched as it says", short(&k.name))
+        can_be_called(k).map_err(|why| {
+            super::CheckError(format!(
+                "kernel `{}` cannot be launched as it says: {why}",
+                short(&k.name)
+            ))
         })?;
-        ensure(k.entry.as_ref().is_none_or(|entry| entry.is_bound(&k.name, &k.hash)), || {
-            format!("kernel `{}` is called otherwise than its code was made", short(&k.name))
+        ensure(k.is_bound(), || {
+            format!("kernel `{}` is executed otherwise than it was compiled", short(&k.name))
         })?;
     }
     Ok(())
 }
 
-/// A generated kernel, and no other, is in the object file.
+/// The entry is one of the plan's device; generated code has a file.
 fn has_code(plan: &Plan, kernel: &Kernel) -> bool {
-    let device = plan.target.device.as_str();
-    match (kernel.kind, &kernel.entry) {
-        (KernelKind::Generated, Some(Entry::Host { .. })) => {
-            device == "cpu" && plan.object.is_some()
-        }
-        (KernelKind::Generated, Some(Entry::Cuda { .. })) => {
-            device == "cuda" && plan.object.is_some()
-        }
-        (KernelKind::Generated, None) => false,
-        (_, entry) => entry.is_none(),
+    let on = |device: &str| plan.target.device == device;
+    match &kernel.entry {
+        Entry::Host { .. } => on("cpu") && plan.object.is_some(),
+        Entry::Cuda { .. } => on("cuda") && plan.object.is_some(),
+        Entry::Routine(_) | Entry::Interpreter => on("cpu"),
+        Entry::Launches(_) => on("cuda"),
     }
 }
 
-fn can_be_called(entry: &Entry) -> bool {
-    match entry {
-        Entry::Host { extent, grain, .. } => *extent <= isize::MAX as usize && *grain > 0,
-        Entry::Cuda { launches, scratch_bytes } => {
-            let fits = |l: &CudaLaunch| !l.grid.contains(&0) && (1..=1024).contains(&l.block);
-            !launches.is_empty() && launches.iter().all(fits) && *scratch_bytes <= MAX_SCRATCH
+fn can_be_called(kernel: &Kernel) -> std::result::Result<(), String> {
+    let refuse = |fits: bool, why: &str| if fits { Ok(()) } else { Err(why.to_string()) };
+    refuse(kernel.entry.scratch_bytes() <= MAX_SCRATCH, "too much scratch memory")?;
+    match &kernel.entry {
+        Entry::Host { extent, grain, .. } => {
+            refuse(*extent <= isize::MAX as usize && *grain > 0, "an impossible range")
         }
+        Entry::Cuda { launches, .. } => {
+            let fits = |l: &CudaLaunch| !l.grid.contains(&0) && (1..=1024).contains(&l.block);
+            refuse(!launches.is_empty() && launches.iter().all(fits), "an impossible grid")
+        }
+        Entry::Launches(selected) => launches::check(&kernel.body, selected),
+        Entry::Routine(_) | Entry::Interpreter => Ok(()),
     }
 }
 

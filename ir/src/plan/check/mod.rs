@@ -1,13 +1,14 @@
 //! Well-formedness of a plan: what every loader checks before it trusts one.
 //!
 //! Afterwards every index is within its table, every range within its buffer and arena, every size fits what it
-//! is of, every number is finite, and sums of sizes and costs do not overflow, so that nobody who reads a plan
+//! is of, every pointer of a launch within its operand or scratch memory, every number is finite, and sums of sizes and costs do not overflow, so that nobody who reads a plan
 //! needs to look again. [`places`] is about byte ranges, [`kernels`] about bodies and how they are called,
 //! [`actions`] about tasks, [`tables`] about everything else that is named or indexed.
 //! The proof that the schedule is right is `passes::verify_plan`.
 
 mod actions;
 mod kernels;
+mod launches;
 mod places;
 mod tables;
 

@@ -52,7 +52,7 @@ fn numbers_are_those_of_the_interpreter() {
 fn numbers_have_the_bits_of_the_cpu() {
     for f in [RandomFn::Uniform, RandomFn::Normal] {
         let op = Random { f, shape: [4099].into(), offset: 0.1, scale: 1.7, id: 3 };
-        let (normal, most) = (f == RandomFn::Normal, op.most());
+        let (normal, most) = (f == RandomFn::Normal, Some(op.most()));
         let (offset, scale) = (op.offset as f32, op.scale as f32);
         let draws =
             frit_kernels::random::Random { len: 4099, normal, offset, scale, most, id: op.id };

@@ -13,8 +13,8 @@ use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, Entry, Kernel, KernelKind, Metric, Place};
-use frit_ir::{Graph, Tensor};
+use frit_ir::plan::{Action, Entry, Kernel, Metric, Place};
+use frit_ir::{Graph, Op, Tensor};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::Operand;
 use std::collections::{HashMap, VecDeque};
@@ -183,23 +183,22 @@ fn prepare<'a>(
     if interpret {
         return Ok(Code::Interpreted(&kernel.body));
     }
-    match (kernel.kind, &kernel.entry, &plan.library) {
-        (KernelKind::Generated, Some(Entry::Host { symbol, extent, grain }), Some(library)) => {
-            let n = kernel.body.outputs.len()
-                + kernel
-                    .body
-                    .nodes()
-                    .filter(|(_, n)| matches!(n.op, frit_ir::Op::Input(_)))
-                    .count();
+    let refuse = |path: &str, reason: String| RunError::Plan { path: path.into(), reason };
+    match (&kernel.entry, &plan.library) {
+        (Entry::Host { symbol, extent, grain }, Some(library)) => {
+            let inputs = kernel.body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+            let n = kernel.body.outputs.len() + inputs.count();
             let function = call::Function::find(library, symbol, n)
-                .map_err(|reason| RunError::Plan { path: "kernels".into(), reason })?;
+                .map_err(|reason| refuse("kernels", reason))?;
             Ok(Code::Generated { function, extent: *extent, grain: (*grain).max(1) })
         }
-        (KernelKind::Library, ..) => match frit_select::cpu(&kernel.body) {
-            Some(routine) => Ok(Code::Routine(Box::new(routine::Ready::of(kernel, &routine)?))),
-            None => Ok(Code::Interpreted(&kernel.body)),
-        },
-        _ => Ok(Code::Interpreted(&kernel.body)),
+        (Entry::Routine(routine), _) => {
+            Ok(Code::Routine(Box::new(routine::Ready::of(kernel, routine)?)))
+        }
+        (Entry::Interpreter, _) => Ok(Code::Interpreted(&kernel.body)),
+        (Entry::Host { .. } | Entry::Cuda { .. } | Entry::Launches(_), _) => {
+            Err(refuse("plan.json", format!("kernel `{}` has no code for a CPU", kernel.name)))
+        }
     }
 }
 

@@ -117,13 +117,12 @@ fn constant(body: &Graph, i: usize) -> Option<Read> {
 mod tests {
     use super::*;
     use frit_ir::ops::{Concat, Constant as ConstantOp, Embedding, Input};
-    use frit_ir::plan::KernelKind;
+    use frit_ir::plan::Entry;
     use frit_ir::{DType, Origin, OutputKind, Region, Tensor, ValueId};
 
     fn run(body: Graph, reads: &mut [f32], writes: &mut [f32]) {
         let routine = frit_select::cpu(&body).expect("a routine");
-        let (name, kind) = ("kernel".to_string(), KernelKind::Library);
-        let kernel = Kernel { name, kind, body, hash: String::new(), entry: None };
+        let kernel = Kernel::new("kernel".into(), body, Entry::Routine(routine.clone()));
         let ready = Ready::of(&kernel, &routine).expect("ready");
         let operand = |x: &mut [f32]| Operand {
             pointer: x.as_mut_ptr().cast(),

@@ -3,14 +3,13 @@
 use super::memory::{Needs, STREAMS, index};
 use crate::RunError;
 use frit_ir::plan::{
-    Action, Argument, CudaLaunch, Entry, Kernel, KernelKind, Launch, Launches, Plan, Pointer,
-    SourceKernel,
+    Action, Argument, CudaLaunch, Entry, Kernel, Launch, Launches, Plan, Pointer, SourceKernel,
 };
 
 /// How a kernel of the plan is executed.
 pub(super) enum Code<'a> {
     Generated { launches: &'a [CudaLaunch], scratch_bytes: usize },
-    Launches(Launches),
+    Launches(&'a Launches),
 }
 
 /// What is known of a plan's kernels before there is memory.
@@ -62,7 +61,7 @@ impl<'a> Survey<'a> {
 
     fn selected(&self) -> impl Iterator<Item = &Launches> {
         self.code.iter().filter_map(|code| match code {
-            Code::Launches(selected) => Some(selected),
+            Code::Launches(selected) => Some(*selected),
             Code::Generated { .. } => None,
         })
     }
@@ -70,18 +69,15 @@ impl<'a> Survey<'a> {
 
 impl Code<'_> {
     fn of(kernel: &Kernel) -> Result<Code<'_>, RunError> {
-        let refuse = |reason: String| RunError::Plan { path: "plan.json".into(), reason };
-        match (kernel.kind, &kernel.entry) {
-            (KernelKind::Generated, Some(Entry::Cuda { launches, scratch_bytes })) => {
+        match &kernel.entry {
+            Entry::Cuda { launches, scratch_bytes } => {
                 Ok(Code::Generated { launches, scratch_bytes: *scratch_bytes })
             }
-            (KernelKind::Generated, _) => {
-                Err(refuse(format!("kernel `{}` has no code for a GPU", kernel.name)))
+            Entry::Launches(selected) => Ok(Code::Launches(selected)),
+            Entry::Host { .. } | Entry::Routine(_) | Entry::Interpreter => {
+                let reason = format!("kernel `{}` has no code for a GPU", kernel.name);
+                Err(RunError::Plan { path: "plan.json".into(), reason })
             }
-            _ => frit_select::cuda(&kernel.body).map(Code::Launches).ok_or_else(|| {
-                let why = "has no CUDA kernel; compile the plan with this version of Frit";
-                refuse(format!("kernel `{}` {why}", kernel.name))
-            }),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::gemm::Product;
 use super::issue::Issuer;
 use super::program::Offered;
 use crate::RunError;
-use frit_ir::plan::Operation;
+use frit_ir::plan::{CandidateName, Operation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,10 +20,29 @@ use std::path::Path;
 /// Measured runs of each algorithm; the fastest counts.
 const RUNS: usize = 5;
 
-/// The content of `tuning.json`: by GPU and library versions, what was chosen for each product and operation; none
-/// where Frit's own kernels are faster, or no algorithm has the epilogue.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Option<Choice>>>);
+/// The content of `tuning.json`: by GPU and library versions, what was measured for each GEMM and operation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Measured>>);
+
+/// What was measured, and what was chosen of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Measured {
+    /// None where Frit's own kernels are faster, or no algorithm has the epilogue.
+    chosen: Option<Choice>,
+    /// Every candidate that was tried.
+    candidates: Vec<Timed>,
+}
+
+/// A candidate and its time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Timed {
+    candidate: CandidateName,
+    /// With what the library computes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    with: Option<Choice>,
+    /// Microseconds; none if it failed.
+    us: Option<f64>,
+}
 
 /// What a library computes with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,11 +132,25 @@ impl Tuning {
         serde_json::from_slice(text).ok()
     }
 
-    /// Its text.
+    /// Its text, a line for each GEMM and operation.
     pub(super) fn text(&self) -> Vec<u8> {
-        let mut text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        text.push(b'\n');
-        text
+        let line = |(key, measured): (&String, &Measured)| {
+            Some(format!(
+                "    {}: {}",
+                serde_json::to_string(key).ok()?,
+                serde_json::to_string(measured).ok()?
+            ))
+        };
+        let device = |(device, all): (&String, &BTreeMap<String, Measured>)| {
+            let lines: Vec<String> = all.iter().filter_map(line).collect();
+            Some(format!(
+                "  {}: {{\n{}\n  }}",
+                serde_json::to_string(device).ok()?,
+                lines.join(",\n")
+            ))
+        };
+        let devices: Vec<String> = self.0.iter().filter_map(device).collect();
+        format!("{{\n{}\n}}\n", devices.join(",\n")).into_bytes()
     }
 
     /// Writes a file, whole or not at all. A plan directory that cannot be written is measured again.
@@ -132,11 +165,12 @@ impl Tuning {
 
     /// What was chosen on this device; `None` if nothing was measured.
     fn get(&self, device: &str, key: &str) -> Option<&Option<Choice>> {
-        self.0.get(device)?.get(key)
+        Some(&self.0.get(device)?.get(key)?.chosen)
     }
 
-    fn set(&mut self, device: &str, key: String, choice: Option<Choice>) {
-        self.0.entry(device.into()).or_default().insert(key, choice);
+    fn set(&mut self, device: &str, key: String, chosen: Option<Choice>, candidates: Vec<Timed>) {
+        let measured = Measured { chosen, candidates };
+        self.0.entry(device.into()).or_default().insert(key, measured);
     }
 
     /// Whether the choice for every product and operation is known, and can still be made ready.
@@ -181,13 +215,18 @@ impl Tuning {
                 Err(CudaError::NoAlgorithm { .. }) if product.epilogue.is_optional() => vec![],
                 algorithms => algorithms?,
             };
-            let (mut best, mut failure) = (None, None);
+            let (mut best, mut failure, mut candidates) = (None, None, Vec::new());
             for algorithm in algorithms {
                 let time = match driver.prepare(product, &algorithm) {
                     // SAFETY: the addresses are those of a task of the plan, which is not running.
                     Ok(ready) => bench.time(|| unsafe { driver.multiply(ready, *at, bench.on) })?,
                     Err(e) => Err(e),
                 };
+                candidates.push(Timed {
+                    candidate: CandidateName::Cublaslt,
+                    with: Some(Choice::Algorithm(algorithm)),
+                    us: time.as_ref().ok().copied(),
+                });
                 match time {
                     Ok(us) if best.is_none_or(|(least, _)| us < least) => {
                         best = Some((us, algorithm));
@@ -203,7 +242,7 @@ impl Tuning {
                 let product = format!("{product}{detail}");
                 return Err(CudaError::NoAlgorithm { library, product }.into());
             }
-            self.set(&device, product.to_string(), algorithm);
+            self.set(&device, product.to_string(), algorithm, candidates);
             changed = true;
         }
         Ok(changed)
@@ -253,21 +292,32 @@ impl Tuning {
             // What the library does not support has no engine.
             let workspace_bytes = operation.workspace_bytes();
             let engines = driver.engines(operation, workspace_bytes).unwrap_or_default();
-            let mut best = None;
+            let (mut best, mut candidates) = (None, Vec::new());
             if !engines.is_empty() {
                 let mut least = bench.time_captured(issuer, otherwise)??;
+                candidates.push(Timed {
+                    candidate: CandidateName::Frit,
+                    with: None,
+                    us: Some(least),
+                });
                 for engine in engines {
                     let Ok((ready, _)) = driver.plan(operation, &engine, workspace_bytes) else {
                         continue;
                     };
                     issuer.operations[i] = ready;
-                    match bench.time_captured(issuer, with)? {
+                    let time = bench.time_captured(issuer, with)?;
+                    candidates.push(Timed {
+                        candidate: CandidateName::Cudnn,
+                        with: Some(Choice::Engine(engine.clone())),
+                        us: time.as_ref().ok().copied(),
+                    });
+                    match time {
                         Ok(us) if us < least => (least, best) = (us, Some(engine)),
                         _ => {}
                     }
                 }
             }
-            self.set(&device, operation.to_string(), best.map(Choice::Engine));
+            self.set(&device, operation.to_string(), best.map(Choice::Engine), candidates);
             changed = true;
         }
         Ok(changed)

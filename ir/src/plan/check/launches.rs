@@ -1,0 +1,158 @@
+//! Launches: every pointer is within its operand, its result or the scratch memory, with all that is known of what is
+//! read and written from there. Kernels of CUDA C++ know the sizes of what they take themselves: of these the first
+//! byte is within.
+
+use crate::plan::{
+    Argument, Candidate, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch, Pointer,
+    SourceKernel, Strided,
+};
+use crate::{DType, Graph, Op};
+
+/// Most threads of a block, and most dynamic shared memory of one, in bytes, on any GPU.
+const MAX_BLOCK: u32 = 1024;
+const MAX_SHARED: u32 = 227 << 10;
+/// Bytes of a fault.
+const FAULT_BYTES: usize = 24;
+
+type Checked = Result<(), String>;
+
+/// The memory of a task.
+struct Sizes {
+    reads: Vec<usize>,
+    writes: Vec<usize>,
+    scratch: usize,
+}
+
+/// Checks the launches of a kernel.
+///
+/// # Errors
+/// The first launch that leaves its memory, or that no device makes.
+pub(super) fn check(body: &Graph, selected: &Launches) -> Checked {
+    let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    let sizes = Sizes {
+        reads: inputs.map(|(_, n)| body.ty(n.outputs[0]).bytes()).collect(),
+        writes: body.outputs.iter().map(|o| body.ty(o.value).bytes()).collect(),
+        scratch: selected.scratch_bytes,
+    };
+    sizes.list(&selected.launches, false)
+}
+
+impl Sizes {
+    /// So many bytes from a pointer on are there.
+    fn span(&self, at: Pointer, bytes: usize) -> Checked {
+        let size = match at {
+            Pointer::Read(i, _) => self.reads.get(i).copied(),
+            Pointer::Write(i, _) => self.writes.get(i).copied(),
+            Pointer::Scratch(_) => Some(self.scratch),
+            Pointer::Fault => Some(FAULT_BYTES),
+        };
+        let end = at.offset_bytes().checked_add(bytes);
+        match (size, end) {
+            (Some(size), Some(end)) if end <= size => Ok(()),
+            _ => Err(format!("{bytes} bytes from `{at}` on are not there")),
+        }
+    }
+
+    /// Launches; operations of cuDNN are part of a candidate.
+    fn list(&self, launches: &[Launch], in_candidate: bool) -> Checked {
+        launches.iter().try_for_each(|launch| match launch {
+            Launch::Source(kernel) => self.source(kernel),
+            Launch::Gemm(gemm) => self.gemm(gemm),
+            Launch::Operation(_) if !in_candidate => {
+                Err("an operation of cuDNN has no fallback".into())
+            }
+            Launch::Operation(launch) => self.operation(launch),
+            Launch::Copy { from, to, bytes } => {
+                self.span(*from, *bytes)?;
+                self.span(*to, *bytes)
+            }
+            Launch::Zero { at, bytes } => self.span(*at, *bytes),
+            Launch::Choice(candidates) => self.choice(candidates),
+        })
+    }
+
+    fn choice(&self, candidates: &[Candidate]) -> Checked {
+        let [candidate, fallback] = candidates else {
+            return Err("a choice is not between a candidate and a fallback".into());
+        };
+        self.list(&candidate.launches, true)?;
+        self.list(&fallback.launches, false)
+    }
+
+    fn source(&self, kernel: &SourceKernel) -> Checked {
+        let fits = !kernel.grid.contains(&0)
+            && (1..=MAX_BLOCK).contains(&kernel.block)
+            && kernel.shared_bytes <= MAX_SHARED;
+        if !fits {
+            return Err(format!("`{}` has an impossible grid", kernel.entry));
+        }
+        let pointers = kernel.arguments.iter().filter_map(|argument| match argument {
+            Argument::Pointer(pointer) => Some(*pointer),
+            _ => None,
+        });
+        pointers.into_iter().try_for_each(|at| self.span(at, 0))
+    }
+
+    fn gemm(&self, gemm: &Gemm) -> Checked {
+        let Gemm { m, n, k, batch, ref a, ref b, ref d, epilogue } = *gemm;
+        if d.transposed || d.scale.is_some() {
+            return Err("the result of a GEMM is transposed or scaled".into());
+        }
+        self.matrix(a, [m, k], batch)?;
+        self.matrix(b, [k, n], batch)?;
+        self.matrix(d, [m, n], batch)?;
+        let vector = |at: Pointer, n: usize| {
+            self.span(at, n.checked_mul(d.dtype.size()).ok_or("a vector is too long")?)
+        };
+        let all = m.checked_mul(n).ok_or("a matrix is too large")?;
+        match epilogue {
+            Epilogue::None => Ok(()),
+            Epilogue::Bias(at) | Epilogue::SumB(at) => vector(at, n),
+            Epilogue::SumA(at) => vector(at, m),
+            Epilogue::Gelu { bias, before } => {
+                bias.map_or(Ok(()), |at| vector(at, n))?;
+                before.map_or(Ok(()), |at| vector(at, all))
+            }
+            Epilogue::GeluGrad { before, rows } => {
+                vector(before, all)?;
+                rows.map_or(Ok(()), |at| vector(at, n))
+            }
+        }
+    }
+
+    fn matrix(&self, matrix: &Matrix, [rows, columns]: [usize; 2], batch: usize) -> Checked {
+        if let Some(scale) = matrix.scale {
+            self.span(scale, DType::F32.size())?;
+        }
+        let (lines, line) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
+        let sizes = [batch, lines, line];
+        let strides = [matrix.batch_stride, matrix.row_stride, 1];
+        self.strided(matrix.at, &sizes, &strides, matrix.dtype)
+    }
+
+    fn operation(&self, launch: &OperationLaunch) -> Checked {
+        let OperationLaunch { operation, at } = launch;
+        if at.len() != operation.tensors.len() || !operation.is_complete() {
+            return Err("an operation of cuDNN lacks tensors".into());
+        }
+        at.iter().zip(&operation.tensors).try_for_each(|(at, tensor)| {
+            let Strided { dtype, sizes, strides, .. } = tensor;
+            if sizes.len() != strides.len() {
+                return Err("an axis lacks its stride".into());
+            }
+            self.strided(*at, sizes, strides, *dtype)
+        })
+    }
+
+    /// All elements of a grid are there.
+    fn strided(&self, at: Pointer, sizes: &[usize], strides: &[usize], dtype: DType) -> Checked {
+        if sizes.contains(&0) {
+            return self.span(at, 0);
+        }
+        let last = sizes.iter().zip(strides).try_fold(0_usize, |last, (size, stride)| {
+            last.checked_add((size - 1).checked_mul(*stride)?)
+        });
+        let bytes = last.and_then(|last| last.checked_add(1)?.checked_mul(dtype.size()));
+        self.span(at, bytes.ok_or("a tensor is too large")?)
+    }
+}
