@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 /// The plan, the data, and what is asked of the run.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("parameters_written").multiple(true)))]
 pub struct Arguments {
     /// The plan directory.
     pub plan: PathBuf,
@@ -31,7 +32,7 @@ pub struct Arguments {
     pub weights: Vec<PathBuf>,
     /// Leave parameters that do not train, and buffers that no step changes, out of checkpoints and of what --save and
     /// --save-ema write.
-    #[arg(long)]
+    #[arg(long, requires = "parameters_written")]
     pub trained_only: bool,
     /// Append one JSON object per step to this file.
     #[arg(long, value_name = "FILE.jsonl")]
@@ -40,10 +41,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub dump_grads: Option<PathBuf>,
     /// Write the parameters after the last step to this safetensors file.
-    #[arg(long, value_name = "FILE.safetensors")]
+    #[arg(long, value_name = "FILE.safetensors", group = "parameters_written")]
     pub save: Option<PathBuf>,
     /// Write checkpoints into this directory: after the last step, on Ctrl-C, and as --checkpoint-every says.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", group = "parameters_written")]
     pub checkpoint: Option<PathBuf>,
     /// Write a checkpoint after every so many steps.
     #[arg(long, value_name = "STEPS", requires = "checkpoint", value_parser = at_least_one)]
@@ -68,7 +69,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
     /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
-    #[arg(long, value_name = "FILE.safetensors")]
+    #[arg(long, value_name = "FILE.safetensors", group = "parameters_written")]
     pub save_ema: Option<PathBuf>,
     /// Write what the run used of its device, memory and launches, to this JSON file.
     #[arg(long, value_name = "FILE.json")]

@@ -338,3 +338,17 @@ fn buffers_that_steps_renew_stay() {
     assert!(!names.iter().any(|n| n.ends_with("c1.weight")), "{names:?}");
     assert_eq!(train(&planned, &of(2)).start, 1);
 }
+
+#[test]
+fn it_is_said_of_something_that_is_written() {
+    let parse = |more: &[&str]| {
+        let base = ["frit", "run", "plan", "--data", "d.npz", "--trained-only"];
+        Cli::try_parse_from([&base, more].concat()).map(|_| ()).map_err(|e| e.to_string())
+    };
+    for written in ["--save", "--save-ema", "--checkpoint"] {
+        parse(&[written, "x.safetensors"]).unwrap_or_else(|e| panic!("{written}: {e}"));
+    }
+    parse(&["--save", "a.safetensors", "--checkpoint", "c"]).unwrap_or_else(|e| panic!("{e}"));
+    let refused = parse(&["--metrics", "m.jsonl"]).expect_err("nothing is written");
+    assert!(refused.contains("--save") && refused.contains("--checkpoint"), "{refused}");
+}
