@@ -50,6 +50,8 @@ pub struct Request {
     pub allow_external_data: bool,
     /// Compile the evaluation of a model that trains, too.
     pub evaluation: bool,
+    /// Make no machine code: the plan is proved as with it, but cannot be run.
+    pub without_code: bool,
 }
 
 /// Sees the graph after each pass.
@@ -121,7 +123,7 @@ pub fn compile(
     };
     run.observer.stage("schedule, memory and machine code");
     let Planned { mut plan, constants, object, chosen } =
-        plan(&graph, config, &options, capacity, &run.context, run.offload, None)?;
+        plan(&graph, config, &options, capacity, &run, None)?;
     run.reports.extend(offloaded(&plan, graph.len(), run.offload, run.why.take()));
     run.reports.extend(chosen);
     plan.shuffle = config.data.shuffle;
@@ -171,9 +173,10 @@ fn evaluation(
     let request = &Request { stop_after: None, ..training.request.clone() };
     let mut observer = ();
     let mut run = Run::new(request, &mut observer, context);
+    run.offload = training.offload;
     run.passes(pipeline::evaluation(options), &mut graph)?;
     let Planned { mut plan, constants, object, .. } =
-        plan(&graph, config, options, 0, &run.context, training.offload, Some(trained))?;
+        plan(&graph, config, options, 0, &run, Some(trained))?;
     plan.reports = run.reports;
     Ok(Evaluation { plan, object, constants })
 }
@@ -470,13 +473,13 @@ fn plan(
     config: &Config,
     options: &pipeline::Options,
     capacity: usize,
-    context: &PassContext,
-    offload: Offload,
+    run: &Run<'_>,
     trained: Option<&Plan>,
 ) -> Result<Planned, Report> {
     let (Lowered { mut plan, constants, regions }, chosen) =
-        arrange(graph, config, options, capacity, context, offload, trained)?;
-    let object = options.backend.generate(&mut plan, &regions)?;
+        arrange(graph, config, options, capacity, &run.context, run.offload, trained)?;
+    let without_code = run.request.without_code;
+    let object = options.backend.generate(&mut plan, &regions, without_code)?;
     let report = |message| PassReport {
         pass: "schedule".into(),
         nodes_before: graph.len(),

@@ -106,7 +106,7 @@ impl Backend {
         }
     }
 
-    /// Compiles the plan's regions into one file. Returns the file's bytes.
+    /// Compiles the plan's regions into one file, which is empty if no code is wanted. Returns the file's bytes.
     ///
     /// # Errors
     /// A kernel that cannot be compiled; for CUDA, operations that have no kernel there.
@@ -114,6 +114,7 @@ impl Backend {
         &self,
         plan: &mut Plan,
         regions: &[(usize, FusionKind)],
+        without_code: bool,
     ) -> Result<Vec<u8>, Diagnostic> {
         if let Backend::Cuda(_) = self {
             every_kernel_has_code(plan)?;
@@ -130,6 +131,7 @@ impl Backend {
             .map(|((k, kind), symbol)| (symbol.as_str(), &plan.kernels[*k].body, *kind))
             .collect();
         let bytes = match self {
+            _ if without_code => Ok(vec![]),
             Backend::Cpu(host) => frit_codegen::compile_host(&sources, host).map(|o| o.so_bytes),
             Backend::Cuda(arch) => {
                 frit_codegen::compile_cuda(&sources, arch).map(|m| m.ptx.into_bytes())

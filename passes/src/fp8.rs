@@ -231,12 +231,18 @@ fn read(
     v: ValueId,
     rounded: &mut HashMap<ValueId, ValueId>,
 ) -> Result<ValueId, GraphError> {
-    if let Some(&value) = rounded.get(&v) {
-        return Ok(value);
+    let (mut views, mut at) = (Vec::new(), v);
+    let mut value = loop {
+        if let Some(&value) = rounded.get(&at) {
+            break value;
+        }
+        views.push(at);
+        at = graph.def(at).inputs[0];
+    };
+    for v in views.into_iter().rev() {
+        let view = graph.def(v).clone();
+        value = graph.add1(view.op, &[value], view.origin, view.region)?;
+        rounded.insert(v, value);
     }
-    let view = graph.def(v).clone();
-    let operand = read(graph, view.inputs[0], rounded)?;
-    let value = graph.add1(view.op, &[operand], view.origin, view.region)?;
-    rounded.insert(v, value);
     Ok(value)
 }

@@ -246,10 +246,9 @@ fn passed_on(graph: &Graph, node: &Node, index: usize, flows: &[Vec<Flow>]) -> V
 }
 
 /// The one integer that every element of a constant is.
-fn constant(graph: &Graph, value: ValueId) -> Option<i64> {
-    let def = graph.def(value);
-    if let Op::Expand(_) | Op::Reshape(_) = def.op {
-        return constant(graph, def.inputs[0]);
+fn constant(graph: &Graph, mut value: ValueId) -> Option<i64> {
+    while let Op::Expand(_) | Op::Reshape(_) = graph.def(value).op {
+        value = graph.def(value).inputs[0];
     }
     let (first, rest) = graph.constant(value)?.as_ints()?.split_first()?;
     rest.iter().all(|x| x == first).then_some(*first)

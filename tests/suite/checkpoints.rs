@@ -1,8 +1,10 @@
 //! Training that goes on from a checkpoint is the training that was never interrupted.
 
 use crate::support::{Planned, file, plan};
+use frit_ir::plan::sha256_hex;
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::run::{RunOptions, RunReport, run};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 const GPT2: &str = "tests/models/gpt2/model.onnx";
@@ -242,6 +244,31 @@ fn damaged_and_foreign_checkpoints_are_refused() {
     std::fs::write(&index, text.replace("\"step\": 2", "\"step\": 1")).expect("written");
     refused(&planned, &options, &["index.json", "checksum"]);
     std::fs::write(&index, &text).expect("written");
+    // Whoever writes a checkpoint can write its checksums.
+    let sums = step.join("SHA256SUMS");
+    let good_sums = std::fs::read_to_string(&sums).expect("the sums");
+    let whole: Value = serde_json::from_str(&text).expect("JSON");
+    let huge = Value::from(usize::MAX / 2);
+    for (place, other, says) in [
+        (
+            "parts/0/file",
+            Value::from("../step-00000002/rank-00000.safetensors"),
+            "no name of a file",
+        ),
+        ("parts/0/len", huge.clone(), "lacks the elements"),
+        ("shape/0", huge, "too large"),
+    ] {
+        let mut bad = whole.clone();
+        let place = format!("/tensors/param~1fc1.weight/{place}");
+        *bad.pointer_mut(&place).unwrap_or_else(|| panic!("{place}")) = other;
+        let bad = bad.to_string();
+        std::fs::write(&index, &bad).expect("written");
+        let [old, new] = [&text, &bad].map(|text| sha256_hex(text.as_bytes()));
+        std::fs::write(&sums, good_sums.replace(&old, &new)).expect("written");
+        refused(&planned, &options, &["step-00000002", says]);
+    }
+    std::fs::write(&index, &text).expect("written");
+    std::fs::write(&sums, &good_sums).expect("written");
     std::fs::write(dir.join("latest"), "nonsense").expect("written");
     refused(&planned, &options, &["latest"]);
     std::fs::write(dir.join("latest"), "step-00000009\n").expect("written");

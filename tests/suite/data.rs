@@ -638,3 +638,31 @@ fn more_than_8_gib_of_indices_are_checked_batch_by_batch() {
     let late = large_tokens(&dir.path().join("late.safetensors"), 1 << 27, 99);
     attempt(&planned, late).expect("it trains");
 }
+
+/// An archive that names the same packed bytes again and again could be unpacked to any size.
+#[test]
+fn arrays_that_overlap_in_an_archive_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let planned = digits_plan(&[]);
+    let path = dir.path().join("x.npz");
+    let mut npz = npyz::npz::NpzWriter::create(&path).expect("a file");
+    let options = npyz::zip::write::FileOptions::default()
+        .compression_method(npyz::zip::CompressionMethod::Deflated);
+    for name in ["x", "y"] {
+        let array = npz.array(name, options).expect("an array");
+        let mut array = array.default_dtype().shape(&[1 << 16]).begin_nd().expect("a header");
+        array.extend(vec![0_f32; 1 << 16]).expect("written");
+        array.finish().expect("written");
+    }
+    drop(npz);
+    let mut bytes = std::fs::read(&path).expect("the archive");
+    // The second entry of the directory is at the place of the first, and as long as all.
+    let entries: Vec<usize> =
+        (0..bytes.len() - 4).filter(|i| bytes[*i..].starts_with(b"PK\x01\x02")).collect();
+    let [first, second] = entries[..] else { panic!("two entries") };
+    bytes.copy_within(first + 42..first + 46, second + 42);
+    let all = (bytes.len() as u32).to_le_bytes();
+    bytes[second + 20..second + 24].copy_from_slice(&all);
+    std::fs::write(&path, &bytes).expect("written");
+    refused(&planned, path, &["overlap"]);
+}

@@ -164,6 +164,15 @@ fn gradients_that_are_always_zero_train_nothing() {
 }
 
 #[test]
+fn indices_without_elements_need_no_range() {
+    let ids = r#"{"name": "ids", "dtype": "i64", "shape": [2, 0]}"#;
+    let w = r#"{"name": "w", "shape": [3, 4], "init": "ones"}"#;
+    let nodes = r#"{"op": "embedding", "inputs": ["w", "ids"], "outputs": ["h"]},
+        {"op": "reduce", "inputs": ["h"], "outputs": ["y"], "attrs": {"f": "sum", "axes": [1]}}"#;
+    crosses("no indices", &model(ids, w, nodes, r#""y""#), &LOSS);
+}
+
+#[test]
 fn one_class_has_a_cross_entropy() {
     let w = r#"{"name": "w", "shape": [3, 1], "init": "ones"}"#;
     let nodes = r#"{"op": "matmul", "inputs": ["x", "w"], "outputs": ["y"]}"#;

@@ -3,7 +3,9 @@
 
 use crate::support::file;
 use frit::config::Config;
-use frit::driver::{Request, compile};
+use frit::diagnostics::Report;
+use frit::driver::{Compiled, Request, compile};
+use frit_ir::Op;
 use frit_ir::plan::Plan;
 
 fn plan(layers: usize) -> Plan {
@@ -44,4 +46,81 @@ fn work_grows_with_the_number_of_blocks_and_no_faster() {
     let solved = |plan: &Plan| reported(plan, "simplify", "of them differ");
     assert_eq!(solved(&twelve), solved(&six));
     assert!(solved(&six) < six.tasks.len() / 4);
+}
+
+/// Compiles a JSON model of one input `x`, one parameter `w` and these nodes up to machine code.
+fn proved(shape: &str, nodes: &str, settings: &[&str]) -> Result<Compiled, Report> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = dir.path().join("model.json");
+    let text = format!(
+        r#"{{"frit_model": 1, "name": "m", "inputs": [{{"name": "x", "dtype": "f32", "shape": {shape}}}],
+            "params": [{{"name": "w", "shape": {shape}, "init": "ones"}}], "nodes": [{nodes}], "outputs": ["y"]}}"#
+    );
+    std::fs::write(&model, text).expect("written");
+    let sets: Vec<String> =
+        ["loss.kind=mse"].iter().chain(settings).map(|s| s.to_string()).collect();
+    let config = Config::load(None, &sets)?;
+    let request = Request { model, evaluation: true, without_code: true, ..Request::default() };
+    Ok(compile(&request, &config, &mut ())?.expect("no pass was asked to stop"))
+}
+
+/// A block that reads its value `h` twice, repeated: there are 2^60 ways from its end to its beginning.
+fn doubled(first: &str, op: &str, last: &str) -> String {
+    let twice = format!(r#"{{"op": "{op}", "inputs": ["h", "h"], "outputs": ["h"]}}"#);
+    format!(r#"{first}, {{"repeat": 60, "carry": ["h"], "nodes": [{twice}]}}, {last}"#)
+}
+
+#[test]
+fn what_is_read_twice_is_looked_at_once() {
+    let product = r#"{"op": "mul", "inputs": ["x", "w"], "outputs": ["h"]}"#;
+    let softmax = r#"{"op": "softmax", "attrs": {"axis": 1}, "inputs": ["h"], "outputs": ["y"]}"#;
+    let tanh = r#"{"op": "tanh", "inputs": ["h"], "outputs": ["y"]}"#;
+    let mut cases = Vec::new();
+    for op in ["add", "mul", "sub", "max", "div"] {
+        cases.extend([softmax, tanh].map(|last| doubled(product, op, last)));
+    }
+    // Scores under a mask that is made of itself.
+    let compared = r#"{"op": "gt", "inputs": ["x", "w"], "outputs": ["h"]}"#;
+    let masked = r#"{"op": "matmul", "inputs": ["x", "w"], "outputs": ["m"]},
+        {"op": "constant", "outputs": ["low"], "attrs": {"ty": {"dtype": "f32", "shape": []}, "splat": "-inf"}},
+        {"op": "select", "inputs": ["h", "m", "low"], "outputs": ["s"]},
+        {"op": "softmax", "attrs": {"axis": 1}, "inputs": ["s"], "outputs": ["y"]}"#;
+    cases.extend(["and", "or", "xor"].map(|op| doubled(compared, op, masked)));
+    for case in cases {
+        for settings in
+            [&["precision.compute=fp32"][..], &["memory.recompute=selective", "precision.fp8=true"]]
+        {
+            proved("[4, 4]", &case, settings).unwrap_or_else(|e| panic!("{case}: {e}"));
+        }
+    }
+}
+
+/// Of a value with many parts that nothing reads, the gradient is zero where it does not matter: there is one zero.
+#[test]
+fn zeros_of_gradients_are_not_stored() {
+    let nodes = r#"{"op": "mul", "inputs": ["x", "w"], "outputs": ["h"]},
+        {"op": "split", "attrs": {"axis": 1, "sizes": [8, 4096]}, "inputs": ["h"], "outputs": ["y", "_"]}"#;
+    let plan = proved("[8, 4104]", nodes, &["precision.compute=fp32"])
+        .unwrap_or_else(|e| panic!("{e}"))
+        .plan;
+    let stored =
+        plan.kernels.iter().flat_map(|k| k.body.nodes()).filter_map(|(_, n)| match &n.op {
+            Op::Constant(c) => Some(c.value.numel()),
+            _ => None,
+        });
+    let stored = stored.max().unwrap_or_default();
+    let of_plan = plan.constants.iter().map(|c| c.ty.shape.numel()).max().unwrap_or_default();
+    assert!(stored < 4096 && of_plan < 4096, "{stored} and {of_plan} elements are stored");
+}
+
+/// As many nodes in a row as an import may make.
+#[test]
+fn long_chains_are_compiled() {
+    for (op, inputs) in [("tanh", r#""y""#), ("add", r#""y", "w""#)] {
+        let nodes = format!(
+            r#"{{"op": "mul", "inputs": ["x", "w"], "outputs": ["y"]}},
+               {{"repeat": 2000, "carry": ["y"], "nodes": [{{"op": "{op}", "inputs": [{inputs}], "outputs": ["y"]}}]}}"#
+        );
+        proved("[4, 4]", &nodes, &[]).unwrap_or_else(|e| panic!("{op}: {e}"));
+    }
 }

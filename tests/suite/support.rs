@@ -39,6 +39,11 @@ pub(crate) fn plan_to_evaluate(model: &str, batch: usize, settings: &[&str]) -> 
     planned(compile_configured(&file(model), batch, "", settings, true))
 }
 
+/// The same for a model anywhere.
+pub(crate) fn plan_to_evaluate_at(model: &Path, batch: usize, settings: &[&str]) -> Planned {
+    planned(compile_configured(model, batch, "", settings, true))
+}
+
 /// The same with the text of a train.toml.
 pub(crate) fn plan_to_evaluate_configured(
     model: &str,

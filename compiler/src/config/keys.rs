@@ -106,7 +106,7 @@ pub const KEYS: &[Key] = &[
     key("model.tie_weights", Kind::Boolean, "false", "whether an embedding and its copy in a product, which an exporter made of one parameter, train as one"),
     key("import.max_elements", Kind::Integer(1, AMOUNT), "67108864", "elements that constants made at import may have together; results that need not be known at import take half at most"),
     key("import.max_operations", Kind::Integer(1, AMOUNT), "268435456", "operations on elements to compute constants at import"),
-    key("import.max_nodes", Kind::Integer(1, AMOUNT), "131072", "nodes that the import may make, once functions, loops and blocks are written out"),
+    key("import.max_nodes", Kind::Integer(1, AMOUNT), "65536", "nodes that the import may make, once functions, loops and blocks are written out"),
     key("import.max_bytes", Kind::Integer(1, AMOUNT), "268435456", "bytes of names and attributes that are copied to write out functions and loops"),
     key("import.max_depth", Kind::Integer(1, 256), "64", "levels of functions, graphs and blocks inside one another; at most 256"),
     key("params.trainable", Kind::List, "[\"**\"]", "patterns of parameter names that may train"),

@@ -22,7 +22,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { elements: 1 << 26, operations: 1 << 28, nodes: 1 << 17, bytes: 1 << 28, depth: 64 }
+        Limits { elements: 1 << 26, operations: 1 << 28, nodes: 1 << 16, bytes: 1 << 28, depth: 64 }
     }
 }
 

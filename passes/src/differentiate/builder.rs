@@ -5,8 +5,8 @@ use crate::pass::bug;
 use frit_ir::ops::{BinaryFn, Cast, CompareFn, Constant, Expand, Op, Reshape, SumTo, UnaryFn};
 use frit_ir::{DType, Diagnostic, Graph, Origin, Region, Shape, Tensor, TensorType, ValueId};
 
-/// The most elements of a zero tensor that is stored.
-const MAX_ZEROS: usize = 1 << 22;
+/// The most elements of a zero tensor that is stored: there may be one for every node.
+const MAX_ZEROS: usize = 1 << 12;
 
 /// Why a rule gives no gradient.
 #[derive(Debug)]

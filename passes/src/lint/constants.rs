@@ -10,10 +10,10 @@ use std::collections::HashSet;
 const FILL: f64 = 1e9;
 
 pub(super) fn lint(graph: &Graph, ranges: &Ranges, found: &mut Findings) {
-    let users = graph.users();
+    let (users, fills) = (graph.users(), fills(graph));
     for (_, node) in graph.nodes() {
         if node.op == Op::Binary(BinaryFn::Add) {
-            masks(graph, &users, node, found);
+            masks(graph, &users, &fills, node, found);
         }
         weights(graph, ranges, node, found);
         integers(graph, ranges, node, found);
@@ -21,10 +21,16 @@ pub(super) fn lint(graph: &Graph, ranges: &Ranges, found: &mut Findings) {
 }
 
 /// Two masks that both reach the end of the range: their sum is −∞, and a row of them is no number.
-fn masks(graph: &Graph, users: &[Vec<frit_ir::NodeId>], node: &Node, found: &mut Findings) {
+fn masks(
+    graph: &Graph,
+    users: &[Vec<frit_ir::NodeId>],
+    fills: &[f64],
+    node: &Node,
+    found: &mut Findings,
+) {
     let y = node.outputs[0];
     let dtype = graph.ty(y).dtype;
-    let saturated = |v: &ValueId| saturates(graph, *v, lowest(dtype) / 2.0);
+    let saturated = |v: &ValueId| fills[v.0 as usize] <= lowest(dtype) / 2.0;
     if node.inputs.iter().all(saturated) && reaches_softmax(graph, users, y) {
         let message =
             format!("two masks of {:.1e} are added in {dtype}: their sum is -inf", lowest(dtype));
@@ -41,22 +47,28 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-/// Whether the value is a mask with a constant at most `limit`: nothing that a model computes.
-fn saturates(graph: &Graph, v: ValueId, limit: f64) -> bool {
-    let node = graph.def(v);
-    match &node.op {
-        Op::Constant(c) => {
-            c.value.as_floats().is_some_and(|f| f.iter().any(|x| *x <= limit && x.is_finite()))
-        }
-        Op::Select => node.inputs[1..].iter().any(|v| saturates(graph, *v, limit)),
-        Op::Binary(BinaryFn::Mul | BinaryFn::Add) => {
-            node.inputs.iter().any(|v| saturates(graph, *v, limit))
-        }
-        Op::Cast(_) | Op::Reshape(_) | Op::Expand(_) | Op::Transpose(_) | Op::Slice(_) => {
-            saturates(graph, node.inputs[0], limit)
-        }
-        _ => false,
+/// For every value the lowest finite constant in it, as a mask has it; infinity for what a model computes.
+fn fills(graph: &Graph) -> Vec<f64> {
+    let mut fills = vec![f64::INFINITY; graph.n_values()];
+    for (_, node) in graph.nodes() {
+        let lowest_of = |inputs: &[ValueId]| {
+            inputs.iter().map(|v| fills[v.0 as usize]).fold(f64::INFINITY, f64::min)
+        };
+        let fill = match &node.op {
+            Op::Constant(c) => {
+                let finite = c.value.as_floats().unwrap_or_default().iter().copied();
+                finite.filter(|x| x.is_finite()).fold(f64::INFINITY, f64::min)
+            }
+            Op::Select => lowest_of(&node.inputs[1..]),
+            Op::Binary(BinaryFn::Mul | BinaryFn::Add) => lowest_of(&node.inputs),
+            Op::Cast(_) | Op::Reshape(_) | Op::Expand(_) | Op::Transpose(_) | Op::Slice(_) => {
+                lowest_of(&node.inputs[..1])
+            }
+            _ => continue,
+        };
+        fills[node.outputs[0].0 as usize] = fill;
     }
+    fills
 }
 
 /// Whether the value goes into a softmax, through additions and rearrangements.

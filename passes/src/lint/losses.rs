@@ -38,20 +38,22 @@ fn ancestors(graph: &Graph) -> HashSet<frit_ir::NodeId> {
 }
 
 /// What a probability is before it is limited, or taken from one.
-fn probability(graph: &Graph, v: ValueId) -> ValueId {
-    let (v, id) = source(graph, v);
-    let node = graph.node(id);
+fn probability(graph: &Graph, mut of: ValueId) -> ValueId {
     let is_constant = |v: ValueId| matches!(graph.def(source(graph, v).0).op, Op::Constant(_));
-    match (&node.op, &node.inputs[..]) {
-        (Op::Clip(_), [x]) => probability(graph, *x),
-        (Op::Binary(BinaryFn::Max | BinaryFn::Min | BinaryFn::Add | BinaryFn::Sub), [a, b]) => {
-            match (is_constant(*a), is_constant(*b)) {
-                (true, false) => probability(graph, *b),
-                (false, true) => probability(graph, *a),
-                _ => v,
+    loop {
+        let (v, id) = source(graph, of);
+        let node = graph.node(id);
+        of = match (&node.op, &node.inputs[..]) {
+            (Op::Clip(_), [x]) => *x,
+            (Op::Binary(BinaryFn::Max | BinaryFn::Min | BinaryFn::Add | BinaryFn::Sub), [a, b]) => {
+                match (is_constant(*a), is_constant(*b)) {
+                    (true, false) => *b,
+                    (false, true) => *a,
+                    _ => return v,
+                }
             }
-        }
-        _ => v,
+            _ => return v,
+        };
     }
 }
 

@@ -27,6 +27,17 @@ fn cast_of_param<'g>(graph: &'g Graph, node: &Node) -> Option<(&'g str, DType)> 
         .then_some((param.name.as_str(), cast.to))
 }
 
+/// The float types to which parameters that are whole on every rank are cast, by name.
+pub(super) fn param_cast_dtypes(graph: &Graph) -> HashMap<&str, BTreeSet<DType>> {
+    let mut dtypes: HashMap<&str, BTreeSet<DType>> = HashMap::new();
+    for (_, node) in graph.nodes() {
+        if let Some((name, to)) = cast_of_param(graph, node) {
+            dtypes.entry(name).or_default().insert(to);
+        }
+    }
+    dtypes
+}
+
 /// Whether an operand may begin at this element of a flat tensor.
 fn is_aligned(element: usize, dtype: DType) -> bool {
     (element * dtype.size()).is_multiple_of(PARAM_ALIGNMENT)
@@ -142,9 +153,9 @@ impl Lowering<'_> {
     /// First element and number of elements that hold all parameters of a group that are cast to a dtype, if
     /// there are several, all aligned, and not much lies between them.
     fn cast_range(&self, group: usize, to: DType) -> Option<(usize, usize)> {
-        let cast = self.param_cast_dtypes();
         let is_cast = |param: usize| {
-            cast.get(self.plan.params[param].name.as_str()).is_some_and(|d| d.contains(&to))
+            let name = self.plan.params[param].name.as_str();
+            self.cast_dtypes.get(name).is_some_and(|d| d.contains(&to))
         };
         let segments = self.plan.groups[group].segments.iter();
         let inside: Vec<_> = segments.filter(|s| is_cast(s.param)).collect();
@@ -155,17 +166,6 @@ impl Lowering<'_> {
             return None;
         }
         (inside.len() > 1 && 4 * numel <= 5 * needed).then_some((first.offset, numel))
-    }
-
-    /// The float types to which parameters that are whole on every rank are cast, by name.
-    pub(super) fn param_cast_dtypes(&self) -> HashMap<&str, BTreeSet<DType>> {
-        let mut dtypes: HashMap<&str, BTreeSet<DType>> = HashMap::new();
-        for (_, node) in self.graph.nodes() {
-            if let Some((name, to)) = cast_of_param(self.graph, node) {
-                dtypes.entry(name).or_default().insert(to);
-            }
-        }
-        dtypes
     }
 
     /// Runs one pointwise operation over flat places, generated if it can be.

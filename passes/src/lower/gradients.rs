@@ -82,7 +82,7 @@ impl<'a> Lowering<'a> {
 
     /// The value before every reduction and accumulation.
     fn raw_gradient(&self, value: ValueId) -> ValueId {
-        self.before(value).map_or(value, |before| self.raw_gradient(before))
+        std::iter::successors(Some(value), |v| self.before(*v)).last().unwrap_or(value)
     }
 
     /// The whole flat gradient of a group, before it is reduced.

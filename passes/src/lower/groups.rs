@@ -75,14 +75,14 @@ impl Lowering<'_> {
         }
         let sharded: HashMap<String, bool> =
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
-        let cast: HashMap<String, BTreeSet<DType>> =
-            self.param_cast_dtypes().into_iter().map(|(n, d)| (n.to_string(), d)).collect();
         for ((unit, frozen, held, dtypes), mut params) in members {
             // What has the same hyper-parameters lies together, and within it what is cast as one.
-            let is_cast = |p: &usize| cast.contains_key(self.plan.params[*p].name.as_str());
+            let is_cast =
+                |p: &usize| self.cast_dtypes.contains_key(self.plan.params[*p].name.as_str());
             params.sort_by_key(|p| (self.classes.of(&self.plan.params[*p].name), !is_cast(p)));
-            let narrowest =
-                params.iter().filter_map(|p| cast.get(self.plan.params[*p].name.as_str()));
+            let narrowest = params
+                .iter()
+                .filter_map(|p| self.cast_dtypes.get(self.plan.params[*p].name.as_str()));
             let narrowest = narrowest.flatten().chain(&dtypes).map(|d| d.size());
             let narrowest = narrowest.fold(held.size(), usize::min);
             let sharded = sharded[&self.plan.params[params[0]].name];

@@ -35,7 +35,7 @@ use frit_ir::{
     DType, Diagnostic, Graph, Node, NodeId, Op, Origin, OutputKind, Region, Tensor, TensorType,
     ValueId,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// What must hold of a graph before it is lowered.
 pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Property::Sharded];
@@ -186,6 +186,8 @@ struct Lowering<'a> {
     shard_casts: HashMap<(usize, DType), usize>,
     /// Casts of parameters that are whole on every rank, by group: buffer and first element.
     param_casts: HashMap<(usize, DType), (usize, usize)>,
+    /// The float types to which parameters that are whole on every rank are cast, by name.
+    cast_dtypes: HashMap<&'a str, BTreeSet<DType>>,
     gradient: gradients::Gradients,
     /// Whether what is lowered runs once, before the micro-steps.
     unsharding: bool,
@@ -264,6 +266,7 @@ impl<'a> Lowering<'a> {
             gathered: HashMap::new(),
             shard_casts: HashMap::new(),
             param_casts: HashMap::new(),
+            cast_dtypes: flat::param_cast_dtypes(graph),
             gradient: gradients::Gradients::default(),
             unsharding: false,
             classes: optimizer::Classes::new(graph),

@@ -10,6 +10,8 @@ const GOOD_ENOUGH: f64 = 1.002;
 const MAX_TRIES: usize = 400;
 /// And as long as at most so many placed buffers are looked at in that search.
 const MAX_LOOKS: usize = 1 << 23;
+/// The orders before that search are tried as long as so many were looked at: those of a thousand layers.
+const MAX_FIRST_LOOKS: usize = 1 << 28;
 
 /// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
 pub(super) fn assign(
@@ -48,7 +50,7 @@ pub(super) fn assign(
         if best.as_ref().is_none_or(|(least, ..)| peak < *least) {
             best = Some((peak, offsets, order));
         }
-        if is_enough(peak) {
+        if is_enough(peak) || packing.looks > MAX_FIRST_LOOKS {
             break;
         }
     }

@@ -11,6 +11,7 @@ use super::{Raised, Step};
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{Attention, BinaryFn, MatMul, PredicateFn, Reshape, Transpose, UnaryFn};
 use frit_ir::{Op, Shape, ValueId};
+use std::collections::HashSet;
 
 /// An attention whose last node defines `y`.
 pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
@@ -168,14 +169,21 @@ fn masked(m: &Matcher<'_>, v: ValueId) -> Option<(ValueId, Mask)> {
 
 /// Whether the value is a matrix product under masks and scalar factors.
 fn leads_to_product(m: &Matcher<'_>, v: ValueId) -> bool {
-    let (v, _) = m.scaled(v);
-    let node = m.graph.def(v);
-    match node.op {
-        Op::MatMul(_) => true,
-        Op::Binary(BinaryFn::Add) => node.inputs.iter().any(|x| leads_to_product(m, *x)),
-        Op::Select => node.inputs[1..].iter().any(|x| leads_to_product(m, *x)),
-        _ => false,
+    let (mut stack, mut seen) = (vec![v], HashSet::new());
+    while let Some(v) = stack.pop() {
+        let (v, _) = m.scaled(v);
+        if !seen.insert(v) {
+            continue;
+        }
+        let node = m.graph.def(v);
+        match node.op {
+            Op::MatMul(_) => return true,
+            Op::Binary(BinaryFn::Add) => stack.extend(&node.inputs),
+            Op::Select => stack.extend(&node.inputs[1..]),
+            _ => {}
+        }
     }
+    false
 }
 
 /// What is repeated over groups of heads: `x[B, G, 1, S, D]` of

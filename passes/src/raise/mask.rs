@@ -11,6 +11,7 @@ use crate::canonicalize::known_value;
 use frit_ir::ops::attention::Sight;
 use frit_ir::ops::{BinaryFn, Constant, LogicalFn, Reshape, UnaryFn};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType, ValueId};
+use std::collections::HashSet;
 
 /// A score this low has no weight beside any other: exporters write −∞, the dtype's minimum or −1e9.
 const EXCLUDED: f64 = -1e9;
@@ -185,8 +186,7 @@ fn apart(m: &Matcher<'_>, mask: Mask) -> Vec<(Mask, Option<Known>)> {
     if whole.is_some() || fill != f64::NEG_INFINITY {
         return vec![(mask, whole)];
     }
-    let mut found = Vec::new();
-    conditions(m, condition, keep, &mut found);
+    let found = conditions(m, condition, keep);
     if found.len() == 1 {
         return vec![(mask, whole)];
     }
@@ -201,18 +201,24 @@ fn apart(m: &Matcher<'_>, mask: Mask) -> Vec<(Mask, Option<Known>)> {
     }
 }
 
-/// The conditions that must all be `keep` for this one to be it, with what each must be.
-fn conditions(m: &Matcher<'_>, condition: ValueId, keep: bool, found: &mut Vec<(ValueId, bool)>) {
-    let node = m.graph.def(condition);
-    match (&node.op, keep) {
-        (Op::Logical(LogicalFn::And), true) | (Op::Logical(LogicalFn::Or), false) => {
-            for part in &node.inputs {
-                conditions(m, *part, keep, found);
-            }
+/// The conditions that must all be `keep` for this one to be it, with what each must be, in the order of the operands.
+fn conditions(m: &Matcher<'_>, condition: ValueId, keep: bool) -> Vec<(ValueId, bool)> {
+    let (mut stack, mut seen) = (vec![(condition, keep)], HashSet::new());
+    let mut found = Vec::new();
+    while let Some((condition, keep)) = stack.pop() {
+        if !seen.insert((condition, keep)) {
+            continue;
         }
-        (Op::Unary(UnaryFn::Not), _) => conditions(m, node.inputs[0], !keep, found),
-        _ => found.push((condition, keep)),
+        let node = m.graph.def(condition);
+        match (&node.op, keep) {
+            (Op::Logical(LogicalFn::And), true) | (Op::Logical(LogicalFn::Or), false) => {
+                stack.extend(node.inputs.iter().rev().map(|part| (*part, keep)));
+            }
+            (Op::Unary(UnaryFn::Not), _) => stack.push((node.inputs[0], !keep)),
+            _ => found.push((condition, keep)),
+        }
     }
+    found
 }
 
 enum Known {

@@ -5,7 +5,7 @@
 //! them to the model's dtype.
 
 use frit_ir::ops::{BinaryFn, Cast, ReduceFn, UnaryFn};
-use frit_ir::{Graph, NodeId, Op, ValueId};
+use frit_ir::{DType, Graph, NodeId, Op, ValueId};
 
 /// Relative distance within which two scalars are the same; exporters print some with 4 digits less
 /// than f32 holds.
@@ -83,13 +83,20 @@ impl<'a> Matcher<'a> {
     }
 
     /// The value of a constant of equal elements, behind broadcasts, reshapes and casts.
-    pub(super) fn scalar(&self, v: ValueId) -> Option<f64> {
-        let node = self.graph.def(v);
-        match &node.op {
-            Op::Constant(c) => c.value.as_splat(),
-            Op::Expand(_) | Op::Reshape(_) => self.scalar(node.inputs[0]),
-            Op::Cast(Cast { to }) => self.scalar(node.inputs[0]).map(|x| to.round(x)),
-            _ => None,
+    pub(super) fn scalar(&self, mut v: ValueId) -> Option<f64> {
+        let mut casts = Vec::new();
+        loop {
+            let node = self.graph.def(v);
+            match &node.op {
+                Op::Constant(c) => {
+                    let value = c.value.as_splat()?;
+                    return Some(casts.iter().rev().fold(value, |x, to: &DType| to.round(x)));
+                }
+                Op::Cast(Cast { to }) => casts.push(*to),
+                Op::Expand(_) | Op::Reshape(_) => {}
+                _ => return None,
+            }
+            v = node.inputs[0];
         }
     }
 
@@ -182,26 +189,30 @@ impl<'a> Matcher<'a> {
 
     /// `n / √r`, in any of its spellings: `n` (`None` for 1) and `r`.
     pub(super) fn over_root(&self, v: ValueId) -> Option<(Option<ValueId>, ValueId)> {
-        if let Some(r) = self.unary(v, UnaryFn::Rsqrt) {
-            return Some((None, r));
-        }
-        if let Some(r) = self.unary(v, UnaryFn::Reciprocal).and_then(|s| self.root(s)) {
+        if let Some(r) = self.one_over_root(v) {
             return Some((None, r));
         }
         if let Some([n, d]) = self.binary(v, BinaryFn::Div) {
-            let n = if self.is_scalar(n, 1.0).is_some() { None } else { Some(n) };
-            return self.root(d).map(|r| (n, r));
+            return self.root(d).map(|r| (Some(n), r));
         }
-        if let Some([r, e]) = self.binary(v, BinaryFn::Pow) {
-            return self.is_scalar(e, -0.5).map(|()| (None, r));
-        }
-        let (r, n) = self.either(v, BinaryFn::Mul, |a| match self.over_root(a)? {
-            (None, r) => Some(r),
-            _ => None,
-        })?;
+        let (r, n) = self.either(v, BinaryFn::Mul, |a| self.one_over_root(a))?;
         Some((Some(n), r))
     }
 
+    /// `1 / √r`, in any of its spellings: `r`.
+    fn one_over_root(&self, v: ValueId) -> Option<ValueId> {
+        if let Some(r) = self.unary(v, UnaryFn::Rsqrt) {
+            return Some(r);
+        }
+        if let Some(r) = self.unary(v, UnaryFn::Reciprocal).and_then(|s| self.root(s)) {
+            return Some(r);
+        }
+        if let Some([n, d]) = self.binary(v, BinaryFn::Div) {
+            return self.is_scalar(n, 1.0).and_then(|()| self.root(d));
+        }
+        let [r, e] = self.binary(v, BinaryFn::Pow)?;
+        self.is_scalar(e, -0.5).map(|()| r)
+    }
     fn root(&self, v: ValueId) -> Option<ValueId> {
         if let Some(r) = self.unary(v, UnaryFn::Sqrt) {
             return Some(r);

@@ -1,7 +1,7 @@
 //! What inputs may hold.
 //!
 //! P601  an input that a task reads as indices or labels may hold only what that task takes: what is fed is
-//!       checked by its range, and by nothing else before the task runs
+//!       checked by its range, and by nothing else before the task runs; what has no elements holds nothing
 
 use super::broken;
 use frit_ir::plan::{Action, IndexKind, IndexRange, Plan};
@@ -14,6 +14,9 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         let leaves: Vec<ValueId> = leaves(body).collect();
         for (_, node) in body.nodes() {
             let Some((operand, taken)) = taken(body, node) else { continue };
+            if body.ty(node.inputs[operand]).shape.numel() == 0 {
+                continue;
+            }
             let leaf = whole(body, node.inputs[operand]);
             let place = leaves.iter().position(|l| *l == leaf).map(|k| &reads[k]);
             let Some(input) = place.and_then(|p| plan.inputs.iter().find(|i| i.buffer == p.buffer))

@@ -203,15 +203,23 @@ fn damaged(path: &Path, file: &str) -> RunError {
     RunError::checkpoint(path, reason)
 }
 
-/// The parts follow one another and are the whole.
+/// The parts follow one another, are the whole, and lie in files of the checkpoint.
 fn check_entry(key: &str, entry: &TensorEntry) -> Result<(), String> {
-    let mut end = 0;
+    let mut end = 0_usize;
     for part in &entry.parts {
         if part.begin != end {
             return Err(format!("`{key}` lacks the elements from {end} to {}", part.begin));
         }
-        end += part.len;
+        end = end.checked_add(part.len).ok_or_else(|| format!("`{key}` is too large"))?;
+        if Path::new(&part.file).file_name().is_none_or(|name| name != part.file.as_str()) {
+            return Err(format!("`{key}` lies in {:?}, which is no name of a file", part.file));
+        }
     }
-    let numel: usize = entry.shape.iter().product();
-    if end == numel { Ok(()) } else { Err(format!("`{key}` has {end} of {numel} elements")) }
+    let numel = entry.shape.iter().try_fold(1_usize, |n, size| n.checked_mul(*size));
+    let numel = numel.filter(|n| n.checked_mul(entry.dtype.size()).is_some());
+    match numel {
+        Some(numel) if numel == end => Ok(()),
+        Some(numel) => Err(format!("`{key}` has {end} of {numel} elements")),
+        None => Err(format!("`{key}` is too large")),
+    }
 }

@@ -6,17 +6,25 @@
 //!
 //! - `FRIT_FUZZ=N` makes N mutants of every target; without it a few thousand in all.
 //! - `FRIT_FUZZ_TARGET=onnx` leaves the others out, `FRIT_FUZZ_FIRST=N` begins at number N.
+//! - `FRIT_FUZZ_INPUT=FILE` runs one input of `FRIT_FUZZ_TARGET` as it is.
 //! - Inputs that failed are kept in `target/fuzz/`.
+//!
+//! Where the libraries count their branches (`tests/fuzz/instrument.sh`), mutants that lead somewhere new are kept in
+//! `target/fuzz/pool/` and changed further; a mutant then depends on those before it.
 //!
 //! The workers are limited by `ulimit -v`; the bars are [`MOST_SECONDS`] and [`MOST_BYTES`].
 
+mod guide;
+mod mutant;
 mod mutate;
+mod origins;
+mod rendezvous;
 mod targets;
 mod worker;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use targets::TARGETS;
@@ -32,8 +40,15 @@ const ADDRESS_SPACE: u64 = 8 << 20;
 #[derive(Debug, Default)]
 struct Outcome {
     accepted: u64,
+    /// Refused for what they say.
+    deep: u64,
+    /// Refused at the door.
     refused: u64,
     failures: Vec<String>,
+    /// How often it was refused for what.
+    reasons: BTreeMap<String, u64>,
+    /// Branches that ran, where they are counted.
+    reached: u64,
     seconds: f64,
 }
 
@@ -41,18 +56,26 @@ struct Outcome {
 enum Line {
     /// A mutant begins.
     Begins(u64),
-    /// It was accepted, or refused by a diagnostic.
-    Ended { accepted: bool },
+    Accepted,
+    /// Refused for what it says, and why.
+    Deep(String),
+    /// Refused at the door, and why.
+    Refused(String),
     /// It did what no mutant may.
     Failed(String),
+    /// So many branches ran so far.
+    Reached(u64),
 }
 
 fn parse(line: &str) -> Option<Line> {
     let (word, rest) = line.strip_prefix("fuzz ")?.split_once(' ')?;
-    match word {
-        "begins" => rest.parse().ok().map(Line::Begins),
-        "ended" => Some(Line::Ended { accepted: rest == "accepted" }),
-        "failed" => Some(Line::Failed(rest.to_string())),
+    match (word, rest) {
+        ("begins", number) => number.parse().ok().map(Line::Begins),
+        ("accepted", _) => Some(Line::Accepted),
+        ("deep", why) => Some(Line::Deep(why.to_string())),
+        ("refused", why) => Some(Line::Refused(why.to_string())),
+        ("failed", what) => Some(Line::Failed(what.to_string())),
+        ("reached", number) => number.parse().ok().map(Line::Reached),
         _ => None,
     }
 }
@@ -62,20 +85,21 @@ fn fuzz(target: &str, first: u64, count: u64) -> Outcome {
     let (mut outcome, begun) = (Outcome::default(), Instant::now());
     let mut next = first;
     while next < first + count {
-        next = run_worker(target, next, first + count, &mut outcome);
+        let work = format!("{target} {next} {}", first + count);
+        next = run_worker(target, &work, &mut outcome);
     }
     outcome.seconds = begun.elapsed().as_secs_f64();
     outcome
 }
 
 /// One worker; returns the number of the mutant after the last one that it began.
-fn run_worker(target: &str, first: u64, end: u64, outcome: &mut Outcome) -> u64 {
+fn run_worker(target: &str, work: &str, outcome: &mut Outcome) -> u64 {
     let program = std::env::current_exe().expect("this test");
     let mut worker = Command::new("sh");
     let limited = format!("ulimit -v {ADDRESS_SPACE}; exec \"$0\" \"$@\"");
     worker.arg("-c").arg(limited).arg(program);
     worker.args(["--exact", "fuzz::worker::work", "--ignored", "--nocapture"]);
-    worker.env("FRIT_FUZZ_WORK", format!("{target} {first} {end}"));
+    worker.env("FRIT_FUZZ_WORK", work);
     let mut worker =
         worker.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a worker starts");
     let output = worker.stdout.take().expect("it is piped");
@@ -91,13 +115,21 @@ fn run_worker(target: &str, first: u64, end: u64, outcome: &mut Outcome) -> u64 
     let patience = Duration::from_secs(3 * MOST_SECONDS);
     let died = loop {
         // The first mutant waits for what the target prepares.
-        let patience = if at.is_none() { 10 * patience } else { patience };
+        let patience = if at.is_none() { 20 * patience } else { patience };
         match hear.recv_timeout(patience) {
             Ok(line) => match parse(&line) {
                 Some(Line::Begins(number)) => at = Some(number),
-                Some(Line::Ended { accepted: true }) => outcome.accepted += 1,
-                Some(Line::Ended { accepted: false }) => outcome.refused += 1,
-                Some(Line::Failed(what)) => outcome.failures.push(what),
+                Some(Line::Accepted) => outcome.accepted += 1,
+                Some(Line::Deep(why)) => {
+                    outcome.deep += 1;
+                    *outcome.reasons.entry(why).or_default() += 1;
+                }
+                Some(Line::Refused(why)) => {
+                    outcome.refused += 1;
+                    *outcome.reasons.entry(why).or_default() += 1;
+                }
+                Some(Line::Failed(what)) => outcome.fails(what),
+                Some(Line::Reached(branches)) => outcome.reached = branches,
                 None => {}
             },
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
@@ -112,18 +144,51 @@ fn run_worker(target: &str, first: u64, end: u64, outcome: &mut Outcome) -> u64 
     let at = at.unwrap_or_else(|| panic!("the worker of {target} ended before its first mutant"));
     if let Some(what) = died.map(str::to_string).or((!status.success()).then(|| status.to_string()))
     {
-        outcome.failures.push(format!("{target} {at}: {what}"));
-        let (_, bytes) = targets::mutant(target, at);
-        keep(target, at, &bytes);
+        outcome.fails(format!("{target} {at}: {what}"));
+        // What it was at is what failed.
+        for entry in std::fs::read_dir(running(target)).into_iter().flatten().map_while(Result::ok)
+        {
+            let _ = std::fs::rename(entry.path(), kept().join(entry.file_name()));
+        }
     }
     at + 1
 }
 
-/// Keeps an input that failed.
-fn keep(target: &str, number: u64, bytes: &[u8]) {
-    let dir: PathBuf = crate::support::file("target/fuzz");
-    std::fs::create_dir_all(&dir).expect("a directory");
-    std::fs::write(dir.join(format!("{target}-{number}")), bytes).expect("written");
+impl Outcome {
+    fn fails(&mut self, what: String) {
+        eprintln!("{what}");
+        self.failures.push(what);
+    }
+
+    fn say(&self, name: &str) {
+        let total = self.accepted + self.deep + self.refused + self.failures.len() as u64;
+        eprintln!(
+            "{name}: {total} mutants, {} accepted, {} refused for what they say, {} at the door, {} failed in {:.0} s",
+            self.accepted,
+            self.deep,
+            self.refused,
+            self.failures.len(),
+            self.seconds
+        );
+        let mut reasons: Vec<(u64, &String)> = self.reasons.iter().map(|(w, n)| (*n, w)).collect();
+        reasons.sort_by(|a, b| b.cmp(a));
+        for (n, why) in reasons.iter().take(12) {
+            eprintln!("{name}: {n} times {why}");
+        }
+        if self.reached > 0 {
+            eprintln!("{name}: {} branches ran", self.reached);
+        }
+    }
+}
+
+/// Where inputs are kept.
+fn kept() -> PathBuf {
+    crate::support::file("target/fuzz")
+}
+
+/// Where a worker leaves what it is at.
+fn running(target: &str) -> PathBuf {
+    kept().join("running").join(target)
 }
 
 fn number(variable: &str) -> Option<u64> {
@@ -135,22 +200,29 @@ fn number(variable: &str) -> Option<u64> {
 fn mutants_of_all_inputs_are_accepted_or_refused() {
     let only = std::env::var("FRIT_FUZZ_TARGET").ok();
     let (count, first) = (number("FRIT_FUZZ"), number("FRIT_FUZZ_FIRST").unwrap_or(0));
+    let input = std::env::var("FRIT_FUZZ_INPUT").ok();
     let mut outcomes: BTreeMap<&str, Outcome> = BTreeMap::new();
     for target in TARGETS.iter().filter(|t| only.as_deref().is_none_or(|name| name == t.name)) {
-        outcomes.insert(target.name, fuzz(target.name, first, count.unwrap_or(target.few)));
+        let outcome = match &input {
+            Some(path) => {
+                let path = Path::new(path).canonicalize().expect("FRIT_FUZZ_INPUT is a file");
+                let mut outcome = Outcome::default();
+                run_worker(
+                    target.name,
+                    &format!("{} file {}", target.name, path.display()),
+                    &mut outcome,
+                );
+                outcome
+            }
+            None => fuzz(target.name, first, count.unwrap_or(target.few)),
+        };
+        outcome.say(target.name);
+        outcomes.insert(target.name, outcome);
     }
     assert!(!outcomes.is_empty(), "FRIT_FUZZ_TARGET is one of {:?}", TARGETS.map(|t| t.name));
-    let mut failures = Vec::new();
-    for (name, o) in outcomes {
-        eprintln!(
-            "{name}: {} accepted, {} refused, {} failed in {:.0} s",
-            o.accepted,
-            o.refused,
-            o.failures.len(),
-            o.seconds
-        );
-        assert!(o.refused > 0 && o.accepted + o.refused > 0, "{name}: nothing was refused");
-        failures.extend(o.failures);
-    }
-    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    let enough = |o: &Outcome| input.is_some() || o.accepted + o.deep > 0;
+    let shallow: Vec<&str> = outcomes.iter().filter(|(_, o)| !enough(o)).map(|(n, _)| *n).collect();
+    assert!(shallow.is_empty(), "no mutant of {shallow:?} came past the door");
+    let failures: Vec<&String> = outcomes.values().flat_map(|o| &o.failures).collect();
+    assert!(failures.is_empty(), "{} failures:\n{failures:#?}", failures.len());
 }

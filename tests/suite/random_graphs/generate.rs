@@ -67,8 +67,8 @@ pub(super) struct Generator {
 }
 
 /// A model and the output that its loss reads.
-pub(super) struct Generated {
-    pub(super) json: String,
+pub(crate) struct Generated {
+    pub(crate) json: String,
     pub(super) output: String,
 }
 
@@ -78,7 +78,7 @@ const UNARY: [&str; 12] = [
 const BINARY: [&str; 5] = ["add", "sub", "mul", "max", "min"];
 
 /// The model of a seed.
-pub(super) fn generate(seed: u64) -> Generated {
+pub(crate) fn generate(seed: u64) -> Generated {
     let mut g = Generator {
         random: Random(seed),
         floats: vec![],

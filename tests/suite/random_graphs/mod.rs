@@ -12,7 +12,8 @@ use frit::plan_dir::{Stored, write};
 use frit_ir::interpret::{Options, leaf_key, run as interpret};
 use frit_ir::{DType, Graph, Op, OutputKind, Tensor};
 use frit_runtime::run::{RunOptions, run};
-use generate::{BATCH, Generated, ROWS, Random, generate};
+pub(crate) use generate::generate;
+use generate::{BATCH, Generated, ROWS, Random};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 

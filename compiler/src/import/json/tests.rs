@@ -151,7 +151,7 @@ fn errors_have_line_column_and_path() {
         ),
         (
             "{\"repeat\": 999999, \"carry\": [\"x\"], \"nodes\": [{\"op\": \"relu\", \"inputs\": [\"x\"], \"outputs\": [\"x\"]}]}",
-            "nodes[0].nodes[0]: the import would make 131073 nodes, import.max_nodes = 131072",
+            "nodes[0].nodes[0]: the import would make 65537 nodes, import.max_nodes = 65536",
         ),
         (
             "{\"op\": \"constant\", \"outputs\": [\"y\"], \"attrs\": {\"ty\": {\"dtype\": \"f32\", \"shape\": [4294967296, 4294967296]}, \"splat\": 0}}",

@@ -33,10 +33,16 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
     let mut archive = NpzArchive::new(Cursor::new(&*whole)).map_err(refuse)?;
     let names: Vec<String> = archive.array_names().map(str::to_string).collect();
     let mut contents = Contents::default();
+    let mut packed = 0_u64;
     for name in names {
         let file = npyz::npz::file_name_from_array_name(&name);
         let zip = archive.zip_archive();
         let mut entry = zip.by_name(&file).map_err(|e| refuse(e.into()))?;
+        packed = packed.saturating_add(entry.compressed_size());
+        if packed > whole.len() as u64 {
+            // Few bytes could be unpacked any number of times.
+            return Err(RunError::data(path, "not an npz file: its arrays overlap"));
+        }
         let is_stored = entry.compression() == CompressionMethod::Stored;
         let (begin, size) = (entry.data_start() as usize, entry.size() as usize);
         let stored = is_stored.then(|| whole.part(begin..begin.checked_add(size)?)).flatten();

@@ -1,19 +1,19 @@
 //! Changes of bytes that know nothing of their meaning.
 
-use super::{NUMBERS, pick};
+use super::{NUMBERS, changes, pick};
 use crate::machine::Random;
 
-/// Makes one to four changes.
-pub(in crate::fuzz) fn change(random: &mut Random, bytes: &mut Vec<u8>) {
-    for _ in 0..1 + random.below(4) {
-        once(random, bytes);
+/// Makes a few changes; some with pieces of another input.
+pub(in crate::fuzz) fn change(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
+    for _ in 0..changes(random) {
+        once(random, bytes, other);
     }
 }
 
-fn once(random: &mut Random, bytes: &mut Vec<u8>) {
+fn once(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
     let at = random.below(bytes.len() + 1);
     let len = random.below(32).min(bytes.len() - at);
-    match random.below(8) {
+    match random.below(9) {
         0 => bytes.truncate(at),
         1 => drop(bytes.drain(at..at + len)),
         2 => {
@@ -32,6 +32,11 @@ fn once(random: &mut Random, bytes: &mut Vec<u8>) {
             bytes.splice(at..at, noise);
         }
         5 => bytes[at..at + len].fill(random.below(256) as u8),
+        6 => {
+            let from = random.below(other.len() + 1);
+            let piece = &other[from..(from + random.below(64)).min(other.len())];
+            bytes.splice(at..at + len, piece.iter().copied());
+        }
         _ if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
         _ => {}
     }

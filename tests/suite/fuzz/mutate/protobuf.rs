@@ -1,7 +1,7 @@
 //! Changes of a protobuf message that leave it one: fields are changed, dropped, doubled and exchanged at any depth,
 //! without a schema, and lengths are written anew.
 
-use super::{bytes, number, pick};
+use super::{bytes, changes, number, pick};
 use crate::machine::Random;
 
 /// Messages within messages are looked into this far.
@@ -22,11 +22,14 @@ struct Field {
     payload: Payload,
 }
 
-/// Makes one to four changes; changes bytes if they are no message.
-pub(in crate::fuzz) fn change(random: &mut Random, message: &mut Vec<u8>) {
-    let Some(mut fields) = parse(message, DEPTH) else { return bytes::change(random, message) };
-    for _ in 0..1 + random.below(4) {
-        once(random, &mut fields);
+/// Makes a few changes, some with fields of another message; changes bytes if they are no message.
+pub(in crate::fuzz) fn change(random: &mut Random, message: &mut Vec<u8>, other: &[u8]) {
+    let Some(mut fields) = parse(message, DEPTH) else {
+        return bytes::change(random, message, other);
+    };
+    let other = parse(other, DEPTH).unwrap_or_default();
+    for _ in 0..changes(random) {
+        once(random, &mut fields, &other);
     }
     message.clear();
     write(&fields, message);
@@ -121,29 +124,42 @@ fn texts<'a>(fields: &'a [Field], found: &mut Vec<&'a [u8]>) {
     }
 }
 
-fn once(random: &mut Random, root: &mut Vec<Field>) {
+fn once(random: &mut Random, root: &mut Vec<Field>, other: &[Field]) {
     let mut found = Vec::new();
     texts(root, &mut found);
+    texts(if random.below(2) == 0 { other } else { &[] }, &mut found);
     let text = if found.is_empty() { vec![] } else { pick(random, &found).to_vec() };
-    let fields = descend(random, root);
+    let mut path = Vec::new();
+    let fields = descend(random, root, &mut path);
     if fields.is_empty() {
         return;
     }
-    let (at, other) = (random.below(fields.len()), random.below(fields.len()));
-    match random.below(8) {
+    let (at, to) = (random.below(fields.len()), random.below(fields.len()));
+    match random.below(10) {
         0 => drop(fields.remove(at)),
-        1 => fields.insert(other, fields[at].clone()),
-        2 => fields.swap(at, other),
+        1 => fields.insert(to, fields[at].clone()),
+        2 => fields.swap(at, to),
         3 => {
-            let payload = fields[other].payload.clone();
+            let payload = fields[to].payload.clone();
             fields[at].payload = payload;
+        }
+        4 | 5 => {
+            let Some(field) = field_at(random, other, &path) else { return };
+            match fields.iter().position(|f| f.number == field.number) {
+                Some(same) if random.below(2) == 0 => fields[same] = field.clone(),
+                _ => fields.insert(to, field.clone()),
+            }
         }
         _ => change_payload(random, &mut fields[at].payload, text),
     }
 }
 
-/// Goes down until it stops at a message by chance, or there is none below.
-fn descend<'a>(random: &mut Random, fields: &'a mut Vec<Field>) -> &'a mut Vec<Field> {
+/// Goes down until it stops at a message by chance, or there is none below; notes the fields on the way.
+fn descend<'a>(
+    random: &mut Random,
+    fields: &'a mut Vec<Field>,
+    path: &mut Vec<u64>,
+) -> &'a mut Vec<Field> {
     let inner: Vec<usize> = (0..fields.len())
         .filter(|i| matches!(&fields[*i].payload, Payload::Message(m) if !m.is_empty()))
         .collect();
@@ -151,10 +167,27 @@ fn descend<'a>(random: &mut Random, fields: &'a mut Vec<Field>) -> &'a mut Vec<F
         return fields;
     }
     let chosen = *pick(random, &inner);
+    path.push(fields[chosen].number);
     match &mut fields[chosen].payload {
-        Payload::Message(next) => descend(random, next),
+        Payload::Message(next) => descend(random, next, path),
         _ => unreachable!("invariant: only messages are chosen"),
     }
+}
+
+/// A field of the message that such a path leads to.
+fn field_at<'a>(random: &mut Random, fields: &'a [Field], path: &[u64]) -> Option<&'a Field> {
+    let Some((number, rest)) = path.split_first() else {
+        return (!fields.is_empty()).then(|| pick(random, fields));
+    };
+    let inner: Vec<&[Field]> = fields
+        .iter()
+        .filter_map(|f| match &f.payload {
+            Payload::Message(inner) if f.number == *number => Some(&inner[..]),
+            _ => None,
+        })
+        .collect();
+    let chosen = inner.get(random.below(inner.len()))?;
+    field_at(random, chosen, rest)
 }
 
 fn change_payload(random: &mut Random, payload: &mut Payload, text: Vec<u8>) {
@@ -166,7 +199,7 @@ fn change_payload(random: &mut Random, payload: &mut Payload, text: Vec<u8>) {
             fixed[..n].copy_from_slice(&noise[..n]);
         }
         Payload::Bytes(bytes) if random.below(3) > 0 => *bytes = text,
-        Payload::Bytes(bytes) => bytes::change(random, bytes),
+        Payload::Bytes(bytes) => bytes::change(random, bytes, &text),
         Payload::Message(inner) => inner.clear(),
     }
 }
