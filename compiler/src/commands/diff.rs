@@ -1,6 +1,6 @@
 //! `frit diff`: what changed from one plan to another.
 
-use super::{bytes, table};
+use super::{bytes, launches, table};
 use crate::diagnostics::Report;
 use crate::{plan_dir, predict};
 use frit_ir::Op;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
   frit diff before after --json | jq .change.peak_bytes
 
 Every difference is B minus A. With --json: `a` and `b` hold the numbers of each plan, `change` what differs, `config`
-the keys, `casts` the casts by scope, `collectives` the exchanges by unit, `lints` findings of only one of them.")]
+the keys, `casts` the casts by scope, `collectives` the exchanges by unit, `launches` those of kernels, `lints` findings of only one of them.")]
 pub struct Args {
     /// The plan directory to start from.
     #[arg(value_name = "PLAN_A")]
@@ -50,6 +50,8 @@ struct Difference {
     casts: BTreeMap<(String, String), Pair>,
     /// Collectives by kind, unit and type.
     collectives: BTreeMap<(String, String, String), Pair>,
+    /// Launches by what they are.
+    launches: BTreeMap<String, Pair>,
     /// Findings of A only and of B only: id, scope, message.
     lints: [Vec<[String; 3]>; 2],
 }
@@ -81,6 +83,7 @@ impl Difference {
             config,
             casts: pairs(casts(a), casts(b)),
             collectives: pairs(collectives(a), collectives(b)),
+            launches: pairs(launches_of(a), launches_of(b)),
             lints: [only(&la, &lb), only(&lb, &la)],
         })
     }
@@ -109,6 +112,8 @@ impl Difference {
                     json!({"kind": kind, "unit": unit, "type": ty, "a": a, "b": b})
                 })
                 .collect::<Vec<_>>(),
+            "launches": self.launches.iter()
+                .map(|(launch, (a, b))| json!({"launch": launch, "a": a, "b": b})).collect::<Vec<_>>(),
             "lints": {"only_a": lints(&self.lints[0]), "only_b": lints(&self.lints[1])},
         })
     }
@@ -140,6 +145,9 @@ impl Difference {
             [&[kind.clone(), unit.clone(), ty.clone()][..], &pair(n)].concat()
         });
         section("collectives", &["kind", "unit", "type", "A", "B"], collectives.collect());
+        let launches =
+            self.launches.iter().map(|(launch, n)| [&[launch.clone()][..], &pair(n)].concat());
+        section("launches", &["launch", "A", "B"], launches.collect());
         let lints = self.lints.iter().zip(["A", "B"]).flat_map(|(list, side)| {
             list.iter().map(move |[id, scope, message]| {
                 vec![side.to_string(), id.clone(), scope.clone(), message.clone()]
@@ -198,6 +206,8 @@ fn numbers(plan: &Plan) -> Result<Vec<(&'static str, f64)>, Report> {
         ("bytes_communicated_per_step", s.bytes_communicated_per_step as f64),
         ("peak_bytes", n(s.peak_bytes)),
         ("peak_lower_bound_bytes", n(s.peak_lower_bound_bytes)),
+        ("scratch_bytes", n(s.scratch_bytes)),
+        ("engine_bytes", n(s.engine_bytes)),
         ("persistent_bytes", n(s.persistent_bytes)),
         ("host_bytes", n(s.host_bytes)),
         ("bytes_copied_in_per_step", s.bytes_copied_in_per_step as f64),
@@ -254,6 +264,18 @@ fn collectives(plan: &Plan) -> BTreeMap<(String, String, String), u64> {
         let unit = group.map_or(String::new(), |g| plan.units[plan.groups[g].unit].name.clone());
         let key = (kind.to_string(), unit, place.ty.to_string());
         *counts.entry(key).or_default() += plan.runs(i) as u64;
+    }
+    counts
+}
+
+/// Launches of one step.
+fn launches_of(plan: &Plan) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for (i, task) in plan.tasks.iter().enumerate() {
+        let Action::Kernel { kernel, .. } = task.action else { continue };
+        for name in launches::names(&plan.kernels[kernel].entry) {
+            *counts.entry(name).or_default() += plan.runs(i) as u64;
+        }
     }
     counts
 }

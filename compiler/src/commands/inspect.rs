@@ -3,7 +3,7 @@
 mod casts;
 mod memory;
 
-use super::{bytes, table};
+use super::{bytes, launches, table};
 use crate::diagnostics::Report;
 use crate::driver::IMPORT;
 use crate::plan_dir;
@@ -108,8 +108,15 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let s = plan.summary();
     let gap = 100.0 * (s.peak_bytes as f64 / s.peak_lower_bound_bytes.max(1) as f64 - 1.0);
     let c = &s.collectives;
+    let kernels = (s.scratch_bytes > 0).then(|| {
+        let engines = match s.engine_bytes {
+            0 => String::new(),
+            n => format!("; up to {} more for engines of cuDNN", bytes(n as u64)),
+        };
+        format!("of it         {} for kernels{engines}\n", bytes(s.scratch_bytes as u64))
+    });
     let extra = extra_bytes(plan)
-        .map(|n| format!("beside it     {} for kernels and data on their way\n", bytes(n as u64)));
+        .map(|n| format!("beside it     {} for data on their way\n", bytes(n as u64)));
     let host = (s.host_bytes > 0).then(|| {
         format!(
             "host memory   {} per rank; {} copied in and {} out per step\n",
@@ -123,7 +130,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
          tasks         {} with {} kernels, {} casts\n\
          collectives   {} all_gather, {} reduce_scatter, {} all_reduce\n\
          communicated  {} per rank and step\n\
-         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}{}\
+         peak memory   {} per rank ({} persistent), {gap:.1} % above its lower bound; {} on one stream\n{}{}{}\
          arithmetic    {:.2} GFLOP per rank and step\n",
         plan.name,
         s.ranks,
@@ -141,6 +148,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
         bytes(s.peak_bytes as u64),
         bytes(s.persistent_bytes as u64),
         bytes(s.single_stream_live_bytes as u64),
+        kernels.unwrap_or_default(),
         host.unwrap_or_default(),
         extra.unwrap_or_default(),
         s.flops_per_step as f64 / 1e9,
@@ -163,9 +171,11 @@ fn parameters(plan: &Plan) -> String {
 
 /// What a rank of a plan for GPUs allocates beside the peak.
 fn extra_bytes(plan: &Plan) -> Option<usize> {
-    (plan.target.device == CUDA)
-        .then(|| frit_runtime::device::cuda::extra_bytes(plan).ok())
-        .flatten()
+    if plan.target.device != CUDA {
+        return None;
+    }
+    let beside_arenas = frit_runtime::device::cuda::extra_bytes(plan).ok()?;
+    Some(beside_arenas - plan.kernel_bytes())
 }
 
 /// A view as JSON: an object for the summary, a list of objects for the others.
@@ -328,10 +338,14 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         let types = first.map(|t| operands(t.action.reads())).unwrap_or_default();
         let ops = k.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count();
         let kind = format!("{:?}", k.kind()).to_lowercase();
-        vec![k.name.clone(), kind, n.to_string(), ops.to_string(), format!("{us:.0}"), types]
+        let scratch = bytes(k.entry.scratch_bytes() as u64);
+        let launches = launches::words(&k.entry).join(", ");
+        let counts = [n.to_string(), ops.to_string(), format!("{us:.0}"), scratch];
+        [&[k.name.clone(), kind][..], &counts, &[types, launches]].concat()
     };
     let rows = plan.kernels.iter().enumerate().map(row).collect();
-    (vec!["kernel", "kind", "uses", "ops", "us", "operands"], rows)
+    let head = ["kernel", "kind", "uses", "ops", "us", "scratch", "operands", "launches"];
+    (head.to_vec(), rows)
 }
 
 /// What was measured, by scope, and what follows from it.

@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod inspect;
+pub(crate) mod launches;
 pub mod passes;
 pub mod plan_search;
 pub mod report;

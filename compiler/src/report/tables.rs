@@ -1,7 +1,7 @@
 //! The parts of the page that are numbers and lists.
 
 use super::{duration, escape, quantity};
-use crate::commands::bytes;
+use crate::commands::{bytes, launches};
 use frit_ir::Severity;
 use frit_ir::plan::{Action, ParamHome, Plan};
 use frit_passes::simulate::Simulation;
@@ -107,7 +107,7 @@ pub(super) fn kernels(plan: &Plan) -> String {
     sorted.sort_by(|(_, a), (_, b)| b.1.total_cmp(&a.1));
     let all: f64 = sorted.iter().map(|(_, (_, us))| us).sum::<f64>().max(f64::MIN_POSITIVE);
     let mut html = String::from(
-        "<div class=scroll><table><tr><th>kernel<th>kind<th class=n>times<th class=n>predicted<th>",
+        "<div class=scroll><table><tr><th>kernel<th>launches<th class=n>times<th class=n>predicted<th>",
     );
     for (k, (n, us)) in sorted.iter().take(LISTED) {
         let kernel = &plan.kernels[*k];
@@ -116,7 +116,7 @@ pub(super) fn kernels(plan: &Plan) -> String {
             html,
             "<tr><td>{}<td>{}<td class=n>{n}<td class=n>{}<td style='width:35%'><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
             escape(&kernel.name),
-            format!("{:?}", kernel.kind()).to_lowercase(),
+            escape(&launches::words(&kernel.entry).join(", ")),
             duration(*us)
         );
     }

@@ -19,6 +19,7 @@ mod held;
 mod index_range;
 mod launch;
 mod live;
+mod needs;
 mod operation;
 mod provenance;
 mod routine;
@@ -38,6 +39,7 @@ pub use launch::{
     Pointer, SourceKernel,
 };
 pub use live::{Live, Purpose};
+pub use needs::{GEMM_WORKSPACE, Needs};
 pub use operation::{Direction, Operation, OperationKind, PoolFunction, Strided};
 pub use provenance::{Addresses, provenance};
 pub use routine::{Routine, RoutineCall, Source};

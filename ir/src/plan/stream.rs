@@ -24,6 +24,11 @@ impl Stream {
     pub const ALL: [Stream; 5] =
         [Stream::Compute, Stream::Gather, Stream::Reduce, Stream::CopyIn, Stream::CopyOut];
 
+    /// Its place among all.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
     /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -65,10 +65,14 @@ pub struct Summary {
     pub collectives: Collectives,
     /// Bytes one rank sends in one step, by the ring algorithms.
     pub bytes_communicated_per_step: u64,
-    /// Arena bytes of one rank.
+    /// Bytes of one rank: both arenas, and what kernels need beside them.
     pub peak_bytes: usize,
     /// The least that this schedule could do with.
     pub peak_lower_bound_bytes: usize,
+    /// Bytes of one rank beside its arenas: scratch memory of kernels, and workspace of GEMMs.
+    pub scratch_bytes: usize,
+    /// The most that engines of cuDNN may take beside that, if they are chosen when the plan is loaded.
+    pub engine_bytes: usize,
     /// What would be live at most if all tasks ran one after the other, in list order: no room for streams
     /// that overlap.
     pub single_stream_live_bytes: usize,
@@ -134,6 +138,11 @@ impl Plan {
         self.live().iter().map(|live| live.iter().sum()).max().unwrap_or(0)
     }
 
+    /// Bytes of one rank: both arenas, and what kernels need beside them.
+    pub fn peak_bytes(&self) -> usize {
+        self.persistent_bytes + self.workspace_bytes + self.kernel_bytes()
+    }
+
     /// The numbers people compare.
     pub fn summary(&self) -> Summary {
         let mut collectives = Collectives::default();
@@ -182,8 +191,12 @@ impl Plan {
             baseline_cast_bytes: self.accumulation as u64 * self.cast_baseline.bytes,
             collectives,
             bytes_communicated_per_step: wire,
-            peak_bytes: self.persistent_bytes + self.workspace_bytes,
-            peak_lower_bound_bytes: self.persistent_bytes + self.workspace_lower_bound,
+            peak_bytes: self.peak_bytes(),
+            peak_lower_bound_bytes: self.persistent_bytes
+                + self.workspace_lower_bound
+                + self.kernel_bytes(),
+            scratch_bytes: self.kernel_bytes(),
+            engine_bytes: self.engine_bytes(),
             single_stream_live_bytes: self.persistent_bytes + self.live_in_list_order(),
             persistent_bytes: self.persistent_bytes,
             host_bytes: self.host_bytes,

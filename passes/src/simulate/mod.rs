@@ -115,7 +115,7 @@ pub fn of_phases(
     let communication_seconds = total(&|p| p.timeline.busy(&p.jobs, Kind::is_communication));
     let reserved_bytes = gib(cluster.reserved_gib);
     let memory_bytes = gib(cluster.device.memory_gib);
-    let peak_bytes = (plan.persistent_bytes + plan.workspace_bytes) as u64;
+    let peak_bytes = plan.peak_bytes() as u64;
     let model_flops = model_flops(plan);
     let elements = plan.loss_capacity as f64 * plan.accumulation as f64 * plan.world_size as f64;
     let peak = cluster.device.peak_flops(plan.compute_dtype);

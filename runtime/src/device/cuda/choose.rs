@@ -5,7 +5,7 @@
 use super::driver::{Address, Driver, EventHandle};
 use super::error::CudaError;
 use super::issue::Issuer;
-use super::memory::{Memory, STREAMS, index};
+use super::memory::{Memory, STREAMS};
 use super::modules::Modules;
 use super::program::Program;
 use super::survey::Survey;
@@ -48,7 +48,7 @@ impl Choice {
         let measures = first && !tuning.is_complete(driver, &program.products, &program.operations);
         let memory = match measures {
             true => {
-                let layout = Memory::layout(plan, &survey.needs, survey.faulting.len());
+                let layout = Memory::layout(plan, &[0; STREAMS], survey.faulting.len());
                 Some(allocate(driver, (end - NOWHERE) as usize, (plan, &layout), issuer)?)
             }
             false => None,
@@ -76,7 +76,7 @@ impl Choice {
         let bytes = settle_operations(&tuning, driver, &mut program, issuer)?;
         let mut engines_bytes = [0; STREAMS];
         for (task, commands) in plan.tasks.iter().zip(&program.commands) {
-            let most = &mut engines_bytes[index(task.stream)];
+            let most = &mut engines_bytes[task.stream.index()];
             let needed = commands.iter().filter_map(|c| c.operation()).map(|i| bytes[i]);
             *most = needed.max().unwrap_or(0).max(*most);
         }

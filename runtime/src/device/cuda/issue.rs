@@ -3,7 +3,7 @@
 use super::command::Command;
 use super::driver::{Address, Driver, EventHandle, OperationHandle, ProductHandle, StreamHandle};
 use super::error::CudaError;
-use super::memory::{Memory, STREAMS, index};
+use super::memory::{Memory, STREAMS};
 use super::program::Program;
 use frit_ir::plan::{Plan, Stream};
 use std::ops::Range;
@@ -50,8 +50,8 @@ impl Issuer {
         let copies = |s: &Stream| matches!(s, Stream::CopyIn | Stream::CopyOut);
         for stream in Stream::ALL.into_iter().filter(|s| !copies(s) || used.contains(s)) {
             // A collective that waits behind the blocks of a large kernel holds up every rank.
-            streams[index(stream)] = driver.create_stream(stream != Stream::Compute)?;
-            joins[index(stream)] = event()?;
+            streams[stream.index()] = driver.create_stream(stream != Stream::Compute)?;
+            joins[stream.index()] = event()?;
         }
         Ok(Issuer {
             streams,
@@ -69,7 +69,7 @@ impl Issuer {
 
     /// The compute stream: what is put there runs after, and before, everything that is issued.
     pub(super) fn compute(&self) -> StreamHandle {
-        self.streams[index(Stream::Compute)]
+        self.streams[Stream::Compute.index()]
     }
 
     /// The collective after the one that was done last: the one that is waited for, if any is.
@@ -119,7 +119,7 @@ impl Issuer {
             .iter()
             .filter(|s| **s != Stream::Compute)
             .filter(|s| plan.tasks[tasks.clone()].iter().any(|t| t.stream == **s))
-            .map(|s| index(*s))
+            .map(|s| s.index())
             .collect();
         let first = tasks.start;
         let fork = || -> Result<(), CudaError> {
@@ -157,7 +157,7 @@ impl Issuer {
             |wait: &&usize| part.contains(wait) && plan.tasks[**wait].stream != task.stream;
         for wait in task.waits.iter().filter(needed) {
             if let Some(event) = self.ended[*wait] {
-                driver.wait(self.streams[index(task.stream)], event)?;
+                driver.wait(self.streams[task.stream.index()], event)?;
             }
         }
         Ok(())
@@ -173,7 +173,7 @@ impl Issuer {
         marks: Option<(EventHandle, EventHandle)>,
     ) -> Result<(), CudaError> {
         let task = &plan.tasks[i];
-        let stream = self.streams[index(task.stream)];
+        let stream = self.streams[task.stream.index()];
         if let Some((begin, _)) = marks {
             driver.record(begin, stream)?;
         }

@@ -9,26 +9,11 @@ use std::ptr::null_mut;
 /// Streams of a plan.
 pub(super) const STREAMS: usize = Stream::ALL.len();
 
-/// Workspace of matrix products, in bytes: what NVIDIA recommends for Hopper.
-pub(super) const PRODUCT_WORKSPACE: usize = 32 << 20;
 /// Memory for exchanges outside of the plan's collectives, in bytes, and the least of it for each rank.
 const EXCHANGE: usize = 8 << 20;
 const EXCHANGE_OF_RANK: usize = 4 << 10;
 /// `i64` of one task's [`frit_ir::plan::Pointer::Fault`].
 pub(super) const FAULT_WORDS: usize = 3;
-
-/// What a plan's kernels need, by stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Needs {
-    /// Memory that the launches of one task share, in bytes.
-    pub(super) scratch_bytes: usize,
-    /// Whether matrix products run there.
-    pub(super) products: bool,
-    /// Whether operations run there that cuDNN may compute.
-    pub(super) operations: bool,
-    /// Workspace of the engines that were chosen for them, in bytes.
-    pub(super) engines_bytes: usize,
-}
 
 /// Addresses within the allocation.
 #[derive(Debug)]
@@ -64,8 +49,10 @@ pub(super) fn report_bytes(plan: &Plan, n_faults: usize) -> usize {
 }
 
 impl Memory {
-    /// Where everything lies, if the allocation begins at address 0.
-    pub(super) fn layout(plan: &Plan, needs: &[Needs; STREAMS], n_faults: usize) -> Memory {
+    /// Where everything lies, if the allocation begins at address 0; `engines` is the workspace of the engines of cuDNN
+    /// that were chosen, in bytes, by stream.
+    pub(super) fn layout(plan: &Plan, engines: &[usize; STREAMS], n_faults: usize) -> Memory {
+        let needs = plan.needs();
         let mut end = 0;
         let mut place = |bytes: usize| {
             let at = end as Address;
@@ -75,11 +62,11 @@ impl Memory {
         let persistent = place(plan.persistent_bytes);
         let workspace = place(plan.workspace_bytes);
         let scratch = needs.map(|n| place(n.scratch_bytes));
-        let libraries = needs.map(|n| {
-            let products = if n.products { PRODUCT_WORKSPACE } else { 0 };
-            let bytes = products.max(n.engines_bytes);
-            (place(bytes), bytes)
-        });
+        let mut libraries = [(0, 0); STREAMS];
+        for ((at, need), engine) in libraries.iter_mut().zip(&needs).zip(engines) {
+            let bytes = need.workspace_bytes().max(*engine);
+            *at = (place(bytes), bytes);
+        }
         let exchange = match plan.world_size {
             1 => 0,
             n => EXCHANGE.max(EXCHANGE_OF_RANK * n),
@@ -127,11 +114,11 @@ impl Memory {
     pub(super) fn allocate(
         driver: &impl Driver,
         plan: &Plan,
-        needs: &[Needs; STREAMS],
+        engines: &[usize; STREAMS],
         n_faults: usize,
         on: super::driver::StreamHandle,
     ) -> Result<Memory, CudaError> {
-        let layout = Memory::layout(plan, needs, n_faults);
+        let layout = Memory::layout(plan, engines, n_faults);
         let base = driver.allocate(layout.bytes).map_err(|e| match e {
             CudaError::OutOfMemory { free, total, .. } => layout.lacking(plan, free, total),
             other => other,
@@ -176,16 +163,5 @@ impl Memory {
     /// The address of a place.
     pub(super) fn place(&self, plan: &Plan, place: &Place) -> Address {
         self.buffer(plan, place.buffer, place.offset)
-    }
-}
-
-/// The index of a stream in what is kept by stream.
-pub(super) fn index(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Gather => 1,
-        Stream::Reduce => 2,
-        Stream::CopyIn => 3,
-        Stream::CopyOut => 4,
     }
 }

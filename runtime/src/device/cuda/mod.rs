@@ -74,7 +74,7 @@ const POLL_PAUSE: Duration = Duration::from_micros(50);
 /// A kernel that has no code for GPUs.
 pub fn extra_bytes(plan: &Plan) -> Result<usize, RunError> {
     let survey = Survey::of(plan)?;
-    Ok(Memory::layout(plan, &survey.needs, survey.faulting.len()).extra_bytes(plan))
+    Ok(Memory::layout(plan, &[0; memory::STREAMS], survey.faulting.len()).extra_bytes(plan))
 }
 
 /// A rank's place among all.
@@ -140,11 +140,8 @@ impl Ready {
         let ptx = dir.ptx.as_deref().map(|text| (file, text));
         let modules = Modules::load(&survey, driver, ptx, &Cubins::of(&dir.path))?;
         let choice = Choice::make(dir, &survey, driver, &modules, &mut issuer, ranks)?;
-        let mut needs = survey.needs;
-        for (need, bytes) in needs.iter_mut().zip(choice.engines_bytes) {
-            need.engines_bytes = bytes;
-        }
-        let memory = Memory::allocate(driver, plan, &needs, n_faults, issuer.compute())?;
+        let engines = choice.engines_bytes;
+        let memory = Memory::allocate(driver, plan, &engines, n_faults, issuer.compute())?;
         let mut program = Program::bind(plan, &survey, driver, &memory, &modules, ranks.rank)?;
         choice.settle(driver, &mut program, &mut issuer)?;
         let marks: Vec<u8> = (1..=plan.tasks.len() as u32).flat_map(u32::to_le_bytes).collect();

@@ -17,10 +17,13 @@ use std::time::Duration;
 /// # Errors
 /// A kernel that has no code for GPUs.
 pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
-    let survey = Survey::of(plan)?;
-    let cublaslt = survey.needs.iter().any(|n| n.products);
-    let cudnn = survey.needs.iter().any(|n| n.operations);
-    Ok((Libraries { cublaslt, cudnn, nvrtc: !survey.sources().is_empty() }, plan.world_size > 1))
+    let (survey, needs) = (Survey::of(plan)?, plan.needs());
+    let libraries = Libraries {
+        cublaslt: needs.iter().any(|n| n.gemms),
+        cudnn: needs.iter().any(|n| n.engine_bytes > 0),
+        nvrtc: !survey.sources().is_empty(),
+    };
+    Ok((libraries, plan.world_size > 1))
 }
 
 impl<'a> Cuda<'a, Real> {

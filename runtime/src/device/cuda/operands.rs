@@ -1,8 +1,8 @@
 //! Where a task finds what it works on: in the plan's memory, or apart from it, while there is none yet.
 
 use super::driver::Address;
-use super::memory::{FAULT_WORDS, Memory, PRODUCT_WORKSPACE, index, report_bytes};
-use frit_ir::plan::{ALIGNMENT, Launch, Launches, Place, Plan, Pointer, Stream};
+use super::memory::{FAULT_WORDS, Memory, report_bytes};
+use frit_ir::plan::{ALIGNMENT, GEMM_WORKSPACE, Launch, Launches, Place, Plan, Pointer, Stream};
 
 /// Addresses of one task.
 pub(super) struct Operands {
@@ -27,8 +27,8 @@ impl Operands {
         Operands {
             reads: at(reads),
             writes: at(writes),
-            scratch: memory.scratch[index(stream)],
-            workspace: memory.libraries[index(stream)],
+            scratch: memory.scratch[stream.index()],
+            workspace: memory.libraries[stream.index()],
             fault: memory.report + report_bytes(plan, fault) as Address,
         }
     }
@@ -54,7 +54,7 @@ impl Operands {
         };
         let (reads, writes) = (all(reads), all(writes));
         let of_launch = |launch: &Launch| match launch {
-            Launch::Gemm(_) => PRODUCT_WORKSPACE,
+            Launch::Gemm(_) => GEMM_WORKSPACE,
             Launch::Operation(launch) if engines => launch.operation.workspace_bytes(),
             _ => 0,
         };

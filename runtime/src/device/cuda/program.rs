@@ -6,14 +6,14 @@ use super::driver::{
 };
 use super::error::CudaError;
 use super::gemm::Product;
-use super::memory::{Memory, PRODUCT_WORKSPACE};
+use super::memory::Memory;
 use super::modules::Modules;
 use super::operands::Operands;
 use super::survey::{Code, Survey};
 use crate::RunError;
 use frit_ir::plan::{
-    Action, Argument, Candidate, Epilogue, Gemm, Launch, Operation, OperationLaunch, Place, Plan,
-    Pointer, SourceKernel, Team,
+    Action, Argument, Candidate, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
+    OperationLaunch, Place, Plan, Pointer, SourceKernel, Team,
 };
 use std::collections::HashMap;
 
@@ -379,7 +379,7 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
         scales: [at(gemm.a.scale), at(gemm.b.scale)],
         vector: at(vector),
         matrix: at(matrix),
-        workspace: (workspace, bytes.min(PRODUCT_WORKSPACE)),
+        workspace: (workspace, bytes.min(GEMM_WORKSPACE)),
     }
 }
 

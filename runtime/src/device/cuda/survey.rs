@@ -1,6 +1,5 @@
 //! How every kernel of a plan is executed, and what that needs: known before there is memory, or a device.
 
-use super::memory::{Needs, STREAMS, index};
 use crate::RunError;
 use frit_ir::plan::{
     Action, Argument, CudaLaunch, Entry, Kernel, Launch, Launches, Plan, Pointer, SourceKernel,
@@ -16,8 +15,6 @@ pub(super) enum Code<'a> {
 pub(super) struct Survey<'a> {
     /// By kernel.
     pub(super) code: Vec<Code<'a>>,
-    /// What kernels need, by stream.
-    pub(super) needs: [Needs; STREAMS],
     /// Tasks that may report a fault, ascending.
     pub(super) faulting: Vec<usize>,
 }
@@ -29,28 +26,17 @@ impl<'a> Survey<'a> {
     /// A kernel that has no code for GPUs.
     pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
         let code: Vec<Code> = plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
-        let mut needs = [Needs::default(); STREAMS];
-        let mut faulting = Vec::new();
-        for (i, task) in plan.tasks.iter().enumerate() {
-            let Action::Kernel { kernel, .. } = &task.action else { continue };
-            let need = &mut needs[index(task.stream)];
-            match &code[*kernel] {
-                Code::Generated { scratch_bytes, .. } => {
-                    need.scratch_bytes = need.scratch_bytes.max(*scratch_bytes);
-                }
-                Code::Launches(selected) => {
-                    need.scratch_bytes = need.scratch_bytes.max(selected.scratch_bytes);
-                    let launches = selected.every_launch();
-                    let is_product = |l: &&Launch| matches!(l, Launch::Gemm(_));
-                    need.products |= launches.iter().any(is_product);
-                    need.operations |= launches.iter().any(|l| matches!(l, Launch::Operation(_)));
-                    if launches.iter().any(|launch| reports_faults(launch)) {
-                        faulting.push(i);
-                    }
-                }
-            }
-        }
-        Ok(Survey { code, needs, faulting })
+        let launches = |code: &Code<'a>| match code {
+            Code::Generated { .. } => vec![],
+            Code::Launches(selected) => selected.every_launch(),
+        };
+        let by_kernel: Vec<Vec<&Launch>> = code.iter().map(launches).collect();
+        let faulting = plan.tasks.iter().enumerate().filter(|(_, task)| match task.action {
+            Action::Kernel { kernel, .. } => by_kernel[kernel].iter().any(|l| reports_faults(l)),
+            _ => false,
+        });
+        let faulting = faulting.map(|(i, _)| i).collect();
+        Ok(Survey { code, faulting })
     }
 
     /// The kernels in CUDA C++, those of every choice among them.

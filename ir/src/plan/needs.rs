@@ -1,0 +1,79 @@
+//! What kernels need beside the arenas: scratch memory of their launches, workspace of libraries.
+
+use super::{ALIGNMENT, Action, Entry, Launch, Plan, Stream};
+
+/// Workspace of the GEMMs of a stream, in bytes: what NVIDIA recommends for Hopper.
+pub const GEMM_WORKSPACE: usize = 32 << 20;
+
+/// What the kernels of one stream need; they run one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Memory that the launches of one task share, in bytes.
+    pub scratch_bytes: usize,
+    /// Whether GEMMs run there.
+    pub gemms: bool,
+    /// The most that an engine of cuDNN may use there if it is chosen, in bytes; 0 if there is no candidate.
+    pub engine_bytes: usize,
+}
+
+impl Needs {
+    /// Of two kernels of a stream.
+    fn max(self, other: Needs) -> Needs {
+        Needs {
+            scratch_bytes: self.scratch_bytes.max(other.scratch_bytes),
+            gemms: self.gemms || other.gemms,
+            engine_bytes: self.engine_bytes.max(other.engine_bytes),
+        }
+    }
+
+    /// Workspace of libraries beside engines of cuDNN, in bytes.
+    pub fn workspace_bytes(&self) -> usize {
+        if self.gemms { GEMM_WORKSPACE } else { 0 }
+    }
+}
+
+impl Entry {
+    /// What a kernel that is executed so needs.
+    pub fn needs(&self) -> Needs {
+        let none = Needs { scratch_bytes: self.scratch_bytes(), ..Needs::default() };
+        let Entry::Launches(selected) = self else { return none };
+        selected.every_launch().into_iter().fold(none, |needs, launch| match launch {
+            Launch::Gemm(_) => Needs { gemms: true, ..needs },
+            Launch::Operation(launch) => {
+                let bytes = launch.operation.workspace_bytes();
+                Needs { engine_bytes: needs.engine_bytes.max(bytes), ..needs }
+            }
+            _ => needs,
+        })
+    }
+}
+
+impl Plan {
+    /// What the kernels of each stream need, in the order of [`Stream::ALL`].
+    pub fn needs(&self) -> [Needs; Stream::ALL.len()] {
+        let of_kernel: Vec<Needs> = self.kernels.iter().map(|k| k.entry.needs()).collect();
+        let mut all = [Needs::default(); Stream::ALL.len()];
+        for task in &self.tasks {
+            if let Action::Kernel { kernel, .. } = task.action {
+                let needs = &mut all[task.stream.index()];
+                *needs = needs.max(of_kernel[kernel]);
+            }
+        }
+        all
+    }
+
+    /// Bytes of a rank's device beside its arenas for kernels: scratch memory, and workspace of GEMMs. An engine of
+    /// cuDNN that is chosen when the plan is loaded may take more, see [`Plan::engine_bytes`].
+    pub fn kernel_bytes(&self) -> usize {
+        let bytes = |needs: Needs| {
+            needs.scratch_bytes.next_multiple_of(ALIGNMENT) + needs.workspace_bytes()
+        };
+        self.needs().map(bytes).iter().sum()
+    }
+
+    /// The most that engines of cuDNN may take beside that, if they are chosen, in bytes.
+    pub fn engine_bytes(&self) -> usize {
+        let more = |needs: Needs| needs.engine_bytes.saturating_sub(needs.workspace_bytes());
+        self.needs().map(more).iter().sum()
+    }
+}
