@@ -1,8 +1,15 @@
-//! Plans for CUDA: every body has code, generated or selected.
+//! What executes kernels: every body has code, generated or selected, and the runtime executes what the plan lists.
 
-use crate::support::{compile_at, file};
-use frit_ir::plan::{Entry, KernelKind, Launch};
+use crate::support::{Planned, compile_at, file, plan, plan_at};
+use clap::Parser;
+use frit::commands::{Cli, execute};
+use frit::plan_dir::Stored;
+use frit_ir::plan::{Entry, Kernel, KernelKind, Launch, Plan};
+use frit_runtime::device::cuda::recording::{Call, Recording};
+use frit_runtime::plan_dir::PlanDir;
+use frit_runtime::run::{RunOptions, run};
 use std::collections::BTreeSet;
+use std::path::Path;
 
 fn has_launches(model: &str, batch: usize, settings: &[&str]) {
     launches_of(&format!("tests/models/{model}/model.onnx"), batch, settings);
@@ -114,4 +121,196 @@ fn the_plans_that_are_checked_on_a_gpu_use_every_source_and_operation() {
         missing.is_empty(),
         "in none of them, so add it to examples/gpu/make_models.py: {missing:?}"
     );
+}
+
+/// A model with the greatest of integers, which the CPU has no kernel for.
+const INTEGERS: &str = r#"{
+  "frit_model": 1, "name": "integers", "dims": {"batch": null},
+  "inputs": [{"name": "x", "dtype": "f32", "shape": ["batch", 3]},
+             {"name": "n", "dtype": "i64", "shape": ["batch", 4]}],
+  "params": [{"name": "w", "shape": [3], "init": "ones"}],
+  "nodes": [
+    {"op": "arg_reduce", "scope": "vote", "inputs": ["n"], "outputs": ["winner"],
+     "attrs": {"axis": 1, "largest": true, "last": false}},
+    {"op": "cast", "inputs": ["winner"], "outputs": ["number"], "attrs": {"to": "f32"}},
+    {"op": "reduce", "inputs": ["number"], "outputs": ["most"],
+     "attrs": {"f": "mean", "axes": [0], "keep_dims": false}},
+    {"op": "mul", "inputs": ["x", "w"], "outputs": ["xw"]},
+    {"op": "reduce", "inputs": ["xw"], "outputs": ["mean"],
+     "attrs": {"f": "mean", "axes": [0, 1], "keep_dims": false}},
+    {"op": "add", "inputs": ["mean", "most"], "outputs": ["loss"]}
+  ],
+  "outputs": ["loss"]
+}"#;
+
+/// What a step of a plan for the CPU puts on it, by kind.
+fn usage(planned: &Planned, dir: &Path, data: &Path) -> serde_json::Value {
+    let file = dir.join("usage.json");
+    let options = RunOptions {
+        steps: 2,
+        data: data.into(),
+        usage: Some(file.clone()),
+        threads: Some(1),
+        ..RunOptions::default()
+    };
+    run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"));
+    let text = std::fs::read_to_string(file).expect("what it used");
+    serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["launches"].clone()
+}
+
+#[test]
+fn what_has_no_kernel_is_the_interpreters_and_is_warned_of() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = dir.path().join("model.json");
+    std::fs::write(&model, INTEGERS).expect("written");
+    let settings = ["loss.kind=output", "loss.logits=loss", "precision.compute=fp32"];
+    let planned = plan_at(&model, 2, &settings);
+    let plan = &planned.compiled.plan;
+    let interpreted: Vec<&Kernel> =
+        plan.kernels.iter().filter(|k| k.entry == Entry::Interpreter).collect();
+    let [kernel] = interpreted[..] else { panic!("{} kernels", interpreted.len()) };
+    assert!(kernel.name.starts_with("arg_reduce"), "{}", kernel.name);
+    let warnings: Vec<_> = plan.lints.iter().filter(|d| d.code == "W098").collect();
+    let [warning] = warnings[..] else { panic!("{:?}", plan.lints) };
+    assert!(warning.message.contains("arg_reduce(i64[2, 4])"), "{}", warning.message);
+    assert_eq!(&*warning.origin.scope, "vote");
+    let path = planned.path();
+    let args = ["frit", "inspect", path.to_str().expect("a path"), "--view", "kernels"];
+    let text = execute(&Cli::parse_from(args)).expect("a table");
+    assert!(text.lines().any(|l| l.contains("arg_reduce") && l.ends_with("interpreter")), "{text}");
+    // It is executed, and counted.
+    let data = dir.path().join("data.safetensors");
+    let x: Vec<u8> = [0.5_f32; 24].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let n: Vec<u8> = (0..32_i64).flat_map(|x| (x * 7 % 5).to_le_bytes()).collect();
+    let view = |dtype, shape: Vec<usize>, bytes| {
+        safetensors::tensor::TensorView::new(dtype, shape, bytes).expect("fits")
+    };
+    let tensors = [
+        ("x", view(safetensors::Dtype::F32, vec![8, 3], &x[..])),
+        ("n", view(safetensors::Dtype::I64, vec![8, 4], &n[..])),
+    ];
+    safetensors::serialize_to_file(tensors, None, &data).expect("written");
+    let used = usage(&planned, dir.path(), &data);
+    assert_eq!(used["interpreted"], 1, "{used}");
+}
+
+#[test]
+fn nothing_is_interpreted_that_has_a_kernel() {
+    for (model, settings) in [
+        ("mlp", &["precision.compute=fp32"][..]),
+        ("gpt2", &["precision.compute=bf16", "sharding.ranks=2"]),
+        ("llama", &["precision.compute=bf16", "optimizer.kind=adafactor"]),
+        ("bert", &["precision.compute=fp16"]),
+        ("t5", &["precision.compute=bf16", "memory.recompute=unit"]),
+        ("moe_dispatch", &["precision.compute=bf16"]),
+        ("lstm", &["precision.compute=fp32"]),
+        ("resnet", &["precision.compute=bf16"]),
+        ("vit", &["precision.compute=bf16"]),
+        ("dropout", &["precision.compute=bf16"]),
+    ] {
+        let model = format!("tests/models/{model}/model.onnx");
+        let compiled = compile_at(&file(&model), 4, settings);
+        for kernel in &compiled.plan.kernels {
+            assert_ne!(kernel.entry, Entry::Interpreter, "{model}:\n{}", kernel.body);
+        }
+        assert!(compiled.plan.lints.iter().all(|d| d.code != "W098"));
+    }
+}
+
+/// The runtime does what the plan lists, whatever it could do instead.
+#[test]
+fn a_cpu_executes_what_the_plan_lists() {
+    let mut planned = plan("tests/models/mlp/model.onnx", 4, &["precision.compute=fp32"]);
+    let (dir, data) = (planned.dir.path().to_owned(), file("tests/models/mlp/data.safetensors"));
+    let listed = usage(&planned, &dir, &data);
+    let count = |usage: &serde_json::Value, kind: &str| usage[kind].as_u64().unwrap_or(0);
+    assert!(count(&listed, "library") > 0 && count(&listed, "interpreted") == 0, "{listed}");
+    let routines = planned.compiled.plan.kernels.iter_mut();
+    for kernel in routines.filter(|k| matches!(k.entry, Entry::Routine(_))) {
+        kernel.entry = Entry::Interpreter;
+        kernel.bind();
+    }
+    std::fs::remove_dir_all(planned.path()).expect("removed");
+    frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let changed = usage(&planned, &dir, &data);
+    assert_eq!(count(&changed, "library"), 0, "{changed}");
+    assert_eq!(count(&changed, "interpreted"), count(&listed, "library"), "{changed}");
+}
+
+/// Nothing is launched on a GPU that the plan does not list, neither when candidates are measured nor in a step; and
+/// where a plan lists no candidates, there is no choice.
+#[test]
+fn a_gpu_executes_what_the_plan_lists() {
+    let cuda = ["target.device=cuda", "target.arch=sm_80", "precision.compute=bf16"];
+    for model in ["gpt2", "resnet"] {
+        let mut planned = plan(&format!("tests/models/{model}/model.onnx"), 4, &cuda);
+        let listed: BTreeSet<String> = names(&planned.compiled.plan);
+        let launched = |planned: &Planned| -> (BTreeSet<String>, usize, usize) {
+            let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
+            let mut driver = Recording::new((9, 0));
+            driver.engines = Some(2);
+            let mut device = crate::cuda::open(&dir, driver).unwrap_or_else(|e| panic!("{e}"));
+            let mut calls = device.driver().take();
+            calls.extend(crate::cuda::step(&mut device, &dir.plan, dir.plan.tasks.len()));
+            let (mut names, mut operations, mut epilogues) = (BTreeSet::new(), 0, 0);
+            for call in calls {
+                match call {
+                    Call::Launch(name, ..) => drop(names.insert(name)),
+                    Call::Execute(..) => operations += 1,
+                    Call::Multiply(product, ..) => {
+                        epilogues += usize::from(
+                            ["gelu", "bias", "bgrad"].iter().any(|e| product.contains(e)),
+                        );
+                    }
+                    _ => {}
+                }
+            }
+            (names, operations, epilogues)
+        };
+        let (names, operations, epilogues) = launched(&planned);
+        assert!(names.is_subset(&listed), "{:?}", names.difference(&listed));
+        assert!(operations + epilogues > 0, "{model} has candidates");
+        for kernel in &mut planned.compiled.plan.kernels {
+            if let Entry::Launches(selected) = &mut kernel.entry {
+                let launches = std::mem::take(&mut selected.launches);
+                selected.launches = launches.into_iter().flat_map(fallback).collect();
+                kernel.bind();
+            }
+        }
+        std::fs::remove_dir_all(planned.path()).expect("removed");
+        frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
+            .unwrap_or_else(|e| panic!("{e}"));
+        let (names, operations, epilogues) = launched(&planned);
+        assert!(names.is_subset(&listed));
+        assert_eq!([operations, epilogues], [0, 0], "{model}");
+    }
+}
+
+/// Every kernel that a plan lists, by the name that it is launched by.
+fn names(plan: &Plan) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for kernel in &plan.kernels {
+        match &kernel.entry {
+            Entry::Launches(selected) => {
+                all.extend(selected.every_launch().into_iter().filter_map(|l| match l {
+                    Launch::Source(kernel) => Some(kernel.entry.clone()),
+                    _ => None,
+                }));
+            }
+            entry => all.extend(entry.symbols().into_iter().map(str::to_string)),
+        }
+    }
+    all
+}
+
+/// A launch without candidates.
+fn fallback(launch: Launch) -> Vec<Launch> {
+    match launch {
+        Launch::Choice(mut candidates) => {
+            let fallback_of = candidates.pop().expect("a fallback").launches;
+            fallback_of.into_iter().flat_map(fallback).collect()
+        }
+        launch => vec![launch],
+    }
 }
