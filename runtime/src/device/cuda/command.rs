@@ -20,7 +20,7 @@ pub(super) enum Command {
     Fused {
         product: usize,
         at: ProductAddresses,
-        otherwise: Vec<Command>,
+        fallback: Vec<Command>,
     },
     /// An operation of cuDNN by its index in [`super::program::Program::operations`].
     Execute {
@@ -30,10 +30,10 @@ pub(super) enum Command {
     },
     /// An operation with what runs around it, and what does the same; none is left after
     /// [`settle_operations`].
-    Offer {
+    Choice {
         operation: usize,
-        with: Vec<Command>,
-        otherwise: Vec<Command>,
+        candidate: Vec<Command>,
+        fallback: Vec<Command>,
     },
     Copy {
         to: Address,
@@ -65,14 +65,14 @@ pub(super) fn settle_products(commands: &mut Vec<Command>, has_algorithm: &impl 
         Command::Fused { product, at, .. } if has_algorithm(product) => {
             vec![Command::Multiply { product, at }]
         }
-        Command::Fused { mut otherwise, .. } => {
-            settle_products(&mut otherwise, has_algorithm);
-            otherwise
+        Command::Fused { mut fallback, .. } => {
+            settle_products(&mut fallback, has_algorithm);
+            fallback
         }
-        Command::Offer { operation, mut with, mut otherwise } => {
-            settle_products(&mut with, has_algorithm);
-            settle_products(&mut otherwise, has_algorithm);
-            vec![Command::Offer { operation, with, otherwise }]
+        Command::Choice { operation, mut candidate, mut fallback } => {
+            settle_products(&mut candidate, has_algorithm);
+            settle_products(&mut fallback, has_algorithm);
+            vec![Command::Choice { operation, candidate, fallback }]
         }
         command => vec![command],
     });
@@ -82,8 +82,8 @@ pub(super) fn settle_products(commands: &mut Vec<Command>, has_algorithm: &impl 
 /// Decides which operations cuDNN computes.
 pub(super) fn settle_operations(commands: &mut Vec<Command>, has_engine: &impl Fn(usize) -> bool) {
     let settled = commands.drain(..).flat_map(|command| match command {
-        Command::Offer { operation, with, .. } if has_engine(operation) => with,
-        Command::Offer { otherwise, .. } => otherwise,
+        Command::Choice { operation, candidate, .. } if has_engine(operation) => candidate,
+        Command::Choice { fallback, .. } => fallback,
         command => vec![command],
     });
     *commands = settled.collect();
@@ -100,7 +100,7 @@ impl Command {
         match self {
             Command::Launch { .. } => "kernel",
             Command::Multiply { .. } | Command::Fused { .. } => "product",
-            Command::Execute { .. } | Command::Offer { .. } => "operation",
+            Command::Execute { .. } | Command::Choice { .. } => "operation",
             Command::Copy { .. } => "copy",
             Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",
             Command::Zero { .. } => "zero",
@@ -115,7 +115,7 @@ impl Command {
             Command::Multiply { .. }
             | Command::Fused { .. }
             | Command::Execute { .. }
-            | Command::Offer { .. } => true,
+            | Command::Choice { .. } => true,
             Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
             Command::CopyIn { bytes, .. }
             | Command::CopyOut { bytes, .. }

@@ -219,7 +219,7 @@ impl Issuer {
                 // SAFETY: as above.
                 unsafe { driver.execute(self.operations[*operation], at, *workspace, on) }
             }
-            Command::Fused { .. } | Command::Offer { .. } => {
+            Command::Fused { .. } | Command::Choice { .. } => {
                 unreachable!("invariant: the program is settled")
             }
             Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),

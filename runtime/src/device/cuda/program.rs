@@ -29,17 +29,17 @@ pub(super) struct Program {
     /// The matrix products, each once, with the addresses of the first task that wants it.
     pub(super) products: Vec<(Product, ProductAddresses)>,
     /// The operations that cuDNN may compute, each once.
-    pub(super) operations: Vec<Offered>,
+    pub(super) operations: Vec<OperationChoice>,
 }
 
 /// An operation that cuDNN may compute, with the commands of the first task that wants it.
 #[derive(Clone, Debug)]
-pub(super) struct Offered {
+pub(super) struct OperationChoice {
     pub(super) operation: Operation,
     /// The operation and what runs around it.
-    pub(super) with: Vec<Command>,
+    pub(super) candidate: Vec<Command>,
     /// What does the same.
-    pub(super) otherwise: Vec<Command>,
+    pub(super) fallback: Vec<Command>,
 }
 
 /// What is needed to bind the launches of kernels.
@@ -48,7 +48,7 @@ struct Binder<'a, D> {
     modules: &'a Modules,
     products: Vec<(Product, ProductAddresses)>,
     by_product: HashMap<Product, usize>,
-    operations: Vec<Offered>,
+    operations: Vec<OperationChoice>,
     by_operation: HashMap<Operation, usize>,
 }
 
@@ -124,8 +124,8 @@ impl Program {
 
     /// Decides which products keep their epilogue: those that have an algorithm with it.
     pub(super) fn settle_products(&mut self, has_algorithm: impl Fn(usize) -> bool) {
-        let offered = self.operations.iter_mut().flat_map(|o| [&mut o.with, &mut o.otherwise]);
-        for commands in self.commands.iter_mut().chain(offered) {
+        let choices = self.operations.iter_mut().flat_map(|o| [&mut o.candidate, &mut o.fallback]);
+        for commands in self.commands.iter_mut().chain(choices) {
             settle_products(commands, &has_algorithm);
         }
     }
@@ -301,18 +301,18 @@ impl<'a, D: Driver> Binder<'a, D> {
         candidates: &[Candidate],
         operands: &Operands,
     ) -> Result<Command, RunError> {
-        let [candidate, fallback] = candidates else {
+        let [first, last] = candidates else {
             return Err(refused("a choice is not between a candidate and a fallback"));
         };
-        let otherwise = self.launches(&fallback.launches, operands)?;
-        if let [Launch::Gemm(gemm)] = &candidate.launches[..] {
+        let fallback = self.launches(&last.launches, operands)?;
+        if let [Launch::Gemm(gemm)] = &first.launches[..] {
             let at = addresses(gemm, operands);
-            return Ok(Command::Fused { product: self.product(gemm, at), at, otherwise });
+            return Ok(Command::Fused { product: self.product(gemm, at), at, fallback });
         }
-        let (mut with, mut found) = (Vec::new(), None);
-        for launch in &candidate.launches {
+        let (mut candidate, mut found) = (Vec::new(), None);
+        for launch in &first.launches {
             let Launch::Operation(OperationLaunch { operation, at }) = launch else {
-                with.extend(self.launches(std::slice::from_ref(launch), operands)?);
+                candidate.extend(self.launches(std::slice::from_ref(launch), operands)?);
                 continue;
             };
             let at: Vec<Address> = at.iter().map(|p| operands.pointer(*p)).collect();
@@ -321,15 +321,15 @@ impl<'a, D: Driver> Binder<'a, D> {
             let next = self.operations.len();
             let index = *self.by_operation.entry(operation.clone()).or_insert(next);
             found = Some((index, operation));
-            with.push(Command::Execute { operation: index, at, workspace });
+            candidate.push(Command::Execute { operation: index, at, workspace });
         }
         let (index, operation) =
             found.ok_or_else(|| refused("a candidate is neither a GEMM nor an operation"))?;
         if index == self.operations.len() {
-            let (with, otherwise) = (with.clone(), otherwise.clone());
-            self.operations.push(Offered { operation, with, otherwise });
+            let (candidate, fallback) = (candidate.clone(), fallback.clone());
+            self.operations.push(OperationChoice { operation, candidate, fallback });
         }
-        Ok(Command::Offer { operation: index, with, otherwise })
+        Ok(Command::Choice { operation: index, candidate, fallback })
     }
 
     /// The index of a product, which is new if none is like it.

@@ -10,7 +10,7 @@ use super::driver::{
 use super::error::CudaError;
 use super::gemm::Product;
 use super::issue::Issuer;
-use super::program::Offered;
+use super::program::OperationChoice;
 use crate::RunError;
 use frit_ir::plan::{CandidateName, Operation};
 use serde::{Deserialize, Serialize};
@@ -178,7 +178,7 @@ impl Tuning {
         &self,
         driver: &impl Driver,
         products: &[(Product, ProductAddresses)],
-        operations: &[Offered],
+        operations: &[OperationChoice],
     ) -> bool {
         let device = device(driver);
         products.iter().all(|(product, _)| self.get(&device, &product.to_string()).is_some())
@@ -280,12 +280,13 @@ impl Tuning {
         &mut self,
         bench: &Bench<'_, D, W>,
         issuer: &mut Issuer,
-        operations: &[Offered],
+        operations: &[OperationChoice],
     ) -> Result<bool, RunError> {
         let (driver, device) = (bench.driver, device(bench.driver));
         issuer.operations = vec![OperationHandle::default(); operations.len()];
         let mut changed = false;
-        for (i, Offered { operation, with, otherwise }) in operations.iter().enumerate() {
+        for (i, OperationChoice { operation, candidate, fallback }) in operations.iter().enumerate()
+        {
             if self.knows(driver, &device, operation) {
                 continue;
             }
@@ -294,7 +295,7 @@ impl Tuning {
             let engines = driver.engines(operation, workspace_bytes).unwrap_or_default();
             let (mut best, mut candidates) = (None, Vec::new());
             if !engines.is_empty() {
-                let mut least = bench.time_captured(issuer, otherwise)??;
+                let mut least = bench.time_captured(issuer, fallback)??;
                 candidates.push(Timed {
                     candidate: CandidateName::Frit,
                     with: None,
@@ -305,7 +306,7 @@ impl Tuning {
                         continue;
                     };
                     issuer.operations[i] = ready;
-                    let time = bench.time_captured(issuer, with)?;
+                    let time = bench.time_captured(issuer, candidate)?;
                     candidates.push(Timed {
                         candidate: CandidateName::Cudnn,
                         with: Some(Choice::Engine(engine.clone())),
@@ -330,17 +331,18 @@ impl Tuning {
     pub(super) fn prepare_operations(
         &self,
         driver: &impl Driver,
-        operations: &[Offered],
+        operations: &[OperationChoice],
     ) -> Result<Vec<Option<(OperationHandle, usize)>>, CudaError> {
         let device = device(driver);
-        let prepare =
-            |Offered { operation, .. }: &Offered| match self.get(&device, &operation.to_string()) {
-                Some(Some(Choice::Engine(engine))) => {
-                    driver.plan(operation, engine, operation.workspace_bytes()).map(Some)
-                }
-                Some(None) => Ok(None),
-                _ => Err(unknown(&device, operation)),
-            };
+        let prepare = |OperationChoice { operation, .. }: &OperationChoice| match self
+            .get(&device, &operation.to_string())
+        {
+            Some(Some(Choice::Engine(engine))) => {
+                driver.plan(operation, engine, operation.workspace_bytes()).map(Some)
+            }
+            Some(None) => Ok(None),
+            _ => Err(unknown(&device, operation)),
+        };
         operations.iter().map(prepare).collect()
     }
 }
