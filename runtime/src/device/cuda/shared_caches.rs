@@ -46,9 +46,10 @@ fn work(folder: &Path, number: usize) {
             let read = Tuning::parse(&found);
             assert!(read.is_some(), "{} bytes in round {round}", found.len());
             // Of one writer: the algorithms of all products are its number.
-            let digits = found.split(|b| *b == b':').skip(2);
-            let writers: Vec<u8> =
-                digits.filter_map(|part| part.iter().copied().find(u8::is_ascii_digit)).collect();
+            let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
+            let products = found["device"].as_object().unwrap().values();
+            let writers: Vec<u64> =
+                products.map(|measured| measured["chosen"][0].as_u64().unwrap()).collect();
             assert_eq!(writers.len(), PRODUCTS);
             assert!(writers.iter().all(|w| *w == writers[0]), "parts of two writers");
         }
