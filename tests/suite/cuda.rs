@@ -469,6 +469,42 @@ fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
 }
 
 #[test]
+fn an_epilogue_that_is_slower_than_its_fallback_is_not_taken() {
+    let (planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
+    let slow = || {
+        let mut driver = Recording::new((9, 0));
+        driver.durations = vec![("gelu_aux", 50.0)];
+        driver
+    };
+    let mut device = open(&dir, slow()).unwrap();
+    let (products, kernels) = work_of_step(&mut device, &dir.plan);
+    let with = |epilogue: &str| products.iter().filter(|p| p.contains(epilogue)).count();
+    assert_eq!([with(" gelu_aux"), with(" dgelu"), with(" bgrad b")], [0, 2, 4], "{products:?}");
+    assert_eq!(kernels.iter().filter(|k| *k == "gelu").count(), 2);
+    // The times of both are kept, and the choice with them.
+    let text = std::fs::read_to_string(planned.path().join("tuning.json")).unwrap();
+    let tuning: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let all = tuning.as_object().unwrap().values().next().unwrap().as_object().unwrap();
+    let mut compared = 0;
+    // Operations of cuDNN begin with a letter.
+    for (key, measured) in
+        all.iter().filter(|(key, _)| key.starts_with(|c: char| c.is_ascii_digit()))
+    {
+        let times = measured["candidates"].as_array().unwrap();
+        let by_frit = times.iter().filter(|t| t["candidate"] == "frit").count();
+        let has_epilogue = ["gelu", "bias", "bgrad"].iter().any(|e| key.contains(e));
+        assert_eq!(by_frit, usize::from(has_epilogue), "{key}: {measured}");
+        assert_eq!(measured["chosen"].is_null(), key.contains("gelu_aux"), "{key}: {measured}");
+        compared += by_frit;
+    }
+    assert!(compared > 3, "{text}");
+    drop(device);
+    let device = open(&dir, slow()).unwrap();
+    let measured = |call: &Call| matches!(call, Call::Multiply(..) | Call::BeginCapture(_));
+    assert!(!device.driver().take().iter().any(measured), "nothing is measured again");
+}
+
+#[test]
 fn algorithms_are_measured_once_and_kept_beside_the_plan() {
     let (planned, dir) = planned("mlp", 1, &[]);
     let measured = |device: &Cuda<'_, Recording>| {
@@ -599,6 +635,7 @@ fn a_traced_step_times_every_task() {
     let (_planned, dir) = planned("mlp", 1, &[]);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
+    device.driver().take();
     let spans = device.trace(0..plan.tasks.len()).unwrap();
     assert!(spans.iter().map(|s| s.task).eq(0..plan.tasks.len()));
     assert!(spans.iter().all(|s| s.duration_us > 0.0 && s.start_us > 0.0));

@@ -45,7 +45,7 @@ impl Choice {
         let mut tuning = if first { Tuning::read(&path) } else { Tuning::default() };
         let bind = |base| Program::of_choices(plan, survey, driver, modules, base);
         let (mut program, end) = bind(NOWHERE)?;
-        let measures = first && !tuning.is_complete(driver, &program.products, &program.operations);
+        let measures = first && !tuning.is_complete(driver, &program);
         let memory = match measures {
             true => {
                 let layout = Memory::layout(plan, &[0; STREAMS], survey.faulting.len());
@@ -65,7 +65,15 @@ impl Choice {
         }
         tuning = shared(tuning, ranks)?;
         settle_products(&tuning, driver, &mut program, issuer)?;
-        // Frit's own kernels may be products, which are ready now.
+        // The products of fallbacks are ready now.
+        let (products, epilogues) = (&program.products, &program.epilogues);
+        if measures && tuning.measure_epilogues(&bench, issuer, products, epilogues)? {
+            tuning.write(&path);
+        }
+        tuning = shared(tuning, ranks)?;
+        (program, _) = bind(memory.unwrap_or(NOWHERE))?;
+        settle_products(&tuning, driver, &mut program, issuer)?;
+        // Frit's own kernels may be products, which are ready, too.
         if measures && tuning.measure_operations(&bench, issuer, &program.operations)? {
             tuning.write(&path);
         }

@@ -28,8 +28,17 @@ pub(super) struct Program {
     pub(super) commands: Vec<Vec<Command>>,
     /// The matrix products, each once, with the addresses of the first task that wants it.
     pub(super) products: Vec<(Product, ProductAddresses)>,
+    /// Those of them with an epilogue that has a fallback.
+    pub(super) epilogues: Vec<EpilogueChoice>,
     /// The operations that cuDNN may compute, each once.
     pub(super) operations: Vec<OperationChoice>,
+}
+
+/// A GEMM with an epilogue by its index among the products, and what computes the same.
+#[derive(Clone, Debug)]
+pub(super) struct EpilogueChoice {
+    pub(super) product: usize,
+    pub(super) fallback: Vec<Command>,
 }
 
 /// An operation that cuDNN may compute, with the commands of the first task that wants it.
@@ -48,6 +57,7 @@ struct Binder<'a, D> {
     modules: &'a Modules,
     products: Vec<(Product, ProductAddresses)>,
     by_product: HashMap<Product, usize>,
+    epilogues: Vec<EpilogueChoice>,
     operations: Vec<OperationChoice>,
     by_operation: HashMap<Operation, usize>,
 }
@@ -122,10 +132,11 @@ impl Program {
         Ok((binder.program(commands), last))
     }
 
-    /// Decides which products keep their epilogue: those that have an algorithm with it.
+    /// Decides which products keep their epilogue: those for which an algorithm with it was chosen.
     pub(super) fn settle_products(&mut self, has_algorithm: impl Fn(usize) -> bool) {
         let choices = self.operations.iter_mut().flat_map(|o| [&mut o.candidate, &mut o.fallback]);
-        for commands in self.commands.iter_mut().chain(choices) {
+        let epilogues = self.epilogues.iter_mut().map(|e| &mut e.fallback);
+        for commands in self.commands.iter_mut().chain(choices).chain(epilogues) {
             settle_products(commands, &has_algorithm);
         }
     }
@@ -219,13 +230,19 @@ impl<'a, D: Driver> Binder<'a, D> {
             modules,
             products: Vec::new(),
             by_product: HashMap::new(),
+            epilogues: Vec::new(),
             operations: Vec::new(),
             by_operation: HashMap::new(),
         }
     }
 
     fn program(self, commands: Vec<Vec<Command>>) -> Program {
-        Program { commands, products: self.products, operations: self.operations }
+        Program {
+            commands,
+            products: self.products,
+            epilogues: self.epilogues,
+            operations: self.operations,
+        }
     }
 
     fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {
@@ -307,7 +324,12 @@ impl<'a, D: Driver> Binder<'a, D> {
         let fallback = self.launches(&last.launches, operands)?;
         if let [Launch::Gemm(gemm)] = &first.launches[..] {
             let at = addresses(gemm, operands);
-            return Ok(Command::Fused { product: self.product(gemm, at), at, fallback });
+            let next = self.products.len();
+            let product = self.product(gemm, at);
+            if product == next {
+                self.epilogues.push(EpilogueChoice { product, fallback: fallback.clone() });
+            }
+            return Ok(Command::Fused { product, at, fallback });
         }
         let (mut candidate, mut found) = (Vec::new(), None);
         for launch in &first.launches {

@@ -10,7 +10,7 @@ use super::driver::{
 use super::error::CudaError;
 use super::gemm::Product;
 use super::issue::Issuer;
-use super::program::OperationChoice;
+use super::program::{EpilogueChoice, OperationChoice, Program};
 use crate::RunError;
 use frit_ir::plan::{CandidateName, Operation};
 use serde::{Deserialize, Serialize};
@@ -174,15 +174,21 @@ impl Tuning {
     }
 
     /// Whether the choice for every product and operation is known, and can still be made ready.
-    pub(super) fn is_complete(
-        &self,
-        driver: &impl Driver,
-        products: &[(Product, ProductAddresses)],
-        operations: &[OperationChoice],
-    ) -> bool {
+    pub(super) fn is_complete(&self, driver: &impl Driver, program: &Program) -> bool {
         let device = device(driver);
-        products.iter().all(|(product, _)| self.get(&device, &product.to_string()).is_some())
-            && operations.iter().all(|o| self.knows(driver, &device, &o.operation))
+        let key = |i: usize| program.products[i].0.to_string();
+        (0..program.products.len()).all(|i| self.get(&device, &key(i)).is_some())
+            && program.epilogues.iter().all(|e| self.is_compared(&device, &key(e.product)))
+            && program.operations.iter().all(|o| self.knows(driver, &device, &o.operation))
+    }
+
+    /// Whether a product with an epilogue was compared with its fallback, or has no algorithm.
+    fn is_compared(&self, device: &str, key: &str) -> bool {
+        let measured = self.0.get(device).and_then(|all| all.get(key));
+        measured.is_some_and(|m| {
+            let by_frit = |t: &Timed| t.candidate == CandidateName::Frit;
+            m.chosen.is_none() || m.candidates.iter().any(by_frit)
+        })
     }
 
     /// Whether an operation's choice is known, and can still be made ready.
@@ -243,6 +249,45 @@ impl Tuning {
                 return Err(CudaError::NoAlgorithm { library, product }.into());
             }
             self.set(&device, product.to_string(), algorithm, candidates);
+            changed = true;
+        }
+        Ok(changed)
+    }
+
+    /// Compares products with an epilogue with their fallbacks, from graphs as in a step, where that was not done.
+    /// The products are ready, with the algorithms that were chosen. Returns whether there were any.
+    ///
+    /// # Errors
+    /// A call that failed.
+    pub(super) fn measure_epilogues<D: Driver, W: Fn(EventHandle) -> Result<(), RunError>>(
+        &mut self,
+        bench: &Bench<'_, D, W>,
+        issuer: &Issuer,
+        products: &[(Product, ProductAddresses)],
+        epilogues: &[EpilogueChoice],
+    ) -> Result<bool, RunError> {
+        let device = device(bench.driver);
+        let mut changed = false;
+        for EpilogueChoice { product, fallback } in epilogues {
+            let (key, at) = (products[*product].0.to_string(), products[*product].1);
+            if self.is_compared(&device, &key) {
+                continue;
+            }
+            let multiply = Command::Multiply { product: *product, at };
+            let with = bench.time_captured(issuer, &[multiply])??;
+            let without = bench.time_captured(issuer, fallback)??;
+            let known = self.0.get_mut(&device).and_then(|all| all.get_mut(&key));
+            let measured = known.expect("invariant: every product was measured");
+            for timed in &mut measured.candidates {
+                if timed.with == measured.chosen {
+                    timed.us = Some(with);
+                }
+            }
+            let candidate = CandidateName::Frit;
+            measured.candidates.push(Timed { candidate, with: None, us: Some(without) });
+            if without < with {
+                measured.chosen = None;
+            }
             changed = true;
         }
         Ok(changed)
