@@ -152,7 +152,10 @@ fn collectives() {
             };
             *reduce = ReduceKind::Sum;
         }),
-        ("P204", |p| p.groups[0].trainable = false),
+        ("P204", |p| {
+            p.groups[0].trainable = false;
+            p.groups[0].param_groups.clear();
+        }),
         ("P205", |p| task(p, is_reduction).stream = Stream::Compute),
     ];
     let plan = gpt2(&["precision.compute=fp32"]);

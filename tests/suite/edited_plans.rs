@@ -392,3 +392,31 @@ fn every_pointer_of_every_launch_stays_inside() {
     }
     assert!(n_pointers > 500, "{n_pointers}");
 }
+
+/// What a plan says of its inputs and of first values is part of what is proved.
+#[test]
+fn inputs_and_first_values_are_what_the_tasks_need() {
+    let plan = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]).compiled.plan;
+    verify_plan(&plan).expect("as compiled");
+    let cases: [(&str, fn(&mut Plan)); 13] = [
+        ("P316", |p| p.groups[0].states[0].init = 1.0),
+        ("P316", |p| p.states.iter_mut().for_each(|s| s.init = 0.0)),
+        ("P316", |p| p.states.iter_mut().for_each(|s| s.init += 1.0)),
+        ("P106", |p| p.states.iter_mut().filter(|s| s.init > 0.0).for_each(|s| s.init *= 2.0)),
+        ("P106", |p| p.groups[0].gather_dtypes.clear()),
+        ("P001", |p| p.groups[0].param_groups.clear()),
+        ("P001", |p| p.groups[0].param_groups[0].offset = 1),
+        ("P001", |p| p.groups[0].param_groups[0].lr.push('!')),
+        ("P001", |p| p.groups[0].param_groups[0].weight_decay = "another".into()),
+        ("P602", |p| p.inputs[0].per_example = false),
+        ("P602", |p| p.inputs[0].ty.shape.0[0] -= 1),
+        ("P602", |p| p.inputs[1].ty.shape.0[0] = 0),
+        ("P106", |p| p.inputs[0].ty.shape.0.reverse()),
+    ];
+    for (i, (code, change)) in cases.into_iter().enumerate() {
+        let mut broken = plan.clone();
+        change(&mut broken);
+        let found = verify_plan(&broken).expect_err(&format!("case {i} is accepted"));
+        assert!(found.iter().any(|d| d.code == code), "case {i}: {found:?}");
+    }
+}

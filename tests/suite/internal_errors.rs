@@ -163,6 +163,23 @@ fn gradients_that_are_always_zero_train_nothing() {
     }
 }
 
+/// The gradient of what only counts by its mean, or its sum over an axis, is computed once and broadcast.
+#[test]
+fn gradients_that_are_the_same_along_an_axis() {
+    let more = r#", {"name": "v", "shape": [2, 3], "init": "ones"}"#;
+    for (axes, keep) in [("0, 1", false), ("0", false), ("1", true)] {
+        for f in ["mean", "sum"] {
+            let nodes = format!(
+                r#"{XW}, {{"op": "reduce", "inputs": ["v"], "outputs": ["m"],
+                    "attrs": {{"f": "{f}", "axes": [{axes}], "keep_dims": {keep}}}}},
+                   {{"op": "add", "inputs": ["h", "m"], "outputs": ["y"]}}"#
+            );
+            let nodes = nodes.replacen(r#"["y"]"#, r#"["h"]"#, 1);
+            crosses(axes, &model(X, &format!("{W}{more}"), &nodes, r#""y""#), &LOSS);
+        }
+    }
+}
+
 #[test]
 fn indices_without_elements_need_no_range() {
     let ids = r#"{"name": "ids", "dtype": "i64", "shape": [2, 0]}"#;

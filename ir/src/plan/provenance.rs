@@ -148,11 +148,13 @@ impl Replay<'_> {
     fn leaves(&mut self) {
         let plan = self.plan;
         for group in &plan.groups {
-            let masters = [("param", group.master)];
-            let states = group.states.iter().map(|s| (s.name.as_str(), s.buffer));
-            for (kind, buffer) in masters.into_iter().chain(states) {
+            let masters = [("param", group.master, 0.0)];
+            let states = group.states.iter().map(|s| (s.name.as_str(), s.buffer, s.init));
+            for (kind, buffer, init) in masters.into_iter().chain(states) {
                 let mut digest = Digest::new();
                 digest.text(kind);
+                digest.number(init.to_bits());
+                group.gather_dtypes.iter().for_each(|dtype| digest.text(dtype.name()));
                 // Ranks hold parts at other elements: the table stands for all of them.
                 for segment in &group.segments {
                     digest.text(&plan.params[segment.param].name);
@@ -187,10 +189,16 @@ impl Replay<'_> {
                 self.named(buffer, "param", &param.name);
             }
         }
-        plan.states.iter().for_each(|s| self.named(s.buffer, "state", &s.name));
-        plan.inputs.iter().for_each(|i| self.named(i.buffer, "input", &i.name));
+        for s in &plan.states {
+            self.named(s.buffer, "state", &format!("{} {} {:?}", s.name, s.ty, s.init));
+        }
+        plan.inputs
+            .iter()
+            .for_each(|i| self.named(i.buffer, "input", &format!("{} {}", i.name, i.ty)));
         plan.hyper.iter().for_each(|h| self.named(h.buffer, "hyper", &h.name));
-        plan.constants.iter().for_each(|c| self.named(c.buffer, "constant", &c.name));
+        for c in &plan.constants {
+            self.named(c.buffer, "constant", &format!("{} {}", c.name, c.ty));
+        }
     }
 
     fn named(&mut self, buffer: usize, kind: &str, name: &str) {

@@ -3,7 +3,7 @@
 //! parameter is done here once per group, at the last of its parameters.
 
 use super::{Lowering, internal};
-use frit_ir::ops::{BinaryFn, ReduceKind, ScaledCast, reduction_factors};
+use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, reduction_factors};
 use frit_ir::plan::{Action, BufferClass, GradientSpec, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -46,9 +46,11 @@ impl<'a> Lowering<'a> {
             let flat = self.flat_gradient(group);
             *self.gradient.n.entry(group).or_default() += 1;
             self.gradient.missing.entry(group).or_default().insert(name);
-            let offset = self.plan.groups[group].segments[segment].offset * 4;
+            let segment = &self.plan.groups[group].segments[segment];
+            let (offset, numel) = (segment.offset * 4, segment.numel);
             let mut raw = at;
-            if uses[&raw] > 1 {
+            // What is the same along an axis may be computed once, and is broadcast when it is settled.
+            if uses[&raw] > 1 || graph.ty(raw).shape.numel() != numel {
                 continue;
             }
             loop {
@@ -143,9 +145,9 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let flat = self.flat_gradient(group);
-        let (offset, numel) = {
+        let (offset, numel, param) = {
             let segment = &self.plan.groups[group].segments[segment];
-            (segment.offset * 4, segment.numel)
+            (segment.offset * 4, segment.numel, segment.param)
         };
         if self.graph.constant(raw).and_then(|c| c.as_splat()) == Some(0.0) {
             // The loss has no slope where it reads the parameter. The constant may be a scalar.
@@ -155,8 +157,12 @@ impl<'a> Lowering<'a> {
             self.task(&label, Stream::Compute, node.region, &node.origin, action);
         } else {
             let from = self.place(raw)?;
-            let to = Place { buffer: flat.buffer, offset, ty: from.ty.clone() };
-            if from != to {
+            let mut to = Place { buffer: flat.buffer, offset, ty: from.ty.clone() };
+            if from.ty.shape.numel() != numel {
+                let shape = self.plan.params[param].ty.shape.clone();
+                to.ty = from.ty.with_shape(shape.dims());
+                self.flat_kernel(Op::Expand(Expand { shape }), vec![from], vec![to], node)?;
+            } else if from != to {
                 let action = Action::Copy { from, to };
                 let label = format!("copy gradient {name}");
                 self.task(&label, Stream::Compute, node.region, &node.origin, action);

@@ -2,13 +2,25 @@
 //!
 //! P601  an input that a task reads as indices or labels may hold only what that task takes: what is fed is
 //!       checked by its range, and by nothing else before the task runs; what has no elements holds nothing
+//! P602  a task reads no more of an input than is fed, and an input has examples if it has axes
 
 use super::broken;
 use frit_ir::plan::{Action, IndexKind, IndexRange, Plan};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, ValueId};
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    for input in plan.inputs.iter().filter(|i| i.per_example != (i.ty.shape.rank() > 0)) {
+        let message = format!("`{}` is {}, and fed otherwise", input.name, input.ty);
+        found.push(Diagnostic::error("P602", message));
+    }
     for (i, task) in plan.tasks.iter().enumerate() {
+        for place in task.action.reads() {
+            let input = plan.inputs.iter().find(|input| input.buffer == place.buffer);
+            if let Some(input) = input.filter(|x| place.offset + place.ty.bytes() > x.ty.bytes()) {
+                let message = format!("reads more of `{}` than {}", input.name, input.ty);
+                found.push(broken(plan, "P602", i, message));
+            }
+        }
         let Action::Kernel { kernel, reads, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         let leaves: Vec<ValueId> = leaves(body).collect();

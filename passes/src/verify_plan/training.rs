@@ -12,6 +12,7 @@
 //!       finite flag
 //! P312  parameter groups begin where parameters do, and the optimizer reads where
 //! P313  loss scale and step count change in the update, by the finite flag that was checked
+//! P316  the state of parameters and the counts of steps begin at zero, the loss scale above it
 
 use super::host::home;
 use super::{adafactor, broken};
@@ -19,8 +20,11 @@ use frit_ir::plan::{Action, ParamGroup, Place, Plan};
 use frit_ir::{Diagnostic, Op};
 use std::collections::HashMap;
 
+const LOSS_SCALE: &str = "loss_scale";
+
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     owners(plan, found);
+    first_values(plan, found);
     let n = (plan.loss_capacity * plan.accumulation) as f64;
     let mut seeds = 0;
     let mut unscaled = None;
@@ -142,6 +146,16 @@ pub(super) fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
         if n != expected {
             let message = format!("parameter `{}` has {n} owners, not {expected}", param.name);
             found.push(Diagnostic::error("P301", message));
+        }
+    }
+}
+
+fn first_values(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let of_params = plan.groups.iter().flat_map(|g| &g.states).map(|s| (&s.name, s.init));
+    for (name, init) in of_params.chain(plan.states.iter().map(|s| (&s.name, s.init))) {
+        let fits = if name == LOSS_SCALE { init > 0.0 } else { init == 0.0 };
+        if !fits {
+            found.push(Diagnostic::error("P316", format!("state `{name}` begins at {init}")));
         }
     }
 }

@@ -23,16 +23,16 @@ extern "C" fn __sanitizer_cov_8bit_counters_init(start: *const AtomicU8, end: *c
     }
 }
 
-/// What was counted so far, in classes of numbers.
+/// Which branches ran so far.
 pub(super) struct Guide {
     counters: Vec<&'static [AtomicU8]>,
-    seen: Vec<u8>,
+    seen: Vec<bool>,
 }
 
 impl Guide {
     pub(super) fn new() -> Guide {
         let counters = COUNTERS.lock().expect("nobody panics with it").clone();
-        let seen = vec![0; counters.iter().map(|c| c.len()).sum()];
+        let seen = vec![false; counters.iter().map(|c| c.len()).sum()];
         Guide { counters, seen }
     }
 
@@ -43,23 +43,18 @@ impl Guide {
 
     /// Branches that ran so far.
     pub(super) fn covered(&self) -> usize {
-        self.seen.iter().filter(|class| **class > 0).count()
+        self.seen.iter().filter(|seen| **seen).count()
     }
 
-    /// Takes what ran since the last call; whether any of it had not run before, or not as often.
+    /// Takes what ran since the last call; whether any of it had not run before.
     pub(super) fn is_new(&mut self) -> bool {
         let mut new = false;
         for (counter, seen) in self.counters.iter().copied().flatten().zip(&mut self.seen) {
-            let class = match counter.load(Ordering::Relaxed) {
-                0 => continue,
-                1 => 1,
-                2..8 => 2,
-                8..64 => 4,
-                _ => 8,
-            };
-            counter.store(0, Ordering::Relaxed);
-            new |= *seen & class == 0;
-            *seen |= class;
+            if counter.load(Ordering::Relaxed) > 0 {
+                counter.store(0, Ordering::Relaxed);
+                new |= !*seen;
+                *seen = true;
+            }
         }
         new
     }

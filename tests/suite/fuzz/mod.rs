@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use targets::TARGETS;
 
@@ -103,7 +104,7 @@ fn run_worker(target: &str, work: &str, outcome: &mut Outcome) -> u64 {
     let mut worker =
         worker.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a worker starts");
     let output = worker.stdout.take().expect("it is piped");
-    let (tell, hear) = std::sync::mpsc::channel();
+    let (tell, hear) = channel();
     let reader = std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             if tell.send(line).is_err() {
@@ -111,32 +112,28 @@ fn run_worker(target: &str, work: &str, outcome: &mut Outcome) -> u64 {
             }
         }
     });
-    let mut at = None;
-    let patience = Duration::from_secs(3 * MOST_SECONDS);
+    let (mut at, mut since) = (None, (Instant::now(), 0));
     let died = loop {
-        // The first mutant waits for what the target prepares.
-        let patience = if at.is_none() { 20 * patience } else { patience };
-        match hear.recv_timeout(patience) {
-            Ok(line) => match parse(&line) {
-                Some(Line::Begins(number)) => at = Some(number),
-                Some(Line::Accepted) => outcome.accepted += 1,
-                Some(Line::Deep(why)) => {
-                    outcome.deep += 1;
-                    *outcome.reasons.entry(why).or_default() += 1;
+        match hear.recv_timeout(Duration::from_secs(1)) {
+            Ok(line) => {
+                since = (Instant::now(), worker::processor_milliseconds(worker.id()));
+                match parse(&line) {
+                    Some(Line::Begins(number)) => at = Some(number),
+                    Some(line) => outcome.hears(line),
+                    None => {}
                 }
-                Some(Line::Refused(why)) => {
-                    outcome.refused += 1;
-                    *outcome.reasons.entry(why).or_default() += 1;
-                }
-                Some(Line::Failed(what)) => outcome.fails(what),
-                Some(Line::Reached(branches)) => outcome.reached = branches,
-                None => {}
-            },
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                let _ = worker.kill();
-                break Some("hangs");
             }
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break None,
+            Err(RecvTimeoutError::Timeout) => {
+                // Other load does not count, but who waits for ever takes no time either. The first mutant waits for
+                // what the target prepares.
+                let used = worker::processor_milliseconds(worker.id()).saturating_sub(since.1);
+                let busy = at.is_some() && used > 3000 * MOST_SECONDS;
+                if busy || since.0.elapsed() > Duration::from_secs(90 * MOST_SECONDS) {
+                    let _ = worker.kill();
+                    break Some("hangs");
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break None,
         }
     };
     let status = worker.wait().expect("it ends");
@@ -155,6 +152,24 @@ fn run_worker(target: &str, work: &str, outcome: &mut Outcome) -> u64 {
 }
 
 impl Outcome {
+    fn hears(&mut self, line: Line) {
+        let count = match line {
+            Line::Begins(_) => return,
+            Line::Accepted => return self.accepted += 1,
+            Line::Failed(what) => return self.fails(what),
+            Line::Reached(branches) => return self.reached = branches,
+            Line::Deep(why) => {
+                self.deep += 1;
+                self.reasons.entry(why)
+            }
+            Line::Refused(why) => {
+                self.refused += 1;
+                self.reasons.entry(why)
+            }
+        };
+        *count.or_default() += 1;
+    }
+
     fn fails(&mut self, what: String) {
         eprintln!("{what}");
         self.failures.push(what);

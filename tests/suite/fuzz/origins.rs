@@ -156,6 +156,7 @@ fn read_dir(path: &Path) -> Vec<Input> {
 /// The inputs that the mutants of a target start from.
 pub(super) fn origins(target: &str) -> Vec<Input> {
     let mut found = read_dir(&file("tests/fuzz/corpus").join(target));
+    found.iter_mut().for_each(|input| input.origin = input.origin.replace('+', "/"));
     let mut add = |name: &str, bytes: &[u8]| {
         found.push(Input { origin: name.into(), bytes: bytes.into() });
     };

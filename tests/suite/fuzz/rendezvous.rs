@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 const SECRET: &[u8] = b"the secret of mutants";
 const HASH: &str = "abc";
-/// How long a process of the job waits for another.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long processes wait that should meet.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a process waits for another that will not come.
+const IMPATIENCE: Duration = Duration::from_millis(200);
 
 /// Bytes whose sum is divisible by 4 are said by a stranger to rank 0, which then meets rank 1 all the same; the others by
 /// rank 1 to rank 0, or by rank 0 to rank 1.
@@ -30,9 +32,9 @@ fn launch(rank: usize, port: u16) -> Launch {
     Launch { rank, world_size: 2, local_rank: None, local_size: None, master, by_mpirun: false }
 }
 
-fn meet(rank: usize, port: u16) -> Result<Rendezvous, String> {
+fn meet(rank: usize, port: u16, patience: Duration) -> Result<Rendezvous, String> {
     let source = SecretSource::Known(Secret::from_bytes(SECRET));
-    Rendezvous::meet_with(&launch(rank, port), &source, HASH, PATIENCE).map_err(|e| e.to_string())
+    Rendezvous::meet_with(&launch(rank, port), &source, HASH, patience).map_err(|e| e.to_string())
 }
 
 /// What a process says and hears after it has met another.
@@ -53,8 +55,8 @@ fn free_port() -> u16 {
 }
 
 /// Connects as soon as somebody listens.
-fn connect(port: u16) -> io::Result<TcpStream> {
-    let end = Instant::now() + PATIENCE;
+fn connect(port: u16, patience: Duration) -> io::Result<TcpStream> {
+    let end = Instant::now() + patience;
     loop {
         match TcpStream::connect(("127.0.0.1", port)) {
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
@@ -73,11 +75,11 @@ fn proof(side: &[u8], listens: &[u8], connects: &[u8]) -> Vec<u8> {
 fn with_a_stranger(bytes: &[u8]) -> Verdict {
     let port = free_port();
     let outcomes = std::thread::scope(|scope| {
-        let zero = scope.spawn(move || meet(0, port).and_then(|m| go_on(&m)));
-        let mut stranger = connect(port).expect("rank 0 listens");
+        let zero = scope.spawn(move || meet(0, port, PATIENCE).and_then(|m| go_on(&m)));
+        let mut stranger = connect(port, PATIENCE).expect("rank 0 listens");
         // It may be hung up on.
         let _ = stranger.write_all(bytes).and_then(|()| stranger.shutdown(Shutdown::Write));
-        let one = scope.spawn(move || meet(1, port).and_then(|m| go_on(&m)));
+        let one = scope.spawn(move || meet(1, port, PATIENCE).and_then(|m| go_on(&m)));
         [zero.join().expect("no panic"), one.join().expect("no panic")]
     });
     match outcomes.into_iter().find_map(Result::err) {
@@ -90,12 +92,12 @@ fn rank_0_hears(bytes: &[u8]) -> Verdict {
     let port = free_port();
     let (met, went_on) = std::thread::scope(|scope| {
         let zero = scope.spawn(move || {
-            let meeting = meet(0, port);
+            let meeting = meet(0, port, IMPATIENCE);
             (meeting.is_ok(), meeting.and_then(|m| go_on(&m)))
         });
-        let mut stream = connect(port).expect("rank 0 listens");
-        let say = |stream: &mut TcpStream| -> io::Result<()> {
+        let say = || -> io::Result<()> {
             let (mut challenge, own) = ([0; 32], [7; 32]);
+            let mut stream = connect(port, IMPATIENCE)?;
             stream.read_exact(&mut challenge)?;
             stream.write_all(&own)?;
             stream.write_all(&proof(b"frit connects", &challenge, &own))?;
@@ -103,8 +105,8 @@ fn rank_0_hears(bytes: &[u8]) -> Verdict {
             stream.shutdown(Shutdown::Write)?;
             stream.read_to_end(&mut Vec::new()).map(drop)
         };
-        // It may be hung up on.
-        let _ = say(&mut stream);
+        // It may be hung up on, or come too late.
+        let _ = say();
         zero.join().expect("no panic")
     });
     verdict(met, went_on)
@@ -115,7 +117,7 @@ fn rank_1_hears(bytes: &[u8]) -> Verdict {
     let port = listener.local_addr().expect("an address").port();
     let (met, went_on) = std::thread::scope(|scope| {
         let one = scope.spawn(move || {
-            let meeting = meet(1, port);
+            let meeting = meet(1, port, IMPATIENCE);
             (meeting.is_ok(), meeting.and_then(|m| go_on(&m)))
         });
         let (mut stream, _) = listener.accept().expect("rank 1 comes");

@@ -103,9 +103,9 @@ impl Worker<'_> {
         input.write(&running(self.target), self.target, number);
         say(&format!("begins {number}"));
         forget_peak();
-        let begun = processor_milliseconds();
+        let begun = processor_milliseconds(std::process::id());
         let verdict = self.verdict(input);
-        let took = processor_milliseconds().saturating_sub(begun);
+        let took = processor_milliseconds(std::process::id()).saturating_sub(begun);
         let panicked = PANIC.lock().expect("nobody panics with it").take();
         let failure = match &verdict {
             _ if panicked.is_some() => panicked,
@@ -141,9 +141,9 @@ fn say(text: &str) {
     writeln!(out, "\nfuzz {text}").and_then(|()| out.flush()).expect("somebody listens");
 }
 
-/// Milliseconds of processor time of this process so far, where the system tells: other load does not count.
-fn processor_milliseconds() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+/// Milliseconds of processor time of a process so far, where the system tells: other load does not count.
+pub(super) fn processor_milliseconds(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // User and system time, in hundredths, are the 12th and 13th word after the name in parentheses.
     let after = stat.rsplit(')').next().unwrap_or_default();
     let ticks = after.split_whitespace().skip(11).take(2);

@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 pub(super) const BATCH: usize = 2;
 /// Rows of every table that indices look up.
 pub(super) const ROWS: usize = 5;
+/// The input that all numbers of the random generator's state are.
+pub(super) const DRAWS: &str = "draws";
 /// Most elements of a value.
 const MAX_ELEMENTS: usize = 512;
 /// Attempts to add an operation.
@@ -64,6 +66,8 @@ pub(super) struct Generator {
     params: Vec<Value>,
     nodes: Vec<Value>,
     n_names: usize,
+    /// What masks are drawn from.
+    draws: Named,
 }
 
 /// A model and the output that its loss reads.
@@ -85,8 +89,10 @@ pub(crate) fn generate(seed: u64) -> Generated {
         params: vec![],
         nodes: vec![],
         n_names: 0,
+        draws: Named { name: DRAWS.into(), ty: TensorType::scalar(DType::I64) },
     };
-    let shape: &[usize] = g.random.pick(&[&[BATCH, 4][..], &[BATCH, 3, 4], &[BATCH, 2, 4, 4]]);
+    let shape: &[usize] =
+        g.random.pick(&[&[BATCH, 4][..], &[BATCH, 3, 4], &[BATCH, 2, 4, 4], &[BATCH, 8, 16]]);
     let x = Named { name: "x".into(), ty: TensorType::new(DType::F32, shape) };
     let ids = Named { name: "ids".into(), ty: TensorType::new(DType::I64, [BATCH, 3]) };
     g.floats.push(x.clone());
@@ -125,7 +131,8 @@ pub(crate) fn generate(seed: u64) -> Generated {
     let reads = |name: &str| {
         g.nodes.iter().any(|n| n["inputs"].as_array().is_some_and(|i| i.iter().any(|i| i == name)))
     };
-    let inputs = [&x, &ids].into_iter().filter(|v| reads(&v.name)).map(input).collect::<Vec<_>>();
+    let inputs =
+        [&x, &ids, &g.draws].into_iter().filter(|v| reads(&v.name)).map(input).collect::<Vec<_>>();
     let json = json!({
         "frit_model": 1, "name": format!("random {seed}"), "inputs": inputs, "params": g.params,
         "nodes": g.nodes, "outputs": [output.name],
@@ -164,7 +171,10 @@ impl Generator {
             "op": op, "attrs": attributes, "inputs": names(inputs),
             "outputs": names(&made.iter().collect::<Vec<_>>()),
         }));
-        self.floats.extend(made.iter().filter(|v| v.ty.dtype == DType::F32).cloned());
+        // Statistics have no gradient.
+        let read = if op == "split" { made.len() } else { 1 };
+        let floats = made.iter().take(read).filter(|v| v.ty.dtype == DType::F32);
+        self.floats.extend(floats.cloned());
         Some(made)
     }
 
@@ -173,7 +183,7 @@ impl Generator {
         let dims = x.dims().to_vec();
         let rank = dims.len();
         let axis = if rank > 0 { self.random.below(rank) } else { 0 };
-        match self.random.below(18) {
+        match self.random.below(20) {
             0 | 1 => {
                 let op = self.random.pick(&UNARY);
                 // What grows fast is kept small.
@@ -196,7 +206,8 @@ impl Generator {
                 self.add(op, json!({}), &[x, &other]);
             }
             4 | 5 if rank > 0 => {
-                let width = 1 + self.random.below(8);
+                // Multiples of 16 have products of 8-bit floats.
+                let width = if self.random.flag() { 16 } else { 1 + self.random.below(8) };
                 let transposed = self.random.flag();
                 let inner = dims[rank - 1];
                 let shape = if transposed { [width, inner] } else { [inner, width] };
@@ -235,7 +246,7 @@ impl Generator {
                 let shape = if n.is_multiple_of(first) { vec![first, n / first] } else { vec![n] };
                 self.add("reshape", json!({"shape": shape}), &[x]);
             }
-            12 => {
+            12 if x.ty.shape.numel() <= MAX_ELEMENTS / 4 => {
                 let shape = [&[2], &dims[..]].concat();
                 self.add("expand", json!({"shape": shape}), &[x]);
             }
@@ -288,6 +299,17 @@ impl Generator {
                 let causal = self.random.flag();
                 let attributes = json!({"scale": 0.5, "causal": causal});
                 keys.and_then(|k| self.add("attention", attributes, &[x, &k[0], x]));
+            }
+            18 => {
+                let mask = json!({"shape": dims, "keep": 0.75, "id": self.n_names});
+                let draws = self.draws.clone();
+                let state = self.add("expand", json!({"shape": [5]}), &[&draws]);
+                let kept = state.and_then(|state| self.add("random_mask", mask, &[&state[0]]));
+                let ty = json!({"dtype": "f32", "shape": []});
+                let zero = self.add("constant", json!({"ty": ty, "splat": 0.0}), &[]);
+                if let (Some(kept), Some(zero)) = (kept, zero) {
+                    self.add("select", json!({}), &[&kept[0], x, &zero[0]]);
+                }
             }
             _ => {
                 let attributes = json!({"axis": axis, "exclusive": false, "reverse": true});

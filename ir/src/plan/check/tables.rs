@@ -78,8 +78,15 @@ fn group(plan: &Plan, index: usize, g: &Group) -> Result {
     ensure(ordered && offsets.max().is_none_or(|o| o <= g.numel), || {
         "its parameter groups are not in order".into()
     })?;
+    let begins = g.param_groups.first().map(|p| p.offset);
+    ensure(begins == g.trainable.then_some(0), || {
+        "its parameters are not all in parameter groups".into()
+    })?;
     for key in g.param_groups.iter().flat_map(|p| [&p.lr, &p.weight_decay]) {
         name(key)?;
+        ensure(plan.hyper.iter().any(|h| h.name == *key), || {
+            format!("there is no hyper-parameter `{}`", short(key))
+        })?;
     }
     let others = g.param_groups.len().saturating_sub(1);
     ensure((others > 0) == g.begins.is_some(), || {

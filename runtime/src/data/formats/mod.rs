@@ -1,5 +1,6 @@
 //! The formats of data files: each gives tensors by name.
 
+mod npy;
 mod npz;
 mod safetensors;
 mod tokens;

@@ -3,11 +3,11 @@
 
 use super::super::bytes::Bytes;
 use super::super::element::Element;
+use super::npy::{Header, header};
 use super::{Array, Contents};
 use crate::RunError;
 use npyz::npz::NpzArchive;
 use npyz::zip::CompressionMethod;
-use npyz::{NpyHeader, Order};
 use std::io::{Cursor, Read};
 use std::path::Path;
 
@@ -54,19 +54,20 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
                 Bytes::from(bytes)
             }
         };
-        let mut rest: &[u8] = &bytes;
-        let header = NpyHeader::from_reader(&mut rest).map_err(refuse)?;
-        let data = bytes.len() - rest.len();
-        let kind = header.dtype().descr().trim_matches('\'').to_string();
-        let Some((_, element)) = TYPES.iter().find(|(name, _)| *name == kind) else {
-            contents.others.insert(name, kind);
+        let Some(Header { descr, fortran_order, shape, data }) = header(&bytes) else {
+            return Err(RunError::data(
+                path,
+                format!("array `{name}` has no header that is known"),
+            ));
+        };
+        let Some((_, element)) = TYPES.iter().find(|(name, _)| *name == descr) else {
+            contents.others.insert(name, descr);
             continue;
         };
-        if header.order() != Order::C && header.shape().len() > 1 {
+        if fortran_order && shape.len() > 1 {
             let reason = format!("array `{name}` is in Fortran order; save it in C order");
             return Err(RunError::data(path, reason));
         }
-        let shape: Vec<usize> = header.shape().iter().map(|d| *d as usize).collect();
         let numel = shape.iter().try_fold(element.size(), |n, d| n.checked_mul(*d));
         let end = numel.and_then(|n| data.checked_add(n));
         let bytes = end.and_then(|end| bytes.part(data..end)).ok_or_else(|| {
