@@ -14,14 +14,14 @@ use crate::source::Source;
 use crate::target;
 use crate::weights::Weights;
 use frit_ir::ops::ParamKind;
-use frit_ir::plan::{ParamHome, PassReport, Plan};
+use frit_ir::plan::{ParamHome, PassReport, Plan, Strategy};
 use frit_ir::{DType, Diagnostic, Graph, Origin, Tensor, verify};
 use frit_passes::cost::Cluster;
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::offload::{Offload, offload};
 use frit_passes::recompute::Recompute;
 use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
-use frit_passes::shard::{Strategy, small};
+use frit_passes::shard::small;
 use frit_passes::simulate::simulate;
 use frit_passes::{Changed, Pass, PassContext, hold_frozen, lint, loss, memory, verify_plan};
 use std::collections::{BTreeMap, BTreeSet};
@@ -500,14 +500,14 @@ fn lowered(
     trained: Option<&Plan>,
 ) -> Result<Lowered, Report> {
     let backend = &options.backend;
-    let strategy = pipeline::strategy(config);
+    let strategy = config.sharding.strategy;
     let lower_options = LowerOptions {
         units: context.units.clone(),
-        strategy: config.sharding.strategy.word().into(),
+        strategy,
         compute_dtype: config.precision.compute,
         seed: config.run.seed,
         accumulation: config.run.accumulation,
-        shards: strategy.shards(config.sharding.ranks),
+        shards: strategy.shards(config.sharding.ranks, config.sharding.shard_group),
         gather_once: strategy == Strategy::ShardOptimizer
             && config.run.accumulation > 1
             && config.sharding.ranks > 1,

@@ -1,12 +1,12 @@
 //! What the configuration and the model's file tell the lints, and what is done with their findings.
 
 use crate::config::Config;
-use crate::config::choices::{self, Optimizer};
+use crate::config::choices::Optimizer;
 use crate::diagnostics::Report;
 use crate::pipeline;
 use crate::weights::Weights;
 use frit_ir::ops::Param;
-use frit_ir::plan::Target;
+use frit_ir::plan::{Strategy, Target};
 use frit_ir::{Diagnostic, Graph, Severity};
 use frit_passes::lint::catalog::LINTS;
 use frit_passes::lint::range::Spread;
@@ -38,7 +38,7 @@ pub fn forward(
         compute: c.precision.compute,
         reduce: c.sharding.reduce_dtype,
         gather: c.sharding.param_dtype,
-        sharded: c.sharding.strategy != choices::Strategy::NoShard,
+        sharded: c.sharding.strategy != Strategy::NoShard,
         ranks: c.sharding.ranks,
         accumulation: c.run.accumulation,
         scaling: pipeline::scaling(c),

@@ -6,7 +6,8 @@
 use crate::config::Config;
 use crate::losses;
 use frit_ir::Diagnostic;
-use frit_passes::loss::metrics::{Metric, MetricKind};
+use frit_ir::plan::MetricKind;
+use frit_passes::loss::metrics::{Metric, fits};
 use frit_passes::loss::{LossKind, Term};
 
 /// The metrics of a configuration.
@@ -46,13 +47,13 @@ fn read(text: &str, terms: &[Term]) -> Result<Vec<Metric>, Diagnostic> {
             (word.trim(), Some((output.trim(), labels.trim())))
         }
     };
-    let kind = kind(word).ok_or_else(unknown)?;
+    let kind: MetricKind = word.parse().map_err(|_| unknown())?;
     if let Some((logits, labels)) = arguments {
         if logits.is_empty() || labels.is_empty() {
             return Err(unknown());
         }
         let compared = terms.iter().find(|t| t.logits == logits && t.labels == labels);
-        let term = compared.filter(|t| kind.fits(t.kind)).cloned().unwrap_or_else(|| Term {
+        let term = compared.filter(|t| fits(kind, t.kind)).cloned().unwrap_or_else(|| Term {
             kind: match kind {
                 MetricKind::MeanAbsoluteError => LossKind::L1,
                 _ => LossKind::CrossEntropy,
@@ -64,7 +65,7 @@ fn read(text: &str, terms: &[Term]) -> Result<Vec<Metric>, Diagnostic> {
         return Ok(vec![of(kind, &term, false)]);
     }
     let found: Vec<Metric> =
-        terms.iter().filter(|t| kind.fits(t.kind)).map(|t| of(kind, t, false)).collect();
+        terms.iter().filter(|t| fits(kind, t.kind)).map(|t| of(kind, t, false)).collect();
     if found.is_empty() {
         let losses: Vec<String> = terms.iter().map(Term::to_string).collect();
         let what = format!("`metrics.report`: \"{text}\" fits no loss");
@@ -88,17 +89,5 @@ fn usual(loss: LossKind) -> &'static [MetricKind] {
         LossKind::Kl | LossKind::BceWithLogits => &[MetricKind::Accuracy],
         LossKind::Mse | LossKind::SmoothL1 => &[MetricKind::MeanAbsoluteError],
         LossKind::L1 | LossKind::Output | LossKind::None => &[],
-    }
-}
-
-fn kind(word: &str) -> Option<MetricKind> {
-    match word {
-        "accuracy" => Some(MetricKind::Accuracy),
-        "perplexity" => Some(MetricKind::Perplexity),
-        "mean_absolute_error" => Some(MetricKind::MeanAbsoluteError),
-        _ => {
-            let k = word.strip_prefix("top_")?.parse().ok()?;
-            (k > 0).then_some(MetricKind::Top(k))
-        }
     }
 }

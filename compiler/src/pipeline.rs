@@ -9,6 +9,7 @@ use crate::losses;
 use crate::metrics;
 use crate::target::Backend;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
+use frit_ir::plan::Strategy;
 use frit_ir::{DType, Diagnostic};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
@@ -25,7 +26,7 @@ use frit_passes::lower;
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
 use frit_passes::recompute::Recompute;
-use frit_passes::shard::{Reshard, Shard, Strategy, Wrap};
+use frit_passes::shard::{Reshard, Shard, Wrap};
 use frit_passes::simplify::Simplify;
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::update::{ParamGroup, ParamGroups, Update};
@@ -54,6 +55,8 @@ pub struct Options {
     world_size: usize,
     sync_batch_norm: bool,
     strategy: Strategy,
+    /// Ranks that share one copy under `hybrid_shard`.
+    group: usize,
     wrap: Wrap,
     reshard_after_forward: Vec<Reshard>,
     no_sync: bool,
@@ -109,6 +112,7 @@ pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
         Box::new(Shard {
             world_size: o.world_size,
             strategy: o.strategy,
+            group: o.group,
             wrap: o.wrap.clone(),
             reshard_after_forward: o.reshard_after_forward.clone(),
             no_sync: o.no_sync,
@@ -129,6 +133,7 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
         Box::new(Shard {
             world_size: o.world_size,
             strategy: o.strategy,
+            group: o.group,
             wrap: o.wrap.clone(),
             reshard_after_forward: o.reshard_after_forward.clone(),
             no_sync: false,
@@ -301,7 +306,8 @@ impl Options {
             ema: c.optimizer.ema != 0.0,
             world_size: c.sharding.ranks,
             sync_batch_norm: c.model.batch_norm == choices::BatchNorm::Sync,
-            strategy: strategy(c),
+            strategy: c.sharding.strategy,
+            group: c.sharding.shard_group,
             wrap: wrap(&c.sharding.wrap)?,
             reshard_after_forward: reshard(&c.sharding.reshard_after_forward)?,
             no_sync: c.sharding.no_sync,
@@ -398,17 +404,6 @@ pub fn scaling(config: &Config) -> LossScaling {
         LossScale::Dynamic => dynamic,
         LossScale::Auto | LossScale::None => LossScaling::None,
         LossScale::Fixed(scale) => LossScaling::Static(scale),
-    }
-}
-
-/// The strategy of the passes; its group was checked with the configuration.
-pub(crate) fn strategy(config: &Config) -> Strategy {
-    match config.sharding.strategy {
-        choices::Strategy::FullShard => Strategy::FullShard,
-        choices::Strategy::ShardGradOp => Strategy::ShardGradOp,
-        choices::Strategy::ShardOptimizer => Strategy::ShardOptimizer,
-        choices::Strategy::HybridShard => Strategy::HybridShard(config.sharding.shard_group),
-        choices::Strategy::NoShard => Strategy::NoShard,
     }
 }
 

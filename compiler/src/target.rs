@@ -1,10 +1,9 @@
 //! What a plan is compiled for: which bodies have a kernel there, and code generation.
 
 use crate::config::Config;
-use crate::config::choices::Device;
 use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
-use frit_ir::plan::{Action, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
+use frit_ir::plan::{Action, DeviceType, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
 use frit_ir::{Diagnostic, Graph, Op, Origin};
 use std::collections::BTreeMap;
 
@@ -35,14 +34,16 @@ impl Backend {
             Err(Diagnostic::error("E055", message).help(format!("use {known}")))
         };
         match (config.target.device, arch) {
-            (Device::Cpu, "native") => Ok(Backend::Cpu(HostTarget::native())),
-            (Device::Cpu, "x86-64-v3") => {
+            (DeviceType::Cpu, "native") => Ok(Backend::Cpu(HostTarget::native())),
+            (DeviceType::Cpu, "x86-64-v3") => {
                 Ok(Backend::Cpu(HostTarget::new("x86-64-v3", "+avx2,+fma,+f16c")))
             }
-            (Device::Cpu, _) => refuse("CPU", "\"native\" or \"x86-64-v3\"".into()),
-            (Device::Cuda, "native") => Ok(Backend::Cuda(OLDEST_GPU.into())),
-            (Device::Cuda, arch) if GPUS.contains(&arch) => Ok(Backend::Cuda(arch.into())),
-            (Device::Cuda, _) => refuse("GPU", format!("\"native\" or one of {}", GPUS.join(", "))),
+            (DeviceType::Cpu, _) => refuse("CPU", "\"native\" or \"x86-64-v3\"".into()),
+            (DeviceType::Cuda, "native") => Ok(Backend::Cuda(OLDEST_GPU.into())),
+            (DeviceType::Cuda, arch) if GPUS.contains(&arch) => Ok(Backend::Cuda(arch.into())),
+            (DeviceType::Cuda, _) => {
+                refuse("GPU", format!("\"native\" or one of {}", GPUS.join(", ")))
+            }
         }
     }
 
@@ -66,12 +67,12 @@ impl Backend {
     pub fn describe(&self) -> Target {
         match self {
             Backend::Cpu(host) => Target {
-                device: "cpu".into(),
+                device: DeviceType::Cpu,
                 arch: host.cpu.clone(),
                 features: host.features.clone(),
             },
             Backend::Cuda(arch) => {
-                Target { device: "cuda".into(), arch: arch.clone(), features: String::new() }
+                Target { device: DeviceType::Cuda, arch: arch.clone(), features: String::new() }
             }
         }
     }

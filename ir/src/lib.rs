@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod choices;
 pub mod diagnostic;
 pub mod dtype;
 pub mod graph;

@@ -18,7 +18,7 @@ use crate::canonicalize;
 use crate::cost::Product;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
-    AMAX_HISTORY, AllReduce, Concat, Quantize, Reduce, ReduceFn, ReduceKind, Reshape, Slice, State,
+    AllReduce, Concat, Quantize, Reduce, ReduceFn, ReduceKind, Reshape, Slice, State, StateName,
 };
 use frit_ir::{
     DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, OutputKind, Region, Shape,
@@ -179,7 +179,7 @@ impl Fp8 {
             let older = add(Op::Slice(older), &[history.state])?;
             next = add(Op::Concat(Concat { axis: 1 }), &[next, older])?;
         }
-        graph.add_output(AMAX_HISTORY, next, OutputKind::Carry(history.state));
+        graph.add_output(StateName::AmaxHistory.word(), next, OutputKind::Carry(history.state));
         Ok(())
     }
 }
@@ -193,12 +193,12 @@ struct History {
 }
 
 fn history(graph: &mut Graph, size: [usize; 2]) -> Result<History, GraphError> {
-    let (name, of) = (AMAX_HISTORY.to_string(), None);
     let ty = TensorType::new(DType::F32, size);
-    let op = Op::State(State { name, of, ty, init: 0.0, sharded: false });
+    let op =
+        Op::State(State { name: StateName::AmaxHistory, of: None, ty, init: 0.0, sharded: false });
     let origin = Origin::none().by(INFO.name);
     let state = graph.add1(op, &[], origin.clone(), Region::Forward)?;
-    graph.set_name(state, AMAX_HISTORY);
+    graph.set_name(state, StateName::AmaxHistory.word());
     let largest = Op::Reduce(Reduce { f: ReduceFn::Max, axes: vec![1], keep_dims: false });
     let recent = graph.add1(largest, &[state], origin, Region::Forward)?;
     Ok(History { state, recent, size })

@@ -4,9 +4,8 @@
 //! the scale depends on `found_inf`, which exists only in the update region, so the pass `update`, given
 //! the same [`LossScaling`], adds it. Source: `torch.amp.GradScaler`.
 
-use crate::differentiate::LOSS_SCALE;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
-use frit_ir::ops::Op;
+use frit_ir::ops::{Op, StateName};
 use frit_ir::{Diagnostic, Graph};
 
 /// The contract of [`LossScale`].
@@ -71,7 +70,7 @@ impl Pass for LossScale {
                 .help("precision.loss_scale must be positive and finite in f32"));
         }
         let leaf = graph.nodes().find_map(|(id, node)| match &node.op {
-            Op::State(s) if s.name == LOSS_SCALE => Some((id, s.init)),
+            Op::State(s) if s.name == StateName::LossScale => Some((id, s.init)),
             _ => None,
         });
         let Some((id, before)) = leaf else { return Ok(Changed::No) };

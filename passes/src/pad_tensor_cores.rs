@@ -295,7 +295,11 @@ mod tests {
     use super::*;
 
     fn pass(arch: &str, mode: PadMode) -> PadTensorCores {
-        let target = Target { device: String::new(), arch: arch.into(), features: String::new() };
+        let target = Target {
+            device: frit_ir::plan::DeviceType::Cpu,
+            arch: arch.into(),
+            features: String::new(),
+        };
         PadTensorCores { mode, target, fp8: Fp8::default() }
     }
 

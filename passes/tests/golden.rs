@@ -6,7 +6,7 @@
 //! pass promises.
 
 use frit_ir::interpret::{Options, leaf_key, run};
-use frit_ir::plan::Target;
+use frit_ir::plan::{DeviceType, Strategy, Target};
 use frit_ir::{DType, Graph, Op, Tensor, text};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
@@ -16,7 +16,7 @@ use frit_passes::hold_frozen::HoldFrozen;
 use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
-use frit_passes::shard::{Reshard, Shard, Strategy, Wrap};
+use frit_passes::shard::{Reshard, Shard, Wrap};
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::{Changed, Numerics, Pass, PassContext};
 use std::collections::HashMap;
@@ -108,7 +108,7 @@ impl Header {
             "pad_tensor_cores" => Box::new(PadTensorCores {
                 mode: if self.get("mode") == Some("on") { PadMode::On } else { PadMode::Auto },
                 target: Target {
-                    device: String::new(),
+                    device: DeviceType::Cpu,
                     arch: self.get("target").unwrap_or("x86-64-v3").into(),
                     features: String::new(),
                 },
@@ -126,13 +126,10 @@ impl Header {
             "hold_frozen" => Box::new(HoldFrozen { enabled: true }),
             "shard" => Box::new(Shard {
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
-                strategy: match (self.get("strategy"), self.get("group")) {
-                    (Some("no_shard"), _) => Strategy::NoShard,
-                    (Some("hybrid_shard"), Some(n)) => {
-                        Strategy::HybridShard(n.parse().expect("a number"))
-                    }
-                    _ => Strategy::FullShard,
-                },
+                strategy: self
+                    .get("strategy")
+                    .map_or(Strategy::FullShard, |word| Strategy::of(word).expect("a strategy")),
+                group: self.get("group").map_or(0, |n| n.parse().expect("a number")),
                 wrap: Wrap::Blocks,
                 reshard_after_forward: vec![Reshard { units: "**".into(), ranks: None }],
                 no_sync: self.get("no_sync").is_some(),

@@ -10,10 +10,10 @@ use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
 use crate::initialize::initialize;
 use crate::numerics::decode;
-use crate::plan_dir::{CUDA, PlanDir};
+use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, Kernel, Place, Plan};
+use frit_ir::plan::{Action, DeviceType, Kernel, Place, Plan};
 use frit_ir::{DType, Graph, Op, Tensor};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -140,7 +140,7 @@ pub fn compare(options: &Options) -> Result<Report, RunError> {
     if dir.plan.eval.is_some() {
         return Err(refuse("kernels are compared in training steps; this plan only evaluates"));
     }
-    if dir.plan.target.device == CUDA {
+    if dir.plan.target.device == DeviceType::Cuda {
         let mut device = Cuda::open(&dir, None, &dir.hash)?;
         return on_device(&dir, &mut device, options);
     }
@@ -259,7 +259,7 @@ impl<'a> Comparison<'a> {
             .collect();
         let missing = used.iter().filter(|k| self.found[**k].is_none());
         Report {
-            device: self.plan.target.device.clone(),
+            device: self.plan.target.device.to_string(),
             tasks: self.tasks,
             compared: self.compared,
             left_out: missing.map(|k| self.plan.kernels[*k].name.clone()).collect(),

@@ -1,6 +1,7 @@
 //! What can go wrong when a plan is run, each in one sentence that says what to do.
 
 use crate::numerics::NotFinite;
+use frit_ir::plan::DeviceType;
 use std::path::PathBuf;
 
 /// Why a run cannot start, or stopped.
@@ -40,7 +41,7 @@ pub enum RunError {
     #[error("the plan is for the device `{device}`; compile it again with target.device = \"cpu\"")]
     Device {
         /// The device.
-        device: String,
+        device: DeviceType,
     },
     /// The data does not fit the plan.
     #[error("{path}: {reason}")]

@@ -15,12 +15,13 @@ use crate::device::cuda::Cuda;
 use crate::dump::{self, Outputs};
 use crate::initialize::initialize;
 use crate::outputs;
-use crate::plan_dir::{CUDA, PlanDir};
+use crate::plan_dir::PlanDir;
 use crate::ranks;
 use crate::save::Tensors;
 use crate::starting::{self, Others};
-use frit_ir::ops::random::{RNG, evaluation_state};
-use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
+use frit_ir::ops::StateName;
+use frit_ir::ops::random::evaluation_state;
+use frit_ir::plan::{DeviceType, EvalSpec, ParamHome, Place, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -186,7 +187,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     let session =
         Session { dir: &dir, eval, options, feed: &feed, source: &source, batches, examples };
     let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
-    let found = match (plan.target.device == CUDA, launch.world_size) {
+    let found = match (plan.target.device == DeviceType::Cuda, launch.world_size) {
         (true, _) => session.on_gpu()?,
         (false, 1) => session.on_threads()?,
         (false, _) => session.as_process(&launch)?,
@@ -382,7 +383,7 @@ fn draw_anew(
     rank: usize,
     device: &mut impl Device,
 ) -> Result<(), RunError> {
-    let Some(state) = plan.states.iter().find(|s| s.name == RNG) else { return Ok(()) };
+    let Some(state) = plan.states.iter().find(|s| s.name == StateName::Rng) else { return Ok(()) };
     let words = evaluation_state(plan.seed, rank, plan.world_size, number);
     let bytes: Vec<u8> = words.iter().flat_map(|x| x.to_le_bytes()).collect();
     device.write(state.buffer, 0, &bytes)

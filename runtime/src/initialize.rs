@@ -6,8 +6,8 @@ use crate::device::Device;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::DType;
-use frit_ir::ops::EMA;
-use frit_ir::ops::random::{RNG, first_state};
+use frit_ir::ops::StateName;
+use frit_ir::ops::random::first_state;
 use frit_ir::plan::ParamHome;
 use std::borrow::Cow;
 
@@ -41,7 +41,7 @@ pub(crate) fn initialize(
                 let bytes = &bytes[from * 4..(from + len) * 4];
                 convert::write(device, (group.master, group.dtype), to, bytes, DType::F32)?;
                 // Until the first step the average is the parameter.
-                for average in group.states.iter().filter(|s| s.name == EMA) {
+                for average in group.states.iter().filter(|s| s.name == StateName::Ema) {
                     device.write(average.buffer, to * 4, bytes)?;
                 }
             }
@@ -63,7 +63,7 @@ pub(crate) fn initialize(
         }
     }
     for state in &plan.states {
-        let value = if state.name == RNG {
+        let value = if state.name == StateName::Rng {
             let start = first_state(plan.seed, rank, plan.world_size, plan.accumulation);
             frit_ir::Tensor::ints(state.ty.dtype, state.ty.shape.clone(), start.to_vec())
         } else {

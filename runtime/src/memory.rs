@@ -2,8 +2,7 @@
 //! before anything is allocated, where the system would end the process in the middle of it.
 
 use crate::RunError;
-use crate::plan_dir::CUDA;
-use frit_ir::plan::{Arena, Plan};
+use frit_ir::plan::{Arena, DeviceType, Plan};
 use std::path::Path;
 
 /// What bounds memory most.
@@ -22,7 +21,7 @@ pub fn available() -> Option<Limit> {
 
 /// Bytes of host memory that the arenas of so many ranks of a plan take.
 pub fn needed(plan: &Plan, ranks: usize) -> u64 {
-    let arenas: &[Arena] = match plan.target.device == CUDA {
+    let arenas: &[Arena] = match plan.target.device == DeviceType::Cuda {
         true => &[Arena::Host],
         false => &[Arena::Persistent, Arena::Workspace, Arena::Host],
     };

@@ -4,14 +4,11 @@
 use crate::weights::Values;
 use crate::{RunError, init};
 use frit_ir::ops::Init;
-use frit_ir::plan::{ObjectFile, ParamHome, ParamSpec, Plan, sha256_hex};
+use frit_ir::plan::{DeviceType, ObjectFile, ParamHome, ParamSpec, Plan, sha256_hex};
 use frit_ir::{DType, Tensor};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-
-/// [`frit_ir::plan::Target::device`] of plans for NVIDIA GPUs.
-pub const CUDA: &str = "cuda";
 
 /// A loaded plan.
 pub struct PlanDir {
@@ -48,7 +45,7 @@ impl PlanDir {
         if let Some(object) = &plan.object {
             let (path, bytes) = read_object(dir, object)?;
             let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
-            if plan.target.device == CUDA {
+            if plan.target.device == DeviceType::Cuda {
                 ptx = Some(String::from_utf8(bytes).map_err(|e| refuse(e.to_string()))?);
             } else {
                 // SAFETY: the file is the one the compiler wrote for this plan, as its hash shows, and
@@ -166,7 +163,7 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
 
 #[cfg(target_arch = "x86_64")]
 fn check_target(plan: &Plan) -> Result<(), RunError> {
-    if plan.target.device == CUDA {
+    if plan.target.device == DeviceType::Cuda {
         return Ok(());
     }
     let missing = |feature: &str| match feature {

@@ -11,7 +11,7 @@ use crate::metrics::{StepMetrics, ValidationMetrics, Writer};
 use crate::progress::Progress;
 use crate::run::Outcome;
 use crate::validation::Measured;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{MetricName, Plan};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -112,27 +112,27 @@ impl<'a> Reporter<'a> {
 
     /// Takes the metrics of a step, in the plan's order.
     fn report(&mut self, step: usize, values: &[f32]) {
-        let names = self.plan.metrics.iter().map(|m| m.name.as_str());
-        let metrics: BTreeMap<&str, f64> =
+        let names = self.plan.metrics.iter().map(|m| m.name);
+        let metrics: BTreeMap<MetricName, f64> =
             names.zip(values.iter().map(|v| f64::from(*v))).collect();
         let seconds = self.clock.elapsed().as_secs_f64();
         self.clock = Instant::now();
         if let Some(parts) = self.parts.take() {
-            let (tokens, scale) = (metrics["tokens"], metrics["loss_scale"]);
+            let (tokens, scale) = (metrics[&MetricName::Tokens], metrics[&MetricName::LossScale]);
             self.outcome.gradients = parts.combine(self.plan, tokens, scale);
         }
         let report = &mut self.outcome.report;
-        report.losses.push(metrics["loss"]);
-        report.grad_norms.push(metrics["grad_norm"]);
+        report.losses.push(metrics[&MetricName::Loss]);
+        report.grad_norms.push(metrics[&MetricName::GradNorm]);
         report.seconds.push(seconds);
         let line = StepMetrics {
             step,
-            loss: metrics["loss"],
-            grad_norm: metrics["grad_norm"],
-            lr: metrics["lr"],
-            loss_scale: metrics["loss_scale"],
-            skipped: metrics["found_inf"] != 0.0,
-            tokens_or_examples_per_s: metrics["tokens"] / seconds,
+            loss: metrics[&MetricName::Loss],
+            grad_norm: metrics[&MetricName::GradNorm],
+            lr: metrics[&MetricName::Lr],
+            loss_scale: metrics[&MetricName::LossScale],
+            skipped: metrics[&MetricName::FoundInf] != 0.0,
+            tokens_or_examples_per_s: metrics[&MetricName::Tokens] / seconds,
         };
         self.write(&line);
         self.judge.note(step, line.loss, line.skipped);

@@ -25,7 +25,7 @@ use crate::memory;
 use crate::metrics::{self, Writer};
 use crate::numerics::{self, Histograms, Watch};
 use crate::outputs;
-use crate::plan_dir::{CUDA, PlanDir};
+use crate::plan_dir::PlanDir;
 use crate::progress::Progress;
 use crate::ranks;
 use crate::reporter::Reporter;
@@ -35,7 +35,7 @@ use crate::trace;
 use crate::usage::{self, Usage};
 use crate::validation::{Measured, Validation, ValidationOptions};
 use frit_ir::counted;
-use frit_ir::plan::{Plan, sha256_hex};
+use frit_ir::plan::{DeviceType, PhaseName, Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -207,7 +207,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         data: &data,
         options,
     };
-    let outcome = match (dir.plan.target.device == CUDA, launch.world_size) {
+    let outcome = match (dir.plan.target.device == DeviceType::Cuda, launch.world_size) {
         (true, _) => session.on_gpu(),
         (false, 1) => session.on_threads(),
         (false, _) => session.as_process(&launch),
@@ -640,7 +640,7 @@ impl Session<'_> {
         spans: &mut Vec<(usize, Vec<Span>)>,
     ) -> Result<Option<Parts>, RunError> {
         let plan = &self.dir.plan;
-        let update = plan.phase("update").map_or(0..0, |p| p.begin..p.end);
+        let update = plan.phase(PhaseName::Update).map_or(0..0, |p| p.begin..p.end);
         let dump = step == self.start && self.options.dump_grads.is_some();
         let batch = self.batch(step);
         let micro_steps = self.data.micro_steps(batch);

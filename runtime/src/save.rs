@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::tensors::{self, Tensor};
-use frit_ir::ops::EMA;
+use frit_ir::ops::StateName;
 use frit_ir::plan::{ParamHome, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use safetensors::Dtype;
@@ -28,7 +28,7 @@ pub(crate) enum Version {
 
 /// Whether the plan keeps a moving average of its parameters.
 pub(crate) fn has_ema(plan: &Plan) -> bool {
-    plan.groups.iter().any(|g| g.states.iter().any(|s| s.name == EMA))
+    plan.groups.iter().any(|g| g.states.iter().any(|s| s.name == StateName::Ema))
 }
 
 /// What the ranks hold of the parameters that `wants` asks for, by index, handed over on rank 0 as whole tensors,
@@ -48,7 +48,8 @@ pub(crate) fn gather(
         if !group.segments.iter().any(|s| wants(s.param)) {
             continue;
         }
-        let average = group.states.iter().find(|s| s.name == EMA && version == Version::Average);
+        let average =
+            group.states.iter().find(|s| s.name == StateName::Ema && version == Version::Average);
         let (buffer, dtype) =
             average.map_or((group.master, group.dtype), |s| (s.buffer, DType::F32));
         let (size, bytes) = (dtype.size(), group.shard_numel * dtype.size());

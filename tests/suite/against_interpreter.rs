@@ -1,6 +1,7 @@
 //! Kernels of a plan, as its device executes them, beside the IR interpreter; and what a run used of its device.
 
 use crate::support::{Planned, file, plan};
+use frit_ir::plan::PhaseName;
 use frit_runtime::RunError;
 use frit_runtime::comm::local::LocalComm;
 use frit_runtime::compare::{Options, Report, compare, on_device};
@@ -51,7 +52,7 @@ fn accumulation_and_several_steps_are_compared_as_they_run() {
     let two = compare(&Options { steps: 2, ..options(&planned, "mlp") }).unwrap();
     assert!(one.is_close() && two.is_close());
     let plan = &planned.compiled.plan;
-    let micro = plan.phase("micro_step").unwrap();
+    let micro = plan.phase(PhaseName::MicroStep).unwrap();
     assert_eq!(one.tasks, plan.tasks.len() + micro.end - micro.begin);
     assert_eq!(two.tasks, 2 * one.tasks);
 }
@@ -170,6 +171,6 @@ fn a_run_says_what_it_used() {
     assert!(usage.get("graph_launches").is_none() && usage.get("device_bytes").is_none());
     let launches: u64 =
         usage["launches"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
-    let micro = plan.phase("micro_step").unwrap();
+    let micro = plan.phase(PhaseName::MicroStep).unwrap();
     assert_eq!(launches as usize, plan.tasks.len() + micro.end - micro.begin);
 }

@@ -1,11 +1,10 @@
 //! Every invariant of `verify_plan`: a plan broken by hand, and the code that must name it.
 
 use crate::support::plan;
-use frit_ir::ops::{
-    AMAX_HISTORY, AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, UnaryFn,
-};
+use frit_ir::ops::{AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, StateName, UnaryFn};
 use frit_ir::plan::{
-    Action, Arena, Buffer, BufferClass, IndexRange, Kernel, ParamHome, Place, Plan, Stream,
+    Action, Arena, Buffer, BufferClass, IndexRange, Kernel, ParamHome, PhaseName, Place, Plan,
+    Stream,
 };
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
@@ -399,7 +398,7 @@ fn magnitudes_of_8_bit_floats() {
         }),
         // A tensor without a row, and one in two formats.
         ("P314", |p| {
-            p.states.iter_mut().filter(|s| s.name == AMAX_HISTORY).for_each(|s| {
+            p.states.iter_mut().filter(|s| s.name == StateName::AmaxHistory).for_each(|s| {
                 s.ty.shape.0[0] -= 1;
             })
         }),
@@ -547,7 +546,7 @@ fn host_copy(plan: &mut Plan, direction: Stream) -> &mut frit_ir::plan::Task {
 
 /// The copies of the update in such a direction, by position.
 fn copies_of_update(plan: &Plan, direction: Stream) -> Vec<usize> {
-    let update = plan.phase("update").expect("an update");
+    let update = plan.phase(PhaseName::Update).expect("an update");
     (update.begin..update.end).filter(|i| plan.tasks[*i].stream == direction).collect()
 }
 

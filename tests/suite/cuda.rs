@@ -2,7 +2,7 @@
 //! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::{Action, CandidateName, Entry, Launch, Plan, Stream, Team};
+use frit_ir::plan::{Action, CandidateName, Entry, Launch, PhaseName, Plan, Stream, Team};
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
 use frit_runtime::device::Device;
@@ -306,7 +306,7 @@ fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_st
     let (_planned, dir) = planned("mlp", 2, &["run.accumulation=2"]);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((8, 0))).unwrap();
-    let micro = plan.phase("micro_step").expect("a phase").end;
+    let micro = plan.phase(PhaseName::MicroStep).expect("a phase").end;
     let end = plan.tasks.len();
     for number in 0..5 {
         let calls = [step(&mut device, plan, micro), step(&mut device, plan, end)].concat();

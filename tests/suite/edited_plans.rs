@@ -6,7 +6,8 @@
 use crate::machine::Random;
 use crate::support::{file, plan, plan_at, plan_to_evaluate};
 use clap::Parser;
-use frit_ir::plan::{Plan, Pointer, check, seal, sha256_hex};
+use frit_ir::ops::StateName;
+use frit_ir::plan::{EvalMetric, PhaseName, Plan, Pointer, check, seal, sha256_hex};
 use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -203,6 +204,62 @@ fn indices_beyond_their_tables_are_refused() {
         let found = check(&broken).map(|()| format!("case {i} is accepted"));
         found.expect_err("malformed");
         assert_eq!(verify_plan(&broken).expect_err("malformed")[0].code, "P001", "case {i}");
+    }
+}
+
+/// A word that is none of a closed set is refused by name, with those that are, although the file is sealed.
+#[test]
+fn words_that_no_plan_knows_are_refused() {
+    let [trained, .., evaluation, _] = &plans()[..] else { panic!("too few plans") };
+    let cases = [
+        (trained, "/phases/0/name", "`another`, expected one of `unshard`, `micro_step`"),
+        (trained, "/target/device", "`another`, expected `cpu` or `cuda`"),
+        (trained, "/strategy", "`another`, expected one of `full_shard`"),
+        (trained, "/states/0/name", "unknown state `another`, expected one of `adam_m`"),
+        (trained, "/groups/0/states/0/name", "unknown state `another`, expected one of `adam_m`"),
+        (trained, "/metrics/0/name", "`another`, expected one of `loss`, `grad_norm`"),
+        (evaluation, "/phases/0/name", "`another`, expected one of `unshard`, `micro_step`"),
+        (
+            evaluation,
+            "/eval/metrics/0/name",
+            "unknown metric `another`, expected one of `accuracy`",
+        ),
+    ];
+    for (plan, place, expected) in cases {
+        let mut edited: Value = serde_json::from_str(&plan.to_json()).expect("JSON");
+        edited.as_object_mut().expect("an object").shift_remove("sha256");
+        *edited.pointer_mut(place).expect(place) = "another".into();
+        let text = seal(&serde_json::to_string(&edited).expect("JSON"));
+        let error = Plan::from_json(&text).expect_err(place).to_string();
+        assert!(error.contains(expected), "{place}: {error}");
+    }
+    let mut misplaced = trained.clone();
+    misplaced.groups[0].states[0].name = StateName::Step;
+    let error = check(&misplaced).expect_err("no state of elements").to_string();
+    assert!(error.contains("`step` is no state of its elements"), "{error}");
+    let mut swapped = trained.clone();
+    swapped.phases[0].name = PhaseName::Reduce;
+    check(&swapped).expect_err("the phases are out of order");
+}
+
+/// Every state, and every metric of an evaluation, is read back from its text.
+#[test]
+fn names_are_read_back() {
+    let states = ["adam_m", "rng", "adafactor_v.fc.weight", "buffer_change.bn.running_mean"];
+    for text in states {
+        assert_eq!(text.parse::<StateName>().expect(text).to_string(), text);
+    }
+    for text in ["adafactor_v", "buffer_change", "adam_m.w", ""] {
+        text.parse::<StateName>().expect_err(text);
+    }
+    let metrics =
+        ["accuracy", "top_5", "perplexity(logits, labels)", "mean_absolute_error(a(1), b, c)"];
+    for text in metrics {
+        let metric = EvalMetric::try_from(text.to_string()).expect(text);
+        assert_eq!(metric.to_string(), text);
+    }
+    for text in ["top_0", "top_", "accuracy(", "accuracy(a)", "precision", ""] {
+        EvalMetric::try_from(text.to_string()).expect_err(text);
     }
 }
 

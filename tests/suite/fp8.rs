@@ -4,7 +4,7 @@ use crate::parity::{largest, mean, reference, run};
 use crate::support::write_f32;
 use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate, train, train_on};
 use frit::config::Config;
-use frit_ir::ops::AMAX_HISTORY;
+use frit_ir::ops::StateName;
 use frit_ir::plan::Plan;
 use frit_ir::{DType, Op};
 use frit_runtime::run::RunOptions;
@@ -229,7 +229,7 @@ fn gpt2_learns_nearly_as_in_bf16() {
     assert!(ours > theirs, "nothing is rounded to fp8");
     let plan = &one.compiled.plan;
     assert!(rounds(plan, DType::F8E4M3) > 0 && rounds(plan, DType::F8E5M2) > 0);
-    let history = plan.states.iter().find(|s| s.name == AMAX_HISTORY).expect("a history");
+    let history = plan.states.iter().find(|s| s.name == StateName::AmaxHistory).expect("a history");
     assert_eq!(history.ty.shape.dims()[1], 16);
     // Ranks agree on the scales, so that only the order of sums differs.
     let (_, two) = run("gpt2", "model.onnx", 8, 2, &["precision.compute=fp8"]);
@@ -289,7 +289,8 @@ fn an_exception_and_an_evaluation() {
     let all = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp8"]).compiled.plan;
     let some = crate::support::plan_configured(&model, 4, attn, &["precision.compute=fp8"]);
     let tensors = |plan: &Plan| {
-        let history = plan.states.iter().find(|s| s.name == AMAX_HISTORY).expect("a history");
+        let history =
+            plan.states.iter().find(|s| s.name == StateName::AmaxHistory).expect("a history");
         history.ty.shape.dims()[0]
     };
     assert!(tensors(&some.compiled.plan) < tensors(&all));

@@ -288,7 +288,7 @@ fn loss_and_scale_are_f32() {
         let path = format!("tests/models/{model}/model.onnx");
         let plan = plan(&path, 2, &["precision.compute=fp16"]).compiled.plan;
         let scalars = ["loss", "loss_scale"];
-        let metrics = plan.metrics.iter().filter(|m| scalars.contains(&m.name.as_str()));
+        let metrics = plan.metrics.iter().filter(|m| scalars.contains(&m.name.word()));
         let dtypes: Vec<DType> = metrics.map(|m| m.place.ty.dtype).collect();
         assert_eq!(dtypes, [DType::F32; 2]);
     }

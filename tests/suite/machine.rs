@@ -2,8 +2,8 @@
 //! broken plan does, without trusting it. Kernels run by the IR interpreter.
 
 use frit_ir::interpret;
-use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
+use frit_ir::ops::{ReduceKind, StateName};
+use frit_ir::plan::{Action, Arena, PhaseName, Place, Plan, Stream};
 use frit_ir::{DType, Tensor};
 use frit_runtime::converted;
 use std::collections::HashMap;
@@ -93,7 +93,7 @@ impl<'a> Machine<'a> {
         let mut program = Vec::new();
         for step in 0..steps {
             for (p, phase) in self.plan.phases.iter().enumerate() {
-                let n = if phase.name == "micro_step" { self.plan.accumulation } else { 1 };
+                let n = if phase.name == PhaseName::MicroStep { self.plan.accumulation } else { 1 };
                 program.extend((0..n).map(|micro| (p, step, micro)));
             }
         }
@@ -199,7 +199,7 @@ impl<'a> Machine<'a> {
             if phase == 0 && micro == 0 {
                 self.ranks[rank].arenas[1].1.fill(false);
             }
-            if p.name == "micro_step" {
+            if p.name == PhaseName::MicroStep {
                 self.feed(rank, step, micro);
             }
             self.ranks[rank].done = vec![false; p.end - p.begin];
@@ -348,7 +348,7 @@ impl<'a> Machine<'a> {
                 );
             };
             for group in &plan.groups {
-                let states = group.states.iter().filter(|s| s.name != "grad_sum");
+                let states = group.states.iter().filter(|s| s.name != StateName::GradSum);
                 let states = states.map(|s| (s.buffer, 4));
                 for (buffer, size) in
                     std::iter::once((group.master, group.dtype.size())).chain(states)

@@ -5,7 +5,7 @@
 use crate::parity::{gradient_error, largest, reference, run};
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;
-use frit_ir::plan::{Action, Arena, BufferClass, Plan, Target};
+use frit_ir::plan::{Action, Arena, BufferClass, DeviceType, Plan, Target};
 use frit_passes::cost::{Cluster, Exchange, Members};
 use frit_runtime::run::RunOptions;
 
@@ -229,7 +229,7 @@ fn what_few_ranks_keep_together_changes_no_bit() {
         assert!(sent(&part) < sent(&full), "{what}");
         // On nodes of n devices, no gather of backward leaves its node.
         let target =
-            Target { device: "cuda".into(), arch: "sm_90".into(), features: String::new() };
+            Target { device: DeviceType::Cuda, arch: "sm_90".into(), features: String::new() };
         let cluster = Cluster { devices_per_node: n, ..Cluster::of(&target) };
         let gathered = |plan: &Plan| -> f64 {
             let backward = |t: &&frit_ir::plan::Task| {

@@ -161,7 +161,7 @@ fn what_is_usual_is_reported_unless_asked_otherwise() {
         let path = format!("tests/models/{model}/model.onnx");
         let compiled = plan_to_evaluate(&path, batch, settings).compiled;
         let eval = compiled.evaluation.expect("an evaluation").plan.eval.expect("results");
-        eval.metrics.into_iter().map(|m| m.name).collect()
+        eval.metrics.into_iter().map(|m| m.name.to_string()).collect()
     };
     assert_eq!(names("mlp", 8, &[]), ["accuracy", "top_5"]);
     assert_eq!(names("mlp", 8, &["metrics.report=[]"]), [""; 0]);

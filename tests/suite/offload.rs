@@ -4,7 +4,7 @@ use crate::memory::predicted;
 use crate::support::{Planned, file, plan, plan_to_evaluate};
 use clap::Parser;
 use frit::commands::{Cli, execute};
-use frit_ir::plan::{ALIGNMENT, Arena, BufferClass, Plan, Stream};
+use frit_ir::plan::{ALIGNMENT, Arena, BufferClass, PhaseName, Plan, Stream};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::eval;
 use frit_runtime::run::{RunOptions, run};
@@ -189,7 +189,7 @@ fn what_kernels_read_is_never_on_the_host() {
 #[test]
 fn the_update_of_a_unit_overlaps_the_copies_of_its_neighbors() {
     let plan = predicted("gpt2", &["sharding.ranks=2", "memory.offload=optimizer"]);
-    let update = plan.phase("update").expect("an update");
+    let update = plan.phase(PhaseName::Update).expect("an update");
     let tasks = &plan.tasks[update.begin..update.end];
     let is = |t: &frit_ir::plan::Task, s: Stream| t.stream == s;
     let first_out = tasks.iter().position(|t| is(t, Stream::CopyOut)).expect("a copy out");

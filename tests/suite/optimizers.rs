@@ -2,6 +2,7 @@
 //! (`tests/models/optimizers/make.py`), on one rank and on several that own unequal parts.
 
 use crate::support::{Planned, file, plan, plan_configured};
+use frit_ir::ops::StateName;
 use frit_runtime::run::{RunOptions, run};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
@@ -80,7 +81,7 @@ impl Bench {
 fn train(planned: &Planned, options: RunOptions) -> Ran {
     let file = |name| planned.dir.path().join(name);
     let (params, averages, metrics) = (file("params"), file("averages"), file("metrics"));
-    let keeps = planned.compiled.plan.groups[0].states.iter().any(|s| s.name == "ema");
+    let keeps = planned.compiled.plan.groups[0].states.iter().any(|s| s.name == StateName::Ema);
     let _ = std::fs::remove_file(&metrics);
     let options = RunOptions {
         metrics: Some(metrics.clone()),

@@ -4,7 +4,7 @@
 use crate::parity::{largest, reference, run};
 use crate::support::{Planned, file, plan};
 use frit_ir::DType;
-use frit_ir::plan::{Action, Plan};
+use frit_ir::plan::{Action, PhaseName, Plan};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::run::{RunOptions, RunReport, run as run_plan};
 use safetensors::SafeTensors;
@@ -148,7 +148,7 @@ fn planted_overflows_skip_their_steps_and_leave_everything_else_alone() {
 
 /// Types in which gradients are exchanged, and how many of these exchanges are part of a micro-step.
 fn exchanges(plan: &Plan) -> (Vec<DType>, usize) {
-    let micro_step = plan.phase("micro_step").expect("a phase");
+    let micro_step = plan.phase(PhaseName::MicroStep).expect("a phase");
     let (mut dtypes, mut within) = (Vec::new(), 0);
     for (i, task) in plan.tasks.iter().enumerate() {
         let send = match &task.action {

@@ -5,7 +5,7 @@ use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit::config::Config;
 use frit::driver::{Request, predict};
-use frit_ir::plan::{Action, Plan, Stream, Task};
+use frit_ir::plan::{Action, PhaseName, Plan, Stream, Task};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::{simulate, trace};
 use serde_json::Value;
@@ -149,7 +149,7 @@ fn reductions_begin_while_backward_computes() {
     let plan = predict_llama(sizes, &["sharding.ranks=8"]);
     let is_reduction = |t: &Task| matches!(t.action, Action::ReduceScatter { .. });
     let compute = |t: &Task| t.stream == Stream::Compute;
-    let micro = plan.phase("micro_step").unwrap();
+    let micro = plan.phase(PhaseName::MicroStep).unwrap();
     let tasks = &plan.tasks[micro.begin..micro.end];
     let reductions: Vec<usize> = (0..tasks.len()).filter(|i| is_reduction(&tasks[*i])).collect();
     assert!(reductions.len() >= 6);

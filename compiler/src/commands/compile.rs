@@ -7,7 +7,7 @@ use crate::lints;
 use crate::plan_dir;
 use crate::render;
 use crate::reproducer;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{DeviceType, Plan};
 use frit_ir::{Diagnostic, Graph, Severity, counted};
 use frit_runtime::memory;
 use frit_runtime::progress::Heartbeat;
@@ -177,7 +177,7 @@ fn finish(
 
 /// That a plan for CPUs does not fit into the memory of this one.
 fn too_large(plan: &Plan) -> Option<String> {
-    let limit = memory::available().filter(|_| plan.target.device == "cpu")?;
+    let limit = memory::available().filter(|_| plan.target.device == DeviceType::Cpu)?;
     let needed = memory::needed(plan, plan.world_size);
     (needed > limit.bytes).then(|| {
         format!(

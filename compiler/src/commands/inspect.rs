@@ -10,9 +10,8 @@ use crate::plan_dir;
 use crate::policy::{self, Policy};
 use crate::predict;
 use frit_ir::ops::ParamKind;
-use frit_ir::plan::{Action, ParamHome, Place, Plan, Task};
+use frit_ir::plan::{Action, DeviceType, ParamHome, Place, Plan, Task};
 use frit_runtime::numerics::{Format, NumericsFile};
-use frit_runtime::plan_dir::CUDA;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -171,7 +170,7 @@ fn parameters(plan: &Plan) -> String {
 
 /// What a rank of a plan for GPUs allocates beside the peak.
 fn extra_bytes(plan: &Plan) -> Option<usize> {
-    if plan.target.device != CUDA {
+    if plan.target.device != DeviceType::Cuda {
         return None;
     }
     let beside_arenas = frit_runtime::device::cuda::extra_bytes(plan).ok()?;

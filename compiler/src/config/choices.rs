@@ -1,34 +1,8 @@
 //! The words that keys of the configuration accept, as types.
 
-use serde::Serialize;
+pub use frit_ir::plan::{DeviceType, Strategy};
 
-/// Declares an enum of words.
-macro_rules! choices {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* })*) => {$(
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-        pub enum $name {
-            $($(#[$doc])* #[serde(rename = $word)] $variant,)*
-        }
-
-        impl $name {
-            /// The words, in declaration order.
-            pub const WORDS: &'static [&'static str] = &[$($word,)*];
-
-            /// The word in the configuration.
-            pub fn word(self) -> &'static str {
-                match self { $($name::$variant => $word,)* }
-            }
-
-            /// The choice of this word.
-            pub fn of(word: &str) -> Option<Self> {
-                match word { $($word => Some($name::$variant),)* _ => None }
-            }
-        }
-    )*};
-}
-
-choices! {
+frit_ir::choices! {
     /// How BatchNorm computes its statistics.
     BatchNorm {
         /// As the model says.
@@ -135,20 +109,6 @@ choices! {
         Matrices = "matrices",
     }
 
-    /// What is sharded over ranks.
-    Strategy {
-        /// Parameters, gradients and optimizer state.
-        FullShard = "full_shard",
-        /// Gradients and optimizer state; parameters stay gathered between forward and backward.
-        ShardGradOp = "shard_grad_op",
-        /// Optimizer state; parameters are gathered and gradients reduced once per step.
-        ShardOptimizer = "shard_optimizer",
-        /// Nothing.
-        NoShard = "no_shard",
-        /// Everything within groups of ranks, which are replicas of each other.
-        HybridShard = "hybrid_shard",
-    }
-
     /// Who decides when units are gathered.
     Prefetch {
         /// The keys that count units.
@@ -187,13 +147,5 @@ choices! {
         Selective = "selective",
         /// As many as the memory budget asks for.
         Auto = "auto",
-    }
-
-    /// What the plan runs on.
-    Device {
-        /// The CPU.
-        Cpu = "cpu",
-        /// NVIDIA GPUs.
-        Cuda = "cuda",
     }
 }

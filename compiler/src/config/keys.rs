@@ -1,7 +1,7 @@
 //! The table of configuration keys: name, type, default, meaning.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, FrozenDtype, LossKind, Offload, Optimizer, Padding,
+    Backward, BatchNorm, Decay, DeviceType, FrozenDtype, LossKind, Offload, Optimizer, Padding,
     Prefetch, Recompute, Reduction, Schedule, Strategy, Targets,
 };
 use super::{Override, ParamGroup};
@@ -182,7 +182,7 @@ pub const KEYS: &[Key] = &[
     key("lints.allow", Kind::List, "[]", "ids of lints that are only noted, such as \"L02\""),
     key("run.accumulation", Kind::Integer(1, COUNT), "1", "micro-steps per step"),
     key("run.seed", Kind::Integer(0, i64::MAX as u64), "0", "seed of everything random"),
-    key("target.device", Kind::Choice(Device::WORDS), "\"cpu\"", "what the plan runs on"),
+    key("target.device", Kind::Choice(DeviceType::WORDS), "\"cpu\"", "what the plan runs on"),
     key("target.cluster", Kind::Text, "\"auto\"", "the cluster for which durations are predicted: `a100-80g`, `h100`, `h200`, a TOML file, or `auto`: that of the architecture"),
     key("target.arch", Kind::Text, "\"native\"", "CPU name, `native`, or a GPU architecture such as `sm_90`"),
 ];

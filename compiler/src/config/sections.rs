@@ -1,7 +1,7 @@
 //! The configuration as typed sections, made from the values of the key table.
 
 use super::choices::{
-    Backward, BatchNorm, Decay, Device, FrozenDtype, LossKind, Offload, Optimizer, Padding,
+    Backward, BatchNorm, Decay, DeviceType, FrozenDtype, LossKind, Offload, Optimizer, Padding,
     Prefetch, Recompute, Reduction, Schedule, Strategy, Targets,
 };
 use super::keys::{Value, dtype_name};
@@ -191,7 +191,7 @@ macro_rules! choice_fields {
 }
 
 choice_fields! {
-    Backward BatchNorm Decay Device FrozenDtype LossKind Offload Optimizer Padding Prefetch Recompute
+    Backward BatchNorm Decay DeviceType FrozenDtype LossKind Offload Optimizer Padding Prefetch Recompute
     Reduction
     Schedule Strategy Targets
 }
@@ -486,7 +486,7 @@ sections! {
     /// The machine.
     TargetSection in "target" {
         /// What the plan runs on.
-        device: Device,
+        device: DeviceType,
         /// The cluster for which durations are predicted; `auto` is that of the architecture.
         cluster: String,
         /// CPU name, `native`, or a GPU architecture.

@@ -33,7 +33,7 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)], predicted: &Simulation) -> 
             svg,
             "<text class=label x='{:.1}' y='-5'>{}{times}</text>",
             WIDTH * begin.min(total) / total,
-            escape(&phase.name)
+            phase.name
         );
     }
     let waiting = predicted.exposed_communication_seconds;

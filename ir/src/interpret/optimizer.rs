@@ -6,7 +6,7 @@ use crate::ops::{BySegment, LearningRate, OptimizerKind, OptimizerStep, Schedule
 use std::f64::consts::PI;
 
 pub(super) fn optimizer_step(op: &OptimizerStep, call: &Call<'_>) -> Vec<Tensor> {
-    let n_states = op.kind.states().len();
+    let n_states = op.kind.n_states();
     let n = call.inputs.len();
     let [clip, step, factor, found_inf] = [n - 4, n - 3, n - 2, n - 1].map(|i| call.scalar(i));
     if found_inf != 0.0 {

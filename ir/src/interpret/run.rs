@@ -13,7 +13,7 @@ pub fn leaf_key(op: &Op) -> Option<String> {
         Op::Param(param) => Some(param.name.clone()),
         Op::State(state) => Some(match &state.of {
             Some(param) => format!("{}.{param}", state.name),
-            None => state.name.clone(),
+            None => state.name.to_string(),
         }),
         Op::Hyper(hyper) => Some(hyper.name.clone()),
         _ => None,

@@ -1,7 +1,7 @@
 //! Leaves: inputs, parameters, state, hyper-parameters, constants.
 
 use super::number::{self, Scalar};
-use super::{Inferred, OpError, arity};
+use super::{Inferred, OpError, StateName, arity};
 use crate::{DType, Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -99,8 +99,8 @@ impl Param {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// What it is: `adam_m`, `adam_v`, `momentum`, `grad_sum`, `loss_scale`, `growth_tracker`, `step` …
-    pub name: String,
+    /// What it is.
+    pub name: StateName,
     /// The parameter it belongs to, whose sharding it shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<String>,

@@ -28,6 +28,7 @@ pub mod reduce;
 pub mod scatter;
 pub mod schedule;
 pub mod softmax;
+pub mod state;
 #[cfg(test)]
 mod tests;
 pub mod training;
@@ -47,15 +48,16 @@ pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
-pub use optimizer::{BySegment, EMA, OptimizerKind, OptimizerStep};
+pub use optimizer::{BySegment, OptimizerKind, OptimizerStep};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
-pub use quantize::{AMAX_HISTORY, Quantize};
+pub use quantize::Quantize;
 pub use random::{Random, RandomFn, RandomMask};
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use schedule::{LearningRate, ScheduleKind};
 pub use softmax::Softmax;
+pub use state::StateName;
 pub use training::{LossScale, UpdateLossScale};
 pub use unary::{Cast, Clip, PredicateFn, ScaledCast, UnaryFn};
 

@@ -4,13 +4,10 @@
 //! taken before this one.
 
 use super::training::scalars;
-use super::{Inferred, OpError, arity, float, shape_is};
+use super::{Inferred, OpError, StateName, arity, float, shape_is};
 use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
-
-/// Name of the state that holds the moving average of a parameter.
-pub const EMA: &str = "ema";
 
 /// Scalar operands that every optimizer has after its own.
 const COMMON: usize = 4;
@@ -48,14 +45,23 @@ impl OptimizerKind {
         OptimizerKind::Adafactor,
     ];
 
-    /// Names of its state tensors, one of each per parameter.
-    pub fn states(self) -> &'static [&'static str] {
+    /// The state tensors of the parameter of this name.
+    pub fn states(self, param: &str) -> Vec<StateName> {
         match self {
-            OptimizerKind::Adamw | OptimizerKind::Adam => &["adam_m", "adam_v"],
-            OptimizerKind::Sgd => &[],
-            OptimizerKind::Momentum | OptimizerKind::Nesterov => &["momentum"],
-            OptimizerKind::Lion => &["lion_m"],
-            OptimizerKind::Adafactor => &["adafactor_v"],
+            OptimizerKind::Adamw | OptimizerKind::Adam => vec![StateName::AdamM, StateName::AdamV],
+            OptimizerKind::Sgd => vec![],
+            OptimizerKind::Momentum | OptimizerKind::Nesterov => vec![StateName::Momentum],
+            OptimizerKind::Lion => vec![StateName::LionM],
+            OptimizerKind::Adafactor => vec![StateName::AdafactorV(param.into())],
+        }
+    }
+
+    /// Number of state tensors of a parameter.
+    pub fn n_states(self) -> usize {
+        match self {
+            OptimizerKind::Adamw | OptimizerKind::Adam => 2,
+            OptimizerKind::Sgd => 0,
+            _ => 1,
         }
     }
 
@@ -129,7 +135,7 @@ pub struct OptimizerStep {
 
 impl OptimizerStep {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
-        let states = self.kind.states().len();
+        let states = self.kind.n_states();
         arity(inputs, 2 + states + self.kind.n_scalars())?;
         let (tensors, rest) = inputs.split_at(2 + states);
         let state = self.kind.state_shape(&tensors[0].shape);

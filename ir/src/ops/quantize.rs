@@ -10,9 +10,6 @@ use super::{Inferred, OpError, arity_in, float};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
-/// Name of the state `f32[tensors, history]` with the largest magnitudes, the latest first.
-pub const AMAX_HISTORY: &str = "amax_history";
-
 /// `quantize`: `(x[, recent: f32[tensors]])` → `(y, amax: f32[])`, with the largest finite magnitude of `x`.
 ///
 /// The scale follows from `recent[index]`; if that is zero or absent, from `x` itself. What is finite

@@ -13,9 +13,6 @@ use super::{Inferred, OpError, arity};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
-/// Name of the state `[seed, rank, count, ranks, accumulation]`.
-pub const RNG: &str = "rng";
-
 /// `rng: i64[5]` → `bool[shape]`, each element true with probability `keep`: if its word is below
 /// `keep · 2³²`. The mask of a dropout, which evaluation does without.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,9 +4,8 @@
 use super::Place;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// The phase of a plan that runs the model forward only.
-pub const EVAL: &str = "eval";
+use std::fmt;
+use std::str::FromStr;
 
 /// The results of the phase `eval`, all in the persistent arena.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -49,12 +48,93 @@ pub struct LossSpec {
 /// A number over the data set beside the losses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetricSpec {
-    /// What it is, as `accuracy`.
-    pub name: String,
-    /// The part of the statistics whose mean it is.
+    /// What it is.
+    pub name: EvalMetric,
+    /// The part of the statistics of whose mean it is made.
     pub part: usize,
-    /// Whether it is e to the power of that mean.
-    pub exponential: bool,
+}
+
+/// What is measured beside the losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MetricKind {
+    /// How often the most likely class is the right one.
+    Accuracy,
+    /// How often the right class is among so many most likely ones.
+    Top(usize),
+    /// e to the mean cross-entropy.
+    Perplexity,
+    /// The mean of absolute differences.
+    MeanAbsoluteError,
+}
+
+/// A metric by name: `accuracy`, or of one loss among several `accuracy(logits, labels)`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct EvalMetric {
+    /// What is measured.
+    pub kind: MetricKind,
+    /// Output and labels of the loss, if the kind alone does not say which.
+    pub of: Option<(String, String)>,
+}
+
+impl fmt::Display for MetricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricKind::Accuracy => f.write_str("accuracy"),
+            MetricKind::Top(k) => write!(f, "top_{k}"),
+            MetricKind::Perplexity => f.write_str("perplexity"),
+            MetricKind::MeanAbsoluteError => f.write_str("mean_absolute_error"),
+        }
+    }
+}
+
+impl FromStr for MetricKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MetricKind, String> {
+        match text {
+            "accuracy" => Ok(MetricKind::Accuracy),
+            "perplexity" => Ok(MetricKind::Perplexity),
+            "mean_absolute_error" => Ok(MetricKind::MeanAbsoluteError),
+            _ => {
+                let k = text.strip_prefix("top_").and_then(|k| k.parse().ok()).filter(|k| *k > 0);
+                k.map(MetricKind::Top).ok_or_else(|| {
+                    format!(
+                        "unknown metric `{text}`, expected one of `accuracy`, `top_K`, `perplexity`, \
+                         `mean_absolute_error`"
+                    )
+                })
+            }
+        }
+    }
+}
+
+impl fmt::Display for EvalMetric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.of {
+            None => self.kind.fmt(f),
+            Some((output, labels)) => write!(f, "{}({output}, {labels})", self.kind),
+        }
+    }
+}
+
+impl From<EvalMetric> for String {
+    fn from(metric: EvalMetric) -> String {
+        metric.to_string()
+    }
+}
+
+impl TryFrom<String> for EvalMetric {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<EvalMetric, String> {
+        let Some((kind, of)) = text.split_once('(') else {
+            return Ok(EvalMetric { kind: text.parse()?, of: None });
+        };
+        let of = of.strip_suffix(')').and_then(|of| of.split_once(", "));
+        let (output, labels) = of.ok_or_else(|| format!("`{text}` names no output and labels"))?;
+        Ok(EvalMetric { kind: kind.parse()?, of: Some((output.into(), labels.into())) })
+    }
 }
 
 impl EvalSpec {
@@ -74,7 +154,8 @@ impl EvalSpec {
     pub fn metrics(&self, statistics: &[f64]) -> BTreeMap<String, f64> {
         let metric = |m: &MetricSpec| {
             let mean = mean(statistics, m.part);
-            (m.name.clone(), if m.exponential { mean.exp() } else { mean })
+            let exponential = m.name.kind == MetricKind::Perplexity;
+            (m.name.to_string(), if exponential { mean.exp() } else { mean })
         };
         self.metrics.iter().map(metric).collect()
     }

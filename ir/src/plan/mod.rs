@@ -12,6 +12,7 @@
 mod action;
 mod arena;
 mod check;
+mod choices;
 mod entry;
 mod evaluation;
 mod file;
@@ -29,8 +30,9 @@ mod summary;
 pub use action::Action;
 pub use arena::Arena;
 pub use check::{CheckError, check};
+pub use choices::{DeviceType, MetricName, PhaseName, Strategy};
 pub use entry::{CudaLaunch, Entry};
-pub use evaluation::{EVAL, EvalSpec, LossSpec, MetricSpec, OutputSpec};
+pub use evaluation::{EvalMetric, EvalSpec, LossSpec, MetricKind, MetricSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, seal, sha256_hex};
 pub use held::Held;
 pub use index_range::{IndexKind, IndexRange};
@@ -46,7 +48,7 @@ pub use routine::{Routine, RoutineCall, Source};
 pub use stream::Stream;
 pub use summary::{Collectives, Summary, Team};
 
-use crate::ops::{Init, ParamKind};
+use crate::ops::{Init, ParamKind, StateName};
 use crate::{DType, Diagnostic, Graph, Origin, Region, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +69,8 @@ pub struct Plan {
     pub world_size: usize,
     /// Micro-steps per step.
     pub accumulation: usize,
-    /// Sharding strategy, by its name in the configuration.
-    pub strategy: String,
+    /// Sharding strategy.
+    pub strategy: Strategy,
     /// The autocast dtype.
     pub compute_dtype: DType,
     /// Seed of initialization and shuffling.
@@ -147,8 +149,8 @@ fn is_zero(n: &usize) -> bool {
 /// What a plan was compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// `cpu` or `cuda`.
-    pub device: String,
+    /// What runs it.
+    pub device: DeviceType,
     /// CPU name as LLVM knows it (`znver5`), or GPU architecture (`sm_90`).
     pub arch: String,
     /// CPU features as LLVM writes them (`+avx512f,…`); empty for a GPU.
@@ -271,8 +273,8 @@ pub struct ParamGroup {
 /// A state tensor parallel to a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupState {
-    /// `adam_m`, `adam_v`, `momentum`, `lion_m`, `ema`, `grad_sum`.
-    pub name: String,
+    /// What it is: state that parameters have element by element.
+    pub name: StateName,
     /// The buffer.
     pub buffer: usize,
     /// Every element's first value.
@@ -318,19 +320,11 @@ impl Group {
     }
 }
 
-/// Before the name of a buffer of the model: the state by how much it changed since the last update.
-pub const BUFFER_CHANGE: &str = "buffer_change.";
-
-/// Whether this state is zero between two steps: sums over the micro-steps of one.
-pub fn is_within_step(state: &str) -> bool {
-    matches!(state, "grad_sum" | "loss_sum" | "loss_count") || state.starts_with(BUFFER_CHANGE)
-}
-
 /// Scalar state that a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateSpec {
-    /// `loss_scale`, `growth_tracker`, `step` …
-    pub name: String,
+    /// What it is.
+    pub name: StateName,
     /// Its type.
     pub ty: TensorType,
     /// Every element's first value.
@@ -469,10 +463,9 @@ pub struct ObjectFile {
 /// A part of the step: a range of tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
-    /// In this order: `unshard`, run once, if parameters are gathered once per step; `micro_step`, run
-    /// `accumulation` times; `reduce`, run once, if gradients are reduced after the last micro-step;
-    /// `update`, run once. Or only `eval`.
-    pub name: String,
+    /// Which part. A step has `micro_step` and `update`, with `unshard` if parameters are gathered once per step
+    /// and `reduce` if gradients are reduced after the last micro-step; an evaluation has `eval` alone.
+    pub name: PhaseName,
     /// First task.
     pub begin: usize,
     /// One past the last task.
@@ -508,7 +501,7 @@ pub struct Task {
 
 impl Plan {
     /// The phase of this name.
-    pub fn phase(&self, name: &str) -> Option<&Phase> {
+    pub fn phase(&self, name: PhaseName) -> Option<&Phase> {
         self.phases.iter().find(|p| p.name == name)
     }
 
@@ -523,7 +516,7 @@ impl Plan {
     /// The tasks that run with micro-step `k` of a step's `n`: those of other phases run once, with the first
     /// micro-step if they come before, with the last if they come after.
     pub fn micro_step_tasks(&self, k: usize, n: usize) -> std::ops::Range<usize> {
-        let micro = self.phase("micro_step").map_or(0..0, |p| p.begin..p.end);
+        let micro = self.phase(PhaseName::MicroStep).map_or(0..0, |p| p.begin..p.end);
         let begin = if k == 0 { 0 } else { micro.start };
         begin..if k + 1 == n { self.tasks.len() } else { micro.end }
     }
@@ -532,8 +525,8 @@ impl Plan {
 /// A scalar reported after the update.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
-    /// `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`.
-    pub name: String,
+    /// What it is.
+    pub name: MetricName,
     /// Where it is.
     pub place: Place,
 }

@@ -14,7 +14,7 @@
 //! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
 //! them again from the final order and addresses.
 
-use super::{Action, Arena, ParamHome, Place, Plan};
+use super::{Action, Arena, ParamHome, PhaseName, Place, Plan};
 use std::collections::{BTreeMap, HashMap};
 
 /// Where a buffer's bytes are.
@@ -97,7 +97,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
     replay.leaves();
     for _ in 0..2 {
         for phase in &plan.phases {
-            let micro = phase.name == "micro_step";
+            let micro = phase.name == PhaseName::MicroStep;
             for _ in 0..if micro { plan.accumulation.min(MICRO_STEPS) } else { 1 } {
                 (phase.begin..phase.end).for_each(|i| replay.task(i));
             }
@@ -110,7 +110,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         }
     }
     for metric in &plan.metrics {
-        rest.text(&metric.name);
+        rest.text(metric.name.word());
         replay.read(metric.place.buffer, metric.place.offset, metric.place.ty.bytes(), &mut rest);
     }
     let mut tasks = Vec::with_capacity(plan.tasks.len());
@@ -149,7 +149,7 @@ impl Replay<'_> {
         let plan = self.plan;
         for group in &plan.groups {
             let masters = [("param", group.master, 0.0)];
-            let states = group.states.iter().map(|s| (s.name.as_str(), s.buffer, s.init));
+            let states = group.states.iter().map(|s| (s.name.word(), s.buffer, s.init));
             for (kind, buffer, init) in masters.into_iter().chain(states) {
                 let mut digest = Digest::new();
                 digest.text(kind);

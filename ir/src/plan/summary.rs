@@ -1,6 +1,6 @@
 //! The numbers of a plan that people compare.
 
-use super::{Action, Plan, Stream};
+use super::{Action, PhaseName, Plan, Strategy, Stream};
 use crate::Op;
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub struct Summary {
     /// Number of ranks.
     pub ranks: usize,
     /// Sharding strategy.
-    pub strategy: String,
+    pub strategy: Strategy,
     /// The autocast dtype.
     pub compute_dtype: String,
     /// Elements of all trainable and frozen parameters.
@@ -95,7 +95,8 @@ pub struct Summary {
 impl Plan {
     /// How often task `i` runs in one step.
     pub fn runs(&self, i: usize) -> usize {
-        let micro = |p: &super::Phase| p.name == "micro_step" && (p.begin..p.end).contains(&i);
+        let micro =
+            |p: &super::Phase| p.name == PhaseName::MicroStep && (p.begin..p.end).contains(&i);
         if self.phases.iter().any(micro) { self.accumulation } else { 1 }
     }
 
@@ -175,7 +176,7 @@ impl Plan {
         }
         Summary {
             ranks: self.world_size,
-            strategy: self.strategy.clone(),
+            strategy: self.strategy,
             compute_dtype: self.compute_dtype.name().into(),
             parameters: self
                 .params

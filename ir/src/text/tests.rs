@@ -1,7 +1,9 @@
 //! The text form is printed, parsed, and the same again.
 
 use super::parse;
-use crate::ops::{BinaryFn, Cast, Clip, Constant, Fusion, FusionKind, Hyper, Init, Input, MatMul};
+use crate::ops::{
+    BinaryFn, Cast, Clip, Constant, Fusion, FusionKind, Hyper, Init, Input, MatMul, StateName,
+};
 use crate::ops::{Pad, Param, ParamKind, Reduce, ReduceFn, Reshape, Split, State, UnaryFn};
 use crate::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
 use expect_test::expect;
@@ -69,7 +71,13 @@ fn op_of(step: &Step, a: &TensorType, depth: usize) -> Op {
             unit: Some(step.operands[0] % 9),
             sharded: step.operands[1].is_multiple_of(2),
         }),
-        2 => Op::State(State { name, of: None, ty, init: step.number, sharded: false }),
+        2 => Op::State(State {
+            name: StateName::BufferChange(name),
+            of: None,
+            ty,
+            init: step.number,
+            sharded: false,
+        }),
         3 => Op::Hyper(Hyper { name, default: step.number }),
         4 => {
             let dtype = [DType::F64, DType::F32, DType::BF16, DType::F16][step.operands[0] % 4];

@@ -107,7 +107,9 @@ fn v102_output_or_carried_leaf_of_a_removed_node() {
 fn v103_leaves_of_one_key() {
     breaks(&format!("%x2: f32[2] = input {{name = \"x\", {F32_2}}}"), &["V103"]);
     let state = |name: &str| {
-        format!("%{name}: f32[2] = state {{name = \"m\", of = \"{name}\", {F32_2}, init = 0.0}}\n")
+        format!(
+            "%{name}: f32[2] = state {{name = \"momentum\", of = \"{name}\", {F32_2}, init = 0.0}}\n"
+        )
     };
     breaks(&(state("a") + &state("b")), &[]);
 }
@@ -150,7 +152,7 @@ fn v111_body_of_a_fusion() {
     breaks(&fusion("neg %p", ""), &[]);
     breaks(&fusion("all_gather %p {unit = 0}", ""), &["V111"]);
     breaks(&fusion("neg %p", "gradient"), &["V111"]);
-    breaks(&fusion(&format!("state {{name = \"m\", {F32_2}, init = 0.0}}"), ""), &["V111"]);
+    breaks(&fusion(&format!("state {{name = \"momentum\", {F32_2}, init = 0.0}}"), ""), &["V111"]);
 }
 
 #[test]

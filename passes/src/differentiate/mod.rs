@@ -17,7 +17,7 @@ mod rules;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use builder::{Builder, RuleError};
-use frit_ir::ops::{Cast, LossScale, Op, Param, ParamKind, State};
+use frit_ir::ops::{Cast, LossScale, Op, Param, ParamKind, State, StateName};
 use frit_ir::{DType, Diagnostic, Graph, NodeId, Origin, OutputKind, TensorType, ValueId};
 use lost::{End, Lost};
 
@@ -30,9 +30,6 @@ pub const INFO: PassInfo = PassInfo {
     breaks: &[Property::Canonical],
     numerics: Numerics::Bitwise,
 };
-
-/// Name of the state that holds the loss scale.
-pub const LOSS_SCALE: &str = "loss_scale";
 
 /// Adds gradients of the loss sum, seeded with scale / (capacity · accumulation).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,7 +106,7 @@ fn seed(graph: &mut Graph, loss: ValueId, factor: f64) -> Result<ValueId, Diagno
     let dtype = graph.ty(loss).dtype;
     let mut b = Builder::new(graph, &origin);
     let state = State {
-        name: LOSS_SCALE.into(),
+        name: StateName::LossScale,
         of: None,
         ty: TensorType::scalar(DType::F32),
         init: 1.0,
@@ -117,7 +114,7 @@ fn seed(graph: &mut Graph, loss: ValueId, factor: f64) -> Result<ValueId, Diagno
     };
     let scale = b.emit(Op::State(state), &[])?;
     let seed = b.emit(Op::LossScale(LossScale { factor }), &[scale])?;
-    b.graph.set_name(scale, LOSS_SCALE);
+    b.graph.set_name(scale, StateName::LossScale.word());
     Ok(b.cast(seed, dtype)?)
 }
 

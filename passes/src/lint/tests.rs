@@ -1,6 +1,7 @@
 //! Every lint of a graph: a case that it finds, and one like it that it does not.
 
 use super::*;
+use frit_ir::plan::DeviceType;
 use frit_ir::{Shape, text};
 
 const CPU: &str = "znver5";
@@ -15,7 +16,7 @@ struct Plain {
 
 impl Default for Plain {
     fn default() -> Self {
-        let target = Target { device: "cpu".into(), arch: CPU.into(), features: String::new() };
+        let target = Target { device: DeviceType::Cpu, arch: CPU.into(), features: String::new() };
         Plain { target, inputs: BTreeMap::new(), stored: None, values: 0.1 }
     }
 }

@@ -16,44 +16,17 @@ use crate::loss::terms::{Part, classes_last, last};
 use frit_ir::ops::{
     ArgReduce, BinaryFn, Cast, CompareFn, Expand, Reduce, ReduceFn, Reshape, Slice, TopK,
 };
-use frit_ir::plan::MetricSpec;
+use frit_ir::plan::{EvalMetric, MetricKind, MetricSpec};
 use frit_ir::{DType, Diagnostic, Graph, Op, Shape, Tensor, ValueId};
-use std::fmt;
 
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricKind {
-    /// How often the most likely class is the right one.
-    Accuracy,
-    /// How often the right class is among so many most likely ones.
-    Top(usize),
-    /// e to the mean cross-entropy.
-    Perplexity,
-    /// The mean of absolute differences.
-    MeanAbsoluteError,
-}
-
-impl fmt::Display for MetricKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            MetricKind::Accuracy => f.write_str("accuracy"),
-            MetricKind::Top(k) => write!(f, "top_{k}"),
-            MetricKind::Perplexity => f.write_str("perplexity"),
-            MetricKind::MeanAbsoluteError => f.write_str("mean_absolute_error"),
-        }
-    }
-}
-
-impl MetricKind {
-    /// Whether it can be taken of what a loss of this kind compares.
-    pub fn fits(self, loss: LossKind) -> bool {
-        use LossKind::{BceWithLogits, CrossEntropy, Kl, L1, Mse, SmoothL1};
-        match self {
-            MetricKind::Accuracy => matches!(loss, CrossEntropy | Kl | BceWithLogits),
-            MetricKind::Top(_) => matches!(loss, CrossEntropy | Kl),
-            MetricKind::Perplexity => loss == CrossEntropy,
-            MetricKind::MeanAbsoluteError => matches!(loss, Mse | L1 | SmoothL1),
-        }
+/// Whether a metric can be taken of what a loss of this kind compares.
+pub fn fits(metric: MetricKind, loss: LossKind) -> bool {
+    use LossKind::{BceWithLogits, CrossEntropy, Kl, L1, Mse, SmoothL1};
+    match metric {
+        MetricKind::Accuracy => matches!(loss, CrossEntropy | Kl | BceWithLogits),
+        MetricKind::Top(_) => matches!(loss, CrossEntropy | Kl),
+        MetricKind::Perplexity => loss == CrossEntropy,
+        MetricKind::MeanAbsoluteError => matches!(loss, Mse | L1 | SmoothL1),
     }
 }
 
@@ -142,11 +115,8 @@ pub(super) fn attach(
             }
         };
         let alone = kept.iter().filter(|(m, _)| m.kind == metric.kind).count() == 1;
-        let name = match alone {
-            true => metric.kind.to_string(),
-            false => format!("{}({}, {})", metric.kind, term.logits, term.labels),
-        };
-        specs.push(MetricSpec { name, part, exponential: metric.kind == MetricKind::Perplexity });
+        let of = (!alone).then(|| (term.logits.clone(), term.labels.clone()));
+        specs.push(MetricSpec { name: EvalMetric { kind: metric.kind, of }, part });
     }
     Ok(specs)
 }

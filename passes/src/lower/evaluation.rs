@@ -4,7 +4,7 @@ use super::Lowering;
 use crate::loss::LossKind;
 use crate::loss::evaluation::{EXAMPLES, STATISTICS};
 use frit_ir::plan::{
-    Action, Arena, BufferClass, EVAL, EvalSpec, LossSpec, OutputSpec, Phase, Place, Stream,
+    Action, Arena, BufferClass, EvalSpec, LossSpec, OutputSpec, Phase, PhaseName, Place, Stream,
 };
 use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region};
 
@@ -52,7 +52,7 @@ impl Lowering<'_> {
             })
             .collect();
         let n = self.plan.tasks.len();
-        self.plan.phases = vec![Phase { name: EVAL.into(), begin: 0, end: n }];
+        self.plan.phases = vec![Phase { name: PhaseName::Eval, begin: 0, end: n }];
         self.plan.eval = Some(eval);
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! parameter is done here once per group, at the last of its parameters.
 
 use super::{Lowering, internal};
-use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, reduction_factors};
+use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, StateName, reduction_factors};
 use frit_ir::plan::{Action, BufferClass, GradientSpec, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -105,7 +105,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn is_grad_sum_state(&self, value: ValueId) -> bool {
-        matches!(&self.graph.def(value).op, Op::State(s) if s.name == "grad_sum")
+        matches!(&self.graph.def(value).op, Op::State(s) if s.name == StateName::GradSum)
     }
 
     fn addend(&self, node: &Node) -> ValueId {
@@ -264,7 +264,7 @@ impl<'a> Lowering<'a> {
     /// Adds the gradient of this micro-step to the sum.
     fn accumulate(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
         let place = self.gradient_at(group, node)?;
-        let sum = self.plan.groups[group].states.iter().find(|s| s.name == "grad_sum");
+        let sum = self.plan.groups[group].states.iter().find(|s| s.name == StateName::GradSum);
         let sum = sum.ok_or_else(|| internal("a group has no sum of gradients"))?.buffer;
         let to = Place { buffer: sum, offset: 0, ty: place.ty.clone() };
         let (op, reads) = (Op::Binary(BinaryFn::Add), vec![to.clone(), place]);

@@ -8,7 +8,7 @@
 
 use super::Lowering;
 use super::evaluation::is_evaluation;
-use frit_ir::ops::ParamKind;
+use frit_ir::ops::{ParamKind, StateName};
 use frit_ir::plan::{
     Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Plan, Segment,
 };
@@ -180,8 +180,8 @@ impl Lowering<'_> {
                 group.starts = Some(self.buffer(&label, Arena::Persistent, class, bytes));
             }
             for (name, init, is_part) in self.state_names() {
-                let class = match name.as_str() {
-                    "grad_sum" => BufferClass::Gradient,
+                let class = match name {
+                    StateName::GradSum => BufferClass::Gradient,
                     _ => BufferClass::OptimizerState,
                 };
                 let label = format!("{} {name}", self.plan.units[unit].name);
@@ -206,8 +206,8 @@ impl Lowering<'_> {
 
     /// Names and first values of the state that parameters have, in order of appearance, and whether it is
     /// as sharded as they are.
-    fn state_names(&self) -> Vec<(String, f64, bool)> {
-        let mut names: Vec<(String, f64, bool)> = Vec::new();
+    fn state_names(&self) -> Vec<(StateName, f64, bool)> {
+        let mut names: Vec<(StateName, f64, bool)> = Vec::new();
         for (_, node) in self.graph.nodes() {
             if let Op::State(s) = &node.op
                 && s.of.is_some()

@@ -45,7 +45,7 @@ impl Lowering<'_> {
                 },
                 Op::State(state) if state.of.is_none() => {
                     let (arena, class) = (Arena::Persistent, BufferClass::State);
-                    let buffer = self.buffer(&state.name, arena, class, ty.bytes());
+                    let buffer = self.buffer(&state.name.to_string(), arena, class, ty.bytes());
                     self.plan.states.push(StateSpec {
                         name: state.name.clone(),
                         ty: ty.clone(),

@@ -24,11 +24,11 @@ use crate::cost::collective::exchange_of;
 use crate::cost::kernel::body_bytes;
 use crate::cost::{Cluster, Members};
 use crate::loss::Term;
-use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind};
+use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, Entry, FORMAT_VERSION, Kernel, KernelKind,
-    Metric, MetricSpec, Phase, Place, Plan, Stream, Target, Task, UnitSpec, is_within_step,
-    provenance,
+    Metric, MetricName, MetricSpec, Phase, PhaseName, Place, Plan, Strategy, Stream, Target, Task,
+    UnitSpec, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -44,8 +44,8 @@ pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Pr
 pub struct LowerOptions<'a> {
     /// The units that `shard` made.
     pub units: Vec<UnitSpec>,
-    /// Sharding strategy, by name.
-    pub strategy: String,
+    /// Sharding strategy.
+    pub strategy: Strategy,
     /// The autocast dtype.
     pub compute_dtype: DType,
     /// Seed of initialization and shuffling.
@@ -113,11 +113,11 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
         lowering.unsharding = true;
         lowering.nodes(is_gather)?;
         lowering.unsharding = false;
-        lowering.end_phase("unshard");
+        lowering.end_phase(PhaseName::Unshard);
     }
     lowering.nodes(|n| n.region != Region::Update)?;
     lowering.finish_micro_step()?;
-    lowering.end_phase("micro_step");
+    lowering.end_phase(PhaseName::MicroStep);
     let is_reduction = |n: &Node| {
         n.region == Region::Update
             && matches!(
@@ -128,11 +128,11 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     lowering.nodes(is_reduction)?;
     lowering.note_gradients()?;
     if lowering.plan.tasks.len() > lowering.phase_begin() {
-        lowering.end_phase("reduce");
+        lowering.end_phase(PhaseName::Reduce);
     }
     lowering.nodes(|n| n.region == Region::Update && !is_reduction(n))?;
     lowering.finish_update()?;
-    lowering.end_phase("update");
+    lowering.end_phase(PhaseName::Update);
     Ok(lowering.finish())
 }
 
@@ -218,7 +218,7 @@ impl<'a> Lowering<'a> {
             target: options.target.clone(),
             world_size: graph.world_size,
             accumulation: options.accumulation,
-            strategy: options.strategy.clone(),
+            strategy: options.strategy,
             compute_dtype: options.compute_dtype,
             seed: options.seed,
             shuffle: false,
@@ -289,9 +289,9 @@ impl<'a> Lowering<'a> {
     }
 
     /// Ends a phase after the tasks so far.
-    fn end_phase(&mut self, name: &str) {
+    fn end_phase(&mut self, name: PhaseName) {
         let (begin, end) = (self.phase_begin(), self.plan.tasks.len());
-        self.plan.phases.push(Phase { name: name.into(), begin, end });
+        self.plan.phases.push(Phase { name, begin, end });
     }
 
     /// Lowers the nodes of which this is true. A reduction of a gradient begins when what it reduces is
@@ -526,24 +526,26 @@ impl<'a> Lowering<'a> {
     fn finish_update(&mut self) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for output in graph.outputs.iter().filter(|o| o.kind == OutputKind::Metric) {
+            let metric = MetricName::of(&output.name)
+                .ok_or_else(|| internal(format!("`{}` is no metric", output.name)))?;
             let from = self.place(output.value)?;
-            let name = format!("metric {}", output.name);
+            let name = format!("metric {metric}");
             let bytes = from.ty.bytes();
             let buffer = self.buffer(&name, Arena::Persistent, BufferClass::State, bytes);
             let to = Place { buffer, offset: 0, ty: from.ty.clone() };
             let action = Action::Copy { from, to: to.clone() };
             self.task(&name, Stream::Compute, Region::Update, &Origin::none(), action);
-            self.plan.metrics.push(Metric { name: output.name.clone(), place: to });
+            self.plan.metrics.push(Metric { name: metric, place: to });
         }
         self.commit(|region| region == Region::Update)?;
         let mut places = Vec::new();
         for state in &self.plan.states {
-            if is_within_step(&state.name) {
+            if state.name.is_within_step() {
                 places.push(Place { buffer: state.buffer, offset: 0, ty: state.ty.clone() });
             }
         }
         for group in &self.plan.groups {
-            for state in group.states.iter().filter(|s| s.name == "grad_sum") {
+            for state in group.states.iter().filter(|s| s.name == StateName::GradSum) {
                 let ty = TensorType::new(DType::F32, [self.plan.buffers[state.buffer].bytes / 4]);
                 places.push(Place { buffer: state.buffer, offset: 0, ty });
             }

@@ -1,7 +1,7 @@
 //! The optimizer step and the moving average of a whole flat group, once all of its parameters were seen.
 
 use super::{Lowering, internal};
-use frit_ir::ops::{BySegment, Concat, EMA, FusionKind, Input, Slice};
+use frit_ir::ops::{BySegment, Concat, FusionKind, Input, Slice, StateName};
 use frit_ir::plan::{BufferClass, Group, KernelKind, ParamGroup, Place};
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
@@ -42,7 +42,7 @@ impl Classes {
 /// The operands that may differ between parameters: learning rate and weight decay.
 fn own(node: &Node) -> [ValueId; 2] {
     let Op::OptimizerStep(step) = &node.op else { unreachable!("invariant: a step") };
-    let first = 2 + step.kind.states().len();
+    let first = 2 + step.kind.n_states();
     [node.inputs[first], node.inputs[first + step.kind.hypers().len() - 1]]
 }
 
@@ -71,8 +71,8 @@ impl<'a> Lowering<'a> {
     }
 
     /// This rank's part of a state of the group.
-    fn group_state(&self, group: usize, name: &str) -> Result<Place, Diagnostic> {
-        let found = self.plan.groups[group].states.iter().find(|s| s.name == name);
+    fn group_state(&self, group: usize, name: &StateName) -> Result<Place, Diagnostic> {
+        let found = self.plan.groups[group].states.iter().find(|s| s.name == *name);
         let found = found.ok_or_else(|| internal(format!("state `{name}` has no buffer")))?;
         Ok(Place { buffer: found.buffer, offset: 0, ty: self.part(group, DType::F32) })
     }
@@ -95,14 +95,14 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let mut written = vec![self.master(group)];
-        for state in step.kind.states() {
-            written.push(self.group_state(group, state)?);
+        for state in step.kind.states(&name) {
+            written.push(self.group_state(group, &state)?);
         }
         let gradient = self.gradient.at.get(&group).cloned();
         let gradient = gradient.ok_or_else(|| internal("a group has no gradient"))?;
         let mut reads = vec![written[0].clone(), gradient];
         reads.extend_from_slice(&written[1..]);
-        let scalars = &node.inputs[2 + step.kind.states().len()..];
+        let scalars = &node.inputs[2 + step.kind.n_states()..];
         if self.plan.groups[group].begins.is_none() {
             for scalar in scalars {
                 reads.push(self.place(*scalar)?);
@@ -194,7 +194,7 @@ impl<'a> Lowering<'a> {
         if !self.is_last(group, node) {
             return Ok(());
         }
-        let average = self.group_state(group, EMA)?;
+        let average = self.group_state(group, &StateName::Ema)?;
         let mut reads = vec![average.clone(), self.master(group)];
         for scalar in &node.inputs[2..] {
             reads.push(self.place(*scalar)?);

@@ -13,8 +13,8 @@ mod update;
 
 use crate::cost::Cluster;
 use frit_ir::plan::{
-    Action, Addresses, Arena, Buffer, BufferClass, Phase, Place, Plan, Stream, Task,
-    is_within_step, provenance,
+    Action, Addresses, Arena, Buffer, BufferClass, Phase, PhaseName, Place, Plan, Stream, Task,
+    provenance,
 };
 use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
@@ -44,7 +44,7 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
     let mut copies = Copies { plan, cluster, hosted, across, next_id };
     for mut phase in phases {
         let part = tasks[phase.begin..phase.end].to_vec();
-        let part = match phase.name == "update" {
+        let part = match phase.name == PhaseName::Update {
             true => update::with_copies(part, &mut copies),
             false => parameters::with_copies(part, &mut copies),
         };
@@ -63,7 +63,7 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
 fn to_host(plan: &mut Plan, what: Offload) -> HashMap<usize, (usize, DType)> {
     let mut hosted = HashMap::new();
     for group in &plan.groups {
-        let states = group.states.iter().filter(|s| !is_within_step(&s.name));
+        let states = group.states.iter().filter(|s| !s.name.is_within_step());
         let states = states.filter(|_| what >= Offload::Optimizer).map(|s| (s.buffer, DType::F32));
         let master = (what >= Offload::Parameters).then_some((group.master, group.dtype));
         for (buffer, dtype) in master.into_iter().chain(states) {

@@ -64,7 +64,7 @@ pub fn schedule(plan: &mut Plan, prefetch: &Prefetch) {
             extra.into_iter().map(|(task, wait)| (task + begin, wait + begin)).collect();
         plan.tasks.extend(part);
         let end = plan.tasks.len();
-        phases.push(Phase { name: phase.name.clone(), begin, end });
+        phases.push(Phase { name: phase.name, begin, end });
         let limits = staging_limit(plan, begin);
         add_waits(&mut plan.tasks, begin, end, &[extra, limits].concat());
     }

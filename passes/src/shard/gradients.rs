@@ -2,7 +2,9 @@
 
 use super::{INFO, Mesh, replace_operand};
 use crate::pass::bug;
-use frit_ir::ops::{AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter};
+use frit_ir::ops::{
+    AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter, StateName,
+};
 use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
 use std::collections::HashMap;
 
@@ -89,7 +91,7 @@ fn accumulated(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let state = node
         .inputs
         .iter()
-        .position(|v| matches!(&graph.def(*v).op, Op::State(s) if s.name == "grad_sum"))?;
+        .position(|v| matches!(&graph.def(*v).op, Op::State(s) if s.name == StateName::GradSum))?;
     (node.inputs.len() == 2).then(|| node.inputs[1 - state])
 }
 
@@ -102,7 +104,7 @@ fn owner_of(graph: &Graph, id: NodeId) -> Option<String> {
         return Some(p.name.clone());
     }
     node.inputs.iter().find_map(|v| match &graph.def(*v).op {
-        Op::State(s) if s.name == "grad_sum" => s.of.clone(),
+        Op::State(s) if s.name == StateName::GradSum => s.of.clone(),
         _ => None,
     })
 }

@@ -22,8 +22,8 @@ pub mod units;
 use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use crate::scope;
-use frit_ir::ops::{AllGather, AllReduce, ReduceKind};
-use frit_ir::plan::UnitSpec;
+use frit_ir::ops::{AllGather, AllReduce, ReduceKind, StateName};
+use frit_ir::plan::{Strategy, UnitSpec};
 use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
 use std::collections::{BTreeSet, HashMap, HashSet};
 pub use units::Wrap;
@@ -37,32 +37,6 @@ pub const INFO: PassInfo = PassInfo {
     breaks: &[Property::Canonical],
     numerics: Numerics::Reassociates,
 };
-
-/// What is sharded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
-    /// Parameters, gradients and optimizer state over all ranks (ZeRO-3).
-    FullShard,
-    /// The same, but parameters stay gathered between forward and backward (ZeRO-2).
-    ShardGradOp,
-    /// Optimizer state; parameters are gathered once and gradients reduced once per step (ZeRO-1).
-    ShardOptimizer,
-    /// Everything within groups of this many ranks, which are replicas of each other (HSDP).
-    HybridShard(usize),
-    /// Nothing; gradients are averaged by all-reduce (DDP).
-    NoShard,
-}
-
-impl Strategy {
-    /// Ranks that hold one copy of the parameters together (S).
-    pub fn shards(self, world_size: usize) -> usize {
-        match self {
-            Strategy::NoShard => 1,
-            Strategy::HybridShard(group) => group,
-            _ => world_size,
-        }
-    }
-}
 
 /// Units that are freed after the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +55,8 @@ pub struct Shard {
     pub world_size: usize,
     /// What is sharded.
     pub strategy: Strategy,
+    /// Ranks that share one copy under `hybrid_shard`.
+    pub group: usize,
     /// How parameters are grouped into units.
     pub wrap: Wrap,
     /// Units that are freed after the forward pass; of patterns that cover one, the last counts.
@@ -131,7 +107,7 @@ impl Pass for Shard {
         if self.world_size == 1 {
             return Ok(Changed::Yes);
         }
-        let shards = self.strategy.shards(self.world_size);
+        let shards = self.strategy.shards(self.world_size, self.group);
         let mesh = Mesh {
             shards,
             replicas: self.world_size / shards,
@@ -154,8 +130,8 @@ impl Shard {
     /// For each unit, whether it stays gathered from forward to backward; notes which ranks keep it
     /// together otherwise.
     fn reshard(&self, units: &mut [UnitSpec]) -> Result<Vec<bool>, Diagnostic> {
-        let freed = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard(_));
-        let shards = self.strategy.shards(self.world_size);
+        let freed = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard);
+        let shards = self.strategy.shards(self.world_size, self.group);
         for Reshard { units: pattern, ranks } in &self.reshard_after_forward {
             if !units.iter().any(|u| scope::matches(pattern, &u.name)) {
                 let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
@@ -202,7 +178,7 @@ fn mark_sharded(graph: &mut Graph, sync: bool) {
     for id in graph.order().to_vec() {
         match &mut graph.node_mut(id).op {
             Op::Param(p) => p.sharded = p.unit.is_some(),
-            Op::State(s) => s.sharded = s.of.is_some() && (sync || s.name != "grad_sum"),
+            Op::State(s) => s.sharded = s.of.is_some() && (sync || s.name != StateName::GradSum),
             _ => {}
         }
     }

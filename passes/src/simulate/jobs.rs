@@ -4,7 +4,7 @@ use crate::cost::collective::exchange_of;
 use crate::cost::kernel::{body_bytes, is_matrix};
 use crate::cost::{Cluster, Exchange, Members};
 use frit_ir::Op;
-use frit_ir::plan::{Action, Plan, Stream, Task};
+use frit_ir::plan::{Action, PhaseName, Plan, Stream, Task};
 
 /// What a job does, as reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,14 +73,14 @@ pub struct Job {
 }
 
 /// The work of every phase of a plan, with the phase's name and how often it runs.
-pub fn of_plan(plan: &Plan, cluster: &Cluster) -> Vec<(String, usize, Vec<Job>)> {
+pub fn of_plan(plan: &Plan, cluster: &Cluster) -> Vec<(PhaseName, usize, Vec<Job>)> {
     let kernels = Kernels::of(plan, cluster);
     let phase = |phase: &frit_ir::plan::Phase| {
         let jobs = plan.tasks[phase.begin..phase.end]
             .iter()
             .map(|task| of_task(plan, cluster, &kernels, task, phase.begin))
             .collect();
-        (phase.name.clone(), plan.runs(phase.begin), jobs)
+        (phase.name, plan.runs(phase.begin), jobs)
     };
     plan.phases.iter().filter(|p| p.begin < p.end).map(phase).collect()
 }

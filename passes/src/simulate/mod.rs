@@ -20,7 +20,7 @@ pub mod trace;
 use crate::cost::Cluster;
 use crate::cost::kernel::is_matrix;
 use execute::Timeline;
-use frit_ir::plan::{Action, Plan, Stream};
+use frit_ir::plan::{Action, PhaseName, Plan, Stream};
 use frit_ir::{Region, TensorType};
 use jobs::{Job, Kind};
 use serde::Serialize;
@@ -81,7 +81,7 @@ pub struct Simulation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Phase {
     /// Its name.
-    pub name: String,
+    pub name: PhaseName,
     /// How often it runs in a step.
     pub runs: usize,
     /// Its work.
@@ -100,9 +100,9 @@ pub fn simulate(plan: &Plan, cluster: &Cluster) -> Simulation {
 pub fn of_phases(
     plan: &Plan,
     cluster: &Cluster,
-    phases: Vec<(String, usize, Vec<Job>)>,
+    phases: Vec<(PhaseName, usize, Vec<Job>)>,
 ) -> Simulation {
-    let run = |(name, runs, jobs): (String, usize, Vec<Job>)| {
+    let run = |(name, runs, jobs): (PhaseName, usize, Vec<Job>)| {
         let timeline = execute::run(&jobs, cluster);
         Phase { name, runs, jobs, timeline }
     };

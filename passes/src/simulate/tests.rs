@@ -4,7 +4,7 @@ use super::execute::run;
 use super::jobs::{Job, Kind};
 use super::{Phase, bound};
 use crate::cost::Cluster;
-use frit_ir::plan::Stream;
+use frit_ir::plan::{PhaseName, Stream};
 
 fn cluster(contention: f64) -> Cluster {
     Cluster { contention, ..Cluster::named("h100").unwrap() }
@@ -74,7 +74,7 @@ fn kernels_are_slower_while_ranks_exchange() {
 fn the_critical_path_names_what_bounds_the_step() {
     let jobs = vec![compute(1.0, &[]), gather(5.0, &[]), compute(2.0, &[1]), reduce(0.5, &[2])];
     let timeline = run(&jobs, &cluster(0.0));
-    let phase = Phase { name: "micro_step".into(), runs: 2, jobs, timeline };
+    let phase = Phase { name: PhaseName::MicroStep, runs: 2, jobs, timeline };
     assert_eq!(bound::path(&phase), [3, 2, 1]);
     let shares = bound::shares(&[phase], 15.0);
     let found: Vec<(&str, f64)> = shares.iter().map(|s| (s.what, s.seconds)).collect();

@@ -1,15 +1,14 @@
 //! Buffers of the model that the forward pass renews, such as running statistics.
 //!
 //! Every micro-step renews them, one after the other, as if each were a step; the step commits the mean
-//! over ranks, if it is taken. With accumulation the state [`BUFFER_CHANGE`] holds by how much a buffer
+//! over ranks, if it is taken. With accumulation the state [`StateName::BufferChange`] holds by how much a buffer
 //! changed since the last update: zero after it.
 
 use super::{Emit, INFO, Update};
 use crate::pass::bug;
 use frit_ir::ops::{
-    AllReduce, BinaryFn, CompareFn, Concat, Constant, Op, ReduceKind, Reshape, Split,
+    AllReduce, BinaryFn, CompareFn, Concat, Constant, Op, ReduceKind, Reshape, Split, StateName,
 };
-use frit_ir::plan::BUFFER_CHANGE;
 use frit_ir::{DType, Diagnostic, Graph, OutputKind, Region, Shape, Tensor, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,7 +42,7 @@ impl Update {
         for buffer in buffers {
             b.origin = b.graph.def(buffer.new).origin.by(INFO.name);
             let ty = b.graph.ty(buffer.old).clone();
-            let name = format!("{BUFFER_CHANGE}{}", buffer.name);
+            let name = StateName::BufferChange(buffer.name.clone());
             let before = b.state(&name, None, ty, 0.0, Region::Backward)?;
             let binary = |f| Op::Binary(f);
             let add = binary(BinaryFn::Add);

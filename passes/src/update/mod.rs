@@ -14,14 +14,14 @@
 mod buffers;
 mod groups;
 
-use crate::differentiate::LOSS_SCALE;
 use crate::loss_scale::LossScaling;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use frit_ir::ops::random::RNG;
 use frit_ir::ops::{
-    BinaryFn, Cast, Concat, Constant, EMA, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep,
-    ParamKind, Reshape, ScheduleKind, Split, State, UpdateLossScale, statistics_dtype, training,
+    BinaryFn, Cast, Concat, Constant, Hyper, LearningRate, Op, OptimizerKind, OptimizerStep,
+    ParamKind, Reshape, ScheduleKind, Split, State, StateName, UpdateLossScale, statistics_dtype,
+    training,
 };
+use frit_ir::plan::MetricName;
 use frit_ir::{
     DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
     nearest,
@@ -90,12 +90,12 @@ impl Pass for Update {
             .map(|(v, p)| (p.name.clone(), v))
             .collect();
         let scale = graph.nodes().find_map(|(_, n)| match &n.op {
-            Op::State(s) if s.name == LOSS_SCALE => Some(n.outputs[0]),
+            Op::State(s) if s.name == StateName::LossScale => Some(n.outputs[0]),
             _ => None,
         });
         let buffers = buffers::renewed(graph);
         let rng = graph.nodes().find_map(|(_, n)| match &n.op {
-            Op::State(s) if s.name == RNG => Some(n.outputs[0]),
+            Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),
             _ => None,
         });
         graph.outputs.clear();
@@ -108,7 +108,7 @@ impl Pass for Update {
         let scale = match scale {
             Some(scale) => scale,
             None => b.state(
-                LOSS_SCALE,
+                &StateName::LossScale,
                 None,
                 TensorType::scalar(DType::F32),
                 self.scaling.init(),
@@ -123,21 +123,21 @@ impl Pass for Update {
             b.origin = b.graph.def(param).origin.by(INFO.name);
             let dtype = statistics_dtype(b.graph.ty(param).dtype);
             let value = b.cast(value, dtype, Region::Backward)?;
-            let value = self.accumulate(&mut b, "grad_sum", Some(&name), value)?;
+            let value = self.accumulate(&mut b, &StateName::GradSum, Some(&name), value)?;
             b.graph.add_output(&name, value, OutputKind::Gradient);
             gradients.push((name, param, value));
         }
         b.origin = Origin::none().by(INFO.name);
         let loss = b.cast(loss, DType::F32, Region::Backward)?;
-        let loss = self.accumulate(&mut b, "loss_sum", None, loss)?;
+        let loss = self.accumulate(&mut b, &StateName::LossSum, None, loss)?;
         let count = b.cast(count, DType::F32, Region::Backward)?;
-        let count = self.accumulate(&mut b, "loss_count", None, count)?;
+        let count = self.accumulate(&mut b, &StateName::LossCount, None, count)?;
         if let Some(rng) = rng {
             // The next micro-step draws other masks.
             let value = Tensor::ints(DType::I64, [5], vec![0, 0, 1, 0, 0]);
             let one = b.add(Op::Constant(Constant { value }), &[], Region::Backward)?[0];
             let next = b.add(Op::Binary(BinaryFn::Add), &[rng, one], Region::Backward)?[0];
-            b.carry(RNG, None, next, rng);
+            b.carry(&StateName::Rng, None, next, rng);
         }
         let staged = self.stage(&mut b, &buffers)?;
         b.origin = Origin::none().by(INFO.name);
@@ -152,7 +152,7 @@ impl Update {
     fn accumulate(
         &self,
         b: &mut Emit<'_>,
-        name: &str,
+        name: &StateName,
         of: Option<&str>,
         value: ValueId,
     ) -> Result<ValueId, Diagnostic> {
@@ -187,7 +187,8 @@ impl Update {
         let [factor, found_inf, grad_norm, mean_loss] = unscaled[..] else {
             return Err(Diagnostic::error("B005", "`unscale` must have four results"));
         };
-        let step = b.state("step", None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
+        let step =
+            b.state(&StateName::Step, None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
         let lr = self.learning_rate(b, "optimizer.lr", None, step)?;
         let common = [self.hyper(b, "optimizer.clip_grad_value")?, step, factor, found_inf];
         for (name, param, gradient) in gradients {
@@ -198,29 +199,29 @@ impl Update {
             if self.ema {
                 let (dtype, decay) = (b.graph.ty(*param).dtype, self.hyper(b, "optimizer.ema")?);
                 let ty = b.graph.ty(*param).with_dtype(statistics_dtype(dtype));
-                let average = b.state(EMA, Some(name), ty, 0.0, Region::Update)?;
+                let average = b.state(&StateName::Ema, Some(name), ty, 0.0, Region::Update)?;
                 let operands = [average, next, decay, step, found_inf];
                 let new = b.update(Op::EmaStep, &operands)?[0];
-                b.carry(EMA, Some(name), new, average);
+                b.carry(&StateName::Ema, Some(name), new, average);
             }
         }
         b.origin = Origin::none().by(INFO.name);
         let next_step = b.update(Op::UpdateStep, &[step, found_inf])?[0];
-        b.carry("step", None, next_step, step);
+        b.carry(&StateName::Step, None, next_step, step);
         self.rescale(b, scale, found_inf)?;
         // The count over all ranks is element 2 of the vector that `shard` reduces.
         let sizes = vec![2, 1, 1];
         let total = b.update(Op::Split(Split { axis: 0, sizes }), &[all])?[1];
         let tokens = b.update(Op::Reshape(Reshape { shape: Shape::scalar() }), &[total])?[0];
         for (name, value) in [
-            ("loss", mean_loss),
-            ("grad_norm", grad_norm),
-            ("lr", lr),
-            ("loss_scale", scale),
-            ("found_inf", found_inf),
-            ("tokens", tokens),
+            (MetricName::Loss, mean_loss),
+            (MetricName::GradNorm, grad_norm),
+            (MetricName::Lr, lr),
+            (MetricName::LossScale, scale),
+            (MetricName::FoundInf, found_inf),
+            (MetricName::Tokens, tokens),
         ] {
-            b.graph.add_output(name, value, OutputKind::Metric);
+            b.graph.add_output(name.word(), value, OutputKind::Metric);
         }
         Ok(found_inf)
     }
@@ -281,23 +282,21 @@ impl Update {
         [param, gradient]: [ValueId; 2],
         scalars: &[ValueId],
     ) -> Result<ValueId, Diagnostic> {
-        let states = self.optimizer.states();
+        let states = self.optimizer.states(name);
         let dtype = statistics_dtype(b.graph.ty(param).dtype);
         let ty = TensorType::new(dtype, self.optimizer.state_shape(&b.graph.ty(param).shape));
         // What does not act by element is no part of a flat group.
-        let (of, qualifier) =
-            if self.optimizer.is_elementwise() { (Some(name), None) } else { (None, Some(name)) };
-        let qualify = |state: &str| qualified(state, qualifier);
+        let of = self.optimizer.is_elementwise().then_some(name);
         let mut leaves = Vec::new();
-        for state in states {
-            leaves.push(b.state(&qualify(state), of, ty.clone(), 0.0, Region::Update)?);
+        for state in &states {
+            leaves.push(b.state(state, of, ty.clone(), 0.0, Region::Update)?);
         }
         let operands = [&[param, gradient][..], &leaves, scalars].concat();
         let op = Op::OptimizerStep(OptimizerStep { kind: self.optimizer });
         let results = b.update(op, &operands)?;
         b.graph.add_output(name, results[0], OutputKind::Carry(param));
         for ((state, leaf), next) in states.iter().zip(leaves).zip(&results[1..]) {
-            b.carry(&qualify(state), of, *next, leaf);
+            b.carry(state, of, *next, leaf);
         }
         Ok(results[0])
     }
@@ -319,8 +318,13 @@ impl Update {
         found_inf: ValueId,
     ) -> Result<(), Diagnostic> {
         let LossScaling::Dynamic { .. } = self.scaling else { return Ok(()) };
-        let tracker =
-            b.state("growth_tracker", None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
+        let tracker = b.state(
+            &StateName::GrowthTracker,
+            None,
+            TensorType::scalar(DType::F32),
+            0.0,
+            Region::Update,
+        )?;
         let operands = [
             scale,
             tracker,
@@ -330,8 +334,8 @@ impl Update {
             self.hyper(b, "precision.growth_interval")?,
         ];
         let next = b.update(Op::UpdateLossScale(UpdateLossScale {}), &operands)?;
-        b.carry(LOSS_SCALE, None, next[0], scale);
-        b.carry("growth_tracker", None, next[1], tracker);
+        b.carry(&StateName::LossScale, None, next[0], scale);
+        b.carry(&StateName::GrowthTracker, None, next[1], tracker);
         Ok(())
     }
 }
@@ -391,25 +395,25 @@ impl Emit<'_> {
 
     fn state(
         &mut self,
-        name: &str,
+        name: &StateName,
         of: Option<&str>,
         ty: TensorType,
         init: f64,
         region: Region,
     ) -> Result<ValueId, Diagnostic> {
         let of_param = of.map(String::from);
-        let state = State { name: name.into(), of: of_param, ty, init, sharded: false };
+        let state = State { name: name.clone(), of: of_param, ty, init, sharded: false };
         let value = self.add(Op::State(state), &[], region)?[0];
         self.graph.set_name(value, &qualified(name, of));
         Ok(value)
     }
 
-    fn carry(&mut self, name: &str, of: Option<&str>, next: ValueId, state: ValueId) {
+    fn carry(&mut self, name: &StateName, of: Option<&str>, next: ValueId, state: ValueId) {
         self.graph.add_output(&qualified(name, of), next, OutputKind::Carry(state));
     }
 }
 
 /// `adam_m.fc1.weight`, or the name alone for state of the whole.
-fn qualified(name: &str, of: Option<&str>) -> String {
-    of.map_or_else(|| name.into(), |of| format!("{name}.{of}"))
+fn qualified(name: &StateName, of: Option<&str>) -> String {
+    of.map_or_else(|| name.to_string(), |of| format!("{name}.{of}"))
 }

@@ -6,7 +6,7 @@
 use super::broken;
 use super::host::home;
 use frit_ir::Op;
-use frit_ir::ops::{Adafactor, AdafactorPart};
+use frit_ir::ops::{Adafactor, AdafactorPart, StateName};
 use frit_ir::plan::{Action, Place, Plan};
 
 /// A task that is a part of a step.
@@ -83,7 +83,7 @@ fn problem(
         place.buffer == g.master && place.offset == 0 && place.ty.shape.numel() == g.shard_numel
     };
     let state = |place: &Place| {
-        let name = format!("adafactor_v.{}", param.name);
+        let name = StateName::AdafactorV(param.name.clone());
         plan.states.iter().any(|s| s.name == name && s.buffer == place.buffer)
     };
     let fits = match part.op.part {

@@ -18,8 +18,8 @@
 
 use super::broken;
 use super::linear::{Linear, linear};
-use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind};
-use frit_ir::plan::{Action, Arena, Kernel, Place, Plan};
+use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
+use frit_ir::plan::{Action, Arena, Kernel, PhaseName, Place, Plan};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
 
@@ -178,7 +178,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         let buffer = &plan.buffers[group.master];
         let held = (buffer.offset + buffer.bytes, Value::Free, Some(group.dtype));
         replay.arenas[position(buffer.arena)].insert(buffer.offset, held);
-        for state in group.states.iter().filter(|s| s.name == "grad_sum") {
+        for state in group.states.iter().filter(|s| s.name == StateName::GradSum) {
             let buffer = &plan.buffers[state.buffer];
             let whole = (buffer.offset + buffer.bytes, Value::Zero, None);
             replay.arenas[position(buffer.arena)].insert(buffer.offset, whole);
@@ -187,7 +187,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     // Twice, so that what one step leaves behind for the next is seen too.
     for _ in 0..2 {
         for phase in &plan.phases {
-            let micro = phase.name == "micro_step";
+            let micro = phase.name == PhaseName::MicroStep;
             let runs = if micro { plan.accumulation.min(MICRO_STEPS) } else { 1 };
             for _ in 0..runs {
                 if micro {

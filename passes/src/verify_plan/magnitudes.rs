@@ -4,8 +4,8 @@
 //!       is renewed once per micro-step, with several ranks by the largest magnitude over all of them
 
 use super::broken;
-use frit_ir::ops::{AMAX_HISTORY, ReduceKind};
-use frit_ir::plan::{Action, Plan};
+use frit_ir::ops::{ReduceKind, StateName};
+use frit_ir::plan::{Action, PhaseName, Plan};
 use frit_ir::{DType, Diagnostic, Op};
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             }
         }
     }
-    let history = plan.states.iter().find(|s| s.name == AMAX_HISTORY);
+    let history = plan.states.iter().find(|s| s.name == StateName::AmaxHistory);
     let rows = history.map_or(0, |h| h.ty.shape.dims()[0]);
     let tensors = formats.keys().copied().eq(0..formats.len());
     if plan.eval.is_none() && (rows != formats.len() || !tensors) {
@@ -38,7 +38,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let writers: Vec<usize> = (0..plan.tasks.len())
         .filter(|&i| plan.tasks[i].action.writes().iter().any(|p| p.buffer == history.buffer))
         .collect();
-    let micro_step = plan.phase("micro_step").map_or(0..0, |p| p.begin..p.end);
+    let micro_step = plan.phase(PhaseName::MicroStep).map_or(0..0, |p| p.begin..p.end);
     match writers[..] {
         [i] if micro_step.contains(&i) => {
             if plan.world_size > 1 && !agreed(plan, micro_step.start, i) {

@@ -10,7 +10,7 @@
 
 use super::broken;
 use frit_ir::Diagnostic;
-use frit_ir::plan::{Arena, Place, Plan, Stream};
+use frit_ir::plan::{Arena, PhaseName, Place, Plan, Stream};
 use std::collections::BTreeMap;
 
 const STREAMS: usize = Stream::ALL.len();
@@ -46,7 +46,8 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut clock = Replay { done: [0; STREAMS], known: [[0; STREAMS]; STREAMS] };
     for _ in 0..2 {
         for phase in &plan.phases {
-            let runs = if phase.name == "micro_step" { plan.accumulation.min(2) } else { 1 };
+            let runs =
+                if phase.name == PhaseName::MicroStep { plan.accumulation.min(2) } else { 1 };
             for _ in 0..runs {
                 clock.barrier();
                 replay(plan, phase.begin, phase.end, &mut clock, &mut arenas, found);

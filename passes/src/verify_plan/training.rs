@@ -16,11 +16,10 @@
 
 use super::host::home;
 use super::{adafactor, broken};
-use frit_ir::plan::{Action, ParamGroup, Place, Plan};
+use frit_ir::ops::StateName;
+use frit_ir::plan::{Action, ParamGroup, PhaseName, Place, Plan};
 use frit_ir::{Diagnostic, Op};
 use std::collections::HashMap;
-
-const LOSS_SCALE: &str = "loss_scale";
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     owners(plan, found);
@@ -61,7 +60,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     }
                 }
                 Op::UpdateLossScale(_) | Op::UpdateStep => {
-                    let update = plan.phase("update").map_or(0..0, |p| p.begin..p.end);
+                    let update = plan.phase(PhaseName::Update).map_or(0..0, |p| p.begin..p.end);
                     let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
                     if !update.contains(&i) || flag.is_none_or(|flag| !reads.contains(flag)) {
                         let message = "does not change once per step by the finite flag";
@@ -108,7 +107,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 format!("unit `{unit}`: {} parameters are stepped, not {parameters}", steps[i]);
             found.push(Diagnostic::error("P302", message));
         }
-        let kept = group.states.iter().any(|s| s.name == frit_ir::ops::EMA);
+        let kept = group.states.iter().any(|s| s.name == StateName::Ema);
         if averages[i] != usize::from(kept) {
             let message = format!("the average of unit `{unit}` takes {} steps", averages[i]);
             found.push(Diagnostic::error("P311", message));
@@ -153,7 +152,7 @@ pub(super) fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
 fn first_values(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let of_params = plan.groups.iter().flat_map(|g| &g.states).map(|s| (&s.name, s.init));
     for (name, init) in of_params.chain(plan.states.iter().map(|s| (&s.name, s.init))) {
-        let fits = if name == LOSS_SCALE { init > 0.0 } else { init == 0.0 };
+        let fits = if *name == StateName::LossScale { init > 0.0 } else { init == 0.0 };
         if !fits {
             found.push(Diagnostic::error("P316", format!("state `{name}` begins at {init}")));
         }

@@ -35,6 +35,7 @@ pub use validated::{Progress, Validated};
 
 use crate::left_out::AllLeftOut;
 use frit_ir::DType;
+use frit_ir::plan::Strategy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -81,7 +82,7 @@ pub struct Index {
     /// Its ranks.
     pub world_size: usize,
     /// Its strategy.
-    pub strategy: String,
+    pub strategy: Strategy,
     /// Steps run, skipped ones included.
     pub step: usize,
     /// Where the data goes on.

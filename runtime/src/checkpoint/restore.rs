@@ -10,11 +10,12 @@ use crate::RunError;
 use crate::convert::{self, converted};
 use crate::device::Device;
 use frit_ir::TensorType;
-use frit_ir::ops::random::{RNG, first_state};
-use frit_ir::plan::{ParamHome, Plan, is_within_step};
+use frit_ir::ops::StateName;
+use frit_ir::ops::random::first_state;
+use frit_ir::plan::{ParamHome, Plan};
 
 /// Scalars that only a dynamic loss scaler changes.
-const SCALER: [&str; 2] = ["loss_scale", "growth_tracker"];
+const SCALER: [StateName; 2] = [StateName::LossScale, StateName::GrowthTracker];
 
 /// Writes what `rank` owns to its device, for a run that goes on with this batch of the data. What the checkpoint leaves
 /// out stays as it is.
@@ -55,15 +56,15 @@ pub(crate) fn restore(
         }
         whole(checkpoint, &format!("param/{}", param.name), &param.ty, buffer, device)?;
     }
-    let dynamic = |s: &str| SCALER.contains(&s);
-    let both = checkpoint.entry("state/growth_tracker").is_some()
-        && plan.states.iter().any(|s| s.name == "growth_tracker");
-    for state in plan.states.iter().filter(|s| !is_within_step(&s.name)) {
-        if dynamic(&state.name) && !both {
+    let tracker = format!("state/{}", StateName::GrowthTracker);
+    let both = checkpoint.entry(&tracker).is_some()
+        && plan.states.iter().any(|s| s.name == StateName::GrowthTracker);
+    for state in plan.states.iter().filter(|s| !s.name.is_within_step()) {
+        if SCALER.contains(&state.name) && !both {
             continue;
         }
         let key = format!("state/{}", state.name);
-        if state.name == RNG {
+        if state.name == StateName::Rng {
             if checkpoint.entry(&key).is_none() {
                 continue;
             }

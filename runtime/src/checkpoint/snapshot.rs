@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::left_out::AllLeftOut;
 use crate::plan_dir::PlanDir;
 use frit_ir::DType;
-use frit_ir::plan::{Group, ParamHome, ParamSpec, Plan, is_within_step};
+use frit_ir::plan::{Group, ParamHome, ParamSpec, Plan};
 use std::collections::BTreeMap;
 
 /// Elements of one tensor.
@@ -23,8 +23,8 @@ pub(super) struct Piece {
 
 /// What checkpoints keep of a group: kind, buffer and dtype.
 pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, usize, DType)> {
-    let states = group.states.iter().filter(|s| !is_within_step(&s.name));
-    let states = states.map(|s| (s.name.as_str(), s.buffer, DType::F32));
+    let states = group.states.iter().filter(|s| !s.name.is_within_step());
+    let states = states.map(|s| (s.name.word(), s.buffer, DType::F32));
     std::iter::once(("param", group.master, group.dtype)).chain(states)
 }
 
@@ -62,7 +62,7 @@ pub(super) fn take(
         let key = format!("param/{}", param.name);
         pieces.push(Piece { key, dtype: param.ty.dtype, begin: 0, bytes });
     }
-    for state in plan.states.iter().filter(|s| !is_within_step(&s.name)) {
+    for state in plan.states.iter().filter(|s| !s.name.is_within_step()) {
         let bytes = device.read(state.buffer, 0, state.ty.bytes())?;
         let key = format!("state/{}", state.name);
         pieces.push(Piece { key, dtype: state.ty.dtype, begin: 0, bytes });
@@ -109,7 +109,7 @@ pub(super) fn index(
         let whole = entry(param.ty.dtype, &param.ty.shape.0);
         tensors.insert(format!("param/{}", param.name), whole);
     }
-    for state in plan.states.iter().filter(|s| !is_within_step(&s.name)) {
+    for state in plan.states.iter().filter(|s| !s.name.is_within_step()) {
         let whole = entry(state.ty.dtype, &state.ty.shape.0);
         tensors.insert(format!("state/{}", state.name), whole);
     }
@@ -118,7 +118,7 @@ pub(super) fn index(
         model: plan.name.clone(),
         plan_sha256: dir.hash.clone(),
         world_size: plan.world_size,
-        strategy: plan.strategy.clone(),
+        strategy: plan.strategy,
         step,
         position,
         validations,

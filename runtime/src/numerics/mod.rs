@@ -16,14 +16,12 @@ use crate::RunError;
 use crate::device::Device;
 use crate::files;
 use check::Before;
+use frit_ir::ops::StateName;
 use frit_ir::plan::{Action, BufferClass, Plan, Task};
 use frit_ir::{Op, Region};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-
-/// The name of the state that holds the loss scale.
-const LOSS_SCALE: &str = "loss_scale";
 
 /// Watches one rank's tasks.
 pub struct Watch<'a> {
@@ -113,7 +111,7 @@ impl<'a> Watch<'a> {
 
     /// The loss scale that gradients carry.
     fn loss_scale(&self, device: &impl Device) -> Result<f64, RunError> {
-        let Some(s) = self.plan.states.iter().find(|s| s.name == LOSS_SCALE) else {
+        let Some(s) = self.plan.states.iter().find(|s| s.name == StateName::LossScale) else {
             return Ok(1.0);
         };
         let bytes = device.read(s.buffer, 0, s.ty.bytes())?;

@@ -45,7 +45,7 @@ fn parts(plan: &Plan) -> Vec<(String, Live)> {
             let name = match task.region {
                 Region::Forward => format!("{}: forward", phase.name),
                 Region::Backward | Region::Recompute(_) => format!("{}: backward", phase.name),
-                Region::Update => phase.name.clone(),
+                Region::Update => phase.name.to_string(),
             };
             match parts.iter_mut().find(|(part, _)| *part == name) {
                 Some((_, most)) if most.iter().sum::<usize>() >= live.iter().sum() => {}

@@ -1,7 +1,7 @@
 //! Kernels: a body that can be replayed and interpreted, and an entry that was made of it.
 
 use super::{Result, ensure, launches, name, short};
-use crate::plan::{CudaLaunch, Entry, Kernel, Plan, sha256_hex};
+use crate::plan::{CudaLaunch, DeviceType, Entry, Kernel, Plan, sha256_hex};
 use crate::{Graph, Op, OutputKind, verify};
 
 /// Most operations of a body.
@@ -11,7 +11,7 @@ const MAX_SCRATCH: usize = 1 << 40;
 
 pub(super) fn check(plan: &Plan) -> Result {
     if let Some(object) = &plan.object {
-        let file = if plan.target.device == "cpu" { "kernels.so" } else { "kernels.ptx" };
+        let file = if plan.target.device == DeviceType::Cpu { "kernels.so" } else { "kernels.ptx" };
         ensure(object.file == format!("kernels/{file}"), || {
             format!("the kernels are in `{}`, not in kernels/{file}", short(&object.file))
         })?;
@@ -41,12 +41,12 @@ pub(super) fn check(plan: &Plan) -> Result {
 
 /// The entry is one of the plan's device; generated code has a file.
 fn has_code(plan: &Plan, kernel: &Kernel) -> bool {
-    let on = |device: &str| plan.target.device == device;
+    let on = |device: DeviceType| plan.target.device == device;
     match &kernel.entry {
-        Entry::Host { .. } => on("cpu") && plan.object.is_some(),
-        Entry::Cuda { .. } => on("cuda") && plan.object.is_some(),
-        Entry::Routine(_) | Entry::Interpreter => on("cpu"),
-        Entry::Launches(_) => on("cuda"),
+        Entry::Host { .. } => on(DeviceType::Cpu) && plan.object.is_some(),
+        Entry::Cuda { .. } => on(DeviceType::Cuda) && plan.object.is_some(),
+        Entry::Routine(_) | Entry::Interpreter => on(DeviceType::Cpu),
+        Entry::Launches(_) => on(DeviceType::Cuda),
     }
 }
 

@@ -3,8 +3,7 @@
 
 use super::places::{place, ty};
 use super::{CheckError, Result, ensure, name, short, unique};
-use crate::ops::random::{self, RNG};
-use crate::ops::{AMAX_HISTORY, Init};
+use crate::ops::{Init, StateName, random};
 use crate::plan::{Arena, EvalSpec, Group, IndexRange, InputSpec, ParamHome, Place, Plan};
 use crate::{DType, TensorType};
 use std::collections::HashSet;
@@ -12,9 +11,10 @@ use std::collections::HashSet;
 pub(super) fn check(plan: &Plan) -> Result {
     unique("parameters", plan.params.iter().map(|p| p.name.as_str()))?;
     unique("inputs", plan.inputs.iter().map(|i| i.name.as_str()))?;
-    unique("states", plan.states.iter().map(|s| s.name.as_str()))?;
+    let states: Vec<String> = plan.states.iter().map(|s| s.name.to_string()).collect();
+    unique("states", states.iter().map(String::as_str))?;
     unique("hyper-parameters", plan.hyper.iter().map(|h| h.name.as_str()))?;
-    unique("metrics", plan.metrics.iter().map(|m| m.name.as_str()))?;
+    unique("metrics", plan.metrics.iter().map(|m| m.name.word()))?;
     let weights = plan.params.iter().map(|p| p.name.as_str());
     unique("weights", weights.chain(plan.constants.iter().map(|c| c.name.as_str())))?;
     units(plan)?;
@@ -68,10 +68,12 @@ fn group(plan: &Plan, index: usize, g: &Group) -> Result {
     };
     ensure(held, || format!("its parameters cannot be held in {}", g.dtype))?;
     kept(plan, g.master, g.shard_numel * g.dtype.size(), true, "it")?;
-    unique("states", g.states.iter().map(|s| s.name.as_str()))?;
+    unique("states", g.states.iter().map(|s| s.name.word()))?;
     for s in &g.states {
-        kept(plan, s.buffer, g.shard_numel * 4, true, &s.name)?;
-        finite(s.init, &s.name)?;
+        let word = s.name.word();
+        ensure(s.name.is_per_element(), || format!("`{word}` is no state of its elements"))?;
+        kept(plan, s.buffer, g.shard_numel * 4, true, word)?;
+        finite(s.init, word)?;
     }
     let offsets = g.param_groups.iter().map(|p| p.offset);
     let ordered = offsets.clone().is_sorted_by(|a, b| a < b);
@@ -173,14 +175,15 @@ fn ranges(input: &InputSpec) -> Result {
 fn scalars(plan: &Plan) -> Result {
     for s in &plan.states {
         ty(&s.ty)?;
-        kept(plan, s.buffer, s.ty.bytes(), false, &s.name)?;
-        finite(s.init, &s.name)?;
-        let fits = match s.name.as_str() {
-            RNG => s.ty == random::state_type(),
-            AMAX_HISTORY => s.ty.dtype == DType::F32 && s.ty.shape.rank() == 2,
+        let name = s.name.to_string();
+        kept(plan, s.buffer, s.ty.bytes(), false, &name)?;
+        finite(s.init, &name)?;
+        let fits = match s.name {
+            StateName::Rng => s.ty == random::state_type(),
+            StateName::AmaxHistory => s.ty.dtype == DType::F32 && s.ty.shape.rank() == 2,
             _ => !matches!(s.ty.dtype, DType::F8E4M3 | DType::F8E5M2),
         };
-        ensure(fits, || format!("state `{}` cannot be {}", short(&s.name), s.ty))?;
+        ensure(fits, || format!("state `{}` cannot be {}", short(&name), s.ty))?;
     }
     for h in &plan.hyper {
         kept(plan, h.buffer, 4, false, &h.name)?;
@@ -198,7 +201,7 @@ fn results(plan: &Plan) -> Result {
         place(plan, &m.place)?;
         let fits = m.place.ty == TensorType::scalar(DType::F32);
         ensure(fits && plan.buffers[m.place.buffer].arena == Arena::Persistent, || {
-            format!("metric `{}` is no scalar that outlives the step", short(&m.name))
+            format!("metric `{}` is no scalar that outlives the step", m.name)
         })?;
     }
     let mut seen = HashSet::new();
@@ -246,7 +249,7 @@ fn evaluation(plan: &Plan, eval: &EvalSpec) -> Result {
         name(&loss.name)?;
         finite(loss.weight, &loss.name)?;
     }
-    eval.metrics.iter().try_for_each(|m| name(&m.name))?;
+    eval.metrics.iter().try_for_each(|m| name(&m.name.to_string()))?;
     let places = eval.outputs.iter().map(|o| &o.place);
     for result in places.chain(&eval.statistics).chain(&eval.weights) {
         place(plan, result)?;

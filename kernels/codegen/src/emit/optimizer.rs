@@ -17,7 +17,7 @@ pub(crate) fn step(
     kind: OptimizerKind,
     operands: &[Id],
 ) -> Result<Vec<Id>, Unsupported> {
-    let n_states = kind.states().len();
+    let n_states = kind.n_states();
     let (tensors, scalars) = operands.split_at(2 + n_states);
     let (hypers, common) = scalars.split_at(kind.hypers().len());
     let &[clip, step, factor, found_inf] = common else {

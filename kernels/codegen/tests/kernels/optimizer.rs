@@ -14,7 +14,7 @@ fn optimizer(
 ) -> (Body, Vec<Tensor>, Vec<frit_ir::ValueId>) {
     let mut body = Body::new();
     let mut inputs = vec![normal(DType::F32, &[n], 10, 1.0), normal(grad, &[n], 11, 8.0)];
-    for k in 0..kind.states().len() {
+    for k in 0..kind.n_states() {
         let state = normal(DType::F32, &[n], 12 + k as u64, 0.1);
         let state = state.as_floats().unwrap().iter().map(|x| x.abs()).collect();
         inputs.push(Tensor::floats(DType::F32, [n], state));

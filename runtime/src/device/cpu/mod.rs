@@ -13,7 +13,7 @@ use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, Entry, Kernel, Metric, Place};
+use frit_ir::plan::{Action, DeviceType, Entry, Kernel, Metric, Place};
 use frit_ir::{Graph, Op, Tensor};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::Operand;
@@ -49,8 +49,8 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         threads: usize,
         interpret: bool,
     ) -> Result<Self, RunError> {
-        if plan.plan.target.device != "cpu" {
-            let device = plan.plan.target.device.clone();
+        if plan.plan.target.device != DeviceType::Cpu {
+            let device = plan.plan.target.device;
             return Err(RunError::Device { device });
         }
         let code: Result<Vec<_>, _> =
@@ -281,7 +281,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
             _ => "collective",
         };
         Ok(Usage {
-            device: plan.target.device.clone(),
+            device: plan.target.device.to_string(),
             persistent_bytes: plan.persistent_bytes,
             workspace_bytes: plan.workspace_bytes,
             host_bytes: plan.host_bytes,

@@ -4,7 +4,7 @@ use super::machine::Machine;
 use super::open::needs;
 use super::{CudaError, cublaslt, cudnn, nccl, nvrtc};
 use crate::RunError;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{DeviceType, Plan};
 use serde::Serialize;
 
 /// Something that is there, or missing.
@@ -51,7 +51,7 @@ impl Findings {
 /// # Errors
 /// A plan with kernels that have no code for GPUs.
 pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
-    let gpu = plan.map(|p| p.target.device == crate::plan_dir::CUDA);
+    let gpu = plan.map(|p| p.target.device == DeviceType::Cuda);
     let needs = plan.filter(|_| gpu == Some(true)).map(needs).transpose()?;
     let need = |of: bool| plan.map(|_| of);
     let mut findings = Findings::default();

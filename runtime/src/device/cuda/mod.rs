@@ -41,7 +41,7 @@ use super::{Device, Span, launches_of_step};
 use crate::RunError;
 use crate::comm::rendezvous::Rendezvous;
 use crate::data::Element;
-use crate::plan_dir::{CUDA, PlanDir};
+use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use choose::Choice;
 use command::Command;
@@ -51,7 +51,7 @@ use driver::{
 };
 use feed::Feed;
 use frit_ir::DType;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{DeviceType, Plan};
 use issue::{Issuer, Marks};
 use memory::Memory;
 use modules::Modules;
@@ -129,8 +129,8 @@ impl Ranks {
 impl Ready {
     fn new<D: Driver>(dir: &PlanDir, driver: &D, ranks: &Ranks) -> Result<Ready, RunError> {
         let plan = &dir.plan;
-        if plan.target.device != CUDA {
-            return Err(RunError::Device { device: plan.target.device.clone() });
+        if plan.target.device != DeviceType::Cuda {
+            return Err(RunError::Device { device: plan.target.device });
         }
         check_architecture(plan, driver.properties())?;
         let survey = Survey::of(plan)?;

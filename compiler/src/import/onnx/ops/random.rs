@@ -3,7 +3,8 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
 use crate::import::dims::checked_numel;
-use frit_ir::ops::random::{RNG, state_type};
+use frit_ir::ops::StateName;
+use frit_ir::ops::random::state_type;
 use frit_ir::ops::{
     ArgReduce, BinaryFn, Clip, CompareFn, Random, RandomFn, RandomMask, State, UnaryFn,
 };
@@ -181,16 +182,16 @@ fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
 /// The state of the generator, of which the model has one.
 fn state(cx: &mut NodeContext<'_>) -> Result<ValueId, Fault> {
     let known = cx.graph.nodes().find_map(|(_, n)| match &n.op {
-        Op::State(s) if s.name == RNG => Some(n.outputs[0]),
+        Op::State(s) if s.name == StateName::Rng => Some(n.outputs[0]),
         _ => None,
     });
     if let Some(state) = known {
         return Ok(state);
     }
-    let (name, ty) = (RNG.to_string(), state_type());
+    let (name, ty) = (StateName::Rng, state_type());
     let state = Op::State(State { name, of: None, ty, init: 0.0, sharded: false });
     let state = cx.add(state, &[])?[0];
-    cx.graph.set_name(state, RNG);
+    cx.graph.set_name(state, StateName::Rng.word());
     Ok(state)
 }
 

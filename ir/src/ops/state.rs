@@ -1,0 +1,138 @@
+//! The names of state: what Frit keeps from step to step.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// What state is: `adam_m`, or of one parameter or buffer of the model `adafactor_v.fc.weight`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum StateName {
+    /// First moment of Adam.
+    AdamM,
+    /// Second moment of Adam.
+    AdamV,
+    /// Momentum of SGD.
+    Momentum,
+    /// Momentum of Lion.
+    LionM,
+    /// Second moment of Adafactor of the parameter of this name.
+    AdafactorV(String),
+    /// Moving average of a parameter.
+    Ema,
+    /// Gradients summed over micro-steps.
+    GradSum,
+    /// Losses summed over micro-steps.
+    LossSum,
+    /// Elements over which `loss_sum` sums.
+    LossCount,
+    /// By how much the buffer of this name changed since the last update.
+    BufferChange(String),
+    /// The factor of the loss.
+    LossScale,
+    /// Steps since the loss scale changed.
+    GrowthTracker,
+    /// Steps taken.
+    Step,
+    /// The random generator, `i64[5]`: seed, rank, count, ranks, accumulation; see [`super::random`].
+    Rng,
+    /// The amax of tensors that are rounded to fp8, `f32[tensors, history]`, the latest first.
+    AmaxHistory,
+}
+
+/// Those that are of no parameter or buffer.
+const PLAIN: [StateName; 13] = [
+    StateName::AdamM,
+    StateName::AdamV,
+    StateName::Momentum,
+    StateName::LionM,
+    StateName::Ema,
+    StateName::GradSum,
+    StateName::LossSum,
+    StateName::LossCount,
+    StateName::LossScale,
+    StateName::GrowthTracker,
+    StateName::Step,
+    StateName::Rng,
+    StateName::AmaxHistory,
+];
+
+impl StateName {
+    /// Its word, without the parameter or buffer that it is of.
+    pub fn word(&self) -> &'static str {
+        match self {
+            StateName::AdamM => "adam_m",
+            StateName::AdamV => "adam_v",
+            StateName::Momentum => "momentum",
+            StateName::LionM => "lion_m",
+            StateName::AdafactorV(_) => "adafactor_v",
+            StateName::Ema => "ema",
+            StateName::GradSum => "grad_sum",
+            StateName::LossSum => "loss_sum",
+            StateName::LossCount => "loss_count",
+            StateName::BufferChange(_) => "buffer_change",
+            StateName::LossScale => "loss_scale",
+            StateName::GrowthTracker => "growth_tracker",
+            StateName::Step => "step",
+            StateName::Rng => "rng",
+            StateName::AmaxHistory => "amax_history",
+        }
+    }
+
+    /// Whether it is zero between two steps: a sum over the micro-steps of one.
+    pub fn is_within_step(&self) -> bool {
+        use StateName::{BufferChange, GradSum, LossCount, LossSum};
+        matches!(self, GradSum | LossSum | LossCount | BufferChange(_))
+    }
+
+    /// Whether parameters have it element by element, so that it lies parallel to their flat group.
+    pub fn is_per_element(&self) -> bool {
+        use StateName::{AdamM, AdamV, Ema, GradSum, LionM, Momentum};
+        matches!(self, AdamM | AdamV | Momentum | LionM | Ema | GradSum)
+    }
+}
+
+impl fmt::Display for StateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateName::AdafactorV(of) | StateName::BufferChange(of) => {
+                write!(f, "{}.{of}", self.word())
+            }
+            _ => f.write_str(self.word()),
+        }
+    }
+}
+
+impl FromStr for StateName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StateName, String> {
+        if let Some(of) = text.strip_prefix("adafactor_v.") {
+            return Ok(StateName::AdafactorV(of.into()));
+        }
+        if let Some(of) = text.strip_prefix("buffer_change.") {
+            return Ok(StateName::BufferChange(of.into()));
+        }
+        PLAIN.into_iter().find(|name| name.word() == text).ok_or_else(|| {
+            let words = PLAIN.map(|name| format!("`{}`", name.word())).join(", ");
+            format!(
+                "unknown state `{text}`, expected one of {words}, `adafactor_v.PARAMETER`, \
+                 `buffer_change.BUFFER`"
+            )
+        })
+    }
+}
+
+impl From<StateName> for String {
+    fn from(name: StateName) -> String {
+        name.to_string()
+    }
+}
+
+impl TryFrom<String> for StateName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<StateName, String> {
+        text.parse()
+    }
+}
