@@ -29,6 +29,14 @@ struct Layout {
     sharded: bool,
 }
 
+/// What the update keeps for the parameters of every group that trains.
+struct Updated {
+    /// The states: name, first value, and whether each rank holds only its part.
+    states: Vec<(StateName, f64, bool)>,
+    /// Whether the optimizer steps one parameter after the other.
+    by_parameter: bool,
+}
+
 impl Lowering<'_> {
     pub(super) fn make_groups(&mut self) -> Result<(), Diagnostic> {
         let graph = self.graph;
@@ -75,6 +83,8 @@ impl Lowering<'_> {
         }
         let sharded: HashMap<String, bool> =
             graph.params().map(|(_, p)| (p.name.clone(), p.sharded)).collect();
+        let updated =
+            Updated { states: self.state_names(), by_parameter: self.steps_by_parameter() };
         for ((unit, frozen, held, dtypes), mut params) in members {
             // What has the same hyper-parameters lies together, and within it what is cast as one.
             let is_cast =
@@ -88,7 +98,7 @@ impl Lowering<'_> {
             let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
             let layout = self.lay_out(&params, held, narrowest, sharded);
-            self.make_group(unit, !frozen, gathered, layout);
+            self.make_group(unit, gathered, layout, if frozen { None } else { Some(&updated) });
         }
         Ok(())
     }
@@ -115,7 +125,7 @@ impl Lowering<'_> {
         };
         let gathered: BTreeSet<DType> =
             params.keys().filter_map(|name| dtypes.get(name)).flatten().copied().collect();
-        self.make_group(group.unit, false, gathered.into_iter().collect(), layout);
+        self.make_group(group.unit, gathered.into_iter().collect(), layout, None);
     }
 
     /// Parameters back to back.
@@ -137,9 +147,9 @@ impl Lowering<'_> {
     fn make_group(
         &mut self,
         unit: usize,
-        trainable: bool,
         gather_dtypes: Vec<DType>,
         layout: Layout,
+        updated: Option<&Updated>,
     ) {
         let index = self.plan.groups.len();
         let Layout { dtype, segments, numel, shard_numel, sharded } = layout;
@@ -153,7 +163,7 @@ impl Lowering<'_> {
         let master = self.buffer(&name, Arena::Persistent, BufferClass::Parameter, bytes);
         let mut group = Group {
             unit,
-            trainable,
+            trainable: updated.is_some(),
             gather_dtypes,
             numel,
             shard_numel,
@@ -166,7 +176,7 @@ impl Lowering<'_> {
             begins: None,
             starts: None,
         };
-        if trainable {
+        if let Some(Updated { states, by_parameter }) = updated {
             group.param_groups = self.param_groups(&group.segments);
             if group.param_groups.len() > 1 {
                 let bytes = (group.param_groups.len() - 1) * 8;
@@ -174,12 +184,12 @@ impl Lowering<'_> {
                 let buffer = self.buffer(&label, Arena::Persistent, BufferClass::State, bytes);
                 group.begins = Some(buffer);
             }
-            if self.steps_by_parameter() {
+            if *by_parameter {
                 let label = format!("{} parameter offsets", self.plan.units[unit].name);
                 let (class, bytes) = (BufferClass::State, group.segments.len() * 8);
                 group.starts = Some(self.buffer(&label, Arena::Persistent, class, bytes));
             }
-            for (name, init, is_part) in self.state_names() {
+            for (name, init, is_part) in states.clone() {
                 let class = match name {
                     StateName::GradSum => BufferClass::Gradient,
                     _ => BufferClass::OptimizerState,

@@ -138,28 +138,32 @@ impl Packing<'_, '_> {
     /// Places the buffers in this order. Returns the peak and the offsets.
     fn pack(&mut self, order: &[usize]) -> (usize, Vec<usize>) {
         let n_blocks = self.buffers.iter().map(|b| b.blocks.1).max().unwrap_or(0);
-        // By offset: those in use in many blocks, and the others by block. A buffer meets only the former
-        // and those of its blocks.
-        let (mut long, mut blocks): (Vec<Spot>, Vec<Vec<Spot>>) = (vec![], vec![vec![]; n_blocks]);
+        // By offset: all, those in use in many blocks, and the others by block. What is in use in few blocks meets
+        // only those that are in many, and those of its blocks.
+        let (mut all, mut long): (Vec<Spot>, Vec<Spot>) = (vec![], vec![]);
+        let mut blocks: Vec<Vec<Spot>> = vec![vec![]; n_blocks];
         let mut offsets = vec![0; self.buffers.len()];
         let mut peak = 0;
-        let mut near: Vec<Spot> = Vec::new();
         for &i in order {
             let Packed { life, size, blocks: (first, last) } = self.buffers[i];
             let meets = |spot: &Spot| life.overlaps(self.buffers[spot.2].life);
-            near.clear();
-            for block in &blocks[first..last] {
-                near.extend(block.iter().filter(|spot| meets(spot)));
-                self.looks += block.len();
-            }
-            near.sort_unstable();
-            let (offset, looks) = lowest(size, &long, &near, meets);
+            let (offset, looks) = match last - first > LONG {
+                true => lowest(size, &mut [&all], meets),
+                false => {
+                    let mut lists: [&[Spot]; LONG + 1] = [&long, &[], &[], &[], &[]];
+                    for (list, block) in lists[1..].iter_mut().zip(&blocks[first..last]) {
+                        *list = block;
+                    }
+                    lowest(size, &mut lists, meets)
+                }
+            };
             self.looks += looks;
             let spot = (offset, offset + size, i);
             let insert = |spots: &mut Vec<Spot>| {
                 let at = spots.partition_point(|(begin, ..)| *begin <= offset);
                 spots.insert(at, spot);
             };
+            insert(&mut all);
             match last - first > LONG {
                 true => insert(&mut long),
                 false => blocks[first..last].iter_mut().for_each(insert),
@@ -171,30 +175,22 @@ impl Packing<'_, '_> {
     }
 }
 
-/// The lowest offset of `size` bytes that leaves out the `near` spots and those of the `long` that it meets,
-/// and how many of these were looked at.
-fn lowest(
-    size: usize,
-    long: &[Spot],
-    near: &[Spot],
-    meets: impl Fn(&Spot) -> bool,
-) -> (usize, usize) {
-    let (mut a, mut b) = (0, 0);
-    let mut offset = 0;
+/// The lowest offset of `size` bytes that leaves out those of the spots that it meets, and how many of these were
+/// looked at. Each of the lists is in order.
+fn lowest(size: usize, lists: &mut [&[Spot]], meets: impl Fn(&Spot) -> bool) -> (usize, usize) {
+    let (mut offset, mut looks) = (0, 0);
     loop {
-        let is_near = match (long.get(a), near.get(b)) {
-            (Some(x), Some(y)) => y.0 < x.0,
-            (None, None) => return (offset, a + b),
-            (_, y) => y.is_some(),
-        };
-        let spot = if is_near { near[b] } else { long[a] };
+        let heads = lists.iter_mut().filter(|list| !list.is_empty());
+        let Some(list) = heads.min_by_key(|list| list[0].0) else { return (offset, looks) };
+        let spot = list[0];
+        *list = &list[1..];
+        looks += 1;
         if offset + size <= spot.0 {
-            return (offset, a + b);
+            return (offset, looks);
         }
         // Most of what is placed lies below: the cheap test comes first.
-        if spot.1 > offset && (is_near || meets(&spot)) {
+        if spot.1 > offset && meets(&spot) {
             offset = spot.1;
         }
-        (a, b) = if is_near { (a, b + 1) } else { (a + 1, b) };
     }
 }
