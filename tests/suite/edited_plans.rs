@@ -455,7 +455,8 @@ fn every_pointer_of_every_launch_stays_inside() {
 fn inputs_and_first_values_are_what_the_tasks_need() {
     let plan = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]).compiled.plan;
     verify_plan(&plan).expect("as compiled");
-    let cases: [(&str, fn(&mut Plan)); 13] = [
+    type Edit = fn(&mut Plan);
+    let cases: [(&str, Edit); 13] = [
         ("P316", |p| p.groups[0].states[0].init = 1.0),
         ("P316", |p| p.states.iter_mut().for_each(|s| s.init = 0.0)),
         ("P316", |p| p.states.iter_mut().for_each(|s| s.init += 1.0)),

@@ -149,17 +149,24 @@ impl Case {
         ];
         let (base, graph) = match self.compiled(&plain)? {
             Ok(compiled) => compiled,
-            Err(code) => return Ok(*counts.refused.entry(code).or_default() += 1),
+            Err(code) => {
+                *counts.refused.entry(code).or_default() += 1;
+                return Ok(());
+            }
         };
         self.data(&graph);
         let expected = self.trained("base", &base, true)?;
         if expected.losses.iter().any(|loss| !loss.is_finite()) {
-            return Ok(counts.infinite += 1);
+            counts.infinite += 1;
+            return Ok(());
         }
         self.graph(&graph, &base, &expected, counts)?;
         let (plan, _) = match self.compiled(&self.settings)? {
             Ok(compiled) => compiled,
-            Err(code) => return Ok(*counts.excluded.entry(code).or_default() += 1),
+            Err(code) => {
+                *counts.excluded.entry(code).or_default() += 1;
+                return Ok(());
+            }
         };
         let compiled = self.trained("compiled", &plan, false)?;
         let interpreted = self.trained("interpreted", &plan, true)?;
