@@ -1,8 +1,8 @@
 //! Compiles the model of a plan again in fp32 and runs both in turns.
 
+use crate::compilation::{Request, compile};
 use crate::config::{Config, LossScale};
 use crate::diagnostics::Report;
-use crate::driver::{self, Request};
 use crate::export::{self, Trained};
 use crate::plan_dir::{self, Stored};
 use crate::predict;
@@ -219,7 +219,7 @@ fn in_fp32(
     };
     let allow_external_data = allow_external_data || origin.allow_external_data;
     let request = Request { model, binds: origin.binds, allow_external_data, ..Request::default() };
-    let compiled = driver::compile(&request, &config, &mut ())?;
+    let compiled = compile(&request, &config, &mut ())?;
     let compiled = compiled.ok_or_else(|| Diagnostic::error("E113", "no plan was made"))?;
     plan_dir::write(to, &compiled, Stored::Copy)?;
     Ok(compiled.plan)

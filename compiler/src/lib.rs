@@ -1,12 +1,11 @@
 //! The compiler: front ends, configuration, the pipeline, and the commands of the program `frit`.
 
 pub mod bench;
-mod budget;
 pub mod clusters;
 pub mod commands;
+pub mod compilation;
 pub mod config;
 pub mod diagnostics;
-pub mod driver;
 pub mod export;
 pub mod import;
 pub mod lints;

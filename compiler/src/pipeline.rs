@@ -36,7 +36,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 /// What the passes need to know.
 #[derive(Clone, Debug)]
 pub struct Options {
-    loss: Loss,
+    /// What is minimized.
+    pub(crate) loss: Loss,
     metrics: Vec<Metric>,
     autocast: Autocast,
     fp8: Fp8,
@@ -61,8 +62,6 @@ pub struct Options {
     reshard_after_forward: Vec<Reshard>,
     no_sync: bool,
     reduce_dtype: DType,
-    /// Parameters that are gathered together, by name.
-    together: BTreeSet<String>,
 }
 
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
@@ -105,45 +104,46 @@ pub fn holding(o: &Options) -> Vec<Box<dyn Pass>> {
     vec![Box::new(o.hold_frozen)]
 }
 
-/// The passes that spread a step over ranks and make it small.
-pub fn distribution(o: &Options, recompute: Recompute) -> Vec<Box<dyn Pass>> {
-    vec![
-        Box::new(recompute),
-        Box::new(Shard {
-            world_size: o.world_size,
-            strategy: o.strategy,
-            group: o.group,
-            wrap: o.wrap.clone(),
-            reshard_after_forward: o.reshard_after_forward.clone(),
-            no_sync: o.no_sync,
-            reduce_dtype: o.reduce_dtype,
-            together: o.together.clone(),
-        }),
+/// The passes that spread a step over ranks and make it small. The parameters `together`, by name, are gathered together
+/// whatever their units.
+pub fn distribution(
+    o: &Options,
+    recompute: Recompute,
+    together: &BTreeSet<String>,
+) -> Vec<Box<dyn Pass>> {
+    let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(recompute)];
+    passes.extend(sharding(o, Shard { together: together.clone(), ..shard(o) }));
+    passes
+}
+
+/// The last passes of every graph.
+fn sharding(o: &Options, shard: Shard) -> [Box<dyn Pass>; 4] {
+    [
+        Box::new(shard),
         Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
         Box::new(Canonicalize {}),
         Box::new(Fuse { supported: o.backend.fuses() }),
     ]
 }
 
+fn shard(o: &Options) -> Shard {
+    Shard {
+        world_size: o.world_size,
+        strategy: o.strategy,
+        group: o.group,
+        wrap: o.wrap.clone(),
+        reshard_after_forward: o.reshard_after_forward.clone(),
+        no_sync: o.no_sync,
+        reduce_dtype: o.reduce_dtype,
+        together: BTreeSet::new(),
+    }
+}
+
 /// The passes for a graph that is only evaluated: in the precision and the units of training.
 pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
     let mut passes = evaluation_forward(o);
     passes.extend(holding(o));
-    passes.extend::<Vec<Box<dyn Pass>>>(vec![
-        Box::new(Shard {
-            world_size: o.world_size,
-            strategy: o.strategy,
-            group: o.group,
-            wrap: o.wrap.clone(),
-            reshard_after_forward: o.reshard_after_forward.clone(),
-            no_sync: false,
-            reduce_dtype: o.reduce_dtype,
-            together: o.together.clone(),
-        }),
-        Box::new(Simplify { narrow_gathers: o.narrow_gathers, ..Simplify::default() }),
-        Box::new(Canonicalize {}),
-        Box::new(Fuse { supported: o.backend.fuses() }),
-    ]);
+    passes.extend(sharding(o, Shard { no_sync: false, ..shard(o) }));
     passes
 }
 
@@ -171,7 +171,7 @@ pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
     if trains {
         passes.extend(training(o, 1.0));
         passes.extend(holding(o));
-        passes.extend(distribution(o, Recompute::NONE));
+        passes.extend(distribution(o, Recompute::NONE, &BTreeSet::new()));
     }
     passes.iter().map(|p| p.info()).collect()
 }
@@ -312,15 +312,7 @@ impl Options {
             reshard_after_forward: reshard(&c.sharding.reshard_after_forward)?,
             no_sync: c.sharding.no_sync,
             reduce_dtype: c.sharding.reduce_dtype,
-            together: BTreeSet::new(),
         })
-    }
-}
-
-impl Options {
-    /// The same with these parameters gathered together.
-    pub(crate) fn gathering(&self, together: BTreeSet<String>) -> Options {
-        Options { together, ..self.clone() }
     }
 }
 

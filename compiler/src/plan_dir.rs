@@ -4,8 +4,8 @@
 //! f32, and large constants), `source/` (see [`crate::source`]), and `eval/`, the plan that evaluates the
 //! model: a plan directory whose `weights.safetensors` holds only what the other one does not.
 
+use crate::compilation::Compiled;
 use crate::diagnostics::Report;
-use crate::driver::Compiled;
 use crate::weights::{Weight, Weights};
 use frit_ir::plan::{Plan, PlanError};
 use frit_ir::{Diagnostic, TensorType};

@@ -3,9 +3,10 @@
 //!
 //! The graph is found by compiling once more, so a compilation that succeeds pays nothing for it.
 
+use crate::compilation::{Observer, Request, compile};
 use crate::config::Config;
 use crate::diagnostics::Report;
-use crate::driver::{Observer, Request, compile};
+use crate::render::quoted;
 use frit_ir::Graph;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -89,7 +90,6 @@ pub fn write(request: &Request, config: &Config, why: &str, parent: &Path) -> io
 
 /// The command that repeats a compilation, beside its configuration.
 fn command(request: &Request, model: &Path) -> String {
-    let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
     let mut line = format!(
         "cd \"$(dirname \"$0\")\" && exec frit compile {} --config train.toml --verify-each -o plan",
         quoted(&model.display().to_string())

@@ -3,15 +3,16 @@
 use crate::support::file;
 use clap::Parser;
 use frit::commands::{Cli, Command as CliCommand};
+use frit::compilation::Request;
 use frit::config::Config;
 use frit::diagnostics::Report;
-use frit::driver::Request;
 use frit::import::{self, ImportOptions};
 use frit::pipeline::{self, Options};
 use frit::reproducer;
 use frit_ir::{Diagnostic, verify};
 use frit_passes::recompute::Recompute;
 use frit_passes::{Changed, PassContext};
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -35,7 +36,8 @@ fn a_pass_that_says_it_changed_nothing_changed_nothing() {
             let mut passes = pipeline::forward(&options);
             passes.extend(pipeline::training(&options, 64.0));
             passes.extend(pipeline::holding(&options));
-            passes.extend(pipeline::distribution(&options, Recompute::NONE));
+            let none = BTreeSet::new();
+            passes.extend(pipeline::distribution(&options, Recompute::NONE, &none));
             for pass in passes {
                 let (name, before) = (pass.info().name, graph.to_string());
                 let changed = pass.run(&mut graph, &mut context);

@@ -1,8 +1,8 @@
 //! That no model and no configuration ends in an internal error: either a plan that is proved, or an error that
 //! says what to change. The codes `V`, `P` and `B` are for bugs of the compiler.
 
+use frit::compilation::{Request, compile};
 use frit::config::Config;
-use frit::driver::{Request, compile};
 use std::collections::BTreeSet;
 
 /// Compiles a JSON model with its evaluation; the codes of the errors, with all that is said.

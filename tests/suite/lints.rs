@@ -3,8 +3,8 @@
 use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate, train_on, write_f32};
 use clap::Parser;
 use frit::commands::{Cli, execute};
+use frit::compilation::{Request, compile};
 use frit::config::Config;
-use frit::driver::{Request, compile};
 use frit_ir::plan::{Action, Plan};
 use frit_ir::{DType, Op, Region, Severity, TensorType, text};
 use frit_passes::cost::Cluster;

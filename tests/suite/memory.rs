@@ -3,8 +3,8 @@
 use crate::support::file;
 use clap::Parser;
 use frit::commands::{Cli, execute};
+use frit::compilation::{Request, predict};
 use frit::config::Config;
-use frit::driver::{Request, predict};
 use frit_ir::Region;
 use frit_ir::plan::{ALIGNMENT, Action, Arena, Entry, KernelKind, Plan, Purpose};
 use frit_passes::verify_plan::verify_plan;

@@ -278,12 +278,12 @@ fn ranks_that_cannot_keep_a_unit_are_refused() {
         let sets = ["sharding.ranks=4", &format!("sharding.reshard_after_forward={value}")]
             .map(String::from);
         let config = frit::config::Config::parse("", "train.toml", &sets).expect("valid keys");
-        let request = frit::driver::Request {
+        let request = frit::compilation::Request {
             model: crate::support::file(GPT2),
             binds: [("batch".to_string(), 1)].into(),
-            ..frit::driver::Request::default()
+            ..frit::compilation::Request::default()
         };
-        let error = frit::driver::compile(&request, &config, &mut ()).expect_err("refused");
+        let error = frit::compilation::compile(&request, &config, &mut ()).expect_err("refused");
         assert!(error.to_string().contains(message), "{value}: {error}");
     }
 }

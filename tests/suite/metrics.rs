@@ -214,13 +214,13 @@ fn metrics_that_fit_nothing_are_refused() {
     let refused = |setting: &str| {
         let settings = [setting.to_string()];
         let config = frit::config::Config::parse("", "train.toml", &settings).expect("a list");
-        let request = frit::driver::Request {
+        let request = frit::compilation::Request {
             model: file(MODEL),
             binds: [("batch".to_string(), 4)].into(),
             evaluation: true,
             ..Default::default()
         };
-        let report = frit::driver::compile(&request, &config, &mut ()).expect_err("refused");
+        let report = frit::compilation::compile(&request, &config, &mut ()).expect_err("refused");
         report.diagnostics[0].code.clone()
     };
     assert_eq!(refused("metrics.report=[\"precision\"]"), "E051");

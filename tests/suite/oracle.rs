@@ -1,8 +1,8 @@
 //! The graph as the model says it, run by the interpreter, against the compiled plan.
 
 use crate::support::{file, plan, train};
+use frit::compilation::{Compiled, Observer, Request, compile};
 use frit::config::Config;
-use frit::driver::{Compiled, Observer, Request, compile};
 use frit_ir::interpret::{Options, leaf_key, run};
 use frit_ir::{Graph, Op, OutputKind, Tensor, TensorType};
 use std::collections::HashMap;

@@ -4,8 +4,8 @@
 use crate::support::{Planned, file, plan};
 use clap::Parser;
 use frit::commands::{Cli, execute};
+use frit::compilation::{Request, compile};
 use frit::config::Config;
-use frit::driver::{Request, compile};
 use frit::predict;
 use serde_json::Value;
 use std::path::Path;

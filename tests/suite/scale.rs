@@ -2,9 +2,9 @@
 //! Times are in docs/performance.md.
 
 use crate::support::file;
+use frit::compilation::{Compiled, Request, compile};
 use frit::config::Config;
 use frit::diagnostics::Report;
-use frit::driver::{Compiled, Request, compile};
 use frit_ir::Op;
 use frit_ir::plan::Plan;
 

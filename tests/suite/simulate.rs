@@ -3,8 +3,8 @@
 use crate::support::{file, plan};
 use clap::Parser;
 use frit::commands::{Cli, execute};
+use frit::compilation::{Request, predict};
 use frit::config::Config;
-use frit::driver::{Request, predict};
 use frit_ir::plan::{Action, PhaseName, Plan, Stream, Task};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::{simulate, trace};

@@ -1,7 +1,7 @@
 //! Compiling and running the given models as a person would, through the library.
 
+use frit::compilation::{Compiled, Request, compile};
 use frit::config::Config;
-use frit::driver::{Compiled, Request, compile};
 use frit::plan_dir::Stored;
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use frit_runtime::run::{RunOptions, RunReport, run};

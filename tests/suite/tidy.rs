@@ -1,7 +1,8 @@
 //! The borders between crates, and that no test passes by being absent.
 
 use crate::support::file;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crates of the workspace that a crate names among its dependencies.
@@ -28,22 +29,56 @@ fn crates_depend_only_on_what_the_architecture_allows() {
 
 #[test]
 fn every_source_file_opens_with_what_it_is() {
-    let mut folders = ["ir", "passes", "kernels", "runtime", "compiler"].map(file).to_vec();
-    let mut seen = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs") {
-                let text = std::fs::read_to_string(&path).expect("text");
-                assert!(text.starts_with("//!"), "{} lacks its module doc", path.display());
-                assert!(text.lines().count() <= 700, "{} is too long", path.display());
-                seen += 1;
-            }
-        }
+    let folders = ["ir", "passes", "kernels", "runtime", "compiler"].map(file);
+    let files: Vec<PathBuf> = folders.iter().flat_map(|f| sources(f)).collect();
+    for path in &files {
+        let text = std::fs::read_to_string(path).expect("text");
+        assert!(text.starts_with("//!"), "{} lacks its module doc", path.display());
+        assert!(text.lines().count() <= 700, "{} is too long", path.display());
     }
-    assert!(seen > 100, "only {seen} files");
+    assert!(files.len() > 100, "only {} files", files.len());
+}
+
+/// The Rust files of a folder and its folders.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|p| p.is_dir());
+    let rust = files.into_iter().filter(|p| p.extension().is_some_and(|e| e == "rs"));
+    rust.chain(folders.iter().flat_map(|f| sources(f))).collect()
+}
+
+/// The modules of the crate's root that each of them uses.
+fn uses(crate_root: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for path in sources(crate_root) {
+        let below = path.strip_prefix(crate_root).expect("a file of the crate");
+        let first = below.components().next().expect("a name").as_os_str().to_string_lossy();
+        let module = first.trim_end_matches(".rs").to_string();
+        let text = std::fs::read_to_string(&path).expect("text");
+        let named = text.split("crate::").skip(1).map(|rest| {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let name = rest.split(|c| !is_name(c)).next().unwrap_or_default();
+            assert!(!name.is_empty(), "{}: name one module after `crate::`", path.display());
+            name.to_string()
+        });
+        let others: Vec<String> = named.filter(|name| *name != module).collect();
+        uses.entry(module).or_default().extend(others);
+    }
+    uses
+}
+
+#[test]
+fn modules_of_the_compiler_have_no_cycles_and_commands_are_used_by_none() {
+    let mut uses = uses(&file("compiler/src"));
+    assert!(uses["commands"].contains("compilation") && uses.len() > 20, "{uses:?}");
+    for (module, used) in &uses {
+        assert!(!used.contains("commands"), "`{module}` uses `crate::commands`");
+    }
+    while !uses.is_empty() {
+        let left: BTreeSet<String> = uses.keys().cloned().collect();
+        uses.retain(|_, used| used.iter().any(|u| left.contains(u)));
+        assert!(uses.len() < left.len(), "a cycle among {uses:?}");
+    }
 }
 
 /// A test of this program that needs NVRTC, without it.

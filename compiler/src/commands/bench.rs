@@ -1,8 +1,8 @@
 //! `frit bench`: a plan against the same model in fp32.
 
-use super::{bytes, table};
 use crate::bench::{Bench, Side};
 use crate::diagnostics::Report;
+use crate::render::{bytes, table};
 use serde_json::json;
 use std::path::PathBuf;
 

@@ -1,11 +1,11 @@
 //! `frit compile`: a model into a plan directory.
 
+use crate::compilation::{Compiled, Observer, Request, compile};
 use crate::config::{Config, keys};
 use crate::diagnostics::Report;
-use crate::driver::{self, Compiled, Observer, Request};
 use crate::lints;
 use crate::plan_dir;
-use crate::render;
+use crate::render::{self, bytes};
 use crate::reproducer;
 use frit_ir::plan::{DeviceType, Plan};
 use frit_ir::{Diagnostic, Graph, Severity, counted};
@@ -136,7 +136,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let heartbeat = Heartbeat::start("reading the model");
     let mut printer = Printer { args, progress, heartbeat, text: String::new(), error: None };
     let compiled =
-        reproducer::guarded(&request, &config, || driver::compile(&request, &config, &mut printer));
+        reproducer::guarded(&request, &config, || compile(&request, &config, &mut printer));
     printer.stage(&format!("writing {}", args.output.display()));
     let written = finish(args, compiled, &mut printer);
     printer.progress.finish_and_clear();
@@ -183,9 +183,9 @@ fn too_large(plan: &Plan) -> Option<String> {
         format!(
             "warning       {} of memory are needed for {}, and {} are {}: take a smaller batch, more \
              run.accumulation, memory.recompute or memory.offload, or another machine\n",
-            super::bytes(needed),
+            bytes(needed),
             counted(plan.world_size, "rank"),
-            super::bytes(limit.bytes),
+            bytes(limit.bytes),
             limit.of
         )
     })

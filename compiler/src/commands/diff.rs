@@ -1,8 +1,9 @@
 //! `frit diff`: what changed from one plan to another.
 
-use super::{bytes, launches, table};
 use crate::diagnostics::Report;
-use crate::{plan_dir, predict};
+use crate::plan_dir;
+use crate::predict;
+use crate::render::{bytes, launches, table};
 use frit_ir::Op;
 use frit_ir::plan::{Action, Plan};
 use serde_json::{Value, json};

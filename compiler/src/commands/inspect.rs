@@ -3,12 +3,12 @@
 mod casts;
 mod memory;
 
-use super::{bytes, launches, table};
+use crate::compilation::IMPORT;
 use crate::diagnostics::Report;
-use crate::driver::IMPORT;
 use crate::plan_dir;
 use crate::policy::{self, Policy};
 use crate::predict;
+use crate::render::{bytes, launches, table};
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::{Action, DeviceType, ParamHome, Place, Plan, Task};
 use frit_runtime::numerics::{Format, NumericsFile};

@@ -8,7 +8,6 @@ pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod inspect;
-pub(crate) mod launches;
 pub mod passes;
 pub mod plan_search;
 pub mod report;
@@ -18,7 +17,6 @@ pub mod verify;
 
 use crate::diagnostics::Report;
 use clap::{Parser, Subcommand};
-use std::fmt::Write;
 
 /// A graph compiler for mixed-precision, fully sharded training.
 #[derive(Debug, Parser)]
@@ -88,41 +86,4 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Passes(args) => passes::execute(args),
         Command::Completions(args) => completions::execute(args),
     }
-}
-
-/// A number of bytes for people.
-pub(crate) fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", units[unit]) }
-}
-
-/// Rows as aligned columns; numbers, by their first character, to the right.
-pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = head.iter().map(|h| h.len()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    let head: Vec<String> = head.iter().map(|h| h.to_string()).collect();
-    for row in std::iter::once(&head).chain(rows) {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let number = cell.starts_with(|c: char| c.is_ascii_digit());
-            let pad = " ".repeat(width - cell.chars().count());
-            let cell = if number { format!("{pad}{cell}") } else { format!("{cell}{pad}") };
-            line += &cell;
-            line += "  ";
-        }
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
 }

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::diagnostics::Report;
 use crate::pipeline::{self, Options};
+use crate::render::table;
 use frit_passes::PassInfo;
 
 /// Arguments of `frit passes`.
@@ -18,7 +19,7 @@ pub(super) fn execute(_: &Args) -> Result<String, Report> {
         .iter()
         .map(|i| vec![i.name.into(), format!("{:?}", i.numerics), i.summary.into()])
         .collect();
-    Ok(super::table(&["pass", "numbers", "what it does"], &rows))
+    Ok(table(&["pass", "numbers", "what it does"], &rows))
 }
 
 /// The contracts of all passes, in order.

@@ -4,12 +4,11 @@
 //! weights and kernels, simulates every plan, and ranks those that fit by throughput.
 
 use super::compile::binds;
-use super::simulate::seconds;
-use super::{bytes, table};
 use crate::clusters;
+use crate::compilation::{Request, predict};
 use crate::config::Config;
 use crate::diagnostics::Report;
-use crate::driver::{self, Request};
+use crate::render::{bytes, quoted, seconds, table};
 use frit_ir::Diagnostic;
 use frit_ir::plan::Plan;
 use frit_passes::cost::Cluster;
@@ -195,17 +194,8 @@ fn command(args: &Args, choice: &Choice) -> String {
         words.push("--allow-external-data".into());
     }
     words.extend(["-o".into(), "plan".into()]);
-    let words: Vec<String> = words.into_iter().map(quoted).collect();
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     words.join(" ")
-}
-
-/// The word as a POSIX shell reads it back.
-fn quoted(word: String) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
 }
 
 fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
@@ -215,7 +205,7 @@ fn compile(args: &Args, choice: &Choice) -> Result<Plan, Report> {
     let allow_external_data = args.allow_external_data;
     let request =
         Request { model: args.model.clone(), binds, allow_external_data, ..Request::default() };
-    driver::predict(&request, &config)
+    predict(&request, &config)
 }
 
 fn to_json(args: &Args, found: &Found) -> Value {
@@ -252,23 +242,4 @@ fn text(args: &Args, found: &[Found]) -> String {
     };
     let rows: Vec<Vec<String>> = found.iter().map(row).collect();
     format!("{}\n{}\n", table(&head, &rows), command(args, &found[0].choice))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn words_are_quoted_where_a_shell_would_change_them() {
-        for (word, expected) in [
-            ("--set", "--set"),
-            ("run.seed=1", "run.seed=1"),
-            ("params.frozen=[\"h.*\"]", "'params.frozen=[\"h.*\"]'"),
-            ("it's", r"'it'\''s'"),
-            ("", "''"),
-            ("a b", "'a b'"),
-        ] {
-            assert_eq!(quoted(word.into()), expected);
-        }
-    }
 }

@@ -1,7 +1,9 @@
 //! `frit report`: a plan as one self-contained HTML page with its timeline, memory and precision.
 
 use crate::diagnostics::Report;
-use crate::{plan_dir, predict, report};
+use crate::plan_dir;
+use crate::predict;
+use crate::report;
 use frit_ir::Diagnostic;
 use frit_runtime::files;
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 //! `frit simulate`: a plan on a cluster that is not here.
 
-use super::bytes;
 use crate::clusters;
 use crate::diagnostics::Report;
 use crate::plan_dir;
+use crate::render::{bytes, seconds};
 use frit_ir::{Diagnostic, Region};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::emulate::{self, Emulation, emulate};
@@ -150,15 +150,4 @@ fn text(s: &Simulation, cluster: &Cluster) -> String {
         bytes(s.reserved_bytes),
         bounds.join(", "),
     )
-}
-
-/// A duration for people.
-pub(crate) fn seconds(s: f64) -> String {
-    if s >= 1.0 {
-        format!("{s:.3} s")
-    } else if s >= 1e-3 {
-        format!("{:.3} ms", 1e3 * s)
-    } else {
-        format!("{:.1} us", 1e6 * s)
-    }
 }

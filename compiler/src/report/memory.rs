@@ -1,7 +1,7 @@
 //! Live bytes over predicted time, stacked by what they are for.
 
 use super::{WIDTH, axis, total};
-use crate::commands::bytes;
+use crate::render::bytes;
 use frit_ir::plan::{Plan, Purpose};
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
 //! The parts of the page that are numbers and lists.
 
 use super::{duration, escape, quantity};
-use crate::commands::{bytes, launches};
+use crate::render::{bytes, launches};
 use frit_ir::Severity;
 use frit_ir::plan::{Action, ParamHome, Plan};
 use frit_passes::simulate::Simulation;

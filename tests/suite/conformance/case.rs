@@ -2,8 +2,8 @@
 
 use super::proto;
 use crate::stand_ins::Gpu;
+use frit::compilation::{Compiled, Request, compile};
 use frit::config::Config;
-use frit::driver::{Compiled, Request, compile};
 use frit::import::onnx::messages::{
     DimensionProto, ModelProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
     ValueInfoProto,

@@ -3,9 +3,9 @@
 use super::origins::{self, Input, MODEL, options, trained};
 use super::rendezvous;
 use crate::support::Planned;
+use frit::compilation::{Observer, Request, compile};
 use frit::config::Config;
 use frit::diagnostics::Report;
-use frit::driver::{Observer, Request, compile};
 use frit_ir::Graph;
 use frit_ir::plan::sha256_hex;
 use frit_passes::verify_plan::verify_plan;

@@ -6,9 +6,9 @@
 
 mod generate;
 
+use frit::compilation::{Compiled, Observer, Request, compile};
 use frit::config::Config;
 use frit::diagnostics::Report;
-use frit::driver::{Compiled, Observer, Request, compile};
 use frit::plan_dir::{Stored, write};
 use frit_ir::interpret::{Options, leaf_key, run as interpret};
 use frit_ir::{DType, Graph, Op, OutputKind, Tensor};

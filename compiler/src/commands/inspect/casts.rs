@@ -1,6 +1,6 @@
 //! `frit inspect --view casts`: what is cast in a plan, who asked for it, and what it would cost otherwise.
 
-use crate::commands::{bytes, table};
+use crate::render::{bytes, table};
 use frit_ir::plan::{Action, Plan};
 use frit_ir::{Op, Origin};
 use frit_passes::autocast::policy;

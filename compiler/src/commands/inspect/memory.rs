@@ -1,6 +1,6 @@
 //! `frit inspect --view memory`: what the bytes of a rank are for in every part of a step, and every buffer.
 
-use crate::commands::{bytes, table};
+use crate::render::{bytes, table};
 use frit_ir::Region;
 use frit_ir::plan::{Live, Plan, Purpose};
 use serde_json::{Value, json};

@@ -1,86 +1,83 @@
 //! The memory budget: how much is recomputed, and what rests in host memory, so that the plan fits.
 
-use crate::commands::bytes;
-use crate::config::Config;
+use super::Compilation;
 use crate::config::choices;
 use crate::diagnostics::Report;
-use frit_ir::{Diagnostic, Graph};
+use crate::render::bytes;
+use frit_ir::Diagnostic;
 use frit_passes::offload::Offload;
 use frit_passes::recompute::{Recompute, stages};
+use frit_passes::simulate::simulate;
+use std::collections::BTreeSet;
 
 /// What is done to need less memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Saving {
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Saving {
     /// What backward computes again.
-    pub(crate) recompute: Recompute,
+    pub(super) recompute: Recompute,
     /// What rests in host memory.
-    pub(crate) offload: Offload,
+    pub(super) offload: Offload,
 }
 
 /// What a plan needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Needs {
+pub(super) struct Needs {
     /// Arena bytes of a rank's device.
-    pub(crate) peak_bytes: u64,
+    pub(super) peak_bytes: u64,
     /// Predicted seconds of a step.
-    pub(crate) seconds: f64,
+    pub(super) seconds: f64,
 }
 
-/// What the configuration asks for, if it does not leave it to the budget.
-pub(crate) fn asked_offload(config: &Config) -> Option<Offload> {
-    match config.memory.offload {
-        choices::Offload::None if config.sharding.cpu_offload => Some(Offload::Parameters),
-        choices::Offload::None => Some(Offload::None),
-        choices::Offload::Optimizer => Some(Offload::Optimizer),
-        choices::Offload::Parameters => Some(Offload::Parameters),
-        choices::Offload::Auto => None,
-    }
-}
-
-/// The recomputation and the offload that the configuration asks for. What it leaves to the budget is the least
-/// with which the plan fits: nothing if that fits, else the fastest by prediction of the least recomputation
-/// without offload, with the optimizer's state and with parameters on the host; and in words why.
-///
-/// `needs` gives what the plan with a saving needs.
-///
-/// # Errors
-/// If the plan does not fit, with the smallest budget that would do.
-pub(crate) fn saving(
-    graph: &Graph,
-    config: &Config,
-    needs: &dyn Fn(Saving) -> Result<Needs, Report>,
-) -> Result<(Saving, Option<String>), Report> {
-    let recompute = match config.memory.recompute {
-        choices::Recompute::None => Some(Recompute::NONE),
-        choices::Recompute::Unit => Some(Recompute::UNIT),
-        choices::Recompute::Selective => Some(Recompute::SELECTIVE),
-        choices::Recompute::Auto => None,
-    };
-    let offload = asked_offload(config);
-    let Some(budget) = config.memory.budget else {
-        return match (recompute, offload) {
-            (Some(recompute), Some(offload)) => Ok((Saving { recompute, offload }, None)),
-            (None, _) => Err(no_budget("recompute", "recomputes as much", "unit\" or \"selective")),
-            (_, None) => Err(no_budget("offload", "offloads what", "optimizer\" or \"parameters")),
-        };
-    };
-    let search = Search { graph, recompute, budget, needs };
-    let offloads = match offload {
-        Some(offload) => vec![offload],
-        None => vec![Offload::None, Offload::Optimizer, Offload::Parameters],
-    };
-    let mut fitting: Vec<(Saving, Needs)> = Vec::new();
-    for &offload in &offloads {
-        let Some((saving, found)) = search.least(offload)? else { continue };
-        fitting.push((saving, found));
-        if fitting.len() == 1 && saving.recompute == recompute.unwrap_or(Recompute::NONE) {
-            break;
+impl Compilation<'_> {
+    /// The offload that the configuration asks for, if it does not leave it to the budget.
+    pub(super) fn asked_offload(&self) -> Option<Offload> {
+        let config = self.setup.config;
+        match config.memory.offload {
+            choices::Offload::None if config.sharding.cpu_offload => Some(Offload::Parameters),
+            choices::Offload::None => Some(Offload::None),
+            choices::Offload::Optimizer => Some(Offload::Optimizer),
+            choices::Offload::Parameters => Some(Offload::Parameters),
+            choices::Offload::Auto => None,
         }
     }
-    let fastest = fitting.iter().min_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
-    match fastest {
-        Some((saving, _)) => Ok((*saving, words(&offloads, &fitting, saving, budget))),
-        None => Err(search.too_small(offloads[0])?),
+
+    /// The recomputation that the configuration asks for, if it does not leave it to the budget.
+    fn asked_recompute(&self) -> Option<Recompute> {
+        match self.setup.config.memory.recompute {
+            choices::Recompute::None => Some(Recompute::NONE),
+            choices::Recompute::Unit => Some(Recompute::UNIT),
+            choices::Recompute::Selective => Some(Recompute::SELECTIVE),
+            choices::Recompute::Auto => None,
+        }
+    }
+
+    /// The recomputation and the offload that the configuration asks for. What it leaves to the budget is the least
+    /// with which the plan fits: nothing if that fits, else the fastest by prediction of the least recomputation
+    /// without offload, with the optimizer's state and with parameters on the host; and in words why.
+    ///
+    /// # Errors
+    /// If the plan does not fit, with the smallest budget that would do.
+    pub(super) fn choose_saving(&self) -> Result<(Saving, Option<String>), Report> {
+        let (recompute, offload) = (self.asked_recompute(), self.asked_offload());
+        match (self.setup.config.memory.budget, recompute, offload) {
+            (Some(budget), ..) => {
+                Search { compilation: self, recompute, offload, budget }.fastest()
+            }
+            (None, Some(recompute), Some(offload)) => Ok((Saving { recompute, offload }, None)),
+            (None, None, _) => {
+                Err(no_budget("recompute", "recomputes as much", "unit\" or \"selective"))
+            }
+            (None, _, None) => {
+                Err(no_budget("offload", "offloads what", "optimizer\" or \"parameters"))
+            }
+        }
+    }
+
+    /// What the plan with this saving needs.
+    fn needs(&self, saving: Saving) -> Result<Needs, Report> {
+        let plan = self.trial(saving, &BTreeSet::new())?.arrange()?.lowered.plan;
+        let simulation = simulate(&plan, &self.setup.cluster);
+        Ok(Needs { peak_bytes: simulation.peak_bytes, seconds: simulation.step_seconds })
     }
 }
 
@@ -126,17 +123,40 @@ fn name(offload: Offload) -> &'static str {
     }
 }
 
-struct Search<'a> {
-    graph: &'a Graph,
+/// The search for the least saving within a budget.
+struct Search<'a, 'c> {
+    compilation: &'a Compilation<'c>,
     /// The recomputation that is asked for, if any is.
     recompute: Option<Recompute>,
+    /// The offload that is asked for, if any is.
+    offload: Option<Offload>,
     budget: u64,
-    needs: &'a dyn Fn(Saving) -> Result<Needs, Report>,
 }
 
-impl Search<'_> {
+impl Search<'_, '_> {
+    /// The fastest of the least savings that fit, and why.
+    fn fastest(&self) -> Result<(Saving, Option<String>), Report> {
+        let offloads = match self.offload {
+            Some(offload) => vec![offload],
+            None => vec![Offload::None, Offload::Optimizer, Offload::Parameters],
+        };
+        let mut fitting: Vec<(Saving, Needs)> = Vec::new();
+        for &offload in &offloads {
+            let Some((saving, found)) = self.least(offload)? else { continue };
+            fitting.push((saving, found));
+            if fitting.len() == 1 && saving.recompute == self.recompute.unwrap_or(Recompute::NONE) {
+                break;
+            }
+        }
+        let fastest = fitting.iter().min_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+        match fastest {
+            Some((saving, _)) => Ok((*saving, words(&offloads, &fitting, saving, self.budget))),
+            None => Err(self.too_small(offloads[0])?),
+        }
+    }
+
     fn needs(&self, recompute: Recompute, offload: Offload) -> Result<Needs, Report> {
-        (self.needs)(Saving { recompute, offload })
+        self.compilation.needs(Saving { recompute, offload })
     }
 
     /// What a plan needs, if it fits.
@@ -152,7 +172,7 @@ impl Search<'_> {
 
     /// The most that can be recomputed.
     fn most(&self) -> Result<Recompute, Report> {
-        Ok(Recompute { stages: stages(self.graph)?, selective: true })
+        Ok(Recompute { stages: stages(&self.compilation.graph)?, selective: true })
     }
 
     /// The least recomputation with which the plan fits: none, then the cheap values, then more and more

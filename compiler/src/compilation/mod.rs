@@ -1,0 +1,191 @@
+//! One compilation: a model and a configuration into a plan, pass by pass.
+//!
+//! [`Setup`] is what the request and the configuration decide before a model is read; a [`Compilation`] takes one graph from
+//! there to a plan. Training and evaluation are two of them, and so is every trial by which the memory budget and the
+//! gathers are decided.
+
+mod evaluation;
+mod finish;
+mod gathers;
+mod passes;
+mod plan;
+mod saving;
+mod setup;
+
+use crate::config::Config;
+use crate::diagnostics::Report;
+use crate::source::Source;
+use crate::weights::Weights;
+use frit_ir::plan::{PassReport, Plan};
+use frit_ir::{Graph, Tensor};
+use frit_passes::PassContext;
+use passes::End;
+use plan::Made;
+use saving::Saving;
+use setup::Setup;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+pub use passes::IMPORT;
+
+/// What is asked of one compilation.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The model file.
+    pub model: PathBuf,
+    /// Values of symbolic dimensions.
+    pub binds: BTreeMap<String, usize>,
+    /// Passes that are left out.
+    pub disabled: Vec<String>,
+    /// The last pass to run; the plan is then not made.
+    pub stop_after: Option<String>,
+    /// Check the graph after every pass, in release builds too.
+    pub verify_each: bool,
+    /// External data of the model may lie anywhere, not only in the folder of the model.
+    pub allow_external_data: bool,
+    /// Compile the evaluation of a model that trains, too.
+    pub evaluation: bool,
+    /// Make no machine code: the plan is proved as with it, but cannot be run.
+    pub without_code: bool,
+}
+
+/// Sees the graph after each pass.
+pub trait Observer {
+    /// The pass `name` has run as the `index`-th.
+    fn after(&mut self, index: usize, name: &str, graph: &Graph);
+
+    /// Something else begins that takes a while.
+    fn stage(&mut self, _what: &str) {}
+}
+
+impl Observer for () {
+    fn after(&mut self, _: usize, _: &str, _: &Graph) {}
+}
+
+/// A compiled model.
+#[derive(Debug)]
+pub struct Compiled {
+    /// The plan.
+    pub plan: Plan,
+    /// The file with the generated kernels; empty if there are none.
+    pub object: Vec<u8>,
+    /// Values of parameters.
+    pub weights: Weights,
+    /// Values of large constants.
+    pub constants: Vec<(String, Tensor)>,
+    /// How the model is evaluated while it trains, and after.
+    pub evaluation: Option<Evaluation>,
+    /// The model that the plan was compiled from.
+    pub source: Source,
+}
+
+/// The evaluation of a model that trains: the same parameters, in the same units and precision.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// The plan, of the phase `eval`.
+    pub plan: Plan,
+    /// The shared object with its generated kernels; empty if there are none.
+    pub object: Vec<u8>,
+    /// Values of its large constants.
+    pub constants: Vec<(String, Tensor)>,
+}
+
+/// Compiles a model. `None` if `stop_after` ended the compilation before the plan.
+///
+/// # Errors
+/// Everything that is wrong with the model, the configuration or the environment.
+pub fn compile(
+    request: &Request,
+    config: &Config,
+    observer: &mut dyn Observer,
+) -> Result<Option<Compiled>, Report> {
+    match compiled(request, config, observer) {
+        Ok(compiled) => Ok(Some(compiled)),
+        Err(End::AsAsked) => Ok(None),
+        Err(End::Refused(report)) => Err(report),
+    }
+}
+
+fn compiled(
+    request: &Request,
+    config: &Config,
+    observer: &mut dyn Observer,
+) -> Result<Compiled, End> {
+    let setup = Setup::new(request, config)?;
+    let mut imported = setup.import()?;
+    let mut compilation = Compilation::of_model(&setup, &mut imported, Some(observer));
+    compilation.all_passes(&imported.weights)?;
+    compilation.stage("schedule, memory and machine code");
+    let mut made = compilation.generate(compilation.arrange()?)?;
+    compilation.describe(&mut made)?;
+    let evaluation = compilation.evaluation(&made.plan)?;
+    compilation.stage("proof");
+    let Made { plan, object, constants, .. } = made;
+    finish::prove(&plan, evaluation.as_ref())?;
+    let source = setup.source(&plan, &imported.ties)?;
+    Ok(Compiled { plan, object, weights: imported.weights, constants, evaluation, source })
+}
+
+/// The plan of a model as far as predictions need it: scheduled and placed in memory, but neither proved
+/// nor with the code of its kernels.
+///
+/// # Errors
+/// Everything that is wrong with the model, the configuration or the environment.
+pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
+    // What evaluations read bears on what the training holds.
+    let request = &Request { evaluation: true, ..request.clone() };
+    let setup = Setup::new(request, config)?;
+    let mut imported = setup.import()?;
+    let mut compilation = Compilation::of_model(&setup, &mut imported, None);
+    compilation.all_passes(&imported.weights)?;
+    Ok(compilation.arrange()?.lowered.plan)
+}
+
+/// One graph on its way to a plan.
+struct Compilation<'a> {
+    setup: &'a Setup<'a>,
+    /// Sees the passes; nothing does for what is compiled beside the model.
+    observer: Option<&'a mut dyn Observer>,
+    graph: Graph,
+    /// The graph as the front end read it, if the model is evaluated beside its training.
+    as_read: Option<Graph>,
+    context: PassContext,
+    reports: Vec<PassReport>,
+    passes_run: usize,
+    stop_after: Option<&'a str>,
+    /// Whether the graph is verified after every pass that changes it.
+    verify: bool,
+    /// Elements that the loss sums in a micro-step; 0 without a loss.
+    loss_elements: usize,
+    saving: Saving,
+    /// Why this saving, if it was chosen.
+    saving_reason: Option<String>,
+    /// The plan that trains what this one evaluates.
+    trained: Option<&'a Plan>,
+}
+
+impl<'a> Compilation<'a> {
+    fn new(setup: &'a Setup<'a>, graph: Graph) -> Self {
+        Compilation {
+            setup,
+            observer: None,
+            graph,
+            as_read: None,
+            context: PassContext::default(),
+            reports: vec![],
+            passes_run: 0,
+            stop_after: None,
+            verify: cfg!(debug_assertions) || setup.request.verify_each,
+            loss_elements: 0,
+            saving: Saving::default(),
+            saving_reason: None,
+            trained: None,
+        }
+    }
+
+    fn stage(&mut self, what: &str) {
+        if let Some(observer) = &mut self.observer {
+            observer.stage(what);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The passes of a compilation, from the forward graph to a step of all ranks.
+
+use super::{Compilation, Observer, Setup};
+use crate::diagnostics::Report;
+use crate::import::{Imported, Inlined};
+use crate::lints;
+use crate::pipeline;
+use crate::weights::Weights;
+use frit_ir::ops::ParamKind;
+use frit_ir::plan::PassReport;
+use frit_ir::{Diagnostic, Graph, Origin, verify};
+use frit_passes::{Changed, Pass, loss};
+use std::collections::BTreeSet;
+
+/// Name of the front end in the reports of a plan.
+pub const IMPORT: &str = "import";
+
+/// Loss elements of a step, with all its ranks and micro-steps: an f64 counts them exactly.
+const MAX_LOSS_ELEMENTS: f64 = (1_u64 << 53) as f64;
+
+/// Why a compilation ends before there is a plan.
+pub(super) enum End {
+    /// After the pass that was asked for.
+    AsAsked,
+    /// For what is wrong.
+    Refused(Report),
+}
+
+impl From<Report> for End {
+    fn from(wrong: Report) -> Self {
+        End::Refused(wrong)
+    }
+}
+
+impl From<Diagnostic> for End {
+    fn from(wrong: Diagnostic) -> Self {
+        End::Refused(wrong.into())
+    }
+}
+
+impl From<End> for Report {
+    fn from(end: End) -> Self {
+        match end {
+            End::AsAsked => Diagnostic::error("E097", "a prediction needs all passes").into(),
+            End::Refused(report) => report,
+        }
+    }
+}
+
+impl<'a> Compilation<'a> {
+    /// Of a model, whose graph it takes.
+    pub(super) fn of_model(
+        setup: &'a Setup<'a>,
+        imported: &mut Imported,
+        observer: Option<&'a mut dyn Observer>,
+    ) -> Self {
+        let graph = std::mem::take(&mut imported.graph);
+        let mut compilation = Compilation {
+            observer,
+            as_read: setup.evaluates().then(|| graph.clone()),
+            stop_after: setup.request.stop_after.as_deref(),
+            ..Compilation::new(setup, graph)
+        };
+        let remarks = imported.inlined.iter().map(inlined).collect();
+        compilation.report(IMPORT, compilation.graph.len(), remarks);
+        imported.warnings.drain(..).for_each(|w| compilation.context.warn(w));
+        compilation
+    }
+
+    /// Runs all passes.
+    pub(super) fn all_passes(&mut self, weights: &Weights) -> Result<(), End> {
+        if !self.setup.trains() {
+            return self.evaluate();
+        }
+        self.forward(weights)?;
+        self.train()?;
+        self.hold()?;
+        (self.saving, self.saving_reason) = self.choose_saving()?;
+        let together = self.gathered_together()?;
+        self.distribute(&together)
+    }
+
+    /// From the model to its final forward graph, whose loss elements are then known.
+    fn forward(&mut self, weights: &Weights) -> Result<(), End> {
+        let setup = self.setup;
+        self.passes(pipeline::forward(&setup.options))?;
+        let target = setup.options.backend.describe();
+        let found = lints::forward(&self.graph, setup.config, &target, weights)?;
+        self.context.warnings.extend(found);
+        self.loss_elements = loss::capacity(&self.graph).ok_or_else(|| {
+            Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
+        })?;
+        Ok(self.countable()?)
+    }
+
+    /// To a whole step on one rank.
+    fn train(&mut self) -> Result<(), End> {
+        self.passes(pipeline::training(&self.setup.options, self.loss_elements as f64))
+    }
+
+    /// Decides how parameters are held.
+    fn hold(&mut self) -> Result<(), End> {
+        let is_frozen = |kind: ParamKind| kind == ParamKind::Frozen;
+        if let Some(as_read) = &self.as_read
+            && self.graph.params().any(|(_, p)| is_frozen(p.kind))
+        {
+            self.context.evaluated = self.dtypes_evaluated(as_read)?;
+        }
+        self.passes(pipeline::holding(&self.setup.options))
+    }
+
+    /// To the step of all ranks, with these parameters gathered together.
+    pub(super) fn distribute(&mut self, together: &BTreeSet<String>) -> Result<(), End> {
+        let recompute = self.saving.recompute;
+        self.passes(pipeline::distribution(&self.setup.options, recompute, together))
+    }
+
+    /// Runs passes in order.
+    pub(super) fn passes(&mut self, passes: Vec<Box<dyn Pass>>) -> Result<(), End> {
+        for pass in passes {
+            let name = pass.info().name;
+            if self.setup.request.disabled.iter().any(|d| d == name) {
+                continue;
+            }
+            self.pass(&*pass)?;
+            if self.stop_after == Some(name) {
+                return Err(End::AsAsked);
+            }
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, pass: &dyn Pass) -> Result<(), Report> {
+        let name = pass.info().name;
+        let nodes_before = self.graph.len();
+        let changed = pass.run(&mut self.graph, &mut self.context)?;
+        if changed == Changed::Yes && self.verify {
+            verified(&self.graph, name)?;
+        }
+        let remarks = std::mem::take(&mut self.context.remarks);
+        let remarks = remarks.into_iter().map(|r| (r.message, r.origin)).collect();
+        self.report(name, nodes_before, remarks);
+        self.passes_run += 1;
+        if let Some(observer) = &mut self.observer {
+            observer.after(self.passes_run, name, &self.graph);
+        }
+        Ok(())
+    }
+
+    /// Keeps what something made of the graph, which had `nodes_before` nodes.
+    pub(super) fn report(
+        &mut self,
+        name: &str,
+        nodes_before: usize,
+        remarks: Vec<(String, Origin)>,
+    ) {
+        let (pass, nodes_after) = (name.into(), self.graph.len());
+        self.reports.push(PassReport { pass, nodes_before, nodes_after, remarks });
+    }
+
+    /// Refuses a step of more loss elements than an f64 counts.
+    fn countable(&self) -> Result<(), Diagnostic> {
+        let (config, capacity) = (self.setup.config, self.loss_elements);
+        let (ranks, accumulation) = (config.sharding.ranks, config.run.accumulation);
+        let elements = capacity as f64 * accumulation as f64 * ranks as f64;
+        if elements < MAX_LOSS_ELEMENTS {
+            return Ok(());
+        }
+        let message = format!(
+            "a step sums {capacity} loss elements on each of {ranks} ranks in each of {accumulation} micro-steps: \
+             more than can be counted"
+        );
+        Err(Diagnostic::error("E071", message).help("lower run.accumulation or sharding.ranks"))
+    }
+}
+
+/// The remark on an initializer that became a constant of the graph.
+fn inlined(constant: &Inlined) -> (String, Origin) {
+    let message = format!("constant {}: {}", constant.ty, constant.reason);
+    (message, Origin::new(&constant.name, ""))
+}
+
+/// The graph's laws, broken by a pass: a bug of the compiler.
+fn verified(graph: &Graph, pass: &str) -> Result<(), Report> {
+    verify::verify(graph).map_err(|mut diagnostics| {
+        for d in &mut diagnostics {
+            d.message = format!("after pass `{pass}`: {}", d.message);
+        }
+        Report { diagnostics }
+    })
+}

@@ -1,0 +1,124 @@
+//! From the graph of all ranks to a plan: lowered, offloaded, scheduled, placed in memory, with its machine code.
+
+use super::Compilation;
+use super::saving::Saving;
+use crate::config::choices::{self, Prefetch as Decides};
+use crate::diagnostics::Report;
+use frit_ir::Tensor;
+use frit_ir::plan::{Plan, Strategy};
+use frit_passes::lower::{LowerOptions, Lowered, lower};
+use frit_passes::memory;
+use frit_passes::offload::offload;
+use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
+use std::collections::BTreeSet;
+
+/// A plan without machine code.
+pub(super) struct Arranged {
+    pub(super) lowered: Lowered,
+    /// The schedule in words, if it was chosen.
+    pub(super) schedule: Option<String>,
+}
+
+/// A plan with machine code, not yet proved.
+pub(super) struct Made {
+    pub(super) plan: Plan,
+    /// The file with the generated kernels.
+    pub(super) object: Vec<u8>,
+    /// Values of large constants.
+    pub(super) constants: Vec<(String, Tensor)>,
+    /// The schedule in words, if it was chosen.
+    pub(super) schedule: Option<String>,
+}
+
+impl Compilation<'_> {
+    /// The same from here to the step of all ranks, with this saving and these parameters gathered together: to learn
+    /// what would become of it.
+    pub(super) fn trial(
+        &self,
+        saving: Saving,
+        together: &BTreeSet<String>,
+    ) -> Result<Compilation<'_>, Report> {
+        let mut trial = Compilation {
+            loss_elements: self.loss_elements,
+            saving,
+            verify: false,
+            ..Compilation::new(self.setup, self.graph.clone())
+        };
+        trial.distribute(together)?;
+        Ok(trial)
+    }
+
+    /// The plan, scheduled and placed in memory; kernels are not generated yet.
+    pub(super) fn arrange(&self) -> Result<Arranged, Report> {
+        let (config, cluster) = (self.setup.config, &self.setup.cluster);
+        let mut lowered = self.lowered()?;
+        if config.sharding.prefetch == Decides::Auto {
+            let chosen = auto::choose(&lowered.plan, cluster, config.memory.budget);
+            let words = chosen.describe(cluster);
+            lowered.plan = chosen.plan;
+            return Ok(Arranged { lowered, schedule: Some(words) });
+        }
+        schedule(&mut lowered.plan, &self.prefetch());
+        memory::assign(&mut lowered.plan);
+        Ok(Arranged { lowered, schedule: None })
+    }
+
+    /// The plan with its offloads; it is neither scheduled nor placed.
+    pub(super) fn lowered(&self) -> Result<Lowered, Report> {
+        let (setup, config) = (self.setup, self.setup.config);
+        let (options, strategy) = (&setup.options, config.sharding.strategy);
+        let backend = &options.backend;
+        let lower_options = LowerOptions {
+            units: self.context.units.clone(),
+            strategy,
+            compute_dtype: config.precision.compute,
+            seed: config.run.seed,
+            accumulation: config.run.accumulation,
+            shards: strategy.shards(config.sharding.ranks, config.sharding.shard_group),
+            gather_once: strategy == Strategy::ShardOptimizer
+                && config.run.accumulation > 1
+                && config.sharding.ranks > 1,
+            loss_capacity: self.loss_elements,
+            target: backend.describe(),
+            trained: self.trained,
+            losses: options.loss.terms.clone(),
+            metrics: self.context.metrics.clone(),
+            cluster: &setup.cluster,
+            config: config.to_toml(),
+            frit_version: env!("CARGO_PKG_VERSION").into(),
+            generated: &backend.generates(),
+            library: &backend.has_library_kernel(),
+            entry: &|body, kind, region| backend.entry(body, kind, region),
+        };
+        let mut lowered = lower(&self.graph, &lower_options)?;
+        for input in &mut lowered.plan.inputs {
+            let ranges = self.context.index_ranges.get(&input.name);
+            input.ranges = ranges.cloned().unwrap_or_default();
+        }
+        offload(&mut lowered.plan, self.saving.offload, &setup.cluster);
+        Ok(lowered)
+    }
+
+    /// When the configuration gathers units.
+    fn prefetch(&self) -> Prefetch {
+        let sharding = &self.setup.config.sharding;
+        let limit = sharding.limit_all_gathers;
+        Prefetch::Fixed {
+            backward: match sharding.backward_prefetch {
+                choices::Backward::Pre => BackwardPrefetch::Pre,
+                choices::Backward::Post => BackwardPrefetch::Post,
+                choices::Backward::None => BackwardPrefetch::None,
+            },
+            forward: sharding.forward_prefetch,
+            limit: if limit == 0 { usize::MAX } else { limit },
+        }
+    }
+
+    /// Generates the kernels of a plan.
+    pub(super) fn generate(&self, arranged: Arranged) -> Result<Made, Report> {
+        let Arranged { lowered: Lowered { mut plan, constants, regions }, schedule } = arranged;
+        let without_code = self.setup.request.without_code;
+        let object = self.setup.options.backend.generate(&mut plan, &regions, without_code)?;
+        Ok(Made { plan, object, constants, schedule })
+    }
+}
