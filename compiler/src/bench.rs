@@ -8,7 +8,7 @@ use crate::plan_dir::{self, Stored};
 use crate::predict;
 use crate::source::Origin;
 use frit_ir::plan::{InputSpec, Plan};
-use frit_ir::{DType, Diagnostic, Tensor};
+use frit_ir::{Code, DType, Diagnostic, Tensor};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::safetensors_dtype;
 use safetensors::tensor::TensorView;
@@ -106,12 +106,12 @@ impl Bench {
         let plan = plan_dir::read(dir)?;
         if !plan.compute_dtype.is_low_precision() {
             let message = format!("{} computes in {} already", dir.display(), plan.compute_dtype);
-            return Err(Diagnostic::error("E113", message)
+            return Err(Diagnostic::error(Code::BenchPlan, message)
                 .help("give a plan in bf16 or fp16")
                 .into());
         }
         let scratch = tempfile::tempdir().map_err(|e| {
-            Diagnostic::error("E091", format!("no directory for the other plan: {e}"))
+            Diagnostic::error(Code::FileUnwritable, format!("no directory for the other plan: {e}"))
         })?;
         let fp32_dir = scratch.path().join("fp32");
         let fp32 = in_fp32(dir, &plan, model, &fp32_dir, allow_external_data)?;
@@ -128,7 +128,7 @@ impl Bench {
             ..RunOptions::default()
         };
         let run = |dir: &Path| -> Result<RunReport, Report> {
-            run(dir, &options).map_err(|e| Diagnostic::error("E100", e.to_string()).into())
+            run(dir, &options).map_err(|e| Diagnostic::error(Code::RunFailed, e.to_string()).into())
         };
         let mut reports = [vec![], vec![]];
         for _ in 0..TURNS {
@@ -220,7 +220,8 @@ fn in_fp32(
     let allow_external_data = allow_external_data || origin.allow_external_data;
     let request = Request { model, binds: origin.binds, allow_external_data, ..Request::default() };
     let compiled = compile(&request, &config, &mut ())?;
-    let compiled = compiled.ok_or_else(|| Diagnostic::error("E113", "no plan was made"))?;
+    let compiled =
+        compiled.ok_or_else(|| Diagnostic::error(Code::BenchPlan, "no plan was made"))?;
     plan_dir::write(to, &compiled, Stored::Copy)?;
     Ok(compiled.plan)
 }
@@ -265,7 +266,7 @@ fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
         tensors.push((input.name.clone(), ty, tensor.to_bytes()));
     }
     let refuse = |e: safetensors::SafeTensorError| -> Report {
-        Diagnostic::error("E091", format!("cannot write random data: {e}")).into()
+        Diagnostic::error(Code::FileUnwritable, format!("cannot write random data: {e}")).into()
     };
     let mut views = Vec::new();
     for (name, ty, bytes) in &tensors {

@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::diagnostics::Report;
-use frit_ir::Diagnostic;
 use frit_ir::plan::Target;
+use frit_ir::{Code, Diagnostic};
 use frit_passes::cost::{Cluster, cluster};
 use std::path::Path;
 
@@ -29,11 +29,14 @@ pub fn read(name: &str) -> Result<Cluster, Report> {
     let known = cluster::NAMES.join(", ");
     let path = Path::new(name);
     let text = std::fs::read_to_string(path).map_err(|e| {
-        Diagnostic::error("E092", format!("cannot read the cluster {}: {e}", path.display()))
-            .help(format!("give a TOML file or one of {known}"))
+        Diagnostic::error(
+            Code::PlanUnreadable,
+            format!("cannot read the cluster {}: {e}", path.display()),
+        )
+        .help(format!("give a TOML file or one of {known}"))
     })?;
     let refuse = |e: String| {
-        Diagnostic::error("E056", format!("{}: {}", path.display(), e.trim_end()))
+        Diagnostic::error(Code::ClusterInvalid, format!("{}: {}", path.display(), e.trim_end()))
             .help(format!("start from a built-in cluster: base = \"h100\" (one of {known})"))
     };
     let mut table: toml::Table =

@@ -1,12 +1,7 @@
 //! The list of diagnostics that a step of the compiler hands back when it cannot go on.
 
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use std::fmt;
-
-/// The code of runs that `--check-numerics` stops.
-pub const NOT_FINITE: &str = "E101";
-/// The code of runs that are not worth going on with.
-pub const DIVERGED: &str = "E106";
 
 /// One or more diagnostics, in the order in which they were found.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,16 +21,16 @@ impl Report {
         self.diagnostics.is_empty()
     }
 
-    /// Whether a message is for a bug of the compiler: a broken contract of a pass (`B`), of a graph (`V`) or of a plan
-    /// (`P`).
+    /// Whether a message is for a mistake of Frit: a broken contract of a pass, of a graph or of a plan.
     pub fn is_internal(&self) -> bool {
-        self.diagnostics.iter().any(|d| d.code.starts_with(['B', 'V', 'P']))
+        self.diagnostics.iter().any(|d| Code::find(&d.code).is_some_and(Code::is_internal))
     }
 
     /// What a program that ends with these messages exits with: 1 if a run failed though nothing was wrong with what
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {
-        let failed = |d: &Diagnostic| [DIVERGED, NOT_FINITE].contains(&d.code.as_str());
+        let failed =
+            |d: &Diagnostic| [Code::Diverged, Code::NotFinite].iter().any(|c| c.id() == d.code);
         if self.diagnostics.iter().any(failed) { 1 } else { 2 }
     }
 

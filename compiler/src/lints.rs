@@ -7,7 +7,7 @@ use crate::pipeline;
 use crate::weights::Weights;
 use frit_ir::ops::Param;
 use frit_ir::plan::{Strategy, Target};
-use frit_ir::{Diagnostic, Graph, Severity};
+use frit_ir::{Code, Diagnostic, Graph, Severity};
 use frit_passes::lint::catalog::LINTS;
 use frit_passes::lint::range::Spread;
 use frit_passes::lint::{self, Facts};
@@ -61,7 +61,8 @@ fn ranges(graph: &Graph, texts: &[String]) -> Result<BTreeMap<String, (f64, f64)
         });
         let Some((name, range)) = parsed else {
             let message = format!("`data.ranges`: \"{text}\" is not NAME=LOW..HIGH");
-            return Err(Diagnostic::error("E053", message).help("write for example \"x=-3..3\""));
+            return Err(Diagnostic::error(Code::ConfigContradiction, message)
+                .help("write for example \"x=-3..3\""));
         };
         let known: Vec<&str> = graph
             .nodes()
@@ -73,7 +74,7 @@ fn ranges(graph: &Graph, texts: &[String]) -> Result<BTreeMap<String, (f64, f64)
         if !known.contains(&name.as_str()) {
             let message = format!("`data.ranges` names `{name}`, which is no input of the model");
             let help = format!("its inputs are {}", known.join(", "));
-            return Err(Diagnostic::error("E053", message).help(help));
+            return Err(Diagnostic::error(Code::ConfigContradiction, message).help(help));
         }
         ranges.insert(name, range);
     }
@@ -87,7 +88,9 @@ fn ranges(graph: &Graph, texts: &[String]) -> Result<BTreeMap<String, (f64, f64)
 pub fn allow(found: &mut [Diagnostic], allowed: &[String]) -> Result<(), Diagnostic> {
     if let Some(id) = allowed.iter().find(|id| LINTS.iter().all(|l| l.id != id.as_str())) {
         let message = format!("`lints.allow` names `{id}`, which is no lint");
-        return Err(Diagnostic::error("E053", message).help("docs/lints.md lists them"));
+        return Err(
+            Diagnostic::error(Code::ConfigContradiction, message).help("docs/lints.md lists them")
+        );
     }
     for lint in found.iter_mut().filter(|d| allowed.contains(&d.code)) {
         lint.severity = Severity::Info;

@@ -5,7 +5,7 @@
 
 use crate::config::Config;
 use crate::config::choices::{LossKind as Kind, Targets};
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_passes::loss::{LossKind, Term};
 
 /// The losses of a configuration.
@@ -27,10 +27,11 @@ pub fn terms(config: &Config) -> Result<Vec<Term>, Diagnostic> {
     };
     let further = c.also.iter().map(|text| {
         let (weight, kind, logits, labels) = parse(text).ok_or_else(|| {
-            Diagnostic::error("E051", format!("`loss.also`: cannot read \"{text}\"")).help(format!(
-                "write \"0.5 * KIND(OUTPUT, LABELS)\" with KIND one of {}",
-                Kind::WORDS.join(", ")
-            ))
+            Diagnostic::error(Code::ConfigValue, format!("`loss.also`: cannot read \"{text}\""))
+                .help(format!(
+                    "write \"0.5 * KIND(OUTPUT, LABELS)\" with KIND one of {}",
+                    Kind::WORDS.join(", ")
+                ))
         })?;
         let labels = labels.unwrap_or_else(|| first.labels.clone());
         Ok(Term { kind, weight, logits, labels, ..first.clone() })

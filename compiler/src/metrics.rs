@@ -5,8 +5,8 @@
 
 use crate::config::Config;
 use crate::losses;
-use frit_ir::Diagnostic;
 use frit_ir::plan::MetricKind;
+use frit_ir::{Code, Diagnostic};
 use frit_passes::loss::metrics::{Metric, fits};
 use frit_passes::loss::{LossKind, Term};
 
@@ -37,7 +37,8 @@ fn read(text: &str, terms: &[Term]) -> Result<Vec<Metric>, Diagnostic> {
     let help = "write \"auto\", \"accuracy\", \"top_5\", \"perplexity\", \"mean_absolute_error\", or one of these with \
                 an output and its labels, as \"accuracy(logits, labels)\"";
     let unknown = || {
-        Diagnostic::error("E051", format!("`metrics.report`: cannot read \"{text}\"")).help(help)
+        Diagnostic::error(Code::ConfigValue, format!("`metrics.report`: cannot read \"{text}\""))
+            .help(help)
     };
     let (word, arguments) = match text.split_once('(') {
         None => (text.trim(), None),
@@ -69,7 +70,7 @@ fn read(text: &str, terms: &[Term]) -> Result<Vec<Metric>, Diagnostic> {
     if found.is_empty() {
         let losses: Vec<String> = terms.iter().map(Term::to_string).collect();
         let what = format!("`metrics.report`: \"{text}\" fits no loss");
-        return Err(Diagnostic::error("E218", what)
+        return Err(Diagnostic::error(Code::MetricUnknownOutput, what)
             .note(format!("the losses are {}", losses.join(", ")))
             .help(format!("name an output and its labels, as \"{word}(logits, labels)\"")));
     }

@@ -10,7 +10,7 @@ use crate::metrics;
 use crate::target::Backend;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::Strategy;
-use frit_ir::{DType, Diagnostic};
+use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::differentiate::Differentiate;
@@ -203,7 +203,8 @@ pub fn check(
     match stop_after {
         Some(name) => {
             let message = format!("pass `{name}` does not run in this compilation");
-            Err(Diagnostic::error("E096", message).help("--stop-after takes a pass that runs"))
+            Err(Diagnostic::error(Code::PassUnknown, message)
+                .help("--stop-after takes a pass that runs"))
         }
         None => lacks("lowering", lower::REQUIRES, &facts),
     }
@@ -223,11 +224,12 @@ fn lacking(
             let left_out = left_out.name;
             let message =
                 format!("{name} needs {fact}: `{left_out}` would provide that, and is disabled");
-            Diagnostic::error("E098", message).help(format!("leave out --disable-pass {left_out}"))
+            Diagnostic::error(Code::PassRequires, message)
+                .help(format!("leave out --disable-pass {left_out}"))
         }
         None => {
             let message = format!("{name} needs {fact}, and no pass before it provides that");
-            Diagnostic::error("B010", message)
+            Diagnostic::error(Code::PassOrder, message)
         }
     }
 }
@@ -243,7 +245,10 @@ impl Options {
             if !condition {
                 return Ok(());
             }
-            Err(Diagnostic::error("E055", format!("`{key} = {value}` is not implemented yet")))
+            Err(Diagnostic::error(
+                Code::ArchUnknown,
+                format!("`{key} = {value}` is not implemented yet"),
+            ))
         };
         let exchanged = [
             ("sharding.param_dtype", c.sharding.param_dtype),
@@ -318,7 +323,7 @@ impl Options {
 
 fn autocast(config: &Config) -> Result<Autocast, Diagnostic> {
     let parse = |text: &String| -> Result<DType, Diagnostic> {
-        text.parse().map_err(|e: String| Diagnostic::error("E051", e))
+        text.parse().map_err(|e: String| Diagnostic::error(Code::ConfigValue, e))
     };
     let convert = |o: &crate::config::Override| {
         let (dtype, output) = (parse(&o.dtype)?, o.output.as_ref().map(parse).transpose()?);
@@ -407,7 +412,7 @@ fn reshard(patterns: &[String]) -> Result<Vec<Reshard>, Diagnostic> {
         };
         let ranks = ranks.trim().parse().map_err(|_| {
             let what = format!("`{text}` in sharding.reshard_after_forward: not a number of ranks");
-            Diagnostic::error("E066", what).help("write PATTERN or PATTERN=N")
+            Diagnostic::error(Code::ShardingPattern, what).help("write PATTERN or PATTERN=N")
         })?;
         Ok(Reshard { units: units.trim().into(), ranks: Some(ranks) })
     };
@@ -425,8 +430,11 @@ fn wrap(text: &str) -> Result<Wrap, Diagnostic> {
         }
         _ => {
             let help = "use \"blocks\", \"none\", \"size=1000000\", or patterns of modules such as \"h.*, head\"";
-            Err(Diagnostic::error("E053", format!("`sharding.wrap = {text}` says nothing"))
-                .help(help))
+            Err(Diagnostic::error(
+                Code::ConfigContradiction,
+                format!("`sharding.wrap = {text}` says nothing"),
+            )
+            .help(help))
         }
     }
 }

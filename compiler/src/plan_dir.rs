@@ -8,7 +8,7 @@ use crate::compilation::Compiled;
 use crate::diagnostics::Report;
 use crate::weights::{Weight, Weights};
 use frit_ir::plan::{Plan, PlanError};
-use frit_ir::{Diagnostic, TensorType};
+use frit_ir::{Code, Diagnostic, TensorType};
 use frit_runtime::files::{self, Sink};
 use frit_runtime::{digest, safetensors_dtype, tensors};
 use safetensors::{Dtype, View};
@@ -42,9 +42,12 @@ pub const EVALUATION: &str = "eval";
 /// If the file system refuses, or `path` exists and is no plan.
 pub fn write(path: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> {
     if path.exists() && !path.join("plan.json").exists() {
-        return Err(Diagnostic::error("E090", format!("{} exists and is no plan", path.display()))
-            .help("choose another directory with -o")
-            .into());
+        return Err(Diagnostic::error(
+            Code::NotAPlanDirectory,
+            format!("{} exists and is no plan", path.display()),
+        )
+        .help("choose another directory with -o")
+        .into());
     }
     let aside = files::beside(path);
     let result = fill(&aside, compiled, weights)
@@ -57,7 +60,8 @@ pub fn write(path: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Re
 }
 
 fn io(path: &Path, error: std::io::Error) -> Report {
-    Diagnostic::error("E091", format!("cannot write {}: {error}", path.display())).into()
+    Diagnostic::error(Code::FileUnwritable, format!("cannot write {}: {error}", path.display()))
+        .into()
 }
 
 fn fill(dir: &Path, compiled: &Compiled, weights: Stored) -> Result<(), Report> {
@@ -229,15 +233,15 @@ impl View for Tensor<'_> {
 pub fn read(path: &Path) -> Result<Plan, Report> {
     let file = path.join("plan.json");
     let text = std::fs::read_to_string(&file).map_err(|e| {
-        Diagnostic::error("E092", format!("cannot read {}: {e}", file.display()))
+        Diagnostic::error(Code::PlanUnreadable, format!("cannot read {}: {e}", file.display()))
             .help("give a directory that `frit compile` wrote")
     })?;
     let refuse = |e: PlanError| match e {
         PlanError::Malformed(_) | PlanError::Changed => {
-            Diagnostic::error("E094", format!("{}: {e}", file.display()))
+            Diagnostic::error(Code::PlanChanged, format!("{}: {e}", file.display()))
                 .help("the file was changed after it was compiled; compile the model again")
         }
-        _ => Diagnostic::error("E093", format!("{}: {e}", file.display()))
+        _ => Diagnostic::error(Code::PlanInvalid, format!("{}: {e}", file.display()))
             .help("compile the model again with this version of frit"),
     };
     Ok(Plan::from_json(&text).map_err(refuse)?)

@@ -3,7 +3,7 @@
 //! The file holds, by scope, how often each exponent occurred among activations and gradients. A format
 //! suits a scope if at most one number in a hundred of those other than 0 is lost in it.
 
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::numerics::{FORMAT, Format, Kind, NumericsFile, Row};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ pub struct Policy {
 /// If it cannot be read, or is none of this version.
 pub fn read(path: &Path) -> Result<NumericsFile, Diagnostic> {
     let refuse = |e: String| {
-        Diagnostic::error("E102", format!("{}: {e}", path.display()))
+        Diagnostic::error(Code::NumericsFile, format!("{}: {e}", path.display()))
             .help("give a file that `frit run --numerics` wrote")
     };
     let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;

@@ -5,8 +5,8 @@
 use crate::import::mapped::Folder;
 use crate::import::{self, Tied};
 use crate::wire;
-use frit_ir::Diagnostic;
 use frit_ir::plan::sha256_hex;
+use frit_ir::{Code, Diagnostic};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +42,10 @@ impl Source {
         anywhere: bool,
     ) -> Result<Source, Diagnostic> {
         let bytes = import::mapped::map(path).map_err(|e| {
-            Diagnostic::error("E010", format!("cannot read the model {}: {e}", path.display()))
+            Diagnostic::error(
+                Code::ModelUnreadable,
+                format!("cannot read the model {}: {e}", path.display()),
+            )
         })?;
         let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
         let mut digests = BTreeMap::new();
@@ -102,7 +105,8 @@ impl Origin {
     /// If it is not there, or not readable.
     pub fn read(source: &Path) -> Result<Origin, Diagnostic> {
         let file = source.join("origin.json");
-        let refuse = |e: String| Diagnostic::error("E112", format!("{}: {e}", file.display()));
+        let refuse =
+            |e: String| Diagnostic::error(Code::ExportSource, format!("{}: {e}", file.display()));
         let text = std::fs::read_to_string(&file).map_err(|e| refuse(e.to_string()))?;
         serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
     }
@@ -119,7 +123,7 @@ impl Origin {
         }
         let path = given.unwrap_or(&self.path);
         let refuse = |e: String| {
-            Diagnostic::error("E112", format!("{}: {e}", path.display())).help(
+            Diagnostic::error(Code::ExportSource, format!("{}: {e}", path.display())).help(
                 "name the file that the plan was compiled from with --model, or compile it again",
             )
         };

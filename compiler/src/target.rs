@@ -4,7 +4,7 @@ use crate::config::Config;
 use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::{Action, DeviceType, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
-use frit_ir::{Diagnostic, Graph, Op, Origin};
+use frit_ir::{Code, Diagnostic, Graph, Op, Origin};
 use std::collections::BTreeMap;
 
 /// A processor that plans are compiled for.
@@ -31,7 +31,7 @@ impl Backend {
         let arch = config.target.arch.as_str();
         let refuse = |what: &str, known: String| {
             let message = format!("unknown {what} `target.arch = {arch}`");
-            Err(Diagnostic::error("E055", message).help(format!("use {known}")))
+            Err(Diagnostic::error(Code::ArchUnknown, message).help(format!("use {known}")))
         };
         match (config.target.device, arch) {
             (DeviceType::Cpu, "native") => Ok(Backend::Cpu(HostTarget::native())),
@@ -58,7 +58,7 @@ impl Backend {
         }
         let message =
             format!("{arch} has no matrix units for 8-bit floats; sm_89 is the first that has");
-        Err(Diagnostic::error("E057", message).help(
+        Err(Diagnostic::error(Code::NeedsAnotherSetting, message).help(
             "set target.arch = \"sm_89\" or \"sm_90\", or precision.compute = \"bf16\"; on a CPU, fp8 is emulated",
         ))
     }
@@ -123,8 +123,9 @@ impl Backend {
         if regions.is_empty() {
             return Ok(vec![]);
         }
-        let refuse =
-            |e: CodegenError| Diagnostic::error("E095", format!("cannot compile the kernels: {e}"));
+        let refuse = |e: CodegenError| {
+            Diagnostic::error(Code::CodeGeneration, format!("cannot compile the kernels: {e}"))
+        };
         let symbols: Vec<String> = regions.iter().map(|(k, _)| plan.kernels[*k].symbol()).collect();
         let sources: Vec<_> = regions
             .iter()
@@ -185,7 +186,7 @@ pub fn interpreted(plan: &Plan) -> Vec<Diagnostic> {
         let message = format!("the IR interpreter executes `{what}` ({n} tasks)");
         let help =
             "it has no routine of the CPU's kernel library and no generated code; report the model";
-        Diagnostic::warning("W098", message).at(origin).help(help)
+        Diagnostic::warning(Code::Interpreted, message).at(origin).help(help)
     };
     by_kernel.into_iter().map(warning).collect()
 }
@@ -207,7 +208,7 @@ fn every_kernel_has_code(plan: &Plan) -> Result<(), Diagnostic> {
     names.dedup();
     let n = lacking.len();
     let message = format!("no CUDA kernel for {} ({n} tasks)", names.join(", "));
-    Err(Diagnostic::error("E096", message)
+    Err(Diagnostic::error(Code::NoCudaKernel, message)
         .at(&origin)
         .help("compile with target.device = \"cpu\", or report the model"))
 }

@@ -173,6 +173,22 @@ fn devices_links_and_pipes_are_written_as_what_they_are() {
     assert_eq!(std::fs::read(place.file("last")).expect("saved"), saved);
 }
 
+#[test]
+fn a_linker_that_is_not_there_is_named() {
+    let place = Place::new(1, &[]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_frit"));
+    command
+        .env("CC", "/nowhere/cc")
+        .args(["compile", "-o", "linked"])
+        .current_dir(place.dir.path());
+    command
+        .args(["--bind", "batch=4"])
+        .arg(format!("{}/../tests/models/mlp/model.onnx", env!("CARGO_MANIFEST_DIR")));
+    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().expect("starts");
+    expect(&output, 2, &["E095", "/nowhere/cc", "install a C compiler"]);
+    assert!(!place.file("linked").exists());
+}
+
 /// What is not finite in the examples from the 32nd on, of 64.
 fn broken_data(place: &Place, name: &str) {
     tiny::write_data(&place.file(name), |x, i| if i >= 32 * 3 { f32::NAN } else { x });

@@ -42,9 +42,9 @@ pub struct Diagnostic {
 
 impl Diagnostic {
     /// An error.
-    pub fn error(code: &str, message: impl Into<String>) -> Self {
+    pub fn error(code: impl AsRef<str>, message: impl Into<String>) -> Self {
         Diagnostic {
-            code: code.into(),
+            code: code.as_ref().into(),
             severity: Severity::Error,
             message: message.into(),
             origin: Origin::none(),
@@ -54,7 +54,7 @@ impl Diagnostic {
     }
 
     /// A warning.
-    pub fn warning(code: &str, message: impl Into<String>) -> Self {
+    pub fn warning(code: impl AsRef<str>, message: impl Into<String>) -> Self {
         Diagnostic { severity: Severity::Warning, ..Diagnostic::error(code, message) }
     }
 

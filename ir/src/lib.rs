@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod choices;
+pub mod codes;
 pub mod diagnostic;
 pub mod dtype;
 pub mod graph;
@@ -20,6 +21,7 @@ pub mod tensor;
 pub mod text;
 pub mod verify;
 
+pub use codes::Code;
 pub use diagnostic::{Diagnostic, Severity, counted};
 pub use dtype::DType;
 pub use graph::{Graph, GraphError, Node, NodeId, Output, OutputKind, Value, ValueId};

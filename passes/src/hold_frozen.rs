@@ -13,7 +13,7 @@
 use crate::canonicalize;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{Cast, ParamKind};
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, Origin, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, Origin, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The contract of [`HoldFrozen`].
@@ -64,7 +64,7 @@ impl Pass for HoldFrozen {
                 if reads.dtypes.iter().any(|d| *d != dtype) {
                     let message =
                         format!("`{}` is held in {dtype} and read in another dtype", param.name);
-                    return Err(Diagnostic::error("B005", message)
+                    return Err(Diagnostic::error(Code::PassFailed, message)
                         .help("this is a bug in frit; please report it with the model"));
                 }
                 chosen.push((value, dtype, reads.clone()));

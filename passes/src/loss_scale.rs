@@ -6,7 +6,7 @@
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use frit_ir::ops::{Op, StateName};
-use frit_ir::{Diagnostic, Graph};
+use frit_ir::{Code, Diagnostic, Graph};
 
 /// The contract of [`LossScale`].
 pub const INFO: PassInfo = PassInfo {
@@ -66,8 +66,11 @@ impl Pass for LossScale {
         let init = self.scaling.init();
         // The scale is an f32 scalar on the device.
         if !(init > 0.0 && (init as f32).is_finite()) {
-            return Err(Diagnostic::error("E063", format!("loss scale {init} is not usable"))
-                .help("precision.loss_scale must be positive and finite in f32"));
+            return Err(Diagnostic::error(
+                Code::LossScaleUnusable,
+                format!("loss scale {init} is not usable"),
+            )
+            .help("precision.loss_scale must be positive and finite in f32"));
         }
         let leaf = graph.nodes().find_map(|(id, node)| match &node.op {
             Op::State(s) if s.name == StateName::LossScale => Some((id, s.init)),

@@ -1,7 +1,7 @@
 //! What a pass is: a transformation of the graph with its contract as data.
 
 use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, UnitSpec};
-use frit_ir::{DType, Diagnostic, Graph, GraphError, Origin};
+use frit_ir::{Code, DType, Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -152,7 +152,7 @@ pub trait Pass {
 /// The diagnostic for a node that a pass built wrongly.
 pub(crate) fn bug(pass: &str) -> impl Fn(GraphError) -> Diagnostic + '_ {
     move |e| {
-        Diagnostic::error("B001", format!("internal error in pass `{pass}`: {}", e.error))
+        Diagnostic::error(Code::PassFailed, format!("internal error in pass `{pass}`: {}", e.error))
             .at(&e.origin)
             .note(format!("operation {} with operands {}", e.op, e.operands))
             .help("this is a bug in frit; please report it with the model")

@@ -11,7 +11,8 @@ use frit_ir::ops::{
     statistics_dtype,
 };
 use frit_ir::{
-    DType, Diagnostic, Graph, GraphError, Op, Origin, Region, Shape, Tensor, TensorType, ValueId,
+    Code, DType, Diagnostic, Graph, GraphError, Op, Origin, Region, Shape, Tensor, TensorType,
+    ValueId,
 };
 use std::collections::HashMap;
 
@@ -53,9 +54,9 @@ impl Pass for SyncBatchNorm {
         }
         graph.substitute(&map);
         graph.remove_dead();
-        graph
-            .sort()
-            .map_err(|_| Diagnostic::error("B002", "cycle after pass `sync_batch_norm`"))?;
+        graph.sort().map_err(|_| {
+            Diagnostic::error(Code::PassFailed, "cycle after pass `sync_batch_norm`")
+        })?;
         Ok(Changed::when(!map.is_empty()))
     }
 }

@@ -220,8 +220,8 @@ fn averages_and_parameter_groups() {
         p.groups.iter_mut().find(|g| g.begins.is_some()).expect("two parameter groups")
     }
     let cases: [(&str, Break); 4] = [
-        ("P311", |p| drop_task(kernel(p, "ema_step"))),
-        ("P311", |p| {
+        ("P317", |p| drop_task(kernel(p, "ema_step"))),
+        ("P317", |p| {
             let flag = kernel(p, "ema_step").action.reads()[4].buffer;
             let other = kernel(p, "ema_step").action.reads()[3].clone();
             let Action::Kernel { reads, .. } = &mut kernel(p, "ema_step").action else { return };

@@ -407,6 +407,18 @@ fn trained_in_many_ways() -> Vec<(&'static str, ModelProto, &'static [&'static s
             &[],
         ),
         (
+            "drawn",
+            model(
+                17,
+                vec![
+                    node("RandomNormalLike", &["x"], &["noise"]),
+                    node("Mul", &["x", "w"], &["scaled"]),
+                    node("Add", &["scaled", "noise"], &["logits"]),
+                ],
+            ),
+            &["W110"],
+        ),
+        (
             "no running statistics",
             model(
                 17,

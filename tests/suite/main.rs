@@ -19,6 +19,7 @@ mod data;
 mod driver;
 mod dropout;
 mod edited_plans;
+mod error_codes;
 mod eval;
 mod export;
 mod faults;

@@ -8,7 +8,7 @@ use crate::plan_dir;
 use crate::render::{self, bytes};
 use crate::reproducer;
 use frit_ir::plan::{DeviceType, Plan};
-use frit_ir::{Diagnostic, Graph, Severity, counted};
+use frit_ir::{Code, Diagnostic, Graph, Severity, counted};
 use frit_runtime::memory;
 use frit_runtime::progress::Heartbeat;
 use indicatif::ProgressBar;
@@ -115,7 +115,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         if !known.contains(&name.as_str()) {
             let message = format!("there is no pass `{name}`");
             let help = format!("passes are: {}", known.join(", "));
-            return Err(Diagnostic::error("E096", message).help(help).into());
+            return Err(Diagnostic::error(Code::PassUnknown, message).help(help).into());
         }
     }
     let mut config = Config::load(args.config.as_deref(), &args.set)?;
@@ -152,7 +152,11 @@ fn finish(
 ) -> Result<(), Report> {
     let compiled = compiled?;
     if let Some(e) = &printer.error {
-        return Err(Diagnostic::error("E091", format!("cannot write the graphs: {e}")).into());
+        return Err(Diagnostic::error(
+            Code::FileUnwritable,
+            format!("cannot write the graphs: {e}"),
+        )
+        .into());
     }
     let Some(compiled) = compiled else { return Ok(()) };
     let lints = &compiled.plan.lints;
@@ -199,12 +203,12 @@ pub(super) fn binds(texts: &[String]) -> Result<BTreeMap<String, usize>, Report>
         let Some((name, size)) = parsed else {
             let message = format!("`--bind {text}` is not DIM=N");
             let help = "write for example --bind batch=8";
-            return Err(Diagnostic::error("E097", message).help(help).into());
+            return Err(Diagnostic::error(Code::CommandLine, message).help(help).into());
         };
         if size == 0 {
             let message = format!("`--bind {text}` makes tensors without elements");
             let help = "give the dimension a size of at least 1";
-            return Err(Diagnostic::error("E097", message).help(help).into());
+            return Err(Diagnostic::error(Code::CommandLine, message).help(help).into());
         }
         binds.insert(name.to_string(), size);
     }

@@ -2,7 +2,7 @@
 
 use crate::diagnostics::Report;
 use crate::plan_dir;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::device::cuda::doctor::{Finding, Findings, examine};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = args.plan.as_deref().map(plan_dir::read).transpose()?;
-    let findings = examine(plan.as_ref()).map_err(|e| Diagnostic::error("E100", e.to_string()))?;
+    let findings =
+        examine(plan.as_ref()).map_err(|e| Diagnostic::error(Code::RunFailed, e.to_string()))?;
     if !findings.lacking() {
         return Ok(table(&findings));
     }
@@ -34,7 +35,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         .map(|f| f.what.as_str())
         .collect();
     let message = format!("this machine lacks what the plan needs: {}", lacking.join(", "));
-    let mut diagnostic = Diagnostic::error("E107", message);
+    let mut diagnostic = Diagnostic::error(Code::MachineLacks, message);
     diagnostic.notes = table(&findings).lines().map(str::to_string).collect();
     Err(diagnostic.into())
 }

@@ -1,11 +1,12 @@
 //! `frit eval`: the losses of a model over a data set, and its outputs.
 
 use crate::diagnostics::Report;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::eval::{Options, evaluate};
 
 /// Runs it.
 pub(super) fn execute(options: &Options) -> Result<String, Report> {
-    let report = evaluate(options).map_err(|e| Diagnostic::error("E100", e.to_string()))?;
+    let report =
+        evaluate(options).map_err(|e| Diagnostic::error(Code::RunFailed, e.to_string()))?;
     Ok(report.map(|r| r.render(options.json)).unwrap_or_default())
 }

@@ -3,7 +3,7 @@
 use crate::diagnostics::Report;
 use crate::export::{self, Options, Trained};
 use crate::render;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
 use std::path::PathBuf;
 
@@ -55,14 +55,15 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         Some(weights) => Trained::of_plan(&args.from, weights)?,
         None if args.from.join("plan.json").is_file() => {
             let what = format!("{} is a plan: its weights are not trained", args.from.display());
-            return Err(Diagnostic::error("E111", what)
+            return Err(Diagnostic::error(Code::ExportWeights, what)
                 .help(
                     "give a checkpoint, or the weights that `frit run --save` wrote with --weights",
                 )
                 .into());
         }
         None => {
-            let refuse = |e: frit_runtime::RunError| Diagnostic::error("E111", e.to_string());
+            let refuse =
+                |e: frit_runtime::RunError| Diagnostic::error(Code::ExportWeights, e.to_string());
             let checkpoint = Checkpoint::open(&args.from).map_err(refuse)?;
             if let Some(path) = &args.safetensors {
                 checkpoint.write_parameters(path).map_err(refuse)?;

@@ -6,6 +6,7 @@ pub mod completions;
 pub mod diff;
 pub mod doctor;
 pub mod eval;
+pub mod explain;
 pub mod export;
 pub mod inspect;
 pub mod passes;
@@ -59,6 +60,8 @@ pub enum Command {
     Doctor(doctor::Args),
     /// Write a trained model as ONNX.
     Export(export::Args),
+    /// Say what the code of a message means.
+    Explain(explain::Args),
     /// List the passes in order.
     Passes(passes::Args),
     /// Print a completion script for a shell.
@@ -83,6 +86,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Diff(args) => diff::execute(args),
         Command::Bench(args) => bench::execute(args),
         Command::Export(args) => export::execute(args),
+        Command::Explain(args) => explain::execute(args),
         Command::Passes(args) => passes::execute(args),
         Command::Completions(args) => completions::execute(args),
     }

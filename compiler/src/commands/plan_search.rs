@@ -9,8 +9,8 @@ use crate::compilation::{Request, predict};
 use crate::config::Config;
 use crate::diagnostics::Report;
 use crate::render::{bytes, quoted, seconds, table};
-use frit_ir::Diagnostic;
 use frit_ir::plan::Plan;
+use frit_ir::{Code, Diagnostic};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::{Simulation, simulate};
 use frit_runtime::progress::Progress;
@@ -118,12 +118,15 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         if least == u64::MAX {
             return Err(refused.into_iter().next().unwrap_or_default());
         }
-        return Err(Diagnostic::error("E058", format!("no plan fits {}", bytes(budget)))
-            .help(format!(
-                "the smallest one needs {}; use more ranks or a smaller micro-batch",
-                bytes(least)
-            ))
-            .into());
+        return Err(Diagnostic::error(
+            Code::BudgetTooSmall,
+            format!("no plan fits {}", bytes(budget)),
+        )
+        .help(format!(
+            "the smallest one needs {}; use more ranks or a smaller micro-batch",
+            bytes(least)
+        ))
+        .into());
     }
     // The stable sort keeps the simpler choice first among equals: it was tried first.
     found.sort_by(|a, b| {

@@ -4,7 +4,7 @@ use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::predict;
 use crate::report;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::files;
 use std::path::PathBuf;
 
@@ -24,7 +24,10 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
     let page = report::page(&plan, &predict::step(&plan)?);
     files::deliver(&args.output, |out| out.write_all(page.as_bytes())).map_err(|e| {
-        Diagnostic::error("E091", format!("cannot write {}: {e}", args.output.display()))
+        Diagnostic::error(
+            Code::FileUnwritable,
+            format!("cannot write {}: {e}", args.output.display()),
+        )
     })?;
     Ok(format!("{}\n", args.output.display()))
 }

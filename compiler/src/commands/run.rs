@@ -1,7 +1,7 @@
 //! `frit run`: training steps from a plan.
 
-use crate::diagnostics::{DIVERGED, NOT_FINITE, Report};
-use frit_ir::Diagnostic;
+use crate::diagnostics::Report;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::RunError;
 use frit_runtime::arguments::Arguments;
 use frit_runtime::interrupt;
@@ -38,7 +38,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         arguments.options().and_then(|options| run(&plan, &options)).map_err(diagnostic)?;
     if let Some(stopped) = &report.stopped {
         let message = format!("{stopped} ({})", report.summary());
-        return Err(Diagnostic::error(DIVERGED, message).help(stopped.help()).into());
+        return Err(Diagnostic::error(Code::Diverged, message).help(stopped.help()).into());
     }
     if let Some(signal) = report.interrupted {
         if report.rank > 0 {
@@ -66,9 +66,9 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
 
 fn diagnostic(error: RunError) -> Diagnostic {
     let RunError::NotFinite(found) = error else {
-        return Diagnostic::error("E100", error.to_string());
+        return Diagnostic::error(Code::RunFailed, error.to_string());
     };
-    let mut diagnostic = Diagnostic::error(NOT_FINITE, found.to_string()).help(&found.remedy);
+    let mut diagnostic = Diagnostic::error(Code::NotFinite, found.to_string()).help(&found.remedy);
     diagnostic.notes.clone_from(&found.facts);
     diagnostic.note(format!("likely cause: {}", found.cause))
 }

@@ -4,7 +4,7 @@ use crate::clusters;
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::render::{bytes, seconds};
-use frit_ir::{Diagnostic, Region};
+use frit_ir::{Code, Diagnostic, Region};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::emulate::{self, Emulation, emulate};
 use frit_passes::simulate::{Simulation, simulate, trace};
@@ -94,7 +94,9 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             if plan.tasks.iter().any(|t| matches!(t.region, Region::Recompute(_))) {
                 let message = "an emulation starts from a plan that recomputes nothing";
                 let help = "compile it with memory.recompute = \"none\" and give --checkpointing";
-                return Err(Diagnostic::error("E059", message).help(help).into());
+                return Err(Diagnostic::error(Code::EmulationOfRecompute, message)
+                    .help(help)
+                    .into());
             }
             let (system, checkpointing) = (system.into(), args.checkpointing.into());
             let attention = emulate::Attention::Fused;
@@ -104,7 +106,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     if let Some(path) = &args.trace {
         let text = trace::to_json(&simulation).to_string();
         files::deliver(path, |out| out.write_all(text.as_bytes())).map_err(|e| {
-            Diagnostic::error("E091", format!("cannot write {}: {e}", path.display()))
+            Diagnostic::error(Code::FileUnwritable, format!("cannot write {}: {e}", path.display()))
         })?;
     }
     if args.json {

@@ -2,8 +2,8 @@
 
 use crate::diagnostics::Report;
 use crate::plan_dir;
-use frit_ir::Diagnostic;
 use frit_ir::plan::Plan;
+use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use frit_runtime::plan_dir::verify_files;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Args {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let refuse = |diagnostics| Report { diagnostics };
     let files = |dir: &Path, plan: &Plan| {
-        verify_files(dir, plan).map_err(|e| Diagnostic::error("E094", e.to_string()))
+        verify_files(dir, plan).map_err(|e| Diagnostic::error(Code::PlanChanged, e.to_string()))
     };
     let sound = |dir: &Path, plan: &Plan| {
         format!("{}: sound ({} tasks)\n", dir.display(), plan.tasks.len())

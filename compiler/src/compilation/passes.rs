@@ -8,7 +8,7 @@ use crate::pipeline;
 use crate::weights::Weights;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::PassReport;
-use frit_ir::{Diagnostic, Graph, Origin, verify};
+use frit_ir::{Code, Diagnostic, Graph, Origin, verify};
 use frit_passes::{Changed, Pass, loss};
 use std::collections::BTreeSet;
 
@@ -41,7 +41,9 @@ impl From<Diagnostic> for End {
 impl From<End> for Report {
     fn from(end: End) -> Self {
         match end {
-            End::AsAsked => Diagnostic::error("E097", "a prediction needs all passes").into(),
+            End::AsAsked => {
+                Diagnostic::error(Code::CommandLine, "a prediction needs all passes").into()
+            }
             End::Refused(report) => report,
         }
     }
@@ -88,7 +90,8 @@ impl<'a> Compilation<'a> {
         let found = lints::forward(&self.graph, setup.config, &target, weights)?;
         self.context.warnings.extend(found);
         self.loss_elements = loss::capacity(&self.graph).ok_or_else(|| {
-            Diagnostic::error("E070", "the graph has no loss").help("set loss.kind and loss.logits")
+            Diagnostic::error(Code::PassFailed, "the graph has no loss")
+                .help("set loss.kind and loss.logits")
         })?;
         Ok(self.countable()?)
     }
@@ -170,7 +173,8 @@ impl<'a> Compilation<'a> {
             "a step sums {capacity} loss elements on each of {ranks} ranks in each of {accumulation} micro-steps: \
              more than can be counted"
         );
-        Err(Diagnostic::error("E071", message).help("lower run.accumulation or sharding.ranks"))
+        Err(Diagnostic::error(Code::TooManyLossElements, message)
+            .help("lower run.accumulation or sharding.ranks"))
     }
 }
 

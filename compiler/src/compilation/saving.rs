@@ -4,7 +4,7 @@ use super::Compilation;
 use crate::config::choices;
 use crate::diagnostics::Report;
 use crate::render::bytes;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_passes::offload::Offload;
 use frit_passes::recompute::{Recompute, stages};
 use frit_passes::simulate::simulate;
@@ -85,7 +85,7 @@ fn no_budget(key: &str, does: &str, words: &str) -> Report {
     let message =
         format!("`memory.{key} = auto` {does} as `memory.budget` asks for, which is none");
     let help = format!("set memory.budget, for example \"70GiB\", or choose \"{words}\"");
-    Diagnostic::error("E057", message).help(help).into()
+    Diagnostic::error(Code::NeedsAnotherSetting, message).help(help).into()
 }
 
 /// What was chosen, if there was a choice.
@@ -235,6 +235,6 @@ impl Search<'_, '_> {
             help += &format!("; or {}", with(offloaded, &settings));
         }
         help += "; or use more ranks or a smaller batch";
-        Ok(Diagnostic::error("E058", message).help(help).into())
+        Ok(Diagnostic::error(Code::BudgetTooSmall, message).help(help).into())
     }
 }

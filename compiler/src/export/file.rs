@@ -2,7 +2,7 @@
 
 use super::message::{Message, Piece};
 use super::trained::Trained;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::files::{self, Sink};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ pub(super) fn write(
 }
 
 fn refuse(path: &Path, e: &std::io::Error) -> Diagnostic {
-    Diagnostic::error("E091", format!("cannot write {}: {e}", path.display()))
+    Diagnostic::error(Code::FileUnwritable, format!("cannot write {}: {e}", path.display()))
 }
 
 fn tensors(path: &Path, tensors: &[(u64, Piece)], trained: &Trained) -> Result<(), Diagnostic> {

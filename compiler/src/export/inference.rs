@@ -6,7 +6,7 @@
 
 use crate::import::onnx::messages::{AttributeProto, NodeProto};
 use crate::import::onnx::operands;
-use frit_ir::{Diagnostic, Origin};
+use frit_ir::{Code, Diagnostic, Origin};
 use std::collections::{HashMap, HashSet};
 
 /// Nodes that one warning lists at most.
@@ -98,7 +98,7 @@ impl Remaining {
             "draw random numbers: the exported model gives other results each time it runs";
         let of_batch = "use the statistics of the batch and keep none: what the exported model makes of an example \
                         depends on the others beside it";
-        let warning = |(code, what, help, nodes): (&str, &str, &str, Vec<String>)| {
+        let warning = |(code, what, help, nodes): (Code, &str, &str, Vec<String>)| {
             let n = nodes.len();
             let origin = Origin::new(nodes.first()?, "");
             let warning = Diagnostic::warning(code, format!("{n} node(s) {what}"));
@@ -107,13 +107,13 @@ impl Remaining {
         };
         let kinds = [
             (
-                "W110",
+                Code::RandomInInference,
                 random,
                 "`frit eval` draws them too; take them out of the module to be without",
                 self.random,
             ),
             (
-                "W111",
+                Code::BatchStatisticsInInference,
                 of_batch,
                 "`frit eval` does the same; give the normalization running statistics",
                 self.of_batch,

@@ -16,8 +16,8 @@ use crate::import::onnx::messages::{NodeProto, OperatorSetIdProto, TensorProto};
 use crate::source::Origin;
 use crate::wire;
 use file::Beside;
-use frit_ir::Diagnostic;
 use frit_ir::plan::sha256_hex;
+use frit_ir::{Code, Diagnostic};
 use inference::{Change, Edit, Remaining, Scope};
 use message::{Elements, Message, Piece};
 use prost::Message as _;
@@ -83,19 +83,23 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
     let origin = Origin::read(&trained.source)?;
     let is_json = origin.path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
     if is_json || trained.source.join("model.json").exists() {
-        return Err(Diagnostic::error("E112", "the plan was compiled from a JSON model")
-            .help("use the weights file as it is")
-            .into());
+        return Err(Diagnostic::error(
+            Code::ExportSource,
+            "the plan was compiled from a JSON model",
+        )
+        .help("use the weights file as it is")
+        .into());
     }
     if let Some(missing) = trained.names.iter().find(|name| trained.ty(name).is_none()) {
         let what = format!("{} holds no `{missing}`", trained.path().display());
-        return Err(Diagnostic::error("E111", what)
+        return Err(Diagnostic::error(Code::ExportWeights, what)
             .help("give the weights of this very model")
             .into());
     }
     let from = |model: PathBuf, folder: Option<Folder>| {
-        let base = mapped::map(&model)
-            .map_err(|e| Diagnostic::error("E112", format!("{}: {e}", model.display())))?;
+        let base = mapped::map(&model).map_err(|e| {
+            Diagnostic::error(Code::ExportSource, format!("{}: {e}", model.display()))
+        })?;
         Base { path: model, bytes: base, folder }.export(trained, &origin, options, path)
     };
     let original = |given: Option<&Path>| {
@@ -120,7 +124,8 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
     written.map_err(|fault| match fault {
         Fault::Refused(diagnostic) => diagnostic.into(),
         Fault::LeftOut(tensor) => {
-            Diagnostic::error("E112", format!("no data of `{tensor}` are at hand")).into()
+            Diagnostic::error(Code::ExportSource, format!("no data of `{tensor}` are at hand"))
+                .into()
         }
     })
 }
@@ -183,7 +188,7 @@ impl Base {
     }
 
     fn refuse(&self, what: String) -> Diagnostic {
-        Diagnostic::error("E110", format!("{}: {what}", self.path.display()))
+        Diagnostic::error(Code::ExportModel, format!("{}: {what}", self.path.display()))
     }
 
     /// The fields of a message of the model.
@@ -436,7 +441,7 @@ impl Export<'_> {
                 tensor.dims
             );
             let help = "give the weights of this very model";
-            return Err(Diagnostic::error("E111", what).help(help).into());
+            return Err(Diagnostic::error(Code::ExportWeights, what).help(help).into());
         }
         let onnx = tensor.data_type as u64;
         let Some(size) = trained::stored_size(dtype, onnx) else {

@@ -5,7 +5,7 @@ use crate::diagnostics::Report;
 use crate::import::mapped;
 use crate::plan_dir;
 use frit_ir::plan::ParamHome;
-use frit_ir::{DType, Diagnostic};
+use frit_ir::{Code, DType, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::left_out::{self, AllLeftOut};
 use frit_runtime::{converted, safetensors_dtype};
@@ -41,10 +41,15 @@ impl Trained {
     /// # Errors
     /// If one of them cannot be read.
     pub fn of_plan(plan: &Path, weights: &Path) -> Result<Trained, Report> {
-        let refuse = |e: String| Diagnostic::error("E111", format!("{}: {e}", weights.display()));
+        let refuse = |e: String| {
+            Diagnostic::error(Code::ExportWeights, format!("{}: {e}", weights.display()))
+        };
         let bytes = mapped::map(weights).map_err(|e| {
-            Diagnostic::error("E111", format!("cannot read {}: {e}", weights.display()))
-                .help("give a file that `frit run --save` wrote")
+            Diagnostic::error(
+                Code::ExportWeights,
+                format!("cannot read {}: {e}", weights.display()),
+            )
+            .help("give a file that `frit run --save` wrote")
         })?;
         let read = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(e.to_string()))?;
         let (header, metadata) = read;
@@ -95,7 +100,9 @@ impl Trained {
             }
             Values::Checkpoint(checkpoint) => {
                 let bytes = checkpoint.tensor(&format!("param/{name}"));
-                bytes.map(Cow::Owned).map_err(|e| Diagnostic::error("E111", e.to_string()))
+                bytes
+                    .map(Cow::Owned)
+                    .map_err(|e| Diagnostic::error(Code::ExportWeights, e.to_string()))
             }
         }
     }
@@ -124,7 +131,7 @@ impl Trained {
 fn known(left_out: &AllLeftOut, path: &Path) -> Result<(), Diagnostic> {
     let Some((name, _)) = left_out.iter().find(|(_, l)| !l.of_plan) else { return Ok(()) };
     let what = format!("{} leaves out `{name}`, which was not the plan's", path.display());
-    Err(Diagnostic::error("E111", what).help(
+    Err(Diagnostic::error(Code::ExportWeights, what).help(
         "write all parameters: `frit run PLAN --resume --checkpoint DIR --weights BASE --save FILE`, without \
          --trained-only",
     ))

@@ -3,7 +3,7 @@
 //! All of it is counted, nothing is timed, so that the same model is read or refused on every machine. The
 //! defaults leave room for models of thousands of layers; whoever needs more raises the key that the error names.
 
-use frit_ir::{Diagnostic, Origin};
+use frit_ir::{Code, Diagnostic, Origin};
 
 /// The largest amounts, `[import]` of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Exceeded {
         };
         let message =
             format!("{subject}: the import would make {asked} {what}, {key} = {}", self.limit);
-        let diagnostic = Diagnostic::error("E017", message).at(origin);
+        let diagnostic = Diagnostic::error(Code::ImportLimit, message).at(origin);
         if self.resource == Resource::Depth && self.limit >= MAX_DEPTH {
             return diagnostic.help("no more levels can be read; export the model with fewer");
         }

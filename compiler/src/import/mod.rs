@@ -13,7 +13,7 @@ pub mod onnx;
 
 use crate::diagnostics::Report;
 use crate::weights::Weights;
-use frit_ir::{Diagnostic, Graph, TensorType, nearest};
+use frit_ir::{Code, Diagnostic, Graph, TensorType, nearest};
 use limits::Limits;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,8 +101,11 @@ pub struct Imported {
 /// Everything that is wrong with the model, as far as it could be found at once.
 pub fn load(path: &Path, options: &ImportOptions) -> Result<Imported, Report> {
     let bytes = mapped::map(path).map_err(|e| {
-        Diagnostic::error("E010", format!("cannot read the model {}: {e}", path.display()))
-            .help("give the path of an .onnx or .json file")
+        Diagnostic::error(
+            Code::ModelUnreadable,
+            format!("cannot read the model {}: {e}", path.display()),
+        )
+        .help("give the path of an .onnx or .json file")
     })?;
     let stem = path.file_stem().map_or_else(|| "model".into(), |s| s.to_string_lossy());
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
@@ -141,7 +144,7 @@ fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
         }
         let message = format!("`{pattern}` in params.{key} covers no parameter");
         let help = nearest::advice(pattern, names.iter().copied());
-        warnings.push(Diagnostic::warning("W067", message).help(help));
+        warnings.push(Diagnostic::warning(Code::PatternCoversNothing, message).help(help));
     }
     imported.warnings.append(&mut warnings);
 }
@@ -161,8 +164,11 @@ pub(crate) fn unknown_binds<'a>(
             format!("the model's symbolic dimensions are {}", list.join(", "))
         };
         report.push(
-            Diagnostic::error("E021", format!("--bind names an unknown dimension `{name}`"))
-                .help(have),
+            Diagnostic::error(
+                Code::BindUnknown,
+                format!("--bind names an unknown dimension `{name}`"),
+            )
+            .help(have),
         );
     }
 }

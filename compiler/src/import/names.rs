@@ -1,7 +1,7 @@
 //! Names of a model's inputs and outputs, by which everything after the import finds them.
 
 use crate::diagnostics::Report;
-use frit_ir::{Diagnostic, Graph, Op, OutputKind};
+use frit_ir::{Code, Diagnostic, Graph, Op, OutputKind};
 use std::collections::HashSet;
 
 /// Names that begin so are Frit's own: the losses of an evaluation are among its inputs and outputs.
@@ -16,7 +16,7 @@ pub(super) fn check(graph: &Graph) -> Report {
         if !seen.insert(name) {
             let message = format!("the model returns `{name}` twice");
             let help = "every output needs a name of its own: leave one out, or rename it";
-            report.push(Diagnostic::error("E019", message).at(origin).help(help));
+            report.push(Diagnostic::error(Code::OutputNamedTwice, message).at(origin).help(help));
         }
         reserved("output", name, &mut report);
     }
@@ -32,6 +32,6 @@ fn reserved(what: &str, name: &str, report: &mut Report) {
     if name.starts_with(RESERVED) {
         let message = format!("the model's {what} `{name}` has a name that is reserved");
         let help = format!("rename it: names that begin with `{RESERVED}` are Frit's own");
-        report.push(Diagnostic::error("E018", message).help(help));
+        report.push(Diagnostic::error(Code::ReservedName, message).help(help));
     }
 }

@@ -10,7 +10,7 @@ mod structure;
 mod tests;
 mod types;
 
-use crate::{Diagnostic, Graph, Origin};
+use crate::{Code, Diagnostic, Graph, Origin};
 
 /// The laws broken so far.
 #[derive(Default)]
@@ -19,7 +19,7 @@ struct Report {
 }
 
 impl Report {
-    fn add(&mut self, code: &str, origin: &Origin, message: impl Into<String>) {
+    fn add(&mut self, code: Code, origin: &Origin, message: impl Into<String>) {
         self.broken.push(Diagnostic::error(code, message).at(origin));
     }
 

@@ -5,7 +5,7 @@
 //! V403  optimizer, schedule and scaler run in the update
 
 use super::Report;
-use crate::{Graph, Op, Region};
+use crate::{Code, Graph, Op, Region};
 
 pub(super) fn check(graph: &Graph, report: &mut Report) {
     for (_, node) in graph.nodes() {
@@ -17,8 +17,10 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
             }
             let code = match (node.region, def.region) {
                 (Region::Forward, Region::Forward) => None,
-                (Region::Forward, _) => Some("V401"),
-                (Region::Backward | Region::Recompute(_), Region::Update) => Some("V402"),
+                (Region::Forward, _) => Some(Code::ForwardReads),
+                (Region::Backward | Region::Recompute(_), Region::Update) => {
+                    Some(Code::BackwardReads)
+                }
                 _ => None,
             };
             if let Some(code) = code {
@@ -38,7 +40,11 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
                 | Op::LearningRate(_)
         );
         if of_update && node.region != Region::Update {
-            report.add("V403", &node.origin, format!("`{name}` in region {}", node.region));
+            report.add(
+                Code::UpdateRegion,
+                &node.origin,
+                format!("`{name}` in region {}", node.region),
+            );
         }
     }
 }

@@ -16,7 +16,7 @@
 use super::Report;
 use crate::ops::{FusionKind, Param};
 use crate::sharding::sharded_values;
-use crate::{Graph, Node, Op, OutputKind, ValueId};
+use crate::{Code, Graph, Node, Op, OutputKind, ValueId};
 use std::collections::HashSet;
 
 pub(super) fn check(graph: &Graph, report: &mut Report) {
@@ -29,7 +29,7 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
                 let unit = param_of(graph, node.inputs[0]).and_then(|p| p.unit);
                 if unit.is_some_and(|unit| unit != gather.unit) {
                     let message = format!("gathered in unit {}, not {unit:?}", gather.unit);
-                    report.add("V306", &node.origin, message);
+                    report.add(Code::CollectiveUnit, &node.origin, message);
                 }
             }
             Op::OptimizerStep(_) => gradient(graph, node, report),
@@ -43,10 +43,16 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
             OutputKind::Carry(leaf) if found != is_sharded(leaf) => {
                 let how = |sharded| if sharded { "sharded" } else { "whole" };
                 let (from, to) = (how(found), how(is_sharded(leaf)));
-                report.add("V307", origin, format!("`{name}`: a {from} value into a {to} leaf"));
+                report.add(
+                    Code::CarrySharding,
+                    origin,
+                    format!("`{name}`: a {from} value into a {to} leaf"),
+                );
             }
             OutputKind::Carry(_) | OutputKind::Gradient => {}
-            _ if found => report.add("V308", origin, format!("output `{name}` is sharded")),
+            _ if found => {
+                report.add(Code::ShardedResult, origin, format!("output `{name}` is sharded"))
+            }
             _ => {}
         }
     }
@@ -64,7 +70,11 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
     let name = node.op.name();
     let Some(&first) = node.inputs.iter().find(|v| is_sharded(**v)) else {
         if matches!(node.op, Op::AllGather(_)) {
-            report.add("V302", &node.origin, "`all_gather` of a value that is not sharded");
+            report.add(
+                Code::GatheredReplicated,
+                &node.origin,
+                "`all_gather` of a value that is not sharded",
+            );
         }
         return;
     };
@@ -72,7 +82,7 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
         is_elementwise(&node.op) || matches!(node.op, Op::OptimizerStep(_) | Op::EmaStep);
     let replicas = matches!(&node.op, Op::AllReduce(op) if op.unit.is_some());
     if !elementwise && !replicas && !matches!(node.op, Op::GradStats | Op::AllGather(_)) {
-        report.add("V301", &node.origin, format!("`{name}` of a sharded value"));
+        report.add(Code::ShardedUse, &node.origin, format!("`{name}` of a sharded value"));
     }
     let shape = &graph.ty(first).shape;
     let whole_states = match &node.op {
@@ -87,7 +97,7 @@ fn uses(graph: &Graph, node: &Node, is_sharded: &impl Fn(ValueId) -> bool, repor
         };
         if !fits {
             let message = format!("operand {i} of `{name}` does not fit a part of {shape}");
-            report.add("V303", &node.origin, message);
+            report.add(Code::ShardedOperands, &node.origin, message);
         }
     }
 }
@@ -131,7 +141,7 @@ fn gradient(graph: &Graph, step: &Node, report: &mut Report) {
             && unit != expected
         {
             let message = format!("`{}` is reduced in unit {unit}, not {expected}", param.name);
-            report.add("V306", &def.origin, message);
+            report.add(Code::CollectiveUnit, &def.origin, message);
         }
         // What is before a reduction may be shared by several parameters' gradients; a reduction
         // further up would be a second one of the same gradient.
@@ -146,13 +156,13 @@ fn gradient(graph: &Graph, step: &Node, report: &mut Report) {
         let message = format!(
             "the gradient of `{name}` has {scatters} reduce_scatters, not one, and {reduces} all_reduces"
         );
-        report.add("V304", &step.origin, message);
+        report.add(Code::ShardedGradient, &step.origin, message);
     }
     if !param.sharded && (scatters > 0 || reduces > 1) {
         let message = format!(
             "the gradient of the replicated `{name}` has {scatters} reduce_scatters and {reduces} \
              all_reduces"
         );
-        report.add("V305", &step.origin, message);
+        report.add(Code::ReplicatedGradient, &step.origin, message);
     }
 }

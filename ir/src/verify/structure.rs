@@ -15,7 +15,7 @@
 
 use super::Report;
 use crate::interpret::leaf_key;
-use crate::{Graph, NodeId, Op, Origin, Output, OutputKind};
+use crate::{Code, Graph, NodeId, Op, Origin, Output, OutputKind};
 use std::collections::{HashMap, HashSet};
 
 pub(super) fn check(graph: &Graph, report: &mut Report) {
@@ -27,7 +27,7 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
     leaves(graph, report);
     outputs(graph, report);
     if graph.world_size == 0 {
-        report.add("V110", &Origin::none(), "the program runs on no rank");
+        report.add(Code::NoRanks, &Origin::none(), "the program runs on no rank");
     }
     for (_, node) in graph.nodes() {
         if let Op::Fusion(fusion) = &node.op {
@@ -43,7 +43,7 @@ fn operands(graph: &Graph, report: &mut Report) {
             if !before.contains(&graph.value(*input).def) {
                 let message =
                     format!("operand {i} of `{}` is not defined before it", node.op.name());
-                report.add("V101", &node.origin, message);
+                report.add(Code::OperandUndefined, &node.origin, message);
             }
         }
         before.insert(id);
@@ -59,7 +59,7 @@ fn outputs_are_live(graph: &Graph, report: &mut Report) {
         for value in std::iter::once(output.value).chain(carried) {
             if !graph.is_live(graph.value(value).def) {
                 let message = format!("output `{}` names a value that is gone", output.name);
-                report.add("V102", &Origin::none(), message);
+                report.add(Code::OutputUndefined, &Origin::none(), message);
             }
         }
     }
@@ -71,7 +71,7 @@ fn leaves(graph: &Graph, report: &mut Report) {
         if let Some(key) = leaf_key(&node.op)
             && !keys.insert((std::mem::discriminant(&node.op), key.clone()))
         {
-            report.add("V103", &node.origin, format!("two leaves are called `{key}`"));
+            report.add(Code::LeafTwice, &node.origin, format!("two leaves are called `{key}`"));
         }
     }
 }
@@ -88,32 +88,44 @@ fn outputs(graph: &Graph, report: &mut Report) {
         if let OutputKind::Carry(leaf) = *kind {
             if !matches!(graph.def(leaf).op, Op::Param(_) | Op::State(_)) {
                 let op = graph.def(leaf).op.name();
-                report.add("V104", origin, format!("`{name}` is carried into a `{op}`"));
+                report.add(
+                    Code::CarryWithoutLeaf,
+                    origin,
+                    format!("`{name}` is carried into a `{op}`"),
+                );
             }
             if ty != graph.ty(leaf) {
                 let leaf = graph.ty(leaf);
-                report.add("V105", origin, format!("`{name}`: {ty} is carried into {leaf}"));
+                report.add(
+                    Code::CarriedType,
+                    origin,
+                    format!("`{name}`: {ty} is carried into {leaf}"),
+                );
             }
             if !carried.insert(leaf) {
-                report.add("V106", origin, format!("`{name}` is carried twice"));
+                report.add(Code::CarriedTwice, origin, format!("`{name}` is carried twice"));
             }
             continue;
         }
         if !names.insert((std::mem::discriminant(kind), name)) {
-            report.add("V107", origin, format!("two outputs are called `{name}`"));
+            report.add(Code::OutputTwice, origin, format!("two outputs are called `{name}`"));
         }
         let is_scalar =
             matches!(kind, OutputKind::LossSum | OutputKind::LossCount | OutputKind::Metric);
         if is_scalar && ty.shape.rank() != 0 {
-            report.add("V108", origin, format!("`{name}` must be a scalar, not {ty}"));
+            report.add(Code::NotAScalar, origin, format!("`{name}` must be a scalar, not {ty}"));
         }
         if *kind == OutputKind::Gradient {
             match params.get(name.as_str()) {
-                None => report.add("V109", origin, format!("there is no parameter `{name}`")),
+                None => report.add(
+                    Code::GradientWithoutParameter,
+                    origin,
+                    format!("there is no parameter `{name}`"),
+                ),
                 Some(param) if param.shape != ty.shape => {
                     let message =
                         format!("the gradient of `{name}` is {ty}, the parameter {param}");
-                    report.add("V109", origin, message);
+                    report.add(Code::GradientWithoutParameter, origin, message);
                 }
                 Some(_) => {}
             }
@@ -145,10 +157,14 @@ fn body(graph: &Graph, origin: &Origin, report: &mut Report) {
         );
         if foreign {
             let message = format!("`{}` in the body of a fusion", node.op.name());
-            report.add("V111", origin, message);
+            report.add(Code::FusionBody, origin, message);
         }
     }
     if graph.outputs.iter().any(|o| o.kind != OutputKind::Result) {
-        report.add("V111", origin, "an output of a fusion's body has a meaning of its own");
+        report.add(
+            Code::FusionBody,
+            origin,
+            "an output of a fusion's body has a meaning of its own",
+        );
     }
 }

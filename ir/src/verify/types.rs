@@ -7,13 +7,17 @@
 //! All hold inside the bodies of fusions too.
 
 use super::Report;
-use crate::{DType, Graph, Op};
+use crate::{Code, DType, Graph, Op};
 
 pub(super) fn check(graph: &Graph, report: &mut Report) {
     for (_, node) in graph.nodes() {
         let operands: Vec<_> = node.inputs.iter().map(|v| graph.ty(*v)).collect();
         match node.op.infer(&operands) {
-            Err(error) => report.add("V201", &node.origin, format!("{}: {error}", node.op.name())),
+            Err(error) => report.add(
+                Code::OperandsMisfit,
+                &node.origin,
+                format!("{}: {error}", node.op.name()),
+            ),
             Ok(inferred) => {
                 let recorded = node.outputs.iter().map(|v| graph.ty(*v));
                 if inferred.iter().ne(recorded.clone()) {
@@ -24,14 +28,18 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
                         list(recorded.map(|t| t.to_string()).collect()),
                         list(inferred.iter().map(|t| t.to_string()).collect()),
                     );
-                    report.add("V202", &node.origin, message);
+                    report.add(Code::RecordedType, &node.origin, message);
                 }
             }
         }
         for output in &node.outputs {
             let ty = graph.ty(*output);
             if matches!(ty.dtype, DType::F8E4M3 | DType::F8E5M2) {
-                report.add("V203", &node.origin, format!("`{}` gives {ty}", node.op.name()));
+                report.add(
+                    Code::EightBitValue,
+                    &node.origin,
+                    format!("`{}` gives {ty}", node.op.name()),
+                );
             }
         }
         if let Op::Fusion(fusion) = &node.op {

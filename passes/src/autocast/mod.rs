@@ -16,8 +16,8 @@ use crate::scope;
 use assign::{Assignment, Precision};
 use frit_ir::ops::{Cast, Constant, ParamKind};
 use frit_ir::{
-    DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind, Tensor,
-    ValueId, nearest,
+    Code, DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind,
+    Tensor, ValueId, nearest,
 };
 use policy::Class;
 use std::collections::{HashMap, HashSet};
@@ -116,16 +116,22 @@ impl Autocast {
                 (DType::F16 | DType::BF16, None) => low = Some(dtype),
                 (DType::F16 | DType::BF16, Some(other)) if other == dtype => {}
                 (DType::F16 | DType::BF16, Some(_)) => {
-                    return Err(Diagnostic::error("E220", "a plan cannot mix f16 and bf16")
-                        .note("bf16 needs no loss scaling and f16 does")
-                        .help(
-                            "use one of them in `precision.compute`, every override, and \
+                    return Err(Diagnostic::error(
+                        Code::TwoLowPrecisions,
+                        "a plan cannot mix f16 and bf16",
+                    )
+                    .note("bf16 needs no loss scaling and f16 does")
+                    .help(
+                        "use one of them in `precision.compute`, every override, and \
                              sharding.param_dtype and buffer_dtype",
-                        ));
+                    ));
                 }
                 _ => {
-                    return Err(Diagnostic::error("E221", format!("cannot compute in {dtype}"))
-                        .help("`precision.compute` is fp32, bf16 or fp16"));
+                    return Err(Diagnostic::error(
+                        Code::ComputeDtype,
+                        format!("cannot compute in {dtype}"),
+                    )
+                    .help("`precision.compute` is fp32, bf16 or fp16"));
                 }
             }
         }
@@ -191,7 +197,7 @@ impl Autocast {
                 true => nearest::advice(scope, nodes().map(|n| &*n.origin.scope)),
                 false => nearest::advice(op, ops.iter().map(String::as_str)),
             };
-            context.warn(Diagnostic::warning("W221", message).help(help));
+            context.warn(Diagnostic::warning(Code::OverrideUnused, message).help(help));
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) use fold::known_value;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::Constant;
-use frit_ir::{Diagnostic, Graph, GraphError, NodeId, Op, Origin, Tensor, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, GraphError, NodeId, Op, Origin, Tensor, ValueId};
 use std::collections::HashMap;
 
 /// The contract of [`Canonicalize`].
@@ -97,8 +97,11 @@ fn sweep(graph: &mut Graph) -> Result<bool, Diagnostic> {
 /// Restores topological order.
 pub(crate) fn sort(graph: &mut Graph) -> Result<(), Diagnostic> {
     graph.sort().map_err(|cycle| {
-        Diagnostic::error("B002", format!("a rewrite made a cycle of {} nodes", cycle.len()))
-            .help("this is a bug in frit; please report it with the model")
+        Diagnostic::error(
+            Code::PassFailed,
+            format!("a rewrite made a cycle of {} nodes", cycle.len()),
+        )
+        .help("this is a bug in frit; please report it with the model")
     })
 }
 

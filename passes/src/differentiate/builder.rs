@@ -3,7 +3,7 @@
 
 use crate::pass::bug;
 use frit_ir::ops::{BinaryFn, Cast, CompareFn, Constant, Expand, Op, Reshape, SumTo, UnaryFn};
-use frit_ir::{DType, Diagnostic, Graph, Origin, Region, Shape, Tensor, TensorType, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, Origin, Region, Shape, Tensor, TensorType, ValueId};
 
 /// The most elements of a zero tensor that is stored: there may be one for every node.
 const MAX_ZEROS: usize = 1 << 12;
@@ -22,7 +22,7 @@ impl From<RuleError> for Diagnostic {
         match error {
             RuleError::Bug(diagnostic) => *diagnostic,
             RuleError::Unsupported(what) => {
-                Diagnostic::error("E060", format!("{what} has no gradient rule"))
+                Diagnostic::error(Code::NoGradientRule, format!("{what} has no gradient rule"))
             }
         }
     }

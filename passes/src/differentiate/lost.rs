@@ -1,7 +1,7 @@
 //! Parameters that should train and get no gradient: where on the way to the loss it ends.
 
 use frit_ir::ops::{Op, Param};
-use frit_ir::{Diagnostic, Graph, NodeId, Origin, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, NodeId, Origin, ValueId};
 use std::collections::{BTreeMap, HashSet};
 
 /// Names that one warning lists at most.
@@ -109,7 +109,7 @@ fn warning(group: &[&(Param, End)]) -> Option<Diagnostic> {
     };
     let help = "an export holds no backward of a torch.autograd.Function (docs/exporting.md says what to do); list what is \
                 not to be trained under params.frozen to silence this";
-    let warning = Diagnostic::warning("W061", message).help(help);
+    let warning = Diagnostic::warning(Code::NoGradientPath, message).help(help);
     let warning = match end {
         End::At(_, origin) => warning.at(origin),
         End::Empty | End::Unused => warning,

@@ -18,7 +18,7 @@ mod rules;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use builder::{Builder, RuleError};
 use frit_ir::ops::{Cast, LossScale, Op, Param, ParamKind, State, StateName};
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Origin, OutputKind, TensorType, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Origin, OutputKind, TensorType, ValueId};
 use lost::{End, Lost};
 
 /// The contract of [`Differentiate`].
@@ -49,7 +49,7 @@ impl Pass for Differentiate {
         let loss = loss_sum(graph)?;
         let factor = 1.0 / (self.capacity * self.accumulation as f64);
         if !(factor.is_finite() && factor > 0.0) {
-            return Err(Diagnostic::error("E061", "the loss has no elements")
+            return Err(Diagnostic::error(Code::LossEmpty, "the loss has no elements")
                 .at(&graph.def(loss).origin)
                 .help("capacity and accumulation must be positive"));
         }
@@ -72,12 +72,15 @@ impl Pass for Differentiate {
 fn loss_sum(graph: &Graph) -> Result<ValueId, Diagnostic> {
     let mut losses = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
     let (Some(loss), None) = (losses.next(), losses.next()) else {
-        return Err(Diagnostic::error("B002", "differentiate needs exactly one loss_sum output"));
+        return Err(Diagnostic::error(
+            Code::PassFailed,
+            "differentiate needs exactly one loss_sum output",
+        ));
     };
     let ty = graph.ty(loss.value);
     if ty.shape.rank() != 0 || !ty.dtype.is_float() {
         return Err(Diagnostic::error(
-            "E062",
+            Code::PassFailed,
             format!("the loss must be a float scalar, not {ty}"),
         )
         .at(&graph.def(loss.value).origin));
@@ -169,7 +172,7 @@ impl Sweep {
             }
             if graph.ty(gradient).shape != graph.ty(input).shape {
                 return Err(Diagnostic::error(
-                    "B003",
+                    Code::PassFailed,
                     format!(
                         "internal error in pass `differentiate`: a cotangent of {} for a value {}",
                         graph.ty(gradient),
@@ -260,7 +263,7 @@ impl Sweep {
 
 fn unsupported_error(first: &Origin, all: &[(Origin, String)]) -> Diagnostic {
     let mut error = Diagnostic::error(
-        "E060",
+        Code::NoGradientRule,
         format!("{} node(s) on the path to the loss have no gradient rule", all.len()),
     )
     .at(first)

@@ -6,7 +6,9 @@
 use super::INFO;
 use crate::pass::{PassContext, bug};
 use frit_ir::ops::{BinaryFn, Constant, Expand};
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, Origin, Region, Tensor, TensorType, ValueId};
+use frit_ir::{
+    Code, DType, Diagnostic, Graph, NodeId, Op, Origin, Region, Tensor, TensorType, ValueId,
+};
 use std::collections::HashMap;
 
 /// How far `factor · keep` may be from one; factors are rounded to the operand's dtype.
@@ -68,7 +70,7 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
             filled(graph, ty, keep, &origin)
         }
         op => Err(Diagnostic::error(
-            "E230",
+            Code::DropoutEscapes,
             format!("dropout cannot be turned off: its mask goes into `{}`", op.name()),
         )
         .at(&node.origin)

@@ -11,7 +11,7 @@ mod dropout;
 use crate::loss::metrics::Metric;
 use crate::loss::{Term, evaluation};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
-use frit_ir::{Diagnostic, Graph, OutputKind};
+use frit_ir::{Code, Diagnostic, Graph, OutputKind};
 
 /// The contract of [`Evaluate`].
 pub const INFO: PassInfo = PassInfo {
@@ -44,7 +44,9 @@ impl Pass for Evaluate {
         graph.outputs.retain(|o| o.kind == OutputKind::Result);
         context.metrics = evaluation::attach(graph, &self.terms, &self.metrics)?;
         graph.remove_dead();
-        graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `evaluate`"))?;
+        graph
+            .sort()
+            .map_err(|_| Diagnostic::error(Code::PassFailed, "cycle after pass `evaluate`"))?;
         Ok(Changed::Yes)
     }
 }

@@ -9,7 +9,7 @@ use super::cluster::{Cluster, Clusters};
 use super::{INFO, emit};
 use crate::pass::bug;
 use frit_ir::ops::{FusionKind, Transpose};
-use frit_ir::{Diagnostic, Graph, Node, NodeId, Op, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, Node, NodeId, Op, ValueId};
 
 /// Position of attention's result among the operands of its gradient.
 const GRADIENTS_Y: usize = 4;
@@ -88,8 +88,11 @@ pub(super) fn share_layout(graph: &mut Graph) -> Result<(), Diagnostic> {
         }
     }
     graph.sort().map_err(|_| {
-        Diagnostic::error("B001", "internal error in pass `fuse`: a cycle through attention")
-            .help("this is a bug in frit; please report it with the model")
+        Diagnostic::error(
+            Code::PassFailed,
+            "internal error in pass `fuse`: a cycle through attention",
+        )
+        .help("this is a bug in frit; please report it with the model")
     })
 }
 

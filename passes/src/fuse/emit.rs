@@ -5,7 +5,7 @@ use super::cluster::{ClusterId, Clusters, Interface};
 use super::facts::Facts;
 use crate::pass::bug;
 use frit_ir::ops::{Constant, Fusion, FusionKind, Input, Op};
-use frit_ir::{Diagnostic, Graph, GraphError, Node, Origin, OutputKind, Region, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, GraphError, Node, Origin, OutputKind, Region, ValueId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -290,6 +290,6 @@ fn flops(facts: &Facts<'_>, position: usize) -> u64 {
 }
 
 fn internal(what: &str) -> Diagnostic {
-    Diagnostic::error("B001", format!("internal error in pass `{}`: {what}", INFO.name))
+    Diagnostic::error(Code::PassFailed, format!("internal error in pass `{}`: {what}", INFO.name))
         .help("this is a bug in frit; please report it with the model")
 }

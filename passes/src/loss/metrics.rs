@@ -17,7 +17,7 @@ use frit_ir::ops::{
     ArgReduce, BinaryFn, Cast, CompareFn, Expand, Reduce, ReduceFn, Reshape, Slice, TopK,
 };
 use frit_ir::plan::{EvalMetric, MetricKind, MetricSpec};
-use frit_ir::{DType, Diagnostic, Graph, Op, Shape, Tensor, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, Op, Shape, Tensor, ValueId};
 
 /// Whether a metric can be taken of what a loss of this kind compares.
 pub fn fits(metric: MetricKind, loss: LossKind) -> bool {
@@ -145,7 +145,7 @@ impl Term {
         let classes = rows.remove(axis);
         if most > classes {
             let message = format!("`metrics.report`: top_{most} of {classes} classes");
-            return Err(Diagnostic::error("E217", message)
+            return Err(Diagnostic::error(Code::OutputUnusable, message)
                 .at(&b.origin)
                 .help(format!("output `{}` has {classes} classes; ask for fewer", self.logits)));
         }

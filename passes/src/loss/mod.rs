@@ -14,7 +14,7 @@ mod terms;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{AllReduce, BinaryFn, Cast, Constant, Reduce, ReduceFn, ReduceKind};
 use frit_ir::{
-    DType, Diagnostic, Graph, GraphError, Op, Origin, OutputKind, Region, Tensor, TensorType,
+    Code, DType, Diagnostic, Graph, GraphError, Op, Origin, OutputKind, Region, Tensor, TensorType,
     ValueId,
 };
 use std::fmt;
@@ -136,7 +136,7 @@ impl Pass for Loss {
             return Ok(Changed::No);
         }
         if graph.outputs.iter().any(|o| o.kind == OutputKind::LossSum) {
-            return Err(Diagnostic::error("E210", "the graph already has a loss"));
+            return Err(Diagnostic::error(Code::PassFailed, "the graph already has a loss"));
         }
         let mut parts = Vec::new();
         for term in &self.terms {
@@ -188,7 +188,8 @@ impl Loss {
                 None => mean,
             });
         }
-        let total = total.ok_or_else(|| Diagnostic::error("E070", "the graph has no loss"))?;
+        let total =
+            total.ok_or_else(|| Diagnostic::error(Code::PassFailed, "the graph has no loss"))?;
         Ok((total, b.constant(Tensor::scalar(1.0))?))
     }
 }

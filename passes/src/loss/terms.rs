@@ -16,7 +16,7 @@ use frit_ir::ops::{
     BinaryFn, Cast, CompareFn, CrossEntropy, Input, Reduce, ReduceFn, Reshape, Softmax, Transpose,
     UnaryFn,
 };
-use frit_ir::{DType, Diagnostic, Graph, Op, OutputKind, Shape, Tensor, TensorType, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, Op, OutputKind, Shape, Tensor, TensorType, ValueId};
 
 /// A sum and the number of its elements.
 pub(super) type Part = Result<(ValueId, ValueId), Diagnostic>;
@@ -30,14 +30,19 @@ impl Term {
         let found = results().find(|o| o.name == self.logits).or(only).ok_or_else(|| {
             let names: Vec<String> =
                 results().map(|o| format!("`{}` {}", o.name, graph.ty(o.value))).collect();
-            Diagnostic::error("E211", format!("the model has no output `{}`", self.logits))
-                .note(format!("its outputs are {}", names.join(", ")))
-                .help("name one of them in `loss.logits`")
+            Diagnostic::error(
+                Code::OutputUnknown,
+                format!("the model has no output `{}`", self.logits),
+            )
+            .note(format!("its outputs are {}", names.join(", ")))
+            .help("name one of them in `loss.logits`")
         })?;
         let ty = graph.ty(found.value);
         if !ty.dtype.is_float() {
             let message = format!("output `{}` is {ty}; a loss needs floats", self.logits);
-            return Err(Diagnostic::error("E212", message).at(&graph.def(found.value).origin));
+            return Err(
+                Diagnostic::error(Code::OutputNotFloat, message).at(&graph.def(found.value).origin)
+            );
         }
         Ok(found.value)
     }
@@ -172,14 +177,14 @@ impl Term {
         let ty = b.graph.ty(loss).clone();
         if ty.shape.numel() != 1 {
             let message = format!("output `{}` is {ty}, not one loss", self.logits);
-            return Err(Diagnostic::error("E214", message)
+            return Err(Diagnostic::error(Code::LossNotScalar, message)
                 .at(&b.origin)
                 .help("name a scalar output in `loss.logits`, or choose another `loss.kind`"));
         }
         if let Some(param) = parameter(b.graph, loss) {
             let message =
                 format!("output `{}` is the parameter `{param}`, not a loss", self.logits);
-            return Err(Diagnostic::error("E217", message).at(&b.origin).help(
+            return Err(Diagnostic::error(Code::OutputUnusable, message).at(&b.origin).help(
                 "name what the model computes in `loss.logits`, or choose another `loss.kind`",
             ));
         }
@@ -196,14 +201,14 @@ impl Term {
         let rank = shape.rank();
         if rank == 0 {
             let message = format!("output `{}` is a scalar: it has no class axis", self.logits);
-            return Err(Diagnostic::error("E213", message).at(&b.origin));
+            return Err(Diagnostic::error(Code::NoClassAxis, message).at(&b.origin));
         }
         if let Some(axis) = self.class_axis {
             let from_front = if axis < 0 { axis + rank as i64 } else { axis };
             return usize::try_from(from_front).ok().filter(|a| *a < rank).ok_or_else(|| {
                 let message =
                     format!("`loss.class_axis` = {axis}, but the output has shape {shape}");
-                Diagnostic::error("E213", message).at(&b.origin)
+                Diagnostic::error(Code::NoClassAxis, message).at(&b.origin)
             });
         }
         let Some((_, labels)) = own_input(b.graph, &self.labels) else { return Ok(rank - 1) };
@@ -219,7 +224,7 @@ impl Term {
                     self.logits,
                     rank - 1
                 );
-                Err(Diagnostic::error("E216", message)
+                Err(Diagnostic::error(Code::ClassAxisAmbiguous, message)
                     .at(&b.origin)
                     .help("say which in `loss.class_axis`"))
             }
@@ -250,7 +255,7 @@ impl Term {
             Some((_, found)) => {
                 let message =
                     format!("input `{}` is {found}, but the loss needs {ty}", self.labels);
-                Err(Diagnostic::error("E215", message)
+                Err(Diagnostic::error(Code::LabelsMismatch, message)
                     .at(&b.origin)
                     .help("set `loss.labels` to another name, or `loss.class_axis`"))
             }

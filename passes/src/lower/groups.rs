@@ -12,7 +12,7 @@ use frit_ir::ops::{ParamKind, StateName};
 use frit_ir::plan::{
     Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Plan, Segment,
 };
-use frit_ir::{DType, Diagnostic, Op, TensorType, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Op, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Bytes at whose multiples parameters start, in the narrowest dtype of their group.
@@ -53,7 +53,7 @@ impl Lowering<'_> {
             if let Some(unit) = param.unit {
                 if param.ty.dtype != DType::F32 {
                     return Err(Diagnostic::error(
-                        "E080",
+                        Code::ParameterDtype,
                         format!("parameter `{}` is {}", param.name, param.ty.dtype),
                     )
                     .at(&graph.def(value).origin)

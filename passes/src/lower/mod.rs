@@ -32,8 +32,8 @@ use frit_ir::plan::{
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
-    DType, Diagnostic, Graph, Node, NodeId, Op, Origin, OutputKind, Region, Tensor, TensorType,
-    ValueId,
+    Code, DType, Diagnostic, Graph, Node, NodeId, Op, Origin, OutputKind, Region, Tensor,
+    TensorType, ValueId,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -103,7 +103,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     }
     if !graph.nodes().any(|(_, node)| seeds(&node.op)) {
         let message = "no parameter is trained: all gradients are zero, whatever the data";
-        return Err(Diagnostic::error("E064", message)
+        return Err(Diagnostic::error(Code::NothingTrains, message)
             .help("check what the model multiplies by zero, clips or detaches between its parameters and the loss"));
     }
     lowering.place_leaves()?;
@@ -157,7 +157,7 @@ fn reduced_operand(graph: &Graph, node: &Node) -> Option<NodeId> {
 }
 
 pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
-    Diagnostic::error("B020", format!("internal error in lowering: {}", message.into()))
+    Diagnostic::error(Code::PassFailed, format!("internal error in lowering: {}", message.into()))
         .help("this is a bug in frit; please report it with the model")
 }
 

@@ -5,7 +5,7 @@ use crate::pass::bug;
 use frit_ir::ops::{
     AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter, StateName,
 };
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
 use std::collections::HashMap;
 
 /// Puts reductions behind the gradient of every trainable parameter: those of a micro-step before it is
@@ -134,7 +134,7 @@ pub(super) fn reduce_statistics(graph: &mut Graph, mesh: Mesh) -> Result<(), Dia
         graph.add1(op, inputs, origin.clone(), Region::Update).map_err(bug(INFO.name))
     };
     let Op::Concat(concat) = graph.def(stats).op.clone() else {
-        return Err(Diagnostic::error("B003", "statistics are not a concatenation"));
+        return Err(Diagnostic::error(Code::PassFailed, "statistics are not a concatenation"));
     };
     let parts = graph.def(stats).inputs.clone();
     // What reads `stats` so far: the nodes added here read it as it is.

@@ -24,7 +24,7 @@ use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug}
 use crate::scope;
 use frit_ir::ops::{AllGather, AllReduce, ReduceKind, StateName};
 use frit_ir::plan::{Strategy, UnitSpec};
-use frit_ir::{DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
+use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
 use std::collections::{BTreeSet, HashMap, HashSet};
 pub use units::Wrap;
 
@@ -121,7 +121,9 @@ impl Pass for Shard {
         gradients::reduce_statistics(graph, mesh)?;
         reduce_evaluation(graph)?;
         graph.remove_dead();
-        graph.sort().map_err(|_| Diagnostic::error("B002", "cycle after pass `shard`"))?;
+        graph
+            .sort()
+            .map_err(|_| Diagnostic::error(Code::PassFailed, "cycle after pass `shard`"))?;
         Ok(Changed::Yes)
     }
 }
@@ -136,7 +138,7 @@ impl Shard {
             if !units.iter().any(|u| scope::matches(pattern, &u.name)) {
                 let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
                 let what = format!("`{pattern}` in sharding.reshard_after_forward is no unit");
-                return Err(Diagnostic::error("E066", what)
+                return Err(Diagnostic::error(Code::ShardingPattern, what)
                     .note(format!("the units are {}", names.join(", ")))
                     .help(nearest::advice(pattern, names.iter().copied())));
             }
@@ -144,7 +146,7 @@ impl Shard {
                 let what = format!(
                     "sharding.reshard_after_forward: {n} does not divide the {shards} ranks that share a unit"
                 );
-                return Err(Diagnostic::error("E066", what)
+                return Err(Diagnostic::error(Code::ShardingPattern, what)
                     .help("take a divisor, such as the number of ranks of a node"));
             }
         }

@@ -4,7 +4,7 @@ use crate::pass::PassContext;
 use crate::scope;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::UnitSpec;
-use frit_ir::{Diagnostic, Graph, Region, Shape, ValueId, nearest};
+use frit_ir::{Code, Diagnostic, Graph, Region, Shape, ValueId, nearest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How parameters are grouped into units.
@@ -234,7 +234,7 @@ fn by_scope(params: &[UsedParam], patterns: &[String]) -> Result<Vec<Choice>, Di
             let modules: BTreeSet<String> =
                 params.iter().map(|p| p.path[..p.path.len() - 1].join(".")).collect();
             let some: Vec<String> = modules.iter().take(12).cloned().collect();
-            Err(Diagnostic::error("E066", what)
+            Err(Diagnostic::error(Code::ShardingPattern, what)
                 .note(format!("modules with parameters are {} …", some.join(", ")))
                 .note(nearest::advice(pattern, modules.iter().map(String::as_str)))
                 .help("use `blocks`, `none`, `size=N`, or patterns such as `transformer.h.*, lm_head`"))

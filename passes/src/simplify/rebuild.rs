@@ -6,7 +6,7 @@ use super::saturate::Program;
 use super::window::{Operand, Window};
 use crate::pass::bug;
 use frit_ir::ops::{AllGather, Op};
-use frit_ir::{Diagnostic, Graph, NodeId, OutputKind, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, NodeId, OutputKind, ValueId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -61,7 +61,7 @@ pub(super) fn rebuild(
         }
         if graph.ty(old) != graph.ty(new) {
             return Err(Diagnostic::error(
-                "B001",
+                Code::PassFailed,
                 "internal error in pass `simplify`: a type changed",
             )
             .at(&graph.def(old).origin)
@@ -120,7 +120,7 @@ pub(super) fn in_order(
         }
     }
     if sorted.len() < graph.len() {
-        return Err(Diagnostic::error("B002", "cycle after pass `simplify`"));
+        return Err(Diagnostic::error(Code::PassFailed, "cycle after pass `simplify`"));
     }
     for output in &graph.outputs {
         let kind = match output.kind {

@@ -9,7 +9,7 @@ use crate::pass::bug;
 use frit_ir::ops::{
     AllReduce, BinaryFn, CompareFn, Concat, Constant, Op, ReduceKind, Reshape, Split, StateName,
 };
-use frit_ir::{DType, Diagnostic, Graph, OutputKind, Region, Shape, Tensor, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, OutputKind, Region, Shape, Tensor, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
 /// A buffer of the model that the forward pass renews.
@@ -145,7 +145,10 @@ impl Emit<'_> {
             map.extend(node.outputs.into_iter().zip(results));
         }
         map.get(&buffer.new).copied().ok_or_else(|| {
-            Diagnostic::error("B006", format!("`{}` is not renewed by its own value", buffer.name))
+            Diagnostic::error(
+                Code::PassFailed,
+                format!("`{}` is not renewed by its own value", buffer.name),
+            )
         })
     }
 }

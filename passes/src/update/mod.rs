@@ -23,7 +23,7 @@ use frit_ir::ops::{
 };
 use frit_ir::plan::MetricName;
 use frit_ir::{
-    DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
+    Code, DType, Diagnostic, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
     nearest,
 };
 use groups::Settings;
@@ -71,7 +71,7 @@ impl Pass for Update {
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         let names: Vec<(String, ValueId)> = of_kind(graph, OutputKind::Gradient);
         if names.is_empty() {
-            return Err(Diagnostic::error("E064", "no parameter is trained")
+            return Err(Diagnostic::error(Code::NothingTrains, "no parameter is trained")
                 .help("check params.trainable and params.frozen"));
         }
         let (loss, count) = (one(graph, OutputKind::LossSum)?, one(graph, OutputKind::LossCount)?);
@@ -81,7 +81,7 @@ impl Pass for Update {
                 let names = names.iter().map(|(name, _)| name.as_str());
                 let help = nearest::advice(&group.scope, names)
                     + "; `frit inspect --view units` lists the names of parameters";
-                context.warn(Diagnostic::warning("W066", message).help(help));
+                context.warn(Diagnostic::warning(Code::GroupCoversNothing, message).help(help));
             }
         }
         let params: HashMap<String, ValueId> = graph
@@ -118,7 +118,10 @@ impl Pass for Update {
         let mut gradients = Vec::with_capacity(names.len());
         for (name, value) in names {
             let param = *params.get(&name).ok_or_else(|| {
-                Diagnostic::error("B004", format!("gradient `{name}` belongs to no parameter"))
+                Diagnostic::error(
+                    Code::PassFailed,
+                    format!("gradient `{name}` belongs to no parameter"),
+                )
             })?;
             b.origin = b.graph.def(param).origin.by(INFO.name);
             let dtype = statistics_dtype(b.graph.ty(param).dtype);
@@ -185,7 +188,7 @@ impl Update {
         let unscaled =
             b.update(Op::Unscale(training::Unscale { capacity }), &[all, scale, clip])?;
         let [factor, found_inf, grad_norm, mean_loss] = unscaled[..] else {
-            return Err(Diagnostic::error("B005", "`unscale` must have four results"));
+            return Err(Diagnostic::error(Code::PassFailed, "`unscale` must have four results"));
         };
         let step =
             b.state(&StateName::Step, None, TensorType::scalar(DType::F32), 0.0, Region::Update)?;
@@ -305,7 +308,7 @@ impl Update {
     fn hyper(&self, b: &mut Emit<'_>, key: &str) -> Result<ValueId, Diagnostic> {
         let default = self.hypers.get(key).copied();
         let default = default.ok_or_else(|| {
-            Diagnostic::error("B007", format!("the hyper-parameter `{key}` has no value"))
+            Diagnostic::error(Code::PassFailed, format!("the hyper-parameter `{key}` has no value"))
         })?;
         b.hyper(key, default)
     }
@@ -348,7 +351,10 @@ fn of_kind(graph: &Graph, kind: OutputKind) -> Vec<(String, ValueId)> {
 fn one(graph: &Graph, kind: OutputKind) -> Result<ValueId, Diagnostic> {
     match of_kind(graph, kind)[..] {
         [(_, value)] => Ok(value),
-        _ => Err(Diagnostic::error("B006", format!("update needs exactly one {kind:?} output"))),
+        _ => Err(Diagnostic::error(
+            Code::PassFailed,
+            format!("update needs exactly one {kind:?} output"),
+        )),
     }
 }
 

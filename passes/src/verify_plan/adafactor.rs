@@ -5,9 +5,9 @@
 
 use super::broken;
 use super::host::home;
-use frit_ir::Op;
 use frit_ir::ops::{Adafactor, AdafactorPart, StateName};
 use frit_ir::plan::{Action, Place, Plan};
+use frit_ir::{Code, Op};
 
 /// A task that is a part of a step.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ pub(super) fn verify(
     match problem(plan, i, unscaled) {
         Ok(stepped) => stepped,
         Err(message) => {
-            found.push(broken(plan, "P315", i, message.into()));
+            found.push(broken(plan, Code::AdafactorParts, i, message.into()));
             None
         }
     }

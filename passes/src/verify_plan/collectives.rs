@@ -3,7 +3,7 @@
 //! P201  no rank exchanges data with itself alone
 //! P202  every gathered group is read before it is overwritten or, unless it is kept, the phase ends
 //! P203  every trainable group is reduced by one reduce-scatter if it is sharded, and by one all-reduce if
-//!       it has replicas, each as a mean; in f16 as a sum, whose division [`super::factor`] follows
+//!       it has replicas, each as a mean; in f16 as a sum, whose division P308 follows
 //! P204  groups that are frozen are not reduced
 //! P205  collectives of one kind run on one stream
 //! P206  ranks that gather among some what they kept, kept it, as parts for as many, of what all of the
@@ -12,7 +12,7 @@
 use super::broken;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
-use frit_ir::{DType, Diagnostic};
+use frit_ir::{Code, DType, Diagnostic};
 
 /// How gradients are combined that are exchanged in this dtype.
 fn expected(send: &Place) -> ReduceKind {
@@ -25,19 +25,29 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     for (i, task) in plan.tasks.iter().enumerate() {
         let action = &task.action;
         if plan.team(action, 0).is_some_and(|team| team.count == 1) {
-            found.push(broken(plan, "P201", i, "a collective of one rank".into()));
+            found.push(broken(plan, Code::CollectiveAlone, i, "a collective of one rank".into()));
         }
         let (reduced, as_mean, scatter) = match action {
             Action::AllGather { group, ranks, send, recv } => {
                 if ranks.is_some_and(|n| !was_kept(plan, i, (*group, n), send)) {
                     let message = "gathers among some ranks what these did not keep";
-                    found.push(broken(plan, "P206", i, message.into()));
+                    found.push(broken(plan, Code::KeptParts, i, message.into()));
                 }
                 if task.stream != Stream::Gather {
-                    found.push(broken(plan, "P205", i, "a gather on another stream".into()));
+                    found.push(broken(
+                        plan,
+                        Code::CollectiveStreams,
+                        i,
+                        "a gather on another stream".into(),
+                    ));
                 }
                 if !read_later(plan, i, recv.buffer) {
-                    found.push(broken(plan, "P202", i, "what is gathered is never read".into()));
+                    found.push(broken(
+                        plan,
+                        Code::GatheredUnread,
+                        i,
+                        "what is gathered is never read".into(),
+                    ));
                 }
                 continue;
             }
@@ -50,16 +60,26 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             _ => continue,
         };
         if task.stream != Stream::Reduce {
-            found.push(broken(plan, "P205", i, "a reduction on another stream".into()));
+            found.push(broken(
+                plan,
+                Code::CollectiveStreams,
+                i,
+                "a reduction on another stream".into(),
+            ));
         }
         let Some(group) = reduced else { continue };
         reductions[group][usize::from(!scatter)] += 1;
         let g = &plan.groups[group];
         if !g.trainable {
-            found.push(broken(plan, "P204", i, "a frozen group is reduced".into()));
+            found.push(broken(plan, Code::FrozenReduced, i, "a frozen group is reduced".into()));
         }
         if !as_mean {
-            found.push(broken(plan, "P203", i, "gradients are summed, not averaged".into()));
+            found.push(broken(
+                plan,
+                Code::ReductionMissing,
+                i,
+                "gradients are summed, not averaged".into(),
+            ));
         }
     }
     for (group, found_here) in plan.groups.iter().zip(reductions).filter(|(g, _)| g.trainable) {
@@ -73,7 +93,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                  and {}",
                 expected[0], expected[1]
             );
-            found.push(Diagnostic::error("P203", message));
+            found.push(Diagnostic::error(Code::ReductionMissing, message));
         }
     }
 }

@@ -8,7 +8,7 @@
 use super::{broken, training};
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, EvalSpec, Place, Plan};
-use frit_ir::{Diagnostic, Op};
+use frit_ir::{Code, Diagnostic, Op};
 
 pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) {
     training::owners(plan, found);
@@ -21,7 +21,7 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
             let result = results.iter().any(|r| r.buffer == place.buffer);
             if buffer.arena.outlives_step() && !result {
                 let message = format!("writes `{}`, which outlives the evaluation", buffer.name);
-                found.push(broken(plan, "P401", i, message));
+                found.push(broken(plan, Code::EvaluationWrites, i, message));
             }
         }
         match &task.action {
@@ -32,7 +32,12 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
             Action::Kernel { kernel, .. } => {
                 let body = &plan.kernels[*kernel].body;
                 if body.nodes().any(|(_, n)| matches!(n.op, Op::RandomMask(_))) {
-                    found.push(broken(plan, "P404", i, "draws the mask of a dropout".into()));
+                    found.push(broken(
+                        plan,
+                        Code::EvaluationDropout,
+                        i,
+                        "draws the mask of a dropout".into(),
+                    ));
                 }
             }
             _ => {}
@@ -42,13 +47,13 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
         if written(plan, place) < place.ty.bytes() {
             let name = &plan.buffers[place.buffer].name;
             let message = format!("`{name}` is not wholly written");
-            found.push(Diagnostic::error("P402", message));
+            found.push(Diagnostic::error(Code::EvaluationIncomplete, message));
         }
     }
     let expected = usize::from(eval.statistics.is_some() && plan.world_size > 1);
     if sums != expected {
         let message = format!("statistics are summed over ranks {sums} times, not {expected}");
-        found.push(Diagnostic::error("P403", message));
+        found.push(Diagnostic::error(Code::EvaluationSums, message));
     }
 }
 

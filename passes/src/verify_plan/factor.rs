@@ -20,7 +20,7 @@ use super::broken;
 use super::linear::{Linear, linear};
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
 use frit_ir::plan::{Action, Arena, Kernel, PhaseName, Place, Plan};
-use frit_ir::{DType, Diagnostic, Graph, Node, Op, Region, TensorType};
+use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
 
 /// Micro-steps of a step that are replayed: enough to see a second one and one that is neither first
@@ -355,7 +355,7 @@ impl Replay<'_> {
             };
             if (counted - 1.0).abs() > 1e-6 {
                 let message = format!("reads statistics that count every element {counted} times");
-                self.found.push(broken(plan, "P311", i, message));
+                self.found.push(broken(plan, Code::ElementsCounted, i, message));
                 return None;
             }
         }
@@ -376,16 +376,19 @@ impl Replay<'_> {
         };
         let (code, message) = if (factor * n as f64 - 1.0).abs() > 1e-9 {
             let times = factor * n as f64;
-            ("P308", format!("reads gradients of {times} times the factor 1/{n} of the mean"))
+            (
+                Code::GradientFactor,
+                format!("reads gradients of {times} times the factor 1/{n} of the mean"),
+            )
         } else if ranks != plan.world_size {
-            ("P310", format!("reads gradients of {ranks} of {} ranks", plan.world_size))
+            (Code::SummedSteps, format!("reads gradients of {ranks} of {} ranks", plan.world_size))
         } else if micro_steps != self.current {
             let seen = (micro_steps & self.current).count_ones();
             let (all, old) =
                 (self.current.count_ones(), (micro_steps & !self.current).count_ones());
             let message =
                 format!("reads gradients of {seen} of {all} micro-steps, and of {old} old ones");
-            ("P310", message)
+            (Code::SummedSteps, message)
         } else {
             return Some(());
         };
@@ -395,7 +398,7 @@ impl Replay<'_> {
 
     fn problem(&mut self, i: usize, problem: Problem, name: &str) -> Option<()> {
         let what = if name.is_empty() { String::new() } else { format!("`{name}` ") };
-        self.found.push(broken(self.plan, "P309", i, format!("{what}{problem}")));
+        self.found.push(broken(self.plan, Code::ScaledUse, i, format!("{what}{problem}")));
         None
     }
 
@@ -412,14 +415,14 @@ impl Replay<'_> {
             let name = &plan.buffers[place.buffer].name;
             if let Some(dtype) = dtype.filter(|d| *d != place.ty.dtype) {
                 let message = format!("reads `{name}` as {}, written as {dtype}", place.ty.dtype);
-                self.found.push(broken(plan, "P105", i, message));
+                self.found.push(broken(plan, Code::OtherDtype, i, message));
                 return None;
             }
             match sum(value, *part) {
                 Ok(joined) => value = joined,
                 Err(_) => {
                     let message = format!("reads scaled and other values of `{name}` as one");
-                    self.found.push(broken(plan, "P309", i, message));
+                    self.found.push(broken(plan, Code::ScaledUse, i, message));
                     return None;
                 }
             }

@@ -4,8 +4,8 @@
 //! P502  those from the host run on one stream, those to the host on another, and nothing else there
 
 use super::broken;
-use frit_ir::Diagnostic;
 use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
+use frit_ir::{Code, Diagnostic};
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     for (i, task) in plan.tasks.iter().enumerate() {
@@ -20,12 +20,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         if let (None, Some(place)) = (direction, on_host) {
             let name = &plan.buffers[place.buffer].name;
             let message = format!("works on `{name}`, which is in host memory");
-            found.push(broken(plan, "P501", i, message));
+            found.push(broken(plan, Code::HostReach, i, message));
         }
         let copies = matches!(task.stream, Stream::CopyIn | Stream::CopyOut);
         if (copies || direction.is_some()) && direction != Some(task.stream) {
             let message = format!("runs on the stream `{}`", task.stream.name());
-            found.push(broken(plan, "P502", i, message));
+            found.push(broken(plan, Code::HostStreams, i, message));
         }
     }
 }

@@ -9,13 +9,13 @@
 use super::broken;
 use frit_ir::ops::AdafactorPart;
 use frit_ir::plan::{Action, Arena, Kernel, KernelKind, Place, Plan};
-use frit_ir::{Diagnostic, Graph, Node, Op, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, Node, Op, ValueId};
 use std::collections::HashSet;
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     for (i, task) in plan.tasks.iter().enumerate() {
         if let Some(message) = problem(plan, &task.action) {
-            found.push(broken(plan, "P107", i, message.into()));
+            found.push(broken(plan, Code::OperandOverwritten, i, message.into()));
         }
     }
 }

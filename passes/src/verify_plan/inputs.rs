@@ -6,19 +6,19 @@
 
 use super::broken;
 use frit_ir::plan::{Action, IndexKind, IndexRange, Plan};
-use frit_ir::{DType, Diagnostic, Graph, Node, Op, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, ValueId};
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     for input in plan.inputs.iter().filter(|i| i.per_example != (i.ty.shape.rank() > 0)) {
         let message = format!("`{}` is {}, and fed otherwise", input.name, input.ty);
-        found.push(Diagnostic::error("P602", message));
+        found.push(Diagnostic::error(Code::InputBounds, message));
     }
     for (i, task) in plan.tasks.iter().enumerate() {
         for place in task.action.reads() {
             let input = plan.inputs.iter().find(|input| input.buffer == place.buffer);
             if let Some(input) = input.filter(|x| place.offset + place.ty.bytes() > x.ty.bytes()) {
                 let message = format!("reads more of `{}` than {}", input.name, input.ty);
-                found.push(broken(plan, "P602", i, message));
+                found.push(broken(plan, Code::InputBounds, i, message));
             }
         }
         let Action::Kernel { kernel, reads, .. } = &task.action else { continue };
@@ -39,7 +39,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             if !input.ranges.iter().any(holds) {
                 let message =
                     format!("reads `{}` as indices in {taken}, and it may hold others", input.name);
-                found.push(broken(plan, "P601", i, message));
+                found.push(broken(plan, Code::IndexRanges, i, message));
             }
         }
     }

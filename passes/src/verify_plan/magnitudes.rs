@@ -6,7 +6,7 @@
 use super::broken;
 use frit_ir::ops::{ReduceKind, StateName};
 use frit_ir::plan::{Action, PhaseName, Plan};
-use frit_ir::{DType, Diagnostic, Op};
+use frit_ir::{Code, DType, Diagnostic, Op};
 use std::collections::BTreeMap;
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
@@ -17,12 +17,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             let Op::Quantize(op) = &node.op else { continue };
             if *formats.entry(op.index).or_insert(op.to) != op.to {
                 let message = format!("rounds tensor {} to another format", op.index);
-                found.push(broken(plan, "P314", i, message));
+                found.push(broken(plan, Code::AmaxHistory, i, message));
             }
             if (node.inputs.len() > 1) == plan.eval.is_some() {
                 let message =
                     "does not scale by the history in training, and by its operand after it";
-                found.push(broken(plan, "P314", i, message.into()));
+                found.push(broken(plan, Code::AmaxHistory, i, message.into()));
             }
         }
     }
@@ -32,7 +32,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     if plan.eval.is_none() && (rows != formats.len() || !tensors) {
         let n = formats.len();
         let message = format!("{n} tensors in 8-bit floats have {rows} rows of magnitudes");
-        found.push(Diagnostic::error("P314", message));
+        found.push(Diagnostic::error(Code::AmaxHistory, message));
     }
     let Some(history) = history else { return };
     let writers: Vec<usize> = (0..plan.tasks.len())
@@ -43,12 +43,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         [i] if micro_step.contains(&i) => {
             if plan.world_size > 1 && !agreed(plan, micro_step.start, i) {
                 let message = "renews magnitudes that ranks do not agree on";
-                found.push(broken(plan, "P314", i, message.into()));
+                found.push(broken(plan, Code::AmaxHistory, i, message.into()));
             }
         }
         _ => {
             let message = format!("magnitudes are renewed {} times, not once", writers.len());
-            found.push(Diagnostic::error("P314", message));
+            found.push(Diagnostic::error(Code::AmaxHistory, message));
         }
     }
 }

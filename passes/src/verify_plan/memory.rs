@@ -9,8 +9,8 @@
 //! ordered after one another.
 
 use super::broken;
-use frit_ir::Diagnostic;
 use frit_ir::plan::{Arena, PhaseName, Place, Plan, Stream};
+use frit_ir::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
 const STREAMS: usize = Stream::ALL.len();
@@ -150,12 +150,12 @@ fn access(
                 let other =
                     bytes.buffer.map_or("another buffer", |b| plan.buffers[b].name.as_str());
                 let message = format!("reads `{name}` after its bytes were given to `{other}`");
-                found.push(broken(plan, "P102", task, message));
+                found.push(broken(plan, Code::UseAfterFree, task, message));
                 return;
             }
             if bytes.write.is_some_and(|w| !ordered(w)) {
                 let message = format!("reads `{name}` without waiting for what writes it");
-                found.push(broken(plan, "P104", task, message));
+                found.push(broken(plan, Code::ReadUnordered, task, message));
                 return;
             }
             bytes.reads[stream] = Some(number);
@@ -164,7 +164,7 @@ fn access(
             if !reads.chain(bytes.write).all(ordered) {
                 let message =
                     format!("overwrites bytes of `{name}` that another stream may still use");
-                found.push(broken(plan, "P103", task, message));
+                found.push(broken(plan, Code::WriteUnordered, task, message));
                 return;
             }
         }
@@ -182,7 +182,7 @@ fn access(
         }
     } else if at < end {
         let message = format!("reads {} of `{name}`, of which bytes were never written", place.ty);
-        found.push(broken(plan, "P101", task, message));
+        found.push(broken(plan, Code::ReadBeforeWrite, task, message));
     }
 }
 

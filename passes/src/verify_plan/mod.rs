@@ -26,8 +26,8 @@ mod memory;
 mod shared;
 mod training;
 
-use frit_ir::Diagnostic;
 use frit_ir::plan::{Addresses, Plan, check, provenance};
+use frit_ir::{Code, Diagnostic};
 
 /// Proves a plan, or says what is broken.
 ///
@@ -35,7 +35,7 @@ use frit_ir::plan::{Addresses, Plan, check, provenance};
 /// Every broken invariant that was found, by its code.
 pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     if let Err(e) = check(plan) {
-        return Err(vec![Diagnostic::error("P001", e.to_string())]);
+        return Err(vec![Diagnostic::error(Code::PlanMalformed, e.to_string())]);
     }
     let mut found = Vec::new();
     memory::verify(plan, &mut found);
@@ -76,16 +76,21 @@ fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let (tasks, leaves) = provenance(plan, Addresses::Assigned);
     for (i, (task, sees)) in plan.tasks.iter().zip(tasks).enumerate() {
         if task.sees != sees {
-            found.push(broken(plan, "P106", i, "does not read what was written for it".into()));
+            found.push(broken(
+                plan,
+                Code::MeaningChanged,
+                i,
+                "does not read what was written for it".into(),
+            ));
         }
     }
     if plan.leaves != leaves {
         let message = "a step does not leave behind what it was lowered to leave";
-        found.push(Diagnostic::error("P106", message));
+        found.push(Diagnostic::error(Code::MeaningChanged, message));
     }
 }
 
-fn broken(plan: &Plan, code: &str, task: usize, message: String) -> Diagnostic {
+fn broken(plan: &Plan, code: Code, task: usize, message: String) -> Diagnostic {
     Diagnostic::error(code, format!("task {task} `{}`: {message}", plan.tasks[task].name))
         .at(&plan.tasks[task].origin)
 }

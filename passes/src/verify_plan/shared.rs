@@ -4,15 +4,15 @@
 //! P405  the evaluation has the ranks of the training
 //! P406  of every parameter that both use, each rank holds the same elements, in the same dtype, in both
 
-use frit_ir::Diagnostic;
 use frit_ir::plan::Plan;
+use frit_ir::{Code, Diagnostic};
 use std::collections::HashMap;
 
 pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnostic>) {
     let (ranks, all) = (evaluation.world_size, training.world_size);
     if ranks != all {
         let message = format!("the evaluation is of {ranks} ranks, the training of {all}");
-        found.push(Diagnostic::error("P405", message));
+        found.push(Diagnostic::error(Code::EvaluationRanks, message));
         return;
     }
     let trained: HashMap<&str, usize> =
@@ -22,7 +22,7 @@ pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnos
         let (name, here, there) = (&param.name, &param.ty, &training.params[other].ty);
         if here != there {
             let message = format!("`{name}` is {here} in the evaluation, {there} in the training");
-            found.push(Diagnostic::error("P406", message));
+            found.push(Diagnostic::error(Code::EvaluationElements, message));
             continue;
         }
         let apart = |rank: &usize| {
@@ -33,7 +33,7 @@ pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnos
         if let Some(rank) = (0..all).find(apart) {
             let message =
                 format!("rank {rank} holds `{name}` otherwise to evaluate it than to train");
-            found.push(Diagnostic::error("P406", message));
+            found.push(Diagnostic::error(Code::EvaluationElements, message));
         }
     }
 }

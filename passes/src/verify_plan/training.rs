@@ -8,7 +8,7 @@
 //! P305  the norm and the finite check count every trainable group's gradient exactly once
 //! P306  with several ranks, the statistics that decide on the step are summed over ranks
 //! P307  the optimizer reads the gradient, factor and finite flag that were checked
-//! P311  with a moving average, one step of it per trainable group, after the optimizer's and by the same
+//! P317  with a moving average, one step of it per trainable group, after the optimizer's and by the same
 //!       finite flag
 //! P312  parameter groups begin where parameters do, and the optimizer reads where
 //! P313  loss scale and step count change in the update, by the finite flag that was checked
@@ -18,7 +18,7 @@ use super::host::home;
 use super::{adafactor, broken};
 use frit_ir::ops::StateName;
 use frit_ir::plan::{Action, ParamGroup, PhaseName, Place, Plan};
-use frit_ir::{Diagnostic, Op};
+use frit_ir::{Code, Diagnostic, Op};
 use std::collections::HashMap;
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
@@ -38,17 +38,22 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     seeds += 1;
                     if (op.factor * n - 1.0).abs() > 1e-9 {
                         let message = format!("seed factor {} is not 1/{n}", op.factor);
-                        found.push(broken(plan, "P303", i, message));
+                        found.push(broken(plan, Code::BackwardSeed, i, message));
                     }
                 }
                 Op::Unscale(op) => {
                     if unscaled.is_some() {
-                        found.push(broken(plan, "P304", i, "gradients are unscaled twice".into()));
+                        found.push(broken(
+                            plan,
+                            Code::Unscaling,
+                            i,
+                            "gradients are unscaled twice".into(),
+                        ));
                     }
                     let capacity = n * plan.world_size as f64;
                     if op.capacity != capacity {
                         let message = format!("capacity {} is not {capacity}", op.capacity);
-                        found.push(broken(plan, "P304", i, message));
+                        found.push(broken(plan, Code::Unscaling, i, message));
                     }
                     unscaled = Some((i, writes.clone()));
                 }
@@ -64,7 +69,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
                     if !update.contains(&i) || flag.is_none_or(|flag| !reads.contains(flag)) {
                         let message = "does not change once per step by the finite flag";
-                        found.push(broken(plan, "P313", i, message.into()));
+                        found.push(broken(plan, Code::ScalerUpdate, i, message.into()));
                     }
                 }
                 Op::OptimizerStep(_) => step(plan, i, reads, writes, &unscaled, &mut steps, found),
@@ -87,7 +92,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                         }
                         _ => {
                             let message = "averages no parameters of a step that was taken".into();
-                            found.push(broken(plan, "P311", i, message));
+                            found.push(broken(plan, Code::MovingAverage, i, message));
                         }
                     }
                 }
@@ -96,7 +101,10 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         }
     }
     if seeds != 1 {
-        found.push(Diagnostic::error("P303", format!("the backward pass has {seeds} seeds")));
+        found.push(Diagnostic::error(
+            Code::BackwardSeed,
+            format!("the backward pass has {seeds} seeds"),
+        ));
     }
     for (i, group) in plan.groups.iter().enumerate() {
         let unit = &plan.units[group.unit].name;
@@ -105,29 +113,29 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         if steps[i] != parameters {
             let message =
                 format!("unit `{unit}`: {} parameters are stepped, not {parameters}", steps[i]);
-            found.push(Diagnostic::error("P302", message));
+            found.push(Diagnostic::error(Code::OptimizerSteps, message));
         }
         let kept = group.states.iter().any(|s| s.name == StateName::Ema);
         if averages[i] != usize::from(kept) {
             let message = format!("the average of unit `{unit}` takes {} steps", averages[i]);
-            found.push(Diagnostic::error("P311", message));
+            found.push(Diagnostic::error(Code::MovingAverage, message));
         }
         let begins = |g: &ParamGroup| group.segments.iter().any(|s| s.offset == g.offset);
         if !group.param_groups.iter().skip(1).all(begins) {
             let message = format!("a parameter group of unit `{unit}` begins inside a parameter");
-            found.push(Diagnostic::error("P312", message));
+            found.push(Diagnostic::error(Code::ParameterGroups, message));
         }
         let n = counted.get(&i).copied().unwrap_or(0);
         if n != expected {
             let message = format!("the norm counts gradients of unit `{unit}` {n} times");
-            found.push(Diagnostic::error("P305", message));
+            found.push(Diagnostic::error(Code::StatisticsMissing, message));
         }
     }
     match unscaled {
-        None => found.push(Diagnostic::error("P304", "gradients are never unscaled")),
+        None => found.push(Diagnostic::error(Code::Unscaling, "gradients are never unscaled")),
         Some((i, _)) if plan.world_size > 1 && !reduced_before(plan, i) => {
             let message = "statistics are not summed over ranks".into();
-            found.push(broken(plan, "P306", i, message));
+            found.push(broken(plan, Code::StatisticsOfOneRank, i, message));
         }
         Some(_) => {}
     }
@@ -144,7 +152,7 @@ pub(super) fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
         let expected = usize::from(matches!(param.home, frit_ir::plan::ParamHome::Group { .. }));
         if n != expected {
             let message = format!("parameter `{}` has {n} owners, not {expected}", param.name);
-            found.push(Diagnostic::error("P301", message));
+            found.push(Diagnostic::error(Code::Owners, message));
         }
     }
 }
@@ -154,7 +162,10 @@ fn first_values(plan: &Plan, found: &mut Vec<Diagnostic>) {
     for (name, init) in of_params.chain(plan.states.iter().map(|s| (&s.name, s.init))) {
         let fits = if *name == StateName::LossScale { init > 0.0 } else { init == 0.0 };
         if !fits {
-            found.push(Diagnostic::error("P316", format!("state `{name}` begins at {init}")));
+            found.push(Diagnostic::error(
+                Code::FirstValues,
+                format!("state `{name}` begins at {init}"),
+            ));
         }
     }
 }
@@ -170,14 +181,19 @@ fn step(
 ) {
     let Some(written) = writes.first().map(|p| home(plan, task, p)) else { return };
     let Some(group) = plan.groups.iter().position(|g| g.master == written.buffer) else {
-        found.push(broken(plan, "P302", task, "an optimizer step of no group".into()));
+        found.push(broken(
+            plan,
+            Code::OptimizerSteps,
+            task,
+            "an optimizer step of no group".into(),
+        ));
         return;
     };
     let g = &plan.groups[group];
     if written.offset == 0 && written.ty.shape.numel() == g.shard_numel {
         steps[group] += g.segments.len();
     } else {
-        found.push(broken(plan, "P302", task, "does not step a whole group".into()));
+        found.push(broken(plan, Code::OptimizerSteps, task, "does not step a whole group".into()));
     }
     let checked = unscaled.as_ref().is_some_and(|(_, results)| {
         results.len() == 4 && reads.contains(&results[0]) && reads.contains(&results[1])
@@ -185,11 +201,11 @@ fn step(
     let gradient = plan.gradients.iter().find(|g| g.group == group).map(|g| &g.place);
     if gradient.is_none() || reads.get(1) != gradient || !checked {
         let message = "does not read the gradient, factor and finite flag that were checked";
-        found.push(broken(plan, "P307", task, message.into()));
+        found.push(broken(plan, Code::OptimizerOperands, task, message.into()));
     }
     if g.begins.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
         let message = "does not read where its parameter groups begin".into();
-        found.push(broken(plan, "P312", task, message));
+        found.push(broken(plan, Code::ParameterGroups, task, message));
     }
 }
 

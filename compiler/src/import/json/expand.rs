@@ -8,7 +8,9 @@ use crate::import::dims::{self, DimError, checked_numel};
 use crate::import::limits::{Budget, Resource};
 use crate::import::{ImportOptions, glob, unknown_binds};
 use frit_ir::ops::{Input, Param, ParamKind};
-use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId};
+use frit_ir::{
+    Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId,
+};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -56,7 +58,7 @@ pub(super) fn graph(
             source.place(&root.key("frit_model")),
             model.frit_model
         );
-        return Err(Diagnostic::error("E041", message)
+        return Err(Diagnostic::error(Code::JsonModelInvalid, message)
             .help("this version of Frit reads version 1")
             .into());
     }
@@ -66,7 +68,7 @@ pub(super) fn graph(
         match options.binds.get(name).copied().or(*size) {
             Some(0) => report.push(
                 Diagnostic::error(
-                    "E020",
+                    Code::DimensionUnknown,
                     format!(
                         "{}dimension `{name}` is 0, which makes tensors without elements",
                         source.place(&root.key("dims").key(name))
@@ -79,7 +81,7 @@ pub(super) fn graph(
             }
             None => report.push(
                 Diagnostic::error(
-                    "E020",
+                    Code::DimensionUnknown,
                     format!(
                         "{}dimension `{name}` has no size",
                         source.place(&root.key("dims").key(name))
@@ -183,7 +185,7 @@ impl Place {
 
 impl Expander<'_> {
     fn error(&self, path: &Path, message: impl std::fmt::Display) -> Diagnostic {
-        Diagnostic::error("E041", format!("{}{message}", self.source.place(path)))
+        Diagnostic::error(Code::JsonModelInvalid, format!("{}{message}", self.source.place(path)))
     }
 
     /// Counts what is about to be made.
@@ -397,7 +399,7 @@ impl Expander<'_> {
         let name = op.name();
         let misfit = |this: &Self, message: String| {
             let mut error = this.error(path, format!("{name}: {message}")).at(&origin);
-            error.code = "E014".into();
+            error.code = Code::OperandMismatch.id().into();
             for (i, v) in operands.iter().enumerate() {
                 error = error.note(format!("input {i}  {}", this.graph.ty(*v)));
             }

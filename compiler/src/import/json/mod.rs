@@ -10,7 +10,7 @@ pub mod schema;
 use super::{ImportOptions, Imported};
 use crate::diagnostics::Report;
 use crate::weights::Weights;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use locate::Path;
 use schema::Model;
 
@@ -36,7 +36,7 @@ impl Source<'_> {
 /// Everything that is wrong with the model, as far as it could be found at once.
 pub fn import(bytes: &[u8], name: &str, options: &ImportOptions) -> Result<Imported, Report> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
-        Diagnostic::error("E040", format!("{name}: not a JSON text: {e}"))
+        Diagnostic::error(Code::NotAJsonModel, format!("{name}: not a JSON text: {e}"))
             .help("JSON models are UTF-8; give ONNX models another extension than .json")
     })?;
     let source = Source { text, name };
@@ -47,8 +47,11 @@ pub fn import(bytes: &[u8], name: &str, options: &ImportOptions) -> Result<Impor
         // serde appends the place; it is at the front already.
         let message = e.to_string();
         let message = message.split(" at line ").next().unwrap_or(&message);
-        Diagnostic::error("E040", format!("{name}:{line}:{column}: {path}{colon}{message}"))
-            .help("docs/json-model.md describes the format")
+        Diagnostic::error(
+            Code::NotAJsonModel,
+            format!("{name}:{line}:{column}: {path}{colon}{message}"),
+        )
+        .help("docs/json-model.md describes the format")
     })?;
     let graph = expand::graph(&model, source, options)?;
     Ok(Imported {

@@ -4,7 +4,7 @@
 
 use super::messages::NodeProto;
 use super::{Importer, scope, trainable};
-use frit_ir::{Diagnostic, Origin};
+use frit_ir::{Code, Diagnostic, Origin};
 use std::collections::HashSet;
 
 const CALL: &str = "pkg.torch.onnx.fx_node";
@@ -89,7 +89,7 @@ impl Importer<'_> {
         let reads = |n: &&NodeProto| reads_removed_detach(n, is_constant);
         let Some(first) = self.nodes.iter().map(|(_, n)| *n).find(reads) else { return };
         let message = "the exporter removed a `detach()`: gradients flow where PyTorch stops them";
-        let warning = Diagnostic::warning("W038", message)
+        let warning = Diagnostic::warning(Code::DetachRemoved, message)
             .at(&Origin::new(&first.name, &scope::of(first)))
             .help("export with optimize=False, which keeps it");
         self.warnings.push(warning);

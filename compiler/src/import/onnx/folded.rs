@@ -6,7 +6,7 @@
 
 use super::Importer;
 use super::trainable::{is_from_module, listed};
-use frit_ir::{Diagnostic, Origin};
+use frit_ir::{Code, Diagnostic, Origin};
 use std::collections::HashSet;
 
 impl Importer<'_> {
@@ -40,7 +40,7 @@ impl Importer<'_> {
         let help = "export the module in training mode: net.train(), and for the TorchScript exporter \
                     training=TrainingMode.PRESERVE and do_constant_folding=False, for the other one \
                     optimize=False (docs/exporting.md)";
-        let warning = Diagnostic::warning("W035", message)
+        let warning = Diagnostic::warning(Code::BatchNormFolded, message)
             .at(&Origin::new(&of.name, &super::scope::of(of)))
             .note("what is trained cannot be loaded back into the module")
             .help(help);

@@ -12,7 +12,7 @@ use super::tensor::{self, Stored};
 use super::{Importer, Inlined, trainable};
 use crate::import::limits::Resource;
 use frit_ir::ops::{Cast, Constant, Init, Param, ParamKind, Transpose};
-use frit_ir::{DType, Diagnostic, Op, Origin, Region, TensorType, ValueId};
+use frit_ir::{Code, DType, Diagnostic, Op, Origin, Region, TensorType, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Float initializers that do not train become constants up to this many elements.
@@ -46,20 +46,21 @@ impl<'a> Importer<'a> {
             }
             if self.values.contains_key(name) {
                 let message = format!("the initializer \"{name}\" is defined twice");
-                self.report.push(Diagnostic::error("E016", message));
+                self.report.push(Diagnostic::error(Code::ValueDefinedTwice, message));
                 continue;
             }
-            let stored =
-                match tensor::read(proto, &mut self.files) {
-                    Ok(stored) => stored,
-                    Err(error) => {
-                        let message = format!("the initializer \"{name}\" cannot be read: {error}");
-                        self.report.push(Diagnostic::error("E013", message).help(
+            let stored = match tensor::read(proto, &mut self.files) {
+                Ok(stored) => stored,
+                Err(error) => {
+                    let message = format!("the initializer \"{name}\" cannot be read: {error}");
+                    self.report.push(
+                        Diagnostic::error(Code::InitializerUnreadable, message).help(
                             "keep external data files beside the model, under their own names",
-                        ));
-                        continue;
-                    }
-                };
+                        ),
+                    );
+                    continue;
+                }
+            };
             let (kind, reason) = if stored.ty.dtype.is_float() {
                 let (kind, mut reason) = trainable.decide(name, name, &stored);
                 if trainable.is_unreached(name, &stored.ty) {
@@ -112,7 +113,7 @@ impl<'a> Importer<'a> {
             "{} parameters of the PyTorch module are not in the graph and do not train",
             missing.len()
         );
-        let mut warning = Diagnostic::warning("W030", message).help(
+        let mut warning = Diagnostic::warning(Code::ParametersMissing, message).help(
             "they are unused, tied to another, or the exporter computed with them; export with \
              optimize=False",
         );
@@ -151,7 +152,7 @@ impl<'a> Importer<'a> {
                     Err(error) => {
                         let message =
                             format!("the initializer \"{operand}\" cannot be read: {error}");
-                        self.report.push(Diagnostic::error("E013", message));
+                        self.report.push(Diagnostic::error(Code::InitializerUnreadable, message));
                     }
                 }
             }
@@ -243,7 +244,7 @@ impl<'a> Importer<'a> {
                 }
                 Err(error) => {
                     let message = format!("the initializer \"{name}\" cannot be read: {error}");
-                    self.report.push(Diagnostic::error("E013", message));
+                    self.report.push(Diagnostic::error(Code::InitializerUnreadable, message));
                 }
             }
             return;
@@ -255,7 +256,7 @@ impl<'a> Importer<'a> {
                     self.values.insert(name, Bound::Value(value));
                     self.inlined.push(Inlined { name: name.into(), ty, reason });
                 }
-                Err(e) => self.report.push(Diagnostic::error("E014", e.to_string())),
+                Err(e) => self.report.push(Diagnostic::error(Code::OperandMismatch, e.to_string())),
             }
             return;
         }
@@ -282,13 +283,17 @@ impl<'a> Importer<'a> {
             self.weights.insert(name, stored.ty, stored.bytes)
         };
         if let Err(error) = inserted {
-            self.report.push(Diagnostic::error("E013", error.to_string()));
+            self.report.push(Diagnostic::error(Code::InitializerUnreadable, error.to_string()));
         }
         let (held, unit, sharded, init) = (None, None, false, Init::Weights);
         let param = Param { name: name.into(), ty, kind, reason, init, held, unit, sharded };
         let mut add = |op: Op, inputs: &[ValueId]| {
             let added = self.graph.add1(op, inputs, Origin::none(), Region::Forward);
-            added.map_err(|e| self.report.push(Diagnostic::error("E014", e.to_string()))).ok()
+            added
+                .map_err(|e| {
+                    self.report.push(Diagnostic::error(Code::OperandMismatch, e.to_string()))
+                })
+                .ok()
         };
         let value = add(Op::Param(param), &[])?;
         let narrow = if widened { Some(add(Op::Cast(Cast { to: own }), &[value])?) } else { None };

@@ -40,7 +40,7 @@ use crate::diagnostics::Report;
 use crate::weights::Weights;
 use context::{Bound, Fault, NodeContext};
 use frit_ir::ops::Input;
-use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorType, ValueId};
+use frit_ir::{Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, TensorType, ValueId};
 use messages::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use prost::Message;
 use prost::bytes::Bytes;
@@ -70,20 +70,27 @@ pub fn import(
     options: &ImportOptions,
 ) -> Result<Imported, Report> {
     let mut model = ModelProto::decode(bytes).map_err(|e| {
-        Diagnostic::error("E011", format!("the file is not a complete ONNX model: {e}"))
-            .help("it may be truncated, or of another format; export the model again")
+        Diagnostic::error(
+            Code::NotAnOnnxModel,
+            format!("the file is not a complete ONNX model: {e}"),
+        )
+        .help("it may be truncated, or of another format; export the model again")
     })?;
     let Some(mut graph) = model.graph.take() else {
-        return Err(Diagnostic::error("E011", "the file holds no ONNX graph")
+        return Err(Diagnostic::error(Code::NotAnOnnxModel, "the file holds no ONNX graph")
             .help("it may be truncated, or of another format; export the model again")
             .into());
     };
     let opset = opset::of(&model)?;
     if graph.output.is_empty() {
-        return Err(Diagnostic::error("E011", "the ONNX graph has no output").into());
+        return Err(Diagnostic::error(Code::NotAnOnnxModel, "the ONNX graph has no output").into());
     }
     if !graph.sparse_initializer.is_empty() {
-        return Err(Diagnostic::error("E032", "sparse initializers are not supported").into());
+        return Err(Diagnostic::error(
+            Code::AttributeUnsupported,
+            "sparse initializers are not supported",
+        )
+        .into());
     }
     let mut budget = Budget::new(options.limits);
     merged::separate(&model, &mut graph, &mut budget)?;
@@ -239,8 +246,13 @@ impl<'a> Importer<'a> {
         }
         let opset = self.opset;
         for (code, what, found, help) in [
-            ("E031", "operator", operators, "`frit compile --list-ops` lists those that are"),
-            ("E032", "attribute", attributes, "export the model without them"),
+            (
+                Code::OperatorUnsupported,
+                "operator",
+                operators,
+                "`frit compile --list-ops` lists those that are",
+            ),
+            (Code::AttributeUnsupported, "attribute", attributes, "export the model without them"),
         ] {
             let nodes: usize = found.values().map(|(n, _)| n).sum();
             if nodes == 0 {
@@ -265,7 +277,7 @@ impl<'a> Importer<'a> {
             let ty = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
             let Some((ty, shape)) = ty.and_then(|t| Some((t, t.shape.as_ref()?))) else {
                 self.report.push(Diagnostic::error(
-                    "E020",
+                    Code::DimensionUnknown,
                     format!("the input \"{}\" has no tensor type with a shape", info.name),
                 ));
                 continue;
@@ -295,7 +307,7 @@ impl<'a> Importer<'a> {
                      supported",
                     info.name, ty.elem_type
                 );
-                self.report.push(Diagnostic::error("E020", message));
+                self.report.push(Diagnostic::error(Code::DimensionUnknown, message));
                 continue;
             };
             let input = Input { name: info.name.clone(), ty: TensorType::new(dtype, dims) };
@@ -328,7 +340,7 @@ impl<'a> Importer<'a> {
                 Some(value)
             }
             Err(error) => {
-                self.report.push(Diagnostic::error("E014", error.to_string()));
+                self.report.push(Diagnostic::error(Code::OperandMismatch, error.to_string()));
                 None
             }
         }
@@ -343,7 +355,8 @@ impl<'a> Importer<'a> {
             if all.count() == 0 {
                 let message = "model.batch_norm is set, but the model has no BatchNormalization";
                 let note = "the exporter may have folded them into convolutions";
-                self.report.push(Diagnostic::error("E036", message).note(note).help(how));
+                self.report
+                    .push(Diagnostic::error(Code::NoBatchNorm, message).note(note).help(how));
             }
             return;
         }
@@ -353,7 +366,8 @@ impl<'a> Importer<'a> {
             let message = format!("{n} BatchNormalization node(s) keep their running statistics");
             let help = format!("set model.batch_norm = \"train\" to use those of the batch; {how}");
             let origin = Origin::new(&first.name, &scope::of(first));
-            self.warnings.push(Diagnostic::warning("W036", message).at(&origin).help(help));
+            self.warnings
+                .push(Diagnostic::warning(Code::BatchNormFixed, message).at(&origin).help(help));
         }
     }
 
@@ -463,18 +477,22 @@ impl<'a> Importer<'a> {
         let op = &node.op_type;
         let mut diagnostic = match fault {
             Fault::Upstream => return,
-            Fault::Misfit(message) => Diagnostic::error("E014", format!("{op}: {message}")),
-            Fault::Attribute(message) => {
-                Diagnostic::error("E032", format!("{op}: {message} is not supported"))
+            Fault::Misfit(message) => {
+                Diagnostic::error(Code::OperandMismatch, format!("{op}: {message}"))
             }
+            Fault::Attribute(message) => Diagnostic::error(
+                Code::AttributeUnsupported,
+                format!("{op}: {message} is not supported"),
+            ),
             Fault::Limit(exceeded) => {
                 self.exhausted = true;
                 exceeded.diagnostic(op, origin)
             }
             Fault::Dynamic(what) => {
-                Diagnostic::error("E034", format!("{op}: {what} depends on data")).help(
-                    "Frit needs it at import: bind all dimensions, or export with it constant",
-                )
+                Diagnostic::error(Code::DependsOnData, format!("{op}: {what} depends on data"))
+                    .help(
+                        "Frit needs it at import: bind all dimensions, or export with it constant",
+                    )
             }
         }
         .at(origin)
@@ -497,11 +515,11 @@ impl<'a> Importer<'a> {
                     self.graph.add_output(&output.name, *value, OutputKind::Result);
                 }
                 Some(Bound::Sequence(_)) => self.report.push(Diagnostic::error(
-                    "E032",
+                    Code::AttributeUnsupported,
                     format!("the output \"{}\" is a sequence", output.name),
                 )),
                 _ => self.report.push(Diagnostic::error(
-                    "E015",
+                    Code::ValueUndefined,
                     format!("the output \"{}\" has no value", output.name),
                 )),
             }
@@ -512,21 +530,24 @@ impl<'a> Importer<'a> {
 fn unbound(input: &str, axis: usize, error: &DimError) -> Diagnostic {
     match error {
         DimError::Unbound(name) => Diagnostic::error(
-            "E020",
+            Code::DimensionUnknown,
             format!("dimension `{name}` (axis {axis} of input \"{input}\") has no size"),
         )
         .help(format!("give it one with --bind {name}=N")),
         DimError::Syntax(text) if text == "?" => Diagnostic::error(
-            "E020",
+            Code::DimensionUnknown,
             format!("axis {axis} of input \"{input}\" has neither a size nor a name"),
         )
         .help("export the model with that dimension named or fixed"),
         DimError::Syntax(text) => Diagnostic::error(
-            "E020",
+            Code::DimensionUnknown,
             format!("dimension `{text}` (axis {axis} of input \"{input}\") has no size"),
         )
         .help(format!("give it one with --bind \"{text}=N\"")),
-        error => Diagnostic::error("E020", format!("axis {axis} of input \"{input}\": {error}")),
+        error => Diagnostic::error(
+            Code::DimensionUnknown,
+            format!("axis {axis} of input \"{input}\": {error}"),
+        ),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::messages::ModelProto;
 use crate::diagnostics::Report;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use std::ops::RangeInclusive;
 
 /// Versions whose operators are all read with their own meaning.
@@ -15,12 +15,15 @@ pub(super) fn of(model: &ModelProto) -> Result<i64, Report> {
         model.opset_import.iter().filter(|o| default(&o.domain)).map(|o| o.version).collect();
     let range = format!("opsets {} to {}", SUPPORTED.start(), SUPPORTED.end());
     match versions.as_slice() {
-        [] => Err(Diagnostic::error("E033", "the model does not say which ONNX opset it is in")
-            .help(format!("export it again; {range} are supported"))
-            .into()),
+        [] => Err(Diagnostic::error(
+            Code::OpsetUnsupported,
+            "the model does not say which ONNX opset it is in",
+        )
+        .help(format!("export it again; {range} are supported"))
+        .into()),
         [version] if SUPPORTED.contains(version) => Ok(*version),
         [version, ..] => Err(Diagnostic::error(
-            "E033",
+            Code::OpsetUnsupported,
             format!("the model is in ONNX opset {version}; {range} are supported"),
         )
         .help("export it with `opset_version=18`, or convert it with `onnx.version_converter`")

@@ -3,7 +3,7 @@
 use super::messages::{GraphProto, NodeProto};
 use super::subgraph::operands;
 use crate::diagnostics::Report;
-use frit_ir::Diagnostic;
+use frit_ir::{Code, Diagnostic};
 use std::collections::{HashMap, HashSet};
 
 /// How messages name a node.
@@ -33,7 +33,7 @@ pub(super) fn sort<'a>(
         for name in node.output.iter().filter(|o| !o.is_empty()) {
             if given.contains(name.as_str()) || makers.insert(name, i).is_some() {
                 return Err(Diagnostic::error(
-                    "E016",
+                    Code::ValueDefinedTwice,
                     format!("the value \"{name}\" is defined twice"),
                 )
                 .note(label(i, node))
@@ -42,9 +42,12 @@ pub(super) fn sort<'a>(
         }
     }
     let undefined = |name: &str, user: String| {
-        Diagnostic::error("E015", format!("the value \"{name}\" is used but never defined"))
-            .note(format!("used by {user}"))
-            .help("the file is damaged or was edited; export the model again")
+        Diagnostic::error(
+            Code::ValueUndefined,
+            format!("the value \"{name}\" is used but never defined"),
+        )
+        .note(format!("used by {user}"))
+        .help("the file is damaged or was edited; export the model again")
     };
     let read: Vec<Vec<&str>> = graph.node.iter().map(operands).collect();
     let mut mark = vec![Mark::New; graph.node.len()];
@@ -87,7 +90,7 @@ pub(super) fn sort<'a>(
                 Mark::Done => {}
                 Mark::Open => {
                     let from = stack.iter().position(|(n, _)| *n == maker).unwrap_or(0);
-                    let mut cycle = Diagnostic::error("E012", "the graph has a cycle");
+                    let mut cycle = Diagnostic::error(Code::GraphCycle, "the graph has a cycle");
                     for (n, _) in stack[from..].iter().take(16) {
                         cycle = cycle.note(label(*n, &graph.node[*n]));
                     }

@@ -11,7 +11,7 @@ use super::tensor::{self, Stored};
 use super::{Importer, trainable::Trainable};
 use crate::import::Tied;
 use frit_ir::ops::{ParamKind, Transpose};
-use frit_ir::{Diagnostic, Op, Origin, Region};
+use frit_ir::{Code, Diagnostic, Op, Origin, Region};
 use std::collections::HashMap;
 
 /// Pairs of a table and a weight that are compared at most.
@@ -70,7 +70,7 @@ impl<'a> Importer<'a> {
                 let message = format!("`{name}` is {how} `{parameter}`, and trains apart from it");
                 let help = "if they are one parameter, set model.tie_weights = true, or export \
                             without constant folding";
-                self.warnings.push(Diagnostic::warning("W037", message).help(help));
+                self.warnings.push(Diagnostic::warning(Code::TiedCopies, message).help(help));
             }
         }
         tied
@@ -93,7 +93,9 @@ impl<'a> Importer<'a> {
                     self.values.insert(name, Bound::Value(value));
                     self.ties.insert(name.into(), copy);
                 }
-                Err(error) => self.report.push(Diagnostic::error("E014", error.to_string())),
+                Err(error) => {
+                    self.report.push(Diagnostic::error(Code::OperandMismatch, error.to_string()))
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::Importer;
 use super::messages::NodeProto;
 use super::subgraph::operands;
-use frit_ir::{Diagnostic, TensorType};
+use frit_ir::{Code, Diagnostic, TensorType};
 use std::collections::{BTreeSet, HashSet};
 
 /// Names that the warning lists at most.
@@ -29,7 +29,7 @@ impl Importer<'_> {
             1 => format!("`{first}` does not train: no gradient path leads from it to an output"),
             _ => message,
         };
-        let mut warning = Diagnostic::warning("W039", message)
+        let mut warning = Diagnostic::warning(Code::NotReached, message)
             .note(format!("it ends at {}", ends.join(", ")))
             .help(
                 "if they are buffers, list them under params.ignored; an export holds no backward of a \

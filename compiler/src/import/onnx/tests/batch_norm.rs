@@ -37,6 +37,8 @@ fn as_exported_keeps_running_statistics_with_a_warning() {
     let (y, carries, warnings) = values(&normalized(&[]), &ImportOptions::default());
     assert_eq!(y, [2.5, 6.5]);
     assert_eq!((carries, warnings), (0, 1));
+    let imported = import(&normalized(&[]), &ImportOptions::default());
+    assert_eq!(imported.unwrap_or_else(|e| panic!("{e}")).warnings[0].code, "W036");
 }
 
 #[test]

@@ -531,6 +531,21 @@ fn no_gradient_flows_through_a_detach() {
 }
 
 #[test]
+fn a_detach_that_the_exporter_removed_is_warned_of() {
+    let mut square = node("Mul", &["h", "h"], &["y"]);
+    let value = "%y : [num_users=1] = call_function[target=torch.ops.aten.mul.Tensor](args = (%detach, %h), \
+                 kwargs = {})";
+    let entry =
+        StringStringEntryProto { key: "pkg.torch.onnx.fx_node".into(), value: value.into() };
+    square.metadata_props.push(entry);
+    let nodes = vec![node("Mul", &["x", "a"], &["h"]), square];
+    let weights = vec![floats("a", &[2], &[2.0, 3.0])];
+    let model = model(vec![input("x", 1, &[Dim::N(2)])], weights, nodes, &["y"]);
+    let imported = import(&model, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(imported.warnings.iter().map(|w| &w.code).collect::<Vec<_>>(), ["W038"]);
+}
+
+#[test]
 fn a_parameter_stored_in_f16_is_rounded_only_for_what_reads_it_so() {
     let casts = |stored: i32, nodes: &[NodeProto]| {
         let bytes: &[u8] = if stored == 10 { &[0x00, 0x3c] } else { &[0x00, 0x00, 0x80, 0x3f] };

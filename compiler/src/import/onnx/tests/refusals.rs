@@ -173,6 +173,8 @@ fn external_data_is_read_in_place_or_missed_by_name() {
         ("w.bin", "-1", "`offset` is `-1`"),
     ] {
         let text = try_import(location, offset).unwrap_err().to_string();
+        let code = try_import(location, offset).unwrap_err().diagnostics[0].code.clone();
+        assert_eq!(code, "E013");
         says(&text, &["the initializer \"w\" cannot be read", expected]);
     }
 }
