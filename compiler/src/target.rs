@@ -3,7 +3,7 @@
 use crate::config::Config;
 use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
-use frit_ir::plan::{Action, DeviceType, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex};
+use frit_ir::plan::{Action, DeviceType, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex, KernelId};
 use frit_ir::{Code, Diagnostic, Graph, Op, Origin};
 use std::collections::BTreeMap;
 
@@ -114,7 +114,7 @@ impl Backend {
     pub fn generate(
         &self,
         plan: &mut Plan,
-        regions: &[(usize, FusionKind)],
+        regions: &[(KernelId, FusionKind)],
         without_code: bool,
     ) -> Result<Vec<u8>, Diagnostic> {
         if let Backend::Cuda(_) = self {
@@ -174,14 +174,14 @@ impl Backend {
 
 /// Warnings of what the IR interpreter executes: it is slow, and one body is worth one warning.
 pub fn interpreted(plan: &Plan) -> Vec<Diagnostic> {
-    let mut by_kernel: BTreeMap<usize, (usize, &Origin)> = BTreeMap::new();
+    let mut by_kernel: BTreeMap<KernelId, (usize, &Origin)> = BTreeMap::new();
     for task in &plan.tasks {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         if plan.kernels[*kernel].kind() == KernelKind::Interpreted {
             by_kernel.entry(*kernel).or_insert((0, &task.origin)).0 += 1;
         }
     }
-    let warning = |(kernel, (n, origin)): (usize, (usize, &Origin))| {
+    let warning = |(kernel, (n, origin)): (KernelId, (usize, &Origin))| {
         let what = operations(&plan.kernels[kernel].body);
         let message = format!("the IR interpreter executes `{what}` ({n} tasks)");
         let help =

@@ -13,7 +13,7 @@ use crate::numerics::decode;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, DeviceType, Kernel, Place, Plan};
+use frit_ir::plan::{Action, DeviceType, Kernel, KernelId, Place, Plan, TiVec};
 use frit_ir::{DType, Graph, Op, Tensor};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -183,8 +183,8 @@ struct Comparison<'a> {
     /// Operations that a kernel may cost.
     budget: u64,
     /// Operations that each did.
-    spent: Vec<u64>,
-    found: Vec<Option<Compared>>,
+    spent: TiVec<KernelId, u64>,
+    found: TiVec<KernelId, Option<Compared>>,
     tasks: usize,
     compared: usize,
 }
@@ -192,7 +192,8 @@ struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     fn new(plan: &'a Plan, budget: u64) -> Self {
         let n = plan.kernels.len();
-        Comparison { plan, budget, spent: vec![0; n], found: vec![None; n], tasks: 0, compared: 0 }
+        let (spent, found) = (vec![0; n].into(), vec![None; n].into());
+        Comparison { plan, budget, spent, found, tasks: 0, compared: 0 }
     }
 
     /// Runs a task, and compares it if it has a kernel that may still cost something.
@@ -237,7 +238,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    fn note(&mut self, kernel: usize, task: &str, error: f64) {
+    fn note(&mut self, kernel: KernelId, task: &str, error: f64) {
         let spec = &self.plan.kernels[kernel];
         let found = self.found[kernel].get_or_insert_with(|| Compared::none(spec));
         found.tasks += 1;
@@ -248,7 +249,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn report(self) -> Report {
-        let used: BTreeSet<usize> = self
+        let used: BTreeSet<KernelId> = self
             .plan
             .tasks
             .iter()

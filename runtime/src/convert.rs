@@ -3,6 +3,7 @@
 use crate::RunError;
 use crate::device::Device;
 use frit_ir::DType;
+use frit_ir::plan::BufferId;
 use half::{bf16, f16};
 use std::borrow::Cow;
 
@@ -43,7 +44,7 @@ pub fn converted(bytes: &[u8], from: DType, to: DType) -> Option<Cow<'_, [u8]>> 
 /// If the device failed.
 pub(crate) fn write(
     device: &mut impl Device,
-    (buffer, dtype): (usize, DType),
+    (buffer, dtype): (BufferId, DType),
     first: usize,
     bytes: &[u8],
     stored: DType,

@@ -10,7 +10,7 @@ use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors, Version};
 use crate::weights::digest;
 use frit_ir::DType;
-use frit_ir::plan::{ParamHome, ParamSpec, Plan};
+use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use safetensors::tensor::Metadata;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -43,7 +43,7 @@ pub(crate) fn held(
     rank: usize,
 ) -> Result<AllLeftOut, RunError> {
     let mut all = AllLeftOut::new();
-    let unchanged = |param: usize| !dir.plan.is_changed(param);
+    let unchanged = |param: ParamId| !dir.plan.is_changed(param);
     save::gather(&dir.plan, device, rank, Version::Trained, unchanged, |param, dtype, bytes| {
         // What cannot be read is not the plan's.
         let own = dir.weight(&param.name).ok().flatten();

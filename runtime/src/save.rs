@@ -7,7 +7,7 @@ use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::tensors::{self, Tensor};
 use frit_ir::ops::StateName;
-use frit_ir::plan::{ParamHome, ParamSpec, Plan};
+use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use safetensors::Dtype;
 use std::borrow::Cow;
@@ -41,7 +41,7 @@ pub(crate) fn gather(
     device: &impl Device,
     rank: usize,
     version: Version,
-    wants: impl Fn(usize) -> bool,
+    wants: impl Fn(ParamId) -> bool,
     mut put: impl FnMut(&ParamSpec, DType, Vec<u8>),
 ) -> Result<(), RunError> {
     for group in &plan.groups {
@@ -71,7 +71,7 @@ pub(crate) fn gather(
             put(&plan.params[segment.param], dtype, whole);
         }
     }
-    for (_, param) in plan.params.iter().enumerate().filter(|(i, _)| rank == 0 && wants(*i)) {
+    for (_, param) in plan.params.iter_enumerated().filter(|(i, _)| rank == 0 && wants(*i)) {
         if let ParamHome::Buffer(buffer) = param.home {
             put(param, param.ty.dtype, device.read(buffer, 0, param.ty.bytes())?);
         }
@@ -91,7 +91,7 @@ pub(crate) fn collect(
     trained_only: bool,
 ) -> Result<Tensors, RunError> {
     let mut all = Tensors::new();
-    let wants = |param: usize| !trained_only || dir.plan.is_changed(param);
+    let wants = |param: ParamId| !trained_only || dir.plan.is_changed(param);
     gather(&dir.plan, device, rank, version, wants, |param, dtype, whole| {
         let narrow = dtype != stored_type(param).dtype;
         let whole = if narrow { unrounded(dir, &param.name, &whole, dtype) } else { whole };

@@ -11,7 +11,7 @@ use crate::convert::converted;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
-use frit_ir::plan::{ParamHome, ParamSpec, Plan};
+use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use memmap2::Mmap;
 use safetensors::tensor::TensorView;
@@ -144,12 +144,12 @@ impl Found {
 
     /// Notes what no file has although it should.
     fn missing(&mut self, plan: &Plan) {
-        let used = plan.params.iter().enumerate().filter(|(_, p)| p.home != ParamHome::Unused);
-        let trains = |i: usize| plan.eval.is_none() && plan.is_changed(i);
+        let used = plan.params.iter_enumerated().filter(|(_, p)| p.home != ParamHome::Unused);
+        let trains = |i: ParamId| plan.eval.is_none() && plan.is_changed(i);
         let of_base = used.clone().all(|(i, p)| !trains(i) || !self.all.contains_key(&p.name));
         let is_there = |name: &str| self.all.contains_key(name) || self.misfits.contains_key(name);
         let is_left_out = |name: &str| self.left_out.iter().any(|(_, all)| all.contains_key(name));
-        let lacks = |(i, p): &(usize, &ParamSpec)| {
+        let lacks = |(i, p): &(ParamId, &ParamSpec)| {
             !(is_there(&p.name) || is_left_out(&p.name) || of_base && trains(*i))
         };
         self.missing = used.filter(lacks).map(|(_, p)| format!("`{}`", p.name)).collect();

@@ -14,7 +14,7 @@ use crate::eval::{self, Feed};
 use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
-use frit_ir::plan::{EvalSpec, Held, Plan};
+use frit_ir::plan::{EvalSpec, Held, ParamId, Plan};
 use std::collections::{BTreeMap, HashMap};
 
 /// What is asked of a run about validation.
@@ -130,10 +130,10 @@ struct Copy {
 
 /// What a rank copies before an evaluation. Parameters that only the evaluation reads keep their first values.
 fn copies(training: &Plan, evaluation: &Plan, rank: usize) -> Result<Vec<Copy>, RunError> {
-    let trained: HashMap<&str, usize> =
-        training.params.iter().enumerate().map(|(i, p)| (p.name.as_str(), i)).collect();
+    let trained: HashMap<&str, ParamId> =
+        training.params.iter_enumerated().map(|(i, p)| (p.name.as_str(), i)).collect();
     let mut copies = Vec::new();
-    for (index, param) in evaluation.params.iter().enumerate() {
+    for (index, param) in evaluation.params.iter_enumerated() {
         let from = trained.get(param.name.as_str()).and_then(|other| training.held(*other, rank));
         let (Some(from), Some(to)) = (from, evaluation.held(index, rank)) else { continue };
         if (&from.elements, from.dtype) != (&to.elements, to.dtype) {

@@ -1,7 +1,7 @@
 //! Kernels of a plan, as its device executes them, beside the IR interpreter; and what a run used of its device.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::PhaseName;
+use frit_ir::plan::{BufferId, PhaseName};
 use frit_runtime::RunError;
 use frit_runtime::comm::local::LocalComm;
 use frit_runtime::compare::{Options, Report, compare, on_device};
@@ -84,7 +84,7 @@ impl Device for Faulty<'_> {
         Ok(())
     }
 
-    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError> {
+    fn feed(&mut self, buffer: BufferId, element: Element, bytes: &[u8]) -> Result<(), RunError> {
         self.cpu.feed(buffer, element, bytes)
     }
 
@@ -100,15 +100,15 @@ impl Device for Faulty<'_> {
         self.cpu.take_metrics()
     }
 
-    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
         self.cpu.write(buffer, offset, bytes)
     }
 
-    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+    fn read(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         self.cpu.read(buffer, offset, bytes)
     }
 
-    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+    fn gather(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         self.cpu.gather(buffer, offset, bytes)
     }
 

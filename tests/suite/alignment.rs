@@ -2,7 +2,10 @@
 //! their gradients within flat groups, whatever the sizes of those before them.
 
 use crate::support::plan;
-use frit_ir::plan::{Action, Arena, CUDA_OPERAND_ALIGNMENT, Entry, KernelKind, Plan, check};
+use frit_ir::plan::{
+    Action, Arena, BufferId, CUDA_OPERAND_ALIGNMENT, Entry, KernelId, KernelKind, Plan, TiVec,
+    check,
+};
 
 /// Reads and writes of every task that generated code computes, and of every matrix product: how many, and how many
 /// of them are parts of buffers.
@@ -49,10 +52,11 @@ fn a_plan_whose_vectors_are_not_aligned_is_refused() {
     let settings = ["target.device=cuda", "target.arch=sm_80"];
     let mut plan = plan("tests/models/mlp/model.onnx", 4, &settings).compiled.plan;
     check(&plan).expect("the plan is well-formed");
-    let is_generated: Vec<bool> =
+    let is_generated: TiVec<KernelId, bool> =
         plan.kernels.iter().map(|k| matches!(k.entry, Entry::Cuda { .. })).collect();
     // Buffers of the workspace may share bytes.
-    let is_shared: Vec<bool> = plan.buffers.iter().map(|b| b.arena == Arena::Workspace).collect();
+    let is_shared: TiVec<BufferId, bool> =
+        plan.buffers.iter().map(|b| b.arena == Arena::Workspace).collect();
     let place = plan.tasks.iter_mut().find_map(|task| match &mut task.action {
         Action::Kernel { kernel, reads, .. } if is_generated[*kernel] => {
             reads.iter_mut().find(|p| p.ty.bytes() > 64 && is_shared[p.buffer])

@@ -3,8 +3,8 @@
 use crate::support::plan;
 use frit_ir::ops::{AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, StateName, UnaryFn};
 use frit_ir::plan::{
-    Action, Arena, Buffer, BufferClass, IndexRange, Kernel, ParamHome, PhaseName, Place, Plan,
-    Stream,
+    Action, Arena, Buffer, BufferClass, BufferId, GroupId, IndexRange, Kernel, KernelId, ParamHome,
+    PhaseName, Place, Plan, Stream, TiVec,
 };
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
@@ -32,7 +32,7 @@ fn task(plan: &mut Plan, which: impl Fn(&Action) -> bool) -> &mut frit_ir::plan:
 /// The first task that runs this operation.
 fn kernel<'a>(plan: &'a mut Plan, op: &str) -> &'a mut frit_ir::plan::Task {
     let is = |k: &Kernel| k.body.nodes().any(|(_, n)| n.op.name() == op);
-    let kernels: Vec<bool> = plan.kernels.iter().map(is).collect();
+    let kernels: TiVec<KernelId, bool> = plan.kernels.iter().map(is).collect();
     task(plan, |a| matches!(a, Action::Kernel { kernel, .. } if kernels[*kernel]))
 }
 
@@ -111,7 +111,7 @@ fn results_on_operands() {
 
 /// Puts an activation on the bytes of another one of the same stream that is read again later.
 fn overlap_two_activations(plan: &mut Plan) {
-    let span = |b: usize| {
+    let span = |b: BufferId| {
         let touches = |t: &frit_ir::plan::Task| {
             t.action.reads().into_iter().chain(t.action.writes()).any(|p| p.buffer == b)
         };
@@ -124,10 +124,10 @@ fn overlap_two_activations(plan: &mut Plan) {
             buffer.class == BufferClass::Activation && buffer.arena == Arena::Workspace;
         (inside && activation && tasks.len() > 1).then(|| (tasks[0], tasks[tasks.len() - 1]))
     };
-    let spans: Vec<_> = (0..plan.buffers.len()).map(|b| (b, span(b))).collect();
+    let spans: Vec<_> = plan.buffers.keys().map(|b| (b, span(b))).collect();
     let nested = spans.iter().find_map(|(a, outer)| {
         let (first, last) = (*outer)?;
-        let inner = |(_, s): &&(usize, Option<(usize, usize)>)| {
+        let inner = |(_, s): &&(BufferId, Option<(usize, usize)>)| {
             s.is_some_and(|(begin, end)| first < begin && end < last)
         };
         spans.iter().find(inner).map(|(b, _)| (*a, *b))
@@ -152,8 +152,8 @@ fn collectives() {
             *reduce = ReduceKind::Sum;
         }),
         ("P204", |p| {
-            p.groups[0].trainable = false;
-            p.groups[0].param_groups.clear();
+            p.groups[GroupId(0)].trainable = false;
+            p.groups[GroupId(0)].param_groups.clear();
         }),
         ("P205", |p| task(p, is_reduction).stream = Stream::Compute),
     ];
@@ -231,10 +231,10 @@ fn averages_and_parameter_groups() {
         // The table that the step reads is not the group's.
         ("P312", |p| {
             let begins = segmented(p).begins.expect("a table");
-            p.buffers.push(p.buffers[begins].clone());
-            p.buffers.last_mut().expect("a buffer").offset = p.persistent_bytes;
+            let table = Buffer { offset: p.persistent_bytes, ..p.buffers[begins].clone() };
+            let other = p.buffers.push_and_get_key(table);
             p.persistent_bytes += 256;
-            segmented(p).begins = Some(p.buffers.len() - 1);
+            segmented(p).begins = Some(other);
         }),
     ];
     let keys = ["precision.compute=fp32", "optimizer.ema=0.9", "optimizer.decay=matrices"];
@@ -252,7 +252,7 @@ fn steps_of_adafactor() {
         let of = |k: &Kernel| {
             k.body.nodes().any(|(_, n)| matches!(&n.op, Op::Adafactor(op) if op.part == part))
         };
-        let kernels: Vec<bool> = p.kernels.iter().map(of).collect();
+        let kernels: TiVec<KernelId, bool> = p.kernels.iter().map(of).collect();
         let is_part = |a: &Action| matches!(a, Action::Kernel { kernel, .. } if kernels[*kernel]);
         p.tasks.iter_mut().map(|t| &mut t.action).filter(|a| is_part(a)).collect()
     }
@@ -309,7 +309,7 @@ fn the_factor_of_every_gradient() {
         }),
         // A product of the sums and the gradients.
         ("P309", |p| {
-            let sums: Vec<usize> =
+            let sums: Vec<BufferId> =
                 p.groups.iter().flat_map(|g| &g.states).map(|s| s.buffer).collect();
             let add = p.tasks.iter().find_map(|t| match &t.action {
                 Action::Kernel { kernel, reads, writes }
@@ -327,7 +327,7 @@ fn the_factor_of_every_gradient() {
         }),
         // The sums of the step before are kept.
         ("P310", |p| {
-            let sums: Vec<usize> =
+            let sums: Vec<BufferId> =
                 p.groups.iter().flat_map(|g| &g.states).map(|s| s.buffer).collect();
             for task in &mut p.tasks {
                 if let Action::Zero { places } = &mut task.action {
@@ -359,7 +359,6 @@ fn operations_that_are_not_linear() {
         // After the seed, its one operation gets another one behind it.
         let at = broken
             .kernels
-            .iter()
             .position(|k| k.body.nodes().any(|(_, n)| matches!(n.op, Op::LossScale(_))))
             .expect("the seed");
         let body = &mut broken.kernels[at].body;
@@ -482,8 +481,8 @@ fn parts_that_few_ranks_keep() {
             };
             let bytes = from.ty.bytes();
             let is_other =
-                |b: &&frit_ir::plan::Buffer| b.class == BufferClass::Gradient && b.bytes >= bytes;
-            let other = p.buffers.iter().position(|b| is_other(&b)).expect("a gradient");
+                |b: &frit_ir::plan::Buffer| b.class == BufferClass::Gradient && b.bytes >= bytes;
+            let other = p.buffers.position(is_other).expect("a gradient");
             let Action::Reshard { from, .. } =
                 &mut task(p, |a| matches!(a, Action::Reshard { .. })).action
             else {
@@ -629,7 +628,7 @@ fn the_meaning_of_the_program() {
         }),
         // A parameter's values at another one's place.
         ("P106", |p| {
-            let group = p.groups.iter().position(|g| g.segments.len() > 1).expect("a group");
+            let group = p.groups.position(|g| g.segments.len() > 1).expect("a group");
             let segments = &mut p.groups[group].segments;
             let same = |w: &[frit_ir::plan::Segment]| w[0].numel == w[1].numel;
             let at = segments.windows(2).position(same).expect("two of one size");

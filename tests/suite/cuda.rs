@@ -2,7 +2,7 @@
 //! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::{Action, CandidateName, Entry, Launch, PhaseName, Plan, Stream, Team};
+use frit_ir::plan::{Action, CandidateName, Entry, GroupId, Launch, PhaseName, Plan, Stream, Team};
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
 use frit_runtime::device::Device;
@@ -263,7 +263,7 @@ fn what_rests_on_the_host_is_pinned_copied_and_read_back() {
     assert_eq!(copied(body(&calls, plan.inputs.len())).map(|n| n as u64), expected);
     assert_eq!(device.usage().unwrap().host_bytes, plan.host_bytes);
     // The host reaches it without the device, once the device is idle.
-    let master = plan.groups[0].master;
+    let master = plan.groups[GroupId(0)].master;
     device.driver().take();
     device.write(master, 8, &[1, 2, 3, 4]).unwrap();
     assert_eq!(device.read(master, 4, 8).unwrap(), [0, 0, 0, 0, 1, 2, 3, 4]);

@@ -7,7 +7,10 @@ use crate::machine::Random;
 use crate::support::{file, plan, plan_at, plan_to_evaluate};
 use clap::Parser;
 use frit_ir::ops::StateName;
-use frit_ir::plan::{EvalMetric, PhaseName, Plan, Pointer, check, seal, sha256_hex};
+use frit_ir::plan::{
+    BufferId, EvalMetric, GroupId, KernelId, ParamId, PhaseName, Plan, Pointer, check, seal,
+    sha256_hex,
+};
 use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -180,16 +183,16 @@ fn every_edit_is_refused_or_harmless_to_readers() {
 #[test]
 fn indices_beyond_their_tables_are_refused() {
     let cases: [fn(&mut Plan); 16] = [
-        |p| p.groups[0].unit = 36,
-        |p| p.gradients[0].group = 37,
+        |p| p.groups[GroupId(0)].unit = 36,
+        |p| p.gradients[0].group = GroupId(37),
         |p| p.units.clear(),
         |p| p.groups.clear(),
         |p| p.params.clear(),
         |p| p.kernels.clear(),
         |p| p.buffers.truncate(3),
-        |p| p.groups[0].numel = usize::MAX,
-        |p| p.groups[0].shard_numel = 0,
-        |p| p.metrics[0].place.buffer = usize::MAX,
+        |p| p.groups[GroupId(0)].numel = usize::MAX,
+        |p| p.groups[GroupId(0)].shard_numel = 0,
+        |p| p.metrics[0].place.buffer = BufferId(usize::MAX),
         |p| p.metrics[0].place.offset = usize::MAX - 3,
         |p| p.loss_capacity = usize::MAX / 2,
         |p| p.world_size = 1 << 62,
@@ -234,7 +237,7 @@ fn words_that_no_plan_knows_are_refused() {
         assert!(error.contains(expected), "{place}: {error}");
     }
     let mut misplaced = trained.clone();
-    misplaced.groups[0].states[0].name = StateName::Step;
+    misplaced.groups[GroupId(0)].states[0].name = StateName::Step;
     let error = check(&misplaced).expect_err("no state of elements").to_string();
     assert!(error.contains("`step` is no state of its elements"), "{error}");
     let mut swapped = trained.clone();
@@ -285,7 +288,7 @@ fn a_changed_file_is_refused() {
         |p| p.hyper[0].value += 1.0,
         |p| p.states[0].init += 1.0,
         |p| p.seed += 1,
-        |p| p.params[0].digest = Some("another".into()),
+        |p| p.params[ParamId(0)].digest = Some("another".into()),
     ];
     for change in first_values {
         assert_ne!(sha256_hex(value(change).as_bytes()), sha256_hex(text.as_bytes()));
@@ -301,7 +304,7 @@ fn an_entry_is_bound_to_its_body() {
         let plan = plan("tests/models/mlp/model.onnx", 4, settings).compiled.plan;
         check(&plan).expect("well-formed");
         let refused = |change: &dyn Fn(&mut Entry)| {
-            for k in 0..plan.kernels.len() {
+            for k in plan.kernels.keys() {
                 let mut broken = plan.clone();
                 change(&mut broken.kernels[k].entry);
                 if broken != plan {
@@ -334,7 +337,9 @@ fn an_entry_is_bound_to_its_body() {
             Entry::Cuda { scratch_bytes, .. } => *scratch_bytes += 256,
             e => *e = Entry::Interpreter,
         });
-        let generated: Vec<usize> = (0..plan.kernels.len())
+        let generated: Vec<KernelId> = plan
+            .kernels
+            .keys()
             .filter(|&k| plan.kernels[k].kind() == KernelKind::Generated)
             .collect();
         // The code of another kernel.
@@ -374,12 +379,12 @@ fn weights_are_those_that_were_compiled() {
         run(&path, &options).expect("it runs");
         let held = if stored == Stored::Copy { path.join(holds) } else { model.clone() };
         let good = std::fs::read(&held).expect("weights");
-        let tensor = planned.compiled.weights.get(&plan.params[0].name).expect("a weight");
+        let tensor = planned.compiled.weights.get(&plan.params[ParamId(0)].name).expect("a weight");
         let place = good.windows(tensor.bytes().len()).position(|w| w == tensor.bytes());
         let mut bad = good.clone();
         bad[place.expect("its bytes") + 5] ^= 0x40;
         std::fs::write(&held, &bad).expect("written");
-        let name = &plan.params[0].name;
+        let name = &plan.params[ParamId(0)].name;
         let errors = [verify_files(&path, &plan).err(), run(&path, &options).err()];
         for error in errors {
             let error = error.expect("it was changed").to_string();
@@ -414,7 +419,7 @@ fn every_pointer_of_every_launch_stays_inside() {
     for model in ["gpt2", "resnet", "moe_dispatch"] {
         let planned = plan(&format!("tests/models/{model}/model.onnx"), 4, &cuda);
         let plan = planned.compiled.plan;
-        for (k, kernel) in plan.kernels.iter().enumerate() {
+        for (k, kernel) in plan.kernels.iter_enumerated() {
             let Entry::Launches(selected) = &kernel.entry else { continue };
             let written = serde_json::to_value(&kernel.entry).expect("JSON");
             assert_eq!(
@@ -457,15 +462,15 @@ fn inputs_and_first_values_are_what_the_tasks_need() {
     verify_plan(&plan).expect("as compiled");
     type Edit = fn(&mut Plan);
     let cases: [(&str, Edit); 13] = [
-        ("P316", |p| p.groups[0].states[0].init = 1.0),
+        ("P316", |p| p.groups[GroupId(0)].states[0].init = 1.0),
         ("P316", |p| p.states.iter_mut().for_each(|s| s.init = 0.0)),
         ("P316", |p| p.states.iter_mut().for_each(|s| s.init += 1.0)),
         ("P106", |p| p.states.iter_mut().filter(|s| s.init > 0.0).for_each(|s| s.init *= 2.0)),
-        ("P106", |p| p.groups[0].gather_dtypes.clear()),
-        ("P001", |p| p.groups[0].param_groups.clear()),
-        ("P001", |p| p.groups[0].param_groups[0].offset = 1),
-        ("P001", |p| p.groups[0].param_groups[0].lr.push('!')),
-        ("P001", |p| p.groups[0].param_groups[0].weight_decay = "another".into()),
+        ("P106", |p| p.groups[GroupId(0)].gather_dtypes.clear()),
+        ("P001", |p| p.groups[GroupId(0)].param_groups.clear()),
+        ("P001", |p| p.groups[GroupId(0)].param_groups[0].offset = 1),
+        ("P001", |p| p.groups[GroupId(0)].param_groups[0].lr.push('!')),
+        ("P001", |p| p.groups[GroupId(0)].param_groups[0].weight_decay = "another".into()),
         ("P602", |p| p.inputs[0].per_example = false),
         ("P602", |p| p.inputs[0].ty.shape.0[0] -= 1),
         ("P602", |p| p.inputs[1].ty.shape.0[0] = 0),

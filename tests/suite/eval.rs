@@ -5,7 +5,7 @@ use crate::support::{Planned, file, plan_to_evaluate, train_on};
 use frit::export::Trained;
 use frit_ir::Op;
 use frit_ir::ops::{Constant, RandomMask};
-use frit_ir::plan::{Action, Arena, PhaseName};
+use frit_ir::plan::{Action, Arena, GroupId, PhaseName};
 use frit_passes::verify_plan::verify_plan;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::eval::{Options, Report, evaluate};
@@ -250,7 +250,7 @@ fn broken_evaluations_are_found() {
         found.into_iter().map(|d| d.code).collect()
     };
     let writes_a_weight = codes(&|plan| {
-        let master = plan.groups[0].master;
+        let master = plan.groups[GroupId(0)].master;
         let task = plan.tasks.last_mut().expect("tasks");
         let (buffer, ty) = (master, frit_ir::TensorType::new(frit_ir::DType::F32, [1]));
         let place = frit_ir::plan::Place { buffer, offset: 0, ty };

@@ -5,7 +5,7 @@ use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit::compilation::{Request, compile};
 use frit::config::Config;
-use frit_ir::plan::{Action, Plan};
+use frit_ir::plan::{Action, KernelId, ParamId, Plan};
 use frit_ir::{DType, Op, Region, Severity, TensorType, text};
 use frit_passes::cost::Cluster;
 use frit_passes::lint;
@@ -149,7 +149,7 @@ fn the_vocabulary_is_padded_where_it_pays() {
     };
     let gpu = compiled(&["target.device=cuda", "target.arch=sm_90"]);
     assert!(padded(&gpu), "{:?}", gpu.reports);
-    assert_eq!(gpu.params[0].ty.shape.dims(), [50257, 768]);
+    assert_eq!(gpu.params[ParamId(0)].ty.shape.dims(), [50257, 768]);
     let lint = gpu.lints.iter().find(|d| d.code == "L23").expect("L23");
     assert!(
         lint.message.starts_with("padded:") && lint.message.contains("0.1 % more"),
@@ -176,7 +176,7 @@ fn a_tiny_model_gains_nothing() {
   %1: bf16[4096, 4096] = matmul %0, %0
   return %1 as \"0\"
 }";
-        plan.kernels[0].body = text::parse(body).expect("parses");
+        plan.kernels[KernelId(0)].body = text::parse(body).expect("parses");
     };
     assert_eq!(lint::plan(&plan, &h100).len(), 1);
     large(&mut plan);
@@ -252,7 +252,7 @@ fn state_changes_once_and_by_the_checked_flag() {
     let plan = plan.compiled.plan;
     verify_plan(&plan).expect("sound");
     let task = |plan: &Plan, op: &str| {
-        let holds = |k: usize| plan.kernels[k].body.nodes().any(|(_, n)| n.op.name() == op);
+        let holds = |k: KernelId| plan.kernels[k].body.nodes().any(|(_, n)| n.op.name() == op);
         let is = |a: &Action| matches!(a, Action::Kernel { kernel, .. } if holds(*kernel));
         plan.tasks.iter().position(|t| is(&t.action)).expect("a task")
     };

@@ -3,7 +3,7 @@
 
 use frit_ir::interpret;
 use frit_ir::ops::{ReduceKind, StateName};
-use frit_ir::plan::{Action, Arena, PhaseName, Place, Plan, Stream};
+use frit_ir::plan::{Action, Arena, BufferId, PhaseName, Place, Plan, Stream};
 use frit_ir::{DType, Tensor};
 use frit_runtime::converted;
 use std::collections::HashMap;
@@ -147,7 +147,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn put(&mut self, rank: usize, buffer: usize, offset: usize, bytes: &[u8]) {
+    fn put(&mut self, rank: usize, buffer: BufferId, offset: usize, bytes: &[u8]) {
         let buffer = &self.plan.buffers[buffer];
         let at = buffer.offset + offset;
         let (memory, defined) = &mut self.ranks[rank].arenas[arena(buffer.arena)];
@@ -340,7 +340,7 @@ impl<'a> Machine<'a> {
     pub(crate) fn outcome(&self, plan: &Plan) -> Vec<u8> {
         let mut all = Vec::new();
         for (rank, state) in self.ranks.iter().enumerate() {
-            let mut take = |buffer: usize, offset: usize, bytes: usize| {
+            let mut take = |buffer: BufferId, offset: usize, bytes: usize| {
                 let buffer = &self.plan.buffers[buffer];
                 let (memory, _) = &state.arenas[arena(buffer.arena)];
                 all.extend_from_slice(

@@ -6,7 +6,7 @@ use frit::commands::{Cli, execute};
 use frit::compilation::{Request, predict};
 use frit::config::Config;
 use frit_ir::Region;
-use frit_ir::plan::{ALIGNMENT, Action, Arena, Entry, KernelKind, Plan, Purpose};
+use frit_ir::plan::{ALIGNMENT, Action, Arena, BufferId, Entry, KernelKind, Plan, Purpose, TiVec};
 use frit_passes::verify_plan::verify_plan;
 
 /// The given models.
@@ -75,8 +75,8 @@ impl Order {
 }
 
 /// The tasks that use each buffer of the workspace.
-fn accesses(plan: &Plan) -> Vec<Vec<usize>> {
-    let mut accesses = vec![Vec::new(); plan.buffers.len()];
+fn accesses(plan: &Plan) -> TiVec<BufferId, Vec<usize>> {
+    let mut accesses: TiVec<BufferId, Vec<usize>> = vec![Vec::new(); plan.buffers.len()].into();
     for (i, task) in plan.tasks.iter().enumerate() {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             if plan.buffers[place.buffer].arena == Arena::Workspace {
@@ -123,12 +123,12 @@ fn streams_share_bytes_only_where_events_order_them() {
     ] {
         let plan = predicted(model, settings);
         let (order, accesses) = (Order::of(&plan), accesses(&plan));
-        let used: Vec<usize> = (0..accesses.len()).filter(|b| !accesses[*b].is_empty()).collect();
-        let range = |b: usize| {
+        let used: Vec<BufferId> = accesses.keys().filter(|b| !accesses[*b].is_empty()).collect();
+        let range = |b: BufferId| {
             let buffer = &plan.buffers[b];
             buffer.offset..buffer.offset + buffer.bytes
         };
-        let all_before = |a: usize, b: usize| {
+        let all_before = |a: BufferId, b: BufferId| {
             let pairs = accesses[a].iter().flat_map(|i| accesses[b].iter().map(move |j| (*i, *j)));
             pairs.into_iter().all(|(i, j)| order.before(i, j))
         };
@@ -143,7 +143,7 @@ fn streams_share_bytes_only_where_events_order_them() {
                     plan.buffers[a].name,
                     plan.buffers[b].name
                 );
-                let stream = |b: usize| plan.tasks[accesses[b][0]].stream;
+                let stream = |b: BufferId| plan.tasks[accesses[b][0]].stream;
                 shared_by_streams += usize::from(stream(a) != stream(b));
             }
         }
@@ -172,7 +172,7 @@ fn bytes_are_reported_by_what_they_are_for() {
     let (live, accesses) = (plan.live(), accesses(plan));
     for (i, live) in live.iter().enumerate().step_by(7) {
         let mut expected = [0; Purpose::ALL.len()];
-        for (b, tasks) in accesses.iter().enumerate() {
+        for (b, tasks) in accesses.iter_enumerated() {
             if let (Some(first), Some(last), Some(purpose)) =
                 (tasks.first(), tasks.last(), purposes[b])
                 && (first..=last).contains(&&i)

@@ -12,7 +12,7 @@
 use crate::machine::{Fault, Machine, Random};
 use crate::support::{Planned, plan_at};
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Place, Plan, Stream};
+use frit_ir::plan::{Action, BufferId, GroupId, KernelId, Place, Plan, Stream};
 use frit_passes::verify_plan::verify_plan;
 use std::collections::BTreeMap;
 
@@ -185,7 +185,7 @@ fn other_stream(plan: &mut Plan, random: &mut Random) -> bool {
 }
 
 fn move_buffer(plan: &mut Plan, random: &mut Random) -> bool {
-    let b = random.below(plan.buffers.len());
+    let b = BufferId(random.below(plan.buffers.len()));
     let arena = plan.arena_bytes(plan.buffers[b].arena);
     let slots = arena.saturating_sub(plan.buffers[b].bytes) / 256 + 1;
     let offset = random.below(slots) * 256;
@@ -195,7 +195,7 @@ fn move_buffer(plan: &mut Plan, random: &mut Random) -> bool {
 }
 
 fn stack_buffers(plan: &mut Plan, random: &mut Random) -> bool {
-    let (a, b) = (random.below(plan.buffers.len()), random.below(plan.buffers.len()));
+    let [a, b] = [0; 2].map(|_| BufferId(random.below(plan.buffers.len())));
     let (arena, offset) = (plan.buffers[b].arena, plan.buffers[b].offset);
     let changed = plan.buffers[a].arena == arena && plan.buffers[a].offset != offset;
     plan.buffers[a].offset = offset;
@@ -258,7 +258,7 @@ fn shift_place(plan: &mut Plan, random: &mut Random) -> bool {
 fn other_kernel(plan: &mut Plan, random: &mut Random) -> bool {
     let is_kernel = |i: usize| matches!(plan.tasks[i].action, Action::Kernel { .. });
     let Some(i) = pick_task(plan, random, is_kernel) else { return false };
-    let other = random.below(plan.kernels.len());
+    let other = KernelId(random.below(plan.kernels.len()));
     let Action::Kernel { kernel, .. } = &mut plan.tasks[i].action else { return false };
     let changed = *kernel != other;
     *kernel = other;
@@ -269,7 +269,7 @@ fn change_collective(plan: &mut Plan, random: &mut Random) -> bool {
     let n_groups = plan.groups.len();
     let is_collective = |i: usize| plan.tasks[i].action.is_collective();
     let Some(i) = pick_task(plan, random, is_collective) else { return false };
-    let (kind, other) = (random.below(3), random.below(n_groups));
+    let (kind, other) = (random.below(3), GroupId(random.below(n_groups)));
     let action = &mut plan.tasks[i].action;
     let before = action.clone();
     match (&mut *action, kind) {

@@ -4,7 +4,7 @@ use crate::memory::predicted;
 use crate::support::{Planned, file, plan, plan_to_evaluate};
 use clap::Parser;
 use frit::commands::{Cli, execute};
-use frit_ir::plan::{ALIGNMENT, Arena, BufferClass, PhaseName, Plan, Stream};
+use frit_ir::plan::{ALIGNMENT, Arena, BufferClass, BufferId, GroupId, PhaseName, Plan, Stream};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::eval;
 use frit_runtime::run::{RunOptions, run};
@@ -171,7 +171,7 @@ fn copied(plan: &Plan, direction: Stream) -> usize {
 #[test]
 fn what_kernels_read_is_never_on_the_host() {
     let plan = predicted("gpt2", &["sharding.ranks=2", "memory.offload=parameters"]);
-    let on_host = |b: usize| plan.buffers[b].arena == Arena::Host;
+    let on_host = |b: BufferId| plan.buffers[b].arena == Arena::Host;
     let mut copies = 0;
     for task in &plan.tasks {
         let places = task.action.reads().into_iter().chain(task.action.writes());
@@ -222,8 +222,8 @@ fn a_budget_offloads_no_more_than_it_must() {
         let key = format!("memory.budget={budget}");
         let plan = gpt2(&["memory.offload=auto", &key]).compiled.plan;
         assert!(plan.summary().peak_bytes <= budget);
-        let on_host = |b: usize| plan.buffers[b].arena == Arena::Host;
-        let g = &plan.groups[0];
+        let on_host = |b: BufferId| plan.buffers[b].arena == Arena::Host;
+        let g = &plan.groups[GroupId(0)];
         let states = g.states.iter().map(|s| s.buffer).chain([g.master]);
         assert_eq!(states.filter(|b| on_host(*b)).count(), n_states, "{budget}");
         let report = plan.reports.iter().find(|r| r.pass == "offload").expect("a report");

@@ -3,6 +3,7 @@
 
 use crate::support::{Planned, file, plan, plan_configured};
 use frit_ir::ops::StateName;
+use frit_ir::plan::GroupId;
 use frit_runtime::run::{RunOptions, run};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
@@ -81,7 +82,8 @@ impl Bench {
 fn train(planned: &Planned, options: RunOptions) -> Ran {
     let file = |name| planned.dir.path().join(name);
     let (params, averages, metrics) = (file("params"), file("averages"), file("metrics"));
-    let keeps = planned.compiled.plan.groups[0].states.iter().any(|s| s.name == StateName::Ema);
+    let keeps =
+        planned.compiled.plan.groups[GroupId(0)].states.iter().any(|s| s.name == StateName::Ema);
     let _ = std::fs::remove_file(&metrics);
     let options = RunOptions {
         metrics: Some(metrics.clone()),

@@ -2,7 +2,7 @@
 
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;
-use frit_ir::plan::{Action, Plan, Stream};
+use frit_ir::plan::{Action, BufferId, Plan, Stream};
 
 const GPT2: &str = "tests/models/gpt2/model.onnx";
 const DATA: &str = "tests/models/gpt2/data.safetensors";
@@ -52,7 +52,7 @@ fn gathers(plan: &Plan) -> Vec<(usize, usize)> {
         Action::AllGather { recv, .. } => Some((i, recv.buffer)),
         _ => None,
     };
-    let first_read = |(i, buffer): (usize, usize)| {
+    let first_read = |(i, buffer): (usize, BufferId)| {
         let reads = |t: &frit_ir::plan::Task| t.action.reads().iter().any(|p| p.buffer == buffer);
         (i, (i..plan.tasks.len()).find(|&j| reads(&plan.tasks[j])).expect("it is read"))
     };
@@ -129,7 +129,7 @@ fn more_groups_than_a_kernel_takes_operands_have_one_gradient_norm() {
 fn tied_weights_are_in_the_root_unit_and_blocks_in_their_own() {
     let plan = planned(2, 4, &["sharding.wrap=blocks"]).compiled.plan;
     let unit_of = |name: &str| {
-        let param = plan.params.iter().position(|p| p.name == name).expect("the parameter");
+        let param = plan.params.position(|p| p.name == name).expect("the parameter");
         let holds = |g: &&frit_ir::plan::Group| g.segments.iter().any(|s| s.param == param);
         plan.units[plan.groups.iter().find(holds).expect("a group").unit].name.clone()
     };

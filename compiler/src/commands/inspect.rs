@@ -10,7 +10,7 @@ use crate::policy::{self, Policy};
 use crate::predict;
 use crate::render::{bytes, launches, table};
 use frit_ir::ops::ParamKind;
-use frit_ir::plan::{Action, DeviceType, ParamHome, Place, Plan, Task};
+use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Place, Plan, Task};
 use frit_runtime::numerics::{Format, NumericsFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -317,7 +317,7 @@ fn schedule_row(i: usize, t: &Task) -> Vec<String> {
 }
 
 fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let mut uses: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
+    let mut uses: BTreeMap<KernelId, (usize, f64)> = BTreeMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
         if let Action::Kernel { kernel, .. } = task.action {
             let (n, us) = uses.entry(kernel).or_default();
@@ -328,7 +328,7 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let operands = |places: Vec<&Place>| -> String {
         places.iter().map(|p| p.ty.to_string()).collect::<Vec<_>>().join(" ")
     };
-    let row = |(i, k): (usize, &frit_ir::plan::Kernel)| {
+    let row = |(i, k): (KernelId, &frit_ir::plan::Kernel)| {
         let (n, us) = uses.get(&i).copied().unwrap_or_default();
         let first = plan
             .tasks
@@ -342,7 +342,7 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
         let counts = [n.to_string(), ops.to_string(), format!("{us:.0}"), scratch];
         [&[k.name.clone(), kind][..], &counts, &[types, launches]].concat()
     };
-    let rows = plan.kernels.iter().enumerate().map(row).collect();
+    let rows = plan.kernels.iter_enumerated().map(row).collect();
     let head = ["kernel", "kind", "uses", "ops", "us", "scratch", "operands", "launches"];
     (head.to_vec(), rows)
 }

@@ -2,7 +2,7 @@
 
 use super::{WIDTH, axis, total};
 use crate::render::bytes;
-use frit_ir::plan::{Plan, Purpose};
+use frit_ir::plan::{BufferId, Plan, Purpose, TiVec};
 use std::fmt::Write;
 
 const HEIGHT: f64 = 170.0;
@@ -86,7 +86,7 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
 
 /// The most bytes live within each column of time, by purpose.
 fn live(plan: &Plan, times: &[(f64, f64)], total: f64) -> Vec<[f64; Purpose::ALL.len()]> {
-    let mut span: Vec<Option<(f64, f64)>> = vec![None; plan.buffers.len()];
+    let mut span: TiVec<BufferId, Option<(f64, f64)>> = vec![None; plan.buffers.len()].into();
     for (task, &(start, end)) in plan.tasks.iter().zip(times) {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             let s = span[place.buffer].get_or_insert((start, end));

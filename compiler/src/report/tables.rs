@@ -3,7 +3,7 @@
 use super::{duration, escape, quantity};
 use crate::render::{bytes, launches};
 use frit_ir::Severity;
-use frit_ir::plan::{Action, ParamHome, Plan};
+use frit_ir::plan::{Action, KernelId, ParamHome, Plan};
 use frit_passes::simulate::Simulation;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -96,7 +96,7 @@ pub(super) fn units(plan: &Plan) -> String {
 
 /// Kernels by the time they take in a step.
 pub(super) fn kernels(plan: &Plan) -> String {
-    let mut uses: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
+    let mut uses: BTreeMap<KernelId, (usize, f64)> = BTreeMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
         if let Action::Kernel { kernel, .. } = task.action {
             let (n, us) = uses.entry(kernel).or_default();

@@ -1,6 +1,6 @@
 //! What tasks do, and the places that they read and write.
 
-use super::Place;
+use super::{GroupId, KernelId, Place};
 use crate::ops::ReduceKind;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub enum Action {
     /// Runs a kernel.
     Kernel {
         /// Index of the kernel.
-        kernel: usize,
+        kernel: KernelId,
         /// Operands.
         reads: Vec<Place>,
         /// Results; one may be the same place as an operand (updated in place).
@@ -20,7 +20,7 @@ pub enum Action {
     /// Concatenates the parts of the ranks that share the group, in rank order.
     AllGather {
         /// The flat group.
-        group: usize,
+        group: GroupId,
         /// Consecutive ranks that have the whole in parts, if not all that share the group.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ranks: Option<usize>,
@@ -32,7 +32,7 @@ pub enum Action {
     /// Combines the wholes of the ranks that share the group, of which each receives its part.
     ReduceScatter {
         /// The flat group.
-        group: usize,
+        group: GroupId,
         /// How ranks are combined.
         reduce: ReduceKind,
         /// The whole.
@@ -43,7 +43,7 @@ pub enum Action {
     /// Combines what the replicas of a group hold or, without a group, all ranks.
     AllReduce {
         /// The flat group, for gradients.
-        group: Option<usize>,
+        group: Option<GroupId>,
         /// How ranks are combined.
         reduce: ReduceKind,
         /// What is combined.
@@ -54,7 +54,7 @@ pub enum Action {
     /// Copies of a gathered group the part that this rank keeps, its place among consecutive ranks.
     Reshard {
         /// The flat group.
-        group: usize,
+        group: GroupId,
         /// Ranks that keep the whole together.
         ranks: usize,
         /// The whole.

@@ -1,6 +1,6 @@
 //! What a rank holds of a parameter, and where.
 
-use super::{ParamHome, Plan};
+use super::{BufferId, ParamHome, ParamId, Plan};
 use crate::DType;
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ pub struct Held {
     /// The dtype in which they are held.
     pub dtype: DType,
     /// The buffer.
-    pub buffer: usize,
+    pub buffer: BufferId,
     /// Their first byte within the buffer.
     pub offset: usize,
     /// Their number of bytes.
@@ -21,8 +21,8 @@ pub struct Held {
 
 impl Plan {
     /// Whether a step changes a parameter, by its index: it trains, or it is a buffer that some task renews.
-    pub fn is_changed(&self, param: usize) -> bool {
-        let written = |buffer: usize| {
+    pub fn is_changed(&self, param: ParamId) -> bool {
+        let written = |buffer: BufferId| {
             self.tasks.iter().any(|t| t.action.writes().iter().any(|p| p.buffer == buffer))
         };
         match self.params.get(param).map(|p| p.home) {
@@ -35,7 +35,7 @@ impl Plan {
     }
 
     /// What `rank` holds of a parameter, by its index; `None` if the plan does not use it.
-    pub fn held(&self, param: usize, rank: usize) -> Option<Held> {
+    pub fn held(&self, param: ParamId, rank: usize) -> Option<Held> {
         let spec = self.params.get(param)?;
         match spec.home {
             ParamHome::Buffer(buffer) => {

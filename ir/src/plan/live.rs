@@ -1,8 +1,9 @@
 //! What the bytes of a rank are for, and how many of each are in use over the tasks.
 
-use super::{ALIGNMENT, Action, Plan, Task};
+use super::{ALIGNMENT, Action, BufferId, Plan, Task};
 use crate::Region;
 use serde::Serialize;
+use typed_index_collections::TiVec;
 
 /// What a buffer of the workspace is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -40,9 +41,9 @@ pub type Live = [usize; Purpose::ALL.len()];
 
 impl Plan {
     /// What each buffer is for; `None` for those that outlive the step and those that no task uses.
-    pub fn purposes(&self) -> Vec<Option<Purpose>> {
-        let mut purposes: Vec<Option<Purpose>> = vec![None; self.buffers.len()];
-        let mut forward = vec![false; self.buffers.len()];
+    pub fn purposes(&self) -> TiVec<BufferId, Option<Purpose>> {
+        let mut purposes: TiVec<BufferId, Option<Purpose>> = vec![None; self.buffers.len()].into();
+        let mut forward: TiVec<BufferId, bool> = vec![false; self.buffers.len()].into();
         for task in &self.tasks {
             for place in task.action.writes() {
                 forward[place.buffer] |= task.region != Region::Backward;
@@ -78,7 +79,8 @@ impl Plan {
     /// Workspace bytes in use while each task runs, if tasks ran one after the other in list order.
     pub fn live(&self) -> Vec<Live> {
         let purposes = self.purposes();
-        let mut spans: Vec<Option<(usize, usize)>> = vec![None; self.buffers.len()];
+        let mut spans: TiVec<BufferId, Option<(usize, usize)>> =
+            vec![None; self.buffers.len()].into();
         for (i, task) in self.tasks.iter().enumerate() {
             for place in task.action.reads().into_iter().chain(task.action.writes()) {
                 spans[place.buffer].get_or_insert((i, i)).1 = i;

@@ -17,6 +17,7 @@ mod entry;
 mod evaluation;
 mod file;
 mod held;
+mod ids;
 mod index_range;
 mod launch;
 mod live;
@@ -35,6 +36,7 @@ pub use entry::{CudaLaunch, Entry};
 pub use evaluation::{EvalMetric, EvalSpec, LossSpec, MetricKind, MetricSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, seal, sha256_hex};
 pub use held::Held;
+pub use ids::{BufferId, GroupId, KernelId, ParamId};
 pub use index_range::{IndexKind, IndexRange};
 pub use launch::{
     Argument, Candidate, CandidateName, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch,
@@ -47,6 +49,7 @@ pub use provenance::{Addresses, provenance};
 pub use routine::{Routine, RoutineCall, Source};
 pub use stream::Stream;
 pub use summary::{Collectives, Summary, Team};
+pub use typed_index_collections::{TiSlice, TiVec};
 
 use crate::ops::{Init, ParamKind, StateName};
 use crate::{DType, Diagnostic, Graph, Origin, Region, TensorType};
@@ -90,11 +93,11 @@ pub struct Plan {
     /// Tensors fed at every micro-step.
     pub inputs: Vec<InputSpec>,
     /// Parameters and buffers of the model, in the model's order.
-    pub params: Vec<ParamSpec>,
+    pub params: TiVec<ParamId, ParamSpec>,
     /// FSDP units; unit 0 is the root.
     pub units: Vec<UnitSpec>,
     /// Flat groups of parameters.
-    pub groups: Vec<Group>,
+    pub groups: TiVec<GroupId, Group>,
     /// Scalar state.
     pub states: Vec<StateSpec>,
     /// Scalars that may be changed when the plan is run.
@@ -111,9 +114,9 @@ pub struct Plan {
     /// The largest sum of live workspace buffers over the schedule, in bytes.
     pub workspace_lower_bound: usize,
     /// Byte ranges of the arenas.
-    pub buffers: Vec<Buffer>,
+    pub buffers: TiVec<BufferId, Buffer>,
     /// What tasks execute, each body once.
-    pub kernels: Vec<Kernel>,
+    pub kernels: TiVec<KernelId, Kernel>,
     /// The file that holds the generated kernels.
     pub object: Option<ObjectFile>,
     /// The parts of a step.
@@ -165,7 +168,7 @@ pub struct InputSpec {
     /// Type of one rank's micro-batch.
     pub ty: TensorType,
     /// Where it is fed to.
-    pub buffer: usize,
+    pub buffer: BufferId,
     /// Whether its first axis counts examples; otherwise it is the same for all.
     pub per_example: bool,
     /// What its elements may be, if indices or labels are made of them: all of these hold.
@@ -200,12 +203,12 @@ pub enum ParamHome {
     /// In a flat group, from this element on.
     Group {
         /// Index of the group.
-        group: usize,
+        group: GroupId,
         /// First element within the group.
         offset: usize,
     },
     /// In a buffer of its own, whole on every rank.
-    Buffer(usize),
+    Buffer(BufferId),
     /// Not used by the step.
     Unused,
 }
@@ -241,7 +244,7 @@ pub struct Group {
     /// The dtype in which its parameters are held: f32 if they train, else f32, f16 or bf16.
     pub dtype: DType,
     /// The parameters of this rank's part; where they train, the master weights.
-    pub master: usize,
+    pub master: BufferId,
     /// Optimizer state and accumulated gradients of this rank's part: name and buffer, f32.
     pub states: Vec<GroupState>,
     /// The parameters, ascending by offset.
@@ -252,11 +255,11 @@ pub struct Group {
     /// With several parameter groups, the buffer of their offsets but the first, i64, relative to this
     /// rank's part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub begins: Option<usize>,
+    pub begins: Option<BufferId>,
     /// Where an optimizer steps one parameter after the other, the buffer of their offsets, i64, relative to
     /// this rank's part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub starts: Option<usize>,
+    pub starts: Option<BufferId>,
 }
 
 /// Elements of a flat group from here to the next parameter group.
@@ -276,7 +279,7 @@ pub struct GroupState {
     /// What it is: state that parameters have element by element.
     pub name: StateName,
     /// The buffer.
-    pub buffer: usize,
+    pub buffer: BufferId,
     /// Every element's first value.
     pub init: f64,
 }
@@ -285,7 +288,7 @@ pub struct GroupState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// Index of the parameter.
-    pub param: usize,
+    pub param: ParamId,
     /// First element within the group.
     pub offset: usize,
     /// Number of elements.
@@ -330,7 +333,7 @@ pub struct StateSpec {
     /// Every element's first value.
     pub init: f64,
     /// Where it lives.
-    pub buffer: usize,
+    pub buffer: BufferId,
 }
 
 /// A scalar f32 that may be changed when the plan is run.
@@ -341,7 +344,7 @@ pub struct HyperSpec {
     /// The value it was compiled with.
     pub value: f64,
     /// Where it lives.
-    pub buffer: usize,
+    pub buffer: BufferId,
 }
 
 /// A constant tensor; its elements are in `weights.safetensors` under `name`.
@@ -352,7 +355,7 @@ pub struct ConstantSpec {
     /// Its type.
     pub ty: TensorType,
     /// Where it lives.
-    pub buffer: usize,
+    pub buffer: BufferId,
     /// As [`ParamSpec::digest`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
@@ -404,7 +407,7 @@ pub const CUDA_OPERAND_ALIGNMENT: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The buffer.
-    pub buffer: usize,
+    pub buffer: BufferId,
     /// First byte within the buffer.
     pub offset: usize,
     /// Type; dense and row-major.
@@ -507,7 +510,7 @@ impl Plan {
 
     /// What is fed before a micro-step, each as a whole: buffers and their types. These are the inputs, and the
     /// weights of the examples of an evaluation.
-    pub fn fed(&self) -> impl Iterator<Item = (usize, &TensorType)> {
+    pub fn fed(&self) -> impl Iterator<Item = (BufferId, &TensorType)> {
         let inputs = self.inputs.iter().map(|i| (i.buffer, &i.ty));
         let weights = self.eval.as_ref().and_then(|e| e.weights.as_ref());
         inputs.chain(weights.map(|w| (w.buffer, &w.ty)))
@@ -535,7 +538,7 @@ pub struct Metric {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientSpec {
     /// Index of the group.
-    pub group: usize,
+    pub group: GroupId,
     /// This rank's part of the group's gradient, f32.
     pub place: Place,
 }

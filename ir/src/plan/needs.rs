@@ -1,6 +1,7 @@
 //! What kernels need beside the arenas: scratch memory of their launches, workspace of libraries.
 
-use super::{ALIGNMENT, Action, Entry, Launch, Plan, Stream};
+use super::{ALIGNMENT, Action, Entry, KernelId, Launch, Plan, Stream};
+use typed_index_collections::TiVec;
 
 /// Workspace of the GEMMs of a stream, in bytes: what NVIDIA recommends for Hopper.
 pub const GEMM_WORKSPACE: usize = 32 << 20;
@@ -51,7 +52,8 @@ impl Entry {
 impl Plan {
     /// What the kernels of each stream need, in the order of [`Stream::ALL`].
     pub fn needs(&self) -> [Needs; Stream::ALL.len()] {
-        let of_kernel: Vec<Needs> = self.kernels.iter().map(|k| k.entry.needs()).collect();
+        let of_kernel: TiVec<KernelId, Needs> =
+            self.kernels.iter().map(|k| k.entry.needs()).collect();
         let mut all = [Needs::default(); Stream::ALL.len()];
         for task in &self.tasks {
             if let Action::Kernel { kernel, .. } = task.action {

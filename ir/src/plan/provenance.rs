@@ -14,7 +14,7 @@
 //! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
 //! them again from the final order and addresses.
 
-use super::{Action, Arena, ParamHome, PhaseName, Place, Plan};
+use super::{Action, Arena, BufferId, ParamHome, PhaseName, Place, Plan};
 use std::collections::{BTreeMap, HashMap};
 
 /// Where a buffer's bytes are.
@@ -104,7 +104,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         }
     }
     let mut rest = Digest::new();
-    for (b, buffer) in plan.buffers.iter().enumerate() {
+    for (b, buffer) in plan.buffers.iter_enumerated() {
         if buffer.arena.outlives_step() {
             replay.read(b, 0, buffer.bytes, &mut rest);
         }
@@ -131,7 +131,9 @@ fn work(plan: &Plan, action: &Action) -> u64 {
         Action::ReduceScatter { group, reduce, .. } => {
             ("reduce_scatter", format!("{group} {reduce:?}"))
         }
-        Action::AllReduce { group, reduce, .. } => ("all_reduce", format!("{group:?} {reduce:?}")),
+        Action::AllReduce { group, reduce, .. } => {
+            ("all_reduce", format!("{:?} {reduce:?}", group.map(|g| g.0)))
+        }
         Action::Copy { .. } => ("copy", String::new()),
         Action::Zero { .. } => ("zero", String::new()),
     };
@@ -173,14 +175,14 @@ impl Replay<'_> {
                     digest.text(&settings.lr);
                     digest.text(&settings.weight_decay);
                 }
-                digest.count(group.master);
+                digest.count(group.master.0);
                 self.leaf(begins, digest);
             }
             if let Some(starts) = group.starts {
                 let mut digest = Digest::new();
                 digest.text("parameters");
                 group.segments.iter().for_each(|s| digest.count(s.offset));
-                digest.count(group.master);
+                digest.count(group.master.0);
                 self.leaf(starts, digest);
             }
         }
@@ -201,14 +203,14 @@ impl Replay<'_> {
         }
     }
 
-    fn named(&mut self, buffer: usize, kind: &str, name: &str) {
+    fn named(&mut self, buffer: BufferId, kind: &str, name: &str) {
         let mut digest = Digest::new();
         digest.text(kind);
         digest.text(name);
         self.leaf(buffer, digest);
     }
 
-    fn leaf(&mut self, buffer: usize, digest: Digest) {
+    fn leaf(&mut self, buffer: BufferId, digest: Digest) {
         let bytes = self.plan.buffers[buffer].bytes;
         self.write(buffer, 0, bytes, digest.0);
     }
@@ -265,9 +267,9 @@ impl Replay<'_> {
     }
 
     /// The map of a buffer's bytes, and its first byte there.
-    fn base(&self, buffer: usize) -> (usize, usize) {
+    fn base(&self, buffer: BufferId) -> (usize, usize) {
         match (self.addresses, &self.plan.buffers[buffer]) {
-            (Addresses::Apart, _) => (buffer, 0),
+            (Addresses::Apart, _) => (buffer.0, 0),
             (Addresses::Assigned, b) => (b.arena as usize, b.offset),
         }
     }
@@ -281,7 +283,12 @@ impl Replay<'_> {
     }
 
     /// Who wrote the parts of a range: first byte within it, number of bytes, writer.
-    fn writers(&self, buffer: usize, offset: usize, bytes: usize) -> Vec<(usize, usize, Written)> {
+    fn writers(
+        &self,
+        buffer: BufferId,
+        offset: usize,
+        bytes: usize,
+    ) -> Vec<(usize, usize, Written)> {
         let (map, base) = self.base(buffer);
         let (begin, end) = (base + offset, base + offset + bytes);
         let map = &self.maps[map];
@@ -294,7 +301,7 @@ impl Replay<'_> {
         map.range(first..end).filter_map(part).collect()
     }
 
-    fn read(&self, buffer: usize, offset: usize, bytes: usize, digest: &mut Digest) {
+    fn read(&self, buffer: BufferId, offset: usize, bytes: usize, digest: &mut Digest) {
         for (at, len, written) in self.writers(buffer, offset, bytes) {
             digest.count(at);
             digest.count(at + len);
@@ -305,11 +312,11 @@ impl Replay<'_> {
         digest.count(bytes);
     }
 
-    fn write(&mut self, buffer: usize, offset: usize, bytes: usize, by: u64) {
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: usize, by: u64) {
         self.put(buffer, offset, bytes, Written { by, at: 0 });
     }
 
-    fn put(&mut self, buffer: usize, offset: usize, bytes: usize, what: Written) {
+    fn put(&mut self, buffer: BufferId, offset: usize, bytes: usize, what: Written) {
         if bytes == 0 {
             return;
         }

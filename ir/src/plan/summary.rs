@@ -1,6 +1,6 @@
 //! The numbers of a plan that people compare.
 
-use super::{Action, PhaseName, Plan, Strategy, Stream};
+use super::{Action, GroupId, KernelId, PhaseName, Plan, Strategy, Stream};
 use crate::Op;
 use serde::Serialize;
 
@@ -114,7 +114,7 @@ impl Plan {
 
     /// The ranks with which rank `rank` exchanges data in a collective.
     pub fn team(&self, action: &Action, rank: usize) -> Option<Team> {
-        let shards = |group: usize| self.groups.get(group).map_or(1, |g| g.shards());
+        let shards = |group: GroupId| self.groups.get(group).map_or(1, |g| g.shards());
         match action {
             Action::AllGather { ranks: Some(count), .. } => {
                 Some(Team { first: rank / count * count, stride: 1, count: *count })
@@ -210,14 +210,14 @@ impl Plan {
     }
 
     /// Whether a kernel casts between float types and does nothing else but move elements.
-    pub fn only_casts(&self, kernel: usize) -> bool {
+    pub fn only_casts(&self, kernel: KernelId) -> bool {
         let body = &self.kernels[kernel].body;
         let mut inner = body.nodes().filter(|(_, n)| !n.op.is_leaf());
         self.casts_of(kernel) > 0
             && inner.all(|(_, n)| matches!(n.op, Op::Cast(_)) || n.op.is_layout())
     }
 
-    fn casts_of(&self, kernel: usize) -> usize {
+    fn casts_of(&self, kernel: KernelId) -> usize {
         let body = &self.kernels[kernel].body;
         body.nodes()
             .filter(|(_, n)| match &n.op {

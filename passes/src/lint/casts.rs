@@ -2,7 +2,7 @@
 
 use super::Findings;
 use frit_ir::ops::BinaryFn;
-use frit_ir::plan::{Action, Place, Plan};
+use frit_ir::plan::{Action, BufferId, Place, Plan};
 use frit_ir::{DType, Graph, Op, ValueId};
 use std::collections::HashMap;
 
@@ -96,7 +96,7 @@ fn is_rounded(body: &Graph, v: ValueId) -> bool {
 #[derive(Default)]
 struct CastFrom {
     /// By buffer: first byte, number of bytes, dtype.
-    ranges: HashMap<usize, Vec<(usize, usize, DType)>>,
+    ranges: HashMap<BufferId, Vec<(usize, usize, DType)>>,
 }
 
 impl CastFrom {

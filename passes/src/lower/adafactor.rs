@@ -4,7 +4,7 @@
 
 use super::{Lowering, body, internal};
 use frit_ir::ops::{Adafactor, AdafactorPart, FusionKind, OptimizerKind, ReduceKind};
-use frit_ir::plan::{Action, BufferClass, Place, Stream};
+use frit_ir::plan::{Action, BufferClass, GroupId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType};
 
 /// The sums of squares of a parameter and of its update, over all ranks.
@@ -17,7 +17,7 @@ pub(super) struct Summed {
 /// One parameter in the update.
 struct Parameter<'g> {
     node: &'g Node,
-    group: usize,
+    group: GroupId,
     segment: usize,
     sums: Place,
     squares: Place,
@@ -36,7 +36,7 @@ impl<'a> Lowering<'a> {
 
     pub(super) fn adafactor_step(
         &mut self,
-        group: usize,
+        group: GroupId,
         segment: usize,
         node: &'a Node,
     ) -> Result<(), Diagnostic> {
@@ -117,7 +117,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Where a parameter begins within its group's part, and that part of the gradient.
-    fn part_of(&mut self, group: usize, segment: usize) -> Result<Vec<Place>, Diagnostic> {
+    fn part_of(&mut self, group: GroupId, segment: usize) -> Result<Vec<Place>, Diagnostic> {
         let starts = self.plan.groups[group].starts;
         let buffer = starts.ok_or_else(|| internal("a group has no table of its parameters"))?;
         let ty = TensorType::new(DType::I64, [1]);
@@ -129,7 +129,7 @@ impl<'a> Lowering<'a> {
     fn adafactor_kernel(
         &mut self,
         part: AdafactorPart,
-        group: usize,
+        group: GroupId,
         reads: Vec<Place>,
         writes: Vec<Place>,
         node: &Node,

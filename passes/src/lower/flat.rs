@@ -4,7 +4,7 @@ use super::groups::PARAM_ALIGNMENT;
 use super::{Lowering, body, internal};
 use crate::fuse::MAX_INTERFACE;
 use frit_ir::ops::{Cast, FusionKind};
-use frit_ir::plan::{Action, Arena, BufferClass, KernelKind, Place, Stream};
+use frit_ir::plan::{Action, Arena, BufferClass, GroupId, KernelKind, ParamId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
 use std::collections::{BTreeSet, HashMap};
 
@@ -100,7 +100,7 @@ impl Lowering<'_> {
     }
 
     /// This rank's part of a group in `dtype`: cast once per micro-step if it is held in another.
-    fn shard_in(&mut self, group: usize, dtype: DType, node: &Node) -> Result<Place, Diagnostic> {
+    fn shard_in(&mut self, group: GroupId, dtype: DType, node: &Node) -> Result<Place, Diagnostic> {
         let held = self.plan.groups[group].dtype;
         let master =
             Place { buffer: self.plan.groups[group].master, offset: 0, ty: self.part(group, held) };
@@ -152,8 +152,8 @@ impl Lowering<'_> {
 
     /// First element and number of elements that hold all parameters of a group that are cast to a dtype, if
     /// there are several, all aligned, and not much lies between them.
-    fn cast_range(&self, group: usize, to: DType) -> Option<(usize, usize)> {
-        let is_cast = |param: usize| {
+    fn cast_range(&self, group: GroupId, to: DType) -> Option<(usize, usize)> {
+        let is_cast = |param: ParamId| {
             let name = self.plan.params[param].name.as_str();
             self.cast_dtypes.get(name).is_some_and(|d| d.contains(&to))
         };

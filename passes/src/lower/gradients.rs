@@ -4,7 +4,7 @@
 
 use super::{Lowering, internal};
 use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, StateName, reduction_factors};
-use frit_ir::plan::{Action, BufferClass, GradientSpec, Place, Stream};
+use frit_ir::plan::{Action, BufferClass, GradientSpec, GroupId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,19 +12,19 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 #[derive(Default)]
 pub(super) struct Gradients {
     /// The whole flat gradient of each trainable group, as a micro-step computes it.
-    flat: BTreeMap<usize, Place>,
+    flat: BTreeMap<GroupId, Place>,
     /// Where the gradient of each group is by now: flat, reduced, or summed.
-    pub(super) at: BTreeMap<usize, Place>,
+    pub(super) at: BTreeMap<GroupId, Place>,
     /// Gradients of a group that are not yet computed in this micro-step, by parameter name.
-    missing: BTreeMap<usize, HashSet<String>>,
+    missing: BTreeMap<GroupId, HashSet<String>>,
     /// Parameter names by reduced or summed gradient.
     name: HashMap<ValueId, String>,
     /// Parameters of each group that have a gradient.
-    n: BTreeMap<usize, usize>,
+    n: BTreeMap<GroupId, usize>,
     /// What gradients that were exchanged in another dtype are multiplied by when they are f32 again.
-    after: BTreeMap<usize, f64>,
+    after: BTreeMap<GroupId, f64>,
     /// Nodes seen, by group, operation and region.
-    seen: HashMap<(usize, String, Region), usize>,
+    seen: HashMap<(GroupId, String, Region), usize>,
 }
 
 impl<'a> Lowering<'a> {
@@ -88,7 +88,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The whole flat gradient of a group, before it is reduced.
-    fn flat_gradient(&mut self, group: usize) -> Place {
+    fn flat_gradient(&mut self, group: GroupId) -> Place {
         if let Some(place) = self.gradient.flat.get(&group) {
             return place.clone();
         }
@@ -112,7 +112,7 @@ impl<'a> Lowering<'a> {
         node.inputs[usize::from(self.is_grad_sum_state(node.inputs[0]))]
     }
 
-    fn unit_name(&self, group: usize) -> String {
+    fn unit_name(&self, group: GroupId) -> String {
         self.plan.units[self.plan.groups[group].unit].name.clone()
     }
 
@@ -175,7 +175,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn zero_padding(&mut self, group: usize, flat: &Place, node: &Node) {
+    fn zero_padding(&mut self, group: GroupId, flat: &Place, node: &Node) {
         let g = &self.plan.groups[group];
         let mut gaps = Vec::new();
         let mut end = 0;
@@ -195,7 +195,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Where the gradient of a group is by now, in f32.
-    fn gradient_at(&mut self, group: usize, node: &Node) -> Result<Place, Diagnostic> {
+    fn gradient_at(&mut self, group: GroupId, node: &Node) -> Result<Place, Diagnostic> {
         let place = self.gradient.at.get(&group).cloned();
         let place = place.ok_or_else(|| internal("a group has no gradient").at(&node.origin))?;
         if place.ty.dtype == DType::F32 {
@@ -214,7 +214,7 @@ impl<'a> Lowering<'a> {
     /// What is exchanged of a gradient, in `dtype`, between `ranks` ranks, and how ranks are combined.
     fn narrowed(
         &mut self,
-        group: usize,
+        group: GroupId,
         (dtype, ranks): (Option<DType>, usize),
         node: &Node,
     ) -> Result<(Place, ReduceKind), Diagnostic> {
@@ -231,7 +231,7 @@ impl<'a> Lowering<'a> {
         Ok((narrow, reduce))
     }
 
-    fn scatter(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
+    fn scatter(&mut self, group: GroupId, node: &Node) -> Result<(), Diagnostic> {
         let Op::ReduceScatter(op) = &node.op else {
             return Err(internal("no reduce-scatter").at(&node.origin));
         };
@@ -247,7 +247,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn average(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
+    fn average(&mut self, group: GroupId, node: &Node) -> Result<(), Diagnostic> {
         let Op::AllReduce(op) = &node.op else {
             return Err(internal("no all-reduce").at(&node.origin));
         };
@@ -262,7 +262,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Adds the gradient of this micro-step to the sum.
-    fn accumulate(&mut self, group: usize, node: &Node) -> Result<(), Diagnostic> {
+    fn accumulate(&mut self, group: GroupId, node: &Node) -> Result<(), Diagnostic> {
         let place = self.gradient_at(group, node)?;
         let sum = self.plan.groups[group].states.iter().find(|s| s.name == StateName::GradSum);
         let sum = sum.ok_or_else(|| internal("a group has no sum of gradients"))?.buffer;

@@ -10,7 +10,8 @@ use super::Lowering;
 use super::evaluation::is_evaluation;
 use frit_ir::ops::{ParamKind, StateName};
 use frit_ir::plan::{
-    Arena, BufferClass, Group, GroupState, ParamGroup, ParamHome, ParamSpec, Plan, Segment,
+    Arena, BufferClass, Group, GroupId, GroupState, ParamGroup, ParamHome, ParamId, ParamSpec,
+    Plan, Segment,
 };
 use frit_ir::{Code, DType, Diagnostic, Op, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,12 +45,12 @@ impl Lowering<'_> {
         let dtypes = self.gather_dtypes();
         let trains = !is_evaluation(graph);
         let trained = self.options.trained.map(groups_by_name).unwrap_or_default();
-        let mut shared: BTreeMap<usize, HashMap<String, usize>> = BTreeMap::new();
+        let mut shared: BTreeMap<GroupId, HashMap<String, ParamId>> = BTreeMap::new();
         // By unit, whether frozen, and the dtypes in which it is held and gathered.
         type Key = (usize, bool, DType, BTreeSet<DType>);
-        let mut members: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
+        let mut members: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
         for (value, param) in graph.params() {
-            let index = self.plan.params.len();
+            let index = self.plan.params.next_key();
             if let Some(unit) = param.unit {
                 if param.ty.dtype != DType::F32 {
                     return Err(Diagnostic::error(
@@ -88,7 +89,7 @@ impl Lowering<'_> {
         for ((unit, frozen, held, dtypes), mut params) in members {
             // What has the same hyper-parameters lies together, and within it what is cast as one.
             let is_cast =
-                |p: &usize| self.cast_dtypes.contains_key(self.plan.params[*p].name.as_str());
+                |p: &ParamId| self.cast_dtypes.contains_key(self.plan.params[*p].name.as_str());
             params.sort_by_key(|p| (self.classes.of(&self.plan.params[*p].name), !is_cast(p)));
             let narrowest = params
                 .iter()
@@ -106,8 +107,8 @@ impl Lowering<'_> {
     /// The group of the training plan, with those of its parameters that the evaluation reads.
     fn share_group(
         &mut self,
-        group: usize,
-        params: &HashMap<String, usize>,
+        group: GroupId,
+        params: &HashMap<String, ParamId>,
         dtypes: &HashMap<String, BTreeSet<DType>>,
     ) {
         let Some(plan) = self.options.trained else { return };
@@ -129,7 +130,7 @@ impl Lowering<'_> {
     }
 
     /// Parameters back to back.
-    fn lay_out(&self, params: &[usize], dtype: DType, narrowest: usize, sharded: bool) -> Layout {
+    fn lay_out(&self, params: &[ParamId], dtype: DType, narrowest: usize, sharded: bool) -> Layout {
         let mut segments = Vec::new();
         let mut end: usize = 0;
         for &param in params {
@@ -151,7 +152,7 @@ impl Lowering<'_> {
         layout: Layout,
         updated: Option<&Updated>,
     ) {
-        let index = self.plan.groups.len();
+        let index = self.plan.groups.next_key();
         let Layout { dtype, segments, numel, shard_numel, sharded } = layout;
         for (at, segment) in segments.iter().enumerate() {
             let spec = &mut self.plan.params[segment.param];
@@ -274,21 +275,21 @@ impl Lowering<'_> {
     }
 
     /// The type of a whole group in `dtype`.
-    pub(super) fn whole(&self, group: usize, dtype: DType) -> TensorType {
+    pub(super) fn whole(&self, group: GroupId, dtype: DType) -> TensorType {
         TensorType::new(dtype, [self.plan.groups[group].numel])
     }
 
     /// The type of one rank's part of a group in `dtype`.
-    pub(super) fn part(&self, group: usize, dtype: DType) -> TensorType {
+    pub(super) fn part(&self, group: GroupId, dtype: DType) -> TensorType {
         TensorType::new(dtype, [self.plan.groups[group].shard_numel])
     }
 }
 
 /// The group of every parameter that lies in one.
-fn groups_by_name(plan: &Plan) -> HashMap<&str, usize> {
-    let of = |(index, group): (usize, &Group)| -> Vec<(usize, usize)> {
+fn groups_by_name(plan: &Plan) -> HashMap<&str, GroupId> {
+    let of = |(index, group): (GroupId, &Group)| -> Vec<(ParamId, GroupId)> {
         group.segments.iter().map(|s| (s.param, index)).collect()
     };
-    let all = plan.groups.iter().enumerate().flat_map(of);
+    let all = plan.groups.iter_enumerated().flat_map(of);
     all.map(|(param, index)| (plan.params[param].name.as_str(), index)).collect()
 }

@@ -26,9 +26,9 @@ use crate::cost::{Cluster, Members};
 use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
 use frit_ir::plan::{
-    Action, Addresses, Arena, Buffer, BufferClass, Entry, FORMAT_VERSION, Kernel, KernelKind,
-    Metric, MetricName, MetricSpec, Phase, PhaseName, Place, Plan, Strategy, Stream, Target, Task,
-    UnitSpec, provenance,
+    Action, Addresses, Arena, Buffer, BufferClass, BufferId, Entry, FORMAT_VERSION, GroupId,
+    Kernel, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase, PhaseName, Place, Plan,
+    Strategy, Stream, Target, Task, TiVec, UnitSpec, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -87,7 +87,7 @@ pub struct Lowered {
     /// Constants for the weights file.
     pub constants: Vec<(String, Tensor)>,
     /// Kernels that code generation must compile, and how.
-    pub regions: Vec<(usize, FusionKind)>,
+    pub regions: Vec<(KernelId, FusionKind)>,
 }
 
 /// Lowers a training graph, or one that is evaluated, to a plan of the single phase `eval`.
@@ -162,30 +162,30 @@ pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
 }
 
 /// Identity of an unsharded copy of a group: dtype, and whether it is the one of the backward pass.
-type GatherKey = (usize, DType, Region);
+type GatherKey = (GroupId, DType, Region);
 
 struct Lowering<'a> {
     graph: &'a Graph,
     options: &'a LowerOptions<'a>,
     cluster: &'a Cluster,
     /// Predicted microseconds of each kernel.
-    kernel_us: Vec<f64>,
+    kernel_us: TiVec<KernelId, f64>,
     plan: Plan,
     constants: Vec<(String, Tensor)>,
-    regions: Vec<(usize, FusionKind)>,
+    regions: Vec<(KernelId, FusionKind)>,
     places: HashMap<ValueId, Place>,
     /// Where a value must be written, if it has no choice.
     required: HashMap<ValueId, Place>,
     sharded: Vec<bool>,
-    kernel_of_body: HashMap<(KernelKind, String), usize>,
+    kernel_of_body: HashMap<(KernelKind, String), KernelId>,
     /// Group and index into its segments, by parameter name.
-    group_of: HashMap<String, (usize, usize)>,
+    group_of: HashMap<String, (GroupId, usize)>,
     /// The parameter that a sharded value belongs to.
     param_of: HashMap<ValueId, String>,
-    gathered: HashMap<GatherKey, usize>,
-    shard_casts: HashMap<(usize, DType), usize>,
+    gathered: HashMap<GatherKey, BufferId>,
+    shard_casts: HashMap<(GroupId, DType), BufferId>,
     /// Casts of parameters that are whole on every rank, by group: buffer and first element.
-    param_casts: HashMap<(usize, DType), (usize, usize)>,
+    param_casts: HashMap<(GroupId, DType), (BufferId, usize)>,
     /// The float types to which parameters that are whole on every rank are cast, by name.
     cast_dtypes: HashMap<&'a str, BTreeSet<DType>>,
     gradient: gradients::Gradients,
@@ -194,9 +194,9 @@ struct Lowering<'a> {
     /// Which parameters have which hyper-parameters.
     classes: optimizer::Classes,
     /// Steps seen, by group and operation.
-    stepped: HashMap<(usize, String), usize>,
+    stepped: HashMap<(GroupId, String), usize>,
     /// What Adafactor's steps read that was summed over ranks, by group and segment.
-    adafactor: HashMap<(usize, usize), adafactor::Summed>,
+    adafactor: HashMap<(GroupId, usize), adafactor::Summed>,
 }
 
 impl<'a> Lowering<'a> {
@@ -226,9 +226,9 @@ impl<'a> Lowering<'a> {
             validation: None,
             loss_capacity: options.loss_capacity,
             inputs: vec![],
-            params: vec![],
+            params: Default::default(),
             units: options.units.clone(),
-            groups: vec![],
+            groups: Default::default(),
             states: vec![],
             hyper: vec![],
             constants: vec![],
@@ -236,8 +236,8 @@ impl<'a> Lowering<'a> {
             workspace_bytes: 0,
             host_bytes: 0,
             workspace_lower_bound: 0,
-            buffers: vec![],
-            kernels: vec![],
+            buffers: Default::default(),
+            kernels: Default::default(),
             object: None,
             phases: vec![],
             tasks: vec![],
@@ -253,7 +253,7 @@ impl<'a> Lowering<'a> {
             graph,
             options,
             cluster: options.cluster,
-            kernel_us: vec![],
+            kernel_us: TiVec::new(),
             plan,
             constants: vec![],
             regions: vec![],
@@ -275,9 +275,14 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn buffer(&mut self, name: &str, arena: Arena, class: BufferClass, bytes: usize) -> usize {
-        self.plan.buffers.push(Buffer { name: name.into(), arena, class, offset: 0, bytes });
-        self.plan.buffers.len() - 1
+    fn buffer(&mut self, name: &str, arena: Arena, class: BufferClass, bytes: usize) -> BufferId {
+        self.plan.buffers.push_and_get_key(Buffer {
+            name: name.into(),
+            arena,
+            class,
+            offset: 0,
+            bytes,
+        })
     }
 
     fn is_sharded(&self, value: ValueId) -> bool {
@@ -438,7 +443,7 @@ impl<'a> Lowering<'a> {
         let kernel = match self.kernel_of_body.get(&(kind, text.clone())) {
             Some(&kernel) => kernel,
             None => {
-                let kernel = self.plan.kernels.len();
+                let kernel = self.plan.kernels.next_key();
                 let name = format!("{}_{kernel}", body::main_op(&body));
                 self.kernel_us.push(1e6 * self.cluster.device.kernel_seconds(&body, bytes));
                 let entry = (self.options.entry)(&body, kind, region);

@@ -2,7 +2,7 @@
 
 use super::{Lowering, internal};
 use frit_ir::ops::{BySegment, Concat, FusionKind, Input, Slice, StateName};
-use frit_ir::plan::{BufferClass, Group, KernelKind, ParamGroup, Place};
+use frit_ir::plan::{BufferClass, Group, GroupId, KernelKind, ParamGroup, Place};
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
 };
@@ -64,20 +64,20 @@ impl<'a> Lowering<'a> {
     }
 
     /// Whether this is the last node of its kind that belongs to the group.
-    fn is_last(&mut self, group: usize, node: &Node) -> bool {
+    fn is_last(&mut self, group: GroupId, node: &Node) -> bool {
         let seen = self.stepped.entry((group, node.op.name())).or_default();
         *seen += 1;
         *seen == self.plan.groups[group].segments.len()
     }
 
     /// This rank's part of a state of the group.
-    fn group_state(&self, group: usize, name: &StateName) -> Result<Place, Diagnostic> {
+    fn group_state(&self, group: GroupId, name: &StateName) -> Result<Place, Diagnostic> {
         let found = self.plan.groups[group].states.iter().find(|s| s.name == *name);
         let found = found.ok_or_else(|| internal(format!("state `{name}` has no buffer")))?;
         Ok(Place { buffer: found.buffer, offset: 0, ty: self.part(group, DType::F32) })
     }
 
-    pub(super) fn master(&self, group: usize) -> Place {
+    pub(super) fn master(&self, group: GroupId) -> Place {
         let ty = self.part(group, DType::F32);
         Place { buffer: self.plan.groups[group].master, offset: 0, ty }
     }
@@ -103,13 +103,13 @@ impl<'a> Lowering<'a> {
         let mut reads = vec![written[0].clone(), gradient];
         reads.extend_from_slice(&written[1..]);
         let scalars = &node.inputs[2 + step.kind.n_states()..];
-        if self.plan.groups[group].begins.is_none() {
-            for scalar in scalars {
-                reads.push(self.place(*scalar)?);
-            }
-            return self.flat_kernel(node.op.clone(), reads, written, node);
+        if let Some(begins) = begins(&self.plan.groups[group]) {
+            return self.step_by_segment(group, begins, node, scalars, reads, written);
         }
-        self.step_by_segment(group, node, scalars, reads, written)
+        for scalar in scalars {
+            reads.push(self.place(*scalar)?);
+        }
+        self.flat_kernel(node.op.clone(), reads, written, node)
     }
 
     pub(super) fn library_kind(&self, body: &Graph) -> KernelKind {
@@ -119,14 +119,14 @@ impl<'a> Lowering<'a> {
     /// A step whose learning rate or weight decay differs between the parameters of a group.
     fn step_by_segment(
         &mut self,
-        group: usize,
+        group: GroupId,
+        begins: Place,
         node: &Node,
         scalars: &[ValueId],
         mut reads: Vec<Place>,
         written: Vec<Place>,
     ) -> Result<(), Diagnostic> {
         let segments: Vec<[ValueId; 2]> = self.classes_of(group);
-        let begins = begins(&self.plan.groups[group]);
         let mut body = Body::new();
         let mut operands: Vec<ValueId> =
             reads.iter().map(|p| body.input(p.ty.clone())).collect::<Result<_, _>>()?;
@@ -161,7 +161,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Learning rate and weight decay of each parameter group of a flat group.
-    fn classes_of(&self, group: usize) -> Vec<[ValueId; 2]> {
+    fn classes_of(&self, group: GroupId) -> Vec<[ValueId; 2]> {
         let group = &self.plan.groups[group];
         let class = |g: &ParamGroup| {
             let segment = group.segments.iter().find(|s| s.offset >= g.offset);
@@ -203,10 +203,10 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Where a group's table of parameter groups is.
-fn begins(group: &Group) -> Place {
-    let ty = TensorType::new(DType::I64, [group.param_groups.len() - 1]);
-    Place { buffer: group.begins.unwrap_or_default(), offset: 0, ty }
+/// Where a group's table of parameter groups is, if it has several.
+fn begins(group: &Group) -> Option<Place> {
+    let ty = TensorType::new(DType::I64, [group.param_groups.len().saturating_sub(1)]);
+    group.begins.map(|buffer| Place { buffer, offset: 0, ty })
 }
 
 /// A kernel's body in the making.

@@ -28,8 +28,9 @@ impl Lowering<'_> {
             let label = format!("reshard {}", unit.name);
             let bytes = part.bytes();
             let (arena, class) = (Arena::Workspace, BufferClass::Gathered);
-            self.plan.buffers.push(Buffer { name, arena, class, offset: 0, bytes });
-            let kept = Place { buffer: self.plan.buffers.len() - 1, offset: 0, ty: part };
+            let buffer =
+                self.plan.buffers.push_and_get_key(Buffer { name, arena, class, offset: 0, bytes });
+            let kept = Place { buffer, offset: 0, ty: part };
             let moved = 2 * bytes as u64;
             after.entry(last).or_default().push(Task {
                 id: 0,

@@ -7,7 +7,7 @@
 //! Candidates are the buffers that may be in use while one task runs, for the tasks with the largest
 //! sums; from these, by falling size, all that may be in use with all chosen before.
 
-use frit_ir::plan::{Plan, Stream};
+use frit_ir::plan::{BufferId, Plan, Stream, TiSlice};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
@@ -39,7 +39,11 @@ impl Use {
 }
 
 /// The bound in bytes for the workspace `buffers`, with `sizes` by buffer.
-pub(super) fn live_peak(plan: &Plan, buffers: &[usize], sizes: &[usize]) -> usize {
+pub(super) fn live_peak(
+    plan: &Plan,
+    buffers: &[BufferId],
+    sizes: &TiSlice<BufferId, usize>,
+) -> usize {
     let reach = complete_before(plan);
     let uses = uses(plan, buffers, sizes, &reach);
     let mut tasks: [Vec<usize>; STREAMS] = [const { Vec::new() }; STREAMS];
@@ -100,8 +104,13 @@ fn position(stream: Stream) -> usize {
     Stream::ALL.iter().position(|s| *s == stream).unwrap_or(0)
 }
 
-fn uses(plan: &Plan, buffers: &[usize], sizes: &[usize], reach: &[Known]) -> Vec<Use> {
-    let mut uses: HashMap<usize, Use> = HashMap::new();
+fn uses(
+    plan: &Plan,
+    buffers: &[BufferId],
+    sizes: &TiSlice<BufferId, usize>,
+    reach: &[Known],
+) -> Vec<Use> {
+    let mut uses: HashMap<BufferId, Use> = HashMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             let u = uses.entry(place.buffer).or_insert(Use {

@@ -1,7 +1,7 @@
 //! When buffers are in use, as far as the events tell.
 
 use crate::schedule::happens_before::{Clock, Clocks, index};
-use frit_ir::plan::{Plan, Stream};
+use frit_ir::plan::{BufferId, Plan, Stream, TiVec};
 use std::ops::Range;
 
 /// The accesses of one buffer.
@@ -35,9 +35,9 @@ impl Lifetime {
 }
 
 /// Lifetimes by buffer; `None` for those never accessed.
-pub(super) fn of(plan: &Plan) -> Vec<Option<Lifetime>> {
+pub(super) fn of(plan: &Plan) -> TiVec<BufferId, Option<Lifetime>> {
     let next = next_of_stream(plan);
-    let mut lifetimes: Vec<Option<Lifetime>> = vec![None; plan.buffers.len()];
+    let mut lifetimes: TiVec<BufferId, Option<Lifetime>> = vec![None; plan.buffers.len()].into();
     for phase in &plan.phases {
         let clocks = Clocks::of(&plan.tasks, phase.begin, phase.end);
         for i in phase.begin..phase.end {

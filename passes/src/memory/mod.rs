@@ -9,7 +9,7 @@ mod bound;
 mod lifetimes;
 mod offsets;
 
-use frit_ir::plan::{ALIGNMENT, Arena, Plan};
+use frit_ir::plan::{ALIGNMENT, Arena, BufferId, Plan, TiVec};
 
 /// Assigns offsets and sizes the arenas.
 pub fn assign(plan: &mut Plan) {
@@ -25,9 +25,11 @@ pub fn assign(plan: &mut Plan) {
     }
     (plan.persistent_bytes, plan.host_bytes) = (persistent, host);
     let lifetimes = lifetimes::of(plan);
-    let sizes: Vec<usize> =
+    let sizes: TiVec<BufferId, usize> =
         plan.buffers.iter().map(|b| b.bytes.next_multiple_of(ALIGNMENT)).collect();
-    let workspace: Vec<usize> = (0..plan.buffers.len())
+    let workspace: Vec<BufferId> = plan
+        .buffers
+        .keys()
         .filter(|&b| plan.buffers[b].arena == Arena::Workspace && lifetimes[b].is_some())
         .collect();
     plan.workspace_lower_bound = bound::live_peak(plan, &workspace, &sizes);

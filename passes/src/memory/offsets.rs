@@ -2,6 +2,7 @@
 //! changed as long as that helps. The search ends with the first order that reaches the lower bound.
 
 use super::lifetimes::Lifetime;
+use frit_ir::plan::{BufferId, TiSlice};
 use std::cmp::Reverse;
 
 /// The search for a better order ends at this multiple of the lower bound.
@@ -15,9 +16,9 @@ const MAX_FIRST_LOOKS: usize = 1 << 28;
 
 /// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
 pub(super) fn assign(
-    buffers: &[usize],
-    sizes: &[usize],
-    lifetimes: &[Option<Lifetime>],
+    buffers: &[BufferId],
+    sizes: &TiSlice<BufferId, usize>,
+    lifetimes: &TiSlice<BufferId, Option<Lifetime>>,
     bound: usize,
 ) -> Vec<usize> {
     let packed: Vec<Packed<'_>> = buffers

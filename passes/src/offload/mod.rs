@@ -13,8 +13,8 @@ mod update;
 
 use crate::cost::Cluster;
 use frit_ir::plan::{
-    Action, Addresses, Arena, Buffer, BufferClass, Phase, PhaseName, Place, Plan, Stream, Task,
-    provenance,
+    Action, Addresses, Arena, Buffer, BufferClass, BufferId, Phase, PhaseName, Place, Plan, Stream,
+    Task, provenance,
 };
 use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
@@ -60,7 +60,7 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
 }
 
 /// Moves buffers to the host; the units and dtypes of those, by buffer.
-fn to_host(plan: &mut Plan, what: Offload) -> HashMap<usize, (usize, DType)> {
+fn to_host(plan: &mut Plan, what: Offload) -> HashMap<BufferId, (usize, DType)> {
     let mut hosted = HashMap::new();
     for group in &plan.groups {
         let states = group.states.iter().filter(|s| !s.name.is_within_step());
@@ -75,8 +75,8 @@ fn to_host(plan: &mut Plan, what: Offload) -> HashMap<usize, (usize, DType)> {
 }
 
 /// Buffers that several phases use.
-fn across(tasks: &[Task], phases: &[Phase]) -> HashSet<usize> {
-    let mut first: HashMap<usize, usize> = HashMap::new();
+fn across(tasks: &[Task], phases: &[Phase]) -> HashSet<BufferId> {
+    let mut first: HashMap<BufferId, usize> = HashMap::new();
     let mut across = HashSet::new();
     for (p, phase) in phases.iter().enumerate() {
         for task in &tasks[phase.begin..phase.end] {
@@ -95,9 +95,9 @@ struct Copies<'a> {
     plan: &'a mut Plan,
     cluster: &'a Cluster,
     /// The unit and dtype of each buffer that is on the host.
-    hosted: HashMap<usize, (usize, DType)>,
+    hosted: HashMap<BufferId, (usize, DType)>,
     /// Buffers that several phases use.
-    across: HashSet<usize>,
+    across: HashSet<BufferId>,
     next_id: usize,
 }
 
@@ -107,29 +107,28 @@ impl Copies<'_> {
     }
 
     /// A new workspace buffer for what rests in the host's `buffer`.
-    fn staging(&mut self, buffer: usize, class: BufferClass) -> usize {
+    fn staging(&mut self, buffer: BufferId, class: BufferClass) -> BufferId {
         let Buffer { name, bytes, .. } = self.plan.buffers[buffer].clone();
         let name = format!("{name} on the device");
         let arena = Arena::Workspace;
-        self.plan.buffers.push(Buffer { name, arena, class, offset: 0, bytes });
-        self.plan.buffers.len() - 1
+        self.plan.buffers.push_and_get_key(Buffer { name, arena, class, offset: 0, bytes })
     }
 
     /// The copy of a whole buffer from the host, for a task.
-    fn copy_in(&mut self, host: usize, device: usize, task: &Task) -> Task {
+    fn copy_in(&mut self, host: BufferId, device: BufferId, task: &Task) -> Task {
         self.copy(Stream::CopyIn, host, (host, device), task)
     }
 
     /// The copy of a whole buffer to the host, after a task.
-    fn copy_out(&mut self, host: usize, device: usize, task: &Task) -> Task {
+    fn copy_out(&mut self, host: BufferId, device: BufferId, task: &Task) -> Task {
         self.copy(Stream::CopyOut, host, (device, host), task)
     }
 
     fn copy(
         &mut self,
         stream: Stream,
-        host: usize,
-        (from, to): (usize, usize),
+        host: BufferId,
+        (from, to): (BufferId, BufferId),
         task: &Task,
     ) -> Task {
         let bytes = self.plan.buffers[host].bytes;
@@ -154,7 +153,7 @@ impl Copies<'_> {
 }
 
 /// Lets a task work on other buffers.
-fn redirect(task: &mut Task, to: &HashMap<usize, usize>) {
+fn redirect(task: &mut Task, to: &HashMap<BufferId, BufferId>) {
     let move_place = |place: &mut Place| {
         place.buffer = to.get(&place.buffer).copied().unwrap_or(place.buffer);
     };

@@ -6,7 +6,7 @@
 //! until backward, and everything else is freed and copied in again.
 
 use super::{Copies, redirect};
-use frit_ir::plan::{Action, Arena, BufferClass, Task};
+use frit_ir::plan::{Action, Arena, BufferClass, BufferId, Task};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Other units between two readers of a parameter for which it is freed in the meantime.
@@ -14,7 +14,7 @@ const OTHERS: usize = 2;
 
 /// Readers of a buffer on the host, and of what is made of it alone.
 struct Window {
-    host: usize,
+    host: BufferId,
     /// By position, ascending.
     readers: Vec<usize>,
 }
@@ -24,7 +24,7 @@ struct Window {
 #[derive(Default)]
 struct Made {
     /// The position of the task, by what it writes.
-    by_result: BTreeMap<usize, usize>,
+    by_result: BTreeMap<BufferId, usize>,
     positions: HashSet<usize>,
 }
 
@@ -32,14 +32,15 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
     let made = made(&tasks, copies);
     let windows = windows(&tasks, &made, copies);
     let mut before: HashMap<usize, Vec<Task>> = HashMap::new();
-    let mut moved: HashMap<usize, HashMap<usize, usize>> = HashMap::new();
-    let mut taken: BTreeSet<usize> = BTreeSet::new();
+    let mut moved: HashMap<usize, HashMap<BufferId, BufferId>> = HashMap::new();
+    let mut taken: BTreeSet<BufferId> = BTreeSet::new();
     for window in windows {
         let first = &tasks[window.readers[0]];
         let device = copies.staging(window.host, BufferClass::Gathered);
         let mut inserted = vec![copies.copy_in(window.host, device, first)];
         let mut to = HashMap::from([(window.host, device)]);
-        let read: BTreeSet<usize> = window.readers.iter().flat_map(|r| read(&tasks[*r])).collect();
+        let read: BTreeSet<BufferId> =
+            window.readers.iter().flat_map(|r| read(&tasks[*r])).collect();
         for (&result, &at) in made.by_result.iter().filter(|(result, _)| read.contains(result)) {
             let mut task = tasks[at].clone();
             if task.action.reads()[0].buffer != window.host {
@@ -49,8 +50,7 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
             if !taken.insert(result) {
                 // Made again, by the same work on the same values: the same task.
                 let again = copies.plan.buffers[result].clone();
-                copies.plan.buffers.push(again);
-                to.insert(result, copies.plan.buffers.len() - 1);
+                to.insert(result, copies.plan.buffers.push_and_get_key(again));
             }
             redirect(&mut task, &to);
             inserted.push(task);
@@ -74,12 +74,12 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
     all
 }
 
-fn read(task: &Task) -> Vec<usize> {
+fn read(task: &Task) -> Vec<BufferId> {
     task.action.reads().into_iter().map(|p| p.buffer).collect()
 }
 
 fn made(tasks: &[Task], copies: &Copies<'_>) -> Made {
-    let mut n_writers: HashMap<usize, usize> = HashMap::new();
+    let mut n_writers: HashMap<BufferId, usize> = HashMap::new();
     for place in tasks.iter().flat_map(|t| t.action.writes()) {
         *n_writers.entry(place.buffer).or_default() += 1;
     }
@@ -101,16 +101,16 @@ fn made(tasks: &[Task], copies: &Copies<'_>) -> Made {
 fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
     let mut windows: Vec<Window> = Vec::new();
     // Position and buffer on the host of everything that kernels read, in order.
-    let mut readings: Vec<(usize, usize)> = Vec::new();
+    let mut readings: Vec<(usize, BufferId)> = Vec::new();
     for (i, task) in tasks.iter().enumerate() {
         if made.positions.contains(&i) {
             continue;
         }
-        let host_of = |buffer: usize| match made.by_result.get(&buffer) {
+        let host_of = |buffer: BufferId| match made.by_result.get(&buffer) {
             Some(&at) => Some(tasks[at].action.reads()[0].buffer),
             None => copies.hosted.contains_key(&buffer).then_some(buffer),
         };
-        let hosts: BTreeSet<usize> = read(task).into_iter().filter_map(host_of).collect();
+        let hosts: BTreeSet<BufferId> = read(task).into_iter().filter_map(host_of).collect();
         match task.action {
             Action::AllGather { .. } => {
                 windows.extend(hosts.iter().map(|&host| Window { host, readers: vec![i] }));
@@ -118,9 +118,9 @@ fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
             _ => readings.extend(hosts.iter().map(|&host| (i, host))),
         }
     }
-    let mut open: BTreeMap<usize, (usize, Window)> = BTreeMap::new();
+    let mut open: BTreeMap<BufferId, (usize, Window)> = BTreeMap::new();
     for (n, &(i, host)) in readings.iter().enumerate() {
-        let unit = |host: &usize| copies.hosted[host].0;
+        let unit = |host: &BufferId| copies.hosted[host].0;
         let stays = open.get(&host).is_some_and(|(last, _)| {
             let others: BTreeSet<usize> =
                 readings[last + 1..n].iter().map(|r| unit(&r.1)).collect();

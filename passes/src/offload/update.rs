@@ -5,7 +5,7 @@
 //! before a group is changed: with the limit that `schedule` sets, two groups are on the device at once.
 
 use super::{Copies, redirect};
-use frit_ir::plan::{BufferClass, Place, Task};
+use frit_ir::plan::{BufferClass, BufferId, Place, Task};
 use std::collections::{BTreeMap, HashMap};
 
 /// Groups on the device at once.
@@ -15,7 +15,7 @@ const AHEAD: usize = 2;
 #[derive(Default)]
 struct Piece {
     tasks: Vec<Task>,
-    hosts: BTreeMap<usize, bool>,
+    hosts: BTreeMap<BufferId, bool>,
 }
 
 pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task> {
@@ -91,9 +91,9 @@ fn conflict(a: &Task, b: &Task) -> bool {
 struct Staging<'a, 'b> {
     copies: &'a mut Copies<'b>,
     /// The buffers of each piece that works on the host's, and its first task.
-    needed: Vec<(Vec<usize>, Task)>,
+    needed: Vec<(Vec<BufferId>, Task)>,
     /// By such a piece: buffers of the device by those of the host.
-    on_device: Vec<HashMap<usize, usize>>,
+    on_device: Vec<HashMap<BufferId, BufferId>>,
 }
 
 impl Staging<'_, '_> {

@@ -11,7 +11,7 @@ pub mod happens_before;
 mod prefetch;
 mod unshard;
 
-use frit_ir::plan::{Action, Phase, Place, Plan, Stream, Task};
+use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task};
 use happens_before::Clocks;
 use std::collections::{BTreeSet, HashMap};
 
@@ -104,7 +104,7 @@ fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
         write: bool,
     }
     let range = |p: &Place| (p.offset, p.offset + p.ty.bytes());
-    let mut of_buffer: HashMap<usize, Vec<Access>> = HashMap::new();
+    let mut of_buffer: HashMap<BufferId, Vec<Access>> = HashMap::new();
     let mut needed = Vec::new();
     for (i, task) in tasks.iter().enumerate().skip(begin) {
         let mut mine = BTreeSet::new();
@@ -131,7 +131,7 @@ fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
 /// A copy from the host waits until the work on the unit that was copied two before is complete, copies back
 /// included, so that the memory of that can be used again; unless that work comes later.
 fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
-    let mut unit_of: HashMap<usize, usize> = HashMap::new();
+    let mut unit_of: HashMap<BufferId, usize> = HashMap::new();
     for group in &plan.groups {
         let buffers = group.states.iter().map(|s| s.buffer).chain([group.master]);
         unit_of.extend(buffers.map(|buffer| (buffer, group.unit)));
@@ -140,7 +140,7 @@ fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
     let mut last_unit = None;
     // The last use of what each window copied in; the window of each buffer of the device.
     let mut ends: Vec<usize> = Vec::new();
-    let mut staged: HashMap<usize, usize> = HashMap::new();
+    let mut staged: HashMap<BufferId, usize> = HashMap::new();
     for (i, task) in plan.tasks.iter().enumerate().skip(begin) {
         let Some(Stream::CopyIn) = plan.host_copy(&task.action) else { continue };
         let unit = unit_of.get(&task.action.reads()[0].buffer);
@@ -169,8 +169,8 @@ fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
 /// The first write of a flat gradient waits until the reduction two before its own is complete, so that
 /// the memory of that one can be used again.
 fn gradient_limit(tasks: &[Task], begin: usize) -> Vec<(usize, usize)> {
-    let mut first_write: HashMap<usize, usize> = HashMap::new();
-    let mut reductions: Vec<(usize, usize)> = Vec::new();
+    let mut first_write: HashMap<BufferId, usize> = HashMap::new();
+    let mut reductions: Vec<(usize, BufferId)> = Vec::new();
     for (i, task) in tasks.iter().enumerate().skip(begin) {
         for place in task.action.writes() {
             first_write.entry(place.buffer).or_insert(i);

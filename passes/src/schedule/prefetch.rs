@@ -10,7 +10,7 @@
 
 use super::{BackwardPrefetch, Prefetch};
 use frit_ir::Region;
-use frit_ir::plan::{Action, Place, Plan, Stream, Task};
+use frit_ir::plan::{Action, BufferId, Place, Plan, Stream, Task};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The gathers of one unit in one region, or the copies of it from the host.
@@ -65,7 +65,7 @@ pub(super) fn issue(
     place(sets, rest, &anchors)
 }
 
-fn buffers(places: Vec<&Place>) -> BTreeSet<usize> {
+fn buffers(places: Vec<&Place>) -> BTreeSet<BufferId> {
     places.into_iter().map(|p| p.buffer).collect()
 }
 
@@ -75,10 +75,12 @@ fn preparations(
     rest: Vec<Task>,
     gathers: &[Task],
     copies: &[Task],
-) -> (BTreeMap<usize, Task>, Vec<Task>) {
-    let sent: BTreeSet<usize> = gathers.iter().flat_map(|t| buffers(t.action.reads())).collect();
-    let staged: BTreeSet<usize> = copies.iter().flat_map(|t| buffers(t.action.writes())).collect();
-    let written: BTreeSet<usize> = rest.iter().flat_map(|t| buffers(t.action.writes())).collect();
+) -> (BTreeMap<BufferId, Task>, Vec<Task>) {
+    let sent: BTreeSet<BufferId> = gathers.iter().flat_map(|t| buffers(t.action.reads())).collect();
+    let staged: BTreeSet<BufferId> =
+        copies.iter().flat_map(|t| buffers(t.action.writes())).collect();
+    let written: BTreeSet<BufferId> =
+        rest.iter().flat_map(|t| buffers(t.action.writes())).collect();
     let prepares = |task: &Task| {
         let (reads, writes) = (buffers(task.action.reads()), task.action.writes());
         let ([place], true) = (&writes[..], reads.is_disjoint(&written)) else { return None };
@@ -106,19 +108,19 @@ struct Arrival {
     task: Task,
     unit: usize,
     /// Buffers that kernels read.
-    delivers: Vec<usize>,
+    delivers: Vec<BufferId>,
 }
 
 /// What moves with arrivals.
 struct Moving {
     /// Copies from the host by the buffer of the device.
-    copies: BTreeMap<usize, Task>,
+    copies: BTreeMap<BufferId, Task>,
     /// Kernels by the buffer that they write.
-    preparations: BTreeMap<usize, Task>,
+    preparations: BTreeMap<BufferId, Task>,
 }
 
 impl Moving {
-    fn new(copies: Vec<Task>, preparations: BTreeMap<usize, Task>) -> Self {
+    fn new(copies: Vec<Task>, preparations: BTreeMap<BufferId, Task>) -> Self {
         let by_result = |t: Task| (t.action.writes()[0].buffer, t);
         Moving { copies: copies.into_iter().map(by_result).collect(), preparations }
     }
@@ -137,8 +139,8 @@ impl Moving {
             let (unit, delivers) = (plan.groups[*group].unit, vec![recv.buffer]);
             arrivals.push(Arrival { task, unit, delivers });
         }
-        let is_alone = |buffer: &usize| !sent.contains(buffer);
-        let alone: Vec<usize> = self.copies.keys().copied().filter(is_alone).collect();
+        let is_alone = |buffer: &BufferId| !sent.contains(buffer);
+        let alone: Vec<BufferId> = self.copies.keys().copied().filter(is_alone).collect();
         for staged in alone {
             let Some(task) = self.copies.remove(&staged) else { continue };
             let from = task.action.reads()[0].buffer;
@@ -151,7 +153,7 @@ impl Moving {
     }
 
     /// What is prepared of a buffer.
-    fn made_of(&self, buffer: usize) -> Vec<usize> {
+    fn made_of(&self, buffer: BufferId) -> Vec<BufferId> {
         let reads = |t: &Task| t.action.reads().iter().any(|p| p.buffer == buffer);
         self.preparations.iter().filter(|(_, t)| reads(t)).map(|(made, _)| *made).collect()
     }
@@ -182,8 +184,8 @@ impl Moving {
 
 /// The arrivals by unit and region, in the order of their first use.
 fn sets(arrivals: Vec<Arrival>, rest: &[Task]) -> Vec<Set> {
-    let mut uses: HashMap<usize, (usize, usize)> = HashMap::new();
-    let mut writers: HashMap<usize, usize> = HashMap::new();
+    let mut uses: HashMap<BufferId, (usize, usize)> = HashMap::new();
+    let mut writers: HashMap<BufferId, usize> = HashMap::new();
     for (i, task) in rest.iter().enumerate() {
         for place in task.action.reads() {
             uses.entry(place.buffer).or_insert((i, i)).1 = i;

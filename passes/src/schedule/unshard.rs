@@ -5,7 +5,7 @@
 //! values, since parameters change only in the update; verify_plan sees to it.
 
 use frit_ir::Region;
-use frit_ir::plan::{Action, Arena, Plan, Task};
+use frit_ir::plan::{Action, Arena, BufferId, Plan, Task};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A gather of backward that repeats one of forward.
@@ -14,8 +14,8 @@ struct Repeated {
     /// The task.
     task: usize,
     /// What it gathers, and what forward gathered.
-    again: usize,
-    first: usize,
+    again: BufferId,
+    first: BufferId,
 }
 
 /// The units that backward gathers again, those first that save the most time for the bytes that they hold;
@@ -37,7 +37,7 @@ pub(super) fn by_benefit(plan: &Plan) -> Vec<usize> {
 pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
     let repeated: Vec<Repeated> =
         repeated(plan).into_iter().filter(|r| units.contains(&r.unit)).collect();
-    let kept: HashMap<usize, usize> = repeated.iter().map(|r| (r.again, r.first)).collect();
+    let kept: HashMap<BufferId, BufferId> = repeated.iter().map(|r| (r.again, r.first)).collect();
     let mut dropped = vec![false; plan.tasks.len()];
     repeated.iter().for_each(|r| dropped[r.task] = true);
     drop_unread(plan, &mut dropped);
@@ -60,14 +60,14 @@ pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
 
 /// Drops what made what only dropped tasks read: the cast of a shard, its copy from the host.
 fn drop_unread(plan: &mut Plan, dropped: &mut [bool]) {
-    let mut readers: HashMap<usize, usize> = HashMap::new();
+    let mut readers: HashMap<BufferId, usize> = HashMap::new();
     for (task, _) in plan.tasks.iter().zip(&*dropped).filter(|(_, dropped)| !**dropped) {
         for place in task.action.reads() {
             *readers.entry(place.buffer).or_default() += 1;
         }
     }
     // Makers come before readers.
-    let mut unread: HashSet<usize> = HashSet::new();
+    let mut unread: HashSet<BufferId> = HashSet::new();
     for i in (0..plan.tasks.len()).rev() {
         let action = &plan.tasks[i].action;
         let writes = action.writes();
@@ -79,7 +79,7 @@ fn drop_unread(plan: &mut Plan, dropped: &mut [bool]) {
             }
         }
         if dropped[i] {
-            let inner = |b: &usize| plan.buffers[*b].arena == Arena::Workspace;
+            let inner = |b: &BufferId| plan.buffers[*b].arena == Arena::Workspace;
             let read = action.reads().into_iter().map(|p| p.buffer).filter(inner);
             unread.extend(read.filter(|b| readers.get(b).is_none_or(|n| *n == 0)));
         }
@@ -91,7 +91,7 @@ fn drop_unread(plan: &mut Plan, dropped: &mut [bool]) {
 fn repeated(plan: &Plan) -> Vec<Repeated> {
     let mut found = Vec::new();
     for phase in &plan.phases {
-        let mut forward: HashMap<_, usize> = HashMap::new();
+        let mut forward: HashMap<_, BufferId> = HashMap::new();
         for i in phase.begin..phase.end {
             let Action::AllGather { group, ranks: None, recv, .. } = &plan.tasks[i].action else {
                 continue;

@@ -20,7 +20,7 @@ use super::{Simulation, of_phases};
 use crate::cost::kernel::{Product, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
 use frit_ir::ops::{BinaryFn, UnaryFn};
-use frit_ir::plan::{Action, Plan, Stream, Task};
+use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task};
 use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
 use std::collections::{HashMap, HashSet};
 
@@ -102,7 +102,7 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
 
 /// Gives kernels the durations that they have in the emulated system.
 fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], jobs: &mut [Job]) {
-    let mut known: HashMap<usize, f64> = HashMap::new();
+    let mut known: HashMap<KernelId, f64> = HashMap::new();
     for (task, job) in tasks.iter().zip(jobs) {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
@@ -345,12 +345,12 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let units: Vec<Option<usize>> = plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
     let forward = |i: usize| plan.tasks[i].region == Region::Forward;
     // Buffers that backward reads, by the unit that wrote them.
-    let mut writer: HashMap<usize, (usize, u64)> = HashMap::new();
+    let mut writer: HashMap<BufferId, (usize, u64)> = HashMap::new();
     // The largest value that each unit hands to another: its result.
     let mut handed_on: HashMap<usize, u64> = HashMap::new();
-    let mut used_inside: HashSet<usize> = HashSet::new();
-    let mut read: HashMap<usize, u64> = HashMap::new();
-    let mut kept: HashMap<usize, u64> = HashMap::new();
+    let mut used_inside: HashSet<BufferId> = HashSet::new();
+    let mut read: HashMap<BufferId, u64> = HashMap::new();
+    let mut kept: HashMap<BufferId, u64> = HashMap::new();
     let mut products: HashMap<usize, usize> = HashMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
@@ -403,7 +403,8 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
         Checkpointing::SelectiveLayer => ((boundaries + everything) / 2, block),
         Checkpointing::SelectiveOp => {
             // Compiled blocks do not keep what only the next block reads.
-            let needed = |b: &usize| emulation.system == System::Eager || used_inside.contains(b);
+            let needed =
+                |b: &BufferId| emulation.system == System::Eager || used_inside.contains(b);
             let kept: u64 = kept.iter().filter(|(b, _)| needed(b)).map(|(_, size)| size).sum();
             (boundaries + kept, block)
         }

@@ -4,7 +4,7 @@ use crate::cost::collective::exchange_of;
 use crate::cost::kernel::{body_bytes, is_matrix};
 use crate::cost::{Cluster, Exchange, Members};
 use frit_ir::Op;
-use frit_ir::plan::{Action, PhaseName, Plan, Stream, Task};
+use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, Task, TiVec};
 
 /// What a job does, as reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,11 +86,11 @@ pub fn of_plan(plan: &Plan, cluster: &Cluster) -> Vec<(PhaseName, usize, Vec<Job
 }
 
 /// Durations and kinds of a plan's kernels: tasks that share a kernel have equal operands.
-struct Kernels(Vec<(Kind, f64)>);
+struct Kernels(TiVec<KernelId, (Kind, f64)>);
 
 impl Kernels {
     fn of(plan: &Plan, cluster: &Cluster) -> Kernels {
-        let mut operands = vec![0; plan.kernels.len()];
+        let mut operands: TiVec<KernelId, u64> = vec![0; plan.kernels.len()].into();
         for task in &plan.tasks {
             if let Action::Kernel { kernel, reads, writes } = &task.action {
                 operands[*kernel] = reads.iter().chain(writes).map(|p| p.ty.bytes() as u64).sum();

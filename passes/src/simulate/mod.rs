@@ -20,7 +20,7 @@ pub mod trace;
 use crate::cost::Cluster;
 use crate::cost::kernel::is_matrix;
 use execute::Timeline;
-use frit_ir::plan::{Action, PhaseName, Plan, Stream};
+use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, TiVec};
 use frit_ir::{Region, TensorType};
 use jobs::{Job, Kind};
 use serde::Serialize;
@@ -146,7 +146,7 @@ fn gib(x: f64) -> u64 {
 
 /// Operations of matrix units in one step, those of recomputation left out.
 fn model_flops(plan: &Plan) -> u64 {
-    let kernels: Vec<u64> = plan
+    let kernels: TiVec<KernelId, u64> = plan
         .kernels
         .iter()
         .map(|k| {

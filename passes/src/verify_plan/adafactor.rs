@@ -6,7 +6,7 @@
 use super::broken;
 use super::host::home;
 use frit_ir::ops::{Adafactor, AdafactorPart, StateName};
-use frit_ir::plan::{Action, Place, Plan};
+use frit_ir::plan::{Action, Place, Plan, GroupId};
 use frit_ir::{Code, Op};
 
 /// A task that is a part of a step.
@@ -31,7 +31,7 @@ pub(super) fn verify(
     i: usize,
     unscaled: Option<&[Place]>,
     found: &mut Vec<frit_ir::Diagnostic>,
-) -> Option<usize> {
+) -> Option<GroupId> {
     match problem(plan, i, unscaled) {
         Ok(stepped) => stepped,
         Err(message) => {
@@ -45,10 +45,10 @@ fn problem(
     plan: &Plan,
     i: usize,
     unscaled: Option<&[Place]>,
-) -> Result<Option<usize>, &'static str> {
+) -> Result<Option<GroupId>, &'static str> {
     let Some(part) = part_of(plan, i) else { return Ok(None) };
     let begin = &part.reads[0];
-    let group = plan.groups.iter().position(|g| g.starts == Some(begin.buffer));
+    let group = plan.groups.position(|g| g.starts == Some(begin.buffer));
     let group = group.ok_or("does not read where a parameter begins")?;
     let g = &plan.groups[group];
     let segment = g.segments.get(begin.offset / 8).ok_or("steps no parameter")?;

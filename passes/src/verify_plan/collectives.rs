@@ -11,7 +11,7 @@
 
 use super::broken;
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
+use frit_ir::plan::{Action, Arena, Place, Plan, Stream, BufferId, GroupId, TiVec};
 use frit_ir::{Code, DType, Diagnostic};
 
 /// How gradients are combined that are exchanged in this dtype.
@@ -21,7 +21,7 @@ fn expected(send: &Place) -> ReduceKind {
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     // Reduce-scatters and all-reduces by group.
-    let mut reductions = vec![[0; 2]; plan.groups.len()];
+    let mut reductions: TiVec<GroupId, [usize; 2]> = vec![[0; 2]; plan.groups.len()].into();
     for (i, task) in plan.tasks.iter().enumerate() {
         let action = &task.action;
         if plan.team(action, 0).is_some_and(|team| team.count == 1) {
@@ -99,7 +99,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 /// Whether `send` of gather `i` among `ranks` is what each of them kept of its gathered group.
-fn was_kept(plan: &Plan, i: usize, (group, ranks): (usize, usize), send: &Place) -> bool {
+fn was_kept(plan: &Plan, i: usize, (group, ranks): (GroupId, usize), send: &Place) -> bool {
     let begin = plan.phases.iter().find(|p| (p.begin..p.end).contains(&i)).map_or(0, |p| p.begin);
     let last_writer = |before: usize, place: &Place| {
         let writes =
@@ -122,7 +122,7 @@ fn was_kept(plan: &Plan, i: usize, (group, ranks): (usize, usize), send: &Place)
 
 /// Whether a later task, of the same phase unless the buffer is kept, reads it before another gather writes
 /// it.
-fn read_later(plan: &Plan, gather: usize, buffer: usize) -> bool {
+fn read_later(plan: &Plan, gather: usize, buffer: BufferId) -> bool {
     let phase = plan.phases.iter().find(|p| (p.begin..p.end).contains(&gather));
     let end = match plan.buffers[buffer].arena {
         Arena::Persistent | Arena::Host => plan.tasks.len(),

@@ -19,7 +19,7 @@
 use super::broken;
 use super::linear::{Linear, linear};
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
-use frit_ir::plan::{Action, Arena, Kernel, PhaseName, Place, Plan};
+use frit_ir::plan::{Action, Arena, Kernel, PhaseName, Place, Plan, KernelId};
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
 
@@ -152,7 +152,7 @@ struct Replay<'a> {
     /// Micro-steps since the last update.
     current: u64,
     /// Results by kernel and operands, within one micro-step.
-    results: HashMap<(usize, String), Results>,
+    results: HashMap<(KernelId, String), Results>,
     /// Types of activations that this micro-step averaged over ranks, less those of averaged cotangents.
     averaged: Vec<TensorType>,
     found: Vec<Diagnostic>,

@@ -5,7 +5,7 @@
 
 use super::broken;
 use frit_ir::ops::{ReduceKind, StateName};
-use frit_ir::plan::{Action, PhaseName, Plan};
+use frit_ir::plan::{Action, PhaseName, Plan, BufferId};
 use frit_ir::{Code, DType, Diagnostic, Op};
 use std::collections::BTreeMap;
 
@@ -55,7 +55,8 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 
 /// Whether what a task reads comes from the largest over all ranks.
 fn agreed(plan: &Plan, begin: usize, task: usize) -> bool {
-    let mut wanted: Vec<usize> = plan.tasks[task].action.reads().iter().map(|p| p.buffer).collect();
+    let mut wanted: Vec<BufferId> =
+        plan.tasks[task].action.reads().iter().map(|p| p.buffer).collect();
     for task in plan.tasks[begin..task].iter().rev() {
         if task.action.writes().iter().any(|p| wanted.contains(&p.buffer)) {
             if let Action::AllReduce { group: None, reduce: ReduceKind::Max, .. } = task.action {

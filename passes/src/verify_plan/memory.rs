@@ -9,7 +9,7 @@
 //! ordered after one another.
 
 use super::broken;
-use frit_ir::plan::{Arena, PhaseName, Place, Plan, Stream};
+use frit_ir::plan::{Arena, PhaseName, Place, Plan, Stream, BufferId};
 use frit_ir::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ type Seen = [usize; STREAMS];
 #[derive(Clone)]
 struct Bytes {
     end: usize,
-    buffer: Option<usize>,
+    buffer: Option<BufferId>,
     /// Stream and number of the last write.
     write: Option<(usize, usize)>,
     /// Number of the last read on each stream.
@@ -36,7 +36,7 @@ type Arenas = [Map; 3];
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut arenas = Arenas::default();
-    for (b, buffer) in plan.buffers.iter().enumerate() {
+    for (b, buffer) in plan.buffers.iter_enumerated() {
         if buffer.arena.outlives_step() && buffer.bytes > 0 {
             let end = buffer.offset + buffer.bytes;
             let whole = Bytes { end, buffer: Some(b), write: None, reads: [None; STREAMS] };

@@ -4,7 +4,7 @@
 //! P405  the evaluation has the ranks of the training
 //! P406  of every parameter that both use, each rank holds the same elements, in the same dtype, in both
 
-use frit_ir::plan::Plan;
+use frit_ir::plan::{Plan, ParamId};
 use frit_ir::{Code, Diagnostic};
 use std::collections::HashMap;
 
@@ -15,9 +15,9 @@ pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnos
         found.push(Diagnostic::error(Code::EvaluationRanks, message));
         return;
     }
-    let trained: HashMap<&str, usize> =
-        training.params.iter().enumerate().map(|(i, p)| (p.name.as_str(), i)).collect();
-    for (index, param) in evaluation.params.iter().enumerate() {
+    let trained: HashMap<&str, ParamId> =
+        training.params.iter_enumerated().map(|(i, p)| (p.name.as_str(), i)).collect();
+    for (index, param) in evaluation.params.iter_enumerated() {
         let Some(&other) = trained.get(param.name.as_str()) else { continue };
         let (name, here, there) = (&param.name, &param.ty, &training.params[other].ty);
         if here != there {

@@ -17,7 +17,7 @@
 use super::host::home;
 use super::{adafactor, broken};
 use frit_ir::ops::StateName;
-use frit_ir::plan::{Action, ParamGroup, PhaseName, Place, Plan};
+use frit_ir::plan::{Action, ParamGroup, PhaseName, Place, Plan, BufferId, GroupId, ParamId, TiSlice, TiVec};
 use frit_ir::{Code, Diagnostic, Op};
 use std::collections::HashMap;
 
@@ -27,9 +27,9 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let n = (plan.loss_capacity * plan.accumulation) as f64;
     let mut seeds = 0;
     let mut unscaled = None;
-    let mut counted: HashMap<usize, usize> = HashMap::new();
-    let mut steps = vec![0; plan.groups.len()];
-    let mut averages = vec![0; plan.groups.len()];
+    let mut counted: HashMap<GroupId, usize> = HashMap::new();
+    let mut steps: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
+    let mut averages: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
     for (i, task) in plan.tasks.iter().enumerate() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         for (_, node) in plan.kernels[*kernel].body.nodes() {
@@ -81,7 +81,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 }
                 Op::EmaStep => {
                     let master = reads.get(1).map(|p| home(plan, i, p).buffer);
-                    let group = plan.groups.iter().position(|g| Some(g.master) == master);
+                    let group = plan.groups.position(|g| Some(g.master) == master);
                     let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
                     match group {
                         Some(g)
@@ -106,7 +106,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             format!("the backward pass has {seeds} seeds"),
         ));
     }
-    for (i, group) in plan.groups.iter().enumerate() {
+    for (i, group) in plan.groups.iter_enumerated() {
         let unit = &plan.units[group.unit].name;
         let expected = usize::from(group.trainable);
         let parameters = expected * group.segments.len();
@@ -142,7 +142,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 pub(super) fn owners(plan: &Plan, found: &mut Vec<Diagnostic>) {
-    let mut owners = vec![0; plan.params.len()];
+    let mut owners: TiVec<ParamId, usize> = vec![0; plan.params.len()].into();
     for group in &plan.groups {
         for segment in &group.segments {
             owners[segment.param] += 1;
@@ -176,11 +176,11 @@ fn step(
     reads: &[Place],
     writes: &[Place],
     unscaled: &Option<(usize, Vec<Place>)>,
-    steps: &mut [usize],
+    steps: &mut TiSlice<GroupId, usize>,
     found: &mut Vec<Diagnostic>,
 ) {
     let Some(written) = writes.first().map(|p| home(plan, task, p)) else { return };
-    let Some(group) = plan.groups.iter().position(|g| g.master == written.buffer) else {
+    let Some(group) = plan.groups.position(|g| g.master == written.buffer) else {
         found.push(broken(
             plan,
             Code::OptimizerSteps,
@@ -212,7 +212,7 @@ fn step(
 /// Whether what `unscale` reads comes, in the update phase, from an all-reduce: its own operand, or an
 /// operand of what made it.
 fn reduced_before(plan: &Plan, unscale: usize) -> bool {
-    let mut wanted: Vec<usize> =
+    let mut wanted: Vec<BufferId> =
         plan.tasks[unscale].action.reads().iter().map(|p| p.buffer).collect();
     for task in plan.tasks[..unscale].iter().rev() {
         if task.action.writes().iter().any(|p| wanted.contains(&p.buffer)) {

@@ -12,7 +12,7 @@ use crate::device::Device;
 use frit_ir::TensorType;
 use frit_ir::ops::StateName;
 use frit_ir::ops::random::first_state;
-use frit_ir::plan::{ParamHome, Plan};
+use frit_ir::plan::{BufferId, ParamHome, Plan};
 
 /// Scalars that only a dynamic loss scaler changes.
 const SCALER: [StateName; 2] = [StateName::LossScale, StateName::GrowthTracker];
@@ -93,7 +93,7 @@ fn whole(
     checkpoint: &Checkpoint,
     key: &str,
     ty: &TensorType,
-    buffer: usize,
+    buffer: BufferId,
     device: &mut impl Device,
 ) -> Result<(), RunError> {
     expect(checkpoint, key, ty)?;

@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::files::{self, Sink};
 use crate::left_out::AllLeftOut;
 use crate::plan_dir::PlanDir;
+use frit_ir::plan::ParamId;
 use std::thread::JoinHandle;
 
 /// What a rank says of its part while it is being written.
@@ -123,9 +124,9 @@ impl<'a> Saver<'a> {
         let plan = &self.plan.plan;
         let pieces = snapshot::take(plan, device, self.rank, self.left_out.is_some())?;
         // Numbers from 1, so that the largest is one that any rank found.
-        let found = snapshot::not_finite(plan, &pieces).map_or(0, |param| param + 1);
+        let found = snapshot::not_finite(plan, &pieces).map_or(0, |param| param.0 + 1);
         let found = device.largest(found as u64)? as usize;
-        if let Some(param) = found.checked_sub(1).and_then(|i| plan.params.get(i)) {
+        if let Some(param) = found.checked_sub(1).and_then(|i| plan.params.get(ParamId(i))) {
             return Ok(Saved::NotFinite(param.name.clone()));
         }
         let aside = format!("{ASIDE}{}-{}", self.run, dir_name(step));

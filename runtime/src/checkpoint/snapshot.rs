@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::left_out::AllLeftOut;
 use crate::plan_dir::PlanDir;
 use frit_ir::DType;
-use frit_ir::plan::{Group, ParamHome, ParamSpec, Plan};
+use frit_ir::plan::{BufferId, Group, ParamHome, ParamId, ParamSpec, Plan};
 use std::collections::BTreeMap;
 
 /// Elements of one tensor.
@@ -22,7 +22,7 @@ pub(super) struct Piece {
 }
 
 /// What checkpoints keep of a group: kind, buffer and dtype.
-pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, usize, DType)> {
+pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, BufferId, DType)> {
     let states = group.states.iter().filter(|s| !s.name.is_within_step());
     let states = states.map(|s| (s.name.word(), s.buffer, DType::F32));
     std::iter::once(("param", group.master, group.dtype)).chain(states)
@@ -38,7 +38,7 @@ pub(super) fn take(
     rank: usize,
     trained_only: bool,
 ) -> Result<Vec<Piece>, RunError> {
-    let is_kept = |param: usize| !trained_only || plan.is_changed(param);
+    let is_kept = |param: ParamId| !trained_only || plan.is_changed(param);
     let mut pieces = Vec::new();
     for group in &plan.groups {
         if rank >= group.shards() {
@@ -56,7 +56,7 @@ pub(super) fn take(
     if rank > 0 {
         return Ok(pieces);
     }
-    for (_, param) in plan.params.iter().enumerate().filter(|(i, _)| is_kept(*i)) {
+    for (_, param) in plan.params.iter_enumerated().filter(|(i, _)| is_kept(*i)) {
         let ParamHome::Buffer(buffer) = param.home else { continue };
         let bytes = device.read(buffer, 0, param.ty.bytes())?;
         let key = format!("param/{}", param.name);
@@ -71,10 +71,10 @@ pub(super) fn take(
 }
 
 /// The last parameter that trains and of which an element here is not finite.
-pub(super) fn not_finite(plan: &Plan, pieces: &[Piece]) -> Option<usize> {
+pub(super) fn not_finite(plan: &Plan, pieces: &[Piece]) -> Option<ParamId> {
     let trained = |group: &&Group| group.trainable;
     let segments = plan.groups.iter().filter(trained).flat_map(|g| &g.segments);
-    let names: BTreeMap<&str, usize> =
+    let names: BTreeMap<&str, ParamId> =
         segments.map(|s| (plan.params[s.param].name.as_str(), s.param)).collect();
     let number = |piece: &Piece| names.get(piece.key.strip_prefix("param/")?).copied();
     let is_finite = |x: &[u8; 4]| f32::from_le_bytes(*x).is_finite();

@@ -203,12 +203,13 @@ fn advice(range: &IndexRange, value: i128, least: i128) -> String {
 mod tests {
     use super::*;
     use frit_ir::TensorType;
+    use frit_ir::plan::BufferId;
 
     fn input(dims: &[usize], range: IndexRange) -> InputSpec {
         InputSpec {
             name: "ids".into(),
             ty: TensorType::new(DType::I64, dims.to_vec()),
-            buffer: 0,
+            buffer: BufferId(0),
             per_example: true,
             ranges: vec![range],
         }

@@ -27,7 +27,7 @@ use crate::RunError;
 use crate::checkpoint::Position;
 use bytes::Bytes;
 use column::{Column, Part};
-use frit_ir::plan::{InputSpec, Plan};
+use frit_ir::plan::{BufferId, InputSpec, Plan};
 use order::{Deal, Place, shuffled};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -128,7 +128,7 @@ impl Data {
         step: usize,
         micro: usize,
         rank: usize,
-        put: impl FnMut(usize, Element, &[u8]) -> Result<(), RunError>,
+        put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let Place { epoch, first, micro_steps } = self.deal.place(step);
         let first = first + (rank * micro_steps + micro) * self.deal.batch;
@@ -167,7 +167,7 @@ impl Data {
         &self,
         number: usize,
         rank: usize,
-        put: impl FnMut(usize, Element, &[u8]) -> Result<(), RunError>,
+        put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
     ) -> Result<usize, RunError> {
         let Deal { ranks, batch, examples, .. } = self.deal;
         let first = (number * ranks + rank) * batch;
@@ -179,7 +179,7 @@ impl Data {
     fn put(
         &self,
         examples: impl Iterator<Item = usize> + Clone,
-        mut put: impl FnMut(usize, Element, &[u8]) -> Result<(), RunError>,
+        mut put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let mut picked = Vec::new();
         for column in &self.columns {
@@ -242,7 +242,7 @@ fn read(
 
 /// What is written to an input's buffer.
 pub(crate) struct Fed {
-    pub(crate) buffer: usize,
+    pub(crate) buffer: BufferId,
     pub(crate) element: Element,
     pub(crate) bytes: Bytes,
 }
@@ -307,7 +307,7 @@ mod tests {
         let input = InputSpec {
             name: "x".into(),
             ty: TensorType::new(DType::U8, [2]),
-            buffer: 0,
+            buffer: BufferId(0),
             per_example: true,
             ranges: vec![],
         };

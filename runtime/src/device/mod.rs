@@ -6,7 +6,7 @@ pub mod cuda;
 use crate::RunError;
 use crate::data::Element;
 use crate::usage::Usage;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{BufferId, Plan};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub trait Device {
     ///
     /// # Errors
     /// If the device failed.
-    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError>;
+    fn feed(&mut self, buffer: BufferId, element: Element, bytes: &[u8]) -> Result<(), RunError>;
 
     /// Runs tasks of the plan, in an order that respects their waits; a range may span phases.
     ///
@@ -64,19 +64,19 @@ pub trait Device {
     ///
     /// # Errors
     /// If the device failed.
-    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError>;
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<(), RunError>;
 
     /// Reads bytes of a buffer.
     ///
     /// # Errors
     /// If the device failed.
-    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
+    fn read(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
 
     /// Reads the same bytes of every rank, in rank order, on rank 0; nothing on others. Every rank must ask.
     ///
     /// # Errors
     /// If the device or another rank failed.
-    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
+    fn gather(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
 
     /// The largest of every rank's `value`. Every rank must ask.
     ///

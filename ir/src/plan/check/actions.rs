@@ -1,7 +1,9 @@
 //! Tasks: operands that fit what is done to them, and costs whose sums do not overflow.
 
 use super::{CheckError, Result, ensure, name, places, short};
-use crate::plan::{Action, CUDA_OPERAND_ALIGNMENT, Entry, Group, Place, Plan, Task};
+use crate::plan::{
+    Action, CUDA_OPERAND_ALIGNMENT, Entry, Group, GroupId, KernelId, Place, Plan, Task,
+};
 use crate::{Op, TensorType};
 
 /// Most operations, and bytes, of all tasks of a step together.
@@ -42,7 +44,7 @@ fn one(plan: &Plan, task: &Task) -> Result {
 }
 
 fn action(plan: &Plan, action: &Action) -> Result {
-    let group = |g: usize| plan.groups.get(g).ok_or_else(|| CheckError(format!("no group {g}")));
+    let group = |g: GroupId| plan.groups.get(g).ok_or_else(|| CheckError(format!("no group {g}")));
     let numel = |p: &Place| p.ty.shape.numel();
     // A whole in parts for so many ranks.
     let parts = |part: &Place, n: usize, whole: &Place, g: &Group| {
@@ -82,7 +84,7 @@ fn action(plan: &Plan, action: &Action) -> Result {
     }
 }
 
-fn operands(plan: &Plan, kernel: usize, reads: &[Place], writes: &[Place]) -> Result {
+fn operands(plan: &Plan, kernel: KernelId, reads: &[Place], writes: &[Place]) -> Result {
     let kernel = plan.kernels.get(kernel).ok_or_else(|| CheckError("no such kernel".into()))?;
     let body = &kernel.body;
     let inputs: Vec<&TensorType> = body

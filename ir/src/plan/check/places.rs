@@ -1,6 +1,6 @@
 //! Byte ranges: buffers within arenas, places within buffers.
 
-use super::{Result, ensure, name, short};
+use super::{CheckError, Result, ensure, name, short};
 use crate::TensorType;
 use crate::plan::{ALIGNMENT, Arena, Buffer, Place, Plan};
 
@@ -45,8 +45,8 @@ pub(super) fn check(plan: &Plan) -> Result {
 
 /// The place is within its buffer and aligned for its elements.
 pub(super) fn place(plan: &Plan, place: &Place) -> Result {
-    ensure(place.buffer < plan.buffers.len(), || format!("no buffer {}", place.buffer))?;
-    let buffer = &plan.buffers[place.buffer];
+    let buffer = plan.buffers.get(place.buffer);
+    let buffer = buffer.ok_or_else(|| CheckError(format!("no buffer {}", place.buffer)))?;
     ty(&place.ty)?;
     let end = place.offset.checked_add(place.ty.bytes());
     ensure(end.is_some_and(|end| end <= buffer.bytes), || {

@@ -4,7 +4,9 @@
 use super::places::{place, ty};
 use super::{CheckError, Result, ensure, name, short, unique};
 use crate::ops::{Init, StateName, random};
-use crate::plan::{Arena, EvalSpec, Group, IndexRange, InputSpec, ParamHome, Place, Plan};
+use crate::plan::{
+    Arena, BufferId, EvalSpec, Group, GroupId, IndexRange, InputSpec, ParamHome, Place, Plan,
+};
 use crate::{DType, TensorType};
 use std::collections::HashSet;
 
@@ -18,7 +20,7 @@ pub(super) fn check(plan: &Plan) -> Result {
     let weights = plan.params.iter().map(|p| p.name.as_str());
     unique("weights", weights.chain(plan.constants.iter().map(|c| c.name.as_str())))?;
     units(plan)?;
-    for (i, g) in plan.groups.iter().enumerate() {
+    for (i, g) in plan.groups.iter_enumerated() {
         group(plan, i, g).map_err(|e| CheckError(format!("group {i}: {}", e.0)))?;
     }
     params(plan)?;
@@ -30,7 +32,7 @@ pub(super) fn check(plan: &Plan) -> Result {
 }
 
 /// A buffer of the persistent arena, or of that or the host's, with at least so many bytes.
-fn kept(plan: &Plan, buffer: usize, bytes: usize, on_host: bool, what: &str) -> Result {
+fn kept(plan: &Plan, buffer: BufferId, bytes: usize, on_host: bool, what: &str) -> Result {
     let fits = plan.buffers.get(buffer).is_some_and(|b| {
         let there = b.arena == Arena::Persistent || on_host && b.arena == Arena::Host;
         there && b.bytes >= bytes
@@ -51,7 +53,7 @@ fn units(plan: &Plan) -> Result {
     })
 }
 
-fn group(plan: &Plan, index: usize, g: &Group) -> Result {
+fn group(plan: &Plan, index: GroupId, g: &Group) -> Result {
     ensure(g.unit < plan.units.len(), || format!("there is no unit {}", g.unit))?;
     let flat = TensorType::new(DType::F64, [g.numel]);
     ty(&flat)?;
@@ -104,7 +106,7 @@ fn group(plan: &Plan, index: usize, g: &Group) -> Result {
 }
 
 /// Its parameters lie one after the other, and say that they lie there.
-fn segments(plan: &Plan, index: usize, g: &Group) -> Result {
+fn segments(plan: &Plan, index: GroupId, g: &Group) -> Result {
     let mut end = 0;
     for s in &g.segments {
         let param = plan.params.get(s.param);

@@ -20,7 +20,7 @@ pub(crate) fn lower(cx: &mut Lowering<'_>, node: &Node, index: usize) -> Result<
     for &value in &node.inputs {
         x.push(cx.lower(value, &View(vec![]))?);
     }
-    match (&node.op, x[..].as_ref()) {
+    match (&node.op, &x[..]) {
         (Op::UpdateLossScale(_), &[scale, tracker, found, growth, backoff, interval]) => {
             let results = update_loss_scale(
                 &mut cx.dag,

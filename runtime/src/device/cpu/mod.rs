@@ -13,7 +13,7 @@ use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, DeviceType, Entry, Kernel, Metric, Place};
+use frit_ir::plan::{Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TiVec};
 use frit_ir::{Graph, Op, Tensor};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::Operand;
@@ -34,7 +34,7 @@ pub struct Cpu<'a, C> {
     comm: C,
     pool: Pool,
     arenas: Arenas,
-    code: Vec<Code<'a>>,
+    code: TiVec<KernelId, Code<'a>>,
     metrics: VecDeque<Vec<f32>>,
 }
 
@@ -53,7 +53,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
             let device = plan.plan.target.device;
             return Err(RunError::Device { device });
         }
-        let code: Result<Vec<_>, _> =
+        let code: Result<TiVec<_, _>, _> =
             plan.plan.kernels.iter().map(|k| prepare(plan, k, interpret)).collect();
         let arenas = Arenas::new(&plan.plan)?;
         let (pool, metrics) = (Pool::new(threads), VecDeque::new());
@@ -64,7 +64,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         self.arenas.pointer(&self.plan.plan.buffers[place.buffer], place.offset)
     }
 
-    fn bytes(&self, buffer: usize, offset: usize, bytes: usize) -> &[u8] {
+    fn bytes(&self, buffer: BufferId, offset: usize, bytes: usize) -> &[u8] {
         let buffer = &self.plan.plan.buffers[buffer];
         assert!(offset + bytes <= buffer.bytes, "read beyond buffer `{}`", buffer.name);
         let from = self.arenas.pointer(buffer, offset);
@@ -135,7 +135,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         }
     }
 
-    fn kernel(&self, kernel: usize, reads: &[Place], writes: &[Place]) -> Result<(), String> {
+    fn kernel(&self, kernel: KernelId, reads: &[Place], writes: &[Place]) -> Result<(), String> {
         match &self.code[kernel] {
             Code::Generated { function, extent, grain } => {
                 let pointers: Vec<usize> =
@@ -205,7 +205,7 @@ fn prepare<'a>(
 impl<C: Communicator> Device for Cpu<'_, C> {
     const METRICS_DELAY: usize = 0;
 
-    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError> {
+    fn feed(&mut self, buffer: BufferId, element: Element, bytes: &[u8]) -> Result<(), RunError> {
         let fed = self.plan.plan.fed().find(|(b, _)| *b == buffer);
         let (_, ty) = fed.expect("invariant: only what the plan is fed with is fed");
         if element.is(ty.dtype) {
@@ -244,7 +244,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
         Ok(self.metrics.pop_front().expect("invariant: metrics are noted before they are taken"))
     }
 
-    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
         let buffer = &self.plan.plan.buffers[buffer];
         assert!(offset + bytes.len() <= buffer.bytes, "write beyond buffer `{}`", buffer.name);
         let to = self.arenas.pointer(buffer, offset);
@@ -253,14 +253,14 @@ impl<C: Communicator> Device for Cpu<'_, C> {
         Ok(())
     }
 
-    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+    fn read(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         let mut copy = Vec::new();
         copy.try_reserve_exact(bytes).map_err(|_| arena::lacking(bytes as u64))?;
         copy.extend_from_slice(self.bytes(buffer, offset, bytes));
         Ok(copy)
     }
 
-    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+    fn gather(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         self.comm.gather(self.bytes(buffer, offset, bytes))
     }
 

@@ -10,11 +10,11 @@ use super::widen::Widening;
 use crate::RunError;
 use crate::data::Element;
 use frit_ir::DType;
-use frit_ir::plan::{ALIGNMENT, Plan};
+use frit_ir::plan::{ALIGNMENT, BufferId, Plan};
 
 /// An input within the pinned memory and the staging memory.
 struct Input {
-    buffer: usize,
+    buffer: BufferId,
     offset: usize,
     dtype: DType,
     numel: usize,
@@ -87,7 +87,7 @@ impl Feed {
     pub(super) fn take(
         &mut self,
         driver: &impl Driver,
-        buffer: usize,
+        buffer: BufferId,
         (element, bytes): (Element, &[u8]),
         wait: impl Fn(EventHandle) -> Result<(), RunError>,
     ) -> Result<(), RunError> {

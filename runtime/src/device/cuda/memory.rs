@@ -3,7 +3,7 @@
 
 use super::driver::{Address, Driver};
 use super::error::CudaError;
-use frit_ir::plan::{ALIGNMENT, Arena, Place, Plan, Stream};
+use frit_ir::plan::{ALIGNMENT, Arena, BufferId, Place, Plan, Stream};
 use std::ptr::null_mut;
 
 /// Streams of a plan.
@@ -142,7 +142,7 @@ impl Memory {
     }
 
     /// The address of a byte of a buffer.
-    pub(super) fn buffer(&self, plan: &Plan, buffer: usize, offset: usize) -> Address {
+    pub(super) fn buffer(&self, plan: &Plan, buffer: BufferId, offset: usize) -> Address {
         let buffer = &plan.buffers[buffer];
         let arena = match buffer.arena {
             Arena::Persistent => self.persistent,
@@ -154,7 +154,7 @@ impl Memory {
     }
 
     /// The byte of a buffer, if the buffer is in host memory.
-    pub(super) fn on_host(&self, plan: &Plan, buffer: usize, offset: usize) -> Option<*mut u8> {
+    pub(super) fn on_host(&self, plan: &Plan, buffer: BufferId, offset: usize) -> Option<*mut u8> {
         let buffer = &plan.buffers[buffer];
         let on_host = buffer.arena == Arena::Host;
         on_host.then(|| self.host.wrapping_add(buffer.offset + offset))

@@ -51,7 +51,7 @@ use driver::{
 };
 use feed::Feed;
 use frit_ir::DType;
-use frit_ir::plan::{DeviceType, Plan};
+use frit_ir::plan::{BufferId, DeviceType, Plan};
 use issue::{Issuer, Marks};
 use memory::Memory;
 use modules::Modules;
@@ -223,7 +223,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         watch.wait(event, || self.ready.issuer.next_collective(self.plan))
     }
 
-    fn address(&self, buffer: usize, offset: usize, bytes: usize) -> Address {
+    fn address(&self, buffer: BufferId, offset: usize, bytes: usize) -> Address {
         let spec = &self.plan.buffers[buffer];
         assert!(offset + bytes <= spec.bytes, "access beyond buffer `{}`", spec.name);
         self.ready.memory.buffer(self.plan, buffer, offset)
@@ -241,7 +241,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// device memory.
     fn on_host(
         &self,
-        buffer: usize,
+        buffer: BufferId,
         offset: usize,
         bytes: usize,
     ) -> Result<Option<*mut u8>, RunError> {
@@ -325,7 +325,7 @@ fn check_architecture(plan: &Plan, properties: &Properties) -> Result<(), CudaEr
 impl<D: Driver> Device for Cuda<'_, D> {
     const METRICS_DELAY: usize = 1;
 
-    fn feed(&mut self, buffer: usize, element: Element, bytes: &[u8]) -> Result<(), RunError> {
+    fn feed(&mut self, buffer: BufferId, element: Element, bytes: &[u8]) -> Result<(), RunError> {
         let watch = Watch { driver: &*self.driver, ranks: &self.ranks };
         let wait = |event| watch.wait(event, || "the copy of an input".into());
         self.ready.feed.get_mut().take(&*self.driver, buffer, (element, bytes), wait)
@@ -394,7 +394,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
         Ok(report.metrics)
     }
 
-    fn write(&mut self, buffer: usize, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
         if let Some(to) = self.on_host(buffer, offset, bytes.len())? {
             // SAFETY: the range is within the buffer, which is within its arena; nothing copies meanwhile.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -411,7 +411,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
         self.rest()
     }
 
-    fn read(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+    fn read(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         if let Some(from) = self.on_host(buffer, offset, bytes)? {
             // SAFETY: as in `write`.
             return Ok(unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec());
@@ -421,7 +421,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
         Ok(out)
     }
 
-    fn gather(&self, buffer: usize, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
+    fn gather(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
         let ranks = self.plan.world_size;
         if ranks == 1 {
             return self.read(buffer, offset, bytes);

@@ -2,7 +2,8 @@
 
 use crate::RunError;
 use frit_ir::plan::{
-    Action, Argument, CudaLaunch, Entry, Kernel, Launch, Launches, Plan, Pointer, SourceKernel,
+    Action, Argument, CudaLaunch, Entry, Kernel, KernelId, Launch, Launches, Plan, Pointer,
+    SourceKernel, TiVec,
 };
 
 /// How a kernel of the plan is executed.
@@ -14,7 +15,7 @@ pub(super) enum Code<'a> {
 /// What is known of a plan's kernels before there is memory.
 pub(super) struct Survey<'a> {
     /// By kernel.
-    pub(super) code: Vec<Code<'a>>,
+    pub(super) code: TiVec<KernelId, Code<'a>>,
     /// Tasks that may report a fault, ascending.
     pub(super) faulting: Vec<usize>,
 }
@@ -25,12 +26,13 @@ impl<'a> Survey<'a> {
     /// # Errors
     /// A kernel that has no code for GPUs.
     pub(super) fn of(plan: &'a Plan) -> Result<Survey<'a>, RunError> {
-        let code: Vec<Code> = plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
+        let code: TiVec<KernelId, Code> =
+            plan.kernels.iter().map(Code::of).collect::<Result<_, _>>()?;
         let launches = |code: &Code<'a>| match code {
             Code::Generated { .. } => vec![],
             Code::Launches(selected) => selected.every_launch(),
         };
-        let by_kernel: Vec<Vec<&Launch>> = code.iter().map(launches).collect();
+        let by_kernel: TiVec<KernelId, Vec<&Launch>> = code.iter().map(launches).collect();
         let faulting = plan.tasks.iter().enumerate().filter(|(_, task)| match task.action {
             Action::Kernel { kernel, .. } => by_kernel[kernel].iter().any(|l| reports_faults(l)),
             _ => false,

@@ -1,0 +1,44 @@
+//! Numbers of rows of a plan's tables, a type for each table; files hold the bare numbers.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident,)*) => {$(
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub usize);
+
+        impl From<usize> for $name {
+            fn from(index: usize) -> $name {
+                $name(index)
+            }
+        }
+
+        impl From<$name> for usize {
+            fn from(id: $name) -> usize {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A row of [`super::Plan::buffers`].
+    BufferId,
+    /// A row of [`super::Plan::groups`].
+    GroupId,
+    /// A row of [`super::Plan::kernels`].
+    KernelId,
+    /// A row of [`super::Plan::params`].
+    ParamId,
+}
