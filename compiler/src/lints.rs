@@ -1,11 +1,10 @@
 //! What the configuration and the model's file tell the lints, and what is done with their findings.
 
 use crate::config::Config;
-use crate::config::choices::Optimizer;
 use crate::diagnostics::Report;
 use crate::pipeline;
 use crate::weights::Weights;
-use frit_ir::ops::Param;
+use frit_ir::ops::{OptimizerKind, Param};
 use frit_ir::plan::{Strategy, Target};
 use frit_ir::{Code, Diagnostic, Graph, Severity};
 use frit_passes::lint::catalog::LINTS;
@@ -32,7 +31,7 @@ pub fn forward(
         })
     };
     let c = config;
-    let decoupled = matches!(c.optimizer.kind, Optimizer::Adamw | Optimizer::Lion);
+    let decoupled = matches!(c.optimizer.kind, OptimizerKind::Adamw | OptimizerKind::Lion);
     let facts = Facts {
         target,
         compute: c.precision.compute,

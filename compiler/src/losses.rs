@@ -4,7 +4,7 @@
 //! the factor may be left out. They share the other keys of the section.
 
 use crate::config::Config;
-use crate::config::choices::{LossKind as Kind, Targets};
+use crate::config::choices::Targets;
 use frit_ir::{Code, Diagnostic};
 use frit_passes::loss::{LossKind, Term};
 
@@ -15,7 +15,7 @@ use frit_passes::loss::{LossKind, Term};
 pub fn terms(config: &Config) -> Result<Vec<Term>, Diagnostic> {
     let c = &config.loss;
     let first = Term {
-        kind: kind(c.kind),
+        kind: c.kind,
         weight: c.weight,
         logits: c.logits.clone(),
         labels: c.labels.clone(),
@@ -30,7 +30,7 @@ pub fn terms(config: &Config) -> Result<Vec<Term>, Diagnostic> {
             Diagnostic::error(Code::ConfigValue, format!("`loss.also`: cannot read \"{text}\""))
                 .help(format!(
                     "write \"0.5 * KIND(OUTPUT, LABELS)\" with KIND one of {}",
-                    Kind::WORDS.join(", ")
+                    LossKind::WORDS.join(", ")
                 ))
         })?;
         let labels = labels.unwrap_or_else(|| first.labels.clone());
@@ -38,19 +38,6 @@ pub fn terms(config: &Config) -> Result<Vec<Term>, Diagnostic> {
     });
     let further: Vec<Term> = further.collect::<Result<_, Diagnostic>>()?;
     Ok(std::iter::once(first).chain(further).collect())
-}
-
-fn kind(kind: Kind) -> LossKind {
-    match kind {
-        Kind::CrossEntropy => LossKind::CrossEntropy,
-        Kind::Mse => LossKind::Mse,
-        Kind::L1 => LossKind::L1,
-        Kind::SmoothL1 => LossKind::SmoothL1,
-        Kind::BceWithLogits => LossKind::BceWithLogits,
-        Kind::Kl => LossKind::Kl,
-        Kind::Output => LossKind::Output,
-        Kind::None => LossKind::None,
-    }
 }
 
 /// `[WEIGHT *] KIND(OUTPUT[, LABELS])`
@@ -61,7 +48,7 @@ fn parse(text: &str) -> Option<(f64, LossKind, String, Option<String>)> {
     };
     let (word, rest) = call.split_once('(')?;
     let arguments: Vec<&str> = rest.strip_suffix(')')?.split(',').map(str::trim).collect();
-    let kind = kind(Kind::of(word.trim())?);
+    let kind = LossKind::of(word.trim())?;
     let own = kind == LossKind::Output;
     match arguments[..] {
         _ if !weight.is_finite() || weight < 0.0 || kind == LossKind::None => None,

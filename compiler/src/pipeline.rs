@@ -4,14 +4,14 @@
 
 use crate::config::Config;
 use crate::config::LossScale;
-use crate::config::choices::{self, Padding};
+use crate::config::choices;
 use crate::losses;
 use crate::metrics;
 use crate::target::Backend;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
-use frit_passes::autocast::{Autocast, Override};
+use frit_passes::autocast::Autocast;
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::differentiate::Differentiate;
 use frit_passes::evaluate::Evaluate;
@@ -29,7 +29,7 @@ use frit_passes::recompute::Recompute;
 use frit_passes::shard::{Reshard, Shard, Wrap};
 use frit_passes::simplify::Simplify;
 use frit_passes::sync_batch_norm::SyncBatchNorm;
-use frit_passes::update::{ParamGroup, ParamGroups, Update};
+use frit_passes::update::{ParamGroups, Update};
 use frit_passes::{Pass, PassInfo, Property};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -260,20 +260,11 @@ impl Options {
         }
         let mean = c.loss.reduction;
         refuse(mean != choices::Reduction::GlobalMean, "loss.reduction", mean.word())?;
-        let kind = match c.optimizer.kind {
-            choices::Optimizer::Adamw => OptimizerKind::Adamw,
-            choices::Optimizer::Adam => OptimizerKind::Adam,
-            choices::Optimizer::Sgd => OptimizerKind::Sgd,
-            choices::Optimizer::Momentum => OptimizerKind::Momentum,
-            choices::Optimizer::Nesterov => OptimizerKind::Nesterov,
-            choices::Optimizer::Lion => OptimizerKind::Lion,
-            choices::Optimizer::Adafactor => OptimizerKind::Adafactor,
-        };
         let backend = Backend::of(c)?;
         if c.precision.fp8 {
             backend.multiplies_fp8()?;
         }
-        let autocast = autocast(c)?;
+        let autocast = autocast(c);
         Ok(Options {
             loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
             metrics: metrics::metrics(c)?,
@@ -290,22 +281,12 @@ impl Options {
                 enabled: c.params.frozen_dtype == choices::FrozenDtype::Compute
                     && c.sharding.param_dtype != Some(DType::F32),
             },
-            padding: match c.padding.tensor_cores {
-                Padding::Auto => PadMode::Auto,
-                Padding::Always => PadMode::On,
-                Padding::Never => PadMode::Off,
-            },
+            padding: c.padding.tensor_cores,
             backend,
             accumulation: c.run.accumulation,
             scaling: scaling(c),
-            optimizer: kind,
-            schedule: match c.schedule.kind {
-                choices::Schedule::Constant => ScheduleKind::Constant,
-                choices::Schedule::Linear => ScheduleKind::Linear,
-                choices::Schedule::Cosine => ScheduleKind::Cosine,
-                choices::Schedule::Step => ScheduleKind::Step,
-                choices::Schedule::OneCycle => ScheduleKind::OneCycle,
-            },
+            optimizer: c.optimizer.kind,
+            schedule: c.schedule.kind,
             hypers: hypers(c),
             groups: groups(c),
             ema: c.optimizer.ema != 0.0,
@@ -321,69 +302,32 @@ impl Options {
     }
 }
 
-fn autocast(config: &Config) -> Result<Autocast, Diagnostic> {
-    let parse = |text: &String| -> Result<DType, Diagnostic> {
-        text.parse().map_err(|e: String| Diagnostic::error(Code::ConfigValue, e))
-    };
-    let convert = |o: &crate::config::Override| {
-        let (dtype, output) = (parse(&o.dtype)?, o.output.as_ref().map(parse).transpose()?);
-        Ok(Override { scope: o.scope.clone(), op: o.op.clone(), dtype, output })
-    };
-    let overrides: Result<Vec<Override>, Diagnostic> =
-        config.precision.overrides.iter().map(convert).collect();
+fn autocast(config: &Config) -> Autocast {
     let (p, s) = (&config.precision, &config.sharding);
     // What is f32 anyway is not rounded.
     let narrow = |dtype: Option<DType>| dtype.filter(|d| *d != DType::F32);
     let param_dtype = s.param_dtype.or(p.pure.then_some(p.compute));
-    Ok(Autocast {
+    Autocast {
         compute: p.compute,
         pure: p.pure && p.compute != DType::F32,
         param_dtype: narrow(param_dtype),
         buffer_dtype: narrow(s.buffer_dtype),
-        overrides: overrides?,
-    })
+        overrides: p.overrides.clone(),
+    }
 }
 
-/// What may be changed when the plan is run, by key.
+/// First values of hyper-parameters, which may be changed when the plan is run, by key.
 fn hypers(config: &Config) -> BTreeMap<&'static str, f64> {
-    let (o, s, p) = (&config.optimizer, &config.schedule, &config.precision);
-    BTreeMap::from([
-        ("optimizer.lr", o.lr),
-        ("optimizer.beta1", o.betas[0]),
-        ("optimizer.beta2", o.betas[1]),
-        ("optimizer.eps", o.eps),
-        ("optimizer.weight_decay", o.weight_decay),
-        ("optimizer.momentum", o.momentum),
-        ("optimizer.dampening", o.dampening),
-        ("optimizer.decay_exponent", o.decay_exponent),
-        ("optimizer.relative_eps", o.relative_eps),
-        ("optimizer.update_threshold", o.update_threshold),
-        ("optimizer.clip_grad_norm", o.clip_grad_norm),
-        ("optimizer.clip_grad_value", o.clip_grad_value),
-        ("optimizer.ema", o.ema),
-        ("schedule.warmup_steps", s.warmup_steps as f64),
-        ("schedule.total_steps", s.total_steps as f64),
-        ("schedule.min_lr", s.min_lr),
-        ("schedule.step_size", s.step_size as f64),
-        ("schedule.gamma", s.gamma),
-        ("schedule.pct_start", s.pct_start),
-        ("schedule.div_factor", s.div_factor),
-        ("schedule.final_div_factor", s.final_div_factor),
-        ("precision.growth_factor", p.growth_factor),
-        ("precision.backoff_factor", p.backoff_factor),
-        ("precision.growth_interval", p.growth_interval as f64),
-    ])
+    let mut hypers = config.numbers();
+    let [beta1, beta2] = config.optimizer.betas;
+    hypers.extend([("optimizer.beta1", beta1), ("optimizer.beta2", beta2)]);
+    hypers
 }
 
 fn groups(config: &Config) -> ParamGroups {
-    let group = |g: &crate::config::ParamGroup| ParamGroup {
-        scope: g.scope.clone(),
-        lr: g.lr,
-        weight_decay: g.weight_decay,
-    };
     ParamGroups {
         only_matrices_decay: config.optimizer.decay == choices::Decay::Matrices,
-        groups: config.optimizer.groups.iter().map(group).collect(),
+        groups: config.optimizer.groups.clone(),
     }
 }
 

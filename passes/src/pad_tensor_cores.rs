@@ -37,16 +37,18 @@ const CONTRACTIONS: f64 = 3.0;
 /// Whose rates tell what padding would bring where the target has no matrix units.
 const EXAMPLE: &str = "sm_90";
 
-/// When to pad.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PadMode {
-    /// Low-precision products, where the cost model says that it pays.
-    #[default]
-    Auto,
-    /// Every product that is not aligned.
-    On,
-    /// Never.
-    Off,
+frit_ir::choices! {
+    /// When to pad.
+    #[derive(Default)]
+    PadMode {
+        /// Low-precision products, where the cost model says that it pays.
+        #[default]
+        Auto = "auto",
+        /// Every product that is not aligned.
+        Always = "always",
+        /// Never.
+        Never = "never",
+    }
 }
 
 /// Pads matrix products.
@@ -156,8 +158,8 @@ impl PadTensorCores {
             .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
         let (growth, after) = best;
         let taken = match self.mode {
-            PadMode::Off => false,
-            PadMode::On => true,
+            PadMode::Never => false,
+            PadMode::Always => true,
             PadMode::Auto => own && product.dtype.is_low_precision() && after < before,
         };
         Some(Choice { growth, taken, before, after, own, eighth })

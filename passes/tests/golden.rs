@@ -106,7 +106,7 @@ impl Header {
                 })
             }
             "pad_tensor_cores" => Box::new(PadTensorCores {
-                mode: if self.get("mode") == Some("on") { PadMode::On } else { PadMode::Auto },
+                mode: if self.get("mode") == Some("on") { PadMode::Always } else { PadMode::Auto },
                 target: Target {
                     device: DeviceType::Cpu,
                     arch: self.get("target").unwrap_or("x86-64-v3").into(),

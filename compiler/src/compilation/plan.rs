@@ -2,14 +2,14 @@
 
 use super::Compilation;
 use super::saving::Saving;
-use crate::config::choices::{self, Prefetch as Decides};
+use crate::config::choices::Prefetch as Decides;
 use crate::diagnostics::Report;
 use frit_ir::Tensor;
 use frit_ir::plan::{Plan, Strategy};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::memory;
 use frit_passes::offload::offload;
-use frit_passes::schedule::{BackwardPrefetch, Prefetch, auto, schedule};
+use frit_passes::schedule::{Prefetch, auto, schedule};
 use std::collections::BTreeSet;
 
 /// A plan without machine code.
@@ -104,11 +104,7 @@ impl Compilation<'_> {
         let sharding = &self.setup.config.sharding;
         let limit = sharding.limit_all_gathers;
         Prefetch::Fixed {
-            backward: match sharding.backward_prefetch {
-                choices::Backward::Pre => BackwardPrefetch::Pre,
-                choices::Backward::Post => BackwardPrefetch::Post,
-                choices::Backward::None => BackwardPrefetch::None,
-            },
+            backward: sharding.backward_prefetch,
             forward: sharding.forward_prefetch,
             limit: if limit == 0 { usize::MAX } else { limit },
         }

@@ -1,7 +1,6 @@
 //! The memory budget: how much is recomputed, and what rests in host memory, so that the plan fits.
 
 use super::Compilation;
-use crate::config::choices;
 use crate::diagnostics::Report;
 use crate::render::bytes;
 use frit_ir::{Code, Diagnostic};
@@ -33,21 +32,8 @@ impl Compilation<'_> {
     pub(super) fn asked_offload(&self) -> Option<Offload> {
         let config = self.setup.config;
         match config.memory.offload {
-            choices::Offload::None if config.sharding.cpu_offload => Some(Offload::Parameters),
-            choices::Offload::None => Some(Offload::None),
-            choices::Offload::Optimizer => Some(Offload::Optimizer),
-            choices::Offload::Parameters => Some(Offload::Parameters),
-            choices::Offload::Auto => None,
-        }
-    }
-
-    /// The recomputation that the configuration asks for, if it does not leave it to the budget.
-    fn asked_recompute(&self) -> Option<Recompute> {
-        match self.setup.config.memory.recompute {
-            choices::Recompute::None => Some(Recompute::NONE),
-            choices::Recompute::Unit => Some(Recompute::UNIT),
-            choices::Recompute::Selective => Some(Recompute::SELECTIVE),
-            choices::Recompute::Auto => None,
+            Some(Offload::None) if config.sharding.cpu_offload => Some(Offload::Parameters),
+            offload => offload,
         }
     }
 
@@ -58,7 +44,7 @@ impl Compilation<'_> {
     /// # Errors
     /// If the plan does not fit, with the smallest budget that would do.
     pub(super) fn choose_saving(&self) -> Result<(Saving, Option<String>), Report> {
-        let (recompute, offload) = (self.asked_recompute(), self.asked_offload());
+        let (recompute, offload) = (self.setup.config.memory.recompute, self.asked_offload());
         match (self.setup.config.memory.budget, recompute, offload) {
             (Some(budget), ..) => {
                 Search { compilation: self, recompute, offload, budget }.fastest()

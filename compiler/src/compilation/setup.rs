@@ -3,7 +3,7 @@
 use super::Request;
 use crate::clusters;
 use crate::config::Config;
-use crate::config::choices::{BatchNorm, LossKind};
+use crate::config::choices::BatchNorm;
 use crate::diagnostics::Report;
 use crate::import::limits::Limits;
 use crate::import::{self, ImportOptions, Imported, Tied};
@@ -12,6 +12,7 @@ use crate::source::Source;
 use frit_ir::Diagnostic;
 use frit_ir::plan::{ParamHome, Plan};
 use frit_passes::cost::Cluster;
+use frit_passes::loss::LossKind;
 use std::collections::BTreeMap;
 
 /// The settings of a compilation.

@@ -1,20 +1,28 @@
 //! Configuration: `train.toml` and `--set`.
 //!
-//! Every key is one row of the [`keys`] table, from which parsing, `--set`, unknown-key errors,
-//! `--help-config` and the resolved print-out come; [`Config`] is the typed view of the values.
+//! Every key is declared once, in `sections.rs`: from there come the typed [`Config`], the table [`KEYS`], and by that
+//! parsing, `--set`, unknown-key errors, `--help-config`, docs/configuration.md and the resolved print-out.
 
+mod check;
 pub mod choices;
+mod declare;
+mod field;
 pub mod keys;
+mod kind;
 mod read;
 mod sections;
 
-pub use keys::{KEYS, Key, Kind};
+pub use field::LossScale;
+pub use keys::Key;
+pub use kind::{Kind, Value};
 pub use sections::*;
 
 use crate::diagnostics::Report;
-use keys::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Values of keys, by name.
+type Values = BTreeMap<&'static str, Value>;
 
 impl Config {
     /// Reads a configuration file, if one is given, then applies `key=value` settings in order. Keys
@@ -43,26 +51,35 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn parse(text: &str, name: &str, sets: &[String]) -> Result<Config, Report> {
-        let mut values: BTreeMap<&'static str, Value> =
-            KEYS.iter().map(|key| (key.name, key.default())).collect();
+        let mut values: Values = KEYS.iter().map(|key| (key.name, key.default())).collect();
         let mut report = Report::default();
-        let lists = read::file(text, name, &mut values, &mut report);
+        let tables = read::file(text, name, &mut values, &mut report);
         read::settings(sets, &mut values, &mut report);
-        for (word, key) in [(keys::PURE, "precision.pure"), (keys::FP8, "precision.fp8")] {
+        for (word, key) in [(PURE, "precision.pure"), (FP8, "precision.fp8")] {
             if values.get("precision.compute") == Some(&Value::Text(word.into())) {
                 values.insert("precision.compute", Value::Text("bf16".into()));
                 values.insert(key, Value::Boolean(true));
             }
         }
         report.or(())?;
-        let config = sections::build(&values, lists)?;
-        let report = sections::check(&config);
-        report.or(config)
+        let mut config = typed(&values).expect("invariant: values have the types of their keys");
+        (config.precision.overrides, config.optimizer.groups) = (tables.overrides, tables.groups);
+        check::check(&config).or(config)
     }
 
     /// All keys with their values, as TOML in a stable order; reading it gives this configuration.
     pub fn to_toml(&self) -> String {
-        keys::print(&sections::values(self), &self.precision.overrides, &self.optimizer.groups)
+        keys::print(self, &values(self))
+    }
+
+    /// Every key whose value is a number, with it.
+    pub fn numbers(&self) -> BTreeMap<&'static str, f64> {
+        let number = |(key, value): (&'static str, Value)| match value {
+            Value::Number(x) => Some((key, x)),
+            Value::Integer(n) => Some((key, n as f64)),
+            _ => None,
+        };
+        values(self).into_iter().filter_map(number).collect()
     }
 }
 

@@ -1,16 +1,23 @@
 //! Reading TOML text and `key=value` settings into the values of the key table.
 
-use super::keys::{KEYS, Value, dtype_name, find};
-use super::sections::Lists;
-use super::{Override, ParamGroup};
+use super::Values;
+use super::keys::find;
+use super::kind::{Value, float_name};
+use super::sections::KEYS;
 use crate::diagnostics::Report;
-use frit_ir::Diagnostic;
 use frit_ir::nearest::alike;
-use std::collections::BTreeMap;
+use frit_ir::{DType, Diagnostic};
+use frit_passes::autocast::Override;
+use frit_passes::update::ParamGroup;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
-type Values = BTreeMap<&'static str, Value>;
+/// The lists of tables of a file.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) overrides: Vec<Override>,
+    pub(super) groups: Vec<ParamGroup>,
+}
 
 /// A file, to say where in it something is.
 struct Source<'a> {
@@ -29,16 +36,16 @@ impl Source<'_> {
 }
 
 /// Reads the text of a file into `values`; what is wrong goes into the report.
-pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Report) -> Lists {
+pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Report) -> Tables {
     let source = Source { text, name };
-    let mut lists = Lists::default();
+    let mut tables = Tables::default();
     let table = match DeTable::parse(text) {
         Ok(table) => table,
         Err(error) => {
             let place = source.place(error.span().unwrap_or(0..0));
             let message = format!("{place}{}", error.message());
             report.push(Diagnostic::error("E050", message).help("the file must be TOML"));
-            return lists;
+            return tables;
         }
     };
     for (head, section) in table.get_ref() {
@@ -59,10 +66,10 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
                     let at = source.place(entry.span());
                     let found = match name.as_str() {
                         "precision.override" => read_override(&source, entry.get_ref())
-                            .map(|found| lists.overrides.push(found))
+                            .map(|found| tables.overrides.push(found))
                             .map_err(|message| (message, OVERRIDE)),
                         _ => read_group(&source, entry.get_ref())
-                            .map(|found| lists.groups.push(found))
+                            .map(|found| tables.groups.push(found))
                             .map_err(|message| (message, GROUP)),
                     };
                     if let Err((message, help)) = found {
@@ -79,7 +86,7 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
             assign(&name, &value, &place, values, report);
         }
     }
-    lists
+    tables
 }
 
 /// The value at a span, as a value of its own.
@@ -129,31 +136,30 @@ fn read_override(source: &Source<'_>, value: &DeValue<'_>) -> Result<Override, S
     let DeValue::Table(table) = value else {
         return Err("`precision.override` is a list of tables".into());
     };
-    let mut found = Override { scope: None, op: None, dtype: String::new(), output: None };
+    let (mut scope, mut op, mut dtype, mut output) = (None, None, None, None);
     for (key, value) in table {
         let text = plain(source, value.span()).and_then(|v| v.as_str().map(String::from));
         let Some(text) = text else {
             return Err(format!("`{}` must be a text", key.get_ref()));
         };
         match key.get_ref().as_ref() {
-            "scope" => found.scope = Some(text),
-            "op" => found.op = Some(text),
-            key @ ("dtype" | "output") => {
-                let name = dtype_name(&text);
-                let name = name.ok_or_else(|| format!("`{text}` is no float type"))?.into();
-                match key {
-                    "dtype" => found.dtype = name,
-                    _ => found.output = Some(name),
-                }
-            }
+            "scope" => scope = Some(text),
+            "op" => op = Some(text),
+            "dtype" => dtype = Some(float(&text)?),
+            "output" => output = Some(float(&text)?),
             other => return Err(format!("unknown key `{other}` of `precision.override`")),
         }
     }
-    match (&found.scope, &found.op, found.dtype.is_empty()) {
-        (_, _, true) => Err("`dtype` is missing".into()),
-        (None, None, _) => Err("give `scope`, `op` or both".into()),
-        _ => Ok(found),
+    match (dtype, &scope, &op) {
+        (None, ..) => Err("`dtype` is missing".into()),
+        (_, None, None) => Err("give `scope`, `op` or both".into()),
+        (Some(dtype), ..) => Ok(Override { scope, op, dtype, output }),
     }
+}
+
+fn float(text: &str) -> Result<DType, String> {
+    let dtype = float_name(text).and_then(|name| name.parse().ok());
+    dtype.ok_or_else(|| format!("`{text}` is no float type"))
 }
 
 /// Applies `key=value` settings; values are TOML, and a bare word is a text.

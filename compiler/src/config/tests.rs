@@ -1,9 +1,11 @@
 //! Tests of the configuration.
 
-use super::choices::{LossKind, Optimizer, Strategy};
-use super::keys::{KEYS, Kind, help};
-use super::{Config, LossScale};
+use super::keys::{help, page};
+use super::{Config, KEYS, Kind, LossScale};
 use frit_ir::DType;
+use frit_ir::ops::OptimizerKind;
+use frit_ir::plan::Strategy;
+use frit_passes::loss::LossKind;
 
 fn errors(text: &str, sets: &[&str]) -> String {
     let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
@@ -13,7 +15,7 @@ fn errors(text: &str, sets: &[&str]) -> String {
 #[test]
 fn defaults_are_those_of_the_table() {
     let config = Config::default();
-    assert_eq!(config.optimizer.kind, Optimizer::Adamw);
+    assert_eq!(config.optimizer.kind, OptimizerKind::Adamw);
     assert_eq!(config.optimizer.betas, [0.9, 0.999]);
     assert_eq!(config.precision.compute, DType::BF16);
     assert_eq!(config.precision.loss_scale, LossScale::Auto);
@@ -32,10 +34,10 @@ fn a_file_and_settings_are_read_in_order() {
     let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
     let config = Config::parse(text, "train.toml", &sets).unwrap();
     assert_eq!(config.optimizer.lr, 0.5);
-    assert_eq!(config.optimizer.kind, Optimizer::Sgd);
+    assert_eq!(config.optimizer.kind, OptimizerKind::Sgd);
     assert_eq!(config.precision.compute, DType::F16);
     assert_eq!(config.precision.loss_scale, LossScale::Fixed(8.0));
-    assert_eq!(config.precision.overrides[0].dtype, "fp32");
+    assert_eq!(config.precision.overrides[0].dtype, DType::F32);
     assert_eq!(config.memory.budget, Some(2 << 30));
     assert_eq!(config.loss.class_axis, Some(1));
     assert_eq!(config.loss.kind, LossKind::Mse);
@@ -63,6 +65,16 @@ fn every_key_is_in_the_help_and_the_print_out() {
         assert!(help.contains(&format!("  {name} = {}\n", key.default)), "{}", key.name);
         assert!(printed.contains(&format!("\n{name} = ")), "{}", key.name);
     }
+}
+
+#[test]
+fn the_page_of_keys_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
+    if std::env::var_os("FRIT_BLESS").is_some() {
+        std::fs::write(path, page()).unwrap();
+    }
+    let stored = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(stored == page(), "docs/configuration.md is out of date: FRIT_BLESS=1 writes it");
 }
 
 #[test]

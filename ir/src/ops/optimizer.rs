@@ -12,39 +12,28 @@ use serde::{Deserialize, Serialize};
 /// Scalar operands that every optimizer has after its own.
 const COMMON: usize = 4;
 
-/// Which optimizer. With `g` the unscaled and clipped gradient, `p` the parameter:
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OptimizerKind {
-    /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), as `torch.optim.AdamW`.
-    Adamw,
-    /// Adam (Kingma & Ba 2015), as `torch.optim.Adam`: weight decay is added to the gradient.
-    Adam,
-    /// Gradient descent, as `torch.optim.SGD`: weight decay is added to the gradient.
-    Sgd,
-    /// As `sgd` with momentum: buffer ← momentum·buffer + (1 − dampening)·g, the first step sets it to g.
-    Momentum,
-    /// As `momentum` without dampening; the step is along g + momentum·buffer (Sutskever et al. 2013).
-    Nesterov,
-    /// Lion (Chen et al. 2023): along the sign of beta1·m + (1 − beta1)·g, with decoupled weight decay.
-    Lion,
-    /// Adafactor (Shazeer & Stern 2018), as `torch.optim.Adafactor`. Its one state has not the parameter's
-    /// shape, see [`OptimizerKind::state_shape`].
-    Adafactor,
+crate::choices! {
+    /// Which optimizer. With `g` the unscaled and clipped gradient, `p` the parameter:
+    OptimizerKind {
+        /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), as `torch.optim.AdamW`.
+        Adamw = "adamw",
+        /// Adam (Kingma & Ba 2015), as `torch.optim.Adam`: weight decay is added to the gradient.
+        Adam = "adam",
+        /// Gradient descent, as `torch.optim.SGD`: weight decay is added to the gradient.
+        Sgd = "sgd",
+        /// As `sgd` with momentum: buffer ← momentum·buffer + (1 − dampening)·g, the first step sets it to g.
+        Momentum = "momentum",
+        /// As `momentum` without dampening; the step is along g + momentum·buffer (Sutskever et al. 2013).
+        Nesterov = "nesterov",
+        /// Lion (Chen et al. 2023): along the sign of beta1·m + (1 − beta1)·g, with decoupled weight decay.
+        Lion = "lion",
+        /// Adafactor (Shazeer & Stern 2018), as `torch.optim.Adafactor`. Its one state has not the parameter's
+        /// shape, see [`OptimizerKind::state_shape`].
+        Adafactor = "adafactor",
+    }
 }
 
 impl OptimizerKind {
-    /// Every optimizer.
-    pub const ALL: [OptimizerKind; 7] = [
-        OptimizerKind::Adamw,
-        OptimizerKind::Adam,
-        OptimizerKind::Sgd,
-        OptimizerKind::Momentum,
-        OptimizerKind::Nesterov,
-        OptimizerKind::Lion,
-        OptimizerKind::Adafactor,
-    ];
-
     /// The state tensors of the parameter of this name.
     pub fn states(self, param: &str) -> Vec<StateName> {
         match self {

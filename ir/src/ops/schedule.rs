@@ -5,22 +5,22 @@ use super::{Inferred, arity};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
-/// Shape of the learning rate over the steps taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScheduleKind {
-    /// The base rate.
-    Constant,
-    /// From the base rate to `min_lr` in a straight line.
-    Linear,
-    /// From the base rate to `min_lr` along half a cosine (Loshchilov & Hutter 2017).
-    Cosine,
-    /// Times `gamma` every `step_size` steps, as `torch.optim.lr_scheduler.StepLR`.
-    Step,
-    /// Up along half a cosine from base / `div_factor` to base over `pct_start` of all steps, then down
-    /// along another to base / `div_factor` / `final_div_factor` (Smith & Topin 2018), as
-    /// `torch.optim.lr_scheduler.OneCycleLR`.
-    OneCycle,
+crate::choices! {
+    /// Shape of the learning rate over the steps taken.
+    ScheduleKind {
+        /// The base rate.
+        Constant = "constant",
+        /// From the base rate to `min_lr` in a straight line.
+        Linear = "linear",
+        /// From the base rate to `min_lr` along half a cosine (Loshchilov & Hutter 2017).
+        Cosine = "cosine",
+        /// Times `gamma` every `step_size` steps, as `torch.optim.lr_scheduler.StepLR`.
+        Step = "step",
+        /// Up along half a cosine from base / `div_factor` to base over `pct_start` of all steps, then down
+        /// along another to base / `div_factor` / `final_div_factor` (Smith & Topin 2018), as
+        /// `torch.optim.lr_scheduler.OneCycleLR`.
+        OneCycle = "one_cycle",
+    }
 }
 
 impl ScheduleKind {

@@ -29,40 +29,25 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::Bitwise,
 };
 
-/// Which loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LossKind {
-    /// Cross-entropy of class indices or, with soft targets, of probabilities.
-    CrossEntropy,
-    /// Squared difference from a target of the output's shape.
-    Mse,
-    /// Absolute difference.
-    L1,
-    /// Squared difference where it is small, absolute difference elsewhere.
-    SmoothL1,
-    /// Binary cross-entropy of the sigmoid with probabilities.
-    BceWithLogits,
-    /// Kullback-Leibler divergence of the softmax from probabilities, per row.
-    Kl,
-    /// An output of the model is the loss itself.
-    Output,
-    /// None: the plan only runs the model.
-    None,
-}
-
-impl LossKind {
-    /// Its name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            LossKind::CrossEntropy => "cross_entropy",
-            LossKind::Mse => "mse",
-            LossKind::L1 => "l1",
-            LossKind::SmoothL1 => "smooth_l1",
-            LossKind::BceWithLogits => "bce_with_logits",
-            LossKind::Kl => "kl",
-            LossKind::Output => "output",
-            LossKind::None => "none",
-        }
+frit_ir::choices! {
+    /// Which loss.
+    LossKind {
+        /// Cross-entropy of class indices or, with soft targets, of probabilities.
+        CrossEntropy = "cross_entropy",
+        /// Squared difference from a target of the output's shape.
+        Mse = "mse",
+        /// Absolute difference.
+        L1 = "l1",
+        /// Squared difference where it is small, absolute difference elsewhere.
+        SmoothL1 = "smooth_l1",
+        /// Binary cross-entropy of the sigmoid with probabilities.
+        BceWithLogits = "bce_with_logits",
+        /// Kullback-Leibler divergence of the softmax from probabilities, per row.
+        Kl = "kl",
+        /// An output of the model is the loss itself.
+        Output = "output",
+        /// None: the plan only runs the model.
+        None = "none",
     }
 }
 
@@ -112,7 +97,7 @@ impl fmt::Display for Term {
         match self.kind {
             LossKind::Output => write!(f, "output({})", self.logits),
             LossKind::None => f.write_str("none"),
-            kind => write!(f, "{}({}, {})", kind.name(), self.logits, self.labels),
+            kind => write!(f, "{}({}, {})", kind.word(), self.logits, self.labels),
         }
     }
 }

@@ -19,16 +19,18 @@ use frit_ir::plan::{
 use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
 
-/// What rests in host memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Offload {
-    /// Nothing.
-    #[default]
-    None,
-    /// What the optimizer keeps beside parameters: moments and moving averages.
-    Optimizer,
-    /// That, and the parameters.
-    Parameters,
+frit_ir::choices! {
+    /// What rests in host memory.
+    #[derive(Default)]
+    Offload {
+        /// Nothing.
+        #[default]
+        None = "none",
+        /// What the optimizer keeps beside parameters: moments and moving averages.
+        Optimizer = "optimizer",
+        /// That, and the parameters.
+        Parameters = "parameters",
+    }
 }
 
 /// Moves what is to be offloaded to the host and adds the copies.

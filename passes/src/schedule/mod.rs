@@ -15,15 +15,16 @@ use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task};
 use happens_before::Clocks;
 use std::collections::{BTreeSet, HashMap};
 
-/// When the gather for the backward pass of the next unit is issued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackwardPrefetch {
-    /// Before the current unit's backward computation.
-    Pre,
-    /// After the current unit's backward computation, before its reduction.
-    Post,
-    /// When it is needed.
-    None,
+frit_ir::choices! {
+    /// When the gather for the backward pass of the next unit is issued.
+    BackwardPrefetch {
+        /// Before the current unit's backward computation.
+        Pre = "pre",
+        /// After the current unit's backward computation, before its reduction.
+        Post = "post",
+        /// When it is needed.
+        None = "none",
+    }
 }
 
 /// When gathers are issued.

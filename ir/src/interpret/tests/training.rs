@@ -248,7 +248,7 @@ fn values_differ_by_segment() {
 fn a_skipped_step_changes_no_bit() {
     let kept = [f32s(&[1], &[-0.0]), f32s(&[1], &[0.3]), f32s(&[1], &[0.7])];
     let g = f32s(&[1], &[f64::NAN]);
-    for kind in OptimizerKind::ALL {
+    for &kind in OptimizerKind::ALL {
         let n = kind.n_states();
         let tensors = [&kept[..1], std::slice::from_ref(&g), &kept[1..1 + n]].concat();
         let mut rest = vec![0.1; kind.n_scalars()];

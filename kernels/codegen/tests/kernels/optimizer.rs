@@ -57,7 +57,7 @@ fn optimizer_case(kind: OptimizerKind, n: usize, tail: [f64; 4], grad: DType) ->
 #[test]
 fn optimizers_follow_their_formulas_and_skip() {
     let mut cases = Vec::new();
-    for kind in OptimizerKind::ALL.into_iter().filter(|k| k.is_elementwise()) {
+    for kind in OptimizerKind::ALL.iter().copied().filter(|k| k.is_elementwise()) {
         cases.extend(COLS.map(|n| optimizer_case(kind, n, [0.0, 0.0, 0.125, 0.0], DType::F32)));
         cases.push(optimizer_case(kind, 253, [0.25, 9999.0, 0.125, 0.0], DType::BF16));
         cases.push(optimizer_case(kind, 253, [0.0, 3.0, 0.125, 1.0], DType::F32));

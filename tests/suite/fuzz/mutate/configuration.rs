@@ -62,6 +62,7 @@ fn value(random: &mut Random, kind: Kind) -> Value {
         Kind::Boolean => json!(random.below(2) == 0),
         Kind::Text => json!(pick(random, &TEXTS)),
         Kind::Choice(words) => json!(pick(random, words)),
+        Kind::ChoiceOrAuto(words) => json!(pick(random, &[words, &["auto"]].concat())),
         Kind::Float(words) => {
             json!(pick(random, &[words, &["fp32", "fp16", "bf16", "fp64"]].concat()))
         }
