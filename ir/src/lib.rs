@@ -13,6 +13,7 @@ pub mod interpret;
 pub mod nearest;
 pub mod ops;
 pub mod origin;
+pub mod pattern;
 pub mod plan;
 pub mod shape;
 pub mod sharding;

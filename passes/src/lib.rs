@@ -24,7 +24,6 @@ pub mod pass;
 pub mod raise;
 pub mod recompute;
 pub mod schedule;
-mod scope;
 pub mod shard;
 pub mod simplify;
 pub mod simulate;

@@ -1,7 +1,7 @@
 //! `frit compile`: a model into a plan directory.
 
 use crate::compilation::{Compiled, Observer, Request, compile};
-use crate::config::{Config, keys};
+use crate::config::{self, Config};
 use crate::diagnostics::Report;
 use crate::lints;
 use crate::plan_dir;
@@ -108,7 +108,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         return Ok(crate::import::onnx::operators().join("\n") + "\n");
     }
     if args.help_config {
-        return Ok(keys::help());
+        return Ok(config::help());
     }
     let known: Vec<&str> = super::passes::infos().iter().map(|i| i.name).collect();
     for name in args.print_after.iter().chain(&args.disable_pass).chain(&args.stop_after) {

@@ -7,12 +7,15 @@ mod check;
 pub mod choices;
 mod declare;
 mod field;
-pub mod keys;
+mod help;
+mod keys;
 mod kind;
+mod print;
 mod read;
 mod sections;
 
 pub use field::LossScale;
+pub use help::{help, page};
 pub use keys::Key;
 pub use kind::{Kind, Value};
 pub use sections::*;
@@ -69,7 +72,7 @@ impl Config {
 
     /// All keys with their values, as TOML in a stable order; reading it gives this configuration.
     pub fn to_toml(&self) -> String {
-        keys::print(self, &values(self))
+        print::print(self)
     }
 
     /// Every key whose value is a number, with it.

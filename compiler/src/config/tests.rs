@@ -1,7 +1,6 @@
 //! Tests of the configuration.
 
-use super::keys::{help, page};
-use super::{Config, KEYS, Kind, LossScale};
+use super::{Config, KEYS, Kind, LossScale, help, page};
 use frit_ir::DType;
 use frit_ir::ops::OptimizerKind;
 use frit_ir::plan::Strategy;

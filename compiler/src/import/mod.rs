@@ -4,7 +4,6 @@
 //! parameters know whether and why they train, and their values, unread until asked for.
 
 pub mod dims;
-pub mod glob;
 pub mod json;
 pub mod limits;
 pub(crate) mod mapped;
@@ -13,7 +12,7 @@ pub mod onnx;
 
 use crate::diagnostics::Report;
 use crate::weights::Weights;
-use frit_ir::{Code, Diagnostic, Graph, TensorType, nearest};
+use frit_ir::{Code, Diagnostic, Graph, TensorType, nearest, pattern};
 use limits::Limits;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,12 +137,12 @@ fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
         ("ignored", &options.ignored),
     ];
     let mut warnings = Vec::new();
-    for (key, pattern) in lists.iter().flat_map(|(key, list)| list.iter().map(move |p| (key, p))) {
-        if pattern == "**" || names.iter().any(|name| glob::matches(pattern, name)) {
+    for (key, given) in lists.iter().flat_map(|(key, list)| list.iter().map(move |p| (key, p))) {
+        if given == "**" || names.iter().any(|name| pattern::matches(given, name)) {
             continue;
         }
-        let message = format!("`{pattern}` in params.{key} covers no parameter");
-        let help = nearest::advice(pattern, names.iter().copied());
+        let message = format!("`{given}` in params.{key} covers no parameter");
+        let help = nearest::advice(given, names.iter().copied());
         warnings.push(Diagnostic::warning(Code::PatternCoversNothing, message).help(help));
     }
     imported.warnings.append(&mut warnings);

@@ -12,9 +12,9 @@ pub mod policy;
 
 use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use crate::scope;
 use assign::{Assignment, Precision};
 use frit_ir::ops::{Cast, Constant, ParamKind};
+use frit_ir::pattern;
 use frit_ir::{
     Code, DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind,
     Tensor, ValueId, nearest,
@@ -35,7 +35,7 @@ pub const INFO: PassInfo = PassInfo {
 /// A dtype for some nodes, whatever their class says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    /// The scopes it applies to, as a glob; all if absent.
+    /// Pattern of the scopes it applies to; all if absent.
     pub scope: Option<String>,
     /// The operation it applies to; all if absent.
     pub op: Option<String>,
@@ -48,7 +48,7 @@ pub struct Override {
 impl Override {
     /// Whether it covers this node.
     pub(crate) fn applies(&self, node: &Node) -> bool {
-        self.scope.as_ref().is_none_or(|glob| scope::matches(glob, &node.origin.scope))
+        self.scope.as_ref().is_none_or(|given| pattern::matches(given, &node.origin.scope))
             && self.op.as_ref().is_none_or(|name| *name == node.op.name())
     }
 }
@@ -191,7 +191,8 @@ impl Autocast {
             let (scope, op) = (o.scope.as_deref().unwrap_or("**"), o.op.as_deref().unwrap_or("*"));
             let message =
                 format!("a precision override applies to nothing: scope {scope}, op {op}");
-            let of_scope = |n: &&Node| o.scope.is_none() || scope::matches(scope, &n.origin.scope);
+            let of_scope =
+                |n: &&Node| o.scope.is_none() || pattern::matches(scope, &n.origin.scope);
             let ops: Vec<String> = nodes().filter(of_scope).map(|n| n.op.name()).collect();
             let help = match ops.is_empty() {
                 true => nearest::advice(scope, nodes().map(|n| &*n.origin.scope)),

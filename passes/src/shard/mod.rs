@@ -21,8 +21,8 @@ pub mod units;
 
 use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
-use crate::scope;
 use frit_ir::ops::{AllGather, AllReduce, ReduceKind, StateName};
+use frit_ir::pattern;
 use frit_ir::plan::{Strategy, UnitSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -135,7 +135,7 @@ impl Shard {
         let freed = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard);
         let shards = self.strategy.shards(self.world_size, self.group);
         for Reshard { units: pattern, ranks } in &self.reshard_after_forward {
-            if !units.iter().any(|u| scope::matches(pattern, &u.name)) {
+            if !units.iter().any(|u| pattern::matches(pattern, &u.name)) {
                 let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
                 let what = format!("`{pattern}` in sharding.reshard_after_forward is no unit");
                 return Err(Diagnostic::error(Code::ShardingPattern, what)
@@ -154,7 +154,7 @@ impl Shard {
         let last = units.iter().rposition(|u| u.name != small::NAME).unwrap_or(0);
         let mut kept = Vec::with_capacity(units.len());
         for (i, unit) in units.iter_mut().enumerate() {
-            let covers = |r: &&Reshard| scope::matches(&r.units, &unit.name);
+            let covers = |r: &&Reshard| pattern::matches(&r.units, &unit.name);
             let chosen = self.reshard_after_forward.iter().rfind(covers);
             let ranks = chosen.map(|r| r.ranks.unwrap_or(shards));
             let stays = i == 0 || i >= last || !freed || ranks.is_none_or(|n| n == 1);

@@ -1,8 +1,8 @@
 //! Which parameters are gathered together.
 
 use crate::pass::PassContext;
-use crate::scope;
 use frit_ir::ops::ParamKind;
+use frit_ir::pattern;
 use frit_ir::plan::UnitSpec;
 use frit_ir::{Code, Diagnostic, Graph, Region, Shape, ValueId, nearest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -198,7 +198,7 @@ fn by_scope(params: &[UsedParam], patterns: &[String]) -> Result<Vec<Choice>, Di
         let mut ends: Vec<usize> = ends.filter(|end| *end > 0).collect();
         ends.reverse();
         ends.into_iter().find_map(|end| {
-            let pattern = patterns.iter().find(|p| scope::matches(p, &path[..end]))?;
+            let pattern = patterns.iter().find(|p| pattern::matches(p, &path[..end]))?;
             Some((path[..end].to_string(), pattern))
         })
     };

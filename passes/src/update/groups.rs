@@ -1,11 +1,11 @@
 //! Parameter groups: which parameters have a learning rate or weight decay of their own.
 
-use crate::scope;
+use frit_ir::pattern;
 
 /// Settings for the parameters that a pattern covers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParamGroup {
-    /// Glob of the parameter's name, or of the scope that holds it.
+    /// Pattern of the parameter's name, or of the scope that holds it.
     pub scope: String,
     /// Base learning rate.
     pub lr: Option<f64>,
@@ -56,7 +56,7 @@ impl ParamGroup {
     /// Whether the pattern covers a parameter of this name.
     pub fn covers(&self, name: &str) -> bool {
         let holder = name.rsplit_once('.').map_or("", |(holder, _)| holder);
-        scope::matches(&self.scope, name) || scope::matches(&self.scope, holder)
+        pattern::matches(&self.scope, name) || pattern::matches(&self.scope, holder)
     }
 }
 

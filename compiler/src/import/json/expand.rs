@@ -6,10 +6,10 @@ use super::schema::{Item, Model, NodeDecl, ParamDecl, RepeatDecl, Size};
 use crate::diagnostics::Report;
 use crate::import::dims::{self, DimError, checked_numel};
 use crate::import::limits::{Budget, Resource};
-use crate::import::{ImportOptions, glob, unknown_binds};
+use crate::import::{ImportOptions, unknown_binds};
 use frit_ir::ops::{Input, Param, ParamKind};
 use frit_ir::{
-    Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId,
+    Code, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, TensorType, ValueId, pattern,
 };
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -297,13 +297,13 @@ impl Expander<'_> {
     }
 
     fn kind(&self, name: &str, decl: &ParamDecl) -> (ParamKind, &'static str) {
-        if glob::any(&self.options.ignored, name) {
+        if pattern::any(&self.options.ignored, name) {
             (ParamKind::Buffer, "`params.ignored` covers its name")
-        } else if glob::any(&self.options.frozen, name) {
+        } else if pattern::any(&self.options.frozen, name) {
             (ParamKind::Frozen, "`params.frozen` covers its name")
         } else if !decl.trainable {
             (ParamKind::Frozen, "the model says `trainable: false`")
-        } else if !glob::any(&self.options.trainable, name) {
+        } else if !pattern::any(&self.options.trainable, name) {
             (ParamKind::Frozen, "`params.trainable` does not cover its name")
         } else {
             (ParamKind::Trainable, "the model lists it as a parameter")

@@ -13,9 +13,10 @@ use super::messages::{AttributeProto, GraphProto, NodeProto};
 use super::subgraph::operands;
 use super::table;
 use super::tensor::Stored;
-use crate::import::{ImportOptions, glob};
+use crate::import::ImportOptions;
 use frit_ir::TensorType;
 use frit_ir::ops::ParamKind;
+use frit_ir::pattern;
 use std::collections::{HashMap, HashSet};
 
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
@@ -154,9 +155,9 @@ impl<'a> Trainable<'a> {
         let ty = &stored.ty;
         use ParamKind::{Buffer, Frozen, Trainable};
         let said = self.signature.get(name).map(String::as_str);
-        let (kind, reason) = if glob::any(&self.options.ignored, name) {
+        let (kind, reason) = if pattern::any(&self.options.ignored, name) {
             (Buffer, "`params.ignored` covers its name".to_string())
-        } else if glob::any(&self.options.frozen, name) {
+        } else if pattern::any(&self.options.frozen, name) {
             (Frozen, "`params.frozen` covers its name".to_string())
         } else if let Some(kind) = said.filter(|k| *k != "PARAMETER") {
             (Buffer, format!("the exporter lists it as {}", kind.to_lowercase().replace('_', " ")))
@@ -166,7 +167,7 @@ impl<'a> Trainable<'a> {
             (Buffer, "it is a scalar constant".into())
         } else if !self.reaching.contains(place) && self.is_parameter(name, ty) {
             // Whether there is a gradient is found again when the graph is differentiated, and warned of there.
-            match glob::any(&self.options.trainable, name) {
+            match pattern::any(&self.options.trainable, name) {
                 true => (Trainable, "it is a parameter of the module".into()),
                 false => (Frozen, "`params.trainable` does not cover its name".into()),
             }
@@ -194,7 +195,7 @@ impl<'a> Trainable<'a> {
             let why = "it is a row of zeros, not a vector, added to an output: a buffer that \
                        excludes classes";
             (Buffer, why.into())
-        } else if !glob::any(&self.options.trainable, name) {
+        } else if !pattern::any(&self.options.trainable, name) {
             (Frozen, "`params.trainable` does not cover its name".into())
         } else if said.is_some() {
             (Trainable, "the exporter lists it as a parameter".into())
@@ -219,7 +220,7 @@ impl Trainable<'_> {
     /// Whether the module has a tensor that might be trained, from which no gradient path leads to an output. Those
     /// that are known for parameters are found when the graph is differentiated.
     pub(super) fn is_unreached(&self, name: &str, ty: &TensorType) -> bool {
-        let chosen = [&self.options.ignored, &self.options.frozen].map(|p| glob::any(p, name));
+        let chosen = [&self.options.ignored, &self.options.frozen].map(|p| pattern::any(p, name));
         self.is_module_tensor(name)
             && !self.reaching.contains(name)
             && ty.shape.numel() > 1
