@@ -5,7 +5,7 @@ use super::kind::AUTO;
 use crate::diagnostics::Report;
 use frit_ir::ops::ScheduleKind;
 use frit_ir::plan::Strategy;
-use frit_ir::{DType, Diagnostic};
+use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::offload::Offload;
 
 /// What is wrong with a configuration of valid values.
@@ -16,7 +16,7 @@ pub(super) fn check(config: &Config) -> Report {
 }
 
 fn wrong(message: String, help: impl Into<String>) -> Diagnostic {
-    Diagnostic::error("E053", message).help(help)
+    Diagnostic::error(Code::ConfigContradiction, message).help(help)
 }
 
 /// A schedule that lacks what it counts by.

@@ -21,6 +21,7 @@ pub use kind::{Kind, Value};
 pub use sections::*;
 
 use crate::diagnostics::Report;
+use frit_ir::{Code, Diagnostic};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -39,9 +40,10 @@ impl Config {
             Some(path) => {
                 let name = path.display().to_string();
                 let text = std::fs::read_to_string(path).map_err(|e| {
-                    frit_ir::Diagnostic::error("E050", format!("cannot read {name}: {e}")).help(
-                        "give the path of a train.toml, or leave out --config for the defaults",
-                    )
+                    Diagnostic::error(Code::ConfigUnreadable, format!("cannot read {name}: {e}"))
+                        .help(
+                            "give the path of a train.toml, or leave out --config for the defaults",
+                        )
                 })?;
                 (text, name)
             }

@@ -6,7 +6,7 @@ use super::kind::{Value, float_name};
 use super::sections::KEYS;
 use crate::diagnostics::Report;
 use frit_ir::nearest::alike;
-use frit_ir::{DType, Diagnostic};
+use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::autocast::Override;
 use frit_passes::update::ParamGroup;
 use std::ops::Range;
@@ -44,7 +44,9 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
         Err(error) => {
             let place = source.place(error.span().unwrap_or(0..0));
             let message = format!("{place}{}", error.message());
-            report.push(Diagnostic::error("E050", message).help("the file must be TOML"));
+            report.push(
+                Diagnostic::error(Code::ConfigUnreadable, message).help("the file must be TOML"),
+            );
             return tables;
         }
     };
@@ -59,7 +61,7 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
             if name == "precision.override" || name == "optimizer.group" {
                 let DeValue::Array(list) = value.get_ref() else {
                     let message = format!("{place}`{name}` is a list of tables");
-                    report.push(Diagnostic::error("E051", message));
+                    report.push(Diagnostic::error(Code::ConfigValue, message));
                     continue;
                 };
                 for entry in list {
@@ -74,7 +76,7 @@ pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Rep
                     };
                     if let Err((message, help)) = found {
                         let message = format!("{at}{message}");
-                        report.push(Diagnostic::error("E051", message).help(help));
+                        report.push(Diagnostic::error(Code::ConfigValue, message).help(help));
                     }
                 }
                 continue;
@@ -167,7 +169,7 @@ pub(super) fn settings(sets: &[String], values: &mut Values, report: &mut Report
     for set in sets {
         let Some((name, text)) = set.split_once('=') else {
             report.push(
-                Diagnostic::error("E051", format!("--set {set}: there is no `=`"))
+                Diagnostic::error(Code::ConfigValue, format!("--set {set}: there is no `=`"))
                     .help("write --set key=value, such as --set optimizer.lr=3e-4"),
             );
             continue;
@@ -191,7 +193,9 @@ fn assign(name: &str, value: &toml::Value, place: &str, values: &mut Values, rep
         Ok(value) => {
             values.insert(key.name, value);
         }
-        Err(message) => report.push(Diagnostic::error("E051", format!("{place}{message}"))),
+        Err(message) => {
+            report.push(Diagnostic::error(Code::ConfigValue, format!("{place}{message}")))
+        }
     }
 }
 
@@ -200,5 +204,8 @@ fn unknown(name: &str, place: &str, report: &mut Report) {
         Some(key) => format!("did you mean `{key}`?"),
         None => "`frit compile --help-config` lists all keys".into(),
     };
-    report.push(Diagnostic::error("E052", format!("{place}unknown key `{name}`")).help(help));
+    report.push(
+        Diagnostic::error(Code::ConfigKeyUnknown, format!("{place}unknown key `{name}`"))
+            .help(help),
+    );
 }
