@@ -3,7 +3,9 @@
 use crate::config::Config;
 use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
-use frit_ir::plan::{Action, DeviceType, Entry, KernelKind, ObjectFile, Plan, Target, sha256_hex, KernelId};
+use frit_ir::plan::{
+    Action, DeviceType, Entry, KernelId, KernelKind, ObjectFile, Plan, Target, sha256_hex,
+};
 use frit_ir::{Code, Diagnostic, Graph, Op, Origin};
 use std::collections::BTreeMap;
 

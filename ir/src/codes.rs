@@ -210,12 +210,6 @@ impl Code {
     }
 }
 
-impl AsRef<str> for Code {
-    fn as_ref(&self) -> &str {
-        self.id()
-    }
-}
-
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.id())

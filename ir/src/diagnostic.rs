@@ -1,6 +1,6 @@
 //! What is told to people: errors, warnings and remarks, with place and remedy.
 
-use crate::Origin;
+use crate::{Code, Origin};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -41,11 +41,11 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// An error.
-    pub fn error(code: impl AsRef<str>, message: impl Into<String>) -> Self {
+    /// A message of this code, or of a lint by its id.
+    pub fn new(code: &str, severity: Severity, message: impl Into<String>) -> Self {
         Diagnostic {
-            code: code.as_ref().into(),
-            severity: Severity::Error,
+            code: code.into(),
+            severity,
             message: message.into(),
             origin: Origin::none(),
             notes: Vec::new(),
@@ -53,9 +53,14 @@ impl Diagnostic {
         }
     }
 
+    /// An error.
+    pub fn error(code: Code, message: impl Into<String>) -> Self {
+        Diagnostic::new(code.id(), Severity::Error, message)
+    }
+
     /// A warning.
-    pub fn warning(code: impl AsRef<str>, message: impl Into<String>) -> Self {
-        Diagnostic { severity: Severity::Warning, ..Diagnostic::error(code, message) }
+    pub fn warning(code: Code, message: impl Into<String>) -> Self {
+        Diagnostic::new(code.id(), Severity::Warning, message)
     }
 
     /// The same, at this place.

@@ -88,7 +88,7 @@ impl Pass for PadTensorCores {
             if product.dtype.is_low_precision() {
                 let text = choice.text(&product);
                 let entry = advice.entry(text.clone()).or_insert_with(|| {
-                    let lint = Diagnostic::warning("L23", text).at(&origin);
+                    let lint = Diagnostic::new("L23", Severity::Warning, text).at(&origin);
                     (Diagnostic { severity: Severity::Info, help: choice.remedy(), ..lint }, 0)
                 });
                 entry.1 += 1;

@@ -9,7 +9,7 @@ use frit::diagnostics::Report;
 use frit::import::{self, ImportOptions};
 use frit::pipeline::{self, Options};
 use frit::reproducer;
-use frit_ir::{Diagnostic, verify};
+use frit_ir::{Code, Diagnostic, verify};
 use frit_passes::recompute::Recompute;
 use frit_passes::{Changed, PassContext};
 use std::collections::BTreeSet;
@@ -92,7 +92,8 @@ fn an_internal_error_leaves_what_repeats_it() {
 fn only_internal_errors_are_given_a_reproducer() {
     let (request, config) = (Request::default(), Config::default());
     let fails = |code: &str| {
-        let report = Report::from(Diagnostic::error(code, "it failed"));
+        let report =
+            Report::from(Diagnostic::error(Code::find(code).expect("a code"), "it failed"));
         let ended: Result<(), Report> = reproducer::guarded(&request, &config, || Err(report));
         ended.expect_err("an error").to_string()
     };

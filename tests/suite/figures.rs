@@ -2,7 +2,9 @@
 //! `docs/figures`; otherwise they must be as they are there.
 
 use crate::support::file;
-use frit_ir::plan::{Live, Purpose};
+use frit_ir::Region;
+use frit_ir::plan::{Live, Plan, Purpose, Stream};
+use frit_passes::simulate::Simulation;
 use std::fmt::Write;
 
 const WIDTH: f64 = 640.0;
@@ -156,6 +158,97 @@ pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
         "tasks, from the first to the last",
     );
     svg + "</svg>\n"
+}
+
+/// The tasks of a step over predicted time, a row for each stream, and below them the bytes in use.
+pub(crate) fn schedule(plan: &Plan, predicted: &Simulation) -> String {
+    const ROW: f64 = 34.0;
+    const CURVE: f64 = 90.0;
+    let mut spans: Vec<(f64, f64)> = Vec::new();
+    let mut begin = 0.0;
+    for phase in &predicted.phases {
+        spans.extend(phase.timeline.spans.iter().map(|s| (begin + s.start, begin + s.end)));
+        begin += phase.timeline.end;
+    }
+    let x = |seconds: f64| LEFT + (WIDTH - LEFT) * seconds / begin;
+    let streams = plan.streams();
+    let bottom = 24.0 + ROW * streams.len() as f64 + CURVE;
+    let mut svg = format!(
+        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {:.0}' font-family='sans-serif' font-size='11'>\n\
+         <rect width='{WIDTH}' height='{:.0}' fill='#fff'/>\n",
+        bottom + 20.0,
+        bottom + 20.0
+    );
+    for (i, stream) in streams.iter().enumerate() {
+        let y = 24.0 + ROW * i as f64;
+        text(&mut svg, LEFT - 6.0, y + 15.0, "end", stream.name());
+        for bar in bars(plan, &spans, *stream) {
+            let _ = writeln!(
+                svg,
+                "<rect x='{:.2}' y='{y:.0}' width='{:.2}' height='22' fill='{}'/>",
+                x(bar.0),
+                (x(bar.1) - x(bar.0)).max(0.2),
+                COLORS[bar.2]
+            );
+        }
+    }
+    let drawn =
+        |color: usize| streams.iter().any(|s| bars(plan, &spans, *s).iter().any(|b| b.2 == color));
+    for (i, (name, color)) in REGIONS.iter().filter(|(_, color)| drawn(*color)).enumerate() {
+        let x = LEFT + 90.0 * i as f64;
+        let _ =
+            writeln!(svg, "<rect x='{x}' y='6' width='12' height='8' fill='{}'/>", COLORS[*color]);
+        text(&mut svg, x + 18.0, 14.0, "start", name);
+    }
+    let live: Vec<f64> = plan.live().iter().map(|l| l.iter().sum::<usize>() as f64).collect();
+    let stays = plan.persistent_bytes as f64;
+    let top = stays + live.iter().copied().fold(0.0, f64::max);
+    let y = |bytes: f64| bottom - (CURVE - 16.0) * bytes / top;
+    let mut points = format!("{LEFT},{bottom} {LEFT},{:.1} ", y(stays));
+    // A task's bytes are in use while it runs; streams that run beside one another are drawn as the latest task has it.
+    let mut at: Vec<(f64, f64)> = spans.iter().map(|s| s.1).zip(live).collect();
+    at.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (end, bytes) in at {
+        let _ = write!(points, "{:.1},{:.1} ", x(end), y(stays + bytes));
+    }
+    let _ = writeln!(svg, "<polygon fill='#c9d3e3' points='{points}{WIDTH},{bottom}'/>");
+    text(&mut svg, LEFT - 6.0, bottom, "end", "0");
+    text(
+        &mut svg,
+        LEFT - 6.0,
+        y(top) + 8.0,
+        "end",
+        &format!("{:.1} GiB", top / (1_u64 << 30) as f64),
+    );
+    text(&mut svg, LEFT, bottom + 14.0, "start", "0 ms");
+    text(&mut svg, WIDTH - 2.0, bottom + 14.0, "end", &format!("{:.0} ms", 1e3 * begin));
+    svg + "</svg>\n"
+}
+
+/// What bars stand for, and their colors.
+const REGIONS: [(&str, usize); 4] =
+    [("forward", 1), ("backward", 2), ("recompute", 4), ("update", 3)];
+
+/// Start, end and color of the tasks of a stream; those with less than a thousandth of the step between them are one.
+fn bars(plan: &Plan, spans: &[(f64, f64)], stream: Stream) -> Vec<(f64, f64, usize)> {
+    let step = spans.iter().map(|s| s.1).fold(0.0, f64::max);
+    let mut bars: Vec<(f64, f64, usize)> = Vec::new();
+    for (task, &(start, end)) in plan.tasks.iter().zip(spans) {
+        if task.stream != stream {
+            continue;
+        }
+        let color = match task.region {
+            Region::Forward => 1,
+            Region::Backward => 2,
+            Region::Recompute(_) => 4,
+            Region::Update => 3,
+        };
+        match bars.last_mut() {
+            Some(last) if last.2 == color && start - last.1 < 0.001 * step => last.1 = end,
+            _ => bars.push((start, end, color)),
+        }
+    }
+    bars
 }
 
 fn start(label: &str) -> String {

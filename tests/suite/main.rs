@@ -51,6 +51,7 @@ mod predictions;
 mod published;
 mod random;
 mod random_graphs;
+mod readme;
 mod recompute;
 mod scale;
 mod selection;

@@ -17,7 +17,7 @@ use frit_ir::ops::{Cast, Constant, ParamKind};
 use frit_ir::pattern;
 use frit_ir::{
     Code, DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind,
-    Tensor, ValueId, nearest,
+    Severity, Tensor, ValueId, nearest,
 };
 use policy::Class;
 use std::collections::{HashMap, HashSet};
@@ -170,7 +170,9 @@ impl Autocast {
                 let message =
                     format!("{} is forced to {low}, where it is not safe", node.op.name());
                 let help = "leave it to the policy, or force only contractions";
-                context.warn(Diagnostic::warning("L17", message).at(&node.origin).help(help));
+                context.warn(
+                    Diagnostic::new("L17", Severity::Warning, message).at(&node.origin).help(help),
+                );
             }
             bound.insert(id, precision);
         }
@@ -402,7 +404,7 @@ fn whole_numbers(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut
     if let Some(x) = values.iter().find(changed) {
         let message = format!("the integer {x} of a constant is {} in {dtype}", dtype.round(*x));
         let remedy = crate::lint::catalog::find("L21").remedy;
-        context.warn(Diagnostic::warning("L21", message).at(origin).help(remedy));
+        context.warn(Diagnostic::new("L21", Severity::Warning, message).at(origin).help(remedy));
     }
 }
 
@@ -419,7 +421,7 @@ fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mu
     let rounded = dtype.round(*x).clamp(-largest(dtype), largest(dtype));
     let message = format!("the constant {x:e} is {rounded} in {dtype}");
     context.warn(
-        Diagnostic::warning("L18", message)
+        Diagnostic::new("L18", Severity::Warning, message)
             .at(origin)
             .help("compute this node in fp32 with a precision override, or change the constant"),
     );

@@ -106,10 +106,7 @@ impl Findings {
             Level::Info => Severity::Info,
             Level::Warning | Level::Defect | Level::Impossible => Severity::Warning,
         };
-        let diagnostic = Diagnostic {
-            severity,
-            ..Diagnostic::warning(id, message).at(origin).help(lint.remedy)
-        };
+        let diagnostic = Diagnostic::new(id, severity, message).at(origin).help(lint.remedy);
         self.at.insert(key, self.found.len());
         self.found.push((diagnostic, vec![]));
     }

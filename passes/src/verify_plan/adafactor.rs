@@ -6,7 +6,7 @@
 use super::broken;
 use super::host::home;
 use frit_ir::ops::{Adafactor, AdafactorPart, StateName};
-use frit_ir::plan::{Action, Place, Plan, GroupId};
+use frit_ir::plan::{Action, GroupId, Place, Plan};
 use frit_ir::{Code, Op};
 
 /// A task that is a part of a step.

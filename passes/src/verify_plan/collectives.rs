@@ -11,7 +11,7 @@
 
 use super::broken;
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Arena, Place, Plan, Stream, BufferId, GroupId, TiVec};
+use frit_ir::plan::{Action, Arena, BufferId, GroupId, Place, Plan, Stream, TiVec};
 use frit_ir::{Code, DType, Diagnostic};
 
 /// How gradients are combined that are exchanged in this dtype.

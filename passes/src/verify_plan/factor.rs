@@ -19,7 +19,7 @@
 use super::broken;
 use super::linear::{Linear, linear};
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
-use frit_ir::plan::{Action, Arena, Kernel, PhaseName, Place, Plan, KernelId};
+use frit_ir::plan::{Action, Arena, Kernel, KernelId, PhaseName, Place, Plan};
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
 

@@ -5,7 +5,7 @@
 
 use super::broken;
 use frit_ir::ops::{ReduceKind, StateName};
-use frit_ir::plan::{Action, PhaseName, Plan, BufferId};
+use frit_ir::plan::{Action, BufferId, PhaseName, Plan};
 use frit_ir::{Code, DType, Diagnostic, Op};
 use std::collections::BTreeMap;
 

@@ -9,7 +9,7 @@
 //! ordered after one another.
 
 use super::broken;
-use frit_ir::plan::{Arena, PhaseName, Place, Plan, Stream, BufferId};
+use frit_ir::plan::{Arena, BufferId, PhaseName, Place, Plan, Stream};
 use frit_ir::{Code, Diagnostic};
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@
 //! P405  the evaluation has the ranks of the training
 //! P406  of every parameter that both use, each rank holds the same elements, in the same dtype, in both
 
-use frit_ir::plan::{Plan, ParamId};
+use frit_ir::plan::{ParamId, Plan};
 use frit_ir::{Code, Diagnostic};
 use std::collections::HashMap;
 

@@ -17,7 +17,9 @@
 use super::host::home;
 use super::{adafactor, broken};
 use frit_ir::ops::StateName;
-use frit_ir::plan::{Action, ParamGroup, PhaseName, Place, Plan, BufferId, GroupId, ParamId, TiSlice, TiVec};
+use frit_ir::plan::{
+    Action, BufferId, GroupId, ParamGroup, ParamId, PhaseName, Place, Plan, TiSlice, TiVec,
+};
 use frit_ir::{Code, Diagnostic, Op};
 use std::collections::HashMap;
 
