@@ -1,10 +1,11 @@
 //! Golden tests of passes: `tests/golden/<pass>/<behavior>.frit`.
 //!
 //! A file has a header `; test pass=<name> key=value …`, a graph, the line `; ==== expected ====` and
-//! the graph after the pass. `FRIT_BLESS=1 cargo test` rewrites what is expected. Beside the text, each
+//! the graph after the pass. `UPDATE_EXPECT=1 cargo test` rewrites what is expected. Beside the text, each
 //! test runs both graphs in the interpreter on random feeds and compares their outputs as closely as the
 //! pass promises.
 
+use expect_test::expect_file;
 use frit_ir::interpret::{Options, leaf_key, run};
 use frit_ir::plan::{DeviceType, Strategy, Target};
 use frit_ir::{DType, Graph, Op, Tensor, text};
@@ -202,7 +203,7 @@ fn check(path: &Path) {
     let content = std::fs::read_to_string(path).expect("readable");
     assert!(content.lines().count() <= 40, "{name}: one idea, at most 40 lines");
     let header = Header::parse(&content);
-    let (input, expected) = content.split_once(SEPARATOR).unwrap_or((&content, ""));
+    let (input, _) = content.split_once(SEPARATOR).unwrap_or((&content, ""));
     let before = text::parse(input).unwrap_or_else(|e| panic!("{name}: {e}"));
     let mut graph = before.clone();
     let pass = header.build();
@@ -212,12 +213,7 @@ fn check(path: &Path) {
         Ok(_) => graph.to_string(),
         Err(error) => format!("; error {}: {error}\n", error.code),
     };
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        let blessed = format!("{}\n{SEPARATOR}{actual}", input.trim_end());
-        std::fs::write(path, blessed).expect("writable");
-    } else {
-        assert_eq!(actual, expected, "{name}: FRIT_BLESS=1 accepts the new text");
-    }
+    expect_file![path].assert_eq(&format!("{}\n{SEPARATOR}{actual}", input.trim_end()));
     if result.is_ok() {
         let again = text::parse(&actual).unwrap_or_else(|e| panic!("{name}: result: {e}"));
         assert_eq!(again.to_string(), actual, "{name}: the text form is stable");

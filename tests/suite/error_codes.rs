@@ -2,6 +2,7 @@
 
 use crate::support::file;
 use clap::Parser;
+use expect_test::expect_file;
 use frit::commands::{Cli, execute};
 use frit_ir::{Code, codes};
 use std::path::Path;
@@ -219,15 +220,9 @@ fn codes_are_explained() {
     assert!(said.contains("f16 without loss scaling"), "{said}");
 }
 
-/// `FRIT_BLESS=1` writes the page again.
 #[test]
 fn the_page_is_the_table() {
-    let path = file("docs/errors.md");
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::write(&path, codes::document()).expect("writable");
-    }
-    let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert_eq!(found, codes::document(), "FRIT_BLESS=1 writes it again");
+    expect_file![file("docs/errors.md")].assert_eq(&codes::document());
 }
 
 /// All sources of tests and libraries.

@@ -1,7 +1,8 @@
-//! The figures of the documentation, drawn from what tests compute. `FRIT_BLESS=1` writes them to
+//! The figures of the documentation, drawn from what tests compute. `UPDATE_EXPECT=1` writes them to
 //! `docs/figures`; otherwise they must be as they are there.
 
 use crate::support::file;
+use expect_test::expect_file;
 use frit_ir::Region;
 use frit_ir::plan::{Live, Plan, Purpose, Stream};
 use frit_passes::simulate::Simulation;
@@ -22,14 +23,7 @@ pub(crate) struct Line {
 
 /// Writes the figure, or compares it with the one that is there.
 pub(crate) fn keep(name: &str, svg: &str) {
-    let path = file("docs/figures").join(name);
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::create_dir_all(file("docs/figures")).expect("docs/figures");
-        std::fs::write(&path, svg).expect("a figure");
-        return;
-    }
-    let old = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(old == svg, "docs/figures/{name} is out of date: FRIT_BLESS=1 writes it");
+    expect_file![file("docs/figures").join(name)].assert_eq(svg);
 }
 
 /// Values over numbers of GPUs, which double from one to the next.

@@ -1,9 +1,10 @@
 //! The simulator, emulating PyTorch's FSDP2, against published runs. `docs/simulator.md` holds the table;
-//! `FRIT_BLESS=1` writes it.
+//! `UPDATE_EXPECT=1` writes it.
 
 use crate::figures;
 use crate::simulate::predict_model;
 use crate::support::file;
+use expect_test::expect_file;
 use frit_ir::plan::Plan;
 use frit_passes::cost::{Cluster, Device};
 use frit_passes::simulate::emulate::{Attention, Checkpointing, Emulation, System, emulate};
@@ -243,13 +244,8 @@ fn emulated_runs_agree_with_published_ones() {
     let page = std::fs::read_to_string(&path).expect("docs/simulator.md");
     let (begin, end) = ("<!-- published -->\n", "<!-- /published -->");
     let (head, rest) = page.split_once(begin).expect("the marker");
-    let (old, tail) = rest.split_once(end).expect("the marker");
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::write(&path, format!("{head}{begin}{text}{end}{tail}"))
-            .expect("docs/simulator.md");
-    } else {
-        assert_eq!(old, text, "docs/simulator.md is out of date: FRIT_BLESS=1 writes it");
-    }
+    let (_, tail) = rest.split_once(end).expect("the marker");
+    expect_file![&path].assert_eq(&format!("{head}{begin}{text}{end}{tail}"));
     assert!(throughput <= 10.0, "median error of the throughput is {throughput:.1} %");
     assert!(memory <= 10.0, "largest error of the memory is {memory:.1} %");
 }

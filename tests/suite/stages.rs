@@ -1,8 +1,9 @@
 //! Golden text of one small model on its way: the graph after every pass that makes a training step of it,
-//! and the plan. `FRIT_BLESS=1 cargo test` rewrites `tests/golden/stages`.
+//! and the plan. `UPDATE_EXPECT=1 cargo test` rewrites `tests/golden/stages`.
 
 use crate::support::file;
 use clap::Parser;
+use expect_test::expect_file;
 use frit::commands::{Cli, execute};
 
 /// Two layers, of which the first is tied to nothing and the second has a bias.
@@ -24,13 +25,7 @@ fn frit(args: &[&str]) -> String {
 }
 
 fn expect(name: &str, found: &str) {
-    let path = file(&format!("tests/golden/stages/{name}"));
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::write(&path, found).expect("writable");
-        return;
-    }
-    let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == expected, "{name}: FRIT_BLESS=1 accepts the new text\n{found}");
+    expect_file![file(&format!("tests/golden/stages/{name}"))].assert_eq(found);
 }
 
 /// The tasks of a plan that keeps parts from forward to backward, and of steps that add sums over ranks.

@@ -52,7 +52,7 @@ A configuration is a TOML file, `frit compile --config train.toml`, and settings
 section.key=VALUE`. Keys that neither names keep their defaults; `frit compile --help-config` prints this list. The resolved
 configuration is kept in the plan directory as `source/train.toml`.
 
-This page is written from the declarations in `compiler/src/config/sections.rs` (`FRIT_BLESS=1 cargo test -p frit page`).
+This page is written from the declarations in `compiler/src/config/sections.rs` (`UPDATE_EXPECT=1 cargo test -p frit page`).
 
 ## Patterns
 

@@ -68,12 +68,7 @@ fn every_key_is_in_the_help_and_the_print_out() {
 
 #[test]
 fn the_page_of_keys_is_up_to_date() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::write(path, page()).unwrap();
-    }
-    let stored = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(stored == page(), "docs/configuration.md is out of date: FRIT_BLESS=1 writes it");
+    expect_test::expect_file!["../../../docs/configuration.md"].assert_eq(&page());
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn check_sample(listed: &str, of: fn(&Case) -> Result<(), String>) {
     let wrong = wrong.into_inner().expect("no panic");
     let text: String = wrong.iter().map(|(name, why)| format!("{name}: {why}\n")).collect();
     let path = file(&format!("tests/conformance/{listed}"));
-    if std::env::var_os("FRIT_BLESS").is_some() {
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
         std::fs::write(path, text).expect("written");
         return;
     }
@@ -77,5 +77,5 @@ fn check_sample(listed: &str, of: fn(&Case) -> Result<(), String>) {
     let names = |text: &str| -> Vec<String> {
         text.lines().filter_map(|l| l.split_once(": ")).map(|(name, _)| name.into()).collect()
     };
-    assert_eq!(names(&text), names(&stored), "FRIT_BLESS=1 writes {listed}:\n{text}");
+    assert_eq!(names(&text), names(&stored), "UPDATE_EXPECT=1 writes {listed}:\n{text}");
 }

@@ -4,7 +4,7 @@
 //! Every test of a set is on exactly one list of `tests/conformance/<set>/`: `passes.txt`, those that
 //! give what they state; `out_of_scope.txt`, those that need what Frit is not for, with the reason; and
 //! `open.txt`, those that should pass and do not, with what is wrong. A test that moves between passing
-//! and failing, in either direction, fails here; `FRIT_BLESS=1` writes `passes.txt` and `open.txt` again.
+//! and failing, in either direction, fails here; `UPDATE_EXPECT=1` writes `passes.txt` and `open.txt` again.
 //!
 //! The wheel comes from `.ci/setup.sh --onnx-tests`, which prints where it is as `FRIT_ONNX_TESTS`.
 
@@ -15,6 +15,7 @@ mod proto;
 
 use crate::support::file;
 use case::Case;
+use expect_test::expect_file;
 use frit_tests::requirements::Requirement;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -113,7 +114,7 @@ fn check(set: &str, expected: usize) {
         found.iter().map(|(name, o)| (name.as_str(), o.wrong.as_str())).collect();
     let passes: BTreeSet<&str> =
         found.iter().filter(|(_, w)| w.is_empty()).map(|(n, _)| *n).collect();
-    if std::env::var_os("FRIT_BLESS").is_some() {
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
         let write = |name: &str, lines: Vec<String>| {
             let path = file(&format!("tests/conformance/{set}/{name}"));
             std::fs::write(path, lines.iter().map(|l| l.clone() + "\n").collect::<String>())
@@ -137,7 +138,7 @@ fn check(set: &str, expected: usize) {
             _ => {}
         }
     }
-    assert!(drift.is_empty(), "{set} (FRIT_BLESS=1 writes the lists):\n{}", drift.join("\n"));
+    assert!(drift.is_empty(), "{set} (UPDATE_EXPECT=1 writes the lists):\n{}", drift.join("\n"));
 }
 
 /// Compares `operators.txt`: of every operator, how many tests of it alone pass, and what it becomes.
@@ -157,13 +158,7 @@ fn check_operators(found: &BTreeMap<String, Outcome>) {
         let _ = writeln!(text, "{name}: {passed}/{all} {}", operations.join(" "));
     }
     let path = file("tests/conformance/operators.txt");
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::write(path, text).expect("written");
-        return;
-    }
-    let stored = std::fs::read_to_string(path).expect("operators.txt");
-    let differs = stored.lines().zip(text.lines()).find(|(a, b)| a != b);
-    assert!(stored == text, "operators.txt (FRIT_BLESS=1 writes it): {differs:?}");
+    expect_file![path].assert_eq(&text);
 }
 
 #[test]

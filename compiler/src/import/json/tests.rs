@@ -232,17 +232,7 @@ fn frozen_and_integer_parameters() {
 
 #[test]
 fn the_checked_in_schema_is_current() {
-    let path = file("docs/frit-model.schema.json");
-    let current = json_schema();
-    if std::env::var_os("FRIT_BLESS").is_some() {
-        std::fs::write(&path, &current).expect("the schema is written");
-    }
-    let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        checked_in == current,
-        "run the tests once with FRIT_BLESS=1 to renew {}",
-        path.display()
-    );
+    expect_test::expect_file![file("docs/frit-model.schema.json")].assert_eq(&json_schema());
 }
 
 #[test]
