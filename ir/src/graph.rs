@@ -15,7 +15,7 @@ pub struct ValueId(pub u32);
 pub struct NodeId(pub u32);
 
 /// One result of a node.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Value {
     /// Element type and (per-rank, logical) shape.
     pub ty: TensorType,
@@ -28,7 +28,7 @@ pub struct Value {
 }
 
 /// One operation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
     /// What it computes.
     pub op: Op,
@@ -43,7 +43,7 @@ pub struct Node {
 }
 
 /// What a graph output is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutputKind {
     /// An output of the model.
     Result,
@@ -60,7 +60,7 @@ pub enum OutputKind {
 }
 
 /// A named output.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Output {
     /// Its name: the model's, the parameter's or the metric's.
     pub name: String,
@@ -75,7 +75,7 @@ pub struct Output {
 #[error("{op} at {origin}: {error} (operands: {operands})")]
 pub struct GraphError {
     /// Name of the operation.
-    pub op: String,
+    pub op: &'static str,
     /// Where the node comes from.
     pub origin: Origin,
     /// The rule it breaks.
@@ -85,7 +85,7 @@ pub struct GraphError {
 }
 
 /// A program of one rank: pure, in SSA form; state enters as leaves and leaves as carried outputs.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Graph {
     /// Name of the model.
     pub name: String,

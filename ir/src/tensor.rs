@@ -1,7 +1,9 @@
 //! Tensors held in memory: constants of a graph, and the values of the interpreter.
 
+use crate::ops::number::Bits;
 use crate::{DType, Shape, TensorType};
 use half::{bf16, f16};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Elements of a [`Tensor`], widened to the largest type of their kind.
@@ -18,7 +20,7 @@ pub enum TensorData {
 
 impl PartialEq for TensorData {
     fn eq(&self, other: &Self) -> bool {
-        let same = |a: &f64, b: &f64| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+        let same = |a: &f64, b: &f64| a.bits() == b.bits();
         match (self, other) {
             (TensorData::Float(a), TensorData::Float(b)) => {
                 a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
@@ -29,8 +31,19 @@ impl PartialEq for TensorData {
     }
 }
 
+impl Eq for TensorData {}
+
+impl Hash for TensorData {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            TensorData::Float(elements) => elements.iter().for_each(|x| x.bits().hash(state)),
+            TensorData::Int(elements) => elements.hash(state),
+        }
+    }
+}
+
 /// A dense row-major tensor. Cloning is cheap: the elements are shared.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
     /// Element type and shape.
     pub ty: TensorType,

@@ -274,7 +274,7 @@ impl Compared {
     fn none(kernel: &Kernel) -> Compared {
         let body = &kernel.body;
         let (dtype, tolerance) = tolerance(body);
-        let names: BTreeSet<String> =
+        let names: BTreeSet<&str> =
             body.nodes().filter(|(_, n)| !n.op.is_leaf()).map(|(_, n)| n.op.name()).collect();
         Compared {
             kernel: kernel.name.clone(),

@@ -205,7 +205,7 @@ fn config(settings: &[&str]) -> Config {
 
 /// The names of all operations in the page.
 pub(crate) fn operations() -> BTreeSet<String> {
-    let samples = samples().into_iter().map(|(op, _)| op.name());
+    let samples = samples().into_iter().map(|(op, _)| op.name().to_string());
     samples.filter(|name| !name.ends_with("_grad")).collect()
 }
 
@@ -221,7 +221,7 @@ fn table() -> BTreeMap<String, Coverage> {
             cpu: if free { "free" } else { kernel(&cpu, &body, "interpreter") },
             cuda: if free { "free" } else { kernel(&cuda, &body, "none") },
         };
-        (op.name(), coverage)
+        (op.name().to_string(), coverage)
     };
     // Gradients of functions are asked for by the gradient itself.
     samples().into_iter().filter(|(op, _)| !op.name().ends_with("_grad")).map(cover).collect()

@@ -22,7 +22,7 @@ fn launches_of(model: &str, batch: usize, settings: &[&str]) -> [BTreeSet<String
     let (mut n_kernels, mut files, mut operations) = (0, BTreeSet::new(), BTreeSet::new());
     for kernel in &compiled.plan.kernels {
         assert_ne!(kernel.kind(), KernelKind::Interpreted, "{model}:\n{}", kernel.body);
-        operations.extend(kernel.body.nodes().map(|(_, n)| n.op.name()));
+        operations.extend(kernel.body.nodes().map(|(_, n)| n.op.name().to_string()));
         if let Entry::Launches(selected) = &kernel.entry {
             n_kernels += 1;
             files.extend(selected.every_launch().into_iter().filter_map(|l| match l {

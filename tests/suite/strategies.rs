@@ -264,7 +264,7 @@ fn every_export_raises_to_the_same_operations() {
             let of = |t: &frit_ir::plan::Task| match &t.action {
                 Action::Kernel { kernel, .. } => {
                     let nodes = plan.kernels[*kernel].body.nodes();
-                    nodes.filter(|(_, n)| n.op.name() == **op).count()
+                    nodes.filter(|(_, n)| n.op.name() == *op).count()
                 }
                 _ => 0,
             };

@@ -85,12 +85,12 @@ pub enum EvalError {
     DivisionByZero,
     /// [`eval_op`] was asked for a leaf.
     #[error("`{0}` is a leaf: its value comes from outside")]
-    Leaf(String),
+    Leaf(&'static str),
     /// The error of one node of a graph.
     #[error("{op} at {origin}: {error}")]
     At {
         /// Name of the operation.
-        op: String,
+        op: &'static str,
         /// Where the node comes from.
         origin: Origin,
         /// What happened there.

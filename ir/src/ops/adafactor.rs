@@ -14,13 +14,14 @@
 //!
 //! Sums are of this rank's elements alone and are added over ranks before the next part reads them.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, OptimizerKind, arity, shape_is};
 use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// Which part of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdafactorPart {
     /// Sums over the elements of a rank.
@@ -32,7 +33,7 @@ pub enum AdafactorPart {
 }
 
 /// A part of a step for one parameter.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Adafactor {
     /// Which part.
@@ -43,6 +44,8 @@ pub struct Adafactor {
     #[serde(with = "super::number")]
     pub share: f64,
 }
+
+by_bits!(Adafactor { share } { part, shape });
 
 impl Adafactor {
     /// Elements of the state.

@@ -3,6 +3,7 @@
 //! Legend: `B` batch, `H` query heads, `G` key/value heads (H a multiple of G), `T` queries, `S` keys,
 //! `D` head size, `E` value size. Source: Vaswani et al. 2017; Dao et al. 2022 (tiling, `lse`).
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity_in, float, same_shape, shape_is, statistics_dtype};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use std::ops::Range;
 /// The mask broadcasts to `[B,H,T,S]`: a bool mask keeps where true, a float mask is added to the
 /// scores. `lse` is the log of the sum of exponentials of the scaled, masked scores. A row with every
 /// key masked gives `y` = 0 and `lse` = −inf.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Factor of the scores, usually 1/√D.
@@ -26,6 +27,8 @@ pub struct Attention {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
 }
+
+by_bits!(Attention { scale } { causal, window });
 
 impl Attention {
     /// Which keys queries see.
@@ -48,7 +51,7 @@ impl Attention {
 
 /// `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv[, dmask])`; `dmask` has the shape of the mask, in the
 /// dtype of the statistics.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionGrad {
     /// As [`Attention::scale`].
@@ -64,6 +67,8 @@ pub struct AttentionGrad {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mask_grad: bool,
 }
+
+by_bits!(AttentionGrad { scale } { causal, window, mask_grad });
 
 impl AttentionGrad {
     /// Which keys queries see.

@@ -1,5 +1,6 @@
 //! Batch normalization with the statistics of the batch.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity, axis_of, float, shape_is, statistics_dtype};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// `(x[N, C, …], scale[C], bias[C])` → `(y, mean[C], var[C])`: each channel (axis 1) normalized over all
 /// other axes, `y = (x − mean)/√(var + eps) · scale + bias`. `var` is the biased variance; statistics are
 /// f32 (f64 for f64).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchNorm {
     /// Added to the variance.
@@ -15,14 +16,18 @@ pub struct BatchNorm {
     pub eps: f64,
 }
 
+by_bits!(BatchNorm { eps } {  });
+
 /// `(dy, x, scale, mean, var)` → `(dx, dscale, dbias)`: the gradient of [`BatchNorm`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchNormGrad {
     /// Added to the variance.
     #[serde(with = "super::number")]
     pub eps: f64,
 }
+
+by_bits!(BatchNormGrad { eps } {  });
 
 fn channels(x: &TensorType) -> Result<usize, OpError> {
     float(x, "x")?;

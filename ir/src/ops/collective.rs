@@ -7,7 +7,7 @@ use crate::DType;
 use serde::{Deserialize, Serialize};
 
 /// The full value of a sharded parameter.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllGather {
     /// The unit whose gather this is part of.
@@ -15,7 +15,7 @@ pub struct AllGather {
 }
 
 /// The mean over ranks of a full gradient, of which each rank keeps its shard.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReduceScatter {
     /// The unit whose reduction this is part of.
@@ -42,7 +42,7 @@ pub fn reduction_factors(dtype: DType, world_size: usize) -> Option<(f64, f64)> 
 }
 
 /// How an `all_reduce` combines ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceKind {
     /// The sum.
@@ -54,7 +54,7 @@ pub enum ReduceKind {
 }
 
 /// The sum, mean or largest over ranks, on every rank.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllReduce {
     /// How ranks are combined.

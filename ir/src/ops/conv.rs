@@ -5,7 +5,7 @@ use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// How a window slides over the spatial axes (all but the first two); one entry per axis.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
     /// Elements between two positions of the window.
@@ -60,7 +60,7 @@ impl Window {
 /// `(x[N, C, …], w[M, C/groups, …])` → `y[N, M, …]`: ONNX Conv without bias.
 ///
 /// Accumulates in f32 (f64 for f64 operands) and rounds once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conv {
     /// How the kernel slides over `x`.
@@ -74,7 +74,7 @@ pub struct Conv {
 
 /// `(dy[N, M, …], w[M, C/groups, …])` → `dx[N, C, …]`: the gradient of [`Conv`] for `x`, which is the
 /// transposed convolution.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConvGradInput {
     /// How the kernel slides over `dx`.
@@ -89,7 +89,7 @@ pub struct ConvGradInput {
 }
 
 /// `(dy[N, M, …], x[N, C, …])` → `dw[M, C/groups, …]`: the gradient of [`Conv`] for `w`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConvGradWeight {
     /// How the kernel slides over `x`.

@@ -43,7 +43,7 @@ impl FusionKind {
 /// whose outputs, in order, are the results.
 ///
 /// Inside a region values of f16 and bf16 may be kept in f32 between nodes; results are rounded.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fusion {
     /// How it is compiled.
     pub kind: FusionKind,

@@ -7,7 +7,7 @@ use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// `embedding(table[V, C], ids[..])` → `[.., C]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Embedding {
     /// The row that gets no gradient from here, as `padding_idx` of `torch.nn.Embedding`.
@@ -34,7 +34,7 @@ impl Embedding {
 
 /// The gradient of `embedding` for its table: `(dy[.., C], ids[..])` → `[rows, C]`, rows that occur
 /// several times summed in f32.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingGrad {
     /// Rows of the table.
@@ -62,7 +62,7 @@ impl EmbeddingGrad {
 }
 
 /// ONNX Gather: `(data, indices)`; axis `axis` of the data is replaced by the axes of the indices.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gather {
     /// The axis.
@@ -83,7 +83,7 @@ impl Gather {
 }
 
 /// ONNX GatherElements: `(data, indices)` → the shape of the indices.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatherElements {
     /// The axis along which the indices point.
@@ -106,7 +106,7 @@ impl GatherElements {
 }
 
 /// ONNX GatherND: `(data, indices[.., K])`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatherNd {
     /// Leading axes that data and indices share.
@@ -133,7 +133,7 @@ impl GatherNd {
 }
 
 /// ONNX CumSum along an axis.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CumSum {
     /// The axis.

@@ -1,11 +1,12 @@
 //! Operations that only rearrange elements.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity, axis_of};
 use crate::{Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// The same elements in row-major order, in another shape.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reshape {
     /// Shape of the result.
@@ -27,7 +28,7 @@ impl Reshape {
 }
 
 /// Permutation of the axes: axis `i` of the result is axis `perm[i]` of the operand.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transpose {
     /// The permutation.
@@ -61,7 +62,7 @@ impl Transpose {
 }
 
 /// Numpy's `broadcast_to`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expand {
     /// Shape of the result.
@@ -82,7 +83,7 @@ impl Expand {
 }
 
 /// A strided box: along axis `i` the elements `start[i] + j·step[i]` for `j < size[i]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
     /// First index, per axis.
@@ -113,7 +114,7 @@ impl Slice {
 }
 
 /// Operands one after the other along an axis.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Concat {
     /// The axis.
@@ -139,7 +140,7 @@ impl Concat {
 }
 
 /// Consecutive parts of the operand along an axis, one result each.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
     /// The axis.
@@ -173,7 +174,7 @@ impl Split {
 }
 
 /// The operand inside a border of constant elements.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pad {
     /// Elements added before, per axis.
@@ -184,6 +185,8 @@ pub struct Pad {
     #[serde(with = "super::number")]
     pub value: f64,
 }
+
+by_bits!(Pad { value } { low, high });
 
 impl Pad {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {

@@ -1,12 +1,12 @@
 //! Leaves: inputs, parameters, state, hyper-parameters, constants.
 
-use super::number::{self, Scalar};
+use super::number::{self, Bits, Scalar, by_bits, by_identity};
 use super::{Inferred, OpError, StateName, arity};
 use crate::{DType, Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// A tensor fed from data at every micro-step; its shape is that of one rank's micro-batch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
     /// Name in the model and in `--data`.
@@ -23,7 +23,7 @@ impl Input {
 }
 
 /// What happens to an initializer of the model during training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ParamKind {
     /// Updated by the optimizer.
@@ -35,7 +35,7 @@ pub enum ParamKind {
 }
 
 /// How a parameter or state starts where no file gives its value.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
     /// From the plan's weights.
@@ -54,8 +54,22 @@ pub enum Init {
     },
 }
 
+impl Init {
+    fn identity(&self) -> impl Eq + std::hash::Hash {
+        let number = match self {
+            Init::Weights => None,
+            Init::Constant(x) | Init::Normal { std: x } | Init::Uniform { bound: x } => {
+                Some(x.bits())
+            }
+        };
+        (std::mem::discriminant(self), number)
+    }
+}
+
+by_identity!(Init);
+
 /// A parameter or buffer of the model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Param {
     /// The model's own name for it.
@@ -96,7 +110,7 @@ impl Param {
 }
 
 /// State that Frit keeps from step to step: moments, accumulated gradients, the scaler, counters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// What it is.
@@ -114,6 +128,8 @@ pub struct State {
     pub sharded: bool,
 }
 
+by_bits!(State { init } { name, of, ty, sharded });
+
 impl State {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 0)?;
@@ -122,7 +138,7 @@ impl State {
 }
 
 /// A scalar f32 that may be changed when a plan is run: learning rate, betas, clip norm …
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hyper {
     /// Its key in the configuration, such as `optimizer.lr`.
@@ -132,8 +148,10 @@ pub struct Hyper {
     pub default: f64,
 }
 
+by_bits!(Hyper { default } { name });
+
 /// A tensor known at compile time.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Constant {
     /// The elements.
     pub value: Tensor,

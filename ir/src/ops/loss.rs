@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// `(logits[.., V], labels[..])` → `(losses[..], lse[..])`; a row whose label is `ignore_index` has
 /// loss 0.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrossEntropy {
     /// The label that leaves a row out.
@@ -26,7 +26,7 @@ impl CrossEntropy {
 }
 
 /// `(dlosses[..], logits[.., V], labels[..], lse[..])` → `dlogits`, in the dtype of the logits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrossEntropyGrad {
     /// The label that leaves a row out.

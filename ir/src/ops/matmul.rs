@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// `a[.., M, K] · b[.., K, N]` → `[.., M, N]`, leading axes broadcast as in numpy.
 ///
 /// Accumulates in f32 (f64 for f64 operands) and rounds once to the result's dtype.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatMul {
     /// Whether the last two axes of `a` are swapped first.

@@ -82,211 +82,234 @@ impl OpError {
 /// Inference returns the types of all results.
 pub type Inferred = Result<Vec<TensorType>, OpError>;
 
-/// An operation with its attributes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Op {
-    /// A tensor fed from data at every micro-step.
-    Input(Input),
-    /// A parameter or buffer of the model.
-    Param(Param),
-    /// State that Frit itself keeps from step to step.
-    State(State),
-    /// A scalar of the plan's `hyper` buffer.
-    Hyper(Hyper),
-    /// A tensor known at compile time.
-    Constant(Constant),
+/// Declares the operations, each by its variant, its attributes and its name in texts, and the families of functions, of
+/// which every function has its own name.
+macro_rules! operations {
+    (
+        $(#[$meta:meta])*
+        operations { $($(#[$doc:meta])* $variant:ident $(($attributes:ty))? = $name:literal,)* }
+        families { $($(#[$family_doc:meta])* $family:ident($function:ty) = $word:literal,)* }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum Op {
+            $($(#[$doc])* #[serde(rename = $name)] $variant $(($attributes))?,)*
+            $($(#[$family_doc])* #[serde(rename = $word)] $family($function),)*
+        }
 
-    /// One real function of one operand, elementwise.
-    Unary(UnaryFn),
-    /// A test of each element, to `bool`.
-    Predicate(PredicateFn),
-    /// Conversion of the element type, rounding to nearest even.
-    Cast(Cast),
-    /// Limits each element to a range.
-    Clip(Clip),
-    /// One real function of two operands, elementwise with numpy broadcasting.
-    Binary(BinaryFn),
-    /// Comparison of two operands, elementwise with broadcasting, to `bool`.
-    Compare(CompareFn),
-    /// Logic on two `bool` operands, elementwise with broadcasting.
-    Logical(LogicalFn),
-    /// `select(c, a, b)`: `a` where `c`, else `b`, elementwise with broadcasting.
-    Select,
+        impl Op {
+            const FAMILIES: &'static [&'static str] = &[$($word,)*];
 
-    /// The same elements in another shape; free.
-    Reshape(Reshape),
-    /// Permutation of the axes.
-    Transpose(Transpose),
-    /// Broadcast to a larger shape.
-    Expand(Expand),
-    /// A strided box of the operand.
-    Slice(Slice),
-    /// Operands one after the other along an axis.
-    Concat(Concat),
-    /// The inverse of `concat`.
-    Split(Split),
-    /// The operand with a constant border.
-    Pad(Pad),
+            /// Name in the text form, in JSON models and in reports.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Op::$variant { .. } => $name,)*
+                    $(Op::$family(function) => function.name(),)*
+                }
+            }
 
-    /// Rows of a table: `embedding(table[V, C], ids[..])` → `[.., C]`.
-    Embedding(Embedding),
-    /// The gradient of `embedding` for its table.
-    EmbeddingGrad(EmbeddingGrad),
-    /// ONNX Gather: slices of the operand along one axis.
-    Gather(Gather),
-    /// ONNX GatherElements.
-    GatherElements(GatherElements),
-    /// ONNX GatherND.
-    GatherNd(GatherNd),
-    /// ONNX ScatterElements.
-    ScatterElements(ScatterElements),
-    /// ONNX ScatterND.
-    ScatterNd(ScatterNd),
-    /// Running sums along an axis.
-    CumSum(CumSum),
-    /// The first elements along an axis in sorted order, and their indices.
-    TopK(TopK),
-    /// The index of the largest or smallest element along an axis.
-    ArgReduce(ArgReduce),
+            /// Names of all operations except `fusion`, sorted.
+            pub fn names() -> Vec<&'static str> {
+                let mut names = vec![$($name,)*];
+                $(names.extend(<$function>::ALL.iter().map(|f| f.name()));)*
+                names.retain(|name| *name != "fusion");
+                names.sort_unstable();
+                names
+            }
+        }
+    };
+}
 
-    /// Random numbers from a counter-based generator.
-    Random(Random),
-    /// A random mask from the same generator.
-    RandomMask(RandomMask),
+operations! {
+    /// An operation with its attributes. Equality and hashing compare floats by their bits.
+    operations {
+        /// A tensor fed from data at every micro-step.
+        Input(Input) = "input",
+        /// A parameter or buffer of the model.
+        Param(Param) = "param",
+        /// State that Frit itself keeps from step to step.
+        State(State) = "state",
+        /// A scalar of the plan's `hyper` buffer.
+        Hyper(Hyper) = "hyper",
+        /// A tensor known at compile time.
+        Constant(Constant) = "constant",
 
-    /// Reduction over axes.
-    Reduce(Reduce),
-    /// Sum over the axes along which a shape was broadcast: the gradient of broadcasting.
-    SumTo(SumTo),
+        /// Conversion of the element type, rounding to nearest even.
+        Cast(Cast) = "cast",
+        /// Limits each element to a range.
+        Clip(Clip) = "clip",
+        /// `select(c, a, b)`: `a` where `c`, else `b`, elementwise with broadcasting.
+        Select = "select",
 
-    /// Matrix product, batched, with optional transposition of either operand.
-    #[serde(rename = "matmul")]
-    MatMul(MatMul),
+        /// The same elements in another shape; free.
+        Reshape(Reshape) = "reshape",
+        /// Permutation of the axes.
+        Transpose(Transpose) = "transpose",
+        /// Broadcast to a larger shape.
+        Expand(Expand) = "expand",
+        /// A strided box of the operand.
+        Slice(Slice) = "slice",
+        /// Operands one after the other along an axis.
+        Concat(Concat) = "concat",
+        /// The inverse of `concat`.
+        Split(Split) = "split",
+        /// The operand with a constant border.
+        Pad(Pad) = "pad",
 
-    /// Convolution: `(x, w)` → `y`.
-    Conv(Conv),
-    /// Gradient of `conv` for its operand, or transposed convolution: `(dy, w)` → `dx`.
-    ConvGradInput(ConvGradInput),
-    /// Gradient of `conv` for its kernel: `(dy, x)` → `dw`.
-    ConvGradWeight(ConvGradWeight),
+        /// Rows of a table: `embedding(table[V, C], ids[..])` → `[.., C]`.
+        Embedding(Embedding) = "embedding",
+        /// The gradient of `embedding` for its table.
+        EmbeddingGrad(EmbeddingGrad) = "embedding_grad",
+        /// ONNX Gather: slices of the operand along one axis.
+        Gather(Gather) = "gather",
+        /// ONNX GatherElements.
+        GatherElements(GatherElements) = "gather_elements",
+        /// ONNX GatherND.
+        GatherNd(GatherNd) = "gather_nd",
+        /// ONNX ScatterElements.
+        ScatterElements(ScatterElements) = "scatter_elements",
+        /// ONNX ScatterND.
+        ScatterNd(ScatterNd) = "scatter_nd",
+        /// Running sums along an axis.
+        CumSum(CumSum) = "cum_sum",
+        /// The first elements along an axis in sorted order, and their indices.
+        TopK(TopK) = "top_k",
+        /// The index of the largest or smallest element along an axis.
+        ArgReduce(ArgReduce) = "arg_reduce",
 
-    /// The largest element of each window.
-    MaxPool(MaxPool),
-    /// Gradient of `max_pool`: `(dy, x)` → `dx`.
-    MaxPoolGrad(MaxPoolGrad),
-    /// The sum of each window.
-    SumPool(SumPool),
-    /// Gradient of `sum_pool`: `(dy)` → `dx`.
-    SumPoolGrad(SumPoolGrad),
+        /// Random numbers from a counter-based generator.
+        Random(Random) = "random",
+        /// A random mask from the same generator.
+        RandomMask(RandomMask) = "random_mask",
 
-    /// Batch normalization: `(x, scale, bias)` → `(y, mean, var)`.
-    BatchNorm(BatchNorm),
-    /// Gradient of `batch_norm`: `(dy, x, scale, mean, var)` → `(dx, dscale, dbias)`.
-    BatchNormGrad(BatchNormGrad),
+        /// Reduction over axes.
+        Reduce(Reduce) = "reduce",
+        /// Sum over the axes along which a shape was broadcast: the gradient of broadcasting.
+        SumTo(SumTo) = "sum_to",
 
-    /// Softmax along an axis.
-    Softmax(Softmax),
-    /// Logarithm of the softmax along an axis.
-    LogSoftmax(Softmax),
-    /// Gradient of `softmax`: `(dy, y)` → `dx`.
-    SoftmaxGrad(Softmax),
-    /// Gradient of `log_softmax`: `(dy, y)` → `dx`.
-    LogSoftmaxGrad(Softmax),
+        /// Matrix product, batched, with optional transposition of either operand.
+        MatMul(MatMul) = "matmul",
 
-    /// Layer normalization: `(x, scale[, bias])` → `(y, mean, rstd)`.
-    LayerNorm(LayerNorm),
-    /// Gradient of `layer_norm` for its input: `(dy, x, scale, mean, rstd)` → `dx`.
-    LayerNormGradInput(LayerNormGradInput),
-    /// Gradient of `layer_norm` for scale and bias: `(dy, x, mean, rstd)` → `(dscale, dbias)`.
-    LayerNormGradAffine(LayerNormGradAffine),
-    /// Root-mean-square normalization: `(x, scale)` → `(y, rstd)`.
-    RmsNorm(RmsNorm),
-    /// Gradient of `rms_norm` for its input: `(dy, x, scale, rstd)` → `dx`.
-    RmsNormGradInput(RmsNormGradInput),
-    /// Gradient of `rms_norm` for its scale: `(dy, x, rstd)` → `dscale`.
-    RmsNormGradScale(RmsNormGradScale),
+        /// Convolution: `(x, w)` → `y`.
+        Conv(Conv) = "conv",
+        /// Gradient of `conv` for its operand, or transposed convolution: `(dy, w)` → `dx`.
+        ConvGradInput(ConvGradInput) = "conv_grad_input",
+        /// Gradient of `conv` for its kernel: `(dy, x)` → `dw`.
+        ConvGradWeight(ConvGradWeight) = "conv_grad_weight",
 
-    /// Scaled dot-product attention: `(q, k, v[, mask])` → `(y, lse)`.
-    Attention(Attention),
-    /// Gradient of `attention`: `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv)`.
-    AttentionGrad(AttentionGrad),
+        /// The largest element of each window.
+        MaxPool(MaxPool) = "max_pool",
+        /// Gradient of `max_pool`: `(dy, x)` → `dx`.
+        MaxPoolGrad(MaxPoolGrad) = "max_pool_grad",
+        /// The sum of each window.
+        SumPool(SumPool) = "sum_pool",
+        /// Gradient of `sum_pool`: `(dy)` → `dx`.
+        SumPoolGrad(SumPoolGrad) = "sum_pool_grad",
 
-    /// Cross-entropy of class indices, per row: `(logits, labels)` → `(losses, lse)`.
-    CrossEntropy(CrossEntropy),
-    /// Gradient of `cross_entropy`: `(dlosses, logits, labels, lse)` → `dlogits`.
-    CrossEntropyGrad(CrossEntropyGrad),
+        /// Batch normalization: `(x, scale, bias)` → `(y, mean, var)`.
+        BatchNorm(BatchNorm) = "batch_norm",
+        /// Gradient of `batch_norm`: `(dy, x, scale, mean, var)` → `(dx, dscale, dbias)`.
+        BatchNormGrad(BatchNormGrad) = "batch_norm_grad",
 
-    /// The full value of a sharded one.
-    AllGather(AllGather),
-    /// The mean over ranks, of which each rank keeps its shard.
-    ReduceScatter(ReduceScatter),
-    /// The sum or mean over ranks.
-    AllReduce(AllReduce),
+        /// Softmax along an axis.
+        Softmax(Softmax) = "softmax",
+        /// Logarithm of the softmax along an axis.
+        LogSoftmax(Softmax) = "log_softmax",
+        /// Gradient of `softmax`: `(dy, y)` → `dx`.
+        SoftmaxGrad(Softmax) = "softmax_grad",
+        /// Gradient of `log_softmax`: `(dy, y)` → `dx`.
+        LogSoftmaxGrad(Softmax) = "log_softmax_grad",
 
-    /// The seed of the backward pass: `loss_scale(scale)` = scale × factor.
-    LossScale(LossScale),
-    /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares].
-    GradStats,
-    /// From reduced statistics to what the update needs; see [`training`].
-    Unscale(training::Unscale),
-    /// One optimizer step for one parameter; see [`optimizer`].
-    OptimizerStep(OptimizerStep),
-    /// A part of Adafactor's step for the elements that a rank holds; see [`adafactor`].
-    Adafactor(Adafactor),
-    /// A product with a constant in another element type: a gradient for and after its exchange.
-    ScaledCast(ScaledCast),
-    /// The moving average of a parameter after a step; see [`optimizer`].
-    EmaStep,
-    /// A value rounded to an 8-bit float; see [`quantize`].
-    Quantize(Quantize),
-    /// A value that differs by segment of a flat tensor.
-    BySegment(BySegment),
-    /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
-    UpdateLossScale(UpdateLossScale),
-    /// The number of steps taken: `(step, found_inf)` → `step`.
-    UpdateStep,
-    /// The learning rate at this step: `(base_lr, step)` → `lr`.
-    LearningRate(LearningRate),
+        /// Layer normalization: `(x, scale[, bias])` → `(y, mean, rstd)`.
+        LayerNorm(LayerNorm) = "layer_norm",
+        /// Gradient of `layer_norm` for its input: `(dy, x, scale, mean, rstd)` → `dx`.
+        LayerNormGradInput(LayerNormGradInput) = "layer_norm_grad_input",
+        /// Gradient of `layer_norm` for scale and bias: `(dy, x, mean, rstd)` → `(dscale, dbias)`.
+        LayerNormGradAffine(LayerNormGradAffine) = "layer_norm_grad_affine",
+        /// Root-mean-square normalization: `(x, scale)` → `(y, rstd)`.
+        RmsNorm(RmsNorm) = "rms_norm",
+        /// Gradient of `rms_norm` for its input: `(dy, x, scale, rstd)` → `dx`.
+        RmsNormGradInput(RmsNormGradInput) = "rms_norm_grad_input",
+        /// Gradient of `rms_norm` for its scale: `(dy, x, rstd)` → `dscale`.
+        RmsNormGradScale(RmsNormGradScale) = "rms_norm_grad_scale",
 
-    /// A region compiled as one kernel.
-    Fusion(Box<Fusion>),
+        /// Scaled dot-product attention: `(q, k, v[, mask])` → `(y, lse)`.
+        Attention(Attention) = "attention",
+        /// Gradient of `attention`: `(dy, q, k, v, y, lse[, mask])` → `(dq, dk, dv)`.
+        AttentionGrad(AttentionGrad) = "attention_grad",
+
+        /// Cross-entropy of class indices, per row: `(logits, labels)` → `(losses, lse)`.
+        CrossEntropy(CrossEntropy) = "cross_entropy",
+        /// Gradient of `cross_entropy`: `(dlosses, logits, labels, lse)` → `dlogits`.
+        CrossEntropyGrad(CrossEntropyGrad) = "cross_entropy_grad",
+
+        /// The full value of a sharded one.
+        AllGather(AllGather) = "all_gather",
+        /// The mean over ranks, of which each rank keeps its shard.
+        ReduceScatter(ReduceScatter) = "reduce_scatter",
+        /// The sum or mean over ranks.
+        AllReduce(AllReduce) = "all_reduce",
+
+        /// The seed of the backward pass: `loss_scale(scale)` = scale × factor.
+        LossScale(LossScale) = "loss_scale",
+        /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares].
+        GradStats = "grad_stats",
+        /// From reduced statistics to what the update needs; see [`training`].
+        Unscale(training::Unscale) = "unscale",
+        /// One optimizer step for one parameter; see [`optimizer`].
+        OptimizerStep(OptimizerStep) = "optimizer_step",
+        /// A part of Adafactor's step for the elements that a rank holds; see [`adafactor`].
+        Adafactor(Adafactor) = "adafactor",
+        /// A product with a constant in another element type: a gradient for and after its exchange.
+        ScaledCast(ScaledCast) = "scaled_cast",
+        /// The moving average of a parameter after a step; see [`optimizer`].
+        EmaStep = "ema_step",
+        /// A value rounded to an 8-bit float; see [`quantize`].
+        Quantize(Quantize) = "quantize",
+        /// A value that differs by segment of a flat tensor.
+        BySegment(BySegment) = "by_segment",
+        /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
+        UpdateLossScale(UpdateLossScale) = "update_loss_scale",
+        /// The number of steps taken: `(step, found_inf)` → `step`.
+        UpdateStep = "update_step",
+        /// The learning rate at this step: `(base_lr, step)` → `lr`.
+        LearningRate(LearningRate) = "learning_rate",
+
+        /// A region compiled as one kernel.
+        Fusion(Box<Fusion>) = "fusion",
+    }
+    families {
+        /// One real function of one operand, elementwise.
+        Unary(UnaryFn) = "unary",
+        /// A test of each element, to `bool`.
+        Predicate(PredicateFn) = "predicate",
+        /// One real function of two operands, elementwise with numpy broadcasting.
+        Binary(BinaryFn) = "binary",
+        /// Comparison of two operands, elementwise with broadcasting, to `bool`.
+        Compare(CompareFn) = "compare",
+        /// Logic on two `bool` operands, elementwise with broadcasting.
+        Logical(LogicalFn) = "logical",
+    }
 }
 
 impl Op {
-    /// Name in the text form, in JSON models and in reports.
-    pub fn name(&self) -> String {
-        match self {
-            // Its elements are many, and no part of the name.
-            Op::Constant(_) => "constant".into(),
-            _ => self.to_parts().0,
-        }
-    }
-
     /// Name and attributes, as JSON. The inverse of [`Op::from_parts`]; a fusion's body is left out.
-    pub fn to_parts(&self) -> (String, serde_json::Map<String, serde_json::Value>) {
+    pub fn to_parts(&self) -> (&'static str, serde_json::Map<String, serde_json::Value>) {
         use serde_json::Value;
         if let Op::Fusion(fusion) = self {
             let kind = Value::String(fusion.kind.name().into());
-            return ("fusion".into(), [("kind".to_string(), kind)].into_iter().collect());
+            return (self.name(), [("kind".to_string(), kind)].into_iter().collect());
         }
         let value = serde_json::to_value(self).expect("invariant: operations serialize");
-        match value {
-            Value::String(name) => (name, Default::default()),
-            Value::Object(object) => {
-                let (name, inner) =
-                    object.into_iter().next().expect("invariant: an enum has one key");
-                match inner {
-                    // A function family prints as the function itself.
-                    Value::String(function) => (function, Default::default()),
-                    Value::Object(attributes) => {
-                        (name, attributes.into_iter().filter(|(_, v)| !v.is_null()).collect())
-                    }
-                    _ => (name, Default::default()),
-                }
-            }
-            _ => unreachable!("invariant: an enum serializes as a string or an object"),
-        }
+        // What has no attributes is a text, as the functions of a family are.
+        let attributes = match value {
+            Value::Object(object) => object.into_iter().next().map(|(_, attributes)| attributes),
+            _ => None,
+        };
+        let Some(Value::Object(attributes)) = attributes else {
+            return (self.name(), Default::default());
+        };
+        (self.name(), attributes.into_iter().filter(|(_, v)| !v.is_null()).collect())
     }
 
     /// The operation with this name and these attributes.
@@ -299,8 +322,8 @@ impl Op {
     ) -> Result<Op, OpError> {
         use serde_json::{Value, json};
         if attributes.is_empty() {
-            for family in ["unary", "predicate", "binary", "compare", "logical"] {
-                if let Ok(op) = serde_json::from_value(json!({ family: name })) {
+            for family in Op::FAMILIES {
+                if let Ok(op) = serde_json::from_value(json!({ *family: name })) {
                     return Ok(op);
                 }
             }
@@ -313,87 +336,6 @@ impl Op {
         }
         serde_json::from_value(json!({ name: attributes }))
             .map_err(|e| OpError::new(format!("`{name}`: {e}")))
-    }
-
-    /// Names of all operations except `fusion`, sorted.
-    pub fn names() -> Vec<&'static str> {
-        let mut names = vec![
-            "adafactor",
-            "all_gather",
-            "all_reduce",
-            "arg_reduce",
-            "attention",
-            "attention_grad",
-            "batch_norm",
-            "batch_norm_grad",
-            "by_segment",
-            "cast",
-            "clip",
-            "concat",
-            "constant",
-            "conv",
-            "conv_grad_input",
-            "conv_grad_weight",
-            "cross_entropy",
-            "cross_entropy_grad",
-            "cum_sum",
-            "ema_step",
-            "embedding",
-            "embedding_grad",
-            "expand",
-            "gather",
-            "gather_elements",
-            "gather_nd",
-            "grad_stats",
-            "hyper",
-            "input",
-            "layer_norm",
-            "layer_norm_grad_affine",
-            "layer_norm_grad_input",
-            "learning_rate",
-            "log_softmax",
-            "log_softmax_grad",
-            "loss_scale",
-            "matmul",
-            "max_pool",
-            "max_pool_grad",
-            "optimizer_step",
-            "pad",
-            "param",
-            "quantize",
-            "random",
-            "random_mask",
-            "reduce",
-            "reduce_scatter",
-            "reshape",
-            "rms_norm",
-            "rms_norm_grad_input",
-            "rms_norm_grad_scale",
-            "scaled_cast",
-            "scatter_elements",
-            "scatter_nd",
-            "select",
-            "slice",
-            "softmax",
-            "softmax_grad",
-            "split",
-            "state",
-            "sum_pool",
-            "sum_pool_grad",
-            "sum_to",
-            "top_k",
-            "transpose",
-            "unscale",
-            "update_loss_scale",
-            "update_step",
-        ];
-        names.extend(UnaryFn::ALL.iter().map(|f| f.name()));
-        names.extend(PredicateFn::ALL.iter().map(|f| f.name()));
-        names.extend(BinaryFn::ALL.iter().map(|f| f.name()));
-        names.extend(CompareFn::ALL.iter().map(|f| f.name()));
-        names.extend(LogicalFn::ALL.iter().map(|f| f.name()));
-        names.sort_unstable();
-        names
     }
 
     /// Types of the results for operands of these types.

@@ -5,6 +5,7 @@
 //! statistics the shape of the axes before. Source: ONNX LayerNormalization-17, Ba et al. 2016;
 //! RMSNormalization-23, Zhang & Sennrich 2019.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity, arity_in, axis_of, float, same_shape};
 use super::{shape_is, statistics_dtype};
 use crate::TensorType;
@@ -21,7 +22,7 @@ fn statistics(x: &TensorType, lead: &[usize]) -> TensorType {
 }
 
 /// `(x, scale[, bias])` → `(y, mean, rstd)`; `y` has the dtype of `x`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerNorm {
     /// First normalized axis.
@@ -30,6 +31,8 @@ pub struct LayerNorm {
     #[serde(with = "super::number")]
     pub eps: f64,
 }
+
+by_bits!(LayerNorm { eps } { axis });
 
 impl LayerNorm {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
@@ -45,7 +48,7 @@ impl LayerNorm {
 }
 
 /// `(dy, x, scale, mean, rstd)` → `dx`, in the dtype of `x`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerNormGradInput {
     /// First normalized axis.
@@ -65,7 +68,7 @@ impl LayerNormGradInput {
 }
 
 /// `(dy, x, mean, rstd)` → `(dscale, dbias)`, in the dtype of the statistics.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerNormGradAffine {
     /// First normalized axis.
@@ -84,7 +87,7 @@ impl LayerNormGradAffine {
 }
 
 /// `(x, scale)` → `(y, rstd)`; `y` has the dtype of `x`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RmsNorm {
     /// First normalized axis.
@@ -93,6 +96,8 @@ pub struct RmsNorm {
     #[serde(with = "super::number")]
     pub eps: f64,
 }
+
+by_bits!(RmsNorm { eps } { axis });
 
 impl RmsNorm {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
@@ -105,7 +110,7 @@ impl RmsNorm {
 }
 
 /// `(dy, x, scale, rstd)` → `dx`, in the dtype of `x`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RmsNormGradInput {
     /// First normalized axis.
@@ -124,7 +129,7 @@ impl RmsNormGradInput {
 }
 
 /// `(dy, x, rstd)` → `dscale`, in the dtype of the statistics.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RmsNormGradScale {
     /// First normalized axis.

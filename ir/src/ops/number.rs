@@ -1,6 +1,69 @@
-//! Numbers in attributes: JSON has no infinities and no NaN, so these are written as strings.
+//! Numbers in attributes: JSON has no infinities and no NaN, so these are written as strings. Equality is of bits: 0 and
+//! −0 differ, and a NaN equals every NaN.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::hash::Hash;
+
+/// A float as equality and hashing see it.
+pub(crate) trait Bits {
+    /// Its bits.
+    type Bits: Eq + Hash;
+
+    /// The bits, the same for every NaN.
+    fn bits(&self) -> Self::Bits;
+}
+
+impl Bits for f64 {
+    type Bits = u64;
+
+    fn bits(&self) -> u64 {
+        if self.is_nan() { f64::NAN.to_bits() } else { self.to_bits() }
+    }
+}
+
+impl Bits for Option<f64> {
+    type Bits = Option<u64>;
+
+    fn bits(&self) -> Option<u64> {
+        self.as_ref().map(Bits::bits)
+    }
+}
+
+/// Equality and hashing of a structure by the bits of these floats, and by these other fields: all that it has.
+macro_rules! by_bits {
+    ($name:ident { $($float:ident),* } { $($field:ident),* }) => {
+        impl $name {
+            fn identity(&self) -> impl Eq + std::hash::Hash {
+                use $crate::ops::number::Bits;
+                let $name { $($float,)* $($field,)* } = self;
+                (($($float.bits(),)*), ($($field,)*))
+            }
+        }
+
+        $crate::ops::number::by_identity!($name);
+    };
+}
+pub(crate) use by_bits;
+
+/// Equality and hashing by what the method `identity` gives.
+macro_rules! by_identity {
+    ($name:ident) => {
+        impl PartialEq for $name {
+            fn eq(&self, other: &Self) -> bool {
+                self.identity() == other.identity()
+            }
+        }
+
+        impl Eq for $name {}
+
+        impl std::hash::Hash for $name {
+            fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+                self.identity().hash(state);
+            }
+        }
+    };
+}
+pub(crate) use by_identity;
 
 /// A number that JSON can write: an integer, a finite float, or `"inf"`, `"-inf"`, `"nan"`.
 #[derive(Serialize, Deserialize)]

@@ -115,7 +115,7 @@ impl OptimizerKind {
 ///
 /// The gradient is multiplied by `factor` in f32 first, then limited to ±`clip_value` unless that is 0.
 /// Hypers are scalars; learning rate and weight decay may also have the parameter's shape.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerStep {
     /// Which optimizer.
@@ -161,7 +161,7 @@ pub(super) fn infer_ema_step(inputs: &[&TensorType]) -> Inferred {
 ///
 /// All operands have one element; begins are i64 and ascending. They may lie outside the tensor, which
 /// is then a part of what they count.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BySegment {
     /// Number of elements.

@@ -8,7 +8,7 @@ use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// `x` → `(values, indices)`, the `k` first elements along an axis in descending or ascending order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopK {
     /// The axis.
@@ -37,7 +37,7 @@ impl TopK {
 }
 
 /// The index of the largest or smallest element along an axis, which stays with size 1.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArgReduce {
     /// The axis.

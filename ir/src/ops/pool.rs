@@ -7,7 +7,7 @@ use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
 /// `(x[N, C, …])` → `y[N, C, …]`: the largest element of each window; a border counts as −∞.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxPool {
     /// How the window slides.
@@ -18,7 +18,7 @@ pub struct MaxPool {
 
 /// `(dy, x)` → `dx`: the gradient of [`MaxPool`] goes to the first largest element of each window, in
 /// row-major order, as in PyTorch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxPoolGrad {
     /// How the window slides.
@@ -29,7 +29,7 @@ pub struct MaxPoolGrad {
 
 /// `(x[N, C, …])` → `y[N, C, …]`: the sum of each window; a border counts as 0. Sums in f32 (f64 for
 /// f64).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SumPool {
     /// How the window slides.
@@ -39,7 +39,7 @@ pub struct SumPool {
 }
 
 /// `(dy)` → `dx`: the gradient of [`SumPool`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SumPoolGrad {
     /// How the window slides.

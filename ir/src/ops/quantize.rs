@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// The scale follows from `recent[index]`; if that is zero or absent, from `x` itself. What is finite
 /// saturates; NaN stays, and an infinity becomes NaN in `f8e4m3`, which has none.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quantize {
     /// `f8e4m3` or `f8e5m2`.

@@ -9,13 +9,14 @@
 //! Number `i` is word `i mod 4` of the Philox block with the counter (low and high half of `i div 4`, `id`, 0)
 //! and the key (low and high half of the seed). Source: Salmon et al. 2011, Philox4x32-10.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// `rng: i64[5]` → `bool[shape]`, each element true with probability `keep`: if its word is below
 /// `keep · 2³²`. The mask of a dropout, which evaluation does without.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RandomMask {
     /// Dimensions of the mask.
@@ -27,8 +28,10 @@ pub struct RandomMask {
     pub id: u32,
 }
 
+by_bits!(RandomMask { keep } { shape, id });
+
 /// What numbers are drawn from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RandomFn {
     /// Between 0 and 1, neither of them: `(2k + 1) · 2⁻²⁴` for the upper 23 bits `k` of the word.
@@ -41,7 +44,7 @@ pub enum RandomFn {
 
 /// `rng: i64[5]` → `f32[shape]`: `offset + scale · z`, with `z` drawn from `f`; a uniform number stays below
 /// `offset + scale` where rounding would reach it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Random {
     /// What `z` is drawn from.
@@ -57,6 +60,8 @@ pub struct Random {
     /// The number of these draws in the model.
     pub id: u32,
 }
+
+by_bits!(Random { offset, scale } { f, shape, id });
 
 impl RandomMask {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {

@@ -21,7 +21,7 @@ pub enum ReduceFn {
 }
 
 /// Reduction over axes. Low-precision floats accumulate in f32 and are rounded once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reduce {
     /// How elements are combined.
@@ -60,7 +60,7 @@ impl Reduce {
 /// Sums the operand over the axes along which `shape` was broadcast to the operand's shape.
 ///
 /// Accumulates in f32 (f64 for f64) and writes `dtype`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SumTo {
     /// Shape of the result.

@@ -26,7 +26,7 @@ functions! {
 
 /// `(data, indices, updates)` → the data with each update at the place that its index names along one
 /// axis; indices and updates have one shape.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScatterElements {
     /// The axis along which the indices point.
@@ -58,7 +58,7 @@ impl ScatterElements {
 
 /// `(data, indices[.., K], updates)` → the data with each update, a slice, at the place that its tuple
 /// of indices names in the first K axes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScatterNd {
     /// Leading axes that data and indices share.

@@ -49,7 +49,7 @@ impl ScheduleKind {
 /// While `step < warmup_steps`: base_lr · (step + 1) / warmup_steps. After that the schedule counts steps
 /// from there. `linear` and `cosine` run over the remaining `total_steps − warmup_steps` steps and stay
 /// at their end.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearningRate {
     /// The schedule.

@@ -5,7 +5,7 @@ use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
 /// The axis along which elements sum to one.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Softmax {
     /// The axis.

@@ -103,14 +103,14 @@ fn is_family(op: &Op) -> bool {
 fn every_name_is_an_operation_and_every_operation_has_its_name() {
     let examples = examples();
     assert!(!examples.iter().any(is_family));
-    let mut names: Vec<String> = examples.iter().map(Op::name).collect();
+    let mut names: Vec<&str> = examples.iter().map(Op::name).collect();
     for name in Op::names() {
-        let listed = names.iter().any(|n| n == name);
+        let listed = names.contains(&name);
         if !listed {
             let family = op(name, serde_json::Value::Null);
             assert!(is_family(&family), "{name} has no example");
             assert_eq!(family.name(), name);
-            names.push(name.into());
+            names.push(name);
         }
     }
     names.sort_unstable();
@@ -121,7 +121,7 @@ fn every_name_is_an_operation_and_every_operation_has_its_name() {
 fn parts_make_the_operation_again() {
     for op in examples() {
         let (name, attributes) = op.to_parts();
-        assert_eq!(Op::from_parts(&name, attributes).as_ref(), Ok(&op), "{name}");
+        assert_eq!(Op::from_parts(name, attributes).as_ref(), Ok(&op), "{name}");
     }
 }
 
@@ -134,7 +134,7 @@ fn floats_that_json_lacks_are_written_and_read() {
             for special in ["inf", "-inf", "nan"] {
                 let mut changed = attributes.clone();
                 changed.insert(key.clone(), special.into());
-                let op = Op::from_parts(&name, changed.clone()).unwrap_or_else(|e| panic!("{e}"));
+                let op = Op::from_parts(name, changed.clone()).unwrap_or_else(|e| panic!("{e}"));
                 assert_eq!(op.to_parts().1, changed, "{name}");
                 found += 1;
             }

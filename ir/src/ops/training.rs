@@ -5,6 +5,7 @@
 //! averaged over ranks, so that a reduced gradient is `scale · count / (C·A·N)` times the gradient of
 //! the mean over `count` elements. [`Unscale`] takes that factor out again.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity, float, shape_is};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
@@ -23,13 +24,15 @@ pub(super) fn scalar() -> TensorType {
 }
 
 /// `(scale)` → scale × `factor`: the seed of the backward pass, with `factor` = 1 / (C·A).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
     /// The constant factor.
     #[serde(with = "super::number")]
     pub factor: f64,
 }
+
+by_bits!(LossScale { factor } {  });
 
 impl LossScale {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
@@ -54,13 +57,15 @@ pub(super) fn infer_grad_stats(inputs: &[&TensorType]) -> Inferred {
 /// `found_inf` = 1 if any element is non-finite, else 0; `grad_norm` = norm;
 /// `factor` = unscale · min(1, clip / (norm + 1e-6)), or unscale if clip is 0;
 /// `loss` = loss sum / max(count, 1). Source: `torch.nn.utils.clip_grad_norm_`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unscale {
     /// C·A·N: the number of loss elements if none is ignored.
     #[serde(with = "super::number")]
     pub capacity: f64,
 }
+
+by_bits!(Unscale { capacity } {  });
 
 impl Unscale {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
@@ -75,7 +80,7 @@ impl Unscale {
 ///
 /// As `torch.amp.GradScaler.update`: back off and reset on `found_inf`, otherwise count, and grow after
 /// `growth_interval` good steps unless the grown scale is not finite.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateLossScale {}
 

@@ -1,5 +1,6 @@
 //! Elementwise operations of one operand.
 
+use super::number::by_bits;
 use super::{Inferred, OpError, arity, float, float_result};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
@@ -133,7 +134,7 @@ impl PredicateFn {
 }
 
 /// Conversion of the element type.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cast {
     /// The element type of the result.
@@ -148,7 +149,7 @@ impl Cast {
 }
 
 /// Each element times `factor`, rounded once to the element type `to`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaledCast {
     /// The element type of the result.
@@ -157,6 +158,8 @@ pub struct ScaledCast {
     #[serde(with = "super::number")]
     pub factor: f64,
 }
+
+by_bits!(ScaledCast { factor } { to });
 
 impl ScaledCast {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
@@ -167,7 +170,7 @@ impl ScaledCast {
 }
 
 /// Limits each element to `[min, max]`; a missing bound is none. NaN stays NaN.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Clip {
     /// Lower bound.
@@ -177,6 +180,8 @@ pub struct Clip {
     #[serde(default, with = "super::number::option")]
     pub max: Option<f64>,
 }
+
+by_bits!(Clip { min, max } {  });
 
 impl Clip {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {

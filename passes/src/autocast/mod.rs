@@ -195,10 +195,10 @@ impl Autocast {
                 format!("a precision override applies to nothing: scope {scope}, op {op}");
             let of_scope =
                 |n: &&Node| o.scope.is_none() || pattern::matches(scope, &n.origin.scope);
-            let ops: Vec<String> = nodes().filter(of_scope).map(|n| n.op.name()).collect();
+            let ops: Vec<&str> = nodes().filter(of_scope).map(|n| n.op.name()).collect();
             let help = match ops.is_empty() {
                 true => nearest::advice(scope, nodes().map(|n| &*n.origin.scope)),
-                false => nearest::advice(op, ops.iter().map(String::as_str)),
+                false => nearest::advice(op, ops.iter().copied()),
             };
             context.warn(Diagnostic::warning(Code::OverrideUnused, message).help(help));
         }

@@ -102,7 +102,7 @@ pub fn table() -> Vec<Row> {
         let (class, source) = row(op);
         let name = match op {
             Op::Reduce(r) => format!("reduce {:?}", r.f).to_lowercase(),
-            op => op.name(),
+            op => op.name().into(),
         };
         Row { op: name, class, source }
     };

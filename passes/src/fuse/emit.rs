@@ -272,7 +272,7 @@ impl Emit<'_, '_, '_> {
         self.remarks.regions += 1;
         self.remarks.nodes += members.len();
         if members.len() > 1 {
-            let names: Vec<String> = members.iter().map(|m| facts.node(*m).op.name()).collect();
+            let names: Vec<&str> = members.iter().map(|m| facts.node(*m).op.name()).collect();
             let message = format!("one {} kernel: {}", cluster.kind.name(), names.join(", "));
             self.remarks.members.push((origin.clone(), message));
         }

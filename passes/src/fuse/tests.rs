@@ -60,12 +60,12 @@ fn outline(graph: &Graph) -> String {
         match &node.op {
             Op::Fusion(fusion) => {
                 let body = fusion.body.nodes().filter(|(_, n)| !n.op.is_leaf());
-                let names: Vec<String> = body.map(|(_, n)| n.op.name()).collect();
+                let names: Vec<&str> = body.map(|(_, n)| n.op.name()).collect();
                 let (i, o) = (node.inputs.len(), node.outputs.len());
                 lines.push(format!("{}({}) {i}->{o}", fusion.kind.name(), names.join(" ")));
             }
             op if op.is_leaf() => {}
-            op => lines.push(op.name()),
+            op => lines.push(op.name().into()),
         }
     }
     lines.join("; ")

@@ -32,7 +32,7 @@ pub(super) fn widened(graph: &Graph, found: &mut Findings) {
                 node.op.name(),
                 ty.shape.numel()
             );
-            found.add("L25", &node.origin, &node.op.name(), message);
+            found.add("L25", &node.origin, node.op.name(), message);
         }
     }
 }

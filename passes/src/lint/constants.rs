@@ -134,6 +134,6 @@ fn integers(graph: &Graph, ranges: &Ranges, node: &Node, found: &mut Findings) {
             node.op.name(),
             exact(dtype)
         );
-        found.add("L21", &node.origin, &node.op.name(), message);
+        found.add("L21", &node.origin, node.op.name(), message);
     }
 }

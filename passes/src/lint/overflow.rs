@@ -26,7 +26,7 @@ pub(super) fn lint(graph: &Graph, ranges: &Ranges, found: &mut Findings) {
                 "{name} in f16 may reach {most:.3e}, above 65504 (bounds of its operands: {})",
                 from.join(", ")
             );
-            found.add("L19", &node.origin, &name, message);
+            found.add("L19", &node.origin, name, message);
         }
     }
 }

@@ -84,12 +84,12 @@ pub(super) fn flops(body: &Graph) -> u64 {
 
 /// Name of the operation a body is best known by: the last that is neither pointwise nor layout, else
 /// the last.
-pub(super) fn main_op(body: &Graph) -> String {
+pub(super) fn main_op(body: &Graph) -> &'static str {
     let inner = || body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
     inner()
         .rfind(|n| !n.op.is_pointwise() && !n.op.is_layout())
         .or_else(|| inner().next_back())
-        .map_or_else(|| "nothing".into(), |n| n.op.name())
+        .map_or("nothing", |n| n.op.name())
 }
 
 fn input(index: usize, ty: TensorType) -> Op {

@@ -24,7 +24,7 @@ pub(super) struct Gradients {
     /// What gradients that were exchanged in another dtype are multiplied by when they are f32 again.
     after: BTreeMap<GroupId, f64>,
     /// Nodes seen, by group, operation and region.
-    seen: HashMap<(GroupId, String, Region), usize>,
+    seen: HashMap<(GroupId, &'static str, Region), usize>,
 }
 
 impl<'a> Lowering<'a> {

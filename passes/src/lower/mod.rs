@@ -194,7 +194,7 @@ struct Lowering<'a> {
     /// Which parameters have which hyper-parameters.
     classes: optimizer::Classes,
     /// Steps seen, by group and operation.
-    stepped: HashMap<(GroupId, String), usize>,
+    stepped: HashMap<(GroupId, &'static str), usize>,
     /// What Adafactor's steps read that was summed over ranks, by group and segment.
     adafactor: HashMap<(GroupId, usize), adafactor::Summed>,
 }
@@ -592,7 +592,7 @@ impl<'a> Lowering<'a> {
 
 fn label(node: &Node) -> String {
     match (&*node.origin.source, &*node.origin.scope) {
-        ("", "") => node.op.name(),
+        ("", "") => node.op.name().into(),
         ("", scope) => format!("{scope} {}", node.op.name()),
         (source, _) => source.to_string(),
     }

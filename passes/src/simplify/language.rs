@@ -87,7 +87,7 @@ pub(super) fn stage(region: Region) -> u8 {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     ops: Vec<Op>,
-    ids: HashMap<String, OpId>,
+    ids: HashMap<Op, OpId>,
     pub(super) leaves: Vec<Leaf>,
     /// The node whose classes are being made.
     pub(super) making_for: u32,
@@ -101,13 +101,12 @@ impl Facts {
 
     /// The number of an operation; equal operations have equal numbers.
     pub(super) fn intern(&mut self, op: &Op) -> OpId {
-        let (name, attributes) = op.to_parts();
-        let key = format!("{name} {}", serde_json::Value::Object(attributes));
-        let next = OpId(self.ops.len() as u32);
-        let id = *self.ids.entry(key).or_insert(next);
-        if id == next {
-            self.ops.push(op.clone());
+        if let Some(id) = self.ids.get(op) {
+            return *id;
         }
+        let id = OpId(self.ops.len() as u32);
+        self.ids.insert(op.clone(), id);
+        self.ops.push(op.clone());
         id
     }
 

@@ -96,19 +96,20 @@ impl Simplify {
         graph: &mut Graph,
         context: &mut PassContext,
     ) -> Result<Changed, Diagnostic> {
+        let windows = window::windows(graph);
         // Windows of one form are solved once.
-        let mut solved: HashMap<String, Solution> = HashMap::new();
+        let mut solved: HashMap<window::Form<'_>, Solution> = HashMap::new();
         let mut stops: BTreeMap<String, usize> = BTreeMap::new();
         let mut replaced: HashMap<ValueId, ValueId> = HashMap::new();
         let (order, mut places) = (graph.order().to_vec(), rebuild::Places::new());
         let mut improved: BTreeMap<String, (Origin, usize)> = BTreeMap::new();
-        for window in window::windows(graph) {
+        for window in &windows {
             let solution = solved
-                .entry(window.key())
-                .or_insert_with(|| saturate::solve(&window, rules, graph.world_size));
+                .entry(window.form())
+                .or_insert_with(|| saturate::solve(window, rules, graph.world_size));
             *stops.entry(solution.stop.clone()).or_default() += 1;
             let Some(program) = &solution.program else { continue };
-            rebuild::rebuild(graph, &window, program, &mut replaced, &mut places)?;
+            rebuild::rebuild(graph, window, program, &mut replaced, &mut places)?;
             let origin = &graph.node(window.nodes[0].id).origin;
             let entry = improved.entry(solution.summary.clone());
             entry.or_insert_with(|| (origin.clone(), 0)).1 += 1;

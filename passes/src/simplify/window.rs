@@ -9,7 +9,6 @@ use frit_ir::ops::{AllGather, Op};
 use frit_ir::sharding::sharded_values;
 use frit_ir::{Graph, Node, NodeId, Region, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::Write;
 
 /// Nodes of a window.
 const MAX_NODES: usize = 64;
@@ -50,6 +49,14 @@ pub(super) struct Window {
     pub(super) recomputed: Vec<Region>,
 }
 
+/// A window without the values that it reads, its units and its stages.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct Form<'a> {
+    leaf_data: &'a [Leaf],
+    roots: &'a [u32],
+    nodes: Vec<(&'a Op, Region, &'a [Operand])>,
+}
+
 impl Window {
     /// The region of the graph that this region of the window stands for.
     pub(super) fn region(&self, region: Region) -> Region {
@@ -59,16 +66,10 @@ impl Window {
         }
     }
 
-    /// A text that is equal for windows that differ only in the values they read, their units and stages.
-    pub(super) fn key(&self) -> String {
-        let mut key = format!("{:?} {:?}", self.leaf_data, self.roots);
-        for node in &self.nodes {
-            let (name, attributes) = node.op.to_parts();
-            let attributes = serde_json::Value::Object(attributes);
-            // Writing to a string does not fail.
-            let _ = write!(key, "|{name} {attributes} {} {:?}", node.region, node.inputs);
-        }
-        key
+    /// What is equal for windows that differ only in the values they read, their units and stages.
+    pub(super) fn form(&self) -> Form<'_> {
+        let nodes = self.nodes.iter().map(|n| (&n.op, n.region, &n.inputs[..])).collect();
+        Form { leaf_data: &self.leaf_data, roots: &self.roots, nodes }
     }
 }
 

@@ -139,7 +139,7 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
 }
 
 /// The results of a body, or what is wrong at which operation.
-type Results = Result<Vec<Value>, (Problem, String)>;
+type Results = Result<Vec<Value>, (Problem, &'static str)>;
 
 /// The bytes of one arena by first byte: end, value and dtype (`None` for any).
 type Map = BTreeMap<usize, (usize, Value, Option<DType>)>;
@@ -292,7 +292,7 @@ impl Replay<'_> {
                             self.write(place, value);
                         }
                     }
-                    Err((problem, name)) => return self.problem(i, problem, &name),
+                    Err((problem, name)) => return self.problem(i, problem, name),
                 }
             }
         }
@@ -486,9 +486,7 @@ fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
             {
                 weighted(body, n, &inputs).map_err(|problem| (problem, n.op.name()))?
             }
-            op => {
-                node(n, &inputs, micro_step).map_err(|problem| (problem, op.name().to_string()))?
-            }
+            op => node(n, &inputs, micro_step).map_err(|problem| (problem, op.name()))?,
         };
         values.extend(n.outputs.iter().map(|v| (*v, value)));
         if let (Op::Quantize(_), [_, amax]) = (&n.op, &n.outputs[..]) {

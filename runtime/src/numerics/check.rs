@@ -206,7 +206,7 @@ pub(super) fn task(
     facts.extend(
         operands.iter().enumerate().map(|(k, t)| format!("operand {k}: {}", cause::range(t))),
     );
-    let name = op.as_ref().map_or_else(|| task.name.clone(), Op::name);
+    let name = op.as_ref().map_or_else(|| task.name.clone(), |op| op.name().into());
     let (cause, remedy) = cause::of(op.as_ref(), dtype, &operands, &task.origin.scope);
     Err(RunError::NotFinite(Box::new(NotFinite {
         value,

@@ -105,7 +105,7 @@ impl Case {
         for run in &self.runs {
             let (imported, feeds) = self.import(run)?;
             let inner = imported.graph.nodes().filter(|(_, n)| !n.op.is_leaf());
-            operations.extend(inner.map(|(_, n)| n.op.name()));
+            operations.extend(inner.map(|(_, n)| n.op.name().to_string()));
             let found = interpret::run(&imported.graph, &feeds, Options::default())
                 .map_err(|e| e.to_string())?;
             if found.len() != run.outputs.len() {

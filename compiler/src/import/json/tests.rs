@@ -196,7 +196,7 @@ fn names_of_a_block_end_with_it() {
         {"op": "abs", "inputs": ["x"], "outputs": ["t"]}],
       "outputs": ["t"] }"#;
     let graph = load(text, &[]).unwrap().graph;
-    let ops: Vec<String> = graph.nodes().map(|(_, n)| n.op.name()).collect();
+    let ops: Vec<&str> = graph.nodes().map(|(_, n)| n.op.name()).collect();
     assert_eq!(ops, ["input", "relu", "neg", "relu", "neg", "abs"]);
     let unknown = text.replace("\"abs\", \"inputs\": [\"x\"]", "\"abs\", \"inputs\": [\"t\"]");
     assert!(load(&unknown, &[]).unwrap_err().contains("there is no value `t` here"));

@@ -153,7 +153,7 @@ pub(super) fn rule_of(op: &Op) -> String {
         Op::Reduce(r) => format!("reduce {:?}", r.f),
         Op::ScatterElements(s) => format!("scatter_elements {:?}", s.f),
         Op::ScatterNd(s) => format!("scatter_nd {:?}", s.f),
-        op => op.name(),
+        op => op.name().into(),
     }
 }
 

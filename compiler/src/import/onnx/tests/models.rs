@@ -70,7 +70,7 @@ fn check(model: &str, batch: usize) -> Vec<(String, Imported)> {
 }
 
 fn ops(imported: &Imported) -> Vec<String> {
-    imported.graph.nodes().map(|(_, n)| n.op.name()).collect()
+    imported.graph.nodes().map(|(_, n)| n.op.name().to_string()).collect()
 }
 
 #[test]

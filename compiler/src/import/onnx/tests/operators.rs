@@ -257,7 +257,7 @@ fn shape_arithmetic_vanishes() {
     let tensors = vec![ints("minus", &[-1]), scalar("two", 2), scalar("zero", 0), scalar("one", 1)];
     let inputs = vec![input("x", 1, &[Dim::S("batch"), Dim::N(3)])];
     let imported = import(&model(inputs, tensors, nodes, &["y"]), &bind(&[("batch", 2)])).unwrap();
-    let ops: Vec<String> = imported.graph.nodes().map(|(_, n)| n.op.name()).collect();
+    let ops: Vec<&str> = imported.graph.nodes().map(|(_, n)| n.op.name()).collect();
     assert_eq!(ops, ["input", "constant", "add"]);
     expect(run(&imported, &[("x", x())]).remove(0), &[2, 3], &[0.0, 2.0, 4.0, 3.0, 5.0, 7.0]);
 }
