@@ -104,15 +104,15 @@ pub fn holding(o: &Options) -> Vec<Box<dyn Pass>> {
     vec![Box::new(o.hold_frozen)]
 }
 
-/// The passes that spread a step over ranks and make it small. The parameters `together`, by name, are gathered together
+/// The passes that spread a step over ranks and make it small. The parameters `small`, by name, are gathered together
 /// whatever their units.
 pub fn distribution(
     o: &Options,
     recompute: Recompute,
-    together: &BTreeSet<String>,
+    small: &BTreeSet<String>,
 ) -> Vec<Box<dyn Pass>> {
     let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(recompute)];
-    passes.extend(sharding(o, Shard { together: together.clone(), ..shard(o) }));
+    passes.extend(sharding(o, Shard { small_parameters: small.clone(), ..shard(o) }));
     passes
 }
 
@@ -135,7 +135,7 @@ fn shard(o: &Options) -> Shard {
         reshard_after_forward: o.reshard_after_forward.clone(),
         no_sync: o.no_sync,
         reduce_dtype: o.reduce_dtype,
-        together: BTreeSet::new(),
+        small_parameters: BTreeSet::new(),
     }
 }
 

@@ -135,7 +135,7 @@ impl Header {
                 reshard_after_forward: vec![Reshard { units: "**".into(), ranks: None }],
                 no_sync: self.get("no_sync").is_some(),
                 reduce_dtype: self.dtype("reduce_dtype").unwrap_or(DType::F32),
-                together: Default::default(),
+                small_parameters: Default::default(),
             }),
             other => panic!("no pass `{other}`"),
         }

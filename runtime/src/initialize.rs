@@ -46,9 +46,10 @@ pub(crate) fn initialize(
                 }
             }
         }
-        let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
-        let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
-        for (buffer, table) in begins.into_iter().chain(starts) {
+        let groups =
+            group.param_group_offsets.map(|buffer| (buffer, group.param_group_offsets_of(rank)));
+        let params = group.param_offsets.map(|buffer| (buffer, group.param_offsets_of(rank)));
+        for (buffer, table) in groups.into_iter().chain(params) {
             let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
             device.write(buffer, 0, &bytes)?;
         }

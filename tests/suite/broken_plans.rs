@@ -217,7 +217,7 @@ fn the_update() {
 #[test]
 fn averages_and_parameter_groups() {
     fn segmented(p: &mut Plan) -> &mut frit_ir::plan::Group {
-        p.groups.iter_mut().find(|g| g.begins.is_some()).expect("two parameter groups")
+        p.groups.iter_mut().find(|g| g.param_group_offsets.is_some()).expect("two parameter groups")
     }
     let cases: [(&str, Break); 4] = [
         ("P317", |p| drop_task(kernel(p, "ema_step"))),
@@ -230,11 +230,11 @@ fn averages_and_parameter_groups() {
         ("P312", |p| segmented(p).param_groups[1].offset += 1),
         // The table that the step reads is not the group's.
         ("P312", |p| {
-            let begins = segmented(p).begins.expect("a table");
-            let table = Buffer { offset: p.persistent_bytes, ..p.buffers[begins].clone() };
+            let offsets = segmented(p).param_group_offsets.expect("a table");
+            let table = Buffer { offset: p.persistent_bytes, ..p.buffers[offsets].clone() };
             let other = p.buffers.push_and_get_key(table);
             p.persistent_bytes += 256;
-            segmented(p).begins = Some(other);
+            segmented(p).param_group_offsets = Some(other);
         }),
     ];
     let keys = ["precision.compute=fp32", "optimizer.ema=0.9", "optimizer.decay=matrices"];

@@ -321,7 +321,7 @@ fn every_operation_of_models_is_in_the_table() {
                 "adafactor",
                 "all_gather",
                 "all_reduce",
-                "by_segment",
+                "by_param_group",
                 "constant",
                 "ema_step",
                 "grad_stats",

@@ -111,9 +111,11 @@ impl<'a> Machine<'a> {
                 let values = converted(&values, DType::F32, group.dtype).expect("a held dtype");
                 self.put(rank, group.master, to * group.dtype.size(), &values);
             }
-            let begins = group.begins.map(|buffer| (buffer, group.begins_of(rank)));
-            let starts = group.starts.map(|buffer| (buffer, group.starts_of(rank)));
-            for (buffer, table) in begins.into_iter().chain(starts) {
+            let groups = group
+                .param_group_offsets
+                .map(|buffer| (buffer, group.param_group_offsets_of(rank)));
+            let params = group.param_offsets.map(|buffer| (buffer, group.param_offsets_of(rank)));
+            for (buffer, table) in groups.into_iter().chain(params) {
                 let table: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
                 self.put(rank, buffer, 0, &table);
             }

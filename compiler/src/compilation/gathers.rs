@@ -10,14 +10,14 @@ use std::collections::BTreeSet;
 
 impl Compilation<'_> {
     /// The small parameters, if the usual schedule is then faster: the best one is not slower.
-    pub(super) fn gathered_together(&self) -> Result<BTreeSet<String>, Report> {
+    pub(super) fn small_parameters(&self) -> Result<BTreeSet<String>, Report> {
         let (config, cluster) = (self.setup.config, &self.setup.cluster);
         let none = BTreeSet::new();
         if config.sharding.prefetch != Prefetch::Auto {
             return Ok(none);
         }
-        let gathering = |together: &BTreeSet<String>| -> Result<Plan, Report> {
-            Ok(self.trial(self.saving, together)?.lowered()?.plan)
+        let gathering = |small: &BTreeSet<String>| -> Result<Plan, Report> {
+            Ok(self.trial(self.saving, small)?.lowered()?.plan)
         };
         let apart = gathering(&none)?;
         let small = small::parameters(&apart, cluster);

@@ -78,8 +78,8 @@ impl<'a> Compilation<'a> {
         self.train()?;
         self.hold()?;
         (self.saving, self.saving_reason) = self.choose_saving()?;
-        let together = self.gathered_together()?;
-        self.distribute(&together)
+        let small = self.small_parameters()?;
+        self.distribute(&small)
     }
 
     /// From the model to its final forward graph, whose loss elements are then known.
@@ -113,9 +113,9 @@ impl<'a> Compilation<'a> {
     }
 
     /// To the step of all ranks, with these parameters gathered together.
-    pub(super) fn distribute(&mut self, together: &BTreeSet<String>) -> Result<(), End> {
+    pub(super) fn distribute(&mut self, small: &BTreeSet<String>) -> Result<(), End> {
         let recompute = self.saving.recompute;
-        self.passes(pipeline::distribution(&self.setup.options, recompute, together))
+        self.passes(pipeline::distribution(&self.setup.options, recompute, small))
     }
 
     /// Runs passes in order.

@@ -36,7 +36,7 @@ impl Compilation<'_> {
     pub(super) fn trial(
         &self,
         saving: Saving,
-        together: &BTreeSet<String>,
+        small: &BTreeSet<String>,
     ) -> Result<Compilation<'_>, Report> {
         let mut trial = Compilation {
             loss_elements: self.loss_elements,
@@ -44,7 +44,7 @@ impl Compilation<'_> {
             verify: false,
             ..Compilation::new(self.setup, self.graph.clone())
         };
-        trial.distribute(together)?;
+        trial.distribute(small)?;
         Ok(trial)
     }
 

@@ -173,7 +173,7 @@ pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tens
         Op::EmaStep => Ok(optimizer::ema_step(&call)),
         Op::Quantize(op) => Ok(quantize::quantize(op, &call)),
         Op::ScaledCast(op) => Ok(unary::scaled_cast(op, &call)),
-        Op::BySegment(op) => Ok(optimizer::by_segment(op, &call)),
+        Op::ByParamGroup(op) => Ok(optimizer::by_param_group(op, &call)),
         Op::UpdateLossScale(_) => Ok(training::update_loss_scale(&call)),
         Op::UpdateStep => Ok(training::update_step(&call)),
         Op::LearningRate(op) => Ok(optimizer::learning_rate(op, &call)),

@@ -2,7 +2,7 @@
 
 use super::call::{Call, broadcast};
 use crate::Tensor;
-use crate::ops::{BySegment, LearningRate, OptimizerKind, OptimizerStep, ScheduleKind};
+use crate::ops::{ByParamGroup, LearningRate, OptimizerKind, OptimizerStep, ScheduleKind};
 use std::f64::consts::PI;
 
 pub(super) fn optimizer_step(op: &OptimizerStep, call: &Call<'_>) -> Vec<Tensor> {
@@ -138,11 +138,11 @@ pub(super) fn ema_step(call: &Call<'_>) -> Vec<Tensor> {
     vec![call.real(0, average.iter().zip(param.iter()).map(mix).collect())]
 }
 
-pub(super) fn by_segment(op: &BySegment, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn by_param_group(op: &ByParamGroup, call: &Call<'_>) -> Vec<Tensor> {
     let n = call.inputs.len() / 2;
     let value_at = |i: usize| {
-        let segment = (1..=n).rev().find(|k| call.ints(2 * k - 1)[0] <= i as i64).unwrap_or(0);
-        call.scalar(2 * segment)
+        let group = (1..=n).rev().find(|k| call.ints(2 * k - 1)[0] <= i as i64).unwrap_or(0);
+        call.scalar(2 * group)
     };
     vec![call.real(0, (0..op.len).map(value_at).collect())]
 }

@@ -22,7 +22,7 @@ pub fn examples() -> Vec<Op> {
         ("attention_grad", json!({"scale": 0.125, "causal": false})),
         ("batch_norm", json!({"eps": 1e-5})),
         ("batch_norm_grad", json!({"eps": 1e-5})),
-        ("by_segment", json!({"len": 4})),
+        ("by_param_group", json!({"len": 4})),
         ("cast", json!({"to": "bf16"})),
         ("clip", json!({"min": "-inf", "max": 3.5})),
         ("concat", json!({"axis": 1})),

@@ -48,7 +48,7 @@ pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
-pub use optimizer::{BySegment, OptimizerKind, OptimizerStep};
+pub use optimizer::{ByParamGroup, OptimizerKind, OptimizerStep};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
 pub use quantize::Quantize;
@@ -266,8 +266,8 @@ operations! {
         EmaStep = "ema_step",
         /// A value rounded to an 8-bit float; see [`quantize`].
         Quantize(Quantize) = "quantize",
-        /// A value that differs by segment of a flat tensor.
-        BySegment(BySegment) = "by_segment",
+        /// A value that differs by parameter group of a flat tensor.
+        ByParamGroup(ByParamGroup) = "by_param_group",
         /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
         UpdateLossScale(UpdateLossScale) = "update_loss_scale",
         /// The number of steps taken: `(step, found_inf)` → `step`.
@@ -426,7 +426,7 @@ impl Op {
             Op::EmaStep => optimizer::infer_ema_step(inputs),
             Op::ScaledCast(op) => op.infer(inputs),
             Op::Quantize(op) => op.infer(inputs),
-            Op::BySegment(op) => op.infer(inputs),
+            Op::ByParamGroup(op) => op.infer(inputs),
             Op::UpdateLossScale(op) => op.infer(inputs),
             Op::UpdateStep => training::infer_update_step(inputs),
             Op::LearningRate(op) => op.infer(inputs),

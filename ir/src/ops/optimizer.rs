@@ -1,4 +1,4 @@
-//! Optimizer steps, the moving average of parameters, and values that differ by segment of a flat tensor.
+//! Optimizer steps, the moving average of parameters, and values that differ by parameter group.
 //!
 //! If `found_inf` is not 0 every result equals its operand bit for bit. `step` is the number of steps
 //! taken before this one.
@@ -156,22 +156,22 @@ pub(super) fn infer_ema_step(inputs: &[&TensorType]) -> Inferred {
     Ok(vec![inputs[0].clone()])
 }
 
-/// `(value₀, begin₁, value₁, begin₂, value₂ …)` → a flat tensor whose element `i` is the value of the last
-/// segment that begins at or before `i`.
+/// `(value₀, offset₁, value₁, offset₂, value₂ …)` → a flat tensor whose element `i` is the value of the last
+/// parameter group that begins at or before `i`.
 ///
-/// All operands have one element; begins are i64 and ascending. They may lie outside the tensor, which
+/// All operands have one element; offsets are i64 and ascending. They may lie outside the tensor, which
 /// is then a part of what they count.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BySegment {
+pub struct ByParamGroup {
     /// Number of elements.
     pub len: usize,
 }
 
-impl BySegment {
+impl ByParamGroup {
     pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         if inputs.len().is_multiple_of(2) {
-            return Err(OpError::new("expected a value, then pairs of a begin and a value"));
+            return Err(OpError::new("expected a value, then pairs of an offset and a value"));
         }
         for (i, ty) in inputs.iter().enumerate() {
             let expected = if i % 2 == 0 { DType::F32 } else { DType::I64 };

@@ -91,7 +91,7 @@ fn is_family(op: &Op) -> bool {
         | EmaStep
         | ScaledCast(_)
         | Quantize(_)
-        | BySegment(_)
+        | ByParamGroup(_)
         | UpdateLossScale(_)
         | UpdateStep
         | LearningRate(_)

@@ -126,7 +126,7 @@ pub struct Plan {
     /// Scalars reported after the update, by name.
     pub metrics: Vec<Metric>,
     /// Digest of everything persistent after a step; see [`provenance`].
-    pub leaves: String,
+    pub state_digest: String,
     /// Where each trainable parameter's reduced gradient is after the last micro-step.
     pub gradients: Vec<GradientSpec>,
     /// The casts of one micro-step if every operation cast its own operands.
@@ -255,11 +255,11 @@ pub struct Group {
     /// With several parameter groups, the buffer of their offsets but the first, i64, relative to this
     /// rank's part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub begins: Option<BufferId>,
+    pub param_group_offsets: Option<BufferId>,
     /// Where an optimizer steps one parameter after the other, the buffer of their offsets, i64, relative to
     /// this rank's part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub starts: Option<BufferId>,
+    pub param_offsets: Option<BufferId>,
 }
 
 /// Elements of a flat group from here to the next parameter group.
@@ -311,13 +311,13 @@ impl Group {
     }
 
     /// The offsets of all parameter groups but the first, relative to the part of rank `rank`.
-    pub fn begins_of(&self, rank: usize) -> Vec<i64> {
+    pub fn param_group_offsets_of(&self, rank: usize) -> Vec<i64> {
         let first = rank % self.shards() * self.shard_numel;
         self.param_groups.iter().skip(1).map(|g| g.offset as i64 - first as i64).collect()
     }
 
     /// The offsets of all segments, relative to the part of rank `rank`.
-    pub fn starts_of(&self, rank: usize) -> Vec<i64> {
+    pub fn param_offsets_of(&self, rank: usize) -> Vec<i64> {
         let first = rank % self.shards() * self.shard_numel;
         self.segments.iter().map(|s| s.offset as i64 - first as i64).collect()
     }
@@ -480,8 +480,8 @@ pub struct Phase {
 pub struct Task {
     /// Its number in the order of lowering, before it was scheduled.
     pub id: usize,
-    /// Digest of what it does and reads; see [`provenance`].
-    pub sees: String,
+    /// Digest of what it does and of its operands; see [`provenance`].
+    pub operands_digest: String,
     /// For reports.
     pub name: String,
     /// Where it runs.

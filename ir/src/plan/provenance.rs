@@ -94,7 +94,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         executions: vec![0; plan.tasks.len()],
         kept: HashMap::new(),
     };
-    replay.leaves();
+    replay.first_values();
     for _ in 0..2 {
         for phase in &plan.phases {
             let micro = phase.name == PhaseName::MicroStep;
@@ -147,7 +147,7 @@ fn work(plan: &Plan, action: &Action) -> u64 {
 
 impl Replay<'_> {
     /// What persistent bytes hold before the first step.
-    fn leaves(&mut self) {
+    fn first_values(&mut self) {
         let plan = self.plan;
         for group in &plan.groups {
             let masters = [("param", group.master, 0.0)];
@@ -167,7 +167,7 @@ impl Replay<'_> {
                 digest.text(group.dtype.name());
                 self.leaf(buffer, digest);
             }
-            if let Some(begins) = group.begins {
+            if let Some(offsets) = group.param_group_offsets {
                 let mut digest = Digest::new();
                 digest.text("parameter groups");
                 for settings in &group.param_groups {
@@ -176,14 +176,14 @@ impl Replay<'_> {
                     digest.text(&settings.weight_decay);
                 }
                 digest.count(group.master.0);
-                self.leaf(begins, digest);
+                self.leaf(offsets, digest);
             }
-            if let Some(starts) = group.starts {
+            if let Some(offsets) = group.param_offsets {
                 let mut digest = Digest::new();
                 digest.text("parameters");
                 group.segments.iter().for_each(|s| digest.count(s.offset));
                 digest.count(group.master.0);
-                self.leaf(starts, digest);
+                self.leaf(offsets, digest);
             }
         }
         for param in &plan.params {

@@ -195,7 +195,7 @@ fn row(op: &Op) -> (Class, Source) {
         | Op::EmaStep
         | Op::ScaledCast(_)
         | Op::Quantize(_)
-        | Op::BySegment(_)
+        | Op::ByParamGroup(_)
         | Op::UpdateLossScale(_)
         | Op::UpdateStep
         | Op::LearningRate(_)

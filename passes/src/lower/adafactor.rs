@@ -118,8 +118,8 @@ impl<'a> Lowering<'a> {
 
     /// Where a parameter begins within its group's part, and that part of the gradient.
     fn part_of(&mut self, group: GroupId, segment: usize) -> Result<Vec<Place>, Diagnostic> {
-        let starts = self.plan.groups[group].starts;
-        let buffer = starts.ok_or_else(|| internal("a group has no table of its parameters"))?;
+        let offsets = self.plan.groups[group].param_offsets;
+        let buffer = offsets.ok_or_else(|| internal("a group has no table of its parameters"))?;
         let ty = TensorType::new(DType::I64, [1]);
         let gradient = self.gradient.at.get(&group).cloned();
         let gradient = gradient.ok_or_else(|| internal("a group has no gradient"))?;

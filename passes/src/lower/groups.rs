@@ -90,7 +90,7 @@ impl Lowering<'_> {
             // What has the same hyper-parameters lies together, and within it what is cast as one.
             let is_cast =
                 |p: &ParamId| self.cast_dtypes.contains_key(self.plan.params[*p].name.as_str());
-            params.sort_by_key(|p| (self.classes.of(&self.plan.params[*p].name), !is_cast(p)));
+            params.sort_by_key(|p| (self.param_groups.of(&self.plan.params[*p].name), !is_cast(p)));
             let narrowest = params
                 .iter()
                 .filter_map(|p| self.cast_dtypes.get(self.plan.params[*p].name.as_str()));
@@ -174,21 +174,21 @@ impl Lowering<'_> {
             states: vec![],
             segments,
             param_groups: vec![],
-            begins: None,
-            starts: None,
+            param_group_offsets: None,
+            param_offsets: None,
         };
         if let Some(Updated { states, by_parameter }) = updated {
-            group.param_groups = self.param_groups(&group.segments);
+            group.param_groups = self.param_groups_along(&group.segments);
             if group.param_groups.len() > 1 {
                 let bytes = (group.param_groups.len() - 1) * 8;
                 let label = format!("{} parameter groups", self.plan.units[unit].name);
                 let buffer = self.buffer(&label, Arena::Persistent, BufferClass::State, bytes);
-                group.begins = Some(buffer);
+                group.param_group_offsets = Some(buffer);
             }
             if *by_parameter {
                 let label = format!("{} parameter offsets", self.plan.units[unit].name);
                 let (class, bytes) = (BufferClass::State, group.segments.len() * 8);
-                group.starts = Some(self.buffer(&label, Arena::Persistent, class, bytes));
+                group.param_offsets = Some(self.buffer(&label, Arena::Persistent, class, bytes));
             }
             for (name, init, is_part) in states.clone() {
                 let class = match name {
@@ -206,11 +206,11 @@ impl Lowering<'_> {
     }
 
     /// Where the hyper-parameters change along the segments.
-    fn param_groups(&self, segments: &[Segment]) -> Vec<ParamGroup> {
-        let class = |s: &Segment| self.classes.of(&self.plan.params[s.param].name);
-        let changes = segments.chunk_by(|a, b| class(a) == class(b)).enumerate();
+    fn param_groups_along(&self, segments: &[Segment]) -> Vec<ParamGroup> {
+        let number = |s: &Segment| self.param_groups.of(&self.plan.params[s.param].name);
+        let changes = segments.chunk_by(|a, b| number(a) == number(b)).enumerate();
         let group = |(i, same): (usize, &[Segment])| {
-            self.param_group(class(&same[0]), if i == 0 { 0 } else { same[0].offset })
+            self.param_group(number(&same[0]), if i == 0 { 0 } else { same[0].offset })
         };
         changes.filter_map(group).collect()
     }

@@ -192,7 +192,7 @@ struct Lowering<'a> {
     /// Whether what is lowered runs once, before the micro-steps.
     unsharding: bool,
     /// Which parameters have which hyper-parameters.
-    classes: optimizer::Classes,
+    param_groups: optimizer::ParamGroups,
     /// Steps seen, by group and operation.
     stepped: HashMap<(GroupId, &'static str), usize>,
     /// What Adafactor's steps read that was summed over ranks, by group and segment.
@@ -203,9 +203,11 @@ impl<'a> Lowering<'a> {
     /// The plan, with what its tasks mean.
     fn finish(mut self) -> Lowered {
         self.keep_parts();
-        let (tasks, leaves) = provenance(&self.plan, Addresses::Apart);
-        self.plan.leaves = leaves;
-        self.plan.tasks.iter_mut().zip(tasks).for_each(|(task, sees)| task.sees = sees);
+        let (operands, state) = provenance(&self.plan, Addresses::Apart);
+        self.plan.state_digest = state;
+        for (task, digest) in self.plan.tasks.iter_mut().zip(operands) {
+            task.operands_digest = digest;
+        }
         Lowered { plan: self.plan, constants: self.constants, regions: self.regions }
     }
 
@@ -242,7 +244,7 @@ impl<'a> Lowering<'a> {
             phases: vec![],
             tasks: vec![],
             metrics: vec![],
-            leaves: String::new(),
+            state_digest: String::new(),
             gradients: vec![],
             cast_baseline: Default::default(),
             eval: None,
@@ -269,7 +271,7 @@ impl<'a> Lowering<'a> {
             cast_dtypes: flat::param_cast_dtypes(graph),
             gradient: gradients::Gradients::default(),
             unsharding: false,
-            classes: optimizer::Classes::new(graph),
+            param_groups: optimizer::ParamGroups::new(graph),
             stepped: HashMap::new(),
             adafactor: HashMap::new(),
         }
@@ -461,7 +463,7 @@ impl<'a> Lowering<'a> {
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
             id,
-            sees: String::new(),
+            operands_digest: String::new(),
             name,
             stream: Stream::Compute,
             region: node.region,
@@ -492,7 +494,7 @@ impl<'a> Lowering<'a> {
         let id = self.plan.tasks.len();
         self.plan.tasks.push(Task {
             id,
-            sees: String::new(),
+            operands_digest: String::new(),
             name: name.into(),
             stream,
             region,

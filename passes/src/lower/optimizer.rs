@@ -1,39 +1,39 @@
 //! The optimizer step and the moving average of a whole flat group, once all of its parameters were seen.
 
 use super::{Lowering, internal};
-use frit_ir::ops::{BySegment, Concat, FusionKind, Input, Slice, StateName};
+use frit_ir::ops::{ByParamGroup, Concat, FusionKind, Input, Slice, StateName};
 use frit_ir::plan::{BufferClass, Group, GroupId, KernelKind, ParamGroup, Place};
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
 };
 use std::collections::HashMap;
 
-/// The parameter groups of the graph: hyper-parameters by class, and the class of each parameter.
+/// The parameter groups of the graph: their hyper-parameters, and the group of each parameter.
 #[derive(Default)]
-pub(super) struct Classes {
+pub(super) struct ParamGroups {
     /// Learning rate and weight decay.
     pub(super) hypers: Vec<[ValueId; 2]>,
     of: HashMap<String, usize>,
 }
 
-impl Classes {
+impl ParamGroups {
     pub(super) fn new(graph: &Graph) -> Self {
-        let mut classes = Classes::default();
+        let mut groups = ParamGroups::default();
         for (_, node) in graph.nodes() {
             let Op::OptimizerStep(_) = &node.op else { continue };
             let Op::Param(param) = &graph.def(node.inputs[0]).op else { continue };
             let hypers = own(node);
-            let found = classes.hypers.iter().position(|h| *h == hypers);
-            let class = found.unwrap_or_else(|| {
-                classes.hypers.push(hypers);
-                classes.hypers.len() - 1
+            let found = groups.hypers.iter().position(|h| *h == hypers);
+            let group = found.unwrap_or_else(|| {
+                groups.hypers.push(hypers);
+                groups.hypers.len() - 1
             });
-            classes.of.insert(param.name.clone(), class);
+            groups.of.insert(param.name.clone(), group);
         }
-        classes
+        groups
     }
 
-    /// The class of a parameter; those that do not train have the first.
+    /// The parameter group of a parameter, by its number; those that do not train have the first.
     pub(super) fn of(&self, param: &str) -> usize {
         self.of.get(param).copied().unwrap_or(0)
     }
@@ -47,8 +47,8 @@ fn own(node: &Node) -> [ValueId; 2] {
 }
 
 impl<'a> Lowering<'a> {
-    /// The parameter group of this class, from `offset` on.
-    pub(super) fn param_group(&self, class: usize, offset: usize) -> Option<ParamGroup> {
+    /// The parameter group of this number, from `offset` on.
+    pub(super) fn param_group(&self, number: usize, offset: usize) -> Option<ParamGroup> {
         let key = |mut value: ValueId| loop {
             match &self.graph.def(value).op {
                 Op::Hyper(hyper) => return hyper.name.clone(),
@@ -59,7 +59,7 @@ impl<'a> Lowering<'a> {
                 },
             }
         };
-        let [lr, decay] = *self.classes.hypers.get(class)?;
+        let [lr, decay] = *self.param_groups.hypers.get(number)?;
         Some(ParamGroup { offset, lr: key(lr), weight_decay: key(decay) })
     }
 
@@ -103,8 +103,8 @@ impl<'a> Lowering<'a> {
         let mut reads = vec![written[0].clone(), gradient];
         reads.extend_from_slice(&written[1..]);
         let scalars = &node.inputs[2 + step.kind.n_states()..];
-        if let Some(begins) = begins(&self.plan.groups[group]) {
-            return self.step_by_segment(group, begins, node, scalars, reads, written);
+        if let Some(offsets) = param_group_offsets(&self.plan.groups[group]) {
+            return self.step_by_param_group(group, offsets, node, scalars, reads, written);
         }
         for scalar in scalars {
             reads.push(self.place(*scalar)?);
@@ -117,41 +117,41 @@ impl<'a> Lowering<'a> {
     }
 
     /// A step whose learning rate or weight decay differs between the parameters of a group.
-    fn step_by_segment(
+    fn step_by_param_group(
         &mut self,
         group: GroupId,
-        begins: Place,
+        offsets: Place,
         node: &Node,
         scalars: &[ValueId],
         mut reads: Vec<Place>,
         written: Vec<Place>,
     ) -> Result<(), Diagnostic> {
-        let segments: Vec<[ValueId; 2]> = self.classes_of(group);
+        let groups: Vec<[ValueId; 2]> = self.hypers_of(group);
         let mut body = Body::new();
         let mut operands: Vec<ValueId> =
             reads.iter().map(|p| body.input(p.ty.clone())).collect::<Result<_, _>>()?;
-        let table = body.input(begins.ty.clone())?;
-        reads.push(begins);
+        let table = body.input(offsets.ty.clone())?;
+        reads.push(offsets);
         for scalar in scalars {
-            let varies = [0, 1].into_iter().find(|&i| {
-                own(node)[i] == *scalar && segments.iter().any(|s| s[i] != segments[0][i])
-            });
+            let varies = [0, 1]
+                .into_iter()
+                .find(|&i| own(node)[i] == *scalar && groups.iter().any(|g| g[i] != groups[0][i]));
             let Some(which) = varies else {
                 reads.push(self.place(*scalar)?);
                 operands.push(body.input(self.graph.ty(*scalar).clone())?);
                 continue;
             };
-            let values: Vec<ValueId> = segments.iter().map(|s| s[which]).collect();
+            let values: Vec<ValueId> = groups.iter().map(|g| g[which]).collect();
             let values = self.vector(&values, node)?;
             let all = body.input(values.ty.clone())?;
             reads.push(values);
-            let mut by_segment = vec![body.element(all, 0)?];
-            for i in 1..segments.len() {
-                by_segment.push(body.element(table, i - 1)?);
-                by_segment.push(body.element(all, i)?);
+            let mut by_param_group = vec![body.element(all, 0)?];
+            for i in 1..groups.len() {
+                by_param_group.push(body.element(table, i - 1)?);
+                by_param_group.push(body.element(all, i)?);
             }
             let len = self.plan.groups[group].shard_numel;
-            operands.push(body.add(Op::BySegment(BySegment { len }), &by_segment)?[0]);
+            operands.push(body.add(Op::ByParamGroup(ByParamGroup { len }), &by_param_group)?[0]);
         }
         let results = body.add(node.op.clone(), &operands)?;
         let body = body.done(&results);
@@ -161,13 +161,13 @@ impl<'a> Lowering<'a> {
     }
 
     /// Learning rate and weight decay of each parameter group of a flat group.
-    fn classes_of(&self, group: GroupId) -> Vec<[ValueId; 2]> {
+    fn hypers_of(&self, group: GroupId) -> Vec<[ValueId; 2]> {
         let group = &self.plan.groups[group];
-        let class = |g: &ParamGroup| {
+        let number = |g: &ParamGroup| {
             let segment = group.segments.iter().find(|s| s.offset >= g.offset);
-            segment.map_or(0, |s| self.classes.of(&self.plan.params[s.param].name))
+            segment.map_or(0, |s| self.param_groups.of(&self.plan.params[s.param].name))
         };
-        group.param_groups.iter().map(|g| self.classes.hypers[class(g)]).collect()
+        group.param_groups.iter().map(|g| self.param_groups.hypers[number(g)]).collect()
     }
 
     /// Scalars one after the other.
@@ -204,9 +204,9 @@ impl<'a> Lowering<'a> {
 }
 
 /// Where a group's table of parameter groups is, if it has several.
-fn begins(group: &Group) -> Option<Place> {
+fn param_group_offsets(group: &Group) -> Option<Place> {
     let ty = TensorType::new(DType::I64, [group.param_groups.len().saturating_sub(1)]);
-    group.begins.map(|buffer| Place { buffer, offset: 0, ty })
+    group.param_group_offsets.map(|buffer| Place { buffer, offset: 0, ty })
 }
 
 /// A kernel's body in the making.

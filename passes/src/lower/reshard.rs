@@ -14,8 +14,8 @@ impl Lowering<'_> {
     /// Puts the parts that are kept into the plan.
     pub(super) fn keep_parts(&mut self) {
         let mut after: HashMap<usize, Vec<Task>> = HashMap::new();
-        for (again, first) in repeated(&self.plan) {
-            let Action::AllGather { group, recv, .. } = &self.plan.tasks[first].action else {
+        for (backward, forward) in repeated(&self.plan) {
+            let Action::AllGather { group, recv, .. } = &self.plan.tasks[forward].action else {
                 continue;
             };
             let (group, whole) = (*group, recv.clone());
@@ -34,11 +34,11 @@ impl Lowering<'_> {
             let moved = 2 * bytes as u64;
             after.entry(last).or_default().push(Task {
                 id: 0,
-                sees: String::new(),
+                operands_digest: String::new(),
                 name: label,
                 stream: Stream::Compute,
                 region: Region::Forward,
-                origin: self.plan.tasks[first].origin.clone(),
+                origin: self.plan.tasks[forward].origin.clone(),
                 action: Action::Reshard { group, ranks, from: whole, to: kept.clone() },
                 waits: vec![],
                 flops: 0,
@@ -46,14 +46,14 @@ impl Lowering<'_> {
                 cost_us: 1e6 * self.cluster.device.copy_seconds(moved),
             });
             let Action::AllGather { ranks: among, send, recv, .. } =
-                &mut self.plan.tasks[again].action
+                &mut self.plan.tasks[backward].action
             else {
                 continue;
             };
             (*among, *send) = (Some(ranks), kept);
             let bytes = send.ty.bytes() + recv.ty.bytes();
-            let cost_us = self.exchange_us(&self.plan.tasks[again].action);
-            let task = &mut self.plan.tasks[again];
+            let cost_us = self.exchange_us(&self.plan.tasks[backward].action);
+            let task = &mut self.plan.tasks[backward];
             (task.bytes, task.cost_us) = (bytes as u64, cost_us);
         }
         insert(&mut self.plan, after);

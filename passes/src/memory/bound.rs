@@ -83,13 +83,13 @@ pub(super) fn live_peak(
             let (begin, end) = span(u, s);
             begin <= at && at < end
         };
-        bound = bound.max(together(uses.iter().filter(here).collect()));
+        bound = bound.max(live_at_once(uses.iter().filter(here).collect()));
     }
     bound
 }
 
 /// The sum of sizes of some of these, of which each may be in use with every other.
-fn together(mut uses: Vec<&Use>) -> usize {
+fn live_at_once(mut uses: Vec<&Use>) -> usize {
     uses.sort_by_key(|u| Reverse(u.size));
     let mut chosen: Vec<&Use> = Vec::new();
     for u in uses {

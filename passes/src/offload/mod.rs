@@ -55,9 +55,11 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
         phase.end = copies.plan.tasks.len();
         copies.plan.phases.push(phase);
     }
-    let (sees, _) = provenance(plan, Addresses::Apart);
-    for (task, sees) in plan.tasks.iter_mut().zip(sees).filter(|(t, _)| t.sees.is_empty()) {
-        task.sees = sees;
+    let (digests, _) = provenance(plan, Addresses::Apart);
+    for (task, digest) in plan.tasks.iter_mut().zip(digests) {
+        if task.operands_digest.is_empty() {
+            task.operands_digest = digest;
+        }
     }
 }
 
@@ -140,7 +142,7 @@ impl Copies<'_> {
         self.next_id += 1;
         Task {
             id: self.next_id - 1,
-            sees: String::new(),
+            operands_digest: String::new(),
             name: format!("{} {}", stream.name(), self.plan.buffers[host].name),
             stream,
             region: task.region,

@@ -49,8 +49,8 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
             task.region = first.region;
             if !taken.insert(result) {
                 // Made again, by the same work on the same values: the same task.
-                let again = copies.plan.buffers[result].clone();
-                to.insert(result, copies.plan.buffers.push_and_get_key(again));
+                let copy = copies.plan.buffers[result].clone();
+                to.insert(result, copies.plan.buffers.push_and_get_key(copy));
             }
             redirect(&mut task, &to);
             inserted.push(task);

@@ -13,9 +13,9 @@ struct Repeated {
     unit: usize,
     /// The task.
     task: usize,
-    /// What it gathers, and what forward gathered.
-    again: BufferId,
-    first: BufferId,
+    /// The buffers that backward and forward gather into.
+    backward: BufferId,
+    forward: BufferId,
 }
 
 /// The units that backward gathers again, those first that save the most time for the bytes that they hold;
@@ -25,7 +25,7 @@ pub(super) fn by_benefit(plan: &Plan) -> Vec<usize> {
     for repeated in repeated(plan) {
         let (saved, held) = units.entry(repeated.unit).or_default();
         *saved += plan.tasks[repeated.task].cost_us;
-        *held += plan.buffers[repeated.again].bytes as f64;
+        *held += plan.buffers[repeated.backward].bytes as f64;
     }
     let mut units: Vec<(f64, usize)> =
         units.into_iter().map(|(unit, (saved, held))| (saved / held.max(1.0), unit)).collect();
@@ -37,7 +37,8 @@ pub(super) fn by_benefit(plan: &Plan) -> Vec<usize> {
 pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
     let repeated: Vec<Repeated> =
         repeated(plan).into_iter().filter(|r| units.contains(&r.unit)).collect();
-    let kept: HashMap<BufferId, BufferId> = repeated.iter().map(|r| (r.again, r.first)).collect();
+    let kept: HashMap<BufferId, BufferId> =
+        repeated.iter().map(|r| (r.backward, r.forward)).collect();
     let mut dropped = vec![false; plan.tasks.len()];
     repeated.iter().for_each(|r| dropped[r.task] = true);
     drop_unread(plan, &mut dropped);
@@ -46,7 +47,7 @@ pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
             place.buffer = kept.get(&place.buffer).copied().unwrap_or(place.buffer);
         }
     }
-    kept.keys().for_each(|&again| plan.buffers[again].bytes = 0);
+    kept.keys().for_each(|&buffer| plan.buffers[buffer].bytes = 0);
     let mut before = 0;
     for phase in &mut plan.phases {
         let n = dropped[phase.begin..phase.end].iter().filter(|dropped| **dropped).count();
@@ -102,8 +103,8 @@ fn repeated(plan: &Plan) -> Vec<Repeated> {
                 (Region::Forward, _) => {
                     forward.insert(sent, recv.buffer);
                 }
-                (_, Some(&first)) => {
-                    found.push(Repeated { unit, task: i, again: recv.buffer, first });
+                (_, Some(&forward)) => {
+                    found.push(Repeated { unit, task: i, backward: recv.buffer, forward });
                 }
                 (_, None) => {}
             }

@@ -66,7 +66,7 @@ pub struct Shard {
     /// The dtype in which ranks exchange gradients.
     pub reduce_dtype: DType,
     /// Parameters that are gathered together whatever their units; see [`small`].
-    pub together: BTreeSet<String>,
+    pub small_parameters: BTreeSet<String>,
 }
 
 impl Pass for Shard {
@@ -80,10 +80,10 @@ impl Pass for Shard {
             [] => units::assign(graph, &self.wrap)?,
             _ => units::known(graph, context),
         };
-        if context.units.is_empty() && !self.together.is_empty() {
+        if context.units.is_empty() && !self.small_parameters.is_empty() {
             let names: HashMap<ValueId, String> =
                 graph.params().map(|(value, p)| (value, p.name.clone())).collect();
-            small::gather_together(&mut assignment, &self.together, |v| names[&v].clone());
+            small::into_own_unit(&mut assignment, &self.small_parameters, |v| names[&v].clone());
         }
         for (param, unit) in &assignment.unit_of {
             let node = graph.value(*param).def;

@@ -32,21 +32,21 @@ pub fn parameters(plan: &Plan, cluster: &Cluster) -> BTreeSet<String> {
 }
 
 /// Moves these parameters (`name` gives that of a value) into a unit of their own; units that are left with none go.
-pub(super) fn gather_together(
+pub(super) fn into_own_unit(
     assignment: &mut Assignment,
-    together: &BTreeSet<String>,
+    small: &BTreeSet<String>,
     name: impl Fn(frit_ir::ValueId) -> String,
 ) {
     let unit = assignment.units.len();
     let reason = "their collectives would take long only to start".to_string();
     assignment.units.push(UnitSpec { name: NAME.into(), reason, reshard: None });
     for (value, of) in &mut assignment.unit_of {
-        if together.contains(&name(*value)) {
+        if small.contains(&name(*value)) {
             *of = unit;
         }
     }
     for (param, why) in &mut assignment.reasons {
-        if together.contains(param) {
+        if small.contains(param) {
             *why = format!(
                 "in unit `{NAME}`: a collective for it alone would take long only to start"
             );

@@ -200,7 +200,7 @@ fn with_extra_work(
     jobs: Vec<Job>,
 ) -> Vec<Job> {
     let units: Vec<Option<usize>> = tasks.iter().map(|t| unit_of(plan, t)).collect();
-    let again = recomputed(plan, emulation.checkpointing, tasks, &units);
+    let recomputation = recomputed(plan, emulation.checkpointing, tasks, &units);
     let mut made: Vec<Job> = Vec::with_capacity(2 * jobs.len());
     let mut new_index: Vec<usize> = Vec::with_capacity(jobs.len());
     let mut entered = vec![false; plan.units.len()];
@@ -220,7 +220,7 @@ fn with_extra_work(
             (units[i], tasks[i].region, tasks[i].stream)
             && !std::mem::replace(&mut entered[unit], true)
         {
-            for &forward in again.get(&unit).into_iter().flatten() {
+            for &forward in recomputation.get(&unit).into_iter().flatten() {
                 let old = &jobs[forward];
                 made.push(extra(&old.name, old, old.kind, old.seconds, waits.clone()));
             }
@@ -265,7 +265,7 @@ fn recomputed(
     tasks: &[Task],
     units: &[Option<usize>],
 ) -> HashMap<usize, Vec<usize>> {
-    let mut again: HashMap<usize, Vec<usize>> = HashMap::new();
+    let mut kernels: HashMap<usize, Vec<usize>> = HashMap::new();
     let mut products: HashMap<usize, usize> = HashMap::new();
     for (i, (task, unit)) in tasks.iter().zip(units).enumerate() {
         let (Action::Kernel { kernel, .. }, Some(unit), Region::Forward) =
@@ -288,10 +288,10 @@ fn recomputed(
             (Checkpointing::SelectiveOp, None) => true,
         };
         if runs {
-            again.entry(*unit).or_default().push(i);
+            kernels.entry(*unit).or_default().push(i);
         }
     }
-    again
+    kernels
 }
 
 /// Bytes per logit that are alive at once: the low-precision logits, their f32 copy, the saved

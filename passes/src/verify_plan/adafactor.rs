@@ -48,7 +48,7 @@ fn problem(
 ) -> Result<Option<GroupId>, &'static str> {
     let Some(part) = part_of(plan, i) else { return Ok(None) };
     let begin = &part.reads[0];
-    let group = plan.groups.position(|g| g.starts == Some(begin.buffer));
+    let group = plan.groups.position(|g| g.param_offsets == Some(begin.buffer));
     let group = group.ok_or("does not read where a parameter begins")?;
     let g = &plan.groups[group];
     let segment = g.segments.get(begin.offset / 8).ok_or("steps no parameter")?;

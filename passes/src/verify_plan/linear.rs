@@ -135,7 +135,7 @@ pub(super) fn linear(op: &Op) -> Linear {
         | Op::OptimizerStep(_)
         | Op::Adafactor(_)
         | Op::EmaStep
-        | Op::BySegment(_)
+        | Op::ByParamGroup(_)
         | Op::UpdateLossScale(_)
         | Op::UpdateStep
         | Op::LearningRate(_) => No,

@@ -73,9 +73,9 @@ pub fn verify_evaluation(evaluation: &Plan, training: &Plan) -> Result<(), Vec<D
 /// P106: conflicting accesses are ordered as the list has them, so that the list is what happens; it must
 /// mean what was lowered.
 fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
-    let (tasks, leaves) = provenance(plan, Addresses::Assigned);
-    for (i, (task, sees)) in plan.tasks.iter().zip(tasks).enumerate() {
-        if task.sees != sees {
+    let (operands, state) = provenance(plan, Addresses::Assigned);
+    for (i, (task, digest)) in plan.tasks.iter().zip(operands).enumerate() {
+        if task.operands_digest != digest {
             found.push(broken(
                 plan,
                 Code::MeaningChanged,
@@ -84,7 +84,7 @@ fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
             ));
         }
     }
-    if plan.leaves != leaves {
+    if plan.state_digest != state {
         let message = "a step does not leave behind what it was lowered to leave";
         found.push(Diagnostic::error(Code::MeaningChanged, message));
     }

@@ -205,7 +205,7 @@ fn step(
         let message = "does not read the gradient, factor and finite flag that were checked";
         found.push(broken(plan, Code::OptimizerOperands, task, message.into()));
     }
-    if g.begins.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
+    if g.param_group_offsets.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
         let message = "does not read where its parameter groups begin".into();
         found.push(broken(plan, Code::ParameterGroups, task, message));
     }

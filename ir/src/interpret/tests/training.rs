@@ -3,7 +3,7 @@
 use super::{assert_close, eval, eval1, f32s};
 use crate::ops::training::Unscale;
 use crate::ops::{
-    Adafactor, AdafactorPart, BySegment, LearningRate, LossScale, OptimizerKind, OptimizerStep,
+    Adafactor, AdafactorPart, ByParamGroup, LearningRate, LossScale, OptimizerKind, OptimizerStep,
     ScheduleKind, UpdateLossScale,
 };
 use crate::{DType, Op, Tensor};
@@ -231,17 +231,17 @@ fn the_average_begins_at_the_first_step() {
 }
 
 #[test]
-fn values_differ_by_segment() {
-    let by_segment = |begins: [i64; 2]| {
+fn values_differ_by_param_group() {
+    let by_param_group = |offsets: [i64; 2]| {
         let begin = |b: i64| Tensor::ints(DType::I64, [1], vec![b]);
         let value = |x: f64| f32s(&[1], &[x]);
-        let inputs = [value(1.0), begin(begins[0]), value(2.0), begin(begins[1]), value(3.0)];
-        numbers(&eval(Op::BySegment(BySegment { len: 4 }), &inputs))
+        let inputs = [value(1.0), begin(offsets[0]), value(2.0), begin(offsets[1]), value(3.0)];
+        numbers(&eval(Op::ByParamGroup(ByParamGroup { len: 4 }), &inputs))
     };
-    assert_eq!(by_segment([1, 3]), [1.0, 2.0, 2.0, 3.0]);
-    // A part that begins in the second segment, and one that ends in the first.
-    assert_eq!(by_segment([-2, 2]), [2.0, 2.0, 3.0, 3.0]);
-    assert_eq!(by_segment([5, 9]), [1.0; 4]);
+    assert_eq!(by_param_group([1, 3]), [1.0, 2.0, 2.0, 3.0]);
+    // A part that begins in the second group, and one that ends in the first.
+    assert_eq!(by_param_group([-2, 2]), [2.0, 2.0, 3.0, 3.0]);
+    assert_eq!(by_param_group([5, 9]), [1.0; 4]);
 }
 
 #[test]

@@ -93,14 +93,14 @@ fn group(plan: &Plan, index: GroupId, g: &Group) -> Result {
         })?;
     }
     let others = g.param_groups.len().saturating_sub(1);
-    ensure((others > 0) == g.begins.is_some(), || {
+    ensure((others > 0) == g.param_group_offsets.is_some(), || {
         "it has no table of its parameter groups".into()
     })?;
-    if let Some(begins) = g.begins {
-        kept(plan, begins, others * 8, false, "a table of parameter groups")?;
+    if let Some(offsets) = g.param_group_offsets {
+        kept(plan, offsets, others * 8, false, "a table of parameter groups")?;
     }
-    if let Some(starts) = g.starts {
-        kept(plan, starts, g.segments.len() * 8, false, "a table of parameters")?;
+    if let Some(offsets) = g.param_offsets {
+        kept(plan, offsets, g.segments.len() * 8, false, "a table of parameters")?;
     }
     segments(plan, index, g)
 }
@@ -223,7 +223,7 @@ fn results(plan: &Plan) -> Result {
 fn owners(plan: &Plan) -> Result {
     let groups = plan.groups.iter().flat_map(|g| {
         let states = g.states.iter().map(|s| s.buffer);
-        states.chain([g.master]).chain(g.begins).chain(g.starts)
+        states.chain([g.master]).chain(g.param_group_offsets).chain(g.param_offsets)
     });
     let own = |home: &ParamHome| if let ParamHome::Buffer(b) = home { Some(*b) } else { None };
     let mut all = groups

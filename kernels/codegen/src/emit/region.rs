@@ -293,7 +293,7 @@ impl<'g> Lowering<'g> {
                     _ => optimizer::ema(&mut self.dag, &operands),
                 })
             }
-            Op::BySegment(_) => {
+            Op::ByParamGroup(_) => {
                 let at = self.space.offset(view, shape);
                 let at = self.dag.add(Expr::Index(at), Ty::I64);
                 let mut result = self.operand(node, 0, view, shape)?;

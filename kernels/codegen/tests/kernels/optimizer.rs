@@ -2,7 +2,7 @@
 
 use crate::harness::{Body, COLS, Case, check, normal};
 use frit_ir::interpret;
-use frit_ir::ops::{BySegment, FusionKind, OptimizerKind, OptimizerStep, Slice};
+use frit_ir::ops::{ByParamGroup, FusionKind, OptimizerKind, OptimizerStep, Slice};
 use frit_ir::{DType, Op, Tensor};
 
 /// A step of an optimizer on tensors of `n` elements.
@@ -96,7 +96,7 @@ fn averages_follow_their_formula_and_skip() {
 
 /// Plain descent in which two segments of a part have a learning rate of their own.
 #[test]
-fn learning_rates_differ_by_segment() {
+fn learning_rates_differ_by_param_group() {
     let case = |begins: [i64; 2]| {
         let mut body = Body::new();
         let n = 253;
@@ -119,7 +119,7 @@ fn learning_rates_differ_by_segment() {
             element(v[3], 1),
             element(v[2], 2),
         ];
-        let lr = body.one(Op::BySegment(BySegment { len: n }), &parts);
+        let lr = body.one(Op::ByParamGroup(ByParamGroup { len: n }), &parts);
         let kind = OptimizerKind::Sgd;
         let operands = [v[0], v[1], lr, v[4], v[4], v[4], v[5], v[4]];
         let y = body.all(Op::OptimizerStep(OptimizerStep { kind }), &operands);
