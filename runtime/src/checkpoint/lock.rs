@@ -58,10 +58,18 @@ pub(crate) fn wall_time() -> f64 {
 /// The directory, as long as it is this run's.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    /// Locked until it is closed.
-    _file: File,
+    file: File,
     /// What is to be known about it.
     pub(crate) warning: Option<String>,
+}
+
+impl Drop for Lock {
+    /// Closing alone keeps the lock as long as a process that was forked in between, and does not run its own program
+    /// yet, has the file open too.
+    fn drop(&mut self) {
+        // Where it was never locked, there is nothing to undo.
+        let _ = self.file.unlock();
+    }
 }
 
 /// What the file says.
@@ -141,7 +149,7 @@ fn lock(dir: &Path, run: Run) -> Result<Lock, RunError> {
     let text = serde_json::to_string(&holder).unwrap_or_default() + "\n";
     let written = Sink::create(&path).and_then(|mut sink| sink.write_all(text.as_bytes()));
     written.map_err(RunError::output(OPTION, &path))?;
-    Ok(Lock { _file: file, warning })
+    Ok(Lock { file, warning })
 }
 
 /// The run that a lock's file names.
@@ -160,4 +168,21 @@ fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let name = name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
     if name.trim().is_empty() { "an unnamed host".into() } else { name.trim().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_with_its_run_though_the_file_is_open_elsewhere() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let first = lock(dir.path(), Run(1)).expect("nobody else's");
+        // As in a process that was just forked.
+        let open_elsewhere = first.file.try_clone().expect("the same open file");
+        assert!(lock(dir.path(), Run(2)).is_err());
+        drop(first);
+        assert!(lock(dir.path(), Run(2)).is_ok());
+        drop(open_elsewhere);
+    }
 }
