@@ -15,6 +15,7 @@
 //! them again from the final order and addresses.
 
 use super::{Action, Arena, BufferId, ParamHome, PhaseName, Place, Plan};
+use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
 /// Where a buffer's bytes are.
@@ -26,21 +27,24 @@ pub enum Addresses {
     Assigned,
 }
 
-/// A digest in the making: FNV-1a (Fowler, Noll, Vo), the same in every version of the program.
-#[derive(Clone, Copy)]
-struct Digest(u64);
+/// The first half of a SHA-256.
+type Sum = u128;
+
+/// A digest in the making.
+#[derive(Clone)]
+struct Digest(Sha256);
 
 impl Digest {
     fn new() -> Digest {
-        Digest(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn byte(&mut self, byte: u8) {
-        self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        Digest(Sha256::new())
     }
 
     fn number(&mut self, number: u64) {
-        number.to_le_bytes().into_iter().for_each(|b| self.byte(b));
+        self.0.update(number.to_le_bytes());
+    }
+
+    fn sum(&mut self, sum: Sum) {
+        self.0.update(sum.to_be_bytes());
     }
 
     fn count(&mut self, count: usize) {
@@ -49,14 +53,18 @@ impl Digest {
 
     fn text(&mut self, text: &str) {
         self.count(text.len());
-        text.bytes().for_each(|b| self.byte(b));
+        self.0.update(text);
+    }
+
+    fn end(self) -> Sum {
+        self.0.finalize().iter().take(16).fold(0, |sum, byte| sum << 8 | Sum::from(*byte))
     }
 }
 
 /// Who wrote bytes, and the first of them within what it wrote.
 #[derive(Clone, Copy)]
 struct Written {
-    by: u64,
+    by: Sum,
     at: usize,
 }
 
@@ -69,11 +77,11 @@ struct Replay<'a> {
     /// One per arena, or one per buffer.
     maps: Vec<Map>,
     /// What each task is, by index.
-    work: Vec<u64>,
+    work: Vec<Sum>,
     digests: Vec<Digest>,
     executions: Vec<u64>,
     /// Who wrote a gathered whole, by the digest of the gather of the parts of it that were kept.
-    kept: HashMap<u64, u64>,
+    kept: HashMap<Sum, Sum>,
 }
 
 /// Most micro-steps of one step that are executed.
@@ -114,15 +122,15 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         replay.read(metric.place.buffer, metric.place.offset, metric.place.ty.bytes(), &mut rest);
     }
     let mut tasks = Vec::with_capacity(plan.tasks.len());
-    for (digest, work) in replay.digests.iter_mut().zip(&replay.work) {
-        digest.number(*work);
-        tasks.push(format!("{:016x}", digest.0));
+    for (mut digest, work) in replay.digests.into_iter().zip(replay.work) {
+        digest.sum(work);
+        tasks.push(format!("{:032x}", digest.end()));
     }
-    (tasks, format!("{:016x}", rest.0))
+    (tasks, format!("{:032x}", rest.end()))
 }
 
 /// What a task does, apart from where its operands are.
-fn work(plan: &Plan, action: &Action) -> u64 {
+fn work(plan: &Plan, action: &Action) -> Sum {
     let mut digest = Digest::new();
     let (what, detail) = match action {
         Action::Kernel { kernel, .. } => ("kernel", plan.kernels[*kernel].hash.clone()),
@@ -142,7 +150,7 @@ fn work(plan: &Plan, action: &Action) -> u64 {
     for place in action.reads().into_iter().chain(action.writes()) {
         digest.text(&place.ty.to_string());
     }
-    digest.0
+    digest.end()
 }
 
 impl Replay<'_> {
@@ -212,12 +220,12 @@ impl Replay<'_> {
 
     fn leaf(&mut self, buffer: BufferId, digest: Digest) {
         let bytes = self.plan.buffers[buffer].bytes;
-        self.write(buffer, 0, bytes, digest.0);
+        self.write(buffer, 0, bytes, digest.end());
     }
 
     fn task(&mut self, i: usize) {
         let task = &self.plan.tasks[i];
-        let mut digest = self.digests[i];
+        let mut digest = self.digests[i].clone();
         for place in task.action.reads() {
             self.read(place.buffer, place.offset, place.ty.bytes(), &mut digest);
         }
@@ -225,26 +233,27 @@ impl Replay<'_> {
         self.executions[i] += 1;
         if let Action::AllGather { send, recv, .. } = &task.action {
             let mut parts = Digest::new();
-            parts.number(self.work[i]);
+            parts.sum(self.work[i]);
             self.read(send.buffer, send.offset, send.ty.bytes(), &mut parts);
             // What was kept in parts and is gathered again is what it was.
-            let whole = self.kept.get(&parts.0).copied().unwrap_or(parts.0);
+            let parts = parts.end();
+            let whole = self.kept.get(&parts).copied().unwrap_or(parts);
             self.write(recv.buffer, recv.offset, recv.ty.bytes(), whole);
             return;
         }
         if let Action::Reshard { group, ranks, from, to } = &task.action {
             let mut part = Digest::new();
-            part.number(self.work[i]);
+            part.sum(self.work[i]);
             self.read(from.buffer, from.offset, from.ty.bytes(), &mut part);
-            self.write(to.buffer, to.offset, to.ty.bytes(), part.0);
+            self.write(to.buffer, to.offset, to.ty.bytes(), part.end());
             if let Some(whole) = self.written_at_once(from) {
                 // The digest of the gather that makes the whole of such parts.
                 let (send, recv) = (to.clone(), from.clone());
                 let gather = Action::AllGather { group: *group, ranks: Some(*ranks), send, recv };
                 let mut parts = Digest::new();
-                parts.number(work(self.plan, &gather));
+                parts.sum(work(self.plan, &gather));
                 self.read(to.buffer, to.offset, to.ty.bytes(), &mut parts);
-                self.kept.insert(parts.0, whole);
+                self.kept.insert(parts.end(), whole);
             }
             return;
         }
@@ -259,10 +268,10 @@ impl Replay<'_> {
         for (n, place) in task.action.writes().into_iter().enumerate() {
             let mut by = Digest::new();
             by.count(task.id);
-            by.number(self.work[i]);
+            by.sum(self.work[i]);
             by.number(self.executions[i]);
             by.count(n);
-            self.write(place.buffer, place.offset, place.ty.bytes(), by.0);
+            self.write(place.buffer, place.offset, place.ty.bytes(), by.end());
         }
     }
 
@@ -275,7 +284,7 @@ impl Replay<'_> {
     }
 
     /// Who wrote all bytes of a place, and nothing before them, in one go.
-    fn written_at_once(&self, place: &Place) -> Option<u64> {
+    fn written_at_once(&self, place: &Place) -> Option<Sum> {
         let (map, base) = self.base(place.buffer);
         let begin = base + place.offset;
         let (stop, written) = self.maps[map].get(&begin)?;
@@ -305,14 +314,14 @@ impl Replay<'_> {
         for (at, len, written) in self.writers(buffer, offset, bytes) {
             digest.count(at);
             digest.count(at + len);
-            digest.number(written.by);
+            digest.sum(written.by);
             digest.count(written.at);
         }
         // The end of one operand is not the beginning of another.
         digest.count(bytes);
     }
 
-    fn write(&mut self, buffer: BufferId, offset: usize, bytes: usize, by: u64) {
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: usize, by: Sum) {
         self.put(buffer, offset, bytes, Written { by, at: 0 });
     }
 
