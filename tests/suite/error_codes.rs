@@ -66,7 +66,14 @@ impl Place {
         ] {
             model.write(path, name);
         }
+        let huge = r#"{"frit_model": 1, "name": "m", "outputs": ["y"],
+            "inputs": [{"name": "x", "dtype": "f32", "shape": [2, 1048576]}],
+            "params": [{"name": "w", "shape": [1048576, 1048576], "init": "ones"},
+                       {"name": "b", "shape": [1048576], "init": "ones"}],
+            "nodes": [{"op": "matmul", "inputs": ["x", "w"], "outputs": ["h"]},
+                      {"op": "add", "inputs": ["h", "b"], "outputs": ["y"]}]}"#;
         for (name, text) in [
+            ("huge.json", huge),
             ("cut.json", "{"),
             (
                 "version.json",
@@ -127,6 +134,7 @@ fn models_and_command_lines() {
         ("E060", format!("@statistics.json {LOSS}")),
         ("E061", format!("@empty.json {LOSS}")),
         ("E080", format!("@double.json {LOSS}")),
+        ("E081", format!("@huge.json {LOSS}")),
         ("E099", format!("@erf.json {LOSS} --set target.device=cuda")),
         ("E212", format!("@integers.json {LOSS}")),
         ("E215", format!("@labelled.json {LOSS}")),

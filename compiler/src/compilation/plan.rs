@@ -4,8 +4,8 @@ use super::Compilation;
 use super::saving::Saving;
 use crate::config::choices::Prefetch as Decides;
 use crate::diagnostics::Report;
-use frit_ir::Tensor;
-use frit_ir::plan::{Plan, Strategy};
+use frit_ir::plan::{Plan, Strategy, too_large};
+use frit_ir::{Code, Diagnostic, Tensor};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::memory;
 use frit_passes::offload::offload;
@@ -113,6 +113,12 @@ impl Compilation<'_> {
     /// Generates the kernels of a plan.
     pub(super) fn generate(&self, arranged: Arranged) -> Result<Made, Report> {
         let Arranged { lowered: Lowered { mut plan, constants, regions }, schedule } = arranged;
+        if let Some(what) = too_large(&plan) {
+            let message = format!("no plan can describe the memory of this step: {what}");
+            return Err(Diagnostic::error(Code::PlanTooLarge, message)
+                .help("use more ranks or a smaller batch, or correct the shapes of the parameters")
+                .into());
+        }
         let without_code = self.setup.request.without_code;
         let object = self.setup.options.backend.generate(&mut plan, &regions, without_code)?;
         Ok(Made { plan, object, constants, schedule })

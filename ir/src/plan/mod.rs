@@ -30,7 +30,7 @@ mod summary;
 
 pub use action::Action;
 pub use arena::Arena;
-pub use check::{CheckError, check};
+pub use check::{CheckError, check, too_large};
 pub use choices::{DeviceType, MetricName, PhaseName, Strategy};
 pub use entry::{CudaLaunch, Entry};
 pub use evaluation::{EvalMetric, EvalSpec, LossSpec, MetricKind, MetricSpec, OutputSpec};

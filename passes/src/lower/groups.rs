@@ -13,6 +13,7 @@ use frit_ir::plan::{
     Arena, BufferClass, Group, GroupId, GroupState, ParamGroup, ParamHome, ParamId, ParamSpec,
     Plan, Segment,
 };
+use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{Code, DType, Diagnostic, Op, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -99,6 +100,16 @@ impl Lowering<'_> {
             let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
             let layout = self.lay_out(&params, held, narrowest, sharded);
+            if layout.numel > MAX_ELEMENTS {
+                let unit = &self.plan.units[unit].name;
+                let message = format!(
+                    "the parameters of unit `{unit}` have {} elements together, more than {MAX_ELEMENTS}",
+                    layout.numel
+                );
+                return Err(Diagnostic::error(Code::PlanTooLarge, message).help(
+                    "correct the shapes of the parameters, or set sharding.wrap to smaller units",
+                ));
+            }
             self.make_group(unit, gathered, layout, if frozen { None } else { Some(&updated) });
         }
         Ok(())

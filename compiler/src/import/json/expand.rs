@@ -18,13 +18,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const SIZE_ATTRIBUTES: [&str; 6] = ["shape", "sizes", "size", "start", "low", "high"];
 
 /// Operations that only passes make, or that have a place of their own in the format.
-const RESERVED: [&str; 21] = [
+const RESERVED: [&str; 20] = [
     "adafactor",
     "all_gather",
     "all_reduce",
-    "attention_grad",
-    "cross_entropy_grad",
-    "embedding_grad",
+    "by_param_group",
+    "ema_step",
     "fusion",
     "grad_stats",
     "hyper",
@@ -33,14 +32,19 @@ const RESERVED: [&str; 21] = [
     "loss_scale",
     "optimizer_step",
     "param",
+    "quantize",
     "reduce_scatter",
+    "scaled_cast",
     "state",
     "unscale",
     "update_loss_scale",
     "update_step",
-    "layer_norm_grad_input",
-    "layer_norm_grad_affine",
 ];
+
+/// Whether only Frit makes operations of this name.
+pub(super) fn is_reserved(op: &str) -> bool {
+    op.ends_with("_grad") || op.contains("_grad_") || RESERVED.contains(&op)
+}
 
 /// What a copy of a block counts as, in bytes, beside its names.
 const COPY_BYTES: usize = 256;
@@ -337,8 +341,7 @@ impl Expander<'_> {
         block: &mut Carried,
         path: &Path,
     ) -> Result<(), Report> {
-        let gradient = node.op.ends_with("_grad") || node.op.contains("_grad_");
-        if gradient || RESERVED.contains(&node.op.as_str()) {
+        if is_reserved(&node.op) {
             let message = format!("the operation `{}` is made by Frit, not by models", node.op);
             return Err(self.error(&path.key("op"), message).into());
         }

@@ -1,11 +1,11 @@
 //! Tests of JSON models.
 
-use super::{import, json_schema};
+use super::{expand, import, json_schema};
 use crate::import::{ImportOptions, Imported};
-use frit_ir::Tensor;
 use frit_ir::interpret::{self, Options};
 use frit_ir::ops::ParamKind;
-use std::collections::HashMap;
+use frit_ir::{Op, Tensor};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 fn file(path: &str) -> PathBuf {
@@ -233,6 +233,30 @@ fn frozen_and_integer_parameters() {
 #[test]
 fn the_checked_in_schema_is_current() {
     expect_test::expect_file![file("docs/frit-model.schema.json")].assert_eq(&json_schema());
+}
+
+/// docs/json-model.md has every operation that a model may use, with its attributes.
+#[test]
+fn the_page_lists_all_operations() {
+    let page = std::fs::read_to_string(file("docs/json-model.md")).unwrap();
+    let rows = page.split_once("| family |").expect("the table").1;
+    let rows = rows.split_once("\n\n").expect("its end").0;
+    let in_backticks: Vec<&str> = rows.split('`').skip(1).step_by(2).collect();
+    let listed: BTreeSet<&str> = in_backticks.iter().flat_map(|t| t.split_whitespace()).collect();
+    let allowed: Vec<&str> = Op::names().into_iter().filter(|n| !expand::is_reserved(n)).collect();
+    let mut missing: Vec<String> = Vec::new();
+    missing.extend(allowed.iter().filter(|n| !listed.contains(*n)).map(|n| n.to_string()));
+    for op in frit_ir::ops::examples::examples() {
+        let (name, attributes) = op.to_parts();
+        let keys = attributes.keys().filter(|key| !listed.contains(key.as_str()));
+        if allowed.contains(&name) {
+            missing.extend(keys.map(|key| format!("{key} of {name}")));
+        }
+    }
+    assert_eq!(missing, Vec::<String>::new(), "not on the page");
+    for name in Op::names().into_iter().filter(|n| expand::is_reserved(n)) {
+        assert!(!listed.contains(name), "no model may use `{name}`");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod places;
 mod tables;
 
 use super::{PhaseName, Plan};
+pub use places::too_large;
 use std::collections::HashSet;
 
 /// A malformed plan.

@@ -8,16 +8,23 @@ use crate::plan::{ALIGNMENT, Arena, Buffer, Place, Plan};
 const MAX_ARENA: usize = 1 << 50;
 const MAX_BYTES: usize = 1 << 60;
 
+/// What of a plan is larger than a plan can describe: an arena, or all buffers together; `None` if nothing is.
+pub fn too_large(plan: &Plan) -> Option<String> {
+    let large = |arena: &&Arena| plan.arena_bytes(**arena) > MAX_ARENA;
+    if let Some(arena) = Arena::ALL.iter().find(large) {
+        return Some(format!("the {} arena is too large", arena.name()));
+    }
+    let sum = plan.buffers.iter().fold(0_usize, |sum, b| sum.saturating_add(b.bytes));
+    (sum > MAX_BYTES).then(|| "the buffers are too large".into())
+}
+
 /// Every buffer is within its arena and aligned, and those that live as long as the run have bytes of their own.
 pub(super) fn check(plan: &Plan) -> Result {
-    for arena in Arena::ALL {
-        let bytes = plan.arena_bytes(arena);
-        ensure(bytes <= MAX_ARENA, || format!("the {} arena is too large", arena.name()))?;
-    }
+    let too_large = too_large(plan);
+    ensure(too_large.is_none(), || too_large.unwrap_or_default())?;
     ensure(plan.workspace_lower_bound <= plan.workspace_bytes, || {
         "the workspace is smaller than its lower bound".into()
     })?;
-    let mut sum = 0_usize;
     for b in &plan.buffers {
         name(&b.name)?;
         let end = b.offset.checked_add(b.bytes);
@@ -27,9 +34,7 @@ pub(super) fn check(plan: &Plan) -> Result {
         ensure(b.offset.is_multiple_of(ALIGNMENT), || {
             format!("buffer `{}` is not aligned", short(&b.name))
         })?;
-        sum = sum.saturating_add(b.bytes);
     }
-    ensure(sum <= MAX_BYTES, || "the buffers are too large".into())?;
     let mut kept: Vec<&Buffer> =
         plan.buffers.iter().filter(|b| b.arena.outlives_step() && b.bytes > 0).collect();
     kept.sort_by_key(|b| (b.arena as usize, b.offset));
