@@ -1,4 +1,4 @@
-//! Compiles the model of a plan again in fp32 and runs both in turns.
+//! `frit bench`: recompiles the model of a plan in fp32 and runs both plans alternately.
 
 use crate::compilation::{Request, compile};
 use crate::config::{Config, LossScale};

@@ -1,4 +1,4 @@
-//! The list of diagnostics that a step of the compiler hands back when it cannot go on.
+//! A list of diagnostics, returned by a step of the compiler that fails.
 
 use frit_ir::{Code, Diagnostic};
 use std::fmt;
@@ -21,7 +21,7 @@ impl Report {
         self.diagnostics.is_empty()
     }
 
-    /// Whether a message is for a mistake of Frit: a broken contract of a pass, of a graph or of a plan.
+    /// Whether a message indicates a bug in Frit: a violated contract of a pass, a graph or a plan.
     pub fn is_internal(&self) -> bool {
         self.diagnostics.iter().any(|d| Code::find(&d.code).is_some_and(Code::is_internal))
     }

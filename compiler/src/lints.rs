@@ -1,4 +1,4 @@
-//! What the configuration and the model's file tell the lints, and what is done with their findings.
+//! Runs the lints with facts from the configuration and the model file, and treats findings by their level.
 
 use crate::config::Config;
 use crate::diagnostics::Report;

@@ -1,7 +1,7 @@
-//! From the section `[loss]` to the terms of the pass that attaches them.
+//! Converts the section `[loss]` to the terms of the pass `loss`.
 //!
-//! Further losses are written as `0.4 * cross_entropy(aux_logits, labels)` or `0.1 * output(aux_loss)`;
-//! the factor may be left out. They share the other keys of the section.
+//! Further losses are written as `0.4 * cross_entropy(aux_logits, labels)` or `0.1 * output(aux_loss)`; the factor is optional.
+//! They share the other keys of the section.
 
 use crate::config::Config;
 use crate::config::choices::Targets;

@@ -1,7 +1,7 @@
-//! From the section `[metrics]` to what an evaluation measures beside the losses.
+//! Converts the section `[metrics]` to the metrics of an evaluation.
 //!
-//! `auto` stands for what is usual of every loss; `accuracy`, `top_K`, `perplexity` and `mean_absolute_error` are taken
-//! of every loss that they fit, or of one output and its labels: `accuracy(OUTPUT, LABELS)`.
+//! `auto` selects the usual metrics of every loss; `accuracy`, `top_K`, `perplexity` and `mean_absolute_error` apply to every loss
+//! they fit, or to one output and its labels: `accuracy(OUTPUT, LABELS)`.
 
 use crate::config::Config;
 use crate::losses;

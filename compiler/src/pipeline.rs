@@ -1,6 +1,6 @@
-//! Every step of compiling a graph for training and for evaluation, top to bottom.
+//! The pipelines: the order of all passes for training and for evaluation.
 //!
-//! Every compilation checks the order by [`check`], from what each pass requires, ensures and breaks.
+//! Every compilation checks the order with [`check`], from what each pass requires, ensures and breaks.
 
 use crate::config::Config;
 use crate::config::LossScale;

@@ -1,8 +1,8 @@
-//! Plan directories: what is in them, and how one is written so that none is ever left half-written.
+//! Writes plan directories atomically.
 //!
-//! `plan.json`, `kernels/kernels.so` or `kernels/kernels.ptx`, `weights.safetensors` (every parameter by the model's own name,
-//! f32, and large constants), `source/` (see [`crate::source`]), and `eval/`, the plan that evaluates the
-//! model: a plan directory whose `weights.safetensors` holds only what the other one does not.
+//! `plan.json`, `kernels/kernels.so` or `kernels/kernels.ptx`, `weights.safetensors` (every parameter by the model's own name, f32,
+//! and large constants), `source/` (see [`crate::source`]), and `eval/`, the evaluation plan: a plan directory whose
+//! `weights.safetensors` has only what the other one does not.
 
 use crate::compilation::Compiled;
 use crate::diagnostics::Report;

@@ -1,7 +1,7 @@
-//! A precision policy from what a run measured: `frit inspect --numerics`.
+//! Derives a precision policy from measured numerics: `frit inspect --numerics`.
 //!
-//! The file holds, by scope, how often each exponent occurred among activations and gradients. A format
-//! suits a scope if at most one number in a hundred of those other than 0 is lost in it.
+//! The file has, by scope, exponent histograms of activations and gradients. A format suits a scope if it loses at most one percent
+//! of the non-zero numbers.
 
 use frit_ir::{Code, Diagnostic};
 use frit_runtime::numerics::{FORMAT, Format, Kind, NumericsFile, Row};

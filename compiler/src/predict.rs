@@ -1,5 +1,4 @@
-//! What a step of a plan is predicted to take on the cluster that it was compiled for: the one prediction that every
-//! command shows.
+//! Predicts the step of a plan on its target cluster; every command shows this prediction.
 
 use crate::clusters;
 use crate::config::Config;

@@ -1,7 +1,7 @@
-//! What an internal error of the compiler leaves behind, for a report that can be repeated: a folder with the
-//! configuration, the graph before the pass that failed, and the command.
+//! Writes a reproducer for an internal error: a folder with the configuration, the graph before the failing pass, and the
+//! command.
 //!
-//! The graph is found by compiling once more, so a compilation that succeeds pays nothing for it.
+//! The graph is obtained by compiling again, so successful compilations pay nothing.
 
 use crate::compilation::{Observer, Request, compile};
 use crate::config::Config;

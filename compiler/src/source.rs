@@ -1,6 +1,6 @@
-//! What a plan keeps of its model: `source/model.onnx` without the data of parameters, which the weights hold, and of other
-//! tensors over 1 MiB (or `model.json` as it is), `source/train.toml`, and `source/origin.json` with the path, the
-//! digest, the binds, which initializers are copies of a parameter, and the digests of those that lie beside the model.
+//! The copy of the model in a plan: `source/model.onnx` without the data of parameters, which the weights contain, and of other
+//! tensors over 1 MiB (or `model.json` unchanged), `source/train.toml`, and `source/origin.json` with the path, the digest, the
+//! binds, which initializers are copies of a parameter, and the digests of external data files.
 
 use crate::import::mapped::Folder;
 use crate::import::{self, Tied};

@@ -1,4 +1,4 @@
-//! What a plan is compiled for: which bodies have a kernel there, and code generation.
+//! Compilation targets: which bodies have a kernel, and code generation.
 
 use crate::config::Config;
 use frit_codegen::{CodegenError, HostTarget};

@@ -1,7 +1,7 @@
-//! Values of parameters: read from the model's file, or made from the seed.
+//! Parameter values: read from the model file, or generated from the seed.
 //!
-//! Nothing is read at import: a stored weight is a slice of a mapped file (or of the few bytes that
-//! ONNX's typed fields decode to). [`frit_runtime::init`] makes the others.
+//! Import reads nothing: a stored weight is a slice of a mapped file (or the few bytes that ONNX's typed fields decode to).
+//! [`frit_runtime::init`] generates the others.
 
 use frit_ir::ops::{Init, Param};
 use frit_ir::{DType, TensorType};

@@ -1,4 +1,4 @@
-//! The wire format of Protocol Buffers, as far as ONNX files are copied field by field.
+//! The Protocol Buffers wire format, for copying ONNX files field by field.
 
 /// One field: its number, its bytes as they stand, and its content if that is length-delimited.
 pub(crate) struct Field<'a> {

@@ -1,5 +1,5 @@
-//! A disk that is full or fails, at every operation of a run in turn: training goes on where it can, what is complete
-//! stays whole, and nothing panics.
+//! A full or failing disk at every operation of a run in turn: training continues where it can, complete files stay intact, and
+//! nothing panics.
 
 #![cfg(unix)]
 

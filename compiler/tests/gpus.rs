@@ -1,5 +1,4 @@
-//! Plans for GPUs on a machine that has none: every process says why in one sentence and exit code 2, and none is
-//! left waiting.
+//! GPU plans on a machine without one: every process reports it in one sentence with exit code 2, and none hangs.
 
 use frit_runtime::device::cuda::doctor;
 use std::net::TcpListener;

@@ -1,5 +1,4 @@
-//! Runs that are killed at random moments, and what their checkpoints are worth: training that was killed
-//! any number of times ends with the metrics and parameters of the run that never was.
+//! Runs that are killed at random moments and resumed end with the metrics and parameters of an uninterrupted run.
 //!
 //! `FRIT_KILLS` sets the number of kills.
 

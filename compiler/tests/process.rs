@@ -1,5 +1,4 @@
-//! The program as people run it: exit codes, one clear message on bad input, nothing half-written, and
-//! what is left after a kill. Does not link the compiler; it runs the built program.
+//! Tests of the built program: exit codes, one clear message on bad input, no partial output, and files left after a kill.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,5 +1,5 @@
-//! One plan over several processes: the same bits as over threads, and a rank that dies, hangs or brings another
-//! plan ends the job on every rank, by name.
+//! One plan over several processes: bit-identical to threads, and a rank that dies, hangs or has another plan ends the job on every
+//! rank, which name it.
 
 #![cfg(unix)]
 

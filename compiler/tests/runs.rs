@@ -1,5 +1,4 @@
-//! Runs that end badly, or would: what is said before the first step, what ends a run and with which exit code, and
-//! what is left of it.
+//! Failing runs: what is reported before the first step, what ends a run with which exit code, and the files it leaves.
 
 #![cfg(unix)]
 

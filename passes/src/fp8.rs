@@ -1,17 +1,14 @@
-//! Matrix products of 8-bit floats: operands in e4m3, gradients in e5m2.
+//! Matmuls with 8-bit operands: e4m3, and e5m2 for gradients.
 //!
-//! In: a graph with its dtypes, of training once it has its update. Out: the same graph in which matrix
-//! products of low-precision operands read them through `quantize`. An operand that depends on the loss scale
-//! is a gradient. Each tensor is rounded once, however many products read it, also through reshapes and
-//! transposes: behind those that all of them have before them, so that these stay joined to what computes it.
+//! In: a graph with final dtypes; for training, after the update is added. Out: the same graph in which matmuls of low-precision
+//! operands read them through `quantize`. An operand that depends on the loss scale is a gradient. Each tensor is quantized once for
+//! all matmuls that read it, also through reshapes and transposes: after those that all of them share, so that these can fuse with
+//! the producer.
 //!
-//! In training the largest magnitudes of every tensor in the last micro-steps are one state, `amax_history`,
-//! renewed by every micro-step with the largest over all ranks: the next scales are the same on all of them.
-//! An evaluation has no state, and scales each tensor by its own magnitude.
+//! In training the amax of every tensor over the last micro-steps is one state, `amax_history`, updated by every micro-step with the
+//! maximum over all ranks, so that all ranks use the same scales. An evaluation has no state, and scales each tensor by its own amax.
 //!
-//! Matrix units for 8-bit floats take sizes that are multiples of 16; other products stay as they are.
-//! Source: NVIDIA Transformer Engine, `DelayedScaling` with the format `HYBRID`; cuBLASLt, "8-bit floating
-//! point data types".
+//! 8-bit tensor cores need sizes that are multiples of 16; other matmuls are unchanged.
 
 use crate::autocast::Override;
 use crate::canonicalize;

@@ -1,14 +1,12 @@
-//! Parameters that do not train are held in the dtype in which they are read.
+//! Stores frozen parameters in the dtype in which they are read.
 //!
-//! In: a graph with its dtypes, of training once it has its update, not sharded yet. Out: the same graph in which a
-//! frozen parameter that is only read through casts to one low-precision dtype is held in that dtype, and the
-//! casts are gone. Casts are looked for behind what only moves elements: layout changes, and rows that are taken
-//! from a table. The value is rounded once, to nearest even, when it is first written, instead of in every step: no bit
-//! of a step changes. What is also read in f32 is held in f32.
+//! In: a graph with final dtypes, not sharded; for training, after the update is added. Out: the same graph in which a frozen
+//! parameter that is read only through casts to one low-precision dtype is stored in that dtype, without the casts. Casts are found
+//! behind data movement too: layout operations and table lookups. The value is rounded once, to nearest even, when it is first
+//! written, instead of in every step, so results are bit-identical. A parameter that is also read in f32 is stored in f32.
 //!
-//! What a training holds is held alike in its evaluation; what that reads counts in the training
-//! (`PassContext::evaluated`).
-//! Source: PEFT and PyTorch hold a frozen base in the dtype of the model, such as `torch_dtype=torch.bfloat16`.
+//! A training and its evaluation store parameters alike; the evaluation's reads count too (`PassContext::evaluated`).
+//! Source: PEFT and PyTorch store a frozen base in the dtype of the model, such as `torch_dtype=torch.bfloat16`.
 
 use crate::canonicalize;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};

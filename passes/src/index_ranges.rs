@@ -1,12 +1,11 @@
-//! What values inputs may have that are read as indices or labels: labels of a cross-entropy, token ids.
+//! Derives the valid range of inputs that are read as indices or labels: token ids, labels of a cross-entropy.
 //!
-//! In: the raised graph before anything is padded, so that sizes are the model's own. Out: the same graph, and
-//! [`PassContext::index_ranges`] by input. An input is followed through what passes its elements on unchanged
-//! or shifted by a constant; where a part is cut out of it, the range is that part's. Indices that the graph
-//! computes otherwise have no range here: what reads them checks them.
+//! In: the raised graph before padding, so that sizes are the model's own. Out: the same graph, and [`PassContext::index_ranges`] by
+//! input. An input is tracked through operations that pass its elements on unchanged or shifted by a constant; for a slice, the range
+//! applies to that part. Other computed indices have no range here: the kernels that read them check them.
 //!
-//! A range is what the operation accepts. ONNX's Gather and its kin count negative indices from the end, so
-//! does an embedding; a cross-entropy takes classes from 0 and its `ignore_index`.
+//! A range is what the operation accepts. As in ONNX's Gather, negative indices of gathers and embeddings count from the end; a
+//! cross-entropy takes classes from 0 and its `ignore_index`.
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use frit_ir::ops::BinaryFn;

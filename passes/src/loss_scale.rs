@@ -1,8 +1,8 @@
-//! The loss scale: gives the state that seeds the backward pass its first value.
+//! Sets the initial value of the loss scale.
 //!
-//! In: the state leaf `loss_scale` of `differentiate`. Out: the same with its first value. What changes
-//! the scale depends on `found_inf`, which exists only in the update region, so the pass `update`, given
-//! the same [`LossScaling`], adds it. Source: `torch.amp.GradScaler`.
+//! In: the state leaf `loss_scale` of `differentiate`. Out: the same with its initial value. Updating the scale depends on `found_inf`,
+//! which exists only in the update region, so the pass `update` adds that, with the same [`LossScaling`]. Source:
+//! `torch.amp.GradScaler`.
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use frit_ir::ops::{Op, StateName};

@@ -1,14 +1,12 @@
-//! Pads matrix products to the alignment that matrix units want.
+//! Pads matmuls to the alignment that tensor cores need.
 //!
-//! In: a graph with final dtypes. Out: the same in which operands of some products get borders of zeros
-//! and their results are cut back. A zero term changes no sum and columns of zeros are cut off, so
-//! results stay equal bit for bit; parameters keep their logical shapes, their borders are nodes.
+//! In: a graph with final dtypes. Out: the same graph in which operands of some matmuls are padded with zeros and results are sliced.
+//! Zero terms change no sum and zero columns are sliced off, so results are bit-identical; parameters keep their logical shapes, the
+//! padding is a node.
 //!
-//! Each product is decided by the cost model: its three contractions of a step (forward and the two
-//! gradients, which inherit the sizes) against the copies that borders and cuts take. Whatever is decided
-//! about a product of unaligned rows is advice L23 of the plan. A product that is to be of 8-bit floats, which
-//! matrix units take only if all its sizes are aligned, is padded to what they want or else stays wider.
-//! Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (rows of 16 and of 128 bytes).
+//! The cost model decides for each matmul: the durations of its three GEMMs of a step (forward and the two gradients, which inherit the
+//! sizes) against the copies for padding and slicing. For matmuls with unaligned rows, the decision is reported as lint L23. An 8-bit
+//! matmul, for which all sizes must be aligned, is padded or else stays in bf16.
 
 use crate::cost::{Cluster, Device, Product};
 use crate::fp8::{self, Fp8};

@@ -1,4 +1,4 @@
-//! What a pass is: a transformation of the graph with its contract as data.
+//! The trait of passes: a transformation of the graph with its contract as data.
 
 use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, UnitSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, GraphError, Origin};

@@ -1,19 +1,15 @@
-//! Recomputation: backward computes activations again instead of keeping them.
+//! Rematerialization: backward recomputes activations instead of keeping them.
 //!
-//! In: a training graph whose backward nodes read forward values. Out: the same, in which chosen forward
-//! values are computed again in region `recompute(k)`, directly before their first use in backward, from
-//! values that are kept. Forward and backward themselves stay as they are, so results are equal bit for
-//! bit, and dropout masks come from the same counters.
+//! In: a training graph whose backward nodes read forward values. Out: the same graph, in which selected forward values are recomputed in
+//! region `recompute(k)`, directly before their first use in backward, from values that are kept. Forward and backward are unchanged, so
+//! results are bit-identical; dropout masks use the same counters.
 //!
-//! The forward pass is cut into stages by its repeated blocks: a node belongs to the last block whose
-//! parameters it depends on. What a stage hands to another is always kept. `unit` recomputes everything
-//! else of a stage; the last stage is left out, since its backward follows at once. `selective` keeps
-//! results of matrix products, convolutions and attention, and recomputes what is cheap; in low precision
-//! it starts from results that were rounded when they were kept, which forward's kernels may not have been.
+//! The forward pass is split into stages by its repeated blocks: a node belongs to the last block whose parameters it depends on. Values
+//! passed between stages are always kept. `unit` recomputes everything else in a stage, except in the last one, whose backward follows
+//! immediately. `selective` keeps results of matmul, convolution and attention, and recomputes cheap values; in low precision it starts
+//! from kept, hence rounded, results, while forward's kernels may have used unrounded ones.
 //!
-//! Runs before `shard`, which then reads parameters for a stage's recomputation and for its gradients
-//! through one gather.
-//! Source: Chen et al. 2016 (sublinear memory), Korthikanti et al. 2022 (selective recomputation).
+//! Runs before `shard`, so that the recomputation and the gradients of a stage read parameters through one gather.
 
 use crate::cost::kernel::is_matrix;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};

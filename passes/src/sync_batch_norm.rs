@@ -1,4 +1,4 @@
-//! Batch normalization by the statistics of all ranks' batches together.
+//! Batch normalization with statistics over the batches of all ranks.
 //!
 //! In: a forward graph with final dtypes. Out: the same without `batch_norm`, if there is more than one
 //! rank: means and variances of the ranks are averaged, the variances around the common mean, so that

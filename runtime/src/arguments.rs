@@ -1,4 +1,4 @@
-//! What `frit run` and `frit-run` take on the command line.
+//! Command line arguments of `frit run` and `frit-run`.
 
 use crate::RunError;
 use crate::checkpoint::CheckpointOptions;

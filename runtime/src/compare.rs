@@ -1,6 +1,7 @@
-//! Every kernel of a step beside the IR interpreter: each runs on the plan's device, its body is evaluated on
-//! the operands that the device had, and the results are compared. What the device wrote is what the next
-//! task reads, so that an error is seen where it is made and nowhere else.
+//! Compares every kernel of a step with the IR interpreter.
+//!
+//! Each kernel runs on the plan's device, and its body is interpreted on the operands that the device had. Later tasks use
+//! the device's results, so an error is reported only at the kernel that causes it.
 
 use crate::RunError;
 use crate::comm::local::LocalComm;

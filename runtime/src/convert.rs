@@ -1,4 +1,4 @@
-//! Elements of parameters between the float types in which files and plans have them.
+//! Converts parameter elements between the float types of files and plans.
 
 use crate::RunError;
 use crate::device::Device;

@@ -1,5 +1,4 @@
-//! How the validations of a run go: what its checkpoints remember of them, and when there have been enough without
-//! an improvement.
+//! Early stopping: tracks validation losses, including those recorded in checkpoints, against the patience.
 
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, Progress, Validated};

@@ -1,9 +1,8 @@
-//! When a run is not worth going on with: its loss or its parameters are no longer finite, or it only skips steps.
+//! Detects runs that have failed: a non-finite loss or parameter, or only skipped steps.
 //!
-//! A step whose gradients are not finite is skipped and changes no parameter; a few are normal, and with dynamic loss
-//! scaling they are how the scale is found. A loss that is not finite at a step that was taken ends the run at once, and
-//! so do many skipped steps in a row; nothing is saved then. A run all of whose steps were skipped, or whose last loss is
-//! not finite, ends as usual, but is said to have failed.
+//! A step with non-finite gradients is skipped and changes no parameter; a few are normal, and dynamic loss scaling relies on
+//! them. A non-finite loss in a step that is taken ends the run at once, as do many consecutive skipped steps; nothing is saved
+//! then. A run that skipped all steps, or whose last loss is not finite, ends normally but is reported as failed.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! The outputs of a model over a data set, written to a safetensors file batch by batch.
+//! Writes the outputs of a model over a data set to a safetensors file, batch by batch.
 //!
-//! The header comes first, so that the number of examples is known; then every batch is put in its place. Outputs whose
-//! first axis counts examples are those of all examples, in the data's order; others are rank 0's of the first batch.
+//! The header is written first, since the number of examples is known; each batch is then written at its offset. Outputs
+//! whose first axis is the batch cover all examples in data order; others are rank 0's of the first batch.
 
 use crate::RunError;
 use crate::device::Device;

@@ -1,4 +1,4 @@
-//! What can go wrong when a plan is run, each in one sentence that says what to do.
+//! Errors of running a plan, each one sentence with a remedy.
 
 use crate::numerics::NotFinite;
 use frit_ir::plan::DeviceType;

@@ -1,7 +1,7 @@
-//! Evaluation: every example of a data set once, forward only.
+//! Evaluation: a forward pass over every example of a data set, once.
 //!
-//! The last batch is filled up with examples of weight 0, so that the loss is the mean over exactly the
-//! examples of the file. Sums and counts are added up over batches in f64: those of the losses, and those of metrics.
+//! The last batch is padded with examples of weight 0, so that the loss is the mean over exactly the examples of the data. Sums
+//! and counts of losses and metrics are accumulated over batches in f64.
 
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};

@@ -1,8 +1,8 @@
-//! What writes files goes through here: every operation passes a gate, where tests let a disk be full or fail,
-//! and what must not be torn is written aside, synced where it must last, and renamed.
+//! File output. Every operation passes a gate, where tests simulate full or failing disks; files are written under a temporary
+//! name, synced if they must be durable, and renamed.
 //!
-//! Files have the mode that the umask gives. A target that is a device, a FIFO or an open file of the process
-//! (`/dev/stdout`) is written directly; a symbolic link is followed and stays.
+//! Files have the mode given by the umask. Devices, FIFOs and open files of the process (`/dev/stdout`) are written directly; a
+//! symbolic link is followed and kept.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! The hyper-parameters of a run: those of the plan, but for what `--set` and the run that is continued changed.
+//! Hyper-parameters of a run: the plan's, overridden by a resumed checkpoint and by `--set`.
 
 use crate::RunError;
 use crate::checkpoint::Checkpoint;

@@ -1,7 +1,7 @@
-//! First values of parameters that are made, not stored.
+//! Generates initial values of parameters that have an initializer instead of stored weights.
 //!
-//! They depend on the seed, the parameter's name and the element's index only, so that every rank,
-//! sharding and thread sees the same ones.
+//! They depend only on the seed, the parameter's name and the element's index, so they are the same for every rank, sharding
+//! and thread.
 
 use frit_ir::ops::Init;
 use rand_chacha::ChaCha12Rng;

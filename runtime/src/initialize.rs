@@ -1,4 +1,4 @@
-//! The first values of everything persistent on a device.
+//! Writes the initial values of all persistent buffers of a device.
 
 use crate::RunError;
 use crate::convert;

@@ -1,4 +1,4 @@
-//! Ctrl-C and the signals of schedulers, as a request to leave after the current step.
+//! Handles Ctrl-C and SIGTERM as a request to stop after the current step.
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;

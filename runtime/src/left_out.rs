@@ -1,7 +1,7 @@
-//! What checkpoints and files of trained parameters leave out if they are asked to: parameters that no step changes.
+//! Parameters that checkpoints and saved files omit on request: those that no step changes.
 //!
-//! Of each of them the digest is kept, so that a run on another base is refused. It is that of the whole parameter, as
-//! the run held it: rounded to the dtype that is noted beside it.
+//! The digest of each omitted parameter is recorded, so that a run on another base is refused. It covers the whole parameter in
+//! its stored dtype, which is recorded with it.
 
 use crate::RunError;
 use crate::convert::converted;

@@ -1,5 +1,4 @@
-//! How much memory a process may still take on this machine, and whether what a plan needs of it fits: said with sizes
-//! before anything is allocated, where the system would end the process in the middle of it.
+//! Checks that the memory a plan needs is available to this process, before anything is allocated.
 
 use crate::RunError;
 use frit_ir::plan::{Arena, DeviceType, Plan};

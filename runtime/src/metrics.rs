@@ -1,4 +1,4 @@
-//! One JSON object per step, one line each, with the run that wrote it and the time.
+//! Metrics: one JSON object per step and line, with the run's identity and the time.
 
 use crate::RunError;
 use crate::checkpoint::lock::{Run, wall_time};

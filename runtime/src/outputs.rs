@@ -1,4 +1,4 @@
-//! The files that are to be written at the end, looked at before anything is computed.
+//! Checks, before anything is computed, that the output files can be written.
 
 use crate::RunError;
 use crate::files::Place;

@@ -1,5 +1,5 @@
-//! Loading a plan directory: `plan.json`, the object file, `weights.safetensors` and, where the plan reads
-//! weights from the model's own files, `weights.json`, all checked.
+//! Loads and checks a plan directory: `plan.json`, the object file, `weights.safetensors` and, if the plan reads weights from
+//! the model's own files, `weights.json`.
 
 use crate::weights::Values;
 use crate::{RunError, init};

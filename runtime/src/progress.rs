@@ -1,5 +1,4 @@
-//! What a person sees while something takes long: a bar on a terminal; elsewhere, as in the log of a job, a line every
-//! few seconds.
+//! Progress output: a bar on a terminal, otherwise a line every few seconds.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};

@@ -1,4 +1,4 @@
-//! The ranks of a plan on the CPU: threads of this process, or this process as one of several.
+//! Starts the ranks of a CPU plan: as threads of this process, or this process as one of several.
 
 use crate::RunError;
 use crate::comm::Communicator;

@@ -1,4 +1,4 @@
-//! What a run reports, put together as the metrics of its steps arrive.
+//! Collects the results of a run as the metrics of its steps arrive.
 
 use crate::RunError;
 use crate::checkpoint::saver::Saved;

@@ -1,5 +1,4 @@
-//! The step loop of a rank on its device; rank 0 reports. On the CPU ranks are threads or processes, on GPUs
-//! processes.
+//! The step loop of a rank on its device; rank 0 reports. Ranks are threads or processes on the CPU, and processes on GPUs.
 
 use crate::RunError;
 use crate::checkpoint::lock::{self, Run};

@@ -1,4 +1,4 @@
-//! The parameters after a run, under the model's own names, as one `.safetensors` file.
+//! Writes the trained parameters under the model's own names as one `.safetensors` file.
 
 use crate::RunError;
 use crate::convert::converted;

@@ -1,9 +1,9 @@
-//! Parameters that a run starts from, or that are evaluated, out of files instead of the plan.
+//! Loads initial parameters from files instead of the plan, for a run or an evaluation.
 //!
-//! The files together have every parameter of the plan and none besides, under the names that `--save` writes; of one
-//! that is in several the last counts. They may lack what a file of trained parameters says that it leaves out, if
-//! the plan or another file has the values that it was trained with; and, as the base of a model that gets new
-//! parameters, all that trains. What is stored in 16 bits is widened where the plan has f32.
+//! Together the files must contain every parameter of the plan and no others, under the names that `--save` writes; for a
+//! parameter in several files the last wins. Two omissions are allowed: parameters that a `--trained-only` file omits, if the plan or
+//! another file has values with the recorded digests; and all trained parameters, when a base gets new ones. 16-bit values are
+//! widened where the plan has f32.
 
 use crate::RunError;
 use crate::checkpoint::Checkpoint;

@@ -1,5 +1,5 @@
-//! Writing `.safetensors` files, one tensor in memory at a time. The crate `safetensors` defines the format and
-//! reads it; its own writer goes past [`crate::files`].
+//! Writes `.safetensors` files with one tensor in memory at a time. The writer of the crate `safetensors` bypasses
+//! [`crate::files`], so the crate is used only for reading.
 
 use crate::RunError;
 use crate::files::deliver;

@@ -1,5 +1,5 @@
-//! When each task of a step ran, in all of its micro-steps, as a Chrome trace: one process per rank, one thread per stream, open it in
-//! <https://ui.perfetto.dev>. Each task carries the cost model's prediction beside what was measured.
+//! Writes task times of a step, in all of its micro-steps, as a Chrome trace: one process per rank, one thread per stream; open
+//! it in <https://ui.perfetto.dev>. Each task has the predicted duration beside the measured one.
 
 use crate::RunError;
 use crate::device::{Device, Span};

@@ -1,4 +1,4 @@
-//! What a run used of its device, as JSON.
+//! Reports the device resources that a run used, as JSON.
 
 use crate::RunError;
 use crate::files;

@@ -1,7 +1,7 @@
-//! Validation: the loss, and metrics, over examples that are not trained on, between steps of training.
+//! Validation between training steps: loss and metrics over examples that are not trained on.
 //!
-//! The plan's evaluation runs on a device of its own beside the one that trains, with a copy of what each
-//! rank owns of the parameters; its batches and its mean are those of `frit eval`.
+//! The evaluation plan runs on a device of its own with a copy of the parameters that each rank owns; batches and means are those
+//! of `frit eval`.
 
 use crate::RunError;
 use crate::comm::Communicator;

@@ -1,8 +1,8 @@
-//! The values that a plan directory holds: `weights.safetensors` and, where the plan reads weights from the model's
-//! own files, `weights.json`.
+//! Reads the weights of a plan directory: `weights.safetensors` and, if the plan reads weights from the model's own files,
+//! `weights.json`.
 //!
-//! The plan has a digest of each tensor, which is compared when the tensor is first read, so that a rank hashes
-//! only what it holds. A digest is the SHA-256 of the SHA-256 of every 8 MiB, so that all cores can work at it.
+//! The plan has a digest of each tensor, checked when the tensor is first read, so that a rank hashes only what it holds. A digest
+//! is the SHA-256 of the SHA-256s of all 8 MiB blocks, so that all cores can compute it.
 
 use crate::RunError;
 use frit_ir::plan::Plan;

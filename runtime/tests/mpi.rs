@@ -1,4 +1,4 @@
-//! Ranks that `mpirun` starts: the same bits as threads, and the end of the job if one of them dies or hangs.
+//! Ranks started by `mpirun`: bit-identical to threads, and the job ends if one of them dies or hangs.
 //!
 //! Needs the feature `mpi`, Open MPI's `mpirun`, and `frit` beside `frit-run` (`cargo build -p frit`), which
 //! compiles the plan.

@@ -1,4 +1,4 @@
-//! `frit-run` as people start it.
+//! Tests of the `frit-run` command line.
 
 use std::process::{Command, Output};
 

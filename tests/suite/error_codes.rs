@@ -223,7 +223,7 @@ fn codes_are_explained() {
         "{said}"
     );
     let said = place.frit("explain P303").expect("a code");
-    assert!(said.contains("must hold") && said.contains("scale / (C·A)"), "{said}");
+    assert!(said.contains("invariant") && said.contains("scale / (C·A)"), "{said}");
     let said = place.frit("explain L02").expect("a lint");
     assert!(said.contains("f16 without loss scaling"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! `frit bench`: a plan against the same model in fp32.
+//! `frit bench`: compares a plan with the same model in fp32.
 
 use crate::bench::{Bench, Side};
 use crate::diagnostics::Report;

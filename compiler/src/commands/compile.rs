@@ -1,4 +1,4 @@
-//! `frit compile`: a model into a plan directory.
+//! `frit compile`: compiles a model into a plan directory.
 
 use crate::compilation::{Compiled, Observer, Request, compile};
 use crate::config::{self, Config};

@@ -1,4 +1,4 @@
-//! `frit completions`: completion scripts.
+//! `frit completions`: prints shell completion scripts.
 
 use super::Cli;
 use crate::diagnostics::Report;

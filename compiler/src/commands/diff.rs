@@ -1,4 +1,4 @@
-//! `frit diff`: what changed from one plan to another.
+//! `frit diff`: shows the differences between two plans.
 
 use crate::diagnostics::Report;
 use crate::plan_dir;

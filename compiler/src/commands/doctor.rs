@@ -1,4 +1,4 @@
-//! `frit doctor`: what this machine has, and lacks, to run plans on GPUs.
+//! `frit doctor`: shows which GPU libraries this machine has, and which of a plan's requirements are missing.
 
 use crate::diagnostics::Report;
 use crate::plan_dir;

@@ -1,4 +1,4 @@
-//! `frit eval`: the losses of a model over a data set, and its outputs.
+//! `frit eval`: computes losses and metrics over a data set, and writes outputs.
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};

@@ -1,4 +1,4 @@
-//! `frit explain`: what a code means.
+//! `frit explain`: the meaning and remedy of a code.
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic, nearest};
@@ -18,13 +18,13 @@ pub struct Args {
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     if let Some(code) = Code::find(&args.code) {
         let remedy = if code.is_internal() {
-            "a mistake of Frit, or a plan that was edited: report the model, or compile it again"
+            "a bug in Frit, or an edited plan: report the model, or compile it again"
         } else {
             code.remedy()
         };
-        let holds = if code.is_internal() { "must hold" } else { "means" };
+        let holds = if code.is_internal() { "invariant" } else { "meaning" };
         return Ok(format!(
-            "{code}       {}\n{holds:<9}  {}\ndo         {remedy}\n",
+            "{code}       {}\n{holds:<9}  {}\nremedy     {remedy}\n",
             code.name(),
             code.meaning()
         ));
@@ -32,7 +32,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     if let Some(lint) = LINTS.iter().find(|lint| lint.id.eq_ignore_ascii_case(&args.code)) {
         let (what, remedy) = (lint.what, lint.remedy);
         return Ok(format!(
-            "{}        {}\nfinds      {what}\ndo         {remedy}\n",
+            "{}        {}\nfinds      {what}\nremedy     {remedy}\n",
             lint.id,
             lint.level.name()
         ));

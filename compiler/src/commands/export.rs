@@ -1,4 +1,4 @@
-//! `frit export`: a trained model back as ONNX, or its parameters as one file.
+//! `frit export`: writes a trained model as ONNX, or its parameters as one file.
 
 use crate::diagnostics::Report;
 use crate::export::{self, Options, Trained};

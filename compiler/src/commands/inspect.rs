@@ -1,4 +1,4 @@
-//! `frit inspect`: a plan for people, or as JSON.
+//! `frit inspect`: shows a plan as text or JSON.
 
 mod casts;
 mod memory;

@@ -1,4 +1,4 @@
-//! The verbs of the program `frit`, one file each.
+//! The commands of the program `frit`, one file each.
 
 pub mod bench;
 pub mod compile;

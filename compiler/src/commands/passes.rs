@@ -1,4 +1,4 @@
-//! `frit passes`: the passes in order, with their contracts.
+//! `frit passes`: lists the passes in order, with their contracts.
 
 use crate::config::Config;
 use crate::diagnostics::Report;

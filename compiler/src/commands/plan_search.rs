@@ -1,7 +1,7 @@
-//! `frit plan-search`: the best ways to train a model on a cluster.
+//! `frit plan-search`: finds the fastest plans for a model on a cluster.
 //!
-//! Compiles the model once per choice (strategy, micro-batch, recomputation, prefetching), without
-//! weights and kernels, simulates every plan, and ranks those that fit by throughput.
+//! Compiles the model once per choice (strategy, micro-batch, rematerialization, prefetching), without weights and kernels,
+//! simulates every plan, and ranks those that fit by throughput.
 
 use super::compile::binds;
 use crate::clusters;

@@ -1,4 +1,4 @@
-//! `frit report`: a plan as one self-contained HTML page with its timeline, memory and precision.
+//! `frit report`: writes a plan as one self-contained HTML page with its timeline, memory and precision.
 
 use crate::diagnostics::Report;
 use crate::plan_dir;

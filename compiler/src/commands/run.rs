@@ -1,4 +1,4 @@
-//! `frit run`: training steps from a plan.
+//! `frit run`: trains with a plan.
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};

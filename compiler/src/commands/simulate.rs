@@ -1,4 +1,4 @@
-//! `frit simulate`: a plan on a cluster that is not here.
+//! `frit simulate`: predicts a plan's step on a cluster.
 
 use crate::clusters;
 use crate::diagnostics::Report;

@@ -1,4 +1,4 @@
-//! `frit verify`: the proof that a plan is sound, and that the files beside it are those that it was compiled with.
+//! `frit verify`: verifies a plan, and that the files beside it are the compiled ones.
 
 use crate::diagnostics::Report;
 use crate::plan_dir;

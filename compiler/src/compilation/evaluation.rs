@@ -1,4 +1,4 @@
-//! The graph that is only evaluated: of a model that does not train, and beside the training of one that does.
+//! Compiles the evaluation plan, alone or beside a training plan.
 
 use super::passes::End;
 use super::{Compilation, Evaluation, Made};

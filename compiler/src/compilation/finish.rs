@@ -1,4 +1,4 @@
-//! What a plan says about itself, and its proof.
+//! Completes a plan: its summary, lints and reports, and verification.
 
 use super::{Compilation, Evaluation, Made};
 use crate::diagnostics::Report;

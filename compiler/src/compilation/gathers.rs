@@ -1,4 +1,4 @@
-//! Which parameters are gathered together whatever their units, where the schedule is chosen.
+//! Selects parameters to gather together across units, when `sharding.prefetch = "auto"` chooses the schedule.
 
 use super::Compilation;
 use crate::config::choices::Prefetch;

@@ -1,8 +1,8 @@
 //! One compilation: a model and a configuration into a plan, pass by pass.
 //!
-//! [`Setup`] is what the request and the configuration decide before a model is read; a [`Compilation`] takes one graph from
-//! there to a plan. Training and evaluation are two of them, and so is every trial by which the memory budget and the
-//! gathers are decided.
+//! [`Setup`] is everything the request and the configuration determine before a model is read; a [`Compilation`] takes one
+//! graph from there to a plan. Training and evaluation are separate compilations, as is every trial for the memory budget or
+//! the choice of gathers.
 
 mod evaluation;
 mod finish;

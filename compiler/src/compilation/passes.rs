@@ -1,4 +1,4 @@
-//! The passes of a compilation, from the forward graph to a step of all ranks.
+//! Runs the passes of a compilation, from the forward graph to the step of all ranks.
 
 use super::{Compilation, Observer, Setup};
 use crate::diagnostics::Report;

@@ -1,4 +1,4 @@
-//! From the graph of all ranks to a plan: lowered, offloaded, scheduled, placed in memory, with its machine code.
+//! Turns the final graph into a plan: lowering, offload, scheduling, memory layout and code generation.
 
 use super::Compilation;
 use super::saving::Saving;

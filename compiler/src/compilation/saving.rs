@@ -1,4 +1,4 @@
-//! The memory budget: how much is recomputed, and what rests in host memory, so that the plan fits.
+//! Fits a plan into the memory budget by rematerialization and offload.
 
 use super::Compilation;
 use crate::diagnostics::Report;

@@ -1,4 +1,4 @@
-//! What a compilation starts from: what is asked for, and what follows from it before a model is read.
+//! Inputs of a compilation: the request, and everything that follows from it before a model is read.
 
 use super::Request;
 use crate::clusters;

@@ -1,4 +1,4 @@
-//! What single keys cannot say: values that do not go together.
+//! Checks the configuration for contradictions between keys.
 
 use super::Config;
 use super::kind::AUTO;

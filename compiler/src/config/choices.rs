@@ -1,4 +1,4 @@
-//! Words that the configuration alone has; those that passes take are the passes' own.
+//! Enumerated values used only by the configuration; those that passes use are defined there.
 
 frit_ir::choices! {
     /// How BatchNorm computes its statistics.

@@ -1,4 +1,4 @@
-//! The macro that makes of one declaration per key the sections, the table of keys, and the way between both.
+//! The macro that generates, from one declaration per key, the section types, the table of keys, and conversions between both.
 
 /// Declares sections of keys, each as `name: type = default => kind`. The default is TOML, the doc comment is the key's
 /// help, and the kind is that of the type if it is left out. `tables` are lists of tables, which have no key.

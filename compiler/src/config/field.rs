@@ -1,4 +1,4 @@
-//! The types of keys, and their values.
+//! Types of configuration values.
 
 use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Targets};
 use super::kind::{AUTO, COUNT, INF, Kind, Value, float_name};

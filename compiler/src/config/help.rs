@@ -1,4 +1,4 @@
-//! The help and the page of all keys.
+//! The text of `--help-config` and of docs/configuration.md.
 
 use super::keys::sections;
 use std::fmt::Write;
@@ -14,14 +14,14 @@ const TABLES: [Table; 2] = [
     Table {
         name: "precision.override",
         keys: "scope = \"h.*.attn\", op = \"softmax\" or both, and dtype = \"fp32\"",
-        doc: "computes what the pattern covers in another dtype; output = \"fp32\" is the dtype of its results, if it is \
-              another; the last that covers a node wins",
+        doc: "computes matching operations in another dtype; output = \"fp32\" sets a different dtype for their \
+              results; the last match wins",
     },
     Table {
         name: "optimizer.group",
         keys: "scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0 or both",
-        doc: "settings of the parameters that the pattern covers by their name or by the scope that holds them; the \
-              last that covers a parameter wins",
+        doc: "settings of the parameters whose name or scope matches the pattern; the \
+              last match wins",
     },
 ];
 
@@ -48,24 +48,24 @@ pub fn page() -> String {
 
 const PAGE: &str = "# Configuration
 
-A configuration is a TOML file, `frit compile --config train.toml`, and settings of single keys that come after it, `--set
-section.key=VALUE`. Keys that neither names keep their defaults; `frit compile --help-config` prints this list. The resolved
-configuration is kept in the plan directory as `source/train.toml`.
+A configuration is a TOML file (`frit compile --config train.toml`); `--set section.key=VALUE` overrides single keys. Other keys have
+their defaults; `frit compile --help-config` prints this list. The plan directory contains the resolved configuration as
+`source/train.toml`.
 
-This page is written from the declarations in `compiler/src/config/sections.rs` (`UPDATE_EXPECT=1 cargo test -p frit page`).
+This page is generated from the declarations in `compiler/src/config/sections.rs` (`UPDATE_EXPECT=1 cargo test -p frit page`).
 
 ## Patterns
 
 Keys that take patterns of names (`params.trainable`, `params.frozen`, `params.ignored`, `sharding.wrap`,
-`sharding.reshard_after_forward`, `scope` of `[[precision.override]]` and `[[optimizer.group]]`) read them alike. A pattern covers
-a whole name, whose parts are separated by dots.
+`sharding.reshard_after_forward`, `scope` of `[[precision.override]]` and `[[optimizer.group]]`) use the same syntax. A pattern
+matches a whole name, whose parts are separated by dots.
 
-| in a pattern | stands for | for example |
+| pattern | matches | example |
 |---|---|---|
-| `*` | any characters of one part | `h.*.ln_*` covers `h.3.ln_1`, not `h.3.mlp.ln_1` |
-| `?` | one character of a part | `ln_?` covers `ln_f` |
-| `**` | any text over any number of parts | `**bias` covers `bias` and `h.3.fc.bias` |
-| `**` as a part of its own | any number of parts, or none | `**.bias` covers `bias` and `h.3.fc.bias`; `h.**` covers `h` and `h.3.fc` |
+| `*` | any characters of one part | `h.*.ln_*` matches `h.3.ln_1`, not `h.3.mlp.ln_1` |
+| `?` | one character of a part | `ln_?` matches `ln_f` |
+| `**` | any text over any number of parts | `**bias` matches `bias` and `h.3.fc.bias` |
+| `**` as a whole part | any number of parts, including none | `**.bias` matches `bias` and `h.3.fc.bias`; `h.**` matches `h` and `h.3.fc` |
 ";
 
 /// The text of `--help-config`.

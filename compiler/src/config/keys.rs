@@ -1,4 +1,4 @@
-//! The rows of the table of keys.
+//! Rows of the key table.
 
 use super::kind::{Kind, Value};
 use super::sections::KEYS;

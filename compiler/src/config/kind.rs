@@ -1,4 +1,4 @@
-//! What values keys take, and how they are read from and written as TOML.
+//! Kinds of values that keys accept, with parsing from and printing to TOML.
 
 pub(super) const INF: f64 = f64::INFINITY;
 

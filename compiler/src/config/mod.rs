@@ -1,7 +1,7 @@
 //! Configuration: `train.toml` and `--set`.
 //!
-//! Every key is declared once, in `sections.rs`: from there come the typed [`Config`], the table [`KEYS`], and by that
-//! parsing, `--set`, unknown-key errors, `--help-config`, docs/configuration.md and the resolved print-out.
+//! Every key is declared once, in `sections.rs`. The typed [`Config`] and the table [`KEYS`] are generated from it; parsing,
+//! `--set`, unknown-key errors, `--help-config`, docs/configuration.md and printing use the table.
 
 mod check;
 pub mod choices;

@@ -1,4 +1,4 @@
-//! A configuration as TOML.
+//! Prints a configuration as TOML.
 
 use super::field::Field;
 use super::keys::sections;

@@ -1,4 +1,4 @@
-//! Reading TOML text and `key=value` settings into the values of the key table.
+//! Reads TOML text and `key=value` settings into the values of the key table.
 
 use super::Values;
 use super::keys::find;

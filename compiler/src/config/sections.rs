@@ -17,90 +17,88 @@ use frit_passes::recompute::Recompute;
 use frit_passes::schedule::BackwardPrefetch;
 use frit_passes::update::ParamGroup;
 
-/// Most ranks. Nothing that is compiled grows with their number, but messages and files name them all.
+/// Maximum number of ranks. Compile time does not depend on it, but messages and files list all ranks.
 const RANKS: u64 = 1 << 16;
 
-/// Most micro-steps that a history of magnitudes covers: it is kept for every tensor.
+/// Maximum length of the amax history, which is kept for every tensor.
 const HISTORY: u64 = 1 << 12;
 
-/// Most of anything that an import may be allowed to make.
+/// Maximum of each import limit.
 const AMOUNT: u64 = 1 << 40;
 
-/// Most steps of a run: what an f32 counts exactly.
+/// Maximum number of steps: the integers that an f32 represents exactly.
 const STEPS: u64 = 1 << 24;
 
-/// The word for `precision.compute` and `precision.pure` in one.
+/// The value of `precision.compute` that also sets `precision.pure`.
 pub(super) const PURE: &str = "bf16-pure";
-/// The word for `precision.compute` and `precision.fp8` in one.
+/// The value of `precision.compute` that also sets `precision.fp8`.
 pub(super) const FP8: &str = "fp8";
 
 declare! {
-    /// How the model is read.
+    /// Reading the model.
     model: ModelSection {
-        /// How BatchNorm computes its statistics: as the model says, per rank, or over all ranks.
+        /// Statistics of BatchNorm: as the model says, per rank, or over all ranks.
         batch_norm: BatchNorm = "as_exported",
-        /// Whether an embedding and its copy in a product, which an exporter made of one parameter, train as one.
+        /// Whether an embedding table and its exported copy in a matmul train as one parameter.
         tie_weights: bool = false,
     }
 
-    /// What the import of a model may make.
+    /// Limits of the import.
     import: ImportSection {
-        /// Elements that constants made at import may have together; results that need not be known at import take
-        /// half at most.
+        /// Total elements of constants computed at import; results whose values import does not need take half at most.
         max_elements: u64 = 67108864 => Integer(1, AMOUNT),
-        /// Operations on elements to compute constants at import.
+        /// Element operations to compute constants at import.
         max_operations: u64 = 268435456 => Integer(1, AMOUNT),
-        /// Nodes that the import may make, once functions, loops and blocks are written out.
+        /// Nodes after functions, loops and blocks are expanded.
         max_nodes: u64 = 65536 => Integer(1, AMOUNT),
-        /// Bytes of names and attributes that are copied to write out functions and loops.
+        /// Bytes of names and attributes copied to expand functions and loops.
         max_bytes: u64 = 268435456 => Integer(1, AMOUNT),
-        /// Levels of functions, graphs and blocks inside one another; at most 256.
+        /// Nesting depth of functions, graphs and blocks; at most 256.
         max_depth: u64 = 64 => Integer(1, 256),
     }
 
-    /// What trains; patterns of parameter names.
+    /// Which parameters train, by patterns of their names.
     params: ParamsSection {
-        /// Patterns of parameter names that may train.
+        /// Patterns of parameters that train.
         trainable: Vec<String> = ["**"],
-        /// Patterns of parameter names that are sharded but never updated.
+        /// Patterns of parameters that are sharded but not updated.
         frozen: Vec<String> = [],
-        /// Patterns of parameter names that stay replicated constants.
+        /// Patterns of parameters that are replicated constants.
         ignored: Vec<String> = [],
-        /// Dtype that parameters which do not train are held and gathered in: the one in which they are read, or
-        /// `fp32`.
+        /// Dtype in which frozen parameters are stored and gathered: the one in which they are read, or `fp32`.
         frozen_dtype: FrozenDtype = "compute",
     }
 
     /// The loss.
     loss: LossSection {
-        /// The loss; `output` takes the model's own, `none` compiles the forward pass only.
+        /// The loss; `output` is a loss computed by the model, `none` compiles the forward pass only.
         kind: LossKind = "cross_entropy",
-        /// The graph output that the loss reads, or that is the loss.
+        /// The graph output that the loss reads or, with `output`, the loss.
         logits: String = "logits",
-        /// The tensor of the data that holds labels or targets.
+        /// The data tensor with labels or targets.
         labels: String = "labels",
-        /// The label that is left out of a cross-entropy.
+        /// The label that a cross-entropy ignores.
         ignore_index: i64 = -100,
-        /// Mean over all labels of the step, or of each rank and micro-step first.
+        /// Mean over all labels of the step, or first within each rank and micro-step.
         reduction: Reduction = "global_mean",
         /// Whether labels of a cross-entropy are class indices or probabilities of all classes.
         targets: Targets = "indices",
-        /// The part of every label of a cross-entropy that is spread over all classes.
+        /// Fraction of every cross-entropy label that is distributed over all classes.
         label_smoothing: f64 = 0.0 => Number(0.0, 1.0),
-        /// The difference at which smooth_l1 becomes linear.
+        /// The difference above which smooth_l1 is linear.
         beta: f64 = 1.0 => Number(1e-12, INF),
-        /// The factor of the loss.
+        /// Factor of the loss.
         weight: f64 = 1.0,
         /// Further losses, each as "WEIGHT * KIND(OUTPUT, LABELS)", or "WEIGHT * output(OUTPUT)".
         also: Vec<String> = [],
-        /// The axis of the logits that holds classes.
+        /// The class axis of the logits.
         class_axis: Option<i64> = "auto",
     }
 
-    /// What is measured beside the losses.
+    /// Metrics reported beside the losses.
     metrics: MetricsSection {
-        /// What `frit eval` and validations report beside the losses: "accuracy", "top_K", "perplexity",
-        /// "mean_absolute_error", also as "accuracy(OUTPUT, LABELS)"; "auto" is what is usual for each loss.
+        /// Metrics of `frit eval` and validation: "accuracy", "top_K", "perplexity", "mean_absolute_error", also as
+        /// "accuracy(OUTPUT, LABELS)"; "auto" selects the usual ones for each loss.
         report: Vec<String> = ["auto"],
     }
 
@@ -110,152 +108,150 @@ declare! {
         kind: OptimizerKind = "adamw",
         /// Learning rate.
         lr: f64 = 1e-3,
-        /// Decay of the first and second moment.
+        /// Decay rates of the first and second moment.
         betas: [f64; 2] = [0.9, 0.999],
-        /// Added to the root of the second moment.
+        /// Added to the square root of the second moment.
         eps: f64 = 1e-8,
         /// Weight decay.
         weight_decay: f64 = 0.01,
         /// Momentum of `momentum` and `nesterov`.
         momentum: f64 = 0.9 => Number(0.0, 1.0),
-        /// The part of the gradient that `momentum` leaves out.
+        /// Fraction of the gradient that `momentum` omits.
         dampening: f64 = 0.0 => Number(0.0, 1.0),
-        /// Adafactor averages the second moment of step t with the weight t to the power of minus this.
+        /// Adafactor: the gradient's weight in the second moment at step t is t to the power of minus this.
         decay_exponent: f64 = 0.8,
-        /// The least root mean square with which adafactor counts a parameter.
+        /// Adafactor: lower bound of a parameter's root mean square.
         relative_eps: f64 = 1e-3,
-        /// The largest root mean square of adafactor's updates.
+        /// Adafactor: upper bound of an update's root mean square.
         update_threshold: f64 = 1.0 => Number(TINY, INF),
-        /// Which parameters weight decay applies to; `matrices` leaves out norms and biases (at most one axis).
+        /// Parameters that weight decay applies to; `matrices` excludes norms and biases (at most one axis).
         decay: Decay = "all",
-        /// Largest global norm of the gradients; 0 clips nothing.
+        /// Maximum global norm of the gradients; 0 disables clipping.
         clip_grad_norm: f64 = 1.0,
-        /// Largest absolute value of a gradient's element, after clipping by norm; 0 clips nothing.
+        /// Maximum absolute value of a gradient element, after clipping by norm; 0 disables clipping.
         clip_grad_value: f64 = 0.0,
-        /// Decay of the moving average of the parameters; 0 keeps none.
+        /// Decay of the moving average of the parameters; 0 disables it.
         ema: f64 = 0.0 => Number(0.0, 1.0),
     }, tables {
-        /// Parameters with settings of their own; the last that covers one wins.
+        /// Parameters with settings of their own; the last match wins.
         groups: ParamGroup,
     }
 
-    /// The learning rate over the steps taken.
+    /// Learning rate schedule, by steps taken.
     schedule: ScheduleSection {
-        /// How the learning rate changes over the steps taken.
+        /// The kind of schedule.
         kind: ScheduleKind = "constant",
-        /// Steps over which the learning rate rises from zero.
+        /// Steps of linear warm-up from zero.
         warmup_steps: u64 = 0 => Integer(0, STEPS),
         /// The step at which `min_lr` is reached.
         total_steps: u64 = 0 => Integer(0, STEPS),
-        /// Learning rate at the end.
+        /// Final learning rate.
         min_lr: f64 = 0.0,
-        /// Steps between two changes of `step`.
+        /// Steps between two changes with `step`.
         step_size: u64 = 0 => Integer(0, STEPS),
-        /// Factor of the learning rate at each change of `step`.
+        /// Factor of the learning rate at each change with `step`.
         gamma: f64 = 0.1,
-        /// The part of all steps over which `one_cycle` rises.
+        /// Fraction of steps in which `one_cycle` rises.
         pct_start: f64 = 0.3 => Number(0.0, 1.0),
-        /// The learning rate divided by this is where `one_cycle` begins.
+        /// `one_cycle` starts at the learning rate divided by this.
         div_factor: f64 = 25.0 => Number(1.0, INF),
-        /// Where `one_cycle` begins divided by this is where it ends.
+        /// `one_cycle` ends at its start divided by this.
         final_div_factor: f64 = 1e4 => Number(1.0, INF),
     }
 
     /// Dtypes and loss scale.
     precision: PrecisionSection {
-        /// Dtype in which autocast runs matrix products and the like; `bf16-pure` is bf16 with `pure`, `fp8` is
-        /// bf16 with `fp8`.
+        /// Dtype in which autocast runs matmul-class operations; `bf16-pure` is bf16 with `pure`, `fp8` is bf16 with
+        /// `fp8`.
         compute: DType = "bf16" => Float(&[PURE, FP8]),
-        /// Whether everything but the loss is computed in `compute`, with parameters rounded to it.
+        /// Whether everything but the loss runs in `compute`, with parameters rounded to it.
         pure: bool = false,
-        /// Whether matrix products read operands rounded to 8-bit floats (e4m3, gradients e5m2), scaled by their
-        /// largest magnitudes of late.
+        /// Whether matmul operands are quantized to 8-bit floats (e4m3, gradients e5m2), scaled by their recent amax.
         fp8: bool = false,
-        /// Micro-steps over which the largest magnitudes are kept for `fp8`.
+        /// Length of the amax history for `fp8`, in micro-steps.
         fp8_history: usize = 16 => Integer(1, HISTORY),
-        /// Scale of the loss: `auto` is dynamic for fp16 and none otherwise; a number is fixed.
+        /// Loss scale: `auto` is dynamic for fp16 and none otherwise; a number is fixed.
         loss_scale: LossScale = "auto",
-        /// First dynamic scale.
+        /// Initial dynamic loss scale.
         init_scale: f64 = 65536 => Number(TINY, INF),
-        /// Factor of the scale after `growth_interval` good steps.
+        /// Factor of the scale after `growth_interval` steps without overflow.
         growth_factor: f64 = 2 => Number(1.0, INF),
         /// Factor of the scale after a skipped step.
         backoff_factor: f64 = 0.5 => Number(TINY, 1.0),
-        /// Good steps between two growths.
+        /// Steps without overflow between two growths.
         growth_interval: u64 = 2000 => Integer(1, STEPS),
     }, tables {
-        /// Exceptions; the last that covers a node wins.
+        /// Precision overrides; the last match wins.
         overrides: Override,
     }
 
-    /// What is sharded, and how it is communicated.
+    /// Sharding and communication.
     sharding: ShardingSection {
         /// Number of ranks.
         ranks: usize = 1 => Integer(1, RANKS),
-        /// What is sharded: all, gradients and optimizer state, optimizer state, nothing, or all within groups.
+        /// What is sharded: everything, gradients and optimizer state, optimizer state only, nothing, or everything within
+        /// groups.
         strategy: Strategy = "full_shard",
-        /// Ranks of a group in `hybrid_shard`; it must divide the ranks.
+        /// Ranks per group with `hybrid_shard`; must divide the number of ranks.
         shard_group: usize = 0 => Integer(0, RANKS),
         /// How units are formed: `blocks`, `none`, `size=N` parameters, or patterns of modules such as `h.*, head`.
         wrap: String = "blocks",
         /// Patterns of units whose parameters are freed after forward and gathered again in backward; with
-        /// `PATTERN=N` every N consecutive ranks keep a copy together and gather among themselves, and a number N
+        /// `PATTERN=N` every N consecutive ranks together keep a copy and gather among themselves, and a number N
         /// is short for `**=N`.
         reshard_after_forward: Vec<String> = ["**"] => ListOrInteger,
-        /// Whether gradients are reduced only after the last micro-step, not after each.
+        /// Whether gradients are reduced only after the last micro-step.
         no_sync: bool = false,
-        /// Dtype that parameters are rounded to and gathered in; `auto` gathers each in what all its uses read.
+        /// Dtype to which parameters are rounded and in which they are gathered; `auto`: what all uses of each read.
         param_dtype: Option<DType> = "auto",
-        /// Dtype in which ranks exchange gradients; sums are taken in fp32.
+        /// Dtype in which gradients are exchanged; sums are accumulated in fp32.
         reduce_dtype: DType = "fp32",
-        /// Dtype that float buffers are rounded to; `auto` leaves them.
+        /// Dtype to which float buffers are rounded; `auto` leaves them unchanged.
         buffer_dtype: Option<DType> = "auto",
-        /// When units are gathered: as the next three keys say, or `auto`: as the cost model finds best within
-        /// `memory.budget`.
+        /// When units are gathered: `fixed` by the next three keys, `auto` by the cost model within `memory.budget`.
         prefetch: Prefetch = "fixed",
-        /// When backward gathers the next unit: before or after the current one's gradients.
+        /// When backward gathers the next unit: before or after the current unit's gradients.
         backward_prefetch: BackwardPrefetch = "pre",
-        /// Units that forward gathers ahead.
+        /// Number of units that forward gathers ahead.
         forward_prefetch: usize = 1,
-        /// Gathered units that may be alive at once; 0 is any number.
+        /// Maximum number of gathered units alive at once; 0 is unlimited.
         limit_all_gathers: usize = 2,
-        /// Whether parameters and optimizer state rest in host memory: the same as `memory.offload = "parameters"`.
+        /// Store parameters and optimizer state in host memory; the same as `memory.offload = "parameters"`.
         cpu_offload: bool = false,
     }
 
     /// Padding.
     padding: PaddingSection {
-        /// Whether matrix sizes are padded to what tensor cores like.
+        /// Whether matrix sizes are padded for tensor cores.
         tensor_cores: PadMode = "auto",
     }
 
     /// Memory.
     memory: MemorySection {
-        /// Which activations backward computes again.
+        /// Which activations backward recomputes.
         recompute: Option<Recompute> = "none",
-        /// What rests in host memory: nothing, optimizer state, that and parameters, or `auto`: what
-        /// `memory.budget` asks for.
+        /// What is stored in host memory: nothing, optimizer state, also parameters, or `auto`: as `memory.budget`
+        /// requires.
         offload: Option<Offload> = "none",
-        /// Bytes that the plan may use per rank.
+        /// Device memory that the plan may use per rank.
         budget: Option<u64> = "none",
     }
 
     /// Data.
     data: DataSection {
-        /// Whether examples are shuffled at each epoch, from the seed.
+        /// Whether examples are shuffled in each epoch, from the seed.
         shuffle: bool = false,
-        /// Whether an incomplete last step of an epoch is left out; otherwise the micro-steps that its data fill
-        /// make a smaller one.
+        /// Whether an incomplete last step of an epoch is dropped; otherwise its full micro-steps form a smaller step.
         drop_last: bool = true,
-        /// A file of examples that `frit run` evaluates between steps but does not train on, or `none`.
+        /// A file of examples that `frit run` evaluates between steps, or `none`.
         validation: String = "none",
         /// Ranges of float inputs for the lints, each as "NAME=LOW..HIGH".
         ranges: Vec<String> = [],
     }
 
-    /// Advice.
+    /// Lints.
     lints: LintsSection {
-        /// Ids of lints that are only noted, such as "L02".
+        /// Ids of lints to demote to notes, such as "L02".
         allow: Vec<String> = [],
     }
 
@@ -263,16 +259,15 @@ declare! {
     run: RunSection {
         /// Micro-steps per step.
         accumulation: usize = 1 => Integer(1, COUNT),
-        /// Seed of everything random.
+        /// Seed of all random numbers.
         seed: u64 = 0 => Integer(0, i64::MAX as u64),
     }
 
-    /// The machine.
+    /// The target machine.
     target: TargetSection {
-        /// What the plan runs on.
+        /// Device that the plan runs on.
         device: DeviceType = "cpu",
-        /// The cluster for which durations are predicted: `a100-80g`, `h100`, `h200`, a TOML file, or `auto`: that
-        /// of the architecture.
+        /// Cluster for predicted durations: `a100-80g`, `h100`, `h200`, a TOML file, or `auto`: by architecture.
         cluster: String = "auto",
         /// CPU name, `native`, or a GPU architecture such as `sm_90`.
         arch: String = "native",

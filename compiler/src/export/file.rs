@@ -1,4 +1,4 @@
-//! The files of an exported model: written beside their places and then moved there, large tensors one after the other.
+//! Writes the files of an exported model under temporary names and renames them; large tensors are streamed.
 
 use super::message::{Message, Piece};
 use super::trained::Trained;

@@ -1,7 +1,7 @@
-//! What a graph computes in inference: BatchNormalization by its running statistics, Dropout that keeps everything, and
-//! masks that exporters draw themselves at what they are on average, as `frit eval` takes them.
+//! Converts a graph to inference mode: BatchNormalization uses running statistics, Dropout is the identity, and random masks
+//! written out by exporters are replaced by their mean, as in `frit eval`.
 //!
-//! Other random operators stay, and what normalizes by the statistics of the batch and keeps none: these are named.
+//! Other random operators stay, as do normalizations by batch statistics that keep no running ones; warnings name them.
 //! Source: the operators' histories in ONNX's Changelog.md.
 
 use crate::import::onnx::messages::{AttributeProto, NodeProto};

@@ -1,4 +1,4 @@
-//! A message on its way to a file: small parts as bytes, the elements of large tensors as what they are read from.
+//! A protobuf message to be written: small parts as bytes, elements of large tensors as references to their source.
 
 use crate::wire;
 use prost::bytes::Bytes;

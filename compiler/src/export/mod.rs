@@ -1,6 +1,6 @@
-//! The model file with trained weights, made of what the plan keeps of it: in inference mode, or as it was.
+//! Exports the model with trained weights from the copy in the plan, in inference mode or unchanged.
 //!
-//! What is not changed stays byte for byte. A model that no message can hold has its weights in a file beside it.
+//! Unchanged parts stay byte-identical. A model above the size limit of protobuf has its weights in a separate file.
 
 mod file;
 mod inference;

@@ -1,4 +1,4 @@
-//! Trained parameters: of a file that `frit run --save` wrote, or of a checkpoint.
+//! Reads trained parameters from a file that `frit run --save` wrote, or from a checkpoint.
 
 use super::message::Elements;
 use crate::diagnostics::Report;

@@ -1,7 +1,7 @@
-//! Sizes written as expressions: ONNX `dim_param`s and the shapes of JSON models.
+//! Size expressions: ONNX `dim_param`s and the shapes of JSON models.
 //!
-//! `batch*seq`, `2*(width + 1)`, `width/4` over named sizes; `//` is the same as `/`, and a division
-//! must be exact. Names may hold letters, digits, `_` and `.`.
+//! `batch*seq`, `2*(width + 1)`, `width/4` over named sizes; `//` is the same as `/`, and a division must be exact. Names
+//! consist of letters, digits, `_` and `.`.
 
 use frit_ir::Shape;
 use frit_ir::shape::MAX_ELEMENTS;

@@ -1,7 +1,7 @@
-//! What an import may make and do: small files can ask for any amount of it.
+//! Limits of the work that an import may do, since small files can request any amount.
 //!
-//! All of it is counted, nothing is timed, so that the same model is read or refused on every machine. The
-//! defaults leave room for models of thousands of layers; whoever needs more raises the key that the error names.
+//! Work is counted rather than timed, so that a model is accepted or refused identically on every machine. The defaults suffice for
+//! models with thousands of layers; the error names the key to raise.
 
 use frit_ir::{Code, Diagnostic, Origin};
 

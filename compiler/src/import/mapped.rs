@@ -1,8 +1,7 @@
-//! Files read through memory mappings, shared as byte slices.
+//! Memory-mapped files, shared as byte slices.
 //!
-//! Only regular files are read: what a pipe or a device gives has no size, and waits. A model names the files of its
-//! external data, so these must lie beside it: links are followed only as far as its folder, unless the person says
-//! otherwise.
+//! Only regular files are accepted: pipes and devices have no size and may block. External data files that a model names must
+//! resolve to its directory, unless the user allows others.
 
 use memmap2::Mmap;
 use prost::bytes::Bytes;

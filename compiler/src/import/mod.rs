@@ -1,7 +1,7 @@
 //! Front ends: from a model file to the forward graph and its weights.
 //!
-//! In: an ONNX file, or a JSON model. Out: an [`Imported`] graph with concrete shapes, whose
-//! parameters know whether and why they train, and their values, unread until asked for.
+//! In: an ONNX file, or a JSON model. Out: an [`Imported`] graph with concrete shapes, the parameters with whether and why
+//! they train, and their values, which are read on demand.
 
 pub mod dims;
 pub mod json;

@@ -1,4 +1,4 @@
-//! Names of a model's inputs and outputs, by which everything after the import finds them.
+//! Checks the names of a model's inputs and outputs, by which later stages refer to them.
 
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic, Graph, Op, OutputKind};

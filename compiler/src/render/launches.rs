@@ -1,4 +1,4 @@
-//! What executes a kernel, in words.
+//! Describes in text how a kernel is executed.
 
 use frit_ir::plan::{CandidateName, Entry, Launch, Operation, OperationKind};
 

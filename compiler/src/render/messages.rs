@@ -1,4 +1,4 @@
-//! Diagnostics on standard error.
+//! Prints diagnostics on standard error.
 
 use frit_ir::{Diagnostic, Severity};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What people read: quantities, tables, launches and diagnostics as text.
+//! Text output: quantities, tables, launches and diagnostics.
 
 pub(crate) mod launches;
 mod messages;

@@ -1,4 +1,4 @@
-//! Words of command lines.
+//! Quotes words of command lines.
 
 /// The word as a POSIX shell reads it back.
 pub(crate) fn quoted(word: &str) -> String {

@@ -1,4 +1,4 @@
-//! Tables of text.
+//! Formats tables as text.
 
 use std::fmt::Write;
 

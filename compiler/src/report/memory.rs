@@ -1,4 +1,4 @@
-//! Live bytes over predicted time, stacked by what they are for.
+//! Plots live bytes over predicted time, stacked by purpose.
 
 use super::{WIDTH, axis, total};
 use crate::render::bytes;

@@ -1,7 +1,7 @@
-//! A plan as one self-contained HTML page: summary, timeline, memory, precision, units, kernels, advice.
+//! Renders a plan as one self-contained HTML page: summary, timeline, memory, precision, units, kernels, lints.
 //!
-//! No scripts and nothing from elsewhere: inline SVG, with what a shape stands for as its tooltip. Times
-//! are the predictions of the cost model.
+//! The page has no scripts and no external resources: inline SVG, with tooltips that describe each shape. Times are predictions of
+//! the cost model.
 
 mod memory;
 mod precision;

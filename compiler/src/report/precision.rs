@@ -1,4 +1,4 @@
-//! Arithmetic by dtype, and casts by scope.
+//! Plots arithmetic by dtype, and casts by scope.
 
 use super::{escape, quantity};
 use frit_ir::plan::{Action, Plan};

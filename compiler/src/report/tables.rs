@@ -1,4 +1,4 @@
-//! The parts of the page that are numbers and lists.
+//! Tables and lists of the page.
 
 use super::{duration, escape, quantity};
 use crate::render::{bytes, launches};

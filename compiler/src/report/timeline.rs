@@ -1,4 +1,4 @@
-//! Tasks over predicted time, one row per stream, colored by the part of the step.
+//! Plots tasks over predicted time, one row per stream, colored by the part of the step.
 
 use super::{WIDTH, axis, duration, escape, row, total};
 use frit_ir::Region;

@@ -1,4 +1,4 @@
-//! A model of two layers and its data, compiled by the program: what a test that runs often can afford.
+//! A model of two layers and its data, for tests that run often.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,7 +2,7 @@
 //!
 //! V401  a forward node reads only forward values
 //! V402  a backward or recompute node never reads a value of the update
-//! V403  optimizer, schedule and scaler run in the update
+//! V403  optimizer, schedule and scaler nodes belong to the update
 
 use super::Report;
 use crate::{Code, Graph, Op, Region};

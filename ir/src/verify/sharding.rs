@@ -2,15 +2,15 @@
 //!
 //! V301  a sharded value is used only by pointwise operations (alone or fused), `optimizer_step`,
 //!       `ema_step`, `grad_stats`, `all_gather`, and an `all_reduce` of its unit over replicas
-//! V302  what `all_gather` gathers is sharded
-//! V303  a pointwise operation or optimizer step on a sharded value has only scalars and sharded
-//!       values of the same shape as operands, and the state that an optimizer keeps whole
+//! V302  the operand of an `all_gather` is sharded
+//! V303  the other operands of a pointwise operation or optimizer step on a sharded value are
+//!       scalars, sharded values of the same shape, or state that the optimizer replicates
 //! V304  the gradient of a sharded parameter with an optimizer step comes from exactly one
 //!       `reduce_scatter`, and from at most one `all_reduce`
 //! V305  the gradient of a replicated parameter with an optimizer step comes from at most one
 //!       `all_reduce`, and from no `reduce_scatter`
-//! V306  collectives of a parameter carry its unit
-//! V307  a carried value is sharded exactly if its leaf is
+//! V306  collectives of a parameter are tagged with its unit
+//! V307  a carried value is sharded if and only if its leaf is
 //! V308  results, loss and metrics are not sharded
 
 use super::Report;

@@ -2,16 +2,16 @@
 //!
 //! V101  an operand is a result of a live, earlier node
 //! V102  an output, and the leaf that a carry names, is a result of a live node
-//! V103  no two leaves of one kind share a key
+//! V103  leaves of one kind have distinct keys
 //! V104  a carry names a `param` or `state` leaf
 //! V105  the carried value has the type of that leaf
 //! V106  a leaf is carried at most once
-//! V107  no two outputs of one kind share a name
+//! V107  outputs of one kind have distinct names
 //! V108  loss sum, loss count and metrics are scalars
 //! V109  a gradient is named after a parameter and has its shape
-//! V110  a program runs on at least one rank
-//! V111  a fusion's body has no leaf but inputs and constants, no collective, no optimizer, no fusion,
-//!       and plain outputs only
+//! V110  a program has at least one rank
+//! V111  the leaves of a fusion's body are inputs and constants; it contains no collective,
+//!       optimizer or fusion, and only plain outputs
 
 use super::Report;
 use crate::interpret::leaf_key;

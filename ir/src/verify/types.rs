@@ -1,8 +1,8 @@
 //! Laws of types.
 //!
-//! V201  the operands of a node fit its operation
-//! V202  recorded types are those that the operation infers
-//! V203  no value is an 8-bit float, which no operation computes with
+//! V201  the operands of a node are valid for its operation
+//! V202  recorded types equal the inferred types
+//! V203  no value is an 8-bit float, since no operation computes in one
 //!
 //! All hold inside the bodies of fusions too.
 

@@ -1,4 +1,4 @@
-//! The interface: which regions are compiled, and compiling them for a target.
+//! Public interface: which regions can be compiled, and compiling them for a target.
 
 use crate::emit::region::{self, Program};
 use crate::emit::{cuda_function, host_function, pointwise};

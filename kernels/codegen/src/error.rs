@@ -1,4 +1,4 @@
-//! What can go wrong when a region is compiled.
+//! Errors of compiling a region.
 
 use std::path::PathBuf;
 

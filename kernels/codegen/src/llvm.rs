@@ -1,7 +1,7 @@
-//! LLVM's C API for target machines: a lowered MLIR module in, object code or assembly out.
+//! LLVM's C API for target machines: compiles a lowered MLIR module to object code or assembly.
 //!
-//! `mlir-sys` binds only the parts of LLVM that MLIR's headers include; the few functions for targets
-//! and pass pipelines are declared here. Their symbols are in the LLVM libraries it links.
+//! `mlir-sys` binds only the parts of LLVM that MLIR's headers include; the few functions for targets and pass pipelines are declared
+//! here. Their symbols are in the LLVM libraries that it links.
 
 use crate::error::CodegenError;
 use crate::mlir::Mlir;

@@ -1,8 +1,7 @@
-//! MLIR: text in, a module in the `llvm` and `nvvm` dialects out.
+//! Parses MLIR text and lowers it to the `llvm` and `nvvm` dialects.
 //!
-//! Only the dialects and passes in use are registered, which keeps unused parts of MLIR out of the
-//! program. Host and device kernels share one pipeline: device kernels use `nvvm` operations for
-//! what the host has no notion of (thread ids, shuffles, barriers).
+//! Only the dialects and passes in use are registered, to keep the binary small. Host and device kernels share one pipeline; device
+//! kernels use `nvvm` operations for thread ids, shuffles and barriers.
 
 use crate::error::CodegenError;
 use melior::Context;

@@ -1,6 +1,6 @@
-//! The CUDA target: MLIR text with `nvvm` operations in, PTX text out.
+//! The CUDA target: compiles MLIR text with `nvvm` operations to PTX text.
 //!
-//! No CUDA toolkit is involved. PTX 8.0 runs on every driver of CUDA 12 and later.
+//! No CUDA toolkit is needed. PTX 8.0 runs on every driver of CUDA 12 and later.
 
 use crate::error::CodegenError;
 use crate::llvm::{self, FileType, Target};

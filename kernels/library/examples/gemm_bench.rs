@@ -1,8 +1,7 @@
-//! Measures the matrix products and the attention of a GPT-2 layer on 1 and 2 threads.
+//! Benchmarks the GEMMs and the attention of a GPT-2 layer on 1 and 2 threads.
 //!
-//! `cargo run --release -p frit-kernels --example gemm_bench [FILTER]`. Each line gives the best and the
-//! median of several runs in GFLOP/s; f32 and bf16 alternate, so that their ratio means something
-//! on a loaded machine.
+//! `cargo run --release -p frit-kernels --example gemm_bench [FILTER]`. Each line gives the best and the median of several runs in
+//! GFLOP/s; f32 and bf16 alternate, so that their ratio is meaningful on a loaded machine.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 

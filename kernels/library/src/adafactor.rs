@@ -1,8 +1,8 @@
-//! The parts of a step of Adafactor (Shazeer & Stern 2018), as `torch.optim.Adafactor`, for the elements of a
-//! parameter that lie in one part of a flat tensor.
+//! The parts of an Adafactor step (Shazeer & Stern 2018), as in `torch.optim.Adafactor`, for the elements of a parameter that lie in
+//! one part of a flat tensor.
 //!
-//! The second moment of a matrix is kept as the mean squares of its rows and of its columns, that of a
-//! vector whole. Sums are taken in f64, per chunk of rows and then in the order of chunks.
+//! The second moment of a matrix is stored as the mean squares of its rows and of its columns, that of a vector per element. Sums are
+//! f64, per chunk of rows and then in chunk order.
 
 use crate::pool::{Pool, Shareable};
 use serde::{Deserialize, Serialize};

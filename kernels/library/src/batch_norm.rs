@@ -1,4 +1,4 @@
-//! Batch normalization and its gradient; each channel by one thread, with f64 sums.
+//! Batch normalization and its gradient. The unit of work is a channel; sums are f64.
 
 use crate::conv::plane;
 use crate::convert::from_f32;

@@ -1,9 +1,8 @@
 //! Strided copies between arrays of one element type: permutations, slices, broadcasts.
 //!
-//! [`StridedCopy::new`] brings the dimensions into a normal form once: those of size one go, the
-//! others are ordered by destination stride, and neighbors that are contiguous to each other merge.
-//! What remains is a run of bytes, a transpose of two dimensions in blocks, or a plain strided
-//! walk, below some outer dimensions over which chunks are spread.
+//! [`StridedCopy::new`] normalizes the dimensions once: it drops those of size one, orders the others by destination stride, and
+//! merges contiguous neighbors. The rest is a run of bytes, a blocked transpose of two dimensions, or a strided loop, below outer
+//! dimensions over which chunks are distributed.
 
 use crate::pool::{Pool, Shareable};
 use serde::{Deserialize, Serialize};

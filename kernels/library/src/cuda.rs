@@ -1,5 +1,5 @@
-//! Sources of the CUDA kernels: one file per family, self-contained, for NVRTC. What a file leaves to be
-//! defined (element types, tile sizes) is said at its head.
+//! Sources of the CUDA kernels for NVRTC: one self-contained file per family. The head of a file lists the macros it requires (element
+//! types, tile sizes).
 
 macro_rules! sources {
     ($($name:literal $(with $($shared:literal)+)?),* $(,)?) => {

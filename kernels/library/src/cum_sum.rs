@@ -1,4 +1,4 @@
-//! Running sums along an axis. Floats are summed in f32, in order, and rounded when stored.
+//! Running sums along an axis, accumulated in f32 in order and rounded when stored.
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};

@@ -1,4 +1,4 @@
-//! The floating-point element types that the kernels read and write.
+//! Floating-point element types of the kernels.
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,7 @@
-//! Gather of table rows by index, and its gradient.
+//! Gathers table rows by index, and the gradient of that.
 //!
-//! As ONNX Gather on axis 0, a negative index counts from the end; an index outside
-//! `-rows..rows` is an error, never undefined behavior. In the gradient each row sums its positions
-//! in ascending order in f32, whatever the number of threads.
+//! As in ONNX Gather on axis 0, a negative index counts from the end; an index outside `-rows..rows` is an error, never undefined
+//! behavior. In the gradient each row sums its positions in ascending order in f32, for any number of threads.
 
 use crate::convert::{convert_range, from_f32, to_f32};
 use crate::dtype::Elem;

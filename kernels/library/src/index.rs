@@ -1,10 +1,8 @@
-//! Reads and writes at places that indices name: ONNX Gather, GatherElements, GatherND and their
-//! inverses.
+//! Indexed reads and writes: ONNX Gather, GatherElements, GatherND and their gradients and scatters.
 //!
-//! Elements are moved as bytes, blocks of `block` bytes at a time. A negative index counts from the end;
-//! an index outside of its axis is an error, never undefined behavior. Writes run in ascending order of
-//! the indices on one thread, so that of several to one place the last counts, and sums are always
-//! taken in one order.
+//! Elements are moved as blocks of `block` bytes. A negative index counts from the end; an index outside its axis is an error, never
+//! undefined behavior. Writes run on one thread in ascending order of the indices, so the last write to an element wins, and sums have
+//! one order.
 
 use crate::dtype::Elem;
 pub use crate::embedding::IndexElem;

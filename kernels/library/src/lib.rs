@@ -1,32 +1,31 @@
-//! Hand-written CPU kernels of the training runtime: matrix products, attention, embedding,
-//! strided copies, conversions and reductions.
+//! Hand-written CPU kernels: GEMM, attention, convolution, embedding, strided copies, conversions and reductions; and the sources of
+//! the CUDA kernels.
 //!
-//! Everything works on raw pointers into buffers that the caller has planned, and runs on a
-//! [`pool::Pool`] that the caller owns. Result bits never depend on scheduling, nor on the number
-//! of threads of the pool: work is split by shape, and each output element is summed in one order.
+//! Kernels take raw pointers into buffers that the caller has planned, and run on a [`pool::Pool`] owned by the caller. Results do not
+//! depend on scheduling or on the number of threads: work is split by shape, and each output element is summed in one order.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`pool`] | worker threads and their scratch memory |
 //! | [`dtype`] | the floating-point element types of the kernels |
-//! | [`gemm`] | batched matrix product with bias and accumulation |
+//! | [`gemm`] | batched GEMM with bias and accumulation |
 //! | [`conv`] | convolution and its gradients |
-//! | [`pooling`] | maxima and sums of windows |
+//! | [`pooling`] | max and sum pooling |
 //! | [`batch_norm`] | batch normalization and its gradient |
-//! | [`window`] | how windows slide |
+//! | [`window`] | geometry of sliding windows |
 //! | [`attention`] | scaled dot-product attention, forward and backward |
 //! | [`embedding`] | row gather and its gradient |
-//! | [`index`] | reads and writes at indexed places |
+//! | [`index`] | indexed reads and writes |
 //! | [`copy`] | strided copies and transposes |
 //! | [`convert`] | casts between element types |
 //! | [`reduce`] | sums and sums of squares |
 //! | [`reduce_axes`] | reductions over any axes |
-//! | [`order`] | the largest or smallest elements |
+//! | [`order`] | top-k and arg-reductions |
 //! | [`adafactor`] | a step of Adafactor |
-//! | [`quantize`] | rounding to 8-bit floats |
+//! | [`quantize`] | quantization to 8-bit floats |
 //! | [`random`] | random numbers and masks from a counter-based generator |
 //! | [`cum_sum`] | running sums |
-//! | [`routine`] | all of these by name, as a plan writes them down |
+//! | [`routine`] | all of these by name, as recorded in a plan |
 //! | [`cuda`] | sources of the CUDA kernels |
 
 pub mod adafactor;

@@ -1,6 +1,6 @@
-//! The first elements along an axis in sorted order, and the place of the extreme one.
+//! Top-k along an axis, and arg-reductions.
 //!
-//! Of equal elements the one with the lower index comes first; NaN is larger than any number.
+//! Ties go to the lower index; NaN is larger than any number.
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};

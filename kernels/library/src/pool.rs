@@ -1,9 +1,8 @@
-//! A pool of persistent worker threads, with the scratch memory that the kernels need.
+//! A pool of persistent worker threads with scratch memory for kernels.
 //!
-//! One pool belongs to one rank. [`Pool::run`] hands out chunk numbers from an atomic counter, the
-//! caller takes part, and the call returns when all chunks are done. Idle workers spin for some
-//! microseconds, then park; the caller never waits for a worker that has not joined the job, so
-//! a busy machine does not add the latency of waking it.
+//! One pool belongs to one rank. [`Pool::run`] hands out chunk numbers from an atomic counter, the caller takes part, and the call
+//! returns when all chunks are done. Idle workers spin for some microseconds, then park; the caller never waits for a worker that has
+//! not joined the job, so a busy machine does not add wake-up latency.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::any::Any;

@@ -1,4 +1,4 @@
-//! Maxima and sums of sliding windows, and their gradients; each image by one thread.
+//! Max and sum pooling, and their gradients. The unit of work is an image.
 
 use crate::conv::plane;
 use crate::convert::from_f32;

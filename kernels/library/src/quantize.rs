@@ -1,8 +1,7 @@
-//! Rounding to the values of an 8-bit float, kept in the element type that they had.
+//! Quantization to the values of an 8-bit float, stored in the original element type.
 //!
-//! With s the largest power of two such that s × the magnitude of late fits: y = round(s × x) / s. The scale
-//! changes no significand, so that bf16 holds y exactly, and a product of such values is what a matrix unit
-//! for 8-bit floats computes.
+//! With s the largest power of two such that s × amax is representable: y = round(s × x) / s. A power-of-two scale changes no
+//! significand, so bf16 represents y exactly, and products of such values equal those of 8-bit tensor cores.
 
 use crate::convert::{from_f32, to_f32};
 use crate::dtype::Elem;

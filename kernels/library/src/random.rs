@@ -1,9 +1,10 @@
-//! Random numbers and masks by Philox4x32-10 (Salmon et al. 2011): number `i` is word `i mod 4` of the block
-//! whose counter is `i div 4` and the number of the tensor. Element `e` of `n` is number `position · n + e`,
-//! with the position of the generator's state. Bits depend on nothing else.
+//! Random numbers and masks by Philox4x32-10 (Salmon et al. 2011).
 //!
-//! Uniform numbers are exact. Normal ones come from polynomials with no fused multiplication, so that `cuda/random.cu`,
-//! which does the same, gives the same bits.
+//! Number `i` is word `i mod 4` of the block whose counter is `i div 4` and the number of the tensor. Element `e` of `n` is number
+//! `position · n + e`, with the position from the generator's state. Results depend on nothing else.
+//!
+//! Uniform numbers are exact. Normal ones use polynomials without fused multiply-add, so that `cuda/random.cu`, which does the same, is
+//! bit-identical.
 
 use crate::pool::{Pool, Shareable};
 use serde::{Deserialize, Serialize};

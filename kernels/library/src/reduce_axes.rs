@@ -1,5 +1,5 @@
-//! Reductions over any axes, for the shapes that no fused kernel takes: f32 accumulation, each element
-//! of the result by one thread in ascending order of the operand.
+//! Reductions over arbitrary axes, for shapes that no fused kernel supports: f32 accumulation, each result element by one thread in
+//! ascending order of the operand.
 
 use crate::convert::to_f32;
 use crate::dtype::Elem;

@@ -1,4 +1,4 @@
-//! Routines by name: every kernel of this crate with its parameters, as a plan writes it down.
+//! Routines by name: every kernel of this crate with its parameters, as recorded in a plan.
 
 use crate::adafactor::{self, Adafactor};
 use crate::attention::{Attention, BackwardInputs, BackwardOutputs, GradientStrides};

@@ -1,8 +1,7 @@
-//! Run-time choice of the vector width for loops that the compiler vectorizes by itself.
+//! Run-time selection of the vector width for auto-vectorized loops.
 //!
-//! The body is compiled three times (AVX-512, AVX2 with FMA, baseline) and gives the same bits each
-//! time: the compiler never contracts `a * b + c` on its own, and `mul_add` is exact everywhere
-//! (without hardware support it is slow).
+//! The body is compiled three times (AVX-512, AVX2 with FMA, baseline) with bit-identical results: the compiler never contracts
+//! `a * b + c` on its own, and `mul_add` is exact everywhere (slow without hardware support).
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{AVX2, AVX512, has_avx512, level};

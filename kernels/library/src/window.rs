@@ -1,4 +1,4 @@
-//! Windows that slide over images of three spatial axes (fewer axes have leading sizes of 1).
+//! Geometry of sliding windows over images with three spatial axes (fewer axes have leading sizes of 1).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! The parts of a step of Adafactor, each of which looks at a whole parameter.
+//! Selection for the parts of an Adafactor step, each of which needs a whole parameter.
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;

@@ -1,4 +1,4 @@
-//! From a body to launches: one node after the other, what lies between them in scratch memory.
+//! Selects launches for a body: one node after the other, with intermediate values in scratch memory.
 
 use crate::adafactor;
 use crate::attention;

@@ -1,4 +1,4 @@
-//! Attention and its gradient: on tensor cores for 2-byte elements, otherwise by plain arithmetic.
+//! Selection for attention and its gradient: tensor cores for 2-byte elements, otherwise plain arithmetic.
 
 mod cpu;
 mod cudnn;

@@ -1,4 +1,4 @@
-//! Batch normalization and its gradient.
+//! Selection for batch normalization and its gradient.
 
 mod cudnn;
 

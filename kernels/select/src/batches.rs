@@ -1,4 +1,4 @@
-//! Matrix products over leading axes that broadcast, as runs that advance by one distance per operand.
+//! Batched GEMMs with broadcast leading axes, as runs with one stride per operand.
 
 use frit_ir::{Shape, TensorType};
 

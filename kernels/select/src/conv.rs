@@ -1,5 +1,5 @@
-//! Convolution and its gradients: on tensor cores for 2-byte elements, otherwise matrix products with the columns
-//! of the images, some images at a time; directly where there are many groups.
+//! Selection for convolution and its gradients: tensor cores for 2-byte elements, otherwise im2col and GEMM, some images at a time;
+//! direct computation for many groups.
 
 mod cudnn;
 mod tiles;

@@ -1,4 +1,4 @@
-//! Casts between element types.
+//! Selection for casts.
 
 use crate::assembler::Assembler;
 use crate::routine::elem;

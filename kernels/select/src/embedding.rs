@@ -1,4 +1,4 @@
-//! Rows of a table, and the gradient for the table.
+//! Selection for embedding and its gradient.
 
 use crate::assembler::Assembler;
 use crate::routine::elem;

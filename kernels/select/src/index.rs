@@ -1,4 +1,4 @@
-//! Reads and writes at indexed places.
+//! Selection for indexed reads and writes.
 
 use crate::assembler::Assembler;
 use crate::places;

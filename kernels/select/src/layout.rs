@@ -1,4 +1,4 @@
-//! Operations that only rearrange elements, as strided copies.
+//! Selection for layout operations, as strided copies.
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;

@@ -1,17 +1,16 @@
-//! Kernel selection: from a kernel's body to what computes it.
+//! Kernel selection: which routine or launches compute a kernel's body.
 //!
-//! Everything is made from a body alone, on a machine with no GPU; the answer is data, which a plan keeps. One file per
-//! family of operations.
+//! Selection depends on the body alone and needs no GPU; its result is data stored in the plan. One file per family of operations.
 //!
 //! | module | what |
 //! |---|---|
-//! | `assembler` | a body's nodes one after the other, with scratch memory between them |
-//! | `routine` | the same for the CPU: one routine |
-//! | `source` | one launch of CUDA C++ in the making |
-//! | `FAMILY/cudnn.rs` | what cuDNN may compute instead |
-//! | [`batches`] | GEMMs over leading axes that broadcast |
-//! | [`places`] | where indexed operations read and write |
-//! | `sort` | the sort that indexed sums share |
+//! | `assembler` | launches for the nodes of a body in order, with scratch memory between them |
+//! | `routine` | the CPU routine for a body |
+//! | `source` | builder for one launch of CUDA C++ |
+//! | `FAMILY/cudnn.rs` | cuDNN candidates |
+//! | [`batches`] | batched GEMMs with broadcast leading axes |
+//! | [`places`] | element positions of indexed operations |
+//! | `sort` | the sort shared by indexed sums |
 
 #![forbid(unsafe_code)]
 

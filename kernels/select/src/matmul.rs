@@ -1,4 +1,4 @@
-//! Matrix products, alone or with the bias and the cast that fusion joins to them.
+//! Selection for matmul, alone or fused with a bias and a cast.
 
 pub(super) mod epilogue;
 

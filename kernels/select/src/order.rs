@@ -1,4 +1,4 @@
-//! The first elements along an axis in sorted order.
+//! Selection for top-k and arg-reductions.
 
 use crate::assembler::Assembler;
 use crate::routine::elem;

@@ -1,4 +1,4 @@
-//! Where indexed operations read and write, on every device.
+//! Element positions that indexed operations read and write, for every device.
 
 use frit_ir::ops::{Gather, GatherElements, GatherNd, ScatterElements, ScatterFn, ScatterNd};
 use frit_ir::{DType, Op, TensorType};

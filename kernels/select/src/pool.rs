@@ -1,4 +1,4 @@
-//! Maxima and sums of windows, and their gradients.
+//! Selection for pooling and its gradients.
 
 mod cudnn;
 

@@ -1,8 +1,8 @@
-//! Rounding to 8-bit floats: the operands of a product, as their codes and with the contracted axis last, as the matrix
-//! units take them; and as values, for what has no such product.
+//! Selection for quantization to 8-bit floats: GEMM operands as codes with the contracted axis last, as tensor cores need them, or as
+//! values where no 8-bit GEMM exists.
 //!
-//! A launch finds the magnitude of an operand whose history has none, and returns at once for others. The next
-//! one rounds, and finds the latest magnitude if it is wanted.
+//! One launch computes the amax of an operand without history and returns at once for others. The next quantizes, and computes the new
+//! amax if requested.
 //! Source: cuBLASLt, "8-bit floating point data types": `A` transposed and `B` not, in its column order.
 
 use crate::assembler::Assembler;

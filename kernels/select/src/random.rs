@@ -1,4 +1,4 @@
-//! Random numbers and masks.
+//! Selection for random numbers and masks.
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;

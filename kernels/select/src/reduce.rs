@@ -1,4 +1,4 @@
-//! Reductions and running sums.
+//! Selection for reductions and running sums.
 
 use crate::assembler::Assembler;
 use crate::routine::elem;

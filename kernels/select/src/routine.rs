@@ -1,4 +1,4 @@
-//! From a body to the routine of the CPU that computes it, and where the routine's operands come from.
+//! Selects the CPU routine for a body, and the sources of its operands.
 
 use crate::{
     adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool,

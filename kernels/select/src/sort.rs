@@ -1,4 +1,4 @@
-//! A stable sort of 31-bit numbers with the places they came from.
+//! Launches for a stable sort of 31-bit numbers with their original positions.
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;

@@ -1,4 +1,4 @@
-//! Writing down one launch of a CUDA C++ kernel.
+//! Builder for one launch of a CUDA C++ kernel.
 
 use frit_ir::DType;
 use frit_ir::plan::{self, Argument, Launch, Pointer};

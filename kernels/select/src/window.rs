@@ -1,4 +1,4 @@
-//! Windows of the graph as those of the CPU's kernels, which have three axes.
+//! Converts windows of the graph to those of the CPU kernels, which have three axes.
 
 use frit_ir::ops::Window as Sliding;
 use frit_kernels::window::Window;

@@ -1,4 +1,4 @@
-//! Routines of the CPU against the interpreter, on awkward windows.
+//! CPU routines against the interpreter, on windows with unusual strides, dilations and padding.
 
 use frit_ir::interpret::{Options, eval_op};
 use frit_ir::ops::*;

@@ -1,14 +1,13 @@
-//! Which nodes run in low precision.
+//! Decides which nodes run in low precision.
 //!
-//! Classes fix most nodes. For the rest the casts with the fewest bytes win, by a minimum cut: one side
-//! is low precision, the other f32; a value costs its cast once if its producer and any consumer are on
-//! different sides. Ties go to low precision, which makes activations smaller.
+//! Classes fix most nodes. The rest are assigned by a minimum cut over the bytes of casts: one side is low precision, the other
+//! f32; a value costs its cast once if its producer and any consumer are on different sides. Ties go to low precision, which makes
+//! activations smaller.
 //!
-//! Accuracy comes first, though: a node that computes and reads an f32 value is f32, as in PyTorch, so
-//! the residual stream (f32 embedding + low-precision branches) stays f32. Only layout operations may
-//! read f32 and write low precision, and only where low-precision nodes alone read them, so that no
-//! value is rounded on its way from f32 to f32. For the same reason a product that only f32 nodes read
-//! (residual branches, logits) writes its f32 accumulator.
+//! Accuracy has priority: a node that computes and reads an f32 value is f32, as in PyTorch, so the residual stream (f32
+//! embedding + low-precision branches) stays f32. Only layout operations may read f32 and write low precision, and only if all their
+//! readers are low precision, so that no value is rounded on a path from f32 to f32. For the same reason a matmul read only by f32
+//! nodes (residual branches, logits) writes its f32 accumulator.
 
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
 use super::policy::{Class, class};

@@ -1,14 +1,13 @@
-//! What casting one operation at a time costs, as PyTorch's autocast does at run time: the baseline of the
-//! casts in a plan.
+//! Counts the casts of casting one operation at a time, as PyTorch's autocast does at run time: the baseline for the casts of a
+//! plan.
 //!
-//! In: the graph before autocast. Every operation of class `lower_precision` casts its f32 operands, and one
-//! of class `fp32` its low-precision ones, each at every use; only casts of parameters are kept for the rest
-//! of the pass, as PyTorch's weight cache does. The backward pass casts the gradient of everything that was
-//! cast and needs one. Promotion inside an elementwise kernel is no cast, but autograd casts the gradient of
-//! its low-precision operand back (`validate_outputs` in `torch/csrc/autograd/engine.cpp`).
+//! In: the graph before autocast. Every operation of class `lower_precision` casts its f32 operands, and one of class `fp32` its
+//! low-precision ones, at each use; only casts of parameters are reused for the rest of the pass, as in PyTorch's weight cache. The
+//! backward pass casts the gradient of everything that was cast and needs one. Promotion inside an elementwise kernel is not a cast,
+//! but autograd casts the gradient of its low-precision operand back (`validate_outputs` in `torch/csrc/autograd/engine.cpp`).
 //!
-//! Operations are those of the raised graph, so that this is a lower bound: of a composite such as `pow` in
-//! GPT-2's GELU, PyTorch casts the parts.
+//! Operations are those of the raised graph, so this is a lower bound: of a composite such as `pow` in GPT-2's GELU, PyTorch casts
+//! the parts.
 
 use super::assign::{Precision, Problem, is_statistic, is_weak, reads, subject};
 use super::policy::{Class, class};

@@ -1,9 +1,8 @@
-//! Mixed precision: gives every node the dtype it computes in.
+//! Mixed precision: assigns a compute dtype to every node.
 //!
-//! In: a raised f32 graph. Out: the same graph rebuilt, with casts where precisions meet, one per value
-//! and dtype. Parameters stay f32 and their uses are cast; outputs keep their declared dtype; casts that
-//! the model itself has are respected. [`policy`] says what is safe, `assign` decides the rest, [`baseline`]
-//! counts what casting one operation at a time would cost.
+//! In: a raised f32 graph. Out: the same graph with casts where precisions meet, one per value and dtype. Parameters stay f32 and
+//! their uses are cast; outputs keep their declared dtype; the model's own casts are respected. [`policy`] has the precision class of
+//! every operation, `assign` decides the rest, [`baseline`] counts the casts of casting one operation at a time.
 
 mod assign;
 mod baseline;

@@ -1,8 +1,8 @@
-//! The op-safety table: what each operation may do in low precision.
+//! The policy table: the precision class of every operation.
 //!
-//! Source: the operator lists `lower_precision_fp`, `fp32` and `promote` of PyTorch for CUDA
-//! (`aten/src/ATen/autocast_mode.h`); an operation that they do not name runs in the dtype it is given.
-//! Where Frit differs, the row says so. `frit inspect --view casts` and docs/precision.md print the table.
+//! Source: the operator lists `lower_precision_fp`, `fp32` and `promote` of PyTorch for CUDA (`aten/src/ATen/autocast_mode.h`);
+//! operations in none of them run in the dtype of their operands. Rows that differ from PyTorch say so. `frit inspect --view casts` and
+//! docs/precision.md print the table.
 
 use frit_ir::Op;
 use frit_ir::ops::{BinaryFn, CompareFn, LogicalFn, PredicateFn, Reduce, ReduceFn, UnaryFn};

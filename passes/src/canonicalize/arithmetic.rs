@@ -1,4 +1,4 @@
-//! Arithmetic, logic and selection with neutral constants, and the order of commutative operands.
+//! Simplifies arithmetic, logic and selection with neutral constants, and orders commutative operands.
 
 use super::{Rewrite, Rewritten, add, constant};
 use frit_ir::ops::{BinaryFn, CompareFn, Expand, LogicalFn, Reduce, ReduceFn};

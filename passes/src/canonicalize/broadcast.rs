@@ -1,8 +1,7 @@
-//! Broadcasts that the consumer does itself.
+//! Removes broadcasts that the consumer performs itself.
 //!
-//! A pointwise node reads operands of any shape that broadcasts, so an `expand` before it is left out
-//! where the result keeps its shape, moves behind it where it does not, and a constant of equal elements
-//! shrinks to a scalar.
+//! A pointwise node broadcasts its operands, so an `expand` before it is removed if the result keeps its shape, or moved behind it
+//! otherwise; a constant of equal elements becomes a scalar.
 
 use super::{Rewrite, Rewritten, add, constant};
 use frit_ir::ops::Expand;

@@ -1,7 +1,7 @@
-//! Common subexpressions: nodes of one operation, operands and region are one node.
+//! Common subexpression elimination: merges nodes with the same operation, operands and region.
 //!
-//! Leaves other than constants, collectives and whole regions are never merged. Floats are compared by their bits, so that
-//! −0 and 0 stay apart.
+//! Leaves other than constants, collectives and nodes of different regions are never merged. Floats are compared by their
+//! bits, so that −0 and 0 stay distinct.
 
 use frit_ir::{Graph, NodeId, Op, Region, ValueId};
 use std::collections::HashMap;

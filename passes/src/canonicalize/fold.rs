@@ -1,8 +1,8 @@
 //! Constant folding.
 //!
-//! A value is known if every operand of its node is. Known values are computed, but only those that a
-//! node of unknown value reads become constants, and only if that does not make the plan much larger:
-//! what is broadcast is kept small and expanded, and other large results stay as they are computed.
+//! A value is known if every operand of its node is. Known values are computed, but only those read by a node of unknown value become
+//! constants, and only if the plan does not grow much: broadcast values are stored small and expanded, other large results stay
+//! computed.
 
 use frit_ir::interpret::{Options, eval_op, operations};
 use frit_ir::ops::{Constant, Expand, Slice};

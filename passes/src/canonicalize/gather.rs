@@ -1,8 +1,8 @@
-//! Indexed reads whose indices are known and regular are slices, broadcast.
+//! Replaces gathers with constant regular indices by slices and broadcasts.
 //!
-//! PyTorch's advanced indexing with index grids, and the selection of one element of an axis, are
-//! exported as gathers. If every index is `c + a·j` for one coordinate `j` of the result, or constant,
-//! the gather reads a strided box, and repeats it along the coordinates that no index depends on.
+//! PyTorch's advanced indexing with index grids, and selecting one element of an axis, are exported as gathers. If every index is
+//! `c + a·j` for one coordinate `j` of the result, or constant, the gather reads a strided box and repeats it along the coordinates
+//! that no index depends on.
 
 use super::{Rewrite, Rewritten, add, known_value};
 use frit_ir::ops::{Expand, Gather, GatherNd, Reshape, Slice, Transpose};

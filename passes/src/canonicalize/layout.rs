@@ -1,4 +1,4 @@
-//! Casts and layout operations that do nothing, or that are one with the layout before them.
+//! Removes casts and layout operations that do nothing, and merges layout operations with the layout before them.
 
 use super::{Rewrite, Rewritten, add};
 use frit_ir::ops::{Cast, Concat, Expand, MatMul, Reshape, Slice, Transpose, UnaryFn};

@@ -1,9 +1,8 @@
-//! Brings the graph to its canonical form.
+//! Canonicalizes the graph.
 //!
-//! In: any graph. Out: an equal graph in which constants are folded, equal nodes are merged, dead nodes
-//! are gone, and what does nothing is left out: casts to the same dtype, identity layouts, operations by
-//! neutral constants, broadcasts that the consumer does itself. Gathers with regular indices are slices. Every rewrite keeps results bit for bit
-//! (`x + 0` stays: it turns −0 into 0).
+//! In: any graph. Out: an equivalent graph in which constants are folded, equal nodes merged, dead nodes removed, and no-ops removed:
+//! casts to the same dtype, identity layouts, operations with neutral constants, broadcasts that the consumer performs itself. Gathers
+//! with regular indices are slices. Every rewrite is bit-exact (`x + 0` stays: it turns −0 into 0).
 
 mod arithmetic;
 mod broadcast;

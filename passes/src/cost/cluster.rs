@@ -1,4 +1,4 @@
-//! How devices are connected.
+//! Descriptions of clusters: devices and the network between them.
 
 use super::Device;
 use frit_ir::plan::Target;

@@ -1,4 +1,4 @@
-//! Durations of exchanges: latency per hop and bytes over the slowest level of the network.
+//! Durations of collectives: latency per hop plus bytes over the slowest level of the network.
 //!
 //! A ring over `n` ranks makes `n − 1` hops; within a node bytes pass the links of every device, between
 //! nodes each byte enters a node once, through the network cards of the members of the group on it. An

@@ -1,4 +1,4 @@
-//! What one device can do.
+//! Descriptions of a device's performance.
 
 use frit_ir::DType;
 use serde::{Deserialize, Serialize};

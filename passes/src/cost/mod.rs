@@ -1,11 +1,10 @@
-//! The cost model: how long work takes on a device, and an exchange between devices.
+//! The cost model: durations of kernels on a device and of collectives between devices.
 //!
-//! One model for everything that predicts or decides by time: the durations in plans, padding,
-//! scheduling, the simulator. Predictions order alternatives and inform people; nothing is proved from
-//! them. All functions are pure and free of tables measured at run time, so plans are deterministic.
+//! One model is used for the durations in plans, padding, scheduling and the simulator. Predictions rank alternatives and inform
+//! users; correctness never depends on them. All functions are pure and use no run-time measurements, so plans are deterministic.
 //!
-//! [`device`] describes one GPU or CPU core, [`kernel`] gives the durations of kernel bodies on it,
-//! [`cluster`] describes how devices are connected, [`collective`] gives the durations of exchanges.
+//! [`device`] describes one GPU or CPU core, [`kernel`] computes durations of kernel bodies on it, [`cluster`] describes the network,
+//! [`collective`] computes durations of collectives.
 
 pub mod cluster;
 pub mod collective;

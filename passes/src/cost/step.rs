@@ -1,4 +1,4 @@
-//! How long a step of a plan takes whose tasks run one after the other, as it is and as if it were f32.
+//! Predicts the duration of a step whose tasks run sequentially, as planned and in f32.
 
 use super::Device;
 use frit_ir::plan::{Action, Place, Plan, Task};

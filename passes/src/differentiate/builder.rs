@@ -1,5 +1,4 @@
-//! What the gradient rules build with: nodes of region backward that carry the origin of the forward
-//! node they belong to.
+//! Graph builder of the gradient rules: nodes in region backward that inherit the origin of their forward node.
 
 use crate::pass::bug;
 use frit_ir::ops::{BinaryFn, Cast, CompareFn, Constant, Expand, Op, Reshape, SumTo, UnaryFn};

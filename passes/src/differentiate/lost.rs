@@ -1,4 +1,4 @@
-//! Parameters that should train and get no gradient: where on the way to the loss it ends.
+//! Finds where gradients end on the way from the loss, for parameters that should train but receive none.
 
 use frit_ir::ops::{Op, Param};
 use frit_ir::{Code, Diagnostic, Graph, NodeId, Origin, ValueId};

@@ -1,4 +1,4 @@
-//! Batch normalization with its running statistics: those that the batch's would be blended into.
+//! Switches batch normalization to its running statistics.
 //!
 //! A batch normalization that keeps no statistics uses those of the batch in evaluation too.
 //! Source: Ioffe and Szegedy 2015, §3.1.

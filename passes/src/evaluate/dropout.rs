@@ -1,4 +1,4 @@
-//! Dropout off: every use of a random mask becomes what it is on average.
+//! Removes dropout: every use of a random mask is replaced by its mean.
 //!
 //! `select(mask, x / keep, 0)` is `x`; `select(mask, a, b)` is `keep · a + (1 − keep) · b`; a mask cast to
 //! a number is `keep`. Source: Srivastava et al. 2014, §4.

@@ -1,9 +1,8 @@
-//! From a training graph to one that is only evaluated.
+//! Turns a training graph into an evaluation graph.
 //!
-//! In: the graph as the front end read it. Out: dropout is gone, batch normalization reads its running
-//! statistics, no state is carried on, and the losses, if there are any, are in one output of statistics
-//! (see [`crate::loss::evaluation`]). What is left is pure: the same inputs and state of the random generator give
-//! the same outputs.
+//! In: the imported graph. Out: a graph without dropout, with batch normalization by running statistics, without carries, and with
+//! the losses, if any, in one output of statistics (see [`crate::loss::evaluation`]). It is pure: the same inputs and generator state
+//! give the same outputs.
 
 mod batch_norm;
 mod dropout;

@@ -1,9 +1,8 @@
-//! Attention that reads and writes through the layout operations around it.
+//! Fuses attention with the layout operations around it.
 //!
-//! A region of kind `Attention` holds one `attention` or `attention_grad`; copies of the reshapes,
-//! transposes, splits and slices that make its operands, which other readers keep for themselves; and
-//! the transposes and the concat that are the only readers of its results. What a kernel cannot reach by
-//! strides stays outside.
+//! A region of kind `Attention` has one `attention` or `attention_grad`; copies of the reshapes, transposes, splits and slices that
+//! produce its operands (other readers keep the originals); and the transposes and the concat that are the only readers of its
+//! results. Layouts that strides cannot express stay outside.
 
 use super::cluster::{Cluster, Clusters};
 use super::{INFO, emit};

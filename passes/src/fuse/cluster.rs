@@ -1,4 +1,4 @@
-//! Sets of nodes that are to become one region, and what they read and write.
+//! Clusters: sets of nodes that will become one region, with what they read and write.
 
 use super::facts::Facts;
 use super::{emit, region};

@@ -1,5 +1,4 @@
-//! What belongs in a region that reduces columns: reductions over leading axes, and the gradients of
-//! normalization for scale and bias.
+//! Column-reduction regions: reductions over leading axes, and the gradients of normalization for scale and bias.
 
 use super::region::{Role, Space};
 use frit_ir::ops::Op;

@@ -1,4 +1,4 @@
-//! Writes the regions down: their bodies, and the graph with one node for each.
+//! Builds the fused graph: region bodies, and one node for each region.
 
 use super::INFO;
 use super::cluster::{ClusterId, Clusters, Interface};

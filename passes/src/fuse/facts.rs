@@ -1,7 +1,6 @@
-//! What the pass asks of the graph again and again, computed once.
+//! Precomputed facts about the graph.
 //!
-//! Reshapes are free: they are looked through everywhere. The *base* of a value is what is left when
-//! the reshapes that made it are taken away.
+//! Reshapes are free and ignored. The *base* of a value is the value before the reshapes that produced it.
 
 use frit_ir::ops::Op;
 use frit_ir::sharding::sharded_values;

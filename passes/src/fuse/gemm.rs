@@ -1,4 +1,4 @@
-//! Matrix products that take over what follows, or part of what else reads their operands.
+//! Fuses matmuls with epilogues, and with reductions of their operands.
 //!
 //! A region of kind `Gemm` holds one `matmul` and one of
 //!
@@ -8,10 +8,9 @@
 //! - `gelu_tanh_grad`, the product's only reader, and then a sum over the rows of its result;
 //! - a sum over the contracted axis of an operand: the gradient of a bias, beside that of its weight.
 //!
-//! A product of 8-bit floats has what rounds its operands in its region ([`super::quantized`]).
+//! An 8-bit matmul includes the quantization of its operands ([`super::quantized`]).
 //!
-//! These are the epilogues of cuBLASLt (bias, gelu with auxiliary output, their gradients). A product to which
-//! nothing is joined stays a node.
+//! These are the epilogues of cuBLASLt (bias, gelu with auxiliary output, their gradients). A matmul without an epilogue stays a node.
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::merge;

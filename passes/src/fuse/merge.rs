@@ -1,9 +1,8 @@
-//! Which clusters become one: greedily, the most bytes saved first.
+//! Merges clusters greedily, in order of bytes saved.
 //!
-//! A merge keeps what one cluster computes for the other from being written and read, and operands of
-//! both from being read twice. It is made only if no path leaves the union and comes back. Clusters
-//! without an edge between them merge only where they are close and share a good part of what they
-//! read, as it makes one of them wait for the operands of the other.
+//! A merge saves writing and reading intermediate values, and reading shared operands twice. It is made only if no path leaves the
+//! union and returns. Clusters without an edge between them merge only if they are close together and share a large part of their
+//! operands, because then one has to wait for the operands of the other.
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::region;

@@ -1,13 +1,11 @@
 //! Fusion: groups of nodes that run as one kernel become single `fusion` nodes.
 //!
-//! In: a graph whose nodes are final. Out: the same graph in which every elementwise operation,
-//! reduction, normalization, softmax and loss stands in a `fusion` node, alone or with others, and
-//! matrix products have taken over what they can ([`gemm`]). What a kind of region may hold is in [`region`]; merges
-//! are chosen greedily by the bytes that they keep from being read or written ([`merge`]).
+//! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and loss is in a
+//! `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). [`region`] defines what each kind of region may
+//! contain; merges are chosen greedily by the bytes saved ([`merge`]).
 //!
-//! Left as they are: leaves, collectives, attention, embeddings, lone matrix products, movement of
-//! elements other than reshape and expand, the scalars of the update, optimizer steps, and every
-//! operation on sharded values, which lowering handles by flat group.
+//! Not fused: leaves, collectives, attention, embeddings, matmuls without an epilogue, data movement other than reshape and expand, the
+//! scalars of the update, optimizer steps, and all operations on sharded values, which lowering handles per flat group.
 
 mod attention;
 mod cluster;

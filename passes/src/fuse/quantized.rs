@@ -1,8 +1,7 @@
-//! Products of 8-bit floats: a matrix unit reads them as such, so a product rounds its operands itself.
+//! Fuses the quantization of operands into 8-bit matmuls.
 //!
-//! A region holds a `matmul` and what rounds its two operands. A tensor that several products read is rounded by
-//! each of them, into the layout that it needs; the first one also has its magnitude as a result. A tensor that
-//! something else reads is rounded on its own, for all.
+//! A region has a `matmul` and the quantization of its two operands. A tensor that several matmuls read is quantized by each, in the
+//! layout it needs; the first also returns its amax. A tensor with other readers is quantized once, separately, for all.
 
 use super::cluster::{Cluster, Clusters, Interface};
 use super::emit;

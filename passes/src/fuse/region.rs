@@ -1,7 +1,7 @@
-//! Which sets of nodes are a region, and of which kind.
+//! Decides which sets of nodes are a region, and of which kind.
 //!
-//! A region has an iteration space, a grid of rows and columns, and every value that it computes has a
-//! [`Role`] in it. What each kind guarantees to code generation:
+//! A region has an iteration space, a grid of rows and columns, and every value that it computes has a [`Role`] in it. Guarantees of
+//! each kind to code generation:
 //!
 //! - *Pointwise*: every result has one element per point of the space. Values computed inside are
 //!   never broadcast, except scalars.

@@ -1,8 +1,6 @@
-//! What belongs in a region that reduces rows: softmax, normalization and cross-entropy, their
-//! gradients for the input, and reductions over trailing axes.
+//! Row-reduction regions: softmax, normalization and cross-entropy, their input gradients, and reductions over trailing axes.
 //!
-//! The space of such an operation is its operand's shape, cut into rows and columns where the reduced
-//! axes begin.
+//! The iteration space is the operand's shape, split into rows and columns where the reduced axes begin.
 
 use super::region::{Role, Space};
 use frit_ir::ops::Op;

@@ -1,4 +1,4 @@
-//! L24 and L25: casts that should not be there.
+//! L24 and L25: unnecessary casts.
 
 use super::Findings;
 use frit_ir::ops::BinaryFn;

@@ -1,4 +1,4 @@
-//! L18 and L21: values that their dtype cannot hold: masks, weights, and integers kept as floats.
+//! L18 and L21: values that their dtype cannot represent: masks, weights, and integers stored as floats.
 
 use super::Findings;
 use super::range::Ranges;

@@ -1,4 +1,4 @@
-//! L10 to L14: dtypes that do not fit the hardware, each other, or what is communicated.
+//! L10 to L14: dtypes that do not match the hardware, each other, or the communication.
 
 use super::{Facts, Findings, computes_in};
 use frit_ir::ops::ParamKind;

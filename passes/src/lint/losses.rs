@@ -1,4 +1,4 @@
-//! L20: losses of probabilities where logits are at hand.
+//! L20: losses computed from probabilities where logits are available.
 
 use super::{Findings, source};
 use frit_ir::ops::{BinaryFn, UnaryFn};

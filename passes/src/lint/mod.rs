@@ -1,9 +1,8 @@
-//! Lints: advice about precision, before anything runs.
+//! Lints: static checks of precision.
 //!
-//! In: the forward graph with its final dtypes, the finished plan, and what the configuration says. Out:
-//! one diagnostic per finding, with the id of its row in [`catalog`], severity, scope and remedy. A lint
-//! changes nothing. Findings that differ only in the number of the block they are in are one finding with
-//! a note that lists the other scopes.
+//! In: the forward graph with its final dtypes, the finished plan, and the configuration. Out: one diagnostic per finding, with the id
+//! of its row in [`catalog`], severity, scope and remedy. Lints change nothing. Findings that differ only in the index of their block are
+//! merged into one, with a note that lists the other scopes.
 
 mod casts;
 pub mod catalog;

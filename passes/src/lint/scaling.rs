@@ -1,4 +1,4 @@
-//! L02, L03, L22: the scale of the loss, and updates that are too small.
+//! L02, L03, L22: loss scaling, and updates that are too small.
 
 use super::{Facts, Findings, computes_in};
 use crate::loss_scale::LossScaling;

@@ -1,4 +1,4 @@
-//! L16: plans for which low precision is predicted to bring next to nothing.
+//! L16: plans that low precision is predicted not to speed up.
 
 use super::Findings;
 use crate::cost::{Device, step_us, step_us_in_f32};

@@ -1,9 +1,8 @@
-//! Losses and metrics over a data set: each as a sum and a count over the batch, so that batches of any fullness add
-//! up to the mean over all examples.
+//! Losses and metrics over a data set: each is a sum and a count over the batch, so that batches with any number of counted examples
+//! add up to the mean over all.
 //!
-//! An input of weights, one per example, says which examples count: the last batch of a data set is
-//! filled up with examples that do not. The elements of a loss belong to examples by their place: of the
-//! `n` elements in row-major order, example `i` of `B` has the `i`-th `n / B`.
+//! An input of weights, one per example, marks the examples that count, since the last batch of a data set is padded. The elements of a
+//! loss are assigned to examples by position: of `n` elements in row-major order, example `i` of `B` has the `i`-th `n / B`.
 
 use super::metrics::{self, Metric};
 use super::{Builder, LossKind, Term};

@@ -1,4 +1,4 @@
-//! Metrics over a data set, beside the losses: each as a sum and a count, as losses are.
+//! Metrics over a data set: each is a sum and a count, like losses.
 //!
 //! | metric | of a loss | its mean |
 //! |---|---|---|
@@ -8,7 +8,7 @@
 //! | perplexity | cross_entropy | e to the mean cross-entropy, without label smoothing |
 //! | mean_absolute_error | mse, l1, smooth_l1 | \|x − t\| |
 //!
-//! Of equally likely classes the first comes first. What a loss ignores its metrics ignore.
+//! Ties go to the lower class. Labels that a loss ignores are ignored by its metrics.
 
 use super::evaluation::{Examples, Parts};
 use super::{Builder, LossKind, Term};

@@ -1,6 +1,5 @@
-//! Adafactor's steps. Each parameter is stepped by itself, for the elements of it that a rank holds: sums over them,
-//! the second moment and the size of the update, the step. Between these, ranks that hold different elements
-//! add their sums: all parameters' in two all-reduces.
+//! Lowers Adafactor steps. Each parameter is updated separately, for the elements that a rank holds: sums over them, then the second
+//! moment and the size of the update, then the step. In between, ranks add their sums, for all parameters in two all-reduces.
 
 use super::{Lowering, body, internal};
 use frit_ir::ops::{Adafactor, AdafactorPart, FusionKind, OptimizerKind, ReduceKind};

@@ -1,5 +1,4 @@
-//! Bodies of kernels: small graphs without names, origins and regions, so that equal work has equal
-//! text and is compiled once.
+//! Kernel bodies: small graphs without names, origins and regions, so that equal work has equal text and is compiled once.
 
 use super::internal;
 use frit_ir::ops::Input;

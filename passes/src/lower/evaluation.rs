@@ -1,4 +1,4 @@
-//! The phase `eval`: a forward graph whose outputs and statistics stay where they can be read.
+//! Lowers an evaluation: the phase `eval`, a forward graph whose outputs and statistics stay readable.
 
 use super::Lowering;
 use crate::loss::LossKind;

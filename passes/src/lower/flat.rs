@@ -1,4 +1,4 @@
-//! Work that is done once per flat group: gathers, statistics.
+//! Lowers work that is done once per flat group: gathers and statistics.
 
 use super::groups::PARAM_ALIGNMENT;
 use super::{Lowering, body, internal};

@@ -1,6 +1,6 @@
-//! Gradients of whole flat groups: written into one flat gradient, then reduced over ranks and summed over
-//! micro-steps, in the order in which the graph has it for every parameter. What the graph does once per
-//! parameter is done here once per group, at the last of its parameters.
+//! Lowers gradients per flat group: written into one flat gradient, then reduced over ranks and summed over micro-steps, in the order
+//! that the graph has for every parameter. Operations that the graph has once per parameter are emitted once per group, at the last of
+//! its parameters.
 
 use super::{Lowering, internal};
 use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, StateName, reduction_factors};

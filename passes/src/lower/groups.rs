@@ -1,10 +1,9 @@
-//! Flat groups: parameters of one unit that train alike, are held in the same dtype and are gathered in the same
-//! dtypes, back to back, ordered by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest
-//! dtype that it is held, gathered or cast in; the whole is padded to a multiple of 128 bytes per rank. Padding is
-//! zero and stays zero.
+//! Flat groups: parameters of one unit that train alike, are stored in the same dtype and are gathered in the same dtypes, contiguous
+//! and sorted by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest dtype in which it is stored, gathered or
+//! cast; the group is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
 //!
-//! An evaluation of what a plan trains keeps that plan's groups, so that each rank owns of every parameter the same
-//! elements in both; parameters that it does not read are gaps.
+//! An evaluation keeps the groups of its training plan, so that each rank owns the same elements of every parameter in both; parameters
+//! that it does not read are gaps.
 
 use super::Lowering;
 use super::evaluation::is_evaluation;

@@ -1,4 +1,4 @@
-//! Places of leaves: inputs, parameters, state, hyper-parameters, large constants.
+//! Assigns buffers to leaves: inputs, parameters, state, hyper-parameters, large constants.
 
 use super::Lowering;
 use frit_ir::plan::{

@@ -1,13 +1,12 @@
-//! From the graph to the plan: values get places in buffers, nodes become tasks.
+//! Lowers the graph to a plan: assigns values to buffers and turns nodes into tasks.
 //!
-//! In: a fused graph. Out: a plan whose tasks are in the graph's order, all on their streams,
-//! without waits and without offsets; `schedule` and `memory` complete it.
+//! In: a fused graph. Out: a plan whose tasks are in graph order and assigned to streams, without waits and offsets; `schedule` and
+//! `memory` complete it.
 //!
-//! Parameters, their gradients and their optimizer state live in flat groups ([`groups`]): those of one
-//! unit that train alike and are gathered in the same dtypes. Work on sharded values (casting a shard,
-//! statistics, the optimizer) is done once per group, not once per parameter ([`flat`]), and so are the
-//! reduction and accumulation of gradients ([`gradients`]). A gradient is written by its kernel straight into the group's flat gradient,
-//! and a gathered parameter is read straight from the gathered buffer: nothing is copied in or out.
+//! Parameters, their gradients and their optimizer state are in flat groups ([`groups`]). Work on sharded values (casting a shard,
+//! statistics, the optimizer) is done once per group, not once per parameter ([`flat`]), and so are the reduction and accumulation of
+//! gradients ([`gradients`]). A kernel writes its gradient directly into the group's flat gradient, and reads a gathered parameter directly
+//! from the gathered buffer: there are no copies.
 
 mod adafactor;
 mod body;

@@ -1,4 +1,4 @@
-//! The optimizer step and the moving average of a whole flat group, once all of its parameters were seen.
+//! Lowers the optimizer step and the moving average of a flat group, once all of its parameters have been visited.
 
 use super::{Lowering, internal};
 use frit_ir::ops::{ByParamGroup, Concat, FusionKind, Input, Slice, StateName};

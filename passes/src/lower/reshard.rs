@@ -1,4 +1,4 @@
-//! Units of which few ranks keep a copy together from forward to backward.
+//! Units that a subset of ranks keeps together from forward to backward.
 //!
 //! After the last use of what forward gathered, each rank copies its part among `reshard` consecutive ranks;
 //! backward gathers these parts among those ranks, instead of the shards among all. Both give the same

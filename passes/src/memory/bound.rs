@@ -1,11 +1,11 @@
-//! The lower bound of the workspace: the largest sum of sizes of buffers of which each may be in use
-//! together with every other. A buffer is in use from the start of its first access to the completion of
-//! its last, as far as the events order them; two may be in use together unless all accesses of one are
-//! complete before any of the other starts. Whatever the packing, such buffers share no byte. Shares
-//! nothing with the packing.
+//! Lower bound of the workspace: the largest total size of buffers that may all be in use at the same time.
 //!
-//! Candidates are the buffers that may be in use while one task runs, for the tasks with the largest
-//! sums; from these, by falling size, all that may be in use with all chosen before.
+//! A buffer is in use from the start of its first access to the completion of its last, as far as the events order them; two may be in
+//! use together unless all accesses of one complete before any of the other starts. No layout can let such buffers overlap. Shares no
+//! code with the packing.
+//!
+//! Candidates are the buffers that may be in use while one task runs, for the tasks with the largest totals; from these, in order of
+//! decreasing size, all that may be in use together with all chosen before.
 
 use frit_ir::plan::{BufferId, Plan, Stream, TiSlice};
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! When buffers are in use, as far as the events tell.
+//! Buffer lifetimes, as ordered by the events.
 
 use crate::schedule::happens_before::{Clock, Clocks, index};
 use frit_ir::plan::{BufferId, Plan, Stream, TiVec};

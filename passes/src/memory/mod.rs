@@ -1,9 +1,8 @@
-//! Offsets for every buffer.
+//! Assigns offsets to every buffer.
 //!
-//! In: a scheduled plan. Out: every buffer at an aligned offset of its arena. Workspace buffers share
-//! bytes where the schedule's events order every access of one before the first access of the other;
-//! the peak is reported beside its lower bound, computed by [`bound`] from the same events but not from
-//! the offsets. What lives as long as the run, on the device or on the host, lies one after the other.
+//! In: a scheduled plan. Out: every buffer at an aligned offset of its arena. Workspace buffers share bytes where the schedule's events
+//! order every access of one before the first access of the other; the peak is reported beside its lower bound, computed by [`bound`] from
+//! the same events but not from the offsets. Persistent and host buffers are laid out sequentially.
 
 mod bound;
 mod lifetimes;

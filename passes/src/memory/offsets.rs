@@ -1,5 +1,5 @@
-//! Packing: each buffer at the lowest free offset, in several orders, of which the best is kept and then
-//! changed as long as that helps. The search ends with the first order that reaches the lower bound.
+//! Packing: places each buffer at the lowest free offset, in several orders, and improves the best order by local search. Stops at the
+//! first order that reaches the lower bound.
 
 use super::lifetimes::Lifetime;
 use frit_ir::plan::{BufferId, TiSlice};

@@ -1,10 +1,9 @@
-//! Offload: parameters and optimizer state that rest in host memory.
+//! Offload: moves parameters and optimizer state to host memory.
 //!
-//! In: a lowered plan, not scheduled. Out: the same work on the same values, in which buffers of flat groups
-//! are in the host's arena and every task works on a copy in the workspace: [`update`] copies what an update
-//! changes there and back, [`parameters`] what a forward or backward pass reads. Copies hand values on as they are,
-//! so no bit of a step changes; what tasks were lowered to read (`ir/src/plan/provenance.rs`) stays, and
-//! verify_plan holds the plan to it. `schedule` decides when copies are issued.
+//! In: a lowered plan, not scheduled. Out: the same work on the same values, with buffers of flat groups in the host arena and tasks that
+//! work on copies in the workspace: [`update`] copies the state of the update in and out, [`parameters`] copies in what a forward or
+//! backward pass reads. Copies preserve values, so results are bit-identical; the provenance that lowering recorded
+//! (`ir/src/plan/provenance.rs`) is unchanged, and verify_plan checks it. `schedule` decides when copies are issued.
 //!
 //! Source: ZeRO-Offload (Ren et al. 2021, §4.2), with the update on the device; PyTorch's `CPUOffloadPolicy`.
 

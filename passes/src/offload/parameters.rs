@@ -1,9 +1,8 @@
-//! Parameters that rest on the host, in passes that only read them.
+//! Offloaded parameters in passes that only read them.
 //!
-//! What a gather sends is copied in for that gather, and cast again if the gather is in another dtype: nothing
-//! of it stays. What kernels read is copied in for a window of the pass: from its first to its last reader
-//! between which fewer than [`OTHERS`] other units are read, so that the units at the end of forward stay
-//! until backward, and everything else is freed and copied in again.
+//! The shard that a gather sends is copied in for that gather, cast again if the gather has another dtype, and freed. Parameters that
+//! kernels read directly are copied in for a window of the pass, from the first to the last reader between which fewer than [`OTHERS`]
+//! other units are read: units at the end of forward stay until backward, all others are freed and copied in again.
 
 use super::{Copies, redirect};
 use frit_ir::plan::{Action, Arena, BufferClass, BufferId, Task};

@@ -1,8 +1,8 @@
-//! The update of what rests on the host, group by group: copied in, changed, copied out.
+//! The update of offloaded state, group by group: copied in, updated, copied out.
 //!
-//! Tasks that work on the same buffers are brought together where nothing in between depends on their order, so
-//! that the optimizer's step and the moving average share copies. What the next group needs is copied in
-//! before a group is changed: with the limit that `schedule` sets, two groups are on the device at once.
+//! Tasks on the same buffers are moved together where no dependence prevents it, so that the optimizer step and the moving average share
+//! copies. The next group's state is copied in before a group is updated: within the limit that `schedule` sets, two groups are on the
+//! device at once.
 
 use super::{Copies, redirect};
 use frit_ir::plan::{BufferClass, BufferId, Place, Task};

@@ -1,9 +1,8 @@
-//! What the mask of an attention keeps.
+//! Analyzes attention masks.
 //!
-//! A mask is a condition (keep where true) or is added to the scores. One that is known while compiling
-//! and keeps the lower triangle or a band around the diagonal becomes the attributes `causal` and `window`;
-//! one that keeps everything is left out; any other stays an operand. A condition that joins several is taken
-//! apart if one of them is known.
+//! A mask is a condition (keep where true) or is added to the scores. A constant mask that keeps the lower triangle or a band around the
+//! diagonal becomes the attributes `causal` and `window`; one that keeps everything is dropped; any other stays an operand. A
+//! conjunction of conditions is split if one of them is constant.
 
 use super::matcher::Matcher;
 use super::{Raised, Step};

@@ -1,8 +1,7 @@
-//! Small combinators that recognize expressions: structure only, never names.
+//! Small combinators that recognize expressions by structure, never by name.
 //!
-//! Every function takes a value and returns its parts if it has the shape asked for. Scalars are
-//! constants of equal elements; they are compared with a relative tolerance, because exporters round
-//! them to the model's dtype.
+//! Every function takes a value and returns its parts if it has the requested form. Scalars are constants of equal elements; they are
+//! compared with a relative tolerance, because exporters round them to the model's dtype.
 
 use frit_ir::ops::{BinaryFn, Cast, ReduceFn, UnaryFn};
 use frit_ir::{DType, Graph, NodeId, Op, ValueId};

@@ -1,9 +1,8 @@
-//! Finds the composite operations that exporters take apart and makes each one node again.
+//! Raises decomposed composite operations to single nodes.
 //!
-//! In: a canonical graph. Out: the same with attention, normalizations, activations, softmax and
-//! embeddings as single nodes, canonical again. One file per composite; each matches by structure, from
-//! the node that defines the result up to its sources, and never by name. Later nodes are tried first,
-//! so that the largest form (a norm with scale and bias) wins.
+//! In: a canonical graph. Out: the same graph with attention, normalizations, activations, softmax and embeddings as single nodes,
+//! canonical again. One file per composite; each matches by structure, from the node that defines the result up to its sources, and never
+//! by name. Later nodes are tried first, so that the largest form (a norm with scale and bias) wins.
 
 mod activation;
 mod attention;

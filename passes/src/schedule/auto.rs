@@ -1,11 +1,9 @@
-//! The best schedule by the cost model: several are made, placed in memory and simulated.
+//! Selects the schedule by the cost model: several are generated, laid out in memory and simulated.
 //!
-//! Candidates are the fixed schedule `pre` with two units in flight, schedules that gather more units ahead,
-//! schedules that issue every gather with a lead of some times its predicted duration, and the best of these
-//! with units that stay gathered from forward to backward ([`unshard`]): as many as the memory has room for, or
-//! some of them. The fastest that fits the budget, or else the device, is kept, so the choice is never slower in
-//! the simulator than that fixed schedule where that one fits; among equally fast ones the one that needs the
-//! least memory.
+//! Candidates are the fixed schedule `pre` with two units in flight, schedules that gather more units ahead, schedules that issue every
+//! gather ahead by a multiple of its predicted duration, and the best of these with some units, up to as many as fit in memory, staying
+//! gathered from forward to backward ([`unshard`]). The fastest that fits the budget, or else the device, is kept; ties go to the one with
+//! the least memory. So the choice is never slower in the simulator than the fixed schedule, where that one fits.
 
 use super::{BackwardPrefetch, Prefetch, schedule, unshard};
 use crate::cost::Cluster;

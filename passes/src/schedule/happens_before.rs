@@ -1,4 +1,4 @@
-//! What is known to be complete when a task starts: vector clocks over the streams of one phase.
+//! Happens-before relation: vector clocks over the streams of one phase.
 
 use frit_ir::plan::{Stream, Task};
 

@@ -1,8 +1,8 @@
-//! Order and events: when gathers are issued, and what each stream waits for.
+//! Scheduling: when gathers are issued, and what each stream waits for.
 //!
-//! In: a plan in graph order. Out: gathers and copies of parameters from the host moved to where prefetching
-//! issues them, reductions and copies limited in flight, and on every task the waits that order it after all it depends on in other streams: one per
-//! stream at most, and none that others already imply.
+//! In: a plan in graph order. Out: gathers and host-to-device copies of parameters moved to where prefetching issues them, reductions and
+//! copies limited in flight, and on every task the waits that order it after its dependences in other streams: at most one per stream, and
+//! none that others imply.
 //!
 //! Source: FSDP's backward prefetch and rate limiter (Zhao et al. 2023, §3.3, §3.4).
 

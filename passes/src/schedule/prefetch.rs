@@ -1,12 +1,13 @@
-//! Where gathers, and copies of parameters from the host, are issued.
+//! Decides where gathers, and copies of parameters from the host, are issued.
 //!
-//! The gathers of one unit in one region are a set, issued together; sets are issued in the order of their
-//! first use, none after it. With fixed prefetching a set is issued when the computation of the set so
-//! many places before it begins, and not before the set `limit` places ahead of it is freed; root sets, and
-//! those that stay until backward, are not counted. With a lead, a set is issued as late as the predicted durations allow. A kernel that
-//! only prepares what is sent (the cast of a shard) moves with the first gather that sends it. Parameters that
-//! kernels read as they are copied from the host are sets, too, with the kernels that only cast them; a copy
-//! that a gather or a cast waits for is issued with an earlier set, so that the computation does not wait for it.
+//! The gathers of one unit in one region are a set, issued together; sets are issued in the order of their first use, at the latest
+//! there. With fixed prefetching a set is issued when the computation of an earlier set begins, by the configured number of sets, and not
+//! before the set `limit` positions earlier is freed; root sets, and those that stay until backward, are not counted. With a lead, a set
+//! is issued as late as the predicted durations allow.
+//!
+//! A kernel that only prepares what is sent (the cast of a shard) moves with the first gather that sends it. Offloaded parameters that
+//! kernels read directly are sets too, with the kernels that only cast them; a copy that a gather or a cast waits for is issued with an
+//! earlier set, so that the computation does not wait for it.
 
 use super::{BackwardPrefetch, Prefetch};
 use frit_ir::Region;

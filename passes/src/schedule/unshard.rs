@@ -1,8 +1,8 @@
-//! Selective unsharding: units that stay gathered from forward to backward, so that they are gathered once.
+//! Keeps selected units gathered from forward to backward, so that they are gathered once.
 //!
-//! In: a lowered plan whose backward gathers what forward gathered and freed. Out: the same, in which
-//! backward reads what forward gathered, and what was only made to be gathered again is gone. Both hold the same
-//! values, since parameters change only in the update; verify_plan sees to it.
+//! In: a lowered plan whose backward gathers again what forward gathered and freed. Out: the same plan, in which backward reads what
+//! forward gathered, without the second gather and its preparation. Values are the same, since parameters change only in the update;
+//! verify_plan checks this.
 
 use frit_ir::Region;
 use frit_ir::plan::{Action, Arena, BufferId, Plan, Task};

@@ -1,4 +1,4 @@
-//! Reductions of gradients and of the statistics that decide on the step.
+//! Adds the reductions of gradients, and of the statistics that decide whether to skip the step.
 
 use super::{INFO, Mesh, replace_operand};
 use crate::pass::bug;

@@ -1,17 +1,16 @@
-//! Data parallelism over a mesh of ranks: parameters into units, collectives into the graph.
+//! Sharded data parallelism: groups parameters into units and adds collectives to the graph.
 //!
-//! In: a training graph whose parameters are whole on every rank. Out: the ranks are R replicas of S ranks
-//! that share one copy of what is sharded. Sharded parameters and their state are read through one
-//! `all_gather` per parameter, region and unit; every gradient passes through one `reduce_scatter` over
-//! its shard group (if S > 1) and one `all_reduce` over the replicas (if R > 1). Statistics of gradients
-//! and the loss are summed over ranks. Lowering merges the collectives of one unit.
+//! In: a training graph whose parameters are complete on every rank. Out: a graph for R replicas of S ranks that share one copy of the
+//! sharded state. Sharded parameters and their state are read through one `all_gather` per parameter, region and unit; every gradient passes
+//! through one `reduce_scatter` over its shard group (if S > 1) and one `all_reduce` over the replicas (if R > 1). Gradient statistics and
+//! the loss are summed over ranks. Lowering merges the collectives of one unit.
 //!
 //! The root unit (0) and the last unit of the forward pass are gathered once and stay, as does every unit
 //! that is not resharded after forward; the others are gathered again in backward, where casts and layout
 //! changes of their parameters are repeated too, so that nothing unsharded outlives the forward pass.
 //!
-//! With accumulation, gradients are scattered in every micro-step and sums are sharded; replicas are averaged
-//! once, over the sums. Without synchronization (`no_sync`) sums are whole and every reduction runs once.
+//! With accumulation, gradients are scattered in every micro-step and sums are sharded; replicas are averaged once, over the sums. With
+//! `no_sync`, sums are unsharded and every reduction runs once.
 //!
 //! Source: Zhao et al. 2023 (FSDP), Rajbhandari et al. 2020 (ZeRO).
 

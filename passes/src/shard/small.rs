@@ -1,4 +1,4 @@
-//! Which parameters are gathered together because their collectives would take long only to start.
+//! Selects parameters to gather together because their collectives are dominated by startup time.
 
 use super::units::Assignment;
 use crate::cost::{Cluster, Exchange, Members};

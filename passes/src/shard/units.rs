@@ -1,4 +1,4 @@
-//! Which parameters are gathered together.
+//! Groups parameters into units.
 
 use crate::pass::PassContext;
 use frit_ir::ops::ParamKind;

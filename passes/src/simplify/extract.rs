@@ -1,4 +1,4 @@
-//! Takes from an e-graph the cheapest set of terms that makes all roots.
+//! Extracts the cheapest set of terms that computes all roots from an e-graph.
 //!
 //! A term that several others read counts once, so that this is a search over directed acyclic graphs:
 //! a greedy pass over classes gives every class its cheapest set of terms, then single choices, and in

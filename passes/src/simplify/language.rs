@@ -1,7 +1,7 @@
-//! The e-graph: terms, and what is known of every class.
+//! The e-graph: terms, and an analysis of every class.
 //!
-//! A term is an operation of the graph with one result and its region; both are its identity, so that
-//! equal nodes of different regions stay apart. Whatever the rules cannot look into is a leaf.
+//! A term is an operation of the graph with one result and its region; both are part of its identity, so that equal nodes of different
+//! regions stay distinct. Anything that rules cannot inspect is a leaf.
 
 use egg::{DidMerge, Id, Language};
 use frit_ir::ops::Op;

@@ -1,5 +1,4 @@
-//! Writes a solution back: new nodes with the origins of those for which they are made, and in their
-//! place in the order.
+//! Writes a solution back to the graph: new nodes inherit the origins and positions of those they replace.
 
 use super::INFO;
 use super::saturate::Program;

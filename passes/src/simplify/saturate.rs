@@ -1,4 +1,4 @@
-//! Solves one window: fills an e-graph, applies the rules until nothing is new, extracts.
+//! Solves one window: fills an e-graph, applies the rules to saturation, extracts.
 
 use super::extract::{Choice, Extractor};
 use super::language::{EGraph, Facts, Term, stage};

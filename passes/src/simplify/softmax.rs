@@ -1,5 +1,5 @@
-//! A softmax over an inner axis is one over the last axis between two transposes: kernels reduce
-//! contiguous rows, and the rules then move the transposes to where they cost least.
+//! Rewrites softmax over an inner axis as softmax over the last axis between two transposes: kernels reduce contiguous rows, and the
+//! rules then move the transposes to where they cost least.
 
 use crate::canonicalize::sort;
 use crate::pass::bug;

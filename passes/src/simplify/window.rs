@@ -1,8 +1,7 @@
-//! Cuts the graph into windows: connected sets of nodes that rules can look into.
+//! Splits the graph into windows: connected sets of nodes that rules can inspect.
 //!
-//! A window ends at every operation that no rule knows, at the result of a matrix product, and at the
-//! result of elementwise work that has several readers: a transpose does not move past those. All
-//! gathers and casts of one shard are in one window. Large sets are cut in the order of the graph.
+//! A window ends at every operation that no rule handles, at matmul results, and at results of elementwise operations with several readers:
+//! transposes do not move past those. All gathers and casts of one shard are in one window. Large sets are split in graph order.
 
 use super::language::{Leaf, stage};
 use frit_ir::ops::{AllGather, Op};

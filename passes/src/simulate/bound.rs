@@ -1,4 +1,4 @@
-//! What bounds a step: the critical path, by kind of work.
+//! Finds the critical path of a step, by kind of work.
 
 use super::jobs::Kind;
 use super::{Phase, Share};

@@ -1,7 +1,7 @@
-//! What PyTorch's FSDP2 does with the same model, so that the simulator can be held against published runs.
+//! Emulates PyTorch's FSDP2 with the same model, so that the simulator can be compared with published runs.
 //!
-//! In: a Frit plan without recomputation, which has the model's products, units, gathers and reductions.
-//! The work is changed to that of the emulated system:
+//! In: a Frit plan without rematerialization, which has the model's matmuls, units, gathers and reductions. The work is changed to that of
+//! the emulated system:
 //!
 //! - Kernels: `compile` runs the plan's fused kernels; `eager` runs every operation by itself, through
 //!   memory, in the compute dtype, with norms and the loss as the several kernels that they are there.

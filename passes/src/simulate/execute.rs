@@ -1,8 +1,8 @@
-//! Streams against each other: each runs its jobs in order, every job after those it waits for.
+//! Executes the streams: each runs its jobs in order, every job after those it waits for.
 //!
-//! Work progresses like a fluid. Exchanges that run at once over the same level of the network share it
-//! equally; kernels lose the cluster's `contention` while any exchange runs, since that occupies
-//! multiprocessors and memory. Copies from and to the host have their own engines and a link in each direction.
+//! Work progresses as a fluid model. Concurrent collectives over the same level of the network share it equally; kernels lose the cluster's
+//! `contention` while any collective runs, since that occupies multiprocessors and memory. Host copies have their own engines and a link in
+//! each direction.
 
 use super::jobs::{Job, Kind};
 use super::lane;

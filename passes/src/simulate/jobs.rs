@@ -1,4 +1,4 @@
-//! Work with durations, from the tasks of a plan.
+//! Converts the tasks of a plan to jobs with durations.
 
 use crate::cost::collective::exchange_of;
 use crate::cost::kernel::{body_bytes, is_matrix};

@@ -1,13 +1,12 @@
-//! The simulator: a plan's tasks and events on a model of a cluster.
+//! The simulator: executes a plan's tasks and events on a model of a cluster.
 //!
 //! In: a scheduled plan and a [`Cluster`]. Out: when every task runs, and from that the step time, exposed
 //! communication, throughput, utilization, and what bounds the step. Ranks run the same program on equal
 //! devices, so one rank's timeline is that of all: the cost does not grow with their number. Nothing is
 //! random; the same plan and cluster give the same numbers.
 //!
-//! [`jobs`] turns tasks into work with durations, [`execute`] runs the streams against each other,
-//! [`bound`] finds the critical path, [`trace`] writes a timeline for Perfetto. [`emulate`] changes the work
-//! to that of PyTorch's FSDP2, to compare predictions with published runs.
+//! [`jobs`] converts tasks to jobs with durations, [`execute`] runs the streams, [`bound`] finds the critical path, [`trace`] writes a
+//! timeline for Perfetto. [`emulate`] changes the work to that of PyTorch's FSDP2, to compare predictions with published runs.
 
 pub mod bound;
 pub mod emulate;

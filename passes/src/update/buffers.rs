@@ -1,8 +1,7 @@
-//! Buffers of the model that the forward pass renews, such as running statistics.
+//! Buffers of the model that the forward pass updates, such as running statistics.
 //!
-//! Every micro-step renews them, one after the other, as if each were a step; the step commits the mean
-//! over ranks, if it is taken. With accumulation the state [`StateName::BufferChange`] holds by how much a buffer
-//! changed since the last update: zero after it.
+//! Every micro-step updates them in turn, as if each were a step; the step commits the mean over ranks, unless it is skipped. With
+//! accumulation the state [`StateName::BufferChange`] is the change of a buffer since the last update; the update resets it to zero.
 
 use super::{Emit, INFO, Update};
 use crate::pass::bug;

@@ -1,4 +1,4 @@
-//! Parameter groups: which parameters have a learning rate or weight decay of their own.
+//! Parameter groups: parameters with their own learning rate or weight decay.
 
 use frit_ir::pattern;
 

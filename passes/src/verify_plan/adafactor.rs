@@ -1,7 +1,7 @@
-//! P315  an Adafactor step of a parameter has each of its parts once, and each reads the parameter, its
-//!       gradient, and what the parts before it made of them
+//! P315  the Adafactor step of a parameter has each of its parts once, and each reads the
+//!       parameter, its gradient, and the results of the earlier parts
 //!
-//! That sums are over all ranks when they are read is P311.
+//! P311 checks that sums are over all ranks when they are read.
 
 use super::broken;
 use super::host::home;

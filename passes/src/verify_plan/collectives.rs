@@ -1,13 +1,15 @@
-//! What ranks exchange. A plan is the same on every rank, so the order is too; what remains:
+//! Verifies collectives. A plan is the same on every rank, so the order is too; the other invariants are:
 //!
-//! P201  no rank exchanges data with itself alone
-//! P202  every gathered group is read before it is overwritten or, unless it is kept, the phase ends
-//! P203  every trainable group is reduced by one reduce-scatter if it is sharded, and by one all-reduce if
-//!       it has replicas, each as a mean; in f16 as a sum, whose division P308 follows
-//! P204  groups that are frozen are not reduced
+//! P201  no collective has a single participant
+//! P202  every gathered group is read before it is overwritten or, unless it stays gathered, the
+//!       phase ends
+//! P203  every trainable group is reduced by one reduce-scatter if it is sharded, and by one
+//!       all-reduce if it has replicas, each as a mean; in f16 as a sum, whose division P308
+//!       checks
+//! P204  frozen groups are not reduced
 //! P205  collectives of one kind run on one stream
-//! P206  ranks that gather among some what they kept, kept it, as parts for as many, of what all of the
-//!       group's gathered in the same dtype and phase
+//! P206  a gather among some of the ranks reads the parts they kept: a split, over that number of
+//!       ranks, of the whole group gathered in the same dtype and phase
 
 use super::broken;
 use frit_ir::ops::ReduceKind;

@@ -1,9 +1,9 @@
-//! That an evaluation leaves the model as it was.
+//! Verifies that an evaluation leaves the model unchanged and writes all of its results.
 //!
-//! P401  nothing that outlives the phase is written but its outputs and statistics
-//! P402  every output and the statistics are written, wholly
-//! P403  with several ranks, the statistics are summed over ranks once
-//! P404  no mask of a dropout is drawn
+//! P401  an evaluation writes nothing that outlives the phase except its outputs and statistics
+//! P402  every output and all statistics are written completely
+//! P403  with several ranks, the statistics are summed over ranks exactly once
+//! P404  no dropout mask is drawn
 
 use super::{broken, training};
 use frit_ir::ops::ReduceKind;

@@ -1,20 +1,21 @@
-//! The symbolic factor of every gradient, followed through the bodies of all kernels.
+//! Verifies the factor of every gradient symbolically, through the bodies of all kernels.
 //!
 //! Every range of bytes holds an abstract value: zero, independent of the loss (weights, activations),
 //! or linear in it, and then `scale × factor ×` the derivative of some micro-steps' loss sums. Bodies are
 //! replayed node by node, by the rows of [`super::linear`]: linear operations carry the factor, sums need
 //! equal ones, a mean over ranks divides it.
 //!
-//! Where the forward pass averages activations over all ranks, the derivative of a rank's loss sums by what it
-//! put in is the mean of the ranks' cotangents: of the same factor, and still to be reduced. Every such mean
-//! of the micro-step allows one of cotangents of its type.
+//! If the forward pass averages activations over all ranks, the derivative with respect to a rank's contribution is the mean of the ranks'
+//! cotangents: it has the same factor and remains to be reduced. Every such mean of the micro-step permits one mean of cotangents of its
+//! type.
 //!
-//! P105  bytes are read in the dtype in which they were written, and parameters in that in which they are held
-//! P308  what is clipped and what the optimizer reads has exactly the factor 1 / (C·A·N)
-//! P309  a scaled value is only used linearly, and only added to values of the same factor
-//! P310  it sums every micro-step of this step once, and no other, over the ranks once
-//! P311  the statistics that decide on the step, and the sums by which it is sized, count every gradient
-//!       element once over all ranks
+//! P105  bytes are read in the dtype in which they were written, and parameters in their stored
+//!       dtype
+//! P308  gradients that are clipped or read by the optimizer have exactly the factor 1 / (C·A·N)
+//! P309  a scaled value is used only linearly, and added only to values with the same factor
+//! P310  a gradient sums every micro-step of this step exactly once, and all ranks exactly once
+//! P311  the statistics that decide whether to skip the step, and the sums that scale it, count
+//!       every gradient element exactly once over all ranks
 
 use super::broken;
 use super::linear::{Linear, linear};

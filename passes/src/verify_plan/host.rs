@@ -1,7 +1,8 @@
-//! What is in host memory.
+//! Verifies accesses to host memory.
 //!
-//! P501  only copies between device and host reach host memory
-//! P502  those from the host run on one stream, those to the host on another, and nothing else there
+//! P501  only copies between device and host access host memory
+//! P502  copies from the host run on one stream, copies to the host on another, and nothing else
+//!       runs on either
 
 use super::broken;
 use frit_ir::plan::{Action, Arena, Place, Plan, Stream};

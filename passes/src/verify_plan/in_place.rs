@@ -1,10 +1,11 @@
-//! What a task writes while it still reads.
+//! Verifies that tasks do not overwrite operands that they may still read.
 //!
-//! P107  the results of a task lie over none of its operands and not over one another, unless a result is exactly
-//!       an operand and its kernel reads every element of that only to write the same one: an optimizer step, a
-//!       sum or another elementwise operation of equal shapes; or all ranks combine a value in its place
+//! P107  a task's results overlap neither its operands nor each other, unless a result covers
+//!       exactly one operand and the kernel reads each element only to write the same one (an
+//!       optimizer step, a sum or another elementwise operation of equal shapes), or the task is
+//!       an in-place collective
 //!
-//! A kernel is executed in any order of elements, by any number of threads.
+//! A kernel may process elements in any order, on any number of threads.
 
 use super::broken;
 use frit_ir::ops::AdafactorPart;

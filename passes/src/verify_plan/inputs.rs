@@ -1,8 +1,9 @@
-//! What inputs may hold.
+//! Verifies the stated ranges and sizes of inputs.
 //!
-//! P601  an input that a task reads as indices or labels may hold only what that task takes: what is fed is
-//!       checked by its range, and by nothing else before the task runs; what has no elements holds nothing
-//! P602  a task reads no more of an input than is fed, and an input has examples if it has axes
+//! P601  an input that a task reads as indices or labels has a range within the values that the
+//!       task accepts; the range is checked only when the input is fed; an empty input has an
+//!       empty range
+//! P602  a task reads no more of an input than is fed, and every input with axes has examples
 
 use super::broken;
 use frit_ir::plan::{Action, IndexKind, IndexRange, Plan};

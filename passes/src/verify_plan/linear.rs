@@ -1,4 +1,4 @@
-//! How every operation treats values that carry a factor: a row for each, none by default.
+//! How every operation propagates the factor of its operands: one row per operation, without a default.
 //!
 //! A new operation does not compile before it has its row.
 

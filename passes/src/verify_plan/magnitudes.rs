@@ -1,7 +1,8 @@
-//! The scales of 8-bit floats.
+//! Verifies the scales of 8-bit floats.
 //!
-//! P314  every tensor that is rounded to an 8-bit float has a row of the history, in one format; the history
-//!       is renewed once per micro-step, with several ranks by the largest magnitude over all of them
+//! P314  every tensor that is quantized to an 8-bit float has a row of the amax history, in one
+//!       format; the history is updated once per micro-step, with several ranks by the maximum
+//!       over all of them
 
 use super::broken;
 use frit_ir::ops::{ReduceKind, StateName};

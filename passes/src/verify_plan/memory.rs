@@ -1,12 +1,11 @@
-//! What bytes hold when they are read.
+//! Verifies what bytes contain when they are read.
 //!
-//! P101  every byte that is read was written before, or is persistent
+//! P101  every byte is written before it is read, or is persistent
 //! P102  bytes are read through the buffer through which they were written (no use after free)
-//! P103  a write is ordered after every earlier access of another stream to the same bytes
-//! P104  a read is ordered after the write it sees
+//! P103  a write is ordered after every earlier access to the same bytes on another stream
+//! P104  a read is ordered after the write whose value it reads
 //!
-//! The step is replayed twice, so that what one step leaves behind for the next is seen too. Phases are
-//! ordered after one another.
+//! The step is replayed twice, so that what one step leaves behind for the next is checked too. Phases run one after another.
 
 use super::broken;
 use frit_ir::plan::{Arena, BufferId, PhaseName, Place, Plan, Stream};

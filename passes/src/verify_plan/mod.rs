@@ -1,17 +1,17 @@
-//! The proof that a plan is sound, by replaying its program over byte ranges. Shares no code with the
-//! passes that make plans.
+//! Verifies a plan by replaying its tasks over byte ranges. Shares no code with the passes that make plans.
 //!
-//! [`memory`] P1xx: every read sees what was written for it, and conflicting accesses of different
-//! streams are ordered; [`in_place`] P107, no task overwrites what it still reads; P106, every task reads what lowering wrote for it, and leaves what it was to leave.
-//! [`collectives`] P2xx: exchanges fit the groups, and none is missing or doubled.
-//! [`training`] P3xx: every parameter has one owner and one optimizer step. [`factor`]: the loss scale,
-//! accumulation and averaging that go in come out, followed through the bodies of all kernels.
-//! [`adafactor`] P315: the parts of an Adafactor step are of one parameter.
-//! [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
-//! [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
-//! [`shared`] P405, P406: it holds parameters as the training that it belongs to does.
-//! [`host`] P5xx: the device does not reach into host memory.
-//! [`inputs`] P6xx: what is fed is checked to be what tasks take.
+//! - [`memory`] P1xx: every read sees the value that was written for it, and conflicting accesses on different streams are ordered;
+//!   every task reads what lowering recorded (P106).
+//! - [`in_place`] P107: no task overwrites an operand that it may still read.
+//! - [`collectives`] P2xx: collectives match the groups, and none is missing or duplicated.
+//! - [`training`] P3xx: every parameter has one location and one optimizer step.
+//! - [`factor`]: the factors of loss scale, accumulation and averaging are tracked through the bodies of all kernels.
+//! - [`adafactor`] P315: the parts of an Adafactor step belong to one parameter.
+//! - [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
+//! - [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
+//! - [`shared`] P405, P406: an evaluation and its training store parameters alike.
+//! - [`host`] P5xx: only copies access host memory.
+//! - [`inputs`] P6xx: fed values are checked against the ranges that tasks accept.
 
 mod adafactor;
 mod collectives;

@@ -1,8 +1,8 @@
-//! That an evaluation and the training that it belongs to hold parameters alike, so that between two steps every
-//! rank copies what it owns.
+//! Verifies that an evaluation and its training store parameters alike, so that between steps every rank can copy what it owns.
 //!
-//! P405  the evaluation has the ranks of the training
-//! P406  of every parameter that both use, each rank holds the same elements, in the same dtype, in both
+//! P405  the evaluation has the same ranks as the training
+//! P406  of every parameter that both plans use, each rank holds the same elements, in the same
+//!       dtype, in both
 
 use frit_ir::plan::{ParamId, Plan};
 use frit_ir::{Code, Diagnostic};

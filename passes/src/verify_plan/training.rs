@@ -1,18 +1,20 @@
-//! That the update is the declared one.
+//! Verifies that the update is the declared one.
 //!
-//! P301  every parameter has exactly one owner: one segment of one group, or a buffer
-//! P302  exactly one optimizer step writes each trainable parameter, with its group or, by Adafactor, by itself,
-//!       and none a frozen one
-//! P303  the seed of the backward pass is scale / (C·A), once
+//! P301  every parameter has exactly one location: one segment of one group, or a buffer
+//! P302  exactly one optimizer step writes each trainable parameter, with its group or, with
+//!       Adafactor, separately; none writes a frozen one
+//! P303  the backward pass is seeded once, with scale / (C·A)
 //! P304  gradients are unscaled once, by a factor of capacity C·A·N
-//! P305  the norm and the finite check count every trainable group's gradient exactly once
-//! P306  with several ranks, the statistics that decide on the step are summed over ranks
+//! P305  the norm and the finite check include every trainable group's gradient exactly once
+//! P306  with several ranks, the statistics that decide whether to skip the step are summed over
+//!       ranks
 //! P307  the optimizer reads the gradient, factor and finite flag that were checked
-//! P317  with a moving average, one step of it per trainable group, after the optimizer's and by the same
-//!       finite flag
-//! P312  parameter groups begin where parameters do, and the optimizer reads where
-//! P313  loss scale and step count change in the update, by the finite flag that was checked
-//! P316  the state of parameters and the counts of steps begin at zero, the loss scale above it
+//! P317  with a moving average, every trainable group has one averaging step, after the optimizer
+//!       step and with the same finite flag
+//! P312  parameter groups begin at parameter boundaries, and the optimizer reads these boundaries
+//! P313  loss scale and step count change only in the update, depending on the finite flag that
+//!       was checked
+//! P316  optimizer state and step counts are initially zero, the loss scale positive
 
 use super::host::home;
 use super::{adafactor, broken};

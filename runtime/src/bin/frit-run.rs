@@ -1,4 +1,4 @@
-//! Runs a plan directory: all that a training node needs.
+//! `frit-run`: runs a plan directory without the compiler.
 
 use clap::Parser;
 use frit_runtime::RunError;

@@ -1,4 +1,4 @@
-//! The parameters of a checkpoint as one `.safetensors` file under the model's own names.
+//! Writes the parameters of a checkpoint as one `.safetensors` file under the model's own names.
 
 use super::Checkpoint;
 use crate::RunError;

@@ -1,7 +1,7 @@
-//! Whose a directory of checkpoints is: one run's at a time.
+//! Lock of a checkpoint directory: only one run at a time may write to it.
 //!
-//! Rank 0 holds a lock of the system on the file `lock`, which says who it is. The lock goes away with the process,
-//! however it ends; the file stays.
+//! Rank 0 takes a system lock on the file `lock`, which names the run. The lock is released when the process ends, however
+//! it ends; the file stays.
 
 use super::write::ASIDE;
 use super::{CheckpointOptions, LATEST, step_of};

@@ -1,4 +1,4 @@
-//! Checkpoints: training state on disk, complete or not there, readable at any number of ranks.
+//! Checkpoints: training state on disk, written atomically, readable on any number of ranks.
 //!
 //! A directory of checkpoints holds one directory per checkpoint, named after the number of steps run, and
 //! the file `latest` with the name of the one to resume from:
@@ -15,11 +15,11 @@
 //!   SHA256SUMS                  of index.json and source/, for `sha256sum -c`
 //! ```
 //!
-//! Tensors are logical: `param/NAME`, `adam_m/NAME` … are flat, unpadded and whole over the parts of all
-//! ranks, whatever strategy wrote them; `state/NAME` are scalars. Parameters that no step changes may be left out. The directory is one run's at a time ([`lock`]),
-//! which writes checkpoints while it trains ([`saver`]). [`write`] writes aside, syncs, renames, and
-//! only then moves `latest`; [`read`] trusts nothing that does not have its checksum; [`restore`] reads the
-//! ranges that a rank of another plan owns, one part at a time.
+//! Tensors are logical: `param/NAME`, `adam_m/NAME` … are flat, unpadded and complete when all parts are joined, for any
+//! strategy; `state/NAME` are scalars. Parameters that no step changes may be omitted. Only one run at a time uses a
+//! directory ([`lock`]); it writes checkpoints while training continues ([`saver`]). [`write`] writes temporary files, syncs
+//! and renames them, and updates `latest` last; [`read`] verifies checksums before use; [`restore`] reads the ranges that a
+//! rank of any plan owns, one part at a time.
 
 mod export;
 pub(crate) mod lock;

@@ -1,4 +1,4 @@
-//! Reading checkpoints: any range of any tensor, its parts verified before a byte of them is used.
+//! Reads any range of any tensor of a checkpoint, after verifying the parts that contain it.
 
 use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SOURCE, SUMS, TensorEntry, Validated};
 use crate::RunError;

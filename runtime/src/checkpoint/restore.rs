@@ -1,8 +1,8 @@
-//! Loading a checkpoint into one rank of a plan, whatever ranks and strategy wrote it.
+//! Loads a checkpoint into one rank of a plan, for any ranks and strategy that wrote it.
 //!
-//! A rank reads the ranges that it owns, part by part, from the memory map straight to their place: no
-//! tensor is ever whole in memory that is not whole on the rank. Parameters and optimizer state must be
-//! there; the state of a loss scaler is taken only if both plans scale dynamically.
+//! A rank copies the ranges it owns, part by part, from the memory map directly to their destination; no tensor is
+//! materialized unless the rank holds all of it. Parameters and optimizer state are required; the loss scaler's state is
+//! loaded only if both plans scale dynamically.
 
 use super::Checkpoint;
 use super::snapshot::kept;

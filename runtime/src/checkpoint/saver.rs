@@ -1,9 +1,9 @@
-//! One rank's side of the checkpoints of a run: what is due when, and what becomes of one that cannot be written.
+//! One rank's part in saving checkpoints: when they are due, and how failures are handled.
 //!
-//! A rank copies what it owns and writes it on a thread of its own while training goes on. Between steps the ranks
-//! find out together whether all parts are written; then rank 0 completes the checkpoint, on a thread again. A
-//! checkpoint that fails on any rank is given up by all of them: rank 0 removes what there is of it, and the run
-//! goes on with a warning, as long as a later one can be written.
+//! A rank copies the elements it owns and writes them on a separate thread while training continues. Between steps the
+//! ranks agree whether all parts are written; then rank 0 completes the checkpoint, also on a thread. If any rank fails, all
+//! abandon the checkpoint: rank 0 removes its files, and the run continues with a warning, as long as a later checkpoint
+//! can be written.
 
 use super::lock::Run;
 use super::snapshot;

@@ -1,7 +1,6 @@
-//! What one rank saves: a copy in host memory, so that training goes on while it is written.
+//! Copies the state that one rank saves to host memory, so that training continues while it is written.
 //!
-//! Every element is saved by exactly one rank, the lowest that holds it. A rank copies only what it owns:
-//! no flat group is gathered.
+//! Every element is saved by exactly one rank, the lowest that holds it. No flat group is gathered.
 
 use super::{FORMAT_VERSION, Index, Position, Progress, TensorEntry};
 use crate::RunError;

@@ -1,5 +1,4 @@
-//! What a validation adds to the checkpoint of the same step, which is complete by then: its loss, and whether the
-//! checkpoint is the best.
+//! Adds the validation loss to the completed checkpoint of the same step, and updates `best`.
 
 use super::read::named_by;
 use super::write::{forget, replace};

@@ -1,6 +1,6 @@
-//! The files of one checkpoint: every rank writes its part, then rank 0 the rest and, last, that it is the latest.
+//! Writes the files of one checkpoint: every rank its part, then rank 0 the rest and finally `latest`.
 //!
-//! All is written aside, synced and renamed: at no moment is a part of a checkpoint under its name.
+//! Files are written under temporary names, synced and renamed, so a file under its final name is always complete.
 
 use super::read::named_by;
 use super::snapshot::Piece;

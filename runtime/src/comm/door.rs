@@ -1,6 +1,5 @@
-//! Where a process listens for the others of its job. Who connects must prove to know the job's secret before
-//! anything else of it is read, and then send one short greeting; slow and foreign connections are dropped, each on a
-//! thread of its own, so that they hold up nobody.
+//! The listening socket of a process. A peer must prove that it knows the job's secret before anything else is read, and
+//! then send one short greeting. Every connection has its own thread, so slow or foreign ones delay nobody; they are dropped.
 
 use super::secret::{PROOF, Secret, SecretSource, Side, challenge};
 use std::io::{self, ErrorKind, Read, Write};

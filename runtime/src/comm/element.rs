@@ -1,4 +1,4 @@
-//! Elements that ranks combine: f32, f16 or bf16, computed with in f32.
+//! Element types of reductions: f32, f16 or bf16, with f32 arithmetic.
 
 use crate::RunError;
 use frit_ir::DType;

@@ -1,5 +1,4 @@
-//! Who this process is among the processes of a job, as launchers tell it: `torchrun --no-python` by its own
-//! variables, `mpirun` and `srun` by theirs.
+//! The rank of this process, read from the environment set by `torchrun --no-python`, `mpirun` or `srun`.
 
 use std::time::Duration;
 

@@ -1,8 +1,7 @@
-//! Ranks as threads of one process: they read each other's buffers between barriers.
+//! Communicator for ranks that are threads of one process: they read each other's buffers between barriers.
 //!
 //! # Numerics
-//! Each element is summed in f32 in rank order, whatever the layout, then divided for a mean, and rounded
-//! once if it is f16 or bf16.
+//! Each element is summed in f32 in rank order for any layout, divided for a mean, and rounded once to f16 or bf16.
 
 use super::Communicator;
 use crate::RunError;

@@ -1,4 +1,4 @@
-//! Exchange between ranks.
+//! Communication between ranks.
 
 mod door;
 mod element;

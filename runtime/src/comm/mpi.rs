@@ -1,7 +1,7 @@
-//! Messages between processes through MPI, over whatever network it finds.
+//! Point-to-point messages between processes through MPI.
 //!
-//! Processes that `mpirun` started need no `MASTER_ADDR` and no secret: rank 0 tells the others through MPI where it
-//! listens, and a secret that it makes for the job.
+//! Processes started by `mpirun` need no `MASTER_ADDR` and no secret: rank 0 broadcasts its address and a generated secret
+//! through MPI.
 
 use super::launch::Launch;
 use super::processes::{Exchange, Links};

@@ -1,17 +1,15 @@
-//! Ranks as processes, on one machine or several.
+//! Communicator for ranks that are processes, on one or more machines.
 //!
-//! A collective is one direct exchange: each member sends every other the elements that it combines, and
-//! receives its own from all, so that every rank sends (n − 1)/n of the bytes, as a ring would. Bytes travel
-//! over [`tcp`](super::tcp), or through MPI where the program is built with the feature `mpi` and started by
-//! `mpirun`. Messages go between pairs of ranks, not through MPI's collectives: so it is known who does not
-//! answer, and elements are summed in the order of ranks.
+//! A collective is one direct exchange: each member sends every other member the elements it reduces and receives its own
+//! from all, so every rank sends (n − 1)/n of the bytes, as in a ring. Messages go over [`tcp`](super::tcp), or through MPI
+//! if the feature `mpi` is enabled and the process was started by `mpirun`. MPI's own collectives are not used, so that
+//! an unresponsive rank can be identified and elements are summed in rank order.
 //!
 //! # Numerics
-//! As for ranks that are threads: each element is summed in f32 in rank order, so that processes and threads
-//! give the same bits.
+//! Each element is summed in f32 in rank order: results are bit-identical to ranks that are threads.
 //!
-//! # Failures
-//! A member that ends, is in another collective, or does not answer in time is named on every rank.
+//! # Errors
+//! Every rank names a member that ends, is in another collective, or does not answer in time.
 
 use super::launch::Launch;
 #[cfg(feature = "mpi")]

@@ -1,12 +1,11 @@
-//! The secret that the processes of one job share. A connection is listened to only after it has proved to know it.
+//! Authentication of the processes of a job by a shared secret.
 //!
-//! The proof is a challenge and a response: each side sends 32 random bytes and the HMAC-SHA256 of both sides' bytes
-//! under the secret, so that neither the secret nor anything that can be replayed is sent. What follows is neither
-//! encrypted nor signed: the network between the machines of a job must be trusted with the data of the training.
+//! Challenge and response: each side sends 32 random bytes and the HMAC-SHA256 of both sides' bytes under the secret, so
+//! neither the secret nor anything replayable is sent. Later traffic is neither encrypted nor signed: the network between the
+//! machines must be trusted with the training data.
 //!
-//! Where the secret comes from: [`SECRET_VARIABLE`], the same on every rank; or [`FILE_VARIABLE`], the path of a file
-//! that all ranks see, which rank 0 writes anew; or, for the ranks of one machine, a file in a directory that only
-//! their user can read.
+//! The secret is [`SECRET_VARIABLE`], the same on every rank; or read from [`FILE_VARIABLE`], a path visible to all ranks
+//! that rank 0 writes anew; or, for ranks of one machine, from a file in a directory that only their user can read.
 
 use super::launch::Launch;
 use hmac::{Hmac, Mac};

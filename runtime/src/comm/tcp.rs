@@ -1,4 +1,4 @@
-//! Every two processes connected by TCP.
+//! TCP connections between all pairs of processes.
 
 use super::door::{Door, enter};
 use super::processes::{Exchange, Links};

@@ -1,4 +1,4 @@
-//! Bytes of a file that stays mapped as long as they are used, or of memory.
+//! Bytes of a memory-mapped file, which stays mapped while they are used, or of memory.
 
 use crate::RunError;
 use memmap2::Mmap;

@@ -1,7 +1,6 @@
-//! Whether what is fed is what the plan's operations take: indices and labels within their ranges.
+//! Checks that indices and labels are within the ranges that the plan states.
 //!
-//! Checked once when files are loaded, before the first step; where that means to read very much, as batches are
-//! fed.
+//! Files are checked once when loaded, before the first step; very large ones are checked batch by batch.
 
 use super::element::Element;
 use crate::RunError;

@@ -1,4 +1,4 @@
-//! One input's examples over all files.
+//! The examples of one input across all files.
 
 use super::bytes::Bytes;
 use super::check;

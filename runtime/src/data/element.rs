@@ -1,4 +1,4 @@
-//! Element types of data files, and which of them an input takes.
+//! Element types of data files, and the input types that accept them.
 
 use frit_ir::DType;
 use half::{bf16, f16};

@@ -1,14 +1,12 @@
 //! Training data: `.safetensors` and `.npz` with one tensor per input, or `.bin` with tokens; see docs/data.md.
 //!
-//! A tensor is per-example if its shape is that of the input with another first axis, replicated if it
-//! is exactly the input's. One global batch has (per-rank batch) × ranks × accumulation examples; rank
-//! `r` takes its `r`-th contiguous slice, of which micro-step `a` takes the `a`-th part. Batches follow
-//! one another and wrap at the end of an epoch; examples that fill no whole batch are left out. If the
-//! plan shuffles, every epoch has its own order, which depends on the seed and the epoch only. Several files
-//! are one after the other.
+//! A tensor is per-example if its shape is that of the input except for the first axis, and replicated if it equals the
+//! input's. A global batch has (per-rank batch) × ranks × accumulation examples; rank `r` takes its `r`-th contiguous slice, of
+//! which micro-step `a` takes the `a`-th part. Batches wrap at the end of an epoch; examples that do not fill a batch are
+//! dropped. With shuffling every epoch has its own order, which depends only on the seed and the epoch. Several files are
+//! concatenated.
 //!
-//! Elements are fed in the type that the file has, as long as it is no larger than the input's: the device
-//! widens them.
+//! Elements are copied to the device in the file's type if it is no larger than the input's, and widened there.
 
 mod bytes;
 mod check;

@@ -1,5 +1,5 @@
-//! Which examples a step reads: epochs of global batches, each of (per-rank batch) × ranks × accumulation
-//! examples, in the order of the files or in one of the epoch's own.
+//! The examples of each step: epochs of global batches of (per-rank batch) × ranks × accumulation examples, in file order
+//! or shuffled per epoch.
 
 use crate::checkpoint::Position;
 use rand_chacha::ChaCha12Rng;

@@ -1,4 +1,4 @@
-//! Which files hold the data, as the command line names them.
+//! Resolves the data files and patterns of the command line.
 
 use super::formats::TokenDType;
 use crate::RunError;

@@ -1,4 +1,4 @@
-//! Where tasks run.
+//! Devices that execute tasks.
 
 pub mod cpu;
 pub mod cuda;

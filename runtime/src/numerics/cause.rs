@@ -1,4 +1,4 @@
-//! Why an operation gives what is not finite, from what it read.
+//! Explains from the operands why an operation's result is not finite.
 
 use frit_ir::ops::{BinaryFn, ReduceFn, UnaryFn};
 use frit_ir::{DType, Op, Tensor};

@@ -1,9 +1,8 @@
-//! Stops at the first task that produces what is not finite, and says which operation it was.
+//! Stops at the first task that produces a non-finite value, and names the operation.
 //!
-//! *Produces*: a NaN where no operand has one, an infinity where no operand has one and the kernel holds
-//! none as a constant. An operand that is not finite came from the data or the parameters, which are
-//! checked before the first task. Kernels of several operations are replayed by the interpreter, node by
-//! node, on the operands that the task read.
+//! *Produces*: a NaN where no operand has one, or an infinity where neither an operand nor a constant of the kernel has one.
+//! Non-finite operands come from data or parameters, which are checked before the first task. Kernels of several operations are
+//! replayed node by node in the interpreter, on the operands that the task read.
 
 use super::cause;
 use super::values::decode;

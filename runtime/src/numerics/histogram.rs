@@ -1,4 +1,4 @@
-//! Exponents of the numbers of each scope, and how many of them formats would lose.
+//! Histograms of float exponents per scope, and the fraction of values that each format would lose.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

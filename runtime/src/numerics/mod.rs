@@ -1,7 +1,6 @@
-//! Looks at the numbers that tasks write: stops at the first that is not finite, or counts exponents.
+//! Inspects the values that tasks write: stops at the first non-finite one, or counts exponents.
 //!
-//! Tasks then run one by one, on any device, and what they wrote is read back: for hunting mistakes, not
-//! for training.
+//! Tasks run one at a time on any device, and their results are read back. For debugging, not for training.
 
 mod cause;
 mod check;

@@ -1,4 +1,4 @@
-//! `frit inspect --view casts`: what is cast in a plan, who asked for it, and what it would cost otherwise.
+//! `frit inspect --view casts`: lists the casts of a plan, the operations that require them, and the cost without placement.
 
 use crate::render::{bytes, table};
 use frit_ir::plan::{Action, Plan};

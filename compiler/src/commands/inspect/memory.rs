@@ -1,4 +1,4 @@
-//! `frit inspect --view memory`: what the bytes of a rank are for in every part of a step, and every buffer.
+//! `frit inspect --view memory`: shows memory by purpose in every part of a step, and every buffer.
 
 use crate::render::{bytes, table};
 use frit_ir::Region;

@@ -1,4 +1,4 @@
-//! From a JSON model to the graph: sizes bound, repeats written out.
+//! Expands a JSON model to a graph: binds sizes and unrolls repeats.
 
 use super::Source;
 use super::locate::Path;

@@ -1,6 +1,6 @@
-//! Where in a JSON text the value at a path is, and which path is at a place.
+//! Maps between paths and positions in a JSON text.
 //!
-//! The text is scanned again only when there is an error to report, so reading keeps no positions.
+//! The text is scanned only to report an error, so parsing keeps no positions.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! JSON models: Frit's own operations, blocks written once and repeated, weights from the seed.
+//! Importer for JSON models: Frit's own operations, with repeated blocks and generated weights.
 //!
-//! In: the text of a model as `docs/json-model.md` describes it. Out: its graph; the weights are
-//! empty, every parameter has its `init`. Errors give line, column and path.
+//! In: the text of a model as `docs/json-model.md` describes it. Out: its graph; there are no stored weights, every parameter
+//! has its `init`. Errors give line, column and path.
 
 mod expand;
 mod locate;

@@ -1,4 +1,4 @@
-//! The types that JSON models are read into; the JSON Schema is derived from them.
+//! The types of JSON models; the JSON Schema is derived from them.
 
 use frit_ir::DType;
 use frit_ir::ops::Init;

@@ -1,7 +1,7 @@
-//! What a converter of one ONNX node works with: its operands, attributes, and the graph it adds to.
+//! The context of converting one ONNX node: its operands, attributes, and the graph under construction.
 //!
-//! A node whose operands are all constants is computed at once ([`NodeContext::emit`]), so the shape
-//! arithmetic of exporters leaves only its result.
+//! A node whose operands are all constants is evaluated at once ([`NodeContext::emit`]), so only the results of exporters' shape
+//! arithmetic remain.
 
 use super::messages::{AttributeProto, NodeProto};
 use super::tensor::{self, ExternalFiles};

@@ -1,14 +1,11 @@
-//! Random numbers as they are meant.
+//! Recognizes patterns of random operators.
 //!
-//! Uniform numbers that only decide what is kept, with a probability that is known, become the mask of a Dropout:
-//! of a mask the plan knows the probability, so that evaluation can do without it.
+//! A uniform draw compared with a constant probability becomes a Dropout mask, which evaluation can remove because it knows
+//! the probability. Both PyTorch exporters write `Tensor.bernoulli_(p)`, as in torchvision.ops.StochasticDepth, as
+//! `Less(RandomUniform, p)`, and the `drop_path` of transformers as `Floor(RandomUniform + p)`: each is one with probability p.
 //!
-//! Both of PyTorch's exporters write `Tensor.bernoulli_(p)`, as in torchvision.ops.StochasticDepth, as
-//! `Less(RandomUniform, p)`, and the `drop_path` of transformers as `Floor(RandomUniform + p)`: each is one with
-//! probability p.
-//!
-//! Numbers that are moved and scaled are drawn so: `torch.randint(a, b)` is `Floor(RandomUniform · (b − a) + a)`,
-//! which rounding could bring to b.
+//! Scaling and shifting is fused into the draw: `torch.randint(a, b)` is `Floor(RandomUniform · (b − a) + a)`, which rounding
+//! could otherwise bring to b.
 
 use super::messages::{AttributeProto, GraphProto, NodeProto, TensorProto};
 use frit_ir::ops::{BinaryFn, Random};

@@ -1,5 +1,4 @@
-//! What the dynamo exporter tells about a node beyond ONNX: `pkg.torch.onnx.fx_node` holds the call of
-//! PyTorch's operation, such as
+//! Parses the node metadata of the dynamo exporter: `pkg.torch.onnx.fx_node` has the call of PyTorch's operation, such as
 //! `%e : [num_users=1] = call_function[target=torch.ops.aten.embedding.default](args = (%w, %ids, 0), …)`.
 
 use super::messages::NodeProto;

@@ -1,8 +1,8 @@
-//! What an export of a module in evaluation mode cannot train as the module does: batch normalizations that were folded into
-//! the convolutions before them.
+//! Detects batch normalizations that an evaluation-mode export folded into the preceding convolutions, which therefore do not
+//! train as in the module.
 //!
-//! The TorchScript exporter stores such a convolution's weight and bias under names of its own (`onnx::Conv_193`); the
-//! dynamo exporter keeps the weight's name, and lists running statistics that no node reads.
+//! The TorchScript exporter stores such a convolution's weight and bias under generated names (`onnx::Conv_193`); the dynamo
+//! exporter keeps the weight's name, and lists running statistics that no node reads.
 
 use super::Importer;
 use super::trainable::{is_from_module, listed};

@@ -1,11 +1,11 @@
-//! Normalizations by statistics that the model stores, as exporters write those that are no BatchNormalization:
+//! Recognizes normalizations by stored statistics that are written out as primitives instead of BatchNormalization:
 //!
 //! ```text
 //! scale = weight · 1/√(variance + ε)      offset = bias − mean · scale      y = x · scale + offset
 //! ```
 //!
-//! A detector keeps its backbone so (torchvision.ops.FrozenBatchNorm2d). What is computed of a stored variance
-//! before data come in is computed of buffers alone.
+//! Detectors use them in their backbone (torchvision.ops.FrozenBatchNorm2d). Everything computed from a stored variance before
+//! data is involved depends on buffers alone.
 
 use super::messages::{GraphProto, NodeProto};
 use super::subgraph::operands;

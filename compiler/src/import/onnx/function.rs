@@ -1,7 +1,7 @@
-//! Calls of the model's own functions, replaced by their nodes.
+//! Inlines calls of model-local functions.
 //!
-//! Values of a function get the name of the call before theirs; attributes that refer to the call take
-//! its value, or the function's default. Source: ONNX IR specification, model-local functions.
+//! Values of a function are prefixed with the name of the call; attribute references take the call's value or the
+//! function's default. Source: ONNX IR specification, model-local functions.
 
 use super::messages::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto};
 use crate::import::limits::{Budget, Resource};

@@ -1,8 +1,8 @@
-//! Initializers become parameters, or constants if they are small and do not train; large masks by position are
-//! computed ([`super::masks`]).
+//! Converts initializers to parameters, or to constants if they are small and do not train; large positional masks are
+//! computed instead ([`super::masks`]).
 //!
-//! Operands whose initializer the exporter merged or renamed get their own parameter back
-//! ([`super::restore`]); what cannot be found again is warned of.
+//! Operands whose initializer the exporter merged or renamed get their own parameter back ([`super::restore`]), with a warning
+//! for those that cannot be restored.
 
 use super::context::{self, Bound};
 use super::masks::Positions;

@@ -1,5 +1,5 @@
-//! Operators as older opsets write them: attributes that became operands, and broadcasting that had to
-//! be asked for. Source: the histories in ONNX's Changelog.md.
+//! Converts operators of older opsets: attributes that became operands, and explicit broadcasting. Source: the histories
+//! in ONNX's Changelog.md.
 
 use super::context::{Bound, Fault, NodeContext};
 use super::messages::AttributeProto;

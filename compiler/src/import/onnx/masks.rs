@@ -1,5 +1,5 @@
-//! Masks among the initializers: none trains. Large ones by position, the lower triangle or a band, which exporters
-//! compute and store, are computed again of the positions: so attention is recognized, and nothing so large is kept.
+//! Recognizes masks among the initializers; none trains. Large positional masks (lower triangles, bands) that exporters store
+//! are recomputed from positions, so that attention is recognized and the tensor need not be stored.
 
 use super::Importer;
 use super::context::MAX_FOLDED;

@@ -1,9 +1,8 @@
-//! Parameters that the TorchScript exporter merged because they begin with equal values.
+//! Restores parameters that the TorchScript exporter merged because their initial values are equal.
 //!
-//! Of a module in inference mode (`training=TrainingMode.EVAL`, its default) it stores initializers of equal
-//! values once: all biases of one length that are zero, all weights of norms that are one. The others become
-//! `Identity(first)` under their own names. Parameters that are tied in PyTorch have one name and no such node,
-//! so each gets an initializer of its own.
+//! For a module in inference mode (`training=TrainingMode.EVAL`, the default) it stores initializers with equal values once: all
+//! zero biases of one length, all norm weights of one. The others become `Identity(first)` under their own names. Parameters
+//! tied in PyTorch have one name and no such node, so each such node becomes a separate initializer.
 
 use super::from_pytorch;
 use super::messages::{GraphProto, ModelProto, NodeProto, TensorProto};

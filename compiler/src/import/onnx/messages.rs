@@ -1,7 +1,7 @@
 //! The protobuf messages of an ONNX model, as far as Frit reads them.
 //!
-//! Field numbers are those of `onnx.proto` (ONNX IR version 10); names are ours where they are clearer.
-//! Tensor bytes are shared slices of the buffer that was decoded, not copies.
+//! Field numbers are those of `onnx.proto` (ONNX IR version 10); some fields have clearer names. Tensor bytes are shared slices
+//! of the decoded buffer, not copies.
 #![expect(missing_docs, reason = "fields are named after ONNX's own")]
 
 use prost::Message;

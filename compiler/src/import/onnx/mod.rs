@@ -1,9 +1,8 @@
-//! ONNX models: opsets 1 to 27 of the default domain, with concrete shapes.
+//! Importer for ONNX models: opsets 1 to 27 of the default domain, with concrete shapes.
 //!
-//! Symbolic dimensions are bound first; then nodes are converted in topological order, and those whose
-//! operands are all constants are computed at once, so shape arithmetic is gone when the graph is
-//! handed on. Everything that is not supported is reported at once. Source: onnx.proto, the operator
-//! specifications of ONNX 1.16.
+//! Symbolic dimensions are bound first. Then nodes are converted in topological order; those whose operands are all constants
+//! are evaluated at once, so no shape arithmetic remains. All unsupported operators are reported together. Source: onnx.proto,
+//! the operator specifications of ONNX 1.16.
 
 mod context;
 mod draws;

@@ -1,4 +1,4 @@
-//! The versions of ONNX's default operator set that are read.
+//! Supported versions of ONNX's default operator set.
 
 use super::messages::ModelProto;
 use crate::diagnostics::Report;

@@ -1,10 +1,8 @@
-//! Which parameter each operand of a node was, where the exporter's optimization changed it.
+//! Restores the original parameters of operands that the exporter's optimization changed.
 //!
-//! The dynamo exporter's default optimization transposes weights and renames them (`val_42`), and merges
-//! initializers of equal values, such as all biases that are still zero, or leaves such a bias out. The
-//! metadata of a node keep the
-//! call that it came from, with PyTorch's own operands, and the signature of the program says which of
-//! these are parameters: so each operand gets its own parameter back, under its own name.
+//! The dynamo exporter's default optimization transposes and renames weights (`val_42`), merges initializers with equal values,
+//! such as zero biases, or drops such a bias. A node's metadata has the original PyTorch call with its operands, and the program's
+//! signature says which of these are parameters, so each operand gets its own parameter back under its own name.
 
 use super::exporter::{Argument, arguments};
 use super::messages::{GraphProto, NodeProto};

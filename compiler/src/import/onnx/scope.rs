@@ -1,4 +1,4 @@
-//! The module path of an ONNX node, from what the exporters leave behind.
+//! Derives the module path of an ONNX node from exporter metadata.
 
 use super::messages::NodeProto;
 

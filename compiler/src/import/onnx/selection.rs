@@ -1,9 +1,8 @@
-//! Writing to the elements that a mask selects, where the mask depends on data.
+//! Writes to the elements selected by a data-dependent mask.
 //!
-//! PyTorch's exporters write `Tensor.masked_scatter` and `x[mask] = y` as a ScatterND at the coordinates that
-//! NonZero finds, of which there are as many as the data decide. The mask says as much without coordinates, so
-//! each becomes one [`MASKED_SCATTER`], of which all sizes are known. Image features are put among the embeddings
-//! of text so.
+//! PyTorch's exporters write `Tensor.masked_scatter` and `x[mask] = y` as a ScatterND at the coordinates found by NonZero, whose
+//! number depends on data. Each becomes one [`MASKED_SCATTER`] that uses the mask directly, so all sizes are static.
+//! Multimodal models use this to insert image features among text embeddings.
 
 use super::messages::{AttributeProto, GraphProto, NodeProto};
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
-//! Operators that hold graphs: If, Loop and Scan, whose course is known at import.
+//! If, Loop and Scan with control flow known at import.
 //!
-//! The branch that is taken stands in for an If, the body of a Loop or Scan is read once per iteration.
-//! Graphs inside read values from around them by name. Source: ONNX If-13, Loop-13, Scan-11.
+//! An If is replaced by the branch taken; the body of a Loop or Scan is unrolled. Subgraphs read outer values by name. Source:
+//! ONNX If-13, Loop-13, Scan-11.
 
 use super::context::{self, Bound, Fault, Outcome, misfit};
 use super::messages::{AttributeProto, GraphProto, NodeProto};

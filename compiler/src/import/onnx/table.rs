@@ -1,5 +1,5 @@
-//! What the values of a table tell where the exporter does not: the TorchScript exporter keeps neither
-//! the padding row of `torch.nn.Embedding` nor which parameters are fixed.
+//! Infers properties of a parameter from its values: the TorchScript exporter records neither the padding row of
+//! `torch.nn.Embedding` nor which parameters are fixed.
 
 use super::tensor::Stored;
 use frit_ir::DType;

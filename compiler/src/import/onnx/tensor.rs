@@ -1,4 +1,4 @@
-//! From ONNX tensors to typed bytes: raw data, typed fields, and external files.
+//! Converts ONNX tensors to typed bytes: raw data, typed fields, and external files.
 
 use super::messages::TensorProto;
 use crate::import::dims::checked_numel;

@@ -1,9 +1,8 @@
-//! Tied embeddings that the exporter untied: constant folding stores the table that a product reads
-//! transposed as a second initializer.
+//! Detects tied embeddings that constant folding untied, by storing the transposed table that a matmul reads as a second
+//! initializer.
 //!
-//! A table that is looked up and the right operand of a product are taken for one parameter if their values
-//! are equal, bit by bit, up to the transposition that their use implies. Other initializers of equal values
-//! stay apart: modules that were copied before training begin alike.
+//! A looked-up table and the right operand of a matmul are one parameter if their values are bit-identical up to the
+//! transposition implied by their uses. Other initializers with equal values stay separate: copied modules begin alike.
 
 use super::context::Bound;
 use super::messages::TensorProto;

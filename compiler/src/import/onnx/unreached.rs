@@ -1,4 +1,4 @@
-//! Tensors of a TorchScript module from which no gradient leads to an output, though nothing says that they are buffers.
+//! Finds tensors of a TorchScript module that no gradient reaches although they are not known to be buffers.
 
 use super::Importer;
 use super::messages::NodeProto;

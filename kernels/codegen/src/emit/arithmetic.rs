@@ -1,4 +1,4 @@
-//! Arithmetic, comparisons and conversions between compute types, on scalars and vectors.
+//! Emits arithmetic, comparisons and conversions between compute types, on scalars and vectors.
 
 use super::expr::{Bin, Ty};
 use super::text::{Elem, Text, Val};

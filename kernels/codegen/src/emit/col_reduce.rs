@@ -1,8 +1,7 @@
-//! Column reductions on the host: a unit is a group of 16 columns.
+//! Column reductions on the host. The unit of work is a group of 16 columns.
 //!
-//! Four groups are taken together where the range allows, so that each pass over the rows reads whole
-//! cache lines. Rows are summed in chunks whose sums are then added, which keeps the rounding error of
-//! long columns small.
+//! Where the range allows, four groups are processed together, so that each pass over the rows reads whole cache lines. Rows are
+//! summed in chunks whose sums are then added, which keeps the rounding error of long columns small.
 
 use super::expr::Id;
 use super::host_function::LANES;

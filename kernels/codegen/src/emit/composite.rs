@@ -1,4 +1,4 @@
-//! Elementwise operations and casts, taken apart into [`Expr`]s.
+//! Decomposes elementwise operations and casts into [`Expr`]s.
 
 use super::expr::{Bin, Dag, Expr, Id, Ty, Un};
 use super::hyperbolic::{acos, acosh, asinh, atanh, cosh, sinh};

@@ -1,4 +1,4 @@
-//! What the threads of a block exchange on CUDA: by shuffles within a warp, by shared memory among warps.
+//! Reductions across the threads of a CUDA block: shuffles within a warp, shared memory between warps.
 
 use super::expr::{Id, Ty};
 use super::point::Emitter;

@@ -1,11 +1,10 @@
-//! Reductions of columns on CUDA.
+//! Column reductions on CUDA.
 //!
-//! A block takes as many columns as 128 bytes of the narrowest operand have: eight threads of a warp a
-//! vector each, and four rows of a warp at a time; or 32 columns, one per thread, where vectors would be
-//! misaligned. Warps take turns at the rows; what each has is combined by shuffles within a warp, then
-//! through shared memory. Where the columns alone would leave most of the GPU idle, the rows are split
-//! over blocks too: a first kernel writes each block's sums to scratch memory, a second adds them in
-//! order, so that the result is the same on every run.
+//! A block covers as many columns as fit in 128 bytes of the narrowest operand: in each warp, eight threads with a vector each times
+//! four rows; or 32 columns, one per thread, where vectors would be misaligned. Warps alternate over the rows; partial results
+//! are combined by shuffles within a warp, then through shared memory. If the columns alone would leave most of the GPU idle, rows
+//! are split over blocks as well: a first kernel writes each block's sums to scratch memory, a second adds them in order, so that
+//! the result is deterministic.
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, register, thread_and_block};

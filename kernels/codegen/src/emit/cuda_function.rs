@@ -1,4 +1,4 @@
-//! The frame of a CUDA kernel: its launch shape and its signature. Operands are aligned to 16 bytes.
+//! The frame of a CUDA kernel: launch shape and signature. Operands are aligned to 16 bytes.
 //!
 //! Bodies are in [`super::cuda_pointwise`], [`super::cuda_row_reduce`] and [`super::cuda_col_reduce`].
 

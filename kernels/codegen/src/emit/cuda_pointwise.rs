@@ -1,8 +1,8 @@
 //! Pointwise regions on CUDA: a grid-stride loop over tiles of vectors.
 //!
-//! A block computes one tile at a time, as many vectors of each thread as are wanted in flight: all are read
-//! before the first is computed. What is the same for all elements is computed once per thread, before the
-//! loop. Any number of blocks computes the same, so that the grid is sized where the GPU is known.
+//! A tile has several vectors per thread; all are loaded before the first is computed, to keep loads in flight. Values that are the
+//! same for all elements are computed once per thread, before the loop. The result does not depend on the number of blocks, so the
+//! grid is sized when the GPU is known.
 
 use super::cuda_function::{Shape, register, thread_and_block};
 use super::expr::{Expr, Id};

@@ -1,8 +1,8 @@
-//! Reductions of rows on CUDA.
+//! Row reductions on CUDA.
 //!
-//! A block reduces one row: each thread over its own columns, then a butterfly of shuffles within
-//! each warp, then one through shared memory. Rows that a warp or a part of one can take share a block. Where a thread has few vectors of a row, they stay in
-//! registers from level to level; longer rows are read again for each level.
+//! A block reduces one row: each thread reduces its own columns, then a butterfly of shuffles each warp, then one through shared
+//! memory the block. Rows that fit a warp or a part of one share a block. If a thread has few vectors of a row, they stay in registers
+//! between levels; longer rows are read again at each level.
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, thread_and_block};

@@ -1,7 +1,7 @@
-//! The expressions a kernel computes: a hash-consed DAG of scalar operations at a point of the space.
+//! Kernel expressions: a hash-consed DAG of scalar operations at a point of the iteration space.
 //!
-//! Composite operations have already been taken apart ([`super::composite`]); what is left is emitted
-//! directly, for one element or for a vector of them.
+//! Composite operations have already been decomposed ([`super::composite`]); the rest is emitted directly, for one element or for a
+//! vector of them.
 
 use super::view::Affine;
 use frit_ir::DType;

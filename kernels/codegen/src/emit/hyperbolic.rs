@@ -1,6 +1,6 @@
-//! Hyperbolic functions and the inverses of trigonometric ones, from functions that have polynomials.
+//! Hyperbolic and inverse trigonometric functions, expressed by functions that have polynomials.
 //!
-//! The forms cancel nowhere and overflow only where the result does.
+//! The formulas avoid cancellation, and overflow only where the result does.
 
 use super::expr::{Bin, Dag, Id, Un};
 use frit_ir::ops::CompareFn;

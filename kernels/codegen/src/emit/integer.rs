@@ -1,5 +1,4 @@
-//! Division, remainders and powers of integers, defined for every operand: results wrap, and what
-//! a divisor of 0 gives is 0.
+//! Integer division, remainder and power, defined for every operand: results wrap, and division by 0 gives 0.
 
 use super::expr::{Bin, Dag, Expr, Id, Ty};
 use super::text::{Elem, Text, Val};

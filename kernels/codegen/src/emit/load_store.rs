@@ -1,4 +1,4 @@
-//! Memory accesses: elements of a dtype in memory, values of the compute type in registers.
+//! Loads and stores: elements have a storage dtype in memory and the compute type in registers.
 
 use super::text::{Elem, Text, Type, Val};
 use frit_ir::DType;

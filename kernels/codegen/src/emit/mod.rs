@@ -1,9 +1,8 @@
-//! From a fused region to MLIR text, for the host and for CUDA.
+//! Emits MLIR text for a fused region, for the host and for CUDA.
 //!
-//! [`region`] turns the body into expressions over an iteration space ([`view`], [`expr`]) with the
-//! help of [`composite`], [`hyperbolic`], [`optimizer`] and [`row_ops`]; the loops around them are written by
-//! one file per kind and target; [`point`] evaluates expressions inside the loops with [`arithmetic`],
-//! [`integer`], [`math`], [`power`], [`remainder`] and [`load_store`].
+//! [`region`] turns the body into expressions over an iteration space ([`view`], [`expr`]) with the help of [`composite`],
+//! [`hyperbolic`], [`optimizer`] and [`row_ops`]. One file per region kind and target emits the loops around them; [`point`] evaluates
+//! expressions inside the loops with [`arithmetic`], [`integer`], [`math`], [`power`], [`remainder`] and [`load_store`].
 
 mod arithmetic;
 mod col_reduce;

@@ -1,4 +1,4 @@
-//! Optimizer steps and the moving average of parameters, taken apart into expressions.
+//! Decomposes optimizer steps and the moving average of parameters into expressions.
 //!
 //! # Source
 //! `torch.optim.AdamW`, `Adam`, `SGD`; Chen et al. 2023 for Lion.

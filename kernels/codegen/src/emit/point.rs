@@ -1,4 +1,4 @@
-//! Evaluation of expressions at a point of the space: each once per scope, as a scalar or a vector.
+//! Evaluates expressions at a point of the iteration space, each once per scope, as a scalar or a vector.
 
 use super::arithmetic::{binary, compare, convert, elem, max};
 use super::expr::{Expr, Id, Un};

@@ -1,4 +1,4 @@
-//! Pointwise regions on the host: a unit is a row, or a block of a long row.
+//! Pointwise regions on the host. The unit of work is a row, or a block of a long row.
 
 use super::host_function::LANES;
 use super::point::Emitter;

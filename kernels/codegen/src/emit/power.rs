@@ -1,7 +1,7 @@
-//! Powers of f32 operands with any exponent.
+//! f32 powers with any exponent.
 //!
-//! `|x|ʸ = 2^(y·log₂|x|)` in f64, so that the product's rounding, which the exponential magnifies, stays
-//! far below an ulp of f32. Special operands are those of C's `pow` (ISO C, annex F).
+//! `|x|ʸ = 2^(y·log₂|x|)` in f64, so that the product's rounding error, which the exponential magnifies, stays far below an ulp of
+//! f32. Special cases follow C's `pow` (ISO C, annex F).
 
 use super::text::{Elem, Text, Val};
 use std::f64::consts::LN_2;

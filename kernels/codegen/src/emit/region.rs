@@ -1,8 +1,7 @@
-//! From the body of a fused region to a [`Program`]: an iteration space, the expressions to compute at
-//! each of its points, and the stores.
+//! Lowers the body of a fused region to a [`Program`]: an iteration space, the expressions at each of its points, and the stores.
 //!
-//! Values are lowered on demand, from the results back to the operands, each at the view at which it
-//! is used. Values of f16 and bf16 stay in f32 inside the region; explicit casts and stores round.
+//! Values are lowered on demand, from the results back to the operands, each at the view at which it is used. f16 and bf16 values
+//! stay in f32 inside the region; explicit casts and stores round.
 
 use super::composite;
 use super::expr::{Dag, Expr, Id, Ty};

@@ -1,8 +1,7 @@
-//! Exact remainders of f32 operands, as C's `fmod` and Python's `%`.
+//! Exact f32 remainders, as C's `fmod` and Python's `%`.
 //!
-//! A remainder is exact, but its quotient may have 277 bits. It is taken in six steps, by the divisor
-//! times 2²⁴⁰, 2¹⁹², … 1: each quotient is below 2⁴⁹, so that in f64 `r − q·d` is exact and `q` is off by
-//! at most one, which is then put right.
+//! A remainder is exact, but its quotient may have 277 bits. It is computed in six steps, with the divisor times 2²⁴⁰, 2¹⁹², … 1: each
+//! quotient is below 2⁴⁹, so in f64 `r − q·d` is exact and `q` is off by at most one, which is then corrected.
 
 use super::text::{Elem, Text, Val};
 

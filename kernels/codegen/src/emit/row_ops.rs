@@ -1,7 +1,6 @@
-//! Reductions, softmax, normalization and cross-entropy, taken apart into reductions and elementwise
-//! expressions.
+//! Decomposes reductions, softmax, normalization and cross-entropy into plain reductions and elementwise expressions.
 //!
-//! Variances are computed in two passes: the mean first, then the squares of the deviations.
+//! Variances take two passes: the mean first, then the squared deviations.
 
 use super::composite::{both, rsqrt};
 use super::expr::{Expr, Id, Ty, Un};

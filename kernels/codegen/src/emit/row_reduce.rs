@@ -1,7 +1,7 @@
-//! Row reductions on the host: a unit is a row.
+//! Row reductions on the host. The unit of work is a row.
 //!
-//! Reductions are taken level by level, one loop over the columns each, then one loop writes. An
-//! expensive value (an exponential, say) that a later loop needs again is kept in a row buffer.
+//! Each level of reductions is one loop over the columns; a last loop writes the results. An expensive value, such as an exponential,
+//! that a later loop needs again is kept in a row buffer.
 
 use super::expr::{Id, Ty};
 use super::host_function::LANES;

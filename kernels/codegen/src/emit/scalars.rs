@@ -1,7 +1,6 @@
-//! The scalars of the update: loss scale, schedule and the factor of the gradients, in f32.
+//! Scalars of the update: loss scale, schedule and gradient factor, in f32.
 //!
-//! Legend: `stats` = [non-finite elements, Σg², count, loss sum]. The formulas are those of
-//! `frit_ir::ops::training`.
+//! Legend: `stats` = [non-finite elements, Σg², count, loss sum]. The formulas are those of `frit_ir::ops::training`.
 
 use super::expr::{Bin, Dag, Id, Un};
 use super::region::{Lowering, unsupported};

@@ -1,4 +1,4 @@
-//! MLIR text, one operation at a time, with typed names so that printing a type is never guesswork.
+//! Builds MLIR text, one operation at a time. Names carry their type, so printing never has to infer it.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};

@@ -1,10 +1,9 @@
-//! Which element of a value belongs to a point of the iteration space.
+//! Maps points of the iteration space to elements of a value.
 //!
-//! The iteration space is a list of *atoms*: factors of its dimensions, outermost first, rows before
-//! columns. A [`View`] maps each dimension of a value to an affine index over atoms. Operations are
-//! evaluated at a view; broadcasting, reshape, transpose, expand and slice only change the view, so
-//! they cost nothing. Where a reshape needs a dimension cut that the atoms do not have yet, [`Stop::Cut`]
-//! asks for a finer space and the analysis starts over.
+//! The iteration space is a list of *atoms*: factors of its dimensions, outermost first, rows before columns. A [`View`] maps each
+//! dimension of a value to an affine index over atoms. Operations are evaluated at a view; broadcasting, reshape, transpose, expand
+//! and slice only change the view, so they cost nothing. If a reshape must split a dimension where the atoms do not,
+//! [`Stop::Cut`] requests a finer space and the analysis restarts.
 
 use crate::error::Unsupported;
 use frit_ir::Shape;

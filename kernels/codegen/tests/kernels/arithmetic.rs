@@ -1,4 +1,4 @@
-//! Powers, remainders, division of integers and bytes, on the host and on the PTX machine.
+//! Powers, remainders, and integer division and bytes, on the host and on the PTX machine.
 
 use crate::harness::{Body, Case, check, compare};
 use crate::ptx_machine;

@@ -1,4 +1,4 @@
-//! PTX: it assembles with `ptxas` where that is installed, and has the accesses it should have.
+//! Generated PTX assembles with `ptxas` where that is installed, and has the expected memory accesses.
 
 use crate::harness::{Body, compare, load, normal};
 use crate::ptx_machine;

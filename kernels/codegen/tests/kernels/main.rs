@@ -1,4 +1,4 @@
-//! Runs compiled kernels and looks at their code. One program, because each links all of LLVM.
+//! Tests that run compiled kernels and inspect their code. One test binary, because each links all of LLVM.
 
 mod arithmetic;
 mod col_reduce;

@@ -1,8 +1,7 @@
-//! A small PTX machine, so that CUDA kernels are executed where there is no GPU.
+//! A small PTX interpreter, so that CUDA kernels can be executed without a GPU.
 //!
-//! It knows the instructions that the kernels use and stops at any other. Threads of a block run in
-//! turn up to the next barrier or shuffle; memory is checked, so that an access outside of an operand
-//! fails the test. Source: PTX ISA 8.0.
+//! It supports the instructions that the kernels use and stops at any other. Threads of a block run in turn up to the next barrier or
+//! shuffle; an access outside an operand fails the test. Source: PTX ISA 8.0.
 
 use frit_codegen::CudaModule;
 use frit_ir::Tensor;

@@ -1,4 +1,4 @@
-//! What the code looks like: wide vectors, no library calls, the same bytes every time.
+//! Structure of the generated code: wide vectors, no library calls, deterministic bytes.
 
 use crate::harness::{Body, load, normal};
 use frit_codegen::{HostTarget, Unit, compile_host, host_assembly, region_metadata};

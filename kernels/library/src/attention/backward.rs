@@ -1,9 +1,9 @@
-//! Backward attention: each chunk of work is one key head, with all query heads that share it, so
-//! that the gradients of keys and values have one writer and one order of summation.
+//! Backward attention. The unit of work is one key head with all query heads that share it, so that the gradients of keys and values
+//! have one writer and one summation order.
 //!
-//! With `D = rowsum(dO * O)`: `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - D)`,
-//! `dQ = scale * dS K`, `dK = scale * dS^T Q`; the gradient of an added mask is the sum of `dS` over
-//! what the mask was broadcast along, in ascending order of batches, heads and queries.
+//! With `D = rowsum(dO * O)`: `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - D)`, `dQ = scale * dS K`, `dK = scale * dS^T Q`; the
+//! gradient of an added mask is the sum of `dS` over the axes along which the mask was broadcast, in ascending order of batches,
+//! heads and queries.
 
 use super::{
     Attention, BackwardInputs, BackwardOutputs, GradientStrides, Tile, product, rows, score_stride,

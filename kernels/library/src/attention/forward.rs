@@ -1,4 +1,4 @@
-//! Forward attention: each chunk of work is one tile of queries of one head.
+//! Forward attention. The unit of work is one tile of queries of one head.
 
 use super::{Attention, Tile, product, rows, score_stride, softmax};
 use crate::convert::from_f32;

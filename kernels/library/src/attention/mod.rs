@@ -1,11 +1,9 @@
 //! Scaled dot-product attention, forward and backward, on tiles of query rows.
 //!
-//! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the logarithm of the sum of
-//! exponentials of each row of S. Scores exist only for one tile of rows at a time; products with
-//! tiles run on [`crate::gemm`], scores and sums are f32. The bits do not depend on the pool.
+//! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the log-sum-exp of each row of S. Scores exist only for one tile
+//! of rows at a time; tile products use [`crate::gemm`], scores and sums are f32. Results do not depend on the number of threads.
 //!
-//! A row that may attend to nothing (all keys masked, or none in its window) gives a zero
-//! output, `lse = -inf` and zero gradients.
+//! A row without visible keys (all masked, or none in its window) gives a zero output, `lse = -inf` and zero gradients.
 
 mod backward;
 mod forward;

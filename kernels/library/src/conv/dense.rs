@@ -1,8 +1,7 @@
-//! Dense convolutions as matrix products, a block of positions at a time.
+//! Dense convolutions as GEMMs, one block of positions at a time.
 //!
-//! The kernel is packed once per call; a block of positions that is small, as those of late layers, spans
-//! several images. The gradient for the input of windows without strides is a convolution by the turned
-//! kernel; of others, columns that are folded back.
+//! The filter is packed once per call; small blocks of positions, as in late layers, span several images. The input gradient with
+//! stride 1 is a convolution by the flipped filter; otherwise col2im.
 
 use super::Conv;
 use crate::convert::from_f32;

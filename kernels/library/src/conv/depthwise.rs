@@ -1,4 +1,4 @@
-//! Groups of one channel: each filter slides over its own image, tap by tap.
+//! Depthwise convolutions: each filter slides over its own image, tap by tap.
 
 use super::Conv;
 use super::unfold::{add_spread, plane};

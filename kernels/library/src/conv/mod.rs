@@ -1,7 +1,7 @@
-//! Convolution and its two gradients: matrix products over unfolded images ([`dense`]). Groups of one channel
-//! ([`depthwise`]) are computed directly, tap by tap.
+//! Convolution and its two gradients: GEMMs over unfolded images ([`dense`]), and direct computation, tap by tap, for groups of one
+//! channel ([`depthwise`]).
 //!
-//! Sums are f32. Work is split by shape alone, so the bits do not depend on the pool.
+//! Sums are f32. Work is split by shape alone, so results do not depend on the number of threads.
 
 mod dense;
 mod depthwise;

@@ -1,5 +1,4 @@
-//! Between images and columns: for every channel and tap one row, with the element that each position reads
-//! ("im2col"), and back.
+//! im2col and col2im: for every channel and tap one row, with the element that each position reads.
 
 use super::Conv;
 use crate::convert::to_f32;

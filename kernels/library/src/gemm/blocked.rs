@@ -1,8 +1,7 @@
-//! Matrix products through the crate `gemm`, block by block.
+//! GEMM through the crate `gemm`, block by block.
 //!
-//! f32 operands are used in place; others are converted to f32 blocks. The result block is written
-//! directly if C is f32, else it is summed in f32 and rounded once. Blocks are chosen by shape
-//! alone, so that the bits do not depend on the pool.
+//! f32 operands are used in place; others are converted to f32 blocks. The result block is written directly if C is f32, else
+//! accumulated in f32 and rounded once. Blocks are chosen by shape alone, so results do not depend on the number of threads.
 
 use super::{Buffers, Gemm, Operand, shareable};
 use crate::convert::{block_to_f32, from_f32, to_f32};

@@ -1,5 +1,5 @@
-//! The micro-kernels: a tile of 12 x 32 results in 24 registers, fed from packed panels by `vfmadd` (f32)
-//! or `vdpbf16ps` (bf16), with scale, bias, former contents and rounding fused into the store.
+//! Micro-kernels: a tile of 12 x 32 results in 24 registers, computed from packed panels by `vfmadd` (f32) or `vdpbf16ps` (bf16), with
+//! scale, bias, accumulation into C and rounding fused into the store.
 
 use std::arch::x86_64::*;
 

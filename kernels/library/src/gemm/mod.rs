@@ -1,12 +1,11 @@
-//! Batched matrix product `C = alpha * A @ B [+ C] [+ bias]` with f32 accumulation.
+//! Batched GEMM `C = alpha * A @ B [+ C] [+ bias]` with f32 accumulation.
 //!
-//! A and B have one element type, C and the bias any; all strides are free, so a transpose costs
-//! nothing. f32 on a CPU with AVX-512 and bf16 on one with AVX512-BF16 run on own micro-kernels, which
-//! share one packed B between the threads (`packed`): two hardware threads of one core also share its
-//! caches. Everything else goes block by block through the crate `gemm` (`blocked`).
+//! A and B have one element type, C and the bias any; strides are arbitrary, so a transpose costs nothing. f32 with AVX-512 and bf16
+//! with AVX512-BF16 use Frit's micro-kernels, with one packed B shared by all threads (`packed`), since hardware threads of one core
+//! share its caches. Everything else goes block by block through the crate `gemm` (`blocked`).
 //!
-//! The bits of the result depend on the shapes and on the CPU's features, not on the pool. The
-//! bf16 instructions treat subnormal bf16 numbers as zero.
+//! Results depend on the shapes and on the CPU's features, not on the number of threads. The bf16 instructions treat subnormal bf16
+//! numbers as zero.
 
 mod blocked;
 #[cfg(target_arch = "x86_64")]

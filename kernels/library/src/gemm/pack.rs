@@ -1,9 +1,9 @@
 //! Packs operands into panels for the micro-kernel.
 //!
-//! A panel holds `W` rows of A (or columns of B), its *lines*, in words of 32 bits: for each depth `W`
-//! f32 numbers, or for each pair of depths `W` words of two bf16 numbers, lower depth in the lower
-//! half. `pack`, or `PACK`, is the number of depths in a word, 1 or 2. Lines and depths beyond the operand are zero. Storing is by whole vectors in ascending order, so up to 64 bytes after a panel are
-//! overwritten: the next panel follows, or the slack of the scratch memory.
+//! A panel contains `W` rows of A (or columns of B), its *lines*, in 32-bit words: for each depth `W` f32 numbers, or for each pair of
+//! depths `W` words of two bf16 numbers, lower depth in the lower half. `pack`, or `PACK`, is the number of depths in a word, 1 or 2.
+//! Lines and depths beyond the operand are zero. Stores are whole vectors in ascending order, so up to 64 bytes after a panel are
+//! overwritten: they belong to the next panel, or to slack in the scratch memory.
 
 use std::arch::x86_64::*;
 

@@ -1,9 +1,8 @@
-//! f32 products on AVX-512 and bf16 products on AVX512-BF16: blocks of C in the order column block, depth block, row block.
+//! Packed GEMM for f32 with AVX-512 and bf16 with AVX512-BF16: loops over column blocks, depth blocks and row blocks of C.
 //!
-//! All threads pack one column block of B together and share it; each packs its own rows of A. A
-//! result is summed over the depths of a block in registers, and over blocks in C itself if that is
-//! f32 with contiguous columns, else in f32 scratch memory, to be rounded once. Neither depends on
-//! the pool.
+//! All threads pack one column block of B together and share it; each packs its own rows of A. Results are summed over the depths of a
+//! block in registers, and over blocks in C itself if that is f32 with contiguous columns, else in f32 scratch memory that is rounded
+//! once. Neither depends on the number of threads.
 
 mod ahead;
 

@@ -1,4 +1,4 @@
-//! Products of each type and layout against a naive f64 reference.
+//! GEMMs of each type and layout against a naive f64 reference.
 
 use super::*;
 

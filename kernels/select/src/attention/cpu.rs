@@ -1,4 +1,4 @@
-//! Attention on the CPU, reading and writing through the layout operations of its body.
+//! Selection for attention on the CPU; layout operations of the body become strides of the operands.
 
 use crate::routine::{Call, elem};
 use frit_ir::ops::attention::{Dims, Sight};

@@ -1,7 +1,7 @@
-//! Attention and its gradient as operations of cuDNN, beside Frit's own launches.
+//! cuDNN candidates for attention and its gradient.
 //!
-//! Only without a mask or a window: what the library does with rows that see no key is not documented, and its engines
-//! fail on masks of truth values.
+//! Only without a mask or window: the library's result for rows without visible keys is undocumented, and its engines fail on boolean
+//! masks.
 
 use crate::assembler::Assembler;
 use crate::attention::{Setting, View};

@@ -1,6 +1,6 @@
-//! Batch normalization and its gradient as operations of cuDNN, beside Frit's own launches.
+//! cuDNN candidates for batch normalization and its gradient.
 //!
-//! The library keeps the reciprocal of the standard deviation where Frit keeps the variance.
+//! The library stores the reciprocal of the standard deviation where Frit stores the variance.
 
 use crate::assembler::Assembler;
 use crate::batch_norm::Norm;

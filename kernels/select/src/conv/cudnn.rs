@@ -1,4 +1,4 @@
-//! Convolution and its gradients as operations of cuDNN, beside Frit's own launches.
+//! cuDNN candidates for convolution and its gradients.
 
 use crate::assembler::Assembler;
 use crate::conv::Conv;

@@ -1,4 +1,4 @@
-//! Convolution and its gradients on tensor cores, for 2-byte elements: tiles are gathered from the images.
+//! Implicit-GEMM convolution and its gradients on tensor cores, for 2-byte elements.
 
 use crate::assembler::Assembler;
 use crate::conv::Conv;

@@ -1,10 +1,9 @@
-//! Matrix products with an epilogue of cuBLASLt beyond a bias: gelu, its gradient, gradients of biases; and what
-//! does the same where the library has no algorithm for one. And products that round their operands to 8-bit
-//! floats, with any of these, or a bias.
+//! GEMMs with cuBLASLt epilogues beyond a bias (gelu, its gradient, bias gradients), the equivalent kernels where the library has no
+//! algorithm, and GEMMs that quantize their operands to 8-bit floats, with any of these epilogues or a bias.
 //!
-//! cuBLASLt's gelu is the tanh form. What it reads or writes beside the result has the result's dtype, and
-//! rows of a multiple of eight elements. A sum of rows comes out in the result's dtype, so that the gradient of
-//! a bias in f32 goes with the gradient of a weight in f32. A product of 8-bit floats adds no bias in f32.
+//! cuBLASLt's gelu is the tanh form. Additional operands and results of an epilogue have the result's dtype, and rows of a multiple of
+//! eight elements. A row sum has the result's dtype, so an f32 bias gradient is fused with an f32 weight gradient. An 8-bit GEMM
+//! cannot add an f32 bias.
 //! Source: cuBLASLt, `cublasLtEpilogue_t`, `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
 
 use crate::assembler::Assembler;

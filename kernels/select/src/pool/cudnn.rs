@@ -1,7 +1,7 @@
-//! Pooling as an operation of cuDNN, beside Frit's own launches.
+//! cuDNN candidates for pooling.
 //!
-//! Not the gradient of maxima: of equal ones cuDNN does not say which it takes, nor that its engine for images with
-//! dense channels gives the same bits in every run; engines that read which element was taken want channels last.
+//! The gradient of max pooling has none: cuDNN does not specify which of equal elements receives it, its engine for dense channels is
+//! not documented as deterministic, and engines that read indices require channels last.
 
 use crate::assembler::Assembler;
 use frit_ir::ops::Window;

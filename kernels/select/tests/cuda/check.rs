@@ -1,4 +1,4 @@
-//! One body by its launches and by the interpreter.
+//! Compares the launches of a body with the interpreter.
 
 use crate::emulator::{Order, Task};
 use crate::memory::Range;

@@ -1,4 +1,4 @@
-//! Rows of tables, and their gradients with indices that repeat.
+//! Embedding and its gradient with repeated indices.
 
 use crate::check::{check, fault_of, random};
 use frit_ir::ops::{Embedding, EmbeddingGrad};

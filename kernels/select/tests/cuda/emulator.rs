@@ -1,4 +1,4 @@
-//! Runs launches on the CPU.
+//! Executes launches on the CPU.
 
 use crate::memory::{Range, load, store};
 use crate::{operations, products};

@@ -1,4 +1,4 @@
-//! Products with gelu, its gradient, and gradients of biases, by the library's epilogues and without them.
+//! GEMMs with gelu, its gradient, and bias gradients, with and without the library's epilogues.
 
 use crate::check::{Body, check_body, random};
 use frit_ir::ops::{BinaryFn, MatMul, Reshape, SumTo, UnaryFn};

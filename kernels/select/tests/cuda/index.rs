@@ -1,4 +1,4 @@
-//! Reads and writes at indexed places, with indices that repeat.
+//! Indexed reads and writes with repeated indices.
 
 use crate::check::{Body, check, check_body, fault_of, random};
 use frit_ir::ops::{

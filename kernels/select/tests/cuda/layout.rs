@@ -1,4 +1,4 @@
-//! Copies, for elements of every size.
+//! Strided copies for every element size.
 
 use crate::check::{check, random};
 use frit_ir::ops::{Concat, Expand, Pad, Reshape, Slice, Split, Transpose};

@@ -1,5 +1,4 @@
-//! Launches against the interpreter: their CUDA C++ is compiled for the CPU, where threads are fibers, and
-//! launched as they say.
+//! Launches against the interpreter: their CUDA C++ is compiled for the CPU, with threads as fibers.
 
 mod adafactor;
 mod attention;

@@ -1,4 +1,4 @@
-//! Matrix products as launches of the library.
+//! Matmuls as library launches.
 
 use crate::check::{Body, check, check_body, random};
 use frit_ir::ops::{BinaryFn, Cast, Constant, MatMul};

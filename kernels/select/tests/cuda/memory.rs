@@ -1,4 +1,4 @@
-//! Device memory of a test: every range stands between guards, and holds NaN until it is written.
+//! Device memory of a test: every range is between guards, and is NaN until written.
 
 use frit_ir::DType;
 use half::{bf16, f16};

@@ -1,4 +1,4 @@
-//! Every source compiles by NVRTC for the supported architectures, assembles, and spills no registers.
+//! Every source compiles with NVRTC for the supported architectures, assembles, and spills no registers.
 //!
 //! `FRIT_NVRTC` names libnvrtc and `FRIT_PTXAS` the assembler; `.ci/setup.sh --ptxas` prints both.
 

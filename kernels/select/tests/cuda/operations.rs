@@ -1,4 +1,4 @@
-//! Operations as launches ask cuDNN for them, by the definitions of its documentation.
+//! Reference implementation of the cuDNN operations in launches, after its documentation.
 
 mod attention;
 mod batch_norm;

@@ -1,4 +1,4 @@
-//! Sorted order along an axis, and random masks.
+//! Top-k and random masks.
 
 use crate::check::{check, random};
 use frit_ir::ops::{ArgReduce, Random, RandomFn, RandomMask, TopK};

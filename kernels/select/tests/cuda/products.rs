@@ -1,4 +1,4 @@
-//! Matrix products as launches ask the library for them, by the definition.
+//! Reference implementation of library GEMMs.
 
 use crate::memory::load;
 use frit_ir::DType;

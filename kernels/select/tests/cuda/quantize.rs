@@ -1,4 +1,4 @@
-//! Rounding to 8-bit floats: as values, and as operands of products, against the interpreter.
+//! Quantization to 8-bit floats, as values and as GEMM operands, against the interpreter.
 
 use crate::check::{Body, check_body, random};
 use frit_ir::ops::{BinaryFn, MatMul, Quantize, Reshape, UnaryFn};

@@ -1,5 +1,5 @@
-//! Gradient rules of indexed reads and running sums. Every indexed read is brought to the gradient of
-//! `embedding`, which sums rows that were read several times.
+//! Gradient rules of indexed reads and running sums. Every indexed read is reduced to the gradient of `embedding`, which sums rows
+//! that were read several times.
 
 use super::super::builder::{Builder, Gradients};
 use frit_ir::ValueId;

@@ -1,4 +1,4 @@
-//! Gradient rules of operations that only rearrange elements. They keep the dtype of the cotangent.
+//! Gradient rules of layout operations. They keep the dtype of the cotangent.
 
 use super::super::builder::{Builder, Gradients, Rule};
 use frit_ir::ops::{Concat, Op, Pad, Slice, Split, Transpose};

@@ -1,4 +1,4 @@
-//! Gradient rule of the cross-entropy.
+//! Gradient rule of cross-entropy.
 
 use super::super::builder::{Builder, Gradients};
 use frit_ir::ValueId;

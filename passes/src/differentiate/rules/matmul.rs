@@ -1,7 +1,7 @@
-//! Gradient rule of the matrix product: one product per operand, without explicit transposes.
+//! Gradient rule of matmul: one matmul per operand, without explicit transposes.
 //!
-//! With A the first operand as the product reads it and B the second: dA = dY·Bᵀ, dB = Aᵀ·dY. The
-//! gradient of a weight that all leading axes share contracts them in one product.
+//! With A and B the operands as the matmul reads them: dA = dY·Bᵀ, dB = Aᵀ·dY. The gradient of a weight that is broadcast over the
+//! leading axes contracts them in one matmul.
 
 use super::super::builder::{Builder, Gradients, Rule};
 use frit_ir::ValueId;

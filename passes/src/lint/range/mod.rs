@@ -1,10 +1,9 @@
-//! Static value ranges: what every value of a forward graph can be at most.
+//! Static value ranges of a forward graph.
 //!
-//! Interval arithmetic from declared input ranges, weights and norms, with one number more than the two
-//! ends: the largest Euclidean norm of a vector along the last axis. Normalization bounds it (√C times the
-//! scale), and by Cauchy's inequality it bounds a product with a weight much closer than the largest
-//! element times the sum of a row does. A value that nothing bounds has an infinite range, from which no
-//! lint concludes anything.
+//! Interval arithmetic from declared input ranges, weights and norms, with one more bound: the largest Euclidean norm of a vector along
+//! the last axis. Normalization bounds it (√C times the scale), and by the Cauchy–Schwarz inequality it bounds a product with a weight
+//! much more tightly than the largest element times a row sum does. Values without a bound have an infinite range, from which no lint
+//! concludes anything.
 
 mod transfer;
 

@@ -1,4 +1,4 @@
-//! The range of an operation's result from those of its operands.
+//! Range transfer functions: an operation's result range from its operand ranges.
 
 use super::{Leaves, Range, Ranges};
 use frit_ir::ops::{BinaryFn, MatMul, RandomFn, ReduceFn, UnaryFn};

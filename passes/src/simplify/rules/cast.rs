@@ -1,4 +1,4 @@
-//! Casts: which vanish, and what they commute with.
+//! Rules for casts: removal, and commuting with other operations.
 
 use super::{Exactness, Expr, Match, Rule};
 use frit_ir::ops::{Cast, Op};

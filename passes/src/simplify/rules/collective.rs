@@ -1,7 +1,7 @@
-//! Collectives: what is done before them is done on a part, and what they carry costs most.
+//! Rules for collectives: operations move before a gather, where they work on a shard, if that reduces traffic.
 //!
-//! The gather keeps its region: forward and backward gathers of one parameter are two on purpose.
-//! Reductions over ranks commute with no cast: the sum would be rounded elsewhere.
+//! A gather keeps its region: forward and backward gathers of one parameter are separate on purpose. Reductions commute with no cast,
+//! since the sum would be rounded elsewhere.
 
 use super::{Exactness, Expr, Match, Rule};
 use frit_ir::ops::Op;

@@ -1,4 +1,4 @@
-//! Transposes and reshapes: they compose into one, cancel, and move into matrix products.
+//! Rules for transposes and reshapes: they compose, cancel, and move into matmuls.
 
 use super::{Exactness, Expr, Match, Rule};
 use frit_ir::ops::{MatMul, Op, Reshape, Transpose};

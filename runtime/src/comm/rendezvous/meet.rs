@@ -1,4 +1,4 @@
-//! Rank 0 listens, the others connect and say who they are and what they run.
+//! Establishes the job: rank 0 listens, the others connect and state their rank and plan.
 
 use super::wire::refuse;
 use super::{Rendezvous, RendezvousError, Result, fail};

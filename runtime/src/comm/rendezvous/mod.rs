@@ -1,7 +1,8 @@
-//! Processes of one job finding each other: rank 0 listens, all others connect, prove that they know the job's
-//! [secret](super::secret), say which plan they run, and rank 0 hands out what all must know. The connections stay open: a process that ends without
-//! saying so is noticed by all others at once, whatever their GPUs are waiting for.
-//! `meet` is how they come together, `watch` what is heard of the others from then on, `wire` the messages.
+//! Rendezvous of the processes of a job.
+//!
+//! Rank 0 listens; all others connect, prove that they know the job's [secret](super::secret), and state their plan; rank 0
+//! distributes the shared information. The connections stay open, so that all others notice at once when a process ends,
+//! whatever their GPUs are waiting for. `meet` establishes the job, `watch` monitors it, `wire` defines the messages.
 
 mod meet;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Every rank as a thread of this process.
+//! Rendezvous with every rank as a thread of this process.
 
 use super::*;
 use crate::comm::launch::Launch;

@@ -1,4 +1,4 @@
-//! A thread per connection hears what the others say, and notices who ends without saying so.
+//! Monitors the other processes, one thread per connection, and notices those that end without a message.
 
 use super::wire::{DONE, FAILED, NUMBER, SHARE, lost, receive, refuse, transmit};
 use super::{Rendezvous, RendezvousError, Result, fail};

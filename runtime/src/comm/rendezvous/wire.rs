@@ -1,4 +1,4 @@
-//! Messages between processes: one byte of kind, four bytes of length (little-endian), and as many bytes.
+//! Message framing: one byte of kind, four bytes of length (little-endian), payload.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! The formats of data files: each gives tensors by name.
+//! Data file formats: each provides tensors by name.
 
 mod npy;
 mod npz;

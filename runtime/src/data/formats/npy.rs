@@ -1,4 +1,5 @@
-//! The header of a `.npy` file: what an array is, as a dictionary in Python's spelling, before its elements.
+//! Parses the header of a `.npy` file, a Python dictionary that describes the array.
+//!
 //! Source: numpy.lib.format.
 
 /// What a header says.

@@ -1,5 +1,5 @@
-//! `.npz`: arrays of NumPy by name, mapped where `numpy.savez` stored them as they are, and read whole where
-//! `numpy.savez_compressed` packed them.
+//! `.npz`: named NumPy arrays, memory-mapped if stored uncompressed (`numpy.savez`), otherwise unpacked into memory
+//! (`numpy.savez_compressed`).
 
 use super::super::bytes::Bytes;
 use super::super::element::Element;

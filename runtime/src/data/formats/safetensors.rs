@@ -1,4 +1,4 @@
-//! `.safetensors`: tensors by name, mapped.
+//! `.safetensors`: named tensors, memory-mapped.
 
 use super::super::bytes::Bytes;
 use super::super::element::Element;

@@ -1,8 +1,7 @@
-//! `.bin`: token ids one after the other, uint16 or uint32.
+//! `.bin`: a sequence of token ids, uint16 or uint32.
 //!
-//! A file may begin with the header of 256 int32 that GPT-2 and Llama shards have: magic, version, number of
-//! tokens; the magic says the type. Without a header the type is what is asked for, else uint16 where the model's
-//! vocabulary and the file agree with that.
+//! A file may begin with the header of 256 int32 of GPT-2 and Llama shards (magic, version, number of tokens), which
+//! determines the type. Otherwise the type is the requested one, else uint16 unless the vocabulary or the file contradicts it.
 
 use super::super::bytes::Bytes;
 use super::super::element::Element;

@@ -1,4 +1,4 @@
-//! The arenas of a rank: aligned, zero at first. What rests on the host has an allocation of its own, too.
+//! Arenas of a rank: aligned and zero-initialized. The host arena is a separate allocation.
 
 use crate::RunError;
 use crate::memory::{available, needed};

@@ -1,4 +1,4 @@
-//! Calling generated kernels: `extern "C" fn(pointers…, begin: i64, end: i64)`.
+//! Calls generated kernels: `extern "C" fn(pointers…, begin: i64, end: i64)`.
 
 use frit_kernels::pool::Pool;
 use std::ffi::c_void;

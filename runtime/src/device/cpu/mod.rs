@@ -1,5 +1,5 @@
-//! The CPU: all arenas in host memory; tasks run one after the other in the plan's order, each split
-//! over the rank's threads.
+//! The CPU device: all arenas in host memory; tasks run one after the other in plan order, each split over the rank's
+//! threads.
 
 mod arena;
 mod call;

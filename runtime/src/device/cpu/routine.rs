@@ -1,4 +1,4 @@
-//! Routines of the kernel library that a plan names, with their operands resolved.
+//! Calls routines of the kernel library with their operands resolved.
 
 use crate::RunError;
 use frit_ir::plan::{self, Kernel, Source};

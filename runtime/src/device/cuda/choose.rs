@@ -1,6 +1,7 @@
-//! What computes every product and operation: rank 0's choice, from the plan's tuning file or measured now. That is
-//! done before the plan has its memory, in memory that is given back, so that of the workspace of libraries only that
-//! is kept which the choice needs.
+//! Selects the candidate for every GEMM and operation: rank 0 reads it from the tuning file or measures it now.
+//!
+//! Measurement happens before the plan's memory is allocated, in temporary memory, so that only the library workspace that
+//! the selected candidates need is kept.
 
 use super::driver::{Address, Driver, EventHandle};
 use super::error::CudaError;

@@ -1,4 +1,4 @@
-//! What a task puts on streams, all addresses bound, and the choices that are left until they were measured.
+//! Commands that a task enqueues, with all addresses resolved, and the choices that measurement still has to decide.
 
 use super::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
 

@@ -1,6 +1,7 @@
-//! Compiled CUDA C++, kept in files: in `cubins/` beside the plan or, for all plans, in the directory that
-//! `FRIT_CUDA_CACHE` names. A file's name is the hash of everything that it was made from; its end is the hash of
-//! its code, so that a torn file is as none.
+//! Cache of compiled CUDA C++: `cubins/` beside the plan or, for all plans, the directory `FRIT_CUDA_CACHE`.
+//!
+//! A file is named by the hash of all inputs of the compilation, and ends with the hash of its code, so that an incomplete
+//! file is detected and ignored.
 
 use super::driver::{Driver, Source};
 use super::error::CudaError;

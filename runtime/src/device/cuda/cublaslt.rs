@@ -1,5 +1,5 @@
-//! cuBLASLt: matrix products. It knows matrices in column order; a row-major product `d = a · b` is its
-//! `dᵀ = bᵀ · aᵀ`, so the operands change places and nothing is transposed in memory.
+//! GEMMs through cuBLASLt. The library is column-major; a row-major product `d = a · b` is computed as `dᵀ = bᵀ · aᵀ`, by
+//! swapping the operands without transposing memory.
 
 use super::driver::{Address, Algorithm, ProductAddresses, ProductHandle, StreamHandle};
 use super::error::CudaError;

@@ -1,4 +1,4 @@
-//! What this machine has of what plans for GPUs need: driver, devices, libraries.
+//! Reports the driver, devices and libraries of this machine, for `frit doctor`.
 
 use super::machine::Machine;
 use super::open::needs;

@@ -1,8 +1,7 @@
-//! The seam between the CUDA device and the machine: what the device asks of the driver and NVIDIA's
-//! libraries. [`super::real`] asks the libraries, [`super::recording`] writes down what it is asked.
+//! Interface between the CUDA device and the driver and NVIDIA's libraries, implemented by [`super::real`] and, for tests, by
+//! [`super::recording`].
 //!
-//! Nothing here decides anything: streams, events and addresses are the caller's. Everything is put on
-//! a stream and returns at once, unless said otherwise.
+//! The caller decides on streams, events and addresses. Calls enqueue work and return at once unless stated otherwise.
 
 use super::cudnn::Engine;
 use super::error::CudaError;

@@ -1,4 +1,4 @@
-//! What can go wrong on a GPU, each in one sentence that says what to do.
+//! Errors on a GPU, each one sentence with a remedy.
 
 use super::library::LibraryError;
 

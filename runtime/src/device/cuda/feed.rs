@@ -1,6 +1,6 @@
-//! Inputs on their way in: pinned host memory, twice, copied on a stream of its own to device memory, twice,
-//! while the micro-step before still runs; only the last, short copy into the plan's buffers waits for it. What
-//! has a smaller element type than the input is widened by that last step.
+//! Input transfer: double-buffered pinned host memory is copied on its own stream to double-buffered device memory while the
+//! previous micro-step runs. Only the final copy into the plan's buffers waits for that micro-step; it also widens elements
+//! that are narrower than the input.
 
 use super::cubins::Cubins;
 use super::driver::{Address, Driver, EventHandle, StreamHandle};

@@ -1,4 +1,4 @@
-//! Matrix products without their addresses: what an algorithm is chosen for.
+//! Descriptions of GEMMs without addresses: the key for selecting an algorithm.
 
 use super::driver::{Address, ProductAddresses};
 use frit_ir::DType;

@@ -1,4 +1,4 @@
-//! Putting tasks on streams, with exactly the plan's waits; the same whether it is done, captured or timed.
+//! Enqueues tasks on streams with exactly the plan's waits, for direct execution, graph capture and timing.
 
 use super::command::Command;
 use super::driver::{Address, Driver, EventHandle, OperationHandle, ProductHandle, StreamHandle};

@@ -1,8 +1,8 @@
-//! NVIDIA's shared libraries, loaded when the first CUDA plan is: found where the dynamic linker looks,
-//! where `FRIT_CUDA_PATH` says, or in the Python wheels that PyTorch installs.
+//! Loads NVIDIA's shared libraries from the dynamic linker's path, `FRIT_CUDA_PATH`, or the Python wheels that PyTorch
+//! installs.
 //!
-//! The bindings' own loading panics where a library or a symbol is missing, and knows neither NCCL's file
-//! name nor wheels; so functions are looked up here, all of a library at once, and what is missing is one error.
+//! The loaders of the bindings panic on a missing library or symbol, and do not know NCCL's file name or wheels; so
+//! functions are resolved here, all of a library at once, and anything missing is one error.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::path::{Path, PathBuf};

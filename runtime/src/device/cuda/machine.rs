@@ -1,4 +1,4 @@
-//! The driver: libcuda and its devices, before one is chosen.
+//! libcuda and its devices, before a device is selected.
 
 use super::driver::Properties;
 use super::error::CudaError;

@@ -1,5 +1,5 @@
-//! The one allocation of a rank on its device: both arenas of the plan there, what kernels need beside them, and
-//! where data wait on their way in and out; and the pinned memory of what rests on the host.
+//! Device memory of a rank: one allocation for both device arenas, scratch memory, workspace and staging; and pinned host
+//! memory for offloaded state.
 
 use super::driver::{Address, Driver};
 use super::error::CudaError;

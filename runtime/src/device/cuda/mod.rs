@@ -1,6 +1,6 @@
-//! NVIDIA GPUs: one rank per process. The first time a part of a step is run its tasks are put on the plan's
-//! streams one by one; the second time that is captured into a CUDA graph, and from then on the part is one
-//! launch. The host never waits for a step: inputs go in and metrics come out beside it.
+//! NVIDIA GPUs: one rank per process. The first execution of a part of a step enqueues its tasks one by one; the second is
+//! captured into a CUDA graph; from then on the part is one graph launch. The host never waits for a step: copies of inputs
+//! and metrics overlap with it.
 
 mod choose;
 mod command;

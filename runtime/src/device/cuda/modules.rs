@@ -1,4 +1,4 @@
-//! The code of a plan's kernels, loaded.
+//! Loaded code of a plan's kernels.
 
 use super::cubins::Cubins;
 use super::driver::{Driver, FunctionHandle, ModuleHandle, Source};

@@ -1,5 +1,5 @@
-//! NCCL: the collectives. One communicator per team for all streams, so that ranks cannot start its collectives
-//! in different orders; it never blocks the host, so that a rank that is gone can be noticed.
+//! NCCL collectives. Each team has one communicator for all streams, so that ranks cannot start its collectives in
+//! different orders. It is non-blocking, so that a lost rank is noticed.
 
 use super::driver::{Collective, Exchange, StreamHandle, TeamHandle};
 use super::error::CudaError;

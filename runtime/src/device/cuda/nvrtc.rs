@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C++ to code of this GPU, so that no driver has to translate it.
+//! Compiles CUDA C++ with NVRTC to code for this GPU, so that the driver need not compile PTX.
 
 use super::driver::Source;
 use super::error::CudaError;

@@ -1,4 +1,4 @@
-//! From a plan and the launcher's environment to a rank on a real GPU.
+//! Opens a rank on a real GPU, from a plan and the launcher's environment.
 
 use super::machine::Machine;
 use super::nccl;

@@ -1,4 +1,4 @@
-//! Where a task finds what it works on: in the plan's memory, or apart from it, while there is none yet.
+//! Resolves a task's operands to addresses: in the plan's memory or, before it is allocated, in temporary memory.
 
 use super::driver::Address;
 use super::memory::{FAULT_WORDS, Memory, report_bytes};

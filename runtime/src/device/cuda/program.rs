@@ -1,4 +1,4 @@
-//! A plan's tasks as commands with all addresses bound: what is put on a stream, and nothing left to decide.
+//! Compiles a plan's tasks to commands with all addresses resolved.
 
 use super::command::{Command, settle_operations, settle_products};
 use super::driver::{

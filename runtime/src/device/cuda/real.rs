@@ -1,4 +1,4 @@
-//! The machine's GPU: libcuda, and NVIDIA's libraries beside it, each behind a table of its functions.
+//! The driver implementation for real GPUs: function tables of libcuda and NVIDIA's libraries.
 
 use super::cublaslt::CublasLt;
 use super::cudnn::{Cudnn, Engine};

@@ -1,5 +1,5 @@
-//! A driver that does nothing and writes down what it is asked: tests read from it which streams, events,
-//! launches and collectives a plan becomes.
+//! A driver that records calls without executing them, so that tests can check the streams, events, launches and
+//! collectives that a plan becomes.
 
 use super::cudnn::Engine;
 use super::driver::*;

@@ -1,4 +1,4 @@
-//! Metrics on their way out: one copy per step to pinned memory, read when the next step is under way.
+//! Metrics transfer: one copy per step to pinned memory, read while the next step runs.
 
 use super::driver::{Address, Driver, EventHandle, StreamHandle};
 use super::error::CudaError;

@@ -1,4 +1,4 @@
-//! Several processes on one node that fill the same caches at once: what is read is whole, or not there.
+//! Test of several processes on one node that fill the same caches at once: a read finds a complete file or none.
 
 use super::cubins;
 use super::tuning::Tuning;

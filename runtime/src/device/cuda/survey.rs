@@ -1,4 +1,4 @@
-//! How every kernel of a plan is executed, and what that needs: known before there is memory, or a device.
+//! Collects how every kernel of a plan is executed and what that requires, before memory or a device is available.
 
 use crate::RunError;
 use frit_ir::plan::{

@@ -1,6 +1,5 @@
-//! Which algorithm each matrix product uses, and whether an engine of cuDNN or Frit's own kernels compute what both
-//! can: measured once on this GPU, and kept in `tuning.json` beside the plan for the same GPU and libraries. Rank 0
-//! chooses, so that all ranks compute alike.
+//! Measures the algorithms of each GEMM, and the cuDNN engines of each operation against Frit's own kernels, on this GPU.
+//! Results are kept in `tuning.json` beside the plan, keyed by GPU and libraries. Rank 0 selects for all ranks.
 
 use super::command::Command;
 use super::cudnn::Engine;

@@ -1,4 +1,4 @@
-//! Inputs whose data has a smaller element type: what travels is small, and the device widens it.
+//! Inputs with narrower data: transferred as they are and widened on the device.
 
 use super::cubins::Cubins;
 use super::driver::{Address, Arguments, Driver, FunctionHandle, Shape, Source, StreamHandle};

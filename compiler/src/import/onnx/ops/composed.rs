@@ -1,5 +1,5 @@
-//! Operators that are a few simpler ones: normalizations by other statistics, activations, inverse
-//! hyperbolic functions, and selections whose places are known at import.
+//! Operators composed of a few simpler ones: normalizations, activations, inverse hyperbolic functions, and selections
+//! with constant conditions.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::layout::permute;

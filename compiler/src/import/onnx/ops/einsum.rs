@@ -1,8 +1,8 @@
 //! Einsum as transposes, products and sums.
 //!
-//! Operands are contracted from left to right. A label that only one operand has, and that is not in
-//! the result, is summed out of it first; of two operands the labels that both have are batch axes if
-//! anything later needs them, else they are contracted. Source: ONNX Einsum-12, numpy.einsum.
+//! Operands are contracted from left to right. A label that occurs in only one operand and not in the result is summed first.
+//! Labels that two operands share are batch axes if a later operand or the result needs them, else they are contracted.
+//! Source: ONNX Einsum-12, numpy.einsum.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::layout::permute;

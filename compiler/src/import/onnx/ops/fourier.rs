@@ -1,5 +1,5 @@
-//! Discrete Fourier transforms, as sums with cosines and sines that are known at import. They are sums,
-//! not matrix products, so that they stay f32 under autocast as in PyTorch. Source: ONNX DFT-20.
+//! Discrete Fourier transforms, as sums with precomputed cosines and sines. They are reductions rather than matmuls, so that
+//! autocast keeps them in f32, as in PyTorch. Source: ONNX DFT-20.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};

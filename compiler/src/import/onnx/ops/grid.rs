@@ -1,8 +1,7 @@
-//! Sampling an image at given places: `GridSample`, and `AffineGrid`, which makes such places.
+//! `GridSample`, which samples an image at given coordinates, and `AffineGrid`, which computes coordinates.
 //!
-//! A sample is a sum of neighboring elements: every neighbor is gathered, weighted by a product of one
-//! weight per axis, and left out where it lies in a border of zeros. Source: ONNX GridSample-20 and
-//! AffineGrid-20.
+//! A sample is a weighted sum of neighboring elements: every neighbor is gathered and multiplied by one weight per axis, and
+//! omitted where it lies in zero padding. Source: ONNX GridSample-20 and AffineGrid-20.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};

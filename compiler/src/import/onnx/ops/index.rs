@@ -1,4 +1,4 @@
-//! Operators that read by index, and running sums.
+//! Indexed reads, and running sums.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::super::exporter;

@@ -1,4 +1,4 @@
-//! Operators that compare elements along an axis.
+//! Sorting, top-k and arg-reductions along an axis.
 
 use super::super::context::{NodeContext, Outcome, misfit};
 use super::{Operator, one, op};

@@ -1,4 +1,4 @@
-//! Images put together from patches, and cut or padded about their middle.
+//! Col2Im, and center cropping or padding.
 
 use super::super::context::{NodeContext, Outcome, misfit};
 use super::convolution::per_axis;

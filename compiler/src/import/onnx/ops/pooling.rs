@@ -1,4 +1,4 @@
-//! Pooling. Averages are sums divided by the number of elements that count.
+//! Pooling. Averages are sums divided by the number of counted elements.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::convolution::{per_axis, spatial, window};

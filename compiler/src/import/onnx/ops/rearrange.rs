@@ -1,4 +1,4 @@
-//! Blocks of pixels as channels and back, normalization over neighboring channels, reversed sequences.
+//! Depth-to-space and its inverse, normalization over neighboring channels, reversed sequences.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};

@@ -1,7 +1,7 @@
 //! LSTM, GRU and RNN, unrolled over time.
 //!
-//! The products of all inputs with the weights are one; per step there remain the product with the
-//! state and the gates. Legend: `T` steps, `B` batch, `I` input, `H` hidden, `D` directions, `G` gates.
+//! The inputs of all steps are multiplied by the weights in one matmul; each step has only the matmul with the state and the
+//! gates. Legend: `T` steps, `B` batch, `I` input, `H` hidden, `D` directions, `G` gates.
 //! Source: ONNX LSTM-14, GRU-14, RNN-14.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};

@@ -1,5 +1,5 @@
-//! Resize and Upsample, one axis after the other: nearest picks elements, linear and cubic are products
-//! with a matrix of weights that is known at import. Source: ONNX Resize-19.
+//! Resize and Upsample, one axis at a time: nearest gathers elements, linear and cubic multiply by a constant weight matrix.
+//! Source: ONNX Resize-19.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};

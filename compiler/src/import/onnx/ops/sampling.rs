@@ -1,9 +1,8 @@
-//! Operators that read an image between its elements: GridSample, AffineGrid, RoiAlign, DeformConv.
+//! Operators that interpolate between image elements: GridSample, AffineGrid, RoiAlign, DeformConv.
 //!
-//! All are the same few steps: coordinates, one per spatial axis; the elements around each with their
-//! weights; a gather by flat indices; a weighted sum. Gradients reach the image through the gather and
-//! the coordinates through the weights. Sources: ONNX GridSample-22, AffineGrid-20, RoiAlign-22,
-//! DeformConv-22.
+//! All share the same steps: coordinates, one per spatial axis; the surrounding elements with their weights; a gather by flat
+//! indices; a weighted sum. Gradients reach the image through the gather and the coordinates through the weights. Sources: ONNX
+//! GridSample-22, AffineGrid-20, RoiAlign-22, DeformConv-22.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::composed::{binary, reduced, unary, with_scalar};

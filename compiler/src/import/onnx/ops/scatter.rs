@@ -1,4 +1,4 @@
-//! Operators that write by index, or where a mask selects.
+//! Indexed and masked writes.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::super::selection::{MASKED_SCATTER, ROWS};

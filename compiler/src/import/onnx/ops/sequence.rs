@@ -1,4 +1,4 @@
-//! Sequences of tensors, whose length and positions are known at import; none is left in the graph.
+//! Sequences of tensors with lengths and positions known at import; none remains in the graph.
 
 use super::super::context::{Bound, Fault, NodeContext, Outcome, misfit};
 use super::layout::{even_parts, join, parts, sum};

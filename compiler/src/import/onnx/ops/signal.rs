@@ -1,4 +1,4 @@
-//! Fourier transforms as products with known matrices, windows, and the mel scale.
+//! Fourier transforms by constant matrices, windows, and the mel scale.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::composed::{binary, with_scalar};

@@ -1,4 +1,4 @@
-//! Operators that carry a state from call to call: caches, causal convolution, linear attention.
+//! Operators with an explicit state: caches, causal convolution, linear attention.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::composed::{binary, reduced, unary, with_scalar};

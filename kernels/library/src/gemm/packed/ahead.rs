@@ -1,4 +1,4 @@
-//! Operands that are packed once for several products: the whole right one, or the whole left one.
+//! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
 use super::{MC, NOWHERE, PANELS, Product, Shared};
 use crate::gemm::microkernel::{MR, NR};

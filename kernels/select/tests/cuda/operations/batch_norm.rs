@@ -1,4 +1,4 @@
-//! Batch normalization, which keeps the reciprocal of the standard deviation, and its gradient.
+//! Batch normalization, which stores the reciprocal of the standard deviation, and its gradient.
 
 use super::{check, grid, place};
 use crate::memory::{load, store};

@@ -1,4 +1,4 @@
-//! Pooling: averages of all of a window, border and all, times its elements; maxima, of which NaN is the greatest.
+//! Pooling: averages that count padding, times the window size; maxima, with NaN as the greatest.
 
 use super::{check, grid, place};
 use crate::memory::{load, store};

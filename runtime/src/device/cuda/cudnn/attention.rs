@@ -1,8 +1,8 @@
-//! Attention and its gradient as graphs: matrix products, and what is computed of scores between them. cuDNN's engines
-//! recognize them as a whole and keep scores in registers, but for the gradient's.
+//! Attention and its gradient as cuDNN graphs: matmuls, and the pointwise operations and reductions on scores between them.
+//! cuDNN's engines match the whole graph and keep scores in registers, except the gradient's.
 //!
-//! The gradient writes the gradients of scores to the workspace and multiplies them by the keys in a product of its own.
-//! Engines for the shorter graph, which sums the queries' gradient in memory, add in any order, and do not say so.
+//! The gradient writes the gradient of the scores to workspace and multiplies it by the keys in a separate matmul. Engines for
+//! the shorter graph, which accumulates the queries' gradient in memory, are nondeterministic without being flagged as such.
 //!
 //! Source: Dao et al. 2022; cuDNN's documentation of its graph interface, "Fused Attention".
 

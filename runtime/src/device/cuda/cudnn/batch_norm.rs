@@ -1,4 +1,4 @@
-//! Batch normalization and its gradient as nodes of a graph.
+//! Batch normalization and its gradient as nodes of a cuDNN graph.
 
 use super::descriptor::{self as names, Attribute, Descriptor, Kind, Result};
 use super::operations::Builder;

@@ -1,4 +1,4 @@
-//! Nodes as descriptors.
+//! Graph nodes as cuDNN descriptors.
 
 use super::descriptor::{self as names, Attribute, Descriptor, Kind, Raw, Result};
 use super::nodes::{Function, Node, Nodes, Place, Tensor};

@@ -1,5 +1,5 @@
-//! Descriptors of cuDNN's graph interface: things that are made, given attributes, finalized and then asked.
-//! Numbers of kinds, attributes and their types are those of `cudnn_graph.h`, version 9.
+//! Backend descriptors of cuDNN's graph interface: created, given attributes, finalized, then queried. Constants are those
+//! of `cudnn_graph.h`, version 9.
 
 use super::super::error::CudaError;
 use super::super::library::functions;

@@ -1,5 +1,5 @@
-//! Engines: what can compute an operation graph, and with which settings. Only those that always give the same
-//! bits, and whose sums are as precise as a plan says.
+//! cuDNN engines for an operation graph, with their settings. Only deterministic engines whose accumulation is as precise as
+//! the plan requires are accepted.
 
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Raw, Result};
 use super::operations::Graph;

@@ -1,5 +1,5 @@
-//! cuDNN, through its graph interface: an operation is described to the library, which offers engines for it. It is
-//! optional: a plan runs without it, on Frit's own kernels.
+//! cuDNN through its graph interface: Frit describes an operation, and the library offers engines for it. Optional: without
+//! it a plan runs on Frit's own kernels.
 
 mod attention;
 mod batch_norm;

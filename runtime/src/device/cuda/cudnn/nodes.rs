@@ -1,4 +1,4 @@
-//! Graphs of matrix products, pointwise functions and reductions, before they are described to cuDNN.
+//! Graphs of matmuls, pointwise functions and reductions, independent of cuDNN's descriptors.
 
 use frit_ir::DType;
 use frit_ir::plan::Strided;

@@ -1,4 +1,4 @@
-//! Operations as graphs of cuDNN's descriptors.
+//! Translates plan operations to cuDNN graphs.
 
 use super::attention;
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Result};

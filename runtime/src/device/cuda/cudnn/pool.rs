@@ -1,4 +1,4 @@
-//! Pooling as a node of a graph: resampling by maxima, or by averages of all of a window, times its elements.
+//! Pooling as a node of a cuDNN graph: resampling by maximum, or by average times the number of window elements.
 
 use super::descriptor::{self as names, Attribute, Descriptor, Kind, Result};
 use super::operations::{Builder, data_type, signed};
