@@ -9,6 +9,7 @@ pub mod codes;
 pub mod diagnostic;
 pub mod dtype;
 pub mod graph;
+mod ids;
 pub mod interpret;
 pub mod nearest;
 pub mod ops;

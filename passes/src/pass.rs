@@ -1,6 +1,6 @@
 //! The trait of passes: a transformation of the graph with its contract as data.
 
-use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, UnitSpec};
+use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, TiVec, UnitId, UnitSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,7 +110,7 @@ pub struct PassContext {
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// FSDP units, once `shard` has run.
-    pub units: Vec<UnitSpec>,
+    pub units: TiVec<UnitId, UnitSpec>,
     /// What an evaluation measures beside the losses, once `evaluate` has run.
     pub metrics: Vec<MetricSpec>,
     /// The casts of PyTorch's autocast, once `autocast` has run.
@@ -118,7 +118,7 @@ pub struct PassContext {
     /// What inputs that are read as indices may hold, by name, once `index_ranges` has run.
     pub index_ranges: BTreeMap<String, Vec<IndexRange>>,
     /// The unit of each parameter, by name. If it is known before `shard` runs, it is kept.
-    pub unit_of: BTreeMap<String, usize>,
+    pub unit_of: BTreeMap<String, UnitId>,
     /// The dtype in which each parameter is held, by name. If it is known before `hold_frozen` runs, it is kept.
     pub held: BTreeMap<String, DType>,
     /// The dtypes in which the evaluation of a training reads parameters, by name, for `hold_frozen`.

@@ -100,7 +100,9 @@ impl Kept {
     fn of(graph: &Graph, what: &Recompute) -> Result<Kept, Diagnostic> {
         let assignment = units::assign(graph, &Wrap::Blocks)?;
         let last = assignment.units.len() - 1;
-        let unit: HashMap<ValueId, usize> = assignment.unit_of.into_iter().collect();
+        // A stage has the number of its unit.
+        let unit: HashMap<ValueId, usize> =
+            assignment.unit_of.into_iter().map(|(value, unit)| (value, unit.0)).collect();
         let mut stage = vec![0; graph.n_values()];
         let mut of_params = vec![true; graph.n_values()];
         let mut readers = vec![0; graph.n_values()];

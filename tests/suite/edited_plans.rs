@@ -8,8 +8,8 @@ use crate::support::{file, plan, plan_at, plan_to_evaluate};
 use clap::Parser;
 use frit_ir::ops::StateName;
 use frit_ir::plan::{
-    BufferId, EvalMetric, GroupId, KernelId, ParamId, PhaseName, Plan, Pointer, check, seal,
-    sha256_hex,
+    BufferId, EvalMetric, GroupId, KernelId, ParamId, PhaseName, Plan, Pointer, UnitId, check,
+    seal, sha256_hex,
 };
 use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
@@ -183,7 +183,7 @@ fn every_edit_is_refused_or_harmless_to_readers() {
 #[test]
 fn indices_beyond_their_tables_are_refused() {
     let cases: [fn(&mut Plan); 16] = [
-        |p| p.groups[GroupId(0)].unit = 36,
+        |p| p.groups[GroupId(0)].unit = UnitId(36),
         |p| p.gradients[0].group = GroupId(37),
         |p| p.units.clear(),
         |p| p.groups.clear(),

@@ -2,7 +2,7 @@
 
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;
-use frit_ir::plan::{Action, BufferId, Plan, Stream};
+use frit_ir::plan::{Action, BufferId, Plan, Stream, UnitId};
 
 const GPT2: &str = "tests/models/gpt2/model.onnx";
 const DATA: &str = "tests/models/gpt2/data.safetensors";
@@ -88,7 +88,7 @@ fn no_more_units_are_gathered_ahead_than_the_limit_allows() {
         for (i, t) in plan.tasks.iter().enumerate() {
             let Action::AllGather { recv, group, .. } = &t.action else { continue };
             // The root unit is kept from the forward to the backward pass.
-            if plan.groups[*group].unit == 0 {
+            if plan.groups[*group].unit == UnitId::ROOT {
                 continue;
             }
             let reads =

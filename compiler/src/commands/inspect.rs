@@ -75,7 +75,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         View::Summary => summary(&plan),
         View::Units => {
             let mut text = String::new();
-            for (i, unit) in plan.units.iter().enumerate() {
+            for (i, unit) in plan.units.iter_enumerated() {
                 text += &format!("unit {i:<3} {}: {}\n", unit.name, unit.reason);
             }
             text += "\n";

@@ -3,7 +3,7 @@
 use super::{duration, escape, quantity};
 use crate::render::{bytes, launches};
 use frit_ir::Severity;
-use frit_ir::plan::{Action, KernelId, ParamHome, Plan};
+use frit_ir::plan::{Action, KernelId, ParamHome, Plan, TiVec, UnitId};
 use frit_passes::simulate::Simulation;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -65,14 +65,14 @@ pub(super) fn lints(plan: &Plan) -> String {
 
 /// Units with their parameters.
 pub(super) fn units(plan: &Plan) -> String {
-    let mut sizes = vec![(0_usize, 0_usize); plan.units.len()];
+    let mut sizes: TiVec<UnitId, (usize, usize)> = vec![(0, 0); plan.units.len()].into();
     for param in &plan.params {
         if let ParamHome::Group { group, .. } = param.home {
             let size = &mut sizes[plan.groups[group].unit];
             (size.0, size.1) = (size.0 + 1, size.1 + param.ty.shape.numel());
         }
     }
-    let held = |unit: usize| -> u64 {
+    let held = |unit: UnitId| -> u64 {
         let groups = plan.groups.iter().filter(|g| g.unit == unit);
         groups.map(|g| (g.shard_numel * g.dtype.size()) as u64).sum()
     };
@@ -80,7 +80,7 @@ pub(super) fn units(plan: &Plan) -> String {
     let mut html = String::from(
         "<div class=scroll><table><tr><th>unit<th class=n>tensors<th class=n>parameters<th><th class=n>held by a rank<th>why",
     );
-    for (i, (unit, (tensors, n))) in plan.units.iter().zip(&sizes).enumerate() {
+    for ((i, unit), (tensors, n)) in plan.units.iter_enumerated().zip(&sizes) {
         let _ = write!(
             html,
             "<tr><td>{}<td class=n>{tensors}<td class=n>{}<td style='width:22%'><span class=bar style='width:{:.1}%'></span><td class=n>{}<td>{}",

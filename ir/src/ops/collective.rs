@@ -4,6 +4,7 @@
 //! Types are logical: a sharded value has its full shape, of which a rank holds a part.
 
 use crate::DType;
+use crate::ids::UnitId;
 use serde::{Deserialize, Serialize};
 
 /// The full value of a sharded parameter.
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct AllGather {
     /// The unit whose gather this is part of.
-    pub unit: usize,
+    pub unit: UnitId,
 }
 
 /// The mean over ranks of a full gradient, of which each rank keeps its shard.
@@ -19,7 +20,7 @@ pub struct AllGather {
 #[serde(deny_unknown_fields)]
 pub struct ReduceScatter {
     /// The unit whose reduction this is part of.
-    pub unit: usize,
+    pub unit: UnitId,
     /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DType>,
@@ -61,7 +62,7 @@ pub struct AllReduce {
     pub reduce: ReduceKind,
     /// The unit whose reduction this is part of, for gradients of replicated parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unit: Option<usize>,
+    pub unit: Option<UnitId>,
     /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DType>,

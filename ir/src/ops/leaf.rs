@@ -2,6 +2,7 @@
 
 use super::number::{self, Bits, Scalar, by_bits, by_identity};
 use super::{Inferred, OpError, StateName, arity};
+use crate::ids::UnitId;
 use crate::{DType, Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -87,7 +88,7 @@ pub struct Param {
     pub held: Option<DType>,
     /// The unit it is sharded in; set by the pass `shard`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unit: Option<usize>,
+    pub unit: Option<UnitId>,
     /// Whether each rank holds only its shard; set by the pass `shard`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sharded: bool,

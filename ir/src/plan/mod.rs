@@ -17,7 +17,6 @@ mod entry;
 mod evaluation;
 mod file;
 mod held;
-mod ids;
 mod index_range;
 mod launch;
 mod live;
@@ -28,6 +27,7 @@ mod routine;
 mod stream;
 mod summary;
 
+pub use crate::ids::{BufferId, GroupId, KernelId, ParamId, UnitId};
 pub use action::Action;
 pub use arena::Arena;
 pub use check::{CheckError, check, too_large};
@@ -36,7 +36,6 @@ pub use entry::{CudaLaunch, Entry};
 pub use evaluation::{EvalMetric, EvalSpec, LossSpec, MetricKind, MetricSpec, OutputSpec};
 pub use file::{FORMAT_VERSION, PlanError, seal, sha256_hex};
 pub use held::Held;
-pub use ids::{BufferId, GroupId, KernelId, ParamId};
 pub use index_range::{IndexKind, IndexRange};
 pub use launch::{
     Argument, Candidate, CandidateName, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch,
@@ -94,8 +93,8 @@ pub struct Plan {
     pub inputs: Vec<InputSpec>,
     /// Parameters and buffers of the model, in the model's order.
     pub params: TiVec<ParamId, ParamSpec>,
-    /// FSDP units; unit 0 is the root.
-    pub units: Vec<UnitSpec>,
+    /// FSDP units, the first of them the root.
+    pub units: TiVec<UnitId, UnitSpec>,
     /// Flat groups of parameters.
     pub groups: TiVec<GroupId, Group>,
     /// Scalar state.
@@ -230,7 +229,7 @@ pub struct UnitSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// The unit.
-    pub unit: usize,
+    pub unit: UnitId,
     /// Whether its parameters train.
     pub trainable: bool,
     /// The dtypes in which it is gathered; empty if it is not sharded.

@@ -1,6 +1,7 @@
 //! The text form is printed, parsed, and the same again.
 
 use super::parse;
+use crate::ids::UnitId;
 use crate::ops::{
     BinaryFn, Cast, Clip, Constant, Fusion, FusionKind, Hyper, Init, Input, MatMul, StateName,
 };
@@ -68,7 +69,7 @@ fn op_of(step: &Step, a: &TensorType, depth: usize) -> Op {
             reason: step.origin.0.clone(),
             init: Init::Constant(step.number),
             held: step.operands[1].is_multiple_of(3).then_some(DType::BF16),
-            unit: Some(step.operands[0] % 9),
+            unit: Some(UnitId(step.operands[0] % 9)),
             sharded: step.operands[1].is_multiple_of(2),
         }),
         2 => Op::State(State {

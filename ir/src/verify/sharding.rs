@@ -27,8 +27,8 @@ pub(super) fn check(graph: &Graph, report: &mut Report) {
         match &node.op {
             Op::AllGather(gather) => {
                 let unit = param_of(graph, node.inputs[0]).and_then(|p| p.unit);
-                if unit.is_some_and(|unit| unit != gather.unit) {
-                    let message = format!("gathered in unit {}, not {unit:?}", gather.unit);
+                if let Some(unit) = unit.filter(|unit| *unit != gather.unit) {
+                    let message = format!("gathered in unit {}, not {unit}", gather.unit);
                     report.add(Code::CollectiveUnit, &node.origin, message);
                 }
             }

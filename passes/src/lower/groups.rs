@@ -10,7 +10,7 @@ use super::evaluation::is_evaluation;
 use frit_ir::ops::{ParamKind, StateName};
 use frit_ir::plan::{
     Arena, BufferClass, Group, GroupId, GroupState, ParamGroup, ParamHome, ParamId, ParamSpec,
-    Plan, Segment,
+    Plan, Segment, UnitId,
 };
 use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{Code, DType, Diagnostic, Op, TensorType, ValueId};
@@ -47,7 +47,7 @@ impl Lowering<'_> {
         let trained = self.options.trained.map(groups_by_name).unwrap_or_default();
         let mut shared: BTreeMap<GroupId, HashMap<String, ParamId>> = BTreeMap::new();
         // By unit, whether frozen, and the dtypes in which it is held and gathered.
-        type Key = (usize, bool, DType, BTreeSet<DType>);
+        type Key = (UnitId, bool, DType, BTreeSet<DType>);
         let mut members: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
         for (value, param) in graph.params() {
             let index = self.plan.params.next_key();
@@ -157,7 +157,7 @@ impl Lowering<'_> {
 
     fn make_group(
         &mut self,
-        unit: usize,
+        unit: UnitId,
         gather_dtypes: Vec<DType>,
         layout: Layout,
         updated: Option<&Updated>,

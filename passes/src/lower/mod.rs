@@ -27,7 +27,7 @@ use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, BufferId, Entry, FORMAT_VERSION, GroupId,
     Kernel, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase, PhaseName, Place, Plan,
-    Strategy, Stream, Target, Task, TiVec, UnitSpec, provenance,
+    Strategy, Stream, Target, Task, TiVec, UnitId, UnitSpec, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -42,7 +42,7 @@ pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Pr
 /// What lowering needs to know beside the graph.
 pub struct LowerOptions<'a> {
     /// The units that `shard` made.
-    pub units: Vec<UnitSpec>,
+    pub units: TiVec<UnitId, UnitSpec>,
     /// Sharding strategy.
     pub strategy: Strategy,
     /// The autocast dtype.

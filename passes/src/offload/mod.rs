@@ -13,7 +13,7 @@ mod update;
 use crate::cost::Cluster;
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, BufferId, Phase, PhaseName, Place, Plan, Stream,
-    Task, provenance,
+    Task, UnitId, provenance,
 };
 use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
@@ -63,7 +63,7 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
 }
 
 /// Moves buffers to the host; the units and dtypes of those, by buffer.
-fn to_host(plan: &mut Plan, what: Offload) -> HashMap<BufferId, (usize, DType)> {
+fn to_host(plan: &mut Plan, what: Offload) -> HashMap<BufferId, (UnitId, DType)> {
     let mut hosted = HashMap::new();
     for group in &plan.groups {
         let states = group.states.iter().filter(|s| !s.name.is_within_step());
@@ -98,7 +98,7 @@ struct Copies<'a> {
     plan: &'a mut Plan,
     cluster: &'a Cluster,
     /// The unit and dtype of each buffer that is on the host.
-    hosted: HashMap<BufferId, (usize, DType)>,
+    hosted: HashMap<BufferId, (UnitId, DType)>,
     /// Buffers that several phases use.
     across: HashSet<BufferId>,
     next_id: usize,

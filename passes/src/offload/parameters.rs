@@ -5,7 +5,7 @@
 //! other units are read: units at the end of forward stay until backward, all others are freed and copied in again.
 
 use super::{Copies, redirect};
-use frit_ir::plan::{Action, Arena, BufferClass, BufferId, Task};
+use frit_ir::plan::{Action, Arena, BufferClass, BufferId, Task, UnitId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Other units between two readers of a parameter for which it is freed in the meantime.
@@ -121,7 +121,7 @@ fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
     for (n, &(i, host)) in readings.iter().enumerate() {
         let unit = |host: &BufferId| copies.hosted[host].0;
         let stays = open.get(&host).is_some_and(|(last, _)| {
-            let others: BTreeSet<usize> =
+            let others: BTreeSet<UnitId> =
                 readings[last + 1..n].iter().map(|r| unit(&r.1)).collect();
             others.iter().filter(|u| **u != unit(&host)).count() < OTHERS
         });

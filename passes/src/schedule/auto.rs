@@ -9,7 +9,7 @@ use super::{BackwardPrefetch, Prefetch, schedule, unshard};
 use crate::cost::Cluster;
 use crate::memory;
 use crate::simulate::simulate;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{Plan, UnitId};
 
 /// The schedule that users choose if they do not measure.
 pub const USUAL: Prefetch =
@@ -99,7 +99,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn make(&self, what: String, prefetch: &Prefetch, kept: &[usize]) -> Chosen {
+    fn make(&self, what: String, prefetch: &Prefetch, kept: &[UnitId]) -> Chosen {
         let mut plan = self.plan.clone();
         unshard::keep(&mut plan, kept);
         schedule(&mut plan, prefetch);

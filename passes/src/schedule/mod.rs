@@ -11,7 +11,7 @@ pub mod happens_before;
 mod prefetch;
 mod unshard;
 
-use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task};
+use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task, UnitId};
 use happens_before::Clocks;
 use std::collections::{BTreeSet, HashMap};
 
@@ -132,7 +132,7 @@ fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
 /// A copy from the host waits until the work on the unit that was copied two before is complete, copies back
 /// included, so that the memory of that can be used again; unless that work comes later.
 fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
-    let mut unit_of: HashMap<BufferId, usize> = HashMap::new();
+    let mut unit_of: HashMap<BufferId, UnitId> = HashMap::new();
     for group in &plan.groups {
         let buffers = group.states.iter().map(|s| s.buffer).chain([group.master]);
         unit_of.extend(buffers.map(|buffer| (buffer, group.unit)));

@@ -11,7 +11,7 @@
 
 use super::{BackwardPrefetch, Prefetch};
 use frit_ir::Region;
-use frit_ir::plan::{Action, BufferId, Place, Plan, Stream, Task};
+use frit_ir::plan::{Action, BufferId, Place, Plan, Stream, Task, UnitId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The gathers of one unit in one region, or the copies of it from the host.
@@ -107,7 +107,7 @@ fn preparations(
 struct Arrival {
     /// The gather, or the copy from the host.
     task: Task,
-    unit: usize,
+    unit: UnitId,
     /// Buffers that kernels read.
     delivers: Vec<BufferId>,
 }
@@ -146,7 +146,7 @@ impl Moving {
             let Some(task) = self.copies.remove(&staged) else { continue };
             let from = task.action.reads()[0].buffer;
             let group = plan.groups.iter().find(|g| g.master == from);
-            let unit = group.map_or(0, |g| g.unit);
+            let unit = group.map_or(UnitId::ROOT, |g| g.unit);
             let made = self.made_of(staged);
             arrivals.push(Arrival { task, unit, delivers: [vec![staged], made].concat() });
         }
@@ -196,7 +196,7 @@ fn sets(arrivals: Vec<Arrival>, rest: &[Task]) -> Vec<Set> {
         }
     }
     let mut sets: Vec<Set> = Vec::new();
-    let mut of_unit: HashMap<(usize, Region), usize> = HashMap::new();
+    let mut of_unit: HashMap<(UnitId, Region), usize> = HashMap::new();
     for Arrival { task, unit, delivers } in arrivals {
         let used: Vec<(usize, usize)> =
             delivers.iter().filter_map(|b| uses.get(b)).copied().collect();
@@ -204,7 +204,8 @@ fn sets(arrivals: Vec<Arrival>, rest: &[Task]) -> Vec<Set> {
         let last = used.iter().map(|u| u.1).max().unwrap_or(rest.len());
         let sent = writers.get(&task.action.reads()[0].buffer).map_or(0, |w| w + 1);
         // What the root holds is used far apart: each of its gathers is a set.
-        let known = if unit == 0 { None } else { of_unit.get(&(unit, task.region)).copied() };
+        let known =
+            if unit == UnitId::ROOT { None } else { of_unit.get(&(unit, task.region)).copied() };
         match known {
             Some(at) => {
                 let set = &mut sets[at];
@@ -217,7 +218,7 @@ fn sets(arrivals: Vec<Arrival>, rest: &[Task]) -> Vec<Set> {
                 of_unit.insert((unit, task.region), sets.len());
                 let backward = task.region != Region::Forward;
                 let (first_use, freed) = (first, last + 1);
-                let root = unit == 0;
+                let root = unit == UnitId::ROOT;
                 let stays = false;
                 let (ahead, tasks) = (vec![], vec![task]);
                 sets.push(Set { ahead, tasks, first_use, freed, sent, root, backward, stays });

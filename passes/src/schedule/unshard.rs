@@ -5,12 +5,12 @@
 //! verify_plan checks this.
 
 use frit_ir::Region;
-use frit_ir::plan::{Action, Arena, BufferId, Plan, Task};
+use frit_ir::plan::{Action, Arena, BufferId, Plan, Task, UnitId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A gather of backward that repeats one of forward.
 struct Repeated {
-    unit: usize,
+    unit: UnitId,
     /// The task.
     task: usize,
     /// The buffers that backward and forward gather into.
@@ -20,21 +20,21 @@ struct Repeated {
 
 /// The units that backward gathers again, those first that save the most time for the bytes that they hold;
 /// of equal ones the last, which hold them for the shortest time.
-pub(super) fn by_benefit(plan: &Plan) -> Vec<usize> {
-    let mut units: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
+pub(super) fn by_benefit(plan: &Plan) -> Vec<UnitId> {
+    let mut units: BTreeMap<UnitId, (f64, f64)> = BTreeMap::new();
     for repeated in repeated(plan) {
         let (saved, held) = units.entry(repeated.unit).or_default();
         *saved += plan.tasks[repeated.task].cost_us;
         *held += plan.buffers[repeated.backward].bytes as f64;
     }
-    let mut units: Vec<(f64, usize)> =
+    let mut units: Vec<(f64, UnitId)> =
         units.into_iter().map(|(unit, (saved, held))| (saved / held.max(1.0), unit)).collect();
     units.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
     units.into_iter().map(|(_, unit)| unit).collect()
 }
 
 /// Lets these units stay gathered.
-pub(super) fn keep(plan: &mut Plan, units: &[usize]) {
+pub(super) fn keep(plan: &mut Plan, units: &[UnitId]) {
     let repeated: Vec<Repeated> =
         repeated(plan).into_iter().filter(|r| units.contains(&r.unit)).collect();
     let kept: HashMap<BufferId, BufferId> =

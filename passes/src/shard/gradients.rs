@@ -5,6 +5,7 @@ use crate::pass::bug;
 use frit_ir::ops::{
     AllReduce, BinaryFn, Constant, ParamKind, ReduceKind, ReduceScatter, StateName,
 };
+use frit_ir::plan::UnitId;
 use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, Tensor, ValueId};
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ use std::collections::HashMap;
 /// accumulated, those of the whole step after.
 pub(super) fn reduce(graph: &mut Graph, mesh: Mesh, dtype: DType) -> Result<(), Diagnostic> {
     let dtype = (dtype != DType::F32).then_some(dtype);
-    let units: HashMap<String, usize> = graph
+    let units: HashMap<String, UnitId> = graph
         .params()
         .filter(|(_, p)| p.kind == ParamKind::Trainable)
         .filter_map(|(_, p)| Some((p.name.clone(), p.unit?)))

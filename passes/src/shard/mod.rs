@@ -22,7 +22,7 @@ use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{AllGather, AllReduce, ReduceKind, StateName};
 use frit_ir::pattern;
-use frit_ir::plan::{Strategy, UnitSpec};
+use frit_ir::plan::{Strategy, TiSlice, TiVec, UnitId, UnitSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Op, OutputKind, Region, ValueId, nearest};
 use std::collections::{BTreeSet, HashMap, HashSet};
 pub use units::Wrap;
@@ -75,9 +75,9 @@ impl Pass for Shard {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         graph.world_size = self.world_size;
-        let mut assignment = match context.units[..] {
-            [] => units::assign(graph, &self.wrap)?,
-            _ => units::known(graph, context),
+        let mut assignment = match context.units.is_empty() {
+            true => units::assign(graph, &self.wrap)?,
+            false => units::known(graph, context),
         };
         if context.units.is_empty() && !self.small_parameters.is_empty() {
             let names: HashMap<ValueId, String> =
@@ -91,7 +91,7 @@ impl Pass for Shard {
                 context.unit_of.insert(p.name.clone(), *unit);
             }
         }
-        for (index, unit) in assignment.units.iter().enumerate() {
+        for (index, unit) in assignment.units.iter_enumerated() {
             let n = assignment.unit_of.iter().filter(|(_, u)| *u == index).count();
             context.remark(
                 &frit_ir::Origin::new("", &unit.name),
@@ -130,7 +130,10 @@ impl Pass for Shard {
 impl Shard {
     /// For each unit, whether it stays gathered from forward to backward; notes which ranks keep it
     /// together otherwise.
-    fn reshard(&self, units: &mut [UnitSpec]) -> Result<Vec<bool>, Diagnostic> {
+    fn reshard(
+        &self,
+        units: &mut TiSlice<UnitId, UnitSpec>,
+    ) -> Result<TiVec<UnitId, bool>, Diagnostic> {
         let freed = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard);
         let shards = self.strategy.shards(self.world_size, self.group);
         for Reshard { units: pattern, ranks } in &self.reshard_after_forward {
@@ -150,13 +153,13 @@ impl Shard {
             }
         }
         // Units are in order of first use, but that of small parameters.
-        let last = units.iter().rposition(|u| u.name != small::NAME).unwrap_or(0);
-        let mut kept = Vec::with_capacity(units.len());
-        for (i, unit) in units.iter_mut().enumerate() {
+        let last = units.rposition(|u| u.name != small::NAME).unwrap_or(UnitId::ROOT);
+        let mut kept = TiVec::with_capacity(units.len());
+        for (i, unit) in units.iter_mut_enumerated() {
             let covers = |r: &&Reshard| pattern::matches(&r.units, &unit.name);
             let chosen = self.reshard_after_forward.iter().rfind(covers);
             let ranks = chosen.map(|r| r.ranks.unwrap_or(shards));
-            let stays = i == 0 || i >= last || !freed || ranks.is_none_or(|n| n == 1);
+            let stays = i == UnitId::ROOT || i >= last || !freed || ranks.is_none_or(|n| n == 1);
             unit.reshard = ranks.filter(|n| !stays && *n < shards);
             kept.push(stays);
         }
@@ -188,8 +191,8 @@ fn mark_sharded(graph: &mut Graph, sync: bool) {
 /// Puts an `all_gather` between every sharded parameter and its uses outside the update.
 fn gather_parameters(
     graph: &mut Graph,
-    unit_of: &[(ValueId, usize)],
-    kept: &[bool],
+    unit_of: &[(ValueId, UnitId)],
+    kept: &TiSlice<UnitId, bool>,
 ) -> Result<(), Diagnostic> {
     let users = graph.users();
     for &(param, unit) in unit_of {

@@ -2,7 +2,7 @@
 
 use super::units::Assignment;
 use crate::cost::{Cluster, Exchange, Members};
-use frit_ir::plan::{Plan, UnitSpec};
+use frit_ir::plan::{Plan, TiVec, UnitId, UnitSpec};
 use std::collections::BTreeSet;
 
 /// The unit of such parameters. It stays gathered from forward to backward.
@@ -21,7 +21,7 @@ pub fn parameters(plan: &Plan, cluster: &Cluster) -> BTreeSet<String> {
             |bytes: usize| cluster.exchange(Exchange::AllGather, bytes as u64, members).seconds;
         let start = seconds(0);
         let bytes = group.numel * narrowest;
-        group.unit != 0 && group.shards() > 1 && seconds(bytes) - start <= SMALL * start
+        group.unit != UnitId::ROOT && group.shards() > 1 && seconds(bytes) - start <= SMALL * start
     };
     let small: Vec<_> = plan.groups.iter().filter(is_small).collect();
     if small.len() < 2 {
@@ -37,9 +37,9 @@ pub(super) fn into_own_unit(
     small: &BTreeSet<String>,
     name: impl Fn(frit_ir::ValueId) -> String,
 ) {
-    let unit = assignment.units.len();
     let reason = "their collectives would take long only to start".to_string();
-    assignment.units.push(UnitSpec { name: NAME.into(), reason, reshard: None });
+    let unit =
+        assignment.units.push_and_get_key(UnitSpec { name: NAME.into(), reason, reshard: None });
     for (value, of) in &mut assignment.unit_of {
         if small.contains(&name(*value)) {
             *of = unit;
@@ -52,13 +52,13 @@ pub(super) fn into_own_unit(
             );
         }
     }
-    let mut used = vec![false; assignment.units.len()];
-    used[0] = true;
+    let mut used: TiVec<UnitId, bool> = vec![false; assignment.units.len()].into();
+    used[UnitId::ROOT] = true;
     assignment.unit_of.iter().for_each(|(_, unit)| used[*unit] = true);
-    let renumbered: Vec<usize> = used
+    let renumbered: TiVec<UnitId, UnitId> = used
         .iter()
         .scan(0, |next, used| {
-            let number = *next;
+            let number = UnitId(*next);
             *next += usize::from(*used);
             Some(number)
         })

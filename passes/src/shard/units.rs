@@ -3,7 +3,7 @@
 use crate::pass::PassContext;
 use frit_ir::ops::ParamKind;
 use frit_ir::pattern;
-use frit_ir::plan::UnitSpec;
+use frit_ir::plan::{TiVec, UnitId, UnitSpec};
 use frit_ir::{Code, Diagnostic, Graph, Region, Shape, ValueId, nearest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,10 +23,10 @@ pub enum Wrap {
 /// Units, and the unit of every parameter that trains or is frozen.
 #[derive(Debug)]
 pub struct Assignment {
-    /// Unit 0 is the root; the others in order of first use.
-    pub units: Vec<UnitSpec>,
+    /// The root, and the others in order of first use.
+    pub units: TiVec<UnitId, UnitSpec>,
     /// In the graph's order.
-    pub unit_of: Vec<(ValueId, usize)>,
+    pub unit_of: Vec<(ValueId, UnitId)>,
     /// Why each parameter is where it is, by its name, in the graph's order.
     pub reasons: Vec<(String, String)>,
 }
@@ -66,15 +66,14 @@ pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
         Wrap::None => "one unit was asked for",
         _ => "parameters of no other unit, and those that several units use",
     };
-    let mut units =
-        vec![UnitSpec { name: "root".into(), reason: root_reason.into(), reshard: None }];
-    let mut of: HashMap<ValueId, (usize, String)> = HashMap::new();
+    let root = UnitSpec { name: "root".into(), reason: root_reason.into(), reshard: None };
+    let mut units: TiVec<UnitId, UnitSpec> = vec![root].into();
+    let mut of: HashMap<ValueId, (UnitId, String)> = HashMap::new();
     for (param, choice) in params.iter().zip(choices) {
         let unit = match choice.unit {
-            None => 0,
-            Some(name) => units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-                units.push(UnitSpec { name, reason: reason.clone(), reshard: None });
-                units.len() - 1
+            None => UnitId::ROOT,
+            Some(name) => units.position(|u| u.name == name).unwrap_or_else(|| {
+                units.push_and_get_key(UnitSpec { name, reason: reason.clone(), reshard: None })
             }),
         };
         of.insert(param.value, (unit, choice.reason));

@@ -5,6 +5,7 @@
 
 use super::language::{Leaf, stage};
 use frit_ir::ops::{AllGather, Op};
+use frit_ir::plan::{TiVec, UnitId};
 use frit_ir::sharding::sharded_values;
 use frit_ir::{Graph, Node, NodeId, Region, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -43,7 +44,7 @@ pub(super) struct Window {
     /// Nodes whose results are read outside.
     pub(super) roots: Vec<u32>,
     /// The units of its gathers, by their number in the window.
-    pub(super) units: Vec<usize>,
+    pub(super) units: TiVec<UnitId, UnitId>,
     /// The regions of recomputation, by their number in the window.
     pub(super) recomputed: Vec<Region>,
 }
@@ -187,7 +188,8 @@ fn window(
         }
         let op = match &node.op {
             Op::AllGather(gather) => {
-                Op::AllGather(AllGather { unit: number(&mut window.units, gather.unit) })
+                let unit = UnitId(number(&mut window.units.raw, gather.unit));
+                Op::AllGather(AllGather { unit })
             }
             op => op.clone(),
         };

@@ -20,7 +20,7 @@ use super::{Simulation, of_phases};
 use crate::cost::kernel::{Product, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
 use frit_ir::ops::{BinaryFn, UnaryFn};
-use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task};
+use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task, TiVec, UnitId};
 use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
 use std::collections::{HashMap, HashSet};
 
@@ -199,11 +199,11 @@ fn with_extra_work(
     tasks: &[Task],
     jobs: Vec<Job>,
 ) -> Vec<Job> {
-    let units: Vec<Option<usize>> = tasks.iter().map(|t| unit_of(plan, t)).collect();
+    let units: Vec<Option<UnitId>> = tasks.iter().map(|t| unit_of(plan, t)).collect();
     let recomputation = recomputed(plan, emulation.checkpointing, tasks, &units);
     let mut made: Vec<Job> = Vec::with_capacity(2 * jobs.len());
     let mut new_index: Vec<usize> = Vec::with_capacity(jobs.len());
-    let mut entered = vec![false; plan.units.len()];
+    let mut entered: TiVec<UnitId, bool> = vec![false; plan.units.len()].into();
     for (i, job) in jobs.iter().enumerate() {
         let waits: Vec<usize> = job.waits.iter().map(|w| new_index[*w]).collect();
         // The first kernel that waits for a gather copies it out first.
@@ -250,9 +250,9 @@ fn extra(name: &str, at: &Job, kind: Kind, seconds: f64, waits: Vec<usize>) -> J
 }
 
 /// The unit whose scope holds the task; `None` outside of blocks.
-fn unit_of(plan: &Plan, task: &Task) -> Option<usize> {
+fn unit_of(plan: &Plan, task: &Task) -> Option<UnitId> {
     let scope = &*task.origin.scope;
-    (1..plan.units.len()).find(|&u| {
+    plan.units.keys().skip(1).find(|&u| {
         let rest = scope.strip_prefix(plan.units[u].name.as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     })
@@ -263,10 +263,10 @@ fn recomputed(
     plan: &Plan,
     checkpointing: Checkpointing,
     tasks: &[Task],
-    units: &[Option<usize>],
-) -> HashMap<usize, Vec<usize>> {
-    let mut kernels: HashMap<usize, Vec<usize>> = HashMap::new();
-    let mut products: HashMap<usize, usize> = HashMap::new();
+    units: &[Option<UnitId>],
+) -> HashMap<UnitId, Vec<usize>> {
+    let mut kernels: HashMap<UnitId, Vec<usize>> = HashMap::new();
+    let mut products: HashMap<UnitId, usize> = HashMap::new();
     for (i, (task, unit)) in tasks.iter().zip(units).enumerate() {
         let (Action::Kernel { kernel, .. }, Some(unit), Region::Forward) =
             (&task.action, unit, task.region)
@@ -278,7 +278,7 @@ fn recomputed(
         let runs = match (checkpointing, matrix) {
             (Checkpointing::None, _) => false,
             (Checkpointing::Full, _) => true,
-            (Checkpointing::SelectiveLayer, _) => unit % 2 == 0,
+            (Checkpointing::SelectiveLayer, _) => unit.0 % 2 == 0,
             (Checkpointing::SelectiveOp, Some(Op::Attention(_))) => false,
             (Checkpointing::SelectiveOp, Some(_)) => {
                 let nth = products.entry(*unit).or_default();
@@ -311,16 +311,17 @@ const RESERVE_BYTES: f64 = 1.5 * (1 << 30) as f64;
 fn memory_bytes(plan: &Plan, emulation: Emulation) -> u64 {
     let shards = plan.world_size as u64;
     let compute = plan.compute_dtype.size() as u64;
-    let numel = |unit: usize| -> u64 {
+    let numel = |unit: UnitId| -> u64 {
         plan.groups.iter().filter(|g| g.unit == unit).map(|g| g.numel as u64).sum()
     };
-    let all: u64 = (0..plan.units.len()).map(numel).sum();
-    let largest = (1..plan.units.len()).map(numel).max().unwrap_or(0);
+    let all: u64 = plan.units.keys().map(numel).sum();
+    let largest = plan.units.keys().skip(1).map(numel).max().unwrap_or(0);
     let state = 16 * all / shards;
     let (saved, block) = activations(plan, emulation);
     let loss = LOSS_BYTES * logits(plan);
     let backward = block + 10 * largest;
-    let peak = state + compute * numel(0) + saved + backward.max(loss + compute * 2 * largest);
+    let peak =
+        state + compute * numel(UnitId::ROOT) + saved + backward.max(loss + compute * 2 * largest);
     (peak as f64 * RESERVE + RESERVE_BYTES) as u64
 }
 
@@ -342,16 +343,16 @@ fn logits(plan: &Plan) -> u64 {
 fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let compute = plan.compute_dtype.size() as u64;
     let bytes = |ty: &TensorType| ty.shape.numel() as u64 * compute.min(ty.dtype.size() as u64);
-    let units: Vec<Option<usize>> = plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
+    let units: Vec<Option<UnitId>> = plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
     let forward = |i: usize| plan.tasks[i].region == Region::Forward;
     // Buffers that backward reads, by the unit that wrote them.
-    let mut writer: HashMap<BufferId, (usize, u64)> = HashMap::new();
+    let mut writer: HashMap<BufferId, (UnitId, u64)> = HashMap::new();
     // The largest value that each unit hands to another: its result.
-    let mut handed_on: HashMap<usize, u64> = HashMap::new();
+    let mut handed_on: HashMap<UnitId, u64> = HashMap::new();
     let mut used_inside: HashSet<BufferId> = HashSet::new();
     let mut read: HashMap<BufferId, u64> = HashMap::new();
     let mut kept: HashMap<BufferId, u64> = HashMap::new();
-    let mut products: HashMap<usize, usize> = HashMap::new();
+    let mut products: HashMap<UnitId, usize> = HashMap::new();
     for (i, task) in plan.tasks.iter().enumerate() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;

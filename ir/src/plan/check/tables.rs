@@ -54,7 +54,7 @@ fn units(plan: &Plan) -> Result {
 }
 
 fn group(plan: &Plan, index: GroupId, g: &Group) -> Result {
-    ensure(g.unit < plan.units.len(), || format!("there is no unit {}", g.unit))?;
+    ensure(g.unit < plan.units.next_key(), || format!("there is no unit {}", g.unit))?;
     let flat = TensorType::new(DType::F64, [g.numel]);
     ty(&flat)?;
     let parts = g.shards();

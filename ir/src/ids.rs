@@ -1,4 +1,4 @@
-//! Numbers of rows of a plan's tables, a type for each table; files hold the bare numbers.
+//! Numbers of rows of a plan's tables, a type for each table; files and the text of graphs hold the bare numbers.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -33,12 +33,19 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A row of [`super::Plan::buffers`].
+    /// A row of [`crate::plan::Plan::buffers`].
     BufferId,
-    /// A row of [`super::Plan::groups`].
+    /// A row of [`crate::plan::Plan::groups`].
     GroupId,
-    /// A row of [`super::Plan::kernels`].
+    /// A row of [`crate::plan::Plan::kernels`].
     KernelId,
-    /// A row of [`super::Plan::params`].
+    /// A row of [`crate::plan::Plan::params`].
     ParamId,
+    /// A row of [`crate::plan::Plan::units`]; operations of a graph name units by it, too.
+    UnitId,
+}
+
+impl UnitId {
+    /// The unit of what no other holds.
+    pub const ROOT: UnitId = UnitId(0);
 }
