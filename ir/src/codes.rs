@@ -81,7 +81,7 @@ codes! {
     ShardingPattern = "E066": "a pattern or number of `[sharding]` matches no unit or module, or does not divide the ranks", "the message lists the valid ones", "configurations";
     TooManyLossElements = "E071": "a step sums more loss elements than an f64 can count exactly", "lower `run.accumulation` or `sharding.ranks`", "configurations";
     ParameterDtype = "E080": "a sharded parameter is not f32", "export the model with float32 weights", "models_and_command_lines";
-    PlanTooLarge = "E081": "the parameters of a unit, or the memory of a rank, are larger than a plan can describe: 2^40 elements, 2^50 bytes", "correct the shapes, use more ranks, or set `sharding.wrap` to smaller units", "models_and_command_lines";
+    PlanTooLarge = "E081": "the parameters of a unit, or the memory of a rank, are larger than a plan can describe: 2^39 elements, 2^50 bytes", "correct the shapes, use more ranks, or set `sharding.wrap` to smaller units", "models_and_command_lines";
     NotAPlanDirectory = "E090": "the output path exists and is not a plan directory", "choose another directory with `-o`", "models_and_command_lines";
     FileUnwritable = "E091": "a file or directory cannot be written", "the message gives the reason reported by the system", "models_and_command_lines";
     PlanUnreadable = "E092": "the plan or cluster file cannot be read", "give a directory that `frit compile` wrote", "plans_and_what_is_done_with_them";

@@ -21,6 +21,9 @@ pub(super) const PARAM_ALIGNMENT: usize = 16;
 /// Bytes of which every rank's part is a multiple.
 const PART_ALIGNMENT: usize = 128;
 
+/// Most elements of a group: an optimizer's sums over it are tensors of a few elements more.
+const MAX_GROUP: usize = MAX_ELEMENTS / 2;
+
 /// Where the parameters of a group lie.
 struct Layout {
     dtype: DType,
@@ -99,10 +102,10 @@ impl Lowering<'_> {
             let sharded = sharded[&self.plan.params[params[0]].name];
             let gathered = dtypes.into_iter().collect();
             let layout = self.lay_out(&params, held, narrowest, sharded);
-            if layout.numel > MAX_ELEMENTS {
+            if layout.numel > MAX_GROUP {
                 let unit = &self.plan.units[unit].name;
                 let message = format!(
-                    "the parameters of unit `{unit}` have {} elements together, more than {MAX_ELEMENTS}",
+                    "the parameters of unit `{unit}` have {} elements together, more than {MAX_GROUP}",
                     layout.numel
                 );
                 return Err(Diagnostic::error(Code::PlanTooLarge, message).help(
