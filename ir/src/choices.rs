@@ -1,4 +1,4 @@
-//! Enums of words: closed sets that files and configurations name, one word for each variant.
+//! Enums with one word per variant, as written in files and configurations.
 
 /// Declares enums whose variants are words, as `serde` reads and writes them. A text that is none of the words is
 /// refused with all of them.

@@ -96,7 +96,7 @@ codes! {
     NotFinite = "E101": "`--check-numerics` found an infinity or NaN", "the notes name the first task and its operands", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
     NumericsFile = "E102": "the file of `precision.from_numerics` was not written by `frit run --numerics`", "measure again with `frit run --numerics FILE`", "plans_and_what_is_done_with_them";
     Diverged = "E106": "a run failed to train: its loss is not finite, or too many consecutive steps were skipped", "check the data and the learning rate; checkpoints are kept", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
-    MachineLacks = "E107": "`frit doctor` found that something the plan needs is missing", "the notes list what was found, and where it was searched", "plans_and_what_is_done_with_them";
+    MachineLacks = "E107": "`frit doctor` found that something the plan needs is missing", "the notes list what was found, and where it was searched", "the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks";
     ExportModel = "E110": "the ONNX model to export cannot be read as it was when compiled", "compile the model again", "plans_and_what_is_done_with_them";
     ExportWeights = "E111": "the trained weights cannot be read, or belong to another model", "give a checkpoint of this plan, or a file that `frit run --save` wrote", "plans_and_what_is_done_with_them";
     ExportSource = "E112": "the model that the plan was compiled from is missing, was changed, or is not ONNX", "pass its path with `--model`, or compile it again", "plans_and_what_is_done_with_them";

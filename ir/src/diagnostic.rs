@@ -1,4 +1,4 @@
-//! What is told to people: errors, warnings and remarks, with place and remedy.
+//! User-facing messages: errors, warnings and notes, with their place in the model and a remedy.
 
 use crate::{Code, Origin};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Numbers of rows of a plan's tables, a type for each table; files and the text of graphs hold the bare numbers.
+//! Typed indices into the tables of a plan. Files and the text form of graphs contain the bare numbers.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,6 +1,6 @@
-//! The intermediate representation of Frit: the graph, its text form and laws, and the plan.
+//! The intermediate representation of Frit: the graph, its text form and invariants, and the plan.
 //!
-//! This crate knows no ONNX, no CUDA and no pass. Everything else depends on it.
+//! This crate does not depend on any other crate of the workspace and knows nothing of ONNX, CUDA or passes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Names that someone may have meant.
+//! Suggestions for misspelled names.
 
 /// How many characters must be changed, added or left out until the pattern, in which `*` stands for any text, is the
 /// name. Source: Levenshtein 1966.

@@ -1,5 +1,5 @@
-//! Where a node comes from: the model's own node, its module scope, the pass that made it, and the
-//! part of the training step it belongs to.
+//! The origin of a node: the node of the model, its module scope, the pass that created it, and its part of the
+//! training step.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

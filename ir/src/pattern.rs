@@ -1,7 +1,8 @@
-//! Patterns of dotted names: parameters, the scopes that hold them, and units.
+//! Patterns over dotted names of parameters, scopes and units.
 //!
-//! `*` stands for any characters of one part of a name, `?` for one, and `**` for any text over any number of parts. A part
-//! that is `**` alone also stands for no part at all, so that `**.bias` covers `bias` and `h.**` covers `h`.
+//! `*` matches any characters within one part of a name, `?` matches one character, and `**` matches any text
+//! across parts. A part that is `**` alone also matches no part at all, so `**.bias` matches `bias` and `h.**`
+//! matches `h`.
 
 /// What stands in a pattern.
 #[derive(Clone, Copy, Debug, PartialEq)]

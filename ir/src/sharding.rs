@@ -1,4 +1,4 @@
-//! Which values of a graph are sharded: derived, not stored.
+//! Which values of a graph are sharded. This is derived from the graph, not stored in it.
 
 use crate::{Graph, Op};
 

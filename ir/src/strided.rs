@@ -1,7 +1,7 @@
-//! Values as strided views of what a body reads and writes.
+//! Values as strided views of the operands and results of a body.
 //!
-//! A kernel that takes strides needs no copy where only layout operations stand between its operand and
-//! memory. [`read`] follows them up to an operand of the body, [`written`] down to a result.
+//! A kernel that accepts strides needs no copy if only layout operations lie between its operand and memory.
+//! [`read`] follows them up to an operand of the body, [`written`] down to a result.
 
 use crate::{Graph, Node, Op, ValueId};
 

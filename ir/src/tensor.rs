@@ -1,4 +1,4 @@
-//! Tensors held in memory: constants of a graph, and the values of the interpreter.
+//! Tensors in memory: constants of a graph, and values of the interpreter.
 
 use crate::ops::number::Bits;
 use crate::{DType, Shape, TensorType};

@@ -146,9 +146,14 @@ fn the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks() {
     let text = frit(&["doctor", cpu.path().to_str().unwrap()]).unwrap();
     assert!(text.lines().all(|l| !l.contains(" missing ")), "{text}");
     let cuda = plan(model, 4, &["target.device=cuda"]);
-    match frit(&["doctor", cuda.path().to_str().unwrap()]) {
+    let cli = Cli::try_parse_from(["frit", "doctor", cuda.path().to_str().unwrap()]).unwrap();
+    match execute(&cli) {
         Ok(text) => assert!(text.contains("GPU 0") && text.contains("memory"), "{text}"),
-        Err(text) => assert!(text.contains("lacks what the plan needs: "), "{text}"),
+        Err(report) => {
+            assert_eq!(report.diagnostics[0].code, "E107");
+            let text = report.to_string();
+            assert!(text.contains("lacks what the plan needs: "), "{text}");
+        }
     }
 }
 

@@ -178,7 +178,6 @@ fn plans_and_what_is_done_with_them() {
     let place = Place::new();
     place.plan("plan", "");
     place.plan("single", "--set precision.compute=fp32");
-    place.plan("cuda", "--set target.device=cuda");
     for (plan, change) in [("cut", "{"), ("edited", "")] {
         place.plan(plan, "");
         let file = place.file(&format!("{plan}/plan.json"));
@@ -203,7 +202,6 @@ fn plans_and_what_is_done_with_them() {
         ("E094", "verify @edited"),
         ("E100", "run @plan --data @gone.safetensors"),
         ("E102", "inspect @plan --view casts --numerics @numerics.json"),
-        ("E107", "doctor @cuda"),
         ("E110", "export @broken --weights @broken/weights.safetensors -o @model.onnx"),
         ("E111", "export @plan --weights @gone.safetensors -o @model.onnx"),
         ("E112", "export @plan --weights @plan/weights.safetensors -o @model.onnx"),

@@ -1,4 +1,4 @@
-//! The parts of Adafactor's step for a parameter of which a rank holds some elements.
+//! The parts of an Adafactor step, for a parameter of which a rank holds a range of elements.
 
 use super::call::Call;
 use crate::Tensor;

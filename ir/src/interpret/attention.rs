@@ -1,6 +1,7 @@
-//! Scaled dot-product attention and its gradient, by the definition.
+//! Scaled dot-product attention and its gradient, by definition.
 //!
-//! Keys that a query does not see by their position take no part at all; a masked key has the score −∞ and so the weight 0.
+//! Keys excluded by their position (causal, window) are skipped; a masked key has the score −∞ and therefore
+//! weight 0.
 
 use super::EvalError;
 use super::call::{Call, broadcast_places};

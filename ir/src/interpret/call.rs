@@ -1,4 +1,4 @@
-//! One evaluation of one operation: operands, result types, rounding, and walks over elements.
+//! The evaluation of one operation: operands, result types, rounding, and iteration over elements.
 
 use crate::{Shape, Tensor, TensorData, TensorType};
 use std::borrow::Cow;

@@ -1,4 +1,4 @@
-//! Operations that read elements by index, and running sums.
+//! Reads by index, and running sums.
 
 use super::EvalError;
 use super::call::{Call, around};

@@ -1,4 +1,4 @@
-//! Operations that only rearrange elements.
+//! Operations that rearrange elements without computing.
 
 use super::call::{Call, around, broadcast_places, places};
 use crate::ops::{Concat, Pad, Slice, Split, Transpose};

@@ -1,9 +1,9 @@
-//! The slow, obviously correct evaluator: what every operation means.
+//! The reference interpreter: it defines what every operation computes.
 //!
-//! In: a graph and a tensor per leaf. Out: a tensor per output. Every operation computes in f64 and
-//! rounds its results once to their dtype; with [`Options::exact`] floats are not rounded at all. One
-//! file per family of operations, as in [`crate::ops`]. It is the oracle of passes, kernels and plans,
-//! and folds constants.
+//! It takes a graph and one tensor per leaf, and returns one tensor per output. Every operation computes in f64
+//! and rounds its results once to their dtype; with [`Options::exact`] floats are not rounded. There is one file
+//! per family of operations, as in [`crate::ops`]. The interpreter is the oracle for passes, kernels and plans,
+//! and evaluates constants at compile time.
 
 mod adafactor;
 mod attention;

@@ -1,4 +1,4 @@
-//! Operations that compare elements along an axis.
+//! Comparisons along an axis: TopK and ArgMax.
 
 use super::call::{Call, around};
 use crate::ops::{ArgReduce, TopK};

@@ -1,4 +1,4 @@
-//! Evaluation of whole graphs, on one rank or on several in lock step.
+//! Evaluation of whole graphs, on one rank or on several in lockstep.
 
 use super::{EvalError, Options, collective, eval_op};
 use crate::ops::{Fusion, Init};

@@ -1,4 +1,4 @@
-//! Operations that write elements by index.
+//! Writes by index.
 
 use super::EvalError;
 use super::call::{self, Call};

@@ -1,4 +1,4 @@
-//! How much work it is to evaluate an operation.
+//! An estimate of the work to evaluate an operation.
 
 use crate::ops::Op;
 use crate::{Shape, TensorType};

@@ -1,4 +1,4 @@
-//! One example of every operation, for tables over all of them.
+//! One example of every operation, for tests that cover all of them.
 
 use super::Op;
 

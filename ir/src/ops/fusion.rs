@@ -1,4 +1,4 @@
-//! A region that runs as one kernel.
+//! A fused region: several operations executed as one kernel.
 
 use super::{Inferred, Op, OpError, arity};
 use crate::{Graph, TensorType};

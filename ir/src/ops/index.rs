@@ -1,4 +1,4 @@
-//! Operations that read elements by index, and running sums.
+//! Reads by index, and running sums.
 //!
 //! Indices are i64 or i32; a negative index counts from the end, as in ONNX.
 

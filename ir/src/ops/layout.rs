@@ -1,4 +1,4 @@
-//! Operations that only rearrange elements.
+//! Operations that rearrange elements without computing.
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity, axis_of};

@@ -1,5 +1,5 @@
-//! Numbers in attributes: JSON has no infinities and no NaN, so these are written as strings. Equality is of bits: 0 and
-//! −0 differ, and a NaN equals every NaN.
+//! Numbers in attributes. JSON has no infinities and no NaN, so these are written as strings. Equality is by
+//! bits: 0 and −0 differ, and a NaN equals every NaN.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::hash::Hash;

@@ -1,7 +1,7 @@
-//! Optimizer steps, the moving average of parameters, and values that differ by parameter group.
+//! Optimizer steps, the moving average of parameters, and values that depend on the parameter group.
 //!
-//! If `found_inf` is not 0 every result equals its operand bit for bit. `step` is the number of steps
-//! taken before this one.
+//! If `found_inf` is not 0, every result equals its operand bit for bit. `step` is the number of steps taken
+//! before this one.
 
 use super::training::scalars;
 use super::{Inferred, OpError, StateName, arity, float, shape_is};

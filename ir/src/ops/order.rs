@@ -1,7 +1,8 @@
-//! Operations that compare elements along an axis: the largest or smallest, and where they are.
+//! Comparisons along an axis: the largest or smallest elements and their indices.
 //!
-//! Of equal elements the first counts, unless the operation says otherwise; NaN is larger than any
-//! number, as in PyTorch. Source: ONNX TopK-11, ArgMax-13.
+//! Among equal elements the first is chosen unless the operation says otherwise. NaN is larger than any number,
+//! as in PyTorch.
+//! Source: ONNX TopK-11, ArgMax-13.
 
 use super::{Inferred, OpError, arity, axis_of};
 use crate::{DType, TensorType};

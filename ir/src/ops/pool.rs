@@ -1,5 +1,5 @@
-//! Maxima and sums over sliding windows. Average pooling is the sum divided by the number of elements
-//! that count, which is known at compile time.
+//! Maxima and sums over sliding windows. Average pooling is the sum divided by the number of counted elements,
+//! which is known at compile time.
 
 use super::conv::Window;
 use super::{Inferred, OpError, arity, axis_of, float};

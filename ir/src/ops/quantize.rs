@@ -1,9 +1,9 @@
-//! Rounding to 8-bit floats, for matrix products.
+//! Rounding to 8-bit floats, for GEMMs.
 //!
-//! A value is multiplied by the power of two that brings the largest magnitude of late just below the largest
-//! number of the format, rounded to the format, and divided again. It keeps its dtype, of which bf16 holds
-//! every such number exactly, so that a product of rounded values is the product of a matrix unit for 8-bit
-//! floats that is given the inverse scales.
+//! A value is multiplied by the power of two that maps the recent amax (the largest magnitude in its history)
+//! just below the largest number of the format, rounded to the format, and divided by that power again. It keeps
+//! its dtype. bf16 represents every such number exactly, so a GEMM of rounded values equals a GEMM on 8-bit
+//! matrix units with the inverse scales.
 //! Source: Micikevicius et al. 2022 (arXiv 2209.05433); delayed scaling as in NVIDIA's Transformer Engine.
 
 use super::{Inferred, OpError, arity_in, float};

@@ -1,10 +1,10 @@
 //! Random numbers and masks from a counter-based generator.
 //!
-//! What is drawn is a function of the generator's state, of the node's own number and of the element's place
-//! among those of all ranks and micro-steps, so that it is the same wherever and however often it is
-//! computed. Each micro-step of each rank has a position in the order in which data is read; element `e`
-//! of a tensor of `n` elements is number `position · n + e`. Where the batch is the first axis, an
-//! example therefore has the same numbers whatever ranks, micro-steps and batches the global batch is made of.
+//! A number is a function of the generator's state, the node's id, and the global index of the element across
+//! ranks and micro-steps. It is therefore the same on every device and however often it is recomputed. Each
+//! micro-step of each rank has a position in the order in which data is read; element `e` of a tensor of `n`
+//! elements has the index `position · n + e`. If the batch is the first axis, an example gets the same numbers
+//! for every split of the global batch into ranks, micro-steps and batches.
 //!
 //! Number `i` is word `i mod 4` of the Philox block with the counter (low and high half of `i div 4`, `id`, 0)
 //! and the key (low and high half of the seed). Source: Salmon et al. 2011, Philox4x32-10.

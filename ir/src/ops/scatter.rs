@@ -1,6 +1,6 @@
-//! Operations that write elements by index: the inverses of the indexed reads of [`super::index`].
+//! Writes by index: the inverses of the reads of [`super::index`].
 //!
-//! Updates are applied in ascending order, so that of several that replace one element the last counts.
+//! Updates are applied in ascending order, so the last of several updates of one element wins.
 //! Source: ONNX ScatterElements-18, ScatterND-18.
 
 use super::unary::functions;

@@ -1,4 +1,4 @@
-//! The learning rate over the steps taken.
+//! Learning-rate schedules.
 
 use super::training::{scalar, scalars};
 use super::{Inferred, arity};

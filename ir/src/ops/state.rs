@@ -1,4 +1,4 @@
-//! The names of state: what Frit keeps from step to step.
+//! Names of the state that Frit keeps between steps, such as optimizer moments and the loss scale.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

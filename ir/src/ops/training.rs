@@ -1,9 +1,9 @@
-//! What surrounds the gradients: loss scale, finite check, clipping by norm.
+//! Loss scale, finite check, and clipping by norm.
 //!
-//! Scalars are f32. With `C` the static number of loss elements of one rank's micro-batch, `A` the
-//! accumulation and `N` the ranks, the backward pass is seeded with scale / (C·A) and gradients are
-//! averaged over ranks, so that a reduced gradient is `scale · count / (C·A·N)` times the gradient of
-//! the mean over `count` elements. [`Unscale`] takes that factor out again.
+//! Scalars are f32. Let `C` be the static number of loss elements of one rank's micro-batch, `A` the accumulation
+//! and `N` the number of ranks. The backward pass is seeded with scale / (C·A), and gradients are averaged over
+//! ranks, so a reduced gradient is `scale · count / (C·A·N)` times the gradient of the mean over `count`
+//! elements. [`Unscale`] removes that factor.
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity, float, shape_is};

@@ -1,4 +1,4 @@
-//! What tasks do, and the places that they read and write.
+//! Actions of tasks, and the places they read and write.
 
 use super::{GroupId, KernelId, Place};
 use crate::ops::ReduceKind;

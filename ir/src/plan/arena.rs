@@ -1,4 +1,4 @@
-//! Where buffers are.
+//! The arenas that hold buffers.
 
 use super::Plan;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The closed sets of a plan: what it is for, how it is sharded, its parts and its metrics.
+//! Enumerations of a plan: target device, sharding strategy, phases and metrics.
 
 crate::choices! {
     /// The kind of device that a plan runs on.

@@ -1,4 +1,4 @@
-//! How kernels are executed, and the digest that binds this to what they compute.
+//! Kernel entries: how a kernel is executed, and the digest that binds the entry to the kernel's body.
 
 use super::{Kernel, KernelKind, Launches, Routine, sha256_hex};
 use crate::Graph;

@@ -1,5 +1,4 @@
-//! What an evaluation plan hands out: the outputs of the model, and the sums from which losses over a
-//! whole data set are made.
+//! Results of an evaluation plan: the outputs of the model, and the sums that give losses over a whole data set.
 
 use super::Place;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
-//! `plan.json`: writing, reading, and the refusal of other versions and of what was changed.
+//! Reading and writing `plan.json`; plans of other versions and modified plans are rejected.
 //!
-//! The first key of the file is its seal, the SHA-256 of the text without that line. It shows that the plan is the
-//! one that was compiled, first values and hyper-parameters included; it does not show who compiled it.
+//! The first key of the file is its seal, the SHA-256 of the text without that line. It shows that the plan was
+//! not modified after compilation, including first values and hyper-parameters. It does not show who compiled it.
 
 use super::{CheckError, Plan, check};
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! What a rank holds of a parameter, and where.
+//! The elements of a parameter that a rank holds, and their place.
 
 use super::{BufferId, ParamHome, ParamId, Plan};
 use crate::DType;

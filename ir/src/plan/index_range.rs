@@ -1,4 +1,4 @@
-//! What the values of an integer input may be, where indices or labels are made of it.
+//! Allowed values of integer inputs that are used as indices or labels.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

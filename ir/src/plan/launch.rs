@@ -1,7 +1,7 @@
-//! What a GPU does for one kernel of a plan beside generated code: launches, one after the other on the task's stream.
+//! Launches: how a GPU computes a kernel that is not generated, in order on the task's stream.
 //!
-//! Launches are selected from a kernel's body alone, by a compiler on a machine with no GPU. A device makes the
-//! modules ready when it loads the plan and only launches afterwards.
+//! Launches are selected from a kernel's body alone, on a machine that needs no GPU. A device prepares the
+//! modules when it loads the plan and afterwards only launches.
 
 use super::Operation;
 use crate::DType;

@@ -1,4 +1,4 @@
-//! What the bytes of a rank are for, and how many of each are in use over the tasks.
+//! Bytes in use by purpose, over the tasks of a step.
 
 use super::{ALIGNMENT, Action, BufferId, Plan, Task};
 use crate::Region;

@@ -1,13 +1,12 @@
 //! The plan: one training step of one rank, or one batch of evaluation, ready to be executed.
 //!
-//! A plan is rank-uniform: every rank runs the same tasks on arenas of the same layout; what differs is
-//! which slice of a flat group a rank holds. Buffers live in two arenas of a rank's device: `persistent`
-//! (master weights, optimizer state, scaler, hyper-parameters, inputs) and `workspace` (everything that
-//! lives within a step, at offsets that buffers share over time). What is offloaded lives in a third,
-//! `host`, in memory of the host; only copies reach it.
+//! A plan is rank-uniform: every rank runs the same tasks on arenas of the same layout, and ranks differ only in
+//! which slice of a flat group they hold. Device memory has two arenas: `persistent` (master weights, optimizer
+//! state, scaler, hyper-parameters, inputs) and `workspace` (values that live within a step, at offsets that
+//! buffers share over time). Offloaded state is in a third arena, `host`, in host memory; only copies access it.
 //!
-//! Tasks are listed in one order that respects all dependencies; a device may run the streams
-//! concurrently as long as it honors `waits`.
+//! Tasks are listed in an order that respects all dependencies. A device may run the streams concurrently as long
+//! as it honors `waits`.
 
 mod action;
 mod arena;

@@ -1,4 +1,4 @@
-//! What kernels need beside the arenas: scratch memory of their launches, workspace of libraries.
+//! Memory that kernels need beside the arenas: scratch memory of launches, and library workspace.
 
 use super::{ALIGNMENT, Action, Entry, KernelId, Launch, Plan, Stream};
 use typed_index_collections::TiVec;

@@ -1,4 +1,4 @@
-//! What cuDNN may compute in place of launches: operations over strided tensors, without their addresses.
+//! Operations that cuDNN may compute instead of launches: strided tensors without addresses.
 
 use crate::DType;
 use serde::{Deserialize, Serialize};

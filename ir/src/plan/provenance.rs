@@ -1,18 +1,18 @@
-//! What every task reads, as one digest per task: the meaning of a program apart from where and when it runs.
+//! Operand digests: for every task, a digest of what it computes and of the writers of all bytes it reads. They
+//! identify the meaning of a program independently of order and addresses.
 //!
-//! The step is executed symbolically in list order, twice, with up to two micro-steps each, so that what one
-//! execution leaves to the next is seen. Bytes hold who wrote them: a task, by its identity and work, or
-//! before the first step a parameter, state, input or constant by its name. A task's digest covers its work
-//! and, for every execution, the writers of all bytes that it reads, with where in their result these lie.
+//! The step is executed symbolically in list order, twice, with up to two micro-steps each, so that dependencies
+//! between steps are covered. Each byte range records its writer: a task, identified by its id and work, or
+//! before the first step a parameter, state, input or constant, identified by name. A task's digest covers its
+//! work and, for every execution, the writers of all bytes that it reads, with their positions within the
+//! writer's result.
 //!
-//! A gather is known by what it delivers, not by which task it is: two that gather the same parts are
-//! interchangeable. So is one that gathers, among some ranks, the parts that these kept of another. Copies between
-//! device and host hand on what they copy: where a value rests is not what it means, so a plan that offloads means
-//! what it means without.
+//! A gather is identified by the data it delivers, not by its task: two gathers of the same parts are
+//! interchangeable, and so is a gather among a few ranks of parts that they kept from another gather. Copies
+//! between device and host preserve the writer, so a plan with offload has the same digests as one without.
 //!
-//! Lowering notes the digests of the program that it makes, in which every buffer has bytes of its own.
-//! Scheduling, packing and whatever else changes the plan later must not change them: verify_plan computes
-//! them again from the final order and addresses.
+//! Lowering records the digests of its program, in which every buffer has its own bytes. Scheduling and packing
+//! must not change them; `verify_plan` recomputes them from the final order and addresses.
 
 use super::{Action, Arena, BufferId, ParamHome, PhaseName, Place, Plan};
 use sha2::{Digest as _, Sha256};

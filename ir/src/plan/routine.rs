@@ -1,4 +1,4 @@
-//! What a CPU does for one kernel of a plan beside generated code: a routine of the kernel library.
+//! Routines: how a CPU computes a kernel that is not generated, by a function of the kernel library.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

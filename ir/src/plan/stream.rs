@@ -1,4 +1,4 @@
-//! Where tasks run.
+//! Streams of tasks.
 
 use super::{Action, Arena, Place, Plan};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The numbers of a plan that people compare.
+//! The headline numbers of a plan.
 
 use super::{Action, GroupId, KernelId, PhaseName, Plan, Strategy, Stream};
 use crate::Op;

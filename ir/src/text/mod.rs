@@ -1,7 +1,7 @@
-//! The text form of graphs: printed, parsed, and the same again.
+//! The text form of graphs. Parsing the printed text gives the same graph.
 //!
-//! One node per line: results with types, operation, operands, attributes in braces, region after `@`
-//! (forward is left out), origin in `loc(source, scope, pass)`. A fusion's body follows in braces.
+//! One node per line: results with types, operation, operands, attributes in braces, region after `@` (omitted
+//! for forward), and origin in `loc(source, scope, pass)`. The body of a fusion follows in braces.
 
 mod parse;
 mod print;

@@ -1,4 +1,4 @@
-//! Printing. Names come from the model, are made legal, and made unique by a suffix.
+//! Printing. Names are taken from the model, made legal, and made unique by a suffix.
 
 use crate::{Graph, Node, Op, Origin, OutputKind, Region, ValueId};
 use std::collections::{HashMap, HashSet};

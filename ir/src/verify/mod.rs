@@ -1,7 +1,6 @@
-//! The laws of graphs. Run after every pass in debug builds and tests.
+//! Invariants of graphs, checked after every pass in debug builds and tests.
 //!
-//! Each file opens with its laws and their codes: structure V1xx, types V2xx, sharding V3xx, regions
-//! V4xx.
+//! Each file opens with its invariants and their codes: structure V1xx, types V2xx, sharding V3xx, regions V4xx.
 
 mod regions;
 mod sharding;

@@ -1,4 +1,4 @@
-//! Laws of regions. Leaves may stand in any region and be read from every one.
+//! Invariants of regions. Leaves may stand in any region and be read from every one.
 //!
 //! V401  a forward node reads only forward values
 //! V402  a backward or recompute node never reads a value of the update

@@ -1,4 +1,4 @@
-//! Laws of sharding.
+//! Invariants of sharding.
 //!
 //! V301  a sharded value is used only by pointwise operations (alone or fused), `optimizer_step`,
 //!       `ema_step`, `grad_stats`, `all_gather`, and an `all_reduce` of its unit over replicas

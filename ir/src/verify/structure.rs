@@ -1,4 +1,4 @@
-//! Laws of structure.
+//! Invariants of structure.
 //!
 //! V101  an operand is a result of a live, earlier node
 //! V102  an output, and the leaf that a carry names, is a result of a live node

@@ -1,4 +1,4 @@
-//! Laws of types.
+//! Invariants of types.
 //!
 //! V201  the operands of a node are valid for its operation
 //! V202  recorded types equal the inferred types

@@ -1,4 +1,4 @@
-//! Tasks: operands that fit what is done to them, and costs whose sums do not overflow.
+//! Tasks: operands fit their action, and sums of costs do not overflow.
 
 use super::{CheckError, Result, ensure, name, places, short};
 use crate::plan::{

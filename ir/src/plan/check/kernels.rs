@@ -1,4 +1,4 @@
-//! Kernels: a body that can be replayed and interpreted, and an entry that was made of it.
+//! Kernels: the body can be replayed and interpreted, and the entry matches it.
 
 use super::{Result, ensure, launches, name, short};
 use crate::plan::{CudaLaunch, DeviceType, Entry, Kernel, Plan, sha256_hex};

@@ -1,6 +1,6 @@
-//! Launches: every pointer is within its operand, its result or the scratch memory, with all that is known of what is
-//! read and written from there. Kernels of CUDA C++ know the sizes of what they take themselves: of these the first
-//! byte is within.
+//! Launches: every pointer lies within its operand, result or scratch memory, together with all bytes known to be
+//! accessed through it. CUDA C++ kernels receive their sizes as arguments; for those only the first byte is
+//! checked.
 
 use crate::plan::{
     Argument, Candidate, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch, Pointer,

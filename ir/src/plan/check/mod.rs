@@ -1,10 +1,10 @@
-//! Well-formedness of a plan: what every loader checks before it trusts one.
+//! Well-formedness of a plan, checked by every loader.
 //!
-//! Afterwards every index is within its table, every range within its buffer and arena, every size fits what it
-//! is of, every pointer of a launch within its operand or scratch memory, every number is finite, and sums of sizes and costs do not overflow, so that nobody who reads a plan
-//! needs to look again. [`places`] is about byte ranges, [`kernels`] about bodies and how they are called,
-//! [`actions`] about tasks, [`tables`] about everything else that is named or indexed.
-//! The proof that the schedule is right is `passes::verify_plan`.
+//! After this check every index lies within its table, every range within its buffer and arena, and every launch
+//! pointer within its operand or scratch memory; all numbers are finite, and sums of sizes and costs do not
+//! overflow. Readers of a plan need no further checks. [`places`] covers byte ranges, [`kernels`] bodies and
+//! entries, [`actions`] tasks, and [`tables`] everything else that is named or indexed. `passes::verify_plan`
+//! proves that the schedule is correct.
 
 mod actions;
 mod kernels;

@@ -1,5 +1,5 @@
-//! What is named or indexed: inputs, parameters, units, groups, state, hyper-parameters, constants, metrics,
-//! gradients, and the results of an evaluation.
+//! Tables: inputs, parameters, units, groups, state, hyper-parameters, constants, metrics, gradients, and
+//! evaluation results.
 
 use super::places::{place, ty};
 use super::{CheckError, Result, ensure, name, short, unique};
