@@ -1,11 +1,12 @@
 //! Every code of a message is in one table, which says what it means, what to do, and which test raises it.
 
 use crate::support::file;
+use crate::tidy;
 use clap::Parser;
 use expect_test::expect_file;
 use frit::commands::{Cli, execute};
 use frit_ir::{Code, codes};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A model `y = x·w` in JSON, or what stands at its places.
 struct Json {
@@ -233,21 +234,13 @@ fn the_page_is_the_table() {
 
 /// All sources of tests and libraries.
 fn sources() -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut folders: Vec<_> =
-        ["ir", "passes", "kernels", "runtime", "compiler", "tests"].map(file).into();
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs") {
-                let text = std::fs::read_to_string(&path).expect("text");
-                found.push((path.to_string_lossy().into_owned(), text));
-            }
-        }
-    }
-    found
+    let folders = ["ir", "passes", "kernels", "runtime", "compiler", "tests"];
+    let paths = folders.into_iter().flat_map(|folder| tidy::sources(&file(folder)));
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("text");
+        (path.to_string_lossy().into_owned(), text)
+    };
+    paths.map(read).collect()
 }
 
 #[test]

@@ -4,12 +4,13 @@
 use crate::figures;
 use crate::simulate::predict_model;
 use crate::support::file;
+use crate::tidy::sources_in;
 use clap::Parser;
 use frit::clusters;
 use frit::commands::{Cli, execute};
 use frit_passes::simulate::simulate;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A command of the tour, and what it prints if that is shown.
 #[derive(Debug)]
@@ -126,7 +127,7 @@ fn the_files_of_an_operation_are_those_that_are_listed() {
     ] {
         let mut naming = BTreeSet::new();
         for root in ["ir/src", "passes/src", "kernels", "compiler/src", "runtime/src"] {
-            for path in sources_under(&file(root)) {
+            for path in sources_in(&file(root), &["rs", "cu"]) {
                 let path = path.strip_prefix(file("")).expect("of the workspace").to_owned();
                 let name = path.to_string_lossy().into_owned();
                 let is_test = name.contains("/tests") || readers.contains(&name.as_str());
@@ -145,18 +146,4 @@ fn has_word(text: &str, word: &str) -> bool {
     text.match_indices(word).any(|(at, _)| {
         !part(text[..at].chars().next_back()) && !part(text[at + word.len()..].chars().next())
     })
-}
-
-/// Rust and CUDA sources.
-fn sources_under(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            found.extend(sources_under(&path));
-        } else if path.extension().is_some_and(|e| e == "rs" || e == "cu") {
-            found.push(path);
-        }
-    }
-    found
 }

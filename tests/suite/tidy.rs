@@ -40,11 +40,17 @@ fn every_source_file_opens_with_what_it_is() {
 }
 
 /// The Rust files of a folder and its folders.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
+    sources_in(folder, &["rs"])
+}
+
+/// Files with one of these extensions.
+pub(crate) fn sources_in(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").path());
     let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|p| p.is_dir());
-    let rust = files.into_iter().filter(|p| p.extension().is_some_and(|e| e == "rs"));
-    rust.chain(folders.iter().flat_map(|f| sources(f))).collect()
+    let of_these = |p: &PathBuf| p.extension().is_some_and(|e| extensions.iter().any(|x| e == *x));
+    let found = files.into_iter().filter(of_these);
+    found.chain(folders.iter().flat_map(|f| sources_in(f, extensions))).collect()
 }
 
 /// The modules of the crate's root that each of them uses.
