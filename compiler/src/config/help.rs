@@ -1,25 +1,49 @@
 //! The text of `--help-config` and of docs/configuration.md.
 
 use super::keys::sections;
+use super::kind::{INF, Kind};
 use std::fmt::Write;
 
 /// A list of tables, whose entries have keys of their own.
-struct Table {
-    name: &'static str,
-    keys: &'static str,
-    doc: &'static str,
+pub(super) struct Table {
+    pub(super) section: &'static str,
+    pub(super) name: &'static str,
+    pub(super) fields: &'static [(&'static str, Kind)],
+    /// The fields that every entry has.
+    pub(super) required: &'static [&'static str],
+    /// The fields of which every entry has at least one.
+    pub(super) any: &'static [&'static str],
+    example: &'static str,
+    pub(super) doc: &'static str,
 }
 
-const TABLES: [Table; 2] = [
+pub(super) const TABLES: [Table; 2] = [
     Table {
-        name: "precision.override",
-        keys: "scope = \"h.*.attn\", op = \"softmax\" or both, and dtype = \"fp32\"",
+        section: "precision",
+        name: "override",
+        fields: &[
+            ("scope", Kind::Text),
+            ("op", Kind::Text),
+            ("dtype", Kind::Float(&[])),
+            ("output", Kind::Float(&[])),
+        ],
+        required: &["dtype"],
+        any: &["scope", "op"],
+        example: "scope = \"h.*.attn\", op = \"softmax\" or both, and dtype = \"fp32\"",
         doc: "computes matching operations in another dtype; output = \"fp32\" sets a different dtype for their \
               results; the last match wins",
     },
     Table {
-        name: "optimizer.group",
-        keys: "scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0 or both",
+        section: "optimizer",
+        name: "group",
+        fields: &[
+            ("scope", Kind::Text),
+            ("lr", Kind::Number(0.0, INF)),
+            ("weight_decay", Kind::Number(0.0, INF)),
+        ],
+        required: &["scope"],
+        any: &["lr", "weight_decay"],
+        example: "scope = \"h.*.mlp.**\", and lr = 1e-4 or weight_decay = 0.0 or both",
         doc: "settings of the parameters whose name or scope matches the pattern; the \
               last match wins",
     },
@@ -41,7 +65,8 @@ pub fn page() -> String {
         }
     }
     for table in TABLES {
-        let _ = write!(out, "\n## `[[{}]]`\n\n`{}`: {}.\n", table.name, table.keys, table.doc);
+        let Table { section, name, example, doc, .. } = table;
+        let _ = write!(out, "\n## `[[{section}.{name}]]`\n\n`{example}`: {doc}.\n");
     }
     out
 }
@@ -50,9 +75,10 @@ const PAGE: &str = "# Configuration
 
 A configuration is a TOML file (`frit compile --config train.toml`); `--set section.key=VALUE` overrides single keys. Other keys have
 their defaults; `frit compile --help-config` prints this list. The plan directory contains the resolved configuration as
-`source/train.toml`.
+`source/train.toml`. Editors that know TOML schemas complete and check the keys with [`train.schema.json`](train.schema.json):
+`#:schema PATH/train.schema.json` as the first line.
 
-This page is generated from the declarations in `compiler/src/config/sections.rs` (`UPDATE_EXPECT=1 cargo test -p frit page`).
+This page and the schema are generated from the declarations in `compiler/src/config/sections.rs` (`UPDATE_EXPECT=1 cargo test -p frit config`).
 
 ## Patterns
 
@@ -79,7 +105,8 @@ pub fn help() -> String {
         }
     }
     for table in TABLES {
-        let _ = write!(out, "\n[[{}]]\n  {}\n      {}\n", table.name, table.keys, table.doc);
+        let Table { section, name, example, doc, .. } = table;
+        let _ = write!(out, "\n[[{section}.{name}]]\n  {example}\n      {doc}\n");
     }
     out
 }

@@ -73,14 +73,7 @@ impl Kind {
         let text = value.as_str();
         match *self {
             Kind::Integer(min, max) => {
-                let whole = match value {
-                    toml::Value::Integer(i) => u64::try_from(*i).ok(),
-                    // `1e4` is a whole number too.
-                    toml::Value::Float(x) if x.fract() == 0.0 && (0.0..9e15).contains(x) => {
-                        Some(*x as u64)
-                    }
-                    _ => None,
-                };
+                let whole = whole(value).and_then(|i| u64::try_from(i).ok());
                 whole.filter(|n| (min..=max).contains(n)).map(Value::Integer)
             }
             Kind::Number(min, max) => number.filter(|x| within(*x, min, max)).map(Value::Number),
@@ -104,7 +97,7 @@ impl Kind {
             Kind::ChoiceOrInteger(words) => text
                 .filter(|s| words.contains(s))
                 .map(|s| Value::Text(s.into()))
-                .or(value.as_integer().map(Value::Signed)),
+                .or(whole(value).map(Value::Signed)),
             Kind::Bytes(words) => match text {
                 Some(s) if words.contains(&s) => Some(Value::Text(s.into())),
                 Some(s) => bytes(s).map(Value::Number),
@@ -122,15 +115,11 @@ impl Kind {
                     _ => None,
                 }
             }),
-            Kind::ListOrInteger if value.is_integer() => {
-                Some(Value::List(vec![format!("**={value}")]))
-            }
-            Kind::List | Kind::ListOrInteger => value
-                .as_array()
-                .and_then(|list| {
-                    list.iter().map(|v| v.as_str().map(String::from)).collect::<Option<_>>()
-                })
-                .map(Value::List),
+            Kind::List => texts(value),
+            Kind::ListOrInteger => match whole(value) {
+                Some(n) => Some(Value::List(vec![format!("**={n}")])),
+                None => texts(value),
+            },
         }
     }
 
@@ -171,6 +160,20 @@ impl Kind {
     }
 }
 
+/// The whole number that the value is; `1e4` is one too.
+fn whole(value: &toml::Value) -> Option<i64> {
+    match value {
+        toml::Value::Integer(i) => Some(*i),
+        toml::Value::Float(x) if x.fract() == 0.0 && x.abs() < 9e15 => Some(*x as i64),
+        _ => None,
+    }
+}
+
+fn texts(value: &toml::Value) -> Option<Value> {
+    let list = value.as_array()?.iter().map(|v| v.as_str().map(String::from));
+    list.collect::<Option<_>>().map(Value::List)
+}
+
 fn within(x: f64, min: f64, max: f64) -> bool {
     x >= min && x <= max.min(f32::MAX.into())
 }
@@ -186,20 +189,25 @@ pub(super) fn float_name(text: &str) -> Option<&'static str> {
     }
 }
 
+/// Units of bytes.
+pub(super) const UNITS: [(&str, f64); 9] = [
+    ("B", 1.0),
+    ("KB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("KiB", 1024.0),
+    ("MiB", 1048576.0),
+    ("GiB", 1073741824.0),
+    ("TiB", 1099511627776.0),
+];
+
 fn bytes(text: &str) -> Option<f64> {
     let at = text.find(|c: char| c.is_ascii_alphabetic() && c != 'e').unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
     let factor = match unit.trim() {
-        "" | "B" => 1.0,
-        "KB" => 1e3,
-        "MB" => 1e6,
-        "GB" => 1e9,
-        "TB" => 1e12,
-        "KiB" => 1024.0,
-        "MiB" => 1024f64.powi(2),
-        "GiB" => 1024f64.powi(3),
-        "TiB" => 1024f64.powi(4),
-        _ => return None,
+        "" => 1.0,
+        unit => UNITS.iter().find(|(name, _)| *name == unit)?.1,
     };
     let n: f64 = number.trim().parse().ok()?;
     Some((n * factor).floor()).filter(|x| within(*x, 0.0, 1e18))

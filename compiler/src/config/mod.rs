@@ -1,7 +1,7 @@
 //! Configuration: `train.toml` and `--set`.
 //!
 //! Every key is declared once, in `sections.rs`. The typed [`Config`] and the table [`KEYS`] are generated from it; parsing,
-//! `--set`, unknown-key errors, `--help-config`, docs/configuration.md and printing use the table.
+//! `--set`, unknown-key errors, `--help-config`, docs/configuration.md, the JSON Schema and printing use the table.
 
 mod check;
 pub mod choices;
@@ -12,12 +12,14 @@ mod keys;
 mod kind;
 mod print;
 mod read;
+mod schema;
 mod sections;
 
 pub use field::LossScale;
 pub use help::{help, page};
 pub use keys::Key;
 pub use kind::{Kind, Value};
+pub use schema::json_schema;
 pub use sections::*;
 
 use crate::diagnostics::Report;

@@ -1,6 +1,6 @@
 //! Tests of the configuration.
 
-use super::{Config, KEYS, Kind, LossScale, help, page};
+use super::{Config, KEYS, Kind, LossScale, help, json_schema, page};
 use frit_ir::DType;
 use frit_ir::ops::OptimizerKind;
 use frit_ir::plan::Strategy;
@@ -63,6 +63,82 @@ fn every_key_is_in_the_help_and_the_print_out() {
         let name = key.name.split_once('.').unwrap().1;
         assert!(help.contains(&format!("  {name} = {}\n", key.default)), "{}", key.name);
         assert!(printed.contains(&format!("\n{name} = ")), "{}", key.name);
+    }
+}
+
+/// What the schema says of configurations.
+fn validator() -> impl Fn(&toml::Table) -> bool {
+    let (mut schemas, mut compiler) = (boon::Schemas::new(), boon::Compiler::new());
+    let schema = serde_json::from_str(&json_schema()).unwrap();
+    compiler.add_resource("train.schema.json", schema).unwrap();
+    let index = compiler.compile("train.schema.json", &mut schemas).unwrap();
+    move |table| schemas.validate(&serde_json::to_value(table).unwrap(), index).is_ok()
+}
+
+#[test]
+fn the_schema_is_up_to_date_and_accepts_what_the_reader_accepts() {
+    expect_test::expect_file!["../../../docs/train.schema.json"].assert_eq(&json_schema());
+    let mut probes: Vec<String> = [
+        "0",
+        "1",
+        "-1",
+        "3",
+        "0.5",
+        "1.0",
+        "1.5",
+        "1e12",
+        "true",
+        "\"\"",
+        "\"word\"",
+        "\"auto\"",
+        "\"none\"",
+        "\"f16\"",
+        "\"bf16\"",
+        "\"24GiB\"",
+        "\"1e9\"",
+        "\"24 apples\"",
+        "[]",
+        "[0.5, 0.9]",
+        "[0.5, 1.0]",
+        "[0.5]",
+        "[\"a\"]",
+        "[\"a\", 1]",
+        "{}",
+    ]
+    .map(String::from)
+    .into();
+    probes.extend(KEYS.iter().map(|key| key.default.to_string()));
+    let accepts = validator();
+    let (mut accepted, mut refused) = (0, 0);
+    for key in KEYS {
+        let (section, name) = key.split();
+        for probe in &probes {
+            let text = format!("[{section}]\n{name} = {probe}\n");
+            let table: toml::Table = text.parse().unwrap();
+            let reads = key.read(&table[section][name]).is_ok();
+            assert_eq!(accepts(&table), reads, "{text}");
+            *(if reads { &mut accepted } else { &mut refused }) += 1;
+        }
+    }
+    assert!(accepted > KEYS.len() && refused > KEYS.len(), "{accepted}, {refused}");
+}
+
+#[test]
+fn the_schema_knows_lists_of_tables_and_refuses_other_keys() {
+    let accepts = validator();
+    for (text, right) in [
+        ("[[precision.override]]\nop = \"softmax\"\ndtype = \"fp32\"", true),
+        ("[[precision.override]]\nop = \"softmax\"", false),
+        ("[[precision.override]]\ndtype = \"fp32\"", false),
+        ("[[optimizer.group]]\nscope = \"h.*\"\nlr = 1", true),
+        ("[[optimizer.group]]\nscope = \"h.*\"", false),
+        ("[[optimizer.group]]\nscope = \"h.*\"\nlr = -1", false),
+        ("[optimizer]\nlearning_rate = 1", false),
+        ("[optimiser]\nlr = 1", false),
+    ] {
+        assert_eq!(Config::parse(text, "", &[]).is_ok(), right, "{text}");
+        let table: toml::Table = text.parse().unwrap();
+        assert_eq!(accepts(&table), right, "{text}");
     }
 }
 
