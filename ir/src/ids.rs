@@ -41,6 +41,10 @@ ids! {
     KernelId,
     /// A row of [`crate::plan::Plan::params`].
     ParamId,
+    /// A row of [`crate::plan::Plan::phases`].
+    PhaseId,
+    /// A row of [`crate::plan::Plan::tasks`].
+    TaskId,
     /// A row of [`crate::plan::Plan::units`]; operations of a graph name units by it, too.
     UnitId,
 }
@@ -48,4 +52,22 @@ ids! {
 impl UnitId {
     /// The unit of what no other holds.
     pub const ROOT: UnitId = UnitId(0);
+}
+
+impl TaskId {
+    /// The first task of a plan.
+    pub const FIRST: TaskId = TaskId(0);
+
+    /// The task after this one in list order.
+    pub fn next(self) -> TaskId {
+        TaskId(self.0 + 1)
+    }
+
+    /// The tasks from this one up to but excluding `end`, in list order.
+    pub fn until(
+        self,
+        end: TaskId,
+    ) -> impl DoubleEndedIterator<Item = TaskId> + ExactSizeIterator + Clone {
+        (self.0..end.0).map(TaskId)
+    }
 }

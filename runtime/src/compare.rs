@@ -14,7 +14,7 @@ use crate::numerics::decode;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, DeviceType, Kernel, KernelId, Place, Plan, TiVec};
+use frit_ir::plan::{Action, DeviceType, Kernel, KernelId, Place, Plan, TaskId, TiVec};
 use frit_ir::{DType, Graph, Op, Tensor};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -168,7 +168,8 @@ pub fn on_device(
         let micro_steps = data.micro_steps(step);
         for k in 0..micro_steps {
             data.feed(step, k, 0, |buffer, element, bytes| device.feed(buffer, element, bytes))?;
-            for task in plan.micro_step_tasks(k, micro_steps) {
+            let tasks = plan.micro_step_tasks(k, micro_steps);
+            for task in tasks.start.until(tasks.end) {
                 comparison.task(device, task)?;
             }
         }
@@ -198,16 +199,16 @@ impl<'a> Comparison<'a> {
     }
 
     /// Runs a task, and compares it if it has a kernel that may still cost something.
-    fn task(&mut self, device: &mut impl Device, i: usize) -> Result<(), RunError> {
+    fn task(&mut self, device: &mut impl Device, i: TaskId) -> Result<(), RunError> {
         let task = &self.plan.tasks[i];
         self.tasks += 1;
         let Action::Kernel { kernel, reads, writes } = &task.action else {
-            return device.run(i..i + 1);
+            return device.run(i..i.next());
         };
         let body = &self.plan.kernels[*kernel].body;
         let cost = operations(body);
         if self.spent[*kernel] + cost > self.budget {
-            return device.run(i..i + 1);
+            return device.run(i..i.next());
         }
         self.spent[*kernel] += cost;
         self.compared += 1;
@@ -218,7 +219,7 @@ impl<'a> Comparison<'a> {
             let tensor = Tensor::from_bytes(place.ty.clone(), &bytes);
             feeds.insert(at.to_string(), tensor.map_err(|e| failed(e.to_string()))?);
         }
-        device.run(i..i + 1)?;
+        device.run(i..i.next())?;
         let expected = interpret::run(body, &feeds, interpret::Options::default())
             .map_err(|e| failed(e.to_string()))?;
         let mut error = 0.0;

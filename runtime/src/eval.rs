@@ -21,7 +21,7 @@ use crate::save::Tensors;
 use crate::starting::{self, Others};
 use frit_ir::ops::StateName;
 use frit_ir::ops::random::evaluation_state;
-use frit_ir::plan::{DeviceType, EvalSpec, ParamHome, Place, Plan};
+use frit_ir::plan::{DeviceType, EvalSpec, ParamHome, PhaseName, Place, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -361,7 +361,7 @@ pub(crate) fn sums<D: Device>(
                 (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
             device.feed(weights.buffer, Element::F32, &bytes)?;
         }
-        device.run(plan.phases[0].begin..plan.phases[0].end)?;
+        device.run(plan.tasks_of(PhaseName::Eval))?;
         // An evaluation has no metrics, but a device tells with them what went wrong.
         device.note_metrics()?;
         device.take_metrics()?;

@@ -639,7 +639,7 @@ impl Session<'_> {
         spans: &mut Vec<(usize, Vec<Span>)>,
     ) -> Result<Option<Parts>, RunError> {
         let plan = &self.dir.plan;
-        let update = plan.phase(PhaseName::Update).map_or(0..0, |p| p.begin..p.end);
+        let update = plan.tasks_of(PhaseName::Update);
         let dump = step == self.start && self.options.dump_grads.is_some();
         let batch = self.batch(step);
         let micro_steps = self.data.micro_steps(batch);

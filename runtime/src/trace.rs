@@ -4,7 +4,7 @@
 use crate::RunError;
 use crate::device::{Device, Span};
 use crate::files;
-use frit_ir::plan::{Plan, Stream, Task};
+use frit_ir::plan::{Plan, Stream, Task, TaskId};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::path::Path;
@@ -16,7 +16,7 @@ use std::time::Instant;
 /// The task that failed.
 pub(crate) fn run<D: Device>(
     device: &mut D,
-    tasks: Range<usize>,
+    tasks: Range<TaskId>,
     origin: &Instant,
     spans: &mut Vec<Span>,
 ) -> Result<(), RunError> {

@@ -1,7 +1,7 @@
 //! Kernels of a plan, as its device executes them, beside the IR interpreter; and what a run used of its device.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::{BufferId, PhaseName};
+use frit_ir::plan::{BufferId, PhaseName, TaskId};
 use frit_runtime::RunError;
 use frit_runtime::comm::local::LocalComm;
 use frit_runtime::compare::{Options, Report, compare, on_device};
@@ -53,7 +53,7 @@ fn accumulation_and_several_steps_are_compared_as_they_run() {
     assert!(one.is_close() && two.is_close());
     let plan = &planned.compiled.plan;
     let micro = plan.phase(PhaseName::MicroStep).unwrap();
-    assert_eq!(one.tasks, plan.tasks.len() + micro.end - micro.begin);
+    assert_eq!(one.tasks, plan.tasks.len() + micro.tasks().len());
     assert_eq!(two.tasks, 2 * one.tasks);
 }
 
@@ -61,7 +61,7 @@ fn accumulation_and_several_steps_are_compared_as_they_run() {
 struct Faulty<'a> {
     cpu: Cpu<'a, LocalComm>,
     dir: &'a PlanDir,
-    task: usize,
+    task: TaskId,
     /// By how much of itself the element is wrong.
     part: f32,
 }
@@ -69,7 +69,7 @@ struct Faulty<'a> {
 impl Device for Faulty<'_> {
     const METRICS_DELAY: usize = 0;
 
-    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
+    fn run(&mut self, tasks: Range<TaskId>) -> Result<(), RunError> {
         self.cpu.run(tasks.clone())?;
         if tasks.contains(&self.task) {
             let place = self.dir.plan.tasks[self.task].action.writes()[0].clone();
@@ -88,7 +88,7 @@ impl Device for Faulty<'_> {
         self.cpu.feed(buffer, element, bytes)
     }
 
-    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
+    fn trace(&mut self, tasks: Range<TaskId>) -> Result<Vec<Span>, RunError> {
         self.cpu.trace(tasks)
     }
 
@@ -126,7 +126,7 @@ fn one_wrong_element_is_found_where_it_is_made() {
     let planned = plan("tests/models/gpt2/model.onnx", 4, &["precision.compute=fp32"]);
     let dir = PlanDir::load(&planned.path()).unwrap();
     let is = |t: &frit_ir::plan::Task| t.name.starts_with("layer_norm");
-    let task = dir.plan.tasks.iter().position(is).expect("a norm");
+    let task = dir.plan.tasks.position(is).expect("a norm");
     for (part, found) in [(1e-3, true), (1e-6, false)] {
         let comm = LocalComm::world(1).remove(0);
         let cpu = Cpu::new(&dir, comm, 1, false).unwrap();
@@ -172,5 +172,5 @@ fn a_run_says_what_it_used() {
     let launches: u64 =
         usage["launches"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
     let micro = plan.phase(PhaseName::MicroStep).unwrap();
-    assert_eq!(launches as usize, plan.tasks.len() + micro.end - micro.begin);
+    assert_eq!(launches as usize, plan.tasks.len() + micro.tasks().len());
 }

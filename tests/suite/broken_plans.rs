@@ -4,7 +4,7 @@ use crate::support::plan;
 use frit_ir::ops::{AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, StateName, UnaryFn};
 use frit_ir::plan::{
     Action, Arena, Buffer, BufferClass, BufferId, GroupId, IndexRange, Kernel, KernelId, ParamHome,
-    PhaseName, Place, Plan, Stream, TiVec,
+    PhaseName, Place, Plan, Stream, TaskId, TiVec,
 };
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
@@ -49,7 +49,7 @@ fn is_reduction(action: &Action) -> bool {
 #[test]
 fn bytes() {
     let cases: [(&str, Break); 5] = [
-        ("P101", |p| p.tasks[0].action = Action::Zero { places: vec![] }),
+        ("P101", |p| p.tasks[TaskId::FIRST].action = Action::Zero { places: vec![] }),
         ("P102", overlap_two_activations),
         ("P103", |p| clear_waits(p, Stream::Gather)),
         ("P104", |p| clear_waits(p, Stream::Compute)),
@@ -71,7 +71,7 @@ fn bytes() {
 fn results_on_operands() {
     let plan = gpt2(&["precision.compute=fp32"]);
     let mut only_that = 0;
-    for task in 0..plan.tasks.len() {
+    for task in plan.tasks.keys() {
         let Action::Kernel { kernel, reads, writes } = &plan.tasks[task].action else { continue };
         let apart = |r: &&Place| r.buffer != writes[0].buffer && r.ty == writes[0].ty;
         let Some(read) = reads.iter().find(apart) else { continue };
@@ -116,8 +116,7 @@ fn overlap_two_activations(plan: &mut Plan) {
             t.action.reads().into_iter().chain(t.action.writes()).any(|p| p.buffer == b)
         };
         let on_compute = |t: &frit_ir::plan::Task| t.stream == Stream::Compute;
-        let tasks: Vec<usize> =
-            (0..plan.tasks.len()).filter(|&i| touches(&plan.tasks[i])).collect();
+        let tasks: Vec<TaskId> = plan.tasks.keys().filter(|&i| touches(&plan.tasks[i])).collect();
         let inside = tasks.iter().all(|&i| on_compute(&plan.tasks[i]));
         let buffer = &plan.buffers[b];
         let activation =
@@ -127,7 +126,7 @@ fn overlap_two_activations(plan: &mut Plan) {
     let spans: Vec<_> = plan.buffers.keys().map(|b| (b, span(b))).collect();
     let nested = spans.iter().find_map(|(a, outer)| {
         let (first, last) = (*outer)?;
-        let inner = |(_, s): &&(BufferId, Option<(usize, usize)>)| {
+        let inner = |(_, s): &&(BufferId, Option<(TaskId, TaskId)>)| {
             s.is_some_and(|(begin, end)| first < begin && end < last)
         };
         spans.iter().find(inner).map(|(b, _)| (*a, *b))
@@ -544,9 +543,9 @@ fn host_copy(plan: &mut Plan, direction: Stream) -> &mut frit_ir::plan::Task {
 }
 
 /// The copies of the update in such a direction, by position.
-fn copies_of_update(plan: &Plan, direction: Stream) -> Vec<usize> {
+fn copies_of_update(plan: &Plan, direction: Stream) -> Vec<TaskId> {
     let update = plan.phase(PhaseName::Update).expect("an update");
-    (update.begin..update.end).filter(|i| plan.tasks[*i].stream == direction).collect()
+    update.tasks().filter(|i| plan.tasks[*i].stream == direction).collect()
 }
 
 #[test]
@@ -588,9 +587,9 @@ fn host_memory() {
         // A moment in the place of the other.
         ("P106", |p| {
             let copies = copies_of_update(p, Stream::CopyIn);
-            let from = |p: &Plan, i: usize| p.tasks[i].action.reads()[0].clone();
-            let size = |p: &Plan, i: usize| from(p, i).ty.bytes();
-            let moments: Vec<usize> = copies
+            let from = |p: &Plan, i: TaskId| p.tasks[i].action.reads()[0].clone();
+            let size = |p: &Plan, i: TaskId| from(p, i).ty.bytes();
+            let moments: Vec<TaskId> = copies
                 .iter()
                 .copied()
                 .filter(|i| p.buffers[from(p, *i).buffer].class == BufferClass::OptimizerState)

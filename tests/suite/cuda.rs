@@ -2,7 +2,9 @@
 //! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
 
 use crate::support::{Planned, file, plan};
-use frit_ir::plan::{Action, CandidateName, Entry, GroupId, Launch, PhaseName, Plan, Stream, Team};
+use frit_ir::plan::{
+    Action, CandidateName, Entry, GroupId, Launch, PhaseName, Plan, Stream, TaskId, Team,
+};
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
 use frit_runtime::device::Device;
@@ -26,13 +28,13 @@ pub(crate) fn open(dir: &PlanDir, driver: Recording) -> Result<Cuda<'_, Recordin
     Cuda::new(dir, driver, ranks)
 }
 
-/// Feeds every input and runs a range; what the driver was asked for meanwhile.
-pub(crate) fn step(device: &mut Cuda<'_, Recording>, plan: &Plan, end: usize) -> Vec<Call> {
+/// Feeds every input and runs the tasks before `end`; what the driver was asked for meanwhile.
+pub(crate) fn step(device: &mut Cuda<'_, Recording>, plan: &Plan, end: TaskId) -> Vec<Call> {
     device.driver().take();
     for (buffer, ty) in plan.fed() {
         device.feed(buffer, Element::from(ty.dtype), &vec![0; ty.bytes()]).unwrap();
     }
-    device.run(0..end).unwrap();
+    device.run(TaskId::FIRST..end).unwrap();
     device.driver().take()
 }
 
@@ -87,11 +89,11 @@ fn n_calls(plan: &Plan, action: &Action) -> usize {
 pub(crate) fn replay(plan: &Plan, calls: &[Call]) -> (BTreeMap<Stream, StreamHandle>, usize) {
     let mut handles: BTreeMap<Stream, StreamHandle> = BTreeMap::new();
     // The tasks before each stream's next call, and before each event.
-    let mut before: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
-    let mut marks: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    let mut before: BTreeMap<usize, BTreeSet<TaskId>> = BTreeMap::new();
+    let mut marks: BTreeMap<usize, BTreeSet<TaskId>> = BTreeMap::new();
     let mut n_waits = 0;
     let mut calls = calls.iter();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let mut left = n_calls(plan, &task.action);
         while left > 0 {
             match calls.next().unwrap_or_else(|| panic!("task {i} has no calls")) {
@@ -135,7 +137,7 @@ pub(crate) fn replay(plan: &Plan, calls: &[Call]) -> (BTreeMap<Stream, StreamHan
         }
     }
     let all = &before[&handles[&Stream::Compute].0];
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         assert!(n_calls(plan, &task.action) == 0 || all.contains(&i), "task {i} is not joined");
     }
     (handles, n_waits)
@@ -148,7 +150,7 @@ fn expected_waits(plan: &Plan) -> usize {
     };
     let waits: usize = plan.tasks.iter().map(crossing).sum();
     let others = |p: &frit_ir::plan::Phase| {
-        let used: BTreeSet<Stream> = plan.tasks[p.begin..p.end].iter().map(|t| t.stream).collect();
+        let used: BTreeSet<Stream> = plan.tasks[p.range()].iter().map(|t| t.stream).collect();
         2 * used.iter().filter(|s| **s != Stream::Compute).count()
     };
     waits + plan.phases.iter().map(others).sum::<usize>()
@@ -192,7 +194,7 @@ fn check_steps(model: &str, ranks: usize, more: &[&str]) {
     let all = allocated.last().expect("an allocation");
     assert!(*all >= plan.persistent_bytes + plan.workspace_bytes);
 
-    let (end, n) = (plan.tasks.len(), plan.inputs.len());
+    let (end, n) = (plan.tasks.next_key(), plan.inputs.len());
     let first = step(&mut device, plan, end);
     let eager = body(&first, n).to_vec();
     let (streams, waits) = replay(plan, &eager);
@@ -257,7 +259,7 @@ fn what_rests_on_the_host_is_pinned_copied_and_read_back() {
             _ => [n_in, n_out],
         })
     };
-    let calls = step(&mut device, plan, plan.tasks.len());
+    let calls = step(&mut device, plan, plan.tasks.next_key());
     let summary = plan.summary();
     let expected = [summary.bytes_copied_in_per_step, summary.bytes_copied_out_per_step];
     assert_eq!(copied(body(&calls, plan.inputs.len())).map(|n| n as u64), expected);
@@ -278,7 +280,7 @@ fn collectives_of_replicated_shards_go_to_the_teams_that_the_plan_says() {
     let (_planned, dir) = planned("mlp", 4, &more);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
-    let calls = step(&mut device, plan, plan.tasks.len());
+    let calls = step(&mut device, plan, plan.tasks.next_key());
     let used = calls.iter().filter_map(|c| match c {
         Call::Collective(_, team, _, _) => Some(device.driver().team(*team)),
         _ => None,
@@ -307,7 +309,7 @@ fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_st
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((8, 0))).unwrap();
     let micro = plan.phase(PhaseName::MicroStep).expect("a phase").end;
-    let end = plan.tasks.len();
+    let end = plan.tasks.next_key();
     for number in 0..5 {
         let calls = [step(&mut device, plan, micro), step(&mut device, plan, end)].concat();
         let launches = calls.iter().filter(|c| matches!(c, Call::LaunchGraph(..))).count();
@@ -342,7 +344,7 @@ fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_st
 
 /// Names of what a step multiplies and launches.
 fn work_of_step(device: &mut Cuda<'_, Recording>, plan: &Plan) -> (Vec<String>, Vec<String>) {
-    let calls = step(device, plan, plan.tasks.len());
+    let calls = step(device, plan, plan.tasks.next_key());
     let products = calls.iter().filter_map(|c| match c {
         Call::Multiply(product, ..) => Some(product.clone()),
         _ => None,
@@ -409,7 +411,7 @@ fn grids_are_sized_by_the_gpu() {
         let mut driver = Recording::new((9, 0));
         driver.properties.multiprocessors = multiprocessors;
         let mut device = open(&dir, driver).unwrap();
-        let calls = step(&mut device, &dir.plan, dir.plan.tasks.len());
+        let calls = step(&mut device, &dir.plan, dir.plan.tasks.next_key());
         let grid = |call: Call| match call {
             Call::Launch(name, shape, ..) => Some((name, shape.grid[0])),
             _ => None,
@@ -438,7 +440,7 @@ fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
     let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
-    let calls = step(&mut device, plan, plan.tasks.len());
+    let calls = step(&mut device, plan, plan.tasks.next_key());
     let products: Vec<_> = calls
         .iter()
         .filter_map(|c| match c {
@@ -566,7 +568,7 @@ fn a_read_sees_what_was_fed() {
     let delivered = |c: &Call| matches!(c, Call::Copy(to, ..) if *to == from);
     assert!(calls[..read].iter().any(delivered), "{calls:?}");
     // What was delivered is not delivered again.
-    device.run(0..1).unwrap();
+    device.run(TaskId::FIRST..TaskId::FIRST.next()).unwrap();
     assert!(!device.driver().take().iter().any(delivered));
 }
 
@@ -618,7 +620,7 @@ fn a_rank_that_waits_for_one_that_is_gone_stops_and_says_where() {
     let (_planned, dir) = planned("mlp", 2, &[]);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
-    step(&mut device, plan, plan.tasks.len());
+    step(&mut device, plan, plan.tasks.next_key());
     device.note_metrics().unwrap();
     device.driver().stuck.set(true);
     *device.driver().peer_error.borrow_mut() = Some("remote process exited".into());
@@ -636,8 +638,8 @@ fn a_traced_step_times_every_task() {
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
     device.driver().take();
-    let spans = device.trace(0..plan.tasks.len()).unwrap();
-    assert!(spans.iter().map(|s| s.task).eq(0..plan.tasks.len()));
+    let spans = device.trace(TaskId::FIRST..plan.tasks.next_key()).unwrap();
+    assert!(spans.iter().map(|s| s.task).eq(plan.tasks.keys()));
     assert!(spans.iter().all(|s| s.duration_us > 0.0 && s.start_us > 0.0));
     assert!(device.driver().take().iter().all(|c| !matches!(c, Call::BeginCapture(_))));
 }

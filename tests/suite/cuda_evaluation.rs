@@ -35,7 +35,7 @@ fn an_evaluation_is_one_graph() {
         let dir = PlanDir::load_evaluation(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
         let plan = &dir.plan;
         let mut device = open(&dir, Recording::new((8, 0))).unwrap_or_else(|e| panic!("{e}"));
-        let end = plan.phases[0].end;
+        let end = plan.tasks.next_key();
         let calls = step(&mut device, plan, end);
         let issued = calls.iter().filter(|c| matches!(c, Call::Collective(..))).count();
         assert_eq!(issued, collectives(plan), "{model}");
@@ -71,7 +71,10 @@ fn validation_copies_the_parameters_and_runs_beside_the_training() {
         let validation = Validation::open(&dir, &data.into()).unwrap_or_else(|e| panic!("{e}"));
         let mut trained = open(&dir, Recording::new((8, 0))).unwrap_or_else(|e| panic!("{e}"));
         let training: HashSet<StreamHandle> =
-            step(&mut trained, &dir.plan, dir.plan.tasks.len()).iter().filter_map(stream).collect();
+            step(&mut trained, &dir.plan, dir.plan.tasks.next_key())
+                .iter()
+                .filter_map(stream)
+                .collect();
         let mut beside = validation.on_gpu(&trained).unwrap_or_else(|e| panic!("{e}"));
         trained.driver().take();
         // The driver copies nothing out, so that nothing counts and the sum is 0.
@@ -98,7 +101,7 @@ fn validation_copies_the_parameters_and_runs_beside_the_training() {
             "{model}"
         );
         // Training goes on as if nothing had happened: now it is captured.
-        let again = step(&mut trained, &dir.plan, dir.plan.tasks.len());
+        let again = step(&mut trained, &dir.plan, dir.plan.tasks.next_key());
         assert!(again.iter().any(|c| matches!(c, Call::LaunchGraph(_, s) if training.contains(s))));
     }
 }

@@ -8,8 +8,8 @@ use crate::support::{file, plan, plan_at, plan_to_evaluate};
 use clap::Parser;
 use frit_ir::ops::StateName;
 use frit_ir::plan::{
-    BufferId, EvalMetric, GroupId, KernelId, ParamId, PhaseName, Plan, Pointer, UnitId, check,
-    seal, sha256_hex,
+    BufferId, EvalMetric, GroupId, KernelId, ParamId, PhaseId, PhaseName, Plan, Pointer, TaskId,
+    UnitId, check, seal, sha256_hex,
 };
 use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
@@ -196,8 +196,8 @@ fn indices_beyond_their_tables_are_refused() {
         |p| p.metrics[0].place.offset = usize::MAX - 3,
         |p| p.loss_capacity = usize::MAX / 2,
         |p| p.world_size = 1 << 62,
-        |p| p.tasks[0].cost_us = f64::INFINITY,
-        |p| p.tasks[0].flops = u64::MAX,
+        |p| p.tasks[TaskId::FIRST].cost_us = f64::INFINITY,
+        |p| p.tasks[TaskId::FIRST].flops = u64::MAX,
         |p| p.hyper[0].value = f64::NAN,
     ];
     let plan = plan("tests/models/mlp/model.onnx", 4, &["sharding.ranks=2"]).compiled.plan;
@@ -241,7 +241,7 @@ fn words_that_no_plan_knows_are_refused() {
     let error = check(&misplaced).expect_err("no state of elements").to_string();
     assert!(error.contains("`step` is no state of its elements"), "{error}");
     let mut swapped = trained.clone();
-    swapped.phases[0].name = PhaseName::Reduce;
+    swapped.phases[PhaseId(0)].name = PhaseName::Reduce;
     check(&swapped).expect_err("the phases are out of order");
 }
 

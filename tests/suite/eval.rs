@@ -5,7 +5,7 @@ use crate::support::{Planned, file, plan_to_evaluate, train_on};
 use frit::export::Trained;
 use frit_ir::Op;
 use frit_ir::ops::{Constant, RandomMask};
-use frit_ir::plan::{Action, Arena, GroupId, PhaseName};
+use frit_ir::plan::{Action, Arena, GroupId, PhaseId, PhaseName};
 use frit_passes::verify_plan::verify_plan;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::eval::{Options, Report, evaluate};
@@ -206,7 +206,7 @@ fn inputs_are_taken_exactly_as_declared() {
         3,
         &["precision.compute=fp32", "loss.kind=none"],
     );
-    assert_eq!(plan.compiled.plan.phases[0].name, PhaseName::Eval);
+    assert_eq!(plan.compiled.plan.phases[PhaseId(0)].name, PhaseName::Eval);
     let outputs = dir.path().join("outputs.safetensors");
     let given = |n: usize| Options {
         inputs: Some(first("mlp", n, dir.path())),

@@ -4,7 +4,7 @@
 use crate::support::file;
 use expect_test::expect_file;
 use frit_ir::Region;
-use frit_ir::plan::{Live, Plan, Purpose, Stream};
+use frit_ir::plan::{Live, Plan, Purpose, Stream, TaskId, TiVec};
 use frit_passes::simulate::Simulation;
 use std::fmt::Write;
 
@@ -95,7 +95,7 @@ pub(crate) fn predictions(label: &str, all: &[(String, f64)]) -> String {
 
 /// Bytes in use over the tasks of a step: stacked by purpose for the first plan, and all of the second as a
 /// line. With each plan come its persistent bytes.
-pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
+pub(crate) fn memory(plans: &[(TiVec<TaskId, Live>, usize)]) -> String {
     const COLUMNS: usize = 200;
     let gib = |bytes: usize| bytes as f64 / (1_u64 << 30) as f64;
     let columns = |live: &[Live]| -> Vec<Live> {
@@ -103,13 +103,13 @@ pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
             |part: &[Live]| *part.iter().max_by_key(|l| l.iter().sum::<usize>()).expect("tasks");
         live.chunks(live.len().div_ceil(COLUMNS)).map(most).collect()
     };
-    let peak = |(live, stays): &(Vec<Live>, usize)| {
+    let peak = |(live, stays): &(TiVec<TaskId, Live>, usize)| {
         gib(stays + live.iter().map(|l| l.iter().sum()).max().unwrap_or(0))
     };
     let top = round_up(plans.iter().map(peak).fold(0.0, f64::max));
     let mut svg = head("GiB of a rank in use over a step", top);
     let (live, stays) = &plans[0];
-    let drawn = columns(live);
+    let drawn = columns(&live.raw);
     let x = |i: usize, n: usize| LEFT + (WIDTH - LEFT - 180.0) * i as f64 / n as f64;
     let mut base = vec![gib(*stays); drawn.len()];
     let names = std::iter::once("persistent").chain(Purpose::ALL.iter().map(|p| p.name()));
@@ -131,7 +131,7 @@ pub(crate) fn memory(plans: &[(Vec<Live>, usize)]) -> String {
         legend(&mut svg, k, color, name);
     }
     for (live, stays) in &plans[1..] {
-        let drawn = columns(live);
+        let drawn = columns(&live.raw);
         let mut points = String::new();
         for (i, live) in drawn.iter().enumerate() {
             let all = gib(stays + live.iter().sum::<usize>());

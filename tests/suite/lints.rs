@@ -5,7 +5,7 @@ use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit::compilation::{Request, compile};
 use frit::config::Config;
-use frit_ir::plan::{Action, KernelId, ParamId, Plan};
+use frit_ir::plan::{Action, KernelId, ParamId, PhaseId, Plan};
 use frit_ir::{DType, Op, Region, Severity, TensorType, text};
 use frit_passes::cost::Cluster;
 use frit_passes::lint;
@@ -254,7 +254,7 @@ fn state_changes_once_and_by_the_checked_flag() {
     let task = |plan: &Plan, op: &str| {
         let holds = |k: KernelId| plan.kernels[k].body.nodes().any(|(_, n)| n.op.name() == op);
         let is = |a: &Action| matches!(a, Action::Kernel { kernel, .. } if holds(*kernel));
-        plan.tasks.iter().position(|t| is(&t.action)).expect("a task")
+        plan.tasks.position(|t| is(&t.action)).expect("a task")
     };
     let codes = |plan: &Plan| -> Vec<String> {
         verify_plan(plan).expect_err("broken").into_iter().map(|d| d.code).collect()
@@ -271,8 +271,8 @@ fn state_changes_once_and_by_the_checked_flag() {
         assert!(codes(&other).contains(&"P313".to_string()), "{op}");
         // L05: within the part of the step that accumulation repeats.
         let mut repeated = plan.clone();
-        repeated.phases[0].end = i + 1;
-        repeated.phases[1].begin = i + 1;
+        repeated.phases[PhaseId(0)].end = i.next();
+        repeated.phases[PhaseId(1)].begin = i.next();
         assert!(codes(&repeated).contains(&"P313".to_string()), "{op} in the micro-step");
     }
 }

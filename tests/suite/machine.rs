@@ -3,7 +3,7 @@
 
 use frit_ir::interpret;
 use frit_ir::ops::{ReduceKind, StateName};
-use frit_ir::plan::{Action, Arena, BufferId, PhaseName, Place, Plan, Stream};
+use frit_ir::plan::{Action, Arena, BufferId, PhaseId, PhaseName, Place, Plan, Stream, TaskId};
 use frit_ir::{DType, Tensor};
 use frit_runtime::converted;
 use std::collections::HashMap;
@@ -12,13 +12,13 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Bytes are read that were not written in this step.
-    Undefined(usize),
+    Undefined(TaskId),
     /// A place lies outside its arena.
-    OutOfRange(usize),
+    OutOfRange(TaskId),
     /// No task can go on.
     Deadlock,
     /// A kernel refuses its operands.
-    Kernel(usize),
+    Kernel(TaskId),
 }
 
 /// A sequence of numbers that is the same at every run.
@@ -89,10 +89,10 @@ impl<'a> Machine<'a> {
     }
 
     /// The phases of so many steps, micro-steps repeated, with their step and micro-step.
-    fn program(&self, steps: usize) -> Vec<(usize, usize, usize)> {
+    fn program(&self, steps: usize) -> Vec<(PhaseId, usize, usize)> {
         let mut program = Vec::new();
         for step in 0..steps {
-            for (p, phase) in self.plan.phases.iter().enumerate() {
+            for (p, phase) in self.plan.phases.iter_enumerated() {
                 let n = if phase.name == PhaseName::MicroStep { self.plan.accumulation } else { 1 };
                 program.extend((0..n).map(|micro| (p, step, micro)));
             }
@@ -185,7 +185,7 @@ impl<'a> Machine<'a> {
             }
             for rank in team {
                 let begin = self.plan.phases[program[self.ranks[rank].at].0].begin;
-                self.ranks[rank].done[task - begin] = true;
+                self.ranks[rank].done[task.0 - begin.0] = true;
                 if self.ranks[rank].done.iter().all(|d| *d) {
                     self.ranks[rank].at += 1;
                     self.enter(rank, &program);
@@ -195,16 +195,16 @@ impl<'a> Machine<'a> {
     }
 
     /// Prepares the next phase; phases without tasks are passed over.
-    fn enter(&mut self, rank: usize, program: &[(usize, usize, usize)]) {
+    fn enter(&mut self, rank: usize, program: &[(PhaseId, usize, usize)]) {
         while let Some(&(phase, step, micro)) = program.get(self.ranks[rank].at) {
             let p = &self.plan.phases[phase];
-            if phase == 0 && micro == 0 {
+            if phase == PhaseId(0) && micro == 0 {
                 self.ranks[rank].arenas[1].1.fill(false);
             }
             if p.name == PhaseName::MicroStep {
                 self.feed(rank, step, micro);
             }
-            self.ranks[rank].done = vec![false; p.end - p.begin];
+            self.ranks[rank].done = vec![false; p.tasks().len()];
             if p.begin < p.end {
                 return;
             }
@@ -217,22 +217,28 @@ impl<'a> Machine<'a> {
         &self,
         rank: usize,
         stream: Stream,
-        program: &[(usize, usize, usize)],
-    ) -> Option<usize> {
+        program: &[(PhaseId, usize, usize)],
+    ) -> Option<TaskId> {
         let state = &self.ranks[rank];
         let phase = &self.plan.phases[program.get(state.at)?.0];
-        let task = (phase.begin..phase.end)
-            .find(|i| self.plan.tasks[*i].stream == stream && !state.done[i - phase.begin])?;
+        let task = phase
+            .tasks()
+            .find(|i| self.plan.tasks[*i].stream == stream && !state.done[i.0 - phase.begin.0])?;
         let waits = &self.plan.tasks[task].waits;
-        waits.iter().all(|w| state.done[w - phase.begin]).then_some(task)
+        waits.iter().all(|w| state.done[w.0 - phase.begin.0]).then_some(task)
     }
 
-    fn team(&self, rank: usize, task: usize) -> Vec<usize> {
+    fn team(&self, rank: usize, task: TaskId) -> Vec<usize> {
         let team = self.plan.team(&self.plan.tasks[task].action, rank);
         team.map_or(vec![rank], |team| team.ranks().collect())
     }
 
-    fn team_is_ready(&self, rank: usize, task: usize, program: &[(usize, usize, usize)]) -> bool {
+    fn team_is_ready(
+        &self,
+        rank: usize,
+        task: TaskId,
+        program: &[(PhaseId, usize, usize)],
+    ) -> bool {
         let stream = self.plan.tasks[task].stream;
         self.team(rank, task).into_iter().all(|other| {
             self.ranks[other].at == self.ranks[rank].at
@@ -240,7 +246,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    fn read(&self, rank: usize, task: usize, place: &Place) -> Result<Vec<u8>, Fault> {
+    fn read(&self, rank: usize, task: TaskId, place: &Place) -> Result<Vec<u8>, Fault> {
         let buffer = &self.plan.buffers[place.buffer];
         let (memory, defined) = &self.ranks[rank].arenas[arena(buffer.arena)];
         let range = buffer.offset + place.offset..buffer.offset + place.offset + place.ty.bytes();
@@ -252,7 +258,7 @@ impl<'a> Machine<'a> {
     fn write(
         &mut self,
         rank: usize,
-        task: usize,
+        task: TaskId,
         place: &Place,
         bytes: &[u8],
     ) -> Result<(), Fault> {
@@ -265,7 +271,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn local(&mut self, rank: usize, task: usize) -> Result<(), Fault> {
+    fn local(&mut self, rank: usize, task: TaskId) -> Result<(), Fault> {
         let plan = self.plan;
         match &plan.tasks[task].action {
             Action::Kernel { kernel, reads, writes } => {
@@ -299,7 +305,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn collective(&mut self, task: usize, team: &[usize]) -> Result<(), Fault> {
+    fn collective(&mut self, task: TaskId, team: &[usize]) -> Result<(), Fault> {
         let plan = self.plan;
         let action = &plan.tasks[task].action;
         let (send, recv) = (action.reads()[0], action.writes()[0]);

@@ -6,7 +6,9 @@ use frit::commands::{Cli, execute};
 use frit::compilation::{Request, predict};
 use frit::config::Config;
 use frit_ir::Region;
-use frit_ir::plan::{ALIGNMENT, Action, Arena, BufferId, Entry, KernelKind, Plan, Purpose, TiVec};
+use frit_ir::plan::{
+    ALIGNMENT, Action, Arena, BufferId, Entry, KernelKind, Plan, Purpose, TaskId, TiVec,
+};
 use frit_passes::verify_plan::verify_plan;
 
 /// The given models.
@@ -47,21 +49,21 @@ fn prove(plan: &Plan) {
 
 /// Whether the tasks of a plan are complete before others start, whatever the timing: by stream order,
 /// waits and phases alone.
-struct Order(Vec<Vec<u64>>);
+struct Order(TiVec<TaskId, Vec<u64>>);
 
 impl Order {
     fn of(plan: &Plan) -> Order {
         let words = plan.tasks.len().div_ceil(64);
-        let mut before: Vec<Vec<u64>> = Vec::new();
+        let mut before: TiVec<TaskId, Vec<u64>> = TiVec::new();
         for phase in &plan.phases {
-            for i in phase.begin..phase.end {
+            for i in phase.tasks() {
                 let mut known = vec![0; words];
-                (0..phase.begin).for_each(|j| known[j / 64] |= 1 << (j % 64));
-                let same = |j: &usize| plan.tasks[*j].stream == plan.tasks[i].stream;
-                let previous = (phase.begin..i).rev().find(same);
+                (0..phase.begin.0).for_each(|j| known[j / 64] |= 1 << (j % 64));
+                let same = |j: &TaskId| plan.tasks[*j].stream == plan.tasks[i].stream;
+                let previous = phase.begin.until(i).rev().find(same);
                 for j in plan.tasks[i].waits.iter().copied().chain(previous) {
                     known.iter_mut().zip(&before[j]).for_each(|(k, b)| *k |= b);
-                    known[j / 64] |= 1 << (j % 64);
+                    known[j.0 / 64] |= 1 << (j.0 % 64);
                 }
                 before.push(known);
             }
@@ -69,15 +71,15 @@ impl Order {
         Order(before)
     }
 
-    fn before(&self, a: usize, b: usize) -> bool {
-        self.0[b][a / 64] >> (a % 64) & 1 == 1
+    fn before(&self, a: TaskId, b: TaskId) -> bool {
+        self.0[b][a.0 / 64] >> (a.0 % 64) & 1 == 1
     }
 }
 
 /// The tasks that use each buffer of the workspace.
-fn accesses(plan: &Plan) -> TiVec<BufferId, Vec<usize>> {
-    let mut accesses: TiVec<BufferId, Vec<usize>> = vec![Vec::new(); plan.buffers.len()].into();
-    for (i, task) in plan.tasks.iter().enumerate() {
+fn accesses(plan: &Plan) -> TiVec<BufferId, Vec<TaskId>> {
+    let mut accesses: TiVec<BufferId, Vec<TaskId>> = vec![Vec::new(); plan.buffers.len()].into();
+    for (i, task) in plan.tasks.iter_enumerated() {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             if plan.buffers[place.buffer].arena == Arena::Workspace {
                 accesses[place.buffer].push(i);
@@ -170,7 +172,7 @@ fn bytes_are_reported_by_what_they_are_for() {
     }
     // Live bytes are those of the tasks around, counted one buffer at a time.
     let (live, accesses) = (plan.live(), accesses(plan));
-    for (i, live) in live.iter().enumerate().step_by(7) {
+    for (i, live) in live.iter_enumerated().step_by(7) {
         let mut expected = [0; Purpose::ALL.len()];
         for (b, tasks) in accesses.iter_enumerated() {
             if let (Some(first), Some(last), Some(purpose)) =
@@ -183,11 +185,10 @@ fn bytes_are_reported_by_what_they_are_for() {
         assert_eq!(*live, expected, "at task {i}");
     }
     // Activations are what backward starts with; none is left in the update.
-    let turn =
-        plan.tasks.iter().position(|t| t.region == Region::Backward).expect("a backward pass");
+    let turn = plan.tasks.position(|t| t.region == Region::Backward).expect("a backward pass");
     let [gathered, _, activations, _] = live[turn];
     assert!(gathered > 0 && activations > 0);
-    assert_eq!(live[plan.tasks.len() - 1][Purpose::Activation as usize], 0);
+    assert_eq!(live.last().expect("tasks")[Purpose::Activation as usize], 0);
 
     let path = planned.path();
     let args = ["frit", "inspect", path.to_str().unwrap(), "--view", "memory"];

@@ -108,7 +108,7 @@ fn strategies_that_reduce_over_all_ranks_at_once_change_no_bit() {
 /// All-gathers, reduce-scatters, and all-reduces of gradients in one step.
 fn counts(plan: &Plan) -> [usize; 3] {
     let mut counts = [0; 3];
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         match &task.action {
             Action::AllGather { .. } => counts[0] += plan.runs(i),
             Action::ReduceScatter { .. } => counts[1] += plan.runs(i),

@@ -12,7 +12,7 @@
 use crate::machine::{Fault, Machine, Random};
 use crate::support::{Planned, plan_at};
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, BufferId, GroupId, KernelId, Place, Plan, Stream};
+use frit_ir::plan::{Action, BufferId, GroupId, KernelId, PhaseId, Place, Plan, Stream, TaskId};
 use frit_passes::verify_plan::verify_plan;
 use std::collections::BTreeMap;
 
@@ -107,8 +107,8 @@ const KINDS: [(&str, Mutation); 14] = [
     ("a phase that ends elsewhere", move_boundary),
 ];
 
-fn pick_task(plan: &Plan, random: &mut Random, which: impl Fn(usize) -> bool) -> Option<usize> {
-    let all: Vec<usize> = (0..plan.tasks.len()).filter(|i| which(*i)).collect();
+fn pick_task(plan: &Plan, random: &mut Random, which: impl Fn(TaskId) -> bool) -> Option<TaskId> {
+    let all: Vec<TaskId> = plan.tasks.keys().filter(|i| which(*i)).collect();
     (!all.is_empty()).then(|| all[random.below(all.len())])
 }
 
@@ -131,18 +131,18 @@ fn earlier_wait(plan: &mut Plan, random: &mut Random) -> bool {
     if wait == begin {
         return false;
     }
-    plan.tasks[i].waits[k] = begin + random.below(wait - begin);
+    plan.tasks[i].waits[k] = TaskId(begin.0 + random.below(wait.0 - begin.0));
     true
 }
 
 /// Moves the task at `from` to `to` within its phase; waits follow the tasks they name.
-fn relocate(plan: &mut Plan, from: usize, to: usize) -> bool {
+fn relocate(plan: &mut Plan, from: TaskId, to: TaskId) -> bool {
     let task = plan.tasks.remove(from);
     plan.tasks.insert(to, task);
-    let moved = |w: usize| match w {
+    let moved = |w: TaskId| match w {
         w if w == from => to,
-        w if from < w && w <= to => w - 1,
-        w if to <= w && w < from => w + 1,
+        w if from < w && w <= to => TaskId(w.0 - 1),
+        w if to <= w && w < from => w.next(),
         w => w,
     };
     for task in &mut plan.tasks {
@@ -151,33 +151,33 @@ fn relocate(plan: &mut Plan, from: usize, to: usize) -> bool {
     true
 }
 
-fn phase_of(plan: &Plan, task: usize) -> (usize, usize) {
-    let phase = plan.phases.iter().find(|p| (p.begin..p.end).contains(&task)).expect("a phase");
+fn phase_of(plan: &Plan, task: TaskId) -> (TaskId, TaskId) {
+    let phase = plan.phases.iter().find(|p| p.range().contains(&task)).expect("a phase");
     (phase.begin, phase.end)
 }
 
 fn swap_neighbors(plan: &mut Plan, random: &mut Random) -> bool {
-    let i = random.below(plan.tasks.len());
+    let i = TaskId(random.below(plan.tasks.len()));
     let (_, end) = phase_of(plan, i);
-    i + 1 < end && relocate(plan, i, i + 1)
+    i.next() < end && relocate(plan, i, i.next())
 }
 
 fn move_task(plan: &mut Plan, random: &mut Random) -> bool {
-    let i = random.below(plan.tasks.len());
+    let i = TaskId(random.below(plan.tasks.len()));
     let (begin, end) = phase_of(plan, i);
-    let to = begin + random.below(end - begin);
+    let to = TaskId(begin.0 + random.below(end.0 - begin.0));
     to != i && relocate(plan, i, to)
 }
 
 fn leave_out(plan: &mut Plan, random: &mut Random) -> bool {
-    let i = random.below(plan.tasks.len());
+    let i = TaskId(random.below(plan.tasks.len()));
     plan.tasks[i].action = Action::Zero { places: vec![] };
     plan.tasks[i].stream = Stream::Compute;
     true
 }
 
 fn other_stream(plan: &mut Plan, random: &mut Random) -> bool {
-    let i = random.below(plan.tasks.len());
+    let i = TaskId(random.below(plan.tasks.len()));
     let stream = Stream::ALL[random.below(Stream::ALL.len())];
     let changed = plan.tasks[i].stream != stream;
     plan.tasks[i].stream = stream;
@@ -226,7 +226,7 @@ fn replace_place(
     random: &mut Random,
     places: fn(&mut Action) -> Vec<&mut Place>,
 ) -> bool {
-    let i = random.below(plan.tasks.len());
+    let i = TaskId(random.below(plan.tasks.len()));
     let n = places(&mut plan.tasks[i].action).len();
     if n == 0 {
         return false;
@@ -239,7 +239,7 @@ fn replace_place(
 }
 
 fn shift_place(plan: &mut Plan, random: &mut Random) -> bool {
-    let i = random.below(plan.tasks.len());
+    let i = TaskId(random.below(plan.tasks.len()));
     let places = if random.below(2) == 0 { Action::reads_mut } else { Action::writes_mut };
     let n = places(&mut plan.tasks[i].action).len();
     if n == 0 {
@@ -256,7 +256,7 @@ fn shift_place(plan: &mut Plan, random: &mut Random) -> bool {
 }
 
 fn other_kernel(plan: &mut Plan, random: &mut Random) -> bool {
-    let is_kernel = |i: usize| matches!(plan.tasks[i].action, Action::Kernel { .. });
+    let is_kernel = |i: TaskId| matches!(plan.tasks[i].action, Action::Kernel { .. });
     let Some(i) = pick_task(plan, random, is_kernel) else { return false };
     let other = KernelId(random.below(plan.kernels.len()));
     let Action::Kernel { kernel, .. } = &mut plan.tasks[i].action else { return false };
@@ -267,7 +267,7 @@ fn other_kernel(plan: &mut Plan, random: &mut Random) -> bool {
 
 fn change_collective(plan: &mut Plan, random: &mut Random) -> bool {
     let n_groups = plan.groups.len();
-    let is_collective = |i: usize| plan.tasks[i].action.is_collective();
+    let is_collective = |i: TaskId| plan.tasks[i].action.is_collective();
     let Some(i) = pick_task(plan, random, is_collective) else { return false };
     let (kind, other) = (random.below(3), GroupId(random.below(n_groups)));
     let action = &mut plan.tasks[i].action;
@@ -295,13 +295,15 @@ fn change_collective(plan: &mut Plan, random: &mut Random) -> bool {
 
 fn move_boundary(plan: &mut Plan, random: &mut Random) -> bool {
     let k = random.below(plan.phases.len() - 1);
-    let border = plan.phases[k].end;
+    let (k, after) = (PhaseId(k), PhaseId(k + 1));
+    let border = plan.phases[k].end.0;
     let border = if random.below(2) == 0 { border + 1 } else { border.saturating_sub(1) };
-    if border < plan.phases[k].begin || border > plan.phases[k + 1].end {
+    let border = TaskId(border);
+    if border < plan.phases[k].begin || border > plan.phases[after].end {
         return false;
     }
     plan.phases[k].end = border;
-    plan.phases[k + 1].begin = border;
+    plan.phases[after].begin = border;
     true
 }
 

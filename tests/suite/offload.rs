@@ -190,7 +190,7 @@ fn what_kernels_read_is_never_on_the_host() {
 fn the_update_of_a_unit_overlaps_the_copies_of_its_neighbors() {
     let plan = predicted("gpt2", &["sharding.ranks=2", "memory.offload=optimizer"]);
     let update = plan.phase(PhaseName::Update).expect("an update");
-    let tasks = &plan.tasks[update.begin..update.end];
+    let tasks = &plan.tasks.raw[update.begin.0..update.end.0];
     let is = |t: &frit_ir::plan::Task, s: Stream| t.stream == s;
     let first_out = tasks.iter().position(|t| is(t, Stream::CopyOut)).expect("a copy out");
     let early = tasks[..first_out].iter().filter(|t| is(t, Stream::CopyIn)).count();

@@ -150,7 +150,7 @@ fn planted_overflows_skip_their_steps_and_leave_everything_else_alone() {
 fn exchanges(plan: &Plan) -> (Vec<DType>, usize) {
     let micro_step = plan.phase(PhaseName::MicroStep).expect("a phase");
     let (mut dtypes, mut within) = (Vec::new(), 0);
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let send = match &task.action {
             Action::ReduceScatter { send, .. } | Action::AllReduce { group: Some(_), send, .. } => {
                 send

@@ -7,6 +7,7 @@ use frit::commands::{Cli, execute};
 use frit::compilation::{Request, compile};
 use frit::config::Config;
 use frit::predict;
+use frit_ir::plan::{Action, TaskId};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -72,7 +73,7 @@ fn every_command_predicts_the_same_step() {
             .iter()
             .filter(|e| e["ph"] == "X")
             .collect();
-        let runs: usize = (0..compiled.tasks.len()).map(|i| compiled.runs(i)).sum();
+        let runs: usize = compiled.tasks.keys().map(|i| compiled.runs(i)).sum();
         assert_eq!(events.len(), runs);
         let end = |e: &&Value| e["ts"].as_f64().expect("ts") + e["dur"].as_f64().expect("dur");
         let last = events.iter().map(end).fold(0.0, f64::max);
@@ -80,10 +81,8 @@ fn every_command_predicts_the_same_step() {
         let uses = json(&["inspect", &path, "--view", "kernels", "--json"]);
         let uses: u64 =
             uses.as_array().expect("rows").iter().filter_map(|k| k["uses"].as_u64()).sum();
-        let kernel =
-            |i: &usize| matches!(compiled.tasks[*i].action, frit_ir::plan::Action::Kernel { .. });
-        let expected: usize =
-            (0..compiled.tasks.len()).filter(kernel).map(|i| compiled.runs(i)).sum();
+        let kernel = |i: &TaskId| matches!(compiled.tasks[*i].action, Action::Kernel { .. });
+        let expected: usize = compiled.tasks.keys().filter(kernel).map(|i| compiled.runs(i)).sum();
         assert_eq!(uses, expected as u64);
     }
 }

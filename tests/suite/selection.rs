@@ -252,7 +252,7 @@ fn a_gpu_executes_what_the_plan_lists() {
             driver.engines = Some(2);
             let mut device = crate::cuda::open(&dir, driver).unwrap_or_else(|e| panic!("{e}"));
             let mut calls = device.driver().take();
-            calls.extend(crate::cuda::step(&mut device, &dir.plan, dir.plan.tasks.len()));
+            calls.extend(crate::cuda::step(&mut device, &dir.plan, dir.plan.tasks.next_key()));
             let (mut names, mut operations, mut epilogues) = (BTreeSet::new(), 0, 0);
             for call in calls {
                 match call {

@@ -150,7 +150,7 @@ fn reductions_begin_while_backward_computes() {
     let is_reduction = |t: &Task| matches!(t.action, Action::ReduceScatter { .. });
     let compute = |t: &Task| t.stream == Stream::Compute;
     let micro = plan.phase(PhaseName::MicroStep).unwrap();
-    let tasks = &plan.tasks[micro.begin..micro.end];
+    let tasks = &plan.tasks.raw[micro.begin.0..micro.end.0];
     let reductions: Vec<usize> = (0..tasks.len()).filter(|i| is_reduction(&tasks[*i])).collect();
     assert!(reductions.len() >= 6);
     // Between two reductions of different blocks there is work to hide them behind.

@@ -2,7 +2,7 @@
 
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;
-use frit_ir::plan::{Action, BufferId, Plan, Stream, UnitId};
+use frit_ir::plan::{Action, BufferId, Plan, Stream, TaskId, UnitId};
 
 const GPT2: &str = "tests/models/gpt2/model.onnx";
 const DATA: &str = "tests/models/gpt2/data.safetensors";
@@ -47,21 +47,21 @@ fn three_ranks_agree_with_one() {
 }
 
 /// Index of the task that first reads what each gather delivers, by gather, and the gathers themselves.
-fn gathers(plan: &Plan) -> Vec<(usize, usize)> {
-    let gather = |(i, t): (usize, &frit_ir::plan::Task)| match &t.action {
+fn gathers(plan: &Plan) -> Vec<(TaskId, TaskId)> {
+    let gather = |(i, t): (TaskId, &frit_ir::plan::Task)| match &t.action {
         Action::AllGather { recv, .. } => Some((i, recv.buffer)),
         _ => None,
     };
-    let first_read = |(i, buffer): (usize, BufferId)| {
+    let first_read = |(i, buffer): (TaskId, BufferId)| {
         let reads = |t: &frit_ir::plan::Task| t.action.reads().iter().any(|p| p.buffer == buffer);
-        (i, (i..plan.tasks.len()).find(|&j| reads(&plan.tasks[j])).expect("it is read"))
+        (i, i.until(plan.tasks.next_key()).find(|&j| reads(&plan.tasks[j])).expect("it is read"))
     };
-    plan.tasks.iter().enumerate().filter_map(gather).map(first_read).collect()
+    plan.tasks.iter_enumerated().filter_map(gather).map(first_read).collect()
 }
 
 #[test]
 fn prefetching_moves_gathers_before_the_work_that_precedes_their_use() {
-    let backward = |prefetch: &str| -> Vec<(usize, usize)> {
+    let backward = |prefetch: &str| -> Vec<(TaskId, TaskId)> {
         let plan = planned(2, 4, &[prefetch]).compiled.plan;
         let all = gathers(&plan).into_iter();
         all.filter(|(i, _)| plan.tasks[*i].region == Region::Backward).collect()
@@ -73,7 +73,8 @@ fn prefetching_moves_gathers_before_the_work_that_precedes_their_use() {
     assert_eq!(none.len(), pre.len());
     assert_eq!(none.len(), post.len());
     // How many tasks lie between the gather and its first reader.
-    let distance = |all: &[(usize, usize)]| all.iter().map(|(i, read)| read - i).sum::<usize>();
+    let distance =
+        |all: &[(TaskId, TaskId)]| all.iter().map(|(i, read)| read.0 - i.0).sum::<usize>();
     assert!(distance(&none) <= distance(&post), "{none:?} {post:?}");
     assert!(distance(&post) < distance(&pre), "{post:?} {pre:?}");
 }
@@ -84,19 +85,21 @@ fn no_more_units_are_gathered_ahead_than_the_limit_allows() {
         let key = format!("sharding.limit_all_gathers={limit}");
         let plan = planned(2, 4, &[&key]).compiled.plan;
         // A unit is held from its gather to the last task of the same phase and region that reads it.
-        let mut held: Vec<(usize, usize)> = Vec::new();
-        for (i, t) in plan.tasks.iter().enumerate() {
+        let mut held: Vec<(TaskId, TaskId)> = Vec::new();
+        for (i, t) in plan.tasks.iter_enumerated() {
             let Action::AllGather { recv, group, .. } = &t.action else { continue };
             // The root unit is kept from the forward to the backward pass.
             if plan.groups[*group].unit == UnitId::ROOT {
                 continue;
             }
             let reads =
-                |j: &usize| plan.tasks[*j].action.reads().iter().any(|p| p.buffer == recv.buffer);
-            let next = (i + 1..plan.tasks.len())
+                |j: &TaskId| plan.tasks[*j].action.reads().iter().any(|p| p.buffer == recv.buffer);
+            let next = i
+                .next()
+                .until(plan.tasks.next_key())
                 .find(|&j| plan.tasks[j].action.writes().iter().any(|p| p.buffer == recv.buffer));
-            let end = next.unwrap_or(plan.tasks.len());
-            held.push((i, (i..end).filter(reads).max().unwrap_or(i)));
+            let end = next.unwrap_or(plan.tasks.next_key());
+            held.push((i, i.until(end).filter(reads).max().unwrap_or(i)));
         }
         assert!(held.len() > 2);
         for (i, _) in &held {

@@ -5,7 +5,7 @@ use crate::plan_dir;
 use crate::predict;
 use crate::render::{bytes, launches, table};
 use frit_ir::Op;
-use frit_ir::plan::{Action, Plan};
+use frit_ir::plan::{Action, Plan, TaskId};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -187,7 +187,7 @@ fn numbers(plan: &Plan) -> Result<Vec<(&'static str, f64)>, Report> {
     let s = plan.summary();
     let n = |x: usize| x as f64;
     let mut cast_bytes = 0;
-    for i in 0..plan.tasks.len() {
+    for i in plan.tasks.keys() {
         for (from, to, elements) in casts_of(plan, i) {
             cast_bytes += plan.runs(i) * elements * (from.size() + to.size());
         }
@@ -224,7 +224,7 @@ fn numbers(plan: &Plan) -> Result<Vec<(&'static str, f64)>, Report> {
 /// The casts between float types of task `i`: from, to, number of elements.
 fn casts_of(
     plan: &Plan,
-    i: usize,
+    i: TaskId,
 ) -> impl Iterator<Item = (frit_ir::DType, frit_ir::DType, usize)> {
     let body = match &plan.tasks[i].action {
         Action::Kernel { kernel, .. } => Some(&plan.kernels[*kernel].body),
@@ -244,7 +244,7 @@ fn casts_of(
 
 fn casts(plan: &Plan) -> BTreeMap<(String, String), u64> {
     let mut counts = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         for (from, to, _) in casts_of(plan, i) {
             let key = (task.origin.scope.to_string(), format!("{from} to {to}"));
             *counts.entry(key).or_default() += plan.runs(i) as u64;
@@ -255,7 +255,7 @@ fn casts(plan: &Plan) -> BTreeMap<(String, String), u64> {
 
 fn collectives(plan: &Plan) -> BTreeMap<(String, String, String), u64> {
     let mut counts = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let (kind, group, place) = match &task.action {
             Action::AllGather { group, recv, .. } => ("all_gather", Some(*group), recv),
             Action::ReduceScatter { group, send, .. } => ("reduce_scatter", Some(*group), send),
@@ -272,7 +272,7 @@ fn collectives(plan: &Plan) -> BTreeMap<(String, String, String), u64> {
 /// Launches of one step.
 fn launches_of(plan: &Plan) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, .. } = task.action else { continue };
         for name in launches::names(&plan.kernels[kernel].entry) {
             *counts.entry(name).or_default() += plan.runs(i) as u64;

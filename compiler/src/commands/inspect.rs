@@ -10,7 +10,7 @@ use crate::policy::{self, Policy};
 use crate::predict;
 use crate::render::{bytes, launches, table};
 use frit_ir::ops::ParamKind;
-use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Place, Plan, Task};
+use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Place, Plan, Task, TaskId};
 use frit_runtime::numerics::{Format, NumericsFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -241,7 +241,7 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
         View::Casts => casts::rows(plan),
         View::Schedule => (
             vec!["task", "stream", "region", "action", "scope", "waits", "us"],
-            plan.tasks.iter().enumerate().map(|(i, t)| schedule_row(i, t)).collect(),
+            plan.tasks.iter_enumerated().map(|(i, t)| schedule_row(i, t)).collect(),
         ),
         View::Kernels => kernels(plan),
         View::Lints => (
@@ -302,7 +302,7 @@ fn inlined(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     (vec!["initializer", "is"], rows)
 }
 
-fn schedule_row(i: usize, t: &Task) -> Vec<String> {
+fn schedule_row(i: TaskId, t: &Task) -> Vec<String> {
     let waits: Vec<String> = t.waits.iter().map(|w| w.to_string()).collect();
     let stream = t.stream.name().to_string();
     vec![
@@ -318,7 +318,7 @@ fn schedule_row(i: usize, t: &Task) -> Vec<String> {
 
 fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut uses: BTreeMap<KernelId, (usize, f64)> = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         if let Action::Kernel { kernel, .. } = task.action {
             let (n, us) = uses.entry(kernel).or_default();
             *n += plan.runs(i);

@@ -2,7 +2,7 @@
 
 use super::{WIDTH, axis, total};
 use crate::render::bytes;
-use frit_ir::plan::{BufferId, Plan, Purpose, TiVec};
+use frit_ir::plan::{BufferId, Plan, Purpose, TaskId, TiSlice, TiVec};
 use std::fmt::Write;
 
 const HEIGHT: f64 = 170.0;
@@ -12,7 +12,7 @@ const COLUMNS: usize = 500;
 const COLORS: [&str; Purpose::ALL.len()] = ["b", "d", "a", "c"];
 
 /// The drawing with its legend.
-pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
+pub(super) fn svg(plan: &Plan, times: &TiSlice<TaskId, (f64, f64)>) -> String {
     let total = total(times);
     let columns = live(plan, times, total);
     let stays = plan.persistent_bytes as f64;
@@ -85,7 +85,11 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)]) -> String {
 }
 
 /// The most bytes live within each column of time, by purpose.
-fn live(plan: &Plan, times: &[(f64, f64)], total: f64) -> Vec<[f64; Purpose::ALL.len()]> {
+fn live(
+    plan: &Plan,
+    times: &TiSlice<TaskId, (f64, f64)>,
+    total: f64,
+) -> Vec<[f64; Purpose::ALL.len()]> {
     let mut span: TiVec<BufferId, Option<(f64, f64)>> = vec![None; plan.buffers.len()].into();
     for (task, &(start, end)) in plan.tasks.iter().zip(times) {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {

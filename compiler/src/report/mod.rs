@@ -8,7 +8,7 @@ mod precision;
 mod tables;
 mod timeline;
 
-use frit_ir::plan::{Plan, Stream};
+use frit_ir::plan::{Plan, Stream, TaskId, TiSlice, TiVec};
 use frit_passes::simulate::Simulation;
 use std::fmt::Write;
 
@@ -64,8 +64,8 @@ fn escape(text: &str) -> String {
 }
 
 /// When each task starts and ends, in microseconds, if each phase runs once.
-fn times(predicted: &Simulation) -> Vec<(f64, f64)> {
-    let (mut times, mut begin) = (Vec::new(), 0.0);
+fn times(predicted: &Simulation) -> TiVec<TaskId, (f64, f64)> {
+    let (mut times, mut begin) = (TiVec::new(), 0.0);
     for phase in &predicted.phases {
         let spans = phase.timeline.spans.iter();
         times.extend(spans.map(|s| (1e6 * (begin + s.start), 1e6 * (begin + s.end))));
@@ -79,7 +79,7 @@ fn row(stream: Stream) -> usize {
 }
 
 /// The end of the last task, in microseconds; never 0.
-fn total(times: &[(f64, f64)]) -> f64 {
+fn total(times: &TiSlice<TaskId, (f64, f64)>) -> f64 {
     times.iter().map(|t| t.1).fold(1e-3, f64::max)
 }
 

@@ -15,7 +15,7 @@ const LISTED: usize = 25;
 pub(super) fn section(plan: &Plan) -> String {
     let (mut products, mut rest) = (BTreeMap::new(), BTreeMap::new());
     let mut casts: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         let runs = plan.runs(i) as u64;

@@ -97,7 +97,7 @@ pub(super) fn units(plan: &Plan) -> String {
 /// Kernels by the time they take in a step.
 pub(super) fn kernels(plan: &Plan) -> String {
     let mut uses: BTreeMap<KernelId, (usize, f64)> = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         if let Action::Kernel { kernel, .. } = task.action {
             let (n, us) = uses.entry(kernel).or_default();
             (*n, *us) = (*n + plan.runs(i), *us + plan.runs(i) as f64 * task.cost_us);

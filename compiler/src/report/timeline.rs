@@ -2,7 +2,7 @@
 
 use super::{WIDTH, axis, duration, escape, row, total};
 use frit_ir::Region;
-use frit_ir::plan::{Plan, Stream};
+use frit_ir::plan::{Plan, Stream, TaskId, TiSlice};
 use frit_passes::simulate::Simulation;
 use std::fmt::Write;
 
@@ -13,7 +13,11 @@ const BAR: f64 = 26.0;
 const NARROW: f64 = 0.4;
 
 /// The drawing with its legend.
-pub(super) fn svg(plan: &Plan, times: &[(f64, f64)], predicted: &Simulation) -> String {
+pub(super) fn svg(
+    plan: &Plan,
+    times: &TiSlice<TaskId, (f64, f64)>,
+    predicted: &Simulation,
+) -> String {
     let total = total(times);
     let streams = plan.streams();
     let height = ROW * streams.len() as f64;
@@ -26,7 +30,7 @@ pub(super) fn svg(plan: &Plan, times: &[(f64, f64)], predicted: &Simulation) -> 
         let _ = write!(svg, "<text class=label x='2' y='{:.0}'>{name}</text>", y - 2.0 + ROW - BAR);
     }
     for phase in plan.phases.iter().filter(|p| p.begin < p.end) {
-        let begin = times[phase.begin..phase.end].iter().map(|t| t.0).fold(f64::MAX, f64::min);
+        let begin = times[phase.range()].iter().map(|t| t.0).fold(f64::MAX, f64::min);
         let runs = plan.runs(phase.begin);
         let times = if runs > 1 { format!(" × {runs}") } else { String::new() };
         let _ = write!(
@@ -58,7 +62,13 @@ fn color(region: Region) -> &'static str {
     }
 }
 
-fn bars(plan: &Plan, times: &[(f64, f64)], stream: Stream, y: f64, total: f64) -> String {
+fn bars(
+    plan: &Plan,
+    times: &TiSlice<TaskId, (f64, f64)>,
+    stream: Stream,
+    y: f64,
+    total: f64,
+) -> String {
     let mut svg = String::new();
     // Start, end, color, tooltip and number of the tasks drawn together.
     let mut open: Option<(f64, f64, &str, String, usize)> = None;

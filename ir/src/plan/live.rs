@@ -1,6 +1,6 @@
 //! Bytes in use by purpose, over the tasks of a step.
 
-use super::{ALIGNMENT, Action, BufferId, Plan, Task};
+use super::{ALIGNMENT, Action, BufferId, Plan, Task, TaskId};
 use crate::Region;
 use serde::Serialize;
 use typed_index_collections::TiVec;
@@ -77,25 +77,26 @@ impl Plan {
     }
 
     /// Workspace bytes in use while each task runs, if tasks ran one after the other in list order.
-    pub fn live(&self) -> Vec<Live> {
+    pub fn live(&self) -> TiVec<TaskId, Live> {
         let purposes = self.purposes();
-        let mut spans: TiVec<BufferId, Option<(usize, usize)>> =
+        let mut spans: TiVec<BufferId, Option<(TaskId, TaskId)>> =
             vec![None; self.buffers.len()].into();
-        for (i, task) in self.tasks.iter().enumerate() {
+        for (i, task) in self.tasks.iter_enumerated() {
             for place in task.action.reads().into_iter().chain(task.action.writes()) {
                 spans[place.buffer].get_or_insert((i, i)).1 = i;
             }
         }
-        let mut changes = vec![[0_isize; Purpose::ALL.len()]; self.tasks.len() + 1];
+        let mut changes: TiVec<TaskId, _> =
+            vec![[0_isize; Purpose::ALL.len()]; self.tasks.len() + 1].into();
         for ((buffer, span), purpose) in self.buffers.iter().zip(spans).zip(purposes) {
             let (Some((first, last)), Some(purpose)) = (span, purpose) else { continue };
             let bytes = buffer.bytes.next_multiple_of(ALIGNMENT) as isize;
             changes[first][purpose as usize] += bytes;
-            changes[last + 1][purpose as usize] -= bytes;
+            changes[last.next()][purpose as usize] -= bytes;
         }
         let mut now = [0_isize; Purpose::ALL.len()];
-        let mut live = Vec::with_capacity(self.tasks.len());
-        for change in &changes[..self.tasks.len()] {
+        let mut live = TiVec::with_capacity(self.tasks.len());
+        for change in &changes[..self.tasks.next_key()] {
             now.iter_mut().zip(change).for_each(|(n, c)| *n += c);
             live.push(now.map(isize::unsigned_abs));
         }

@@ -26,7 +26,7 @@ mod routine;
 mod stream;
 mod summary;
 
-pub use crate::ids::{BufferId, GroupId, KernelId, ParamId, UnitId};
+pub use crate::ids::{BufferId, GroupId, KernelId, ParamId, PhaseId, TaskId, UnitId};
 pub use action::Action;
 pub use arena::Arena;
 pub use check::{CheckError, check, too_large};
@@ -52,6 +52,7 @@ pub use typed_index_collections::{TiSlice, TiVec};
 use crate::ops::{Init, ParamKind, StateName};
 use crate::{DType, Diagnostic, Graph, Origin, Region, TensorType};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// A compiled training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,9 +119,9 @@ pub struct Plan {
     /// The file that holds the generated kernels.
     pub object: Option<ObjectFile>,
     /// The parts of a step.
-    pub phases: Vec<Phase>,
+    pub phases: TiVec<PhaseId, Phase>,
     /// The step program.
-    pub tasks: Vec<Task>,
+    pub tasks: TiVec<TaskId, Task>,
     /// Scalars reported after the update, by name.
     pub metrics: Vec<Metric>,
     /// Digest of everything persistent after a step; see [`provenance`].
@@ -468,16 +469,31 @@ pub struct Phase {
     /// and `reduce` if gradients are reduced after the last micro-step; an evaluation has `eval` alone.
     pub name: PhaseName,
     /// First task.
-    pub begin: usize,
+    pub begin: TaskId,
     /// One past the last task.
-    pub end: usize,
+    pub end: TaskId,
+}
+
+impl Phase {
+    /// Its tasks, in list order.
+    pub fn tasks(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = TaskId> + ExactSizeIterator + Clone + use<> {
+        self.begin.until(self.end)
+    }
+
+    /// Its tasks as a range.
+    pub fn range(&self) -> Range<TaskId> {
+        self.begin..self.end
+    }
 }
 
 /// One step of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     /// Its number in the order of lowering, before it was scheduled.
-    pub id: usize,
+    #[serde(rename = "id")]
+    pub lowered: usize,
     /// Digest of what it does and of its operands; see [`provenance`].
     pub operands_digest: String,
     /// For reports.
@@ -491,7 +507,7 @@ pub struct Task {
     /// What it does.
     pub action: Action,
     /// Tasks of other streams, of the same phase, that must be complete before; at most one each.
-    pub waits: Vec<usize>,
+    pub waits: Vec<TaskId>,
     /// Floating-point operations.
     pub flops: u64,
     /// Bytes read and written.
@@ -506,6 +522,11 @@ impl Plan {
         self.phases.iter().find(|p| p.name == name)
     }
 
+    /// The tasks of the phase of this name; none if the plan has no such phase.
+    pub fn tasks_of(&self, name: PhaseName) -> Range<TaskId> {
+        self.phase(name).map_or(TaskId::FIRST..TaskId::FIRST, Phase::range)
+    }
+
     /// What is fed before a micro-step, each as a whole: buffers and their types. These are the inputs, and the
     /// weights of the examples of an evaluation.
     pub fn fed(&self) -> impl Iterator<Item = (BufferId, &TensorType)> {
@@ -516,10 +537,10 @@ impl Plan {
 
     /// The tasks that run with micro-step `k` of a step's `n`: those of other phases run once, with the first
     /// micro-step if they come before, with the last if they come after.
-    pub fn micro_step_tasks(&self, k: usize, n: usize) -> std::ops::Range<usize> {
-        let micro = self.phase(PhaseName::MicroStep).map_or(0..0, |p| p.begin..p.end);
-        let begin = if k == 0 { 0 } else { micro.start };
-        begin..if k + 1 == n { self.tasks.len() } else { micro.end }
+    pub fn micro_step_tasks(&self, k: usize, n: usize) -> Range<TaskId> {
+        let micro = self.tasks_of(PhaseName::MicroStep);
+        let begin = if k == 0 { TaskId::FIRST } else { micro.start };
+        begin..if k + 1 == n { self.tasks.next_key() } else { micro.end }
     }
 }
 

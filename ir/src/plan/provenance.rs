@@ -2,7 +2,7 @@
 //! identify the meaning of a program independently of order and addresses.
 //!
 //! The step is executed symbolically in list order, twice, with up to two micro-steps each, so that dependencies
-//! between steps are covered. Each byte range records its writer: a task, identified by its id and work, or
+//! between steps are covered. Each byte range records its writer: a task, identified by its number in the order of lowering and its work, or
 //! before the first step a parameter, state, input or constant, identified by name. A task's digest covers its
 //! work and, for every execution, the writers of all bytes that it reads, with their positions within the
 //! writer's result.
@@ -14,7 +14,7 @@
 //! Lowering records the digests of its program, in which every buffer has its own bytes. Scheduling and packing
 //! must not change them; `verify_plan` recomputes them from the final order and addresses.
 
-use super::{Action, Arena, BufferId, ParamHome, PhaseName, Place, Plan};
+use super::{Action, Arena, BufferId, ParamHome, PhaseName, Place, Plan, TaskId, TiVec};
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
@@ -77,9 +77,9 @@ struct Replay<'a> {
     /// One per arena, or one per buffer.
     maps: Vec<Map>,
     /// What each task is, by index.
-    work: Vec<Sum>,
-    digests: Vec<Digest>,
-    executions: Vec<u64>,
+    work: TiVec<TaskId, Sum>,
+    digests: TiVec<TaskId, Digest>,
+    executions: TiVec<TaskId, u64>,
     /// Who wrote a gathered whole, by the digest of the gather of the parts of it that were kept.
     kept: HashMap<Sum, Sum>,
 }
@@ -88,7 +88,7 @@ struct Replay<'a> {
 const MICRO_STEPS: usize = 2;
 
 /// The digests by task, and that of everything persistent after the steps.
-pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
+pub fn provenance(plan: &Plan, addresses: Addresses) -> (TiVec<TaskId, String>, String) {
     let n_maps = match addresses {
         Addresses::Apart => plan.buffers.len(),
         Addresses::Assigned => Arena::ALL.len(),
@@ -98,8 +98,8 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         addresses,
         maps: vec![Map::new(); n_maps],
         work: plan.tasks.iter().map(|t| work(plan, &t.action)).collect(),
-        digests: vec![Digest::new(); plan.tasks.len()],
-        executions: vec![0; plan.tasks.len()],
+        digests: vec![Digest::new(); plan.tasks.len()].into(),
+        executions: vec![0; plan.tasks.len()].into(),
         kept: HashMap::new(),
     };
     replay.first_values();
@@ -107,7 +107,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         for phase in &plan.phases {
             let micro = phase.name == PhaseName::MicroStep;
             for _ in 0..if micro { plan.accumulation.min(MICRO_STEPS) } else { 1 } {
-                (phase.begin..phase.end).for_each(|i| replay.task(i));
+                phase.tasks().for_each(|i| replay.task(i));
             }
         }
     }
@@ -121,7 +121,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (Vec<String>, String) {
         rest.text(metric.name.word());
         replay.read(metric.place.buffer, metric.place.offset, metric.place.ty.bytes(), &mut rest);
     }
-    let mut tasks = Vec::with_capacity(plan.tasks.len());
+    let mut tasks = TiVec::with_capacity(plan.tasks.len());
     for (mut digest, work) in replay.digests.into_iter().zip(replay.work) {
         digest.sum(work);
         tasks.push(format!("{:032x}", digest.end()));
@@ -223,7 +223,7 @@ impl Replay<'_> {
         self.write(buffer, 0, bytes, digest.end());
     }
 
-    fn task(&mut self, i: usize) {
+    fn task(&mut self, i: TaskId) {
         let task = &self.plan.tasks[i];
         let mut digest = self.digests[i].clone();
         for place in task.action.reads() {
@@ -267,7 +267,7 @@ impl Replay<'_> {
         }
         for (n, place) in task.action.writes().into_iter().enumerate() {
             let mut by = Digest::new();
-            by.count(task.id);
+            by.count(task.lowered);
             by.sum(self.work[i]);
             by.number(self.executions[i]);
             by.count(n);

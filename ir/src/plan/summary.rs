@@ -1,6 +1,6 @@
 //! The headline numbers of a plan.
 
-use super::{Action, GroupId, KernelId, PhaseName, Plan, Strategy, Stream};
+use super::{Action, GroupId, KernelId, Phase, PhaseName, Plan, Strategy, Stream, TaskId};
 use crate::Op;
 use serde::Serialize;
 
@@ -93,10 +93,9 @@ pub struct Summary {
 }
 
 impl Plan {
-    /// How often task `i` runs in one step.
-    pub fn runs(&self, i: usize) -> usize {
-        let micro =
-            |p: &super::Phase| p.name == PhaseName::MicroStep && (p.begin..p.end).contains(&i);
+    /// How often a task runs in one step.
+    pub fn runs(&self, task: TaskId) -> usize {
+        let micro = |p: &Phase| p.name == PhaseName::MicroStep && p.range().contains(&task);
         if self.phases.iter().any(micro) { self.accumulation } else { 1 }
     }
 
@@ -150,7 +149,7 @@ impl Plan {
         let (mut casts, mut wire, mut flops) = (0, 0, 0);
         let (mut cast_kernels, mut cast_bytes) = (0, 0);
         let mut copied = [0; 2];
-        for (i, task) in self.tasks.iter().enumerate() {
+        for (i, task) in self.tasks.iter_enumerated() {
             let runs = self.runs(i);
             match &task.action {
                 Action::AllGather { .. } => collectives.all_gather += runs,

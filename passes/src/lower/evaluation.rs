@@ -5,6 +5,7 @@ use crate::loss::LossKind;
 use crate::loss::evaluation::{EXAMPLES, STATISTICS};
 use frit_ir::plan::{
     Action, Arena, BufferClass, EvalSpec, LossSpec, OutputSpec, Phase, PhaseName, Place, Stream,
+    TaskId,
 };
 use frit_ir::{Diagnostic, Graph, Op, Origin, OutputKind, Region};
 
@@ -51,8 +52,8 @@ impl Lowering<'_> {
                 _ => None,
             })
             .collect();
-        let n = self.plan.tasks.len();
-        self.plan.phases = vec![Phase { name: PhaseName::Eval, begin: 0, end: n }];
+        let end = self.plan.tasks.next_key();
+        self.plan.phases.push(Phase { name: PhaseName::Eval, begin: TaskId::FIRST, end });
         self.plan.eval = Some(eval);
         Ok(())
     }

@@ -27,7 +27,7 @@ use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, BufferId, Entry, FORMAT_VERSION, GroupId,
     Kernel, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase, PhaseName, Place, Plan,
-    Strategy, Stream, Target, Task, TiVec, UnitId, UnitSpec, provenance,
+    Strategy, Stream, Target, Task, TaskId, TiVec, UnitId, UnitSpec, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -126,7 +126,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     };
     lowering.nodes(is_reduction)?;
     lowering.note_gradients()?;
-    if lowering.plan.tasks.len() > lowering.phase_begin() {
+    if lowering.plan.tasks.next_key() > lowering.phase_begin() {
         lowering.end_phase(PhaseName::Reduce);
     }
     lowering.nodes(|n| n.region == Region::Update && !is_reduction(n))?;
@@ -240,8 +240,8 @@ impl<'a> Lowering<'a> {
             buffers: Default::default(),
             kernels: Default::default(),
             object: None,
-            phases: vec![],
-            tasks: vec![],
+            phases: Default::default(),
+            tasks: Default::default(),
             metrics: vec![],
             state_digest: String::new(),
             gradients: vec![],
@@ -290,13 +290,13 @@ impl<'a> Lowering<'a> {
         self.sharded[value.0 as usize]
     }
 
-    fn phase_begin(&self) -> usize {
-        self.plan.phases.last().map_or(0, |p| p.end)
+    fn phase_begin(&self) -> TaskId {
+        self.plan.phases.last().map_or(TaskId::FIRST, |p| p.end)
     }
 
     /// Ends a phase after the tasks so far.
     fn end_phase(&mut self, name: PhaseName) {
-        let (begin, end) = (self.phase_begin(), self.plan.tasks.len());
+        let (begin, end) = (self.phase_begin(), self.plan.tasks.next_key());
         self.plan.phases.push(Phase { name, begin, end });
     }
 
@@ -459,9 +459,9 @@ impl<'a> Lowering<'a> {
         let action = Action::Kernel { kernel, reads, writes };
         let name = self.plan.kernels[kernel].name.clone();
         let cost_us = self.kernel_us[kernel];
-        let id = self.plan.tasks.len();
+        let lowered = self.plan.tasks.len();
         self.plan.tasks.push(Task {
-            id,
+            lowered,
             operands_digest: String::new(),
             name,
             stream: Stream::Compute,
@@ -490,9 +490,9 @@ impl<'a> Lowering<'a> {
             Some(_) => self.exchange_us(&action),
             None => 1e6 * self.cluster.device.copy_seconds(touched as u64),
         };
-        let id = self.plan.tasks.len();
+        let lowered = self.plan.tasks.len();
         self.plan.tasks.push(Task {
-            id,
+            lowered,
             operands_digest: String::new(),
             name: name.into(),
             stream,

@@ -6,14 +6,14 @@
 //! Source: PyTorch's `fully_shard`, an integer `reshard_after_forward`.
 
 use super::Lowering;
-use frit_ir::plan::{Action, Arena, Buffer, BufferClass, Place, Plan, Stream, Task};
+use frit_ir::plan::{Action, Arena, Buffer, BufferClass, Place, Plan, Stream, Task, TaskId, TiVec};
 use frit_ir::{Region, TensorType};
 use std::collections::HashMap;
 
 impl Lowering<'_> {
     /// Puts the parts that are kept into the plan.
     pub(super) fn keep_parts(&mut self) {
-        let mut after: HashMap<usize, Vec<Task>> = HashMap::new();
+        let mut after: HashMap<TaskId, Vec<Task>> = HashMap::new();
         for (backward, forward) in repeated(&self.plan) {
             let Action::AllGather { group, recv, .. } = &self.plan.tasks[forward].action else {
                 continue;
@@ -22,7 +22,7 @@ impl Lowering<'_> {
             let unit = &self.plan.units[self.plan.groups[group].unit];
             let Some(ranks) = unit.reshard else { continue };
             let reads = |t: &Task| t.action.reads().iter().any(|p| p.buffer == whole.buffer);
-            let Some(last) = self.plan.tasks.iter().rposition(reads) else { continue };
+            let Some(last) = self.plan.tasks.rposition(reads) else { continue };
             let part = TensorType::new(whole.ty.dtype, [whole.ty.shape.numel() / ranks]);
             let name = format!("{} kept", unit.name);
             let label = format!("reshard {}", unit.name);
@@ -33,7 +33,7 @@ impl Lowering<'_> {
             let kept = Place { buffer, offset: 0, ty: part };
             let moved = 2 * bytes as u64;
             after.entry(last).or_default().push(Task {
-                id: 0,
+                lowered: 0,
                 operands_digest: String::new(),
                 name: label,
                 stream: Stream::Compute,
@@ -61,11 +61,11 @@ impl Lowering<'_> {
 }
 
 /// Gathers of backward, each with that of forward that it repeats in the same phase.
-fn repeated(plan: &Plan) -> Vec<(usize, usize)> {
+fn repeated(plan: &Plan) -> Vec<(TaskId, TaskId)> {
     let mut found = Vec::new();
     for phase in &plan.phases {
         let mut forward = HashMap::new();
-        for i in phase.begin..phase.end {
+        for i in phase.tasks() {
             let Action::AllGather { group, recv, .. } = &plan.tasks[i].action else { continue };
             let what = (*group, recv.ty.dtype);
             match (plan.tasks[i].region, forward.get(&what)) {
@@ -81,19 +81,19 @@ fn repeated(plan: &Plan) -> Vec<(usize, usize)> {
 }
 
 /// Puts tasks behind others, by index, and numbers all anew.
-fn insert(plan: &mut Plan, mut after: HashMap<usize, Vec<Task>>) {
+fn insert(plan: &mut Plan, mut after: HashMap<TaskId, Vec<Task>>) {
     if after.is_empty() {
         return;
     }
-    let mut tasks = Vec::with_capacity(plan.tasks.len() + after.len());
-    let mut ends = Vec::with_capacity(plan.tasks.len() + 1);
-    for (i, task) in std::mem::take(&mut plan.tasks).into_iter().enumerate() {
-        ends.push(tasks.len());
+    let mut tasks: TiVec<TaskId, Task> = TiVec::with_capacity(plan.tasks.len() + after.len());
+    let mut ends: TiVec<TaskId, TaskId> = TiVec::with_capacity(plan.tasks.len() + 1);
+    for (i, task) in std::mem::take(&mut plan.tasks).into_iter_enumerated() {
+        ends.push(tasks.next_key());
         tasks.push(task);
         tasks.extend(after.remove(&i).into_iter().flatten());
     }
-    ends.push(tasks.len());
-    tasks.iter_mut().enumerate().for_each(|(id, task)| task.id = id);
+    ends.push(tasks.next_key());
+    tasks.iter_mut_enumerated().for_each(|(i, task)| task.lowered = i.0);
     plan.tasks = tasks;
     for phase in &mut plan.phases {
         (phase.begin, phase.end) = (ends[phase.begin], ends[phase.end]);

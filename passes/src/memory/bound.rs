@@ -7,7 +7,7 @@
 //! Candidates are the buffers that may be in use while one task runs, for the tasks with the largest totals; from these, in order of
 //! decreasing size, all that may be in use together with all chosen before.
 
-use frit_ir::plan::{BufferId, Plan, Stream, TiSlice};
+use frit_ir::plan::{BufferId, Plan, Stream, TaskId, TiSlice, TiVec};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ const STREAMS: usize = Stream::ALL.len();
 const POINTS: usize = 16;
 
 /// One more than the last task known to be complete, by stream.
-type Known = [usize; STREAMS];
+type Known = [TaskId; STREAMS];
 
 /// When a buffer is in use.
 struct Use {
@@ -46,18 +46,18 @@ pub(super) fn live_peak(
 ) -> usize {
     let reach = complete_before(plan);
     let uses = uses(plan, buffers, sizes, &reach);
-    let mut tasks: [Vec<usize>; STREAMS] = [const { Vec::new() }; STREAMS];
-    for (i, task) in plan.tasks.iter().enumerate() {
+    let mut tasks: [Vec<TaskId>; STREAMS] = [const { Vec::new() }; STREAMS];
+    for (i, task) in plan.tasks.iter_enumerated() {
         tasks[position(task.stream)].push(i);
     }
     // Along a stream, what is complete only grows: a buffer may be in use from one of its tasks to another.
     let span = |u: &Use, s: usize| {
         let begin = tasks[s].partition_point(|&t| t < u.start[s]);
-        let complete = |t: usize| (0..STREAMS).all(|k| u.end[k] <= reach[t][k]);
+        let complete = |t: TaskId| (0..STREAMS).all(|k| u.end[k] <= reach[t][k]);
         let end = tasks[s].partition_point(|&t| !complete(t));
         (begin, end.max(begin))
     };
-    let mut sums: Vec<(usize, usize)> = Vec::with_capacity(plan.tasks.len());
+    let mut sums: Vec<(usize, TaskId)> = Vec::with_capacity(plan.tasks.len());
     for s in 0..STREAMS {
         let mut changes = vec![0_isize; tasks[s].len() + 1];
         for u in &uses {
@@ -108,18 +108,18 @@ fn uses(
     plan: &Plan,
     buffers: &[BufferId],
     sizes: &TiSlice<BufferId, usize>,
-    reach: &[Known],
+    reach: &TiSlice<TaskId, Known>,
 ) -> Vec<Use> {
     let mut uses: HashMap<BufferId, Use> = HashMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             let u = uses.entry(place.buffer).or_insert(Use {
                 size: sizes[place.buffer],
                 start: reach[i],
-                end: [0; STREAMS],
+                end: [TaskId::FIRST; STREAMS],
             });
             let s = position(task.stream);
-            u.end[s] = u.end[s].max(i + 1);
+            u.end[s] = u.end[s].max(i.next());
             for (start, known) in u.start.iter_mut().zip(reach[i]) {
                 *start = (*start).min(known);
             }
@@ -129,11 +129,11 @@ fn uses(
 }
 
 /// For every task and stream, one more than the last task known to be complete when it starts.
-fn complete_before(plan: &Plan) -> Vec<Known> {
-    let mut reach: Vec<Known> = Vec::with_capacity(plan.tasks.len());
+fn complete_before(plan: &Plan) -> TiVec<TaskId, Known> {
+    let mut reach: TiVec<TaskId, Known> = TiVec::with_capacity(plan.tasks.len());
     for phase in &plan.phases {
-        let mut previous: [Option<usize>; STREAMS] = [None; STREAMS];
-        for i in phase.begin..phase.end {
+        let mut previous: [Option<TaskId>; STREAMS] = [None; STREAMS];
+        for i in phase.tasks() {
             let s = position(plan.tasks[i].stream);
             let mut known = [phase.begin; STREAMS];
             for j in previous[s].into_iter().chain(plan.tasks[i].waits.iter().copied()) {
@@ -141,7 +141,7 @@ fn complete_before(plan: &Plan) -> Vec<Known> {
                     *k = (*k).max(r);
                 }
                 let t = position(plan.tasks[j].stream);
-                known[t] = known[t].max(j + 1);
+                known[t] = known[t].max(j.next());
             }
             previous[s] = Some(i);
             reach.push(known);

@@ -1,7 +1,7 @@
 //! Buffer lifetimes, as ordered by the events.
 
 use crate::schedule::happens_before::{Clock, Clocks, index};
-use frit_ir::plan::{BufferId, Plan, Stream, TiVec};
+use frit_ir::plan::{BufferId, Plan, Stream, TaskId, TiVec};
 use std::ops::Range;
 
 /// The accesses of one buffer.
@@ -12,7 +12,7 @@ pub(super) struct Lifetime {
     /// What is complete before any of its accesses starts: for each stream, the first task that may not be.
     start: Clock,
     /// First and last task, in list order.
-    pub(super) span: (usize, usize),
+    pub(super) span: (TaskId, TaskId),
 }
 
 impl Lifetime {
@@ -22,10 +22,10 @@ impl Lifetime {
     }
 
     /// Tasks such that a buffer whose own are all before or all after these is not in use at once with it.
-    pub(super) fn range(&self) -> Range<usize> {
-        let begin = self.start.iter().copied().min().unwrap_or(0);
-        let end = self.end.iter().copied().max().unwrap_or(0);
-        begin..end.max(begin + 1)
+    pub(super) fn range(&self) -> Range<TaskId> {
+        let begin = self.start.iter().copied().min().unwrap_or(TaskId::FIRST);
+        let end = self.end.iter().copied().max().unwrap_or(TaskId::FIRST);
+        begin..end.max(begin.next())
     }
 
     /// Whether the two may be in use at once.
@@ -39,8 +39,8 @@ pub(super) fn of(plan: &Plan) -> TiVec<BufferId, Option<Lifetime>> {
     let next = next_of_stream(plan);
     let mut lifetimes: TiVec<BufferId, Option<Lifetime>> = vec![None; plan.buffers.len()].into();
     for phase in &plan.phases {
-        let clocks = Clocks::of(&plan.tasks, phase.begin, phase.end);
-        for i in phase.begin..phase.end {
+        let clocks = Clocks::of(&plan.tasks, phase);
+        for i in phase.tasks() {
             let task = &plan.tasks[i];
             let stream = index(task.stream);
             let mut start = *clocks.start(i);
@@ -49,11 +49,11 @@ pub(super) fn of(plan: &Plan) -> TiVec<BufferId, Option<Lifetime>> {
             }
             for place in task.action.reads().into_iter().chain(task.action.writes()) {
                 let life = lifetimes[place.buffer].get_or_insert(Lifetime {
-                    end: [0; Stream::ALL.len()],
+                    end: [TaskId::FIRST; Stream::ALL.len()],
                     start,
                     span: (i, i),
                 });
-                life.end[stream] = life.end[stream].max(i + 1);
+                life.end[stream] = life.end[stream].max(i.next());
                 for (known, now) in life.start.iter_mut().zip(&start) {
                     *known = (*known).min(*now);
                 }
@@ -65,11 +65,11 @@ pub(super) fn of(plan: &Plan) -> TiVec<BufferId, Option<Lifetime>> {
 }
 
 /// For every task and one past the last, the first on each stream from there on; past all if there is none.
-fn next_of_stream(plan: &Plan) -> Vec<Clock> {
-    let n = plan.tasks.len();
-    let mut next = vec![[n; Stream::ALL.len()]; n + 1];
-    for (i, task) in plan.tasks.iter().enumerate().rev() {
-        next[i] = next[i + 1];
+fn next_of_stream(plan: &Plan) -> TiVec<TaskId, Clock> {
+    let end = plan.tasks.next_key();
+    let mut next: TiVec<TaskId, Clock> = vec![[end; Stream::ALL.len()]; end.0 + 1].into();
+    for (i, task) in plan.tasks.iter_enumerated().rev() {
+        next[i] = next[i.next()];
         next[i][index(task.stream)] = i;
     }
     next

@@ -26,7 +26,7 @@ pub(super) fn assign(
         .map(|&b| {
             let life = lifetimes[b].as_ref().expect("invariant: only accessed buffers are packed");
             let range = life.range();
-            let blocks = (range.start / BLOCK, range.end.div_ceil(BLOCK));
+            let blocks = (range.start.0 / BLOCK, range.end.0.div_ceil(BLOCK));
             Packed { life, size: sizes[b], blocks }
         })
         .collect();
@@ -37,14 +37,15 @@ pub(super) fn assign(
         let mut order: Vec<usize> = (0..packed.len()).collect();
         order.sort_by_key(|&i| {
             let Packed { life, size, .. } = packed[i];
-            let length = life.span.1 - life.span.0;
+            let (first, last) = (life.span.0.0, life.span.1.0);
+            let length = last - first;
             match heuristic {
                 // Of those about as large, as they come: what follows takes the place of what was.
-                0 => (Reverse(magnitude(size)), Reverse(usize::MAX - life.span.0), i),
+                0 => (Reverse(magnitude(size)), Reverse(usize::MAX - first), i),
                 1 => (Reverse(size), Reverse(length), i),
                 2 => (Reverse(length), Reverse(size), i),
                 3 => (Reverse(size * (length + 1)), Reverse(size), i),
-                _ => (Reverse(usize::MAX - life.span.0), Reverse(size), i),
+                _ => (Reverse(usize::MAX - first), Reverse(size), i),
             }
         });
         let (peak, offsets) = packing.pack(&order);

@@ -12,8 +12,8 @@ mod update;
 
 use crate::cost::Cluster;
 use frit_ir::plan::{
-    Action, Addresses, Arena, Buffer, BufferClass, BufferId, Phase, PhaseName, Place, Plan, Stream,
-    Task, UnitId, provenance,
+    Action, Addresses, Arena, Buffer, BufferClass, BufferId, Phase, PhaseId, PhaseName, Place,
+    Plan, Stream, Task, TaskId, TiSlice, UnitId, provenance,
 };
 use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
@@ -40,18 +40,18 @@ pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
     }
     let tasks = std::mem::take(&mut plan.tasks);
     let phases = std::mem::take(&mut plan.phases);
-    let next_id = tasks.iter().map(|t| t.id + 1).max().unwrap_or(0);
+    let next_lowered = tasks.iter().map(|t| t.lowered + 1).max().unwrap_or(0);
     let across = across(&tasks, &phases);
-    let mut copies = Copies { plan, cluster, hosted, across, next_id };
+    let mut copies = Copies { plan, cluster, hosted, across, next_lowered };
     for mut phase in phases {
-        let part = tasks[phase.begin..phase.end].to_vec();
+        let part = tasks[phase.range()].raw.to_vec();
         let part = match phase.name == PhaseName::Update {
             true => update::with_copies(part, &mut copies),
             false => parameters::with_copies(part, &mut copies),
         };
-        phase.begin = copies.plan.tasks.len();
+        phase.begin = copies.plan.tasks.next_key();
         copies.plan.tasks.extend(part);
-        phase.end = copies.plan.tasks.len();
+        phase.end = copies.plan.tasks.next_key();
         copies.plan.phases.push(phase);
     }
     let (digests, _) = provenance(plan, Addresses::Apart);
@@ -78,11 +78,11 @@ fn to_host(plan: &mut Plan, what: Offload) -> HashMap<BufferId, (UnitId, DType)>
 }
 
 /// Buffers that several phases use.
-fn across(tasks: &[Task], phases: &[Phase]) -> HashSet<BufferId> {
-    let mut first: HashMap<BufferId, usize> = HashMap::new();
+fn across(tasks: &TiSlice<TaskId, Task>, phases: &TiSlice<PhaseId, Phase>) -> HashSet<BufferId> {
+    let mut first: HashMap<BufferId, PhaseId> = HashMap::new();
     let mut across = HashSet::new();
-    for (p, phase) in phases.iter().enumerate() {
-        for task in &tasks[phase.begin..phase.end] {
+    for (p, phase) in phases.iter_enumerated() {
+        for task in &tasks[phase.range()] {
             for place in task.action.reads().into_iter().chain(task.action.writes()) {
                 if *first.entry(place.buffer).or_insert(p) != p {
                     across.insert(place.buffer);
@@ -101,7 +101,7 @@ struct Copies<'a> {
     hosted: HashMap<BufferId, (UnitId, DType)>,
     /// Buffers that several phases use.
     across: HashSet<BufferId>,
-    next_id: usize,
+    next_lowered: usize,
 }
 
 impl Copies<'_> {
@@ -138,9 +138,9 @@ impl Copies<'_> {
         let dtype = self.hosted[&host].1;
         let ty = TensorType::new(dtype, [bytes / dtype.size()]);
         let place = |buffer| Place { buffer, offset: 0, ty: ty.clone() };
-        self.next_id += 1;
+        self.next_lowered += 1;
         Task {
-            id: self.next_id - 1,
+            lowered: self.next_lowered - 1,
             operands_digest: String::new(),
             name: format!("{} {}", stream.name(), self.plan.buffers[host].name),
             stream,

@@ -1,16 +1,16 @@
 //! Happens-before relation: vector clocks over the streams of one phase.
 
-use frit_ir::plan::{Stream, Task};
+use frit_ir::plan::{Phase, Stream, Task, TaskId, TiSlice};
 
 const STREAMS: usize = Stream::ALL.len();
 
 /// For each stream, one more than the index of the last task known to be complete.
-pub type Clock = [usize; STREAMS];
+pub type Clock = [TaskId; STREAMS];
 
 /// Clocks of the tasks of a phase, in list order.
 #[derive(Debug)]
 pub struct Clocks {
-    begin: usize,
+    begin: TaskId,
     start: Vec<Clock>,
     /// What is known when the last task of each stream is complete.
     last: [Clock; STREAMS],
@@ -29,39 +29,45 @@ pub fn index(stream: Stream) -> usize {
 
 impl Clocks {
     /// Clocks of a phase whose first task is `begin`; all before it is complete.
-    pub fn new(begin: usize) -> Self {
+    pub fn new(begin: TaskId) -> Self {
         Clocks { begin, start: Vec::new(), last: [[begin; STREAMS]; STREAMS] }
     }
 
-    /// Clocks of the tasks `begin..end` with the waits they have.
-    pub fn of(tasks: &[Task], begin: usize, end: usize) -> Self {
-        let mut clocks = Clocks::new(begin);
-        for i in begin..end {
+    /// Clocks of the tasks of a phase with the waits they have.
+    pub fn of(tasks: &TiSlice<TaskId, Task>, phase: &Phase) -> Self {
+        let mut clocks = Clocks::new(phase.begin);
+        for i in phase.tasks() {
             clocks.push(tasks, i);
         }
         clocks
     }
 
     /// What is complete when task `i` starts.
-    pub fn start(&self, i: usize) -> &Clock {
-        &self.start[i - self.begin]
+    pub fn start(&self, i: TaskId) -> &Clock {
+        &self.start[i.0 - self.begin.0]
     }
 
     /// Whether task `i`, with these waits, starts after `wait` is complete.
-    pub fn implied(&self, tasks: &[Task], i: usize, waits: &[usize], wait: usize) -> bool {
+    pub fn implied(
+        &self,
+        tasks: &TiSlice<TaskId, Task>,
+        i: TaskId,
+        waits: &[TaskId],
+        wait: TaskId,
+    ) -> bool {
         self.with_waits(tasks, i, waits)[index(tasks[wait].stream)] > wait
     }
 
     /// Adds the next task.
-    pub fn push(&mut self, tasks: &[Task], i: usize) {
+    pub fn push(&mut self, tasks: &TiSlice<TaskId, Task>, i: TaskId) {
         let clock = self.with_waits(tasks, i, &tasks[i].waits);
         let stream = index(tasks[i].stream);
         self.start.push(clock);
         self.last[stream] = clock;
-        self.last[stream][stream] = i + 1;
+        self.last[stream][stream] = i.next();
     }
 
-    fn with_waits(&self, tasks: &[Task], i: usize, waits: &[usize]) -> Clock {
+    fn with_waits(&self, tasks: &TiSlice<TaskId, Task>, i: TaskId, waits: &[TaskId]) -> Clock {
         let mut clock = self.last[index(tasks[i].stream)];
         for &wait in waits {
             let known = self.start(wait);
@@ -69,7 +75,7 @@ impl Clocks {
                 clock[s] = clock[s].max(known[s]);
             }
             let s = index(tasks[wait].stream);
-            clock[s] = clock[s].max(wait + 1);
+            clock[s] = clock[s].max(wait.next());
         }
         clock
     }

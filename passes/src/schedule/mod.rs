@@ -11,7 +11,9 @@ pub mod happens_before;
 mod prefetch;
 mod unshard;
 
-use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task, UnitId};
+use frit_ir::plan::{
+    Action, BufferId, Phase, Place, Plan, Stream, Task, TaskId, TiSlice, TiVec, UnitId,
+};
 use happens_before::Clocks;
 use std::collections::{BTreeSet, HashMap};
 
@@ -56,36 +58,34 @@ const STAGED: usize = 2;
 /// Schedules a lowered plan.
 pub fn schedule(plan: &mut Plan, prefetch: &Prefetch) {
     let tasks = std::mem::take(&mut plan.tasks);
-    let mut phases = Vec::new();
+    let mut phases = TiVec::new();
     for phase in &plan.phases {
-        let part = tasks[phase.begin..phase.end].to_vec();
+        let part = tasks[phase.range()].raw.to_vec();
         let (part, extra) = prefetch::issue(part, plan, prefetch);
-        let begin = plan.tasks.len();
-        let extra: Vec<(usize, usize)> =
-            extra.into_iter().map(|(task, wait)| (task + begin, wait + begin)).collect();
+        let begin = plan.tasks.next_key();
+        let id = |position: usize| TaskId(begin.0 + position);
+        let extra: Vec<(TaskId, TaskId)> =
+            extra.into_iter().map(|(task, wait)| (id(task), id(wait))).collect();
         plan.tasks.extend(part);
-        let end = plan.tasks.len();
+        let end = plan.tasks.next_key();
         phases.push(Phase { name: phase.name, begin, end });
         let limits = staging_limit(plan, begin);
-        add_waits(&mut plan.tasks, begin, end, &[extra, limits].concat());
+        add_waits(&mut plan.tasks, begin, &[extra, limits].concat());
     }
     plan.phases = phases;
 }
 
-/// Sets the waits of the tasks `begin..end`, in list order.
-fn add_waits(tasks: &mut [Task], begin: usize, end: usize, extra: &[(usize, usize)]) {
-    let mut needed: Vec<BTreeSet<usize>> = dependencies(&tasks[..end], begin);
-    for &(task, wait) in extra {
-        needed[task - begin].insert(wait);
-    }
-    for (task, wait) in gradient_limit(&tasks[..end], begin) {
-        needed[task - begin].insert(wait);
+/// Sets the waits of the tasks from `begin` on, which are the last phase so far, in list order.
+fn add_waits(tasks: &mut TiSlice<TaskId, Task>, begin: TaskId, extra: &[(TaskId, TaskId)]) {
+    let mut needed = dependencies(tasks, begin);
+    for &(task, wait) in extra.iter().chain(&gradient_limit(tasks, begin)) {
+        needed[task].insert(wait);
     }
     let mut clocks = Clocks::new(begin);
-    for i in begin..end {
+    for i in begin.until(tasks.next_key()) {
         let mut waits = Vec::new();
         // The latest first: it may imply the others.
-        for &wait in needed[i - begin].iter().rev() {
+        for &wait in needed[i].iter().rev() {
             if tasks[wait].stream != tasks[i].stream && !clocks.implied(tasks, i, &waits, wait) {
                 waits.push(wait);
             }
@@ -96,19 +96,18 @@ fn add_waits(tasks: &mut [Task], begin: usize, end: usize, extra: &[(usize, usiz
     }
 }
 
-/// For every task of the phase, the earlier tasks whose writes it reads or overwrites, or whose reads
+/// For every task from `begin` on, the earlier ones from there on whose writes it reads or overwrites, or whose reads
 /// it overwrites.
-fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
+fn dependencies(tasks: &TiSlice<TaskId, Task>, begin: TaskId) -> TiVec<TaskId, BTreeSet<TaskId>> {
     struct Access {
-        task: usize,
+        task: TaskId,
         range: (usize, usize),
         write: bool,
     }
     let range = |p: &Place| (p.offset, p.offset + p.ty.bytes());
     let mut of_buffer: HashMap<BufferId, Vec<Access>> = HashMap::new();
-    let mut needed = Vec::new();
-    for (i, task) in tasks.iter().enumerate().skip(begin) {
-        let mut mine = BTreeSet::new();
+    let mut needed: TiVec<TaskId, BTreeSet<TaskId>> = vec![BTreeSet::new(); tasks.len()].into();
+    for (i, task) in tasks.iter_enumerated().skip(begin.0) {
         let reads = task.action.reads().into_iter().map(|p| (p, false));
         let all: Vec<(&Place, bool)> =
             reads.chain(task.action.writes().into_iter().map(|p| (p, true))).collect();
@@ -116,7 +115,7 @@ fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
             let (first, last) = range(place);
             for a in of_buffer.get(&place.buffer).into_iter().flatten() {
                 if (*write || a.write) && a.range.0 < last && first < a.range.1 {
-                    mine.insert(a.task);
+                    needed[i].insert(a.task);
                 }
             }
         }
@@ -124,42 +123,41 @@ fn dependencies(tasks: &[Task], begin: usize) -> Vec<BTreeSet<usize>> {
             let access = Access { task: i, range: range(place), write };
             of_buffer.entry(place.buffer).or_default().push(access);
         }
-        needed.push(mine);
     }
     needed
 }
 
 /// A copy from the host waits until the work on the unit that was copied two before is complete, copies back
 /// included, so that the memory of that can be used again; unless that work comes later.
-fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
+fn staging_limit(plan: &Plan, begin: TaskId) -> Vec<(TaskId, TaskId)> {
     let mut unit_of: HashMap<BufferId, UnitId> = HashMap::new();
     for group in &plan.groups {
         let buffers = group.states.iter().map(|s| s.buffer).chain([group.master]);
         unit_of.extend(buffers.map(|buffer| (buffer, group.unit)));
     }
-    let mut copies: Vec<usize> = Vec::new();
+    let mut copies: Vec<TaskId> = Vec::new();
     let mut last_unit = None;
     // The last use of what each window copied in; the window of each buffer of the device.
-    let mut ends: Vec<usize> = Vec::new();
+    let mut ends: Vec<TaskId> = Vec::new();
     let mut staged: HashMap<BufferId, usize> = HashMap::new();
-    for (i, task) in plan.tasks.iter().enumerate().skip(begin) {
+    for (i, task) in plan.tasks.iter_enumerated().skip(begin.0) {
         let Some(Stream::CopyIn) = plan.host_copy(&task.action) else { continue };
         let unit = unit_of.get(&task.action.reads()[0].buffer);
         if last_unit != Some(unit) {
-            ends.push(0);
+            ends.push(TaskId::FIRST);
             last_unit = Some(unit);
         }
         staged.insert(task.action.writes()[0].buffer, ends.len() - 1);
         copies.push(i);
     }
-    for (i, task) in plan.tasks.iter().enumerate().skip(begin) {
+    for (i, task) in plan.tasks.iter_enumerated().skip(begin.0) {
         for place in task.action.reads().into_iter().chain(task.action.writes()) {
             if let Some(window) = staged.get(&place.buffer) {
                 ends[*window] = i;
             }
         }
     }
-    let wait = |copy: usize| {
+    let wait = |copy: TaskId| {
         let window = staged[&plan.tasks[copy].action.writes()[0].buffer];
         let end = ends[window.checked_sub(STAGED)?];
         (end < copy).then_some((copy, end))
@@ -169,10 +167,10 @@ fn staging_limit(plan: &Plan, begin: usize) -> Vec<(usize, usize)> {
 
 /// The first write of a flat gradient waits until the reduction two before its own is complete, so that
 /// the memory of that one can be used again.
-fn gradient_limit(tasks: &[Task], begin: usize) -> Vec<(usize, usize)> {
-    let mut first_write: HashMap<BufferId, usize> = HashMap::new();
-    let mut reductions: Vec<(usize, BufferId)> = Vec::new();
-    for (i, task) in tasks.iter().enumerate().skip(begin) {
+fn gradient_limit(tasks: &TiSlice<TaskId, Task>, begin: TaskId) -> Vec<(TaskId, TaskId)> {
+    let mut first_write: HashMap<BufferId, TaskId> = HashMap::new();
+    let mut reductions: Vec<(TaskId, BufferId)> = Vec::new();
+    for (i, task) in tasks.iter_enumerated().skip(begin.0) {
         for place in task.action.writes() {
             first_write.entry(place.buffer).or_insert(i);
         }

@@ -5,14 +5,14 @@
 //! verify_plan checks this.
 
 use frit_ir::Region;
-use frit_ir::plan::{Action, Arena, BufferId, Plan, Task, UnitId};
+use frit_ir::plan::{Action, Arena, BufferId, Plan, Task, TaskId, TiSlice, TiVec, UnitId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A gather of backward that repeats one of forward.
 struct Repeated {
     unit: UnitId,
     /// The task.
-    task: usize,
+    task: TaskId,
     /// The buffers that backward and forward gather into.
     backward: BufferId,
     forward: BufferId,
@@ -39,7 +39,7 @@ pub(super) fn keep(plan: &mut Plan, units: &[UnitId]) {
         repeated(plan).into_iter().filter(|r| units.contains(&r.unit)).collect();
     let kept: HashMap<BufferId, BufferId> =
         repeated.iter().map(|r| (r.backward, r.forward)).collect();
-    let mut dropped = vec![false; plan.tasks.len()];
+    let mut dropped: TiVec<TaskId, bool> = vec![false; plan.tasks.len()].into();
     repeated.iter().for_each(|r| dropped[r.task] = true);
     drop_unread(plan, &mut dropped);
     for task in &mut plan.tasks {
@@ -48,19 +48,18 @@ pub(super) fn keep(plan: &mut Plan, units: &[UnitId]) {
         }
     }
     kept.keys().for_each(|&buffer| plan.buffers[buffer].bytes = 0);
-    let mut before = 0;
+    let mut next = TaskId::FIRST;
     for phase in &mut plan.phases {
-        let n = dropped[phase.begin..phase.end].iter().filter(|dropped| **dropped).count();
-        phase.begin -= before;
-        before += n;
-        phase.end -= before;
+        let kept = dropped[phase.range()].iter().filter(|dropped| !**dropped).count();
+        (phase.begin, phase.end) = (next, TaskId(next.0 + kept));
+        next = phase.end;
     }
     let mut dropped = dropped.into_iter();
     plan.tasks.retain(|_: &Task| !dropped.next().unwrap_or(false));
 }
 
 /// Drops what made what only dropped tasks read: the cast of a shard, its copy from the host.
-fn drop_unread(plan: &mut Plan, dropped: &mut [bool]) {
+fn drop_unread(plan: &mut Plan, dropped: &mut TiSlice<TaskId, bool>) {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     for (task, _) in plan.tasks.iter().zip(&*dropped).filter(|(_, dropped)| !**dropped) {
         for place in task.action.reads() {
@@ -69,7 +68,7 @@ fn drop_unread(plan: &mut Plan, dropped: &mut [bool]) {
     }
     // Makers come before readers.
     let mut unread: HashSet<BufferId> = HashSet::new();
-    for i in (0..plan.tasks.len()).rev() {
+    for i in plan.tasks.keys().rev() {
         let action = &plan.tasks[i].action;
         let writes = action.writes();
         let unused = !writes.is_empty() && writes.iter().all(|p| unread.contains(&p.buffer));
@@ -93,7 +92,7 @@ fn repeated(plan: &Plan) -> Vec<Repeated> {
     let mut found = Vec::new();
     for phase in &plan.phases {
         let mut forward: HashMap<_, BufferId> = HashMap::new();
-        for i in phase.begin..phase.end {
+        for i in phase.tasks() {
             let Action::AllGather { group, ranks: None, recv, .. } = &plan.tasks[i].action else {
                 continue;
             };

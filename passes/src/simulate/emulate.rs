@@ -20,7 +20,7 @@ use super::{Simulation, of_phases};
 use crate::cost::kernel::{Product, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
 use frit_ir::ops::{BinaryFn, UnaryFn};
-use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task, TiVec, UnitId};
+use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task, TaskId, TiVec, UnitId};
 use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
 use std::collections::{HashMap, HashSet};
 
@@ -89,7 +89,7 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
     let mut phases = of_plan(plan, cluster);
     let mut begin = 0;
     for (_, _, jobs) in &mut phases {
-        let tasks = &plan.tasks[begin..begin + jobs.len()];
+        let tasks = &plan.tasks.raw[begin..begin + jobs.len()];
         begin += jobs.len();
         retime(plan, cluster, emulation, tasks, jobs);
         *jobs = with_extra_work(plan, cluster, emulation, tasks, std::mem::take(jobs));
@@ -343,8 +343,9 @@ fn logits(plan: &Plan) -> u64 {
 fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let compute = plan.compute_dtype.size() as u64;
     let bytes = |ty: &TensorType| ty.shape.numel() as u64 * compute.min(ty.dtype.size() as u64);
-    let units: Vec<Option<UnitId>> = plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
-    let forward = |i: usize| plan.tasks[i].region == Region::Forward;
+    let units: TiVec<TaskId, Option<UnitId>> =
+        plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
+    let forward = |i: TaskId| plan.tasks[i].region == Region::Forward;
     // Buffers that backward reads, by the unit that wrote them.
     let mut writer: HashMap<BufferId, (UnitId, u64)> = HashMap::new();
     // The largest value that each unit hands to another: its result.
@@ -353,7 +354,7 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let mut read: HashMap<BufferId, u64> = HashMap::new();
     let mut kept: HashMap<BufferId, u64> = HashMap::new();
     let mut products: HashMap<UnitId, usize> = HashMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         for place in reads {

@@ -4,7 +4,7 @@ use crate::cost::collective::exchange_of;
 use crate::cost::kernel::{body_bytes, is_matrix};
 use crate::cost::{Cluster, Exchange, Members};
 use frit_ir::Op;
-use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, Task, TiVec};
+use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, Task, TaskId, TiVec};
 
 /// What a job does, as reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,7 +76,7 @@ pub struct Job {
 pub fn of_plan(plan: &Plan, cluster: &Cluster) -> Vec<(PhaseName, usize, Vec<Job>)> {
     let kernels = Kernels::of(plan, cluster);
     let phase = |phase: &frit_ir::plan::Phase| {
-        let jobs = plan.tasks[phase.begin..phase.end]
+        let jobs = plan.tasks[phase.range()]
             .iter()
             .map(|task| of_task(plan, cluster, &kernels, task, phase.begin))
             .collect();
@@ -110,7 +110,7 @@ impl Kernels {
     }
 }
 
-fn of_task(plan: &Plan, cluster: &Cluster, kernels: &Kernels, task: &Task, begin: usize) -> Job {
+fn of_task(plan: &Plan, cluster: &Cluster, kernels: &Kernels, task: &Task, begin: TaskId) -> Job {
     let (kind, seconds, inter) = match (&task.action, exchange_of(&task.action)) {
         (_, Some((exchange, bytes))) => {
             let kind = match exchange {
@@ -138,6 +138,6 @@ fn of_task(plan: &Plan, cluster: &Cluster, kernels: &Kernels, task: &Task, begin
         kind,
         seconds,
         inter,
-        waits: task.waits.iter().map(|w| w - begin).collect(),
+        waits: task.waits.iter().map(|w| w.0 - begin.0).collect(),
     }
 }

@@ -19,7 +19,7 @@ pub mod trace;
 use crate::cost::Cluster;
 use crate::cost::kernel::is_matrix;
 use execute::Timeline;
-use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, TiVec};
+use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, TaskId, TiVec};
 use frit_ir::{Region, TensorType};
 use jobs::{Job, Kind};
 use serde::Serialize;
@@ -158,13 +158,13 @@ fn model_flops(plan: &Plan) -> u64 {
             k.body.nodes().filter(|(_, n)| is_matrix(&n.op)).map(of).fold(0, u64::saturating_add)
         })
         .collect();
-    let of_task = |(i, task): (usize, &frit_ir::plan::Task)| match &task.action {
+    let of_task = |(i, task): (TaskId, &frit_ir::plan::Task)| match &task.action {
         Action::Kernel { kernel, .. } if !matches!(task.region, Region::Recompute(_)) => {
             (plan.runs(i) as u64).saturating_mul(kernels[*kernel])
         }
         _ => 0,
     };
-    plan.tasks.iter().enumerate().map(of_task).sum()
+    plan.tasks.iter_enumerated().map(of_task).sum()
 }
 
 /// Position of a stream in [`Stream::ALL`].

@@ -6,7 +6,7 @@
 use super::broken;
 use super::host::home;
 use frit_ir::ops::{Adafactor, AdafactorPart, StateName};
-use frit_ir::plan::{Action, GroupId, Place, Plan};
+use frit_ir::plan::{Action, GroupId, Place, Plan, TaskId};
 use frit_ir::{Code, Op};
 
 /// A task that is a part of a step.
@@ -18,7 +18,7 @@ struct Part<'a> {
 }
 
 /// The part of a step that task `i` is.
-fn part_of(plan: &Plan, i: usize) -> Option<Part<'_>> {
+fn part_of(plan: &Plan, i: TaskId) -> Option<Part<'_>> {
     let Action::Kernel { kernel, reads, writes } = &plan.tasks[i].action else { return None };
     let mut ops = plan.kernels[*kernel].body.nodes().map(|(_, n)| &n.op);
     let op = ops.find_map(|op| if let Op::Adafactor(op) = op { Some(op) } else { None })?;
@@ -28,7 +28,7 @@ fn part_of(plan: &Plan, i: usize) -> Option<Part<'_>> {
 /// Checks task `i`, which is a part of a step; the group that it steps a parameter of, if it does.
 pub(super) fn verify(
     plan: &Plan,
-    i: usize,
+    i: TaskId,
     unscaled: Option<&[Place]>,
     found: &mut Vec<frit_ir::Diagnostic>,
 ) -> Option<GroupId> {
@@ -43,7 +43,7 @@ pub(super) fn verify(
 
 fn problem(
     plan: &Plan,
-    i: usize,
+    i: TaskId,
     unscaled: Option<&[Place]>,
 ) -> Result<Option<GroupId>, &'static str> {
     let Some(part) = part_of(plan, i) else { return Ok(None) };
@@ -67,7 +67,7 @@ fn problem(
         return Err("does not read the factor and finite flag that were checked");
     }
     let same = |other: &Part| other.op.part == part.op.part && other.reads[0] == *begin;
-    if (0..i).filter_map(|j| part_of(plan, j)).any(|other| same(&other)) {
+    if TaskId::FIRST.until(i).filter_map(|j| part_of(plan, j)).any(|other| same(&other)) {
         return Err("is done twice");
     }
     let made = |place: &Place, by: AdafactorPart, result: usize| {
@@ -109,14 +109,14 @@ fn problem(
 }
 
 /// The last part of a step before task `i` that writes what `place` is of; reductions over ranks are P311's.
-fn maker<'a>(plan: &'a Plan, i: usize, place: &Place) -> Option<Part<'a>> {
+fn maker<'a>(plan: &'a Plan, i: TaskId, place: &Place) -> Option<Part<'a>> {
     let end = place.offset + place.ty.bytes();
     let overlaps = |w: &&Place| {
         w.buffer == place.buffer && w.offset < end && place.offset < w.offset + w.ty.bytes()
     };
-    let writes = |j: &usize| {
+    let writes = |j: &TaskId| {
         let action = &plan.tasks[*j].action;
         !action.is_collective() && action.writes().iter().any(overlaps)
     };
-    (0..i).rev().find(writes).and_then(|j| part_of(plan, j))
+    TaskId::FIRST.until(i).rev().find(writes).and_then(|j| part_of(plan, j))
 }

@@ -13,7 +13,7 @@
 
 use super::broken;
 use frit_ir::ops::ReduceKind;
-use frit_ir::plan::{Action, Arena, BufferId, GroupId, Place, Plan, Stream, TiVec};
+use frit_ir::plan::{Action, Arena, BufferId, GroupId, Place, Plan, Stream, TaskId, TiVec};
 use frit_ir::{Code, DType, Diagnostic};
 
 /// How gradients are combined that are exchanged in this dtype.
@@ -24,7 +24,7 @@ fn expected(send: &Place) -> ReduceKind {
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     // Reduce-scatters and all-reduces by group.
     let mut reductions: TiVec<GroupId, [usize; 2]> = vec![[0; 2]; plan.groups.len()].into();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let action = &task.action;
         if plan.team(action, 0).is_some_and(|team| team.count == 1) {
             found.push(broken(plan, Code::CollectiveAlone, i, "a collective of one rank".into()));
@@ -101,12 +101,13 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 /// Whether `send` of gather `i` among `ranks` is what each of them kept of its gathered group.
-fn was_kept(plan: &Plan, i: usize, (group, ranks): (GroupId, usize), send: &Place) -> bool {
-    let begin = plan.phases.iter().find(|p| (p.begin..p.end).contains(&i)).map_or(0, |p| p.begin);
-    let last_writer = |before: usize, place: &Place| {
+fn was_kept(plan: &Plan, i: TaskId, (group, ranks): (GroupId, usize), send: &Place) -> bool {
+    let begin =
+        plan.phases.iter().find(|p| p.range().contains(&i)).map_or(TaskId::FIRST, |p| p.begin);
+    let last_writer = |before: TaskId, place: &Place| {
         let writes =
-            |j: &usize| plan.tasks[*j].action.writes().iter().any(|p| p.buffer == place.buffer);
-        (begin..before).rev().find(writes)
+            |j: &TaskId| plan.tasks[*j].action.writes().iter().any(|p| p.buffer == place.buffer);
+        begin.until(before).rev().find(writes)
     };
     let Some(kept) = last_writer(i, send) else { return false };
     let Action::Reshard { group: g, ranks: n, from, to } = &plan.tasks[kept].action else {
@@ -124,13 +125,13 @@ fn was_kept(plan: &Plan, i: usize, (group, ranks): (GroupId, usize), send: &Plac
 
 /// Whether a later task, of the same phase unless the buffer is kept, reads it before another gather writes
 /// it.
-fn read_later(plan: &Plan, gather: usize, buffer: BufferId) -> bool {
-    let phase = plan.phases.iter().find(|p| (p.begin..p.end).contains(&gather));
+fn read_later(plan: &Plan, gather: TaskId, buffer: BufferId) -> bool {
+    let phase = plan.phases.iter().find(|p| p.range().contains(&gather));
     let end = match plan.buffers[buffer].arena {
-        Arena::Persistent | Arena::Host => plan.tasks.len(),
-        Arena::Workspace => phase.map_or(0, |p| p.end),
+        Arena::Persistent | Arena::Host => plan.tasks.next_key(),
+        Arena::Workspace => phase.map_or(TaskId::FIRST, |p| p.end),
     };
-    for task in &plan.tasks[gather + 1..end] {
+    for task in &plan.tasks[gather.next()..end] {
         if task.action.reads().iter().any(|p| p.buffer == buffer) {
             return true;
         }

@@ -15,7 +15,7 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
     let results: Vec<&Place> =
         eval.outputs.iter().map(|o| &o.place).chain(&eval.statistics).collect();
     let mut sums = 0;
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         for place in task.action.writes() {
             let buffer = &plan.buffers[place.buffer];
             let result = results.iter().any(|r| r.buffer == place.buffer);

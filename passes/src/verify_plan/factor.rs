@@ -20,7 +20,7 @@
 use super::broken;
 use super::linear::{Linear, linear};
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
-use frit_ir::plan::{Action, Arena, Kernel, KernelId, PhaseName, Place, Plan};
+use frit_ir::plan::{Action, Arena, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId};
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
 
@@ -194,7 +194,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 if micro {
                     replay.current |= 1 << replay.micro_step;
                 }
-                replay.run(phase.begin, phase.end);
+                replay.run(phase);
                 if micro {
                     replay.micro_step += 1;
                     replay.results.clear();
@@ -211,8 +211,8 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 impl Replay<'_> {
-    fn run(&mut self, begin: usize, end: usize) {
-        for i in begin..end {
+    fn run(&mut self, phase: &Phase) {
+        for i in phase.tasks() {
             if self.task(i).is_none() {
                 return;
             }
@@ -220,7 +220,7 @@ impl Replay<'_> {
     }
 
     /// Replays a task; `None` after a finding.
-    fn task(&mut self, i: usize) -> Option<()> {
+    fn task(&mut self, i: TaskId) -> Option<()> {
         let plan = self.plan;
         match &plan.tasks[i].action {
             Action::Zero { places } => places.iter().for_each(|p| self.write(p, Value::Zero)),
@@ -301,7 +301,7 @@ impl Replay<'_> {
     }
 
     /// Whether task `i` averages activations over all ranks, or what is cotangent to such a mean.
-    fn is_inside_derivative(&mut self, i: usize, value: Value) -> bool {
+    fn is_inside_derivative(&mut self, i: TaskId, value: Value) -> bool {
         let task = &self.plan.tasks[i];
         let Action::AllReduce { group: None, reduce: ReduceKind::Mean, send, .. } = &task.action
         else {
@@ -321,7 +321,7 @@ impl Replay<'_> {
     }
 
     /// The statistics of gradients of groups that are sharded alike, each element times `weight`.
-    fn statistics_of(&mut self, i: usize, reads: &[Place], weight: f64) -> Option<Value> {
+    fn statistics_of(&mut self, i: TaskId, reads: &[Place], weight: f64) -> Option<Value> {
         let plan = self.plan;
         let shards = |place: &Place| {
             let spec = plan.gradients.iter().find(|g| g.place == *place)?;
@@ -340,7 +340,7 @@ impl Replay<'_> {
     }
 
     /// P308, P310, P311: gradients where they are clipped and where they are applied.
-    fn judge(&mut self, i: usize, kernel: &Kernel, values: &[Value]) -> Option<()> {
+    fn judge(&mut self, i: TaskId, kernel: &Kernel, values: &[Value]) -> Option<()> {
         let plan = self.plan;
         let decides = kernel.body.nodes().any(|(_, n)| matches!(n.op, Op::Unscale(_)));
         let sums: &[usize] = match adafactor(&kernel.body).map(|op| op.part) {
@@ -397,13 +397,13 @@ impl Replay<'_> {
         None
     }
 
-    fn problem(&mut self, i: usize, problem: Problem, name: &str) -> Option<()> {
+    fn problem(&mut self, i: TaskId, problem: Problem, name: &str) -> Option<()> {
         let what = if name.is_empty() { String::new() } else { format!("`{name}` ") };
         self.found.push(broken(self.plan, Code::ScaledUse, i, format!("{what}{problem}")));
         None
     }
 
-    fn read(&mut self, i: usize, place: &Place) -> Option<Value> {
+    fn read(&mut self, i: TaskId, place: &Place) -> Option<Value> {
         let plan = self.plan;
         let (arena, begin, end) = self.range(place);
         let map = &mut self.arenas[arena];

@@ -5,11 +5,11 @@
 //!       runs on either
 
 use super::broken;
-use frit_ir::plan::{Action, Arena, Place, Plan, Stream};
+use frit_ir::plan::{Action, Arena, Place, Plan, Stream, TaskId};
 use frit_ir::{Code, Diagnostic};
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let direction = match &task.action {
             Action::Copy { from, to } if is_on_host(plan, from) != is_on_host(plan, to) => {
                 Some(if is_on_host(plan, from) { Stream::CopyIn } else { Stream::CopyOut })
@@ -36,9 +36,9 @@ fn is_on_host(plan: &Plan, place: &Place) -> bool {
 }
 
 /// Where what task `i` works on rests: in host memory, if it was copied in before in the same phase.
-pub(super) fn home(plan: &Plan, i: usize, place: &Place) -> Place {
-    let phase = plan.phases.iter().find(|p| (p.begin..p.end).contains(&i));
-    let before = &plan.tasks[phase.map_or(0, |p| p.begin)..i];
+pub(super) fn home(plan: &Plan, i: TaskId, place: &Place) -> Place {
+    let phase = plan.phases.iter().find(|p| p.range().contains(&i));
+    let before = &plan.tasks[phase.map_or(TaskId::FIRST, |p| p.begin)..i];
     let copied = before.iter().rev().find_map(|task| match &task.action {
         Action::Copy { from, to } if to.buffer == place.buffer && is_on_host(plan, from) => {
             let offset = (from.offset + place.offset).checked_sub(to.offset)?;

@@ -14,7 +14,7 @@ use frit_ir::{Code, Diagnostic, Graph, Node, Op, ValueId};
 use std::collections::HashSet;
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         if let Some(message) = problem(plan, &task.action) {
             found.push(broken(plan, Code::OperandOverwritten, i, message.into()));
         }

@@ -14,7 +14,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         let message = format!("`{}` is {}, and fed otherwise", input.name, input.ty);
         found.push(Diagnostic::error(Code::InputBounds, message));
     }
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         for place in task.action.reads() {
             let input = plan.inputs.iter().find(|input| input.buffer == place.buffer);
             if let Some(input) = input.filter(|x| place.offset + place.ty.bytes() > x.ty.bytes()) {

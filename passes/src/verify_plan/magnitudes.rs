@@ -6,13 +6,13 @@
 
 use super::broken;
 use frit_ir::ops::{ReduceKind, StateName};
-use frit_ir::plan::{Action, BufferId, PhaseName, Plan};
+use frit_ir::plan::{Action, BufferId, PhaseName, Plan, TaskId};
 use frit_ir::{Code, DType, Diagnostic, Op};
 use std::collections::BTreeMap;
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut formats: BTreeMap<usize, DType> = BTreeMap::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         for (_, node) in plan.kernels[*kernel].body.nodes() {
             let Op::Quantize(op) = &node.op else { continue };
@@ -36,10 +36,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         found.push(Diagnostic::error(Code::AmaxHistory, message));
     }
     let Some(history) = history else { return };
-    let writers: Vec<usize> = (0..plan.tasks.len())
+    let writers: Vec<TaskId> = plan
+        .tasks
+        .keys()
         .filter(|&i| plan.tasks[i].action.writes().iter().any(|p| p.buffer == history.buffer))
         .collect();
-    let micro_step = plan.phase(PhaseName::MicroStep).map_or(0..0, |p| p.begin..p.end);
+    let micro_step = plan.tasks_of(PhaseName::MicroStep);
     match writers[..] {
         [i] if micro_step.contains(&i) => {
             if plan.world_size > 1 && !agreed(plan, micro_step.start, i) {
@@ -55,7 +57,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 /// Whether what a task reads comes from the largest over all ranks.
-fn agreed(plan: &Plan, begin: usize, task: usize) -> bool {
+fn agreed(plan: &Plan, begin: TaskId, task: TaskId) -> bool {
     let mut wanted: Vec<BufferId> =
         plan.tasks[task].action.reads().iter().map(|p| p.buffer).collect();
     for task in plan.tasks[begin..task].iter().rev() {

@@ -8,7 +8,7 @@
 //! The step is replayed twice, so that what one step leaves behind for the next is checked too. Phases run one after another.
 
 use super::broken;
-use frit_ir::plan::{Arena, BufferId, PhaseName, Place, Plan, Stream};
+use frit_ir::plan::{Arena, BufferId, Phase, PhaseName, Place, Plan, Stream, TaskId};
 use frit_ir::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 if phase.name == PhaseName::MicroStep { plan.accumulation.min(2) } else { 1 };
             for _ in 0..runs {
                 clock.barrier();
-                replay(plan, phase.begin, phase.end, &mut clock, &mut arenas, found);
+                replay(plan, phase, &mut clock, &mut arenas, found);
                 if !found.is_empty() {
                     return;
                 }
@@ -89,20 +89,19 @@ fn position_of(arena: Arena) -> usize {
 
 fn replay(
     plan: &Plan,
-    begin: usize,
-    end: usize,
+    phase: &Phase,
     clock: &mut Replay,
     arenas: &mut Arenas,
     found: &mut Vec<Diagnostic>,
 ) {
     // What is known once a task of this phase is complete.
     let mut after: Vec<Seen> = Vec::new();
-    for i in begin..end {
+    for i in phase.tasks() {
         let task = &plan.tasks[i];
         let s = position(task.stream);
         let mut known = clock.known[s];
         for wait in &task.waits {
-            for (k, a) in known.iter_mut().zip(after[wait - begin]) {
+            for (k, a) in known.iter_mut().zip(after[wait.0 - phase.begin.0]) {
                 *k = (*k).max(a);
             }
         }
@@ -123,7 +122,7 @@ fn replay(
 #[expect(clippy::too_many_arguments, reason = "one access has this many sides")]
 fn access(
     plan: &Plan,
-    task: usize,
+    task: TaskId,
     place: &Place,
     write: bool,
     (stream, number): (usize, usize),

@@ -26,7 +26,7 @@ mod memory;
 mod shared;
 mod training;
 
-use frit_ir::plan::{Addresses, Plan, check, provenance};
+use frit_ir::plan::{Addresses, Plan, TaskId, check, provenance};
 use frit_ir::{Code, Diagnostic};
 
 /// Proves a plan, or says what is broken.
@@ -74,8 +74,8 @@ pub fn verify_evaluation(evaluation: &Plan, training: &Plan) -> Result<(), Vec<D
 /// mean what was lowered.
 fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let (operands, state) = provenance(plan, Addresses::Assigned);
-    for (i, (task, digest)) in plan.tasks.iter().zip(operands).enumerate() {
-        if task.operands_digest != digest {
+    for (i, task) in plan.tasks.iter_enumerated() {
+        if task.operands_digest != operands[i] {
             found.push(broken(
                 plan,
                 Code::MeaningChanged,
@@ -90,7 +90,7 @@ fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn broken(plan: &Plan, code: Code, task: usize, message: String) -> Diagnostic {
+fn broken(plan: &Plan, code: Code, task: TaskId, message: String) -> Diagnostic {
     Diagnostic::error(code, format!("task {task} `{}`: {message}", plan.tasks[task].name))
         .at(&plan.tasks[task].origin)
 }

@@ -20,7 +20,7 @@ use super::host::home;
 use super::{adafactor, broken};
 use frit_ir::ops::StateName;
 use frit_ir::plan::{
-    Action, BufferId, GroupId, ParamGroup, ParamId, PhaseName, Place, Plan, TiSlice, TiVec,
+    Action, BufferId, GroupId, ParamGroup, ParamId, PhaseName, Place, Plan, TaskId, TiSlice, TiVec,
 };
 use frit_ir::{Code, Diagnostic, Op};
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut counted: HashMap<GroupId, usize> = HashMap::new();
     let mut steps: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
     let mut averages: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         for (_, node) in plan.kernels[*kernel].body.nodes() {
             match &node.op {
@@ -69,7 +69,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     }
                 }
                 Op::UpdateLossScale(_) | Op::UpdateStep => {
-                    let update = plan.phase(PhaseName::Update).map_or(0..0, |p| p.begin..p.end);
+                    let update = plan.tasks_of(PhaseName::Update);
                     let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
                     if !update.contains(&i) || flag.is_none_or(|flag| !reads.contains(flag)) {
                         let message = "does not change once per step by the finite flag";
@@ -176,10 +176,10 @@ fn first_values(plan: &Plan, found: &mut Vec<Diagnostic>) {
 
 fn step(
     plan: &Plan,
-    task: usize,
+    task: TaskId,
     reads: &[Place],
     writes: &[Place],
-    unscaled: &Option<(usize, Vec<Place>)>,
+    unscaled: &Option<(TaskId, Vec<Place>)>,
     steps: &mut TiSlice<GroupId, usize>,
     found: &mut Vec<Diagnostic>,
 ) {
@@ -215,7 +215,7 @@ fn step(
 
 /// Whether what `unscale` reads comes, in the update phase, from an all-reduce: its own operand, or an
 /// operand of what made it.
-fn reduced_before(plan: &Plan, unscale: usize) -> bool {
+fn reduced_before(plan: &Plan, unscale: TaskId) -> bool {
     let mut wanted: Vec<BufferId> =
         plan.tasks[unscale].action.reads().iter().map(|p| p.buffer).collect();
     for task in plan.tasks[..unscale].iter().rev() {

@@ -6,7 +6,7 @@ pub mod cuda;
 use crate::RunError;
 use crate::data::Element;
 use crate::usage::Usage;
-use frit_ir::plan::{BufferId, Plan};
+use frit_ir::plan::{BufferId, Plan, TaskId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     /// The task.
-    pub task: usize,
+    pub task: TaskId,
     /// Microseconds from the start of what was asked for.
     pub start_us: f64,
     /// Microseconds that it took.
@@ -40,13 +40,13 @@ pub trait Device {
     ///
     /// # Errors
     /// The task that failed.
-    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError>;
+    fn run(&mut self, tasks: Range<TaskId>) -> Result<(), RunError>;
 
     /// Runs tasks one by one and takes the time of each, which costs more than running them.
     ///
     /// # Errors
     /// The task that failed.
-    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError>;
+    fn trace(&mut self, tasks: Range<TaskId>) -> Result<Vec<Span>, RunError>;
 
     /// Notes the metrics of the step that was run.
     ///
@@ -94,11 +94,12 @@ pub trait Device {
 /// Counts what one step of a plan is made of, from what each task is made of.
 fn launches_of_step(
     plan: &Plan,
-    mut of_task: impl FnMut(usize) -> Vec<&'static str>,
+    mut of_task: impl FnMut(TaskId) -> Vec<&'static str>,
 ) -> BTreeMap<&'static str, usize> {
     let mut counts = BTreeMap::new();
     for k in 0..plan.accumulation {
-        for kind in plan.micro_step_tasks(k, plan.accumulation).flat_map(&mut of_task) {
+        let tasks = plan.micro_step_tasks(k, plan.accumulation);
+        for kind in tasks.start.until(tasks.end).flat_map(&mut of_task) {
             *counts.entry(kind).or_default() += 1;
         }
     }

@@ -9,7 +9,7 @@ use super::values::decode;
 use crate::RunError;
 use crate::device::Device;
 use frit_ir::interpret::{self, EvalError, Options};
-use frit_ir::plan::{Action, ParamHome, Place, Plan, Task};
+use frit_ir::plan::{Action, ParamHome, Place, Plan, Task, TaskId};
 use frit_ir::{DType, Graph, Node, Op, Tensor};
 use std::fmt;
 
@@ -162,7 +162,7 @@ pub(super) fn inputs(
 pub(super) fn task(
     plan: &Plan,
     device: &impl Device,
-    i: usize,
+    i: TaskId,
     rank: usize,
     before: Before,
 ) -> Result<(), RunError> {

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::files;
 use check::Before;
 use frit_ir::ops::StateName;
-use frit_ir::plan::{Action, BufferClass, Plan, Task};
+use frit_ir::plan::{Action, BufferClass, Plan, Task, TaskId};
 use frit_ir::{Op, Region};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -81,7 +81,7 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// The task that failed, or the first that wrote what is not finite.
-    pub fn run(&mut self, device: &mut impl Device, tasks: Range<usize>) -> Result<(), RunError> {
+    pub fn run(&mut self, device: &mut impl Device, tasks: Range<TaskId>) -> Result<(), RunError> {
         if !self.check && self.histograms.is_none() {
             return device.run(tasks);
         }
@@ -90,11 +90,11 @@ impl<'a> Watch<'a> {
             self.started = true;
         }
         let scale = self.loss_scale(device)?;
-        for i in tasks {
+        for i in tasks.start.until(tasks.end) {
             let task = &self.plan.tasks[i];
             let watched = self.check && !self.may_overflow(task, scale);
             let before = if watched { Some(Before::read(device, task)?) } else { None };
-            device.run(i..i + 1)?;
+            device.run(i..i.next())?;
             if let Some(before) = before {
                 check::task(self.plan, device, i, self.rank, before)?;
             }

@@ -46,7 +46,7 @@ fn inserted(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
 /// Every conversion between float types in the plan.
 pub(super) fn rows(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut rows = Vec::new();
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         for (_, node) in body.nodes() {

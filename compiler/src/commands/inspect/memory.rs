@@ -40,9 +40,9 @@ fn parts(plan: &Plan) -> Vec<(String, Live)> {
     let live = plan.live();
     let mut parts: Vec<(String, Live)> = Vec::new();
     for phase in &plan.phases {
-        let range = phase.begin..phase.end;
-        for (task, live) in plan.tasks[range.clone()].iter().zip(&live[range]) {
-            let name = match task.region {
+        for i in phase.tasks() {
+            let (region, live) = (plan.tasks[i].region, &live[i]);
+            let name = match region {
                 Region::Forward => format!("{}: forward", phase.name),
                 Region::Backward | Region::Recompute(_) => format!("{}: backward", phase.name),
                 Region::Update => phase.name.to_string(),

@@ -13,7 +13,7 @@ const MAX_COST_US: f64 = 1e18;
 
 pub(super) fn check(plan: &Plan) -> Result {
     let (mut flops, mut bytes) = (0_u128, 0_u128);
-    for (i, task) in plan.tasks.iter().enumerate() {
+    for (i, task) in plan.tasks.iter_enumerated() {
         one(plan, task)
             .map_err(|e| CheckError(format!("task {i} `{}`: {}", short(&task.name), e.0)))?;
         let runs = plan.runs(i) as u128;

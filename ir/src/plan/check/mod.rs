@@ -12,7 +12,7 @@ mod launches;
 mod places;
 mod tables;
 
-use super::{PhaseName, Plan};
+use super::{PhaseName, Plan, TaskId};
 pub use places::too_large;
 use std::collections::HashSet;
 
@@ -92,17 +92,18 @@ fn unique<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> Result {
 }
 
 fn phases(plan: &Plan) -> Result {
-    let mut next = 0;
+    let mut next = TaskId::FIRST;
     for phase in &plan.phases {
-        let follows = phase.begin == next && phase.end >= next && phase.end <= plan.tasks.len();
+        let follows =
+            phase.begin == next && phase.end >= next && phase.end <= plan.tasks.next_key();
         ensure(follows, || "phases do not follow".into())?;
         next = phase.end;
-        for i in phase.begin..phase.end {
+        for i in phase.tasks() {
             let ok = plan.tasks[i].waits.iter().all(|w| (phase.begin..i).contains(w));
             ensure(ok, || format!("task {i} waits for a task that is not before it"))?;
         }
     }
-    ensure(next == plan.tasks.len(), || "tasks outside every phase".into())?;
+    ensure(next == plan.tasks.next_key(), || "tasks outside every phase".into())?;
     let names: Vec<PhaseName> = plan.phases.iter().map(|p| p.name).collect();
     let known = match &plan.eval {
         Some(_) => names == [PhaseName::Eval],

@@ -13,7 +13,9 @@ use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
 use frit_ir::interpret;
-use frit_ir::plan::{Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TiVec};
+use frit_ir::plan::{
+    Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TaskId, TiVec,
+};
 use frit_ir::{Graph, Op, Tensor};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::Operand;
@@ -72,7 +74,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
         unsafe { std::slice::from_raw_parts(from, bytes) }
     }
 
-    fn run_task(&self, i: usize) -> Result<(), RunError> {
+    fn run_task(&self, i: TaskId) -> Result<(), RunError> {
         let task = &self.plan.plan.tasks[i];
         self.task(&task.action).map_err(|reason| {
             self.comm.abort();
@@ -216,11 +218,11 @@ impl<C: Communicator> Device for Cpu<'_, C> {
         self.write(buffer, 0, &wide)
     }
 
-    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
-        tasks.into_iter().try_for_each(|i| self.run_task(i))
+    fn run(&mut self, tasks: Range<TaskId>) -> Result<(), RunError> {
+        tasks.start.until(tasks.end).try_for_each(|i| self.run_task(i))
     }
 
-    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
+    fn trace(&mut self, tasks: Range<TaskId>) -> Result<Vec<Span>, RunError> {
         let origin = Instant::now();
         let us = || origin.elapsed().as_secs_f64() * 1e6;
         let span = |task| {
@@ -228,7 +230,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
             self.run_task(task)?;
             Ok(Span { task, start_us, duration_us: us() - start_us })
         };
-        tasks.map(span).collect()
+        tasks.start.until(tasks.end).map(span).collect()
     }
 
     fn note_metrics(&mut self) -> Result<(), RunError> {
@@ -270,7 +272,7 @@ impl<C: Communicator> Device for Cpu<'_, C> {
 
     fn usage(&self) -> Result<Usage, RunError> {
         let plan = &self.plan.plan;
-        let kind = |task: usize| match &plan.tasks[task].action {
+        let kind = |task: TaskId| match &plan.tasks[task].action {
             Action::Kernel { kernel, .. } => match &self.code[*kernel] {
                 Code::Generated { .. } => "generated",
                 Code::Routine(_) => "library",

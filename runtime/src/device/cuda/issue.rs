@@ -5,7 +5,7 @@ use super::driver::{Address, Driver, EventHandle, OperationHandle, ProductHandle
 use super::error::CudaError;
 use super::memory::{Memory, STREAMS};
 use super::program::Program;
-use frit_ir::plan::{Plan, Stream};
+use frit_ir::plan::{Plan, Stream, TaskId, TiVec};
 use std::ops::Range;
 
 /// The plan's streams and the events between them; those of copies to and from the host only if there are any.
@@ -13,7 +13,7 @@ pub(super) struct Issuer {
     /// By [`index`].
     pub(super) streams: [StreamHandle; STREAMS],
     /// Marks the end of a task that tasks of other streams wait for.
-    ended: Vec<Option<EventHandle>>,
+    ended: TiVec<TaskId, Option<EventHandle>>,
     /// Marks where the other streams leave the compute stream.
     fork: EventHandle,
     /// Mark where they come back.
@@ -27,7 +27,7 @@ pub(super) struct Issuer {
 }
 
 /// Begin and end of each task, for a step that is timed.
-pub(super) type Marks = Vec<(EventHandle, EventHandle)>;
+pub(super) type Marks = TiVec<TaskId, (EventHandle, EventHandle)>;
 
 impl Issuer {
     /// Streams and events for a plan.
@@ -35,7 +35,7 @@ impl Issuer {
     /// # Errors
     /// If they cannot be had.
     pub(super) fn new(driver: &impl Driver, plan: &Plan) -> Result<Issuer, CudaError> {
-        let mut ended = vec![None; plan.tasks.len()];
+        let mut ended: TiVec<TaskId, _> = vec![None; plan.tasks.len()].into();
         for task in &plan.tasks {
             for &wait in &task.waits {
                 if plan.tasks[wait].stream != task.stream && ended[wait].is_none() {
@@ -76,8 +76,9 @@ impl Issuer {
     pub(super) fn next_collective(&self, plan: &Plan) -> String {
         // SAFETY: four bytes, which the device may write at any time.
         let done = self.progress.map_or(0, |p| unsafe { p.cast::<u32>().read_volatile() });
-        let (done, tasks) = (done as usize, &plan.tasks);
-        let next = (done..tasks.len()).chain(0..done).find(|i| tasks[*i].action.is_collective());
+        let (done, tasks) = (TaskId(done as usize), &plan.tasks);
+        let mut order = done.until(tasks.next_key()).chain(TaskId::FIRST.until(done));
+        let next = order.find(|i| tasks[*i].action.is_collective());
         next.map_or_else(|| "no collective".into(), |i| format!("collective `{}`", tasks[i].name))
     }
 
@@ -91,17 +92,17 @@ impl Issuer {
         plan: &Plan,
         program: &Program,
         memory: &Memory,
-        tasks: Range<usize>,
+        tasks: Range<TaskId>,
         marks: Option<&Marks>,
-    ) -> Result<(), (usize, CudaError)> {
+    ) -> Result<(), (TaskId, CudaError)> {
         for phase in &plan.phases {
             let part = phase.begin.max(tasks.start)..phase.end.min(tasks.end);
             if !part.is_empty() {
                 self.phase(driver, plan, program, memory, part, marks)?;
             }
         }
-        if tasks.end == plan.tasks.len() {
-            self.collect_metrics(driver, plan, memory).map_err(|e| (tasks.end - 1, e))?;
+        if tasks.end == plan.tasks.next_key() {
+            self.collect_metrics(driver, plan, memory).map_err(|e| (TaskId(tasks.end.0 - 1), e))?;
         }
         Ok(())
     }
@@ -112,9 +113,9 @@ impl Issuer {
         plan: &Plan,
         program: &Program,
         memory: &Memory,
-        tasks: Range<usize>,
+        tasks: Range<TaskId>,
         marks: Option<&Marks>,
-    ) -> Result<(), (usize, CudaError)> {
+    ) -> Result<(), (TaskId, CudaError)> {
         let others: Vec<usize> = Stream::ALL
             .iter()
             .filter(|s| **s != Stream::Compute)
@@ -129,7 +130,7 @@ impl Issuer {
             others.iter().try_for_each(|s| driver.wait(self.streams[*s], self.fork))
         };
         fork().map_err(|e| (first, e))?;
-        for i in tasks.clone() {
+        for i in tasks.start.until(tasks.end) {
             let marks = marks.map(|marks| marks[i]);
             self.wait(driver, plan, &tasks, i)
                 .and_then(|()| self.task(driver, plan, program, memory, i, marks))
@@ -139,7 +140,7 @@ impl Issuer {
             driver.record(self.joins[*s], self.streams[*s])?;
             driver.wait(self.compute(), self.joins[*s])
         };
-        others.iter().try_for_each(join).map_err(|e| (tasks.end - 1, e))
+        others.iter().try_for_each(join).map_err(|e| (TaskId(tasks.end.0 - 1), e))
     }
 
     /// Makes a task's stream wait for what the task needs of other streams.
@@ -147,14 +148,14 @@ impl Issuer {
         &self,
         driver: &impl Driver,
         plan: &Plan,
-        part: &Range<usize>,
-        i: usize,
+        part: &Range<TaskId>,
+        i: TaskId,
     ) -> Result<(), CudaError> {
         let task = &plan.tasks[i];
         // What was put there before this part is done when it begins, and its events may belong to another
         // graph. A wait for a task of the same stream needs nothing.
         let needed =
-            |wait: &&usize| part.contains(wait) && plan.tasks[**wait].stream != task.stream;
+            |wait: &&TaskId| part.contains(wait) && plan.tasks[**wait].stream != task.stream;
         for wait in task.waits.iter().filter(needed) {
             if let Some(event) = self.ended[*wait] {
                 driver.wait(self.streams[task.stream.index()], event)?;
@@ -169,7 +170,7 @@ impl Issuer {
         plan: &Plan,
         program: &Program,
         memory: &Memory,
-        i: usize,
+        i: TaskId,
         marks: Option<(EventHandle, EventHandle)>,
     ) -> Result<(), CudaError> {
         let task = &plan.tasks[i];
@@ -188,7 +189,7 @@ impl Issuer {
         }
         match self.progress {
             Some(progress) if task.action.is_collective() => {
-                let mark = memory.marks + i as Address * 4;
+                let mark = memory.marks + i.0 as Address * 4;
                 // SAFETY: the pinned memory has four bytes and lives as long as the device.
                 unsafe { driver.copy_out(progress, mark, 4, stream) }
             }

@@ -51,7 +51,7 @@ use driver::{
 };
 use feed::Feed;
 use frit_ir::DType;
-use frit_ir::plan::{BufferId, DeviceType, Plan};
+use frit_ir::plan::{BufferId, DeviceType, Plan, TaskId};
 use issue::{Issuer, Marks};
 use memory::Memory;
 use modules::Modules;
@@ -101,7 +101,7 @@ pub struct Cuda<'a, D> {
     driver: Rc<D>,
     ranks: Rc<Ranks>,
     ready: Ready,
-    parts: Vec<(Range<usize>, Part)>,
+    parts: Vec<(Range<TaskId>, Part)>,
 }
 
 /// A plan made ready to run.
@@ -112,7 +112,7 @@ struct Ready {
     feed: RefCell<Feed>,
     reports: Reports,
     /// Tasks that may report a fault.
-    faulting: Vec<usize>,
+    faulting: Vec<TaskId>,
     /// For reads.
     idle: EventHandle,
 }
@@ -206,7 +206,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         &self.driver
     }
 
-    fn issue(&self, tasks: Range<usize>, marks: Option<&Marks>) -> Result<(), RunError> {
+    fn issue(&self, tasks: Range<TaskId>, marks: Option<&Marks>) -> Result<(), RunError> {
         let (plan, rank) = (self.plan, self.ranks.rank);
         self.ready
             .issuer
@@ -331,7 +331,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
         self.ready.feed.get_mut().take(&*self.driver, buffer, (element, bytes), wait)
     }
 
-    fn run(&mut self, tasks: Range<usize>) -> Result<(), RunError> {
+    fn run(&mut self, tasks: Range<TaskId>) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
         self.ready.feed.get_mut().deliver(&*self.driver, compute)?;
         match self.parts.iter().position(|(range, _)| *range == tasks) {
@@ -354,10 +354,13 @@ impl<D: Driver> Device for Cuda<'_, D> {
         Ok(())
     }
 
-    fn trace(&mut self, tasks: Range<usize>) -> Result<Vec<Span>, RunError> {
+    fn trace(&mut self, tasks: Range<TaskId>) -> Result<Vec<Span>, RunError> {
         let compute = self.ready.issuer.compute();
         let event = || self.driver.create_event(true);
-        let marks: Marks = (0..self.plan.tasks.len())
+        let marks: Marks = self
+            .plan
+            .tasks
+            .keys()
             .map(|i| match tasks.contains(&i) {
                 true => Ok((event()?, event()?)),
                 false => Ok((EventHandle::default(), EventHandle::default())),
@@ -369,12 +372,12 @@ impl<D: Driver> Device for Cuda<'_, D> {
         self.issue(tasks.clone(), Some(&marks))?;
         self.driver.record(self.ready.idle, compute)?;
         self.wait(self.ready.idle)?;
-        let span = |task: usize| -> Result<Span, RunError> {
+        let span = |task: TaskId| -> Result<Span, RunError> {
             let (begin, end) = marks[task];
             let start_us = self.driver.elapsed_us(origin, begin)?;
             Ok(Span { task, start_us, duration_us: self.driver.elapsed_us(begin, end)? })
         };
-        tasks.map(span).collect()
+        tasks.start.until(tasks.end).map(span).collect()
     }
 
     fn note_metrics(&mut self) -> Result<(), RunError> {
@@ -472,7 +475,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
         let (persistent_bytes, workspace_bytes) =
             (self.plan.persistent_bytes, self.plan.workspace_bytes);
         let (free, total) = self.driver.memory()?;
-        let of_task = |task: usize| program.commands[task].iter().map(Command::kind).collect();
+        let of_task = |task: TaskId| program.commands[task].iter().map(Command::kind).collect();
         Ok(Usage {
             device: self.driver.properties().name.clone(),
             persistent_bytes,

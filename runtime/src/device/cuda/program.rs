@@ -13,7 +13,7 @@ use super::survey::{Code, Survey};
 use crate::RunError;
 use frit_ir::plan::{
     Action, Argument, Candidate, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
-    OperationLaunch, Place, Plan, Pointer, SourceKernel, Team,
+    OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team, TiVec,
 };
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ const ROUNDS: u32 = 4;
 /// The commands of every task.
 pub(super) struct Program {
     /// By task.
-    pub(super) commands: Vec<Vec<Command>>,
+    pub(super) commands: TiVec<TaskId, Vec<Command>>,
     /// The matrix products, each once, with the addresses of the first task that wants it.
     pub(super) products: Vec<(Product, ProductAddresses)>,
     /// Those of them with an epilogue that has a fallback.
@@ -86,8 +86,8 @@ impl Program {
     ) -> Result<Program, RunError> {
         let mut binder = Binder::new(driver, modules);
         let mut transfers = Transfers { plan, driver, memory, rank, teams: Vec::new() };
-        let mut commands = Vec::with_capacity(plan.tasks.len());
-        for (i, task) in plan.tasks.iter().enumerate() {
+        let mut commands = TiVec::with_capacity(plan.tasks.len());
+        for (i, task) in plan.tasks.iter_enumerated() {
             commands.push(match &task.action {
                 Action::Kernel { kernel, reads, writes } => {
                     let fault = survey.faulting.binary_search(&i).unwrap_or_default();
@@ -113,7 +113,7 @@ impl Program {
         base: Address,
     ) -> Result<(Program, Address), RunError> {
         let mut binder = Binder::new(driver, modules);
-        let (mut commands, mut last) = (Vec::with_capacity(plan.tasks.len()), base);
+        let (mut commands, mut last) = (TiVec::with_capacity(plan.tasks.len()), base);
         for task in &plan.tasks {
             commands.push(match &task.action {
                 Action::Kernel { kernel, reads, writes } => match &survey.code[*kernel] {
@@ -236,7 +236,7 @@ impl<'a, D: Driver> Binder<'a, D> {
         }
     }
 
-    fn program(self, commands: Vec<Vec<Command>>) -> Program {
+    fn program(self, commands: TiVec<TaskId, Vec<Command>>) -> Program {
         Program {
             commands,
             products: self.products,

@@ -3,7 +3,7 @@
 use crate::RunError;
 use frit_ir::plan::{
     Action, Argument, CudaLaunch, Entry, Kernel, KernelId, Launch, Launches, Plan, Pointer,
-    SourceKernel, TiVec,
+    SourceKernel, TaskId, TiVec,
 };
 
 /// How a kernel of the plan is executed.
@@ -17,7 +17,7 @@ pub(super) struct Survey<'a> {
     /// By kernel.
     pub(super) code: TiVec<KernelId, Code<'a>>,
     /// Tasks that may report a fault, ascending.
-    pub(super) faulting: Vec<usize>,
+    pub(super) faulting: Vec<TaskId>,
 }
 
 impl<'a> Survey<'a> {
@@ -33,7 +33,7 @@ impl<'a> Survey<'a> {
             Code::Launches(selected) => selected.every_launch(),
         };
         let by_kernel: TiVec<KernelId, Vec<&Launch>> = code.iter().map(launches).collect();
-        let faulting = plan.tasks.iter().enumerate().filter(|(_, task)| match task.action {
+        let faulting = plan.tasks.iter_enumerated().filter(|(_, task)| match task.action {
             Action::Kernel { kernel, .. } => by_kernel[kernel].iter().any(|l| reports_faults(l)),
             _ => false,
         });
