@@ -5,6 +5,8 @@
 // of their rows, the squares of the update. Step: the parameter. Sums are f64 and in one order. A skipped step
 // changes nothing.
 
+#include "block_sum.cuh"
+
 const int BLOCK = 256;
 const i64 CHUNK = 64;
 // What squares and their means are at least: f32's epsilon, as PyTorch takes it.

@@ -6,6 +6,8 @@
 // softmax is computed, the values while the scores are.
 // A row that may attend to nothing gives y = 0 and lse = -inf.
 
+#include "attention.cuh"
+
 typedef Layout<Q_LAYOUT> Q;
 typedef Layout<K_LAYOUT> K;
 typedef Layout<V_LAYOUT> V;

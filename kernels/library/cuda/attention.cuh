@@ -5,6 +5,9 @@
 // that a query sees, itself counted, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements
 // MASK_T; FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask).
 
+#include "tensor_cores.cuh"
+#include "sight.cuh"
+
 #define NO_MASK 0
 #define ADDED 1
 #define KEPT 2

@@ -10,6 +10,8 @@
 // WANT_K and WANT_V say which of dk and dv are computed: both need many registers, and dv needs no values in
 // shared memory. WARPS, ROWS and TILE give the sizes of tiles.
 
+#include "attention.cuh"
+
 typedef Layout<Q_LAYOUT> Q;
 typedef Layout<K_LAYOUT> K;
 typedef Layout<V_LAYOUT> V;

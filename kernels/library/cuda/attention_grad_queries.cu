@@ -5,6 +5,8 @@
 // A block takes BLOCK queries of one head and computes the scores of all keys with them again (Dao 2023).
 // WARPS, ROWS and TILE give the sizes of tiles.
 
+#include "attention.cuh"
+
 typedef Layout<Q_LAYOUT> Q;
 typedef Layout<K_LAYOUT> K;
 typedef Layout<V_LAYOUT> V;

@@ -4,6 +4,8 @@
 // A block takes BLOCK queries and TILE keys of one mask, or all of an axis along which the mask has one
 // element, and walks over the batches and heads that share it in one order.
 
+#include "attention_plain.cuh"
+
 // Distances within the gradient, which is dense; where one is 0 the mask is broadcast.
 struct Dense {
     i64 batch, head, query, key;

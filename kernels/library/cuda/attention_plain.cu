@@ -1,6 +1,8 @@
 // Attention without tensor cores: s = scale · q kᵀ + mask, p = softmax(s), y = p v, lse = log Σ e^s, with
 // a running maximum and sum (Dao 2022). A row that may attend to nothing gives y = 0 and lse = -inf.
 
+#include "attention_plain.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T* mask, Shape shape, Sum scale) {
     DYNAMIC_SHARED(shared);

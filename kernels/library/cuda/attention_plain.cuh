@@ -8,6 +8,8 @@
 // the other, one per lane; a row of sums is spread over the lanes. Everything is computed in the wide
 // type of T. Rows of tiles are one element longer, so that lanes read different banks.
 
+#include "sight.cuh"
+
 #define NO_MASK 0
 #define ADDED 1
 #define KEPT 2

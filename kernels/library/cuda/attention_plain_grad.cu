@@ -5,6 +5,8 @@
 //
 // Every sum is taken by one warp in one order.
 
+#include "attention_plain.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const Sum* lse,
                              const Sum* delta, const MASK_T* mask, Shape shape, Sum scale) {

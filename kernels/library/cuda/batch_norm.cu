@@ -10,6 +10,8 @@
 // To be defined: T, the elements; S, those of scale, bias and statistics; WIDTH, how many elements are moved at once,
 // which divides size.
 
+#include "block_sum.cuh"
+
 typedef Number<T>::Wide Value;
 typedef Pack<T, WIDTH> Many;
 const int BLOCK = 512;

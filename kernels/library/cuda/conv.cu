@@ -6,6 +6,8 @@
 //
 // To be defined: T, the elements of operands; OUT, of results; RANK, the number of spatial axes.
 
+#include "window.cuh"
+
 typedef Number<T>::Wide Value;
 
 // Columns of `images` images of `channels` channels: a row has all positions of an image, or, with

@@ -8,6 +8,9 @@
 // or 128), the rows of a block; BACKWARD (0 or 1), whether `conv_tiles` makes the gradient of the images; UNIT, whether all
 // strides are 1.
 
+#include "window.cuh"
+#include "tensor_cores.cuh"
+
 const int N = 128, STEP = 32, THREADS = 256, WARP_N = 32, WARP_M = TILE_M / 2;
 // Lengths of rows in shared memory, of tiles with the contracted axis inside, and of those with it outside.
 const int INSIDE = STEP + PAD, OUTSIDE = N + PAD;

@@ -3,6 +3,8 @@
 //
 // To be defined: T, the elements; RANK, the number of spatial axes.
 
+#include "window.cuh"
+
 typedef Number<T>::Wide Value;
 
 // The element of each window that is its maximum: the first of equal ones; NaN is larger than any number.

@@ -7,10 +7,10 @@
 
 use std::time::Instant;
 
-use frit_kernels::attention::{Attention, BackwardInputs, BackwardOutputs, Strides};
 use frit_kernels::dtype::Elem;
-use frit_kernels::gemm::{Gemm, Operand};
 use frit_kernels::pool::Pool;
+use frit_kernels::routine::attention::{Attention, BackwardInputs, BackwardOutputs, Strides};
+use frit_kernels::routine::gemm::{Gemm, Operand};
 
 /// Name, m, n, k, whether A and B are given transposed.
 const PRODUCTS: [(&str, [usize; 3], bool, bool); 9] = [

@@ -2,9 +2,9 @@
 
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
-use frit_ir::Node;
-use frit_ir::ops::{Adafactor, AdafactorPart};
+use frit_ir::ops::AdafactorPart;
 use frit_ir::plan::{Launch, Pointer};
+use frit_ir::{Node, Op, TensorType};
 use frit_kernels::routine::{self, Routine};
 
 /// Rows of a chunk of columns, as in `adafactor.cu`.
@@ -27,7 +27,8 @@ struct Shape {
     share: f64,
 }
 
-pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node, op: &Adafactor) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let Op::Adafactor(op) = &node.op else { return None };
     let (matrices, rows, cols) = op.matrices();
     let shape = Shape {
         matrices,
@@ -176,13 +177,15 @@ fn step(a: &mut Assembler<'_>, s: &Shape, at: &[Pointer], param: Pointer) {
     );
 }
 
-pub(super) fn cpu(op: &Adafactor) -> Routine {
+pub(super) fn cpu(op: &Op, _: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
+    let Op::Adafactor(op) = op else { return None };
     let (matrices, rows, cols) = op.matrices();
     let part = match op.part {
         AdafactorPart::Sums => routine::AdafactorPart::Sums,
         AdafactorPart::Moments => routine::AdafactorPart::Moments,
         AdafactorPart::Step => routine::AdafactorPart::Step,
     };
-    let param = frit_kernels::adafactor::Adafactor { matrices, rows, cols, share: op.share };
-    Routine::Adafactor { part, param, empty: op.shape.numel() == 0 }
+    let param =
+        frit_kernels::routine::adafactor::Adafactor { matrices, rows, cols, share: op.share };
+    Some(Routine::Adafactor { part, param, empty: op.shape.numel() == 0 })
 }

@@ -23,6 +23,26 @@ use std::collections::HashMap;
 /// Alignment of what lies in scratch memory, in bytes.
 const ALIGNMENT: usize = 256;
 
+/// Adds the launches of a node; `None` if there are none. `None`, and nothing added, if its operation is of another family.
+type Cuda = fn(&mut Assembler<'_>, &Node) -> Option<()>;
+
+/// The families of operations that launches compute one by one.
+const FAMILIES: &[Cuda] = &[
+    adafactor::cuda,
+    attention::cuda,
+    batch_norm::cuda,
+    conv::cuda,
+    convert::cuda,
+    embedding::cuda,
+    index::cuda,
+    layout::cuda,
+    order::cuda,
+    pool::cuda,
+    quantize::cuda,
+    random::cuda,
+    reduce::cuda,
+];
+
 /// Launches in the making.
 pub(super) struct Assembler<'a> {
     body: &'a Graph,
@@ -74,35 +94,11 @@ impl<'a> Assembler<'a> {
             }
             return Some(());
         }
-        match &node.op {
-            Op::Cast(_) => convert::cuda(self, node),
-            Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::cuda(self, node),
-            Op::Gather(_)
-            | Op::GatherElements(_)
-            | Op::GatherNd(_)
-            | Op::ScatterElements(_)
-            | Op::ScatterNd(_) => index::cuda(self, node),
-            Op::TopK(_) | Op::ArgReduce(_) => order::cuda(self, node),
-            Op::Random(_) | Op::RandomMask(_) => random::cuda(self, node),
-            Op::Reduce(_) | Op::SumTo(_) | Op::CumSum(_) | Op::GradStats => {
-                reduce::cuda(self, node)
-            }
-            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => conv::cuda(self, node),
-            Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
-                pool::cuda(self, node)
-            }
-            Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::cuda(self, node),
-            Op::Attention(_) | Op::AttentionGrad(_) => attention::cuda(self, node),
-            // Values take the place of 8-bit floats only where no GEMM is made for them.
-            Op::Quantize(op) if self.is_alone() => quantize::cuda(self, node, op),
-            Op::Adafactor(op) => adafactor::cuda(self, node, op),
-            op if op.is_layout() => layout::cuda(self, node),
-            _ => None,
-        }
+        FAMILIES.iter().find_map(|cuda| cuda(self, node))
     }
 
     /// Whether the body is one operation.
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count() == 1
     }
 

@@ -71,7 +71,11 @@ impl View {
 
 /// One node with dense operands and results.
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    let first = usize::from(matches!(node.op, Op::AttentionGrad(_)));
+    let first = match node.op {
+        Op::Attention(_) => 0,
+        Op::AttentionGrad(_) => 1,
+        _ => return None,
+    };
     let mut read = |i: usize| Some(View::dense(a.read(node.inputs[i])?, a.ty(node.inputs[i])));
     let qkv = [read(first)?, read(first + 1)?, read(first + 2)?];
     let outer = if first == 1 { Some([read(0)?, read(4)?]) } else { None };

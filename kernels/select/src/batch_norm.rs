@@ -8,8 +8,8 @@ use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
-use frit_kernels::batch_norm::BatchNorm;
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::batch_norm::BatchNorm;
 
 /// Threads of a block, as in `batch_norm.cu`.
 const BLOCK: usize = 512;
@@ -121,7 +121,7 @@ impl Norm<'_> {
     }
 }
 
-pub(super) fn cpu(op: &Op, ins: &[&TensorType]) -> Option<Routine> {
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
     let norm = |eps: f64, x: &TensorType, vectors: &[&TensorType]| {
         let dims = x.shape.dims();
         let (elem, size) = (elem(x.dtype)?, dims[2..].iter().product());

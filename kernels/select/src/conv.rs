@@ -38,12 +38,12 @@ pub(super) struct Conv<'a> {
 }
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    let (first, second) = (a.ty(node.inputs[0]), a.ty(node.inputs[1]));
+    let types: Vec<&TensorType> = node.inputs.iter().map(|v| a.ty(*v)).collect();
     let out = a.ty(node.outputs[0]);
     let (window, groups, x, w) = match &node.op {
-        Op::Conv(op) => (&op.window, op.groups, first, second),
-        Op::ConvGradInput(op) => (&op.window, op.groups, out, second),
-        Op::ConvGradWeight(op) => (&op.window, op.groups, second, out),
+        Op::Conv(op) => (&op.window, op.groups, types[0], types[1]),
+        Op::ConvGradInput(op) => (&op.window, op.groups, out, types[1]),
+        Op::ConvGradWeight(op) => (&op.window, op.groups, types[1], out),
         _ => return None,
     };
     let (size, taps) = (&x.shape.dims()[2..], &w.shape.dims()[2..]);
@@ -56,7 +56,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         size,
         taps,
         positions: window.positions(size, taps).ok()?.iter().product(),
-        element: first.dtype,
+        element: types[0].dtype,
         out: out.dtype,
     };
     c_type(conv.element)?;
@@ -66,7 +66,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         return Some(());
     }
     // Sums of nothing.
-    if first.shape.numel() == 0 || second.shape.numel() == 0 {
+    if types[0].shape.numel() == 0 || types[1].shape.numel() == 0 {
         return a.fill(to, out, 0.0);
     }
     let begin = a.launches();
@@ -366,7 +366,8 @@ impl Conv<'_> {
     }
 }
 
-pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
+    let out = outs[0];
     let (sliding, groups, x, w) = match op {
         Op::Conv(op) => (&op.window, op.groups, ins[0], ins[1]),
         Op::ConvGradInput(op) => (&op.window, op.groups, out, ins[1]),
@@ -374,7 +375,7 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Rout
         _ => return None,
     };
     let (x, w) = (x.shape.dims(), w.shape.dims());
-    let conv = frit_kernels::conv::Conv {
+    let conv = frit_kernels::routine::conv::Conv {
         elem: elem(ins[0].dtype)?,
         out: elem(out.dtype)?,
         batch: x[0],

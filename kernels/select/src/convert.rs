@@ -5,13 +5,14 @@ use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::Pointer;
-use frit_ir::{DType, Node, TensorType};
+use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 
 /// Elements that a thread converts in a step, at most.
 const WIDTH: usize = 8;
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let Op::Cast(_) = node.op else { return None };
     let (x, y) = (a.ty(node.inputs[0]), a.ty(node.outputs[0]));
     let (from, to) = (a.read(node.inputs[0])?, a.write(node.outputs[0]));
     convert(a, (from, x.dtype), (to, y.dtype), x.shape.numel())
@@ -41,7 +42,8 @@ pub(super) fn convert(
     Some(())
 }
 
-pub(super) fn cpu(x: &TensorType, y: &TensorType) -> Option<Routine> {
-    let (from, to) = (elem(x.dtype)?, elem(y.dtype)?);
-    Some(Routine::Convert { from, to, len: x.shape.numel() })
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
+    let Op::Cast(_) = op else { return None };
+    let (from, to) = (elem(ins[0].dtype)?, elem(outs[0].dtype)?);
+    Some(Routine::Convert { from, to, len: ins[0].shape.numel() })
 }

@@ -7,8 +7,8 @@ use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::plan::Pointer;
 use frit_ir::{DType, Node, Op, TensorType};
-use frit_kernels::embedding::{Embedding, IndexElem};
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::embedding::{Embedding, IndexElem};
 
 /// Bytes that a thread moves in a step.
 const STEP_BYTES: usize = 16;
@@ -20,7 +20,8 @@ const COLUMNS: usize = 256;
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     match node.op {
         Op::Embedding(_) => rows(a, node),
-        _ => gradient(a, node),
+        Op::EmbeddingGrad(_) => gradient(a, node),
+        _ => None,
     }
 }
 
@@ -92,7 +93,7 @@ fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
     let of = |table: &TensorType, rows: &TensorType| {
         Some(Embedding {
             rows: table.shape.0[0],
@@ -104,7 +105,8 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Rout
         })
     };
     match op {
-        Op::Embedding(_) => of(ins[0], out).map(Routine::Embedding),
-        _ => of(out, ins[0]).map(Routine::EmbeddingGrad),
+        Op::Embedding(_) => of(ins[0], outs[0]).map(Routine::Embedding),
+        Op::EmbeddingGrad(_) => of(outs[0], ins[0]).map(Routine::EmbeddingGrad),
+        _ => None,
     }
 }

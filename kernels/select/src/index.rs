@@ -10,9 +10,9 @@ use frit_ir::ops::ScatterFn;
 use frit_ir::plan::Pointer;
 use frit_ir::{DType, Graph, Node, Op, Tensor, TensorType, ValueId};
 use frit_kernels::dtype::Elem;
-use frit_kernels::index::Combine;
-use frit_kernels::index::Indexed;
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::index::Combine;
+use frit_kernels::routine::index::Indexed;
 
 impl SourceKernel {
     /// The grid of places: of their tuples of indices, of their bases, and the axes of a tuple.
@@ -29,7 +29,8 @@ impl SourceKernel {
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     match node.op {
         Op::ScatterElements(_) | Op::ScatterNd(_) => scatter(a, node),
-        _ => gather(a, node),
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => gather(a, node),
+        _ => None,
     }
 }
 
@@ -111,12 +112,18 @@ fn begin(a: &mut Assembler<'_>, data: ValueId, result: ValueId) -> Option<Pointe
     Some(to)
 }
 
-pub(super) fn cpu_gather(op: &Op, ins: &[&TensorType]) -> Option<Routine> {
-    places::gather(op, ins[0], ins[1]).map(Routine::Gather)
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
+    match op {
+        Op::ScatterElements(_) | Op::ScatterNd(_) => scatter_routine(op, ins, None),
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => {
+            places::gather(op, ins[0], ins[1]).map(Routine::Gather)
+        }
+        _ => None,
+    }
 }
 
 /// A scatter into its first operand, or, as there are then two operands alone, into one element everywhere.
-pub(super) fn cpu(op: &Op, ins: &[&TensorType], fill: Option<f64>) -> Option<Routine> {
+fn scatter_routine(op: &Op, ins: &[&TensorType], fill: Option<f64>) -> Option<Routine> {
     let (f, indexed) = places::scattered(op, ins[0], ins[1])?;
     let combine = match f {
         ScatterFn::Replace => Combine::Replace,
@@ -146,6 +153,6 @@ pub(super) fn cpu_scatter(body: &Graph) -> Option<Call> {
     let types: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
     let reads = [operand(body, node.inputs[1])?, operand(body, node.inputs[2])?];
     let writes = vec![(result(body, node.outputs[0])?, 0)];
-    let routine = cpu(&node.op, &types, Some(element))?;
+    let routine = scatter_routine(&node.op, &types, Some(element))?;
     Some(Call { routine, reads: reads.map(|i| (i, 0)).into(), writes })
 }

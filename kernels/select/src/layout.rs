@@ -6,7 +6,7 @@ use crate::source::c_bytes;
 use frit_ir::ops::Pad;
 use frit_ir::plan::Pointer;
 use frit_ir::{Node, Op, Shape, Tensor, TensorType};
-use frit_kernels::copy::StridedCopy;
+use frit_kernels::routine::copy::StridedCopy;
 use frit_kernels::routine::{Part, Routine};
 
 /// An axis that both sides of a copy share: its size, and the distances of neighbors on either side.
@@ -23,6 +23,9 @@ const TILE: usize = 32;
 const MIN_TILE: usize = 8;
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    if !node.op.is_layout() {
+        return None;
+    }
     let ins: Vec<&TensorType> = node.inputs.iter().map(|v| a.ty(*v)).collect();
     let outs: Vec<&TensorType> = node.outputs.iter().map(|v| a.ty(*v)).collect();
     let size = outs[0].dtype.size();

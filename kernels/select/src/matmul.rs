@@ -11,8 +11,8 @@ use crate::source::c_type;
 use frit_ir::ops::{BinaryFn, MatMul};
 use frit_ir::plan::{CandidateName, Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
-use frit_kernels::gemm as cpu;
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::gemm as cpu;
 
 /// The product that the first node is, with as many followers as it takes over. Returns the number of
 /// nodes done, 0 if the first is no product.

@@ -5,20 +5,20 @@ use crate::routine::elem;
 use crate::source::SourceKernel;
 use crate::source::c_type;
 use frit_ir::{Node, Op, TensorType};
-use frit_kernels::order::TopK;
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::order::TopK;
 
 /// Longest lines that one warp looks through.
 const SHORT: usize = 512;
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    let x = a.ty(node.inputs[0]);
-    let from = a.read(node.inputs[0])?;
     let (axis, k, largest, last) = match &node.op {
         Op::TopK(op) => (op.axis, op.k, op.largest, false),
         Op::ArgReduce(op) => (op.axis, 1, op.largest, op.last),
         _ => return None,
     };
+    let x = a.ty(node.inputs[0]);
+    let from = a.read(node.inputs[0])?;
     let results: Vec<_> = node.outputs.iter().map(|v| a.write(*v)).collect();
     // An index alone stands where elements would: nothing is written to them.
     let (values, indices) = (results[0], *results.last()?);
@@ -40,7 +40,8 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-pub(super) fn cpu(op: &Op, x: &TensorType) -> Option<Routine> {
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
+    let x = ins[0];
     let dims = x.shape.dims();
     let top = |axis: usize, k: usize, largest: bool, last: bool| {
         Some(TopK {

@@ -2,7 +2,7 @@
 
 use frit_ir::ops::{Gather, GatherElements, GatherNd, ScatterElements, ScatterFn, ScatterNd};
 use frit_ir::{DType, Op, TensorType};
-use frit_kernels::index::{Axis, IndexElem, Indexed};
+use frit_kernels::routine::index::{Axis, IndexElem, Indexed};
 
 fn index_elem(ids: &TensorType) -> Option<IndexElem> {
     match ids.dtype {

@@ -11,8 +11,8 @@ use cudnn::Pool;
 use frit_ir::ops::Window;
 use frit_ir::plan::{Argument, PoolFunction};
 use frit_ir::{DType, Node, Op, TensorType};
-use frit_kernels::pooling::Pooling;
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::pooling::Pooling;
 
 impl SourceKernel {
     /// The structure `Window`: sizes of an image, positions of a window of these taps over it, and how
@@ -85,12 +85,12 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
     let (sliding, taps, x) = match op {
         Op::MaxPool(op) => (&op.window, &op.taps, ins[0]),
         Op::SumPool(op) => (&op.window, &op.taps, ins[0]),
-        Op::MaxPoolGrad(op) => (&op.window, &op.taps, out),
-        Op::SumPoolGrad(op) => (&op.window, &op.taps, out),
+        Op::MaxPoolGrad(op) => (&op.window, &op.taps, outs[0]),
+        Op::SumPoolGrad(op) => (&op.window, &op.taps, outs[0]),
         _ => return None,
     };
     let dims = x.shape.dims();

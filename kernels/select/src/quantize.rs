@@ -22,7 +22,12 @@ const TILE: usize = 64;
 const WORD_BYTES: usize = 4;
 
 /// Rounds a tensor of its own: values, and the latest magnitude.
-pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node, op: &Quantize) -> Option<()> {
+pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
+    let Op::Quantize(op) = &node.op else { return None };
+    // Values take the place of 8-bit floats only where no GEMM is made for them.
+    if !a.is_alone() {
+        return None;
+    }
     let ty = a.ty(node.inputs[0]);
     let to = a.write(node.outputs[0]);
     let latest = a.write(node.outputs[1]);
@@ -147,8 +152,9 @@ impl Rounding {
     }
 }
 
-pub(super) fn cpu(op: &Quantize, x: &TensorType) -> Option<Routine> {
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
+    let Op::Quantize(op) = op else { return None };
     let format = if op.to == DType::F8E4M3 { Float8::E4M3 } else { Float8::E5M2 };
-    let (elem, len) = (elem(x.dtype)?, x.shape.numel());
+    let (elem, len) = (elem(ins[0].dtype)?, ins[0].shape.numel());
     Some(Routine::Quantize { format, elem, len, index: op.index })
 }

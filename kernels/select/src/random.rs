@@ -3,7 +3,7 @@
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
 use frit_ir::ops::{Random, RandomFn, RandomMask};
-use frit_ir::{Node, Op};
+use frit_ir::{Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 
 /// Elements that one block of the generator gives.
@@ -53,8 +53,8 @@ fn draws(
     Some(kernel)
 }
 
-pub(super) fn cpu(op: &Op) -> Option<Routine> {
-    use frit_kernels::random;
+pub(super) fn cpu(op: &Op, _: &[&TensorType], _: &[&TensorType]) -> Option<Routine> {
+    use frit_kernels::routine::random;
     Some(match op {
         Op::Random(op) => Routine::Random(random::Random {
             len: op.shape.numel(),

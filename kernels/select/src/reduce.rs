@@ -7,9 +7,9 @@ use crate::source::c_type;
 use frit_ir::ops::{CumSum, Reduce, ReduceFn};
 use frit_ir::plan::{Argument, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
-use frit_kernels::cum_sum::SumElem;
-use frit_kernels::reduce_axes::{Fold, ReduceAxes};
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::cum_sum::SumElem;
+use frit_kernels::routine::reduce_axes::{Fold, ReduceAxes};
 
 /// Threads of a block of `reduce`, and how many results one takes where results lie together.
 const BLOCK: usize = 256;
@@ -221,8 +221,8 @@ fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option<()> {
     Some(())
 }
 
-pub(super) fn cpu(op: &Op, ins: &[&TensorType], out: &TensorType) -> Option<Routine> {
-    let x = ins[0];
+pub(super) fn cpu(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
+    let (x, out) = (ins[0], outs[0]);
     let rank = x.shape.rank();
     let (fold, gone): (Fold, Vec<bool>) = match op {
         Op::Reduce(Reduce { f, axes, .. }) => {
@@ -257,7 +257,7 @@ fn cpu_running(op: &CumSum, x: &TensorType) -> Option<Routine> {
         DType::I64 => SumElem::I64,
         other => SumElem::Float(elem(other)?),
     };
-    Some(Routine::CumSum(frit_kernels::cum_sum::CumSum {
+    Some(Routine::CumSum(frit_kernels::routine::cum_sum::CumSum {
         outer: dims[..op.axis].iter().product(),
         size: dims[op.axis],
         inner: dims[op.axis + 1..].iter().product(),

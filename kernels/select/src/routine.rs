@@ -11,6 +11,26 @@ use frit_kernels::dtype::Elem;
 use frit_kernels::routine::Routine;
 use std::collections::HashMap;
 
+/// The routine of one operation for operands and results of these types; `None` if there is none, or the operation is of
+/// another family.
+type Cpu = fn(&Op, &[&TensorType], &[&TensorType]) -> Option<Routine>;
+
+/// The families of operations that routines compute one by one.
+const FAMILIES: &[Cpu] = &[
+    adafactor::cpu,
+    batch_norm::cpu,
+    conv::cpu,
+    convert::cpu,
+    embedding::cpu,
+    index::cpu,
+    layout::cpu,
+    order::cpu,
+    pool::cpu,
+    quantize::cpu,
+    random::cpu,
+    reduce::cpu,
+];
+
 /// A routine, and the byte of an operand or a result of the body at which each of its own begins.
 pub(super) struct Call {
     pub(super) routine: Routine,
@@ -77,35 +97,14 @@ fn of_operands(body: &Graph) -> Option<Call> {
     }
     let [node] = nodes[..] else { return None };
     let types = |values: &[ValueId]| values.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
-    let routine = of_node(&node.op, &types(&node.inputs), &types(&node.outputs))?;
+    let (ins, outs) = (types(&node.inputs), types(&node.outputs));
+    let routine = FAMILIES.iter().find_map(|cpu| cpu(&node.op, &ins, &outs))?;
     let first = |at: usize| (at, 0);
     Some(Call {
         routine,
         reads: node.inputs.iter().map(|v| operand(body, *v).map(first)).collect::<Option<_>>()?,
         writes: node.outputs.iter().map(|v| result(body, *v).map(first)).collect::<Option<_>>()?,
     })
-}
-
-fn of_node(op: &Op, ins: &[&TensorType], outs: &[&TensorType]) -> Option<Routine> {
-    match op {
-        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => conv::cpu(op, ins, outs[0]),
-        Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::SumPool(_) | Op::SumPoolGrad(_) => {
-            pool::cpu(op, ins, outs[0])
-        }
-        Op::BatchNorm(_) | Op::BatchNormGrad(_) => batch_norm::cpu(op, ins),
-        Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::cpu(op, ins, outs[0]),
-        Op::Quantize(op) => quantize::cpu(op, ins[0]),
-        Op::Adafactor(op) => Some(adafactor::cpu(op)),
-        Op::Cast(_) => convert::cpu(ins[0], outs[0]),
-        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => index::cpu_gather(op, ins),
-        Op::ScatterElements(_) | Op::ScatterNd(_) => index::cpu(op, ins, None),
-        Op::Random(_) | Op::RandomMask(_) => random::cpu(op),
-        Op::TopK(_) | Op::ArgReduce(_) => order::cpu(op, ins[0]),
-        Op::Reduce(_) | Op::SumTo(_) | Op::CumSum(_) | Op::GradStats => {
-            reduce::cpu(op, ins, outs[0])
-        }
-        op => layout::cpu(op, ins, outs),
-    }
 }
 
 /// A body that reads its constants from operands, behind those that it has.

@@ -4,8 +4,8 @@ use crate::routine::{Call, elem};
 use frit_ir::ops::attention::{Dims, Sight};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
-use frit_kernels::attention as cpu;
 use frit_kernels::routine::Routine;
+use frit_kernels::routine::attention as cpu;
 
 /// The routine of a body that holds one attention, or gradient, and layout operations that strides
 /// stand for.

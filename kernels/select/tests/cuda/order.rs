@@ -54,8 +54,14 @@ fn numbers_have_the_bits_of_the_cpu() {
         let op = Random { f, shape: [4099].into(), offset: 0.1, scale: 1.7, id: 3 };
         let (normal, most) = (f == RandomFn::Normal, Some(op.most()));
         let (offset, scale) = (op.offset as f32, op.scale as f32);
-        let draws =
-            frit_kernels::random::Random { len: 4099, normal, offset, scale, most, id: op.id };
+        let draws = frit_kernels::routine::random::Random {
+            len: 4099,
+            normal,
+            offset,
+            scale,
+            most,
+            id: op.id,
+        };
         let state = state(5);
         let words: Vec<i64> = state.to_i64s();
         let mut expected = vec![0.0_f32; 4099];

@@ -1,9 +1,9 @@
 //! Batch normalization and its gradient. The unit of work is a channel; sums are f64.
 
-use crate::conv::plane;
-use crate::convert::from_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
+use crate::routine::conv::plane;
+use crate::routine::convert::from_f32;
 use serde::{Deserialize, Serialize};
 
 /// Batch normalization of a dense `x[N, C, size]`. Scale, bias and statistics are f32.

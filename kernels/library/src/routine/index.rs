@@ -5,8 +5,8 @@
 //! one order.
 
 use crate::dtype::Elem;
-pub use crate::embedding::IndexElem;
 use crate::pool::{Pool, Shareable};
+pub use crate::routine::embedding::IndexElem;
 use serde::{Deserialize, Serialize};
 
 /// Blocks per chunk of work are at least this many bytes.

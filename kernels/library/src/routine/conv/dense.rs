@@ -4,10 +4,10 @@
 //! stride 1 is a convolution by the flipped filter; otherwise col2im.
 
 use super::Conv;
-use crate::convert::from_f32;
 use crate::dtype::Elem;
-use crate::gemm::{Gemm, Operand};
 use crate::pool::{Pool, Shareable};
+use crate::routine::convert::from_f32;
+use crate::routine::gemm::{Gemm, Operand};
 use crate::window::Window;
 use std::ops::Range;
 

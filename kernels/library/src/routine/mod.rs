@@ -1,23 +1,59 @@
-//! Routines by name: every kernel of this crate with its parameters, as recorded in a plan.
+//! Routines by name: every CPU kernel with its parameters, as recorded in a plan.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`gemm`] | batched GEMM with bias and accumulation |
+//! | [`conv`] | convolution and its gradients |
+//! | [`pooling`] | max and sum pooling |
+//! | [`batch_norm`] | batch normalization and its gradient |
+//! | [`attention`] | scaled dot-product attention, forward and backward |
+//! | [`embedding`] | row gather and its gradient |
+//! | [`index`] | indexed reads and writes |
+//! | [`copy`] | strided copies and transposes |
+//! | [`convert`] | casts between element types |
+//! | [`reduce`] | sums and sums of squares |
+//! | [`reduce_axes`] | reductions over any axes |
+//! | [`order`] | top-k and arg-reductions |
+//! | [`adafactor`] | a step of Adafactor |
+//! | [`quantize`] | quantization to 8-bit floats |
+//! | [`random`] | random numbers and masks from a counter-based generator |
+//! | [`cum_sum`] | running sums |
 
-use crate::adafactor::{self, Adafactor};
-use crate::attention::{Attention, BackwardInputs, BackwardOutputs, GradientStrides};
-use crate::batch_norm::BatchNorm;
-use crate::conv::Conv;
-use crate::convert::convert;
-use crate::copy::StridedCopy;
-use crate::cum_sum::CumSum;
+pub mod adafactor;
+pub mod attention;
+pub mod batch_norm;
+pub mod conv;
+pub mod convert;
+pub mod copy;
+pub mod cum_sum;
+pub mod embedding;
+pub mod gemm;
+pub mod index;
+pub mod order;
+pub mod pooling;
+pub mod quantize;
+pub mod random;
+pub mod reduce;
+pub mod reduce_axes;
+
+use self::gemm::Gemm;
 use crate::dtype::Elem;
-use crate::embedding::Embedding;
-use crate::gemm::Gemm;
-use crate::index::{Combine, Indexed};
-use crate::order::TopK;
 use crate::pool::Pool;
-use crate::pooling::Pooling;
-use crate::quantize::{Format, quantize};
-use crate::random::{Random, RandomMask};
-use crate::reduce::sum_squares;
-use crate::reduce_axes::ReduceAxes;
+use adafactor::Adafactor;
+use attention::{Attention, BackwardInputs, BackwardOutputs, GradientStrides};
+use batch_norm::BatchNorm;
+use conv::Conv;
+use convert::convert;
+use copy::StridedCopy;
+use cum_sum::CumSum;
+use embedding::Embedding;
+use index::{Combine, Indexed};
+use order::TopK;
+use pooling::Pooling;
+use quantize::{Format, quantize};
+use random::{Random, RandomMask};
+use reduce::sum_squares;
+use reduce_axes::ReduceAxes;
 use serde::{Deserialize, Serialize};
 
 /// A kernel with its parameters. Operands are in the order of the operation.

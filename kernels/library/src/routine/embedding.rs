@@ -3,9 +3,9 @@
 //! As in ONNX Gather on axis 0, a negative index counts from the end; an index outside `-rows..rows` is an error, never undefined
 //! behavior. In the gradient each row sums its positions in ascending order in f32, for any number of threads.
 
-use crate::convert::{convert_range, from_f32, to_f32};
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use crate::routine::convert::{convert_range, from_f32, to_f32};
 use serde::{Deserialize, Serialize};
 
 /// Positions per chunk of work.

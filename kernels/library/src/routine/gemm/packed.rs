@@ -11,9 +11,9 @@ use std::arch::is_x86_feature_detected as has;
 use super::microkernel::{MR, NR, Store, tile_bf16, tile_f32};
 use super::pack::{Source, pack_a, pack_b};
 use super::{Buffers, Gemm, Operand};
-use crate::convert::to_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
+use crate::routine::convert::to_f32;
 pub(super) use ahead::{
     left_parts, pack_left, pack_whole, packed_bytes, packed_left_bytes, run_packed, run_packed_left,
 };

@@ -1,8 +1,8 @@
 //! Row functions of the softmax: masking, maximum, exponentials.
 
 use super::{Attention, Mask, MaskKind, Tile};
-use crate::convert::to_f32;
 use crate::dtype::Elem;
+use crate::routine::convert::to_f32;
 use crate::simd::vectorized;
 
 /// Independent partial results within a row.

@@ -1,10 +1,10 @@
 //! Forward attention. The unit of work is one tile of queries of one head.
 
 use super::{Attention, Tile, product, rows, score_stride, softmax};
-use crate::convert::from_f32;
 use crate::dtype::Elem;
-use crate::gemm::Gemm;
 use crate::pool::{Pool, Scratch, Shareable};
+use crate::routine::convert::from_f32;
+use crate::routine::gemm::Gemm;
 
 #[derive(Clone, Copy)]
 struct Buffers {

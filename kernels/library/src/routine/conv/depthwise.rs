@@ -2,8 +2,8 @@
 
 use super::Conv;
 use super::unfold::{add_spread, plane};
-use crate::convert::from_f32;
 use crate::pool::{Pool, Shareable};
+use crate::routine::convert::from_f32;
 
 impl Conv {
     pub(super) unsafe fn depthwise(&self, pool: &Pool, x: *const u8, w: *const u8, y: *mut u8) {

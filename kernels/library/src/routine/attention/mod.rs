@@ -1,7 +1,7 @@
 //! Scaled dot-product attention, forward and backward, on tiles of query rows.
 //!
 //! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the log-sum-exp of each row of S. Scores exist only for one tile
-//! of rows at a time; tile products use [`crate::gemm`], scores and sums are f32. Results do not depend on the number of threads.
+//! of rows at a time; tile products use [`crate::routine::gemm`], scores and sums are f32. Results do not depend on the number of threads.
 //!
 //! A row without visible keys (all masked, or none in its window) gives a zero output, `lse = -inf` and zero gradients.
 
@@ -10,7 +10,7 @@ mod forward;
 mod softmax;
 
 use crate::dtype::Elem;
-use crate::gemm::{Gemm, Operand};
+use crate::routine::gemm::{Gemm, Operand};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 

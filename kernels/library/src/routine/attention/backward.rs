@@ -9,10 +9,10 @@ use super::{
     Attention, BackwardInputs, BackwardOutputs, GradientStrides, Tile, product, rows, score_stride,
     softmax,
 };
-use crate::convert::{from_f32, to_f32};
 use crate::dtype::Elem;
-use crate::gemm::{Gemm, Operand};
 use crate::pool::{Pool, Shareable, Worker};
+use crate::routine::convert::{from_f32, to_f32};
+use crate::routine::gemm::{Gemm, Operand};
 
 /// Scratch memory of one thread.
 #[derive(Clone, Copy)]

@@ -1,9 +1,9 @@
 //! Max and sum pooling, and their gradients. The unit of work is an image.
 
-use crate::conv::plane;
-use crate::convert::from_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
+use crate::routine::conv::plane;
+use crate::routine::convert::from_f32;
 use crate::window::Window;
 use serde::{Deserialize, Serialize};
 

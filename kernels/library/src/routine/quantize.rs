@@ -3,9 +3,9 @@
 //! With s the largest power of two such that s × amax is representable: y = round(s × x) / s. A power-of-two scale changes no
 //! significand, so bf16 represents y exactly, and products of such values equal those of 8-bit tensor cores.
 
-use crate::convert::{from_f32, to_f32};
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use crate::routine::convert::{from_f32, to_f32};
 
 /// Elements of a chunk.
 const CHUNK: usize = 4096;

@@ -1,9 +1,9 @@
 //! Reductions over arbitrary axes, for shapes that no fused kernel supports: f32 accumulation, each result element by one thread in
 //! ascending order of the operand.
 
-use crate::convert::to_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
+use crate::routine::convert::to_f32;
 use serde::{Deserialize, Serialize};
 
 /// Elements of the operand that a chunk of work reads, about.

@@ -1,13 +1,13 @@
 //! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
 use super::{MC, NOWHERE, PANELS, Product, Shared};
-use crate::gemm::microkernel::{MR, NR};
-use crate::gemm::pack::{Source, pack_a};
-use crate::gemm::{Buffers, Gemm, Operand};
 use crate::pool::Scratch;
+use crate::routine::gemm::microkernel::{MR, NR};
+use crate::routine::gemm::pack::{Source, pack_a};
+use crate::routine::gemm::{Buffers, Gemm, Operand};
 
 /// Bytes of the whole right operand when packed.
-pub(in crate::gemm) fn packed_bytes(whole: &Gemm) -> usize {
+pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
     let (product, _) = Product::new(whole, NOWHERE);
     let Gemm { n, k, .. } = product.shape;
     n.div_ceil(product.nc) * k.div_ceil(product.kc) * product.packed_block() * size_of::<u32>()
@@ -17,7 +17,7 @@ pub(in crate::gemm) fn packed_bytes(whole: &Gemm) -> usize {
 ///
 /// # Safety
 /// `b` must be valid, `out` writable for [`packed_bytes`] and 64 bytes more.
-pub(in crate::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
+pub(in crate::routine::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
     let (product, at) = Product::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
     product.each_block(|block| {
         let scratch = Shared { b: product.packed_at(out.cast(), &block), ..Shared::EMPTY };
@@ -32,7 +32,7 @@ pub(in crate::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u
 ///
 /// # Safety
 /// As for [`Gemm::run`]; `packed` must come from [`pack_whole`] of the same product.
-pub(in crate::gemm) unsafe fn run_packed(
+pub(in crate::routine::gemm) unsafe fn run_packed(
     whole: &Gemm,
     (m, n, k): (usize, usize, usize),
     packing: &mut Scratch,
@@ -57,13 +57,13 @@ pub(in crate::gemm) unsafe fn run_packed(
 }
 
 /// Bytes of the whole left operand when packed.
-pub(in crate::gemm) fn packed_left_bytes(whole: &Gemm) -> usize {
+pub(in crate::routine::gemm) fn packed_left_bytes(whole: &Gemm) -> usize {
     let (product, _) = Product::new(whole, NOWHERE);
     left_parts(whole) * product.left_part() * size_of::<u32>()
 }
 
 /// Parts of the left operand: its blocks of depths.
-pub(in crate::gemm) fn left_parts(whole: &Gemm) -> usize {
+pub(in crate::routine::gemm) fn left_parts(whole: &Gemm) -> usize {
     let (product, _) = Product::new(whole, NOWHERE);
     whole.k.div_ceil(product.kc)
 }
@@ -72,7 +72,12 @@ pub(in crate::gemm) fn left_parts(whole: &Gemm) -> usize {
 ///
 /// # Safety
 /// `a` must be valid, `out` writable for [`packed_left_bytes`] and 64 bytes more.
-pub(in crate::gemm) unsafe fn pack_left(whole: &Gemm, part: usize, a: *const u8, out: *mut u8) {
+pub(in crate::routine::gemm) unsafe fn pack_left(
+    whole: &Gemm,
+    part: usize,
+    a: *const u8,
+    out: *mut u8,
+) {
     let (product, at) = Product::new(whole, Buffers { a, ..NOWHERE });
     let Gemm { m, k, a: Operand { elem, row, col, .. }, .. } = product.shape;
     let depth = part * product.kc;
@@ -94,7 +99,7 @@ pub(in crate::gemm) unsafe fn pack_left(whole: &Gemm, part: usize, a: *const u8,
 /// # Safety
 /// As for [`Gemm::run`]; `packed` must come from [`pack_left`] of the same product, and the rows begin at a
 /// multiple of [`MR`].
-pub(in crate::gemm) unsafe fn run_packed_left(
+pub(in crate::routine::gemm) unsafe fn run_packed_left(
     whole: &Gemm,
     rows: std::ops::Range<usize>,
     n: usize,

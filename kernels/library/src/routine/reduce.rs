@@ -1,9 +1,9 @@
 //! Sums over ranges in a fixed order: blocks of a fixed size, each in f64 lanes, whose results are summed in sequence. The result does
 //! not depend on the number of threads.
 
-use crate::convert::to_f32;
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
+use crate::routine::convert::to_f32;
 use crate::simd::vectorized;
 
 /// Elements per block.

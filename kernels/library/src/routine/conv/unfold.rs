@@ -1,8 +1,8 @@
 //! im2col and col2im: for every channel and tap one row, with the element that each position reads.
 
 use super::Conv;
-use crate::convert::to_f32;
 use crate::dtype::Elem;
+use crate::routine::convert::to_f32;
 use crate::window::{Span, Window};
 use std::ops::Range;
 

@@ -4,9 +4,9 @@
 //! accumulated in f32 and rounded once. Blocks are chosen by shape alone, so results do not depend on the number of threads.
 
 use super::{Buffers, Gemm, Operand, shareable};
-use crate::convert::{block_to_f32, from_f32, to_f32};
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch};
+use crate::routine::convert::{block_to_f32, from_f32, to_f32};
 
 /// Rows and columns of a block that is converted on the way in or out.
 const BLOCK: usize = 256;

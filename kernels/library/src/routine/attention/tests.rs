@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::*;
-use crate::convert::convert;
 use crate::pool::Pool;
+use crate::routine::convert::convert;
 
 /// Inputs as f64, in the layouts of the shape; masks as additive values `[batch, heads, q, kv]`.
 struct Case {
