@@ -1,7 +1,7 @@
 //! The parts of an Adafactor step, for a parameter of which a rank holds a range of elements.
 
 use super::call::Call;
-use crate::Tensor;
+use super::{Evaluate, Evaluated};
 use crate::ops::{Adafactor, AdafactorPart};
 use std::ops::Range;
 
@@ -16,41 +16,43 @@ struct Step<'a> {
     begin: i64,
 }
 
-pub(super) fn adafactor(op: &Adafactor, call: &Call<'_>) -> Vec<Tensor> {
-    let (factor, clip) = match op.part {
-        AdafactorPart::Sums => (4, 3),
-        AdafactorPart::Moments => (7, 5),
-        AdafactorPart::Step => (12, 10),
-    };
-    let (factor, clip) = (call.scalar(factor), call.scalar(clip));
-    let limit = if clip == 0.0 { f64::INFINITY } else { clip };
-    let scaled = |g: &f64| (g * factor).max(-limit).min(limit);
-    let gradients = call.floats(1).iter().map(scaled).collect();
-    let step = Step { op, gradients, begin: call.ints(0)[0] };
-    match op.part {
-        AdafactorPart::Sums => vec![call.real(0, step.sums(&call.floats(2)))],
-        AdafactorPart::Moments if call.scalar(8) != 0.0 => {
-            vec![call.inputs[3].clone(), call.real(1, vec![0.0])]
-        }
-        AdafactorPart::Moments => {
-            let weight = (call.scalar(6) + 1.0).powf(-call.scalar(4));
-            let state = step.moments(&call.floats(2), &call.floats(3), weight);
-            let squares: f64 = step.updates(&state).iter().map(|(_, u)| u * u).sum();
-            vec![call.real(0, state), call.real(1, vec![squares * op.share])]
-        }
-        AdafactorPart::Step if call.scalar(13) != 0.0 => vec![call.inputs[2].clone()],
-        AdafactorPart::Step => {
-            let mut params = call.floats(2).into_owned();
-            let [of_param, of_update, lr, eps, threshold, decay] =
-                [4, 5, 6, 7, 8, 9].map(|i| call.scalar(i));
-            let rms = |squares: f64| (squares / op.shape.numel() as f64).sqrt();
-            let alpha = rms(of_param).max(eps) * lr.min(1.0 / (call.scalar(11) + 1.0).sqrt());
-            let rate = alpha / (rms(of_update) / threshold).max(1.0);
-            for (at, update) in step.updates(&call.floats(3)) {
-                params[at] = params[at] * (1.0 - lr * decay) - rate * update;
+impl Evaluate for Adafactor {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (factor, clip) = match self.part {
+            AdafactorPart::Sums => (4, 3),
+            AdafactorPart::Moments => (7, 5),
+            AdafactorPart::Step => (12, 10),
+        };
+        let (factor, clip) = (call.scalar(factor), call.scalar(clip));
+        let limit = if clip == 0.0 { f64::INFINITY } else { clip };
+        let scaled = |g: &f64| (g * factor).max(-limit).min(limit);
+        let gradients = call.floats(1).iter().map(scaled).collect();
+        let step = Step { op: self, gradients, begin: call.ints(0)[0] };
+        Ok(match self.part {
+            AdafactorPart::Sums => vec![call.real(0, step.sums(&call.floats(2)))],
+            AdafactorPart::Moments if call.scalar(8) != 0.0 => {
+                vec![call.inputs[3].clone(), call.real(1, vec![0.0])]
             }
-            vec![call.real(0, params)]
-        }
+            AdafactorPart::Moments => {
+                let weight = (call.scalar(6) + 1.0).powf(-call.scalar(4));
+                let state = step.moments(&call.floats(2), &call.floats(3), weight);
+                let squares: f64 = step.updates(&state).iter().map(|(_, u)| u * u).sum();
+                vec![call.real(0, state), call.real(1, vec![squares * self.share])]
+            }
+            AdafactorPart::Step if call.scalar(13) != 0.0 => vec![call.inputs[2].clone()],
+            AdafactorPart::Step => {
+                let mut params = call.floats(2).into_owned();
+                let [of_param, of_update, lr, eps, threshold, decay] =
+                    [4, 5, 6, 7, 8, 9].map(|i| call.scalar(i));
+                let rms = |squares: f64| (squares / self.shape.numel() as f64).sqrt();
+                let alpha = rms(of_param).max(eps) * lr.min(1.0 / (call.scalar(11) + 1.0).sqrt());
+                let rate = alpha / (rms(of_update) / threshold).max(1.0);
+                for (at, update) in step.updates(&call.floats(3)) {
+                    params[at] = params[at] * (1.0 - lr * decay) - rate * update;
+                }
+                vec![call.real(0, params)]
+            }
+        })
     }
 }
 

@@ -6,9 +6,10 @@
 use super::EvalError;
 use super::call::{Call, broadcast_places};
 use super::softmax::log_sum_exp;
+use super::{Evaluate, Evaluated};
 use crate::ops::attention::{Dims, Sight};
 use crate::ops::{Attention, AttentionGrad};
-use crate::{DType, Shape, Tensor};
+use crate::{DType, Shape};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -74,74 +75,75 @@ impl<'a> Scores<'a> {
     }
 }
 
-pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
-    let scores = Scores::new(call, 0, 3, (op.scale, op.sight()))?;
-    let d = scores.dims;
-    let v = call.floats(2);
-    let n_rows = d.b * d.h * d.t;
-    let mut y = vec![0.0; n_rows * d.e];
-    let mut lses = Vec::with_capacity(n_rows);
-    for row in 0..n_rows {
-        let s = scores.row(row);
-        let lse = log_sum_exp(s.iter().copied());
-        lses.push(lse);
-        if lse == f64::NEG_INFINITY {
-            continue;
+impl Evaluate for Attention {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let scores = Scores::new(call, 0, 3, (self.scale, self.sight()))?;
+        let d = scores.dims;
+        let v = call.floats(2);
+        let n_rows = d.b * d.h * d.t;
+        let mut y = vec![0.0; n_rows * d.e];
+        let mut lses = Vec::with_capacity(n_rows);
+        for row in 0..n_rows {
+            let s = scores.row(row);
+            let lse = log_sum_exp(s.iter().copied());
+            lses.push(lse);
+            if lse == f64::NEG_INFINITY {
+                continue;
+            }
+            // 1, but where `lse` is too large to tell: in a row of equal, very low scores.
+            let total: f64 = s.iter().map(|s| (s - lse).exp()).sum();
+            let out = &mut y[row * d.e..(row + 1) * d.e];
+            for (j, s) in scores.keys(row).zip(&s) {
+                let p = (s - lse).exp() / total;
+                let value = (scores.first_key(row) + j) * d.e;
+                out.iter_mut().zip(&v[value..value + d.e]).for_each(|(y, v)| *y += p * v);
+            }
         }
-        // 1, but where `lse` is too large to tell: in a row of equal, very low scores.
-        let total: f64 = s.iter().map(|s| (s - lse).exp()).sum();
-        let out = &mut y[row * d.e..(row + 1) * d.e];
-        for (j, s) in scores.keys(row).zip(&s) {
-            let p = (s - lse).exp() / total;
-            let value = (scores.first_key(row) + j) * d.e;
-            out.iter_mut().zip(&v[value..value + d.e]).for_each(|(y, v)| *y += p * v);
-        }
+        Ok(vec![call.real(0, y), call.real(1, lses)])
     }
-    Ok(vec![call.real(0, y), call.real(1, lses)])
 }
 
-pub(super) fn attention_grad(
-    op: &AttentionGrad,
-    call: &Call<'_>,
-) -> Result<Vec<Tensor>, EvalError> {
-    let scores = Scores::new(call, 1, 6, (op.scale, op.sight()))?;
-    let d = scores.dims;
-    let (dy, v, y, lse) = (call.floats(0), call.floats(3), call.floats(4), call.floats(5));
-    let mut dq = vec![0.0; scores.q.len()];
-    let mut dk = vec![0.0; scores.k.len()];
-    let mut dv = vec![0.0; v.len()];
-    let mut dmask = vec![0.0; call.results.get(3).map_or(0, |ty| ty.shape.numel())];
-    let mask_places = match op.mask_grad {
-        true => broadcast_places(call.inputs[6].shape(), &Shape::from([d.b, d.h, d.t, d.s])),
-        false => Vec::new(),
-    };
-    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    for row in 0..d.b * d.h * d.t {
-        if lse[row] == f64::NEG_INFINITY {
-            continue;
+impl Evaluate for AttentionGrad {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let scores = Scores::new(call, 1, 6, (self.scale, self.sight()))?;
+        let d = scores.dims;
+        let (dy, v, y, lse) = (call.floats(0), call.floats(3), call.floats(4), call.floats(5));
+        let mut dq = vec![0.0; scores.q.len()];
+        let mut dk = vec![0.0; scores.k.len()];
+        let mut dv = vec![0.0; v.len()];
+        let mut dmask = vec![0.0; call.results.get(3).map_or(0, |ty| ty.shape.numel())];
+        let mask_places = match self.mask_grad {
+            true => broadcast_places(call.inputs[6].shape(), &Shape::from([d.b, d.h, d.t, d.s])),
+            false => Vec::new(),
+        };
+        let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+        for row in 0..d.b * d.h * d.t {
+            if lse[row] == f64::NEG_INFINITY {
+                continue;
+            }
+            let (dy, y) = (&dy[row * d.e..(row + 1) * d.e], &y[row * d.e..(row + 1) * d.e]);
+            let delta = dot(dy, y);
+            for (j, s) in scores.keys(row).zip(scores.row(row)) {
+                let key = scores.first_key(row) + j;
+                let p = (s - lse[row]).exp();
+                let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta);
+                if let Some(&place) = mask_places.get(row * d.s + j) {
+                    dmask[place] += ds;
+                }
+                let ds = ds * self.scale;
+                for c in 0..d.e {
+                    dv[key * d.e + c] += p * dy[c];
+                }
+                for c in 0..d.d {
+                    dq[row * d.d + c] += ds * scores.k[key * d.d + c];
+                    dk[key * d.d + c] += ds * scores.q[row * d.d + c];
+                }
+            }
         }
-        let (dy, y) = (&dy[row * d.e..(row + 1) * d.e], &y[row * d.e..(row + 1) * d.e]);
-        let delta = dot(dy, y);
-        for (j, s) in scores.keys(row).zip(scores.row(row)) {
-            let key = scores.first_key(row) + j;
-            let p = (s - lse[row]).exp();
-            let ds = p * (dot(dy, &v[key * d.e..(key + 1) * d.e]) - delta);
-            if let Some(&place) = mask_places.get(row * d.s + j) {
-                dmask[place] += ds;
-            }
-            let ds = ds * op.scale;
-            for c in 0..d.e {
-                dv[key * d.e + c] += p * dy[c];
-            }
-            for c in 0..d.d {
-                dq[row * d.d + c] += ds * scores.k[key * d.d + c];
-                dk[key * d.d + c] += ds * scores.q[row * d.d + c];
-            }
+        let mut results = vec![call.real(0, dq), call.real(1, dk), call.real(2, dv)];
+        if self.mask_grad {
+            results.push(call.real(3, dmask));
         }
+        Ok(results)
     }
-    let mut results = vec![call.real(0, dq), call.real(1, dk), call.real(2, dv)];
-    if op.mask_grad {
-        results.push(call.real(3, dmask));
-    }
-    Ok(results)
 }

@@ -3,7 +3,8 @@
 use super::EvalError;
 use super::call::{Call, broadcast, max, min};
 use super::special::{gelu_tanh_inner, normal_cdf, normal_density, sigmoid};
-use crate::ops::{BinaryFn, CompareFn, LogicalFn};
+use super::{Evaluate, Evaluated};
+use crate::ops::{BinaryFn, CompareFn, LogicalFn, Select};
 use crate::{Tensor, TensorData};
 use std::borrow::Cow;
 
@@ -15,16 +16,20 @@ fn zip<T: Copy, R>(call: &Call<'_>, a: &[T], b: &[T], mut f: impl FnMut(T, T) ->
     a.iter().zip(b.iter()).map(|(&a, &b)| f(a, b)).collect()
 }
 
-pub(super) fn binary(f: BinaryFn, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
-    let result = match (call.inputs[0].data(), call.inputs[1].data()) {
-        (TensorData::Int(a), TensorData::Int(b)) => {
-            let data: Result<Vec<i64>, EvalError> =
-                zip(call, a, b, |a, b| integer(f, a, b)).into_iter().collect();
-            call.integer(0, data?)
-        }
-        _ => call.real(0, zip(call, &call.floats(0), &call.floats(1), |a, b| real(f, a, b))),
-    };
-    Ok(vec![result])
+impl Evaluate for BinaryFn {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let result = match (call.inputs[0].data(), call.inputs[1].data()) {
+            (TensorData::Int(a), TensorData::Int(b)) => {
+                let data: Result<Vec<i64>, EvalError> =
+                    zip(call, a, b, |a, b| integer(*self, a, b)).into_iter().collect();
+                call.integer(0, data?)
+            }
+            _ => {
+                call.real(0, zip(call, &call.floats(0), &call.floats(1), |a, b| real(*self, a, b)))
+            }
+        };
+        Ok(vec![result])
+    }
 }
 
 fn real(f: BinaryFn, a: f64, b: f64) -> f64 {
@@ -103,55 +108,61 @@ fn power(a: i64, b: i64) -> Result<i64, EvalError> {
     Ok(product)
 }
 
-pub(super) fn compare(f: CompareFn, call: &Call<'_>) -> Vec<Tensor> {
-    fn test<T: PartialOrd>(f: CompareFn, a: T, b: T) -> i64 {
-        i64::from(match f {
-            CompareFn::Eq => a == b,
-            CompareFn::Ne => a != b,
-            CompareFn::Lt => a < b,
-            CompareFn::Le => a <= b,
-            CompareFn::Gt => a > b,
-            CompareFn::Ge => a >= b,
-        })
+impl Evaluate for CompareFn {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        fn test<T: PartialOrd>(f: CompareFn, a: T, b: T) -> i64 {
+            i64::from(match f {
+                CompareFn::Eq => a == b,
+                CompareFn::Ne => a != b,
+                CompareFn::Lt => a < b,
+                CompareFn::Le => a <= b,
+                CompareFn::Gt => a > b,
+                CompareFn::Ge => a >= b,
+            })
+        }
+        let data = match (call.inputs[0].data(), call.inputs[1].data()) {
+            (TensorData::Int(a), TensorData::Int(b)) => zip(call, a, b, |a, b| test(*self, a, b)),
+            _ => zip(call, &call.floats(0), &call.floats(1), |a, b| test(*self, a, b)),
+        };
+        Ok(vec![call.integer(0, data)])
     }
-    let data = match (call.inputs[0].data(), call.inputs[1].data()) {
-        (TensorData::Int(a), TensorData::Int(b)) => zip(call, a, b, |a, b| test(f, a, b)),
-        _ => zip(call, &call.floats(0), &call.floats(1), |a, b| test(f, a, b)),
-    };
-    vec![call.integer(0, data)]
 }
 
-pub(super) fn logical(f: LogicalFn, call: &Call<'_>) -> Vec<Tensor> {
-    let data = zip(call, call.ints(0), call.ints(1), |a, b| match f {
-        LogicalFn::And => a & b,
-        LogicalFn::Or => a | b,
-        LogicalFn::Xor => a ^ b,
-    });
-    vec![call.integer(0, data)]
+impl Evaluate for LogicalFn {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let data = zip(call, call.ints(0), call.ints(1), |a, b| match *self {
+            LogicalFn::And => a & b,
+            LogicalFn::Or => a | b,
+            LogicalFn::Xor => a ^ b,
+        });
+        Ok(vec![call.integer(0, data)])
+    }
 }
 
-pub(super) fn select(call: &Call<'_>) -> Vec<Tensor> {
-    let to = &call.results[0].shape;
-    let condition = broadcast(call.ints(0), call.inputs[0].shape(), to);
-    fn choose<T: Copy>(condition: &[i64], a: Cow<'_, [T]>, b: Cow<'_, [T]>) -> Vec<T> {
-        condition
-            .iter()
-            .zip(a.iter().zip(b.iter()))
-            .map(|(&c, (&a, &b))| if c != 0 { a } else { b })
-            .collect()
+impl Evaluate for Select {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let to = &call.results[0].shape;
+        let condition = broadcast(call.ints(0), call.inputs[0].shape(), to);
+        fn choose<T: Copy>(condition: &[i64], a: Cow<'_, [T]>, b: Cow<'_, [T]>) -> Vec<T> {
+            condition
+                .iter()
+                .zip(a.iter().zip(b.iter()))
+                .map(|(&c, (&a, &b))| if c != 0 { a } else { b })
+                .collect()
+        }
+        let (x, y) = (call.inputs[1], call.inputs[2]);
+        let data = match (x.data(), y.data()) {
+            (TensorData::Int(a), TensorData::Int(b)) => TensorData::Int(choose(
+                &condition,
+                broadcast(a, x.shape(), to),
+                broadcast(b, y.shape(), to),
+            )),
+            _ => TensorData::Float(choose(
+                &condition,
+                broadcast(&call.floats(1), x.shape(), to),
+                broadcast(&call.floats(2), y.shape(), to),
+            )),
+        };
+        Ok(vec![Tensor::exact(call.results[0].clone(), data)])
     }
-    let (x, y) = (call.inputs[1], call.inputs[2]);
-    let data = match (x.data(), y.data()) {
-        (TensorData::Int(a), TensorData::Int(b)) => TensorData::Int(choose(
-            &condition,
-            broadcast(a, x.shape(), to),
-            broadcast(b, y.shape(), to),
-        )),
-        _ => TensorData::Float(choose(
-            &condition,
-            broadcast(&call.floats(1), x.shape(), to),
-            broadcast(&call.floats(2), y.shape(), to),
-        )),
-    };
-    vec![Tensor::exact(call.results[0].clone(), data)]
 }

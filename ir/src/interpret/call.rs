@@ -4,7 +4,7 @@ use crate::{Shape, Tensor, TensorData, TensorType};
 use std::borrow::Cow;
 
 /// Operands and result types of an operation that was inferred to fit.
-pub(super) struct Call<'a> {
+pub(crate) struct Call<'a> {
     pub(super) inputs: &'a [&'a Tensor],
     pub(super) results: Vec<TensorType>,
     pub(super) exact: bool,

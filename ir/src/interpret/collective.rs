@@ -1,8 +1,22 @@
 //! Collectives over several ranks. Values are logical: every rank holds the full tensor.
 
 use super::call::{Call, max};
-use crate::ops::{AllReduce, Op, ReduceKind, reduction_factors};
+use super::{Evaluate, Evaluated};
+use crate::ops::{AllGather, AllReduce, Op, ReduceKind, ReduceScatter, reduction_factors};
 use crate::{DType, Tensor, TensorData};
+
+/// Of one rank: the identity.
+macro_rules! alone {
+    ($($collective:ident),*) => {$(
+        impl Evaluate for $collective {
+            fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+                Ok(vec![call.inputs[0].clone()])
+            }
+        }
+    )*};
+}
+
+alone!(AllGather, ReduceScatter, AllReduce);
 
 /// The results on every rank of a collective whose operand on rank `r` is `operands[r]`; `None` if
 /// `op` is no collective. Elements are summed in the order of ranks, then divided.

@@ -1,7 +1,7 @@
 //! Convolutions and pooling, tap by tap.
 
 use super::call::Call;
-use crate::Tensor;
+use super::{Evaluate, Evaluated};
 use crate::ops::conv::Window;
 use crate::ops::{Conv, ConvGradInput, ConvGradWeight, MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
 
@@ -64,28 +64,34 @@ fn products(
     }
 }
 
-pub(super) fn conv(op: &Conv, call: &Call<'_>) -> Vec<Tensor> {
-    let (x, w, dims) = (call.floats(0), call.floats(1), call.results[0].shape.dims());
-    let mut y = vec![0.0; call.results[0].shape.numel()];
-    let shapes = (call.dims(0), call.dims(1), dims);
-    products((&op.window, op.groups), shapes, |i, j, k| y[k] += x[i] * w[j]);
-    vec![call.real(0, y)]
+impl Evaluate for Conv {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (x, w, dims) = (call.floats(0), call.floats(1), call.results[0].shape.dims());
+        let mut y = vec![0.0; call.results[0].shape.numel()];
+        let shapes = (call.dims(0), call.dims(1), dims);
+        products((&self.window, self.groups), shapes, |i, j, k| y[k] += x[i] * w[j]);
+        Ok(vec![call.real(0, y)])
+    }
 }
 
-pub(super) fn conv_grad_input(op: &ConvGradInput, call: &Call<'_>) -> Vec<Tensor> {
-    let (dy, w, dims) = (call.floats(0), call.floats(1), call.results[0].shape.dims());
-    let mut dx = vec![0.0; call.results[0].shape.numel()];
-    let shapes = (dims, call.dims(1), call.dims(0));
-    products((&op.window, op.groups), shapes, |i, j, k| dx[i] += dy[k] * w[j]);
-    vec![call.real(0, dx)]
+impl Evaluate for ConvGradInput {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (dy, w, dims) = (call.floats(0), call.floats(1), call.results[0].shape.dims());
+        let mut dx = vec![0.0; call.results[0].shape.numel()];
+        let shapes = (dims, call.dims(1), call.dims(0));
+        products((&self.window, self.groups), shapes, |i, j, k| dx[i] += dy[k] * w[j]);
+        Ok(vec![call.real(0, dx)])
+    }
 }
 
-pub(super) fn conv_grad_weight(op: &ConvGradWeight, call: &Call<'_>) -> Vec<Tensor> {
-    let (dy, x, dims) = (call.floats(0), call.floats(1), call.results[0].shape.dims());
-    let mut dw = vec![0.0; call.results[0].shape.numel()];
-    let shapes = (call.dims(1), dims, call.dims(0));
-    products((&op.window, op.groups), shapes, |i, j, k| dw[j] += dy[k] * x[i]);
-    vec![call.real(0, dw)]
+impl Evaluate for ConvGradWeight {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (dy, x, dims) = (call.floats(0), call.floats(1), call.results[0].shape.dims());
+        let mut dw = vec![0.0; call.results[0].shape.numel()];
+        let shapes = (call.dims(1), dims, call.dims(0));
+        products((&self.window, self.groups), shapes, |i, j, k| dw[j] += dy[k] * x[i]);
+        Ok(vec![call.real(0, dw)])
+    }
 }
 
 /// Calls `each(x, y)` with the flat indices of every element of every window, image by image.
@@ -112,30 +118,38 @@ fn largest(window: &Window, taps: &[usize], x: &[f64], dims: (&[usize], &[usize]
     best.into_iter().map(|b| b.expect("invariant: every window holds an element")).collect()
 }
 
-pub(super) fn max_pool(op: &MaxPool, call: &Call<'_>) -> Vec<Tensor> {
-    let dims = (call.dims(0), call.results[0].shape.dims());
-    let places = largest(&op.window, &op.taps, &call.floats(0), dims);
-    vec![call.pick(0, call.inputs[0], &places)]
+impl Evaluate for MaxPool {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let dims = (call.dims(0), call.results[0].shape.dims());
+        let places = largest(&self.window, &self.taps, &call.floats(0), dims);
+        Ok(vec![call.pick(0, call.inputs[0], &places)])
+    }
 }
 
-pub(super) fn max_pool_grad(op: &MaxPoolGrad, call: &Call<'_>) -> Vec<Tensor> {
-    let (dy, x) = (call.floats(0), call.floats(1));
-    let mut dx = vec![0.0; x.len()];
-    let places = largest(&op.window, &op.taps, &x, (call.dims(1), call.dims(0)));
-    places.into_iter().zip(dy.iter()).for_each(|(i, dy)| dx[i] += dy);
-    vec![call.real(0, dx)]
+impl Evaluate for MaxPoolGrad {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (dy, x) = (call.floats(0), call.floats(1));
+        let mut dx = vec![0.0; x.len()];
+        let places = largest(&self.window, &self.taps, &x, (call.dims(1), call.dims(0)));
+        places.into_iter().zip(dy.iter()).for_each(|(i, dy)| dx[i] += dy);
+        Ok(vec![call.real(0, dx)])
+    }
 }
 
-pub(super) fn sum_pool(op: &SumPool, call: &Call<'_>) -> Vec<Tensor> {
-    let (x, dims) = (call.floats(0), call.results[0].shape.dims());
-    let mut y = vec![0.0; call.results[0].shape.numel()];
-    windows(&op.window, &op.taps, (call.dims(0), dims), |i, k| y[k] += x[i]);
-    vec![call.real(0, y)]
+impl Evaluate for SumPool {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (x, dims) = (call.floats(0), call.results[0].shape.dims());
+        let mut y = vec![0.0; call.results[0].shape.numel()];
+        windows(&self.window, &self.taps, (call.dims(0), dims), |i, k| y[k] += x[i]);
+        Ok(vec![call.real(0, y)])
+    }
 }
 
-pub(super) fn sum_pool_grad(op: &SumPoolGrad, call: &Call<'_>) -> Vec<Tensor> {
-    let (dy, dims) = (call.floats(0), call.results[0].shape.dims());
-    let mut dx = vec![0.0; call.results[0].shape.numel()];
-    windows(&op.window, &op.taps, (dims, call.dims(0)), |i, k| dx[i] += dy[k]);
-    vec![call.real(0, dx)]
+impl Evaluate for SumPoolGrad {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (dy, dims) = (call.floats(0), call.results[0].shape.dims());
+        let mut dx = vec![0.0; call.results[0].shape.numel()];
+        windows(&self.window, &self.taps, (dims, call.dims(0)), |i, k| dx[i] += dy[k]);
+        Ok(vec![call.real(0, dx)])
+    }
 }

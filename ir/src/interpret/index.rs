@@ -2,8 +2,9 @@
 
 use super::EvalError;
 use super::call::{Call, around};
-use crate::ops::{CumSum, EmbeddingGrad, GatherElements, GatherNd};
-use crate::{Tensor, TensorData};
+use super::{Evaluate, Evaluated};
+use crate::TensorData;
+use crate::ops::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 
 /// The place that an index names among `size` elements; negative ones count from the end.
 pub(super) fn resolve(index: i64, size: usize) -> Result<usize, EvalError> {
@@ -14,7 +15,19 @@ pub(super) fn resolve(index: i64, size: usize) -> Result<usize, EvalError> {
         .ok_or(EvalError::Index { index, size })
 }
 
-pub(super) fn gather(axis: usize, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
+impl Evaluate for Embedding {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        gather(0, call)
+    }
+}
+
+impl Evaluate for Gather {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        gather(self.axis, call)
+    }
+}
+
+fn gather(axis: usize, call: &Call<'_>) -> Evaluated {
     let (outer, size, inner) = around(call.dims(0), axis);
     let mut places = Vec::with_capacity(call.results[0].shape.numel());
     let rows: Vec<usize> =
@@ -28,40 +41,40 @@ pub(super) fn gather(axis: usize, call: &Call<'_>) -> Result<Vec<Tensor>, EvalEr
     Ok(vec![call.pick(0, call.inputs[0], &places)])
 }
 
-pub(super) fn embedding_grad(
-    op: &EmbeddingGrad,
-    call: &Call<'_>,
-) -> Result<Vec<Tensor>, EvalError> {
-    let dy = call.floats(0);
-    let width = call.results[0].shape.0[1];
-    let mut table = vec![0.0; op.rows * width];
-    for (i, &id) in call.ints(1).iter().enumerate() {
-        let row = resolve(id, op.rows)?;
-        for c in 0..width {
-            table[row * width + c] += dy[i * width + c];
+impl Evaluate for EmbeddingGrad {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let dy = call.floats(0);
+        let width = call.results[0].shape.0[1];
+        let mut table = vec![0.0; self.rows * width];
+        for (i, &id) in call.ints(1).iter().enumerate() {
+            let row = resolve(id, self.rows)?;
+            for c in 0..width {
+                table[row * width + c] += dy[i * width + c];
+            }
         }
+        Ok(vec![call.real(0, table)])
     }
-    Ok(vec![call.real(0, table)])
 }
 
-pub(super) fn gather_elements(
-    op: &GatherElements,
-    call: &Call<'_>,
-) -> Result<Vec<Tensor>, EvalError> {
-    let data = call.inputs[0].shape();
-    let strides: Vec<isize> = data.strides().into_iter().map(|s| s as isize).collect();
-    let mut elsewhere = strides.clone();
-    elsewhere[op.axis] = 0;
-    let mut places = super::call::places(call.dims(1), &elsewhere, 0);
-    for (place, &index) in places.iter_mut().zip(call.ints(1)) {
-        *place += resolve(index, data.0[op.axis])? * strides[op.axis] as usize;
+impl Evaluate for GatherElements {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let data = call.inputs[0].shape();
+        let strides: Vec<isize> = data.strides().into_iter().map(|s| s as isize).collect();
+        let mut elsewhere = strides.clone();
+        elsewhere[self.axis] = 0;
+        let mut places = super::call::places(call.dims(1), &elsewhere, 0);
+        for (place, &index) in places.iter_mut().zip(call.ints(1)) {
+            *place += resolve(index, data.0[self.axis])? * strides[self.axis] as usize;
+        }
+        Ok(vec![call.pick(0, call.inputs[0], &places)])
     }
-    Ok(vec![call.pick(0, call.inputs[0], &places)])
 }
 
-pub(super) fn gather_nd(op: &GatherNd, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
-    let places = tuple_places(op.batch_dims, call)?;
-    Ok(vec![call.pick(0, call.inputs[0], &places)])
+impl Evaluate for GatherNd {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let places = tuple_places(self.batch_dims, call)?;
+        Ok(vec![call.pick(0, call.inputs[0], &places)])
+    }
 }
 
 /// Places in operand 0 of the elements of the slices that the tuples of operand 1 name.
@@ -87,27 +100,32 @@ pub(super) fn tuple_places(b: usize, call: &Call<'_>) -> Result<Vec<usize>, Eval
     Ok(places)
 }
 
-pub(super) fn cum_sum(op: &CumSum, call: &Call<'_>) -> Vec<Tensor> {
-    fn run<T: Copy>(op: &CumSum, dims: &[usize], v: &[T], zero: T, add: fn(T, T) -> T) -> Vec<T> {
-        let (outer, size, inner) = around(dims, op.axis);
+impl Evaluate for CumSum {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let dims = call.dims(0);
+        Ok(vec![match call.inputs[0].data() {
+            TensorData::Float(v) => call.real(0, self.run(dims, v, 0.0, |a, b| a + b)),
+            TensorData::Int(v) => call.integer(0, self.run(dims, v, 0, i64::wrapping_add)),
+        }])
+    }
+}
+
+impl CumSum {
+    fn run<T: Copy>(&self, dims: &[usize], v: &[T], zero: T, add: fn(T, T) -> T) -> Vec<T> {
+        let (outer, size, inner) = around(dims, self.axis);
         let mut out = vec![zero; v.len()];
         for o in 0..outer {
             for i in 0..inner {
                 let mut sum = zero;
                 for step in 0..size {
-                    let j = if op.reverse { size - 1 - step } else { step };
+                    let j = if self.reverse { size - 1 - step } else { step };
                     let at = (o * size + j) * inner + i;
                     let next = add(sum, v[at]);
-                    out[at] = if op.exclusive { sum } else { next };
+                    out[at] = if self.exclusive { sum } else { next };
                     sum = next;
                 }
             }
         }
         out
     }
-    let dims = call.dims(0);
-    vec![match call.inputs[0].data() {
-        TensorData::Float(v) => call.real(0, run(op, dims, v, 0.0, |a, b| a + b)),
-        TensorData::Int(v) => call.integer(0, run(op, dims, v, 0, i64::wrapping_add)),
-    }]
 }

@@ -3,7 +3,7 @@
 use super::EvalError;
 use super::call::Call;
 use super::softmax::log_sum_exp;
-use crate::Tensor;
+use super::{Evaluate, Evaluated};
 use crate::ops::{CrossEntropy, CrossEntropyGrad};
 
 /// The class of a label: none if the row is left out, an error if it is no class.
@@ -21,31 +21,32 @@ fn classes(call: &Call<'_>, logits: usize) -> usize {
     *call.dims(logits).last().expect("invariant: inference found a class axis")
 }
 
-pub(super) fn cross_entropy(op: &CrossEntropy, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
-    let (logits, n) = (call.floats(0), classes(call, 0));
-    let (mut losses, mut lses) = (vec![], vec![]);
-    for (r, &label) in call.ints(1).iter().enumerate() {
-        let row = &logits[r * n..(r + 1) * n];
-        let lse = log_sum_exp(row.iter().copied());
-        losses.push(class(label, op.ignore_index, n)?.map_or(0.0, |c| lse - row[c]));
-        lses.push(lse);
+impl Evaluate for CrossEntropy {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (logits, n) = (call.floats(0), classes(call, 0));
+        let (mut losses, mut lses) = (vec![], vec![]);
+        for (r, &label) in call.ints(1).iter().enumerate() {
+            let row = &logits[r * n..(r + 1) * n];
+            let lse = log_sum_exp(row.iter().copied());
+            losses.push(class(label, self.ignore_index, n)?.map_or(0.0, |c| lse - row[c]));
+            lses.push(lse);
+        }
+        Ok(vec![call.real(0, losses), call.real(1, lses)])
     }
-    Ok(vec![call.real(0, losses), call.real(1, lses)])
 }
 
-pub(super) fn cross_entropy_grad(
-    op: &CrossEntropyGrad,
-    call: &Call<'_>,
-) -> Result<Vec<Tensor>, EvalError> {
-    let (dlosses, logits, lse) = (call.floats(0), call.floats(1), call.floats(3));
-    let n = classes(call, 1);
-    let mut dlogits = vec![0.0; logits.len()];
-    for (r, &label) in call.ints(2).iter().enumerate() {
-        let Some(class) = class(label, op.ignore_index, n)? else { continue };
-        for c in 0..n {
-            let target = if c == class { 1.0 } else { 0.0 };
-            dlogits[r * n + c] = dlosses[r] * ((logits[r * n + c] - lse[r]).exp() - target);
+impl Evaluate for CrossEntropyGrad {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (dlosses, logits, lse) = (call.floats(0), call.floats(1), call.floats(3));
+        let n = classes(call, 1);
+        let mut dlogits = vec![0.0; logits.len()];
+        for (r, &label) in call.ints(2).iter().enumerate() {
+            let Some(class) = class(label, self.ignore_index, n)? else { continue };
+            for c in 0..n {
+                let target = if c == class { 1.0 } else { 0.0 };
+                dlogits[r * n + c] = dlosses[r] * ((logits[r * n + c] - lse[r]).exp() - target);
+            }
         }
+        Ok(vec![call.real(0, dlogits)])
     }
-    Ok(vec![call.real(0, dlogits)])
 }

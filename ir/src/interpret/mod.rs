@@ -14,6 +14,7 @@ mod collective;
 mod conv;
 mod index;
 mod layout;
+mod leaf;
 mod loss;
 mod matmul;
 mod norm;
@@ -32,13 +33,13 @@ mod training;
 mod unary;
 mod work;
 
+pub(crate) use call::Call;
 pub use run::{leaf_key, run, run_ranks};
 pub use special::{erf, erfc};
 pub use work::operations;
 
 use crate::ops::{Op, OpError};
 use crate::{Origin, Tensor, TensorType};
-use call::Call;
 
 /// How to evaluate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +99,15 @@ pub enum EvalError {
     },
 }
 
+/// Results of an operation.
+pub(crate) type Evaluated = Result<Vec<Tensor>, EvalError>;
+
+/// What an operation computes; implemented by its attributes.
+pub(crate) trait Evaluate {
+    /// Results of the types in the call, one for each; the operands were inferred to fit.
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated;
+}
+
 /// Results of an operation for these operands. Collectives see one rank: they are the identity.
 ///
 /// # Errors
@@ -106,77 +116,5 @@ pub enum EvalError {
 pub fn eval_op(op: &Op, inputs: &[&Tensor], options: Options) -> Result<Vec<Tensor>, EvalError> {
     let types: Vec<&TensorType> = inputs.iter().map(|t| &t.ty).collect();
     let call = Call { inputs, results: op.infer(&types)?, exact: options.exact };
-    match op {
-        Op::Constant(c) => Ok(vec![c.value.clone()]),
-        Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Hyper(_) => {
-            Err(EvalError::Leaf(op.name()))
-        }
-        Op::Unary(f) => Ok(unary::unary(*f, &call)),
-        Op::Predicate(f) => Ok(unary::predicate(*f, &call)),
-        Op::Cast(_) => Ok(unary::cast(&call)),
-        Op::Clip(op) => Ok(unary::clip(op, &call)),
-        Op::Binary(f) => binary::binary(*f, &call),
-        Op::Compare(f) => Ok(binary::compare(*f, &call)),
-        Op::Logical(f) => Ok(binary::logical(*f, &call)),
-        Op::Select => Ok(binary::select(&call)),
-        Op::Reshape(_) => Ok(vec![inputs[0].reshaped(call.results[0].shape.clone())]),
-        Op::Transpose(op) => Ok(layout::transpose(op, &call)),
-        Op::Expand(_) => Ok(layout::expand(&call)),
-        Op::Slice(op) => Ok(layout::slice(op, &call)),
-        Op::Concat(op) => Ok(layout::concat(op, &call)),
-        Op::Split(op) => Ok(layout::split(op, &call)),
-        Op::Pad(op) => Ok(layout::pad(op, &call)),
-        Op::Embedding(_) => index::gather(0, &call),
-        Op::EmbeddingGrad(op) => index::embedding_grad(op, &call),
-        Op::Gather(op) => index::gather(op.axis, &call),
-        Op::GatherElements(op) => index::gather_elements(op, &call),
-        Op::GatherNd(op) => index::gather_nd(op, &call),
-        Op::ScatterElements(op) => scatter::scatter_elements(op, &call),
-        Op::ScatterNd(op) => scatter::scatter_nd(op, &call),
-        Op::CumSum(op) => Ok(index::cum_sum(op, &call)),
-        Op::TopK(op) => Ok(order::top_k(op, &call)),
-        Op::ArgReduce(op) => Ok(order::arg_reduce(op, &call)),
-        Op::Random(op) => Ok(random::random(op, &call)),
-        Op::RandomMask(op) => Ok(random::random_mask(op, &call)),
-        Op::Reduce(op) => reduce::reduce(op, &call),
-        Op::SumTo(_) => Ok(reduce::sum_to(&call)),
-        Op::MatMul(op) => Ok(matmul::matmul(op, &call)),
-        Op::Conv(op) => Ok(conv::conv(op, &call)),
-        Op::ConvGradInput(op) => Ok(conv::conv_grad_input(op, &call)),
-        Op::ConvGradWeight(op) => Ok(conv::conv_grad_weight(op, &call)),
-        Op::MaxPool(op) => Ok(conv::max_pool(op, &call)),
-        Op::MaxPoolGrad(op) => Ok(conv::max_pool_grad(op, &call)),
-        Op::SumPool(op) => Ok(conv::sum_pool(op, &call)),
-        Op::SumPoolGrad(op) => Ok(conv::sum_pool_grad(op, &call)),
-        Op::BatchNorm(op) => Ok(batch_norm::batch_norm(op, &call)),
-        Op::BatchNormGrad(op) => Ok(batch_norm::batch_norm_grad(op, &call)),
-        Op::Softmax(op) => Ok(softmax::softmax(op, &call)),
-        Op::LogSoftmax(op) => Ok(softmax::log_softmax(op, &call)),
-        Op::SoftmaxGrad(op) => Ok(softmax::softmax_grad(op, &call)),
-        Op::LogSoftmaxGrad(op) => Ok(softmax::log_softmax_grad(op, &call)),
-        Op::LayerNorm(op) => Ok(norm::layer_norm(op, &call)),
-        Op::LayerNormGradInput(_) => Ok(norm::layer_norm_grad_input(&call)),
-        Op::LayerNormGradAffine(_) => Ok(norm::layer_norm_grad_affine(&call)),
-        Op::RmsNorm(op) => Ok(norm::rms_norm(op, &call)),
-        Op::RmsNormGradInput(_) => Ok(norm::rms_norm_grad_input(&call)),
-        Op::RmsNormGradScale(_) => Ok(norm::rms_norm_grad_scale(&call)),
-        Op::Attention(op) => attention::attention(op, &call),
-        Op::AttentionGrad(op) => attention::attention_grad(op, &call),
-        Op::CrossEntropy(op) => loss::cross_entropy(op, &call),
-        Op::CrossEntropyGrad(op) => loss::cross_entropy_grad(op, &call),
-        Op::AllGather(_) | Op::ReduceScatter(_) | Op::AllReduce(_) => Ok(vec![inputs[0].clone()]),
-        Op::LossScale(op) => Ok(training::loss_scale(op, &call)),
-        Op::GradStats => Ok(training::grad_stats(&call)),
-        Op::Unscale(op) => Ok(training::unscale(op, &call)),
-        Op::OptimizerStep(op) => Ok(optimizer::optimizer_step(op, &call)),
-        Op::Adafactor(op) => Ok(adafactor::adafactor(op, &call)),
-        Op::EmaStep => Ok(optimizer::ema_step(&call)),
-        Op::Quantize(op) => Ok(quantize::quantize(op, &call)),
-        Op::ScaledCast(op) => Ok(unary::scaled_cast(op, &call)),
-        Op::ByParamGroup(op) => Ok(optimizer::by_param_group(op, &call)),
-        Op::UpdateLossScale(_) => Ok(training::update_loss_scale(&call)),
-        Op::UpdateStep => Ok(training::update_step(&call)),
-        Op::LearningRate(op) => Ok(optimizer::learning_rate(op, &call)),
-        Op::Fusion(fusion) => run::fusion_body(fusion, inputs, options),
-    }
+    op.evaluate(&call)
 }

@@ -1,85 +1,90 @@
 //! Optimizer steps, moving average, learning rate.
 
 use super::call::{Call, broadcast};
-use crate::Tensor;
-use crate::ops::{ByParamGroup, LearningRate, OptimizerKind, OptimizerStep, ScheduleKind};
+use super::{Evaluate, Evaluated};
+use crate::ops::{ByParamGroup, EmaStep, LearningRate, OptimizerKind, OptimizerStep, ScheduleKind};
 use std::f64::consts::PI;
 
-pub(super) fn optimizer_step(op: &OptimizerStep, call: &Call<'_>) -> Vec<Tensor> {
-    let n_states = op.kind.n_states();
-    let n = call.inputs.len();
-    let [clip, step, factor, found_inf] = [n - 4, n - 3, n - 2, n - 1].map(|i| call.scalar(i));
-    if found_inf != 0.0 {
-        let kept = std::iter::once(0).chain(2..2 + n_states);
-        return kept.map(|i| call.inputs[i].clone()).collect();
-    }
-    let limit = if clip == 0.0 { f64::INFINITY } else { clip };
-    let mut p = call.floats(0).into_owned();
-    let g: Vec<f64> = call.floats(1).iter().map(|g| (g * factor).max(-limit).min(limit)).collect();
-    let mut states: Vec<Vec<f64>> =
-        (2..2 + n_states).map(|i| call.floats(i).into_owned()).collect();
-    let first = 2 + n_states;
-    let last = first + op.kind.hypers().len() - 1;
-    let shape = call.inputs[0].shape();
-    let by_element = |i: usize| {
-        let values = call.floats(i);
-        broadcast(&values, call.inputs[i].shape(), shape).into_owned()
-    };
-    let (lr, decay) = (by_element(first), by_element(last));
-    let hyper = |i: usize| call.scalar(first + i);
-    match op.kind {
-        OptimizerKind::Adamw | OptimizerKind::Adam => {
-            let [beta1, beta2, eps] = [1, 2, 3].map(hyper);
-            let correction1 = 1.0 - beta1.powf(step + 1.0);
-            let correction2 = 1.0 - beta2.powf(step + 1.0);
-            let [m, v] = &mut states[..] else { unreachable!("invariant: adam has two moments") };
-            for i in 0..p.len() {
-                let mut g = g[i];
-                if op.kind == OptimizerKind::Adamw {
-                    p[i] *= 1.0 - lr[i] * decay[i];
-                } else {
-                    g += decay[i] * p[i];
+impl Evaluate for OptimizerStep {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let n_states = self.kind.n_states();
+        let n = call.inputs.len();
+        let [clip, step, factor, found_inf] = [n - 4, n - 3, n - 2, n - 1].map(|i| call.scalar(i));
+        if found_inf != 0.0 {
+            let kept = std::iter::once(0).chain(2..2 + n_states);
+            return Ok(kept.map(|i| call.inputs[i].clone()).collect());
+        }
+        let limit = if clip == 0.0 { f64::INFINITY } else { clip };
+        let mut p = call.floats(0).into_owned();
+        let g: Vec<f64> =
+            call.floats(1).iter().map(|g| (g * factor).max(-limit).min(limit)).collect();
+        let mut states: Vec<Vec<f64>> =
+            (2..2 + n_states).map(|i| call.floats(i).into_owned()).collect();
+        let first = 2 + n_states;
+        let last = first + self.kind.hypers().len() - 1;
+        let shape = call.inputs[0].shape();
+        let by_element = |i: usize| {
+            let values = call.floats(i);
+            broadcast(&values, call.inputs[i].shape(), shape).into_owned()
+        };
+        let (lr, decay) = (by_element(first), by_element(last));
+        let hyper = |i: usize| call.scalar(first + i);
+        match self.kind {
+            OptimizerKind::Adamw | OptimizerKind::Adam => {
+                let [beta1, beta2, eps] = [1, 2, 3].map(hyper);
+                let correction1 = 1.0 - beta1.powf(step + 1.0);
+                let correction2 = 1.0 - beta2.powf(step + 1.0);
+                let [m, v] = &mut states[..] else {
+                    unreachable!("invariant: adam has two moments")
+                };
+                for i in 0..p.len() {
+                    let mut g = g[i];
+                    if self.kind == OptimizerKind::Adamw {
+                        p[i] *= 1.0 - lr[i] * decay[i];
+                    } else {
+                        g += decay[i] * p[i];
+                    }
+                    m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+                    v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+                    p[i] -= lr[i] * (m[i] / correction1) / ((v[i] / correction2).sqrt() + eps);
                 }
-                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
-                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
-                p[i] -= lr[i] * (m[i] / correction1) / ((v[i] / correction2).sqrt() + eps);
+            }
+            OptimizerKind::Sgd => {
+                for i in 0..p.len() {
+                    p[i] -= lr[i] * (g[i] + decay[i] * p[i]);
+                }
+            }
+            OptimizerKind::Momentum | OptimizerKind::Nesterov => {
+                let nesterov = self.kind == OptimizerKind::Nesterov;
+                let momentum = hyper(1);
+                let dampening = if nesterov { 0.0 } else { hyper(2) };
+                let buffer = &mut states[0];
+                for i in 0..p.len() {
+                    let g = g[i] + decay[i] * p[i];
+                    let later = momentum * buffer[i] + (1.0 - dampening) * g;
+                    buffer[i] = if step == 0.0 { g } else { later };
+                    let along = if nesterov { g + momentum * buffer[i] } else { buffer[i] };
+                    p[i] -= lr[i] * along;
+                }
+            }
+            OptimizerKind::Adafactor => {
+                let scalars = [hyper(0), hyper(1), hyper(2), hyper(3), hyper(4), step];
+                adafactor(call.dims(0), &mut p, &g, &mut states[0], scalars);
+            }
+            OptimizerKind::Lion => {
+                let [beta1, beta2] = [1, 2].map(hyper);
+                let m = &mut states[0];
+                for i in 0..p.len() {
+                    let along = beta1 * m[i] + (1.0 - beta1) * g[i];
+                    // The sign of zero is zero.
+                    let sign = if along == 0.0 { 0.0 } else { along.signum() };
+                    p[i] = p[i] * (1.0 - lr[i] * decay[i]) - lr[i] * sign;
+                    m[i] = beta2 * m[i] + (1.0 - beta2) * g[i];
+                }
             }
         }
-        OptimizerKind::Sgd => {
-            for i in 0..p.len() {
-                p[i] -= lr[i] * (g[i] + decay[i] * p[i]);
-            }
-        }
-        OptimizerKind::Momentum | OptimizerKind::Nesterov => {
-            let nesterov = op.kind == OptimizerKind::Nesterov;
-            let momentum = hyper(1);
-            let dampening = if nesterov { 0.0 } else { hyper(2) };
-            let buffer = &mut states[0];
-            for i in 0..p.len() {
-                let g = g[i] + decay[i] * p[i];
-                let later = momentum * buffer[i] + (1.0 - dampening) * g;
-                buffer[i] = if step == 0.0 { g } else { later };
-                let along = if nesterov { g + momentum * buffer[i] } else { buffer[i] };
-                p[i] -= lr[i] * along;
-            }
-        }
-        OptimizerKind::Adafactor => {
-            let scalars = [hyper(0), hyper(1), hyper(2), hyper(3), hyper(4), step];
-            adafactor(call.dims(0), &mut p, &g, &mut states[0], scalars);
-        }
-        OptimizerKind::Lion => {
-            let [beta1, beta2] = [1, 2].map(hyper);
-            let m = &mut states[0];
-            for i in 0..p.len() {
-                let along = beta1 * m[i] + (1.0 - beta1) * g[i];
-                // The sign of zero is zero.
-                let sign = if along == 0.0 { 0.0 } else { along.signum() };
-                p[i] = p[i] * (1.0 - lr[i] * decay[i]) - lr[i] * sign;
-                m[i] = beta2 * m[i] + (1.0 - beta2) * g[i];
-            }
-        }
+        Ok(std::iter::once(p).chain(states).enumerate().map(|(i, x)| call.real(i, x)).collect())
     }
-    std::iter::once(p).chain(states).enumerate().map(|(i, x)| call.real(i, x)).collect()
 }
 
 /// One step with the scalars `[lr, decay_exponent, relative_eps, update_threshold, weight_decay, step]`.
@@ -128,55 +133,62 @@ fn adafactor(dims: &[usize], p: &mut [f64], g: &[f64], v: &mut [f64], scalars: [
     }
 }
 
-pub(super) fn ema_step(call: &Call<'_>) -> Vec<Tensor> {
-    let [decay, step, found_inf] = [2, 3, 4].map(|i| call.scalar(i));
-    if found_inf != 0.0 {
-        return vec![call.inputs[0].clone()];
+impl Evaluate for EmaStep {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let [decay, step, found_inf] = [2, 3, 4].map(|i| call.scalar(i));
+        if found_inf != 0.0 {
+            return Ok(vec![call.inputs[0].clone()]);
+        }
+        let (average, param) = (call.floats(0), call.floats(1));
+        let mix =
+            |(a, p): (&f64, &f64)| if step == 0.0 { *p } else { decay * a + (1.0 - decay) * p };
+        Ok(vec![call.real(0, average.iter().zip(param.iter()).map(mix).collect())])
     }
-    let (average, param) = (call.floats(0), call.floats(1));
-    let mix = |(a, p): (&f64, &f64)| if step == 0.0 { *p } else { decay * a + (1.0 - decay) * p };
-    vec![call.real(0, average.iter().zip(param.iter()).map(mix).collect())]
 }
 
-pub(super) fn by_param_group(op: &ByParamGroup, call: &Call<'_>) -> Vec<Tensor> {
-    let n = call.inputs.len() / 2;
-    let value_at = |i: usize| {
-        let group = (1..=n).rev().find(|k| call.ints(2 * k - 1)[0] <= i as i64).unwrap_or(0);
-        call.scalar(2 * group)
-    };
-    vec![call.real(0, (0..op.len).map(value_at).collect())]
+impl Evaluate for ByParamGroup {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let n = call.inputs.len() / 2;
+        let value_at = |i: usize| {
+            let group = (1..=n).rev().find(|k| call.ints(2 * k - 1)[0] <= i as i64).unwrap_or(0);
+            call.scalar(2 * group)
+        };
+        Ok(vec![call.real(0, (0..self.len).map(value_at).collect())])
+    }
 }
 
-pub(super) fn learning_rate(op: &LearningRate, call: &Call<'_>) -> Vec<Tensor> {
-    let base = call.scalar(0);
-    let hyper = |i: usize| call.scalar(1 + i);
-    let step = call.scalar(call.inputs.len() - 1);
-    // From `from` at 0 to `to` at 1.
-    let half_cosine =
-        |from: f64, to: f64, at: f64| to + (from - to) * 0.5 * (1.0 + (PI * at).cos());
-    let rate = match op.kind {
-        ScheduleKind::OneCycle => {
-            let [total, pct_start, div, final_div] = [0, 1, 2, 3].map(hyper);
-            let (first, last) = (base / div, base / div / final_div);
-            let (top, end) = (pct_start * total - 1.0, total - 1.0);
-            if step <= top {
-                half_cosine(first, base, step / top)
-            } else {
-                half_cosine(base, last, ((step - top) / (end - top)).min(1.0))
+impl Evaluate for LearningRate {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let base = call.scalar(0);
+        let hyper = |i: usize| call.scalar(1 + i);
+        let step = call.scalar(call.inputs.len() - 1);
+        // From `from` at 0 to `to` at 1.
+        let half_cosine =
+            |from: f64, to: f64, at: f64| to + (from - to) * 0.5 * (1.0 + (PI * at).cos());
+        let rate = match self.kind {
+            ScheduleKind::OneCycle => {
+                let [total, pct_start, div, final_div] = [0, 1, 2, 3].map(hyper);
+                let (first, last) = (base / div, base / div / final_div);
+                let (top, end) = (pct_start * total - 1.0, total - 1.0);
+                if step <= top {
+                    half_cosine(first, base, step / top)
+                } else {
+                    half_cosine(base, last, ((step - top) / (end - top)).min(1.0))
+                }
             }
-        }
-        _ if step < hyper(0) => base * (step + 1.0) / hyper(0),
-        ScheduleKind::Step => base * hyper(2).powf(((step - hyper(0)) / hyper(1)).floor()),
-        ScheduleKind::Constant | ScheduleKind::Linear | ScheduleKind::Cosine => {
-            let [warmup, total, least] = [0, 1, 2].map(hyper);
-            let span = total - warmup;
-            let done = if span > 0.0 { ((step - warmup) / span).min(1.0) } else { 1.0 };
-            match op.kind {
-                ScheduleKind::Linear if total > 0.0 => base + (least - base) * done,
-                ScheduleKind::Cosine if total > 0.0 => half_cosine(base, least, done),
-                _ => base,
+            _ if step < hyper(0) => base * (step + 1.0) / hyper(0),
+            ScheduleKind::Step => base * hyper(2).powf(((step - hyper(0)) / hyper(1)).floor()),
+            ScheduleKind::Constant | ScheduleKind::Linear | ScheduleKind::Cosine => {
+                let [warmup, total, least] = [0, 1, 2].map(hyper);
+                let span = total - warmup;
+                let done = if span > 0.0 { ((step - warmup) / span).min(1.0) } else { 1.0 };
+                match self.kind {
+                    ScheduleKind::Linear if total > 0.0 => base + (least - base) * done,
+                    ScheduleKind::Cosine if total > 0.0 => half_cosine(base, least, done),
+                    _ => base,
+                }
             }
-        }
-    };
-    vec![call.real(0, vec![rate])]
+        };
+        Ok(vec![call.real(0, vec![rate])])
+    }
 }

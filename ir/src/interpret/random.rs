@@ -1,33 +1,39 @@
 //! Random numbers and masks.
 
 use super::call::Call;
-use crate::Tensor;
+use super::{Evaluate, Evaluated};
 use crate::ops::random::position;
 use crate::ops::{Random, RandomFn, RandomMask};
 
-pub(super) fn random_mask(op: &RandomMask, call: &Call<'_>) -> Vec<Tensor> {
-    let limit = (op.keep * 4_294_967_296.0) as u64;
-    let words = Words::of(call.ints(0), op.id, op.shape.numel());
-    let kept = |e| i64::from(u64::from(words.at(e)) < limit);
-    vec![call.integer(0, (0..op.shape.numel()).map(kept).collect())]
+impl Evaluate for RandomMask {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let limit = (self.keep * 4_294_967_296.0) as u64;
+        let words = Words::of(call.ints(0), self.id, self.shape.numel());
+        let kept = |e| i64::from(u64::from(words.at(e)) < limit);
+        Ok(vec![call.integer(0, (0..self.shape.numel()).map(kept).collect())])
+    }
 }
 
-pub(super) fn random(op: &Random, call: &Call<'_>) -> Vec<Tensor> {
-    let n = op.shape.numel();
-    let words = Words::of(call.ints(0), op.id, n);
-    let data = match op.f {
-        // In f32, so that every device has these bits.
-        RandomFn::Uniform => {
-            let (offset, scale) = (op.offset as f32, op.scale as f32);
-            let number = |e| {
-                let u = (2 * (words.at(e) >> 9) + 1) as f32 * 2f32.powi(-24);
-                f64::from((offset + scale * u).min(op.most()))
-            };
-            (0..n).map(number).collect()
-        }
-        RandomFn::Normal => (0..n).map(|e| op.offset + op.scale * words.normal(e)).collect(),
-    };
-    vec![call.real(0, data)]
+impl Evaluate for Random {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let n = self.shape.numel();
+        let words = Words::of(call.ints(0), self.id, n);
+        let data = match self.f {
+            // In f32, so that every device has these bits.
+            RandomFn::Uniform => {
+                let (offset, scale) = (self.offset as f32, self.scale as f32);
+                let number = |e| {
+                    let u = (2 * (words.at(e) >> 9) + 1) as f32 * 2f32.powi(-24);
+                    f64::from((offset + scale * u).min(self.most()))
+                };
+                (0..n).map(number).collect()
+            }
+            RandomFn::Normal => {
+                (0..n).map(|e| self.offset + self.scale * words.normal(e)).collect()
+            }
+        };
+        Ok(vec![call.real(0, data)])
+    }
 }
 
 /// The words of a tensor's elements.

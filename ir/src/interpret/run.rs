@@ -1,6 +1,7 @@
 //! Evaluation of whole graphs, on one rank or on several in lockstep.
 
-use super::{EvalError, Options, collective, eval_op};
+use super::call::Call;
+use super::{EvalError, Evaluate, Evaluated, Options, collective, eval_op};
 use crate::ops::{Fusion, Init};
 use crate::{Graph, Node, Op, Tensor, TensorData, TensorType, ValueId};
 use std::collections::HashMap;
@@ -52,19 +53,17 @@ fn named(graph: &Graph, outputs: Vec<Tensor>) -> Vec<(String, Tensor)> {
     graph.outputs.iter().map(|o| o.name.clone()).zip(outputs).collect()
 }
 
-/// Results of a fusion: the outputs of its body, whose inputs in order are the operands.
-pub(super) fn fusion_body(
-    fusion: &Fusion,
-    inputs: &[&Tensor],
-    options: Options,
-) -> Result<Vec<Tensor>, EvalError> {
-    let mut operands = inputs.iter();
-    let mut ranks =
-        evaluate(&fusion.body, 1, options, |_, node| match (&node.op, operands.next()) {
-            (Op::Input(_), Some(operand)) => Ok((*operand).clone()),
-            _ => Err(EvalError::Leaf(node.op.name())),
-        })?;
-    Ok(ranks.remove(0))
+/// The outputs of the body, whose inputs in order are the operands.
+impl Evaluate for Fusion {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (mut operands, options) = (call.inputs.iter(), Options { exact: call.exact });
+        let mut ranks =
+            evaluate(&self.body, 1, options, |_, node| match (&node.op, operands.next()) {
+                (Op::Input(_), Some(operand)) => Ok((*operand).clone()),
+                _ => Err(EvalError::Leaf(node.op.name())),
+            })?;
+        Ok(ranks.remove(0))
+    }
 }
 
 /// Outputs per rank, with `leaf` for the value of every leaf except constants.

@@ -1,29 +1,30 @@
 //! Writes by index.
 
-use super::EvalError;
 use super::call::{self, Call};
 use super::index::resolve;
+use super::{Evaluate, Evaluated};
 use crate::ops::{ScatterElements, ScatterFn, ScatterNd};
 use crate::{Tensor, TensorData};
 
-pub(super) fn scatter_elements(
-    op: &ScatterElements,
-    call: &Call<'_>,
-) -> Result<Vec<Tensor>, EvalError> {
-    let data = call.inputs[0].shape();
-    let strides: Vec<isize> = data.strides().into_iter().map(|s| s as isize).collect();
-    let mut elsewhere = strides.clone();
-    elsewhere[op.axis] = 0;
-    let mut places = call::places(call.dims(1), &elsewhere, 0);
-    for (place, &index) in places.iter_mut().zip(call.ints(1)) {
-        *place += resolve(index, data.0[op.axis])? * strides[op.axis] as usize;
+impl Evaluate for ScatterElements {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let data = call.inputs[0].shape();
+        let strides: Vec<isize> = data.strides().into_iter().map(|s| s as isize).collect();
+        let mut elsewhere = strides.clone();
+        elsewhere[self.axis] = 0;
+        let mut places = call::places(call.dims(1), &elsewhere, 0);
+        for (place, &index) in places.iter_mut().zip(call.ints(1)) {
+            *place += resolve(index, data.0[self.axis])? * strides[self.axis] as usize;
+        }
+        Ok(vec![write(self.f, call, &places)])
     }
-    Ok(vec![write(op.f, call, &places)])
 }
 
-pub(super) fn scatter_nd(op: &ScatterNd, call: &Call<'_>) -> Result<Vec<Tensor>, EvalError> {
-    let places = super::index::tuple_places(op.batch_dims, call)?;
-    Ok(vec![write(op.f, call, &places)])
+impl Evaluate for ScatterNd {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let places = super::index::tuple_places(self.batch_dims, call)?;
+        Ok(vec![write(self.f, call, &places)])
+    }
 }
 
 /// The data with update `i` at place `i` of the list.

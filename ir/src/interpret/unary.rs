@@ -2,18 +2,21 @@
 
 use super::call::{Call, max, min};
 use super::special::{erf, gelu_tanh_inner, normal_cdf, sigmoid};
-use crate::ops::{Clip, PredicateFn, ScaledCast, UnaryFn};
-use crate::{DType, Tensor, TensorData};
+use super::{Evaluate, Evaluated};
+use crate::ops::{Cast, Clip, PredicateFn, ScaledCast, UnaryFn};
+use crate::{DType, TensorData};
 
-pub(super) fn unary(f: UnaryFn, call: &Call<'_>) -> Vec<Tensor> {
-    let result = match call.inputs[0].data() {
-        TensorData::Float(v) => call.real(0, v.iter().map(|&x| real(f, x)).collect()),
-        TensorData::Int(v) => {
-            let is_bool = call.inputs[0].ty.dtype == DType::Bool;
-            call.integer(0, v.iter().map(|&x| integer(f, x, is_bool)).collect())
-        }
-    };
-    vec![result]
+impl Evaluate for UnaryFn {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let result = match call.inputs[0].data() {
+            TensorData::Float(v) => call.real(0, v.iter().map(|&x| real(*self, x)).collect()),
+            TensorData::Int(v) => {
+                let is_bool = call.inputs[0].ty.dtype == DType::Bool;
+                call.integer(0, v.iter().map(|&x| integer(*self, x, is_bool)).collect())
+            }
+        };
+        Ok(vec![result])
+    }
 }
 
 fn real(f: UnaryFn, x: f64) -> f64 {
@@ -68,36 +71,47 @@ fn integer(f: UnaryFn, x: i64, is_bool: bool) -> i64 {
     }
 }
 
-pub(super) fn predicate(f: PredicateFn, call: &Call<'_>) -> Vec<Tensor> {
-    let test = |&x: &f64| match f {
-        PredicateFn::IsNan => x.is_nan(),
-        PredicateFn::IsInf => x.is_infinite(),
-    };
-    vec![call.integer(0, call.floats(0).iter().map(|x| i64::from(test(x))).collect())]
+impl Evaluate for PredicateFn {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let test = |&x: &f64| match *self {
+            PredicateFn::IsNan => x.is_nan(),
+            PredicateFn::IsInf => x.is_infinite(),
+        };
+        Ok(vec![call.integer(0, call.floats(0).iter().map(|x| i64::from(test(x))).collect())])
+    }
 }
 
-pub(super) fn cast(call: &Call<'_>) -> Vec<Tensor> {
-    let to = call.results[0].dtype;
-    let result = match call.inputs[0].data() {
-        TensorData::Float(v) if call.exact && to.is_float() => call.real(0, v.clone()),
-        _ => call.inputs[0].cast(to),
-    };
-    vec![result]
+impl Evaluate for Cast {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let to = call.results[0].dtype;
+        let result = match call.inputs[0].data() {
+            TensorData::Float(v) if call.exact && to.is_float() => call.real(0, v.clone()),
+            _ => call.inputs[0].cast(to),
+        };
+        Ok(vec![result])
+    }
 }
 
-pub(super) fn scaled_cast(op: &ScaledCast, call: &Call<'_>) -> Vec<Tensor> {
-    vec![call.real(0, call.floats(0).iter().map(|x| x * op.factor).collect())]
+impl Evaluate for ScaledCast {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        Ok(vec![call.real(0, call.floats(0).iter().map(|x| x * self.factor).collect())])
+    }
 }
 
-pub(super) fn clip(op: &Clip, call: &Call<'_>) -> Vec<Tensor> {
-    let (low, high) = (op.min.unwrap_or(f64::NEG_INFINITY), op.max.unwrap_or(f64::INFINITY));
-    let result = match call.inputs[0].data() {
-        TensorData::Float(v) => call.real(0, v.iter().map(|&x| min(max(x, low), high)).collect()),
-        TensorData::Int(v) => {
-            let (low, high) = (DType::I64.round(low.ceil()), DType::I64.round(high.floor()));
-            let (low, high) = (low as i64, high as i64);
-            call.integer(0, v.iter().map(|&x| x.max(low).min(high)).collect())
-        }
-    };
-    vec![result]
+impl Evaluate for Clip {
+    fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        let (low, high) =
+            (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
+        let result = match call.inputs[0].data() {
+            TensorData::Float(v) => {
+                call.real(0, v.iter().map(|&x| min(max(x, low), high)).collect())
+            }
+            TensorData::Int(v) => {
+                let (low, high) = (DType::I64.round(low.ceil()), DType::I64.round(high.floor()));
+                let (low, high) = (low as i64, high as i64);
+                call.integer(0, v.iter().map(|&x| x.max(low).min(high)).collect())
+            }
+        };
+        Ok(vec![result])
+    }
 }

@@ -16,6 +16,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, OptimizerKind, arity, shape_is};
+use super::{Linear, Operation, Precision};
 use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
@@ -61,7 +62,27 @@ impl Adafactor {
         }
     }
 
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+    /// Elements of the parameter that a rank touches at most.
+    fn touched(&self, inputs: &[&TensorType]) -> u64 {
+        self.shape.numel().min(inputs[1].shape.numel()) as u64
+    }
+
+    /// Bytes that it moves: of flat tensors only this parameter's elements.
+    pub fn moved_bytes(&self, inputs: &[&TensorType]) -> u64 {
+        let (tensors, others) = match self.part {
+            AdafactorPart::Sums => (2, 1),
+            AdafactorPart::Moments => (1, 3),
+            AdafactorPart::Step => (3, 1),
+        };
+        4 * (tensors * self.touched(inputs) + others * self.state_len() as u64)
+    }
+}
+impl Operation for Adafactor {
+    fn examples() -> Vec<Self> {
+        vec![Adafactor { part: AdafactorPart::Sums, shape: Shape::from([4, 3]), share: 0.5 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let n = match self.part {
             AdafactorPart::Sums => 5,
             AdafactorPart::Moments => 9,
@@ -104,12 +125,7 @@ impl Adafactor {
         })
     }
 
-    /// Elements of the parameter that a rank touches at most.
-    fn touched(&self, inputs: &[&TensorType]) -> u64 {
-        self.shape.numel().min(inputs[1].shape.numel()) as u64
-    }
-
-    pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
         let by_element = match self.part {
             AdafactorPart::Sums => 6,
             AdafactorPart::Moments => 7,
@@ -118,13 +134,11 @@ impl Adafactor {
         by_element * self.touched(inputs)
     }
 
-    /// Bytes that it moves: of flat tensors only this parameter's elements.
-    pub fn moved_bytes(&self, inputs: &[&TensorType]) -> u64 {
-        let (tensors, others) = match self.part {
-            AdafactorPart::Sums => (2, 1),
-            AdafactorPart::Moments => (1, 3),
-            AdafactorPart::Step => (3, 1),
-        };
-        4 * (tensors * self.touched(inputs) + others * self.state_len() as u64)
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }

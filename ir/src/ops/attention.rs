@@ -5,6 +5,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity_in, float, same_shape, shape_is, statistics_dtype};
+use super::{Linear, Operation, Precision};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -35,8 +36,14 @@ impl Attention {
     pub fn sight(&self) -> Sight {
         Sight { causal: self.causal, window: self.window }
     }
+}
 
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Attention {
+    fn examples() -> Vec<Self> {
+        vec![Attention { scale: 0.125, causal: true, window: None }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity_in(inputs, 3, 4)?;
         self.sight().check()?;
         let d = Dims::of(inputs[0], inputs[1], inputs[2])?;
@@ -44,8 +51,17 @@ impl Attention {
         Ok(vec![inputs[0].with_shape([d.b, d.h, d.t, d.e]), d.statistics(inputs[0].dtype)])
     }
 
-    pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
         Dims::of(inputs[0], inputs[1], inputs[2]).map_or(0, |d| d.flops(self.sight()))
+    }
+
+    fn precision(&self) -> Precision {
+        // Scores and softmax statistics are in f32 inside.
+        Precision::LOWER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -75,8 +91,14 @@ impl AttentionGrad {
     pub fn sight(&self) -> Sight {
         Sight { causal: self.causal, window: self.window }
     }
+}
 
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for AttentionGrad {
+    fn examples() -> Vec<Self> {
+        vec![AttentionGrad { scale: 0.125, causal: false, window: None, mask_grad: false }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity_in(inputs, 6, 7)?;
         self.sight().check()?;
         let d = Dims::of(inputs[1], inputs[2], inputs[3])?;
@@ -95,8 +117,16 @@ impl AttentionGrad {
         Ok(results)
     }
 
-    pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
         Dims::of(inputs[1], inputs[2], inputs[3]).map_or(0, |d| 5 * d.flops(self.sight()) / 2)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 

@@ -1,7 +1,9 @@
 //! Batch normalization with the statistics of the batch.
 
 use super::number::by_bits;
+use super::precision::{Class, own};
 use super::{Inferred, OpError, arity, axis_of, float, shape_is, statistics_dtype};
+use super::{Linear, Operation, Precision, elements};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +40,12 @@ fn channels(x: &TensorType) -> Result<usize, OpError> {
     Ok(x.shape.dims()[1])
 }
 
-impl BatchNorm {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for BatchNorm {
+    fn examples() -> Vec<Self> {
+        vec![BatchNorm { eps: 1e-5 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 3)?;
         let c = channels(inputs[0])?;
         shape_is(inputs[1], &[c], "scale")?;
@@ -47,10 +53,26 @@ impl BatchNorm {
         let statistic = TensorType::new(statistics_dtype(inputs[0].dtype), [c]);
         Ok(vec![inputs[0].clone(), statistic.clone(), statistic])
     }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        own(Class::F32Inside, "PyTorch keeps the dtype of its operand, with statistics in f32")
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
-impl BatchNormGrad {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for BatchNormGrad {
+    fn examples() -> Vec<Self> {
+        vec![BatchNormGrad { eps: 1e-5 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 5)?;
         let c = channels(inputs[1])?;
         shape_is(inputs[0], inputs[1].shape.dims(), "dy")?;
@@ -58,5 +80,17 @@ impl BatchNormGrad {
             shape_is(ty, &[c], name)?;
         }
         Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }

@@ -2,6 +2,7 @@
 
 use super::unary::functions;
 use super::{Inferred, OpError, arity, float};
+use super::{Linear, Operation, Precision};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -42,8 +43,12 @@ functions! {
     }
 }
 
-impl BinaryFn {
-    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for BinaryFn {
+    fn examples() -> Vec<Self> {
+        BinaryFn::ALL.to_vec()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let shape = broadcast(inputs)?;
         use BinaryFn::*;
         match self {
@@ -55,6 +60,43 @@ impl BinaryFn {
             _ => float(inputs[0], "the operand")?,
         }
         Ok(vec![TensorType::new(inputs[0].dtype, shape)])
+    }
+
+    fn precision(&self) -> Precision {
+        match self {
+            BinaryFn::Pow => Precision::F32,
+            BinaryFn::Add
+            | BinaryFn::Sub
+            | BinaryFn::Mul
+            | BinaryFn::Div
+            | BinaryFn::Max
+            | BinaryFn::Min
+            | BinaryFn::Mod
+            | BinaryFn::Fmod => Precision::UNLISTED,
+            BinaryFn::GeluGrad
+            | BinaryFn::GeluTanhGrad
+            | BinaryFn::SiluGrad
+            | BinaryFn::TanhGrad
+            | BinaryFn::SigmoidGrad
+            | BinaryFn::ReluGrad => Precision::AFTER,
+        }
+    }
+
+    fn linear(&self) -> Linear {
+        match self {
+            BinaryFn::Add | BinaryFn::Sub => Linear::InAll,
+            BinaryFn::Mul => Linear::InEach,
+            BinaryFn::Div
+            | BinaryFn::GeluGrad
+            | BinaryFn::GeluTanhGrad
+            | BinaryFn::SiluGrad
+            | BinaryFn::TanhGrad
+            | BinaryFn::SigmoidGrad
+            | BinaryFn::ReluGrad => Linear::FIRST,
+            BinaryFn::Pow | BinaryFn::Max | BinaryFn::Min | BinaryFn::Mod | BinaryFn::Fmod => {
+                Linear::No
+            }
+        }
     }
 }
 
@@ -76,9 +118,21 @@ functions! {
     }
 }
 
-impl CompareFn {
-    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for CompareFn {
+    fn examples() -> Vec<Self> {
+        CompareFn::ALL.to_vec()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         Ok(vec![TensorType::new(DType::Bool, broadcast(inputs)?)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -94,13 +148,25 @@ functions! {
     }
 }
 
-impl LogicalFn {
-    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for LogicalFn {
+    fn examples() -> Vec<Self> {
+        LogicalFn::ALL.to_vec()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let shape = broadcast(inputs)?;
         if inputs[0].dtype.is_float() {
             return Err(OpError::new(format!("logic on {}", inputs[0].dtype)));
         }
         Ok(vec![TensorType::new(inputs[0].dtype, shape)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::INTEGER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -118,11 +184,31 @@ fn broadcast_shapes(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
 }
 
 /// `select(condition: bool, a, b)`, all broadcast together.
-pub(super) fn infer_select(inputs: &[&TensorType]) -> Inferred {
-    arity(inputs, 3)?;
-    if inputs[0].dtype != DType::Bool {
-        return Err(OpError::new(format!("the condition must be bool, not {}", inputs[0].dtype)));
+#[derive(Clone, Copy, Debug)]
+pub struct Select;
+
+impl Operation for Select {
+    fn examples() -> Vec<Self> {
+        vec![Select]
     }
-    let shape = broadcast(&inputs[1..])?;
-    Ok(vec![TensorType::new(inputs[1].dtype, broadcast_shapes(&inputs[0].shape, &shape)?)])
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 3)?;
+        if inputs[0].dtype != DType::Bool {
+            return Err(OpError::new(format!(
+                "the condition must be bool, not {}",
+                inputs[0].dtype
+            )));
+        }
+        let shape = broadcast(&inputs[1..])?;
+        Ok(vec![TensorType::new(inputs[1].dtype, broadcast_shapes(&inputs[0].shape, &shape)?)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::In(&[1, 2])
+    }
 }

@@ -1,10 +1,12 @@
 //! Collectives, as pure functions of one operand.
 //!
 //! The graph has one per parameter; lowering to the plan merges those of one unit, region and dtype.
-//! Types are logical: a sharded value has its full shape, of which a rank holds a part.
+//! Types are logical: a sharded value has its full shape, of which a rank holds a part. The bodies of kernels contain none, so that no
+//! factor passes through them.
 
-use crate::DType;
+use super::{Inferred, Linear, Operation, Precision, arity};
 use crate::ids::UnitId;
+use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// The full value of a sharded parameter.
@@ -13,6 +15,29 @@ use serde::{Deserialize, Serialize};
 pub struct AllGather {
     /// The unit whose gather this is part of.
     pub unit: UnitId,
+}
+
+impl Operation for AllGather {
+    fn examples() -> Vec<Self> {
+        vec![AllGather { unit: UnitId(1) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// The mean over ranks of a full gradient, of which each rank keeps its shard.
@@ -24,6 +49,25 @@ pub struct ReduceScatter {
     /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DType>,
+}
+
+impl Operation for ReduceScatter {
+    fn examples() -> Vec<Self> {
+        vec![ReduceScatter { unit: UnitId(1), dtype: Some(DType::BF16) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// What a gradient of `world_size` ranks is multiplied by before and after its sum, if it is exchanged in
@@ -66,4 +110,23 @@ pub struct AllReduce {
     /// The dtype in which ranks exchange it, if it is not its own; see [`reduction_factors`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<DType>,
+}
+
+impl Operation for AllReduce {
+    fn examples() -> Vec<Self> {
+        vec![AllReduce { reduce: ReduceKind::Mean, unit: Some(UnitId(2)), dtype: None }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 1)?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }

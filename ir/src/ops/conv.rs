@@ -1,6 +1,7 @@
 //! Convolution over any number of spatial axes, and windows that slide.
 
 use super::{Inferred, OpError, arity, axis_of, float, float_result, same_shape};
+use super::{Linear, Operation, Precision};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -138,8 +139,12 @@ fn image(dtype: DType, n: usize, c: usize, sizes: &[usize]) -> Vec<TensorType> {
     vec![TensorType::new(dtype, [&[n, c], sizes].concat())]
 }
 
-impl Conv {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Conv {
+    fn examples() -> Vec<Self> {
+        vec![Conv { window: Window::plain(2), groups: 1, out: None }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         operands(inputs, ["x", "w"])?;
         let (x, w) = (inputs[0].shape.dims(), inputs[1].shape.dims());
         let channels = grouped(x[1], self.groups, "channels")?;
@@ -153,10 +158,26 @@ impl Conv {
         let sizes = self.window.positions(&x[2..], &w[2..])?;
         Ok(image(float_result(self.out, inputs[0].dtype)?, x[0], w[0], &sizes))
     }
+
+    fn flops(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
+        flops(outputs[0], inputs[1])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LOWER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::InEach
+    }
 }
 
-impl ConvGradInput {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ConvGradInput {
+    fn examples() -> Vec<Self> {
+        vec![ConvGradInput { window: Window::plain(2), groups: 1, size: vec![4, 4], out: None }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         operands(inputs, ["dy", "w"])?;
         let (dy, w) = (inputs[0].shape.dims(), inputs[1].shape.dims());
         grouped(w[0], self.groups, "filters")?;
@@ -167,10 +188,26 @@ impl ConvGradInput {
         let dtype = float_result(self.out, inputs[0].dtype)?;
         Ok(image(dtype, dy[0], w[1].saturating_mul(self.groups), &self.size))
     }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        flops(inputs[0], inputs[1])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LOWER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::InEach
+    }
 }
 
-impl ConvGradWeight {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ConvGradWeight {
+    fn examples() -> Vec<Self> {
+        vec![ConvGradWeight { window: Window::plain(2), groups: 1, taps: vec![2, 2], out: None }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         operands(inputs, ["dy", "x"])?;
         let (dy, x) = (inputs[0].shape.dims(), inputs[1].shape.dims());
         let channels = grouped(x[1], self.groups, "channels")?;
@@ -182,6 +219,18 @@ impl ConvGradWeight {
         )?;
         sizes_are(&dy[2..], &self.window.positions(&x[2..], &self.taps)?, "dy")?;
         Ok(image(float_result(self.out, inputs[0].dtype)?, dy[1], channels, &self.taps))
+    }
+
+    fn flops(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
+        flops(inputs[0], outputs[0])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LOWER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::InEach
     }
 }
 

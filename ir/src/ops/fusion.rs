@@ -1,6 +1,7 @@
 //! A fused region: several operations executed as one kernel.
 
 use super::{Inferred, Op, OpError, arity};
+use super::{Linear, Operation, Precision};
 use crate::{Graph, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -60,8 +61,15 @@ impl Fusion {
             .map(|(_, n)| self.body.ty(n.outputs[0]))
             .collect()
     }
+}
 
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Box<Fusion> {
+    fn examples() -> Vec<Self> {
+        // A body is no attribute of the text form.
+        vec![]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let expected = self.operand_types();
         arity(inputs, expected.len())?;
         for (i, (found, expected)) in inputs.iter().zip(&expected).enumerate() {
@@ -75,7 +83,7 @@ impl Fusion {
         Ok(self.body.outputs.iter().map(|o| self.body.ty(o.value).clone()).collect())
     }
 
-    pub(super) fn flops(&self) -> u64 {
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
         let types = |ids: &[crate::ValueId]| -> Vec<TensorType> {
             ids.iter().map(|v| self.body.ty(*v).clone()).collect()
         };
@@ -86,6 +94,15 @@ impl Fusion {
                 n.op.flops(&inputs.iter().collect::<Vec<_>>(), &outputs.iter().collect::<Vec<_>>())
             })
             .fold(0, u64::saturating_add)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        // Regions are no part of a body.
+        Linear::No
     }
 }
 

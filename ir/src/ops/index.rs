@@ -3,6 +3,7 @@
 //! Indices are i64 or i32; a negative index counts from the end, as in ONNX.
 
 use super::{Inferred, OpError, arity, axis_of, float, float_result, index_type};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +16,12 @@ pub struct Embedding {
     pub padding_idx: Option<usize>,
 }
 
-impl Embedding {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Embedding {
+    fn examples() -> Vec<Self> {
+        vec![Embedding { padding_idx: None }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         let (table, ids) = (inputs[0], inputs[1]);
         index_type(ids, "ids")?;
@@ -29,6 +34,18 @@ impl Embedding {
         let mut dims = ids.shape.0.clone();
         dims.push(*width);
         Ok(vec![table.with_shape(dims)])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -43,8 +60,12 @@ pub struct EmbeddingGrad {
     pub dtype: DType,
 }
 
-impl EmbeddingGrad {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for EmbeddingGrad {
+    fn examples() -> Vec<Self> {
+        vec![EmbeddingGrad { rows: 7, dtype: DType::F32 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         let (dy, ids) = (inputs[0], inputs[1]);
         float(dy, "dy")?;
@@ -59,6 +80,14 @@ impl EmbeddingGrad {
         let dtype = float_result(Some(self.dtype), dy.dtype)?;
         Ok(vec![TensorType::new(dtype, [self.rows, dy.shape.0[rank]])])
     }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
+    }
 }
 
 /// ONNX Gather: `(data, indices)`; axis `axis` of the data is replaced by the axes of the indices.
@@ -69,8 +98,12 @@ pub struct Gather {
     pub axis: usize,
 }
 
-impl Gather {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Gather {
+    fn examples() -> Vec<Self> {
+        vec![Gather { axis: 0 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         axis_of(inputs[0], self.axis)?;
         index_type(inputs[1], "indices")?;
@@ -79,6 +112,18 @@ impl Gather {
         dims.extend(inputs[1].shape.dims());
         dims.extend(&data[self.axis + 1..]);
         Ok(vec![inputs[0].with_shape(dims)])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -90,8 +135,12 @@ pub struct GatherElements {
     pub axis: usize,
 }
 
-impl GatherElements {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for GatherElements {
+    fn examples() -> Vec<Self> {
+        vec![GatherElements { axis: 0 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         axis_of(inputs[0], self.axis)?;
         index_type(inputs[1], "indices")?;
@@ -103,6 +152,18 @@ impl GatherElements {
         }
         Ok(vec![inputs[0].with_shape(ids.clone())])
     }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
+    }
 }
 
 /// ONNX GatherND: `(data, indices[.., K])`.
@@ -113,8 +174,12 @@ pub struct GatherNd {
     pub batch_dims: usize,
 }
 
-impl GatherNd {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for GatherNd {
+    fn examples() -> Vec<Self> {
+        vec![GatherNd { batch_dims: 1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         index_type(inputs[1], "indices")?;
         let (data, ids) = (inputs[0].shape.dims(), inputs[1].shape.dims());
@@ -130,6 +195,18 @@ impl GatherNd {
         dims.extend(&data[b + depth..]);
         Ok(vec![inputs[0].with_shape(dims)])
     }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
+    }
 }
 
 /// ONNX CumSum along an axis.
@@ -144,13 +221,25 @@ pub struct CumSum {
     pub reverse: bool,
 }
 
-impl CumSum {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for CumSum {
+    fn examples() -> Vec<Self> {
+        vec![CumSum { axis: 0, exclusive: true, reverse: false }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         axis_of(inputs[0], self.axis)?;
         if inputs[0].dtype == DType::Bool {
             return Err(OpError::new("cum_sum of bool"));
         }
         Ok(vec![inputs[0].clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }

@@ -2,6 +2,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity, axis_of};
+use super::{Linear, Operation, Precision};
 use crate::{Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +14,12 @@ pub struct Reshape {
     pub shape: Shape,
 }
 
-impl Reshape {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Reshape {
+    fn examples() -> Vec<Self> {
+        vec![Reshape { shape: Shape::from([]) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         if inputs[0].shape.numel() != self.shape.numel() {
             return Err(OpError::new(format!(
@@ -24,6 +29,18 @@ impl Reshape {
             )));
         }
         Ok(vec![inputs[0].with_shape(self.shape.clone())])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -36,7 +53,22 @@ pub struct Transpose {
 }
 
 impl Transpose {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+    /// The permutation that undoes this one.
+    pub fn inverse(&self) -> Transpose {
+        let mut perm = vec![0; self.perm.len()];
+        for (i, &p) in self.perm.iter().enumerate() {
+            perm[p] = i;
+        }
+        Transpose { perm }
+    }
+}
+
+impl Operation for Transpose {
+    fn examples() -> Vec<Self> {
+        vec![Transpose { perm: vec![1, 0] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         let mut seen = self.perm.clone();
         seen.sort_unstable();
@@ -51,13 +83,16 @@ impl Transpose {
         Ok(vec![inputs[0].with_shape(dims)])
     }
 
-    /// The permutation that undoes this one.
-    pub fn inverse(&self) -> Transpose {
-        let mut perm = vec![0; self.perm.len()];
-        for (i, &p) in self.perm.iter().enumerate() {
-            perm[p] = i;
-        }
-        Transpose { perm }
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -69,8 +104,12 @@ pub struct Expand {
     pub shape: Shape,
 }
 
-impl Expand {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Expand {
+    fn examples() -> Vec<Self> {
+        vec![Expand { shape: Shape::from([2, 3]) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         if inputs[0].shape.broadcast(&self.shape).as_ref() != Some(&self.shape) {
             return Err(OpError::new(format!(
@@ -79,6 +118,18 @@ impl Expand {
             )));
         }
         Ok(vec![inputs[0].with_shape(self.shape.clone())])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -94,8 +145,12 @@ pub struct Slice {
     pub step: Vec<isize>,
 }
 
-impl Slice {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Slice {
+    fn examples() -> Vec<Self> {
+        vec![Slice { start: vec![3], size: vec![2], step: vec![-1] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         let dims = inputs[0].shape.dims();
         if [self.start.len(), self.size.len(), self.step.len()] != [dims.len(); 3] {
@@ -111,6 +166,18 @@ impl Slice {
         }
         Ok(vec![inputs[0].with_shape(self.size.clone())])
     }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
+    }
 }
 
 /// Operands one after the other along an axis.
@@ -121,8 +188,12 @@ pub struct Concat {
     pub axis: usize,
 }
 
-impl Concat {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Concat {
+    fn examples() -> Vec<Self> {
+        vec![Concat { axis: 1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let first = inputs.first().ok_or_else(|| OpError::new("concat of nothing"))?;
         axis_of(first, self.axis)?;
         let mut shape = first.shape.clone();
@@ -137,6 +208,18 @@ impl Concat {
         }
         Ok(vec![first.with_shape(shape)])
     }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::PROMOTE
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::InAll
+    }
 }
 
 /// Consecutive parts of the operand along an axis, one result each.
@@ -149,8 +232,12 @@ pub struct Split {
     pub sizes: Vec<usize>,
 }
 
-impl Split {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Split {
+    fn examples() -> Vec<Self> {
+        vec![Split { axis: 0, sizes: vec![1, 1] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         axis_of(inputs[0], self.axis)?;
         if self.sizes.is_empty() {
@@ -171,6 +258,18 @@ impl Split {
         };
         Ok(self.sizes.iter().map(part).collect())
     }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
+    }
 }
 
 /// The operand inside a border of constant elements.
@@ -188,8 +287,12 @@ pub struct Pad {
 
 by_bits!(Pad { value } { low, high });
 
-impl Pad {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Pad {
+    fn examples() -> Vec<Self> {
+        vec![Pad { low: vec![1], high: vec![0], value: f64::NEG_INFINITY }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         let dims = inputs[0].shape.dims();
         if self.low.len() != dims.len() || self.high.len() != dims.len() {
@@ -199,5 +302,17 @@ impl Pad {
             |(i, d): (usize, &usize)| d.saturating_add(self.low[i]).saturating_add(self.high[i]);
         let dims: Vec<usize> = dims.iter().enumerate().map(padded).collect();
         Ok(vec![inputs[0].with_shape(dims)])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LAYOUT
+    }
+
+    fn linear(&self) -> Linear {
+        if self.value == 0.0 { Linear::FIRST } else { Linear::No }
     }
 }

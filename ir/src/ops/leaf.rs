@@ -2,6 +2,7 @@
 
 use super::number::{self, Bits, Scalar, by_bits, by_identity};
 use super::{Inferred, OpError, StateName, arity};
+use super::{Linear, Operation, Precision};
 use crate::ids::UnitId;
 use crate::{DType, Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};
@@ -16,10 +17,26 @@ pub struct Input {
     pub ty: TensorType,
 }
 
-impl Input {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Input {
+    fn examples() -> Vec<Self> {
+        vec![Input { name: "x".into(), ty: TensorType::new(DType::F32, [2]) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 0)?;
         Ok(vec![self.ty.clone()])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::GIVEN
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -98,8 +115,21 @@ fn is_false(b: &bool) -> bool {
     !b
 }
 
-impl Param {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Param {
+    fn examples() -> Vec<Self> {
+        vec![Param {
+            name: "w".into(),
+            ty: TensorType::new(DType::F32, [2]),
+            kind: ParamKind::Trainable,
+            reason: "reaches the loss".into(),
+            init: Init::Normal { std: 0.02 },
+            held: None,
+            unit: Some(UnitId(3)),
+            sharded: true,
+        }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 0)?;
         match self.held {
             Some(dtype) if !dtype.is_float() || !self.ty.dtype.is_float() => {
@@ -107,6 +137,18 @@ impl Param {
             }
             held => Ok(vec![self.ty.with_dtype(held.unwrap_or(self.ty.dtype))]),
         }
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::GIVEN
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -131,10 +173,32 @@ pub struct State {
 
 by_bits!(State { init } { name, of, ty, sharded });
 
-impl State {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for State {
+    fn examples() -> Vec<Self> {
+        vec![State {
+            name: StateName::AdamM,
+            of: Some("w".into()),
+            ty: TensorType::new(DType::F32, [2]),
+            init: f64::INFINITY,
+            sharded: false,
+        }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 0)?;
         Ok(vec![self.ty.clone()])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::GIVEN
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -150,6 +214,29 @@ pub struct Hyper {
 }
 
 by_bits!(Hyper { default } { name });
+
+impl Operation for Hyper {
+    fn examples() -> Vec<Self> {
+        vec![Hyper { name: "optimizer.lr".into(), default: 0.1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 0)?;
+        Ok(vec![TensorType::scalar(DType::F32)])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::GIVEN
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
+}
 
 /// A tensor known at compile time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -214,5 +301,27 @@ impl<'de> Deserialize<'de> for Constant {
             Tensor::ints(text.ty.dtype, text.ty.shape, values)
         };
         Ok(Constant { value })
+    }
+}
+impl Operation for Constant {
+    fn examples() -> Vec<Self> {
+        vec![Constant { value: Tensor::floats(DType::F32, [2], vec![1.5, f64::NAN]) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 0)?;
+        Ok(vec![self.value.ty.clone()])
+    }
+
+    fn flops(&self, _: &[&TensorType], _: &[&TensorType]) -> u64 {
+        0
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::GIVEN
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }

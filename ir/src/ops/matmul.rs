@@ -1,6 +1,7 @@
 //! Matrix product.
 
 use super::{Inferred, OpError, arity, float, float_result};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +36,27 @@ pub struct MatMulDims {
 }
 
 impl MatMul {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+    /// Sizes of the product of operands that were inferred to fit. A `b` of two axes is one matrix for
+    /// all of `a`, so leading axes of `a` that is not transposed count as rows.
+    pub fn dims(&self, a: &TensorType, b: &TensorType) -> MatMulDims {
+        let (m, k) = last_two(a, self.trans_a);
+        let (_, n) = last_two(b, self.trans_b);
+        let lead = |t: &TensorType| crate::Shape(t.shape.0[..t.shape.rank() - 2].to_vec());
+        let batch = lead(a).broadcast(&lead(b)).map_or(0, |s| s.numel());
+        if b.shape.rank() == 2 && !self.trans_a {
+            MatMulDims { batch: 1, m: m * batch, n, k }
+        } else {
+            MatMulDims { batch, m, n, k }
+        }
+    }
+}
+
+impl Operation for MatMul {
+    fn examples() -> Vec<Self> {
+        vec![MatMul { trans_a: false, trans_b: true, out: Some(DType::F32) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         let (a, b) = (inputs[0], inputs[1]);
         float(a, "a")?;
@@ -58,23 +79,17 @@ impl MatMul {
         Ok(vec![TensorType::new(float_result(self.out, a.dtype)?, shape)])
     }
 
-    /// Sizes of the product of operands that were inferred to fit. A `b` of two axes is one matrix for
-    /// all of `a`, so leading axes of `a` that is not transposed count as rows.
-    pub fn dims(&self, a: &TensorType, b: &TensorType) -> MatMulDims {
-        let (m, k) = last_two(a, self.trans_a);
-        let (_, n) = last_two(b, self.trans_b);
-        let lead = |t: &TensorType| crate::Shape(t.shape.0[..t.shape.rank() - 2].to_vec());
-        let batch = lead(a).broadcast(&lead(b)).map_or(0, |s| s.numel());
-        if b.shape.rank() == 2 && !self.trans_a {
-            MatMulDims { batch: 1, m: m * batch, n, k }
-        } else {
-            MatMulDims { batch, m, n, k }
-        }
-    }
-
-    pub(super) fn flops(&self, inputs: &[&TensorType]) -> u64 {
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
         let d = self.dims(inputs[0], inputs[1]);
         [d.batch, d.m, d.n, d.k].iter().fold(2, |n, &d| n.saturating_mul(d as u64))
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::LOWER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::InEach
     }
 }
 

@@ -1,8 +1,7 @@
 //! The operations of the graph, one file per family.
 //!
-//! Each family file defines the attributes of its operations, their shape and dtype inference, and
-//! their cost in floating-point operations. What an operation computes is defined by the evaluator of
-//! the same name in [`crate::interpret`].
+//! Each family file defines the attributes of its operations, and what `Operation` asks of each: shape and dtype inference, cost, precision,
+//! linearity. What an operation computes is defined by the evaluator of the same name in [`crate::interpret`].
 
 pub mod adafactor;
 pub mod attention;
@@ -10,18 +9,20 @@ pub mod batch_norm;
 pub mod binary;
 pub mod collective;
 pub mod conv;
-pub mod examples;
 pub mod fusion;
 pub mod index;
 pub mod layout;
 pub mod leaf;
+pub mod linear;
 pub mod loss;
 pub mod matmul;
 pub mod norm;
 pub(crate) mod number;
+mod operation;
 pub mod optimizer;
 pub mod order;
 pub mod pool;
+pub mod precision;
 pub mod quantize;
 pub mod random;
 pub mod reduce;
@@ -37,30 +38,34 @@ pub mod unary;
 pub use adafactor::{Adafactor, AdafactorPart};
 pub use attention::{Attention, AttentionGrad};
 pub use batch_norm::{BatchNorm, BatchNormGrad};
-pub use binary::{BinaryFn, CompareFn, LogicalFn};
+pub use binary::{BinaryFn, CompareFn, LogicalFn, Select};
 pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter, reduction_factors};
 pub use conv::{Conv, ConvGradInput, ConvGradWeight, Window};
 pub use fusion::{Fusion, FusionKind};
 pub use index::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 pub use layout::{Concat, Expand, Pad, Reshape, Slice, Split, Transpose};
 pub use leaf::{Constant, Hyper, Init, Input, Param, ParamKind, State};
+pub use linear::Linear;
 pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
 pub use norm::{LayerNorm, LayerNormGradAffine, LayerNormGradInput};
 pub use norm::{RmsNorm, RmsNormGradInput, RmsNormGradScale};
-pub use optimizer::{ByParamGroup, OptimizerKind, OptimizerStep};
+pub(crate) use operation::{Operation, elements};
+pub use optimizer::{ByParamGroup, EmaStep, OptimizerKind, OptimizerStep};
 pub use order::{ArgReduce, TopK};
 pub use pool::{MaxPool, MaxPoolGrad, SumPool, SumPoolGrad};
+pub use precision::Precision;
 pub use quantize::Quantize;
 pub use random::{Random, RandomFn, RandomMask};
 pub use reduce::{Reduce, ReduceFn, SumTo};
 pub use scatter::{ScatterElements, ScatterFn, ScatterNd};
 pub use schedule::{LearningRate, ScheduleKind};
-pub use softmax::Softmax;
+pub use softmax::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad};
 pub use state::StateName;
-pub use training::{LossScale, UpdateLossScale};
+pub use training::{GradStats, LossScale, Unscale, UpdateLossScale, UpdateStep};
 pub use unary::{Cast, Clip, PredicateFn, ScaledCast, UnaryFn};
 
+use crate::interpret::{Call, Evaluate, Evaluated};
 use crate::shape::{MAX_ELEMENTS, MAX_RANK};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
@@ -82,18 +87,21 @@ impl OpError {
 /// Inference returns the types of all results.
 pub type Inferred = Result<Vec<TensorType>, OpError>;
 
-/// Declares the operations, each by its variant, its attributes and its name in texts, and the families of functions, of
-/// which every function has its own name.
+/// Declares the operations, each by its variant, its attributes and its name in texts, those that have no attributes, and the
+/// families of functions, of which every function has its own name. `($)` is a dollar sign for the macro that it declares.
 macro_rules! operations {
     (
+        ($d:tt)
         $(#[$meta:meta])*
-        operations { $($(#[$doc:meta])* $variant:ident $(($attributes:ty))? = $name:literal,)* }
+        operations { $($(#[$doc:meta])* $variant:ident($attributes:ty) = $name:literal,)* }
+        plain { $($(#[$plain_doc:meta])* $plain:ident = $plain_name:literal,)* }
         families { $($(#[$family_doc:meta])* $family:ident($function:ty) = $word:literal,)* }
     ) => {
         $(#[$meta])*
         #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum Op {
-            $($(#[$doc])* #[serde(rename = $name)] $variant $(($attributes))?,)*
+            $($(#[$doc])* #[serde(rename = $name)] $variant($attributes),)*
+            $($(#[$plain_doc])* #[serde(rename = $plain_name)] $plain,)*
             $($(#[$family_doc])* #[serde(rename = $word)] $family($function),)*
         }
 
@@ -103,24 +111,53 @@ macro_rules! operations {
             /// Name in the text form, in JSON models and in reports.
             pub fn name(&self) -> &'static str {
                 match self {
-                    $(Op::$variant { .. } => $name,)*
+                    $(Op::$variant(_) => $name,)*
+                    $(Op::$plain => $plain_name,)*
                     $(Op::$family(function) => function.name(),)*
                 }
             }
 
             /// Names of all operations except `fusion`, sorted.
             pub fn names() -> Vec<&'static str> {
-                let mut names = vec![$($name,)*];
+                let mut names = vec![$($name,)* $($plain_name,)*];
                 $(names.extend(<$function>::ALL.iter().map(|f| f.name()));)*
                 names.retain(|name| *name != "fusion");
                 names.sort_unstable();
                 names
             }
+
+            /// Examples of every operation except `fusion`, for tests that cover all of them.
+            pub fn examples() -> Vec<Op> {
+                let mut all = Vec::new();
+                $(all.extend(<$attributes>::examples().into_iter().map(Op::$variant));)*
+                $(all.extend($plain::examples().into_iter().map(|_| Op::$plain));)*
+                $(all.extend(<$function>::examples().into_iter().map(Op::$family));)*
+                all
+            }
+        }
+
+        /// Evaluates an expression on the attributes of an operation, `&Attributes` by a type for each variant: so every
+        /// operation implements a trait whose method it calls, or the call does not compile.
+        ///
+        /// `with_attributes!(op, attributes => attributes.method())`
+        #[macro_export]
+        macro_rules! with_attributes {
+            ($d op:expr, $d attributes:ident => $d result:expr) => {
+                match $d op {
+                    $($d crate::Op::$variant($d attributes) => $d result,)*
+                    $($d crate::Op::$plain => {
+                        let $d attributes = &$d crate::ops::$plain;
+                        $d result
+                    })*
+                    $($d crate::Op::$family($d attributes) => $d result,)*
+                }
+            };
         }
     };
 }
 
 operations! {
+    ($)
     /// An operation with its attributes. Equality and hashing compare floats by their bits.
     operations {
         /// A tensor fed from data at every micro-step.
@@ -138,8 +175,6 @@ operations! {
         Cast(Cast) = "cast",
         /// Limits each element to a range.
         Clip(Clip) = "clip",
-        /// `select(c, a, b)`: `a` where `c`, else `b`, elementwise with broadcasting.
-        Select = "select",
 
         /// The same elements in another shape; free.
         Reshape(Reshape) = "reshape",
@@ -214,11 +249,11 @@ operations! {
         /// Softmax along an axis.
         Softmax(Softmax) = "softmax",
         /// Logarithm of the softmax along an axis.
-        LogSoftmax(Softmax) = "log_softmax",
+        LogSoftmax(LogSoftmax) = "log_softmax",
         /// Gradient of `softmax`: `(dy, y)` → `dx`.
-        SoftmaxGrad(Softmax) = "softmax_grad",
+        SoftmaxGrad(SoftmaxGrad) = "softmax_grad",
         /// Gradient of `log_softmax`: `(dy, y)` → `dx`.
-        LogSoftmaxGrad(Softmax) = "log_softmax_grad",
+        LogSoftmaxGrad(LogSoftmaxGrad) = "log_softmax_grad",
 
         /// Layer normalization: `(x, scale[, bias])` → `(y, mean, rstd)`.
         LayerNorm(LayerNorm) = "layer_norm",
@@ -252,31 +287,35 @@ operations! {
 
         /// The seed of the backward pass: `loss_scale(scale)` = scale × factor.
         LossScale(LossScale) = "loss_scale",
-        /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares].
-        GradStats = "grad_stats",
         /// From reduced statistics to what the update needs; see [`training`].
-        Unscale(training::Unscale) = "unscale",
+        Unscale(Unscale) = "unscale",
         /// One optimizer step for one parameter; see [`optimizer`].
         OptimizerStep(OptimizerStep) = "optimizer_step",
         /// A part of Adafactor's step for the elements that a rank holds; see [`adafactor`].
         Adafactor(Adafactor) = "adafactor",
         /// A product with a constant in another element type: a gradient for and after its exchange.
         ScaledCast(ScaledCast) = "scaled_cast",
-        /// The moving average of a parameter after a step; see [`optimizer`].
-        EmaStep = "ema_step",
         /// A value rounded to an 8-bit float; see [`quantize`].
         Quantize(Quantize) = "quantize",
         /// A value that differs by parameter group of a flat tensor.
         ByParamGroup(ByParamGroup) = "by_param_group",
         /// The dynamic loss scale after this step: `(scale, tracker, found_inf)` → `(scale, tracker)`.
         UpdateLossScale(UpdateLossScale) = "update_loss_scale",
-        /// The number of steps taken: `(step, found_inf)` → `step`.
-        UpdateStep = "update_step",
         /// The learning rate at this step: `(base_lr, step)` → `lr`.
         LearningRate(LearningRate) = "learning_rate",
 
         /// A region compiled as one kernel.
         Fusion(Box<Fusion>) = "fusion",
+    }
+    plain {
+        /// `select(c, a, b)`: `a` where `c`, else `b`, elementwise with broadcasting.
+        Select = "select",
+        /// `grad_stats(g…)` → `f32[2]` = [number of non-finite elements, sum of squares].
+        GradStats = "grad_stats",
+        /// The moving average of a parameter after a step; see [`optimizer`].
+        EmaStep = "ema_step",
+        /// The number of steps taken: `(step, found_inf)` → `step`.
+        UpdateStep = "update_step",
     }
     families {
         /// One real function of one operand, elementwise.
@@ -343,7 +382,7 @@ impl Op {
     /// # Errors
     /// What does not fit, in words.
     pub fn infer(&self, inputs: &[&TensorType]) -> Inferred {
-        let results = self.infer_types(inputs)?;
+        let results = with_attributes!(self, op => op.infer(inputs))?;
         let too_large = results.iter().find(|ty| ty.shape.checked_numel().is_none());
         match too_large {
             None => Ok(results),
@@ -357,124 +396,24 @@ impl Op {
         }
     }
 
-    fn infer_types(&self, inputs: &[&TensorType]) -> Inferred {
-        match self {
-            Op::Input(op) => op.infer(inputs),
-            Op::Param(op) => op.infer(inputs),
-            Op::State(op) => op.infer(inputs),
-            Op::Hyper(_) => arity(inputs, 0).map(|()| vec![TensorType::scalar(DType::F32)]),
-            Op::Constant(op) => arity(inputs, 0).map(|()| vec![op.value.ty.clone()]),
-            Op::Unary(op) => op.infer(inputs),
-            Op::Predicate(op) => op.infer(inputs),
-            Op::Cast(op) => op.infer(inputs),
-            Op::Clip(op) => op.infer(inputs),
-            Op::Binary(op) => op.infer(inputs),
-            Op::Compare(op) => op.infer(inputs),
-            Op::Logical(op) => op.infer(inputs),
-            Op::Select => binary::infer_select(inputs),
-            Op::Reshape(op) => op.infer(inputs),
-            Op::Transpose(op) => op.infer(inputs),
-            Op::Expand(op) => op.infer(inputs),
-            Op::Slice(op) => op.infer(inputs),
-            Op::Concat(op) => op.infer(inputs),
-            Op::Split(op) => op.infer(inputs),
-            Op::Pad(op) => op.infer(inputs),
-            Op::Embedding(op) => op.infer(inputs),
-            Op::EmbeddingGrad(op) => op.infer(inputs),
-            Op::Gather(op) => op.infer(inputs),
-            Op::GatherElements(op) => op.infer(inputs),
-            Op::GatherNd(op) => op.infer(inputs),
-            Op::ScatterElements(op) => op.infer(inputs),
-            Op::ScatterNd(op) => op.infer(inputs),
-            Op::CumSum(op) => op.infer(inputs),
-            Op::TopK(op) => op.infer(inputs),
-            Op::ArgReduce(op) => op.infer(inputs),
-            Op::Random(op) => op.infer(inputs),
-            Op::RandomMask(op) => op.infer(inputs),
-            Op::Reduce(op) => op.infer(inputs),
-            Op::SumTo(op) => op.infer(inputs),
-            Op::MatMul(op) => op.infer(inputs),
-            Op::Conv(op) => op.infer(inputs),
-            Op::ConvGradInput(op) => op.infer(inputs),
-            Op::ConvGradWeight(op) => op.infer(inputs),
-            Op::MaxPool(op) => op.infer(inputs),
-            Op::MaxPoolGrad(op) => op.infer(inputs),
-            Op::SumPool(op) => op.infer(inputs),
-            Op::SumPoolGrad(op) => op.infer(inputs),
-            Op::BatchNorm(op) => op.infer(inputs),
-            Op::BatchNormGrad(op) => op.infer(inputs),
-            Op::Softmax(op) | Op::LogSoftmax(op) => op.infer(inputs, 1),
-            Op::SoftmaxGrad(op) | Op::LogSoftmaxGrad(op) => op.infer(inputs, 2),
-            Op::LayerNorm(op) => op.infer(inputs),
-            Op::LayerNormGradInput(op) => op.infer(inputs),
-            Op::LayerNormGradAffine(op) => op.infer(inputs),
-            Op::RmsNorm(op) => op.infer(inputs),
-            Op::RmsNormGradInput(op) => op.infer(inputs),
-            Op::RmsNormGradScale(op) => op.infer(inputs),
-            Op::Attention(op) => op.infer(inputs),
-            Op::AttentionGrad(op) => op.infer(inputs),
-            Op::CrossEntropy(op) => op.infer(inputs),
-            Op::CrossEntropyGrad(op) => op.infer(inputs),
-            Op::AllGather(_) | Op::ReduceScatter(_) | Op::AllReduce(_) => {
-                arity(inputs, 1).map(|()| vec![inputs[0].clone()])
-            }
-            Op::LossScale(op) => op.infer(inputs),
-            Op::GradStats => training::infer_grad_stats(inputs),
-            Op::Unscale(op) => op.infer(inputs),
-            Op::OptimizerStep(op) => op.infer(inputs),
-            Op::Adafactor(op) => op.infer(inputs),
-            Op::EmaStep => optimizer::infer_ema_step(inputs),
-            Op::ScaledCast(op) => op.infer(inputs),
-            Op::Quantize(op) => op.infer(inputs),
-            Op::ByParamGroup(op) => op.infer(inputs),
-            Op::UpdateLossScale(op) => op.infer(inputs),
-            Op::UpdateStep => training::infer_update_step(inputs),
-            Op::LearningRate(op) => op.infer(inputs),
-            Op::Fusion(op) => op.infer(inputs),
-        }
-    }
-
     /// Floating-point operations for operands and results of these types; a multiply-add counts two.
     pub fn flops(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
-        let elements = |types: &[&TensorType]| -> u64 {
-            types.iter().map(|t| t.shape.numel() as u64).max().unwrap_or(0)
-        };
-        match self {
-            Op::MatMul(op) => op.flops(inputs),
-            Op::Conv(_) => conv::flops(outputs[0], inputs[1]),
-            Op::ConvGradInput(_) => conv::flops(inputs[0], inputs[1]),
-            Op::ConvGradWeight(_) => conv::flops(inputs[0], outputs[0]),
-            Op::BatchNorm(_) | Op::BatchNormGrad(_) => 8 * elements(inputs),
-            Op::Attention(op) => op.flops(inputs),
-            Op::AttentionGrad(op) => op.flops(inputs),
-            Op::Fusion(op) => op.flops(),
-            Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Hyper(_) | Op::Constant(_) => 0,
-            Op::Reshape(_)
-            | Op::Transpose(_)
-            | Op::Expand(_)
-            | Op::Slice(_)
-            | Op::Concat(_)
-            | Op::Split(_)
-            | Op::Pad(_)
-            | Op::Embedding(_)
-            | Op::Gather(_)
-            | Op::GatherElements(_)
-            | Op::GatherNd(_)
-            | Op::AllGather(_) => 0,
-            Op::Softmax(_) | Op::LogSoftmax(_) | Op::SoftmaxGrad(_) | Op::LogSoftmaxGrad(_) => {
-                5 * elements(inputs)
-            }
-            Op::LayerNorm(_)
-            | Op::LayerNormGradInput(_)
-            | Op::LayerNormGradAffine(_)
-            | Op::RmsNorm(_)
-            | Op::RmsNormGradInput(_)
-            | Op::RmsNormGradScale(_) => 8 * elements(inputs),
-            Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => 5 * elements(inputs),
-            Op::OptimizerStep(_) => 15 * elements(inputs),
-            Op::Adafactor(op) => op.flops(inputs),
-            _ => elements(inputs).max(elements(outputs)),
-        }
+        with_attributes!(self, op => op.flops(inputs, outputs))
+    }
+
+    /// In which precision autocast runs it, and why.
+    pub fn precision(&self) -> Precision {
+        with_attributes!(self, op => op.precision())
+    }
+
+    /// How its results scale with its operands.
+    pub fn linear(&self) -> Linear {
+        with_attributes!(self, op => op.linear())
+    }
+
+    /// Results for operands that were inferred to fit.
+    pub(crate) fn evaluate(&self, call: &Call<'_>) -> Evaluated {
+        with_attributes!(self, op => op.evaluate(call))
     }
 
     /// Whether this is a leaf: no operands, its value comes from outside the program.

@@ -7,6 +7,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity, arity_in, axis_of, float, same_shape};
+use super::{Linear, Operation, Precision, elements};
 use super::{shape_is, statistics_dtype};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
@@ -34,8 +35,12 @@ pub struct LayerNorm {
 
 by_bits!(LayerNorm { eps } { axis });
 
-impl LayerNorm {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for LayerNorm {
+    fn examples() -> Vec<Self> {
+        vec![LayerNorm { axis: 2, eps: 1e-5 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity_in(inputs, 2, 3)?;
         let (lead, tail) = split(inputs[0], self.axis)?;
         for ty in &inputs[1..] {
@@ -44,6 +49,18 @@ impl LayerNorm {
         }
         let stats = statistics(inputs[0], lead);
         Ok(vec![inputs[0].clone(), stats.clone(), stats])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -55,8 +72,12 @@ pub struct LayerNormGradInput {
     pub axis: usize,
 }
 
-impl LayerNormGradInput {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for LayerNormGradInput {
+    fn examples() -> Vec<Self> {
+        vec![LayerNormGradInput { axis: 2 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 5)?;
         let (lead, tail) = split(inputs[1], self.axis)?;
         same_shape(inputs[0], inputs[1], "dy and x")?;
@@ -64,6 +85,18 @@ impl LayerNormGradInput {
         shape_is(inputs[3], lead, "mean")?;
         shape_is(inputs[4], lead, "rstd")?;
         Ok(vec![inputs[1].clone()])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -75,14 +108,30 @@ pub struct LayerNormGradAffine {
     pub axis: usize,
 }
 
-impl LayerNormGradAffine {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for LayerNormGradAffine {
+    fn examples() -> Vec<Self> {
+        vec![LayerNormGradAffine { axis: 2 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 4)?;
         let (lead, tail) = split(inputs[1], self.axis)?;
         same_shape(inputs[0], inputs[1], "dy and x")?;
         shape_is(inputs[2], lead, "mean")?;
         shape_is(inputs[3], lead, "rstd")?;
         Ok(vec![statistics(inputs[1], tail); 2])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -99,13 +148,29 @@ pub struct RmsNorm {
 
 by_bits!(RmsNorm { eps } { axis });
 
-impl RmsNorm {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for RmsNorm {
+    fn examples() -> Vec<Self> {
+        vec![RmsNorm { axis: 1, eps: 1e-6 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         let (lead, tail) = split(inputs[0], self.axis)?;
         float(inputs[1], "scale")?;
         shape_is(inputs[1], tail, "scale")?;
         Ok(vec![inputs[0].clone(), statistics(inputs[0], lead)])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -117,14 +182,30 @@ pub struct RmsNormGradInput {
     pub axis: usize,
 }
 
-impl RmsNormGradInput {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for RmsNormGradInput {
+    fn examples() -> Vec<Self> {
+        vec![RmsNormGradInput { axis: 1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 4)?;
         let (lead, tail) = split(inputs[1], self.axis)?;
         same_shape(inputs[0], inputs[1], "dy and x")?;
         shape_is(inputs[2], tail, "scale")?;
         shape_is(inputs[3], lead, "rstd")?;
         Ok(vec![inputs[1].clone()])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
@@ -136,12 +217,28 @@ pub struct RmsNormGradScale {
     pub axis: usize,
 }
 
-impl RmsNormGradScale {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for RmsNormGradScale {
+    fn examples() -> Vec<Self> {
+        vec![RmsNormGradScale { axis: 1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 3)?;
         let (lead, tail) = split(inputs[1], self.axis)?;
         same_shape(inputs[0], inputs[1], "dy and x")?;
         shape_is(inputs[2], lead, "rstd")?;
         Ok(vec![statistics(inputs[1], tail)])
+    }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        8 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }

@@ -5,6 +5,7 @@
 
 use super::training::scalars;
 use super::{Inferred, OpError, StateName, arity, float, shape_is};
+use super::{Linear, Operation, Precision, elements};
 use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
@@ -122,8 +123,12 @@ pub struct OptimizerStep {
     pub kind: OptimizerKind,
 }
 
-impl OptimizerStep {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for OptimizerStep {
+    fn examples() -> Vec<Self> {
+        vec![OptimizerStep { kind: OptimizerKind::Adamw }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let states = self.kind.n_states();
         arity(inputs, 2 + states + self.kind.n_scalars())?;
         let (tensors, rest) = inputs.split_at(2 + states);
@@ -144,16 +149,45 @@ impl OptimizerStep {
         results.extend(tensors[2..].iter().map(|t| (*t).clone()));
         Ok(results)
     }
+
+    fn flops(&self, inputs: &[&TensorType], _: &[&TensorType]) -> u64 {
+        15 * elements(inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// `(average, param, decay, step, found_inf)` → decay·average + (1 − decay)·param, or the parameter
 /// itself at the first step, as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
-pub(super) fn infer_ema_step(inputs: &[&TensorType]) -> Inferred {
-    arity(inputs, 5)?;
-    float(inputs[0], "the average")?;
-    shape_is(inputs[1], inputs[0].shape.dims(), "the parameter")?;
-    scalars(&inputs[2..], "scalar operands")?;
-    Ok(vec![inputs[0].clone()])
+#[derive(Clone, Copy, Debug)]
+pub struct EmaStep;
+
+impl Operation for EmaStep {
+    fn examples() -> Vec<Self> {
+        vec![EmaStep]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 5)?;
+        float(inputs[0], "the average")?;
+        shape_is(inputs[1], inputs[0].shape.dims(), "the parameter")?;
+        scalars(&inputs[2..], "scalar operands")?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// `(value₀, offset₁, value₁, offset₂, value₂ …)` → a flat tensor whose element `i` is the value of the last
@@ -168,8 +202,12 @@ pub struct ByParamGroup {
     pub len: usize,
 }
 
-impl ByParamGroup {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ByParamGroup {
+    fn examples() -> Vec<Self> {
+        vec![ByParamGroup { len: 4 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         if inputs.len().is_multiple_of(2) {
             return Err(OpError::new("expected a value, then pairs of an offset and a value"));
         }
@@ -180,5 +218,13 @@ impl ByParamGroup {
             }
         }
         Ok(vec![TensorType::new(DType::F32, [self.len])])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }

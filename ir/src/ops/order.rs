@@ -5,6 +5,7 @@
 //! Source: ONNX TopK-11, ArgMax-13.
 
 use super::{Inferred, OpError, arity, axis_of};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +21,12 @@ pub struct TopK {
     pub largest: bool,
 }
 
-impl TopK {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for TopK {
+    fn examples() -> Vec<Self> {
+        vec![TopK { axis: 1, k: 2, largest: true }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         axis_of(inputs[0], self.axis)?;
         let size = inputs[0].shape.0[self.axis];
@@ -34,6 +39,14 @@ impl TopK {
         let values = inputs[0].with_shape(dims);
         let indices = values.with_dtype(DType::I64);
         Ok(vec![values, indices])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -50,8 +63,12 @@ pub struct ArgReduce {
     pub last: bool,
 }
 
-impl ArgReduce {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ArgReduce {
+    fn examples() -> Vec<Self> {
+        vec![ArgReduce { axis: 0, largest: false, last: true }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         axis_of(inputs[0], self.axis)?;
         let mut dims = inputs[0].shape.0.clone();
@@ -60,5 +77,13 @@ impl ArgReduce {
         }
         dims[self.axis] = 1;
         Ok(vec![TensorType::new(DType::I64, dims)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }

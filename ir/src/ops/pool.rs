@@ -3,6 +3,7 @@
 
 use super::conv::Window;
 use super::{Inferred, OpError, arity, axis_of, float};
+use super::{Linear, Operation, Precision};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
@@ -87,34 +88,82 @@ fn forward(window: &Window, taps: &[usize], inputs: &[&TensorType]) -> Inferred 
     Ok(vec![image(inputs[0], &sizes)])
 }
 
-impl MaxPool {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for MaxPool {
+    fn examples() -> Vec<Self> {
+        vec![MaxPool { window: Window::plain(2), taps: vec![2, 2] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         forward(&self.window, &self.taps, inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
-impl SumPool {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for SumPool {
+    fn examples() -> Vec<Self> {
+        vec![SumPool { window: Window::plain(2), taps: vec![2, 2] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         forward(&self.window, &self.taps, inputs)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }
 
-impl MaxPoolGrad {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for MaxPoolGrad {
+    fn examples() -> Vec<Self> {
+        vec![MaxPoolGrad { window: Window::plain(2), taps: vec![2, 2] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 2)?;
         let y = forward(&self.window, &self.taps, &inputs[1..])?;
         is(inputs[0], &y[0], "dy")?;
         Ok(vec![inputs[1].clone()])
     }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
+    }
 }
 
-impl SumPoolGrad {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for SumPoolGrad {
+    fn examples() -> Vec<Self> {
+        vec![SumPoolGrad { window: Window::plain(2), taps: vec![2, 2], size: vec![4, 4] }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         check(inputs[0], "dy")?;
         let x = image(inputs[0], &self.size);
         let y = forward(&self.window, &self.taps, &[&x])?;
         is(inputs[0], &y[0], "dy")?;
         Ok(vec![x])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }

@@ -7,6 +7,7 @@
 //! Source: Micikevicius et al. 2022 (arXiv 2209.05433); delayed scaling as in NVIDIA's Transformer Engine.
 
 use super::{Inferred, OpError, arity_in, float};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +24,12 @@ pub struct Quantize {
     pub index: usize,
 }
 
-impl Quantize {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Quantize {
+    fn examples() -> Vec<Self> {
+        vec![Quantize { to: DType::F8E4M3, index: 1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity_in(inputs, 1, 2)?;
         float(inputs[0], "the operand")?;
         if !matches!(self.to, DType::F8E4M3 | DType::F8E5M2) {
@@ -37,5 +42,14 @@ impl Quantize {
             }
         }
         Ok(vec![inputs[0].clone(), TensorType::scalar(DType::F32)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        // Rounding keeps the factor: the scale that follows the magnitude is divided out again.
+        Linear::FIRST
     }
 }

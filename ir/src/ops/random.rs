@@ -11,6 +11,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity};
+use super::{Linear, Operation, Precision};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -63,18 +64,51 @@ pub struct Random {
 
 by_bits!(Random { offset, scale } { f, shape, id });
 
-impl RandomMask {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for RandomMask {
+    fn examples() -> Vec<Self> {
+        vec![RandomMask { shape: Shape::from([2, 3]), keep: 0.9, id: 4 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         of_state(inputs)?;
         if !(0.0..=1.0).contains(&self.keep) {
             return Err(OpError::new(format!("keep = {} is no probability", self.keep)));
         }
         Ok(vec![TensorType::new(DType::Bool, self.shape.clone())])
     }
+
+    fn precision(&self) -> Precision {
+        Precision::INTEGER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 impl Random {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+    /// The largest number that can be the result.
+    pub fn most(&self) -> f32 {
+        match self.f {
+            RandomFn::Normal => f32::INFINITY,
+            RandomFn::Uniform if self.scale == 0.0 => self.offset as f32,
+            RandomFn::Uniform => ((self.offset + self.scale) as f32).next_down(),
+        }
+    }
+}
+
+impl Operation for Random {
+    fn examples() -> Vec<Self> {
+        vec![Random {
+            f: RandomFn::Normal,
+            shape: Shape::from([2, 3]),
+            offset: 0.5,
+            scale: 2.0,
+            id: 1,
+        }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         of_state(inputs)?;
         let within = |x: f64| (x as f32).is_finite();
         if !within(self.offset) || !within(self.scale) || self.scale < 0.0 {
@@ -85,13 +119,12 @@ impl Random {
         Ok(vec![TensorType::new(DType::F32, self.shape.clone())])
     }
 
-    /// The largest number that can be the result.
-    pub fn most(&self) -> f32 {
-        match self.f {
-            RandomFn::Normal => f32::INFINITY,
-            RandomFn::Uniform if self.scale == 0.0 => self.offset as f32,
-            RandomFn::Uniform => ((self.offset + self.scale) as f32).next_down(),
-        }
+    fn precision(&self) -> Precision {
+        Precision::INTEGER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 

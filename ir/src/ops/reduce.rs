@@ -1,6 +1,7 @@
 //! Reductions over axes.
 
 use super::{Inferred, OpError, arity, axis_of};
+use super::{Linear, Operation, Precision};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +34,13 @@ pub struct Reduce {
     pub keep_dims: bool,
 }
 
-impl Reduce {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Reduce {
+    fn examples() -> Vec<Self> {
+        use ReduceFn::{Max, Mean, Min, Prod, Sum};
+        [Sum, Mean, Max, Min, Prod].map(|f| Reduce { f, axes: vec![0], keep_dims: true }).into()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         for &axis in &self.axes {
             axis_of(inputs[0], axis)?;
@@ -55,6 +61,21 @@ impl Reduce {
         }
         Ok(vec![inputs[0].with_shape(dims)])
     }
+
+    fn precision(&self) -> Precision {
+        match self.f {
+            ReduceFn::Sum | ReduceFn::Prod => Precision::F32,
+            // A mean accumulates in f32 inside.
+            ReduceFn::Mean | ReduceFn::Max | ReduceFn::Min => Precision::UNLISTED,
+        }
+    }
+
+    fn linear(&self) -> Linear {
+        match self.f {
+            ReduceFn::Sum | ReduceFn::Mean => Linear::FIRST,
+            ReduceFn::Prod | ReduceFn::Max | ReduceFn::Min => Linear::No,
+        }
+    }
 }
 
 /// Sums the operand over the axes along which `shape` was broadcast to the operand's shape.
@@ -71,7 +92,20 @@ pub struct SumTo {
 }
 
 impl SumTo {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+    /// The axes of an operand of shape `from` that are summed away.
+    pub fn axes(&self, from: &Shape) -> Vec<usize> {
+        let missing = from.rank() - self.shape.rank();
+        (0..from.rank())
+            .filter(|&i| i < missing || (self.shape.0[i - missing] == 1 && from.0[i] != 1))
+            .collect()
+    }
+}
+impl Operation for SumTo {
+    fn examples() -> Vec<Self> {
+        vec![SumTo { shape: Shape::from([1]), dtype: Some(DType::F64) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         if self.shape.broadcast_strides(&inputs[0].shape).is_none() {
             return Err(OpError::new(format!(
@@ -86,11 +120,11 @@ impl SumTo {
         Ok(vec![TensorType::new(to, self.shape.clone())])
     }
 
-    /// The axes of an operand of shape `from` that are summed away.
-    pub fn axes(&self, from: &Shape) -> Vec<usize> {
-        let missing = from.rank() - self.shape.rank();
-        (0..from.rank())
-            .filter(|&i| i < missing || (self.shape.0[i - missing] == 1 && from.0[i] != 1))
-            .collect()
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::FIRST
     }
 }

@@ -5,6 +5,7 @@
 
 use super::unary::functions;
 use super::{Inferred, OpError, arity, axis_of, index_type, same_shape};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,16 @@ functions! {
     }
 }
 
+impl ScatterFn {
+    /// Data and updates, which are put in place or added.
+    fn linear(self) -> Linear {
+        match self {
+            ScatterFn::Replace | ScatterFn::Add => Linear::In(&[0, 2]),
+            ScatterFn::Mul | ScatterFn::Max | ScatterFn::Min => Linear::No,
+        }
+    }
+}
+
 /// `(data, indices, updates)` → the data with each update at the place that its index names along one
 /// axis; indices and updates have one shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -35,8 +46,12 @@ pub struct ScatterElements {
     pub f: ScatterFn,
 }
 
-impl ScatterElements {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ScatterElements {
+    fn examples() -> Vec<Self> {
+        ScatterFn::ALL.iter().map(|f| ScatterElements { axis: 0, f: *f }).collect()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 3)?;
         let (data, ids) = (inputs[0], inputs[1]);
         axis_of(data, self.axis)?;
@@ -54,6 +69,14 @@ impl ScatterElements {
         }
         Ok(vec![data.clone()])
     }
+
+    fn precision(&self) -> Precision {
+        Precision::PROMOTE
+    }
+
+    fn linear(&self) -> Linear {
+        self.f.linear()
+    }
 }
 
 /// `(data, indices[.., K], updates)` → the data with each update, a slice, at the place that its tuple
@@ -68,8 +91,12 @@ pub struct ScatterNd {
     pub f: ScatterFn,
 }
 
-impl ScatterNd {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ScatterNd {
+    fn examples() -> Vec<Self> {
+        ScatterFn::ALL.iter().map(|f| ScatterNd { batch_dims: 1, f: *f }).collect()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 3)?;
         let (data, ids, updates) = (inputs[0], inputs[1], inputs[2]);
         combinable(self.f, data, updates)?;
@@ -81,6 +108,14 @@ impl ScatterNd {
             )));
         }
         Ok(vec![data.clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::PROMOTE
+    }
+
+    fn linear(&self) -> Linear {
+        self.f.linear()
     }
 }
 

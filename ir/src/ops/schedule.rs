@@ -2,6 +2,7 @@
 
 use super::training::{scalar, scalars};
 use super::{Inferred, arity};
+use super::{Linear, Operation, Precision};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
@@ -56,10 +57,22 @@ pub struct LearningRate {
     pub kind: ScheduleKind,
 }
 
-impl LearningRate {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for LearningRate {
+    fn examples() -> Vec<Self> {
+        vec![LearningRate { kind: ScheduleKind::Cosine }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, self.kind.hypers().len() + 2)?;
         scalars(inputs, "operands")?;
         Ok(vec![scalar()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }

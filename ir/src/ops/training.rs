@@ -7,6 +7,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity, float, shape_is};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -34,20 +35,49 @@ pub struct LossScale {
 
 by_bits!(LossScale { factor } {  });
 
-impl LossScale {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for LossScale {
+    fn examples() -> Vec<Self> {
+        vec![LossScale { factor: 0.1 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         scalars(inputs, "the operand")?;
         Ok(vec![scalar()])
     }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// `(g…)` → `[number of non-finite elements, sum of squares of all elements]`.
-pub(super) fn infer_grad_stats(inputs: &[&TensorType]) -> Inferred {
-    for ty in inputs {
-        float(ty, "gradients")?;
+#[derive(Clone, Copy, Debug)]
+pub struct GradStats;
+
+impl Operation for GradStats {
+    fn examples() -> Vec<Self> {
+        vec![GradStats]
     }
-    Ok(vec![TensorType::new(DType::F32, [2])])
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        for ty in inputs {
+            float(ty, "gradients")?;
+        }
+        Ok(vec![TensorType::new(DType::F32, [2])])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// `(stats[4], scale, clip)` → `(factor, found_inf, grad_norm, loss)`.
@@ -67,12 +97,24 @@ pub struct Unscale {
 
 by_bits!(Unscale { capacity } {  });
 
-impl Unscale {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Unscale {
+    fn examples() -> Vec<Self> {
+        vec![Unscale { capacity: 32.0 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 3)?;
         shape_is(inputs[0], &[4], "stats")?;
         scalars(&inputs[1..], "scale and clip")?;
         Ok(vec![scalar(); 4])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -84,17 +126,46 @@ impl Unscale {
 #[serde(deny_unknown_fields)]
 pub struct UpdateLossScale {}
 
-impl UpdateLossScale {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for UpdateLossScale {
+    fn examples() -> Vec<Self> {
+        vec![UpdateLossScale {}]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 6)?;
         scalars(inputs, "operands")?;
         Ok(vec![scalar(); 2])
     }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }
 
 /// `(step, found_inf)` → step + 1, or step if `found_inf`.
-pub(super) fn infer_update_step(inputs: &[&TensorType]) -> Inferred {
-    arity(inputs, 2)?;
-    scalars(inputs, "operands")?;
-    Ok(vec![scalar()])
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateStep;
+
+impl Operation for UpdateStep {
+    fn examples() -> Vec<Self> {
+        vec![UpdateStep]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+        arity(inputs, 2)?;
+        scalars(inputs, "operands")?;
+        Ok(vec![scalar()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::number::by_bits;
 use super::{Inferred, OpError, arity, float, float_result};
+use super::{Linear, Operation, Precision};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -101,8 +102,12 @@ functions! {
     }
 }
 
-impl UnaryFn {
-    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for UnaryFn {
+    fn examples() -> Vec<Self> {
+        UnaryFn::ALL.to_vec()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         let ty = inputs[0];
         match self {
@@ -112,6 +117,84 @@ impl UnaryFn {
             _ => float(ty, "the operand")?,
         }
         Ok(vec![ty.clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        match self {
+            UnaryFn::Exp
+            | UnaryFn::Expm1
+            | UnaryFn::Log
+            | UnaryFn::Log1p
+            | UnaryFn::Rsqrt
+            | UnaryFn::Reciprocal
+            | UnaryFn::Tan
+            | UnaryFn::Asin
+            | UnaryFn::Acos
+            | UnaryFn::Sinh
+            | UnaryFn::Cosh
+            | UnaryFn::Softplus => Precision::F32,
+            // Not in PyTorch's lists, and exact or bounded: they keep the dtype of their operand.
+            UnaryFn::Neg
+            | UnaryFn::Detach
+            | UnaryFn::Abs
+            | UnaryFn::Sign
+            | UnaryFn::Sqrt
+            | UnaryFn::Floor
+            | UnaryFn::Ceil
+            | UnaryFn::Round
+            | UnaryFn::Sin
+            | UnaryFn::Cos
+            | UnaryFn::Tanh
+            | UnaryFn::Atan
+            | UnaryFn::Asinh
+            | UnaryFn::Acosh
+            | UnaryFn::Atanh
+            | UnaryFn::Erf
+            | UnaryFn::Sigmoid
+            | UnaryFn::Relu
+            | UnaryFn::Silu
+            | UnaryFn::Gelu
+            | UnaryFn::GeluTanh => Precision::UNLISTED,
+            UnaryFn::Not => Precision::INTEGER,
+        }
+    }
+
+    fn linear(&self) -> Linear {
+        match self {
+            UnaryFn::Neg | UnaryFn::Detach => Linear::FIRST,
+            UnaryFn::Abs
+            | UnaryFn::Sign
+            | UnaryFn::Sqrt
+            | UnaryFn::Rsqrt
+            | UnaryFn::Reciprocal
+            | UnaryFn::Exp
+            | UnaryFn::Expm1
+            | UnaryFn::Log
+            | UnaryFn::Log1p
+            | UnaryFn::Floor
+            | UnaryFn::Ceil
+            | UnaryFn::Round
+            | UnaryFn::Sin
+            | UnaryFn::Cos
+            | UnaryFn::Tan
+            | UnaryFn::Asin
+            | UnaryFn::Acos
+            | UnaryFn::Atan
+            | UnaryFn::Sinh
+            | UnaryFn::Cosh
+            | UnaryFn::Asinh
+            | UnaryFn::Acosh
+            | UnaryFn::Atanh
+            | UnaryFn::Tanh
+            | UnaryFn::Erf
+            | UnaryFn::Sigmoid
+            | UnaryFn::Softplus
+            | UnaryFn::Relu
+            | UnaryFn::Silu
+            | UnaryFn::Gelu
+            | UnaryFn::GeluTanh
+            | UnaryFn::Not => Linear::No,
+        }
     }
 }
 
@@ -125,11 +208,23 @@ functions! {
     }
 }
 
-impl PredicateFn {
-    pub(super) fn infer(self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for PredicateFn {
+    fn examples() -> Vec<Self> {
+        PredicateFn::ALL.to_vec()
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         float(inputs[0], "the operand")?;
         Ok(vec![inputs[0].with_dtype(DType::Bool)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }
 
@@ -141,10 +236,22 @@ pub struct Cast {
     pub to: DType,
 }
 
-impl Cast {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Cast {
+    fn examples() -> Vec<Self> {
+        vec![Cast { to: DType::BF16 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         Ok(vec![inputs[0].with_dtype(self.to)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::GIVEN
+    }
+
+    fn linear(&self) -> Linear {
+        if self.to.is_float() { Linear::FIRST } else { Linear::No }
     }
 }
 
@@ -161,11 +268,24 @@ pub struct ScaledCast {
 
 by_bits!(ScaledCast { factor } { to });
 
-impl ScaledCast {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for ScaledCast {
+    fn examples() -> Vec<Self> {
+        vec![ScaledCast { to: DType::F16, factor: 0.25 }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         float(inputs[0], "the operand")?;
         Ok(vec![inputs[0].with_dtype(float_result(Some(self.to), self.to)?)])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::AFTER
+    }
+
+    fn linear(&self) -> Linear {
+        // Rounding keeps the factor.
+        Linear::FIRST
     }
 }
 
@@ -183,12 +303,24 @@ pub struct Clip {
 
 by_bits!(Clip { min, max } {  });
 
-impl Clip {
-    pub(super) fn infer(&self, inputs: &[&TensorType]) -> Inferred {
+impl Operation for Clip {
+    fn examples() -> Vec<Self> {
+        vec![Clip { min: Some(f64::NEG_INFINITY), max: Some(3.5) }]
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         arity(inputs, 1)?;
         if inputs[0].dtype == DType::Bool {
             return Err(OpError::new("clip of bool"));
         }
         Ok(vec![inputs[0].clone()])
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::UNLISTED
+    }
+
+    fn linear(&self) -> Linear {
+        Linear::No
     }
 }

@@ -10,7 +10,7 @@
 //! nodes (residual branches, logits) writes its f32 accumulator.
 
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
-use super::policy::{Class, class};
+use frit_ir::ops::precision::Class;
 use frit_ir::ops::{BinaryFn, Param};
 use frit_ir::{DType, Graph, Node, NodeId, Op, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -51,7 +51,7 @@ pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: b
     let weak = |v: ValueId| is_weak(graph, v);
     for (id, node) in graph.nodes() {
         let at = place[&id];
-        let free = class(&node.op) == Class::Layout && only_low[id.0 as usize];
+        let free = node.op.precision().class == Class::Layout && only_low[id.0 as usize];
         for (i, &v) in node.inputs.iter().enumerate() {
             let def = place[&graph.value(v).def];
             if subject(graph, v) && !weak(v) && !free && at > SINK && reads(&node.op, i) {
@@ -118,7 +118,7 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             }
             let [next] = users[..] else { break false };
             let reader = graph.node(next);
-            let carries = class(&reader.op) == Class::Layout && reader.outputs.len() == 1
+            let carries = reader.op.precision().class == Class::Layout && reader.outputs.len() == 1
                 || problem.is_bias_add(reader);
             if !carries || problem.bound.contains_key(&next) {
                 break false;
@@ -140,7 +140,7 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
 fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
     let graph = problem.graph;
     let is_free = |id: NodeId, node: &Node, assignment: &Assignment| {
-        class(&node.op) == Class::Layout
+        node.op.precision().class == Class::Layout
             && assignment.get(&id) == Some(&Precision::Low)
             && !problem.bound.contains_key(&id)
             && node.outputs.iter().all(|v| graph.outputs.iter().all(|o| o.value != *v))
@@ -258,7 +258,7 @@ impl Problem<'_> {
             // The model's own f16, bf16 or f64: as it is.
             return Some(Precision::F32);
         }
-        match class(&node.op) {
+        match node.op.precision().class {
             Class::Lower if self.lower => Some(Precision::Low),
             Class::Lower | Class::F32 | Class::Fixed => Some(Precision::F32),
             _ if self.lower && self.is_bias_add(node) => Some(Precision::Low),
@@ -312,7 +312,7 @@ impl Problem<'_> {
                         Some(precision) => {
                             matches!(precision, Precision::Low | Precision::LowToF32)
                         }
-                        None => class(&reader.op) == Class::Layout && only[r.0 as usize],
+                        None => reader.op.precision().class == Class::Layout && only[r.0 as usize],
                     }
                 });
         }

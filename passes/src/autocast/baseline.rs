@@ -10,8 +10,8 @@
 //! the parts.
 
 use super::assign::{Precision, Problem, is_statistic, is_weak, reads, subject};
-use super::policy::{Class, class};
 use crate::differentiate::varied_values;
+use frit_ir::ops::precision::Class;
 use frit_ir::plan::CastBaseline;
 use frit_ir::{DType, Graph, Node, NodeId, Op, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -38,7 +38,7 @@ pub(super) fn casts(
             Some(Precision::Low | Precision::LowToF32) => Class::Lower,
             Some(Precision::F32 | Precision::F32ToLow) => Class::F32,
             None if lower && problem.is_bias_add(node) => Class::Lower,
-            None => class(&node.op),
+            None => node.op.precision().class,
         };
         let is_low = count.node(node, class, lower || bound.contains_key(&id));
         for &output in &node.outputs {

@@ -12,13 +12,13 @@ pub mod policy;
 use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use assign::{Assignment, Precision};
+use frit_ir::ops::precision::Class;
 use frit_ir::ops::{Cast, Constant, ParamKind};
 use frit_ir::pattern;
 use frit_ir::{
     Code, DType, Diagnostic, Graph, GraphError, Node, NodeId, Op, Origin, Output, OutputKind,
     Severity, Tensor, ValueId, nearest,
 };
-use policy::Class;
 use std::collections::{HashMap, HashSet};
 
 /// The contract of [`Autocast`].
@@ -146,7 +146,7 @@ impl Autocast {
         let mut bound = HashMap::new();
         let model = if self.pure { before_results(graph) } else { HashSet::new() };
         for (id, node) in graph.nodes() {
-            let class = policy::class(&node.op);
+            let class = node.op.precision().class;
             if class == Class::Fixed {
                 continue;
             }
@@ -182,7 +182,7 @@ impl Autocast {
     fn unused_overrides(&self, graph: &Graph, context: &mut PassContext) {
         let mut used = vec![false; self.overrides.len()];
         let nodes =
-            || graph.nodes().map(|(_, n)| n).filter(|n| policy::class(&n.op) != Class::Fixed);
+            || graph.nodes().map(|(_, n)| n).filter(|n| n.op.precision().class != Class::Fixed);
         for node in nodes() {
             if let Some(index) = self.overrides.iter().rposition(|o| o.applies(node)) {
                 used[index] = true;
@@ -365,7 +365,7 @@ impl<'a> Rebuild<'a> {
         let message = format!(
             "cast {from} to {dtype} for {} ({})",
             reader.name(),
-            policy::class(reader).name()
+            reader.precision().class.name()
         );
         context.remark(&origin, message);
         let cast = self.new.add1(op, inputs, origin, reader_region)?;

@@ -3,7 +3,7 @@
 //! The iteration space is the operand's shape, split into rows and columns where the reduced axes begin.
 
 use super::region::{Role, Space};
-use frit_ir::ops::Op;
+use frit_ir::ops::{LogSoftmax, LogSoftmaxGrad, Op, Softmax, SoftmaxGrad};
 use frit_ir::{Shape, TensorType};
 
 /// The space of an operation that reduces the rows of its operands, if it is one.
@@ -13,9 +13,10 @@ pub(super) fn space(op: &Op, operands: &[&TensorType]) -> Option<Space> {
     match op {
         Op::Reduce(op) => at(trailing(shape, &op.axes)?),
         Op::SumTo(op) => at(trailing(shape, &op.axes(shape))?),
-        Op::Softmax(op) | Op::LogSoftmax(op) | Op::SoftmaxGrad(op) | Op::LogSoftmaxGrad(op) => {
-            at(trailing(shape, &[op.axis])?)
-        }
+        Op::Softmax(Softmax { axis })
+        | Op::LogSoftmax(LogSoftmax { axis })
+        | Op::SoftmaxGrad(SoftmaxGrad { axis })
+        | Op::LogSoftmaxGrad(LogSoftmaxGrad { axis }) => at(trailing(shape, &[*axis])?),
         Op::LayerNorm(op) => at(op.axis),
         Op::LayerNormGradInput(op) => at(op.axis),
         Op::RmsNorm(op) => at(op.axis),

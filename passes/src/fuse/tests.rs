@@ -5,7 +5,7 @@ use crate::pass::{Changed, Pass, PassContext};
 use frit_ir::interpret::{Options, leaf_key, run};
 use frit_ir::ops::{
     BinaryFn, Cast, CompareFn, Constant, Expand, FusionKind, Input, LayerNorm, MatMul, Op, Reduce,
-    ReduceFn, Reshape, Softmax, SumTo, Transpose, UnaryFn,
+    ReduceFn, Reshape, Softmax, SoftmaxGrad, SumTo, Transpose, UnaryFn,
 };
 use frit_ir::strided;
 use frit_ir::verify::verify;
@@ -602,7 +602,7 @@ fn op_of(step: &Step, a: &TensorType) -> Op {
         14 => Op::MatMul(MatMul::default()),
         15 => Op::MatMul(MatMul { trans_a: true, ..MatMul::default() }),
         16 => Op::Transpose(Transpose { perm: (0..rank).rev().collect() }),
-        17 => Op::SoftmaxGrad(Softmax { axis: rank.saturating_sub(1) }),
+        17 => Op::SoftmaxGrad(SoftmaxGrad { axis: rank.saturating_sub(1) }),
         18 => Op::Compare(CompareFn::Lt),
         19 => Op::Select,
         20 => Op::Reduce(Reduce { f: ReduceFn::Sum, axes: vec![axis], keep_dims: true }),

@@ -13,8 +13,8 @@
 
 use super::{Builder, LossKind, Term};
 use frit_ir::ops::{
-    BinaryFn, Cast, CompareFn, CrossEntropy, Input, Reduce, ReduceFn, Reshape, Softmax, Transpose,
-    UnaryFn,
+    BinaryFn, Cast, CompareFn, CrossEntropy, Input, LogSoftmax, Reduce, ReduceFn, Reshape,
+    Transpose, UnaryFn,
 };
 use frit_ir::{Code, DType, Diagnostic, Graph, Op, OutputKind, Shape, Tensor, TensorType, ValueId};
 
@@ -112,7 +112,7 @@ impl Term {
         let ignored = b.graph.ty(labels).dtype;
         let ignored = Tensor::ints(ignored, Shape::scalar(), vec![self.ignore_index]);
         if self.label_smoothing != 0.0 {
-            let log = b.add(Op::LogSoftmax(Softmax { axis: last(b, logits) }), &[logits])?;
+            let log = b.add(Op::LogSoftmax(LogSoftmax { axis: last(b, logits) }), &[logits])?;
             let mean = Reduce { f: ReduceFn::Mean, axes: vec![last(b, log)], keep_dims: false };
             let mean = b.add(Op::Reduce(mean), &[log])?;
             let spread = b.scaled(mean, -self.label_smoothing)?;
@@ -162,7 +162,7 @@ impl Term {
         let ty = b.graph.ty(logits).clone();
         let targets = self.labels(b, ty.clone(), |found| found.dtype == ty.dtype)?;
         let (targets, logits) = (classes_last(b, targets, axis)?, classes_last(b, logits, axis)?);
-        let log = b.add(Op::LogSoftmax(Softmax { axis: last(b, logits) }), &[logits])?;
+        let log = b.add(Op::LogSoftmax(LogSoftmax { axis: last(b, logits) }), &[logits])?;
         Ok((targets, log))
     }
 

@@ -5,14 +5,16 @@
 
 use super::matcher::Matcher;
 use super::{Raised, Step};
-use frit_ir::ops::{BinaryFn, ReduceFn, Softmax, UnaryFn};
+use frit_ir::ops::{BinaryFn, LogSoftmax, ReduceFn, Softmax, UnaryFn};
 use frit_ir::{Op, ValueId};
 
 /// A softmax whose last node defines `y`.
 pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let op = |(x, axis): (ValueId, usize), log: bool| {
-        let softmax = Softmax { axis };
-        let op = if log { Op::LogSoftmax(softmax) } else { Op::Softmax(softmax) };
+        let op = match log {
+            true => Op::LogSoftmax(LogSoftmax { axis }),
+            false => Op::Softmax(Softmax { axis }),
+        };
         let mut raised = Raised::new();
         raised.push(op, vec![Step::Old(x)]);
         raised

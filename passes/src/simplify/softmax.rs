@@ -3,7 +3,7 @@
 
 use crate::canonicalize::sort;
 use crate::pass::bug;
-use frit_ir::ops::{Softmax, Transpose};
+use frit_ir::ops::{LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad, Transpose};
 use frit_ir::{Diagnostic, Graph, NodeId, Op, ValueId};
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use std::collections::HashMap;
 pub(super) fn over_last_axis(graph: &mut Graph) -> Result<bool, Diagnostic> {
     let mut replaced = HashMap::new();
     for id in graph.order().to_vec() {
-        let (make, axis): (fn(Softmax) -> Op, usize) = match &graph.node(id).op {
-            Op::Softmax(op) => (Op::Softmax, op.axis),
-            Op::LogSoftmax(op) => (Op::LogSoftmax, op.axis),
-            Op::SoftmaxGrad(op) => (Op::SoftmaxGrad, op.axis),
-            Op::LogSoftmaxGrad(op) => (Op::LogSoftmaxGrad, op.axis),
+        let (make, axis): (fn(usize) -> Op, usize) = match &graph.node(id).op {
+            Op::Softmax(op) => (|axis| Op::Softmax(Softmax { axis }), op.axis),
+            Op::LogSoftmax(op) => (|axis| Op::LogSoftmax(LogSoftmax { axis }), op.axis),
+            Op::SoftmaxGrad(op) => (|axis| Op::SoftmaxGrad(SoftmaxGrad { axis }), op.axis),
+            Op::LogSoftmaxGrad(op) => (|axis| Op::LogSoftmaxGrad(LogSoftmaxGrad { axis }), op.axis),
             _ => continue,
         };
         let y = graph.node(id).outputs[0];
@@ -29,7 +29,7 @@ pub(super) fn over_last_axis(graph: &mut Graph) -> Result<bool, Diagnostic> {
         let operands = graph.node(id).inputs.clone();
         let inner = |x| add(graph, id, transpose(&inward), &[x]);
         let operands: Vec<ValueId> = operands.into_iter().map(inner).collect::<Result<_, _>>()?;
-        let rows = add(graph, id, make(Softmax { axis: rank - 1 }), &operands)?;
+        let rows = add(graph, id, make(rank - 1), &operands)?;
         replaced.insert(y, add(graph, id, transpose(&outward), &[rows])?);
     }
     if replaced.is_empty() {

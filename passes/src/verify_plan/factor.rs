@@ -18,7 +18,7 @@
 //!       every gradient element exactly once over all ranks
 
 use super::broken;
-use super::linear::{Linear, linear};
+use frit_ir::ops::Linear;
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
 use frit_ir::plan::{Action, Arena, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId};
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
@@ -123,7 +123,7 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
             }
             other => other,
         }),
-        op => match linear(op) {
+        op => match op.linear() {
             Linear::InEach => product(values),
             Linear::InAll => added(values.iter()),
             Linear::In(terms) => {

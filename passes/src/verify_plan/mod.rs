@@ -20,7 +20,6 @@ mod factor;
 mod host;
 mod in_place;
 mod inputs;
-mod linear;
 mod magnitudes;
 mod memory;
 mod shared;

@@ -327,7 +327,7 @@ fn matrix_products() {
 #[test]
 fn normalization_softmax_and_loss() {
     single("softmax", Op::Softmax(Softmax { axis: 1 }), &[&[2, 3, 2]]);
-    single("log_softmax", Op::LogSoftmax(Softmax { axis: 2 }), &[&[2, 2, 5]]);
+    single("log_softmax", Op::LogSoftmax(LogSoftmax { axis: 2 }), &[&[2, 2, 5]]);
     let norm = LayerNorm { axis: 1, eps: 1e-5 };
     single("layer_norm", Op::LayerNorm(norm.clone()), &[&[3, 5], &[5], &[5]]);
     single("layer_norm without bias", Op::LayerNorm(norm), &[&[3, 5], &[5]]);

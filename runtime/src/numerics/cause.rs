@@ -100,7 +100,7 @@ pub(super) fn of(
         Op::Reduce(r) if matches!(r.f, ReduceFn::Sum | ReduceFn::Mean | ReduceFn::Prod) => {
             overflow(&format!("a {}", format!("{:?}", r.f).to_lowercase()))
         }
-        Op::SumTo(_) | Op::CumSum(_) | Op::SumPool(_) => overflow("a sum"),
+        Op::SumTo(_) => overflow("a sum"),
         Op::MatMul(_) | Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
             overflow("a sum of products")
         }

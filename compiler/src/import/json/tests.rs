@@ -246,7 +246,7 @@ fn the_page_lists_all_operations() {
     let allowed: Vec<&str> = Op::names().into_iter().filter(|n| !expand::is_reserved(n)).collect();
     let mut missing: Vec<String> = Vec::new();
     missing.extend(allowed.iter().filter(|n| !listed.contains(*n)).map(|n| n.to_string()));
-    for op in frit_ir::ops::examples::examples() {
+    for op in Op::examples() {
         let (name, attributes) = op.to_parts();
         let keys = attributes.keys().filter(|key| !listed.contains(key.as_str()));
         if allowed.contains(&name) {

@@ -3,7 +3,9 @@
 use super::super::EvalError;
 use super::{assert_close, eval, eval1, f32s, f64s, i64s, noise, numeric_gradient, try_eval};
 use crate::Op;
-use crate::ops::{CrossEntropy, CrossEntropyGrad, Softmax};
+use crate::ops::{
+    CrossEntropy, CrossEntropyGrad, LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad,
+};
 
 #[test]
 fn softmax_sums_to_one_along_its_axis() {
@@ -13,7 +15,7 @@ fn softmax_sums_to_one_along_its_axis() {
         let sum: f64 = (0..3).map(|j| y[(o * 3 + j) * 4 + i]).sum();
         assert!((sum - 1.0).abs() < 1e-15);
     }
-    let logs = eval1(Op::LogSoftmax(Softmax { axis: 1 }), &[x]).to_f64s();
+    let logs = eval1(Op::LogSoftmax(LogSoftmax { axis: 1 }), &[x]).to_f64s();
     assert_close(&logs, &y.iter().map(|y| y.ln()).collect::<Vec<_>>(), 1e-14);
 }
 
@@ -33,10 +35,9 @@ fn softmax_of_large_masked_and_empty_lanes() {
 fn softmax_gradients_agree_with_differences() {
     let (x, dy) = (f64s(&[2, 3, 2], &noise(4, 12)), f64s(&[2, 3, 2], &noise(5, 12)));
     for axis in [1, 2] {
-        let s = Softmax { axis };
         for (forward, backward) in [
-            (Op::Softmax(s.clone()), Op::SoftmaxGrad(s.clone())),
-            (Op::LogSoftmax(s.clone()), Op::LogSoftmaxGrad(s.clone())),
+            (Op::Softmax(Softmax { axis }), Op::SoftmaxGrad(SoftmaxGrad { axis })),
+            (Op::LogSoftmax(LogSoftmax { axis }), Op::LogSoftmaxGrad(LogSoftmaxGrad { axis })),
         ] {
             let y = eval1(forward.clone(), std::slice::from_ref(&x));
             let found = eval1(backward, &[dy.clone(), y]).to_f64s();

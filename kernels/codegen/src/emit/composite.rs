@@ -1,7 +1,8 @@
 //! Decomposes elementwise operations and casts into [`Expr`]s.
 
-use super::expr::{Bin, Dag, Expr, Id, Ty, Un};
+use super::expr::{Bin, Dag, Expr, Id, Ty};
 use super::hyperbolic::{acos, acosh, asinh, atanh, cosh, sinh};
+use super::math::Un;
 use super::region::unsupported;
 use crate::error::Unsupported;
 use frit_ir::ops::{BinaryFn, CompareFn, LogicalFn, PredicateFn, UnaryFn};

@@ -3,6 +3,7 @@
 //! Composite operations have already been decomposed ([`super::composite`]); the rest is emitted directly, for one element or for a
 //! vector of them.
 
+use super::math::Un;
 use super::view::Affine;
 use frit_ir::DType;
 use frit_ir::ops::{CompareFn, LogicalFn, ReduceFn};
@@ -41,36 +42,6 @@ impl Ty {
             DType::Bool => Some(Ty::Bool),
             DType::F64 | DType::F8E4M3 | DType::F8E5M2 => None,
         }
-    }
-}
-
-/// Functions of one f32 that [`super::math`] emits (`neg` and `abs` also of integers).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Un {
-    Neg,
-    Abs,
-    Exp,
-    Expm1,
-    Log,
-    Log1p,
-    Sqrt,
-    Floor,
-    Ceil,
-    Round,
-    Sin,
-    Cos,
-    Tanh,
-    Atan,
-    Asin,
-    Erf,
-    Not,
-}
-
-impl Un {
-    /// Whether it costs many instructions, so that its value is kept rather than computed again.
-    fn is_expensive(self) -> bool {
-        use Un::*;
-        matches!(self, Exp | Expm1 | Log | Log1p | Sin | Cos | Tanh | Atan | Asin | Erf)
     }
 }
 

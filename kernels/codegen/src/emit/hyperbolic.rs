@@ -2,7 +2,8 @@
 //!
 //! The formulas avoid cancellation, and overflow only where the result does.
 
-use super::expr::{Bin, Dag, Id, Un};
+use super::expr::{Bin, Dag, Id};
+use super::math::Un;
 use frit_ir::ops::CompareFn;
 use std::f32::consts::{LN_2, PI};
 

@@ -8,6 +8,67 @@
 
 use super::text::{Elem, Text, Val};
 
+/// Functions of one f32 that are emitted as instructions (`neg` and `abs` also of integers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Un {
+    Neg,
+    Abs,
+    Exp,
+    Expm1,
+    Log,
+    Log1p,
+    Sqrt,
+    Floor,
+    Ceil,
+    Round,
+    Sin,
+    Cos,
+    Tanh,
+    Atan,
+    Asin,
+    Erf,
+    Not,
+}
+
+impl Un {
+    /// Whether it costs many instructions, so that its value is kept rather than computed again.
+    pub(super) fn is_expensive(self) -> bool {
+        use Un::*;
+        matches!(self, Exp | Expm1 | Log | Log1p | Sin | Cos | Tanh | Atan | Asin | Erf)
+    }
+
+    /// Its instructions on a scalar or a vector.
+    pub(super) fn emit(self, t: &mut Text, a: Val) -> Val {
+        let float = a.elem == Elem::F32;
+        match self {
+            Un::Neg if float => t.same("arith.negf", &[a]),
+            Un::Neg => {
+                let zero = t.int(0, a.elem, a.width);
+                t.same("arith.subi", &[zero, a])
+            }
+            Un::Abs => t.same(if float { "math.absf" } else { "math.absi" }, &[a]),
+            Un::Exp => exp(t, a),
+            Un::Expm1 => expm1(t, a),
+            Un::Log => log(t, a),
+            Un::Log1p => log1p(t, a),
+            Un::Atan => atan(t, a),
+            Un::Asin => asin(t, a),
+            Un::Sqrt => t.same("math.sqrt", &[a]),
+            Un::Floor => t.same("math.floor", &[a]),
+            Un::Ceil => t.same("math.ceil", &[a]),
+            Un::Round => t.same("math.roundeven", &[a]),
+            Un::Sin => sin(t, a, false),
+            Un::Cos => sin(t, a, true),
+            Un::Tanh => tanh(t, a),
+            Un::Erf => erf(t, a),
+            Un::Not => {
+                let on = t.int(if a.elem == Elem::I1 { 1 } else { -1 }, a.elem, a.width);
+                t.same("arith.xori", &[a, on])
+            }
+        }
+    }
+}
+
 /// 1.5·2²³: adding it rounds to an integer, which is then in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 /// 1.5·2⁵².
@@ -83,7 +144,7 @@ fn exp_parts(t: &mut Text, x: Val) -> (Val, Val, Val) {
 }
 
 /// eˣ.
-pub(crate) fn exp(t: &mut Text, x: Val) -> Val {
+fn exp(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let (shifted, _, rest) = exp_parts(t, x);
     let one = t.float(1.0, width);
@@ -105,7 +166,7 @@ pub(crate) fn exp(t: &mut Text, x: Val) -> Val {
 }
 
 /// eˣ − 1, accurate near 0.
-pub(crate) fn expm1(t: &mut Text, x: Val) -> Val {
+fn expm1(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     // Above 20 the 1 is below the last place; below −20 the result is −1.
     let (low, high) = (t.float(-20.0, width), t.float(20.0, width));
@@ -127,7 +188,7 @@ pub(crate) fn expm1(t: &mut Text, x: Val) -> Val {
 }
 
 /// ln x.
-pub(crate) fn log(t: &mut Text, x: Val) -> Val {
+fn log(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let (tiny, scale) = (t.float(f32::MIN_POSITIVE, width), t.float(8_388_608.0, width));
     let (zero, down) = (t.float(0.0, width), t.float(-23.0, width));
@@ -166,7 +227,7 @@ pub(crate) fn log(t: &mut Text, x: Val) -> Val {
 }
 
 /// ln(1 + x), accurate near 0: the rounding error of 1 + x is put back to first order.
-pub(crate) fn log1p(t: &mut Text, x: Val) -> Val {
+fn log1p(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let (one, zero, inf) =
         (t.float(1.0, width), t.float(0.0, width), t.float(f32::INFINITY, width));
@@ -183,7 +244,7 @@ pub(crate) fn log1p(t: &mut Text, x: Val) -> Val {
 }
 
 /// tanh x: a polynomial near 0, 1 − 2/(e²ˣ + 1) elsewhere.
-pub(crate) fn tanh(t: &mut Text, x: Val) -> Val {
+fn tanh(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let square = t.same("arith.mulf", &[x, x]);
     let p = polynomial(t, &TANH, square);
@@ -204,7 +265,7 @@ pub(crate) fn tanh(t: &mut Text, x: Val) -> Val {
 
 /// atan x: a polynomial within tan(π/8); beyond, atan x = π/4 + atan((x − 1)/(x + 1)), and from
 /// tan(3π/8) on π/2 − atan(1/x).
-pub(crate) fn atan(t: &mut Text, x: Val) -> Val {
+fn atan(t: &mut Text, x: Val) -> Val {
     use std::f32::consts::{FRAC_PI_2, FRAC_PI_4};
     let width = x.width;
     let abs = t.same("math.absf", &[x]);
@@ -229,7 +290,7 @@ pub(crate) fn atan(t: &mut Text, x: Val) -> Val {
 }
 
 /// arcsin x: a polynomial within ½; beyond, π/2 − 2·arcsin √((1 − |x|)/2). NaN outside [−1, 1].
-pub(crate) fn asin(t: &mut Text, x: Val) -> Val {
+fn asin(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let abs = t.same("math.absf", &[x]);
     let (half, minus_half) = (t.float(0.5, width), t.float(-0.5, width));
@@ -250,7 +311,7 @@ pub(crate) fn asin(t: &mut Text, x: Val) -> Val {
 }
 
 /// Gauss's error function: a polynomial near 0, 1 − e^−P(|x|) elsewhere.
-pub(crate) fn erf(t: &mut Text, x: Val) -> Val {
+fn erf(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let square = t.same("arith.mulf", &[x, x]);
     let p = polynomial(t, &ERF_SMALL, square);
@@ -268,7 +329,7 @@ pub(crate) fn erf(t: &mut Text, x: Val) -> Val {
 }
 
 /// sin x, or cos x if `cosine`.
-pub(crate) fn sin(t: &mut Text, x: Val, cosine: bool) -> Val {
+fn sin(t: &mut Text, x: Val, cosine: bool) -> Val {
     let width = x.width;
     let wide = t.convert("arith.extf", x, Elem::F64);
     let (scale, magic) = (t.double(std::f64::consts::FRAC_2_PI, width), t.double(MAGIC_F64, width));

@@ -4,7 +4,8 @@
 //! `torch.optim.AdamW`, `Adam`, `SGD`; Chen et al. 2023 for Lion.
 
 use super::composite::{rsqrt, sign};
-use super::expr::{Bin, Dag, Id, Un};
+use super::expr::{Bin, Dag, Id};
+use super::math::Un;
 use crate::error::Unsupported;
 use frit_ir::ops::{CompareFn, OptimizerKind};
 

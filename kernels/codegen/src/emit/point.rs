@@ -1,9 +1,8 @@
 //! Evaluates expressions at a point of the iteration space, each once per scope, as a scalar or a vector.
 
 use super::arithmetic::{binary, compare, convert, elem, max};
-use super::expr::{Expr, Id, Un};
+use super::expr::{Expr, Id};
 use super::load_store::{self, Access, Buffer, Memory};
-use super::math;
 use super::region::{Dependence, Program, Store, identity};
 use super::text::{Elem, Text, Type, Val};
 use super::view::Affine;
@@ -238,7 +237,7 @@ impl<'p> Emitter<'p> {
             Expr::Int(x, ty) => self.t.int(x, elem(ty), 1),
             Expr::Un(f, a) => {
                 let a = self.at_width(a, width);
-                self.unary(f, a)
+                f.emit(&mut self.t, a)
             }
             Expr::Bin(f, a, b) => {
                 let (a, b) = (self.at_width(a, width), self.at_width(b, width));
@@ -279,37 +278,6 @@ impl<'p> Emitter<'p> {
 
     fn at_width(&mut self, id: Id, width: usize) -> Val {
         if width == 1 { self.value(id) } else { self.vector(id) }
-    }
-
-    fn unary(&mut self, f: Un, a: Val) -> Val {
-        let t = &mut self.t;
-        let float = a.elem == Elem::F32;
-        match f {
-            Un::Neg if float => t.same("arith.negf", &[a]),
-            Un::Neg => {
-                let zero = t.int(0, a.elem, a.width);
-                t.same("arith.subi", &[zero, a])
-            }
-            Un::Abs => t.same(if float { "math.absf" } else { "math.absi" }, &[a]),
-            Un::Exp => math::exp(t, a),
-            Un::Expm1 => math::expm1(t, a),
-            Un::Log => math::log(t, a),
-            Un::Log1p => math::log1p(t, a),
-            Un::Atan => math::atan(t, a),
-            Un::Asin => math::asin(t, a),
-            Un::Sqrt => t.same("math.sqrt", &[a]),
-            Un::Floor => t.same("math.floor", &[a]),
-            Un::Ceil => t.same("math.ceil", &[a]),
-            Un::Round => t.same("math.roundeven", &[a]),
-            Un::Sin => math::sin(t, a, false),
-            Un::Cos => math::sin(t, a, true),
-            Un::Tanh => math::tanh(t, a),
-            Un::Erf => math::erf(t, a),
-            Un::Not => {
-                let on = t.int(if a.elem == Elem::I1 { 1 } else { -1 }, a.elem, a.width);
-                t.same("arith.xori", &[a, on])
-            }
-        }
     }
 
     pub(crate) fn buffer(&self, operand: usize) -> Buffer {

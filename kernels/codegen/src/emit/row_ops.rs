@@ -3,11 +3,14 @@
 //! Variances take two passes: the mean first, then the squared deviations.
 
 use super::composite::{both, rsqrt};
-use super::expr::{Expr, Id, Ty, Un};
+use super::expr::{Expr, Id, Ty};
+use super::math::Un;
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
 use crate::error::Unsupported;
-use frit_ir::ops::{CompareFn, FusionKind, ReduceFn};
+use frit_ir::ops::{
+    CompareFn, FusionKind, LogSoftmax, LogSoftmaxGrad, ReduceFn, Softmax, SoftmaxGrad,
+};
 use frit_ir::{DType, Node, Op, Shape, TensorType};
 
 /// The shape that an operation reduces and the axis that parts rows from columns, if it reduces in
@@ -22,8 +25,11 @@ pub(crate) fn reduced(op: &Op, types: &[&TensorType], kind: FusionKind) -> Optio
         Op::LayerNormGradAffine(op) if cols => Some((shape, op.axis)),
         Op::RmsNormGradScale(op) if cols => Some((shape, op.axis)),
         _ if cols => None,
-        Op::Softmax(s) | Op::LogSoftmax(s) | Op::SoftmaxGrad(s) | Op::LogSoftmaxGrad(s) => {
-            split(&[s.axis]).map(|s| (shape.clone(), s))
+        Op::Softmax(Softmax { axis })
+        | Op::LogSoftmax(LogSoftmax { axis })
+        | Op::SoftmaxGrad(SoftmaxGrad { axis })
+        | Op::LogSoftmaxGrad(LogSoftmaxGrad { axis }) => {
+            split(&[*axis]).map(|s| (shape.clone(), s))
         }
         Op::LayerNorm(op) => Some((shape, op.axis)),
         Op::LayerNormGradInput(op) => Some((shape, op.axis)),
@@ -120,8 +126,8 @@ pub(crate) fn lower(
             let x = cx.lower(node.inputs[0], &at)?;
             Ok(cx.dag.reduce(ReduceFn::Sum, x))
         }
-        Op::Softmax(op) | Op::LogSoftmax(op) => {
-            let over = trailing(cx, view, op.axis, &types[0].shape)?;
+        Op::Softmax(Softmax { axis }) | Op::LogSoftmax(LogSoftmax { axis }) => {
+            let over = trailing(cx, view, *axis, &types[0].shape)?;
             let exps = shifted_exp(cx, node, &over)?;
             let shifted = {
                 let x = cx.lower(node.inputs[0], view)?;
@@ -135,8 +141,8 @@ pub(crate) fn lower(
             let log = cx.dag.un(Un::Log, exps.sum);
             Ok(cx.dag.minus(shifted, log))
         }
-        Op::SoftmaxGrad(op) | Op::LogSoftmaxGrad(op) => {
-            let over = trailing(cx, view, op.axis, &types[0].shape)?;
+        Op::SoftmaxGrad(SoftmaxGrad { axis }) | Op::LogSoftmaxGrad(LogSoftmaxGrad { axis }) => {
+            let over = trailing(cx, view, *axis, &types[0].shape)?;
             let (dys, ys) = (cx.lower(node.inputs[0], &over)?, cx.lower(node.inputs[1], &over)?);
             let (dy, y) = (cx.lower(node.inputs[0], view)?, cx.lower(node.inputs[1], view)?);
             if let Op::SoftmaxGrad(_) = node.op {

@@ -2,7 +2,8 @@
 //!
 //! Legend: `stats` = [non-finite elements, Σg², count, loss sum]. The formulas are those of `frit_ir::ops::training`.
 
-use super::expr::{Bin, Dag, Id, Un};
+use super::expr::{Bin, Dag, Id};
+use super::math::Un;
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
 use frit_ir::ops::training::Unscale;

@@ -4,8 +4,9 @@ use crate::functions::reference;
 use crate::harness::{Body, COLS, Case, FLOATS, check, normal};
 use frit_codegen::supported;
 use frit_ir::ops::{
-    BinaryFn, Cast, CrossEntropy, FusionKind, LayerNorm, LayerNormGradInput, Reduce, ReduceFn,
-    Reshape, RmsNorm, RmsNormGradInput, Softmax, SumTo, UnaryFn,
+    BinaryFn, Cast, CrossEntropy, FusionKind, LayerNorm, LayerNormGradInput, LogSoftmax,
+    LogSoftmaxGrad, Reduce, ReduceFn, Reshape, RmsNorm, RmsNormGradInput, Softmax, SoftmaxGrad,
+    SumTo, UnaryFn,
 };
 use frit_ir::{DType, Op, Shape, Tensor};
 
@@ -37,7 +38,7 @@ fn softmax_sums_to_one_everywhere() {
         let mut body = Body::new();
         let x = body.input(dtype, &[ROWS, cols]);
         let y = body.one(Op::Softmax(Softmax { axis: 1 }), &[x]);
-        let z = body.one(Op::LogSoftmax(Softmax { axis: 1 }), &[x]);
+        let z = body.one(Op::LogSoftmax(LogSoftmax { axis: 1 }), &[x]);
         let x = normal(dtype, &[ROWS, cols], 1, 3.0);
         let (mut soft, mut log) = (Vec::new(), Vec::new());
         for row in rows(&x, cols) {
@@ -81,8 +82,8 @@ fn softmax_gradients() {
     each_size(|dtype, cols| {
         let mut body = Body::new();
         let (dy, y) = (body.input(dtype, &[ROWS, cols]), body.input(dtype, &[ROWS, cols]));
-        let dx = body.one(Op::SoftmaxGrad(Softmax { axis: 1 }), &[dy, y]);
-        let dl = body.one(Op::LogSoftmaxGrad(Softmax { axis: 1 }), &[dy, y]);
+        let dx = body.one(Op::SoftmaxGrad(SoftmaxGrad { axis: 1 }), &[dy, y]);
+        let dl = body.one(Op::LogSoftmaxGrad(LogSoftmaxGrad { axis: 1 }), &[dy, y]);
         let inputs =
             vec![normal(dtype, &[ROWS, cols], 2, 1.0), normal(dtype, &[ROWS, cols], 3, 0.3)];
         let (mut soft, mut log) = (Vec::new(), Vec::new());

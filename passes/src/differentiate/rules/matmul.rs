@@ -4,35 +4,39 @@
 //! leading axes contracts them in one matmul.
 
 use super::super::builder::{Builder, Gradients, Rule};
-use frit_ir::ValueId;
+use super::Differentiate;
 use frit_ir::ops::{MatMul, Op};
+use frit_ir::{Node, ValueId};
 
-pub(super) fn matmul(b: &mut Builder<'_>, op: &MatMul, x: &[ValueId], dy: ValueId) -> Gradients {
-    // Gradients run in the dtype of the product's operands.
-    let dtype = b.ty(x[0]).dtype;
-    let dy = b.cast(dy, dtype)?;
-    let mut gradients = vec![None; 2];
-    if b.needs(0) {
-        gradients[0] = Some(if op.trans_a {
-            product(b, (x[1], op.trans_b), (dy, true), x[0])?
-        } else {
-            product(b, (dy, false), (x[1], !op.trans_b), x[0])?
-        });
-    }
-    if b.needs(1) {
-        let (mut a, mut dy) = (x[0], dy);
-        // One weight for all rows: leading axes are rows of one product.
-        if !op.trans_a && b.ty(x[1]).shape.rank() == 2 {
-            a = rows(b, a)?;
-            dy = rows(b, dy)?;
+impl Differentiate for MatMul {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = &node.inputs;
+        // Gradients run in the dtype of the product's operands.
+        let dtype = b.ty(x[0]).dtype;
+        let dy = b.cast(dy, dtype)?;
+        let mut gradients = vec![None; 2];
+        if b.needs(0) {
+            gradients[0] = Some(if self.trans_a {
+                product(b, (x[1], self.trans_b), (dy, true), x[0])?
+            } else {
+                product(b, (dy, false), (x[1], !self.trans_b), x[0])?
+            });
         }
-        gradients[1] = Some(if op.trans_b {
-            product(b, (dy, true), (a, op.trans_a), x[1])?
-        } else {
-            product(b, (a, !op.trans_a), (dy, false), x[1])?
-        });
+        if b.needs(1) {
+            let (mut a, mut dy) = (x[0], dy);
+            // One weight for all rows: leading axes are rows of one product.
+            if !self.trans_a && b.ty(x[1]).shape.rank() == 2 {
+                a = rows(b, a)?;
+                dy = rows(b, dy)?;
+            }
+            gradients[1] = Some(if self.trans_b {
+                product(b, (dy, true), (a, self.trans_a), x[1])?
+            } else {
+                product(b, (a, !self.trans_a), (dy, false), x[1])?
+            });
+        }
+        Ok(gradients)
     }
-    Ok(gradients)
 }
 
 /// All axes but the last as one.

@@ -1,121 +1,121 @@
 //! Gradient rules of elementwise operations. Ties and domains as in PyTorch's `derivatives.yaml`.
 
 use super::super::builder::{Builder, Gradients, Rule};
+use super::Differentiate;
 use super::unsupported;
-use frit_ir::ops::{BinaryFn, Clip, CompareFn, LogicalFn, Op, UnaryFn};
-use frit_ir::{DType, ValueId};
+use frit_ir::ops::{BinaryFn, Cast, Clip, CompareFn, LogicalFn, Op, Select, UnaryFn};
+use frit_ir::{DType, Node, ValueId};
 
-pub(super) fn unary(
-    b: &mut Builder<'_>,
-    f: UnaryFn,
-    x: ValueId,
-    y: ValueId,
-    dy: ValueId,
-) -> Gradients {
-    use UnaryFn::*;
-    let dtype = b.ty(x).dtype;
-    let dx = match f {
-        Neg => b.neg(dy)?,
-        Abs => {
-            let sign = b.unary(Sign, x)?;
-            b.mul(dy, sign)?
-        }
-        Exp => b.mul(dy, y)?,
-        Expm1 => {
-            let one = b.constant(dtype, 1.0)?;
-            let factor = b.add(y, one)?;
-            b.mul(dy, factor)?
-        }
-        Log => b.div(dy, x)?,
-        Log1p => {
-            let one = b.constant(dtype, 1.0)?;
-            let divisor = b.add(x, one)?;
-            b.div(dy, divisor)?
-        }
-        Sqrt => {
-            let divisor = b.scaled(y, 2.0)?;
-            b.div(dy, divisor)?
-        }
-        Rsqrt => {
-            let square = b.mul(y, y)?;
-            let cube = b.mul(square, y)?;
-            let factor = b.scaled(cube, -0.5)?;
-            b.mul(dy, factor)?
-        }
-        Reciprocal => {
-            let square = b.mul(y, y)?;
-            let factor = b.neg(square)?;
-            b.mul(dy, factor)?
-        }
-        Sin => {
-            let factor = b.unary(Cos, x)?;
-            b.mul(dy, factor)?
-        }
-        Cos => {
-            let sin = b.unary(Sin, x)?;
-            let factor = b.neg(sin)?;
-            b.mul(dy, factor)?
-        }
-        Tan => {
-            let square = b.mul(y, y)?;
-            let one = b.constant(dtype, 1.0)?;
-            let factor = b.add(square, one)?;
-            b.mul(dy, factor)?
-        }
-        Asin => {
-            let factor = inverse_root(b, x, -1.0, 1.0)?;
-            b.mul(dy, factor)?
-        }
-        Acos => {
-            let root = inverse_root(b, x, -1.0, 1.0)?;
-            let factor = b.neg(root)?;
-            b.mul(dy, factor)?
-        }
-        Asinh => {
-            let factor = inverse_root(b, x, 1.0, 1.0)?;
-            b.mul(dy, factor)?
-        }
-        Acosh => {
-            let factor = inverse_root(b, x, 1.0, -1.0)?;
-            b.mul(dy, factor)?
-        }
-        Atan => {
-            let divisor = square_plus(b, x, 1.0, 1.0)?;
-            b.div(dy, divisor)?
-        }
-        Atanh => {
-            let divisor = square_plus(b, x, -1.0, 1.0)?;
-            b.div(dy, divisor)?
-        }
-        Sinh => {
-            let factor = b.unary(Cosh, x)?;
-            b.mul(dy, factor)?
-        }
-        Cosh => {
-            let factor = b.unary(Sinh, x)?;
-            b.mul(dy, factor)?
-        }
-        Erf => {
-            let square = b.mul(x, x)?;
-            let exponent = b.neg(square)?;
-            let bell = b.unary(Exp, exponent)?;
-            let factor = b.scaled(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
-            b.mul(dy, factor)?
-        }
-        Softplus => {
-            let factor = b.unary(Sigmoid, x)?;
-            b.mul(dy, factor)?
-        }
-        Tanh => b.binary(BinaryFn::TanhGrad, dy, y)?,
-        Sigmoid => b.binary(BinaryFn::SigmoidGrad, dy, y)?,
-        Relu => b.binary(BinaryFn::ReluGrad, dy, y)?,
-        Silu => b.binary(BinaryFn::SiluGrad, dy, x)?,
-        Gelu => b.binary(BinaryFn::GeluGrad, dy, x)?,
-        GeluTanh => b.binary(BinaryFn::GeluTanhGrad, dy, x)?,
-        // Flat almost everywhere, or said to be.
-        Sign | Floor | Ceil | Round | Not | Detach => return Ok(vec![None]),
-    };
-    Ok(vec![Some(dx)])
+impl Differentiate for UnaryFn {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let f = *self;
+        let x = node.inputs[0];
+        let y = node.outputs[0];
+        use UnaryFn::*;
+        let dtype = b.ty(x).dtype;
+        let dx = match f {
+            Neg => b.neg(dy)?,
+            Abs => {
+                let sign = b.unary(Sign, x)?;
+                b.mul(dy, sign)?
+            }
+            Exp => b.mul(dy, y)?,
+            Expm1 => {
+                let one = b.constant(dtype, 1.0)?;
+                let factor = b.add(y, one)?;
+                b.mul(dy, factor)?
+            }
+            Log => b.div(dy, x)?,
+            Log1p => {
+                let one = b.constant(dtype, 1.0)?;
+                let divisor = b.add(x, one)?;
+                b.div(dy, divisor)?
+            }
+            Sqrt => {
+                let divisor = b.scaled(y, 2.0)?;
+                b.div(dy, divisor)?
+            }
+            Rsqrt => {
+                let square = b.mul(y, y)?;
+                let cube = b.mul(square, y)?;
+                let factor = b.scaled(cube, -0.5)?;
+                b.mul(dy, factor)?
+            }
+            Reciprocal => {
+                let square = b.mul(y, y)?;
+                let factor = b.neg(square)?;
+                b.mul(dy, factor)?
+            }
+            Sin => {
+                let factor = b.unary(Cos, x)?;
+                b.mul(dy, factor)?
+            }
+            Cos => {
+                let sin = b.unary(Sin, x)?;
+                let factor = b.neg(sin)?;
+                b.mul(dy, factor)?
+            }
+            Tan => {
+                let square = b.mul(y, y)?;
+                let one = b.constant(dtype, 1.0)?;
+                let factor = b.add(square, one)?;
+                b.mul(dy, factor)?
+            }
+            Asin => {
+                let factor = inverse_root(b, x, -1.0, 1.0)?;
+                b.mul(dy, factor)?
+            }
+            Acos => {
+                let root = inverse_root(b, x, -1.0, 1.0)?;
+                let factor = b.neg(root)?;
+                b.mul(dy, factor)?
+            }
+            Asinh => {
+                let factor = inverse_root(b, x, 1.0, 1.0)?;
+                b.mul(dy, factor)?
+            }
+            Acosh => {
+                let factor = inverse_root(b, x, 1.0, -1.0)?;
+                b.mul(dy, factor)?
+            }
+            Atan => {
+                let divisor = square_plus(b, x, 1.0, 1.0)?;
+                b.div(dy, divisor)?
+            }
+            Atanh => {
+                let divisor = square_plus(b, x, -1.0, 1.0)?;
+                b.div(dy, divisor)?
+            }
+            Sinh => {
+                let factor = b.unary(Cosh, x)?;
+                b.mul(dy, factor)?
+            }
+            Cosh => {
+                let factor = b.unary(Sinh, x)?;
+                b.mul(dy, factor)?
+            }
+            Erf => {
+                let square = b.mul(x, x)?;
+                let exponent = b.neg(square)?;
+                let bell = b.unary(Exp, exponent)?;
+                let factor = b.scaled(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
+                b.mul(dy, factor)?
+            }
+            Softplus => {
+                let factor = b.unary(Sigmoid, x)?;
+                b.mul(dy, factor)?
+            }
+            Tanh => b.binary(BinaryFn::TanhGrad, dy, y)?,
+            Sigmoid => b.binary(BinaryFn::SigmoidGrad, dy, y)?,
+            Relu => b.binary(BinaryFn::ReluGrad, dy, y)?,
+            Silu => b.binary(BinaryFn::SiluGrad, dy, x)?,
+            Gelu => b.binary(BinaryFn::GeluGrad, dy, x)?,
+            GeluTanh => b.binary(BinaryFn::GeluTanhGrad, dy, x)?,
+            // Flat almost everywhere, or said to be.
+            Sign | Floor | Ceil | Round | Not | Detach => return Ok(vec![None]),
+        };
+        Ok(vec![Some(dx)])
+    }
 }
 
 /// `sign·x² + constant`
@@ -133,61 +133,69 @@ fn inverse_root(b: &mut Builder<'_>, x: ValueId, sign: f64, constant: f64) -> Ru
 }
 
 /// The inverse cast; nothing where the cotangent was summed or written wide already.
-pub(super) fn cast(b: &mut Builder<'_>, x: ValueId, dy: ValueId) -> Gradients {
-    if b.ty(dy).dtype == DType::F32 && b.is_narrowed(x) {
-        // Summed in f32, with what else reads `x`.
-        return Ok(vec![Some(dy)]);
-    }
-    let dtype = b.grad_dtype(x);
-    Ok(vec![Some(b.cast(dy, dtype)?)])
-}
-
-pub(super) fn clip(b: &mut Builder<'_>, op: &Clip, x: ValueId, dy: ValueId) -> Gradients {
-    let dtype = b.ty(x).dtype;
-    let mut inside = None;
-    for (f, bound) in [(CompareFn::Ge, op.min), (CompareFn::Le, op.max)] {
-        let Some(bound) = bound else { continue };
-        let bound = b.constant(dtype, bound)?;
-        let test = b.compare(f, x, bound)?;
-        inside = Some(match inside {
-            None => test,
-            Some(other) => b.emit(Op::Logical(LogicalFn::And), &[other, test])?,
-        });
-    }
-    let Some(inside) = inside else { return Ok(vec![Some(dy)]) };
-    let zero = b.constant(dtype, 0.0)?;
-    Ok(vec![Some(b.select(inside, dy, zero)?)])
-}
-
-pub(super) fn select(b: &mut Builder<'_>, x: &[ValueId], dy: ValueId) -> Gradients {
-    let zero = b.constant(b.ty(dy).dtype, 0.0)?;
-    let mut gradients = vec![None; 3];
-    if b.needs(1) {
-        let taken = b.select(x[0], dy, zero)?;
-        gradients[1] = Some(b.sum_to(taken, x[1])?);
-    }
-    if b.needs(2) {
-        let taken = b.select(x[0], zero, dy)?;
-        gradients[2] = Some(b.sum_to(taken, x[2])?);
-    }
-    Ok(gradients)
-}
-
-pub(super) fn binary(
-    b: &mut Builder<'_>,
-    f: BinaryFn,
-    x: &[ValueId],
-    y: ValueId,
-    dy: ValueId,
-) -> Gradients {
-    let mut gradients = vec![None; 2];
-    for i in 0..2 {
-        if b.needs(i) {
-            let full = partial(b, f, i, x, y, dy)?;
-            gradients[i] = Some(b.sum_to(full, x[i])?);
+impl Differentiate for Cast {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = node.inputs[0];
+        if b.ty(dy).dtype == DType::F32 && b.is_narrowed(x) {
+            // Summed in f32, with what else reads `x`.
+            return Ok(vec![Some(dy)]);
         }
+        let dtype = b.grad_dtype(x);
+        Ok(vec![Some(b.cast(dy, dtype)?)])
     }
-    Ok(gradients)
+}
+
+impl Differentiate for Clip {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = node.inputs[0];
+        let dtype = b.ty(x).dtype;
+        let mut inside = None;
+        for (f, bound) in [(CompareFn::Ge, self.min), (CompareFn::Le, self.max)] {
+            let Some(bound) = bound else { continue };
+            let bound = b.constant(dtype, bound)?;
+            let test = b.compare(f, x, bound)?;
+            inside = Some(match inside {
+                None => test,
+                Some(other) => b.emit(Op::Logical(LogicalFn::And), &[other, test])?,
+            });
+        }
+        let Some(inside) = inside else { return Ok(vec![Some(dy)]) };
+        let zero = b.constant(dtype, 0.0)?;
+        Ok(vec![Some(b.select(inside, dy, zero)?)])
+    }
+}
+
+impl Differentiate for Select {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = &node.inputs;
+        let zero = b.constant(b.ty(dy).dtype, 0.0)?;
+        let mut gradients = vec![None; 3];
+        if b.needs(1) {
+            let taken = b.select(x[0], dy, zero)?;
+            gradients[1] = Some(b.sum_to(taken, x[1])?);
+        }
+        if b.needs(2) {
+            let taken = b.select(x[0], zero, dy)?;
+            gradients[2] = Some(b.sum_to(taken, x[2])?);
+        }
+        Ok(gradients)
+    }
+}
+
+impl Differentiate for BinaryFn {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let f = *self;
+        let x = &node.inputs;
+        let y = node.outputs[0];
+        let mut gradients = vec![None; 2];
+        for i in 0..2 {
+            if b.needs(i) {
+                let full = partial(b, f, i, x, y, dy)?;
+                gradients[i] = Some(b.sum_to(full, x[i])?);
+            }
+        }
+        Ok(gradients)
+    }
 }
 
 /// The cotangent of operand `i`, in the shape of the result.

@@ -1,45 +1,47 @@
 //! Gradient rules of reductions and of softmax.
 
 use super::super::builder::{Builder, Gradients, Rule};
+use super::Differentiate;
 use super::unsupported;
-use frit_ir::ops::{AllReduce, Cast, CompareFn, Expand, Op, Reduce, ReduceFn, ReduceKind};
-use frit_ir::{Shape, ValueId};
+use frit_ir::ops::{
+    AllReduce, Cast, CompareFn, Expand, LogSoftmax, LogSoftmaxGrad, Op, Reduce, ReduceFn,
+    ReduceKind, Softmax, SoftmaxGrad, SumTo,
+};
+use frit_ir::{Node, Shape, ValueId};
 
-pub(super) fn reduce(
-    b: &mut Builder<'_>,
-    op: &Reduce,
-    x: ValueId,
-    y: ValueId,
-    dy: ValueId,
-) -> Gradients {
-    let ty = b.ty(x);
-    let mut kept = ty.shape.0.clone();
-    op.axes.iter().for_each(|&axis| kept[axis] = 1);
-    let n: usize = op.axes.iter().map(|&axis| ty.shape.0[axis]).product();
-    let dy = b.reshape(dy, kept.clone())?;
-    let dx = match op.f {
-        ReduceFn::Sum => expanded(b, dy, &ty.shape)?,
-        ReduceFn::Mean => {
-            let share = b.scaled(dy, 1.0 / n as f64)?;
-            expanded(b, share, &ty.shape)?
-        }
-        // Elements equal to the extreme share evenly, as torch.amax does.
-        ReduceFn::Max | ReduceFn::Min => {
-            let extreme = b.reshape(y, kept)?;
-            let hit = b.compare(CompareFn::Eq, x, extreme)?;
-            let ones = b.emit(Op::Cast(Cast { to: ty.dtype }), &[hit])?;
-            let sum = Reduce { f: ReduceFn::Sum, axes: op.axes.clone(), keep_dims: true };
-            let n_hits = b.emit(Op::Reduce(sum), &[ones])?;
-            let share = b.div(dy, n_hits)?;
-            let zero = b.constant(ty.dtype, 0.0)?;
-            b.select(hit, share, zero)?
-        }
-        ReduceFn::Prod => {
-            let others = product_of_others(b, op, x)?;
-            b.mul(dy, others)?
-        }
-    };
-    Ok(vec![Some(dx)])
+impl Differentiate for Reduce {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = node.inputs[0];
+        let y = node.outputs[0];
+        let ty = b.ty(x);
+        let mut kept = ty.shape.0.clone();
+        self.axes.iter().for_each(|&axis| kept[axis] = 1);
+        let n: usize = self.axes.iter().map(|&axis| ty.shape.0[axis]).product();
+        let dy = b.reshape(dy, kept.clone())?;
+        let dx = match self.f {
+            ReduceFn::Sum => expanded(b, dy, &ty.shape)?,
+            ReduceFn::Mean => {
+                let share = b.scaled(dy, 1.0 / n as f64)?;
+                expanded(b, share, &ty.shape)?
+            }
+            // Elements equal to the extreme share evenly, as torch.amax does.
+            ReduceFn::Max | ReduceFn::Min => {
+                let extreme = b.reshape(y, kept)?;
+                let hit = b.compare(CompareFn::Eq, x, extreme)?;
+                let ones = b.emit(Op::Cast(Cast { to: ty.dtype }), &[hit])?;
+                let sum = Reduce { f: ReduceFn::Sum, axes: self.axes.clone(), keep_dims: true };
+                let n_hits = b.emit(Op::Reduce(sum), &[ones])?;
+                let share = b.div(dy, n_hits)?;
+                let zero = b.constant(ty.dtype, 0.0)?;
+                b.select(hit, share, zero)?
+            }
+            ReduceFn::Prod => {
+                let others = product_of_others(b, self, x)?;
+                b.mul(dy, others)?
+            }
+        };
+        Ok(vec![Some(dx)])
+    }
 }
 
 /// For every element the product of those it is multiplied with. Zeros are left out of the product
@@ -63,18 +65,23 @@ fn product_of_others(b: &mut Builder<'_>, op: &Reduce, x: ValueId) -> Rule<Value
 
 /// Every rank reads the mean, and the loss is the mean of the ranks' losses: the cotangent of what a rank
 /// put in is the mean of the ranks' cotangents.
-pub(super) fn mean_over_ranks(b: &mut Builder<'_>, op: &AllReduce, dy: ValueId) -> Gradients {
-    if op.reduce != ReduceKind::Mean || op.unit.is_some() {
-        return Err(unsupported("a sum over ranks"));
+impl Differentiate for AllReduce {
+    fn vjp_first(&self, b: &mut Builder<'_>, _: &Node, dy: ValueId) -> Gradients {
+        if self.reduce != ReduceKind::Mean || self.unit.is_some() {
+            return Err(unsupported("a sum over ranks"));
+        }
+        Ok(vec![Some(b.emit(Op::AllReduce(self.clone()), &[dy])?)])
     }
-    Ok(vec![Some(b.emit(Op::AllReduce(op.clone()), &[dy])?)])
 }
 
 /// Every summed element has the cotangent of its sum.
-pub(super) fn sum_to(b: &mut Builder<'_>, x: ValueId, dy: ValueId) -> Gradients {
-    let ty = b.ty(x);
-    let dy = b.cast(dy, ty.dtype)?;
-    Ok(vec![Some(expanded(b, dy, &ty.shape)?)])
+impl Differentiate for SumTo {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = node.inputs[0];
+        let ty = b.ty(x);
+        let dy = b.cast(dy, ty.dtype)?;
+        Ok(vec![Some(expanded(b, dy, &ty.shape)?)])
+    }
 }
 
 fn expanded(b: &mut Builder<'_>, x: ValueId, shape: &Shape) -> Rule<ValueId> {
@@ -84,7 +91,16 @@ fn expanded(b: &mut Builder<'_>, x: ValueId, shape: &Shape) -> Rule<ValueId> {
     b.emit(Op::Expand(Expand { shape: shape.clone() }), &[x])
 }
 
-/// `grad` is the gradient operation of the softmax whose result is `y`.
-pub(super) fn softmax(b: &mut Builder<'_>, grad: Op, y: ValueId, dy: ValueId) -> Gradients {
-    Ok(vec![Some(b.emit(grad, &[dy, y])?)])
+impl Differentiate for Softmax {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let grad = Op::SoftmaxGrad(SoftmaxGrad { axis: self.axis });
+        Ok(vec![Some(b.emit(grad, &[dy, node.outputs[0]])?)])
+    }
+}
+
+impl Differentiate for LogSoftmax {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let grad = Op::LogSoftmaxGrad(LogSoftmaxGrad { axis: self.axis });
+        Ok(vec![Some(b.emit(grad, &[dy, node.outputs[0]])?)])
+    }
 }

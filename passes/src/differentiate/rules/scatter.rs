@@ -1,41 +1,57 @@
 //! Gradient rules of indexed writes, and of the indexed reads whose gradient is one.
 
 use super::super::builder::{Builder, Gradients};
-use frit_ir::ValueId;
+use super::Differentiate;
 use frit_ir::ops::TopK;
-use frit_ir::ops::{CompareFn, GatherNd, LogicalFn, Op, ScatterElements, ScatterFn, ScatterNd};
+use frit_ir::ops::{
+    CompareFn, GatherElements, GatherNd, LogicalFn, Op, ScatterElements, ScatterFn, ScatterNd,
+};
+use frit_ir::{Node, ValueId};
 
 /// Every cotangent is added where its slice was read.
-pub(super) fn gather_nd(
-    b: &mut Builder<'_>,
-    op: &GatherNd,
-    x: &[ValueId],
-    dy: ValueId,
-) -> Gradients {
-    let dtype = b.grad_dtype(x[0]);
-    let zeros = b.zeros(b.ty(x[0]).with_dtype(dtype))?;
-    let dy = b.cast(dy, dtype)?;
-    let scatter = ScatterNd { batch_dims: op.batch_dims, f: ScatterFn::Add };
-    Ok(vec![Some(b.emit(Op::ScatterNd(scatter), &[zeros, x[1], dy])?), None])
+impl Differentiate for GatherNd {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let x = &node.inputs;
+        let dtype = b.grad_dtype(x[0]);
+        let zeros = b.zeros(b.ty(x[0]).with_dtype(dtype))?;
+        let dy = b.cast(dy, dtype)?;
+        let scatter = ScatterNd { batch_dims: self.batch_dims, f: ScatterFn::Add };
+        Ok(vec![Some(b.emit(Op::ScatterNd(scatter), &[zeros, x[1], dy])?), None])
+    }
 }
 
 /// The cotangents of the values go where these were; no place is named twice.
-pub(super) fn top_k(
-    b: &mut Builder<'_>,
-    op: &TopK,
-    x: &[ValueId],
-    indices: ValueId,
-    dy: ValueId,
-) -> Gradients {
-    let dtype = b.ty(dy).dtype;
-    let zeros = b.zeros(b.ty(x[0]).with_dtype(dtype))?;
-    let scatter = ScatterElements { axis: op.axis, f: ScatterFn::Replace };
-    Ok(vec![Some(b.emit(Op::ScatterElements(scatter), &[zeros, indices, dy])?)])
+impl Differentiate for TopK {
+    fn vjp(&self, b: &mut Builder<'_>, node: &Node, dys: &[Option<ValueId>]) -> Gradients {
+        let (x, indices) = (&node.inputs, node.outputs[1]);
+        let Some(dy) = dys[0] else { return Ok(vec![None]) };
+        let dtype = b.ty(dy).dtype;
+        let zeros = b.zeros(b.ty(x[0]).with_dtype(dtype))?;
+        let scatter = ScatterElements { axis: self.axis, f: ScatterFn::Replace };
+        Ok(vec![Some(b.emit(Op::ScatterElements(scatter), &[zeros, indices, dy])?)])
+    }
+}
+
+impl Differentiate for ScatterElements {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let gather = Op::GatherElements(GatherElements { axis: self.axis });
+        let scattered = |f| Op::ScatterElements(ScatterElements { axis: self.axis, f });
+        scatter(b, self.f, (gather, &scattered), &node.inputs, node.outputs[0], dy)
+    }
+}
+
+impl Differentiate for ScatterNd {
+    fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
+        let batch_dims = self.batch_dims;
+        let gather = Op::GatherNd(GatherNd { batch_dims });
+        let scattered = |f| Op::ScatterNd(ScatterNd { batch_dims, f });
+        scatter(b, self.f, (gather, &scattered), &node.inputs, node.outputs[0], dy)
+    }
 }
 
 /// `(data, indices, updates)`. `gather` reads what the scatter wrote; `scatter` writes at the same
 /// places with another function.
-pub(super) fn scatter(
+fn scatter(
     b: &mut Builder<'_>,
     f: ScatterFn,
     (gather, scatter): (Op, &dyn Fn(ScatterFn) -> Op),

@@ -27,7 +27,7 @@ pub(super) fn case(r: &mut Random) {
     }
     let name = format!("axis {axis} of {rows:?}");
     single(&name, Op::Softmax(Softmax { axis }), &[&rows]);
-    single(&name, Op::LogSoftmax(Softmax { axis }), &[&rows]);
+    single(&name, Op::LogSoftmax(LogSoftmax { axis }), &[&rows]);
     let scale = &rows[axis..];
     let norm = LayerNorm { axis, eps: 0.1 };
     single(&name, Op::LayerNorm(norm.clone()), &[&rows, scale, scale]);

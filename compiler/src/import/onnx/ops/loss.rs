@@ -3,7 +3,7 @@
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::layout::permute;
 use super::{Operator, op};
-use frit_ir::ops::{BinaryFn, CompareFn, CrossEntropy, Gather, Reduce, ReduceFn, Softmax};
+use frit_ir::ops::{BinaryFn, CompareFn, CrossEntropy, Gather, LogSoftmax, Reduce, ReduceFn};
 use frit_ir::{Op, ValueId};
 
 pub(super) const OPERATORS: &[Operator] =
@@ -51,7 +51,7 @@ fn cross_entropy(cx: &mut NodeContext<'_>) -> Outcome {
     };
     let mut results = vec![cx.cast(loss, ty.dtype)?.into()];
     if cx.node.output.len() > 1 {
-        results.push(cx.emit(Op::LogSoftmax(Softmax { axis: 1 }), &[scores])?.into());
+        results.push(cx.emit(Op::LogSoftmax(LogSoftmax { axis: 1 }), &[scores])?.into());
     }
     Ok(results)
 }

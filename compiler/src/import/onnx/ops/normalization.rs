@@ -2,7 +2,7 @@
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};
-use frit_ir::ops::{BinaryFn, LayerNorm, RmsNorm, Softmax};
+use frit_ir::ops::{BinaryFn, LayerNorm, LogSoftmax, RmsNorm, Softmax};
 use frit_ir::shape::product;
 use frit_ir::{Op, Tensor, TensorType, ValueId};
 
@@ -10,12 +10,12 @@ pub(super) const OPERATORS: &[Operator] = &[
     op("GroupNormalization", &["epsilon", "num_groups", "stash_type"], group),
     op("InstanceNormalization", &["epsilon"], instance),
     op("LayerNormalization", &["axis", "epsilon", "stash_type"], layer),
-    op("LogSoftmax", &["axis"], |cx| softmax(cx, Op::LogSoftmax)),
+    op("LogSoftmax", &["axis"], |cx| softmax(cx, |axis| Op::LogSoftmax(LogSoftmax { axis }))),
     op("RMSNormalization", &["axis", "epsilon", "stash_type"], rms),
-    op("Softmax", &["axis"], |cx| softmax(cx, Op::Softmax)),
+    op("Softmax", &["axis"], |cx| softmax(cx, |axis| Op::Softmax(Softmax { axis }))),
 ];
 
-fn softmax(cx: &mut NodeContext<'_>, make: fn(Softmax) -> Op) -> Outcome {
+fn softmax(cx: &mut NodeContext<'_>, make: fn(usize) -> Op) -> Outcome {
     let x = cx.input(0)?;
     if cx.opset < 13 {
         // All axes from the given one on were one.
@@ -23,11 +23,11 @@ fn softmax(cx: &mut NodeContext<'_>, make: fn(Softmax) -> Op) -> Outcome {
         let axis = cx.axis(x, cx.int("axis", 1))?;
         let rows = vec![product(&dims[..axis]), product(&dims[axis..])];
         let rows = cx.reshape(x, rows)?;
-        let y = cx.emit(make(Softmax { axis: 1 }), &[rows])?;
+        let y = cx.emit(make(1), &[rows])?;
         return one(cx.reshape(y, dims)?);
     }
     let axis = cx.axis(x, cx.int("axis", -1))?;
-    one(cx.emit(make(Softmax { axis }), &[x])?)
+    one(cx.emit(make(axis), &[x])?)
 }
 
 /// Statistics are f32 in Frit, as `stash_type = 1` asks.
