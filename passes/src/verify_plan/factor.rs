@@ -2,7 +2,7 @@
 //!
 //! Every range of bytes holds an abstract value: zero, independent of the loss (weights, activations),
 //! or linear in it, and then `scale × factor ×` the derivative of some micro-steps' loss sums. Bodies are
-//! replayed node by node, by the rows of [`super::linear`]: linear operations carry the factor, sums need
+//! replayed node by node, by what [`Op::linear`] says: linear operations carry the factor, sums need
 //! equal ones, a mean over ranks divides it.
 //!
 //! If the forward pass averages activations over all ranks, the derivative with respect to a rank's contribution is the mean of the ranks'
@@ -18,8 +18,7 @@
 //!       every gradient element exactly once over all ranks
 
 use super::broken;
-use frit_ir::ops::Linear;
-use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, ReduceKind, StateName};
+use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, Linear, ReduceKind, StateName};
 use frit_ir::plan::{Action, Arena, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId};
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
 use std::collections::{BTreeMap, HashMap};
