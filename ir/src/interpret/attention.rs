@@ -3,10 +3,9 @@
 //! Keys excluded by their position (causal, window) are skipped; a masked key has the score −∞ and therefore
 //! weight 0.
 
-use super::EvalError;
 use super::call::{Call, broadcast_places};
 use super::softmax::log_sum_exp;
-use super::{Evaluate, Evaluated};
+use super::{EvalError, Evaluate, Evaluated};
 use crate::ops::attention::{Dims, Sight};
 use crate::ops::{Attention, AttentionGrad};
 use crate::{DType, Shape};

@@ -1,9 +1,8 @@
 //! Elementwise operations of two and three operands.
 
-use super::EvalError;
 use super::call::{Call, broadcast, max, min};
 use super::special::{gelu_tanh_inner, normal_cdf, normal_density, sigmoid};
-use super::{Evaluate, Evaluated};
+use super::{EvalError, Evaluate, Evaluated};
 use crate::ops::{BinaryFn, CompareFn, LogicalFn, Select};
 use crate::{Tensor, TensorData};
 use std::borrow::Cow;

@@ -1,8 +1,7 @@
 //! Reads by index, and running sums.
 
-use super::EvalError;
 use super::call::{Call, around};
-use super::{Evaluate, Evaluated};
+use super::{EvalError, Evaluate, Evaluated};
 use crate::TensorData;
 use crate::ops::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 

@@ -1,9 +1,8 @@
 //! Cross-entropy of class indices.
 
-use super::EvalError;
 use super::call::Call;
 use super::softmax::log_sum_exp;
-use super::{Evaluate, Evaluated};
+use super::{EvalError, Evaluate, Evaluated};
 use crate::ops::{CrossEntropy, CrossEntropyGrad};
 
 /// The class of a label: none if the row is left out, an error if it is no class.

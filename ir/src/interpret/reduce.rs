@@ -1,8 +1,7 @@
 //! Reductions over axes.
 
-use super::EvalError;
 use super::call::{Call, broadcast_places, max, min, places};
-use super::{Evaluate, Evaluated};
+use super::{EvalError, Evaluate, Evaluated};
 use crate::ops::{Reduce, ReduceFn, SumTo};
 use crate::{DType, TensorData};
 

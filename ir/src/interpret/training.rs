@@ -2,9 +2,8 @@
 
 use super::call::Call;
 use super::{Evaluate, Evaluated};
-use crate::ops::{GradStats, LossScale, Unscale, UpdateLossScale, UpdateStep};
-
 use crate::DType;
+use crate::ops::{GradStats, LossScale, Unscale, UpdateLossScale, UpdateStep};
 
 impl Evaluate for LossScale {
     fn evaluate(&self, call: &Call<'_>) -> Evaluated {

@@ -15,8 +15,7 @@
 //! Sums are of this rank's elements alone and are added over ranks before the next part reads them.
 
 use super::number::by_bits;
-use super::{Inferred, OpError, OptimizerKind, arity, shape_is};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, OptimizerKind, Precision, arity, shape_is};
 use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};

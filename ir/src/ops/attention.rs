@@ -4,8 +4,10 @@
 //! `D` head size, `E` value size. Source: Vaswani et al. 2017; Dao et al. 2022 (tiling, `lse`).
 
 use super::number::by_bits;
-use super::{Inferred, OpError, arity_in, float, same_shape, shape_is, statistics_dtype};
-use super::{Linear, Operation, Precision};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity_in, float, same_shape, shape_is,
+    statistics_dtype,
+};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;

@@ -2,8 +2,10 @@
 
 use super::number::by_bits;
 use super::precision::{Class, own};
-use super::{Inferred, OpError, arity, axis_of, float, shape_is, statistics_dtype};
-use super::{Linear, Operation, Precision, elements};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity, axis_of, elements, float, shape_is,
+    statistics_dtype,
+};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,7 @@
 //! Elementwise operations of two operands, with numpy broadcasting; operands have equal dtypes.
 
 use super::unary::functions;
-use super::{Inferred, OpError, arity, float};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, float};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 

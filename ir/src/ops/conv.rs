@@ -1,7 +1,9 @@
 //! Convolution over any number of spatial axes, and windows that slide.
 
-use super::{Inferred, OpError, arity, axis_of, float, float_result, same_shape};
-use super::{Linear, Operation, Precision};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity, axis_of, float, float_result,
+    same_shape,
+};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,6 @@
 //! A fused region: several operations executed as one kernel.
 
-use super::{Inferred, Op, OpError, arity};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, Op, OpError, Operation, Precision, arity};
 use crate::{Graph, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,10 @@
 //!
 //! Indices are i64 or i32; a negative index counts from the end, as in ONNX.
 
-use super::{Inferred, OpError, arity, axis_of, float, float_result, index_type};
-use super::{Linear, Operation, Precision};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity, axis_of, float, float_result,
+    index_type,
+};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,7 @@
 //! Operations that rearrange elements without computing.
 
 use super::number::by_bits;
-use super::{Inferred, OpError, arity, axis_of};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, axis_of};
 use crate::{Shape, TensorType};
 use serde::{Deserialize, Serialize};
 

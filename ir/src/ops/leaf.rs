@@ -1,8 +1,7 @@
 //! Leaves: inputs, parameters, state, hyper-parameters, constants.
 
 use super::number::{self, Bits, Scalar, by_bits, by_identity};
-use super::{Inferred, OpError, StateName, arity};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, StateName, arity};
 use crate::ids::UnitId;
 use crate::{DType, Tensor, TensorData, TensorType};
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,10 @@
 //! logits of any float dtype. Source: ONNX SoftmaxCrossEntropyLoss-13, `torch.nn.functional.cross_entropy`.
 
 use super::precision::{Class, own};
-use super::{Inferred, OpError, arity, float, index_type, same_shape, shape_is, statistics_dtype};
-use super::{Linear, Operation, Precision, elements};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity, elements, float, index_type,
+    same_shape, shape_is, statistics_dtype,
+};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,6 @@
 //! Matrix product.
 
-use super::{Inferred, OpError, arity, float, float_result};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, float, float_result};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -6,9 +6,10 @@
 //! RMSNormalization-23, Zhang & Sennrich 2019.
 
 use super::number::by_bits;
-use super::{Inferred, OpError, arity, arity_in, axis_of, float, same_shape};
-use super::{Linear, Operation, Precision, elements};
-use super::{shape_is, statistics_dtype};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity, arity_in, axis_of, elements, float,
+    same_shape, shape_is, statistics_dtype,
+};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +57,8 @@ impl Operation for LayerNorm {
     }
 
     fn precision(&self) -> Precision {
+        // The result too: where a norm is followed by a residual sum, as in BERT, the stream stays f32 even if it began
+        // in low precision.
         Precision::F32
     }
 
@@ -166,6 +169,7 @@ impl Operation for RmsNorm {
     }
 
     fn precision(&self) -> Precision {
+        // The result too, as of `layer_norm`.
         Precision::F32
     }
 

@@ -4,8 +4,9 @@
 //! before this one.
 
 use super::training::scalars;
-use super::{Inferred, OpError, StateName, arity, float, shape_is};
-use super::{Linear, Operation, Precision, elements};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, StateName, arity, elements, float, shape_is,
+};
 use crate::shape::product;
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};

@@ -4,8 +4,7 @@
 //! as in PyTorch.
 //! Source: ONNX TopK-11, ArgMax-13.
 
-use super::{Inferred, OpError, arity, axis_of};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, axis_of};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 

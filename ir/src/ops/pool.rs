@@ -2,8 +2,7 @@
 //! which is known at compile time.
 
 use super::conv::Window;
-use super::{Inferred, OpError, arity, axis_of, float};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, axis_of, float};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +115,7 @@ impl Operation for SumPool {
     }
 
     fn precision(&self) -> Precision {
+        // The sums are kept in f32 inside.
         Precision::UNLISTED
     }
 

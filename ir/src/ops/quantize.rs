@@ -6,8 +6,7 @@
 //! matrix units with the inverse scales.
 //! Source: Micikevicius et al. 2022 (arXiv 2209.05433); delayed scaling as in NVIDIA's Transformer Engine.
 
-use super::{Inferred, OpError, arity_in, float};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity_in, float};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -10,8 +10,7 @@
 //! and the key (low and high half of the seed). Source: Salmon et al. 2011, Philox4x32-10.
 
 use super::number::by_bits;
-use super::{Inferred, OpError, arity};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 

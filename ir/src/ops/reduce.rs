@@ -1,7 +1,6 @@
 //! Reductions over axes.
 
-use super::{Inferred, OpError, arity, axis_of};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, axis_of};
 use crate::{DType, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 

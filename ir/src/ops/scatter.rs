@@ -4,8 +4,9 @@
 //! Source: ONNX ScatterElements-18, ScatterND-18.
 
 use super::unary::functions;
-use super::{Inferred, OpError, arity, axis_of, index_type, same_shape};
-use super::{Linear, Operation, Precision};
+use super::{
+    Inferred, Linear, OpError, Operation, Precision, arity, axis_of, index_type, same_shape,
+};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +72,7 @@ impl Operation for ScatterElements {
     }
 
     fn precision(&self) -> Precision {
+        // As `scatter_add`.
         Precision::PROMOTE
     }
 
@@ -111,6 +113,7 @@ impl Operation for ScatterNd {
     }
 
     fn precision(&self) -> Precision {
+        // As `index_put`.
         Precision::PROMOTE
     }
 

@@ -1,8 +1,7 @@
 //! Learning-rate schedules.
 
 use super::training::{scalar, scalars};
-use super::{Inferred, arity};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, Operation, Precision, arity};
 use crate::TensorType;
 use serde::{Deserialize, Serialize};
 

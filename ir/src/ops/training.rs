@@ -6,8 +6,7 @@
 //! elements. [`Unscale`] removes that factor.
 
 use super::number::by_bits;
-use super::{Inferred, OpError, arity, float, shape_is};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, float, shape_is};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,7 @@
 //! Elementwise operations of one operand.
 
 use super::number::by_bits;
-use super::{Inferred, OpError, arity, float, float_result};
-use super::{Linear, Operation, Precision};
+use super::{Inferred, Linear, OpError, Operation, Precision, arity, float, float_result};
 use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 

@@ -1,21 +1,11 @@
 //! Selects launches for a body: one node after the other, with intermediate values in scratch memory.
 
-use crate::adafactor;
-use crate::attention;
-use crate::batch_norm;
-use crate::conv;
-use crate::convert;
-use crate::embedding;
-use crate::index;
-use crate::layout;
-use crate::matmul;
-use crate::order;
-use crate::pool;
-use crate::quantize;
-use crate::random;
-use crate::reduce;
 use crate::source::SourceKernel;
 use crate::source::c_bytes;
+use crate::{
+    adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool,
+    quantize, random, reduce,
+};
 use frit_ir::plan::{Candidate, CandidateName, Launch, Launches, OperationLaunch, Pointer};
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;

@@ -28,5 +28,7 @@ pub fn table() -> Vec<Row> {
     let mut rows: Vec<Row> =
         ops.iter().filter(|op| op.precision().is_of_models()).map(row).collect();
     rows.sort_by(|a, b| a.op.cmp(&b.op));
+    // Functions of a scatter have no names of their own.
+    rows.dedup();
     rows
 }

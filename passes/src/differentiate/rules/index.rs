@@ -7,8 +7,7 @@ use frit_ir::ops::{
     BinaryFn, CompareFn, Constant, CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, Op,
     Transpose,
 };
-use frit_ir::{Node, ValueId};
-use frit_ir::{Tensor, TensorType};
+use frit_ir::{Node, Tensor, TensorType, ValueId};
 
 /// The cotangent of the row `padding_idx` is left out before rows are summed.
 impl Differentiate for Embedding {

@@ -15,8 +15,7 @@ mod reduce;
 mod scatter;
 
 use super::builder::{Builder, Gradients, RuleError};
-use frit_ir::ops;
-use frit_ir::{Node, ValueId, with_attributes};
+use frit_ir::{Node, ValueId, ops, with_attributes};
 
 /// The gradient rule of an operation; implemented by its attributes.
 trait Differentiate {

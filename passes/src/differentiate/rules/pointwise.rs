@@ -1,8 +1,7 @@
 //! Gradient rules of elementwise operations. Ties and domains as in PyTorch's `derivatives.yaml`.
 
 use super::super::builder::{Builder, Gradients, Rule};
-use super::Differentiate;
-use super::unsupported;
+use super::{Differentiate, unsupported};
 use frit_ir::ops::{BinaryFn, Cast, Clip, CompareFn, LogicalFn, Op, Select, UnaryFn};
 use frit_ir::{DType, Node, ValueId};
 

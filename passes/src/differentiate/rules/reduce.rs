@@ -1,8 +1,7 @@
 //! Gradient rules of reductions and of softmax.
 
 use super::super::builder::{Builder, Gradients, Rule};
-use super::Differentiate;
-use super::unsupported;
+use super::{Differentiate, unsupported};
 use frit_ir::ops::{
     AllReduce, Cast, CompareFn, Expand, LogSoftmax, LogSoftmaxGrad, Op, Reduce, ReduceFn,
     ReduceKind, Softmax, SoftmaxGrad, SumTo,
