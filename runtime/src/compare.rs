@@ -4,17 +4,16 @@
 //! the device's results, so an error is reported only at the kernel that causes it.
 
 use crate::RunError;
-use crate::comm::local::LocalComm;
+use crate::comm::launch::Launch;
 use crate::data::{Data, Source, TokenDType};
 use crate::device::Device;
-use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
 use crate::initialize::initialize;
 use crate::numerics::decode;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
+use crate::session::{self, Session, Work};
 use frit_ir::interpret;
-use frit_ir::plan::{Action, DeviceType, Kernel, KernelId, Place, Plan, TaskId, TiVec};
+use frit_ir::plan::{Action, Kernel, KernelId, Place, Plan, TaskId, TiVec};
 use frit_ir::{DType, Graph, Op, Tensor};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -141,14 +140,34 @@ pub fn compare(options: &Options) -> Result<Report, RunError> {
     if dir.plan.eval.is_some() {
         return Err(refuse("kernels are compared in training steps; this plan only evaluates"));
     }
-    if dir.plan.target.device == DeviceType::Cuda {
-        let mut device = Cuda::open(&dir, None, &dir.hash)?;
-        return on_device(&dir, &mut device, options);
+    let session = Session {
+        dir: &dir,
+        beside: None,
+        identity: dir.hash.clone(),
+        threads: options.threads,
+        interpret: false,
+    };
+    let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
+    let mut finished = session.run(&launch, &Comparing { dir: &dir, options })?;
+    Ok(finished.outcomes.remove(0))
+}
+
+struct Comparing<'a> {
+    dir: &'a PlanDir,
+    options: &'a Options,
+}
+
+impl Work for Comparing<'_> {
+    type Outcome = Report;
+
+    fn rank<D: Device>(
+        &self,
+        _: usize,
+        device: &mut D,
+        _: Option<&mut D>,
+    ) -> Result<Report, RunError> {
+        on_device(self.dir, device, self.options)
     }
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let comm = LocalComm::world(1).remove(0);
-    let mut device = Cpu::new(&dir, comm, options.threads.unwrap_or(cores), false)?;
-    on_device(&dir, &mut device, options)
 }
 
 /// Compares the kernels of a plan for one rank on a device that is ready to run it.
@@ -165,15 +184,18 @@ pub fn on_device(
     initialize(dir, &[], &Tensors::new(), device, 0)?;
     let mut comparison = Comparison::new(plan, options.budget.saturating_mul(1_000_000));
     for step in 0..options.steps {
-        let micro_steps = data.micro_steps(step);
-        for k in 0..micro_steps {
-            data.feed(step, k, 0, |buffer, element, bytes| device.feed(buffer, element, bytes))?;
-            let tasks = plan.micro_step_tasks(k, micro_steps);
-            for task in tasks.start.until(tasks.end) {
-                comparison.task(device, task)?;
-            }
-        }
-        device.note_metrics()?;
+        session::step(
+            plan,
+            data.micro_steps(step),
+            device,
+            |device, k| {
+                data.feed(step, k, 0, |buffer, element, bytes| device.feed(buffer, element, bytes))
+            },
+            |device, tasks| {
+                let mut tasks = tasks.start.until(tasks.end);
+                tasks.try_for_each(|task| comparison.task(device, task))
+            },
+        )?;
         // Here a device reports what it noticed late.
         device.take_metrics()?;
     }

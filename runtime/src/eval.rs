@@ -5,23 +5,19 @@
 
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
-use crate::comm::Communicator;
 use crate::comm::launch::Launch;
-use crate::comm::local::LocalComm;
 use crate::data::{self, Data, Element, Fed, TokenDType};
 use crate::device::Device;
-use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
 use crate::dump::{self, Outputs};
 use crate::initialize::initialize;
 use crate::outputs;
 use crate::plan_dir::PlanDir;
-use crate::ranks;
 use crate::save::Tensors;
+use crate::session::{self, Session, Work};
 use crate::starting::{self, Others};
 use frit_ir::ops::StateName;
 use frit_ir::ops::random::evaluation_state;
-use frit_ir::plan::{DeviceType, EvalSpec, ParamHome, PhaseName, Place, Plan};
+use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -184,14 +180,18 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         Feed::Batch(_) => (1, batch(plan)),
     };
     let source = Source { replaced, checkpoint, trained };
-    let session =
-        Session { dir: &dir, eval, options, feed: &feed, source: &source, batches, examples };
-    let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
-    let found = match (plan.target.device == DeviceType::Cuda, launch.world_size) {
-        (true, _) => session.on_gpu()?,
-        (false, 1) => session.on_threads()?,
-        (false, _) => session.as_process(&launch)?,
+    let work =
+        Evaluation { dir: &dir, eval, options, feed: &feed, source: &source, batches, examples };
+    let session = Session {
+        dir: &dir,
+        beside: None,
+        identity: dir.hash.clone(),
+        threads: options.threads,
+        interpret: options.interpret,
     };
+    let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
+    let finished = session.run(&launch, &work)?;
+    let found = finished.outcomes.into_iter().next().expect("invariant: a plan has a rank");
     if found.rank > 0 {
         return Ok(None);
     }
@@ -273,7 +273,7 @@ pub(crate) fn examples(
     Ok(data)
 }
 
-struct Session<'a> {
+struct Evaluation<'a> {
     dir: &'a PlanDir,
     eval: &'a EvalSpec,
     options: &'a Options,
@@ -283,44 +283,15 @@ struct Session<'a> {
     examples: usize,
 }
 
-impl Session<'_> {
-    /// Every rank as a thread on the CPU; what rank 0 found.
-    fn on_threads(&self) -> Result<Found, RunError> {
-        let comms = LocalComm::world(self.dir.plan.world_size);
-        let mut first = None;
-        for result in ranks::on_threads(comms, |comm| self.on_cpu(comm)) {
-            first.get_or_insert(result?);
-        }
-        Ok(first.expect("invariant: a plan has a rank"))
-    }
+impl Work for Evaluation<'_> {
+    type Outcome = Found;
 
-    /// The rank of this process on the CPU.
-    fn as_process(&self, launch: &Launch) -> Result<Found, RunError> {
-        let ranks = self.dir.plan.world_size;
-        let found = ranks::as_process(ranks, launch, &self.dir.hash, |comm| self.on_cpu(comm))?;
-        Ok(found.0)
-    }
-
-    fn on_cpu<C: Communicator>(&self, comm: C) -> Result<Found, RunError> {
-        let rank = comm.rank();
-        let threads = ranks::threads_per_rank(self.options.threads, self.dir.plan.world_size);
-        self.rank(&mut Cpu::new(self.dir, comm, threads, self.options.interpret)?, rank)
-    }
-
-    /// The rank of this process on its GPU.
-    fn on_gpu(&self) -> Result<Found, RunError> {
-        if self.options.interpret {
-            return Err(RunError::Interpret);
-        }
-        let mut device = Cuda::open(self.dir, None, &self.dir.hash)?;
-        let rank = device.rank();
-        let found = self.rank(&mut device, rank).inspect_err(|error| device.fail(error))?;
-        device.finish()?;
-        Ok(found)
-    }
-
-    /// One rank from start to end.
-    fn rank<D: Device>(&self, device: &mut D, rank: usize) -> Result<Found, RunError> {
+    fn rank<D: Device>(
+        &self,
+        rank: usize,
+        device: &mut D,
+        _: Option<&mut D>,
+    ) -> Result<Found, RunError> {
         let plan = &self.dir.plan;
         initialize(self.dir, &[], &self.source.replaced, device, rank)?;
         if let Some(checkpoint) = &self.source.checkpoint {
@@ -353,17 +324,22 @@ pub(crate) fn sums<D: Device>(
 ) -> Result<Vec<f64>, RunError> {
     let mut sums = vec![0.0; eval.statistics.as_ref().map_or(0, |p| p.ty.shape.numel())];
     for number in 0..batches {
-        let counting = put_batch(feed, number, rank, device)?;
-        draw_anew(plan, number, rank, device)?;
-        if let Some(weights) = &eval.weights {
-            let n = weights.ty.shape.numel();
-            let bytes: Vec<u8> =
-                (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
-            device.feed(weights.buffer, Element::F32, &bytes)?;
-        }
-        device.run(plan.tasks_of(PhaseName::Eval))?;
+        session::step(
+            plan,
+            1,
+            device,
+            |device, _| {
+                let counting = put_batch(feed, number, rank, device)?;
+                draw_anew(plan, number, rank, device)?;
+                let Some(weights) = &eval.weights else { return Ok(()) };
+                let n = weights.ty.shape.numel();
+                let bytes: Vec<u8> =
+                    (0..n).flat_map(|i| f32::from(u8::from(i < counting)).to_le_bytes()).collect();
+                device.feed(weights.buffer, Element::F32, &bytes)
+            },
+            D::run,
+        )?;
         // An evaluation has no metrics, but a device tells with them what went wrong.
-        device.note_metrics()?;
         device.take_metrics()?;
         if let Some(statistics) = &eval.statistics {
             let bytes = read(device, statistics)?;

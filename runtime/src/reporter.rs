@@ -9,7 +9,7 @@ use crate::files::Sink;
 use crate::gradients::Parts;
 use crate::metrics::{StepMetrics, ValidationMetrics, Writer};
 use crate::progress::Progress;
-use crate::run::Outcome;
+use crate::train::Outcome;
 use crate::validation::Measured;
 use frit_ir::plan::{MetricName, Plan};
 use std::collections::BTreeMap;

@@ -1,44 +1,31 @@
-//! The step loop of a rank on its device; rank 0 reports. Ranks are threads or processes on the CPU, and processes on GPUs.
+//! Runs a plan: checks what is asked of it, trains, and writes what was asked for.
 
 use crate::RunError;
 use crate::checkpoint::lock::{self, Run};
-use crate::checkpoint::saver::Saver;
-use crate::checkpoint::{Checkpoint, CheckpointOptions, Position, restore};
-use crate::comm::Communicator;
+use crate::checkpoint::{Checkpoint, CheckpointOptions};
 use crate::comm::launch::Launch;
-use crate::comm::local::LocalComm;
-use crate::course::Course;
 use crate::data::{Data, Source};
-use crate::device::cpu::Cpu;
-use crate::device::cuda::{Cuda, Real};
-use crate::device::{Device, Span};
-use crate::divergence::{Divergence, Judge, MAX_SKIPPED};
+use crate::divergence::Divergence;
 use crate::eval::in_words;
-use crate::files::Sink;
-use crate::gradients::{self, Gradients, Parts};
+use crate::gradients;
 use crate::hyper;
-use crate::initialize::initialize;
 use crate::interrupt::Stop;
-use crate::left_out::{self, AllLeftOut};
 use crate::memory;
-use crate::metrics::{self, Writer};
-use crate::numerics::{self, Histograms, Watch};
+use crate::metrics;
+use crate::numerics;
 use crate::outputs;
 use crate::plan_dir::PlanDir;
-use crate::progress::Progress;
-use crate::ranks;
-use crate::reporter::Reporter;
-use crate::save::{self, Tensors, Version};
+use crate::save;
+use crate::session::{Finished, Session};
 use crate::starting;
 use crate::trace;
-use crate::usage::{self, Usage};
-use crate::validation::{Measured, Validation, ValidationOptions};
+use crate::train::{Outcome, Training};
+use crate::usage;
+use crate::validation::{Validation, ValidationOptions};
 use frit_ir::counted;
-use frit_ir::plan::{DeviceType, PhaseName, Plan, sha256_hex};
+use frit_ir::plan::{Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// What is asked of a run.
 #[derive(Clone, Debug, Default)]
@@ -192,7 +179,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         }
         _ => None,
     };
-    let session = Session {
+    let training = Training {
         replaced: starting::instead(&options.weights, &dir, resumed.as_ref())?,
         hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
         first_batch: resumed.as_ref().map_or(0, |c| data.step_at(c.index.position)),
@@ -206,17 +193,44 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         data: &data,
         options,
     };
-    let outcome = match (dir.plan.target.device == DeviceType::Cuda, launch.world_size) {
-        (true, _) => session.on_gpu(),
-        (false, 1) => session.on_threads(),
-        (false, _) => session.as_process(&launch),
+    let session = Session {
+        dir: &dir,
+        beside: training.validation.as_ref().map(|v| &v.dir),
+        identity: identity(&training),
+        threads: options.threads,
+        interpret: options.interpret,
     };
+    let finished = session.run(&launch, &training);
     // The other ranks know by now that this one cannot go on.
-    let outcome = refusal.map_or(outcome, Err)?;
+    let outcome = merged(refusal.map_or(finished, Err)?);
     if outcome.rank == 0 {
         write_outputs(&dir.plan, options, &outcome)?;
     }
     Ok(outcome.report)
+}
+
+/// What all ranks must have in common, as a hash: the plan, the hyper-parameters that were changed, and the step at
+/// which they begin.
+fn identity(training: &Training<'_>) -> String {
+    let mut text = training.dir.hash.clone();
+    for (name, value) in &training.hyper {
+        text += &format!(" {name}={value}");
+    }
+    text += &format!(" from step {}", training.start);
+    sha256_hex(text.as_bytes())
+}
+
+/// What the first rank of this process brought back, with what all of them counted.
+fn merged(finished: Finished<Outcome>) -> Outcome {
+    let mut outcomes = finished.outcomes.into_iter();
+    let mut first = outcomes.next().expect("invariant: a plan has a rank");
+    for mut other in outcomes {
+        first.spans.append(&mut other.spans);
+        numerics::merge(&mut first.counted, other.counted);
+        first.ranks += other.ranks;
+    }
+    (first.report.collective_calls, first.report.collective_bytes) = finished.traffic;
+    first
 }
 
 /// Looks at everything that rank 0 will write, before anything is computed.
@@ -316,357 +330,3 @@ fn check_patience(options: &RunOptions, validates: bool) -> Result<(), RunError>
     Ok(())
 }
 
-/// What a rank brings back; tensors only on rank 0.
-#[derive(Default)]
-pub(crate) struct Outcome {
-    rank: usize,
-    pub(crate) report: RunReport,
-    pub(crate) gradients: Gradients,
-    saved: Tensors,
-    /// What is left out of it.
-    left_out: AllLeftOut,
-    /// The traced step, by rank of this process.
-    spans: Vec<(usize, Vec<Span>)>,
-    usage: Usage,
-    /// Moving averages, as `saved`.
-    averages: Tensors,
-    /// The state at the end, if its checkpoint could not be written.
-    pub(crate) lost: Option<String>,
-    /// What was counted of numbers, and by how many ranks.
-    counted: Histograms,
-    ranks: usize,
-}
-
-/// A validation with the parameters of a device.
-type Validate<'a, D> = dyn FnMut(&D) -> Result<Measured, RunError> + 'a;
-
-struct Session<'a> {
-    /// Hyper-parameters that differ from the plan's.
-    hyper: Vec<(String, f64)>,
-    /// The checkpoint from which to go on.
-    resumed: Option<Checkpoint>,
-    /// Its steps.
-    start: usize,
-    /// Parameters to start from instead of the plan's.
-    replaced: Tensors,
-    /// The data's step that is read at `start`.
-    first_batch: usize,
-    /// Whether this is rank 0, and cannot write what it shall.
-    refused: bool,
-    /// What people have to know before the first step.
-    notes: Vec<String>,
-    /// Identity of this run.
-    run: Run,
-    /// What is evaluated between steps.
-    validation: Option<Validation>,
-    dir: &'a PlanDir,
-    data: &'a Data,
-    options: &'a RunOptions,
-}
-
-impl Session<'_> {
-    /// Every rank as a thread on the CPU.
-    fn on_threads(&self) -> Result<Outcome, RunError> {
-        let ranks = self.dir.plan.world_size;
-        let comms = LocalComm::world(ranks);
-        let watch = comms[0].clone();
-        let results = ranks::on_threads(comms, |comm| self.on_cpu(comm));
-        let mut outcome = Outcome::default();
-        let (mut spans, mut counted) = (Vec::new(), Histograms::new());
-        for (i, result) in results.into_iter().enumerate() {
-            let mut result = result?;
-            spans.append(&mut result.spans);
-            numerics::merge(&mut counted, std::mem::take(&mut result.counted));
-            if i == 0 {
-                outcome = result;
-            }
-        }
-        (outcome.spans, outcome.counted, outcome.ranks) = (spans, counted, ranks);
-        (outcome.report.collective_calls, outcome.report.collective_bytes) = watch.traffic();
-        Ok(outcome)
-    }
-
-    /// The rank of this process on the CPU.
-    fn as_process(&self, launch: &Launch) -> Result<Outcome, RunError> {
-        let ranks = self.dir.plan.world_size;
-        let train = |comm| self.on_cpu(comm);
-        let (mut outcome, traffic) = ranks::as_process(ranks, launch, &self.identity(), train)?;
-        (outcome.report.collective_calls, outcome.report.collective_bytes) = traffic;
-        Ok(outcome)
-    }
-
-    /// One rank on the CPU, and beside it what it validates with.
-    fn on_cpu<C: Communicator + Clone>(&self, comm: C) -> Result<Outcome, RunError> {
-        let (rank, interpret) = (comm.rank(), self.options.interpret);
-        self.refuse()?;
-        let threads = ranks::threads_per_rank(self.options.threads, self.dir.plan.world_size);
-        let mut device = Cpu::new(self.dir, comm.clone(), threads, interpret)?;
-        let Some(validation) = &self.validation else {
-            return self.train(&mut device, rank, None);
-        };
-        let mut beside = validation.on_cpu(comm, threads, interpret)?;
-        let mut validate = |trained: &Cpu<'_, C>| validation.measure(trained, &mut beside, rank);
-        self.train(&mut device, rank, Some(&mut validate))
-    }
-
-    /// The rank of this process on its GPU.
-    fn on_gpu(&self) -> Result<Outcome, RunError> {
-        if self.options.interpret {
-            return Err(RunError::Interpret);
-        }
-        let beside = self.validation.as_ref().map(|v| &v.dir);
-        let mut device = Cuda::open(self.dir, beside, &self.identity())?;
-        let rank = device.rank();
-        let trained = match &self.validation {
-            None => self.train(&mut device, rank, None),
-            Some(validation) => validation.on_gpu(&device).and_then(|mut beside| {
-                let mut validate =
-                    |trained: &Cuda<'_, Real>| validation.measure(trained, &mut beside, rank);
-                self.train(&mut device, rank, Some(&mut validate))
-            }),
-        };
-        match trained {
-            Ok(outcome) => device.finish().map(|()| outcome),
-            Err(error) => {
-                device.fail(&error);
-                Err(error)
-            }
-        }
-    }
-
-    /// Ends a rank that cannot go on, once the others are there to be told.
-    fn refuse(&self) -> Result<(), RunError> {
-        if self.refused { Err(RunError::Aborted { rank: 0 }) } else { Ok(()) }
-    }
-
-    /// What all ranks must have in common, as a hash: the plan, the hyper-parameters that were changed, and
-    /// the step at which they begin.
-    fn identity(&self) -> String {
-        let mut text = self.dir.hash.clone();
-        for (name, value) in &self.hyper {
-            text += &format!(" {name}={value}");
-        }
-        text += &format!(" from step {}", self.start);
-        sha256_hex(text.as_bytes())
-    }
-
-    /// One rank from start to end.
-    fn train<D: Device>(
-        &self,
-        device: &mut D,
-        rank: usize,
-        mut validate: Option<&mut Validate<'_, D>>,
-    ) -> Result<Outcome, RunError> {
-        self.refuse()?;
-        let run = self.run.agreed(rank, device)?;
-        let mut reporter = self.reporter(rank, run)?;
-        initialize(self.dir, &self.hyper, &self.replaced, device, rank)?;
-        if let Some(checkpoint) = &self.resumed {
-            restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch)?;
-        }
-        let left_out = match self.options.trained_only {
-            true => Some(left_out::held(self.dir, device, rank)?),
-            false => None,
-        };
-        let mut saver = self.saver(run, rank, reporter.metrics_file());
-        if let (Some(saver), Some(left_out)) = (&mut saver, &left_out) {
-            saver.leave_out(left_out.clone());
-        }
-        let (check, count) = (self.options.check_numerics, self.options.numerics.is_some());
-        let mut watch = Watch::new(&self.dir.plan, rank, check, count);
-        reporter.start_clock();
-        let mut step = self.start;
-        let mut course = Course::new(self.options.patience, self.resumed.as_ref());
-        if let Some(validate) = &mut validate
-            && self.resumed.as_ref().is_some_and(|c| c.validated.is_none())
-            && self.validates_after(step)
-        {
-            // The run that is continued ended before it did.
-            self.validate(step, device, *validate, &mut reporter, &mut saver, &mut course)?;
-        }
-        while step < self.options.steps && !course.is_over() && !reporter.judge.has_ended() {
-            if let Some(stop) = &self.options.stop {
-                // Ranks may see a signal at different steps; they leave at the same one.
-                let signal = device.largest(stop.load(Ordering::Relaxed) as u64)?;
-                if signal > 0 {
-                    reporter.outcome.report.interrupted = Some(signal as i32);
-                    break;
-                }
-            }
-            let spans = &mut reporter.outcome.spans;
-            let parts = self.step(device, &mut watch, step, rank, spans)?;
-            device.note_metrics()?;
-            reporter.keep(parts);
-            step += 1;
-            reporter.catch_up(device, step.saturating_sub(D::METRICS_DELAY))?;
-            if reporter.judge.has_ended() {
-                break;
-            }
-            if let Some(saver) = &mut saver {
-                saver.advance(device)?;
-                if saver.due(step) || step == self.options.steps {
-                    // The metrics of every step come before the checkpoint that follows it.
-                    reporter.catch_up(device, step)?;
-                    if reporter.judge.has_ended() {
-                        break;
-                    }
-                    let position = self.position(step);
-                    let saved = saver.save(step, position, course.before(step), device)?;
-                    reporter.saved(step, saved);
-                }
-                saver.take_warnings().into_iter().for_each(|w| reporter.warn(w));
-            }
-            if reporter.judge.has_ended() {
-                break;
-            }
-            if let Some(validate) = &mut validate
-                && self.validates_after(step)
-            {
-                self.validate(step, device, *validate, &mut reporter, &mut saver, &mut course)?;
-            }
-        }
-        reporter.catch_up(device, step)?;
-        if let Some(saver) = &mut saver {
-            if reporter.judge.has_ended() {
-                saver.settle(device)?;
-            } else {
-                let position = self.position(step);
-                let saved = saver.finish(step, position, course.before(step), device)?;
-                reporter.saved(step, saved);
-                course.found(step).into_iter().for_each(|found| saver.validated(step, &found));
-            }
-            saver.take_warnings().into_iter().for_each(|w| reporter.warn(w));
-        }
-        reporter.outcome.report.early = course.reason().filter(|_| step < self.options.steps);
-        let worthless = reporter.judge.has_ended();
-        let mut outcome = reporter.finish();
-        outcome.usage = device.usage()?;
-        (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
-        let trained_only = self.options.trained_only;
-        if self.options.save.is_some() && !worthless {
-            outcome.saved = save::collect(self.dir, device, rank, Version::Trained, trained_only)?;
-        }
-        if self.options.save_ema.is_some() && !worthless {
-            let version = Version::Average;
-            outcome.averages = save::collect(self.dir, device, rank, version, trained_only)?;
-        }
-        outcome.left_out = left_out.unwrap_or_default();
-        Ok(outcome)
-    }
-
-    /// What rank 0 tells people, and every rank judges by.
-    fn reporter(&self, rank: usize, run: Run) -> Result<Reporter<'_>, RunError> {
-        let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
-        let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
-        let writer = match resumes {
-            true => Writer::resume(metrics, run, self.start),
-            false => Writer::open(metrics, run),
-        }?;
-        let progress = match self.options.progress && rank == 0 {
-            true => Progress::new("step", self.start, self.options.steps),
-            false => Progress::hidden(),
-        };
-        let judge = Judge::new(self.options.max_skipped.unwrap_or(MAX_SKIPPED));
-        let mut reporter = Reporter::new(&self.dir.plan, writer, progress, judge);
-        reporter.outcome.rank = rank;
-        reporter.outcome.report.start = self.start;
-        reporter.outcome.report.rank = rank;
-        for note in self.notes.iter().filter(|_| rank == 0) {
-            reporter.warn(note.clone());
-        }
-        Ok(reporter)
-    }
-
-    /// Takes the validation loss of the state after `step` steps, which is on disk by then if it is to be.
-    fn validate<D: Device>(
-        &self,
-        step: usize,
-        device: &mut D,
-        validate: &mut Validate<'_, D>,
-        reporter: &mut Reporter<'_>,
-        saver: &mut Option<Saver<'_>>,
-        course: &mut Course,
-    ) -> Result<(), RunError> {
-        reporter.catch_up(device, step)?;
-        if reporter.judge.has_ended() {
-            return Ok(());
-        }
-        saver.as_mut().map_or(Ok(()), |saver| saver.settle(device))?;
-        let found = validate(device)?;
-        let loss = found.loss;
-        reporter.validated(step, found);
-        course.take(step, loss, self.is_regular(step), device)?;
-        if let (Some(saver), Some(found)) = (saver, course.found(step)) {
-            saver.validated(step, &found);
-        }
-        Ok(())
-    }
-
-    /// Whether the validation loss is taken after so many steps.
-    fn validates_after(&self, step: usize) -> bool {
-        step == self.options.steps || self.is_regular(step)
-    }
-
-    /// Whether it is taken after so many steps wherever the run ends.
-    fn is_regular(&self, step: usize) -> bool {
-        let asked = self.options.validation.as_ref().and_then(|v| v.every);
-        let every = asked.or(self.options.checkpoint.as_ref().and_then(|c| c.every));
-        every.is_some_and(|every| step.is_multiple_of(every))
-    }
-
-    fn saver(&self, run: Run, rank: usize, metrics: Option<Sink>) -> Option<Saver<'_>> {
-        let options = self.options.checkpoint.as_ref()?;
-        let last = self.resumed.as_ref().map(|_| self.start);
-        Some(Saver::new(self.dir, options, run, rank, &self.hyper, metrics, last))
-    }
-
-    /// The data's number of step `step`.
-    fn batch(&self, step: usize) -> usize {
-        self.first_batch + step - self.start
-    }
-
-    fn position(&self, step: usize) -> Position {
-        self.data.position(self.batch(step))
-    }
-
-    /// One step; the gradients if they are asked for.
-    fn step(
-        &self,
-        device: &mut impl Device,
-        watch: &mut Watch<'_>,
-        step: usize,
-        rank: usize,
-        spans: &mut Vec<(usize, Vec<Span>)>,
-    ) -> Result<Option<Parts>, RunError> {
-        let plan = &self.dir.plan;
-        let update = plan.tasks_of(PhaseName::Update);
-        let dump = step == self.start && self.options.dump_grads.is_some();
-        let batch = self.batch(step);
-        let micro_steps = self.data.micro_steps(batch);
-        let traced = self.options.trace.is_some() && step + 1 == self.options.steps;
-        let (mut trace, origin) = (Vec::new(), Instant::now());
-        let mut run = |device: &mut _, tasks| match traced {
-            true => trace::run(device, tasks, &origin, &mut trace),
-            false => watch.run(device, tasks),
-        };
-        let mut parts = None;
-        for k in 0..micro_steps {
-            self.data.feed(batch, k, rank, |buffer, element, bytes| {
-                device.feed(buffer, element, bytes)
-            })?;
-            let mut tasks = plan.micro_step_tasks(k, micro_steps);
-            if dump {
-                tasks.end = tasks.end.min(update.start);
-            }
-            run(device, tasks)?;
-        }
-        if dump {
-            parts = Some(Parts::read(plan, device)?);
-            run(device, update)?;
-        }
-        if traced {
-            spans.push((rank, trace));
-        }
-        Ok(parts)
-    }
-}

@@ -4,12 +4,8 @@
 //! of `frit eval`.
 
 use crate::RunError;
-use crate::comm::Communicator;
 use crate::data::Source;
 use crate::device::Device;
-use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
-use crate::device::cuda::driver::Driver;
 use crate::eval::{self, Feed};
 use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
@@ -40,7 +36,8 @@ pub struct Measured {
 
 /// The evaluation of a plan, and what it is evaluated on.
 pub struct Validation {
-    pub(crate) dir: PlanDir,
+    /// The plan that evaluates.
+    pub dir: PlanDir,
     /// What each rank copies of the training's parameters.
     copies: Vec<Vec<Copy>>,
     feed: Feed,
@@ -63,30 +60,12 @@ impl Validation {
         Ok(Validation { dir, copies, feed: Feed::Examples(examples), batches })
     }
 
-    /// One rank's CPU, with everything but the parameters of the training.
+    /// Writes the first values of a device of this plan; [`Validation::measure`] takes the parameters of the training.
     ///
     /// # Errors
-    /// If the device cannot be made.
-    pub(crate) fn on_cpu<C: Communicator>(
-        &self,
-        comm: C,
-        threads: usize,
-        interpret: bool,
-    ) -> Result<Cpu<'_, C>, RunError> {
-        let rank = comm.rank();
-        let mut device = Cpu::new(&self.dir, comm, threads, interpret)?;
-        initialize(&self.dir, &[], &Tensors::new(), &mut device, rank)?;
-        Ok(device)
-    }
-
-    /// The same on the GPU that trains. All ranks must ask.
-    ///
-    /// # Errors
-    /// If the evaluation cannot be made ready there.
-    pub fn on_gpu<D: Driver>(&self, trained: &Cuda<'_, D>) -> Result<Cuda<'_, D>, RunError> {
-        let mut device = trained.beside(&self.dir)?;
-        initialize(&self.dir, &[], &Tensors::new(), &mut device, trained.rank())?;
-        Ok(device)
+    /// If the device failed.
+    pub fn initialize(&self, device: &mut impl Device, rank: usize) -> Result<(), RunError> {
+        initialize(&self.dir, &[], &Tensors::new(), device, rank)
     }
 
     /// What the parameters that `trained` holds now give, the same on every rank. All ranks must ask.

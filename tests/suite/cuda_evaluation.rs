@@ -75,7 +75,8 @@ fn validation_copies_the_parameters_and_runs_beside_the_training() {
                 .iter()
                 .filter_map(stream)
                 .collect();
-        let mut beside = validation.on_gpu(&trained).unwrap_or_else(|e| panic!("{e}"));
+        let mut beside = trained.beside(&validation.dir).unwrap_or_else(|e| panic!("{e}"));
+        validation.initialize(&mut beside, 0).unwrap_or_else(|e| panic!("{e}"));
         trained.driver().take();
         // The driver copies nothing out, so that nothing counts and the sum is 0.
         let found = validation.measure(&trained, &mut beside, 0);

@@ -1,0 +1,340 @@
+//! The training of one rank on its device: steps, checkpoints and validations. Rank 0 reports.
+
+use crate::RunError;
+use crate::checkpoint::lock::Run;
+use crate::checkpoint::saver::Saver;
+use crate::checkpoint::{Checkpoint, Position, restore};
+use crate::course::Course;
+use crate::data::Data;
+use crate::device::{Device, Span};
+use crate::divergence::{Judge, MAX_SKIPPED};
+use crate::gradients::{Gradients, Parts};
+use crate::initialize::initialize;
+use crate::left_out::{self, AllLeftOut};
+use crate::metrics::Writer;
+use crate::numerics::{Histograms, Watch};
+use crate::plan_dir::PlanDir;
+use crate::progress::Progress;
+use crate::reporter::Reporter;
+use crate::run::{RunOptions, RunReport};
+use crate::save::{self, Tensors, Version};
+use crate::session::{self, Work};
+use crate::trace;
+use crate::usage::Usage;
+use crate::validation::Validation;
+use frit_ir::plan::{PhaseName, TaskId};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// What a rank brings back; tensors only on rank 0.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) rank: usize,
+    pub(crate) report: RunReport,
+    pub(crate) gradients: Gradients,
+    pub(crate) saved: Tensors,
+    /// What is left out of it.
+    pub(crate) left_out: AllLeftOut,
+    /// The traced step, by rank of this process.
+    pub(crate) spans: Vec<(usize, Vec<Span>)>,
+    pub(crate) usage: Usage,
+    /// Moving averages, as `saved`.
+    pub(crate) averages: Tensors,
+    /// The state at the end, if its checkpoint could not be written.
+    pub(crate) lost: Option<String>,
+    /// What was counted of numbers, and by how many ranks.
+    pub(crate) counted: Histograms,
+    pub(crate) ranks: usize,
+}
+
+/// What all ranks train, and from where on.
+pub(crate) struct Training<'a> {
+    /// Hyper-parameters that differ from the plan's.
+    pub(crate) hyper: Vec<(String, f64)>,
+    /// The checkpoint from which to go on.
+    pub(crate) resumed: Option<Checkpoint>,
+    /// Its steps.
+    pub(crate) start: usize,
+    /// Parameters to start from instead of the plan's.
+    pub(crate) replaced: Tensors,
+    /// The data's step that is read at `start`.
+    pub(crate) first_batch: usize,
+    /// Whether this is rank 0, and cannot write what it shall.
+    pub(crate) refused: bool,
+    /// What people have to know before the first step.
+    pub(crate) notes: Vec<String>,
+    /// Identity of this run.
+    pub(crate) run: Run,
+    /// What is evaluated between steps.
+    pub(crate) validation: Option<Validation>,
+    pub(crate) dir: &'a PlanDir,
+    pub(crate) data: &'a Data,
+    pub(crate) options: &'a RunOptions,
+}
+
+impl Work for Training<'_> {
+    type Outcome = Outcome;
+
+    fn rank<D: Device>(
+        &self,
+        rank: usize,
+        device: &mut D,
+        mut beside: Option<&mut D>,
+    ) -> Result<Outcome, RunError> {
+        if self.refused {
+            // The others are there to be told.
+            return Err(RunError::Aborted { rank });
+        }
+        if let Some((validation, beside)) = self.validation.as_ref().zip(beside.as_deref_mut()) {
+            validation.initialize(beside, rank)?;
+        }
+        let run = self.run.agreed(rank, device)?;
+        let mut reporter = self.reporter(rank, run)?;
+        initialize(self.dir, &self.hyper, &self.replaced, device, rank)?;
+        if let Some(checkpoint) = &self.resumed {
+            restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch)?;
+        }
+        let left_out = match self.options.trained_only {
+            true => Some(left_out::held(self.dir, device, rank)?),
+            false => None,
+        };
+        let mut saver = self.saver(run, rank, &reporter);
+        if let (Some(saver), Some(left_out)) = (&mut saver, &left_out) {
+            saver.leave_out(left_out.clone());
+        }
+        let (check, count) = (self.options.check_numerics, self.options.numerics.is_some());
+        let watch = Watch::new(&self.dir.plan, rank, check, count);
+        reporter.start_clock();
+        let course = Course::new(self.options.patience, self.resumed.as_ref());
+        let (training, step) = (self, self.start);
+        let mut rank = Rank { training, rank, device, beside, reporter, saver, course, watch, step };
+        rank.train()?;
+        let mut outcome = rank.outcome()?;
+        outcome.left_out = left_out.unwrap_or_default();
+        Ok(outcome)
+    }
+}
+
+impl Training<'_> {
+    /// What rank 0 tells people, and every rank judges by.
+    fn reporter(&self, rank: usize, run: Run) -> Result<Reporter<'_>, RunError> {
+        let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
+        let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
+        let writer = match resumes {
+            true => Writer::resume(metrics, run, self.start),
+            false => Writer::open(metrics, run),
+        }?;
+        let progress = match self.options.progress && rank == 0 {
+            true => Progress::new("step", self.start, self.options.steps),
+            false => Progress::hidden(),
+        };
+        let judge = Judge::new(self.options.max_skipped.unwrap_or(MAX_SKIPPED));
+        let mut reporter = Reporter::new(&self.dir.plan, writer, progress, judge);
+        reporter.outcome.rank = rank;
+        reporter.outcome.report.start = self.start;
+        reporter.outcome.report.rank = rank;
+        for note in self.notes.iter().filter(|_| rank == 0) {
+            reporter.warn(note.clone());
+        }
+        Ok(reporter)
+    }
+
+    fn saver(&self, run: Run, rank: usize, reporter: &Reporter<'_>) -> Option<Saver<'_>> {
+        let options = self.options.checkpoint.as_ref()?;
+        let last = self.resumed.as_ref().map(|_| self.start);
+        let metrics = reporter.metrics_file();
+        Some(Saver::new(self.dir, options, run, rank, &self.hyper, metrics, last))
+    }
+
+    /// Whether the validation loss is taken after so many steps.
+    fn validates_after(&self, step: usize) -> bool {
+        self.validation.is_some() && (step == self.options.steps || self.is_regular(step))
+    }
+
+    /// Whether it is taken after so many steps wherever the run ends.
+    fn is_regular(&self, step: usize) -> bool {
+        let asked = self.options.validation.as_ref().and_then(|v| v.every);
+        let every = asked.or(self.options.checkpoint.as_ref().and_then(|c| c.every));
+        every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    /// The data's number of step `step`.
+    fn batch(&self, step: usize) -> usize {
+        self.first_batch + step - self.start
+    }
+
+    fn position(&self, step: usize) -> Position {
+        self.data.position(self.batch(step))
+    }
+}
+
+/// A rank that trains.
+struct Rank<'a, D> {
+    training: &'a Training<'a>,
+    rank: usize,
+    device: &'a mut D,
+    /// What it validates with.
+    beside: Option<&'a mut D>,
+    reporter: Reporter<'a>,
+    saver: Option<Saver<'a>>,
+    course: Course,
+    watch: Watch<'a>,
+    /// Steps that were run.
+    step: usize,
+}
+
+impl<D: Device> Rank<'_, D> {
+    fn train(&mut self) -> Result<(), RunError> {
+        let resumed = self.training.resumed.as_ref();
+        if resumed.is_some_and(|c| c.validated.is_none())
+            && self.training.validates_after(self.step)
+        {
+            // The run that is continued ended before it did.
+            self.validate()?;
+        }
+        while self.step < self.training.options.steps
+            && !self.course.is_over()
+            && !self.has_ended()
+            && !self.is_interrupted()?
+        {
+            self.advance()?;
+            if !self.has_ended() {
+                self.checkpoint()?;
+            }
+            if !self.has_ended() && self.training.validates_after(self.step) {
+                self.validate()?;
+            }
+        }
+        self.reporter.catch_up(self.device, self.step)?;
+        self.last_checkpoint()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.reporter.judge.has_ended()
+    }
+
+    /// Whether a signal ends the run here. Ranks may see it at different steps; they leave at the same one.
+    fn is_interrupted(&mut self) -> Result<bool, RunError> {
+        let Some(stop) = &self.training.options.stop else { return Ok(false) };
+        let signal = self.device.largest(stop.load(Ordering::Relaxed) as u64)?;
+        if signal > 0 {
+            self.reporter.outcome.report.interrupted = Some(signal as i32);
+        }
+        Ok(signal > 0)
+    }
+
+    /// Runs one step, and keeps the gradients if they are asked for.
+    fn advance(&mut self) -> Result<(), RunError> {
+        let Training { dir, data, options, start, .. } = self.training;
+        let (step, rank, watch) = (self.step, self.rank, &mut self.watch);
+        let update = dir.plan.tasks_of(PhaseName::Update).start;
+        let dump = step == *start && options.dump_grads.is_some();
+        let traced = options.trace.is_some() && step + 1 == options.steps;
+        let (mut trace, origin, mut parts) = (Vec::new(), Instant::now(), None);
+        let mut run = |device: &mut D, tasks| match traced {
+            true => trace::run(device, tasks, &origin, &mut trace),
+            false => watch.run(device, tasks),
+        };
+        let batch = self.training.batch(step);
+        session::step(
+            &dir.plan,
+            data.micro_steps(batch),
+            self.device,
+            |device, k| {
+                data.feed(batch, k, rank, |buffer, element, bytes| {
+                    device.feed(buffer, element, bytes)
+                })
+            },
+            |device, tasks: Range<TaskId>| {
+                if !dump || tasks.end <= update {
+                    return run(device, tasks);
+                }
+                run(device, tasks.start..update)?;
+                parts = Some(Parts::read(&dir.plan, device)?);
+                run(device, update..tasks.end)
+            },
+        )?;
+        if traced {
+            self.reporter.outcome.spans.push((rank, trace));
+        }
+        self.reporter.keep(parts);
+        self.step += 1;
+        self.reporter.catch_up(self.device, self.step.saturating_sub(D::METRICS_DELAY))
+    }
+
+    /// Goes on writing the last checkpoint, and begins one if it is time.
+    fn checkpoint(&mut self) -> Result<(), RunError> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let step = self.step;
+        saver.advance(self.device)?;
+        if saver.due(step) || step == self.training.options.steps {
+            // The metrics of every step come before the checkpoint that follows it.
+            self.reporter.catch_up(self.device, step)?;
+            if self.reporter.judge.has_ended() {
+                return Ok(());
+            }
+            let position = self.training.position(step);
+            let saved = saver.save(step, position, self.course.before(step), self.device)?;
+            self.reporter.saved(step, saved);
+        }
+        saver.take_warnings().into_iter().for_each(|w| self.reporter.warn(w));
+        Ok(())
+    }
+
+    /// Has the state at the end on disk, if it is worth anything.
+    fn last_checkpoint(&mut self) -> Result<(), RunError> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let step = self.step;
+        if self.reporter.judge.has_ended() {
+            saver.settle(self.device)?;
+        } else {
+            let position = self.training.position(step);
+            let saved = saver.finish(step, position, self.course.before(step), self.device)?;
+            self.reporter.saved(step, saved);
+            self.course.found(step).into_iter().for_each(|found| saver.validated(step, &found));
+        }
+        saver.take_warnings().into_iter().for_each(|w| self.reporter.warn(w));
+        Ok(())
+    }
+
+    /// Takes the validation loss of the state, which is on disk by then if it is to be.
+    fn validate(&mut self) -> Result<(), RunError> {
+        let validation = self.training.validation.as_ref().zip(self.beside.as_deref_mut());
+        let Some((validation, beside)) = validation else { return Ok(()) };
+        let step = self.step;
+        self.reporter.catch_up(self.device, step)?;
+        if self.reporter.judge.has_ended() {
+            return Ok(());
+        }
+        self.saver.as_mut().map_or(Ok(()), |saver| saver.settle(self.device))?;
+        let found = validation.measure(self.device, beside, self.rank)?;
+        let loss = found.loss;
+        self.reporter.validated(step, found);
+        self.course.take(step, loss, self.training.is_regular(step), self.device)?;
+        if let (Some(saver), Some(found)) = (&mut self.saver, self.course.found(step)) {
+            saver.validated(step, &found);
+        }
+        Ok(())
+    }
+
+    /// What the rank brings back.
+    fn outcome(self) -> Result<Outcome, RunError> {
+        let Rank { training, rank, device, mut reporter, course, watch, step, .. } = self;
+        let options = training.options;
+        reporter.outcome.report.early = course.reason().filter(|_| step < options.steps);
+        let is_worth_saving = !reporter.judge.has_ended();
+        let mut outcome = reporter.finish();
+        outcome.usage = device.usage()?;
+        (outcome.counted, outcome.ranks) = (watch.into_histograms(), 1);
+        let collect =
+            |version| save::collect(training.dir, device, rank, version, options.trained_only);
+        if options.save.is_some() && is_worth_saving {
+            outcome.saved = collect(Version::Trained)?;
+        }
+        if options.save_ema.is_some() && is_worth_saving {
+            outcome.averages = collect(Version::Average)?;
+        }
+        Ok(outcome)
+    }
+}
