@@ -7,7 +7,7 @@ use crate::export::{self, Trained};
 use crate::plan_dir::{self, Stored};
 use crate::predict;
 use crate::source::Origin;
-use frit_ir::plan::{InputSpec, Plan};
+use frit_ir::plan::{InputSpec, Plan, layout};
 use frit_ir::{Code, DType, Diagnostic, Tensor};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::safetensors_dtype;
@@ -206,7 +206,7 @@ fn in_fp32(
     precision.overrides.clear();
     config.sharding.param_dtype = None;
     config.sharding.reduce_dtype = DType::F32;
-    let source = dir.join("source");
+    let source = dir.join(layout::SOURCE);
     let origin = Origin::read(&source)?;
     let model = match origin.model(&source, given) {
         Err(gone) if given.is_none() => {
@@ -228,7 +228,7 @@ fn in_fp32(
 
 /// Writes the model of a plan, made of what the plan keeps of it and its weights.
 fn from_plan(dir: &Path, model: &Path) -> Result<(), Report> {
-    let weights = Trained::of_plan(dir, &dir.join("weights.safetensors"))?;
+    let weights = Trained::of_plan(dir, &dir.join(layout::WEIGHTS))?;
     let options = export::Options { training: true, ..export::Options::default() };
     export::onnx(&weights, &options, model).map(|_| ())
 }

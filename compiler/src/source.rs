@@ -5,7 +5,7 @@
 use crate::import::mapped::Folder;
 use crate::import::{self, Tied};
 use crate::wire;
-use frit_ir::plan::sha256_hex;
+use frit_ir::plan::{layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
 use serde::Deserialize;
 use serde_json::json;
@@ -50,7 +50,7 @@ impl Source {
         let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
         let mut digests = BTreeMap::new();
         let (file, model) = if is_json {
-            ("model.json", bytes.to_vec())
+            (layout::JSON_MODEL, bytes.to_vec())
         } else {
             let merged = import::onnx::merged(bytes.clone());
             let tied = ties.iter().filter(|(_, t)| parameters.contains(t.parameter.as_str()));
@@ -65,7 +65,7 @@ impl Source {
             let folder = Folder::of(path, anywhere);
             let mut strip = Strip { stored, folder, digests: &mut digests };
             let stripped = strip.message(&bytes, Message::Model);
-            ("model.onnx", stripped.unwrap_or_else(|| bytes.to_vec()))
+            (layout::ONNX_MODEL, stripped.unwrap_or_else(|| bytes.to_vec()))
         };
         let origin = json!({
             "path": std::path::absolute(path).unwrap_or_else(|_| path.into()),
@@ -104,7 +104,7 @@ impl Origin {
     /// # Errors
     /// If it is not there, or not readable.
     pub fn read(source: &Path) -> Result<Origin, Diagnostic> {
-        let file = source.join("origin.json");
+        let file = source.join(layout::ORIGIN);
         let refuse =
             |e: String| Diagnostic::error(Code::ExportSource, format!("{}: {e}", file.display()));
         let text = std::fs::read_to_string(&file).map_err(|e| refuse(e.to_string()))?;
@@ -117,7 +117,7 @@ impl Origin {
     /// # Errors
     /// If the file is gone, or is not the one that the plan was compiled from.
     pub fn model(&self, source: &Path, given: Option<&Path>) -> Result<PathBuf, Diagnostic> {
-        let copy = source.join("model.json");
+        let copy = source.join(layout::JSON_MODEL);
         if copy.exists() {
             return Ok(copy);
         }

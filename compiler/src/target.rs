@@ -4,7 +4,7 @@ use crate::config::Config;
 use frit_codegen::{CodegenError, HostTarget};
 use frit_ir::ops::FusionKind;
 use frit_ir::plan::{
-    Action, DeviceType, Entry, KernelId, KernelKind, ObjectFile, Plan, Target, sha256_hex,
+    Action, DeviceType, Entry, KernelId, KernelKind, ObjectFile, Plan, Target, layout, sha256_hex,
 };
 use frit_ir::{Code, Diagnostic, Graph, Op, Origin};
 use std::collections::BTreeMap;
@@ -142,11 +142,8 @@ impl Backend {
             }
         };
         let bytes = bytes.map_err(refuse)?;
-        let file = match self {
-            Backend::Cpu(_) => "kernels/kernels.so",
-            Backend::Cuda(_) => "kernels/kernels.ptx",
-        };
-        plan.object = Some(ObjectFile { file: file.into(), sha256: sha256_hex(&bytes) });
+        let file = layout::kernels(plan.target.device);
+        plan.object = Some(ObjectFile { file, sha256: sha256_hex(&bytes) });
         Ok(bytes)
     }
 

@@ -19,7 +19,10 @@ pub enum RunError {
     /// The system lets no signals be watched.
     #[error("cannot watch for signals: {0}")]
     Signals(std::io::Error),
-    /// Not a plan, or one of another version.
+    /// A plan directory cannot be read.
+    #[error(transparent)]
+    PlanDir(#[from] crate::plan_dir::PlanDirError),
+    /// A file of a plan is not as it was compiled, or not for this program.
     #[error("{path}: {reason}")]
     Plan {
         /// The file.

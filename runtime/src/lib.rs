@@ -37,9 +37,7 @@ mod trace;
 mod train;
 pub mod usage;
 pub mod validation;
-mod weights;
 pub use convert::converted;
 pub use save::safetensors_dtype;
-pub use weights::digest;
 
 pub use error::RunError;

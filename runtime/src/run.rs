@@ -329,4 +329,3 @@ fn check_patience(options: &RunOptions, validates: bool) -> Result<(), RunError>
     }
     Ok(())
 }
-

@@ -108,7 +108,8 @@ impl Work for Training<'_> {
         reporter.start_clock();
         let course = Course::new(self.options.patience, self.resumed.as_ref());
         let (training, step) = (self, self.start);
-        let mut rank = Rank { training, rank, device, beside, reporter, saver, course, watch, step };
+        let mut rank =
+            Rank { training, rank, device, beside, reporter, saver, course, watch, step };
         rank.train()?;
         let mut outcome = rank.outcome()?;
         outcome.left_out = left_out.unwrap_or_default();

@@ -5,6 +5,7 @@ use crate::export::{self, Options, Trained};
 use crate::render;
 use frit_ir::{Code, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
+use frit_runtime::plan_dir::is_plan;
 use std::path::PathBuf;
 
 /// Arguments of `frit export`.
@@ -53,7 +54,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let mut written = String::new();
     let trained = match &args.weights {
         Some(weights) => Trained::of_plan(&args.from, weights)?,
-        None if args.from.join("plan.json").is_file() => {
+        None if is_plan(&args.from) => {
             let what = format!("{} is a plan: its weights are not trained", args.from.display());
             return Err(Diagnostic::error(Code::ExportWeights, what)
                 .help(

@@ -2,7 +2,7 @@
 
 use crate::diagnostics::Report;
 use crate::plan_dir;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{Plan, layout};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
 use frit_runtime::plan_dir::verify_files;
@@ -29,7 +29,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     verify_plan(&plan).map_err(refuse)?;
     files(&args.plan, &plan)?;
     let mut text = sound(&args.plan, &plan);
-    let dir = args.plan.join(plan_dir::EVALUATION);
+    let dir = args.plan.join(layout::EVALUATION);
     if dir.exists() {
         let evaluation = plan_dir::read(&dir)?;
         verify_evaluation(&evaluation, &plan).map_err(refuse)?;

@@ -16,7 +16,7 @@ use crate::import::onnx::messages::{NodeProto, OperatorSetIdProto, TensorProto};
 use crate::source::Origin;
 use crate::wire;
 use file::Beside;
-use frit_ir::plan::sha256_hex;
+use frit_ir::plan::{layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
 use inference::{Change, Edit, Remaining, Scope};
 use message::{Elements, Message, Piece};
@@ -82,7 +82,7 @@ impl From<Diagnostic> for Fault {
 pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written, Report> {
     let origin = Origin::read(&trained.source)?;
     let is_json = origin.path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-    if is_json || trained.source.join("model.json").exists() {
+    if is_json || trained.source.join(layout::JSON_MODEL).exists() {
         return Err(Diagnostic::error(
             Code::ExportSource,
             "the plan was compiled from a JSON model",
@@ -108,7 +108,7 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
         let folder = Folder::of(&model, true);
         from(model, Some(folder))
     };
-    let kept = trained.source.join("model.onnx");
+    let kept = trained.source.join(layout::ONNX_MODEL);
     let written = match &options.model {
         Some(given) => original(Some(given)),
         None => from(kept, None).or_else(|fault| match fault {

@@ -4,7 +4,7 @@ use super::message::Elements;
 use crate::diagnostics::Report;
 use crate::import::mapped;
 use crate::plan_dir;
-use frit_ir::plan::ParamHome;
+use frit_ir::plan::{ParamHome, layout};
 use frit_ir::{Code, DType, Diagnostic};
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::left_out::{self, AllLeftOut};
@@ -64,7 +64,7 @@ impl Trained {
         let used = params.into_iter().filter(|p| p.home != ParamHome::Unused);
         let used = used.filter(|p| !left_out.contains_key(&p.name));
         Ok(Trained {
-            source: plan.join("source"),
+            source: plan.join(layout::SOURCE),
             names: used.map(|p| p.name).collect(),
             values: Values::File { path: weights.into(), bytes, metadata, data },
         })

@@ -18,6 +18,7 @@ mod file;
 mod held;
 mod index_range;
 mod launch;
+pub mod layout;
 mod live;
 mod needs;
 mod operation;

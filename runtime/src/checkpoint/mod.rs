@@ -68,7 +68,6 @@ const LATEST: &str = "latest";
 const BEST: &str = "best";
 const VALIDATED: &str = "validation.json";
 const SUMS: &str = "SHA256SUMS";
-const SOURCE: &str = "source";
 
 /// The content of `index.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! Reads any range of any tensor of a checkpoint, after verifying the parts that contain it.
 
-use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SOURCE, SUMS, TensorEntry, Validated};
+use super::{FORMAT_VERSION, INDEX, Index, LATEST, Part, SUMS, TensorEntry, Validated};
 use crate::RunError;
-use frit_ir::plan::sha256_hex;
+use frit_ir::plan::{layout, sha256_hex};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
@@ -120,7 +120,7 @@ impl Checkpoint {
 
     /// The model and configuration of the plan that wrote it.
     pub fn source(&self) -> PathBuf {
-        self.path.join(SOURCE)
+        self.path.join(layout::SOURCE)
     }
 
     /// The tensor of this name, such as `param/fc1.weight`.

@@ -8,13 +8,13 @@
 use super::lock::Run;
 use super::snapshot;
 use super::write::{ASIDE, Job, Leader};
-use super::{CheckpointOptions, Position, Progress, SOURCE, Validated, dir_name, validated};
+use super::{CheckpointOptions, Position, Progress, Validated, dir_name, validated};
 use crate::RunError;
 use crate::device::Device;
 use crate::files::{self, Sink};
 use crate::left_out::AllLeftOut;
 use crate::plan_dir::PlanDir;
-use frit_ir::plan::ParamId;
+use frit_ir::plan::{ParamId, layout};
 use std::thread::JoinHandle;
 
 /// What a rank says of its part while it is being written.
@@ -135,7 +135,7 @@ impl<'a> Saver<'a> {
         let left_out = self.left_out.clone().unwrap_or_default();
         let leader = (self.rank == 0).then(|| Leader {
             index: snapshot::index(self.plan, step, position, validations, self.set, &left_out),
-            source: self.plan.path.join(SOURCE),
+            source: self.plan.path.join(layout::SOURCE),
             keep: self.options.keep,
             metrics: self.metrics.as_ref().and_then(|f| f.try_clone().ok()),
         });

@@ -4,12 +4,12 @@
 
 use super::read::named_by;
 use super::snapshot::Piece;
-use super::{BEST, INDEX, Index, LATEST, Part, SOURCE, SUMS, dir_name, shard_name, step_of};
+use super::{BEST, INDEX, Index, LATEST, Part, SUMS, dir_name, shard_name, step_of};
 use crate::RunError;
 use crate::files::{self, Sink};
 use crate::save::safetensors_dtype;
 use crate::tensors::{Tensor, put};
-use frit_ir::plan::sha256_hex;
+use frit_ir::plan::{layout, sha256_hex};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
@@ -120,7 +120,7 @@ impl Job {
         };
         put(INDEX, &text)?;
         if source.is_dir() {
-            let to = self.aside.join(SOURCE);
+            let to = self.aside.join(layout::SOURCE);
             files::create_folder(&to).map_err(RunError::io(&to))?;
             let mut names = Vec::new();
             for entry in fs::read_dir(&source).map_err(RunError::io(&source))? {
@@ -131,7 +131,7 @@ impl Job {
             for name in names {
                 let from = source.join(&name);
                 let bytes = fs::read(&from).map_err(RunError::io(&from))?;
-                put(&format!("{SOURCE}/{name}"), &bytes)?;
+                put(&format!("{}/{name}", layout::SOURCE), &bytes)?;
             }
             sync(&to)?;
         }

@@ -1,7 +1,7 @@
 //! Kernels: the body can be replayed and interpreted, and the entry matches it.
 
 use super::{Result, ensure, launches, name, short};
-use crate::plan::{CudaLaunch, DeviceType, Entry, Kernel, Plan, sha256_hex};
+use crate::plan::{CudaLaunch, DeviceType, Entry, Kernel, Plan, layout, sha256_hex};
 use crate::{Graph, Op, OutputKind, verify};
 
 /// Most operations of a body.
@@ -11,9 +11,9 @@ const MAX_SCRATCH: usize = 1 << 40;
 
 pub(super) fn check(plan: &Plan) -> Result {
     if let Some(object) = &plan.object {
-        let file = if plan.target.device == DeviceType::Cpu { "kernels.so" } else { "kernels.ptx" };
-        ensure(object.file == format!("kernels/{file}"), || {
-            format!("the kernels are in `{}`, not in kernels/{file}", short(&object.file))
+        let file = layout::kernels(plan.target.device);
+        ensure(object.file == file, || {
+            format!("the kernels are in `{}`, not in {file}", short(&object.file))
         })?;
     }
     for k in &plan.kernels {

@@ -14,7 +14,7 @@ use crate::usage::Usage;
 use arena::Arenas;
 use frit_ir::interpret;
 use frit_ir::plan::{
-    Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TaskId, TiVec,
+    Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TaskId, TiVec, layout,
 };
 use frit_ir::{Graph, Op, Tensor};
 use frit_kernels::pool::Pool;
@@ -191,7 +191,7 @@ fn prepare<'a>(
             let inputs = kernel.body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
             let n = kernel.body.outputs.len() + inputs.count();
             let function = call::Function::find(library, symbol, n)
-                .map_err(|reason| refuse("kernels", reason))?;
+                .map_err(|reason| refuse(layout::KERNELS, reason))?;
             Ok(Code::Generated { function, extent: *extent, grain: (*grain).max(1) })
         }
         (Entry::Routine(routine), _) => {
@@ -199,7 +199,7 @@ fn prepare<'a>(
         }
         (Entry::Interpreter, _) => Ok(Code::Interpreted(&kernel.body)),
         (Entry::Host { .. } | Entry::Cuda { .. } | Entry::Launches(_), _) => {
-            Err(refuse("plan.json", format!("kernel `{}` has no code for a CPU", kernel.name)))
+            Err(refuse(layout::PLAN, format!("kernel `{}` has no code for a CPU", kernel.name)))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Calls routines of the kernel library with their operands resolved.
 
 use crate::RunError;
-use frit_ir::plan::{self, Kernel, Source};
+use frit_ir::plan::{self, Kernel, Source, layout};
 use frit_ir::{Graph, Op, TensorType};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::{Operand, Routine};
@@ -30,7 +30,7 @@ impl Ready {
     /// If the library has no such routine, or an operand is none of the kernel's.
     pub(super) fn of(kernel: &Kernel, named: &plan::Routine) -> Result<Ready, RunError> {
         let refuse = |reason: String| RunError::Plan {
-            path: "plan.json".into(),
+            path: layout::PLAN.into(),
             reason: format!("kernel `{}`: {reason}", kernel.name),
         };
         let routine = serde_json::to_value(&named.call).and_then(serde_json::from_value);

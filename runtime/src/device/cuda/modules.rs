@@ -5,7 +5,7 @@ use super::driver::{Driver, FunctionHandle, ModuleHandle, Source};
 use super::error::CudaError;
 use super::survey::Survey;
 use crate::RunError;
-use frit_ir::plan::SourceKernel;
+use frit_ir::plan::{SourceKernel, layout};
 use frit_kernels::cuda::source;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -71,7 +71,7 @@ impl Modules {
         symbol: &str,
     ) -> Result<FunctionHandle, RunError> {
         let module = self.generated.ok_or_else(|| RunError::Plan {
-            path: "plan.json".into(),
+            path: layout::PLAN.into(),
             reason: "the plan names no file with its kernels".into(),
         })?;
         Ok(self.function(driver, module, symbol, 0)?)

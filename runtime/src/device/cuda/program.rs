@@ -13,7 +13,7 @@ use super::survey::{Code, Survey};
 use crate::RunError;
 use frit_ir::plan::{
     Action, Argument, Candidate, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
-    OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team, TiVec,
+    OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team, TiVec, layout,
 };
 use std::collections::HashMap;
 
@@ -407,7 +407,7 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
 
 /// That the plan is not as a compiler writes it.
 fn refused(reason: &str) -> RunError {
-    RunError::Plan { path: "plan.json".into(), reason: reason.into() }
+    RunError::Plan { path: layout::PLAN.into(), reason: reason.into() }
 }
 
 /// A product of which an extent is zero: nothing, or zeros.
@@ -417,7 +417,7 @@ fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
         gemm.d.row_stride == gemm.n && (gemm.batch == 1 || gemm.d.batch_stride == gemm.m * gemm.n);
     if numel > 0 && (!dense || gemm.epilogue != Epilogue::None) {
         let reason = "a product over no elements with a bias or gaps has no CUDA kernel".into();
-        return Err(RunError::Plan { path: "plan.json".into(), reason });
+        return Err(RunError::Plan { path: layout::PLAN.into(), reason });
     }
     Ok(Command::Zero { at: d, bytes: numel * gemm.d.dtype.size() })
 }

@@ -3,7 +3,7 @@
 use crate::RunError;
 use frit_ir::plan::{
     Action, Argument, CudaLaunch, Entry, Kernel, KernelId, Launch, Launches, Plan, Pointer,
-    SourceKernel, TaskId, TiVec,
+    SourceKernel, TaskId, TiVec, layout,
 };
 
 /// How a kernel of the plan is executed.
@@ -64,7 +64,7 @@ impl Code<'_> {
             Entry::Launches(selected) => Ok(Code::Launches(selected)),
             Entry::Host { .. } | Entry::Routine(_) | Entry::Interpreter => {
                 let reason = format!("kernel `{}` has no code for a GPU", kernel.name);
-                Err(RunError::Plan { path: "plan.json".into(), reason })
+                Err(RunError::Plan { path: layout::PLAN.into(), reason })
             }
         }
     }

@@ -1,14 +1,22 @@
-//! Loads and checks a plan directory: `plan.json`, the object file, `weights.safetensors` and, if the plan reads weights from
-//! the model's own files, `weights.json`.
+//! Plan directories: reading and checking, and [writing](Contents::write). [`frit_ir::plan::layout`] names the files.
 
-use crate::weights::Values;
+mod error;
+mod weights;
+mod write;
+
+pub use error::PlanDirError;
+pub use write::{Contents, Part, Reference, References, Stored, Value};
+
+pub(crate) use weights::digest;
+
 use crate::{RunError, init};
 use frit_ir::ops::Init;
-use frit_ir::plan::{DeviceType, ObjectFile, ParamHome, ParamSpec, Plan, sha256_hex};
+use frit_ir::plan::{DeviceType, ObjectFile, ParamHome, ParamSpec, Plan, layout, sha256_hex};
 use frit_ir::{DType, Tensor};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use weights::Values;
 
 /// A loaded plan.
 pub struct PlanDir {
@@ -36,10 +44,7 @@ impl PlanDir {
 
     /// Loads and checks all but that parameters have values.
     fn open(dir: &Path, training: Option<&Path>) -> Result<PlanDir, RunError> {
-        let path = dir.join("plan.json");
-        let text = std::fs::read_to_string(&path).map_err(RunError::io(&path))?;
-        let refuse = |reason: String| RunError::Plan { path: path.clone(), reason };
-        let plan = Plan::from_json(&text).map_err(|e| refuse(e.to_string()))?;
+        let (text, plan) = parse(dir)?;
         check_target(&plan)?;
         let (mut library, mut ptx) = (None, None);
         if let Some(object) = &plan.object {
@@ -64,8 +69,8 @@ impl PlanDir {
     /// # Errors
     /// As [`PlanDir::load`], or if the plan does not evaluate.
     pub fn load_evaluation(dir: &Path) -> Result<PlanDir, RunError> {
-        let part = dir.join("eval");
-        if part.join("plan.json").exists() {
+        let part = dir.join(layout::EVALUATION);
+        if is_plan(&part) {
             return PlanDir::open(&part, Some(dir))?.with_values(dir);
         }
         let plan = PlanDir::load(dir)?;
@@ -84,7 +89,7 @@ impl PlanDir {
                 let reason = format!(
                     "no value for the parameter `{name}`; compile again with --weights copy"
                 );
-                Err(RunError::Plan { path: dir.join("weights.safetensors"), reason })
+                Err(RunError::Plan { path: dir.join(layout::WEIGHTS), reason })
             }
         }
     }
@@ -128,6 +133,31 @@ impl PlanDir {
     }
 }
 
+/// Reads and checks the plan of a plan directory.
+///
+/// # Errors
+/// If there is none, or it is not one that this program reads.
+pub fn read(dir: &Path) -> Result<Plan, PlanDirError> {
+    parse(dir).map(|(_, plan)| plan)
+}
+
+/// Whether a directory is a plan's.
+pub fn is_plan(dir: &Path) -> bool {
+    dir.join(layout::PLAN).is_file()
+}
+
+/// The text of a plan, and the plan.
+fn parse(dir: &Path) -> Result<(String, Plan), PlanDirError> {
+    let path = dir.join(layout::PLAN);
+    match std::fs::read_to_string(&path) {
+        Err(error) => Err(PlanDirError::Unreadable { path, error }),
+        Ok(text) => match Plan::from_json(&text) {
+            Err(error) => Err(PlanDirError::Refused { path, error }),
+            Ok(plan) => Ok((text, plan)),
+        },
+    }
+}
+
 /// The path and bytes of the generated kernels.
 fn read_object(dir: &Path, object: &ObjectFile) -> Result<(PathBuf, Vec<u8>), RunError> {
     let path = dir.join(&object.file);
@@ -157,7 +187,7 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
         }
     }
     let training = dir.join("..");
-    let is_part = dir.ends_with("eval") && training.join("plan.json").exists();
+    let is_part = dir.ends_with(layout::EVALUATION) && is_plan(&training);
     Values::load(dir, plan, is_part.then_some(training.as_path()))?.compare_all()
 }
 

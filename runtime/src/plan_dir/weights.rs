@@ -5,9 +5,9 @@
 //! is the SHA-256 of the SHA-256s of all 8 MiB blocks, so that all cores can compute it.
 
 use crate::RunError;
-use frit_ir::plan::Plan;
+use frit_ir::plan::{Plan, layout};
 use memmap2::Mmap;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 const CHUNK: usize = 8 << 20;
 
 /// The digest of a tensor's little-endian elements, in hexadecimal.
-pub fn digest(bytes: &[u8]) -> String {
+pub(crate) fn digest(bytes: &[u8]) -> String {
     let mut parts = vec![[0; 32]; bytes.len().div_ceil(CHUNK)];
     let hash = |chunk: &[u8], part: &mut [u8; 32]| *part = Sha256::digest(chunk).into();
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -68,7 +68,7 @@ impl Values {
             .iter()
             .filter_map(|(name, _, digest)| Some(((*name).clone(), digest.as_ref()?.clone())))
             .collect();
-        let path = dir.join("weights.safetensors");
+        let path = dir.join(layout::WEIGHTS);
         let values = Values { path, parts, digests, compared: Mutex::default() };
         for (name, ty, digest) in specs {
             let Some(bytes) = values.stored(name) else { continue };
@@ -157,7 +157,7 @@ impl Weights {
     /// # Errors
     /// If one cannot be read, or is shorter than what it is said to hold.
     fn load(dir: &Path) -> Result<Weights, RunError> {
-        let path = dir.join("weights.safetensors");
+        let path = dir.join(layout::WEIGHTS);
         let file = File::open(&path).map_err(RunError::io(&path))?;
         // SAFETY: the map is only read; a plan directory is not changed while it is in use.
         let file = unsafe { Mmap::map(&file) }.map_err(RunError::io(&path))?;
@@ -166,7 +166,7 @@ impl Weights {
         let start = file.as_ptr() as usize;
         let place = |data: &[u8]| (data.as_ptr() as usize - start, data.len());
         let own = tensors.iter().map(|(name, t)| (name.to_string(), place(t.data()))).collect();
-        let path = dir.join("weights.json");
+        let path = dir.join(layout::REFERENCES);
         let referenced =
             if path.exists() { References::load(&path)? } else { References::default() };
         Ok(Weights { file, own, referenced })
@@ -190,23 +190,34 @@ struct References {
     tensors: BTreeMap<String, Place>,
 }
 
-#[derive(Deserialize)]
-struct Place {
-    file: usize,
-    offset: usize,
-    bytes: usize,
+#[derive(Serialize, Deserialize)]
+pub(super) struct Place {
+    pub(super) file: usize,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
 }
 
-#[derive(Deserialize)]
-struct FileSpec {
-    path: PathBuf,
-    bytes: usize,
+#[derive(Serialize, Deserialize)]
+pub(super) struct FileSpec {
+    /// An absolute path.
+    pub(super) path: PathBuf,
+    pub(super) bytes: usize,
 }
 
-#[derive(Deserialize)]
-struct ReferenceFile {
-    files: Vec<FileSpec>,
-    tensors: BTreeMap<String, Place>,
+#[derive(Serialize, Deserialize)]
+pub(super) struct ReferenceFile {
+    pub(super) files: Vec<FileSpec>,
+    pub(super) tensors: BTreeMap<String, Place>,
+}
+
+impl ReferenceFile {
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// If a path is not Unicode.
+    pub(super) fn to_json(&self) -> serde_json::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
 }
 
 impl References {

@@ -1,0 +1,30 @@
+//! Names in a plan directory.
+
+use super::DeviceType;
+
+/// The plan.
+pub const PLAN: &str = "plan.json";
+/// Parameters and large constants.
+pub const WEIGHTS: &str = "weights.safetensors";
+/// Which parameters are read from the model's own files.
+pub const REFERENCES: &str = "weights.json";
+/// The folder of generated kernels.
+pub const KERNELS: &str = "kernels";
+/// The plan directory of the evaluation, within that of the training.
+pub const EVALUATION: &str = "eval";
+/// The folder of the model and its configuration, of which every checkpoint has a copy.
+pub const SOURCE: &str = "source";
+/// The resolved configuration, in [`SOURCE`].
+pub const CONFIGURATION: &str = "train.toml";
+/// Where the model came from, in [`SOURCE`].
+pub const ORIGIN: &str = "origin.json";
+/// An ONNX model without its parameters, in [`SOURCE`].
+pub const ONNX_MODEL: &str = "model.onnx";
+/// A JSON model, in [`SOURCE`].
+pub const JSON_MODEL: &str = "model.json";
+
+/// The file of the generated kernels for a device.
+pub fn kernels(device: DeviceType) -> String {
+    let file = if device == DeviceType::Cpu { "kernels.so" } else { "kernels.ptx" };
+    format!("{KERNELS}/{file}")
+}

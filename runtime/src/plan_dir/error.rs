@@ -1,0 +1,65 @@
+//! Why a plan directory cannot be read or written.
+
+use frit_ir::plan::PlanError;
+use frit_ir::{Code, Diagnostic};
+use std::io;
+use std::path::PathBuf;
+
+/// Why a plan directory cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanDirError {
+    /// There is no plan, or it cannot be read.
+    #[error("cannot read {path}: {error}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The file is not a plan, or not as it was written.
+    #[error("{path}: {error}")]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: PlanError,
+    },
+    /// What is in the place of the directory is not a plan.
+    #[error("{0} exists and is no plan")]
+    Occupied(PathBuf),
+    /// A file or folder cannot be written.
+    #[error("cannot write {path}: {error}")]
+    Unwritable {
+        /// Which.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+}
+
+impl PlanDirError {
+    /// The error with its code, and what to do.
+    pub fn diagnostic(&self) -> Diagnostic {
+        use PlanError::{Changed, Malformed};
+        let (code, help) = match self {
+            PlanDirError::Unreadable { .. } => {
+                (Code::PlanUnreadable, "give a directory that `frit compile` wrote")
+            }
+            PlanDirError::Refused { error: Malformed(_) | Changed, .. } => (
+                Code::PlanChanged,
+                "the file was changed after it was compiled; compile the model again",
+            ),
+            PlanDirError::Refused { .. } => {
+                (Code::PlanInvalid, "compile the model again with this version of frit")
+            }
+            PlanDirError::Occupied(_) => {
+                (Code::NotAPlanDirectory, "choose another directory with -o")
+            }
+            PlanDirError::Unwritable { .. } => {
+                return Diagnostic::error(Code::FileUnwritable, self.to_string());
+            }
+        };
+        Diagnostic::error(code, self.to_string()).help(help)
+    }
+}
