@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
-    /// `fn(reads…, writes…, begin: i64, end: i64)` of a shared object.
+    /// `fn(operands: *const *mut u8, begin: i64, end: i64)` of a shared object, where `operands` are the addresses of
+    /// what the task reads and writes.
     Host {
         /// Symbol in the object file; see [`Kernel::symbol`].
         symbol: String,

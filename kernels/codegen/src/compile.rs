@@ -32,8 +32,8 @@ pub enum Unit {
 /// How a kernel is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelMeta {
-    /// Its symbol in the shared object: `extern "C" fn(operand…, result…, begin: i64, end: i64)`
-    /// with bare pointers, aligned for their elements.
+    /// Its symbol in the shared object: `extern "C" fn(operands: *const *mut u8, begin: i64, end: i64)`, with the
+    /// addresses of operands and results, aligned for their elements.
     pub symbol: String,
     /// The kind it was compiled as.
     pub kind: FusionKind,

@@ -16,7 +16,7 @@ const SIBLING_DISTANCE: usize = 32;
 const SIBLING_SHARE: u64 = 8;
 /// Nodes of a region: larger ones run out of registers.
 const MAX_MEMBERS: usize = 48;
-/// Operands and results of a region: as many pointers as a generated kernel takes.
+/// Operands and results of a region: each keeps an address in a register.
 pub(crate) const MAX_INTERFACE: usize = 32;
 /// Rounds of copying cheap producers; each can only copy what the one before exposed.
 const MAX_ROUNDS: usize = 8;

@@ -10,7 +10,8 @@ use frit_ir::ops::FusionKind;
 /// Lanes of a vector on the host; targets with narrower registers split it.
 pub(crate) const LANES: usize = 16;
 
-/// The function `symbol`, callable as `extern "C" fn(operand…, result…, begin: i64, end: i64)`.
+/// The function `symbol`, callable as `extern "C" fn(operands: *const *mut u8, begin: i64, end: i64)`, where `operands` are
+/// the addresses of operands and results.
 pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> String {
     let memory = Memory { converts_bf16, alignment: None };
     let mut e = Emitter::new(program, LANES, memory);
@@ -23,11 +24,26 @@ pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> Stri
         FusionKind::ColReduce => col_reduce::emit(&mut e, begin, end),
         _ => pointwise::emit(&mut e, begin, end),
     }
-    let mut arguments: Vec<String> =
-        (0..program.types.len()).map(|i| format!("%arg{i}: {}", e.buffer(i).ty())).collect();
-    arguments.extend(["%begin: i64".into(), "%end: i64".into()]);
-    let arguments = arguments.join(", ");
-    format!("func.func @{symbol}({arguments}) {{\n{}return\n}}\n", e.t.finish())
+    let operands: String =
+        (0..program.types.len()).map(|i| operand(i, &e.buffer(i).ty())).collect();
+    format!(
+        "func.func @{symbol}(%operands: !llvm.ptr, %begin: i64, %end: i64) {{\n{operands}{}return\n}}\n",
+        e.t.finish()
+    )
+}
+
+/// Loads the address of operand `i` into the descriptor of a memref of one dimension. That its shape is static leaves
+/// nothing else of the descriptor to be read.
+fn operand(i: usize, memref: &str) -> String {
+    let descriptor = "!llvm.struct<(ptr, ptr, i64, array<1 x i64>, array<1 x i64>)>";
+    format!(
+        "%slot{i} = llvm.getelementptr %operands[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr\n\
+         %address{i} = llvm.load %slot{i} : !llvm.ptr -> !llvm.ptr\n\
+         %empty{i} = llvm.mlir.poison : {descriptor}\n\
+         %allocated{i} = llvm.insertvalue %address{i}, %empty{i}[0] : {descriptor}\n\
+         %aligned{i} = llvm.insertvalue %address{i}, %allocated{i}[1] : {descriptor}\n\
+         %arg{i} = builtin.unrealized_conversion_cast %aligned{i} : {descriptor} to {memref}\n"
+    )
 }
 
 fn argument(e: &mut Emitter<'_>, name: &str) -> Val {

@@ -55,34 +55,15 @@ pub(crate) fn load(object: HostObject) -> Loaded {
     Loaded { library, kernels: object.kernels }
 }
 
-macro_rules! call {
-    ($symbol:expr, $p:expr, $begin:expr, $end:expr; $($n:literal: $($i:literal)*;)*) => {
-        match $p.len() {
-            $($n => {
-                type F = unsafe extern "C" fn($(call!(@ptr $i),)* i64, i64);
-                let f: Symbol<'_, F> = $symbol;
-                f($($p[$i],)* $begin, $end)
-            })*
-            n => panic!("{n} pointers"),
-        }
-    };
-    (@ptr $i:literal) => { *mut c_void };
-}
-
 impl Loaded {
     /// Calls kernel `k` on a range of units.
     pub(crate) fn call(&self, k: usize, pointers: &[*mut c_void], range: std::ops::Range<usize>) {
+        type Kernel = unsafe extern "C" fn(*const *mut c_void, i64, i64);
         let name = self.kernels[k].symbol.as_bytes();
-        let (b, e) = (range.start as i64, range.end as i64);
-        // SAFETY: the kernel takes this many pointers, each to a tensor of the type in its metadata.
+        // SAFETY: the kernel takes this many addresses, each of a tensor of the type in its metadata.
         unsafe {
-            call!(self.library.get(name).unwrap(), pointers, b, e;
-                2: 0 1; 3: 0 1 2; 4: 0 1 2 3; 5: 0 1 2 3 4; 6: 0 1 2 3 4 5; 7: 0 1 2 3 4 5 6;
-                8: 0 1 2 3 4 5 6 7; 9: 0 1 2 3 4 5 6 7 8;
-                11: 0 1 2 3 4 5 6 7 8 9 10; 12: 0 1 2 3 4 5 6 7 8 9 10 11;
-                13: 0 1 2 3 4 5 6 7 8 9 10 11 12;
-                16: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15;
-            );
+            let kernel: Symbol<'_, Kernel> = self.library.get(name).unwrap();
+            kernel(pointers.as_ptr(), range.start as i64, range.end as i64);
         }
     }
 

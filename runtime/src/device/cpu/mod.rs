@@ -16,7 +16,7 @@ use frit_ir::interpret;
 use frit_ir::plan::{
     Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TaskId, TiVec, layout,
 };
-use frit_ir::{Graph, Op, Tensor};
+use frit_ir::{Graph, Tensor};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::Operand;
 use std::collections::{HashMap, VecDeque};
@@ -140,9 +140,9 @@ impl<'a, C: Communicator> Cpu<'a, C> {
     fn kernel(&self, kernel: KernelId, reads: &[Place], writes: &[Place]) -> Result<(), String> {
         match &self.code[kernel] {
             Code::Generated { function, extent, grain } => {
-                let pointers: Vec<usize> =
-                    reads.iter().chain(writes).map(|p| self.pointer(p) as usize).collect();
-                call::split(&self.pool, *function, &pointers, *extent, *grain);
+                let operands: Vec<*mut u8> =
+                    reads.iter().chain(writes).map(|p| self.pointer(p)).collect();
+                call::split(&self.pool, *function, &operands, *extent, *grain);
                 Ok(())
             }
             Code::Routine(routine) => {
@@ -188,10 +188,8 @@ fn prepare<'a>(
     let refuse = |path: &str, reason: String| RunError::Plan { path: path.into(), reason };
     match (&kernel.entry, &plan.library) {
         (Entry::Host { symbol, extent, grain }, Some(library)) => {
-            let inputs = kernel.body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
-            let n = kernel.body.outputs.len() + inputs.count();
-            let function = call::Function::find(library, symbol, n)
-                .map_err(|reason| refuse(layout::KERNELS, reason))?;
+            let function =
+                call::find(library, symbol).map_err(|reason| refuse(layout::KERNELS, reason))?;
             Ok(Code::Generated { function, extent: *extent, grain: (*grain).max(1) })
         }
         (Entry::Routine(routine), _) => {
