@@ -4,7 +4,6 @@
 //! the device's results, so an error is reported only at the kernel that causes it.
 
 use crate::RunError;
-use crate::comm::launch::Launch;
 use crate::data::{Data, Source, TokenDType};
 use crate::device::Device;
 use crate::initialize::initialize;
@@ -12,6 +11,7 @@ use crate::numerics::decode;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
+use frit_comm::launch::Launch;
 use frit_ir::interpret;
 use frit_ir::plan::{Action, Kernel, KernelId, Place, Plan, TaskId, TiVec};
 use frit_ir::{DType, Graph, Op, Tensor};
@@ -147,7 +147,7 @@ pub fn compare(options: &Options) -> Result<Report, RunError> {
         threads: options.threads,
         interpret: false,
     };
-    let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
+    let launch = Launch::from_environment()?;
     let mut finished = session.run(&launch, &Comparing { dir: &dir, options })?;
     Ok(finished.outcomes.remove(0))
 }

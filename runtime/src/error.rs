@@ -100,12 +100,9 @@ pub enum RunError {
     /// The interpreter runs on the CPU only.
     #[error("--interpret runs plans for the CPU; compile with target.device = \"cpu\"")]
     Interpret,
-    /// The processes of a run do not come, or stay, together.
-    #[error("{reason}")]
-    Ranks {
-        /// Who, and where.
-        reason: String,
-    },
+    /// The ranks of a run do not come, or stay, together, or another one failed.
+    #[error(transparent)]
+    Comm(#[from] frit_comm::CommError),
     /// A hyper-parameter that the plan does not have.
     #[error("the plan has no hyper-parameter `{name}`; it has {known}; {remedy}")]
     Hyper {
@@ -142,12 +139,6 @@ pub enum RunError {
         /// The parameter.
         parameter: String,
     },
-    /// A reduction of a type that ranks do not combine.
-    #[error("ranks cannot combine {dtype}; a plan reduces f32, f16 or bf16")]
-    Exchange {
-        /// The type.
-        dtype: frit_ir::DType,
-    },
     /// A task failed.
     #[error("task `{task}` on rank {rank} failed: {reason}")]
     Task {
@@ -161,12 +152,6 @@ pub enum RunError {
     /// A task produced what is not finite.
     #[error("{0}; {cause}; {remedy}", cause = .0.cause, remedy = .0.remedy)]
     NotFinite(Box<NotFinite>),
-    /// Another rank failed first.
-    #[error("rank {rank} stopped because another rank failed")]
-    Aborted {
-        /// The rank that stopped.
-        rank: usize,
-    },
 }
 
 impl RunError {

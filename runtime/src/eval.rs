@@ -5,7 +5,6 @@
 
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
-use crate::comm::launch::Launch;
 use crate::data::{self, Data, Element, Fed, TokenDType};
 use crate::device::Device;
 use crate::dump::{self, Outputs};
@@ -15,6 +14,7 @@ use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
 use crate::starting::{self, Others};
+use frit_comm::launch::Launch;
 use frit_ir::ops::StateName;
 use frit_ir::ops::random::evaluation_state;
 use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
@@ -189,7 +189,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         threads: options.threads,
         interpret: options.interpret,
     };
-    let launch = Launch::from_environment().map_err(|reason| RunError::Ranks { reason })?;
+    let launch = Launch::from_environment()?;
     let finished = session.run(&launch, &work)?;
     let found = finished.outcomes.into_iter().next().expect("invariant: a plan has a rank");
     if found.rank > 0 {

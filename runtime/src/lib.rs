@@ -4,7 +4,6 @@
 
 pub mod arguments;
 pub mod checkpoint;
-pub mod comm;
 pub mod compare;
 mod convert;
 mod course;

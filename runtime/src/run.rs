@@ -3,7 +3,6 @@
 use crate::RunError;
 use crate::checkpoint::lock::{self, Run};
 use crate::checkpoint::{Checkpoint, CheckpointOptions};
-use crate::comm::launch::Launch;
 use crate::data::{Data, Source};
 use crate::divergence::Divergence;
 use crate::eval::in_words;
@@ -22,6 +21,7 @@ use crate::trace;
 use crate::train::{Outcome, Training};
 use crate::usage;
 use crate::validation::{Validation, ValidationOptions};
+use frit_comm::launch::Launch;
 use frit_ir::counted;
 use frit_ir::plan::{Plan, sha256_hex};
 use std::collections::BTreeMap;
@@ -146,8 +146,7 @@ impl RunReport {
 /// What is wrong with the plan, the data or the options, or the task that failed.
 pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError> {
     let dir = PlanDir::load(plan_dir)?;
-    let ranks = |reason| RunError::Ranks { reason };
-    let launch = Launch::from_environment().map_err(ranks)?;
+    let launch = Launch::from_environment()?;
     let ranks_here = launch.ranks_here(dir.plan.world_size);
     memory::check(&[&dir.plan], ranks_here)?;
     let data = Data::load(&options.data, &dir.plan)?;

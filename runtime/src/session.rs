@@ -2,14 +2,14 @@
 //! evaluation and comparison are each a [`Work`] of the ranks, made of [`step`]s.
 
 use crate::RunError;
-use crate::comm::Communicator;
-use crate::comm::launch::{Launch, timeout_from_environment};
-use crate::comm::local::LocalComm;
-use crate::comm::processes::ProcessComm;
 use crate::device::Device;
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
 use crate::plan_dir::PlanDir;
+use frit_comm::launch::{Launch, timeout_from_environment};
+use frit_comm::local::LocalComm;
+use frit_comm::processes::ProcessComm;
+use frit_comm::{CommError, Communicator};
 use frit_ir::plan::{DeviceType, Plan, TaskId};
 use std::ops::Range;
 
@@ -92,9 +92,8 @@ impl Session<'_> {
         launch: &Launch,
         work: &W,
     ) -> Result<Finished<W::Outcome>, RunError> {
-        let refuse = |reason| RunError::Ranks { reason };
-        launch.expect_ranks(self.dir.plan.world_size).map_err(refuse)?;
-        let timeout = timeout_from_environment().map_err(refuse)?;
+        launch.expect_ranks(self.dir.plan.world_size)?;
+        let timeout = timeout_from_environment()?;
         let comm = ProcessComm::connect(launch, &self.identity, timeout)?;
         let outcome = self.on_cpu(comm.clone(), work).inspect_err(|_| comm.abort())?;
         let traffic = comm.traffic();
@@ -161,7 +160,7 @@ fn own_failures_first<T>(results: Vec<Result<T, RunError>>) -> Vec<Result<T, Run
 
 fn is_abort(error: &RunError) -> bool {
     match error {
-        RunError::Aborted { .. } => true,
+        RunError::Comm(CommError::Aborted { .. }) => true,
         RunError::Task { reason, .. } => reason.contains("another rank failed"),
         _ => false,
     }

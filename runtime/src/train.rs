@@ -22,6 +22,7 @@ use crate::session::{self, Work};
 use crate::trace;
 use crate::usage::Usage;
 use crate::validation::Validation;
+use frit_comm::CommError;
 use frit_ir::plan::{PhaseName, TaskId};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -84,7 +85,7 @@ impl Work for Training<'_> {
     ) -> Result<Outcome, RunError> {
         if self.refused {
             // The others are there to be told.
-            return Err(RunError::Aborted { rank });
+            return Err(CommError::Aborted { rank }.into());
         }
         if let Some((validation, beside)) = self.validation.as_ref().zip(beside.as_deref_mut()) {
             validation.initialize(beside, rank)?;

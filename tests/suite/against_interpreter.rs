@@ -1,9 +1,9 @@
 //! Kernels of a plan, as its device executes them, beside the IR interpreter; and what a run used of its device.
 
 use crate::support::{Planned, file, plan};
+use frit_comm::local::LocalComm;
 use frit_ir::plan::{BufferId, PhaseName, TaskId};
 use frit_runtime::RunError;
-use frit_runtime::comm::local::LocalComm;
 use frit_runtime::compare::{Options, Report, compare, on_device};
 use frit_runtime::data::Element;
 use frit_runtime::device::cpu::Cpu;

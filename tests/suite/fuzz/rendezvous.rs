@@ -1,9 +1,9 @@
 //! Processes of a job that hear anything: before it has proved to be of the job, and after.
 
 use super::targets::Verdict;
-use frit_runtime::comm::launch::Launch;
-use frit_runtime::comm::rendezvous::Rendezvous;
-use frit_runtime::comm::secret::{Secret, SecretSource};
+use frit_comm::launch::Launch;
+use frit_comm::rendezvous::Rendezvous;
+use frit_comm::secret::{Secret, SecretSource};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::io::{self, Read, Write};

@@ -7,11 +7,11 @@ mod routine;
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
-use crate::comm::Communicator;
 use crate::data::{Element, convert};
 use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
+use frit_comm::{CommError, Communicator};
 use frit_ir::interpret;
 use frit_ir::plan::{
     Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TaskId, TiVec, layout,
@@ -83,7 +83,7 @@ impl<'a, C: Communicator> Cpu<'a, C> {
     }
 
     fn task(&self, action: &Action) -> Result<(), String> {
-        let aborted = |e: RunError| e.to_string();
+        let aborted = |e: CommError| e.to_string();
         let team = || {
             let team = self.plan.plan.team(action, self.comm.rank());
             team.expect("invariant: every collective has a team")
@@ -261,11 +261,11 @@ impl<C: Communicator> Device for Cpu<'_, C> {
     }
 
     fn gather(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError> {
-        self.comm.gather(self.bytes(buffer, offset, bytes))
+        Ok(self.comm.gather(self.bytes(buffer, offset, bytes))?)
     }
 
     fn largest(&self, value: u64) -> Result<u64, RunError> {
-        self.comm.largest(value)
+        Ok(self.comm.largest(value)?)
     }
 
     fn usage(&self) -> Result<Usage, RunError> {

@@ -158,7 +158,6 @@ fn settle_operations(
 /// Rank 0's tuning.
 fn shared(tuning: Tuning, ranks: &Ranks) -> Result<Tuning, RunError> {
     let Some(rendezvous) = &ranks.rendezvous else { return Ok(tuning) };
-    let text =
-        rendezvous.share(tuning.text()).map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+    let text = rendezvous.share(tuning.text())?;
     Ok(Tuning::parse(&text).unwrap_or_default())
 }

@@ -31,15 +31,14 @@ mod survey;
 mod tuning;
 mod widen;
 
-pub use crate::comm::launch::TIMEOUT_VARIABLE;
 pub use cubins::CACHE_VARIABLE;
 pub use error::CudaError;
+pub use frit_comm::launch::TIMEOUT_VARIABLE;
 pub use gemm::{Operand, Product};
 pub use real::Real;
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
-use crate::comm::rendezvous::Rendezvous;
 use crate::data::Element;
 use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
@@ -50,6 +49,8 @@ use driver::{
     Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, TeamHandle,
 };
 use feed::Feed;
+use frit_comm::CommError;
+use frit_comm::rendezvous::Rendezvous;
 use frit_ir::DType;
 use frit_ir::plan::{BufferId, DeviceType, Plan, TaskId};
 use issue::{Issuer, Marks};
@@ -198,7 +199,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// If one fails at the end.
     pub fn finish(self) -> Result<(), RunError> {
         let Some(rendezvous) = &self.ranks.rendezvous else { return Ok(()) };
-        rendezvous.finish().map_err(|e| RunError::Ranks { reason: e.to_string() })
+        Ok(rendezvous.finish()?)
     }
 
     /// The driver.
@@ -302,7 +303,7 @@ impl<D: Driver> Watch<'_, D> {
                 rendezvous.fail(&reason);
             }
             self.driver.abort();
-            return Err(RunError::Ranks { reason });
+            return Err(CommError::from(reason).into());
         }
         Ok(())
     }
@@ -467,7 +468,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
     }
     fn largest(&self, value: u64) -> Result<u64, RunError> {
         let Some(rendezvous) = &self.ranks.rendezvous else { return Ok(value) };
-        rendezvous.largest(value).map_err(|e| RunError::Ranks { reason: e.to_string() })
+        Ok(rendezvous.largest(value)?)
     }
 
     fn usage(&self) -> Result<Usage, RunError> {

@@ -6,9 +6,9 @@ use super::real::{Libraries, Real};
 use super::survey::Survey;
 use super::{Cuda, CudaError, Ranks};
 use crate::RunError;
-use crate::comm::launch::{Launch, timeout_from_environment};
-use crate::comm::rendezvous::{Rendezvous, RendezvousError};
 use crate::plan_dir::PlanDir;
+use frit_comm::launch::{Launch, timeout_from_environment};
+use frit_comm::rendezvous::Rendezvous;
 use frit_ir::plan::Plan;
 use std::time::Duration;
 
@@ -37,7 +37,6 @@ impl<'a> Cuda<'a, Real> {
         beside: Option<&PlanDir>,
         identity: &str,
     ) -> Result<Self, RunError> {
-        let ranks = |reason: String| RunError::Ranks { reason };
         let (mut libraries, collectives) = needs(&dir.plan)?;
         if let Some(beside) = beside {
             let (more, _) = needs(&beside.plan)?;
@@ -45,14 +44,11 @@ impl<'a> Cuda<'a, Real> {
             libraries.cudnn |= more.cudnn;
             libraries.nvrtc |= more.nvrtc;
         }
-        let launch = Launch::from_environment().map_err(ranks)?;
-        launch.expect_ranks(dir.plan.world_size).map_err(ranks)?;
-        let timeout = timeout_from_environment().map_err(ranks)?;
+        let launch = Launch::from_environment()?;
+        launch.expect_ranks(dir.plan.world_size)?;
+        let timeout = timeout_from_environment()?;
         let rendezvous = match collectives {
-            true => {
-                let met = Rendezvous::meet(&launch, identity, timeout);
-                Some(met.map_err(|e| ranks(e.to_string()))?)
-            }
+            true => Some(Rendezvous::meet(&launch, identity, timeout)?),
             false => None,
         };
         let opened = open_device(&launch, libraries, rendezvous.as_ref(), timeout);
@@ -74,16 +70,15 @@ fn open_device(
     rendezvous: Option<&Rendezvous>,
     timeout: Duration,
 ) -> Result<Real, RunError> {
-    let lost = |e: RendezvousError| RunError::Ranks { reason: e.to_string() };
     if let Some(rendezvous) = rendezvous {
         // From here on a rank that fails is noticed by those that wait for it in NCCL.
-        rendezvous.watch().map_err(lost)?;
+        rendezvous.watch()?;
     }
     let mut driver = Real::open(ordinal(launch)?, libraries)?;
     let Some(rendezvous) = rendezvous else { return Ok(driver) };
     let library = nccl::Library::open().map_err(CudaError::from)?;
     let identity = if launch.rank == 0 { library.identity()? } else { vec![] };
-    let identity = rendezvous.share(identity).map_err(lost)?;
+    let identity = rendezvous.share(identity)?;
     let (rank, world_size) = (launch.rank, launch.world_size);
     let failure = || rendezvous.failure();
     driver.join(library.join(&identity, rank, world_size, timeout, failure)?);

@@ -1,7 +1,8 @@
-//! Communication between ranks.
+//! Communication between ranks: the collectives of a plan and what ranks agree on beside it. It knows no plan and no device.
 
 mod door;
 mod element;
+pub mod error;
 pub mod launch;
 pub mod local;
 #[cfg(feature = "mpi")]
@@ -11,7 +12,8 @@ pub mod rendezvous;
 pub mod secret;
 mod tcp;
 
-use crate::RunError;
+pub use error::CommError;
+
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
@@ -35,7 +37,7 @@ pub trait Communicator {
         send: *const u8,
         recv: *mut u8,
         bytes: usize,
-    ) -> Result<(), RunError>;
+    ) -> Result<(), CommError>;
 
     /// Combines every team member's `send`; this rank receives its part.
     ///
@@ -51,7 +53,7 @@ pub trait Communicator {
         recv: *mut u8,
         elements: (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError>;
+    ) -> Result<(), CommError>;
 
     /// Combines every team member's `send`, for every one of them.
     ///
@@ -67,19 +69,19 @@ pub trait Communicator {
         recv: *mut u8,
         elements: (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError>;
+    ) -> Result<(), CommError>;
 
     /// Every rank's bytes, in rank order, on rank 0; nothing on others. Not one of the plan's collectives.
     ///
     /// # Errors
     /// If another rank failed.
-    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, RunError>;
+    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, CommError>;
 
     /// The largest of every rank's `value`: how ranks agree outside the plan.
     ///
     /// # Errors
     /// If another rank failed.
-    fn largest(&self, value: u64) -> Result<u64, RunError>;
+    fn largest(&self, value: u64) -> Result<u64, CommError>;
 
     /// Tells the other ranks that this one cannot go on.
     fn abort(&self);

@@ -1,6 +1,6 @@
 //! Element types of reductions: f32, f16 or bf16, with f32 arithmetic.
 
-use crate::RunError;
+use crate::CommError;
 use frit_ir::DType;
 use half::{bf16, f16};
 
@@ -8,13 +8,13 @@ use half::{bf16, f16};
 ///
 /// # Errors
 /// If the type is not combined.
-pub(super) fn widen(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, RunError> {
+pub(super) fn widen(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, CommError> {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
         DType::F32 => Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()),
         DType::F16 => Ok(pairs().map(|b| f16::from_ne_bytes(*b).to_f32()).collect()),
         DType::BF16 => Ok(pairs().map(|b| bf16::from_ne_bytes(*b).to_f32()).collect()),
-        dtype => Err(RunError::Exchange { dtype }),
+        dtype => Err(CommError::Exchange { dtype }),
     }
 }
 
@@ -22,12 +22,12 @@ pub(super) fn widen(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, RunError> {
 ///
 /// # Errors
 /// If the type is not combined.
-pub(super) fn narrow(values: &[f32], dtype: DType) -> Result<Vec<u8>, RunError> {
+pub(super) fn narrow(values: &[f32], dtype: DType) -> Result<Vec<u8>, CommError> {
     match dtype {
         DType::F32 => Ok(values.iter().flat_map(|x| x.to_ne_bytes()).collect()),
         DType::F16 => Ok(values.iter().flat_map(|x| f16::from_f32(*x).to_ne_bytes()).collect()),
         DType::BF16 => Ok(values.iter().flat_map(|x| bf16::from_f32(*x).to_ne_bytes()).collect()),
-        dtype => Err(RunError::Exchange { dtype }),
+        dtype => Err(CommError::Exchange { dtype }),
     }
 }
 

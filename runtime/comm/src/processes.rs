@@ -14,10 +14,10 @@
 use super::launch::Launch;
 #[cfg(feature = "mpi")]
 use super::mpi;
-use super::rendezvous::{Rendezvous, RendezvousError};
+use super::rendezvous::Rendezvous;
 use super::tcp::TcpLinks;
 use super::{Communicator, element};
-use crate::RunError;
+use crate::CommError;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
@@ -82,7 +82,7 @@ pub(super) trait Links {
         &self,
         exchange: &Exchange<'_, '_>,
         receive: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), RunError>;
+    ) -> Result<(), CommError>;
 
     /// All ranks are done.
     fn finish(self: Box<Self>);
@@ -90,10 +90,10 @@ pub(super) trait Links {
 
 impl Exchange<'_, '_> {
     /// Why a member does not answer: what failed first, as far as any rank knows.
-    pub(super) fn lost(&self, rank: usize, error: &io::Error) -> RunError {
+    pub(super) fn lost(&self, rank: usize, error: &io::Error) -> CommError {
         if error.kind() == ErrorKind::TimedOut {
             let seconds = self.timeout.as_secs_f64();
-            return RunError::Ranks {
+            return CommError::Ranks {
                 reason: format!("rank {rank} did not answer within {seconds} s"),
             };
         }
@@ -103,7 +103,9 @@ impl Exchange<'_, '_> {
             std::thread::sleep(Duration::from_millis(5));
         }
         let reason = self.control.failure();
-        RunError::Ranks { reason: reason.unwrap_or_else(|| format!("rank {rank} ended ({error})")) }
+        CommError::Ranks {
+            reason: reason.unwrap_or_else(|| format!("rank {rank} ended ({error})")),
+        }
     }
 }
 
@@ -117,17 +119,15 @@ impl ProcessComm {
         launch: &Launch,
         identity: &str,
         timeout: Duration,
-    ) -> Result<ProcessComm, RunError> {
-        let refuse = |e: RendezvousError| RunError::Ranks { reason: e.to_string() };
+    ) -> Result<ProcessComm, CommError> {
         #[cfg(feature = "mpi")]
         if launch.by_mpirun {
             let links = mpi::MpiLinks::initialize(launch)?;
             let (launch_there, secret) = (links.launch(launch), links.secret());
-            let met = Rendezvous::meet_with(&launch_there, &secret, identity, timeout);
-            let control = met.map_err(refuse)?;
+            let control = Rendezvous::meet_with(&launch_there, &secret, identity, timeout)?;
             return ProcessComm::new(control, launch, timeout, Box::new(links));
         }
-        let mut control = Rendezvous::meet(launch, identity, timeout).map_err(refuse)?;
+        let mut control = Rendezvous::meet(launch, identity, timeout)?;
         let links = TcpLinks::connect(&mut control, launch.world_size, timeout)?;
         ProcessComm::new(control, launch, timeout, Box::new(links))
     }
@@ -137,8 +137,8 @@ impl ProcessComm {
         launch: &Launch,
         timeout: Duration,
         links: Box<dyn Links>,
-    ) -> Result<ProcessComm, RunError> {
-        control.watch().map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+    ) -> Result<ProcessComm, CommError> {
+        control.watch()?;
         let world = Team { first: 0, stride: 1, count: launch.world_size };
         let (calls, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let rank = launch.rank;
@@ -150,9 +150,9 @@ impl ProcessComm {
     ///
     /// # Errors
     /// If another rank fails, or is not done in time.
-    pub fn finish(self) -> Result<(), RunError> {
+    pub fn finish(self) -> Result<(), CommError> {
         let shared = Rc::into_inner(self.shared).expect("invariant: the device is gone");
-        shared.control.finish().map_err(|e| RunError::Ranks { reason: e.to_string() })?;
+        shared.control.finish()?;
         shared.links.finish();
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Shared {
         send: impl Fn(usize) -> &'b [u8] + Sync,
         len: usize,
         mut receive: impl FnMut(usize, &[u8]),
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let others: Vec<usize> = team.ranks().filter(|r| *r != self.rank).collect();
         let exchange = Exchange {
             kind,
@@ -238,7 +238,7 @@ fn combine_bytes(
     received: &[(usize, Vec<u8>)],
     dtype: DType,
     reduce: ReduceKind,
-) -> Result<Vec<u8>, RunError> {
+) -> Result<Vec<u8>, CommError> {
     let own = element::widen(own, dtype)?;
     let mut others = Vec::with_capacity(received.len());
     for (rank, bytes) in received {
@@ -260,7 +260,7 @@ impl Communicator for ProcessComm {
         send: *const u8,
         recv: *mut u8,
         bytes: usize,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         // SAFETY: by the contract of this function.
         let (own, all) = unsafe {
             let all = std::slice::from_raw_parts_mut(recv, bytes * team.count);
@@ -287,7 +287,7 @@ impl Communicator for ProcessComm {
         recv: *mut u8,
         (len, dtype): (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let size = len * dtype.size();
         // SAFETY: by the contract of this function.
         let (whole, out) = unsafe {
@@ -313,7 +313,7 @@ impl Communicator for ProcessComm {
         recv: *mut u8,
         (len, dtype): (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let bytes = len * dtype.size();
         // SAFETY: by the contract of this function; the result may replace what is sent.
         let whole = unsafe { std::slice::from_raw_parts(send, bytes) }.to_vec();
@@ -354,7 +354,7 @@ impl Communicator for ProcessComm {
         )
     }
 
-    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, RunError> {
+    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, CommError> {
         let mut all = vec![0; send.len() * self.shared.world.count];
         all[self.shared.rank * send.len()..][..send.len()].copy_from_slice(send);
         self.shared.exchange(
@@ -369,9 +369,8 @@ impl Communicator for ProcessComm {
         Ok(if self.shared.rank == 0 { all } else { vec![] })
     }
 
-    fn largest(&self, value: u64) -> Result<u64, RunError> {
-        let agreed = self.shared.control.largest(value);
-        agreed.map_err(|e| RunError::Ranks { reason: e.to_string() })
+    fn largest(&self, value: u64) -> Result<u64, CommError> {
+        self.shared.control.largest(value)
     }
 
     fn abort(&self) {

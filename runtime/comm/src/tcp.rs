@@ -4,7 +4,7 @@ use super::door::{Door, enter};
 use super::processes::{Exchange, Links};
 use super::rendezvous::Rendezvous;
 use super::secret::SecretSource;
-use crate::RunError;
+use crate::CommError;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -26,14 +26,14 @@ impl TcpLinks {
         control: &mut Rendezvous,
         world_size: usize,
         timeout: Duration,
-    ) -> Result<TcpLinks, RunError> {
+    ) -> Result<TcpLinks, CommError> {
         let rank = control.rank();
         let end = Instant::now() + timeout;
-        let refuse = |what: String| RunError::Ranks { reason: what };
+        let refuse = CommError::from;
         let io = |e: io::Error| refuse(format!("rank {rank} cannot listen for the others: {e}"));
         let door = Door::open_anywhere(control.address()).map_err(io)?;
         let own = door.address().to_string();
-        let all = control.all(own.as_bytes()).map_err(|e| refuse(e.to_string()))?;
+        let all = control.all(own.as_bytes())?;
         let mut peers: Vec<Option<TcpStream>> = (0..world_size).map(|_| None).collect();
         let source = SecretSource::Known(control.secret().clone());
         for (other, address) in all.iter().enumerate().take(rank) {
@@ -63,7 +63,7 @@ fn accept_later_ranks(
     control: &Rendezvous,
     end: Instant,
     peers: &mut [Option<TcpStream>],
-) -> Result<(), RunError> {
+) -> Result<(), CommError> {
     let rank = control.rank();
     let missing =
         |peers: &[Option<TcpStream>]| (rank + 1..peers.len()).find(|r| peers[*r].is_none());
@@ -73,15 +73,15 @@ fn accept_later_ranks(
     let (_, complete) = door.admit(control.secret(), end, |(stream, greeting)| {
         let other = greeting.try_into().map_or(usize::MAX, |g| u64::from_le_bytes(g) as usize);
         let place = peers.get_mut(other).filter(|p| p.is_none() && other > rank);
-        let stranger = || RunError::Ranks {
+        let stranger = || CommError::Ranks {
             reason: format!("rank {rank} met rank {other} twice, or one that is none"),
         };
         *place.ok_or_else(stranger)? = Some(stream);
-        Ok::<bool, RunError>(missing(peers).is_none())
+        Ok::<bool, CommError>(missing(peers).is_none())
     })?;
     let reason = |other| format!("rank {other} did not connect to rank {rank} in time");
     match missing(peers).filter(|_| !complete) {
-        Some(other) => Err(RunError::Ranks { reason: reason(other) }),
+        Some(other) => Err(CommError::Ranks { reason: reason(other) }),
         None => Ok(()),
     }
 }
@@ -92,7 +92,7 @@ fn receive_from(
     link: &mut Link<'_>,
     exchange: &Exchange<'_, '_>,
     buffer: &mut [u8],
-) -> Result<(), RunError> {
+) -> Result<(), CommError> {
     let (kind, number) = (exchange.kind as u8, exchange.number);
     let mut head = [0; HEAD];
     link.read(&mut head).map_err(|e| exchange.lost(rank, &e))?;
@@ -110,7 +110,7 @@ fn receive_from(
             exchange.rank,
             buffer.len()
         );
-        return Err(RunError::Ranks { reason });
+        return Err(CommError::Ranks { reason });
     }
     link.read(buffer).map_err(|e| exchange.lost(rank, &e))
 }
@@ -120,7 +120,7 @@ impl Links for TcpLinks {
         &self,
         exchange: &Exchange<'_, '_>,
         receive: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let &Exchange { kind, number, control, timeout, send, .. } = exchange;
         let link = |rank: &usize| {
             let stream = self.0[*rank].as_ref();

@@ -1,8 +1,8 @@
 //! Rendezvous with every rank as a thread of this process.
 
 use super::*;
-use crate::comm::launch::Launch;
-use crate::comm::secret::{Secret, SecretSource};
+use crate::launch::Launch;
+use crate::secret::{Secret, SecretSource};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 

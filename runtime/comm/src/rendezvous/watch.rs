@@ -1,7 +1,8 @@
 //! Monitors the other processes, one thread per connection, and notices those that end without a message.
 
 use super::wire::{DONE, FAILED, NUMBER, SHARE, lost, receive, refuse, transmit};
-use super::{Rendezvous, RendezvousError, Result, fail};
+use super::{Rendezvous, Result, fail};
+use crate::CommError;
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -41,7 +42,7 @@ impl Rendezvous {
             let watched = stream
                 .try_clone()
                 .and_then(|s| s.set_read_timeout(None).map(|()| s))
-                .map_err(|e| RendezvousError(lost(rank, &e, self.timeout)));
+                .map_err(|e| CommError::from(lost(rank, &e, self.timeout)));
             let stream = watched?;
             let (failure, done) = (self.failure.clone(), self.done.clone());
             let mut others = Vec::new();
@@ -95,7 +96,7 @@ impl Rendezvous {
         let say = |peer: usize, value: u64| {
             let (rank, stream) = &self.peers[peer];
             transmit(stream, NUMBER, &value.to_le_bytes())
-                .map_err(|e| RendezvousError(lost(*rank, &e, self.timeout)))
+                .map_err(|e| CommError::from(lost(*rank, &e, self.timeout)))
         };
         if self.rank != 0 {
             say(0, value)?;

@@ -4,7 +4,7 @@
 //! Each element is summed in f32 in rank order for any layout, divided for a mean, and rounded once to f16 or bf16.
 
 use super::Communicator;
-use crate::RunError;
+use crate::CommError;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
@@ -76,7 +76,7 @@ impl LocalComm {
     }
 
     /// Waits for all ranks.
-    fn barrier(&self) -> Result<(), RunError> {
+    fn barrier(&self) -> Result<(), CommError> {
         let mut gate = self.gate();
         gate.waiting += 1;
         if gate.waiting == self.shared.world_size {
@@ -90,7 +90,7 @@ impl LocalComm {
                     self.shared.opened.wait(gate).unwrap_or_else(|poisoned| poisoned.into_inner());
             }
         }
-        if gate.aborted { Err(RunError::Aborted { rank: self.rank }) } else { Ok(()) }
+        if gate.aborted { Err(CommError::Aborted { rank: self.rank }) } else { Ok(()) }
     }
 
     fn publish(
@@ -99,7 +99,7 @@ impl LocalComm {
         send: *const u8,
         recv: *mut u8,
         bytes: usize,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         self.shared.recv[self.rank].store(recv, Ordering::Release);
         self.shared.traffic.calls.fetch_add(1, Ordering::Relaxed);
         let others = (team.count - 1) as u64;
@@ -108,7 +108,7 @@ impl LocalComm {
     }
 
     /// Shows the other ranks a buffer, and waits until all have shown theirs.
-    fn show(&self, send: *const u8) -> Result<(), RunError> {
+    fn show(&self, send: *const u8) -> Result<(), CommError> {
         self.shared.send[self.rank].store(send.cast_mut(), Ordering::Release);
         self.barrier()
     }
@@ -129,7 +129,7 @@ impl LocalComm {
         out: *mut u8,
         (len, dtype): (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let (mut sum, mut part) = ([0.0_f32; BLOCK], [0.0_f32; BLOCK]);
         let n = team.count as f32;
         for first in (0..len).step_by(BLOCK) {
@@ -144,7 +144,7 @@ impl LocalComm {
                         DType::F32 => to.copy_from_slice(slice(from, len)),
                         DType::F16 => slice::<f16>(from, len).convert_to_f32_slice(to),
                         DType::BF16 => slice::<bf16>(from, len).convert_to_f32_slice(to),
-                        other => return Err(RunError::Exchange { dtype: other }),
+                        other => return Err(CommError::Exchange { dtype: other }),
                     }
                 }
                 if rank != team.first {
@@ -200,7 +200,7 @@ impl Communicator for LocalComm {
         send: *const u8,
         recv: *mut u8,
         bytes: usize,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         self.publish(team, send, recv, bytes)?;
         for (i, rank) in team.ranks().enumerate() {
             // SAFETY: every member published `bytes` bytes, and `recv` has room for all of them.
@@ -218,7 +218,7 @@ impl Communicator for LocalComm {
         recv: *mut u8,
         (len, dtype): (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         self.publish(team, send, recv, len * dtype.size())?;
         let begin = team.position(self.rank) * len;
         // SAFETY: `recv` has `len` elements, and every member published `len` for every member.
@@ -233,7 +233,7 @@ impl Communicator for LocalComm {
         recv: *mut u8,
         (len, dtype): (usize, DType),
         reduce: ReduceKind,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let (n, k) = (team.count, team.position(self.rank));
         let (begin, end) = (k * len / n, (k + 1) * len / n);
         let bytes = (end - begin) * dtype.size();
@@ -253,7 +253,7 @@ impl Communicator for LocalComm {
         self.barrier()
     }
 
-    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, RunError> {
+    fn gather(&self, send: &[u8]) -> Result<Vec<u8>, CommError> {
         self.show(send.as_ptr())?;
         let mut all = Vec::new();
         if self.rank == 0 {
@@ -266,7 +266,7 @@ impl Communicator for LocalComm {
         Ok(all)
     }
 
-    fn largest(&self, value: u64) -> Result<u64, RunError> {
+    fn largest(&self, value: u64) -> Result<u64, CommError> {
         self.shared.value[self.rank].store(value, Ordering::Release);
         self.barrier()?;
         let values = self.shared.value.iter().map(|v| v.load(Ordering::Acquire));

@@ -10,6 +10,7 @@ mod tests;
 mod watch;
 mod wire;
 
+use super::CommError;
 use super::secret::Secret;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -18,15 +19,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use wire::{DONE, FAILED, SHARE, lost, receive, transmit};
 
-/// Why processes do not come, or stay, together.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RendezvousError(String);
-
-type Result<T = ()> = std::result::Result<T, RendezvousError>;
+type Result<T = ()> = std::result::Result<T, CommError>;
 
 fn fail<T>(message: String) -> Result<T> {
-    Err(RendezvousError(message))
+    Err(message.into())
 }
 
 /// One process's connections to the others.
@@ -135,7 +131,7 @@ impl Rendezvous {
 
     fn send(&self, peer: usize, kind: u8, bytes: &[u8]) -> Result {
         let (rank, stream) = &self.peers[peer];
-        transmit(stream, kind, bytes).map_err(|e| RendezvousError(lost(*rank, &e, self.timeout)))
+        transmit(stream, kind, bytes).map_err(|e| CommError::from(lost(*rank, &e, self.timeout)))
     }
 
     /// What another process did wrong, if one did.

@@ -6,7 +6,7 @@
 use super::launch::Launch;
 use super::processes::{Exchange, Links};
 use super::secret::{self, PROOF, Secret};
-use crate::RunError;
+use crate::CommError;
 use mpi::collective::SystemOperation;
 use mpi::environment::{Universe, processor_name};
 use mpi::point_to_point::{Destination, Source};
@@ -49,14 +49,14 @@ impl MpiLinks {
     ///
     /// # Errors
     /// If MPI knows other ranks than the launcher.
-    pub(super) fn initialize(launch: &Launch) -> Result<MpiLinks, RunError> {
-        let refuse = |reason: String| RunError::Ranks { reason };
+    pub(super) fn initialize(launch: &Launch) -> Result<MpiLinks, CommError> {
         let started = mpi::initialize_with_threading(Threading::Serialized);
-        let (universe, _) = started.ok_or_else(|| refuse("MPI runs already".into()))?;
+        let (universe, _) =
+            started.ok_or_else(|| CommError::from("MPI runs already".to_string()))?;
         let world = universe.world();
         let (rank, size) = (world.rank() as usize, world.size() as usize);
         if (rank, size) != (launch.rank, launch.world_size) {
-            return Err(refuse(format!(
+            return Err(CommError::from(format!(
                 "MPI says that this is rank {rank} of {size}, mpirun that it is rank {} of {}; is `mpirun` of \
                  another MPI than this program was built with?",
                 launch.rank, launch.world_size
@@ -66,9 +66,11 @@ impl MpiLinks {
         let mut said = [0_u8; NAME + 2 + PROOF];
         if rank == 0 {
             let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|l| l.local_addr());
-            let port = port.map_err(|e| refuse(format!("rank 0 finds no port: {e}")))?.port();
+            let port =
+                port.map_err(|e| CommError::from(format!("rank 0 finds no port: {e}")))?.port();
             let secret = Secret::random();
-            let secret = secret.map_err(|e| refuse(format!("rank 0 finds no secret: {e}")))?;
+            let secret =
+                secret.map_err(|e| CommError::from(format!("rank 0 finds no secret: {e}")))?;
             let name = &own.as_bytes()[..own.len().min(NAME)];
             said[..name.len()].copy_from_slice(name);
             said[NAME..NAME + 2].copy_from_slice(&port.to_le_bytes());
@@ -134,7 +136,7 @@ struct Pending {
 }
 
 /// Waits until all have arrived. Those that have not when this fails are given up.
-fn wait(mut pending: Vec<Pending>, exchange: &Exchange<'_, '_>) -> Result<(), RunError> {
+fn wait(mut pending: Vec<Pending>, exchange: &Exchange<'_, '_>) -> Result<(), CommError> {
     let (mut begin, mut looks) = (Instant::now(), 0);
     loop {
         let before = pending.len();
@@ -170,7 +172,7 @@ impl Links for MpiLinks {
         &self,
         exchange: &Exchange<'_, '_>,
         receive: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), RunError> {
+    ) -> Result<(), CommError> {
         let tag = (exchange.number % TAGS) as Tag;
         let others = exchange.others;
         let mut received: Vec<Message> =

@@ -1,10 +1,11 @@
 //! Establishes the job: rank 0 listens, the others connect and state their rank and plan.
 
 use super::wire::refuse;
-use super::{Rendezvous, RendezvousError, Result, fail};
-use crate::comm::door::{Door, enter};
-use crate::comm::launch::Launch;
-use crate::comm::secret::{Secret, SecretSource};
+use super::{Rendezvous, Result, fail};
+use crate::CommError;
+use crate::door::{Door, enter};
+use crate::launch::Launch;
+use crate::secret::{Secret, SecretSource};
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +20,7 @@ impl Rendezvous {
     /// Who did not come, or runs something else.
     pub fn meet(launch: &Launch, plan_hash: &str, timeout: Duration) -> Result<Rendezvous> {
         let source =
-            SecretSource::of(launch, |name| std::env::var(name).ok()).map_err(RendezvousError)?;
+            SecretSource::of(launch, |name| std::env::var(name).ok()).map_err(CommError::from)?;
         Rendezvous::meet_with(launch, &source, plan_hash, timeout)
     }
 
@@ -43,7 +44,7 @@ impl Rendezvous {
                 let greeting = format!("{rank} {} {plan_hash}", launch.world_size);
                 let entered = enter((host, *port), source, greeting.as_bytes(), end);
                 let (stream, secret) = entered.map_err(|e| {
-                    RendezvousError(format!("rank 0 does not answer at {host}:{port}: {e}"))
+                    CommError::from(format!("rank 0 does not answer at {host}:{port}: {e}"))
                 })?;
                 (vec![(0, stream)], secret)
             }
@@ -78,12 +79,12 @@ fn receive_others(
 ) -> Result<(Vec<(usize, TcpStream)>, Secret)> {
     let end = Instant::now() + timeout;
     let door = Door::open(host, port).map_err(|e| {
-        RendezvousError(format!(
+        CommError::from(format!(
             "rank 0 cannot listen at {host}:{port} (MASTER_ADDR, MASTER_PORT): {e}"
         ))
     })?;
     // The file goes away when all have come.
-    let (secret, _written) = source.make().map_err(RendezvousError)?;
+    let (secret, _written) = source.make().map_err(CommError::from)?;
     let mut peers: Vec<(usize, TcpStream)> = Vec::new();
     let admitted = door.admit(&secret, end, |(stream, greeting)| {
         match check_greeting(&String::from_utf8_lossy(&greeting), world_size, hash, &peers) {
@@ -92,12 +93,13 @@ fn receive_others(
                 Ok(peers.len() + 1 == world_size)
             }
             Err(error) => {
-                refuse(&[(usize::MAX, stream)], &error.0);
+                refuse(&[(usize::MAX, stream)], &error.to_string());
                 Err(error)
             }
         }
     });
-    let (turned_away, complete) = admitted.inspect_err(|error| refuse(&peers, &error.0))?;
+    let (turned_away, complete) =
+        admitted.inspect_err(|error| refuse(&peers, &error.to_string()))?;
     if complete {
         peers.sort_by_key(|(rank, _)| *rank);
         return Ok((peers, secret));

@@ -1,5 +1,6 @@
 //! The rank of this process, read from the environment set by `torchrun --no-python`, `mpirun` or `srun`.
 
+use crate::CommError;
 use std::time::Duration;
 
 /// How long ranks wait for each other unless [`TIMEOUT_VARIABLE`] says otherwise.
@@ -11,8 +12,8 @@ pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
 ///
 /// # Errors
 /// If the variable is no number of seconds.
-pub fn timeout_from_environment() -> Result<Duration, String> {
-    timeout(std::env::var(TIMEOUT_VARIABLE).ok())
+pub fn timeout_from_environment() -> Result<Duration, CommError> {
+    Ok(timeout(std::env::var(TIMEOUT_VARIABLE).ok())?)
 }
 
 fn timeout(seconds: Option<String>) -> Result<Duration, String> {
@@ -58,7 +59,7 @@ impl Launch {
     ///
     /// # Errors
     /// How many there are, and how to start as many as are needed.
-    pub fn expect_ranks(&self, world_size: usize) -> Result<(), String> {
+    pub fn expect_ranks(&self, world_size: usize) -> Result<(), CommError> {
         if self.world_size == world_size {
             return Ok(());
         }
@@ -66,10 +67,10 @@ impl Launch {
             1 => "1 process was".to_string(),
             n => format!("{n} processes were"),
         };
-        Err(format!(
+        Err(CommError::from(format!(
             "the plan is for {world_size} ranks, and {found} started; start one for each rank, as in \
              `torchrun --no-python --nproc-per-node {world_size} frit run …`"
-        ))
+        )))
     }
 
     /// How many of a plan's ranks share the memory of this machine, as far as is known.
@@ -87,15 +88,11 @@ impl Launch {
     ///
     /// # Errors
     /// What is missing or is no number.
-    pub fn from_environment() -> Result<Launch, String> {
-        Launch::from_variables(|name| std::env::var(name).ok())
+    pub fn from_environment() -> Result<Launch, CommError> {
+        Ok(Launch::from_variables(|name| std::env::var(name).ok())?)
     }
 
-    /// Reads variables.
-    ///
-    /// # Errors
-    /// What is missing or is no number.
-    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Launch, String> {
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Launch, String> {
         let number = |name: &str| -> Result<Option<usize>, String> {
             let Some(text) = variable(name) else { return Ok(None) };
             let parsed = text.trim().parse();
