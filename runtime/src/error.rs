@@ -96,7 +96,7 @@ pub enum RunError {
     },
     /// The GPU cannot be used, or stopped.
     #[error(transparent)]
-    Cuda(#[from] crate::device::cuda::CudaError),
+    Cuda(#[from] frit_cuda::CudaError),
     /// The interpreter runs on the CPU only.
     #[error("--interpret runs plans for the CPU; compile with target.device = \"cpu\"")]
     Interpret,

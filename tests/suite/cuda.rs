@@ -2,14 +2,14 @@
 //! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
 
 use crate::support::{Planned, file, plan};
+use frit_cuda::driver::{EventHandle, StreamHandle};
+use frit_cuda::recording::{Call, Recording};
 use frit_ir::plan::{
     Action, CandidateName, Entry, GroupId, Launch, PhaseName, Plan, Stream, TaskId, Team,
 };
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
 use frit_runtime::device::Device;
-use frit_runtime::device::cuda::driver::{EventHandle, StreamHandle};
-use frit_runtime::device::cuda::recording::{Call, Recording};
 use frit_runtime::device::cuda::{Cuda, Ranks, doctor, extra_bytes};
 use frit_runtime::plan_dir::PlanDir;
 use std::collections::{BTreeMap, BTreeSet};

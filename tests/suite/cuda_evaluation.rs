@@ -2,10 +2,10 @@
 
 use crate::cuda::{body, open, replay, step};
 use crate::support::{Planned, file, plan_to_evaluate};
+use frit_cuda::driver::StreamHandle;
+use frit_cuda::recording::{Call, Recording};
 use frit_ir::plan::{Action, ParamHome, Plan};
 use frit_runtime::device::Device;
-use frit_runtime::device::cuda::driver::StreamHandle;
-use frit_runtime::device::cuda::recording::{Call, Recording};
 use frit_runtime::plan_dir::PlanDir;
 use frit_runtime::validation::Validation;
 use std::collections::HashSet;

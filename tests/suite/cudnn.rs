@@ -6,8 +6,8 @@ mod operations;
 
 use crate::cuda::{open, step};
 use crate::support::{Planned, file, plan, plan_at};
+use frit_cuda::recording::{Call, Recording};
 use frit_ir::plan::{Entry, Launch, Launches, Operation};
-use frit_runtime::device::cuda::recording::{Call, Recording};
 use frit_runtime::plan_dir::PlanDir;
 
 const MODEL: &str = "tests/models/resnet/model.onnx";

@@ -25,7 +25,8 @@ fn crates_depend_only_on_what_the_architecture_allows() {
     assert_eq!(dependencies("kernels/codegen"), ["frit-ir", "melior", "mlir-sys"]);
     assert_eq!(dependencies("kernels/select"), ["frit-ir", "frit-kernels"]);
     assert_eq!(dependencies("runtime/comm"), ["frit-ir"]);
-    assert_eq!(dependencies("runtime"), ["frit-comm", "frit-ir", "frit-kernels"]);
+    assert_eq!(dependencies("runtime/cuda"), ["frit-ir"]);
+    assert_eq!(dependencies("runtime"), ["frit-comm", "frit-cuda", "frit-ir", "frit-kernels"]);
 }
 
 #[test]

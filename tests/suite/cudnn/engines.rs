@@ -2,9 +2,9 @@
 
 use super::operations::{attentions, awkward_convolutions, norms, operations_of_models, pools};
 use crate::support::file;
+use frit_cuda::cudnn::Cudnn;
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind, Strided};
-use frit_runtime::device::cuda::cudnn::Cudnn;
 use frit_tests::requirements::Requirement;
 use std::path::Path;
 use std::process::Command;

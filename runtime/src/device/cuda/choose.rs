@@ -3,8 +3,6 @@
 //! Measurement happens before the plan's memory is allocated, in temporary memory, so that only the library workspace that
 //! the selected candidates need is kept.
 
-use super::driver::{Address, Driver, EventHandle};
-use super::error::CudaError;
 use super::issue::Issuer;
 use super::memory::{Memory, STREAMS};
 use super::modules::Modules;
@@ -14,6 +12,8 @@ use super::tuning::{Bench, Tuning};
 use super::{Ranks, Watch};
 use crate::RunError;
 use crate::plan_dir::PlanDir;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{Address, Driver, EventHandle};
 use frit_ir::plan::Plan;
 
 /// File of the plan directory with the choice.

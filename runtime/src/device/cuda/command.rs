@@ -1,6 +1,6 @@
 //! Commands that a task enqueues, with all addresses resolved, and the choices that measurement still has to decide.
 
-use super::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
+use frit_cuda::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
 
 /// One thing put on a stream.
 #[derive(Clone, Debug)]

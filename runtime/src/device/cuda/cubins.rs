@@ -3,8 +3,8 @@
 //! A file is named by the hash of all inputs of the compilation, and ends with the hash of its code, so that an incomplete
 //! file is detected and ignored.
 
-use super::driver::{Driver, Source};
-use super::error::CudaError;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{Driver, Source};
 use frit_ir::plan::sha256_hex;
 use std::path::{Path, PathBuf};
 
@@ -87,7 +87,7 @@ pub(super) fn write(path: &Path, code: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cuda::recording::{Call, Recording};
+    use frit_cuda::recording::{Call, Recording};
 
     fn compiled(driver: &Recording) -> Vec<String> {
         let name = |call| if let Call::Compile(name) = call { Some(name) } else { None };

@@ -1,9 +1,9 @@
 //! Reports the driver, devices and libraries of this machine, for `frit doctor`.
 
-use super::machine::Machine;
 use super::open::needs;
-use super::{CudaError, cublaslt, cudnn, nccl, nvrtc};
 use crate::RunError;
+use frit_cuda::Machine;
+use frit_cuda::{CudaError, installed};
 use frit_ir::plan::{DeviceType, Plan};
 use serde::Serialize;
 
@@ -66,23 +66,13 @@ pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
         Err(e) => findings.add("driver", gpu, Err(e)),
     }
     let products = need(needs.is_some_and(|(libraries, _)| libraries.cublaslt));
-    let found = cublaslt::library(version).load().map(|l| l.path);
-    findings.add("cuBLASLt", products, found);
+    findings.add("cuBLASLt", products, installed::cublaslt(version));
     let sources = need(needs.is_some_and(|(libraries, _)| libraries.nvrtc));
-    let found =
-        nvrtc::Nvrtc::open(version).map(|n| format!("{}.{}, {}", n.version.0, n.version.1, n.path));
-    findings.add("NVRTC", sources, found);
+    findings.add("NVRTC", sources, installed::nvrtc(version));
     // Never needed: without it Frit's own kernels run.
-    let found = cudnn::find(version).map(|(path, version)| {
-        format!("{}.{}.{}, {path}", version / 10_000, version / 100 % 100, version % 100)
-    });
-    findings.add("cuDNN", Some(false), found);
+    findings.add("cuDNN", Some(false), installed::cudnn(version));
     let collectives = need(needs.is_some_and(|(_, collectives)| collectives));
-    let found = nccl::Library::open().map(|n| {
-        let (major, minor, patch) = n.version;
-        format!("{major}.{minor}.{patch}, {}", n.path)
-    });
-    findings.add("NCCL", collectives, found);
+    findings.add("NCCL", collectives, installed::nccl());
     if let Some(plan) = plan.filter(|_| gpu == Some(true)) {
         let extra_bytes = super::extra_bytes(plan)?;
         findings.memory_bytes = Some(plan.persistent_bytes + plan.workspace_bytes + extra_bytes);

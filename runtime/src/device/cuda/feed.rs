@@ -3,12 +3,12 @@
 //! that are narrower than the input.
 
 use super::cubins::Cubins;
-use super::driver::{Address, Driver, EventHandle, StreamHandle};
-use super::error::CudaError;
 use super::memory::{Memory, input_bytes};
 use super::widen::Widening;
 use crate::RunError;
 use crate::data::Element;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{Address, Driver, EventHandle, StreamHandle};
 use frit_ir::DType;
 use frit_ir::plan::{ALIGNMENT, BufferId, Plan};
 

@@ -1,10 +1,12 @@
 //! Enqueues tasks on streams with exactly the plan's waits, for direct execution, graph capture and timing.
 
 use super::command::Command;
-use super::driver::{Address, Driver, EventHandle, OperationHandle, ProductHandle, StreamHandle};
-use super::error::CudaError;
 use super::memory::{Memory, STREAMS};
 use super::program::Program;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{
+    Address, Driver, EventHandle, OperationHandle, ProductHandle, StreamHandle,
+};
 use frit_ir::plan::{Plan, Stream, TaskId, TiVec};
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! Device memory of a rank: one allocation for both device arenas, scratch memory, workspace and staging; and pinned host
 //! memory for offloaded state.
 
-use super::driver::{Address, Driver};
-use super::error::CudaError;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{Address, Driver, StreamHandle};
 use frit_ir::plan::{ALIGNMENT, Arena, BufferId, Place, Plan, Stream};
 use std::ptr::null_mut;
 
@@ -116,7 +116,7 @@ impl Memory {
         plan: &Plan,
         engines: &[usize; STREAMS],
         n_faults: usize,
-        on: super::driver::StreamHandle,
+        on: StreamHandle,
     ) -> Result<Memory, CudaError> {
         let layout = Memory::layout(plan, engines, n_faults);
         let base = driver.allocate(layout.bytes).map_err(|e| match e {

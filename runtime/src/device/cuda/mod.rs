@@ -5,25 +5,14 @@
 mod choose;
 mod command;
 mod cubins;
-mod cublaslt;
-pub mod cudnn;
 pub mod doctor;
-pub mod driver;
-mod error;
 mod feed;
-mod gemm;
 mod issue;
-pub mod library;
-mod machine;
 mod memory;
 mod modules;
-mod nccl;
-mod nvrtc;
 mod open;
 mod operands;
 mod program;
-mod real;
-pub mod recording;
 mod reports;
 #[cfg(test)]
 mod shared_caches;
@@ -32,10 +21,7 @@ mod tuning;
 mod widen;
 
 pub use cubins::CACHE_VARIABLE;
-pub use error::CudaError;
 pub use frit_comm::launch::TIMEOUT_VARIABLE;
-pub use gemm::{Operand, Product};
-pub use real::Real;
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
@@ -45,12 +31,13 @@ use crate::usage::Usage;
 use choose::Choice;
 use command::Command;
 use cubins::Cubins;
-use driver::{
-    Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, TeamHandle,
-};
 use feed::Feed;
 use frit_comm::CommError;
 use frit_comm::rendezvous::Rendezvous;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{
+    Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, TeamHandle,
+};
 use frit_ir::DType;
 use frit_ir::plan::{BufferId, DeviceType, Plan, TaskId};
 use issue::{Issuer, Marks};

@@ -1,10 +1,10 @@
 //! Loaded code of a plan's kernels.
 
 use super::cubins::Cubins;
-use super::driver::{Driver, FunctionHandle, ModuleHandle, Source};
-use super::error::CudaError;
 use super::survey::Survey;
 use crate::RunError;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{Driver, FunctionHandle, ModuleHandle, Source};
 use frit_ir::plan::{SourceKernel, layout};
 use frit_kernels::cuda::source;
 use std::cell::RefCell;

@@ -1,14 +1,14 @@
 //! Opens a rank on a real GPU, from a plan and the launcher's environment.
 
-use super::machine::Machine;
-use super::nccl;
-use super::real::{Libraries, Real};
 use super::survey::Survey;
-use super::{Cuda, CudaError, Ranks};
+use super::{Cuda, Ranks};
 use crate::RunError;
 use crate::plan_dir::PlanDir;
 use frit_comm::launch::{Launch, timeout_from_environment};
 use frit_comm::rendezvous::Rendezvous;
+use frit_cuda::CudaError;
+use frit_cuda::Machine;
+use frit_cuda::{Libraries, NcclLibrary, Real};
 use frit_ir::plan::Plan;
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ fn open_device(
     }
     let mut driver = Real::open(ordinal(launch)?, libraries)?;
     let Some(rendezvous) = rendezvous else { return Ok(driver) };
-    let library = nccl::Library::open().map_err(CudaError::from)?;
+    let library = NcclLibrary::open().map_err(CudaError::from)?;
     let identity = if launch.rank == 0 { library.identity()? } else { vec![] };
     let identity = rendezvous.share(identity)?;
     let (rank, world_size) = (launch.rank, launch.world_size);

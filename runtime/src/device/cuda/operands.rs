@@ -1,7 +1,7 @@
 //! Resolves a task's operands to addresses: in the plan's memory or, before it is allocated, in temporary memory.
 
-use super::driver::Address;
 use super::memory::{FAULT_WORDS, Memory, report_bytes};
+use frit_cuda::driver::Address;
 use frit_ir::plan::{ALIGNMENT, GEMM_WORKSPACE, Launch, Launches, Place, Plan, Pointer, Stream};
 
 /// Addresses of one task.

@@ -1,16 +1,16 @@
 //! Compiles a plan's tasks to commands with all addresses resolved.
 
 use super::command::{Command, settle_operations, settle_products};
-use super::driver::{
-    Address, Arguments, Collective, Driver, Exchange, ProductAddresses, Shape, TeamHandle,
-};
-use super::error::CudaError;
-use super::gemm::Product;
 use super::memory::Memory;
 use super::modules::Modules;
 use super::operands::Operands;
 use super::survey::{Code, Survey};
 use crate::RunError;
+use frit_cuda::CudaError;
+use frit_cuda::Product;
+use frit_cuda::driver::{
+    Address, Arguments, Collective, Driver, Exchange, ProductAddresses, Shape, TeamHandle,
+};
 use frit_ir::plan::{
     Action, Argument, Candidate, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
     OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team, TiVec, layout,

@@ -1,9 +1,9 @@
 //! Metrics transfer: one copy per step to pinned memory, read while the next step runs.
 
-use super::driver::{Address, Driver, EventHandle, StreamHandle};
-use super::error::CudaError;
 use super::memory::{FAULT_WORDS, Memory, report_bytes};
 use crate::RunError;
+use frit_cuda::CudaError;
+use frit_cuda::driver::{Address, Driver, EventHandle, StreamHandle};
 use frit_ir::plan::Plan;
 use std::collections::VecDeque;
 

@@ -2,15 +2,15 @@
 //! Results are kept in `tuning.json` beside the plan, keyed by GPU and libraries. Rank 0 selects for all ranks.
 
 use super::command::Command;
-use super::cudnn::Engine;
-use super::driver::{
-    Algorithm, Driver, EventHandle, OperationHandle, ProductAddresses, ProductHandle, StreamHandle,
-};
-use super::error::CudaError;
-use super::gemm::Product;
 use super::issue::Issuer;
 use super::program::{EpilogueChoice, OperationChoice, Program};
 use crate::RunError;
+use frit_cuda::CudaError;
+use frit_cuda::Product;
+use frit_cuda::cudnn::Engine;
+use frit_cuda::driver::{
+    Algorithm, Driver, EventHandle, OperationHandle, ProductAddresses, ProductHandle, StreamHandle,
+};
 use frit_ir::plan::{CandidateName, Operation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

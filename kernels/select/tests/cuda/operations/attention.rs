@@ -2,10 +2,10 @@
 
 use super::places;
 use crate::memory::{load, store};
+use frit_cuda::cudnn::attention_nodes;
+use frit_cuda::cudnn::nodes::{Function, Node, Place, Tensor};
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind, Strided};
-use frit_runtime::device::cuda::cudnn::attention_nodes;
-use frit_runtime::device::cuda::cudnn::nodes::{Function, Node, Place, Tensor};
 
 /// Elements that engines read at once.
 const AT_ONCE: usize = 8;

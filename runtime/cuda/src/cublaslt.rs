@@ -427,7 +427,7 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cuda::library::LibraryError;
+    use crate::library::LibraryError;
 
     #[test]
     fn the_library_has_every_function() {

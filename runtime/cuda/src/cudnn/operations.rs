@@ -2,7 +2,7 @@
 
 use super::attention;
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Result};
-use crate::device::cuda::error::CudaError;
+use crate::error::CudaError;
 use frit_ir::DType;
 use frit_ir::plan::{Direction, Operation, OperationKind, Strided};
 use std::rc::Rc;

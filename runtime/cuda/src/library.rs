@@ -219,8 +219,8 @@ macro_rules! functions {
         impl $name {
             /// Looks up every function.
             fn of(
-                loaded: &$crate::device::cuda::library::Loaded,
-            ) -> std::result::Result<Self, $crate::device::cuda::library::LibraryError> {
+                loaded: &$crate::library::Loaded,
+            ) -> std::result::Result<Self, $crate::library::LibraryError> {
                 Ok($name {
                     $(
                         // SAFETY: the type is that of the library's header.

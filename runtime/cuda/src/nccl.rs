@@ -57,7 +57,7 @@ functions! {
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
 /// NCCL, before ranks have found each other.
-pub(super) struct Library {
+pub struct Library {
     api: Api,
     /// Where it is.
     pub(super) path: String,
@@ -70,7 +70,7 @@ impl Library {
     ///
     /// # Errors
     /// If it is missing or too old.
-    pub(super) fn open() -> std::result::Result<Library, LibraryError> {
+    pub fn open() -> std::result::Result<Library, LibraryError> {
         let loaded = LIBRARY.load()?;
         let api = Api::of(&loaded)?;
         let mut number: c_int = 0;
@@ -92,7 +92,7 @@ impl Library {
     ///
     /// # Errors
     /// If NCCL finds no network.
-    pub(super) fn identity(&self) -> Result<Vec<u8>> {
+    pub fn identity(&self) -> Result<Vec<u8>> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: the pointer is valid.
         let code = unsafe { (self.api.ncclGetUniqueId)(&mut id) };
@@ -105,7 +105,7 @@ impl Library {
     ///
     /// # Errors
     /// If NCCL refuses, a rank fails, or they are not all there within `timeout`.
-    pub(super) fn join(
+    pub fn join(
         self,
         identity: &[u8],
         rank: usize,
@@ -147,7 +147,7 @@ impl Library {
 }
 
 /// This rank's end of the communicators.
-pub(super) struct Nccl {
+pub struct Nccl {
     library: Library,
     /// Of all ranks, then of each team; empty once they were aborted.
     communicators: RefCell<Vec<ncclComm_t>>,

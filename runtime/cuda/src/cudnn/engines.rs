@@ -3,7 +3,7 @@
 
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Raw, Result};
 use super::operations::Graph;
-use crate::device::cuda::error::CudaError;
+use crate::error::CudaError;
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind};
 use serde::{Deserialize, Serialize};

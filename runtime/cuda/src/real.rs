@@ -39,13 +39,13 @@ pub struct Real {
 
 /// Which libraries a plan needs beside the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Libraries {
+pub struct Libraries {
     /// cuBLASLt, for matrix products.
-    pub(super) cublaslt: bool,
+    pub cublaslt: bool,
     /// cuDNN, if it is there, for what it may have engines for.
-    pub(super) cudnn: bool,
+    pub cudnn: bool,
     /// NVRTC, for kernels of CUDA C++.
-    pub(super) nvrtc: bool,
+    pub nvrtc: bool,
 }
 
 impl Real {
@@ -53,7 +53,7 @@ impl Real {
     ///
     /// # Errors
     /// If the driver, the device or a library is missing or too old.
-    pub(super) fn open(ordinal: usize, libraries: Libraries) -> Result<Real> {
+    pub fn open(ordinal: usize, libraries: Libraries) -> Result<Real> {
         let machine = Machine::open()?;
         let device = machine.device(ordinal)?;
         let mut properties = machine.properties(ordinal)?;
@@ -92,7 +92,7 @@ impl Real {
     }
 
     /// The communicator, once it was joined.
-    pub(super) fn join(&mut self, nccl: Nccl) {
+    pub fn join(&mut self, nccl: Nccl) {
         self.nccl = Some(nccl);
     }
 

@@ -118,7 +118,7 @@ fn alignment(at: Address) -> usize {
 impl Product {
     /// The product of a launch at these addresses. What the epilogue reads and writes counts as the result: the
     /// library is told of the alignment of nothing else there.
-    pub(super) fn of(g: &Gemm, at: &ProductAddresses) -> Product {
+    pub fn of(g: &Gemm, at: &ProductAddresses) -> Product {
         let mut d = Operand::of(&g.d, at.d);
         for beside in [at.vector, at.matrix] {
             d.alignment_bytes = d.alignment_bytes.min(alignment(beside));

@@ -71,12 +71,12 @@ functions! {
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
 /// The driver, before a device is chosen: enough to say what there is.
-pub(super) struct Machine {
+pub struct Machine {
     pub(super) api: Api,
     /// Where the driver's library is.
-    pub(super) path: String,
+    pub path: String,
     /// The newest CUDA version that it supports.
-    pub(super) version: (u32, u32),
+    pub version: (u32, u32),
 }
 
 impl Machine {
@@ -84,7 +84,7 @@ impl Machine {
     ///
     /// # Errors
     /// If it is missing, too old, or refuses.
-    pub(super) fn open() -> Result<Machine> {
+    pub fn open() -> Result<Machine> {
         let loaded = LIBCUDA.load()?;
         let (api, path) = (Api::of(&loaded)?, loaded.path);
         let mut number: c_int = 0;
@@ -106,7 +106,7 @@ impl Machine {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub(super) fn n_devices(&self) -> Result<usize> {
+    pub fn n_devices(&self) -> Result<usize> {
         let mut n: c_int = 0;
         // SAFETY: the pointer is valid.
         self.check("cuDeviceGetCount", unsafe { (self.api.cuDeviceGetCount)(&mut n) })?;
@@ -117,7 +117,7 @@ impl Machine {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub(super) fn properties(&self, ordinal: usize) -> Result<Properties> {
+    pub fn properties(&self, ordinal: usize) -> Result<Properties> {
         let device = self.device(ordinal)?;
         let mut name = [0_u8; 256];
         let mut memory_bytes = 0;

@@ -8,7 +8,7 @@
 
 use super::descriptor::{Api, Result};
 use super::nodes::{Function, Nodes};
-use crate::device::cuda::error::CudaError;
+use crate::error::CudaError;
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind, Strided};
 
