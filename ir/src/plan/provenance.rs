@@ -15,8 +15,10 @@
 //! must not change them; `verify_plan` recomputes them from the final order and addresses.
 
 use super::{Action, Arena, BufferId, ParamHome, PhaseName, Place, Plan, TaskId, TiVec};
+use rangemap::RangeMap;
 use sha2::{Digest as _, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Where a buffer's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,15 +63,24 @@ impl Digest {
     }
 }
 
-/// Who wrote bytes, and the first of them within what it wrote.
-#[derive(Clone, Copy)]
+/// Who wrote bytes, and where the first byte of what it wrote would be; these bytes may be a part of it.
+#[derive(Clone, Copy, PartialEq)]
 struct Written {
     by: Sum,
-    at: usize,
+    origin: isize,
 }
 
-/// Disjoint ranges: end and writer by first byte.
-type Map = BTreeMap<usize, (usize, Written)>;
+/// A part of a range, relative to its first byte.
+struct Part {
+    at: usize,
+    bytes: usize,
+    by: Sum,
+    /// The first byte within what was written.
+    from: usize,
+}
+
+/// Writers by address.
+type Map = RangeMap<usize, Written>;
 
 struct Replay<'a> {
     plan: &'a Plan,
@@ -260,8 +271,8 @@ impl Replay<'_> {
         if let (Action::Copy { from, to }, Some(_)) =
             (&task.action, self.plan.host_copy(&task.action))
         {
-            for (at, bytes, written) in self.writers(from.buffer, from.offset, from.ty.bytes()) {
-                self.put(to.buffer, to.offset + at, bytes, written);
+            for part in self.writers(from.buffer, from.offset, from.ty.bytes()) {
+                self.put(to.buffer, to.offset + part.at, part.bytes, (part.by, part.from));
             }
             return;
         }
@@ -285,65 +296,48 @@ impl Replay<'_> {
 
     /// Who wrote all bytes of a place, and nothing before them, in one go.
     fn written_at_once(&self, place: &Place) -> Option<Sum> {
-        let (map, base) = self.base(place.buffer);
-        let begin = base + place.offset;
-        let (stop, written) = self.maps[map].get(&begin)?;
-        (*stop == begin + place.ty.bytes() && written.at == 0).then_some(written.by)
+        let parts = self.writers(place.buffer, place.offset, place.ty.bytes());
+        let [Part { bytes, by, from: 0, .. }] = parts[..] else { return None };
+        (bytes == place.ty.bytes()).then_some(by)
     }
 
-    /// Who wrote the parts of a range: first byte within it, number of bytes, writer.
-    fn writers(
-        &self,
-        buffer: BufferId,
-        offset: usize,
-        bytes: usize,
-    ) -> Vec<(usize, usize, Written)> {
+    /// The written parts of a range.
+    fn writers(&self, buffer: BufferId, offset: usize, bytes: usize) -> Vec<Part> {
+        if bytes == 0 {
+            return vec![];
+        }
         let (map, base) = self.base(buffer);
         let (begin, end) = (base + offset, base + offset + bytes);
-        let map = &self.maps[map];
-        let first = map.range(..=begin).next_back().map_or(begin, |(at, _)| *at);
-        let part = |(&at, &(stop, written)): (&usize, &(usize, Written))| {
-            let from = at.max(begin);
-            let written = Written { by: written.by, at: written.at + from - at };
-            (stop > begin).then(|| (from - begin, stop.min(end) - from, written))
+        let part = |(range, written): (&Range<usize>, &Written)| {
+            let first = range.start.max(begin);
+            let from = (first as isize - written.origin) as usize;
+            Part { at: first - begin, bytes: range.end.min(end) - first, by: written.by, from }
         };
-        map.range(first..end).filter_map(part).collect()
+        self.maps[map].overlapping(begin..end).map(part).collect()
     }
 
     fn read(&self, buffer: BufferId, offset: usize, bytes: usize, digest: &mut Digest) {
-        for (at, len, written) in self.writers(buffer, offset, bytes) {
-            digest.count(at);
-            digest.count(at + len);
-            digest.sum(written.by);
-            digest.count(written.at);
+        for part in self.writers(buffer, offset, bytes) {
+            digest.count(part.at);
+            digest.count(part.at + part.bytes);
+            digest.sum(part.by);
+            digest.count(part.from);
         }
         // The end of one operand is not the beginning of another.
         digest.count(bytes);
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: usize, by: Sum) {
-        self.put(buffer, offset, bytes, Written { by, at: 0 });
+        self.put(buffer, offset, bytes, (by, 0));
     }
 
-    fn put(&mut self, buffer: BufferId, offset: usize, bytes: usize, what: Written) {
-        if bytes == 0 {
-            return;
+    /// Notes what is written: by whom, and which of its bytes is the first.
+    fn put(&mut self, buffer: BufferId, offset: usize, bytes: usize, (by, from): (Sum, usize)) {
+        if bytes > 0 {
+            let (map, base) = self.base(buffer);
+            let begin = base + offset;
+            let origin = begin as isize - from as isize;
+            self.maps[map].insert(begin..begin + bytes, Written { by, origin });
         }
-        let (map, base) = self.base(buffer);
-        let (begin, end) = (base + offset, base + offset + bytes);
-        let map = &mut self.maps[map];
-        for at in [begin, end] {
-            let Some((&first, whole)) = map.range_mut(..at).next_back() else { continue };
-            if whole.0 > at {
-                let written = Written { by: whole.1.by, at: whole.1.at + at - first };
-                let stop = std::mem::replace(&mut whole.0, at);
-                map.insert(at, (stop, written));
-            }
-        }
-        let inside: Vec<usize> = map.range(begin..end).map(|(at, _)| *at).collect();
-        for at in inside {
-            map.remove(&at);
-        }
-        map.insert(begin, (end, what));
     }
 }

@@ -9,6 +9,7 @@ use super::{broken, training};
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::{Action, EvalSpec, Place, Plan};
 use frit_ir::{Code, Diagnostic, Op};
+use rangemap::RangeSet;
 
 pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) {
     training::owners(plan, found);
@@ -61,17 +62,8 @@ pub(super) fn verify(plan: &Plan, eval: &EvalSpec, found: &mut Vec<Diagnostic>) 
 fn written(plan: &Plan, place: &Place) -> usize {
     let (begin, end) = (place.offset, place.offset + place.ty.bytes());
     let writes = plan.tasks.iter().flat_map(|t| t.action.writes());
-    let mut ranges: Vec<(usize, usize)> = writes
-        .filter(|w| w.buffer == place.buffer)
-        .map(|w| (w.offset.max(begin), (w.offset + w.ty.bytes()).min(end)))
-        .filter(|(from, to)| from < to)
-        .collect();
-    ranges.sort_unstable();
-    let mut covered = 0;
-    let mut at = begin;
-    for (from, to) in ranges {
-        covered += to.saturating_sub(from.max(at));
-        at = at.max(to);
-    }
-    covered
+    let within = |w: &Place| w.offset.max(begin)..(w.offset + w.ty.bytes()).min(end);
+    let ranges = writes.filter(|w| w.buffer == place.buffer).map(within);
+    let covered: RangeSet<usize> = ranges.filter(|range| !range.is_empty()).collect();
+    covered.iter().map(ExactSizeIterator::len).sum()
 }

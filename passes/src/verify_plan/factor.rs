@@ -19,9 +19,13 @@
 
 use super::broken;
 use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, Linear, ReduceKind, StateName};
-use frit_ir::plan::{Action, Arena, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId};
+use frit_ir::plan::{
+    Action, Arena, Buffer, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId,
+};
 use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
-use std::collections::{BTreeMap, HashMap};
+use rangemap::RangeMap;
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// Micro-steps of a step that are replayed: enough to see a second one and one that is neither first
 /// nor last.
@@ -141,8 +145,8 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
 /// The results of a body, or what is wrong at which operation.
 type Results = Result<Vec<Value>, (Problem, &'static str)>;
 
-/// The bytes of one arena by first byte: end, value and dtype (`None` for any).
-type Map = BTreeMap<usize, (usize, Value, Option<DType>)>;
+/// The bytes of one arena: value and dtype (`None` for any).
+type Map = RangeMap<usize, (Value, Option<DType>)>;
 
 struct Replay<'a> {
     plan: &'a Plan,
@@ -169,19 +173,13 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         averaged: Vec::new(),
         found: Vec::new(),
     };
-    for buffer in plan.buffers.iter().filter(|b| b.arena.outlives_step() && b.bytes > 0) {
-        let end = buffer.offset + buffer.bytes;
-        let map = &mut replay.arenas[position(buffer.arena)];
-        map.insert(buffer.offset, (end, Value::Free, None));
+    for buffer in plan.buffers.iter().filter(|b| b.arena.outlives_step()) {
+        replay.hold(buffer, Value::Free, None);
     }
     for group in &plan.groups {
-        let buffer = &plan.buffers[group.master];
-        let held = (buffer.offset + buffer.bytes, Value::Free, Some(group.dtype));
-        replay.arenas[position(buffer.arena)].insert(buffer.offset, held);
+        replay.hold(&plan.buffers[group.master], Value::Free, Some(group.dtype));
         for state in group.states.iter().filter(|s| s.name == StateName::GradSum) {
-            let buffer = &plan.buffers[state.buffer];
-            let whole = (buffer.offset + buffer.bytes, Value::Zero, None);
-            replay.arenas[position(buffer.arena)].insert(buffer.offset, whole);
+            replay.hold(&plan.buffers[state.buffer], Value::Zero, None);
         }
     }
     // Twice, so that what one step leaves behind for the next is seen too.
@@ -210,6 +208,14 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
 }
 
 impl Replay<'_> {
+    /// Notes what a whole buffer holds at first.
+    fn hold(&mut self, buffer: &Buffer, value: Value, dtype: Option<DType>) {
+        if buffer.bytes > 0 {
+            let range = buffer.offset..buffer.offset + buffer.bytes;
+            self.arenas[position(buffer.arena)].insert(range, (value, dtype));
+        }
+    }
+
     fn run(&mut self, phase: &Phase) {
         for i in phase.tasks() {
             if self.task(i).is_none() {
@@ -404,14 +410,9 @@ impl Replay<'_> {
 
     fn read(&mut self, i: TaskId, place: &Place) -> Option<Value> {
         let plan = self.plan;
-        let (arena, begin, end) = self.range(place);
-        let map = &mut self.arenas[arena];
-        let first = map.range(..=begin).next_back().map_or(begin, |(at, _)| *at);
+        let (arena, range) = self.range(place);
         let mut value = Value::Zero;
-        for (_, (stop, part, dtype)) in map.range(first..end) {
-            if *stop <= begin {
-                continue;
-            }
+        for (_, (part, dtype)) in self.arenas[arena].overlapping(&range) {
             let name = &plan.buffers[place.buffer].name;
             if let Some(dtype) = dtype.filter(|d| *d != place.ty.dtype) {
                 let message = format!("reads `{name}` as {}, written as {dtype}", place.ty.dtype);
@@ -431,32 +432,17 @@ impl Replay<'_> {
     }
 
     fn write(&mut self, place: &Place, value: Value) {
-        let (arena, begin, end) = self.range(place);
-        if begin == end {
-            return;
+        let (arena, range) = self.range(place);
+        if !range.is_empty() {
+            let dtype = (value != Value::Zero).then_some(place.ty.dtype);
+            self.arenas[arena].insert(range, (value, dtype));
         }
-        let map = &mut self.arenas[arena];
-        for at in [begin, end] {
-            if let Some((_, whole)) = map.range_mut(..at).next_back()
-                && whole.0 > at
-            {
-                let rest = *whole;
-                whole.0 = at;
-                map.insert(at, rest);
-            }
-        }
-        let inside: Vec<usize> = map.range(begin..end).map(|(at, _)| *at).collect();
-        for at in inside {
-            map.remove(&at);
-        }
-        let dtype = (value != Value::Zero).then_some(place.ty.dtype);
-        map.insert(begin, (end, value, dtype));
     }
 
-    fn range(&self, place: &Place) -> (usize, usize, usize) {
+    fn range(&self, place: &Place) -> (usize, Range<usize>) {
         let buffer = &self.plan.buffers[place.buffer];
         let begin = buffer.offset + place.offset;
-        (position(buffer.arena), begin, begin + place.ty.bytes())
+        (position(buffer.arena), begin..begin + place.ty.bytes())
     }
 }
 

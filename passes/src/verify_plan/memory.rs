@@ -8,38 +8,40 @@
 //! The step is replayed twice, so that what one step leaves behind for the next is checked too. Phases run one after another.
 
 use super::broken;
-use frit_ir::plan::{Arena, BufferId, Phase, PhaseName, Place, Plan, Stream, TaskId};
+use frit_ir::plan::{Arena, BufferId, Phase, PhaseName, Place, Plan, Stream};
 use frit_ir::{Code, Diagnostic};
-use std::collections::BTreeMap;
+use rangemap::RangeMap;
+use std::ops::Range;
 
 const STREAMS: usize = Stream::ALL.len();
 
 /// For each stream, how many of its executions are known to be complete.
 type Seen = [usize; STREAMS];
 
-#[derive(Clone)]
+/// A stream, and the number of one of its executions.
+type Execution = (usize, usize);
+
+/// What happened to the bytes of one arena.
+#[derive(Default)]
 struct Bytes {
-    end: usize,
-    buffer: Option<BufferId>,
-    /// Stream and number of the last write.
-    write: Option<(usize, usize)>,
-    /// Number of the last read on each stream.
-    reads: [Option<usize>; STREAMS],
+    /// The buffer through which they were written last, and by which execution; none wrote what is there at first.
+    written: RangeMap<usize, (BufferId, Option<Execution>)>,
+    /// By stream, the last execution that has read them since.
+    read: [RangeMap<usize, usize>; STREAMS],
 }
 
-/// Disjoint byte ranges of one arena, by first byte.
-type Map = BTreeMap<usize, Bytes>;
+/// A broken invariant.
+type Problem = (Code, String);
 
 /// Device memory that lives as long as the run and that does not, and host memory.
-type Arenas = [Map; 3];
+type Arenas = [Bytes; 3];
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut arenas = Arenas::default();
     for (b, buffer) in plan.buffers.iter_enumerated() {
         if buffer.arena.outlives_step() && buffer.bytes > 0 {
-            let end = buffer.offset + buffer.bytes;
-            let whole = Bytes { end, buffer: Some(b), write: None, reads: [None; STREAMS] };
-            arenas[position_of(buffer.arena)].insert(buffer.offset, whole);
+            let range = buffer.offset..buffer.offset + buffer.bytes;
+            arenas[position_of(buffer.arena)].written.insert(range, (b, None));
         }
     }
     let mut clock = Replay { done: [0; STREAMS], known: [[0; STREAMS]; STREAMS] };
@@ -106,11 +108,17 @@ fn replay(
             }
         }
         let number = clock.done[s];
-        for place in task.action.reads() {
-            access(plan, i, place, false, (s, number), &known, arenas, found);
-        }
-        for place in task.action.writes() {
-            access(plan, i, place, true, (s, number), &known, arenas, found);
+        let reads = task.action.reads().into_iter().map(|place| (place, false));
+        let writes = task.action.writes().into_iter().map(|place| (place, true));
+        for (place, write) in reads.chain(writes) {
+            let bytes = &mut arenas[position_of(plan.buffers[place.buffer].arena)];
+            let accessed = match write {
+                true => bytes.write(plan, place, (s, number), &known),
+                false => bytes.read(plan, place, (s, number), &known),
+            };
+            if let Err((code, message)) = accessed {
+                found.push(broken(plan, code, i, message));
+            }
         }
         clock.done[s] += 1;
         known[s] = clock.done[s];
@@ -119,77 +127,69 @@ fn replay(
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "one access has this many sides")]
-fn access(
-    plan: &Plan,
-    task: TaskId,
-    place: &Place,
-    write: bool,
-    (stream, number): (usize, usize),
-    known: &Seen,
-    arenas: &mut Arenas,
-    found: &mut Vec<Diagnostic>,
-) {
-    let buffer = &plan.buffers[place.buffer];
-    let map = &mut arenas[position_of(buffer.arena)];
-    let (begin, end) =
-        (buffer.offset + place.offset, buffer.offset + place.offset + place.ty.bytes());
-    split(map, begin);
-    split(map, end);
-    let mut at = begin;
-    let ordered = |(s, n): (usize, usize)| s == stream || n < known[s];
-    let name = &buffer.name;
-    for (&first, bytes) in map.range_mut(begin..end) {
-        if !write {
-            if first > at {
-                break;
-            }
-            if bytes.buffer != Some(place.buffer) {
-                let other =
-                    bytes.buffer.map_or("another buffer", |b| plan.buffers[b].name.as_str());
-                let message = format!("reads `{name}` after its bytes were given to `{other}`");
-                found.push(broken(plan, Code::UseAfterFree, task, message));
-                return;
-            }
-            if bytes.write.is_some_and(|w| !ordered(w)) {
-                let message = format!("reads `{name}` without waiting for what writes it");
-                found.push(broken(plan, Code::ReadUnordered, task, message));
-                return;
-            }
-            bytes.reads[stream] = Some(number);
-        } else {
-            let reads = bytes.reads.iter().enumerate().filter_map(|(s, n)| n.map(|n| (s, n)));
-            if !reads.chain(bytes.write).all(ordered) {
-                let message =
-                    format!("overwrites bytes of `{name}` that another stream may still use");
-                found.push(broken(plan, Code::WriteUnordered, task, message));
-                return;
-            }
-        }
-        at = bytes.end;
-    }
-    if write {
-        let inside: Vec<usize> = map.range(begin..end).map(|(k, _)| *k).collect();
-        for key in inside {
-            map.remove(&key);
-        }
-        let write = Some((stream, number));
-        if begin < end {
-            let reads = [None; STREAMS];
-            map.insert(begin, Bytes { end, buffer: Some(place.buffer), write, reads });
-        }
-    } else if at < end {
-        let message = format!("reads {} of `{name}`, of which bytes were never written", place.ty);
-        found.push(broken(plan, Code::ReadBeforeWrite, task, message));
-    }
+/// Whether an execution is complete before one on `stream` that knows this much.
+fn is_ordered((s, n): Execution, stream: usize, known: &Seen) -> bool {
+    s == stream || n < known[s]
 }
 
-/// Makes `at` the border of two ranges if it is inside one.
-fn split(map: &mut Map, at: usize) {
-    let Some((_, bytes)) = map.range_mut(..at).next_back() else { return };
-    if bytes.end > at {
-        let rest = bytes.clone();
-        bytes.end = at;
-        map.insert(at, rest);
+fn range(plan: &Plan, place: &Place) -> Range<usize> {
+    let begin = plan.buffers[place.buffer].offset + place.offset;
+    begin..begin + place.ty.bytes()
+}
+
+impl Bytes {
+    fn read(
+        &mut self,
+        plan: &Plan,
+        place: &Place,
+        (stream, number): Execution,
+        known: &Seen,
+    ) -> Result<(), Problem> {
+        let (range, name) = (range(plan, place), &plan.buffers[place.buffer].name);
+        if range.is_empty() {
+            return Ok(());
+        }
+        for (_, (buffer, write)) in self.written.overlapping(&range) {
+            if *buffer != place.buffer {
+                let other = &plan.buffers[*buffer].name;
+                let message = format!("reads `{name}` after its bytes were given to `{other}`");
+                return Err((Code::UseAfterFree, message));
+            }
+            if write.is_some_and(|write| !is_ordered(write, stream, known)) {
+                let message = format!("reads `{name}` without waiting for what writes it");
+                return Err((Code::ReadUnordered, message));
+            }
+        }
+        if self.written.gaps(&range).next().is_some() {
+            let ty = &place.ty;
+            let message = format!("reads {ty} of `{name}`, of which bytes were never written");
+            return Err((Code::ReadBeforeWrite, message));
+        }
+        self.read[stream].insert(range, number);
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        plan: &Plan,
+        place: &Place,
+        (stream, number): Execution,
+        known: &Seen,
+    ) -> Result<(), Problem> {
+        let range = range(plan, place);
+        if range.is_empty() {
+            return Ok(());
+        }
+        let writes = self.written.overlapping(&range).filter_map(|(_, (_, write))| *write);
+        let reads = self.read.iter().enumerate();
+        let reads = reads.flat_map(|(s, read)| read.overlapping(&range).map(move |(_, n)| (s, *n)));
+        if !writes.chain(reads).all(|earlier| is_ordered(earlier, stream, known)) {
+            let name = &plan.buffers[place.buffer].name;
+            let message = format!("overwrites bytes of `{name}` that another stream may still use");
+            return Err((Code::WriteUnordered, message));
+        }
+        self.read.iter_mut().for_each(|read| read.remove(range.clone()));
+        self.written.insert(range, (place.buffer, Some((stream, number))));
+        Ok(())
     }
 }
