@@ -311,22 +311,27 @@ impl Graph {
         self.order.retain(|n| *n != id);
     }
 
+    /// The nodes that these values depend on, those that define them among them.
+    pub fn ancestors(&self, values: impl IntoIterator<Item = ValueId>) -> HashSet<NodeId> {
+        let mut found = HashSet::new();
+        let mut open: Vec<ValueId> = values.into_iter().collect();
+        while let Some(value) = open.pop() {
+            let id = self.value(value).def;
+            if found.insert(id) {
+                open.extend(&self.node(id).inputs);
+            }
+        }
+        found
+    }
+
     /// Removes every node that no output depends on; `input`, `param` and `state` leaves stay only if
     /// used or carried. Returns how many nodes went.
     pub fn remove_dead(&mut self) -> usize {
-        let mut live = HashSet::new();
-        let mut stack: Vec<NodeId> = Vec::new();
-        for output in &self.outputs {
-            stack.push(self.value(output.value).def);
-            if let OutputKind::Carry(state) = output.kind {
-                stack.push(self.value(state).def);
-            }
-        }
-        while let Some(id) = stack.pop() {
-            if live.insert(id) {
-                stack.extend(self.node(id).inputs.iter().map(|v| self.value(*v).def));
-            }
-        }
+        let carried = self.outputs.iter().filter_map(|output| match output.kind {
+            OutputKind::Carry(leaf) => Some(leaf),
+            _ => None,
+        });
+        let live = self.ancestors(self.outputs.iter().map(|o| o.value).chain(carried));
         let before = self.order.len();
         self.order.retain(|id| live.contains(id));
         for (i, node) in self.nodes.iter_mut().enumerate() {

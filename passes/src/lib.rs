@@ -19,6 +19,7 @@ pub mod loss_scale;
 pub mod lower;
 pub mod memory;
 pub mod offload;
+mod order;
 pub mod pad_tensor_cores;
 pub mod pass;
 pub mod raise;

@@ -2,7 +2,11 @@
 
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;
-use frit_ir::plan::{Action, BufferId, Plan, Stream, TaskId, UnitId};
+use frit_ir::plan::{Action, BufferId, Phase, Place, Plan, Stream, Task, TaskId, UnitId};
+use petgraph::algo::tred::{dag_to_toposorted_adjacency_list, dag_transitive_reduction_closure};
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::IntoNeighbors;
+use std::collections::BTreeSet;
 
 const GPT2: &str = "tests/models/gpt2/model.onnx";
 const DATA: &str = "tests/models/gpt2/data.safetensors";
@@ -256,6 +260,63 @@ fn streams_hold_what_they_are_for() {
         };
         assert_eq!(task.stream, expected, "{}", task.name);
         assert!(task.waits.iter().all(|w| plan.tasks[*w].stream != task.stream));
+    }
+}
+
+/// Whether the order of two tasks matters: one writes bytes of a buffer that the other accesses.
+fn conflict(a: &Task, b: &Task) -> bool {
+    let meets = |x: &Place, y: &Place| {
+        let end = |p: &Place| p.offset + p.ty.bytes();
+        x.buffer == y.buffer && x.offset < end(y) && y.offset < end(x)
+    };
+    let writes_of = |a: &Task, b: &Task| {
+        let accessed = [b.action.reads(), b.action.writes()].concat();
+        a.action.writes().iter().any(|x| accessed.iter().any(|y| meets(x, y)))
+    };
+    writes_of(a, b) || writes_of(b, a)
+}
+
+/// What tasks of a phase wait for on other streams, by petgraph's transitive reduction of all that they depend on.
+fn reduced(plan: &Plan, phase: &Phase) -> BTreeSet<(TaskId, TaskId)> {
+    let node = |i: TaskId| NodeIndex::<u32>::new(i.0 - phase.begin.0);
+    let mut graph: DiGraph<(), ()> = DiGraph::new();
+    phase.tasks().for_each(|_| _ = graph.add_node(()));
+    for i in phase.tasks() {
+        let task = &plan.tasks[i];
+        let before = phase.begin.until(i);
+        let same_stream = before.clone().rfind(|j| plan.tasks[*j].stream == task.stream);
+        let conflicts = before.filter(|j| conflict(&plan.tasks[*j], task));
+        let needed: BTreeSet<TaskId> =
+            conflicts.chain(same_stream).chain(task.waits.iter().copied()).collect();
+        needed.into_iter().for_each(|j| _ = graph.add_edge(node(j), node(i), ()));
+    }
+    let order: Vec<NodeIndex> = graph.node_indices().collect();
+    let (list, _) = dag_to_toposorted_adjacency_list::<_, u32>(&graph, &order);
+    let (reduction, _) = dag_transitive_reduction_closure(&list);
+    let id = |n: u32| TaskId(phase.begin.0 + n as usize);
+    let edge = |(from, to): (u32, u32)| (id(to), id(from));
+    let all = (0..graph.node_count() as u32)
+        .flat_map(|from| reduction.neighbors(from).map(move |to| (from, to)).collect::<Vec<_>>());
+    all.map(edge).filter(|(to, from)| plan.tasks[*to].stream != plan.tasks[*from].stream).collect()
+}
+
+#[test]
+fn a_task_waits_for_what_it_depends_on_and_for_nothing_that_is_implied() {
+    for more in [
+        &["sharding.backward_prefetch=pre"][..],
+        &["sharding.backward_prefetch=none", "sharding.forward_prefetch=0"],
+        &["sharding.prefetch=auto", "run.accumulation=2"],
+        &["memory.offload=parameters", "memory.recompute=unit"],
+    ] {
+        let plan = planned(4, 2, more).compiled.plan;
+        for phase in &plan.phases {
+            let waits: BTreeSet<(TaskId, TaskId)> = phase
+                .tasks()
+                .flat_map(|i| plan.tasks[i].waits.iter().map(move |w| (i, *w)))
+                .collect();
+            assert_eq!(waits, reduced(&plan, phase), "{} with {more:?}", phase.name);
+        }
+        assert!(plan.tasks.iter().any(|t| !t.waits.is_empty()));
     }
 }
 

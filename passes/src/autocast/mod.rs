@@ -207,15 +207,7 @@ impl Autocast {
 /// The nodes that the model's results depend on: what comes after them is the loss.
 fn before_results(graph: &Graph) -> HashSet<NodeId> {
     let of_model = |o: &&Output| o.kind == OutputKind::Result && o.name != STATISTICS;
-    let results = graph.outputs.iter().filter(of_model);
-    let mut stack: Vec<NodeId> = results.map(|o| graph.value(o.value).def).collect();
-    let mut seen = HashSet::new();
-    while let Some(id) = stack.pop() {
-        if seen.insert(id) {
-            stack.extend(graph.node(id).inputs.iter().map(|v| graph.value(*v).def));
-        }
-    }
-    seen
+    graph.ancestors(graph.outputs.iter().filter(of_model).map(|o| o.value))
 }
 
 /// The graph written again with new dtypes.

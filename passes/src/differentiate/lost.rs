@@ -50,13 +50,7 @@ impl<'a> Lost<'a> {
         forward: &'a [NodeId],
         has_cotangent: &'a dyn Fn(ValueId) -> bool,
     ) -> Self {
-        let (mut used, mut open) = (HashSet::new(), vec![graph.value(loss).def]);
-        while let Some(id) = open.pop() {
-            if used.insert(id) {
-                open.extend(graph.node(id).inputs.iter().map(|v| graph.value(*v).def));
-            }
-        }
-        Lost { graph, forward, used, has_cotangent }
+        Lost { graph, forward, used: graph.ancestors([loss]), has_cotangent }
     }
 
     /// Where the gradient of this parameter ends, on the first way from it to the loss.

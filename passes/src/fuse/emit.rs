@@ -3,11 +3,13 @@
 use super::INFO;
 use super::cluster::{ClusterId, Clusters, Interface};
 use super::facts::Facts;
+use crate::order::by_rank;
 use crate::pass::bug;
 use frit_ir::ops::{Constant, Fusion, FusionKind, Input, Op};
 use frit_ir::{Code, Diagnostic, Graph, GraphError, Node, Origin, OutputKind, Region, ValueId};
+use petgraph::graphmap::DiGraphMap;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 
 /// The body of a region. Equal regions have equal bodies, wherever they stand.
 pub(super) fn body(
@@ -208,31 +210,17 @@ impl Emit<'_, '_, '_> {
         for (i, (_, item)) in items.iter().enumerate() {
             definer.extend(self.results(*item).iter().map(|v| (*v, i)));
         }
-        let mut waits = vec![0_usize; items.len()];
-        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); items.len()];
+        let mut reads = DiGraphMap::new();
         for (i, (_, item)) in items.iter().enumerate() {
+            reads.add_node(i);
             for operand in self.operands(*item) {
                 let definer = definer.get(operand).ok_or_else(|| internal("a value is lost"))?;
-                readers[*definer].push(i);
-                waits[i] += 1;
+                reads.add_edge(i, *definer, ());
             }
         }
-        let mut ready: BinaryHeap<Reverse<usize>> =
-            (0..items.len()).filter(|&i| waits[i] == 0).map(Reverse).collect();
-        let mut order = Vec::with_capacity(items.len());
-        while let Some(Reverse(i)) = ready.pop() {
-            order.push(items[i].1);
-            for &reader in &readers[i] {
-                waits[reader] -= 1;
-                if waits[reader] == 0 {
-                    ready.push(Reverse(reader));
-                }
-            }
-        }
-        if order.len() < items.len() {
-            return Err(internal("regions depend on each other"));
-        }
-        Ok(order)
+        let order = by_rank(&reads, |i| i);
+        let order = order.ok_or_else(|| internal("regions depend on each other"))?;
+        Ok(order.into_iter().map(|i| items[i].1).collect())
     }
 
     fn node(&mut self, node: &Node) -> Result<(), Diagnostic> {

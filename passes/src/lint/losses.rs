@@ -3,10 +3,10 @@
 use super::{Findings, source};
 use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::{Graph, Node, Op, OutputKind, ValueId};
-use std::collections::HashSet;
 
 pub(super) fn lint(graph: &Graph, found: &mut Findings) {
-    let loss = ancestors(graph);
+    let sums = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
+    let loss = graph.ancestors(sums.map(|o| o.value));
     for (_, node) in graph.nodes().filter(|(id, _)| loss.contains(id)) {
         let (from, message) = match &node.op {
             Op::Unary(UnaryFn::Log) if is_sigmoid(graph, probability(graph, node.inputs[0])) => {
@@ -22,19 +22,6 @@ pub(super) fn lint(graph: &Graph, found: &mut Findings) {
         };
         found.add("L20", &node.origin, from, message.into());
     }
-}
-
-/// The nodes that the loss depends on.
-fn ancestors(graph: &Graph) -> HashSet<frit_ir::NodeId> {
-    let sums = graph.outputs.iter().filter(|o| o.kind == OutputKind::LossSum);
-    let mut stack: Vec<_> = sums.map(|o| graph.value(o.value).def).collect();
-    let mut seen = HashSet::new();
-    while let Some(id) = stack.pop() {
-        if seen.insert(id) {
-            stack.extend(graph.node(id).inputs.iter().map(|v| graph.value(*v).def));
-        }
-    }
-    seen
 }
 
 /// What a probability is before it is limited, or taken from one.

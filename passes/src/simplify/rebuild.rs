@@ -3,11 +3,12 @@
 use super::INFO;
 use super::saturate::Program;
 use super::window::{Operand, Window};
+use crate::order::by_rank;
 use crate::pass::bug;
 use frit_ir::ops::{AllGather, Op};
 use frit_ir::{Code, Diagnostic, Graph, NodeId, OutputKind, ValueId};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use petgraph::graphmap::DiGraphMap;
+use std::collections::HashMap;
 
 /// Nodes that were made, with the nodes in whose place they stand.
 pub(super) type Places = HashMap<NodeId, NodeId>;
@@ -84,20 +85,20 @@ pub(super) fn in_order(
     places: &Places,
 ) -> Result<Graph, Diagnostic> {
     let position: HashMap<NodeId, usize> = order.iter().enumerate().map(|(i, n)| (*n, i)).collect();
-    let mut waits: HashMap<NodeId, usize> = HashMap::new();
-    let mut ready = BinaryHeap::new();
-    let rank = |id: NodeId| Reverse((position[places.get(&id).unwrap_or(&id)], id));
+    let mut reads = DiGraphMap::new();
     for (id, node) in graph.nodes() {
-        waits.insert(id, node.inputs.len());
-        if node.inputs.is_empty() {
-            ready.push(rank(id));
+        reads.add_node(id);
+        for &input in &node.inputs {
+            reads.add_edge(id, graph.value(input).def, ());
         }
     }
-    let users = graph.users();
+    let rank = |id: NodeId| position[places.get(&id).unwrap_or(&id)];
+    let order_by_place = by_rank(&reads, rank)
+        .ok_or_else(|| Diagnostic::error(Code::PassFailed, "cycle after pass `simplify`"))?;
     let mut sorted = Graph::new(&graph.name);
     sorted.world_size = graph.world_size;
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
-    while let Some(Reverse((_, id))) = ready.pop() {
+    for id in order_by_place {
         let node = graph.node(id);
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| map[v]).collect();
         let outputs = sorted
@@ -108,18 +109,7 @@ pub(super) fn in_order(
                 sorted.set_name(new, name);
             }
             map.insert(*old, new);
-            for user in &users[old.0 as usize] {
-                if let Some(waits) = waits.get_mut(user) {
-                    *waits -= 1;
-                    if *waits == 0 {
-                        ready.push(rank(*user));
-                    }
-                }
-            }
         }
-    }
-    if sorted.len() < graph.len() {
-        return Err(Diagnostic::error(Code::PassFailed, "cycle after pass `simplify`"));
     }
     for output in &graph.outputs {
         let kind = match output.kind {

@@ -4,7 +4,10 @@ use super::messages::{GraphProto, NodeProto};
 use super::subgraph::operands;
 use crate::diagnostics::Report;
 use frit_ir::{Code, Diagnostic};
-use std::collections::{HashMap, HashSet};
+use petgraph::algo::tarjan_scc;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::{Dfs, DfsPostOrder, Visitable, Walker};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// How messages name a node.
 pub(super) fn label(index: usize, node: &NodeProto) -> String {
@@ -13,13 +16,6 @@ pub(super) fn label(index: usize, node: &NodeProto) -> String {
     } else {
         format!("node #{index} \"{}\" ({})", node.name, node.op_type)
     }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Mark {
-    New,
-    Open,
-    Done,
 }
 
 /// The nodes with their places in the file: each after those whose results it reads; nodes that no
@@ -50,68 +46,48 @@ pub(super) fn sort<'a>(
         .help("the file is damaged or was edited; export the model again")
     };
     let read: Vec<Vec<&str>> = graph.node.iter().map(operands).collect();
-    let mut mark = vec![Mark::New; graph.node.len()];
-    let mut sorted = Vec::new();
     let mut roots = Vec::new();
     for output in &graph.output {
         match makers.get(output.name.as_str()) {
-            Some(&i) => roots.push(i),
+            Some(&i) => roots.push(NodeIndex::new(i)),
             None if given.contains(output.name.as_str()) => {}
             None => return Err(undefined(&output.name, "an output of the graph".into()).into()),
         }
     }
+    // From each node to those that make what it reads.
+    let mut reads: DiGraph<(), ()> = DiGraph::new();
+    graph.node.iter().for_each(|_| _ = reads.add_node(()));
+    for (i, names) in read.iter().enumerate() {
+        for &maker in names.iter().filter_map(|name| makers.get(name)) {
+            reads.add_edge(NodeIndex::new(i), NodeIndex::new(maker), ());
+        }
+    }
+    let needed: BTreeSet<NodeIndex> =
+        Dfs::from_parts(roots, reads.visit_map()).iter(&reads).collect();
+    for i in needed.iter().map(|i| i.index()) {
+        let known =
+            |name: &&&str| name.is_empty() || given.contains(**name) || makers.contains_key(**name);
+        if let Some(name) = read[i].iter().find(|name| !known(name)) {
+            return Err(undefined(name, label(i, &graph.node[i])).into());
+        }
+    }
+    let is_cycle = |part: &Vec<NodeIndex>| part.len() > 1 || reads.contains_edge(part[0], part[0]);
+    let mut cycles = tarjan_scc(&reads).into_iter().filter(is_cycle);
+    if let Some(mut cycle) = cycles.find(|part| needed.contains(&part[0])) {
+        cycle.sort_unstable();
+        let error = Diagnostic::error(Code::GraphCycle, "the graph has a cycle");
+        let labels = cycle.iter().take(16).map(|i| label(i.index(), &graph.node[i.index()]));
+        return Err(labels
+            .fold(error, Diagnostic::note)
+            .help("an ONNX graph must be acyclic; export the model again")
+            .into());
+    }
     // Nodes come in the order of the file where that is possible.
-    let needed = needed(graph, &makers, &roots);
-    for root in (0..graph.node.len()).filter(|i| needed[*i]) {
-        // Each entry: a node, and which of its operands to look at next.
-        let mut stack = vec![(root, 0)];
-        while let Some((i, next)) = stack.pop() {
-            if next == 0 {
-                if mark[i] == Mark::Done {
-                    continue;
-                }
-                mark[i] = Mark::Open;
-            }
-            let node = &graph.node[i];
-            let Some(&input) = read[i].get(next) else {
-                mark[i] = Mark::Done;
-                sorted.push((i, node));
-                continue;
-            };
-            stack.push((i, next + 1));
-            if input.is_empty() || given.contains(input) {
-                continue;
-            }
-            let Some(&maker) = makers.get(input) else {
-                return Err(undefined(input, label(i, node)).into());
-            };
-            match mark[maker] {
-                Mark::New => stack.push((maker, 0)),
-                Mark::Done => {}
-                Mark::Open => {
-                    let from = stack.iter().position(|(n, _)| *n == maker).unwrap_or(0);
-                    let mut cycle = Diagnostic::error(Code::GraphCycle, "the graph has a cycle");
-                    for (n, _) in stack[from..].iter().take(16) {
-                        cycle = cycle.note(label(*n, &graph.node[*n]));
-                    }
-                    return Err(cycle
-                        .help("an ONNX graph must be acyclic; export the model again")
-                        .into());
-                }
-            }
-        }
+    let mut operands_first = DfsPostOrder::empty(&reads);
+    let mut sorted = Vec::with_capacity(needed.len());
+    for root in needed {
+        operands_first.move_to(root);
+        sorted.extend(std::iter::from_fn(|| operands_first.next(&reads)).map(NodeIndex::index));
     }
-    Ok(sorted)
-}
-
-fn needed(graph: &GraphProto, makers: &HashMap<&str, usize>, roots: &[usize]) -> Vec<bool> {
-    let mut needed = vec![false; graph.node.len()];
-    let mut stack = roots.to_vec();
-    while let Some(i) = stack.pop() {
-        if !std::mem::replace(&mut needed[i], true) {
-            let read = operands(&graph.node[i]);
-            stack.extend(read.into_iter().filter_map(|name| makers.get(name)));
-        }
-    }
-    needed
+    Ok(sorted.into_iter().map(|i| (i, &graph.node[i])).collect())
 }
