@@ -1,4 +1,4 @@
-//! Suggestions for misspelled names.
+//! Suggestions for misspelled names, and for patterns that match nothing: their `*` has no counterpart in the distances of strsim.
 
 /// How many characters must be changed, added or left out until the pattern, in which `*` stands for any text, is the
 /// name. Source: Levenshtein 1966.
