@@ -4,6 +4,7 @@ use crate::clusters;
 use crate::config::Config;
 use crate::diagnostics::Report;
 use frit_ir::plan::Plan;
+use frit_passes::cost::Cluster;
 use frit_passes::simulate::{Simulation, simulate};
 
 /// The prediction, over all micro-steps.
@@ -11,6 +12,14 @@ use frit_passes::simulate::{Simulation, simulate};
 /// # Errors
 /// If the plan's configuration names a cluster that cannot be read any more.
 pub fn step(plan: &Plan) -> Result<Simulation, Report> {
+    Ok(simulate(plan, &cluster(plan)?))
+}
+
+/// The cluster that the plan was compiled for.
+///
+/// # Errors
+/// If it is a file that cannot be read any more.
+pub fn cluster(plan: &Plan) -> Result<Cluster, Report> {
     let config = Config::parse(&plan.config, "the plan's configuration", &[])?;
-    Ok(simulate(plan, &clusters::of(&config, &plan.target)?))
+    clusters::of(&config, &plan.target)
 }

@@ -173,7 +173,9 @@ fn the_report_is_one_page_that_needs_nothing_else() {
     let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
     let plan = &planned.compiled.plan;
     let predicted = frit::predict::step(plan).unwrap_or_else(|e| panic!("{e}"));
-    let page = frit::report::page(plan, &predicted);
+    let cluster = frit::predict::cluster(plan).expect("it is built in");
+    let roofline = frit_passes::simulate::roofline::roofline(plan, &cluster);
+    let page = frit::report::page(plan, &predicted, &roofline);
     for part in ["<svg", "Timeline", "Memory", "Precision", "Advice", "Units", "Kernels", "× 2"] {
         assert!(page.contains(part), "no `{part}`");
     }

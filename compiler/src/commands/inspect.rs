@@ -2,7 +2,9 @@
 
 mod casts;
 mod memory;
+mod roofline;
 
+use crate::clusters;
 use crate::compilation::IMPORT;
 use crate::diagnostics::Report;
 use crate::plan_dir;
@@ -31,6 +33,8 @@ pub enum View {
     Memory,
     /// What the tasks execute.
     Kernels,
+    /// What every kernel moves and computes, what bounds it, and the plan beside its lower bound.
+    Roofline,
     /// Advice.
     Lints,
     /// The bodies of the kernels as text.
@@ -44,6 +48,7 @@ pub enum View {
 #[command(after_help = "Examples:
   frit inspect plan
   frit inspect plan --view schedule
+  frit inspect plan --view roofline --cluster h200
   frit inspect plan --view lints --json
   frit inspect plan --numerics numerics.json
   frit inspect plan --json | jq .peak_bytes")]
@@ -56,6 +61,9 @@ pub struct Args {
     /// What `frit run --numerics` wrote, for the view `numerics`.
     #[arg(long, value_name = "FILE.json", required_if_eq("view", "numerics"))]
     pub numerics: Option<PathBuf>,
+    /// Show the view `roofline` on this cluster, a built-in one or a TOML file, and not on that of the plan.
+    #[arg(long)]
+    pub cluster: Option<String>,
     /// As JSON, with stable keys.
     #[arg(long)]
     pub json: bool,
@@ -66,6 +74,17 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
     if let Some(file) = &args.numerics {
         return Ok(numerics(&policy::read(file)?, args.json));
+    }
+    if args.view == View::Roofline || args.cluster.is_some() {
+        let cluster = match &args.cluster {
+            Some(name) => clusters::read(name)?,
+            None => predict::cluster(&plan)?,
+        };
+        let found = frit_passes::simulate::roofline::roofline(&plan, &cluster);
+        return Ok(match args.json {
+            true => format!("{:#}\n", serde_json::to_value(&found).unwrap_or_default()),
+            false => roofline::text(&found),
+        });
     }
     if args.json {
         let value = to_json(&plan, args.view);
@@ -261,7 +280,9 @@ fn rows(plan: &Plan, view: View) -> (Vec<&'static str>, Vec<Vec<String>>) {
                 })
                 .collect(),
         ),
-        View::Summary | View::Memory | View::Graph | View::Numerics => (vec![], vec![]),
+        View::Summary | View::Memory | View::Roofline | View::Graph | View::Numerics => {
+            (vec![], vec![])
+        }
     }
 }
 

@@ -5,6 +5,8 @@ use crate::plan_dir;
 use crate::predict;
 use crate::report;
 use frit_ir::{Code, Diagnostic};
+use frit_passes::simulate::roofline::roofline;
+use frit_passes::simulate::simulate;
 use frit_runtime::files;
 use std::path::PathBuf;
 
@@ -22,7 +24,8 @@ pub struct Args {
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let plan = plan_dir::read(&args.plan)?;
-    let page = report::page(&plan, &predict::step(&plan)?);
+    let cluster = predict::cluster(&plan)?;
+    let page = report::page(&plan, &simulate(&plan, &cluster), &roofline(&plan, &cluster));
     files::deliver(&args.output, |out| out.write_all(page.as_bytes())).map_err(|e| {
         Diagnostic::error(
             Code::FileUnwritable,

@@ -19,13 +19,13 @@ use std::path::PathBuf;
   frit simulate plan --cluster a100-80g --json | jq .step_seconds
   frit simulate plan --cluster h100 --emulate fsdp2-compile --checkpointing full
 
-A cluster file changes what it names of a built-in one (a100-80g, h100, h200):
+A cluster file changes what it names of a built-in one (a100-80g, h100, h200, h200-gemm):
   base = \"h100\"
   inter.gb_per_s = 11.0     # per GPU, in 10^9 bytes per second")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// A built-in cluster (a100-80g, h100, h200), or a TOML file that describes one.
+    /// A built-in cluster (a100-80g, h100, h200, h200-gemm), or a TOML file that describes one.
     #[arg(long)]
     pub cluster: String,
     /// Predict what PyTorch would take for the same model instead; the plan must not recompute.

@@ -10,10 +10,11 @@ mod timeline;
 
 use frit_ir::plan::{Plan, Stream, TaskId, TiSlice, TiVec};
 use frit_passes::simulate::Simulation;
+use frit_passes::simulate::roofline::Roofline;
 use std::fmt::Write;
 
-/// The page of a plan with what a step is predicted to take.
-pub fn page(plan: &Plan, predicted: &Simulation) -> String {
+/// The page of a plan with what a step, and each kernel of it, is predicted to take.
+pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String {
     let times = times(predicted);
     let drawn = match plan.accumulation {
         1 => "predicted, one step of one rank".to_string(),
@@ -41,7 +42,7 @@ pub fn page(plan: &Plan, predicted: &Simulation) -> String {
         ("Precision", "where arithmetic runs, and every cast", precision::section(plan)),
         ("Advice", "what the lints found", tables::lints(plan)),
         ("Units", "what is gathered and reduced together", tables::units(plan)),
-        ("Kernels", "by predicted time of a step", tables::kernels(plan)),
+        ("Kernels", "by predicted time of a step", tables::kernels(plan, roofline)),
         ("Passes", "what each pass did", tables::passes(plan)),
         ("Configuration", "as resolved", format!("<pre>{}</pre>", escape(&plan.config))),
     ];

@@ -3,9 +3,9 @@
 use super::{duration, escape, quantity};
 use crate::render::{bytes, launches};
 use frit_ir::Severity;
-use frit_ir::plan::{Action, KernelId, ParamHome, Plan, TiVec, UnitId};
+use frit_ir::plan::{ParamHome, Plan, TiVec, UnitId};
 use frit_passes::simulate::Simulation;
-use std::collections::BTreeMap;
+use frit_passes::simulate::roofline::Roofline;
 use std::fmt::Write;
 
 /// Kernels, and remarks of a pass, that are listed.
@@ -94,35 +94,35 @@ pub(super) fn units(plan: &Plan) -> String {
     html + "</table></div>"
 }
 
-/// Kernels by the time they take in a step.
-pub(super) fn kernels(plan: &Plan) -> String {
-    let mut uses: BTreeMap<KernelId, (usize, f64)> = BTreeMap::new();
-    for (i, task) in plan.tasks.iter_enumerated() {
-        if let Action::Kernel { kernel, .. } = task.action {
-            let (n, us) = uses.entry(kernel).or_default();
-            (*n, *us) = (*n + plan.runs(i), *us + plan.runs(i) as f64 * task.cost_us);
-        }
-    }
-    let mut sorted: Vec<_> = uses.into_iter().collect();
-    sorted.sort_by(|(_, a), (_, b)| b.1.total_cmp(&a.1));
-    let all: f64 = sorted.iter().map(|(_, (_, us))| us).sum::<f64>().max(f64::MIN_POSITIVE);
-    let mut html = String::from(
-        "<div class=scroll><table><tr><th>kernel<th>launches<th class=n>times<th class=n>predicted<th>",
+/// Kernels by the time they take in a step, with what bounds them.
+pub(super) fn kernels(plan: &Plan, roofline: &Roofline) -> String {
+    let entry = |name: &str| plan.kernels.iter().find(|k| k.name == name).map(|k| &k.entry);
+    let mut html = format!(
+        "<p class=sub>{} moved, {:.2} times what is least: every value written once and read once</p>\
+         <div class=scroll><table><tr><th>kernel<th>launches<th class=n>times<th class=n>moved<th class=n>FLOP<th>bound by\
+         <th class=n>predicted<th>",
+        bytes(roofline.bytes),
+        roofline.bytes as f64 / roofline.least_bytes.max(1) as f64,
     );
-    for (k, (n, us)) in sorted.iter().take(LISTED) {
-        let kernel = &plan.kernels[*k];
-        let share = 100.0 * us / all;
+    for row in roofline.rows.iter().take(LISTED) {
+        let share = 100.0 * row.seconds / roofline.seconds.max(f64::MIN_POSITIVE);
+        let words = entry(&row.name).map(|entry| launches::words(entry).join(", "));
         let _ = write!(
             html,
-            "<tr><td>{}<td>{}<td class=n>{n}<td class=n>{}<td style='width:35%'><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
-            escape(&kernel.name),
-            escape(&launches::words(&kernel.entry).join(", ")),
-            duration(*us)
+            "<tr><td>{}<td>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}<td class=n>{}\
+             <td style='width:25%'><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
+            escape(&row.name),
+            escape(&words.unwrap_or_default()),
+            row.uses,
+            bytes(row.bytes),
+            quantity(row.flops as f64, ""),
+            row.bound.name(),
+            duration(1e6 * row.seconds)
         );
     }
     html += "</table></div>";
-    if sorted.len() > LISTED {
-        let _ = write!(html, "<p class=sub>and {} more</p>", sorted.len() - LISTED);
+    if roofline.rows.len() > LISTED {
+        let _ = write!(html, "<p class=sub>and {} more</p>", roofline.rows.len() - LISTED);
     }
     html
 }

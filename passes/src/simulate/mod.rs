@@ -6,12 +6,13 @@
 //! random; the same plan and cluster give the same numbers.
 //!
 //! [`jobs`] converts tasks to jobs with durations, [`execute`] runs the streams, [`bound`] finds the critical path, [`trace`] writes a
-//! timeline for Perfetto. [`emulate`] changes the work to that of PyTorch's FSDP2, to compare predictions with published runs.
+//! timeline for Perfetto, [`roofline`] says what bounds every kernel. [`emulate`] changes the work to that of PyTorch's FSDP2, to compare predictions with published runs.
 
 pub mod bound;
 pub mod emulate;
 pub mod execute;
 pub mod jobs;
+pub mod roofline;
 #[cfg(test)]
 mod tests;
 pub mod trace;

@@ -1,0 +1,177 @@
+//! What every kernel of a plan moves and computes, what bounds it, and how far the plan is from the least that any plan of the same
+//! values moves.
+//!
+//! A bound is the longest of the kernel's launch, its memory traffic at the device's bandwidth, and its arithmetic at the rate that
+//! its shapes allow. The least traffic of a plan writes every value once and reads it once: what several kernels read, or read in
+//! several passes, counts once.
+
+use super::jobs::{Kind, of_plan};
+use crate::cost::Cluster;
+use crate::cost::kernel::{body_bytes, node_flops};
+use frit_ir::plan::{Action, BufferId, Place, Plan};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What takes longest in a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Arithmetic.
+    Compute,
+    /// Memory traffic.
+    Memory,
+    /// The launch.
+    Launch,
+}
+
+impl Bound {
+    /// Name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Compute => "compute",
+            Bound::Memory => "memory",
+            Bound::Launch => "launch",
+        }
+    }
+}
+
+/// All uses of one kernel, or of one kind of copy, in one step of one rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The kernel's name, or the kind of work.
+    pub name: String,
+    /// Times that it runs.
+    pub uses: u64,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Floating-point operations; a multiply-add counts two.
+    pub flops: u64,
+    /// What bounds one use.
+    pub bound: Bound,
+    /// Predicted seconds, all uses.
+    pub seconds: f64,
+}
+
+/// The work of one step of one rank, without exchanges between ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Roofline {
+    /// Name of the cluster.
+    pub cluster: String,
+    /// The kernels that take longest first.
+    pub rows: Vec<Row>,
+    /// Bytes read and written by all rows.
+    pub bytes: u64,
+    /// Bytes if every value were written once and read once.
+    pub least_bytes: u64,
+    /// Predicted seconds of all rows, one after the other.
+    pub seconds: f64,
+    /// Seconds that `least_bytes` take at the device's bandwidth.
+    pub least_memory_seconds: f64,
+    /// Seconds of the rows that arithmetic bounds.
+    pub compute_seconds: f64,
+}
+
+/// The roofline of a plan on a cluster.
+pub fn roofline(plan: &Plan, cluster: &Cluster) -> Roofline {
+    let device = &cluster.device;
+    let launch = 1e-6 * device.launch_us;
+    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+    let phases = of_plan(plan, cluster);
+    let jobs = phases.iter().flat_map(|(_, runs, jobs)| jobs.iter().map(|job| (*runs as u64, job)));
+    for (task, (runs, job)) in plan.tasks.iter().zip(jobs) {
+        if job.kind.is_communication() || job.kind == Kind::HostCopy {
+            continue;
+        }
+        let (name, bytes, flops) = match &task.action {
+            Action::Kernel { kernel, reads, writes } => {
+                let kernel = &plan.kernels[*kernel];
+                let operands = reads.iter().chain(writes).map(|p| p.ty.bytes() as u64).sum();
+                let flops = kernel.body.nodes().map(|(_, n)| node_flops(&kernel.body, n));
+                let flops = flops.fold(0, u64::saturating_add);
+                (kernel.name.clone(), body_bytes(&kernel.body, operands), flops)
+            }
+            _ => (job.kind.name().to_string(), task.bytes, 0),
+        };
+        let traffic = bytes as f64 / device.bytes_per_second();
+        let bound = match job.seconds - launch {
+            rest if rest < launch => Bound::Launch,
+            rest if rest <= traffic * (1.0 + 1e-9) => Bound::Memory,
+            _ => Bound::Compute,
+        };
+        let row = rows.entry(name.clone()).or_insert(Row {
+            name,
+            uses: 0,
+            bytes: 0,
+            flops: 0,
+            bound,
+            seconds: 0.0,
+        });
+        row.uses += runs;
+        row.bytes += runs * bytes;
+        row.flops = row.flops.saturating_add(runs.saturating_mul(flops));
+        row.seconds += runs as f64 * job.seconds;
+    }
+    let mut rows: Vec<Row> = rows.into_values().collect();
+    rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
+    let least_bytes = least_bytes(plan);
+    let seconds_of =
+        |which: &dyn Fn(&&Row) -> bool| rows.iter().filter(which).map(|r| r.seconds).sum();
+    Roofline {
+        cluster: cluster.name.clone(),
+        bytes: rows.iter().map(|row| row.bytes).sum(),
+        least_bytes,
+        seconds: seconds_of(&|_| true),
+        least_memory_seconds: least_bytes as f64 / device.bytes_per_second(),
+        compute_seconds: seconds_of(&|row| row.bound == Bound::Compute),
+        rows,
+    }
+}
+
+/// Bytes of all values that tasks write, and of all that they read, each once per run of a phase. Of a table in which
+/// a kernel looks up rows, the rows count.
+fn least_bytes(plan: &Plan) -> u64 {
+    let of_phase = |phase: &frit_ir::plan::Phase| {
+        let (mut read, mut written) = (Extents::default(), Extents::default());
+        let mut looked_up = 0;
+        for task in &plan.tasks[phase.begin..phase.end] {
+            if let Action::Kernel { kernel, reads, writes } = &task.action {
+                let operands: u64 = reads.iter().chain(writes).map(|p| p.ty.bytes() as u64).sum();
+                let moved = body_bytes(&plan.kernels[*kernel].body, operands);
+                if moved < operands {
+                    looked_up += moved;
+                    continue;
+                }
+            }
+            task.action.reads().into_iter().for_each(|place| read.add(place));
+            task.action.writes().into_iter().for_each(|place| written.add(place));
+        }
+        let runs = if phase.begin < phase.end { plan.runs(phase.begin) as u64 } else { 0 };
+        runs * (looked_up + read.bytes() + written.bytes())
+    };
+    plan.phases.iter().map(of_phase).sum()
+}
+
+/// Byte ranges of buffers.
+#[derive(Default)]
+struct Extents(BTreeMap<BufferId, Vec<(usize, usize)>>);
+
+impl Extents {
+    fn add(&mut self, place: &Place) {
+        let range = (place.offset, place.offset + place.ty.bytes());
+        self.0.entry(place.buffer).or_default().push(range);
+    }
+
+    /// Bytes of the union of all ranges.
+    fn bytes(mut self) -> u64 {
+        let mut total = 0;
+        for ranges in self.0.values_mut() {
+            ranges.sort_unstable();
+            let mut end = 0;
+            for &(from, to) in &*ranges {
+                total += to.saturating_sub(end.max(from));
+                end = end.max(to);
+            }
+        }
+        total as u64
+    }
+}
