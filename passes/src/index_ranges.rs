@@ -176,7 +176,7 @@ fn uses(graph: &Graph, node: &Node) -> Vec<Use> {
         Op::GatherNd(op) => tuples(op.batch_dims),
         Op::ScatterNd(_) => tuples(0),
         Op::CrossEntropy(op) => {
-            let classes = dims(0).last().copied().unwrap_or(0);
+            let classes = op.classes_of(&graph.ty(node.inputs[0]).shape);
             vec![Use {
                 lo: 0,
                 ignore: (op.ignore_index != i64::MIN).then_some(op.ignore_index),

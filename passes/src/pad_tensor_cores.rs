@@ -2,7 +2,7 @@
 //!
 //! In: a graph with final dtypes. Out: the same graph in which operands of some matmuls are padded with zeros and results are sliced.
 //! Zero terms change no sum and zero columns are sliced off, so results are bit-identical; parameters keep their logical shapes, the
-//! padding is a node.
+//! padding is a node. A cross-entropy reads padded logits as they are, and writes zeros to the padding of their gradient.
 //!
 //! The cost model decides for each matmul: the durations of its three GEMMs of a step (forward and the two gradients, which inherit the
 //! sizes) against the copies for padding and slicing. For matmuls with unaligned rows, the decision is reported as lint L23. An 8-bit
@@ -100,6 +100,7 @@ impl Pass for PadTensorCores {
             });
         }
         graph.substitute(&map);
+        crate::canonicalize::read_padded_logits(graph).map_err(bug(INFO.name))?;
         crate::canonicalize::sort(graph)?;
         graph.remove_dead();
         Ok(Changed::when(!map.is_empty()))

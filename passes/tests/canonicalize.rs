@@ -132,3 +132,63 @@ proptest! {
         prop_assert_eq!(again, Ok(Changed::No), "{}", text_after);
     }
 }
+
+/// What canonicalization makes of the last nodes of a graph: the operation of each.
+fn canonical(nodes: &str) -> Graph {
+    let mut graph = text::parse(&format!("graph @g world=1 {{\n{nodes}\n}}")).expect("a graph");
+    Canonicalize::default().run(&mut graph, &mut PassContext::default()).expect("it runs");
+    graph
+}
+
+#[test]
+fn cross_entropy_reads_padded_logits_as_they_are() {
+    let head = |start: &str, size: &str| {
+        format!(
+            r#"%x: f32[3, 4, 8] = input {{name = "x", ty = {{"dtype":"f32","shape":[3,4,8]}}}}
+               %t: i64[3, 4] = input {{name = "t", ty = {{"dtype":"i64","shape":[3,4]}}}}
+               %u: i64[3, 3] = input {{name = "u", ty = {{"dtype":"i64","shape":[3,3]}}}}
+               %s: f32[{size}] = slice %x {{start = [{start}], size = [{size}], step = [1,1,1]}}"#
+        )
+    };
+    let loss = |start: &str, size: &str, rows: &str| {
+        let labels = if rows == "3, 4" { "t" } else { "u" };
+        format!(
+            "{}\n%l: f32[{rows}], %e: f32[{rows}] = cross_entropy %s, %{labels} {{ignore_index = -1}}\nreturn %l as \"l\"",
+            head(start, size)
+        )
+    };
+    let ops = |graph: &Graph| -> Vec<String> {
+        let inner = graph.nodes().filter(|(_, node)| !node.op.is_leaf());
+        inner.map(|(_, node)| format!("{:?}", node.op)).collect()
+    };
+    // Only the class axis is cut; another one, too; and a cut that does not begin with the first class.
+    for (start, size, rows, expected) in [
+        ("0,0,0", "3, 4, 6", "3, 4", &["classes: Some(6)"][..]),
+        ("0,1,0", "3, 3, 6", "3, 3", &["size: [3, 3, 8]", "classes: Some(6)"]),
+        ("0,0,2", "3, 4, 6", "3, 4", &["size: [3, 4, 6]", "classes: None"]),
+    ] {
+        let text = loss(start, size, rows);
+        let graph = canonical(&text);
+        let ops = ops(&graph);
+        assert_eq!(ops.len(), expected.len(), "{ops:?}");
+        assert!(ops.iter().zip(expected).all(|(op, part)| op.contains(part)), "{ops:?}");
+        let before = text::parse(&format!("graph @g world=1 {{\n{text}\n}}")).unwrap();
+        let feeds: HashMap<String, Tensor> = [
+            (
+                "x",
+                Tensor::floats(
+                    DType::F32,
+                    [3, 4, 8],
+                    (0..96).map(|i| f64::from(i % 11) / 3.0).collect(),
+                ),
+            ),
+            ("t", Tensor::ints(DType::I64, [3, 4], (0..12).map(|i| i % 7 - 1).collect())),
+            ("u", Tensor::ints(DType::I64, [3, 3], (0..9).map(|i| i % 7 - 1).collect())),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into();
+        let evaluate =
+            |graph: &Graph| run(graph, &feeds, Options::default()).expect("it evaluates");
+        assert_eq!(evaluate(&graph), evaluate(&before));
+    }
+}

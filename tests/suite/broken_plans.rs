@@ -83,12 +83,14 @@ fn results_on_operands() {
             Ok(()) => {
                 let body = &plan.kernels[*kernel].body;
                 let elementwise = body.nodes().all(|(_, n)| n.op.is_leaf() || n.op.is_pointwise());
-                assert!(elementwise, "task {task} may write over its operand");
+                let written = &body.def(body.outputs[0].value).op;
+                let gradient = matches!(written, Op::CrossEntropyGrad(_));
+                assert!(elementwise || gradient, "task {task} may write over its operand");
             }
             Err(found) => only_that += usize::from(found.iter().all(|d| d.code == "P107")),
         }
     }
-    assert!(only_that > 5, "{only_that} plans are broken by nothing else");
+    assert!(only_that > 3, "{only_that} plans are broken by nothing else");
     let cases: [Break; 2] = [
         // Over another result, and over another operand than its own.
         |p| {
@@ -361,7 +363,9 @@ fn operations_that_are_not_linear() {
             .position(|k| k.body.nodes().any(|(_, n)| matches!(n.op, Op::LossScale(_))))
             .expect("the seed");
         let body = &mut broken.kernels[at].body;
-        let output = body.outputs[0].value;
+        // The gradient, not the loss.
+        let result = body.outputs.len() - 1;
+        let output = body.outputs[result].value;
         let ty = body.ty(output).clone();
         let flat = Op::Reshape(Reshape { shape: Shape::from([ty.shape.numel()]) });
         let back = Op::Reshape(Reshape { shape: ty.shape.clone() });
@@ -374,7 +378,7 @@ fn operations_that_are_not_linear() {
         let wrong = add(&op, flat);
         let wrong = add(&cast, wrong);
         let wrong = add(&back, wrong);
-        body.outputs[0].value = wrong;
+        body.outputs[result].value = wrong;
         broken.kernels[at].bind();
         let found = verify_plan(&broken).expect_err("the plan is broken");
         assert!(found.iter().any(|d| d.code == "P309"), "{op:?}: {found:?}");

@@ -31,6 +31,7 @@ mod inference;
 mod internal_errors;
 mod language;
 mod lints;
+mod logits;
 mod losses;
 mod lost;
 mod machine;

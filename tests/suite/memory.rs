@@ -24,9 +24,14 @@ pub(crate) const STRATEGIES: &[&[&str]] = &[
 ];
 
 pub(crate) fn predicted(model: &str, settings: &[&str]) -> Plan {
+    predicted_with(model, "", settings)
+}
+
+/// The same with a configuration file of this text.
+pub(crate) fn predicted_with(model: &str, toml: &str, settings: &[&str]) -> Plan {
     let mut settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
     settings.extend((model == "unet").then(|| "loss.kind=mse".to_string()));
-    let config = Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
+    let config = Config::parse(toml, "train.toml", &settings).unwrap_or_else(|e| panic!("{e}"));
     let request = Request {
         model: file(&format!("tests/models/{model}/model.onnx")),
         binds: [("batch".to_string(), 2)].into(),

@@ -16,16 +16,18 @@ fn class(label: i64, ignore: i64, classes: usize) -> Result<Option<usize>, EvalE
     }
 }
 
-fn classes(call: &Call<'_>, logits: usize) -> usize {
-    *call.dims(logits).last().expect("invariant: inference found a class axis")
+/// Columns of a row of logits, and how many of them are classes.
+fn columns(call: &Call<'_>, logits: usize, classes: Option<usize>) -> (usize, usize) {
+    let width = *call.dims(logits).last().expect("invariant: inference found a class axis");
+    (width, classes.unwrap_or(width))
 }
 
 impl Evaluate for CrossEntropy {
     fn evaluate(&self, call: &Call<'_>) -> Evaluated {
-        let (logits, n) = (call.floats(0), classes(call, 0));
+        let (logits, (width, n)) = (call.floats(0), columns(call, 0, self.classes));
         let (mut losses, mut lses) = (vec![], vec![]);
         for (r, &label) in call.ints(1).iter().enumerate() {
-            let row = &logits[r * n..(r + 1) * n];
+            let row = &logits[r * width..][..n];
             let lse = log_sum_exp(row.iter().copied());
             losses.push(class(label, self.ignore_index, n)?.map_or(0.0, |c| lse - row[c]));
             lses.push(lse);
@@ -37,13 +39,14 @@ impl Evaluate for CrossEntropy {
 impl Evaluate for CrossEntropyGrad {
     fn evaluate(&self, call: &Call<'_>) -> Evaluated {
         let (dlosses, logits, lse) = (call.floats(0), call.floats(1), call.floats(3));
-        let n = classes(call, 1);
+        let (width, n) = columns(call, 1, self.classes);
         let mut dlogits = vec![0.0; logits.len()];
         for (r, &label) in call.ints(2).iter().enumerate() {
             let Some(class) = class(label, self.ignore_index, n)? else { continue };
             for c in 0..n {
                 let target = if c == class { 1.0 } else { 0.0 };
-                dlogits[r * n + c] = dlosses[r] * ((logits[r * n + c] - lse[r]).exp() - target);
+                let at = r * width + c;
+                dlogits[at] = dlosses[r] * ((logits[at] - lse[r]).exp() - target);
             }
         }
         Ok(vec![call.real(0, dlogits)])

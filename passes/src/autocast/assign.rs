@@ -7,7 +7,8 @@
 //! Accuracy has priority: a node that computes and reads an f32 value is f32, as in PyTorch, so the residual stream (f32
 //! embedding + low-precision branches) stays f32. Only layout operations may read f32 and write low precision, and only if all their
 //! readers are low precision, so that no value is rounded on a path from f32 to f32. For the same reason a matmul read only by f32
-//! nodes (residual branches, logits) writes its f32 accumulator.
+//! nodes (residual branches) writes its f32 accumulator. Logits are low precision, as in PyTorch: the cross-entropy widens them as it
+//! reads them, and of a large vocabulary they are the largest values of a step.
 
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
 use frit_ir::ops::precision::Class;
@@ -127,8 +128,6 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             value = reader.outputs[0];
         };
         if wide {
-            // The loss would take either.
-            carried.extend_from_slice(&problem.users[value.0 as usize]);
             assignment.insert(id, Precision::LowToF32);
             assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
         }
@@ -168,8 +167,7 @@ fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
 /// Whether the node computes in f32 whatever it is given.
 fn wants_f32(graph: &Graph, id: NodeId, assignment: &Assignment) -> bool {
     let op = &graph.node(id).op;
-    !matches!(op, Op::Cast(_))
-        && (assignment.get(&id) == Some(&Precision::F32) || matches!(op, Op::CrossEntropy(_)))
+    !matches!(op, Op::Cast(_)) && assignment.get(&id) == Some(&Precision::F32)
 }
 
 /// Adds the cost of casting a value once for all consumers on the other side.

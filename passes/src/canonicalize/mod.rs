@@ -2,7 +2,7 @@
 //!
 //! In: any graph. Out: an equivalent graph in which constants are folded, equal nodes merged, dead nodes removed, and no-ops removed:
 //! casts to the same dtype, identity layouts, operations with neutral constants, broadcasts that the consumer performs itself. Gathers
-//! with regular indices are slices. Every rewrite is bit-exact (`x + 0` stays: it turns −0 into 0).
+//! with regular indices are slices. Cross-entropy reads padded rows of logits. Every rewrite is bit-exact (`x + 0` stays: it turns −0 into 0).
 
 mod arithmetic;
 mod broadcast;
@@ -10,8 +10,10 @@ mod cse;
 mod fold;
 mod gather;
 mod layout;
+mod loss;
 
 pub(crate) use fold::known_value;
+pub(crate) use loss::read_padded_logits;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::Constant;
@@ -130,7 +132,14 @@ impl From<Option<ValueId>> for Rewrite {
 type Rewritten = Result<Rewrite, GraphError>;
 
 fn rewrite(graph: &mut Graph, id: NodeId) -> Rewritten {
-    for rule in [layout::simplify, arithmetic::simplify, broadcast::simplify, gather::simplify] {
+    let rules = [
+        layout::simplify,
+        arithmetic::simplify,
+        broadcast::simplify,
+        gather::simplify,
+        loss::simplify,
+    ];
+    for rule in rules {
         match rule(graph, id)? {
             Rewrite::None => {}
             done => return Ok(done),

@@ -82,6 +82,8 @@ pub(super) struct Clusters<'f, 'g> {
     pub(super) owner: Vec<Option<ClusterId>>,
     /// The clusters that compute a node, by position.
     pub(super) computed_by: Vec<Vec<ClusterId>>,
+    /// No cluster has members further apart than so many positions.
+    pub(super) longest: usize,
 }
 
 impl<'f, 'g> Clusters<'f, 'g> {
@@ -94,6 +96,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
             clusters: Vec::new(),
             owner: vec![None; n],
             computed_by: vec![Vec::new(); n],
+            longest: 0,
         }
     }
 
@@ -114,6 +117,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
     /// Adds a cluster that owns its members.
     pub(super) fn add(&mut self, cluster: Cluster) -> ClusterId {
         let id = self.clusters.len();
+        self.extend(&cluster.members);
         for &member in cluster.own().iter() {
             self.owner[member] = Some(id);
             self.computed_by[member] = vec![id];
@@ -124,6 +128,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
 
     /// Adds nodes that no cluster has to one; positions ascending.
     pub(super) fn grow(&mut self, id: ClusterId, members: Vec<usize>) {
+        self.extend(&members);
         for &member in &members {
             if self.owner[member].is_none() {
                 self.owner[member] = Some(id);
@@ -133,6 +138,12 @@ impl<'f, 'g> Clusters<'f, 'g> {
         if let Some(cluster) = &mut self.clusters[id] {
             cluster.members = members;
         }
+    }
+
+    /// Notes how far apart the members of a cluster are.
+    fn extend(&mut self, members: &[usize]) {
+        let span = members.last().zip(members.first()).map_or(0, |(last, first)| last - first);
+        self.longest = self.longest.max(span);
     }
 
     /// Takes a cluster away; its members are free again.

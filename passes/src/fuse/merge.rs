@@ -170,8 +170,8 @@ pub(super) fn is_reentrant(
     false
 }
 
-/// The least range of positions that holds this one and that no cluster is partly in. A path that leaves it
-/// never comes back: edges lead to higher positions, and clusters outside lie wholly on one side.
+/// The least range of positions that holds this one and that no cluster begins before and ends in or behind. A path
+/// that leaves it never comes back: edges lead to higher positions, and clusters outside lie wholly on one side.
 fn surroundings(clusters: &Clusters<'_, '_>, begin: usize, end: usize) -> (usize, usize) {
     let (mut begin, mut end) = (begin, end);
     // Positions of which the clusters were looked at.
@@ -180,7 +180,8 @@ fn surroundings(clusters: &Clusters<'_, '_>, begin: usize, end: usize) -> (usize
         let position = if seen.end <= end {
             seen.end += 1;
             seen.end - 1
-        } else if seen.start > begin {
+        } else if seen.start > begin.saturating_sub(clusters.longest) {
+            // From `begin` on they belong to the range, before that to clusters that may reach into it.
             seen.start -= 1;
             seen.start
         } else {
@@ -188,8 +189,10 @@ fn surroundings(clusters: &Clusters<'_, '_>, begin: usize, end: usize) -> (usize
         };
         if let Some(cluster) = clusters.owner[position].and_then(|id| clusters.cluster(id)) {
             let own = cluster.own();
-            begin = begin.min(own[0]);
-            end = end.max(own[own.len() - 1]);
+            let (first, last) = (own[0], own[own.len() - 1]);
+            if last >= begin {
+                (begin, end) = (begin.min(first), end.max(last));
+            }
         }
     }
 }

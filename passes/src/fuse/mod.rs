@@ -1,7 +1,7 @@
 //! Fusion: groups of nodes that run as one kernel become single `fusion` nodes.
 //!
 //! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and loss is in a
-//! `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). [`region`] defines what each kind of region may
+//! `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). A cross-entropy and its gradient are one region ([`loss`]). [`region`] defines what each kind of region may
 //! contain; merges are chosen greedily by the bytes saved ([`merge`]).
 //!
 //! Not fused: leaves, collectives, attention, embeddings, matmuls without an epilogue, data movement other than reshape and expand, the
@@ -13,6 +13,7 @@ mod col_reduce;
 mod emit;
 mod facts;
 mod gemm;
+mod loss;
 mod merge;
 mod quantized;
 mod region;
@@ -58,6 +59,7 @@ impl Pass for Fuse {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         attention::share_layout(graph)?;
+        loss::move_gradients(graph);
         let facts = Facts::new(graph);
         let mut clusters = Clusters::new(&facts, self.supported);
         quantized::form(&mut clusters);

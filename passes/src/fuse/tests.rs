@@ -44,17 +44,17 @@ fn fuse_with(pass: Fuse, graph: &Graph) -> Graph {
     fused
 }
 
-fn fuse(graph: &Graph) -> Graph {
+pub(super) fn fuse(graph: &Graph) -> Graph {
     fuse_with(Fuse::default(), graph)
 }
 
-fn parse(nodes: &str) -> Graph {
+pub(super) fn parse(nodes: &str) -> Graph {
     frit_ir::text::parse(&format!("graph @g world=1 {{\n{nodes}\n}}")).expect("the text is a graph")
 }
 
 /// One line per node that is no leaf: its operation, or the kind and the operations of a region, and
 /// the number of operands and results.
-fn outline(graph: &Graph) -> String {
+pub(super) fn outline(graph: &Graph) -> String {
     let mut lines = Vec::new();
     for (_, node) in graph.nodes() {
         match &node.op {

@@ -107,7 +107,7 @@ impl Term {
         rows.remove(axis);
         let logits = classes_last(b, logits, axis)?;
         let labels = self.class_labels(b, rows)?;
-        let op = CrossEntropy { ignore_index: self.ignore_index };
+        let op = CrossEntropy::ignoring(self.ignore_index);
         let mut losses = b.add(Op::CrossEntropy(op), &[logits, labels])?;
         let ignored = b.graph.ty(labels).dtype;
         let ignored = Tensor::ints(ignored, Shape::scalar(), vec![self.ignore_index]);

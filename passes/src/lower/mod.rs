@@ -14,6 +14,7 @@ mod evaluation;
 mod flat;
 mod gradients;
 mod groups;
+mod in_place;
 mod leaves;
 mod optimizer;
 mod reshard;
@@ -176,6 +177,8 @@ struct Lowering<'a> {
     /// Where a value must be written, if it has no choice.
     required: HashMap<ValueId, Place>,
     sharded: Vec<bool>,
+    /// Readers of every value.
+    users: Vec<Vec<NodeId>>,
     kernel_of_body: HashMap<(KernelKind, String), KernelId>,
     /// Group and index into its segments, by parameter name.
     group_of: HashMap<String, (GroupId, usize)>,
@@ -261,6 +264,7 @@ impl<'a> Lowering<'a> {
             places: HashMap::new(),
             required: HashMap::new(),
             sharded: sharded_values(graph),
+            users: graph.users(),
             kernel_of_body: HashMap::new(),
             group_of: HashMap::new(),
             param_of: HashMap::new(),
@@ -407,8 +411,15 @@ impl<'a> Lowering<'a> {
             _ => FusionKind::Pointwise,
         };
         let mut reads = Vec::new();
-        for value in operands {
+        for &value in &operands {
             reads.push(self.place(value)?);
+        }
+        if kind == KernelKind::Generated
+            && let Some((operand, result)) = in_place::logits_and_gradient(&body)
+            && in_place::is_read_once(self.graph, &self.users, operands[operand])
+            && self.plan.buffers[reads[operand].buffer].class == BufferClass::Activation
+        {
+            self.required.entry(node.outputs[result]).or_insert_with(|| reads[operand].clone());
         }
         let writes = node.outputs.iter().map(|v| self.result(*v, node)).collect();
         self.run_kernel(kind, region, body, reads, writes, node);

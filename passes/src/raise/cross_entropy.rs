@@ -27,7 +27,7 @@ pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     let mut raised = Raised::new();
     let reshape = |shape: Shape| Op::Reshape(Reshape { shape });
     let labels = raised.push(reshape(Shape::from(rows)), vec![Step::Old(labels)]);
-    let op = Op::CrossEntropy(CrossEntropy { ignore_index: i64::MIN });
+    let op = Op::CrossEntropy(CrossEntropy::ignoring(i64::MIN));
     let losses = raised.push(op, vec![Step::Old(softmax.inputs[0]), labels]);
     raised.push(reshape(m.graph.ty(y).shape.clone()), vec![losses]);
     Some(raised)

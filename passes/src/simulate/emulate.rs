@@ -119,6 +119,35 @@ fn is_loss(op: &Op) -> bool {
     matches!(op, Op::CrossEntropy(_) | Op::CrossEntropyGrad(_))
 }
 
+/// Elements of the logits that a loss or its gradient reads, without padding; 0 for other operations.
+fn logits_of(body: &Graph, node: &Node) -> u64 {
+    let (classes, labels) = match &node.op {
+        Op::CrossEntropy(op) => (op.classes_of(&body.ty(node.inputs[0]).shape), node.inputs[1]),
+        Op::CrossEntropyGrad(op) => (op.classes_of(&body.ty(node.inputs[1]).shape), node.inputs[2]),
+        _ => return 0,
+    };
+    (classes * body.ty(labels).shape.numel()) as u64
+}
+
+/// Bytes that one operation moves in the emulated system: a loss reads logits in f32, and its gradient writes as many.
+fn eager_bytes(body: &Graph, node: &Node) -> u64 {
+    match node.op {
+        Op::CrossEntropy(_) => 4 * logits_of(body, node),
+        Op::CrossEntropyGrad(_) => 8 * logits_of(body, node),
+        _ => moved_bytes(body, node),
+    }
+}
+
+/// Seconds of the cast of a loss's gradient from f32 to the compute dtype.
+fn rounding_of_gradient(device: &Device, body: &Graph, node: &Node, compute: DType) -> f64 {
+    match node.op {
+        Op::CrossEntropyGrad(_) if compute.size() < 4 => {
+            device.copy_seconds((4 + compute.size() as u64) * logits_of(body, node))
+        }
+        _ => 0.0,
+    }
+}
+
 /// Seconds of a kernel's operations one by one.
 fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Attention) -> f64 {
     let of = |node: &Node| {
@@ -152,9 +181,10 @@ fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Atten
         } else {
             1.0
         };
-        let bytes = moved_bytes(body, node) as f64 * factor * narrow;
+        let bytes = eager_bytes(body, node) as f64 * factor * narrow;
         let arithmetic = device.arithmetic_seconds(body, node, false);
-        1e-6 * device.launch_us + arithmetic.max(bytes / device.bytes_per_second())
+        let seconds = 1e-6 * device.launch_us + arithmetic.max(bytes / device.bytes_per_second());
+        seconds + rounding_of_gradient(device, body, node, compute)
     };
     body.nodes().map(|(_, n)| of(n)).sum()
 }
@@ -330,11 +360,7 @@ fn logits(plan: &Plan) -> u64 {
     let of = |task: &Task| {
         let Action::Kernel { kernel, .. } = &task.action else { return 0 };
         let body = &plan.kernels[*kernel].body;
-        let of = |n: &Node| match n.op {
-            Op::CrossEntropy(_) => body.ty(n.inputs[0]).shape.numel() as u64,
-            _ => 0,
-        };
-        body.nodes().map(|(_, n)| of(n)).max().unwrap_or(0)
+        body.nodes().map(|(_, n)| logits_of(body, n)).max().unwrap_or(0)
     };
     plan.tasks.iter().map(of).max().unwrap_or(0)
 }

@@ -2,10 +2,11 @@
 //!
 //! P107  a task's results overlap neither its operands nor each other, unless a result covers
 //!       exactly one operand and the kernel reads each element only to write the same one (an
-//!       optimizer step, a sum or another elementwise operation of equal shapes), or the task is
-//!       an in-place collective
+//!       optimizer step, a sum or another elementwise operation of equal shapes), or the result is
+//!       the gradient of a cross-entropy over its logits, or the task is an in-place collective
 //!
-//! A kernel may process elements in any order, on any number of threads.
+//! A kernel may process elements in any order, on any number of threads. Generated code that computes the loss of a row of logits
+//! reads the row before it writes any of it; the interpreter reads all operands first.
 
 use super::broken;
 use frit_ir::ops::AdafactorPart;
@@ -65,8 +66,31 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Moments) => (i, j) == (3, 0),
         Some(AdafactorPart::Step) => (i, j) == (2, 0),
         Some(AdafactorPart::Sums) => false,
-        None => kernel.kind() != KernelKind::Library && only_same_element(body, i),
+        None => {
+            kernel.kind() != KernelKind::Library
+                && (only_same_element(body, i) || is_gradient_of_logits(body, i, j))
+        }
     }
+}
+
+/// Whether operand `i` is read as logits of cross-entropies alone, by rows, and result `j` is their gradient.
+fn is_gradient_of_logits(body: &Graph, i: usize, j: usize) -> bool {
+    let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    let (Some((_, operand)), Some(result)) = (inputs.nth(i), body.outputs.get(j)) else {
+        return false;
+    };
+    let logits = operand.outputs[0];
+    let reads_rows = |node: &Node| {
+        node.inputs.iter().enumerate().filter(|(_, v)| **v == logits).all(|(k, _)| match node.op {
+            Op::CrossEntropy(_) => k == 0,
+            Op::CrossEntropyGrad(_) => k == 1,
+            _ => false,
+        })
+    };
+    let gradient = body.def(result.value);
+    matches!(gradient.op, Op::CrossEntropyGrad(_))
+        && gradient.inputs[1] == logits
+        && body.nodes().all(|(_, node)| reads_rows(node))
 }
 
 /// Whether element `k` of operand `i` is read for nothing but elements `k` of results of its shape.

@@ -79,11 +79,11 @@ fn taken(body: &Graph, node: &Node) -> Option<(usize, IndexRange)> {
         kind: IndexKind::Place,
         of: String::new(),
     };
-    let class = |logits: usize, ignore: i64| {
-        let classes = *body.ty(node.inputs[logits]).shape.dims().last()?;
+    let class = |classes: usize, ignore: i64| {
         let ignore = (ignore != i64::MIN).then_some(ignore);
-        Some(IndexRange { lo: 0, ignore, kind: IndexKind::Class, ..counted(classes) })
+        IndexRange { lo: 0, ignore, kind: IndexKind::Class, ..counted(classes) }
     };
+    let shape = |operand: usize| &body.ty(node.inputs[operand]).shape;
     Some(match &node.op {
         Op::Embedding(_) => (1, counted(axis(0, 0)?)),
         Op::EmbeddingGrad(op) => (1, counted(op.rows)),
@@ -94,8 +94,8 @@ fn taken(body: &Graph, node: &Node) -> Option<(usize, IndexRange)> {
         Op::GatherNd(op) if axis(1, body.ty(node.inputs[1]).shape.rank() - 1) == Some(1) => {
             (1, counted(axis(0, op.batch_dims)?))
         }
-        Op::CrossEntropy(op) => (1, class(0, op.ignore_index)?),
-        Op::CrossEntropyGrad(op) => (2, class(1, op.ignore_index)?),
+        Op::CrossEntropy(op) => (1, class(op.classes_of(shape(0)), op.ignore_index)),
+        Op::CrossEntropyGrad(op) => (2, class(op.classes_of(shape(1)), op.ignore_index)),
         _ => return None,
     })
 }

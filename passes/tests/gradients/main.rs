@@ -334,7 +334,7 @@ fn normalization_softmax_and_loss() {
     single("rms_norm", Op::RmsNorm(RmsNorm { axis: 2, eps: 1e-6 }), &[&[2, 2, 4], &[4]]);
     check("cross_entropy", &[&[4, 3]], |g, p| {
         let labels = constant(g, Tensor::ints(DType::I64, [4], vec![0, 2, -100, 1]));
-        add(g, Op::CrossEntropy(CrossEntropy { ignore_index: -100 }), &[p[0], labels])[0]
+        add(g, Op::CrossEntropy(CrossEntropy::ignoring(-100)), &[p[0], labels])[0]
     });
 }
 

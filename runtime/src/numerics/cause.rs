@@ -29,12 +29,12 @@ fn largest(dtype: DType) -> f64 {
 
 /// The first label that is no class and does not leave its row out.
 fn no_class(op: &Op, operands: &[Tensor]) -> Option<(i64, usize)> {
-    let (logits, labels, ignore) = match op {
-        Op::CrossEntropy(op) => (operands.first()?, operands.get(1)?, op.ignore_index),
-        Op::CrossEntropyGrad(op) => (operands.get(1)?, operands.get(2)?, op.ignore_index),
+    let shape = |i: usize| operands.get(i).map(Tensor::shape);
+    let (classes, labels, ignore) = match op {
+        Op::CrossEntropy(op) => (op.classes_of(shape(0)?), operands.get(1)?, op.ignore_index),
+        Op::CrossEntropyGrad(op) => (op.classes_of(shape(1)?), operands.get(2)?, op.ignore_index),
         _ => return None,
     };
-    let classes = *logits.shape().dims().last()?;
     let is_bad = |x: &&i64| **x != ignore && !(0..classes as i64).contains(*x);
     Some((*labels.as_ints()?.iter().find(is_bad)?, classes))
 }

@@ -49,7 +49,7 @@ fn softmax_gradients_agree_with_differences() {
 
 #[test]
 fn cross_entropy_of_uniform_logits_is_the_log_of_the_classes() {
-    let op = || Op::CrossEntropy(CrossEntropy { ignore_index: -100 });
+    let op = || Op::CrossEntropy(CrossEntropy::ignoring(-100));
     let results = eval(op(), &[f64s(&[2, 4], &[3.0; 8]), i64s(&[2], &[0, -100])]);
     assert_close(&results[0].to_f64s(), &[4f64.ln(), 0.0], 1e-15);
     assert_close(&results[1].to_f64s(), &[3.0 + 4f64.ln(); 2], 1e-15);
@@ -64,11 +64,38 @@ fn cross_entropy_gradient_agrees_with_differences() {
     let logits = f64s(&[3, 4], &noise(6, 12));
     let labels = i64s(&[3], &[2, 9, 0]);
     let dy = f64s(&[3], &[0.5, 2.0, -1.5]);
-    let forward = Op::CrossEntropy(CrossEntropy { ignore_index: 9 });
+    let forward = Op::CrossEntropy(CrossEntropy::ignoring(9));
     let inputs = [logits.clone(), labels.clone()];
     let lse = eval(forward.clone(), &inputs).remove(1);
-    let backward = Op::CrossEntropyGrad(CrossEntropyGrad { ignore_index: 9 });
+    let backward = Op::CrossEntropyGrad(CrossEntropyGrad::ignoring(9));
     let found = eval1(backward, &[dy.clone(), logits, labels, lse]).to_f64s();
     assert_close(&found, &numeric_gradient(&forward, &inputs, 0, &dy), 1e-8);
     assert_eq!(found[4..8], [0.0; 4]);
+}
+
+#[test]
+fn further_columns_of_padded_logits_take_no_part() {
+    let (rows, classes, columns) = (3, 4, 6);
+    let logits = noise(6, rows * classes);
+    let padded: Vec<f64> =
+        logits.chunks(classes).flat_map(|row| [row, &[9.0, -9.0]].concat()).collect();
+    let (labels, dy) = (i64s(&[rows], &[2, -1, 3]), f64s(&[rows], &[0.5, 2.0, -1.5]));
+    let of = |values: &[f64], columns: usize, classes: Option<usize>| {
+        let logits = f64s(&[rows, columns], values);
+        let forward = Op::CrossEntropy(CrossEntropy { ignore_index: -1, classes });
+        let results = eval(forward, &[logits.clone(), labels.clone()]);
+        let backward = Op::CrossEntropyGrad(CrossEntropyGrad { ignore_index: -1, classes });
+        let inputs = [dy.clone(), logits, labels.clone(), results[1].clone()];
+        (results, eval1(backward, &inputs).to_f64s())
+    };
+    let (plain, gradient) = of(&logits, classes, None);
+    let (same, wide) = of(&padded, columns, Some(classes));
+    assert_eq!(plain, same);
+    let expected: Vec<f64> =
+        gradient.chunks(classes).flat_map(|row| [row, &[0.0; 2]].concat()).collect();
+    assert_eq!(wide, expected);
+    // A column of padding is no class.
+    let op = Op::CrossEntropy(CrossEntropy { ignore_index: -1, classes: Some(classes) });
+    let result = try_eval(op, &[f64s(&[1, columns], &[0.0; 6]), i64s(&[1], &[4])]);
+    assert!(matches!(result, Err(EvalError::Index { size: 4, .. })));
 }

@@ -6,9 +6,9 @@
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, thread_and_block};
-use super::expr::Id;
+use super::expr::{Expr, Id};
 use super::point::{Emitter, Scope};
-use super::region::{Store, levels};
+use super::region::{Program, Store, levels};
 use super::text::Val;
 use crate::error::Unsupported;
 use frit_ir::ops::ReduceFn;
@@ -94,49 +94,70 @@ pub(crate) fn rows(
             e.bind(id, value);
         }
     }
-    if let Some(inside) = row_inside {
-        e.t.open_if(inside);
+    let guarded = |e: &mut Emitter<'_>, write: &mut dyn FnMut(&mut Emitter<'_>)| {
+        if let Some(inside) = row_inside {
+            e.t.open_if(inside);
+        }
+        write(e);
+        if row_inside.is_some() {
+            e.t.close();
+        }
+    };
+    if !row_stores.is_empty() {
+        guarded(e, &mut |e| store_of_row(e, thread, &row_stores));
     }
-    store(e, (thread, threads), &row_stores, &full_stores, parts);
-    if row_inside.is_some() {
-        e.t.close();
+    if !full_stores.is_empty() {
+        if picks_of_row(program, &row_stores) {
+            // One thread reads an element of the row that another may overwrite.
+            e.t.line(format_args!("nvvm.barrier0"));
+        }
+        guarded(e, &mut |e| store_elements(e, (thread, threads), &full_stores, &mut parts));
     }
     Ok((block, [rows.div_ceil(rows_of_block), 1]))
 }
 
-/// Writes the results of a row.
-fn store(
+/// Whether a result of a row reads an element at an index that only the kernel knows.
+fn picks_of_row(program: &Program, row_stores: &[Store]) -> bool {
+    let mut stack: Vec<Id> = row_stores.iter().map(|store| store.value).collect();
+    while let Some(id) = stack.pop() {
+        if let Expr::Pick { .. } = program.dag.get(id) {
+            return true;
+        }
+        stack.extend(program.dag.operands(id));
+    }
+    false
+}
+
+/// Writes the results of a row: its first thread does.
+fn store_of_row(e: &mut Emitter<'_>, thread: Val, stores: &[Store]) {
+    let zero = e.t.index(0);
+    let first = e.t.cmpi("eq", thread, zero);
+    e.t.open_if(first);
+    e.scope(|e| e.store_all(stores));
+    e.t.close();
+}
+
+/// Writes the results that have an element per column.
+fn store_elements(
     e: &mut Emitter<'_>,
     (thread, threads): (Val, usize),
-    row_stores: &[Store],
-    full_stores: &[Store],
-    parts: Vec<Part>,
+    stores: &[Store],
+    parts: &mut [Part],
 ) {
-    if !row_stores.is_empty() {
-        let zero = e.t.index(0);
-        let first = e.t.cmpi("eq", thread, zero);
-        e.t.open_if(first);
-        e.scope(|e| e.store_all(row_stores));
-        e.t.close();
-    }
-    if full_stores.is_empty() {
-        return;
-    }
-    let in_registers = !parts.is_empty();
-    e.prepare(&full_stores.iter().map(|s| s.value).collect::<Vec<_>>(), |d| !d.col);
-    for mut part in parts {
+    e.prepare(&stores.iter().map(|s| s.value).collect::<Vec<_>>(), |d| !d.col);
+    for part in &mut *parts {
         if let Some(inside) = part.inside {
             e.t.open_if(inside);
         }
-        e.resume(part.col, &mut part.scope, |e| e.scope(|e| e.store_all(full_stores)));
+        e.resume(part.col, &mut part.scope, |e| e.scope(|e| e.store_all(stores)));
         if part.inside.is_some() {
             e.t.close();
         }
     }
-    if !in_registers {
+    if parts.is_empty() {
         let range = column_range(e, thread, threads);
         e.for_loop(range, &[], |e, col, _| {
-            e.at_col(col, None, |e| e.store_all(full_stores));
+            e.at_col(col, None, |e| e.store_all(stores));
             vec![]
         });
     }

@@ -178,7 +178,7 @@ impl<'g> Lowering<'g> {
             return Err(Unsupported::new("fusion", why).into());
         }
         dependences(&mut program);
-        program.live = live(&program);
+        program.live = below(&program, program.stores.iter());
         check(&program)?;
         Ok(program)
     }
@@ -473,14 +473,17 @@ pub(crate) fn levels(program: &Program) -> Vec<Vec<Id>> {
 
 /// Pairs of an operand and a result that may be the same memory.
 ///
-/// The operand must be read only at the place that is being written. A row's own result is not such a
-/// place on CUDA, where some threads of its block may still have to read.
+/// The operand must be read only at the place that is being written, and, where rows are reduced, at any place of the
+/// row for the row's own results, which are written first. A row's own result is not such a place on CUDA, where
+/// some threads of its block may still have to read.
 pub(crate) fn in_place(program: &Program) -> Vec<(usize, usize)> {
+    // What results that have an element per column depend on.
+    let needed = below(program, program.stores.iter().filter(|s| s.at.strides.last() != Some(&0)));
     let may_share = |operand: usize, store: &Store| {
         let (from, to) = (&program.types[operand], &program.types[store.operand]);
         let reads_elsewhere = |id: &Id| match program.dag.get(*id) {
             Expr::Load { operand: o, at } => *o == operand && *at != store.at,
-            Expr::Pick { operand: o, .. } => *o == operand,
+            Expr::Pick { operand: o, .. } => *o == operand && needed[id.index()],
             _ => false,
         };
         let per_element = store.at.strides.last() != Some(&0);
@@ -493,10 +496,10 @@ pub(crate) fn in_place(program: &Program) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// Which expressions some store depends on.
-fn live(program: &Program) -> Vec<bool> {
+/// Which expressions these stores depend on.
+fn below<'s>(program: &Program, stores: impl Iterator<Item = &'s Store>) -> Vec<bool> {
     let mut live: Vec<bool> = program.dag.ids().map(|_| false).collect();
-    program.stores.iter().for_each(|s| live[s.value.index()] = true);
+    stores.for_each(|s| live[s.value.index()] = true);
     for id in program.dag.ids().rev() {
         if live[id.index()] {
             program.dag.operands(id).iter().for_each(|o| live[o.index()] = true);

@@ -9,7 +9,8 @@ use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
 use crate::error::Unsupported;
 use frit_ir::ops::{
-    CompareFn, FusionKind, LogSoftmax, LogSoftmaxGrad, ReduceFn, Softmax, SoftmaxGrad,
+    CompareFn, CrossEntropy, CrossEntropyGrad, FusionKind, LogSoftmax, LogSoftmaxGrad, ReduceFn,
+    Softmax, SoftmaxGrad,
 };
 use frit_ir::{DType, Node, Op, Shape, TensorType};
 
@@ -73,7 +74,7 @@ pub(crate) fn lower(
     let types: Vec<&TensorType> = node.inputs.iter().map(|v| cx.body.ty(*v)).collect();
     // The gradient of cross-entropy takes the log-sum-exp as an operand and reduces nothing.
     if let Op::CrossEntropyGrad(op) = &node.op {
-        return cross_entropy_grad(cx, node, op.ignore_index, view);
+        return cross_entropy_grad(cx, node, op, view);
     }
     if let Some(axes) = trivial_axes(&node.op, &types[0].shape) {
         // One element each: the reduction is the element itself.
@@ -128,7 +129,8 @@ pub(crate) fn lower(
         }
         Op::Softmax(Softmax { axis }) | Op::LogSoftmax(LogSoftmax { axis }) => {
             let over = trailing(cx, view, *axis, &types[0].shape)?;
-            let exps = shifted_exp(cx, node, &over)?;
+            let xs = cx.lower(node.inputs[0], &over)?;
+            let exps = shifted_exp(cx, xs);
             let shifted = {
                 let x = cx.lower(node.inputs[0], view)?;
                 cx.dag.minus(x, exps.max)
@@ -213,7 +215,7 @@ pub(crate) fn lower(
             Ok(cx.dag.times(dx, rstd))
         }
         Op::LayerNormGradAffine(_) | Op::RmsNormGradScale(_) => affine_grad(cx, node, index, view),
-        Op::CrossEntropy(op) => cross_entropy(cx, node, op.ignore_index, index, view),
+        Op::CrossEntropy(op) => cross_entropy(cx, node, op, index, view),
         op => Err(unsupported(op, "it is not compiled in kernels").into()),
     }
 }
@@ -267,14 +269,13 @@ struct ShiftedExp {
     sum: Id,
 }
 
-/// The maximum of operand 0 over a row and the sum of its exponentials relative to it.
-fn shifted_exp(cx: &mut Lowering<'_>, node: &Node, over: &View) -> Result<ShiftedExp, Stop> {
-    let xs = cx.lower(node.inputs[0], over)?;
+/// The maximum of values over a row and the sum of their exponentials relative to it.
+fn shifted_exp(cx: &mut Lowering<'_>, xs: Id) -> ShiftedExp {
     let max = cx.dag.reduce(ReduceFn::Max, xs);
     let shifted = cx.dag.minus(xs, max);
     let e = cx.dag.un(Un::Exp, shifted);
     let sum = cx.dag.reduce(ReduceFn::Sum, e);
-    Ok(ShiftedExp { max, sum })
+    ShiftedExp { max, sum }
 }
 
 fn layer_norm(
@@ -346,14 +347,19 @@ fn affine_grad(cx: &mut Lowering<'_>, node: &Node, index: usize, view: &View) ->
 fn cross_entropy(
     cx: &mut Lowering<'_>,
     node: &Node,
-    ignore_index: i64,
+    op: &CrossEntropy,
     index: usize,
     view: &View,
 ) -> Result<Id, Stop> {
     let shape = &cx.body.ty(node.inputs[0]).shape;
     let axis = shape.rank() - 1;
     let over = with_columns(cx, view, axis, shape)?;
-    let exps = shifted_exp(cx, node, &over)?;
+    let mut xs = cx.lower(node.inputs[0], &over)?;
+    if let Some(inside) = inside(cx, op.classes, &over.0[axis], shape.0[axis]) {
+        let none = cx.dag.float(f32::NEG_INFINITY);
+        xs = cx.dag.select(inside, xs, none);
+    }
+    let exps = shifted_exp(cx, xs);
     let log = cx.dag.un(Un::Log, exps.sum);
     let lse = cx.dag.plus(exps.max, log);
     // Infinite logits: the sum relative to the largest has no value, the largest is the result.
@@ -365,7 +371,8 @@ fn cross_entropy(
     }
     let label = cx.lower(node.inputs[1], view)?;
     let label = cx.dag.convert(Ty::I64, label);
-    let (is_class, zero) = (is_class(cx, label, shape.0[axis]), cx.dag.int(0, Ty::I64));
+    let classes = op.classes.unwrap_or(shape.0[axis]);
+    let (is_class, zero) = (is_class(cx, label, classes), cx.dag.int(0, Ty::I64));
     let class = cx.dag.select(is_class, label, zero);
     let mut first = View(view.0.clone());
     first.0.push(DimView::first());
@@ -376,9 +383,27 @@ fn cross_entropy(
     let loss = cx.dag.minus(lse, logit);
     let (nan, none) = (cx.dag.float(f32::NAN), cx.dag.float(0.0));
     let loss = cx.dag.select(is_class, loss, nan);
-    let ignore = cx.dag.int(ignore_index, Ty::I64);
+    let ignore = cx.dag.int(op.ignore_index, Ty::I64);
     let ignored = cx.dag.compare(CompareFn::Eq, label, ignore);
     Ok(cx.dag.select(ignored, none, loss))
+}
+
+/// The column of a row of logits that is seen at `dim`.
+fn column(cx: &mut Lowering<'_>, dim: &DimView, columns: usize) -> Id {
+    let offset = cx.space.offset(&View(vec![dim.clone()]), &Shape::from([columns]));
+    cx.dag.add(Expr::Index(offset), Ty::I64)
+}
+
+/// Whether the column seen at `dim` is a class and no padding; `None` if every column is one.
+fn inside(
+    cx: &mut Lowering<'_>,
+    classes: Option<usize>,
+    dim: &DimView,
+    columns: usize,
+) -> Option<Id> {
+    let classes = classes.filter(|classes| *classes < columns)?;
+    let (column, classes) = (column(cx, dim, columns), cx.dag.int(classes as i64, Ty::I64));
+    Some(cx.dag.compare(CompareFn::Lt, column, classes))
 }
 
 /// Whether a label is one of so many classes.
@@ -389,11 +414,11 @@ fn is_class(cx: &mut Lowering<'_>, label: Id, classes: usize) -> Id {
     both(&mut cx.dag, from_zero, below)
 }
 
-/// dloss · (softmax − one-hot), 0 in an ignored row, and NaN where the label is no class.
+/// dloss · (softmax − one-hot), 0 in an ignored row and in padding, and NaN where the label is no class.
 fn cross_entropy_grad(
     cx: &mut Lowering<'_>,
     node: &Node,
-    ignore_index: i64,
+    op: &CrossEntropyGrad,
     view: &View,
 ) -> Result<Id, Stop> {
     let axis = view.0.len() - 1;
@@ -403,12 +428,11 @@ fn cross_entropy_grad(
     let label = cx.lower(node.inputs[2], &lead)?;
     let lse = cx.lower(node.inputs[3], &lead)?;
     let label = cx.dag.convert(Ty::I64, label);
-    let class_view = View(vec![view.0[axis].clone()]);
-    let classes = cx.body.ty(node.inputs[1]).shape.0[axis];
+    let columns = cx.body.ty(node.inputs[1]).shape.0[axis];
+    let classes = op.classes.unwrap_or(columns);
     let (is_class, nan) = (is_class(cx, label, classes), cx.dag.float(f32::NAN));
     let dloss = cx.dag.select(is_class, dloss, nan);
-    let class = cx.space.offset(&class_view, &Shape::from([classes]));
-    let class = cx.dag.add(Expr::Index(class), Ty::I64);
+    let class = column(cx, &view.0[axis], columns);
     let shifted = cx.dag.minus(x, lse);
     let softmax = cx.dag.un(Un::Exp, shifted);
     let (one, zero) = (cx.dag.float(1.0), cx.dag.float(0.0));
@@ -416,7 +440,11 @@ fn cross_entropy_grad(
     let less = cx.dag.minus(softmax, one);
     let slope = cx.dag.select(hit, less, softmax);
     let grad = cx.dag.times(dloss, slope);
-    let ignore = cx.dag.int(ignore_index, Ty::I64);
+    let ignore = cx.dag.int(op.ignore_index, Ty::I64);
     let ignored = cx.dag.compare(CompareFn::Eq, label, ignore);
-    Ok(cx.dag.select(ignored, zero, grad))
+    let grad = cx.dag.select(ignored, zero, grad);
+    Ok(match inside(cx, op.classes, &view.0[axis], columns) {
+        Some(inside) => cx.dag.select(inside, grad, zero),
+        None => grad,
+    })
 }

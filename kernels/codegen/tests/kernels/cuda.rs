@@ -4,12 +4,24 @@ use crate::harness::{Body, compare, load, normal};
 use crate::ptx_machine;
 use frit_codegen::{CudaModule, HostTarget, compile_cuda, compile_host};
 use frit_ir::ops::{
-    BinaryFn, CrossEntropy, FusionKind, LayerNorm, LayerNormGradAffine, OptimizerKind,
-    OptimizerStep, Softmax, UnaryFn,
+    BinaryFn, CrossEntropy, CrossEntropyGrad, FusionKind, LayerNorm, LayerNormGradAffine,
+    OptimizerKind, OptimizerStep, Softmax, UnaryFn,
 };
 use frit_ir::{DType, Graph, Op, Tensor};
 use frit_tests::requirements::Requirement;
 use std::process::Command;
+
+/// The loss of rows whose last column is padding, and the gradient of the logits.
+fn loss_and_gradient(dtype: DType, rows: usize, cols: usize) -> Graph {
+    let mut body = Body::new();
+    let (x, labels) = (body.input(dtype, &[rows, cols]), body.input(DType::I64, &[rows]));
+    let (dy, classes) = (body.input(DType::F32, &[rows]), Some((cols - 1).max(1)));
+    let op = CrossEntropy { ignore_index: -100, classes };
+    let loss = body.all(Op::CrossEntropy(op), &[x, labels]);
+    let op = CrossEntropyGrad { ignore_index: -100, classes };
+    let dx = body.one(Op::CrossEntropyGrad(op), &[dy, x, labels, loss[1]]);
+    body.done(&[loss[0], dx])
+}
 
 fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
     let mut regions = Vec::new();
@@ -34,9 +46,10 @@ fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
             add("layer_norm", body.done(&y), FusionKind::RowReduce);
             let mut body = Body::new();
             let (x, labels) = (body.input(dtype, &[rows, cols]), body.input(DType::I64, &[rows]));
-            let op = Op::CrossEntropy(CrossEntropy { ignore_index: -100 });
+            let op = Op::CrossEntropy(CrossEntropy::ignoring(-100));
             let y = body.all(op, &[x, labels]);
             add("cross_entropy", body.done(&y), FusionKind::RowReduce);
+            add("loss_and_gradient", loss_and_gradient(dtype, rows, cols), FusionKind::RowReduce);
             let mut body = Body::new();
             let (dy, x) = (body.input(dtype, &[rows, cols]), body.input(dtype, &[rows, cols]));
             let (mean, rstd) = (body.input(DType::F32, &[rows]), body.input(DType::F32, &[rows]));
@@ -160,6 +173,14 @@ fn rows_are_reduced_by_shuffles_and_read_once() {
     assert!(softmax.ptx.contains("shfl.sync.bfly"));
     assert_eq!(softmax.ptx.matches("ld.global").count(), 1, "{}", softmax.ptx);
     assert_eq!(shape(&softmax), [(128, [64, 1])]);
+}
+
+#[test]
+fn the_loss_of_a_row_is_read_before_its_gradient_overwrites_the_logits() {
+    let kernel = kernel(64, "loss_and_gradient_bf16_768");
+    let mut stores = kernel.ptx.split("st.global");
+    let (_, after_loss) = (stores.next(), stores.next().expect("the loss is written"));
+    assert!(after_loss.contains("bar.sync"), "{}", kernel.ptx);
 }
 
 #[test]

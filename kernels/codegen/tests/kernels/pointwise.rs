@@ -317,7 +317,7 @@ fn cross_entropy_gradient_subtracts_the_label() {
         let logits = body.input(dtype, &[rows, cols]);
         let labels = body.input(DType::I64, &[rows]);
         let lse = body.input(DType::F32, &[rows]);
-        let op = Op::CrossEntropyGrad(CrossEntropyGrad { ignore_index: -100 });
+        let op = Op::CrossEntropyGrad(CrossEntropyGrad::ignoring(-100));
         let dx = body.one(op, &[dloss, logits, labels, lse]);
         let x = normal(dtype, &[rows, cols], 20, 2.0);
         let label = [3, -100, 36, 0];

@@ -4,11 +4,11 @@ use crate::functions::reference;
 use crate::harness::{Body, COLS, Case, FLOATS, check, normal};
 use frit_codegen::supported;
 use frit_ir::ops::{
-    BinaryFn, Cast, CrossEntropy, FusionKind, LayerNorm, LayerNormGradInput, LogSoftmax,
-    LogSoftmaxGrad, Reduce, ReduceFn, Reshape, RmsNorm, RmsNormGradInput, Softmax, SoftmaxGrad,
-    SumTo, UnaryFn,
+    BinaryFn, Cast, CrossEntropy, CrossEntropyGrad, FusionKind, LayerNorm, LayerNormGradInput,
+    LogSoftmax, LogSoftmaxGrad, Reduce, ReduceFn, Reshape, RmsNorm, RmsNormGradInput, Softmax,
+    SoftmaxGrad, SumTo, UnaryFn,
 };
-use frit_ir::{DType, Op, Shape, Tensor};
+use frit_ir::{DType, Graph, Op, Shape, Tensor};
 
 const ROWS: usize = 6;
 
@@ -205,7 +205,7 @@ fn cross_entropy_with_ignored_and_wrong_labels() {
     for (dtype, cols) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 253), (dtype, 1)]) {
         let mut body = Body::new();
         let (x, labels) = (body.input(dtype, &[ROWS, cols]), body.input(DType::I64, &[ROWS]));
-        let op = Op::CrossEntropy(CrossEntropy { ignore_index: -100 });
+        let op = Op::CrossEntropy(CrossEntropy::ignoring(-100));
         let results = body.all(op, &[x, labels]);
         let last = cols as i64 - 1;
         let label = [0, last, -100, last.min(17), last + 1, -1];
@@ -224,6 +224,53 @@ fn cross_entropy_with_ignored_and_wrong_labels() {
             expected[1].push(lse);
         }
         check(&[row_case("cross_entropy", body.done(&results), inputs, expected)]);
+    }
+}
+
+/// The loss of rows of padded logits and its gradient, in one kernel.
+fn loss_with_gradient(
+    dtype: DType,
+    classes: usize,
+    cols: usize,
+) -> (Graph, Vec<Tensor>, Vec<Vec<f64>>) {
+    let mut body = Body::new();
+    let (x, labels) = (body.input(dtype, &[ROWS, cols]), body.input(DType::I64, &[ROWS]));
+    let dy = body.input(DType::F32, &[ROWS]);
+    let classes_of = (classes < cols).then_some(classes);
+    let op = CrossEntropy { ignore_index: -100, classes: classes_of };
+    let forward = body.all(Op::CrossEntropy(op), &[x, labels]);
+    let op = CrossEntropyGrad { ignore_index: -100, classes: classes_of };
+    let dx = body.one(Op::CrossEntropyGrad(op), &[dy, x, labels, forward[1]]);
+    let last = classes as i64 - 1;
+    let label = [0, last, -100, last.min(17), last / 2, last];
+    let dlosses: Vec<f64> = (0..ROWS).map(|r| 0.25 * (r as f64 - 1.5)).collect();
+    let inputs = vec![
+        normal(dtype, &[ROWS, cols], 14, 3.0),
+        Tensor::ints(DType::I64, [ROWS], label.into()),
+        Tensor::floats(DType::F32, [ROWS], dlosses.clone()),
+    ];
+    let mut expected = vec![Vec::new(); 2];
+    for ((row, label), dloss) in rows(&inputs[0], cols).zip(label).zip(dlosses) {
+        let lse = row[..classes].iter().map(|x| x.exp()).sum::<f64>().ln();
+        let class = usize::try_from(label).ok();
+        expected[0].push(class.map_or(0.0, |class| lse - row[class]));
+        expected[1].extend((0..cols).map(|c| match class {
+            Some(class) if c < classes => {
+                dloss * ((row[c] - lse).exp() - f64::from(u8::from(c == class)))
+            }
+            _ => 0.0,
+        }));
+    }
+    (body.done(&[forward[0], dx]), inputs, expected)
+}
+
+#[test]
+fn the_loss_of_padded_logits_and_its_gradient() {
+    for dtype in FLOATS {
+        for (classes, cols) in [(253, 253), (253, 256), (1, 8), (2000, 2048), (4095, 8192)] {
+            let (body, inputs, expected) = loss_with_gradient(dtype, classes, cols);
+            check(&[row_case("loss and gradient", body, inputs, expected)]);
+        }
     }
 }
 

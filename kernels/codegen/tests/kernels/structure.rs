@@ -3,9 +3,10 @@
 use crate::harness::{Body, load, normal};
 use frit_codegen::{HostTarget, Unit, compile_host, host_assembly, region_metadata};
 use frit_ir::ops::{
-    BinaryFn, FusionKind, LayerNorm, Reduce, ReduceFn, Softmax, Transpose, UnaryFn,
+    BinaryFn, CrossEntropy, CrossEntropyGrad, FusionKind, LayerNorm, Reduce, ReduceFn, Softmax,
+    Transpose, UnaryFn,
 };
-use frit_ir::{DType, Graph, Op, Tensor};
+use frit_ir::{DType, Graph, Op, Tensor, TensorType};
 
 fn bias_gelu(dtype: DType, f: UnaryFn) -> Graph {
     let mut body = Body::new();
@@ -27,6 +28,18 @@ fn layer_norm(dtype: DType) -> Graph {
     let (x, w) = (body.input(dtype, &[64, 768]), body.input(DType::F32, &[768]));
     let y = body.all(Op::LayerNorm(LayerNorm { axis: 1, eps: 1e-5 }), &[x, w]);
     body.done(&y)
+}
+
+/// The gradient of logits, and the loss.
+fn loss_and_gradient() -> Graph {
+    let mut body = Body::new();
+    let (x, labels) = (body.input(DType::F32, &[64, 768]), body.input(DType::I64, &[64]));
+    let dy = body.input(DType::F32, &[64]);
+    let op = CrossEntropy { ignore_index: -100, classes: Some(765) };
+    let loss = body.all(Op::CrossEntropy(op), &[x, labels]);
+    let op = CrossEntropyGrad { ignore_index: -100, classes: Some(765) };
+    let dx = body.one(Op::CrossEntropyGrad(op), &[dy, x, labels, loss[1]]);
+    body.done(&[dx, loss[0]])
 }
 
 fn count(assembly: &str, what: &str) -> usize {
@@ -136,19 +149,26 @@ fn results_may_overwrite_operands() {
     for (body, kind) in [
         (bias_gelu(DType::F32, UnaryFn::GeluTanh), FusionKind::Pointwise),
         (softmax(DType::F32), FusionKind::RowReduce),
+        (loss_and_gradient(), FusionKind::RowReduce),
     ] {
         let loaded = load(compile_host(&[("k", &body, kind)], &HostTarget::native()).unwrap());
         let meta = &loaded.kernels[0];
         assert!(meta.in_place.contains(&(0, 0)));
         let types = meta.operands.iter().enumerate();
-        let inputs: Vec<Tensor> =
-            types.map(|(i, t)| normal(t.dtype, t.shape.dims(), 7 + i as u64, 1.0)).collect();
-        let expected = loaded.run(0, &inputs).remove(0).to_bytes();
+        let value = |(i, t): (usize, &TensorType)| match t.dtype {
+            DType::I64 => {
+                Tensor::ints(t.dtype, t.shape.clone(), (0..64).map(|row| 9 * row).collect())
+            }
+            _ => normal(t.dtype, t.shape.dims(), 7 + i as u64, 1.0),
+        };
+        let inputs: Vec<Tensor> = types.map(value).collect();
+        let expected: Vec<Vec<u8>> = loaded.run(0, &inputs).iter().map(Tensor::to_bytes).collect();
         let mut buffers: Vec<Vec<u8>> = inputs.iter().map(Tensor::to_bytes).collect();
+        buffers.extend(expected[1..].iter().map(|bytes| vec![0; bytes.len()]));
         let mut pointers: Vec<*mut std::ffi::c_void> =
             buffers.iter_mut().map(|b| b.as_mut_ptr().cast()).collect();
-        pointers.push(pointers[0]);
+        pointers.insert(inputs.len(), pointers[0]);
         loaded.call(0, &pointers, 0..meta.parallel_extent);
-        assert!(buffers[0] == expected);
+        assert!(buffers[0] == expected[0] && buffers[inputs.len()..] == expected[1..]);
     }
 }

@@ -46,7 +46,7 @@ fn regions(dtype: DType, rows: usize, cols: usize) -> Vec<(&'static str, Graph, 
     regions.push(("softmax", b.done(&[y]), FusionKind::RowReduce));
     let mut b = Body::new();
     let (x, labels) = (b.input(dtype, &[rows, cols]), b.input(DType::I64, &[rows]));
-    let y = b.all(Op::CrossEntropy(CrossEntropy { ignore_index: -100 }), &[x, labels]);
+    let y = b.all(Op::CrossEntropy(CrossEntropy::ignoring(-100)), &[x, labels]);
     regions.push(("cross_entropy", b.done(&y), FusionKind::RowReduce));
     let mut b = Body::new();
     let kind = OptimizerKind::Adamw;

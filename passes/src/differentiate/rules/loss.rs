@@ -7,9 +7,9 @@ use frit_ir::{Node, ValueId};
 
 impl Differentiate for CrossEntropy {
     fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dlosses: ValueId) -> Gradients {
-        let x = &node.inputs;
-        let y = &node.outputs;
-        let grad = Op::CrossEntropyGrad(CrossEntropyGrad { ignore_index: self.ignore_index });
-        Ok(vec![Some(b.emit(grad, &[dlosses, x[0], x[1], y[1]])?), None])
+        let (x, lse) = (&node.inputs, node.outputs[1]);
+        let CrossEntropy { ignore_index, classes } = *self;
+        let grad = Op::CrossEntropyGrad(CrossEntropyGrad { ignore_index, classes });
+        Ok(vec![Some(b.emit(grad, &[dlosses, x[0], x[1], lse])?), None])
     }
 }

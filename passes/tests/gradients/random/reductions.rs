@@ -45,6 +45,6 @@ pub(super) fn case(r: &mut Random) {
         .collect();
     check(&format!("cross_entropy {logits:?} {labels:?}"), &[&logits], |g, p| {
         let labels = constant(g, Tensor::ints(DType::I64, [logits[0]], labels.clone()));
-        add(g, Op::CrossEntropy(CrossEntropy { ignore_index }), &[p[0], labels])[0]
+        add(g, Op::CrossEntropy(CrossEntropy::ignoring(ignore_index)), &[p[0], labels])[0]
     });
 }

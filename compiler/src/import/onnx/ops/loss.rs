@@ -23,7 +23,7 @@ fn cross_entropy(cx: &mut NodeContext<'_>) -> Outcome {
     let logits = permute(cx, scores, perm)?;
     let ignored = cx.has("ignore_index");
     let ignore_index = if ignored { cx.int("ignore_index", 0) } else { i64::MIN };
-    let op = Op::CrossEntropy(CrossEntropy { ignore_index });
+    let op = Op::CrossEntropy(CrossEntropy::ignoring(ignore_index));
     let mut losses = cx.emit_all(op, &[logits, labels])?[0];
     let counted = row_weights(cx, labels, weights, ignored.then_some(ignore_index), losses)?;
     if let (Some(weight), true) = (counted, weights.is_some()) {
