@@ -211,7 +211,7 @@ fn in_fp32(
     let model = match origin.model(&source, given) {
         Err(gone) if given.is_none() => {
             let model = to.with_extension("onnx");
-            // That the original is gone says more than why it cannot be made of the plan.
+            // The missing original is a clearer error than why the plan cannot replace it.
             from_plan(dir, &model).map_err(|_| gone)?;
             model
         }
@@ -226,14 +226,14 @@ fn in_fp32(
     Ok(compiled.plan)
 }
 
-/// Writes the model of a plan, made of what the plan keeps of it and its weights.
+/// Writes the model of a plan from its stored source and weights.
 fn from_plan(dir: &Path, model: &Path) -> Result<(), Report> {
     let weights = Trained::of_plan(dir, &dir.join(layout::WEIGHTS))?;
     let options = export::Options { training: true, ..export::Options::default() };
     export::onnx(&weights, &options, model).map(|_| ())
 }
 
-/// One global batch of random numbers: floats between −1 and 1, integers below what they index.
+/// One global batch of random numbers: floats between −1 and 1, integers within the range that they index.
 fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
     let mut state = plan.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut next = move || {

@@ -26,7 +26,7 @@ impl Report {
         self.diagnostics.iter().any(|d| Code::find(&d.code).is_some_and(Code::is_internal))
     }
 
-    /// What a program that ends with these messages exits with: 1 if a run failed though nothing was wrong with what
+    /// The exit code of a program that ends with these messages: 1 if a run failed though nothing was wrong with what
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {
         let failed =

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match execute(&cli) {
         Ok(text) => {
-            // A reader that closed the pipe has seen what it wanted.
+            // A reader may close the pipe early.
             let _ = anstream::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }

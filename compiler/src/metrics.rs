@@ -77,7 +77,7 @@ fn read(text: &str, terms: &[Term]) -> Result<Vec<Metric>, Diagnostic> {
     Ok(found)
 }
 
-/// Factors make no difference to what is measured.
+/// Factors do not affect metrics.
 fn unweighted(term: &Term) -> Term {
     Term { weight: 1.0, ..term.clone() }
 }

@@ -33,10 +33,10 @@ use frit_passes::update::{ParamGroups, Update};
 use frit_passes::{Pass, PassInfo, Property};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// What the passes need to know.
+/// Options of the passes.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What is minimized.
+    /// The loss to minimize.
     pub(crate) loss: Loss,
     metrics: Vec<Metric>,
     autocast: Autocast,
@@ -44,7 +44,7 @@ pub struct Options {
     narrow_gathers: bool,
     hold_frozen: HoldFrozen,
     padding: PadMode,
-    /// What is compiled for.
+    /// The target.
     pub(crate) backend: Backend,
     accumulation: usize,
     scaling: LossScaling,
@@ -176,7 +176,7 @@ pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
     passes.iter().map(|p| p.info()).collect()
 }
 
-/// Checks that every pass that runs finds what it requires, and lowering too, unless it ends before.
+/// Checks that the requirements of every enabled pass, and of lowering unless compilation stops earlier, are met.
 ///
 /// # Errors
 /// The first pass that lacks something, what that is, and which disabled pass would have ensured it; or that the last
@@ -276,7 +276,7 @@ impl Options {
             },
             autocast,
             narrow_gathers: c.sharding.param_dtype != Some(DType::F32),
-            // What is to be gathered in f32 has to be held in it.
+            // Parameters gathered in f32 must be stored in f32.
             hold_frozen: HoldFrozen {
                 enabled: c.params.frozen_dtype == choices::FrozenDtype::Compute
                     && c.sharding.param_dtype != Some(DType::F32),
@@ -304,7 +304,7 @@ impl Options {
 
 fn autocast(config: &Config) -> Autocast {
     let (p, s) = (&config.precision, &config.sharding);
-    // What is f32 anyway is not rounded.
+    // Values that are f32 anyway are not rounded.
     let narrow = |dtype: Option<DType>| dtype.filter(|d| *d != DType::F32);
     let param_dtype = s.param_dtype.or(p.pure.then_some(p.compute));
     Autocast {
@@ -348,7 +348,7 @@ pub fn scaling(config: &Config) -> LossScaling {
     }
 }
 
-/// Patterns of units, each alone or as `PATTERN=N` with the ranks that keep a copy together.
+/// Patterns of units, each alone or as `PATTERN=N` with the number of ranks that share a copy.
 fn reshard(patterns: &[String]) -> Result<Vec<Reshard>, Diagnostic> {
     let parse = |text: &String| {
         let Some((units, ranks)) = text.rsplit_once('=') else {

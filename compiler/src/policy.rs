@@ -13,7 +13,7 @@ use std::path::Path;
 /// The part of the numbers of a scope that a format may lose.
 const LOST: f64 = 0.01;
 
-/// Binary orders between the largest gradient and the end of f16's range: gradients of later steps and
+/// Powers of two between the largest gradient and the maximum of f16: gradients of later steps and
 /// other data are larger.
 const HEADROOM: i32 = 3;
 
@@ -21,7 +21,7 @@ const HEADROOM: i32 = 3;
 /// grows from there.
 const LARGEST_SCALE: i32 = 24;
 
-/// What is recommended.
+/// The recommendation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Policy {
     /// For `precision.compute`.

@@ -84,12 +84,12 @@ pub struct GraphError {
     pub operands: String,
 }
 
-/// A program of one rank: pure, in SSA form; state enters as leaves and leaves as carried outputs.
+/// A program of one rank: pure, in SSA form; state enters by leaves and exits by carried outputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Graph {
     /// Name of the model.
     pub name: String,
-    /// Number of ranks that run this program together.
+    /// Number of ranks that run this program.
     pub world_size: usize,
     /// Outputs, in order.
     pub outputs: Vec<Output>,
@@ -324,8 +324,8 @@ impl Graph {
         found
     }
 
-    /// Removes every node that no output depends on; `input`, `param` and `state` leaves stay only if
-    /// used or carried. Returns how many nodes went.
+    /// Removes every node that no output depends on; `input`, `param` and `state` leaves are kept only if used or
+    /// carried. Returns the number of nodes removed.
     pub fn remove_dead(&mut self) -> usize {
         let carried = self.outputs.iter().filter_map(|output| match output.kind {
             OutputKind::Carry(leaf) => Some(leaf),

@@ -50,7 +50,7 @@ ids! {
 }
 
 impl UnitId {
-    /// The unit of what no other holds.
+    /// The unit of parameters outside of all others.
     pub const ROOT: UnitId = UnitId(0);
 }
 

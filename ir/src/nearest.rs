@@ -39,7 +39,7 @@ pub fn alike<'n>(name: &str, names: impl IntoIterator<Item = &'n str>) -> Option
     (distance(name, found) <= 1 + name.len() / 4).then_some(found)
 }
 
-/// The nearest names as advice: what a pattern that covers nothing may have meant.
+/// The nearest names as advice for a pattern without matches.
 pub fn advice<'n>(pattern: &str, names: impl IntoIterator<Item = &'n str>) -> String {
     let found: Vec<String> =
         nearest(pattern, names, 3).into_iter().map(|name| format!("`{name}`")).collect();

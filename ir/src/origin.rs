@@ -12,7 +12,7 @@ pub struct Origin {
     pub source: Arc<str>,
     /// Module path such as `transformer.h.3.attn`; empty at the root.
     pub scope: Arc<str>,
-    /// The pass that made the node; empty for what the front end made.
+    /// The pass that created the node; empty for nodes of the front end.
     pub pass: Arc<str>,
 }
 

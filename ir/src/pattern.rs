@@ -4,7 +4,7 @@
 //! across parts. A part that is `**` alone also matches no part at all, so `**.bias` matches `bias` and `h.**`
 //! matches `h`.
 
-/// What stands in a pattern.
+/// A token of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Token {
     /// This character.
@@ -21,7 +21,7 @@ enum Token {
     After,
 }
 
-/// Whether the pattern covers the whole name.
+/// Whether the pattern matches the whole name.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let name: Vec<char> = name.chars().collect();
     // Whether what is read of the pattern covers the first j characters of the name.
@@ -33,7 +33,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     covers[name.len()]
 }
 
-/// Whether any of the patterns covers the whole name.
+/// Whether any of the patterns matches the whole name.
 pub fn any(patterns: &[String], name: &str) -> bool {
     patterns.iter().any(|p| matches(p, name))
 }
@@ -78,7 +78,7 @@ fn within(part: &str) -> Vec<Token> {
     tokens
 }
 
-/// What is covered of a name with one more token.
+/// The prefixes of a name that match with one more token.
 fn after(token: Token, covers: &[bool], name: &[char]) -> Vec<bool> {
     let mut next = vec![false; covers.len()];
     // Whether a text that the token covers in part began before, and for `After` went on with a dot.

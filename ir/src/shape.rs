@@ -4,8 +4,8 @@ use crate::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The largest number of elements that a tensor may have, axes without elements counted as one: sums and products of
-/// a few such sizes do not overflow.
+/// The maximum number of elements of a tensor, empty axes counted as one: sums and products of a few such sizes do
+/// not overflow.
 pub const MAX_ELEMENTS: usize = 1 << 40;
 /// The largest number of axes that a tensor may have.
 pub const MAX_RANK: usize = 64;

@@ -2,7 +2,7 @@
 
 use crate::{Graph, Op};
 
-/// For every value, by id, whether each rank holds only its part of it.
+/// For every value, by id, whether each rank has only its part of it.
 ///
 /// Leaves say so themselves; `all_gather` ends it, `reduce_scatter` begins it, other operations hand on
 /// what any of their operands is, except `grad_stats`, whose result is a partial sum, and the state of an

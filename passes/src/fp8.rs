@@ -33,19 +33,19 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::LowersPrecision,
 };
 
-/// What the sizes of a product must be multiples of.
+/// Alignment of the sizes of a matmul.
 pub(crate) const ALIGNMENT: usize = 16;
 
-/// Rounds what matrix products read.
+/// Quantizes the operands of matmuls.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fp8 {
     /// Whether anything is rounded.
     pub enabled: bool,
-    /// Micro-steps over which the largest magnitudes are kept; `None` scales tensors by their own.
+    /// Length of the amax history in micro-steps; `None` scales tensors by their current amax.
     pub history: Option<usize>,
-    /// A product that one of these covers has the dtype that it says.
+    /// Overrides; a matmul that one matches has its dtype.
     pub exceptions: Vec<Override>,
-    /// Number of ranks, which agree on the magnitudes.
+    /// Number of ranks, over which amax is reduced.
     pub world_size: usize,
 }
 
@@ -120,12 +120,12 @@ impl Pass for Fp8 {
 }
 
 impl Fp8 {
-    /// Whether a product with operands of this dtype is rounded if its sizes allow it.
+    /// Whether a matmul with operands of this dtype is quantized if its sizes allow it.
     pub(crate) fn covers(&self, node: &Node, dtype: DType) -> bool {
         self.enabled && dtype.is_low_precision() && !self.exceptions.iter().any(|e| e.applies(node))
     }
 
-    /// Whether this is a product in 8-bit floats; says why a low-precision one is not.
+    /// Whether this matmul is quantized; remarks why a low-precision one is not.
     fn is_rounded(&self, graph: &Graph, id: NodeId, context: &mut PassContext) -> bool {
         let node = graph.node(id);
         let Op::MatMul(op) = &node.op else { return false };
@@ -145,7 +145,7 @@ impl Fp8 {
         aligned
     }
 
-    /// Puts the magnitudes of this micro-step, over all ranks, before those that are kept.
+    /// Prepends the amax of this micro-step, over all ranks, to the history.
     fn renew(
         &self,
         graph: &mut Graph,
@@ -181,7 +181,7 @@ impl Fp8 {
     }
 }
 
-/// The state of all magnitudes, and the largest of each tensor.
+/// The amax history of all tensors, and the maximum of each.
 #[derive(Clone, Copy)]
 struct History {
     state: ValueId,
@@ -212,7 +212,7 @@ fn scaled_values(graph: &Graph) -> Vec<bool> {
     scaled
 }
 
-/// What a value is a view of, and every view from there to the value.
+/// The value that a value is a view of, and every view between them.
 fn views(graph: &Graph, v: ValueId) -> Vec<ValueId> {
     let mut views = vec![v];
     while let Op::Reshape(_) | Op::Transpose(_) = &graph.def(views[views.len() - 1]).op {

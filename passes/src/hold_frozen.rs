@@ -24,10 +24,10 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::Bitwise,
 };
 
-/// Holds frozen parameters in the dtype in which they are read.
+/// Stores frozen parameters in the dtype in which they are read.
 #[derive(Clone, Copy, Debug)]
 pub struct HoldFrozen {
-    /// Whether they are; otherwise they are held in f32.
+    /// Whether to do so; if not, they are stored in f32.
     pub enabled: bool,
 }
 
@@ -97,7 +97,7 @@ impl Pass for HoldFrozen {
 struct Reads {
     /// The dtypes in which operations compute with it.
     dtypes: BTreeSet<DType>,
-    /// What moves its elements before they are cast.
+    /// The layout operations on its elements before the cast.
     moves: Vec<NodeId>,
     /// The casts.
     casts: Vec<NodeId>,
@@ -169,7 +169,7 @@ fn is_narrower(dtype: DType, than: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16) && than == DType::F32
 }
 
-/// Gives a parameter, and what moves its elements, the dtype of the casts, which go.
+/// Gives a parameter and its layout operations the dtype of the casts, and removes these.
 fn hold(graph: &mut Graph, param: ValueId, dtype: DType, reads: &Reads) -> Result<(), Diagnostic> {
     let leaf = graph.value(param).def;
     if let Op::Param(p) = &mut graph.node_mut(leaf).op {

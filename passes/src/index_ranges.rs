@@ -67,13 +67,13 @@ fn of(graph: &Graph) -> BTreeMap<String, Vec<IndexRange>> {
 #[derive(Clone, Debug)]
 struct Flow {
     input: String,
-    /// What was added to them.
+    /// The sum of the constants added to them.
     shift: i64,
     /// Which of the input's elements are there still, by axis.
     within: Vec<Range<usize>>,
     /// The size of the input's axes.
     whole: Vec<usize>,
-    /// What lies before each axis of the input here, while the axes are still the input's.
+    /// Leading padding of each axis of the input, while the axes are still the input's.
     before: Option<Vec<i64>>,
 }
 
@@ -130,7 +130,7 @@ impl Flow {
     }
 }
 
-/// Indices that an operation reads, and what it accepts.
+/// Indices that an operation reads, and the range that it accepts.
 struct Use {
     indices: ValueId,
     lo: i64,
@@ -188,7 +188,7 @@ fn uses(graph: &Graph, node: &Node) -> Vec<Use> {
     }
 }
 
-/// The inputs whose elements result `index` of a node holds.
+/// The inputs whose elements result `index` of a node contains.
 fn passed_on(graph: &Graph, node: &Node, index: usize, flows: &[Vec<Flow>]) -> Vec<Flow> {
     let of = |operand: usize| flows[node.inputs[operand].0 as usize].iter().cloned();
     let dims = |operand: usize| graph.ty(node.inputs[operand]).shape.dims();

@@ -29,32 +29,32 @@ pub const INFO: PassInfo = PassInfo {
 /// Rows are padded to multiples of this many bytes: the least that the widest loads need, or whole lines.
 const ALIGNMENTS: [usize; 2] = [16, 128];
 
-/// Contractions of a step that have a product's sizes: itself and its two gradients.
+/// Contractions of a step with the sizes of a matmul: itself and its two gradients.
 const CONTRACTIONS: f64 = 3.0;
 
-/// Whose rates tell what padding would bring where the target has no matrix units.
+/// Device for predicting the gain of padding if the target has no tensor cores.
 const EXAMPLE: &str = "sm_90";
 
 frit_ir::choices! {
     /// When to pad.
     #[derive(Default)]
     PadMode {
-        /// Low-precision products, where the cost model says that it pays.
+        /// Low-precision matmuls, where the cost model predicts a gain.
         #[default]
         Auto = "auto",
-        /// Every product that is not aligned.
+        /// Every unaligned matmul.
         Always = "always",
         /// Never.
         Never = "never",
     }
 }
 
-/// Pads matrix products.
+/// Pads matmuls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PadTensorCores {
     /// When.
     pub mode: PadMode,
-    /// What the plan is for.
+    /// Target of the plan.
     pub target: Target,
     /// As given to the pass `fp8`.
     pub fp8: Fp8,
@@ -107,7 +107,7 @@ impl Pass for PadTensorCores {
     }
 }
 
-/// Elements added to each size of a product.
+/// Elements added to each size of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Growth {
     m: usize,
@@ -116,23 +116,23 @@ struct Growth {
     trans: [bool; 2],
 }
 
-/// What is decided about a product of unaligned rows.
+/// The decision for a matmul with unaligned rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
     growth: Growth,
     taken: bool,
-    /// Seconds of a step as it is and padded, copies included, on a device with matrix units.
+    /// Seconds of a step unpadded and padded, copies included, on a device with tensor cores.
     before: f64,
     after: f64,
     /// Whether that device is the target.
     own: bool,
-    /// Whether the padded product is of 8-bit floats.
+    /// Whether the padded matmul has 8-bit operands.
     eighth: bool,
 }
 
 impl PadTensorCores {
-    /// The best padding of this product and whether to do it; `None` if there is nothing to align. One that
-    /// is to be of `eighth`, 8-bit, floats may get them by it.
+    /// The best padding of this matmul and whether to apply it; `None` if it is aligned. With `eighth`, padding may
+    /// enable 8-bit operands.
     fn choose(&self, product: &Product, eighth: bool) -> Option<Choice> {
         let target = Cluster::of(&self.target).device;
         let own = target.has_matrix_units();
@@ -143,7 +143,7 @@ impl PadTensorCores {
         };
         let Product { m, n, k, .. } = *product;
         let sizes = [m, n, k];
-        // A size of one needs no matrix unit.
+        // A size of one uses no tensor core.
         let eighth = eighth && sizes.iter().all(|size| *size > 1);
         let narrow = Product { dtype: DType::F8E4M3, ..*product };
         let is_narrow = eighth && sizes.iter().all(|size| size.is_multiple_of(fp8::ALIGNMENT));
@@ -166,7 +166,7 @@ impl PadTensorCores {
 }
 
 impl Choice {
-    /// The sizes, what padding costs and what it brings.
+    /// The sizes, the cost of padding and its gain.
     fn text(&self, product: &Product) -> String {
         let Product { m, n, k, dtype, .. } = *product;
         let Growth { m: dm, n: dn, k: dk, .. } = self.growth;
@@ -207,13 +207,13 @@ impl Choice {
 }
 
 impl Growth {
-    /// What rows lack to multiples of so many bytes; `None` if nothing.
+    /// Elements missing from rows to a multiple of this many bytes; `None` if none.
     fn to(product: &Product, alignment: usize) -> Option<Growth> {
         let Product { m, n, k, trans, .. } = *product;
         let multiple = (alignment / product.dtype.size()).max(1);
         let missing = |d: usize| d.next_multiple_of(multiple) - d;
         // Rows of `a` run along M only if it is transposed; products of 8-bit floats want all sizes aligned.
-        // A size of one needs no matrix unit.
+        // A size of one uses no tensor core.
         let along_m = trans[0] || product.dtype.size() == 1;
         let growth = Growth {
             m: if along_m && m > 1 { missing(m) } else { 0 },
@@ -248,7 +248,7 @@ impl Growth {
             + copies.map(|copy| device.copy_seconds(bytes(copy))).sum::<f64>()
     }
 
-    /// The padded product, cut back to the old result's shape.
+    /// The padded matmul, sliced to the shape of the original result.
     fn apply(
         &self,
         graph: &mut Graph,

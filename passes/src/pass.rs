@@ -13,9 +13,9 @@ pub enum Property {
     HasLoss,
     /// No constant expression, duplicate or dead node is left.
     Canonical,
-    /// Composite operations that exporters decompose are single nodes again.
+    /// Composite operations that exporters decompose are single nodes.
     Raised,
-    /// What inputs that are read as indices may hold is known.
+    /// The ranges of inputs that are read as indices are known.
     IndexRanges,
     /// Every node has the dtype that the precision policy gives it.
     Autocast,
@@ -111,15 +111,15 @@ pub struct PassContext {
     pub warnings: Vec<Diagnostic>,
     /// FSDP units, once `shard` has run.
     pub units: TiVec<UnitId, UnitSpec>,
-    /// What an evaluation measures beside the losses, once `evaluate` has run.
+    /// Metrics of an evaluation besides the losses, once `evaluate` has run.
     pub metrics: Vec<MetricSpec>,
     /// The casts of PyTorch's autocast, once `autocast` has run.
     pub cast_baseline: Option<CastBaseline>,
-    /// What inputs that are read as indices may hold, by name, once `index_ranges` has run.
+    /// Ranges of inputs that are read as indices, by name, once `index_ranges` has run.
     pub index_ranges: BTreeMap<String, Vec<IndexRange>>,
     /// The unit of each parameter, by name. If it is known before `shard` runs, it is kept.
     pub unit_of: BTreeMap<String, UnitId>,
-    /// The dtype in which each parameter is held, by name. If it is known before `hold_frozen` runs, it is kept.
+    /// The dtype in which each parameter is stored, by name. If it is known before `hold_frozen` runs, it is kept.
     pub held: BTreeMap<String, DType>,
     /// The dtypes in which the evaluation of a training reads parameters, by name, for `hold_frozen`.
     pub evaluated: BTreeMap<String, BTreeSet<DType>>,
@@ -142,7 +142,7 @@ pub trait Pass {
     /// Its contract.
     fn info(&self) -> &'static PassInfo;
 
-    /// Transforms the graph. On an error the graph is not used again.
+    /// Transforms the graph. After an error the graph is invalid.
     ///
     /// # Errors
     /// What the user must change, or a broken invariant of the compiler (code `B…`).

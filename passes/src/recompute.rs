@@ -27,7 +27,7 @@ pub const INFO: PassInfo = PassInfo {
     numerics: Numerics::Bitwise,
 };
 
-/// Computes activations again in backward.
+/// Rematerializes activations in backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recompute {
     /// Stages, from the first, of which everything is recomputed.
@@ -148,7 +148,7 @@ impl Kept {
     }
 }
 
-/// Whether recomputing the node moves a few times its result and does no product.
+/// Whether recomputing the node moves a few times its result and needs no matmul.
 fn is_cheap(op: &Op) -> bool {
     if is_matrix(op) {
         return false;
@@ -158,7 +158,7 @@ fn is_cheap(op: &Op) -> bool {
         || matches!(op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Softmax(_) | Op::BatchNorm(_))
 }
 
-/// The value computed again, with all it needs that is not kept; itself if it is kept.
+/// The value rematerialized, with everything it needs that is not stored; itself if it is stored.
 fn again(
     graph: &mut Graph,
     value: ValueId,

@@ -9,15 +9,15 @@ use crate::run::RunOptions;
 use crate::validation::ValidationOptions;
 use std::path::PathBuf;
 
-/// The plan, the data, and what is asked of the run.
+/// The plan, the data, and options of the run.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("parameters_written").multiple(true)))]
 pub struct Arguments {
     /// The plan directory.
     pub plan: PathBuf,
     // Not flattened: of arguments that are optional as a whole, none may be.
-    /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
-    /// input, or .bin with tokens.
+    /// Files or quoted patterns ('shards/*.bin'), in sequence: .safetensors or .npz with one tensor
+    /// per input, or .bin with tokens.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// The type of the tokens in .bin files without a header; by default u16.
@@ -26,12 +26,13 @@ pub struct Arguments {
     /// Steps, counted from the start of training.
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
-    /// Start from the parameters of these files, named as --save names them, instead of the plan's; of one that several
-    /// hold the last counts. With --resume only where there is no checkpoint yet, or for what it leaves out.
+    /// Start from the parameters of these files, named as by --save, instead of the plan's; later
+    /// files take precedence. With --resume only if there is no checkpoint yet, or for parameters
+    /// that it omits.
     #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
     pub weights: Vec<PathBuf>,
-    /// Leave parameters that do not train, and buffers that no step changes, out of checkpoints and of what --save and
-    /// --save-ema write.
+    /// Omit frozen parameters and buffers that no step changes from checkpoints and the files of --save and
+    /// --save-ema.
     #[arg(long, requires = "parameters_written")]
     pub trained_only: bool,
     /// Append one JSON object per step to this file.
@@ -46,7 +47,7 @@ pub struct Arguments {
     /// Write checkpoints into this directory: after the last step, on Ctrl-C, and as --checkpoint-every says.
     #[arg(long, value_name = "DIR", group = "parameters_written")]
     pub checkpoint: Option<PathBuf>,
-    /// Write a checkpoint after every so many steps.
+    /// Steps between checkpoints.
     #[arg(long, value_name = "STEPS", requires = "checkpoint", value_parser = at_least_one)]
     pub checkpoint_every: Option<usize>,
     /// Continue from the latest checkpoint of the directory; from the start if there is none.
@@ -55,35 +56,35 @@ pub struct Arguments {
     /// Keep only the newest checkpoints.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = at_least_one)]
     pub keep: Option<usize>,
-    /// Take the loss over the examples of these files between steps, and after the last; by default those of
-    /// the configuration's data.validation. The file `best` names the best checkpoint.
+    /// Evaluate the examples of these files between steps and after the last step; by default those
+    /// of data.validation. The file `best` names the best checkpoint.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub validation: Vec<PathBuf>,
-    /// Steps between two validations; by default those between two checkpoints.
+    /// Steps between validations; by default those between checkpoints.
     #[arg(long, value_name = "STEPS", requires = "validation", value_parser = at_least_one)]
     pub validate_every: Option<usize>,
-    /// Stop early, after so many validations in a row whose loss is not below that of all before.
+    /// Stop early after this many consecutive validations without a new lowest loss.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub patience: Option<usize>,
-    /// Write when each task of the last step ran, in all micro-steps, beside its predicted time, as a Chrome trace.
+    /// Write a Chrome trace of the last step: measured and predicted times of every task, in all micro-steps.
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
     /// Write the moving average of the parameters (optimizer.ema) after the last step to this file.
     #[arg(long, value_name = "FILE.safetensors", group = "parameters_written")]
     pub save_ema: Option<PathBuf>,
-    /// Write what the run used of its device, memory and launches, to this JSON file.
+    /// Write the device memory and the launches that the run used to this JSON file.
     #[arg(long, value_name = "FILE.json")]
     pub usage: Option<PathBuf>,
-    /// Execute the kernels' bodies by the IR interpreter instead of machine code (slow).
+    /// Execute kernel bodies with the IR interpreter instead of machine code (slow).
     #[arg(long)]
     pub interpret: bool,
-    /// Stop at the first task that produces inf or NaN, and say which operation and why (slow).
+    /// Stop at the first task that produces inf or NaN, and name the operation and the cause (slow).
     #[arg(long)]
     pub check_numerics: bool,
     /// Write histograms of exponents by scope to this JSON file, for `frit inspect --numerics` (slow).
     #[arg(long, value_name = "FILE.json")]
     pub numerics: Option<PathBuf>,
-    /// End with exit code 1 after so many skipped steps in a row (100).
+    /// Exit with code 1 after this many consecutive skipped steps (100).
     #[arg(long, value_name = "STEPS", value_parser = at_least_one)]
     pub max_skipped: Option<usize>,
     /// Threads per rank; by default the cores divided by the ranks.
@@ -105,14 +106,14 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 impl Arguments {
-    /// Whether what is written goes to standard output, where then nothing else may be printed.
+    /// Whether a file is written to standard output, where nothing else may then be printed.
     pub fn writes_to_standard_output(&self) -> bool {
         let all = [&self.metrics, &self.dump_grads, &self.save, &self.save_ema, &self.trace];
         let all = all.into_iter().chain([&self.usage, &self.numerics]);
         all.flatten().any(|path| Place::is_standard_output(path))
     }
 
-    /// What they ask for, with progress shown. With checkpoints, signals are watched from here on.
+    /// The options, with progress shown. With checkpoints, signals are handled from here on.
     ///
     /// # Errors
     /// If the system lets no signals be watched.

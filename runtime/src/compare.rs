@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
-/// What is asked of a comparison.
+/// Options of a comparison.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "Examples:
   frit-run compare plan --data data.safetensors
@@ -27,8 +27,8 @@ use std::path::PathBuf;
 pub struct Options {
     /// The plan directory; the plan is for one rank.
     pub plan: PathBuf,
-    /// Files or quoted patterns ('shards/*.bin'), one after the other: .safetensors or .npz with one tensor per
-    /// input, or .bin with tokens.
+    /// Files or quoted patterns ('shards/*.bin'), in sequence: .safetensors or .npz with one tensor
+    /// per input, or .bin with tokens.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// The type of the tokens in .bin files without a header; by default u16.
@@ -49,7 +49,7 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The plan's device.
@@ -196,7 +196,7 @@ pub fn on_device(
                 tasks.try_for_each(|task| comparison.task(device, task))
             },
         )?;
-        // Here a device reports what it noticed late.
+        // Here a device reports asynchronous errors.
         device.take_metrics()?;
     }
     Ok(comparison.report())
@@ -348,7 +348,7 @@ fn nudged(operands: &HashMap<String, Tensor>) -> HashMap<String, Tensor> {
     operands.iter().map(nudge).collect()
 }
 
-/// What it costs to interpret a body, in operations: those of its nodes, and the elements they write.
+/// The cost of interpreting a body: operations of its nodes, and elements they write.
 fn operations(body: &Graph) -> u64 {
     let types = |ids: &[frit_ir::ValueId]| ids.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
     let one = |n: &frit_ir::Node| {

@@ -17,7 +17,7 @@ pub(crate) struct Course {
 }
 
 impl Course {
-    /// At the start of a run, or of one that goes on from a checkpoint.
+    /// At the start of a run or of a resumed one.
     pub(crate) fn new(patience: Option<usize>, resumed: Option<&Checkpoint>) -> Course {
         let known = |c: &Checkpoint| c.validated.map_or(c.index.validations, |v| v.progress);
         let progress = resumed.map(known).unwrap_or_default();

@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 struct Lines {
-    /// What is counted.
+    /// A limited resource.
     unit: &'static str,
     /// What was done before it began.
     first: usize,

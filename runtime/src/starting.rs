@@ -185,7 +185,7 @@ fn listed(what: &str, names: &[String]) -> String {
     format!("{} {what}: {shown}{more}", names.len())
 }
 
-/// The little-endian elements of a stored tensor as the plan wants them; `None` if they are others.
+/// The little-endian elements of a stored tensor as the plan expects them; `None` if they are others.
 fn widened(view: &TensorView<'_>, wanted: &TensorType) -> Option<Vec<u8>> {
     if view.shape() != wanted.shape.dims() {
         return None;

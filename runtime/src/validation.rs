@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 pub struct ValidationOptions {
     /// The examples.
     pub data: Source,
-    /// Steps between two validations; by default those between two checkpoints. There is one after the last
+    /// Steps between validations; by default those between checkpoints. There is one after the last
     /// step too.
     pub every: Option<usize>,
 }

@@ -18,10 +18,10 @@ Below 1.1 times the verdict is not to use low precision, up to 1.5 it is optiona
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// Data to train on; without it random numbers are.
+    /// Training data; by default random numbers.
     #[arg(long)]
     pub data: Option<PathBuf>,
-    /// Where the model is that the plan was compiled from, if it is needed and was moved.
+    /// Path of the model that the plan was compiled from, if it was moved.
     #[arg(long, value_name = "FILE.onnx")]
     pub model: Option<PathBuf>,
     /// Timed steps of each plan.
@@ -30,7 +30,7 @@ pub struct Args {
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Read external data of the model from wherever its links lead, not only from the model's folder.
+    /// Read external data of the model also outside of the model's folder.
     #[arg(long)]
     pub allow_external_data: bool,
     /// As JSON, with stable keys.

@@ -32,7 +32,7 @@ pub struct Args {
     /// Set one key of the configuration.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Give a symbolic dimension its size; `batch` is the micro-batch of one rank.
+    /// Set the size of a symbolic dimension; `batch` is the micro-batch of one rank.
     #[arg(long, value_name = "DIM=N")]
     pub bind: Vec<String>,
     /// The plan directory to write.
@@ -47,22 +47,22 @@ pub struct Args {
     /// Stop after this pass; no plan is written.
     #[arg(long, value_name = "PASS")]
     pub stop_after: Option<String>,
-    /// Note findings of this lint, such as L02, instead of warning or refusing (docs/lints.md).
+    /// Demote findings of this lint, such as L02, to notes (docs/lints.md).
     #[arg(long, value_name = "LINT")]
     pub allow: Vec<String>,
-    /// Leave this pass out.
+    /// Disable this pass.
     #[arg(long, value_name = "PASS")]
     pub disable_pass: Vec<String>,
-    /// Check the graph after every pass.
+    /// Verify the graph after every pass.
     #[arg(long)]
     pub verify_each: bool,
-    /// Whether the plan directory holds the values of parameters; without them it cannot be run.
+    /// How the plan directory stores parameter values; without them it cannot run.
     #[arg(long, value_enum, default_value = "copy")]
     pub weights: plan_dir::Stored,
-    /// Read external data of the model from wherever its links lead, not only from the model's folder.
+    /// Read external data of the model also outside of the model's folder.
     #[arg(long)]
     pub allow_external_data: bool,
-    /// List the ONNX operators that can be read.
+    /// List the supported ONNX operators.
     #[arg(long)]
     pub list_ops: bool,
     /// Explain every key of train.toml.
@@ -73,7 +73,7 @@ pub struct Args {
 struct Printer<'a> {
     args: &'a Args,
     progress: ProgressBar,
-    /// What is seen without a terminal.
+    /// Output without a terminal.
     heartbeat: Heartbeat,
     text: String,
     error: Option<std::io::Error>,

@@ -51,7 +51,7 @@ struct Difference {
     casts: BTreeMap<(String, String), Pair>,
     /// Collectives by kind, unit and type.
     collectives: BTreeMap<(String, String, String), Pair>,
-    /// Launches by what they are.
+    /// Launches by kind.
     launches: BTreeMap<String, Pair>,
     /// Findings of A only and of B only: id, scope, message.
     lints: [Vec<[String; 3]>; 2],

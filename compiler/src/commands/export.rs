@@ -35,13 +35,13 @@ pub struct Args {
         required_unless_present = "safetensors"
     )]
     pub onnx: Option<PathBuf>,
-    /// Leave BatchNormalization, Dropout and random masks in training mode.
+    /// Keep BatchNormalization, Dropout and random masks in training mode.
     #[arg(long)]
     pub training: bool,
-    /// Put the weights beside the model, in FILE.onnx.data, even if it is smaller than 2 GiB.
+    /// Store the weights in FILE.onnx.data even if the model is smaller than 2 GiB.
     #[arg(long)]
     pub external_data: bool,
-    /// Where the model is that the plan was compiled from, if it is needed and was moved.
+    /// Path of the model that the plan was compiled from, if it was moved.
     #[arg(long, value_name = "FILE.onnx")]
     pub model: Option<PathBuf>,
     /// Write the parameters of a checkpoint under the model's own names.

@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What to show.
+/// The view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum View {
-    /// The numbers people compare.
+    /// Sizes, counts and memory.
     Summary,
     /// Units, and every parameter with its unit and the reason why it trains or not.
     Units,
@@ -29,17 +29,17 @@ pub enum View {
     Casts,
     /// The tasks in order, with streams and waits.
     Schedule,
-    /// What bytes are for in every part of a step, and every buffer.
+    /// Memory use in every part of a step, and every buffer.
     Memory,
-    /// What the tasks execute.
+    /// The kernels.
     Kernels,
-    /// What every kernel moves and computes, what bounds it, and the plan beside its lower bound.
+    /// Bytes, FLOP and bound of every kernel, and the plan against its lower bound.
     Roofline,
-    /// Advice.
+    /// Findings of the lints.
     Lints,
     /// The bodies of the kernels as text.
     Graph,
-    /// What a run measured (`--numerics`), and the precision policy that follows from it.
+    /// Measurements of a run (`--numerics`), and the precision policy that follows.
     Numerics,
 }
 
@@ -55,13 +55,13 @@ pub enum View {
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// What to show.
+    /// The view.
     #[arg(long, value_enum, default_value = "summary")]
     pub view: View,
-    /// What `frit run --numerics` wrote, for the view `numerics`.
+    /// The file that `frit run --numerics` wrote, for the view `numerics`.
     #[arg(long, value_name = "FILE.json", required_if_eq("view", "numerics"))]
     pub numerics: Option<PathBuf>,
-    /// Show the view `roofline` on this cluster, a built-in one or a TOML file, and not on that of the plan.
+    /// Cluster of the view `roofline`, built-in or a TOML file; by default the plan's.
     #[arg(long)]
     pub cluster: Option<String>,
     /// As JSON, with stable keys.
@@ -187,7 +187,7 @@ fn parameters(plan: &Plan) -> String {
     format!("trains {trained} of {all} parameters ({trained_elements} of {elements} elements)")
 }
 
-/// What a rank of a plan for GPUs allocates beside the peak.
+/// Bytes that a rank of a plan for GPUs allocates in addition to the peak.
 fn extra_bytes(plan: &Plan) -> Option<usize> {
     if plan.target.device != DeviceType::Cuda {
         return None;

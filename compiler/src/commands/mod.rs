@@ -46,21 +46,21 @@ pub enum Command {
     Verify(verify::Args),
     /// Predict a step of a plan on a cluster.
     Simulate(simulate::Args),
-    /// Find the best ways to train a model on a cluster.
+    /// Find the fastest plans for a model on a cluster.
     PlanSearch(plan_search::Args),
     /// Train from a plan.
     Run(run::Args),
     /// Evaluate a model: its loss over a data set, or its outputs.
     Eval(frit_runtime::eval::Options),
-    /// Say what changed from one plan to another.
+    /// Compare two plans.
     Diff(diff::Args),
-    /// Run a plan against the same model in fp32: time, memory, loss, verdict.
+    /// Compare a plan with the same model in fp32: time, memory, loss.
     Bench(bench::Args),
-    /// Say what this machine has, and lacks, to run plans on GPUs.
+    /// Check whether this machine can run plans on GPUs.
     Doctor(doctor::Args),
     /// Write a trained model as ONNX.
     Export(export::Args),
-    /// Say what the code of a message means.
+    /// Explain an error code or a lint.
     Explain(explain::Args),
     /// List the passes in order.
     Passes(passes::Args),
@@ -71,7 +71,7 @@ pub enum Command {
 /// Runs one command; its standard output is returned.
 ///
 /// # Errors
-/// What the person must change.
+/// What the user must change.
 pub fn execute(cli: &Cli) -> Result<String, Report> {
     match &cli.command {
         Command::Compile(args) => compile::execute(args),

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// The model: ONNX or JSON.
     pub model: PathBuf,
-    /// Settings that every plan shares.
+    /// Configuration of all plans.
     #[arg(long)]
     pub config: Option<PathBuf>,
     /// One setting, as SECTION.KEY=VALUE.
@@ -43,19 +43,19 @@ pub struct Args {
     /// Micro-batches to try, per rank.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     pub micro_batch: Vec<usize>,
-    /// Name of the symbolic dimension that is the batch.
+    /// Symbolic dimension of the batch.
     #[arg(long, default_value = "batch")]
     pub batch_dim: String,
     /// Strategies to try.
     #[arg(long, value_delimiter = ',', default_value = "full_shard,shard_grad_op,no_shard")]
     pub strategy: Vec<String>,
-    /// Bytes that a plan may use per rank, such as 70GiB; what the device has if not given.
+    /// Maximum memory per rank, such as 70GiB; by default that of the device.
     #[arg(long)]
     pub budget: Option<String>,
-    /// Read external data of the model from wherever its links lead, not only from the model's folder.
+    /// Read external data of the model also outside of the model's folder.
     #[arg(long)]
     pub allow_external_data: bool,
-    /// How many to print.
+    /// Number of plans to print.
     #[arg(long, default_value_t = 5)]
     pub best: usize,
     /// As JSON, with stable keys.

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// The page to write.
+    /// The HTML file to write.
     #[arg(short, long, default_value = "report.html")]
     pub output: PathBuf,
 }

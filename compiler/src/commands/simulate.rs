@@ -28,7 +28,7 @@ pub struct Args {
     /// A built-in cluster (a100-80g, h100, h200, h200-gemm), or a TOML file that describes one.
     #[arg(long)]
     pub cluster: String,
-    /// Predict what PyTorch would take for the same model instead; the plan must not recompute.
+    /// Predict the same model in PyTorch instead; the plan must not rematerialize.
     #[arg(long, value_enum)]
     pub emulate: Option<System>,
     /// Activation checkpointing of the emulated system.
@@ -60,12 +60,12 @@ impl From<System> for emulate::System {
     }
 }
 
-/// Which activations an emulated system computes again.
+/// Which activations an emulated system rematerializes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Checkpointing {
     /// None.
     None,
-    /// All but attention and every other matrix product.
+    /// All but attention and every other matmul.
     SelectiveOp,
     /// All of every other block.
     SelectiveLayer,

@@ -11,7 +11,7 @@ use frit_passes::offload::Offload;
 use frit_passes::{lint, verify_plan};
 
 impl Compilation<'_> {
-    /// Writes into the plan how its data are read, what the passes did and what was found.
+    /// Writes data order, remarks of the passes and findings into the plan.
     pub(super) fn describe(&mut self, made: &mut Made) -> Result<(), Report> {
         let (config, plan) = (self.setup.config, &mut made.plan);
         plan.shuffle = config.data.shuffle;

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 
 pub use passes::IMPORT;
 
-/// What is asked of one compilation.
+/// Options of one compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The model file.
@@ -49,7 +49,7 @@ pub struct Request {
     pub without_code: bool,
 }
 
-/// Sees the graph after each pass.
+/// Observes the graph after each pass.
 pub trait Observer {
     /// The pass `name` has run as the `index`-th.
     fn after(&mut self, index: usize, name: &str, graph: &Graph);
@@ -132,7 +132,7 @@ fn compiled(
 /// # Errors
 /// Everything that is wrong with the model, the configuration or the environment.
 pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
-    // What evaluations read bears on what the training holds.
+    // The dtypes in which evaluations read parameters affect those in which training stores them.
     let request = &Request { evaluation: true, ..request.clone() };
     let setup = Setup::new(request, config)?;
     let mut imported = setup.import()?;
@@ -144,7 +144,7 @@ pub fn predict(request: &Request, config: &Config) -> Result<Plan, Report> {
 /// One graph on its way to a plan.
 struct Compilation<'a> {
     setup: &'a Setup<'a>,
-    /// Sees the passes; nothing does for what is compiled beside the model.
+    /// Observes the passes of the model itself, not those of derived compilations.
     observer: Option<&'a mut dyn Observer>,
     graph: Graph,
     /// The graph as the front end read it, if the model is evaluated beside its training.

@@ -112,7 +112,7 @@ impl<'a> Compilation<'a> {
         self.passes(pipeline::holding(&self.setup.options))
     }
 
-    /// To the step of all ranks, with these parameters gathered together.
+    /// Up to the step of all ranks, with these parameters gathered in one collective.
     pub(super) fn distribute(&mut self, small: &BTreeSet<String>) -> Result<(), End> {
         let recompute = self.saving.recompute;
         self.passes(pipeline::distribution(&self.setup.options, recompute, small))
@@ -150,7 +150,7 @@ impl<'a> Compilation<'a> {
         Ok(())
     }
 
-    /// Keeps what something made of the graph, which had `nodes_before` nodes.
+    /// Stores the graph after a transformation; it had `nodes_before` nodes.
     pub(super) fn report(
         &mut self,
         name: &str,

@@ -31,8 +31,8 @@ pub(super) struct Made {
 }
 
 impl Compilation<'_> {
-    /// The same from here to the step of all ranks, with this saving and these parameters gathered together: to learn
-    /// what would become of it.
+    /// The same from here to the step of all ranks, with this saving and these parameters gathered in one collective:
+    /// to learn what would become of it.
     pub(super) fn trial(
         &self,
         saving: Saving,

@@ -9,16 +9,16 @@ use frit_passes::recompute::{Recompute, stages};
 use frit_passes::simulate::simulate;
 use std::collections::BTreeSet;
 
-/// What is done to need less memory.
+/// Measures that reduce memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Saving {
-    /// What backward computes again.
+    /// What backward recomputes.
     pub(super) recompute: Recompute,
-    /// What rests in host memory.
+    /// What is stored in host memory.
     pub(super) offload: Offload,
 }
 
-/// What a plan needs.
+/// Requirements of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Needs {
     /// Arena bytes of a rank's device.
@@ -59,7 +59,7 @@ impl Compilation<'_> {
         }
     }
 
-    /// What the plan with this saving needs.
+    /// Requirements of the plan with this saving.
     fn needs(&self, saving: Saving) -> Result<Needs, Report> {
         let plan = self.trial(saving, &BTreeSet::new())?.arrange()?.lowered.plan;
         let simulation = simulate(&plan, &self.setup.cluster);
@@ -145,7 +145,7 @@ impl Search<'_, '_> {
         self.compilation.needs(Saving { recompute, offload })
     }
 
-    /// What a plan needs, if it fits.
+    /// Requirements of a plan, if it fits.
     fn fits(
         &self,
         recompute: Recompute,
@@ -198,8 +198,8 @@ impl Search<'_, '_> {
         Ok(smallest)
     }
 
-    /// The error that names what is needed with the first offload that was tried, and the smallest budgets
-    /// that would do.
+    /// The error that names the memory needed with the first offload that was tried, and the
+    /// smallest budgets that would do.
     fn too_small(&self, offload: Offload) -> Result<Report, Report> {
         let needed = self.needs(self.recompute.unwrap_or(Recompute::NONE), offload)?.peak_bytes;
         let message = format!(

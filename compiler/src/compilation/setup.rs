@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 pub(super) struct Setup<'a> {
     pub(super) request: &'a Request,
     pub(super) config: &'a Config,
-    /// What the passes are told.
+    /// Options of the passes.
     pub(super) options: Options,
     /// What durations are predicted for.
     pub(super) cluster: Cluster,
@@ -81,7 +81,7 @@ impl<'a> Setup<'a> {
         import::load(&request.model, &options)
     }
 
-    /// What the plan keeps of its model.
+    /// The model's source as stored in the plan.
     pub(super) fn source(
         &self,
         plan: &Plan,

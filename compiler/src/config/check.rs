@@ -8,7 +8,7 @@ use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::offload::Offload;
 
-/// What is wrong with a configuration of valid values.
+/// Contradictions among valid values.
 pub(super) fn check(config: &Config) -> Report {
     let found =
         [schedule(config), one_cycle_warm_up(config), fp8(config), offload(config), group(config)];
@@ -19,7 +19,7 @@ fn wrong(message: String, help: impl Into<String>) -> Diagnostic {
     Diagnostic::error(Code::ConfigContradiction, message).help(help)
 }
 
-/// A schedule that lacks what it counts by.
+/// A schedule without the key that it requires.
 fn schedule(config: &Config) -> Option<Diagnostic> {
     let s = &config.schedule;
     let rise = s.pct_start * s.total_steps as f64;
@@ -57,7 +57,7 @@ fn one_cycle_warm_up(config: &Config) -> Option<Diagnostic> {
     })
 }
 
-/// 8-bit floats of what is not rounded to bf16.
+/// fp8 without bf16.
 fn fp8(config: &Config) -> Option<Diagnostic> {
     let p = &config.precision;
     (p.fp8 && p.compute != DType::BF16).then(|| {

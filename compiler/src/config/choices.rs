@@ -19,7 +19,7 @@ frit_ir::choices! {
         Fp32 = "fp32",
     }
 
-    /// What the labels of a cross-entropy are.
+    /// The kind of labels of a cross-entropy.
     Targets {
         /// The index of the class.
         Indices = "indices",
@@ -27,7 +27,7 @@ frit_ir::choices! {
         Probabilities = "probabilities",
     }
 
-    /// Over what the loss is averaged.
+    /// The elements over which the loss is averaged.
     Reduction {
         /// All labels of the step.
         GlobalMean = "global_mean",

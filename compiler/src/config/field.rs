@@ -220,7 +220,7 @@ impl Field for LossScale {
     }
 }
 
-/// What is recomputed, in words; `None` is `auto`.
+/// The value as text; `None` is `auto`.
 const RECOMPUTE: [(&str, Option<Recompute>); 4] = [
     ("none", Some(Recompute::NONE)),
     ("unit", Some(Recompute::UNIT)),

@@ -12,7 +12,7 @@ pub struct Key {
     pub kind: Kind,
     /// The default, as TOML.
     pub default: &'static str,
-    /// What it means, as a sentence.
+    /// Its meaning, as a sentence.
     pub doc: &'static str,
 }
 
@@ -44,7 +44,7 @@ impl Key {
             .ok_or_else(|| format!("`{}` must be {}, not {value}", self.name, self.kind.describe()))
     }
 
-    /// What it means, to stand before what values it takes.
+    /// Its meaning, followed by the values that it accepts.
     pub(super) fn phrase(&self) -> String {
         let sentence = self.doc.trim().trim_end_matches('.');
         let mut letters = sentence.chars();

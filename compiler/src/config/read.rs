@@ -35,7 +35,7 @@ impl Source<'_> {
     }
 }
 
-/// Reads the text of a file into `values`; what is wrong goes into the report.
+/// Reads the text of a file into `values`; errors go into the report.
 pub(super) fn file(text: &str, name: &str, values: &mut Values, report: &mut Report) -> Tables {
     let source = Source { text, name };
     let mut tables = Tables::default();

@@ -29,7 +29,7 @@ pub(super) struct Scope<'a> {
     pub(super) nodes: &'a [NodeProto],
     /// Names of its results.
     pub(super) outputs: HashSet<String>,
-    /// Names of tensors that the model stores, here and around; of a function, what it is given.
+    /// Names of tensors that the model stores, in this and enclosing graphs; for a function, its inputs.
     pub(super) stored: &'a HashSet<String>,
     /// Small stored integers.
     pub(super) integers: &'a HashMap<String, Vec<i64>>,
@@ -84,7 +84,7 @@ pub(super) struct Change {
     pub(super) after: Vec<NodeProto>,
 }
 
-/// Nodes that stay what they are in training, as people find them.
+/// Nodes that remain in training mode, named for the user.
 #[derive(Debug, Default)]
 pub(super) struct Remaining {
     random: Vec<String>,
@@ -256,7 +256,7 @@ impl<'a> Scope<'a> {
     /// are those that the front end knows as masks.
     fn masks(&self) -> HashMap<usize, Edit> {
         let mut edits = HashMap::new();
-        // Expand is there since opset 8.
+        // Expand exists since opset 8.
         let uniform =
             self.nodes.iter().enumerate().filter(|(_, n)| self.opset >= 8 && is_uniform(n));
         for (i, uniform) in uniform {
@@ -369,7 +369,7 @@ impl<'a> Scope<'a> {
         self.links.makers.get(name).map(|i| &self.nodes[*i])
     }
 
-    /// What a value is, seen through these operators.
+    /// The definition of a value, skipping these operators.
     fn source<'n>(&'n self, name: &'n str, through: &[&str]) -> &'n str {
         let (mut name, mut steps) = (name, 0);
         while let Some(node) = self.maker(name)

@@ -32,7 +32,7 @@ const SMALLEST_BESIDE: u64 = 1 << 10;
 /// Stored integers with more elements are not axes.
 const MAX_AXES: usize = 8;
 
-/// What is asked of an export.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Leave the graph as it was trained, instead of in inference mode.
@@ -60,7 +60,7 @@ pub struct Written {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Why a model cannot be made of what is at hand.
+/// Why the model cannot be reconstructed.
 enum Fault {
     /// This tensor is only in the model that the plan was compiled from.
     LeftOut(String),
@@ -217,7 +217,7 @@ struct Export<'a> {
     remaining: Remaining,
 }
 
-/// What a graph or function is part of.
+/// The parent of a graph or function.
 #[derive(Clone, Default)]
 struct Around {
     /// Names of tensors that the model stores.
@@ -264,7 +264,7 @@ impl Export<'_> {
         Ok(None)
     }
 
-    /// A function of the model: what it is given counts as stored.
+    /// A function of the model, whose inputs count as stored.
     fn function(&mut self, bytes: Bytes, opset: i64) -> Result<Message, Fault> {
         let fields = self.base.fields(&bytes)?;
         let opset = self.opset(&fields, 9)?.unwrap_or(opset);
@@ -326,7 +326,7 @@ impl Export<'_> {
         for field in &fields {
             match (field.number, field.content) {
                 (1, Some(node)) => {
-                    // Its second field names what it makes.
+                    // Its second field names its results.
                     let made = wire::text(node, 2).unwrap_or_default();
                     if !main || self.merged.iter().all(|(name, _)| *name != made) {
                         let edit = edits.get(&place);
@@ -491,7 +491,7 @@ impl Export<'_> {
             _ => {
                 let mut out = Message::default();
                 out.put_fields(bytes);
-                // Of a field that is there twice, the last one counts.
+                // The last occurrence of a field counts.
                 if tensor.name != name {
                     out.put(8, name.as_bytes());
                 }

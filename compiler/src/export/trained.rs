@@ -80,7 +80,7 @@ impl Trained {
         Ok(Trained { source: checkpoint.source(), names, values: Values::Checkpoint(checkpoint) })
     }
 
-    /// Element type and shape of a parameter, if it is there.
+    /// Element type and shape of a parameter, if present.
     pub(super) fn ty(&self, name: &str) -> Option<(Dtype, &[usize])> {
         match &self.values {
             Values::File { metadata, .. } => metadata.info(name).map(|i| (i.dtype, &i.shape[..])),
@@ -118,7 +118,7 @@ impl Trained {
         Ok(convert(dtype, data, elements.dtype))
     }
 
-    /// What they are read from.
+    /// Their source.
     pub(super) fn path(&self) -> &Path {
         match &self.values {
             Values::File { path, .. } => path,
@@ -127,7 +127,7 @@ impl Trained {
     }
 }
 
-/// Whether what is left out is as it is in the model that the plan was compiled from.
+/// Whether omitted parameters have the values of the model that the plan was compiled from.
 fn known(left_out: &AllLeftOut, path: &Path) -> Result<(), Diagnostic> {
     let Some((name, _)) = left_out.iter().find(|(_, l)| !l.of_plan) else { return Ok(()) };
     let what = format!("{} leaves out `{name}`, which was not the plan's", path.display());

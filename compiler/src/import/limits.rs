@@ -8,7 +8,7 @@ use frit_ir::{Code, Diagnostic, Origin};
 /// The largest amounts, `[import]` of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Elements that constants made at import have together.
+    /// Total elements of constants computed at import.
     pub elements: u64,
     /// Operations on elements to compute constants.
     pub operations: u64,
@@ -29,7 +29,7 @@ impl Default for Limits {
 /// Deeper levels would not fit the stack, whatever the configuration says.
 pub const MAX_DEPTH: u64 = 256;
 
-/// What is counted.
+/// A limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// [`Limits::elements`]
@@ -45,7 +45,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// What is counted, in words, and the key of its limit.
+    /// Its description, and the key of its limit.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Resource::Elements => ("elements of constants", "import.max_elements"),
@@ -67,7 +67,7 @@ pub struct Exceeded {
 }
 
 impl Exceeded {
-    /// The error; `subject` is what asks, such as the type of a node.
+    /// The error; `subject` is the requester, such as the type of a node.
     pub fn diagnostic(&self, subject: &str, origin: &Origin) -> Diagnostic {
         let (what, key) = self.resource.words();
         let asked = match self.asked {
@@ -84,7 +84,7 @@ impl Exceeded {
     }
 }
 
-/// What is left of the limits during one import.
+/// The remaining limits during one import.
 #[derive(Clone, Debug)]
 pub struct Budget {
     limits: Limits,
@@ -100,7 +100,7 @@ impl Budget {
         Budget { limits, elements: 0, operations: 0, nodes: 0, bytes: 0 }
     }
 
-    /// Counts what is about to be made.
+    /// Counts elements or nodes before they are created.
     ///
     /// # Errors
     /// If that is more than the limit; nothing may be made then.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What the person chooses about an import.
+/// The user's options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// Values of symbolic dimensions, as given with `--bind`.
@@ -32,11 +32,11 @@ pub struct ImportOptions {
     /// Whether every BatchNormalization uses the statistics of its batch, whatever the model says
     /// (`model.batch_norm`).
     pub batch_norm_trains: bool,
-    /// Ranks whose batches a BatchNormalization takes together.
+    /// Ranks over which a BatchNormalization computes statistics.
     pub batch_norm_ranks: usize,
-    /// Whether a table and its copy in a product train as one parameter (`model.tie_weights`).
+    /// Whether a table and its copy in a matmul train as one parameter (`model.tie_weights`).
     pub tie_weights: bool,
-    /// What the import may make (`import.*`).
+    /// Limits of the import (`import.*`).
     pub limits: Limits,
     /// Whether external data may lie anywhere, not only in the folder of the model.
     pub allow_external_data: bool,
@@ -69,7 +69,7 @@ pub struct Inlined {
     pub reason: String,
 }
 
-/// What an initializer is a copy of.
+/// The original of an initializer that is a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tied {
     /// The parameter that trains.

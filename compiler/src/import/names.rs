@@ -7,7 +7,7 @@ use std::collections::HashSet;
 /// Names that begin so are Frit's own: the losses of an evaluation are among its inputs and outputs.
 const RESERVED: &str = "frit.";
 
-/// What is wrong with the names of an imported graph.
+/// Errors in the names of an imported graph.
 pub(super) fn check(graph: &Graph) -> Report {
     let mut report = Report::default();
     let mut seen = HashSet::new();

@@ -13,7 +13,7 @@ use frit_passes::simulate::Simulation;
 use frit_passes::simulate::roofline::Roofline;
 use std::fmt::Write;
 
-/// The page of a plan with what a step, and each kernel of it, is predicted to take.
+/// The page of a plan with predicted times of a step and of each kernel.
 pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String {
     let times = times(predicted);
     let drawn = match plan.accumulation {

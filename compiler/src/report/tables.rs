@@ -127,7 +127,7 @@ pub(super) fn kernels(plan: &Plan, roofline: &Roofline) -> String {
     html
 }
 
-/// What the passes did.
+/// Remarks of the passes.
 pub(super) fn passes(plan: &Plan) -> String {
     let mut html = String::new();
     for report in &plan.reports {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 const ROW: f64 = 34.0;
 const BAR: f64 = 26.0;
 
-/// Narrower bars are drawn together with the next ones of their kind.
+/// Narrower bars are merged with the next ones of their kind.
 const NARROW: f64 = 0.4;
 
 /// The drawing with its legend.

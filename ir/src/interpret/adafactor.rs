@@ -5,7 +5,7 @@ use super::{Evaluate, Evaluated};
 use crate::ops::{Adafactor, AdafactorPart};
 use std::ops::Range;
 
-/// What squares and their means are at least, as PyTorch takes it for f32.
+/// Lower bound of squares and their means, PyTorch's for f32.
 const LEAST: f64 = f32::EPSILON as f64;
 
 /// A part of a step as its operands have it.

@@ -12,14 +12,14 @@ use crate::{DType, Shape};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Operands of the scores, and what is added to them.
+/// Operands of the scores, and the additive mask.
 struct Scores<'a> {
     dims: Dims,
     scale: f64,
     sight: Sight,
     q: Cow<'a, [f64]>,
     k: Cow<'a, [f64]>,
-    /// Per score, what is added; nothing without a mask.
+    /// Addend of each score; empty without a mask.
     mask: Option<Vec<f64>>,
 }
 
@@ -47,12 +47,12 @@ impl<'a> Scores<'a> {
         Ok(Scores { dims: d, scale, sight, q, k, mask })
     }
 
-    /// The keys that query row `row` (of `B·H·T`) sees.
+    /// The keys that query row `row` (of `B·H·T`) attends to.
     fn keys(&self, row: usize) -> Range<usize> {
         self.sight.keys(row % self.dims.t, self.dims.s)
     }
 
-    /// Scores of query row `row` with the keys it sees.
+    /// Scores of query row `row` with the keys it attends to.
     fn row(&self, row: usize) -> Vec<f64> {
         let d = &self.dims;
         let query = &self.q[row * d.d..(row + 1) * d.d];

@@ -108,7 +108,7 @@ pub(crate) trait Evaluate {
     fn evaluate(&self, call: &Call<'_>) -> Evaluated;
 }
 
-/// Results of an operation for these operands. Collectives see one rank: they are the identity.
+/// Results of an operation for these operands. Collectives run on one rank: they are the identity.
 ///
 /// # Errors
 /// If the operands do not fit, an index is out of range, or the operation is a leaf other than a

@@ -93,7 +93,7 @@ fn adafactor(dims: &[usize], p: &mut [f64], g: &[f64], v: &mut [f64], scalars: [
     if p.is_empty() {
         return;
     }
-    // What squares and their means are at least, as PyTorch takes it for f32.
+    // Lower bound of squares and their means, PyTorch's for f32.
     let least = f64::from(f32::EPSILON);
     let weight = (step + 1.0).powf(-exponent);
     let mut update = g.to_vec();

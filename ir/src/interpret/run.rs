@@ -21,8 +21,8 @@ pub fn leaf_key(op: &Op) -> Option<String> {
     }
 }
 
-/// Evaluates the graph on one rank. Feeds are named by [`leaf_key`]; what is not fed starts as the leaf
-/// says. Returns the outputs with their names, in order.
+/// Evaluates the graph on one rank. Feeds are named by [`leaf_key`]; other leaves have their initial values. Returns
+/// the outputs with their names, in order.
 ///
 /// # Errors
 /// If a value is missing, has the wrong type, or an operation fails.
@@ -133,7 +133,7 @@ fn get(values: &[Option<Tensor>], id: ValueId) -> &Tensor {
     values[id.0 as usize].as_ref().expect("invariant: values are defined before use")
 }
 
-/// The value of a leaf: what is fed, else what the leaf starts with.
+/// The value of a leaf: its feed, else its initial value.
 fn leaf(
     node: &Node,
     feeds: &HashMap<String, Tensor>,

@@ -3,11 +3,11 @@
 use crate::ops::Op;
 use crate::{Shape, TensorType};
 
-/// Elements that are touched as fast as one tap of a window, which is found by its coordinates.
+/// Elements accessed in the time of one tap of a window, which is addressed by coordinates.
 const TAP: u64 = 64;
 
-/// Elements that the evaluation of an operation touches, about: what it reads and writes, and for operations that
-/// read elements many times how often. An axis without elements counts as one element: it is walked all the same.
+/// Approximate number of elements that the evaluation of an operation accesses; repeated reads are counted. An empty
+/// axis counts as one element, since it is still iterated.
 pub fn operations(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> u64 {
     let (inputs, outputs) = (walked(inputs), walked(outputs));
     let (inputs, outputs): (Vec<_>, Vec<_>) = (inputs.iter().collect(), outputs.iter().collect());

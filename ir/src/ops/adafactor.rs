@@ -40,7 +40,7 @@ pub struct Adafactor {
     pub part: AdafactorPart,
     /// The whole parameter's shape.
     pub shape: Shape,
-    /// By what sums are multiplied: 1 over the number of ranks that hold the same elements.
+    /// Factor of sums: 1 over the number of ranks with the same elements.
     #[serde(with = "super::number")]
     pub share: f64,
 }

@@ -23,10 +23,10 @@ pub struct Attention {
     /// Factor of the scores, usually 1/√D.
     #[serde(with = "super::number")]
     pub scale: f64,
-    /// Whether query `i` sees only keys `j ≤ i`.
+    /// Whether query `i` attends only to keys `j ≤ i`.
     #[serde(default)]
     pub causal: bool,
-    /// Query `i` sees only keys with `|i − j| < window`, if there is one: sliding-window, or local, attention.
+    /// Query `i` attends only to keys with `|i − j| < window`, if set: sliding-window, or local, attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
 }
@@ -34,7 +34,7 @@ pub struct Attention {
 by_bits!(Attention { scale } { causal, window });
 
 impl Attention {
-    /// Which keys queries see.
+    /// The keys that queries attend to.
     pub fn sight(&self) -> Sight {
         Sight { causal: self.causal, window: self.window }
     }
@@ -89,7 +89,7 @@ pub struct AttentionGrad {
 by_bits!(AttentionGrad { scale } { causal, window, mask_grad });
 
 impl AttentionGrad {
-    /// Which keys queries see.
+    /// The keys that queries attend to.
     pub fn sight(&self) -> Sight {
         Sight { causal: self.causal, window: self.window }
     }
@@ -132,7 +132,7 @@ impl Operation for AttentionGrad {
     }
 }
 
-/// Which keys a query sees by the positions of both.
+/// The keys that a query attends to by the positions of both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sight {
     /// As [`Attention::causal`].
@@ -142,7 +142,7 @@ pub struct Sight {
 }
 
 impl Sight {
-    /// The keys, of `keys`, that a query sees.
+    /// The keys, of `keys`, that a query attends to.
     pub fn keys(self, query: usize, keys: usize) -> Range<usize> {
         let ahead = if self.causal { Some(1) } else { self.window };
         let end = ahead.map_or(keys, |n| query.saturating_add(n).min(keys));
@@ -150,14 +150,14 @@ impl Sight {
         begin.min(end)..end
     }
 
-    /// The same without a window that hides nothing.
+    /// The same without a window that masks nothing.
     pub fn of(self, queries: usize, keys: usize) -> Sight {
         let most = if self.causal { queries } else { queries.max(keys) };
         Sight { window: self.window.filter(|&n| n < most), ..self }
     }
 
-    /// The sight whose keys are those that a mask of `[queries, keys]` keeps, if there is one, it hides some key,
-    /// and every query sees one.
+    /// The sight equal to a mask of `[queries, keys]`, if there is one, some key is masked, and every query attends
+    /// to at least one.
     pub fn of_mask(kept: &[bool], queries: usize, keys: usize) -> Option<Sight> {
         // A single row that hides keys may be broadcast over all queries.
         if queries < 2 || keys == 0 || kept.iter().all(|&k| k) {
@@ -178,7 +178,7 @@ impl Sight {
         kept.chunks(keys).enumerate().all(row).then_some(sight)
     }
 
-    /// Number of pairs of a query and a key that it sees: the sum of the lengths of [`Sight::keys`].
+    /// Number of unmasked pairs of a query and a key: the sum of the lengths of [`Sight::keys`].
     fn pairs(self, queries: usize, keys: usize) -> u128 {
         let (queries, keys) = (queries as i128, keys as i128);
         // Σ over the queries i of i + shift, within the keys.
@@ -244,8 +244,8 @@ impl Dims {
         TensorType::new(statistics_dtype(dtype), [self.b, self.h, self.t])
     }
 
-    /// Two products of the pairs of queries and keys that see each other; without a window, causal pairs are
-    /// counted as half of all.
+    /// Two matmuls over the unmasked pairs of queries and keys; without a window, causal pairs are counted as half of
+    /// all.
     fn flops(&self, sight: Sight) -> u64 {
         let sight = sight.of(self.t, self.s);
         let heads = self.b as u128 * self.h as u128;

@@ -182,7 +182,7 @@ fn broadcast_shapes(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
     a.broadcast(b).ok_or_else(|| OpError::new(format!("shapes {a} and {b} do not broadcast")))
 }
 
-/// `select(condition: bool, a, b)`, all broadcast together.
+/// `select(condition: bool, a, b)`, with broadcasting.
 #[derive(Clone, Copy, Debug)]
 pub struct Select;
 

@@ -70,8 +70,8 @@ impl Operation for ReduceScatter {
     }
 }
 
-/// What a gradient of `world_size` ranks is multiplied by before and after its sum, if it is exchanged in
-/// `dtype`; `None` if the mean is taken as such.
+/// Factors of a gradient of `world_size` ranks before and after its sum, if it is exchanged in `dtype`; `None` if the
+/// collective computes the mean.
 ///
 /// A sum of f16 could overflow and a quotient underflow, so the division is split: a power of two near
 /// √N before, the rest after. Source: `torch.distributed.fsdp`, `_get_gradient_predivide_factor`.

@@ -217,7 +217,7 @@ impl Operation for GatherNd {
 pub struct CumSum {
     /// The axis.
     pub axis: usize,
-    /// Whether an element leaves itself out.
+    /// Whether the sum excludes the element itself.
     pub exclusive: bool,
     /// Whether sums run from the end.
     pub reverse: bool,

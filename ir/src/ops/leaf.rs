@@ -97,15 +97,15 @@ pub struct Param {
     pub kind: ParamKind,
     /// Why it trains or does not.
     pub reason: String,
-    /// Where its first value comes from.
+    /// Its initial value.
     pub init: Init,
-    /// The dtype in which it is held, if that is not the model's; set by the pass `hold_frozen`.
+    /// The dtype in which it is stored, if that is not the model's; set by the pass `hold_frozen`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<DType>,
     /// The unit it is sharded in; set by the pass `shard`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<UnitId>,
-    /// Whether each rank holds only its shard; set by the pass `shard`.
+    /// Whether each rank stores only its shard; set by the pass `shard`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sharded: bool,
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrossEntropy {
-    /// The label that leaves a row out.
+    /// The label that is ignored.
     pub ignore_index: i64,
     /// Number of classes, if rows have further columns (padding).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,7 +70,7 @@ impl Operation for CrossEntropy {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrossEntropyGrad {
-    /// The label that leaves a row out.
+    /// The label that is ignored.
     pub ignore_index: i64,
     /// Number of classes, if rows have further columns (padding), whose gradient is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]

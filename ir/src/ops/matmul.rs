@@ -21,10 +21,10 @@ pub struct MatMul {
     pub out: Option<DType>,
 }
 
-/// The sizes of a matrix product.
+/// The sizes of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatMulDims {
-    /// Number of independent products.
+    /// Number of independent matmuls.
     pub batch: usize,
     /// Rows of the result.
     pub m: usize,
@@ -35,7 +35,7 @@ pub struct MatMulDims {
 }
 
 impl MatMul {
-    /// Sizes of the product of operands that were inferred to fit. A `b` of two axes is one matrix for
+    /// Sizes of the matmul of operands that passed inference. A `b` of two axes is one matrix for
     /// all of `a`, so leading axes of `a` that is not transposed count as rows.
     pub fn dims(&self, a: &TensorType, b: &TensorType) -> MatMulDims {
         let (m, k) = last_two(a, self.trans_a);

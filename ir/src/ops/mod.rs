@@ -222,7 +222,7 @@ operations! {
         /// Sum over the axes along which a shape was broadcast: the gradient of broadcasting.
         SumTo(SumTo) = "sum_to",
 
-        /// Matrix product, batched, with optional transposition of either operand.
+        /// Matmul, batched, with optional transposition of either operand.
         MatMul(MatMul) = "matmul",
 
         /// Convolution: `(x, w)` → `y`.
@@ -287,7 +287,7 @@ operations! {
 
         /// The seed of the backward pass: `loss_scale(scale)` = scale × factor.
         LossScale(LossScale) = "loss_scale",
-        /// From reduced statistics to what the update needs; see [`training`].
+        /// Computes the update's scalars from reduced statistics; see [`training`].
         Unscale(Unscale) = "unscale",
         /// One optimizer step for one parameter; see [`optimizer`].
         OptimizerStep(OptimizerStep) = "optimizer_step",
@@ -295,7 +295,7 @@ operations! {
         Adafactor(Adafactor) = "adafactor",
         /// A product with a constant in another element type: a gradient for and after its exchange.
         ScaledCast(ScaledCast) = "scaled_cast",
-        /// A value rounded to an 8-bit float; see [`quantize`].
+        /// A value quantized to an 8-bit float; see [`quantize`].
         Quantize(Quantize) = "quantize",
         /// A value that differs by parameter group of a flat tensor.
         ByParamGroup(ByParamGroup) = "by_param_group",
@@ -380,7 +380,7 @@ impl Op {
     /// Types of the results for operands of these types.
     ///
     /// # Errors
-    /// What does not fit, in words.
+    /// A description of the mismatch.
     pub fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         let results = with_attributes!(self, op => op.infer(inputs))?;
         let too_large = results.iter().find(|ty| ty.shape.checked_numel().is_none());

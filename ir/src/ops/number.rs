@@ -4,7 +4,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::hash::Hash;
 
-/// A float as equality and hashing see it.
+/// A float with bitwise equality and hashing.
 pub(crate) trait Bits {
     /// Its bits.
     type Bits: Eq + Hash;

@@ -8,7 +8,7 @@ pub(crate) trait Operation: Sized {
     /// Attributes for tests that cover all operations: one of each kind, every function of a family.
     fn examples() -> Vec<Self>;
 
-    /// Types of the results for operands of these types, or what does not fit.
+    /// Types of the results for operands of these types, or the mismatch.
     fn infer(&self, inputs: &[&TensorType]) -> Inferred;
 
     /// Floating-point operations for operands and results of these types, which fit; a multiply-add counts two. By

@@ -6,9 +6,9 @@
 /// In which precision autocast runs an operation, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
-    /// What the operation may do.
+    /// The precision class.
     pub class: Class,
-    /// Where that comes from.
+    /// Its source.
     pub source: Source,
 }
 
@@ -39,7 +39,7 @@ const fn torch(class: Class, list: &'static str) -> Precision {
     Precision { class, source: Source::Torch(list) }
 }
 
-/// What an operation may do.
+/// The precision class of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Operands in low precision, accumulation in f32, result in low precision.
@@ -71,7 +71,7 @@ impl Class {
     }
 }
 
-/// Where the class of an operation comes from.
+/// The source of an operation's class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// PyTorch's list of this name for CUDA.

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// `quantize`: `(x[, recent: f32[tensors]])` → `(y, amax: f32[])`, with the largest finite magnitude of `x`.
 ///
-/// The scale follows from `recent[index]`; if that is zero or absent, from `x` itself. What is finite
-/// saturates; NaN stays, and an infinity becomes NaN in `f8e4m3`, which has none.
+/// The scale follows from `recent[index]`; if that is zero or absent, from `x` itself. Finite values saturate; NaN
+/// stays, and an infinity becomes NaN in `f8e4m3`, which has none.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quantize {

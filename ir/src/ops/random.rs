@@ -30,7 +30,7 @@ pub struct RandomMask {
 
 by_bits!(RandomMask { keep } { shape, id });
 
-/// What numbers are drawn from.
+/// A distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RandomFn {
@@ -47,11 +47,11 @@ pub enum RandomFn {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Random {
-    /// What `z` is drawn from.
+    /// Distribution of `z`.
     pub f: RandomFn,
     /// Dimensions of the result.
     pub shape: Shape,
-    /// What is added.
+    /// The offset.
     #[serde(with = "super::number")]
     pub offset: f64,
     /// The factor, not negative.

@@ -11,13 +11,13 @@ use crate::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
 functions! {
-    /// What an update does with the element that is there.
+    /// How an update combines with the existing element.
     ScatterFn {
         /// It takes its place.
         Replace = "replace",
         /// Their sum.
         Add = "add",
-        /// Their product.
+        /// Multiplication.
         Mul = "mul",
         /// The larger; NaN if either is.
         Max = "max",
@@ -43,7 +43,7 @@ impl ScatterFn {
 pub struct ScatterElements {
     /// The axis along which the indices point.
     pub axis: usize,
-    /// What an update does.
+    /// How updates are combined.
     pub f: ScatterFn,
 }
 
@@ -89,7 +89,7 @@ pub struct ScatterNd {
     /// Leading axes that data and indices share.
     #[serde(default)]
     pub batch_dims: usize,
-    /// What an update does.
+    /// How updates are combined.
     pub f: ScatterFn,
 }
 

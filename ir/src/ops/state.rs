@@ -85,7 +85,7 @@ impl StateName {
         matches!(self, GradSum | LossSum | LossCount | BufferChange(_))
     }
 
-    /// Whether parameters have it element by element, so that it lies parallel to their flat group.
+    /// Whether it has one element per parameter element, so that its layout is that of the flat group.
     pub fn is_per_element(&self) -> bool {
         use StateName::{AdamM, AdamV, Ema, GradSum, LionM, Momentum};
         matches!(self, AdamM | AdamV | Momentum | LionM | Ema | GradSum)

@@ -4,7 +4,7 @@ use super::{GroupId, KernelId, Place};
 use crate::ops::ReduceKind;
 use serde::{Deserialize, Serialize};
 
-/// What a task does.
+/// The action of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -40,13 +40,13 @@ pub enum Action {
         /// This rank's part.
         recv: Place,
     },
-    /// Combines what the replicas of a group hold or, without a group, all ranks.
+    /// Reduces over the replicas of a group or, without a group, over all ranks.
     AllReduce {
         /// The flat group, for gradients.
         group: Option<GroupId>,
         /// How ranks are combined.
         reduce: ReduceKind,
-        /// What is combined.
+        /// The operand.
         send: Place,
         /// The result; may be the same place.
         recv: Place,
@@ -55,7 +55,7 @@ pub enum Action {
     Reshard {
         /// The flat group.
         group: GroupId,
-        /// Ranks that keep the whole together.
+        /// Number of ranks that share the whole.
         ranks: usize,
         /// The whole.
         from: Place,

@@ -28,7 +28,7 @@ impl Arena {
         }
     }
 
-    /// Whether what is there outlives a step.
+    /// Whether its contents persist across steps.
     pub fn outlives_step(self) -> bool {
         self != Arena::Workspace
     }

@@ -9,7 +9,7 @@ crate::choices! {
         Cuda = "cuda",
     }
 
-    /// What is sharded over ranks.
+    /// The tensors that are sharded over ranks.
     Strategy {
         /// Parameters, gradients and optimizer state (FSDP, ZeRO-3).
         FullShard = "full_shard",

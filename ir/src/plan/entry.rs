@@ -53,7 +53,7 @@ pub struct CudaLaunch {
 const DIGITS: usize = 16;
 
 impl Kernel {
-    /// A kernel that is executed so; what the symbols of `entry` add to the name of the kernel is all that they say.
+    /// A kernel with this entry, whose symbols are derived from the kernel's name.
     pub fn new(name: String, body: Graph, mut entry: Entry) -> Kernel {
         for symbol in entry.symbols_mut() {
             *symbol = format!("{name}_{:0>DIGITS$}{symbol}", "");
@@ -73,7 +73,7 @@ impl Kernel {
         }
     }
 
-    /// What its symbols begin with: `NAME_DIGEST`. Code generation gives it to the code that it makes of the body, so
+    /// The prefix of its symbols: `NAME_DIGEST`. Code generation gives it to the code that it makes of the body, so
     /// that an entry that was changed names code that is not in the object file.
     pub fn symbol(&self) -> String {
         let digest = self.entry_hash.get(..DIGITS).unwrap_or_default();
@@ -136,7 +136,7 @@ impl Entry {
     }
 }
 
-/// What a launch adds to the symbol of a kernel of this name.
+/// The suffix that a launch adds to the symbol of a kernel of this name.
 fn suffix<'a>(symbol: &'a str, name: &str) -> Option<&'a str> {
     symbol.strip_prefix(name)?.strip_prefix('_')?.get(DIGITS..)
 }

@@ -15,7 +15,7 @@ pub struct EvalSpec {
     pub labels: Vec<String>,
     /// The losses; none in a plan compiled with `loss.kind = "none"`.
     pub losses: Vec<LossSpec>,
-    /// What else is measured.
+    /// Additional metrics.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub metrics: Vec<MetricSpec>,
     /// f32 `[2 · parts]`: of each part the sum and the count over the micro-batches of all ranks. The first parts
@@ -44,16 +44,16 @@ pub struct LossSpec {
     pub weight: f64,
 }
 
-/// A number over the data set beside the losses.
+/// A metric over the data set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetricSpec {
     /// What it is.
     pub name: EvalMetric,
-    /// The part of the statistics of whose mean it is made.
+    /// The part of the statistics from whose mean it is computed.
     pub part: usize,
 }
 
-/// What is measured beside the losses.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MetricKind {
     /// How often the most likely class is the right one.
@@ -70,7 +70,7 @@ pub enum MetricKind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct EvalMetric {
-    /// What is measured.
+    /// The metric.
     pub kind: MetricKind,
     /// Output and labels of the loss, if the kind alone does not say which.
     pub of: Option<(String, String)>,

@@ -35,7 +35,7 @@ pub enum PlanError {
     Malformed(#[from] CheckError),
 }
 
-/// What the text of a plan begins with, but for the digest and what follows it.
+/// The beginning of the text of a plan, up to the digest.
 const SEAL: &str = "{\n  \"sha256\": \"";
 const SEAL_END: &str = "\",\n";
 

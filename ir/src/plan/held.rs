@@ -4,12 +4,12 @@ use super::{BufferId, ParamHome, ParamId, Plan};
 use crate::DType;
 use std::ops::Range;
 
-/// Elements of one parameter that one rank holds.
+/// Elements of one parameter on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The elements of the parameter; empty if the rank holds none.
+    /// The elements of the parameter; empty if the rank has none.
     pub elements: Range<usize>,
-    /// The dtype in which they are held.
+    /// The dtype in which they are stored.
     pub dtype: DType,
     /// The buffer.
     pub buffer: BufferId,
@@ -20,7 +20,7 @@ pub struct Held {
 }
 
 impl Plan {
-    /// Whether a step changes a parameter, by its index: it trains, or it is a buffer that some task renews.
+    /// Whether a step changes a parameter, by its index: it trains, or it is a buffer that some task updates.
     pub fn is_changed(&self, param: ParamId) -> bool {
         let written = |buffer: BufferId| {
             self.tasks.iter().any(|t| t.action.writes().iter().any(|p| p.buffer == buffer))
@@ -34,7 +34,7 @@ impl Plan {
         }
     }
 
-    /// What `rank` holds of a parameter, by its index; `None` if the plan does not use it.
+    /// The elements of a parameter, by its index, on `rank`; `None` if the plan does not use it.
     pub fn held(&self, param: ParamId, rank: usize) -> Option<Held> {
         let spec = self.params.get(param)?;
         match spec.home {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What reads an input as indices.
+/// The use of an input as indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IndexKind {
@@ -22,14 +22,14 @@ pub struct IndexRange {
     pub lo: i64,
     /// The largest.
     pub hi: i64,
-    /// The value outside of these that is allowed, too: a label that leaves its row out.
+    /// A value outside of these that is also allowed: the ignored label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore: Option<i64>,
     /// Which elements it is about: where they begin and end along each axis but the first, that of the
     /// examples; all, if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub within: Vec<(usize, usize)>,
-    /// What reads them.
+    /// Their use.
     pub kind: IndexKind,
     /// The module that does, or the name of what it reads.
     pub of: String,

@@ -14,7 +14,7 @@ use std::str::FromStr;
 pub struct Launches {
     /// In order.
     pub launches: Vec<Launch>,
-    /// Device memory that the launches share among themselves, in bytes; see [`Pointer::Scratch`].
+    /// Scratch memory of the launches, in bytes; see [`Pointer::Scratch`].
     #[serde(default, skip_serializing_if = "super::is_zero")]
     pub scratch_bytes: usize,
 }
@@ -50,16 +50,16 @@ pub enum Launch {
     Choice(Vec<Candidate>),
 }
 
-/// Launches that compute what the other candidates of a choice compute.
+/// A candidate: launches that compute the same result as the others of the choice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// What computes it.
+    /// Its implementation.
     pub name: CandidateName,
     /// In order.
     pub launches: Vec<Launch>,
 }
 
-/// What computes a candidate.
+/// The implementation of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CandidateName {
@@ -91,8 +91,8 @@ pub enum Pointer {
 pub struct SourceKernel {
     /// The file in `kernels/library/cuda`, by its name without `.cu`.
     pub file: String,
-    /// What the file leaves to be defined: macros and their values. Equal files with equal
-    /// definitions are compiled once.
+    /// Preprocessor definitions: macros and their values. Equal files with equal definitions are
+    /// compiled once.
     pub defines: Vec<(String, String)>,
     /// The `extern "C" __global__` function.
     pub entry: String,
@@ -156,7 +156,7 @@ pub struct Gemm {
     pub b: Matrix,
     /// `[m, n]`; never transposed.
     pub d: Matrix,
-    /// What is applied to the sums before they are rounded.
+    /// The epilogue, applied before rounding.
     #[serde(default, skip_serializing_if = "Epilogue::is_none")]
     pub epilogue: Epilogue,
 }
@@ -181,8 +181,8 @@ pub struct Matrix {
     pub scale: Option<Pointer>,
 }
 
-/// What a GEMM applies to its result before it is rounded, or computes beside it. Vectors and
-/// matrices have the result's dtype; matrices have its shape, without gaps.
+/// Operations that a GEMM applies to its result before rounding, or computes in addition. Vectors
+/// and matrices have the result's dtype; matrices have its shape, without gaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Epilogue {

@@ -5,18 +5,18 @@ use crate::Region;
 use serde::Serialize;
 use typed_index_collections::TiVec;
 
-/// What a buffer of the workspace is for.
+/// The purpose of a workspace buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// Unsharded parameters.
     Gathered,
-    /// What collectives send and receive apart from those: shards in the dtype of the exchange, gradients
-    /// before and after they are reduced; and what is on its way from or to the host.
+    /// Other operands of collectives: shards in the dtype of the exchange, gradients before and
+    /// after their reduction; and copies in transit from or to the host.
     Communication,
     /// Results of the forward pass, or of its recomputation, that backward reads.
     Activation,
-    /// Everything else: what one pass makes and reads by itself.
+    /// Everything else: values local to forward or backward.
     Workspace,
 }
 
@@ -40,7 +40,7 @@ impl Purpose {
 pub type Live = [usize; Purpose::ALL.len()];
 
 impl Plan {
-    /// What each buffer is for; `None` for those that outlive the step and those that no task uses.
+    /// The purpose of each buffer; `None` for persistent buffers and those that no task uses.
     pub fn purposes(&self) -> TiVec<BufferId, Option<Purpose>> {
         let mut purposes: TiVec<BufferId, Option<Purpose>> = vec![None; self.buffers.len()].into();
         let mut forward: TiVec<BufferId, bool> = vec![false; self.buffers.len()].into();

@@ -66,7 +66,7 @@ pub struct Plan {
     pub name: String,
     /// The resolved configuration, as TOML.
     pub config: String,
-    /// What the plan was compiled for.
+    /// The target of the plan.
     pub target: Target,
     /// Number of ranks.
     pub world_size: usize,
@@ -81,8 +81,7 @@ pub struct Plan {
     /// Whether examples are shuffled at each epoch.
     #[serde(default)]
     pub shuffle: bool,
-    /// Whether what is left at the end of an epoch is left out; otherwise the micro-steps that it fills
-    /// make a smaller step.
+    /// Whether an incomplete last step of an epoch is dropped; if not, its full micro-steps form a smaller step.
     #[serde(default = "yes")]
     pub drop_last: bool,
     /// The file of examples that are evaluated between steps, as the configuration names it.
@@ -129,13 +128,13 @@ pub struct Plan {
     pub state_digest: String,
     /// Where each trainable parameter's reduced gradient is after the last micro-step.
     pub gradients: Vec<GradientSpec>,
-    /// The casts of one micro-step if every operation cast its own operands.
+    /// The casts of one micro-step if every operation cast its operands.
     #[serde(default)]
     pub cast_baseline: CastBaseline,
-    /// What an evaluation plan hands out; such a plan has the phase `eval` and no other.
+    /// Results of an evaluation plan, whose only phase is `eval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<EvalSpec>,
-    /// What the passes did.
+    /// Remarks of the passes.
     pub reports: Vec<PassReport>,
     /// Advice for the user.
     pub lints: Vec<Diagnostic>,
@@ -149,10 +148,10 @@ fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 
-/// What a plan was compiled for.
+/// The target of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// What runs it.
+    /// The device.
     pub device: DeviceType,
     /// CPU name as LLVM knows it (`znver5`), or GPU architecture (`sm_90`).
     pub arch: String,
@@ -169,9 +168,9 @@ pub struct InputSpec {
     pub ty: TensorType,
     /// Where it is fed to.
     pub buffer: BufferId,
-    /// Whether its first axis counts examples; otherwise it is the same for all.
+    /// Whether its first axis is that of examples; if not, it is the same for all examples.
     pub per_example: bool,
-    /// What its elements may be, if indices or labels are made of them: all of these hold.
+    /// Ranges of its elements if they are used as indices or labels; all apply.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<IndexRange>,
 }
@@ -187,7 +186,7 @@ pub struct ParamSpec {
     pub kind: ParamKind,
     /// Why it trains or does not.
     pub reason: String,
-    /// Where its first value comes from.
+    /// Its initial value.
     pub init: Init,
     /// Where it lives.
     pub home: ParamHome,
@@ -216,12 +215,11 @@ pub enum ParamHome {
 /// An FSDP unit: parameters that are gathered and reduced together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitSpec {
-    /// The scope it wraps; `root` for what no other unit holds.
+    /// The scope it wraps; `root` for parameters of no other unit.
     pub name: String,
-    /// Why these parameters are together.
+    /// Why these parameters form a unit.
     pub reason: String,
-    /// Consecutive ranks that keep what forward gathered for backward together, each a part, if there are
-    /// such.
+    /// Number of consecutive ranks that share the gathered parameters between forward and backward, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reshard: Option<usize>,
 }
@@ -239,9 +237,9 @@ pub struct Group {
     pub numel: usize,
     /// Elements of one rank's part; `numel` if it is not sharded.
     pub shard_numel: usize,
-    /// Whether each rank holds only its part.
+    /// Whether each rank stores only its part.
     pub sharded: bool,
-    /// The dtype in which its parameters are held: f32 if they train, else f32, f16 or bf16.
+    /// The dtype in which its parameters are stored: f32 if they train, else f32, f16 or bf16.
     pub dtype: DType,
     /// The parameters of this rank's part; where they train, the master weights.
     pub master: BufferId,
@@ -296,7 +294,7 @@ pub struct Segment {
 }
 
 impl Group {
-    /// In how many parts it lies; ranks whose numbers agree modulo this hold the same part.
+    /// Number of parts; ranks that are equal modulo this have the same part.
     pub fn shards(&self) -> usize {
         if self.sharded { self.numel.checked_div(self.shard_numel).unwrap_or(1) } else { 1 }
     }
@@ -323,7 +321,7 @@ impl Group {
     }
 }
 
-/// Scalar state that a checkpoint holds.
+/// Scalar state in checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateSpec {
     /// What it is.
@@ -361,7 +359,7 @@ pub struct ConstantSpec {
     pub digest: Option<String>,
 }
 
-/// What a buffer is for, in memory reports.
+/// The purpose of a buffer, for memory reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BufferClass {
@@ -414,14 +412,14 @@ pub struct Place {
     pub ty: TensorType,
 }
 
-/// How a kernel is executed, in a word; see [`Entry`].
+/// How a kernel is executed; see [`Entry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelKind {
     /// Machine code in the plan's object file.
     Generated,
     /// Hand-written kernels, or libraries.
     Library,
-    /// The IR interpreter: what has no kernel yet.
+    /// The IR interpreter, for bodies without a kernel.
     Interpreted,
 }
 
@@ -495,7 +493,7 @@ pub struct Task {
     /// Its number in the order of lowering, before it was scheduled.
     #[serde(rename = "id")]
     pub lowered: usize,
-    /// Digest of what it does and of its operands; see [`provenance`].
+    /// Digest of its action and operands; see [`provenance`].
     pub operands_digest: String,
     /// For reports.
     pub name: String,
@@ -528,8 +526,8 @@ impl Plan {
         self.phase(name).map_or(TaskId::FIRST..TaskId::FIRST, Phase::range)
     }
 
-    /// What is fed before a micro-step, each as a whole: buffers and their types. These are the inputs, and the
-    /// weights of the examples of an evaluation.
+    /// Buffers that are fed before a micro-step, and their types: the inputs, and the weights of the examples of an
+    /// evaluation.
     pub fn fed(&self) -> impl Iterator<Item = (BufferId, &TensorType)> {
         let inputs = self.inputs.iter().map(|i| (i.buffer, &i.ty));
         let weights = self.eval.as_ref().and_then(|e| e.weights.as_ref());
@@ -572,7 +570,7 @@ pub struct CastBaseline {
     pub bytes: u64,
 }
 
-/// What a pass did.
+/// A remark of a pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassReport {
     /// Name of the pass.
@@ -581,6 +579,6 @@ pub struct PassReport {
     pub nodes_before: usize,
     /// Nodes after.
     pub nodes_after: usize,
-    /// What it did and why: message and place.
+    /// Its message and location.
     pub remarks: Vec<(String, Origin)>,
 }

@@ -3,10 +3,10 @@
 use super::{ALIGNMENT, Action, Entry, KernelId, Launch, Plan, Stream};
 use typed_index_collections::TiVec;
 
-/// Workspace of the GEMMs of a stream, in bytes: what NVIDIA recommends for Hopper.
+/// Workspace of the GEMMs of a stream, in bytes: NVIDIA's recommendation for Hopper.
 pub const GEMM_WORKSPACE: usize = 32 << 20;
 
-/// What the kernels of one stream need; they run one after the other.
+/// Memory of the kernels of one stream, which run in sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Memory that the launches of one task share, in bytes.
@@ -27,14 +27,14 @@ impl Needs {
         }
     }
 
-    /// Workspace of libraries beside engines of cuDNN, in bytes.
+    /// Workspace of libraries except cuDNN engines, in bytes.
     pub fn workspace_bytes(&self) -> usize {
         if self.gemms { GEMM_WORKSPACE } else { 0 }
     }
 }
 
 impl Entry {
-    /// What a kernel that is executed so needs.
+    /// Memory of a kernel with this entry.
     pub fn needs(&self) -> Needs {
         let none = Needs { scratch_bytes: self.scratch_bytes(), ..Needs::default() };
         let Entry::Launches(selected) = self else { return none };
@@ -50,7 +50,7 @@ impl Entry {
 }
 
 impl Plan {
-    /// What the kernels of each stream need, in the order of [`Stream::ALL`].
+    /// Memory of the kernels of each stream, in the order of [`Stream::ALL`].
     pub fn needs(&self) -> [Needs; Stream::ALL.len()] {
         let of_kernel: TiVec<KernelId, Needs> =
             self.kernels.iter().map(|k| k.entry.needs()).collect();
@@ -64,8 +64,8 @@ impl Plan {
         all
     }
 
-    /// Bytes of a rank's device beside its arenas for kernels: scratch memory, and workspace of GEMMs. An engine of
-    /// cuDNN that is chosen when the plan is loaded may take more, see [`Plan::engine_bytes`].
+    /// Device bytes of a rank for kernels, outside its arenas: scratch memory, and workspace of GEMMs. A cuDNN engine
+    /// that is selected when the plan is loaded may need more, see [`Plan::engine_bytes`].
     pub fn kernel_bytes(&self) -> usize {
         let bytes = |needs: Needs| {
             needs.scratch_bytes.next_multiple_of(ALIGNMENT) + needs.workspace_bytes()
@@ -73,7 +73,7 @@ impl Plan {
         self.needs().map(bytes).iter().sum()
     }
 
-    /// The most that engines of cuDNN may take beside that, if they are chosen, in bytes.
+    /// Maximum additional bytes of cuDNN engines, if they are selected.
     pub fn engine_bytes(&self) -> usize {
         let more = |needs: Needs| needs.engine_bytes.saturating_sub(needs.workspace_bytes());
         self.needs().map(more).iter().sum()

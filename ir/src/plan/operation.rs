@@ -4,14 +4,14 @@ use crate::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Memory that an engine may use beside copies of its tensors, in bytes.
+/// Memory that an engine may use in addition to copies of its tensors, in bytes.
 const WORKSPACE: usize = 32 << 20;
 /// The most that one may use, in bytes.
 const MOST_WORKSPACE: usize = 1 << 30;
 /// The greatest alignment that makes a difference, in bytes.
 const MOST_ALIGNMENT: usize = 16;
 
-/// What engines are asked for, and what a choice is remembered for.
+/// An operation of cuDNN: the query for engines, and the key of a stored choice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operation {
     /// What is computed.
@@ -43,7 +43,7 @@ pub enum OperationKind {
     Attention {
         /// The bits of an f32, the factor of the scores.
         scale_bits: u32,
-        /// Whether query `i` sees only keys `j ≤ i`.
+        /// Whether query `i` attends only to keys `j ≤ i`.
         causal: bool,
     },
     /// The gradient of attention, from queries, keys, values, the result and its gradient: those of queries, keys and
@@ -59,7 +59,7 @@ pub enum OperationKind {
     /// the gradient of the images from that of the sums; then images and sums follow, which engines for dense channels
     /// ask for though nothing depends on them. Sums are f32, or f64 of f64; NaN is the greatest number.
     Pool {
-        /// What is made of a window.
+        /// The reduction of a window.
         function: PoolFunction,
         /// Elements of a window, by spatial axis.
         taps: Vec<usize>,
@@ -81,7 +81,7 @@ pub enum OperationKind {
     BatchNormGrad,
 }
 
-/// What pooling makes of a window.
+/// The reduction of a window by pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolFunction {

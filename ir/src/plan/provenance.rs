@@ -63,7 +63,7 @@ impl Digest {
     }
 }
 
-/// Who wrote bytes, and where the first byte of what it wrote would be; these bytes may be a part of it.
+/// The writer of some bytes, and the address of the first byte that it wrote; these bytes may be a part of them.
 #[derive(Clone, Copy, PartialEq)]
 struct Written {
     by: Sum,
@@ -75,7 +75,7 @@ struct Part {
     at: usize,
     bytes: usize,
     by: Sum,
-    /// The first byte within what was written.
+    /// The first byte, relative to the write.
     from: usize,
 }
 
@@ -87,7 +87,7 @@ struct Replay<'a> {
     addresses: Addresses,
     /// One per arena, or one per buffer.
     maps: Vec<Map>,
-    /// What each task is, by index.
+    /// The digest of each task, by index.
     work: TiVec<TaskId, Sum>,
     digests: TiVec<TaskId, Digest>,
     executions: TiVec<TaskId, u64>,
@@ -140,7 +140,7 @@ pub fn provenance(plan: &Plan, addresses: Addresses) -> (TiVec<TaskId, String>, 
     (tasks, format!("{:032x}", rest.end()))
 }
 
-/// What a task does, apart from where its operands are.
+/// The action of a task, independent of operand addresses.
 fn work(plan: &Plan, action: &Action) -> Sum {
     let mut digest = Digest::new();
     let (what, detail) = match action {
@@ -165,7 +165,7 @@ fn work(plan: &Plan, action: &Action) -> Sum {
 }
 
 impl Replay<'_> {
-    /// What persistent bytes hold before the first step.
+    /// Contents of persistent bytes before the first step.
     fn first_values(&mut self) {
         let plan = self.plan;
         for group in &plan.groups {
@@ -331,7 +331,7 @@ impl Replay<'_> {
         self.put(buffer, offset, bytes, (by, 0));
     }
 
-    /// Notes what is written: by whom, and which of its bytes is the first.
+    /// Records a write: the writer, and its first byte.
     fn put(&mut self, buffer: BufferId, offset: usize, bytes: usize, (by, from): (Sum, usize)) {
         if bytes > 0 {
             let (map, base) = self.base(buffer);

@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// A routine, its parameters, and where its operands come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Routine {
-    /// What is called.
+    /// The function.
     #[serde(flatten)]
     pub call: RoutineCall,
     /// Where its operands are; absent if they are the task's, in order.
@@ -28,7 +28,7 @@ pub struct RoutineCall {
     pub parameters: serde_json::Value,
 }
 
-/// Where an operand of a routine comes from: `read 0 + 64` or `constant 1` in text.
+/// The source of an operand of a routine: `read 0 + 64` or `constant 1` in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Source {

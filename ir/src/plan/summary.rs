@@ -57,7 +57,7 @@ pub struct Summary {
     pub cast_kernels: usize,
     /// Bytes that those read and write.
     pub cast_bytes: u64,
-    /// Casts of one step if every operation cast its own operands, as PyTorch's autocast does at run time.
+    /// Casts of one step if every operation cast its operands, as PyTorch's autocast does at run time.
     pub baseline_casts: usize,
     /// Bytes that those read and write.
     pub baseline_cast_bytes: u64,
@@ -65,16 +65,15 @@ pub struct Summary {
     pub collectives: Collectives,
     /// Bytes one rank sends in one step, by the ring algorithms.
     pub bytes_communicated_per_step: u64,
-    /// Bytes of one rank: both arenas, and what kernels need beside them.
+    /// Bytes of one rank: both arenas, and scratch memory of kernels.
     pub peak_bytes: usize,
     /// The least that this schedule could do with.
     pub peak_lower_bound_bytes: usize,
-    /// Bytes of one rank beside its arenas: scratch memory of kernels, and workspace of GEMMs.
+    /// Bytes of one rank outside its arenas: scratch memory of kernels, and workspace of GEMMs.
     pub scratch_bytes: usize,
-    /// The most that engines of cuDNN may take beside that, if they are chosen when the plan is loaded.
+    /// Maximum additional bytes of cuDNN engines, if they are selected when the plan is loaded.
     pub engine_bytes: usize,
-    /// What would be live at most if all tasks ran one after the other, in list order: no room for streams
-    /// that overlap.
+    /// Peak of live bytes if all tasks ran in sequence, in list order, without overlapping streams.
     pub single_stream_live_bytes: usize,
     /// Bytes of one rank that live as long as the run.
     pub persistent_bytes: usize,
@@ -138,12 +137,12 @@ impl Plan {
         self.live().iter().map(|live| live.iter().sum()).max().unwrap_or(0)
     }
 
-    /// Bytes of one rank: both arenas, and what kernels need beside them.
+    /// Bytes of one rank: both arenas, and scratch memory of kernels.
     pub fn peak_bytes(&self) -> usize {
         self.persistent_bytes + self.workspace_bytes + self.kernel_bytes()
     }
 
-    /// The numbers people compare.
+    /// Sizes, counts and memory.
     pub fn summary(&self) -> Summary {
         let mut collectives = Collectives::default();
         let (mut casts, mut wire, mut flops) = (0, 0, 0);

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 pub struct ParseError {
     /// Line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The error.
     pub message: String,
 }
 
@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> Result<Graph, ParseError> {
     Ok(graph)
 }
 
-/// Most graphs within one another: a program holds fusions, whose bodies hold none.
+/// Maximum nesting: a program contains fusions, whose bodies contain none.
 const MAX_DEPTH: usize = 4;
 
 struct Parser<'a> {

@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 pub(super) enum Precision {
     /// In the low dtype.
     Low,
-    /// On operands in the low dtype, with results in f32: a product writes its accumulator.
+    /// On operands in the low dtype, with results in f32: a matmul writes its accumulator.
     LowToF32,
     /// In f32.
     F32,
@@ -32,8 +32,8 @@ pub(super) enum Precision {
 /// The precision of every node.
 pub(super) type Assignment = HashMap<NodeId, Precision>;
 
-/// Assigns a precision to every node. `bound` gives the nodes that an override binds; `lower` is whether
-/// contractions run in low precision, otherwise only what is bound does.
+/// Assigns a precision to every node. `bound` gives the nodes that an override binds; `lower` is whether contractions
+/// run in low precision; if not, only bound nodes do.
 pub(super) fn assign(graph: &Graph, bound: &HashMap<NodeId, Precision>, lower: bool) -> Assignment {
     let users = graph.users();
     let problem = Problem { graph, users: &users, bound, lower };
@@ -135,7 +135,7 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
     widen_layout(problem, assignment);
 }
 
-/// Keeps layout operations between f32 nodes in f32, where what is around them became f32 after all.
+/// Keeps layout operations between f32 nodes in f32 if their neighbors were assigned f32.
 fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
     let graph = problem.graph;
     let is_free = |id: NodeId, node: &Node, assignment: &Assignment| {
@@ -225,7 +225,7 @@ fn takes(graph: &Graph, user: NodeId, v: ValueId) -> bool {
     node.inputs.iter().enumerate().any(|(i, x)| *x == v && reads(&node.op, i))
 }
 
-/// What is decided on, and what is given.
+/// The unknowns and the given values.
 pub(super) struct Problem<'a> {
     pub(super) graph: &'a Graph,
     pub(super) users: &'a [Vec<NodeId>],
@@ -271,7 +271,7 @@ impl Problem<'_> {
         node.inputs.iter().any(strong)
     }
 
-    /// Whether this adds a bias vector to a product or convolution that is used for nothing else: one
+    /// Whether this adds a bias vector to a matmul or convolution without other uses: one
     /// contraction, as `torch.addmm`.
     pub(super) fn is_bias_add(&self, node: &Node) -> bool {
         let pairs = [(0, 1), (1, 0)];

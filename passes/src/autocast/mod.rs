@@ -45,7 +45,7 @@ pub struct Override {
 }
 
 impl Override {
-    /// Whether it covers this node.
+    /// Whether it matches this node.
     pub(crate) fn applies(&self, node: &Node) -> bool {
         self.scope.as_ref().is_none_or(|given| pattern::matches(given, &node.origin.scope))
             && self.op.as_ref().is_none_or(|name| *name == node.op.name())
@@ -61,7 +61,7 @@ pub struct Autocast {
     pub pure: bool,
     /// Round parameters to this dtype, for every use.
     pub param_dtype: Option<DType>,
-    /// Round float buffers to this dtype, for every use; those that the forward pass renews stay.
+    /// Round float buffers to this dtype, for every use, except those that the forward pass updates.
     pub buffer_dtype: Option<DType>,
     /// Exceptions; of several that apply the last wins.
     pub overrides: Vec<Override>,
@@ -178,7 +178,7 @@ impl Autocast {
         bound
     }
 
-    /// Warns of exceptions that are made for nothing, as no node is like this or later ones are for all of them.
+    /// Warns of overrides without effect: no node matches, or later overrides match all of its nodes.
     fn unused_overrides(&self, graph: &Graph, context: &mut PassContext) {
         let mut used = vec![false; self.overrides.len()];
         let nodes =
@@ -204,13 +204,13 @@ impl Autocast {
     }
 }
 
-/// The nodes that the model's results depend on: what comes after them is the loss.
+/// The nodes that the model's results depend on; later nodes belong to the loss.
 fn before_results(graph: &Graph) -> HashSet<NodeId> {
     let of_model = |o: &&Output| o.kind == OutputKind::Result && o.name != STATISTICS;
     graph.ancestors(graph.outputs.iter().filter(of_model).map(|o| o.value))
 }
 
-/// The graph written again with new dtypes.
+/// The graph rebuilt with new dtypes.
 struct Rebuild<'a> {
     old: &'a Graph,
     new: Graph,
@@ -284,8 +284,8 @@ impl<'a> Rebuild<'a> {
         Ok(())
     }
 
-    /// The dtype in which all users see a result, if it is not what the node makes of its operands: that
-    /// of an override, or of parameters and buffers.
+    /// The dtype in which all users read a result if it does not follow from the operands: that of an override, or of
+    /// parameters and buffers.
     fn written_as(&self, id: NodeId, node: &Node, v: ValueId) -> Option<DType> {
         if !assign::subject(self.old, v) {
             return None;
@@ -386,7 +386,7 @@ fn limited(constant: &Tensor, dtype: DType) -> Tensor {
     }
 }
 
-/// Warns of integers, such as positions, that become others when they are rounded.
+/// Warns of integers, such as positions, that rounding changes.
 fn whole_numbers(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut PassContext) {
     let Some(values) = constant.as_floats().filter(|v| v.iter().all(|x| x.fract() == 0.0)) else {
         return;
@@ -399,7 +399,7 @@ fn whole_numbers(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut
     }
 }
 
-/// Warns of a constant whose rounding loses what it is for.
+/// Warns of a constant that loses its purpose by rounding.
 fn check_constant(constant: &Tensor, dtype: DType, origin: &Origin, context: &mut PassContext) {
     whole_numbers(constant, dtype, origin, context);
     let lost = |x: &&f64| {

@@ -11,7 +11,7 @@ pub struct Row {
     pub op: String,
     /// Its class.
     pub class: Class,
-    /// Where that comes from.
+    /// Its source.
     pub source: Source,
 }
 

@@ -21,11 +21,11 @@ const SMALL_ELEMENTS: usize = 1 << 12;
 /// Operations to compute such values.
 const SMALL_OPERATIONS: u64 = 1 << 20;
 
-/// What may still be computed of large values: small graphs can ask for any amount. It is counted, not timed, so that
-/// the same graph is always folded alike.
+/// Budget for computing large values, which small graphs can exceed by any amount. It counts operations, not time, so
+/// that folding is deterministic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
-    /// Elements that are held at once.
+    /// Elements in memory at once.
     elements: u64,
     /// Operations on elements.
     operations: u64,
@@ -35,7 +35,7 @@ impl Allowance {
     /// All of it.
     pub(super) const FULL: Allowance = Allowance { elements: 1 << 26, operations: 1 << 29 };
 
-    /// The value is held no longer.
+    /// Frees the value.
     fn give_back(&mut self, graph: &Graph, value: ValueId) {
         let elements = graph.ty(value).shape.numel();
         if elements > SMALL_ELEMENTS && !matches!(graph.def(value).op, Op::Constant(_)) {
@@ -43,7 +43,7 @@ impl Allowance {
         }
     }
 
-    /// Takes what a value costs, if it is left.
+    /// Takes the cost of a value from the budget, if it suffices.
     fn take(&mut self, elements: u64, operations: u64) -> bool {
         let fits = elements <= self.elements && operations <= self.operations;
         if fits {
@@ -77,8 +77,8 @@ pub(super) fn fold(graph: &mut Graph, allowance: &mut Allowance) -> Result<bool,
     Ok(folded)
 }
 
-/// The known values that nodes of unknown values read, with the constants to take their place. Every value is held
-/// only as long as something is computed of it.
+/// The known values that nodes of unknown values read, with the constants that replace them. A value is freed after
+/// its last use.
 fn constants(graph: &Graph, allowance: &mut Allowance) -> BTreeMap<ValueId, Tensor> {
     let mut uses: HashMap<ValueId, usize> = HashMap::new();
     for input in graph.nodes().flat_map(|(_, node)| &node.inputs) {

@@ -4,7 +4,7 @@ use super::{Rewrite, Rewritten, add};
 use frit_ir::ops::{Cast, Concat, Expand, MatMul, Reshape, Slice, Transpose, UnaryFn};
 use frit_ir::{Graph, GraphError, NodeId, Op, Shape, ValueId};
 
-/// Simplifies one cast, layout operation or matrix product.
+/// Simplifies one cast, layout operation or matmul.
 pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
     let node = graph.node(id);
     let Some(&x) = node.inputs.first() else { return Ok(Rewrite::None) };
@@ -163,7 +163,7 @@ fn slice(
     add(graph, id, Op::Slice(both), &[source]).map(Some)
 }
 
-/// A transpose of an operand's last two axes is a flag of the product.
+/// A transpose of an operand's last two axes becomes a flag of the matmul.
 fn matmul(graph: &mut Graph, id: NodeId, op: &MatMul) -> Rewritten {
     let swapped = |v: ValueId| match &graph.def(v).op {
         Op::Transpose(t) if swaps_last_two(&t.perm) => Some(graph.def(v).inputs[0]),

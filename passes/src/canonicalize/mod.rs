@@ -113,7 +113,7 @@ fn resolve(map: &HashMap<ValueId, ValueId>, mut value: ValueId) -> ValueId {
     value
 }
 
-/// What a rule did with a node.
+/// The effect of a rule on a node.
 enum Rewrite {
     /// It does not apply.
     None,

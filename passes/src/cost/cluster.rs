@@ -123,7 +123,7 @@ impl Cluster {
         (gib * (1_u64 << 30) as f64) as u64
     }
 
-    /// What is wrong with the description, if anything: the field and what it must be.
+    /// The first invalid field and its constraint, if any.
     pub fn defect(&self) -> Option<String> {
         let d = &self.device;
         let positive = [

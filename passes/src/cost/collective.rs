@@ -8,7 +8,7 @@
 use super::Cluster;
 use frit_ir::plan::{Action, Plan};
 
-/// What is exchanged.
+/// The payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
     /// Every rank receives the parts of all.
@@ -19,7 +19,7 @@ pub enum Exchange {
     AllReduce,
 }
 
-/// What an action exchanges, and the bytes of the whole; `None` if it is no collective.
+/// The payload of an action and its bytes over all ranks; `None` if it is not a collective.
 pub fn exchange_of(action: &Action) -> Option<(Exchange, u64)> {
     let (exchange, whole) = match action {
         Action::AllGather { recv, .. } => (Exchange::AllGather, recv),

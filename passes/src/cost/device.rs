@@ -16,16 +16,16 @@ pub struct Device {
     pub memory_gib: f64,
     /// Peak memory bandwidth, in 10⁹ bytes per second.
     pub memory_gb_per_s: f64,
-    /// Peak of matrix products of f16 and bf16, in 10¹² operations per second.
+    /// Peak of matmuls of f16 and bf16, in 10¹² operations per second.
     pub half_tflops: f64,
-    /// Peak of matrix products of f32, in 10¹² operations per second.
+    /// Peak of matmuls of f32, in 10¹² operations per second.
     pub single_tflops: f64,
-    /// Peak of arithmetic outside matrix units, in 10¹² operations per second.
+    /// Peak of arithmetic outside tensor cores, in 10¹² operations per second.
     pub vector_tflops: f64,
-    /// Number of multiprocessors that tiles of a matrix product are spread over; 0 if work is not
-    /// quantized into tiles.
+    /// Number of multiprocessors that tiles of a GEMM are spread over; 0 if work is not quantized
+    /// into tiles.
     pub multiprocessors: usize,
-    /// Fraction of the peak that a large aligned matrix product sustains.
+    /// Fraction of the peak that a large aligned GEMM sustains.
     pub matmul_efficiency: f64,
     /// Fraction of the peak that attention sustains, forward.
     pub attention_efficiency: f64,
@@ -80,9 +80,9 @@ impl Device {
         }
     }
 
-    /// An H200 whose products run at the rate that large ones reach by themselves: 790 of 989 TFLOP/s in bf16
-    /// at 8192³ (cuBLAS on H100 SXM as published with CUTLASS 3 and with DeepGEMM), without the lower clocks of
-    /// long training runs that [`Device::h200`] is calibrated with.
+    /// An H200 whose GEMMs run at the rate that large ones reach in isolation: 790 of 989 TFLOP/s
+    /// in bf16 at 8192³ (cuBLAS on H100 SXM as published with CUTLASS 3 and with DeepGEMM), without
+    /// the lower clocks of long training runs that [`Device::h200`] is calibrated with.
     pub fn h200_gemm() -> Device {
         Device { matmul_efficiency: 0.8, ..Device::h200() }
     }
@@ -107,13 +107,13 @@ impl Device {
         }
     }
 
-    /// Whether products of 16-bit operands run on matrix units that read whole aligned rows. Kernels of the
-    /// CPU pack their operands first: alignment makes no difference there.
+    /// Whether GEMMs of 16-bit operands run on tensor cores that read whole aligned rows. CPU kernels pack their
+    /// operands, so alignment makes no difference there.
     pub fn has_matrix_units(&self) -> bool {
         self.multiprocessors > 0
     }
 
-    /// Peak of matrix products of this type, in operations per second.
+    /// Peak of matmuls of this type, in operations per second.
     pub fn peak_flops(&self, dtype: DType) -> f64 {
         let tflops = match (dtype.is_low_precision(), dtype.size()) {
             // Twice the rate of 16-bit operands (NVIDIA, H100 data sheet); processors emulate them.

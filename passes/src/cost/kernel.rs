@@ -4,14 +4,14 @@ use super::Device;
 use frit_ir::ops::MatMul;
 use frit_ir::{DType, Graph, Node, Op, TensorType};
 
-/// A batch of matrix products `[m, k] × [k, n]`.
+/// A batch of matmuls `[m, k] × [k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// Element type of both operands.
     pub dtype: DType,
     /// Element type of the result.
     pub out: DType,
-    /// Number of products.
+    /// Number of matmuls.
     pub batch: usize,
     /// Rows of the result.
     pub m: usize,
@@ -40,14 +40,14 @@ const PIPELINE_DEPTH: f64 = 128.0;
 /// Into how many parts the contracted size may be split where tiles are few.
 const SPLITS: &[usize] = &[1, 2, 4, 8];
 
-/// Attention's backward pass has five products for the forward's two, and less reuse of its tiles.
+/// Attention's backward pass has five matmuls for the forward's two, and less reuse of its tiles.
 const ATTENTION_BACKWARD: f64 = 0.75;
 
-/// Convolutions move windows through matrix units; what remains of the rate of a product.
+/// Fraction of the rate of a GEMM that convolutions reach: they move windows through tensor cores.
 const CONVOLUTION: f64 = 0.75;
 
 impl Product {
-    /// The products of a `matmul` node with operands of these types.
+    /// The matmuls of a `matmul` node with operands of these types.
     pub fn of(op: &MatMul, a: &TensorType, b: &TensorType) -> Product {
         let d = op.dims(a, b);
         let (dtype, out) = (a.dtype, op.out.unwrap_or(a.dtype));
@@ -73,7 +73,7 @@ impl Product {
         [a * self.dtype.size(), b * self.dtype.size(), self.n * self.out.size()]
     }
 
-    /// The part of the rate of aligned products that matrix units reach.
+    /// The fraction of the rate of aligned GEMMs that tensor cores reach.
     ///
     /// Rows of whole 128-byte lines are the best, 16 bytes the least for the widest loads. Source: NVIDIA,
     /// "Deep Learning Performance: Matrix Multiplication" (alignment of 16 bytes, 128 on A100); with odd
@@ -93,7 +93,7 @@ impl Product {
 }
 
 impl Device {
-    /// Seconds that the arithmetic of a matrix product takes, launch and memory not counted.
+    /// Seconds of the arithmetic of a matmul, without launch and memory.
     ///
     /// Result tiles are spread over multiprocessors in whole waves; a tile fills its pipeline once; rows
     /// off 16-byte alignment are loaded in smaller pieces.
@@ -116,7 +116,7 @@ impl Device {
         all.fold(f64::INFINITY, f64::min)
     }
 
-    /// Seconds of a kernel that computes a batch of products.
+    /// Seconds of a kernel that computes a batch of matmuls.
     pub fn matmul_seconds(&self, p: &Product) -> f64 {
         let traffic = p.bytes() as f64 / self.bytes_per_second();
         1e-6 * self.launch_us + self.product_seconds(p).max(traffic)
@@ -130,8 +130,8 @@ impl Device {
         1e-6 * self.launch_us + product + self.rounding_seconds(body)
     }
 
-    /// Seconds in which a product's kernel rounds its operands to 8-bit floats, before it multiplies: of each, a
-    /// launch that finds its magnitude, if need be, and one that reads it and writes its codes.
+    /// Seconds in which a GEMM kernel quantizes its operands to 8-bit floats: for each, a launch for its amax, if
+    /// needed, and one that reads it and writes the codes.
     fn rounding_seconds(&self, body: &Graph) -> f64 {
         if !body.nodes().any(|(_, n)| matches!(n.op, Op::MatMul(_))) {
             return 0.0;
@@ -171,7 +171,7 @@ impl Device {
     }
 }
 
-/// The 8-bit float that a product's operand is rounded to, if its kernel does that itself.
+/// The 8-bit float to which a matmul's operand is quantized, if its kernel does that itself.
 fn rounded(graph: &Graph, mut v: frit_ir::ValueId) -> Option<DType> {
     while let Op::Reshape(_) = graph.def(v).op {
         v = graph.def(v).inputs[0];
@@ -204,7 +204,7 @@ pub fn moved_bytes(graph: &Graph, node: &Node) -> u64 {
     }
 }
 
-/// Bytes that a kernel moves, of operands and results of `operands` bytes together.
+/// Bytes that a kernel moves for operands and results of `operands` bytes in total.
 pub fn body_bytes(body: &Graph, operands: u64) -> u64 {
     let mut inner = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
     match (inner.next(), inner.next()) {
@@ -213,7 +213,7 @@ pub fn body_bytes(body: &Graph, operands: u64) -> u64 {
     }
 }
 
-/// Whether matrix units do most of the node's arithmetic.
+/// Whether tensor cores do most of the node's arithmetic.
 pub fn is_matrix(op: &Op) -> bool {
     matches!(
         op,

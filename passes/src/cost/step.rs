@@ -9,9 +9,8 @@ pub fn step_us(plan: &Plan) -> f64 {
     plan.tasks.iter_enumerated().map(|(i, t)| plan.runs(i) as f64 * t.cost_us).sum()
 }
 
-/// The same if every tensor in low precision were f32: kernels that only cast fall away, products run at
-/// the rate of f32, and what is moved or sent in low precision takes twice the bytes. The plan's durations are
-/// those of `device`.
+/// The same if every tensor in low precision were f32: kernels that only cast disappear, GEMMs run at the rate of
+/// f32, and low-precision bytes moved or sent double. The plan's durations are those of `device`.
 pub fn step_us_in_f32(plan: &Plan, device: &Device) -> f64 {
     let tasks = plan.tasks.iter_enumerated();
     tasks.map(|(i, t)| plan.runs(i) as f64 * task_us_in_f32(device, plan, t)).sum()

@@ -37,7 +37,7 @@ pub(super) type Gradients = Rule<Vec<Option<ValueId>>>;
 pub(super) struct Builder<'g> {
     /// The graph.
     pub(super) graph: &'g mut Graph,
-    /// Of each operand, whether its cotangent is wanted.
+    /// For each operand, whether its cotangent is needed.
     pub(super) needs: Vec<bool>,
     origin: Origin,
 }
@@ -60,7 +60,7 @@ impl<'g> Builder<'g> {
         self.emit_all(op, inputs).map(|outputs| outputs[0])
     }
 
-    /// Whether the cotangent of operand `i` is wanted.
+    /// Whether the cotangent of operand `i` is needed.
     pub(super) fn needs(&self, i: usize) -> bool {
         self.needs.get(i).copied().unwrap_or(false)
     }

@@ -40,7 +40,7 @@ pub(super) fn remove(graph: &mut Graph, context: &mut PassContext) -> Result<(),
     Ok(())
 }
 
-/// What the node `user` is on average, if it reads a mask that is true with probability `keep`.
+/// The mean of the node `user`, if it reads a mask that is true with probability `keep`.
 fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<ValueId, Diagnostic> {
     let node = graph.node(user).clone();
     let origin = node.origin.by(INFO.name);

@@ -28,7 +28,7 @@ pub const INFO: PassInfo = PassInfo {
 pub struct Evaluate {
     /// The losses to evaluate.
     pub terms: Vec<Term>,
-    /// What else is measured.
+    /// Additional metrics.
     pub metrics: Vec<Metric>,
 }
 

@@ -20,7 +20,7 @@ pub(super) fn lint(graph: &Graph, ranges: &Ranges, found: &mut Findings) {
     }
 }
 
-/// Two masks that both reach the end of the range: their sum is −∞, and a row of them is no number.
+/// Two masks that both reach the end of the range: their sum is −∞, and a row of them is not a number.
 fn masks(
     graph: &Graph,
     users: &[Vec<frit_ir::NodeId>],

@@ -24,7 +24,7 @@ pub(super) fn lint(graph: &Graph, found: &mut Findings) {
     }
 }
 
-/// What a probability is before it is limited, or taken from one.
+/// The probability before clipping, or before subtraction from one.
 fn probability(graph: &Graph, mut of: ValueId) -> ValueId {
     let is_constant = |v: ValueId| matches!(graph.def(source(graph, v).0).op, Op::Constant(_));
     loop {

@@ -23,9 +23,9 @@ use frit_ir::{DType, Diagnostic, Graph, Node, NodeId, Op, Origin, Severity, Valu
 use range::{Leaves, Ranges, Spread};
 use std::collections::BTreeMap;
 
-/// What lints need to know beside graph and plan.
+/// Inputs of the lints besides graph and plan.
 pub struct Facts<'a> {
-    /// What the plan is for.
+    /// Target of the plan.
     pub target: &'a Target,
     /// The autocast dtype.
     pub compute: DType,
@@ -45,7 +45,7 @@ pub struct Facts<'a> {
     pub decay: Option<f64>,
     /// Declared ranges of inputs.
     pub inputs: &'a BTreeMap<String, (f64, f64)>,
-    /// The dtype in which the model's file holds a parameter.
+    /// The dtype of a parameter in the model's file.
     pub stored: &'a dyn Fn(&str) -> Option<DType>,
     /// The values of a parameter.
     pub spread: &'a dyn Fn(&Param) -> Option<Spread>,
@@ -88,7 +88,7 @@ struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding of the lint `id`; `what` tells findings of one scope apart.
+    /// Adds a finding of the lint `id`; `what` distinguishes findings of one scope.
     fn add(&mut self, id: &'static str, origin: &Origin, what: &str, message: String) {
         let lint = catalog::find(id);
         let key = (id, blocks(&origin.scope), what.to_string());
@@ -131,7 +131,7 @@ fn computes_in(graph: &Graph, dtype: DType) -> Option<&Node> {
     })
 }
 
-/// The node that a value comes from, past casts and rearrangements of elements.
+/// The node that defines a value, skipping casts and layout operations.
 fn source(graph: &Graph, mut v: ValueId) -> (ValueId, NodeId) {
     loop {
         let id = graph.value(v).def;

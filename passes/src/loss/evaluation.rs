@@ -13,8 +13,8 @@ use frit_ir::{
     DType, Diagnostic, Graph, Op, Origin, OutputKind, Region, Shape, Tensor, TensorType, ValueId,
 };
 
-/// Name of the output of statistics: f32 `[2 · parts]`, of each part the sum and the count. The first parts are the
-/// losses, what follows is only of metrics.
+/// Name of the output of statistics: f32 `[2 · parts]`, of each part the sum and the count. The losses come first,
+/// then parts used only by metrics.
 pub const STATISTICS: &str = "frit.statistics";
 
 /// Name of the input of weights, f32 `[B]`: 1 for an example that counts, else 0.

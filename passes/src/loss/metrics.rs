@@ -19,7 +19,7 @@ use frit_ir::ops::{
 use frit_ir::plan::{EvalMetric, MetricKind, MetricSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, Op, Shape, Tensor, ValueId};
 
-/// Whether a metric can be taken of what a loss of this kind compares.
+/// Whether a metric applies to the operands of a loss of this kind.
 pub fn fits(metric: MetricKind, loss: LossKind) -> bool {
     use LossKind::{BceWithLogits, CrossEntropy, Kl, L1, Mse, SmoothL1};
     match metric {
@@ -30,10 +30,10 @@ pub fn fits(metric: MetricKind, loss: LossKind) -> bool {
     }
 }
 
-/// A metric of what a loss compares.
+/// A metric of the operands of a loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// What is measured.
+    /// The metric.
     pub kind: MetricKind,
     /// The loss.
     pub term: Term,
@@ -55,7 +55,7 @@ impl Metric {
         })
     }
 
-    /// The loss whose mean it is made of, if it is one.
+    /// The loss from whose mean it is computed, if any.
     fn loss(&self) -> Option<Term> {
         match self.kind {
             MetricKind::Perplexity => Some(Term { label_smoothing: 0.0, ..self.term.clone() }),
@@ -73,7 +73,7 @@ struct Hits {
     count: ValueId,
 }
 
-/// Adds the metrics to the parts that the losses made, and says where they are.
+/// Adds the metrics to the parts of the losses, and returns their positions.
 pub(super) fn attach(
     graph: &mut Graph,
     metrics: &[Metric],
@@ -210,7 +210,7 @@ impl Term {
         Ok(Hits { hits, count })
     }
 
-    /// Elements whose logit says what their target says.
+    /// Elements whose logit agrees with their target.
     fn same_side(&self, b: &mut Builder<'_>, x: ValueId) -> Part {
         let ty = b.graph.ty(x).clone();
         let target = self.labels(b, ty.clone(), |found| found.dtype == ty.dtype)?;

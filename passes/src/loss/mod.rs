@@ -62,7 +62,7 @@ pub struct Term {
     pub logits: String,
     /// Name of the input of labels or targets.
     pub labels: String,
-    /// The label that leaves a row out.
+    /// The label that is ignored.
     pub ignore_index: i64,
     /// Axis of the classes, from the end if negative; if absent the last, or 1 if only then the labels
     /// of the model fit.

@@ -166,7 +166,7 @@ impl Term {
         Ok((targets, log))
     }
 
-    /// Sums what every class adds to its row's loss; rows are what is counted.
+    /// Sums the terms of every class of a row; counts rows.
     fn per_row(&self, b: &mut Builder<'_>, products: ValueId) -> Part {
         let sum = Reduce { f: ReduceFn::Sum, axes: vec![last(b, products)], keep_dims: false };
         let losses = b.add(Op::Reduce(sum), &[products])?;

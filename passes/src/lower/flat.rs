@@ -99,7 +99,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// This rank's part of a group in `dtype`: cast once per micro-step if it is held in another.
+    /// This rank's shard of a group in `dtype`: cast once per micro-step if it is stored in another.
     fn shard_in(&mut self, group: GroupId, dtype: DType, node: &Node) -> Result<Place, Diagnostic> {
         let held = self.plan.groups[group].dtype;
         let master =
@@ -119,8 +119,8 @@ impl Lowering<'_> {
         Ok(place)
     }
 
-    /// Casts a parameter that is whole on every rank, together with all others of its group that are cast
-    /// to the same dtype; `false` if the node is no such cast, or is better done alone.
+    /// Casts a replicated parameter and all others of its group that are cast to the same dtype in one task; `false`
+    /// if the node is not such a cast, or a separate task is cheaper.
     pub(super) fn cast_with_group(&mut self, node: &Node) -> Result<bool, Diagnostic> {
         let Some((name, to)) = cast_of_param(self.graph, node) else { return Ok(false) };
         let Some(&(group, segment)) = self.group_of.get(name) else { return Ok(false) };
@@ -150,8 +150,8 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    /// First element and number of elements that hold all parameters of a group that are cast to a dtype, if
-    /// there are several, all aligned, and not much lies between them.
+    /// First element and number of elements of the range with all parameters of a group that are cast to a dtype, if
+    /// there are several, all aligned, and the gaps are small.
     fn cast_range(&self, group: GroupId, to: DType) -> Option<(usize, usize)> {
         let is_cast = |param: ParamId| {
             let name = self.plan.params[param].name.as_str();

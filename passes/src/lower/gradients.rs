@@ -21,7 +21,7 @@ pub(super) struct Gradients {
     name: HashMap<ValueId, String>,
     /// Parameters of each group that have a gradient.
     n: BTreeMap<GroupId, usize>,
-    /// What gradients that were exchanged in another dtype are multiplied by when they are f32 again.
+    /// Factor of gradients after an exchange in another dtype, once they are f32.
     after: BTreeMap<GroupId, f64>,
     /// Nodes seen, by group, operation and region.
     seen: HashMap<(GroupId, &'static str, Region), usize>,
@@ -137,8 +137,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Sees to it that a gradient of this micro-step is at its place in the flat gradient; after the last
-    /// one of its group, that the padding is zero.
+    /// Ensures that a gradient of this micro-step is in its segment of the flat gradient and, after the last one of
+    /// its group, that the padding is zero.
     fn settle(&mut self, name: &str, raw: ValueId, node: &Node) -> Result<(), Diagnostic> {
         let (group, segment) = self.group_of[name];
         if !self.gradient.missing.get_mut(&group).is_some_and(|missing| missing.remove(name)) {
@@ -211,7 +211,7 @@ impl<'a> Lowering<'a> {
         Ok(wide)
     }
 
-    /// What is exchanged of a gradient, in `dtype`, between `ranks` ranks, and how ranks are combined.
+    /// The exchange of a gradient in `dtype` among `ranks` ranks: payload and reduction.
     fn narrowed(
         &mut self,
         group: GroupId,

@@ -33,7 +33,7 @@ struct Layout {
     sharded: bool,
 }
 
-/// What the update keeps for the parameters of every group that trains.
+/// Optimizer state of every trainable group.
 struct Updated {
     /// The states: name, first value, and whether each rank holds only its part.
     states: Vec<(StateName, f64, bool)>,
@@ -243,7 +243,7 @@ impl Lowering<'_> {
         names
     }
 
-    /// Notes for every parameter, and every sharded value made from it, which parameter it is.
+    /// Maps every parameter, and every sharded value computed from it, to the parameter.
     fn trace_sharded_values(&mut self) {
         for (_, node) in self.graph.nodes() {
             let name = match &node.op {
@@ -298,7 +298,7 @@ impl Lowering<'_> {
     }
 }
 
-/// The group of every parameter that lies in one.
+/// The group of every grouped parameter.
 fn groups_by_name(plan: &Plan) -> HashMap<&str, GroupId> {
     let of = |(index, group): (GroupId, &Group)| -> Vec<(ParamId, GroupId)> {
         group.segments.iter().map(|s| (s.param, index)).collect()

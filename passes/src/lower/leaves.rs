@@ -71,7 +71,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The place of a constant that no kernel holds itself.
+    /// The buffer of a constant that is not embedded in a kernel.
     pub(super) fn constant(&mut self, value: &Tensor) -> Place {
         let name = format!("constant.{}", self.constants.len());
         let (arena, class) = (Arena::Persistent, BufferClass::State);

@@ -37,12 +37,12 @@ use frit_ir::{
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// What must hold of a graph before it is lowered.
+/// Properties that lowering requires.
 pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Property::Sharded];
 
-/// What lowering needs to know beside the graph.
+/// Inputs of lowering besides the graph.
 pub struct LowerOptions<'a> {
-    /// The units that `shard` made.
+    /// The units formed by `shard`.
     pub units: TiVec<UnitId, UnitSpec>,
     /// Sharding strategy.
     pub strategy: Strategy,
@@ -52,19 +52,19 @@ pub struct LowerOptions<'a> {
     pub seed: u64,
     /// Micro-steps per step.
     pub accumulation: usize,
-    /// Ranks that hold one copy of what is sharded together.
+    /// Ranks among which one copy of the sharded state is divided.
     pub shards: usize,
     /// Whether sharded parameters are gathered once per step, before its micro-steps.
     pub gather_once: bool,
     /// Loss elements of one rank's micro-batch.
     pub loss_capacity: usize,
-    /// The plan that trains what an evaluation reads; its parameters lie where they lie there.
+    /// The training plan of an evaluation; parameters have the same layout in both.
     pub trained: Option<&'a Plan>,
     /// The losses, for an evaluation.
     pub losses: Vec<Term>,
-    /// What else is measured, for an evaluation.
+    /// Metrics of an evaluation besides the losses.
     pub metrics: Vec<MetricSpec>,
-    /// What the plan is for.
+    /// Target of the plan.
     pub target: Target,
     /// The cluster for which durations are predicted.
     pub cluster: &'a Cluster,
@@ -191,18 +191,18 @@ struct Lowering<'a> {
     /// The float types to which parameters that are whole on every rank are cast, by name.
     cast_dtypes: HashMap<&'a str, BTreeSet<DType>>,
     gradient: gradients::Gradients,
-    /// Whether what is lowered runs once, before the micro-steps.
+    /// Whether the current tasks run once, before the micro-steps.
     unsharding: bool,
     /// Which parameters have which hyper-parameters.
     param_groups: optimizer::ParamGroups,
     /// Steps seen, by group and operation.
     stepped: HashMap<(GroupId, &'static str), usize>,
-    /// What Adafactor's steps read that was summed over ranks, by group and segment.
+    /// Sums over ranks that Adafactor's steps read, by group and segment.
     adafactor: HashMap<(GroupId, usize), adafactor::Summed>,
 }
 
 impl<'a> Lowering<'a> {
-    /// The plan, with what its tasks mean.
+    /// The plan, with the digests of its tasks.
     fn finish(mut self) -> Lowered {
         self.keep_parts();
         let (operands, state) = provenance(&self.plan, Addresses::Apart);
@@ -304,7 +304,7 @@ impl<'a> Lowering<'a> {
         self.plan.phases.push(Phase { name, begin, end });
     }
 
-    /// Lowers the nodes of which this is true. A reduction of a gradient begins when what it reduces is
+    /// Lowers the nodes that satisfy the predicate. A gradient's reduction is issued as soon as its operand is
     /// computed, wherever it stands in the graph.
     fn nodes(&mut self, which: impl Fn(&Node) -> bool) -> Result<(), Diagnostic> {
         let graph = self.graph;
@@ -517,7 +517,7 @@ impl<'a> Lowering<'a> {
         });
     }
 
-    /// Predicted microseconds of a collective; 0 for what is none.
+    /// Predicted microseconds of a collective; 0 if it is not a collective.
     fn exchange_us(&self, action: &Action) -> f64 {
         exchange_of(action).map_or(0.0, |(exchange, bytes)| {
             let members = Members::of(&self.plan, action);
@@ -574,7 +574,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Copies next values of state and buffers into their place, for carries computed in such a region.
+    /// Copies next values of state and buffers into their buffers, for carries computed in such a region.
     fn commit(&mut self, here: impl Fn(Region) -> bool) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for output in &graph.outputs {

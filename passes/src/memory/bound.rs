@@ -22,7 +22,7 @@ type Known = [TaskId; STREAMS];
 /// When a buffer is in use.
 struct Use {
     size: usize,
-    /// What is complete before any access starts.
+    /// Tasks complete before any access starts.
     start: Known,
     /// One more than the last access.
     end: Known,

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) struct Lifetime {
     /// For each stream, one more than the last task that accesses it.
     end: Clock,
-    /// What is complete before any of its accesses starts: for each stream, the first task that may not be.
+    /// Tasks complete before any of its accesses starts: for each stream, the first task that may not be.
     start: Clock,
     /// First and last task, in list order.
     pub(super) span: (TaskId, TaskId),

@@ -19,20 +19,20 @@ use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
 
 frit_ir::choices! {
-    /// What rests in host memory.
+    /// What is stored in host memory.
     #[derive(Default)]
     Offload {
         /// Nothing.
         #[default]
         None = "none",
-        /// What the optimizer keeps beside parameters: moments and moving averages.
+        /// Optimizer state: moments and moving averages.
         Optimizer = "optimizer",
         /// That, and the parameters.
         Parameters = "parameters",
     }
 }
 
-/// Moves what is to be offloaded to the host and adds the copies.
+/// Moves offloaded buffers to the host and adds the copies.
 pub fn offload(plan: &mut Plan, what: Offload, cluster: &Cluster) {
     let hosted = to_host(plan, what);
     if hosted.is_empty() {
@@ -109,7 +109,7 @@ impl Copies<'_> {
         self.hosted.contains_key(&place.buffer)
     }
 
-    /// A new workspace buffer for what rests in the host's `buffer`.
+    /// A new workspace buffer for the contents of the host's `buffer`.
     fn staging(&mut self, buffer: BufferId, class: BufferClass) -> BufferId {
         let Buffer { name, bytes, .. } = self.plan.buffers[buffer].clone();
         let name = format!("{name} on the device");

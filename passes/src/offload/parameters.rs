@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 /// Other units between two readers of a parameter for which it is freed in the meantime.
 const OTHERS: usize = 2;
 
-/// Readers of a buffer on the host, and of what is made of it alone.
+/// Readers of a host buffer, and of values computed from it alone.
 struct Window {
     host: BufferId,
     /// By position, ascending.
@@ -96,7 +96,7 @@ fn made(tasks: &[Task], copies: &Copies<'_>) -> Made {
     made
 }
 
-/// Who reads what is on the host, and for how long it stays.
+/// Readers of host buffers, and the lifetimes of their copies.
 fn windows(tasks: &[Task], made: &Made, copies: &Copies<'_>) -> Vec<Window> {
     let mut windows: Vec<Window> = Vec::new();
     // Position and buffer on the host of everything that kernels read, in order.

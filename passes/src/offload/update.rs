@@ -46,7 +46,7 @@ pub(super) fn with_copies(tasks: Vec<Task>, copies: &mut Copies<'_>) -> Vec<Task
     made
 }
 
-/// The tasks in an order that has those of the same buffers on the host together.
+/// The tasks in an order in which those of the same host buffers are adjacent.
 fn pieces(tasks: Vec<Task>, copies: &Copies<'_>) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     for task in tasks {
@@ -87,7 +87,7 @@ fn conflict(a: &Task, b: &Task) -> bool {
     writes_what_uses(a, b) || writes_what_uses(b, a)
 }
 
-/// What was copied in so far.
+/// Copied in so far.
 struct Staging<'a, 'b> {
     copies: &'a mut Copies<'b>,
     /// The buffers of each piece that works on the host's, and its first task.
@@ -97,7 +97,8 @@ struct Staging<'a, 'b> {
 }
 
 impl Staging<'_, '_> {
-    /// Copies in what the next pieces need once `n_done` are done; not what one before them still changes.
+    /// Copies in the buffers of the next pieces once `n_done` are done, except those that an earlier piece still
+    /// changes.
     fn copy_in(&mut self, n_done: usize) -> Vec<Task> {
         let mut made = Vec::new();
         let end = self.needed.len().min(n_done + AHEAD);

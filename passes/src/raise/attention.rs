@@ -54,7 +54,7 @@ pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
     Some(raised)
 }
 
-/// The operands of a matrix product whose right operand is transposed as told.
+/// The operands of a matmul whose right operand is transposed as given.
 fn product(m: &Matcher<'_>, v: ValueId, trans_b: bool) -> Option<[ValueId; 2]> {
     let node = m.graph.def(v);
     let Op::MatMul(op) = &node.op else { return None };
@@ -142,7 +142,7 @@ fn swapped(m: &Matcher<'_>, v: ValueId) -> Option<ValueId> {
     (perm == op.perm).then(|| node.inputs[0])
 }
 
-/// One mask off the scores: what is under it, and the mask.
+/// Strips one mask from the scores: the masked value, and the mask.
 fn masked(m: &Matcher<'_>, v: ValueId) -> Option<(ValueId, Mask)> {
     let under = |x: ValueId| {
         let same = m.graph.ty(x) == m.graph.ty(v);
@@ -167,7 +167,7 @@ fn masked(m: &Matcher<'_>, v: ValueId) -> Option<(ValueId, Mask)> {
     filled(a, b, true).or_else(|| filled(b, a, false))
 }
 
-/// Whether the value is a matrix product under masks and scalar factors.
+/// Whether the value is a matmul under masks and scalar factors.
 fn leads_to_product(m: &Matcher<'_>, v: ValueId) -> bool {
     let (mut stack, mut seen) = (vec![v], HashSet::new());
     while let Some(v) = stack.pop() {
@@ -186,8 +186,8 @@ fn leads_to_product(m: &Matcher<'_>, v: ValueId) -> bool {
     false
 }
 
-/// What is repeated over groups of heads: `x[B, G, 1, S, D]` of
-/// `reshape(expand(x, [B, G, R, S, D]), [B, G·R, S, D])`.
+/// The value repeated over groups of heads: `x[B, G, 1, S, D]` of `reshape(expand(x, [B, G, R, S,
+/// D]), [B, G·R, S, D])`.
 fn unrepeated<V: Into<Keys>>(m: &Matcher<'_>, v: V) -> Option<ValueId> {
     let keys: Keys = v.into();
     let reshape = m.graph.def(keys.value);

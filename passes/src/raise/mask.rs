@@ -15,7 +15,7 @@ use std::collections::HashSet;
 /// A score this low has no weight beside any other: exporters write −∞, the dtype's minimum or −1e9.
 const EXCLUDED: f64 = -1e9;
 
-/// One mask on the way from the product of queries and keys to the softmax.
+/// One mask between the matmul of queries and keys and the softmax.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mask {
     /// Added to the scores.
@@ -26,15 +26,15 @@ pub(super) enum Mask {
         condition: ValueId,
         /// Where scores stay.
         keep: bool,
-        /// What the other scores become.
+        /// The value of all other scores.
         fill: f64,
     },
 }
 
-/// The masks of one attention together.
+/// All masks of one attention.
 #[derive(Debug)]
 pub(super) struct Masks {
-    /// What those keep that are known.
+    /// The known masks, combined.
     pub sight: Sight,
     /// The rest, as one operand.
     pub operand: Option<Step>,
@@ -83,7 +83,7 @@ struct Parts<'a, 'g> {
     kept: Option<Step>,
     /// A finite fill and the condition where scores stay.
     filled: Option<(f64, Step)>,
-    /// A sum of what is added.
+    /// A sum of additive masks.
     added: Option<Step>,
 }
 
@@ -178,7 +178,7 @@ fn simplified(m: &Matcher<'_>, mask: Mask) -> Mask {
     }
 }
 
-/// The mask, or the parts of its condition if one of them is known; with what is known of each.
+/// The mask, or the parts of its condition if one of them is constant; each with its value, if constant.
 fn apart(m: &Matcher<'_>, mask: Mask) -> Vec<(Mask, Option<Known>)> {
     let whole = known(m, &mask);
     let Mask::Filled { condition, keep, fill } = mask else { return vec![(mask, whole)] };
@@ -223,7 +223,7 @@ fn conditions(m: &Matcher<'_>, condition: ValueId, keep: bool) -> Vec<(ValueId, 
 enum Known {
     /// Every key, for every query.
     Everything,
-    /// The keys that a query sees by its position.
+    /// The keys that a query attends to by its position.
     Keys {
         /// Which they are.
         sight: Sight,
@@ -232,7 +232,7 @@ enum Known {
     },
 }
 
-/// What a mask that is known while compiling keeps, if that is one of the simple cases.
+/// The keys that a constant mask keeps, if it is one of the simple cases.
 fn known(m: &Matcher<'_>, mask: &Mask) -> Option<Known> {
     let (kept, shape, finite): (Vec<bool>, Shape, bool) = match *mask {
         Mask::Added(v) => {

@@ -10,7 +10,7 @@ use frit_ir::{DType, Graph, NodeId, Op, ValueId};
 /// than f32 holds.
 const TOLERANCE: f64 = 1e-5;
 
-/// A product is taken apart at most this deep.
+/// Maximum depth to which a product is decomposed.
 const DEPTH: usize = 4;
 
 /// A graph with the users of its values.

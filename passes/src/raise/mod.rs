@@ -58,11 +58,10 @@ impl Raised {
     }
 }
 
-/// Finds what replaces the value, if it is the result of a composite.
+/// The replacement of the value, if it is the result of a composite.
 type Pattern = fn(&Matcher<'_>, ValueId) -> Option<Raised>;
 
-/// The patterns, each once over the whole graph, in this order: what an earlier one makes, a later one
-/// may contain.
+/// The patterns, each once over the whole graph, in this order: a later composite may contain an earlier one.
 const PATTERNS: &[(&str, Pattern)] = &[
     ("embedding", embedding::raise),
     ("softmax", softmax::raise),
@@ -120,7 +119,7 @@ fn apply(
     Ok(changed)
 }
 
-/// The last of the remaining nodes that matches; it and those after it are taken off.
+/// The last of the remaining nodes that matches; it and later ones are removed from the list.
 fn next_match(
     graph: &Graph,
     rest: &mut Vec<NodeId>,

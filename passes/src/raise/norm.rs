@@ -8,7 +8,7 @@ use super::{Raised, Step};
 use frit_ir::ops::{BinaryFn, Constant, LayerNorm, ReduceFn, Reshape, RmsNorm};
 use frit_ir::{Op, Shape, Tensor, ValueId};
 
-/// The most elements of a scale that is made because there is none.
+/// Maximum number of elements of a scale of ones.
 const MAX_ONES: usize = 1 << 24;
 
 /// Which values make a normalization.

@@ -53,7 +53,7 @@ impl Chosen {
         }
     }
 
-    /// What was chosen.
+    /// The choice.
     pub fn describe(&self, cluster: &Cluster) -> String {
         format!(
             "{}: {:.3} ms on {}, {:.3} ms with pre",

@@ -15,7 +15,7 @@ pub type Clock = [TaskId; STREAMS];
 pub struct Clocks {
     begin: TaskId,
     start: Vec<Clock>,
-    /// What is known when the last task of each stream is complete.
+    /// Tasks complete when the last task of each stream is complete.
     last: [Clock; STREAMS],
 }
 
@@ -45,7 +45,7 @@ impl Clocks {
         clocks
     }
 
-    /// What is complete when task `i` starts.
+    /// Tasks complete when task `i` starts.
     pub fn start(&self, i: TaskId) -> &Clock {
         &self.start[i.0 - self.begin.0]
     }

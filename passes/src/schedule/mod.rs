@@ -52,7 +52,7 @@ pub enum Prefetch {
 /// Flat gradients alive at any time: the one that is reduced and the one that is written.
 const GRADIENTS_IN_FLIGHT: usize = 2;
 
-/// Units of what rests on the host that are on the device at any time: the one that is used and the next.
+/// Offloaded units that are on the device at any time: the one in use and the next.
 const STAGED: usize = 2;
 
 /// Schedules a lowered plan.
@@ -128,7 +128,7 @@ fn dependencies(tasks: &TiSlice<TaskId, Task>, begin: TaskId) -> TiVec<TaskId, B
 }
 
 /// A copy from the host waits until the work on the unit that was copied two before is complete, copies back
-/// included, so that the memory of that can be used again; unless that work comes later.
+/// included, so that its memory can be reused; unless that work comes later.
 fn staging_limit(plan: &Plan, begin: TaskId) -> Vec<(TaskId, TaskId)> {
     let mut unit_of: HashMap<BufferId, UnitId> = HashMap::new();
     for group in &plan.groups {
@@ -165,8 +165,8 @@ fn staging_limit(plan: &Plan, begin: TaskId) -> Vec<(TaskId, TaskId)> {
     copies.into_iter().filter_map(wait).collect()
 }
 
-/// The first write of a flat gradient waits until the reduction two before its own is complete, so that
-/// the memory of that one can be used again.
+/// The first write of a flat gradient waits until the reduction two before its own is complete, so that its memory
+/// can be reused.
 fn gradient_limit(tasks: &TiSlice<TaskId, Task>, begin: TaskId) -> Vec<(TaskId, TaskId)> {
     let mut first_write: HashMap<BufferId, TaskId> = HashMap::new();
     let mut reductions: Vec<(TaskId, BufferId)> = Vec::new();

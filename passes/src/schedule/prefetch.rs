@@ -112,7 +112,7 @@ struct Arrival {
     delivers: Vec<BufferId>,
 }
 
-/// What moves with arrivals.
+/// Tasks that move with arrivals.
 struct Moving {
     /// Copies from the host by the buffer of the device.
     copies: BTreeMap<BufferId, Task>,
@@ -153,13 +153,13 @@ impl Moving {
         arrivals
     }
 
-    /// What is prepared of a buffer.
+    /// Preparation of a buffer.
     fn made_of(&self, buffer: BufferId) -> Vec<BufferId> {
         let reads = |t: &Task| t.action.reads().iter().any(|p| p.buffer == buffer);
         self.preparations.iter().filter(|(_, t)| reads(t)).map(|(made, _)| *made).collect()
     }
 
-    /// Adds to a set what its gathers send, and what is made of its copies.
+    /// Adds to a set the sources of its gathers, and the values computed from its copies.
     fn complete(&mut self, set: &mut Set) {
         let mut preparations = Vec::new();
         let mut arrivals = Vec::new();

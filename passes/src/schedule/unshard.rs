@@ -18,8 +18,8 @@ struct Repeated {
     forward: BufferId,
 }
 
-/// The units that backward gathers again, those first that save the most time for the bytes that they hold;
-/// of equal ones the last, which hold them for the shortest time.
+/// The units that backward regathers, by decreasing time saved per byte; among equals the last, whose memory is live
+/// for the shortest time.
 pub(super) fn by_benefit(plan: &Plan) -> Vec<UnitId> {
     let mut units: BTreeMap<UnitId, (f64, f64)> = BTreeMap::new();
     for repeated in repeated(plan) {
@@ -58,7 +58,7 @@ pub(super) fn keep(plan: &mut Plan, units: &[UnitId]) {
     plan.tasks.retain(|_: &Task| !dropped.next().unwrap_or(false));
 }
 
-/// Drops what made what only dropped tasks read: the cast of a shard, its copy from the host.
+/// Drops tasks whose results only dropped tasks read: the cast of a shard, its copy from the host.
 fn drop_unread(plan: &mut Plan, dropped: &mut TiSlice<TaskId, bool>) {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     for (task, _) in plan.tasks.iter().zip(&*dropped).filter(|(_, dropped)| !**dropped) {
@@ -87,7 +87,7 @@ fn drop_unread(plan: &mut Plan, dropped: &mut TiSlice<TaskId, bool>) {
     unread.into_iter().for_each(|b| plan.buffers[b].bytes = 0);
 }
 
-/// Gathers of backward of what forward gathered in the same dtype, in the same phase.
+/// Gathers in backward that repeat a gather of forward in the same dtype, in the same phase.
 fn repeated(plan: &Plan) -> Vec<Repeated> {
     let mut found = Vec::new();
     for phase in &plan.phases {

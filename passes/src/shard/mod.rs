@@ -42,8 +42,8 @@ pub const INFO: PassInfo = PassInfo {
 pub struct Reshard {
     /// Pattern of their names.
     pub units: String,
-    /// Consecutive ranks that keep a copy together until backward, which then gathers among them alone;
-    /// `None` for all that share the parameters.
+    /// Number of consecutive ranks that share a copy until backward, which then gathers among them
+    /// alone; `None` for all that share the parameters.
     pub ranks: Option<usize>,
 }
 
@@ -52,7 +52,7 @@ pub struct Reshard {
 pub struct Shard {
     /// Number of ranks.
     pub world_size: usize,
-    /// What is sharded.
+    /// The sharding strategy.
     pub strategy: Strategy,
     /// Ranks that share one copy under `hybrid_shard`.
     pub group: usize,
@@ -64,7 +64,7 @@ pub struct Shard {
     pub no_sync: bool,
     /// The dtype in which ranks exchange gradients.
     pub reduce_dtype: DType,
-    /// Parameters that are gathered together whatever their units; see [`small`].
+    /// Parameters that are gathered in one collective regardless of their units; see [`small`].
     pub small_parameters: BTreeSet<String>,
 }
 
@@ -128,8 +128,7 @@ impl Pass for Shard {
 }
 
 impl Shard {
-    /// For each unit, whether it stays gathered from forward to backward; notes which ranks keep it
-    /// together otherwise.
+    /// For each unit, whether it stays gathered from forward to backward; if not, records how many ranks share it.
     fn reshard(
         &self,
         units: &mut TiSlice<UnitId, UnitSpec>,
@@ -264,7 +263,7 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Cast(_) | Op::Quantize(_)) || op.is_layout()
 }
 
-/// The value of `view` computed again in backward, from what `map` already holds.
+/// The value of `view` recomputed in backward from the values in `map`.
 fn repeat_view(
     graph: &mut Graph,
     view: ValueId,

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub enum Wrap {
     /// Repeated isomorphic blocks, found without hints; the rest in the root.
     Blocks,
-    /// Consecutive parameters, in order of use, of at least this many elements together.
+    /// Consecutive parameters, in order of use, of at least this many elements in total.
     Size(usize),
     /// The modules that these patterns cover, the innermost where they are nested; the rest in the root.
     Scopes(Vec<String>),
@@ -31,7 +31,7 @@ pub struct Assignment {
     pub reasons: Vec<(String, String)>,
 }
 
-/// Where a parameter goes, and why.
+/// The unit of a parameter, and the reason.
 struct Choice {
     /// The unit's name; `None` is the root.
     unit: Option<String>,
@@ -47,7 +47,7 @@ impl Choice {
 /// Assigns units. Parameters that two units use belong to the root.
 ///
 /// # Errors
-/// A pattern that covers no module with parameters.
+/// A pattern that matches no module with parameters.
 pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
     let params = params_by_use(graph);
     let choices = match wrap {
@@ -87,7 +87,7 @@ pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
     Ok(Assignment { units, unit_of, reasons })
 }
 
-/// The units that an earlier run for the same model found. Parameters that it did not see have none.
+/// The units that an earlier run found for the same model. Parameters unknown to it have none.
 pub fn known(graph: &Graph, context: &PassContext) -> Assignment {
     let unit_of = graph
         .params()
@@ -189,7 +189,7 @@ fn blocks(params: &[UsedParam]) -> Vec<Choice> {
         .collect()
 }
 
-/// The innermost module of the parameter that a pattern covers, if all of its uses are there.
+/// The innermost module of the parameter that matches a pattern, if it contains all uses.
 fn by_scope(params: &[UsedParam], patterns: &[String]) -> Result<Vec<Choice>, Diagnostic> {
     let covering = |path: &str| -> Option<(String, &String)> {
         // The module itself first, then what it is in.

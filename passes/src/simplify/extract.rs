@@ -17,8 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 /// bandwidth is between 4 (NVLink) and 100 (Ethernet).
 const COMMUNICATION: u64 = 16;
 const BYTE: u64 = 16;
-/// How much more a byte of a matrix product costs: enough that no product is ever made twice to save a
-/// transpose.
+/// Cost factor of a byte of a matmul: high enough that no matmul is duplicated to save a transpose.
 const PRODUCT: u64 = 16;
 /// The most terms among which pairs of choices are changed.
 const PAIRS: usize = 32;
@@ -54,7 +53,7 @@ impl<'e> Extractor<'e> {
         }
     }
 
-    /// Cost of one term; that of what it reads is not part of it.
+    /// Cost of one term without its operands.
     pub(super) fn cost(&self, class: Id, term: &Term) -> u64 {
         let Term::Node(op, _, inputs) = term else { return 0 };
         let bytes = |data: &Data| {

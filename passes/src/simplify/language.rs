@@ -54,23 +54,23 @@ impl Language for Term {
     }
 }
 
-/// What is known of a value from outside.
+/// Facts about a value from outside of the window.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leaf {
     pub(super) ty: TensorType,
     pub(super) sharded: bool,
-    /// When it is there; see [`stage`].
+    /// When it is available; see [`stage`].
     pub(super) stage: u8,
 }
 
-/// What is known of all terms of a class.
+/// Facts about all terms of a class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Data {
     pub(super) ty: TensorType,
     pub(super) sharded: bool,
-    /// When the value is there at the earliest. A term of a later stage is never chosen for the class.
+    /// The earliest stage at which the value is available. A term of a later stage is never chosen for the class.
     pub(super) stage: u8,
-    /// The node (by its number in the window) for which the class was made.
+    /// The node (by its number in the window) for which the class was created.
     pub(super) made_for: u32,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Facts {
     ops: Vec<Op>,
     ids: HashMap<Op, OpId>,
     pub(super) leaves: Vec<Leaf>,
-    /// The node whose classes are being made.
+    /// The node whose classes are being created.
     pub(super) making_for: u32,
 }
 

@@ -42,7 +42,7 @@ pub const INFO_APPROXIMATE: PassInfo = PassInfo { numerics: Numerics::LowersPrec
 pub struct Simplify {
     /// Also apply rules that may change results by rounding.
     pub approximate: bool,
-    /// Whether a parameter may be cast before it is gathered; otherwise it is gathered as it is.
+    /// Whether a parameter may be cast before it is gathered.
     pub narrow_gathers: bool,
 }
 

@@ -10,7 +10,7 @@ use frit_ir::{Code, Diagnostic, Graph, NodeId, OutputKind, ValueId};
 use petgraph::graphmap::DiGraphMap;
 use std::collections::HashMap;
 
-/// Nodes that were made, with the nodes in whose place they stand.
+/// New nodes, with the nodes that they replace.
 pub(super) type Places = HashMap<NodeId, NodeId>;
 
 /// Adds the nodes of `program` and records which value replaces each root of the window.
@@ -77,8 +77,8 @@ pub(super) fn rebuild(
     Ok(())
 }
 
-/// The same graph in topological order, every node at its place of `order`, those that were made at the
-/// place of the nodes for which they were made.
+/// The same graph in topological order: every node at its place of `order`, new nodes at that of the nodes they
+/// replace.
 pub(super) fn in_order(
     graph: &Graph,
     order: &[NodeId],

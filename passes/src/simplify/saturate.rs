@@ -23,15 +23,15 @@ pub(super) struct Step {
     pub(super) inputs: Vec<Operand>,
     /// The node of the window that this is, if it is one.
     pub(super) original: Option<u32>,
-    /// The node of the window for which this is made.
+    /// The node of the window that this replaces.
     pub(super) made_for: u32,
 }
 
-/// What replaces a window.
+/// The replacement of a window.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     pub(super) steps: Vec<Step>,
-    /// For each root of the window, what makes it.
+    /// For each root of the window, the term that computes it.
     pub(super) roots: Vec<Operand>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Program {
 pub(super) struct Solution {
     /// Nothing if the window is as cheap as it can be.
     pub(super) program: Option<Program>,
-    /// What was gained, in one line.
+    /// The gain, in one line.
     pub(super) summary: String,
     /// Why saturation ended.
     pub(super) stop: String,
@@ -73,7 +73,7 @@ impl Filled {
         Filled { egraph, nodes }
     }
 
-    /// Applies the rules; says why it ended and which rules found something.
+    /// Applies the rules; returns the stop reason and the rules that matched.
     pub(super) fn saturate(&mut self, rules: &[Rule]) -> (StopReason, BTreeSet<&'static str>) {
         let egraph = &mut self.egraph;
         let mut fired = BTreeSet::new();

@@ -66,7 +66,7 @@ impl Window {
         }
     }
 
-    /// What is equal for windows that differ only in the values they read, their units and stages.
+    /// A key that is equal for windows that differ only in the values they read, their units and stages.
     pub(super) fn form(&self) -> Form<'_> {
         let nodes = self.nodes.iter().map(|n| (&n.op, n.region, &n.inputs[..])).collect();
         Form { leaf_data: &self.leaf_data, roots: &self.roots, nodes }

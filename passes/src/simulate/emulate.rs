@@ -38,7 +38,7 @@ pub enum System {
 pub enum Checkpointing {
     /// None.
     None,
-    /// All but attention and every other matrix product.
+    /// All but attention and every other matmul.
     SelectiveOp,
     /// All of every other unit.
     SelectiveLayer,
@@ -51,7 +51,7 @@ pub enum Checkpointing {
 pub enum Attention {
     /// By one kernel, with scores that never are in memory.
     Fused,
-    /// By operations on all scores, in memory: product, scale, mask, softmax, dropout, product.
+    /// By operations on all scores, in memory: matmul, scale, mask, softmax, dropout, matmul.
     Written,
 }
 
@@ -73,13 +73,13 @@ const EAGER_WRITTEN: f64 = 9.0;
 const EAGER_LOSS: f64 = 3.5;
 /// The same for other operations: rotary positions are applied in f32, and copies make operands contiguous.
 const EAGER_OTHER: f64 = 1.5;
-/// How often written attention moves all scores, forward: the product writes them, scale, mask, softmax and
-/// dropout read and write them, dropout keeps a byte for each, the other product reads them.
+/// How often decomposed attention moves all scores, forward: the first matmul writes them, scale, mask, softmax and
+/// dropout read and write them, dropout keeps a byte for each, the second matmul reads them.
 const WRITTEN_FORWARD: f64 = 10.5;
-/// The same backward: of dropout, softmax, mask and scale, and the operands and results of four products.
+/// The same backward: of dropout, softmax, mask and scale, and the operands and results of four matmuls.
 const WRITTEN_BACKWARD: f64 = 13.5;
-/// What the compiler's partitioner keeps for backward of what the plan's fused kernels keep: it computes
-/// activation functions and copies again.
+/// The fraction of the bytes saved by the plan's fused kernels that the compiler's partitioner saves: it recomputes
+/// activation functions and copies.
 const COMPILE_KEEPS: f64 = 0.8;
 /// What eager mode keeps: operands of every step of norms and activation functions too.
 const EAGER_KEEPS: f64 = 1.5;
@@ -189,8 +189,8 @@ fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Atten
     body.nodes().map(|(_, n)| of(n)).sum()
 }
 
-/// Seconds of attention of `[query, key, value]` by operations on all scores: so many products, half of
-/// which contract over the head size and half over the keys or queries, and moves of the scores.
+/// Seconds of attention of `[query, key, value]` by operations on all scores: this many matmuls, half of which
+/// contract over the head size and half over the keys or queries, and moves of the scores.
 fn written_attention(
     device: &Device,
     [q, k, _]: [&TensorType; 3],
@@ -288,7 +288,7 @@ fn unit_of(plan: &Plan, task: &Task) -> Option<UnitId> {
     })
 }
 
-/// Forward kernels that run again, by unit.
+/// Forward kernels that are rerun, by unit.
 fn recomputed(
     plan: &Plan,
     checkpointing: Checkpointing,

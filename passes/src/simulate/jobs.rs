@@ -9,7 +9,7 @@ use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, Task, TaskId, TiV
 /// What a job does, as reports name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// A matrix product or convolution.
+    /// A GEMM or convolution.
     Product,
     /// Attention.
     Attention,

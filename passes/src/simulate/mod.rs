@@ -144,7 +144,7 @@ fn gib(x: f64) -> u64 {
     (x * (1_u64 << 30) as f64) as u64
 }
 
-/// Operations of matrix units in one step, those of recomputation left out.
+/// FLOP of tensor cores in one step, without rematerialization.
 fn model_flops(plan: &Plan) -> u64 {
     let kernels: TiVec<KernelId, u64> = plan
         .kernels

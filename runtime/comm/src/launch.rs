@@ -11,7 +11,7 @@ pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
 /// How long ranks wait for each other.
 ///
 /// # Errors
-/// If the variable is no number of seconds.
+/// If the variable is not a number of seconds.
 pub fn timeout_from_environment() -> Result<Duration, CommError> {
     Ok(timeout(std::env::var(TIMEOUT_VARIABLE).ok())?)
 }
@@ -87,7 +87,7 @@ impl Launch {
     /// Reads the process's environment. Without any of the variables it is the only process.
     ///
     /// # Errors
-    /// What is missing or is no number.
+    /// What is missing or is not a number.
     pub fn from_environment() -> Result<Launch, CommError> {
         Ok(Launch::from_variables(|name| std::env::var(name).ok())?)
     }

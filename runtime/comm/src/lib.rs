@@ -19,7 +19,7 @@ use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 
 /// The collectives of one rank. All ranks must call the same ones in the same order, each with the team it
-/// is in; teams of one call have the same size. What is combined is f32, f16 or bf16.
+/// is in; teams of one call have the same size. Operands are f32, f16 or bf16.
 pub trait Communicator {
     /// This rank.
     fn rank(&self) -> usize;

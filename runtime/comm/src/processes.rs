@@ -42,7 +42,7 @@ struct Shared {
     bytes: AtomicU64,
 }
 
-/// What is exchanged; members must agree.
+/// The payload; members must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -52,9 +52,9 @@ pub(super) enum Kind {
     Gather,
 }
 
-/// One exchange, as one rank sees it.
+/// One exchange, from one rank.
 pub(super) struct Exchange<'a, 'b> {
-    /// What is exchanged.
+    /// The payload.
     pub kind: Kind,
     /// Which exchange of this rank it is, counted from 0.
     pub number: u64,

@@ -193,7 +193,7 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// Whether to try again after this.
+    /// Whether to retry after this.
     fn go_on(&self, error: io::Error, begin: Instant) -> io::Result<()> {
         match error.kind() {
             ErrorKind::Interrupted => Ok(()),

@@ -22,7 +22,7 @@ use std::ptr::null_mut;
 /// Algorithms that are asked for, to be measured.
 const CANDIDATES: usize = 8;
 
-/// What the library answers when asked for algorithms.
+/// The library's reply to a query for algorithms.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
@@ -67,7 +67,7 @@ pub(super) fn library(driver: (u32, u32)) -> Wanted {
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// The library's descriptions of a product. They live as long as the process.
+/// The library's descriptors of a GEMM. They live as long as the process.
 struct Described {
     description: cublasLtMatmulDesc_t,
     /// In the library's order: bᵀ, aᵀ, dᵀ.
@@ -124,7 +124,7 @@ impl CublasLt {
         }
     }
 
-    /// Describes a product to the library.
+    /// Creates the library's descriptors of a GEMM.
     fn describe(&self, product: &Product) -> Result<Described> {
         let double = product.d.dtype == DType::F64;
         let (compute, scale) = match double {
@@ -242,7 +242,7 @@ impl CublasLt {
         Ok(layout)
     }
 
-    /// What an algorithm may need.
+    /// Limits of an algorithm.
     fn prefer(
         &self,
         product: &Product,
@@ -276,7 +276,7 @@ impl CublasLt {
         Ok(preference)
     }
 
-    /// Algorithms for a product within so much workspace, the one that should be fastest first.
+    /// Algorithms for a GEMM within this workspace, in the library's order of expected speed.
     ///
     /// # Errors
     /// If the library refuses.
@@ -327,7 +327,7 @@ impl CublasLt {
         Ok(found.iter().filter(usable).map(|c| c.algorithm.data).collect())
     }
 
-    /// Makes a product ready.
+    /// Prepares a GEMM.
     ///
     /// # Errors
     /// If the library refuses.

@@ -32,7 +32,7 @@ handles!(
     FunctionHandle,
     /// A captured and instantiated graph.
     GraphHandle,
-    /// A matrix product made ready.
+    /// A prepared GEMM.
     ProductHandle,
     /// An operation made ready with an engine.
     OperationHandle,
@@ -105,7 +105,7 @@ pub struct Source<'a> {
     pub defines: &'a [(String, String)],
 }
 
-/// Addresses of a matrix product's operands.
+/// Addresses of a GEMM's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductAddresses {
     /// Left operand.
@@ -124,7 +124,7 @@ pub struct ProductAddresses {
     pub workspace: (Address, usize),
 }
 
-/// What a collective does with the elements of every member.
+/// The reduction of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
     /// Concatenates them for every member, in rank order.
@@ -157,7 +157,7 @@ pub type Algorithm = [u64; 8];
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// What a device asks for.
+/// Requests to the driver.
 ///
 /// # Errors
 /// All of them fail with what was asked for and what the library said; so may any with a failure of what
@@ -226,8 +226,8 @@ pub trait Driver {
         name: &str,
         shared_bytes: u32,
     ) -> Result<FunctionHandle>;
-    /// Blocks of so many threads of a kernel without dynamic shared memory that all multiprocessors together run at
-    /// once.
+    /// Blocks of so many threads of a kernel without dynamic shared memory that all multiprocessors
+    /// run at once.
     fn resident_blocks(&self, function: FunctionHandle, block: u32) -> Result<u32>;
     /// Launches a kernel.
     ///
@@ -241,9 +241,9 @@ pub trait Driver {
         on: StreamHandle,
     ) -> Result;
 
-    /// Algorithms for a product within so much workspace, the one that should be fastest first.
+    /// Algorithms for a GEMM within this workspace, in the library's order of expected speed.
     fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>>;
-    /// Makes a product ready.
+    /// Prepares a GEMM.
     fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle>;
     /// Multiplies.
     ///
@@ -280,7 +280,7 @@ pub trait Driver {
         on: StreamHandle,
     ) -> Result;
 
-    /// From here on, what is put on this stream, and on streams that wait for it, is written down and not done.
+    /// From here on, work enqueued on this stream, and on streams that wait for it, is captured instead of executed.
     fn begin_capture(&self, stream: StreamHandle) -> Result;
     /// Ends it; every other stream must have been joined.
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;

@@ -15,7 +15,7 @@ pub enum CudaError {
         found.0, found.1
     )]
     DriverTooOld {
-        /// What it supports.
+        /// The supported version.
         found: (u32, u32),
     },
     /// There is no such device.
@@ -35,7 +35,7 @@ pub enum CudaError {
         capability.0, capability.1, capability.0, capability.1
     )]
     Architecture {
-        /// What the plan is for.
+        /// The plan's target.
         arch: String,
         /// The device.
         name: String,
@@ -50,7 +50,7 @@ pub enum CudaError {
     OutOfMemory {
         /// What was asked for, in bytes.
         wanted: usize,
-        /// What it is made of.
+        /// Its parts.
         detail: String,
         /// Free bytes.
         free: usize,
@@ -62,7 +62,7 @@ pub enum CudaError {
     Module {
         /// The file.
         name: String,
-        /// What the driver says.
+        /// The driver's message.
         reason: String,
     },
     /// CUDA C++ that cannot be compiled.
@@ -72,15 +72,15 @@ pub enum CudaError {
         file: String,
         /// The compiler and its version.
         compiler: String,
-        /// What it says.
+        /// Its message.
         reason: String,
     },
-    /// No algorithm of the library computes a product.
+    /// The library has no algorithm for a GEMM.
     #[error("{library} has no algorithm for {product}; install a newer one")]
     NoAlgorithm {
         /// The library and its version.
         library: String,
-        /// The product.
+        /// The GEMM.
         product: String,
     },
     /// A call failed.
@@ -88,7 +88,7 @@ pub enum CudaError {
     Call {
         /// What was called.
         call: &'static str,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
 }

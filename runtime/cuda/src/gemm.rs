@@ -15,7 +15,7 @@ pub struct Product {
     pub n: usize,
     /// Contracted size.
     pub k: usize,
-    /// Number of products.
+    /// Batch size.
     pub batch: usize,
     /// `[m, k]`, or `[k, m]` if transposed.
     pub a: Operand,
@@ -23,7 +23,7 @@ pub struct Product {
     pub b: Operand,
     /// `[m, n]`.
     pub d: Operand,
-    /// What is done beside multiplying.
+    /// The epilogue.
     pub epilogue: Kind,
 }
 
@@ -95,7 +95,7 @@ pub struct Operand {
     pub dtype: DType,
     /// Elements from one row, as stored, to the next.
     pub row_stride: usize,
-    /// Elements from one product's matrix to the next.
+    /// Batch stride, in elements.
     pub batch_stride: usize,
     /// Whether it is stored with its axes swapped.
     pub transposed: bool,
@@ -116,7 +116,7 @@ fn alignment(at: Address) -> usize {
 }
 
 impl Product {
-    /// The product of a launch at these addresses. What the epilogue reads and writes counts as the result: the
+    /// The GEMM of a launch at these addresses. Operands of the epilogue count as the result: the
     /// library is told of the alignment of nothing else there.
     pub fn of(g: &Gemm, at: &ProductAddresses) -> Product {
         let mut d = Operand::of(&g.d, at.d);

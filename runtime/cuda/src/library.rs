@@ -28,12 +28,12 @@ pub enum LibraryError {
         /// What to do.
         remedy: &'static str,
     },
-    /// It is there, and cannot be loaded.
+    /// It exists, but cannot be loaded.
     #[error("{path} cannot be loaded: {reason}")]
     Broken {
         /// The file.
         path: String,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// It lacks a function.
@@ -82,7 +82,7 @@ impl Wanted {
     fn load_from(&self, directories: &[PathBuf]) -> Result<Loaded, LibraryError> {
         let mut broken = None;
         for name in self.names {
-            // What the dynamic linker finds by itself wins over what is merely lying around.
+            // Libraries on the path of the dynamic linker take precedence.
             let places = std::iter::once(PathBuf::from(name))
                 .chain(directories.iter().map(|d| d.join(name)).filter(|p| p.exists()));
             for path in places {

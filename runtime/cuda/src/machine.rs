@@ -70,7 +70,7 @@ functions! {
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// The driver, before a device is chosen: enough to say what there is.
+/// The driver, before a device is selected: enough to list devices.
 pub struct Machine {
     pub(super) api: Api,
     /// Where the driver's library is.
@@ -113,7 +113,7 @@ impl Machine {
         Ok(n as usize)
     }
 
-    /// What a device is.
+    /// Properties of a device.
     ///
     /// # Errors
     /// If the driver refuses.

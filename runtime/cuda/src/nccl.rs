@@ -204,7 +204,7 @@ impl Nccl {
     pub(super) fn abort(&self) {
         // The communicators of teams first: they lean on that of all.
         for communicator in self.communicators.take().into_iter().rev() {
-            // SAFETY: the communicator was alive, and is used no more. What it says matters no more.
+            // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
             unsafe { (self.library.api.ncclCommAbort)(communicator) };
         }
     }

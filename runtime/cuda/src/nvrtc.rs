@@ -67,7 +67,7 @@ impl Nvrtc {
     /// Compiles files, as many at a time as there are cores.
     ///
     /// # Errors
-    /// What the compiler says of the first that it refuses.
+    /// The compiler's message for the first refused source.
     pub(super) fn compile_all(
         &self,
         sources: &[Source<'_>],
@@ -149,7 +149,7 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// What the compiler said, empty if it said nothing.
+    /// The compiler's log; may be empty.
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: the program was created; the log has the size asked for.

@@ -27,7 +27,7 @@ const GRAPH_USE_NODE_PRIORITY: u64 = 8;
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// A GPU of this machine and what a plan needs on it.
+/// A GPU of this machine and the libraries that a plan needs.
 pub struct Real {
     machine: Machine,
     properties: Properties,
@@ -40,9 +40,9 @@ pub struct Real {
 /// Which libraries a plan needs beside the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Libraries {
-    /// cuBLASLt, for matrix products.
+    /// cuBLASLt, for GEMMs.
     pub cublaslt: bool,
-    /// cuDNN, if it is there, for what it may have engines for.
+    /// cuDNN, if installed.
     pub cudnn: bool,
     /// NVRTC, for kernels of CUDA C++.
     pub nvrtc: bool,

@@ -39,7 +39,7 @@ pub enum Call {
     Load(String),
     /// A kernel launched, by its name.
     Launch(String, Shape, Arguments, StreamHandle),
-    /// A matrix product.
+    /// A GEMM.
     Multiply(String, ProductAddresses, StreamHandle),
     /// An operation with an engine of cuDNN.
     Execute(String, Vec<Address>, StreamHandle),
@@ -62,7 +62,7 @@ pub struct Recording {
     pub properties: Properties,
     calls: RefCell<Vec<Call>>,
     made: Cell<usize>,
-    /// Sizes of what is allocated, in the order in which it was.
+    /// Sizes of allocations, in order.
     allocated: RefCell<Vec<usize>>,
     names: RefCell<Vec<String>>,
     pinned: RefCell<Vec<Box<[u64]>>>,
@@ -71,7 +71,7 @@ pub struct Recording {
     pub memory_bytes: usize,
     /// A module that cannot be loaded, by a part of its name.
     pub broken_module: Option<&'static str>,
-    /// Whether products have no algorithm with an epilogue.
+    /// Whether GEMMs have no algorithm with an epilogue.
     pub plain_products: bool,
     /// How many engines operations have; none if there is no cuDNN.
     pub engines: Option<usize>,
@@ -79,7 +79,7 @@ pub struct Recording {
     pub engine_bytes: usize,
     /// The engine or algorithm of this number, from 1, fails when it is run.
     pub broken: Option<u64>,
-    /// Microseconds that calls take, by a part of what they are; 1 if none is named.
+    /// Microseconds of calls, by a part of their name; 1 for all others.
     pub durations: Vec<(&'static str, f64)>,
     /// Microseconds since the beginning, at each event, and within a capture.
     clock: Cell<f64>,
@@ -88,7 +88,7 @@ pub struct Recording {
     graphs: RefCell<HashMap<GraphHandle, f64>>,
     /// Whether marks are never reached, as where a collective waits for a rank that is gone.
     pub stuck: Cell<bool>,
-    /// What another rank did wrong.
+    /// The failure of another rank.
     pub peer_error: RefCell<Option<String>>,
 }
 

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         (Some(Command::Eval(options)), _) => match evaluate(&options) {
             Ok(report) => {
                 let text = report.map(|r| r.render(options.json)).unwrap_or_default();
-                // A reader that closed the pipe has seen what it wanted.
+                // A reader may close the pipe early.
                 let _ = write!(std::io::stdout(), "{text}");
                 ExitCode::SUCCESS
             }
@@ -78,7 +78,7 @@ fn train(arguments: Arguments) -> ExitCode {
                 };
                 let ended = report.early_end().map(|why| why + "\n").unwrap_or_default();
                 let text = format!("loss {loss:.4}{skipped}\n{ended}");
-                // A reader that closed the pipe has seen what it wanted.
+                // A reader may close the pipe early.
                 let _ = match is_taken {
                     true => write!(std::io::stderr(), "{text}"),
                     false => write!(std::io::stdout(), "{text}"),

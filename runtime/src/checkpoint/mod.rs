@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What is asked of a run about checkpoints.
+/// Checkpoint options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointOptions {
     /// The directory of checkpoints.
@@ -84,7 +84,7 @@ pub struct Index {
     pub strategy: Strategy,
     /// Steps run, skipped ones included.
     pub step: usize,
-    /// Where the data goes on.
+    /// The position in the data.
     pub position: Position,
     /// How validations had gone before the one that follows these steps.
     #[serde(default)]
@@ -98,7 +98,7 @@ pub struct Index {
     pub left_out: AllLeftOut,
 }
 
-/// Where the data goes on: the first example of the next step.
+/// The position in the data: the first example of the next step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// Epochs that are complete.

@@ -17,7 +17,7 @@ pub struct Checkpoint {
     pub path: PathBuf,
     /// What is in it.
     pub index: Index,
-    /// What a validation of it found, if there was one.
+    /// The result of its validation, if any.
     pub validated: Option<Validated>,
     files: BTreeMap<String, Shard>,
 }

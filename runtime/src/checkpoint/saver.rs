@@ -17,7 +17,7 @@ use crate::plan_dir::PlanDir;
 use frit_ir::plan::{ParamId, layout};
 use std::thread::JoinHandle;
 
-/// What a rank says of its part while it is being written.
+/// A rank's status of its part while it is being written.
 const PENDING: u64 = u64::MAX;
 
 /// One rank's side of the checkpoints of a run.
@@ -67,7 +67,7 @@ pub(crate) enum Saved {
 }
 
 impl<'a> Saver<'a> {
-    /// A saver that goes on after the checkpoint of `last` steps, if there is one.
+    /// A saver that continues after the checkpoint of `last` steps, if any.
     pub(crate) fn new(
         plan: &'a PlanDir,
         options: &'a CheckpointOptions,
@@ -146,7 +146,7 @@ impl<'a> Saver<'a> {
         Ok(Saved::Yes)
     }
 
-    /// Sees to it that the state after `step` steps is saved and on disk. All ranks must ask, and all get the same
+    /// Ensures that the state after `step` steps is saved and on disk. All ranks must ask, and all get the same
     /// answer.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl<'a> Saver<'a> {
         Ok(Saved::Lost(what))
     }
 
-    /// Notes what a validation after `step` steps found, if that state was saved.
+    /// Records the result of a validation after `step` steps, if that state was saved.
     pub(crate) fn validated(&mut self, step: usize, found: &Validated) {
         if self.rank > 0 || self.complete != Some(step) {
             return;
@@ -187,7 +187,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Goes on with the checkpoint that is being written, without waiting for it. All ranks must ask.
+    /// Advances the checkpoint that is being written, without waiting for it. All ranks must ask.
     ///
     /// # Errors
     /// If another rank failed.

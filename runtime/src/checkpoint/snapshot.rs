@@ -81,7 +81,7 @@ pub(super) fn not_finite(plan: &Plan, pieces: &[Piece]) -> Option<ParamId> {
     pieces.iter().filter(|p| number(p).is_some()).filter(broken).filter_map(number).max()
 }
 
-/// The index without parts: every tensor that the ranks of this plan save together.
+/// The index without parts: all tensors that the ranks of this plan save.
 pub(super) fn index(
     dir: &PlanDir,
     step: usize,

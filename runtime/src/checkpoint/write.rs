@@ -176,7 +176,7 @@ pub(super) fn forget(root: &Path, last: usize, keep: usize) -> Result<(), RunErr
         steps.extend(step_of(&entry.file_name().to_string_lossy()));
     }
     steps.sort_unstable();
-    // What is ahead of the latest is of a run that was resumed before it.
+    // Later checkpoints are from a run that was resumed earlier.
     steps.retain(|step| *step <= last);
     let best = named_by(&root.join(BEST)).ok();
     for step in &steps[..steps.len().saturating_sub(keep)] {
@@ -196,7 +196,7 @@ fn remove(path: &Path) -> Result<(), RunError> {
     files::remove_folder(&aside).map_err(RunError::io(&aside))
 }
 
-/// Makes what a directory lists durable.
+/// Makes the entries of a directory durable.
 fn sync(path: &Path) -> Result<(), RunError> {
     files::sync_folder(path).map_err(RunError::io(path))
 }

@@ -15,7 +15,7 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// Those of a file, which is mapped: what is not read costs no memory, and what is read can be dropped again.
+    /// Those of a file, which is mapped: unread pages cost no memory, and read ones can be dropped.
     ///
     /// # Errors
     /// If it is no regular file, or cannot be mapped.

@@ -176,7 +176,7 @@ fn place(input: &InputSpec, first: usize, element: usize) -> String {
     format!("example {example} at [{}]", at.join(", "))
 }
 
-/// What is likely wrong.
+/// The likely cause.
 fn advice(range: &IndexRange, value: i128, least: i128) -> String {
     let most = i128::from(range.hi);
     let n = most + 1;

@@ -19,14 +19,14 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// What the first file has.
+    /// The columns of the first file.
     pub(super) fn of(input: &InputSpec, part: Part) -> Column {
         let size = input.ty.shape.dims().iter().skip(1).product::<usize>() * part.element.size();
         let example = part.examples.map(|_| size);
         Column { input: input.clone(), element: part.element, example, parts: vec![part.bytes] }
     }
 
-    /// Adds what another file has.
+    /// Adds another file.
     ///
     /// # Errors
     /// If it has another type, or a tensor that is the same for all examples is not the same there.

@@ -238,7 +238,7 @@ fn read(
     Ok(examples.map(|(n, _)| n))
 }
 
-/// What is written to an input's buffer.
+/// The bytes for an input's buffer.
 pub(crate) struct Fed {
     pub(crate) buffer: BufferId,
     pub(crate) element: Element,

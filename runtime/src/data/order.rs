@@ -12,7 +12,7 @@ pub(super) struct Deal {
     pub(super) ranks: usize,
     pub(super) accumulation: usize,
     pub(super) batch: usize,
-    /// Whether what is left after the last full step of an epoch makes a smaller step.
+    /// Whether the rest of an epoch after its last full step forms a smaller step.
     pub(super) keep_rest: bool,
 }
 

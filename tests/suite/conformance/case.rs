@@ -196,7 +196,7 @@ impl Case {
                     let value = value.map(|w| Tensor::from_bytes(p.ty.clone(), w.bytes()));
                     value.is_none_or(|t| t.is_ok_and(|t| t.to_f64s().iter().all(|x| x.is_finite())))
                 };
-                // A run that learns nothing of what is no number fails, as it should.
+                // A run that learns nothing of what is not a number fails, as it should.
                 if !compiled.plan.params.iter().all(is_finite) {
                     return Ok(());
                 }

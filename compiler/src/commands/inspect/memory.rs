@@ -35,7 +35,7 @@ pub(super) fn text(plan: &Plan) -> String {
     )
 }
 
-/// The parts of a step, each with what is live when most is.
+/// The parts of a step, each with its peak of live bytes by purpose.
 fn parts(plan: &Plan) -> Vec<(String, Live)> {
     let live = plan.live();
     let mut parts: Vec<(String, Live)> = Vec::new();

@@ -46,7 +46,7 @@ pub(super) fn is_reserved(op: &str) -> bool {
     op.ends_with("_grad") || op.contains("_grad_") || RESERVED.contains(&op)
 }
 
-/// What a copy of a block counts as, in bytes, beside its names.
+/// Bytes counted for a copy of a block in addition to its names.
 const COPY_BYTES: usize = 256;
 
 /// The model's graph.
@@ -192,7 +192,7 @@ impl Expander<'_> {
         Diagnostic::error(Code::JsonModelInvalid, format!("{}{message}", self.source.place(path)))
     }
 
-    /// Counts what is about to be made.
+    /// Counts elements or nodes before they are created.
     fn charge(&mut self, resource: Resource, amount: usize, path: &Path) -> Result<(), Report> {
         self.budget.charge(resource, amount as u64).map_err(|exceeded| {
             let place = self.source.place(path);
@@ -488,14 +488,14 @@ impl Expander<'_> {
                 names.insert(name, after);
             }
         }
-        // To the block around it, the repeat has made what it carries.
+        // For the enclosing block, the repeat has defined the values it carries.
         if n > 0 {
             block.made.extend(repeat.carry.iter().cloned());
         }
         Ok(())
     }
 
-    /// What a repeat's carried names stand for.
+    /// The values of a repeat's carried names.
     fn carried(
         &self,
         repeat: &RepeatDecl,

@@ -22,14 +22,14 @@ const SMALL: usize = 1 << 12;
 /// Operations to compute such results.
 const SMALL_WORK: u64 = 1 << 20;
 
-/// What a name of the ONNX graph stands for.
+/// The value of a name of the ONNX graph.
 #[derive(Clone, Debug)]
 pub(super) enum Bound {
     /// A tensor.
     Value(ValueId),
     /// A sequence of tensors, known at import.
     Sequence(Vec<ValueId>),
-    /// The result of a node that could not be read; what depends on it is not reported again.
+    /// The result of a node that could not be imported; dependents are not reported.
     Failed,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct NodeContext<'a> {
     pub(super) opset: i64,
     /// Whether every BatchNormalization uses the statistics of its batch.
     pub(super) batch_norm_trains: bool,
-    /// Ranks whose batches a BatchNormalization takes together.
+    /// Ranks over which a BatchNormalization computes statistics.
     pub(super) batch_norm_ranks: usize,
     /// Whether running variances are PyTorch's, which are unbiased; ONNX's are not.
     pub(super) unbiased_variance: bool,

@@ -85,7 +85,7 @@ pub(super) fn as_masks(graph: &GraphProto) -> Option<GraphProto> {
     Some(result)
 }
 
-/// Whether one known number has this name: stored, or made of such by casts.
+/// Whether this name is one known number: stored, or cast from such.
 fn is_number(graph: &GraphProto, name: &str) -> bool {
     let scalar = |t: &TensorProto| t.dims.iter().all(|n| *n == 1);
     let mut name = name;

@@ -90,7 +90,7 @@ impl Inliner<'_, '_> {
     }
 }
 
-/// Text of a node, and how many names and structures it is made of, graphs inside included.
+/// Text of a node, and its number of names and structures, including those of subgraphs.
 fn size(node: &NodeProto) -> (usize, usize) {
     let mut names = 1 + node.input.len() + node.output.len();
     let mut structures = 1 + node.attribute.len();

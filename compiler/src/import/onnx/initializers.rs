@@ -136,7 +136,7 @@ impl<'a> Importer<'a> {
                 if self.values.contains_key(name) || self.restored_values.contains_key(name) {
                     continue;
                 }
-                // What is read again for another name may be copied.
+                // A repeated read for another name may be copied.
                 let bytes = tensor::type_of(proto).map_or(0, |ty| ty.bytes());
                 if !read.insert(operand.as_str())
                     && let Err(e) = self.budget.charge(Resource::Bytes, bytes as u64)
@@ -194,7 +194,7 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// The bias that a product lost because it was all zero.
+    /// The all-zero bias that the exporter dropped from a matmul.
     pub(super) fn restored_bias(&self, place: usize) -> Option<Bound> {
         let name = self.restored.zero_bias(place)?;
         let value = match self.values.get(name) {

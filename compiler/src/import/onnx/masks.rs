@@ -10,7 +10,7 @@ use frit_ir::{DType, GraphError, Op, Origin, Region, Shape, Tensor, TensorType, 
 
 /// Scores with less than this added have no weight; exporters write −1e4, −1e9, the dtype's minimum or −∞.
 const EXCLUDED: f64 = -1e4;
-/// Elements that are looked at together.
+/// Elements examined at once.
 const CHUNK: usize = 1 << 12;
 
 /// Whether every element is 0 or the same very low number, and some are.
@@ -35,7 +35,7 @@ pub(super) struct Positions {
     sight: Sight,
     queries: usize,
     keys: usize,
-    /// Value where a query sees a key, and elsewhere.
+    /// Value where a query attends to a key, and elsewhere.
     seen: f64,
     hidden: f64,
 }
@@ -55,7 +55,7 @@ impl Positions {
         }
         let plane = Tensor::from_bytes(stored.ty.with_shape([queries, keys]), first).ok()?;
         let values = plane.as_floats()?;
-        // The first query sees the first key, and not the last.
+        // The first query attends to the first key, and not to the last.
         let (seen, hidden) = (values[0], values[keys - 1]);
         if !values.iter().all(|x| *x == seen || *x == hidden) {
             return None;
@@ -67,7 +67,7 @@ impl Positions {
 }
 
 impl Importer<'_> {
-    /// The mask as what is computed of the positions.
+    /// The mask as a function of the positions.
     pub(super) fn mask(&mut self, at: &Positions, ty: &TensorType) -> Result<ValueId, GraphError> {
         let mut add = |op: Op, inputs: &[ValueId]| {
             self.graph.add1(op, inputs, Origin::none(), Region::Forward)

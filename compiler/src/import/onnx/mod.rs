@@ -447,7 +447,7 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// Counts what is copied of a node that is read, often in graphs inside of others.
+    /// Counts the copies of a node, often in nested graphs.
     fn count(&mut self, node: &NodeProto) -> Result<(), Exceeded> {
         let sequences = node.input.iter().filter_map(|name| match self.values.get(name.as_str()) {
             Some(Bound::Sequence(values)) => Some(values.len() as u64),

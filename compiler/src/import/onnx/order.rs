@@ -54,7 +54,7 @@ pub(super) fn sort<'a>(
             None => return Err(undefined(&output.name, "an output of the graph".into()).into()),
         }
     }
-    // From each node to those that make what it reads.
+    // From each node to the definitions of its operands.
     let mut reads: DiGraph<(), ()> = DiGraph::new();
     graph.node.iter().for_each(|_| _ = reads.add_node(()));
     for (i, names) in read.iter().enumerate() {

@@ -8,7 +8,7 @@ use super::exporter::{Argument, arguments};
 use super::messages::{GraphProto, NodeProto};
 use std::collections::{HashMap, HashSet};
 
-/// What an operand is for.
+/// The role of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Weight,
@@ -30,7 +30,7 @@ pub(super) struct Parameter {
 pub(super) struct Restored {
     /// The parameter, by position of the node and the operand.
     parameters: HashMap<(usize, usize), Parameter>,
-    /// The bias that a product lost because it was all zero, by position of the node.
+    /// The all-zero bias that the exporter dropped from a matmul, by position of the node.
     zero_biases: HashMap<usize, String>,
     /// Initializers that some operand stands for under their own name, or as no parameter.
     kept: HashSet<String>,
@@ -87,7 +87,7 @@ impl Restored {
                 let role = of_operand(&node.op_type, i);
                 let linear = call.as_ref().is_some_and(|(op, _)| *op == "linear");
                 if linear && node.op_type == "MatMul" && i == 0 {
-                    // What a linear layer multiplies; its weight is on the right.
+                    // The input of a linear layer; its weight is on the right.
                     restored.kept.insert(operand.clone());
                     continue;
                 }
@@ -123,7 +123,7 @@ impl Restored {
         !self.parameters.is_empty() || !self.zero_biases.is_empty()
     }
 
-    /// The bias that a product lost because it was all zero.
+    /// The all-zero bias that the exporter dropped from a matmul.
     pub(super) fn zero_bias(&self, node: usize) -> Option<&str> {
         self.zero_biases.get(&node).map(String::as_str)
     }
@@ -134,7 +134,7 @@ impl Restored {
     }
 }
 
-/// What the operand of PyTorch's operation is for.
+/// The role of the operand in PyTorch's operation.
 fn of_argument(op: &str, index: usize) -> Role {
     match (op, index) {
         ("addmm" | "baddbmm", 0) => Role::Bias,
@@ -150,7 +150,7 @@ fn of_argument(op: &str, index: usize) -> Role {
     }
 }
 
-/// What the operand of an ONNX node is for.
+/// The role of the operand in an ONNX node.
 fn of_operand(op_type: &str, index: usize) -> Role {
     match (op_type, index) {
         ("MatMul", _) | ("Gather", 0) | ("Mul", _) => Role::Weight,

@@ -12,9 +12,9 @@ pub(super) const DOMAIN: &str = "frit";
 /// `(data, mask, source)`: data, with the elements of the source in their order where the mask is true; with
 /// [`ROWS`], with the rows of the source, or with its one row everywhere.
 pub(super) const MASKED_SCATTER: &str = "MaskedScatter";
-/// Whether the source broadcasts to rows of what the mask selects.
+/// Whether the source broadcasts to the rows that the mask selects.
 pub(super) const ROWS: &str = "rows";
-/// Nodes between the coordinates and what is computed of their number, at most.
+/// Maximum number of nodes between the coordinates and uses of their count.
 const REACH: usize = 6;
 
 /// Puts masks in the place of coordinates.
@@ -46,7 +46,7 @@ impl<'a> Makers<'a> {
             return None;
         }
         let mut mask = self.behind(self.behind(coordinates, "Transpose")?, "NonZero")?;
-        // A row of what is selected is cheaper to move than its elements.
+        // Moving selected rows is cheaper than moving elements.
         for _ in 0..REACH {
             mask = self.behind(mask, "Expand").unwrap_or(mask);
         }

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 /// The operators.
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
 
-/// Names that a node reads: its operands, and what the graphs inside read from around them.
+/// Names that a node reads: its operands, and outer values that its subgraphs read.
 pub(crate) fn operands(node: &NodeProto) -> Vec<&str> {
     let mut names: Vec<&str> = node.input.iter().map(String::as_str).collect();
     for graph in node.attribute.iter().filter_map(|a| a.g.as_ref()) {

@@ -60,12 +60,12 @@ pub(super) struct Trainable<'a> {
     options: &'a ImportOptions,
     /// Whether PyTorch's TorchScript exporter wrote the model: it states no signature.
     from_torchscript: bool,
-    /// What the exporter calls each tensor, such as `PARAMETER` or `BUFFER`.
+    /// The exporter's kind of each tensor, such as `PARAMETER` or `BUFFER`.
     signature: HashMap<String, String>,
     statistics: HashSet<&'a str>,
     /// Those of the statistics that every step renews.
     renewed: HashSet<&'a str>,
-    /// Right operands of matrix products and weights of convolutions.
+    /// Right operands of matmuls and weights of convolutions.
     weights: HashSet<&'a str>,
     /// What Gather reads rows of.
     tables: HashSet<&'a str>,
@@ -75,7 +75,7 @@ pub(super) struct Trainable<'a> {
     reaching: HashSet<&'a str>,
     /// The same, over paths that avoid sines and cosines of data-independent values.
     reaching_directly: HashSet<&'a str>,
-    /// The same, over paths that avoid what is computed of stored statistics before data come in.
+    /// The same, over paths that avoid values computed only from stored statistics.
     reaching_unfrozen: HashSet<&'a str>,
 }
 
@@ -166,7 +166,7 @@ impl<'a> Trainable<'a> {
         } else if said.is_none() && ty.shape.rank() == 0 && !self.is_module_tensor(name) {
             (Buffer, "it is a scalar constant".into())
         } else if !self.reaching.contains(place) && self.is_parameter(name, ty) {
-            // Whether there is a gradient is found again when the graph is differentiated, and warned of there.
+            // Differentiation determines whether there is a gradient, and warns.
             match pattern::any(&self.options.trainable, name) {
                 true => (Trainable, "it is a parameter of the module".into()),
                 false => (Frozen, "`params.trainable` does not cover its name".into()),
@@ -243,7 +243,7 @@ impl Trainable<'_> {
         self.tables.contains(name)
     }
 
-    /// Whether it is the right operand of a product.
+    /// Whether it is the right operand of a matmul.
     pub(super) fn is_weight(&self, name: &str) -> bool {
         self.weights.contains(name)
     }
@@ -297,7 +297,7 @@ pub(super) fn is_from_module(name: &str) -> bool {
     !name.contains("::") && !name.starts_with('/') && name.parse::<u64>().is_err()
 }
 
-/// What values that are casts or copies are made of.
+/// The sources of casts and copies.
 fn copied<'a>(nodes: &[&'a NodeProto]) -> HashMap<&'a str, &'a str> {
     let copies = nodes.iter().filter(|n| matches!(n.op_type.as_str(), "Cast" | "Identity"));
     let pairs =

@@ -42,7 +42,7 @@ impl Importer<'_> {
     }
 }
 
-/// The operators behind which there is a gradient path again.
+/// The operators after which a gradient path resumes.
 fn ends<'a>(
     nodes: &[&'a NodeProto],
     from: HashSet<&'a str>,

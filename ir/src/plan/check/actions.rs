@@ -6,7 +6,7 @@ use crate::plan::{
 };
 use crate::{Op, TensorType};
 
-/// Most operations, and bytes, of all tasks of a step together.
+/// Maximum operations, and bytes, of all tasks of a step in total.
 const MAX_WORK: u128 = 1 << 62;
 /// The longest task, in microseconds.
 const MAX_COST_US: f64 = 1e18;

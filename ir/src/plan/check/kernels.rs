@@ -66,7 +66,7 @@ fn can_be_called(kernel: &Kernel) -> std::result::Result<(), String> {
     }
 }
 
-/// A body reads its inputs, called by their positions, and constants, and holds every law of graphs.
+/// A body reads its inputs, named by their positions, and constants, and satisfies every invariant of graphs.
 fn body(body: &Graph) -> std::result::Result<(), String> {
     if body.len() > MAX_NODES {
         return Err("it has too many operations".into());

@@ -26,7 +26,7 @@ struct Sizes {
 /// Checks the launches of a kernel.
 ///
 /// # Errors
-/// The first launch that leaves its memory, or that no device makes.
+/// The first launch that exceeds its memory, or that no device supports.
 pub(super) fn check(body: &Graph, selected: &Launches) -> Checked {
     let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
     let sizes = Sizes {

@@ -82,7 +82,7 @@ fn name(text: &str) -> Result {
     ensure(text.len() <= MAX_NAME, || format!("the name `{}…` is too long", short(text)))
 }
 
-/// What is looked up by name is found once.
+/// Names that are looked up are unique.
 fn unique<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> Result {
     let mut seen = HashSet::new();
     names.try_for_each(|text| {

@@ -4,11 +4,11 @@ use super::{CheckError, Result, ensure, name, short};
 use crate::TensorType;
 use crate::plan::{ALIGNMENT, Arena, Buffer, Place, Plan};
 
-/// Most bytes of an arena, and of all buffers together.
+/// Maximum bytes of an arena, and of all buffers in total.
 const MAX_ARENA: usize = 1 << 50;
 const MAX_BYTES: usize = 1 << 60;
 
-/// What of a plan is larger than a plan can describe: an arena, or all buffers together; `None` if nothing is.
+/// The part of a plan that exceeds the maximum: an arena, or all buffers; `None` if nothing does.
 pub fn too_large(plan: &Plan) -> Option<String> {
     let large = |arena: &&Arena| plan.arena_bytes(**arena) > MAX_ARENA;
     if let Some(arena) = Arena::ALL.iter().find(large) {

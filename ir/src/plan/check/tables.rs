@@ -197,7 +197,7 @@ fn scalars(plan: &Plan) -> Result {
     })
 }
 
-/// What is read after a step or a phase.
+/// Values read after a step or a phase.
 fn results(plan: &Plan) -> Result {
     for m in &plan.metrics {
         place(plan, &m.place)?;

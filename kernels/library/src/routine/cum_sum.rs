@@ -25,7 +25,7 @@ pub struct CumSum {
     pub size: usize,
     /// Product of the axes behind.
     pub inner: usize,
-    /// Whether an element leaves itself out.
+    /// Whether the sum excludes the element itself.
     pub exclusive: bool,
     /// Whether sums run from the end.
     pub reverse: bool,

@@ -24,7 +24,7 @@ fn quantize(
 
 #[test]
 fn values_are_those_of_the_interpreter_bit_by_bit() {
-    // Every significand of bf16 near the ends of both formats, halves between neighbors, and what is no number.
+    // Every significand of bf16 near the ends of both formats, halves between neighbors, and what is not a number.
     let mut values: Vec<f64> = Vec::new();
     for exponent in [-40, -17, -16, -15, -14, -10, -9, -7, -6, -1, 0, 8, 14, 15, 16, 100] {
         values.extend((128..256).map(|m| f64::from(m) * f64::from(exponent - 7).exp2()));

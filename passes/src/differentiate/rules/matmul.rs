@@ -46,7 +46,7 @@ fn rows(b: &mut Builder<'_>, x: ValueId) -> Rule<ValueId> {
     b.reshape(x, [lead.iter().product::<usize>(), *last])
 }
 
-/// The product of two operands, each possibly transposed, as a cotangent of `operand`. Where leading
+/// The matmul of two operands, each possibly transposed, as a cotangent of `operand`. Where leading
 /// axes were broadcast it is summed over them before it is rounded.
 fn product(
     b: &mut Builder<'_>,

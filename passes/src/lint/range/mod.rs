@@ -10,7 +10,7 @@ mod transfer;
 use frit_ir::ops::{Init, Param};
 use frit_ir::{Graph, Op, Shape, ValueId};
 
-/// What a value can be.
+/// Bounds of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// No element is smaller.
@@ -38,7 +38,7 @@ impl Range {
         self.lo.abs().max(self.hi.abs())
     }
 
-    /// The same, where elements and norm bound each other; what is not a number is unknown.
+    /// Tightened, as elements and norm bound each other; NaN is unknown.
     fn tightened(self, n: usize) -> Range {
         let known = |x: f64, unknown: f64| if x.is_nan() { unknown } else { x };
         let norm = known(self.norm, f64::INFINITY);
@@ -48,7 +48,7 @@ impl Range {
         Range { lo, hi, norm: norm.min(known(all, f64::INFINITY)), whole: self.whole }
     }
 
-    /// The smallest range that holds both.
+    /// The smallest range that contains both.
     fn union(self, other: Range) -> Range {
         Range {
             lo: self.lo.min(other.lo),
@@ -169,7 +169,7 @@ impl Spread {
     }
 }
 
-/// What is known of the leaves.
+/// Known bounds of the leaves.
 pub struct Leaves<'a> {
     /// The declared range of an input.
     pub input: &'a dyn Fn(&str) -> Option<(f64, f64)>,
@@ -185,7 +185,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Follows the graph from its leaves.
+    /// Propagates bounds from the leaves through the graph.
     pub fn of(graph: &Graph, leaves: &Leaves<'_>) -> Ranges {
         let n = graph.n_values();
         let mut ranges = Ranges { of: vec![Range::UNKNOWN; n], spread: vec![None; n] };

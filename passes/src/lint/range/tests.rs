@@ -88,7 +88,7 @@ fn elementwise_functions_are_bounded() {
         "sqrt",
     ];
     let lines: String = names.iter().map(|f| format!("%{f}0: f32[4, 16] = {f} %x\n")).collect();
-    // The square root of what is negative is no number, which no range holds.
+    // The square root of what is negative is not a number, which no range holds.
     let lines = lines.replace("sqrt %x", "sqrt %abs0");
     let outputs: String = names.iter().map(|f| format!("return %{f}0 as \"{f}\"\n")).collect();
     for range in ranges(&format!("{INPUT}\n{lines}{outputs}")) {

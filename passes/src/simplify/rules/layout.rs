@@ -94,7 +94,7 @@ fn operand(m: &Match<'_>, i: usize) -> Option<Expr> {
     Some(m.make(Op::MatMul(product), &inputs))
 }
 
-/// Products of elements commute, and are summed in the same order.
+/// Multiplication commutes, and the sums keep their order.
 fn transposed(m: &Match<'_>) -> Option<Expr> {
     if permutation(m)?.perm != [1, 0] {
         return None;

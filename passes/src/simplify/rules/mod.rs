@@ -29,11 +29,11 @@ pub enum Exactness {
 pub struct Rule {
     /// Its name, unique.
     pub name: &'static str,
-    /// The file that holds it.
+    /// The file that contains it.
     pub topic: &'static str,
     /// Whether it is applied without asking.
     pub exactness: Exactness,
-    /// What it equates.
+    /// The equation.
     pub summary: &'static str,
     apply: fn(&Match<'_>) -> Option<Expr>,
 }
@@ -50,7 +50,7 @@ pub fn all() -> Vec<Rule> {
 }
 
 impl Rule {
-    /// What the rule finds for this term of the class, checked to have the class's type.
+    /// The rule's matches for this term of the class, checked to have the class's type.
     pub(super) fn find(&self, egraph: &EGraph, class: Id, term: &Term) -> Option<Expr> {
         let Term::Node(op, region, inputs) = term else { return None };
         let matched = Match { egraph, op: egraph.analysis.op(*op), region: *region, inputs };

@@ -134,7 +134,7 @@ impl Rendezvous {
         transmit(stream, kind, bytes).map_err(|e| CommError::from(lost(*rank, &e, self.timeout)))
     }
 
-    /// What another process did wrong, if one did.
+    /// The failure of another process, if any.
     pub fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

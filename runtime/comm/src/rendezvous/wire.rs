@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// From rank 0: what all must know.
+/// From rank 0 to all.
 pub(super) const SHARE: u8 = b's';
 /// What went wrong, and that the receiver must end.
 pub(super) const FAILED: u8 = b'f';
@@ -42,7 +42,7 @@ pub(super) fn refuse(peers: &[(usize, TcpStream)], reason: &str) {
     }
 }
 
-/// What it means that rank `rank` cannot be heard.
+/// The error for a silent rank `rank`.
 pub(super) fn lost(rank: usize, error: &io::Error, timeout: Duration) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

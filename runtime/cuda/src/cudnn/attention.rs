@@ -12,7 +12,7 @@ use crate::error::CudaError;
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind, Strided};
 
-/// The first version without known errors of what is offered: earlier ones read beyond tensors in CUDA graphs.
+/// The first version without known errors: earlier ones read out of bounds in CUDA graphs.
 const VERSION: usize = 91501;
 /// Bytes that engines read at once.
 const ALIGNMENT: usize = 16;
@@ -100,7 +100,7 @@ impl Graph<'_> {
         let values = Strided::dense(DType::F32, &self.tensors[3].sizes);
         let products = self.nodes.make(Function::Mul, &[dy, y], &values);
         let sums = self.nodes.make(Function::Sum, &[products], &self.rows);
-        // Engines want to find it in memory, and a product before it.
+        // Engines require it in memory, and a matmul before it.
         let one = self.nodes.value(1.0);
         self.nodes.write(Function::Mul, &[sums, one], delta);
 

@@ -12,7 +12,7 @@ const TRAINING: i32 = 1;
 
 impl Builder<'_> {
     /// # Errors
-    /// What the library does not support.
+    /// Operations that the library does not support.
     pub(super) fn batch_norm(&mut self, eps: f32) -> Result {
         let mut node = Descriptor::new(self.api, Kind::NormForward)?;
         node.set(&names::NORM_MODE, &[BATCH_NORM])?;
@@ -28,7 +28,7 @@ impl Builder<'_> {
     }
 
     /// # Errors
-    /// What the library does not support.
+    /// Operations that the library does not support.
     pub(super) fn batch_norm_grad(&mut self) -> Result {
         let mut node = Descriptor::new(self.api, Kind::NormGrad)?;
         node.set(&names::NORM_GRAD_MODE, &[BATCH_NORM])?;

@@ -13,7 +13,7 @@ impl Builder<'_> {
     /// Adds all nodes to the graph.
     ///
     /// # Errors
-    /// What the library does not support.
+    /// Operations that the library does not support.
     pub(super) fn add(&mut self, all: &Nodes) -> Result {
         let mut places = Vec::with_capacity(all.tensors.len());
         for tensor in &all.tensors {
@@ -91,7 +91,7 @@ impl Builder<'_> {
         self.step(Kind::PointwiseOperation, function, (&operands, from), result)
     }
 
-    /// A node, with what it does, its operands and its result.
+    /// A node, with its operation, operands and result.
     fn step(
         &mut self,
         kind: Kind,

@@ -36,7 +36,7 @@ impl Api {
         Api::of(loaded)
     }
 
-    /// A failure with what the library says of it.
+    /// A failure with the library's message.
     pub(super) fn check(&self, call: &'static str, code: u32) -> Result {
         if code == 0 {
             return Ok(());
@@ -231,7 +231,7 @@ impl Descriptor {
     /// Closes it: from here on it can be asked and not changed.
     ///
     /// # Errors
-    /// What the library does not support, or is wrong.
+    /// Unsupported or invalid operations.
     pub(super) fn finalize(self) -> Result<Descriptor> {
         // SAFETY: it was created.
         let code = unsafe { (self.api.cudnnBackendFinalize)(self.raw) };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-/// Engines that are offered.
+/// Maximum number of candidate engines.
 const CANDIDATES: usize = 8;
 /// Most settings of an engine, notes on one, and answers of a heuristic.
 const MOST: usize = 64;
@@ -122,7 +122,7 @@ fn most_compiled(operation: &Operation) -> usize {
     }
 }
 
-/// What an engine says of itself.
+/// Properties of an engine.
 struct Notes {
     numerical: Vec<i32>,
     is_compiled: bool,
@@ -179,7 +179,7 @@ fn read(answer: &Descriptor) -> Result<Option<(Engine, Notes)>> {
     Ok(Some((Engine { engine: index, knobs }, notes)))
 }
 
-/// A plan of execution and everything it is made of.
+/// An execution plan and the descriptors that it owns.
 pub(super) struct Planned {
     plan: Descriptor,
     _parts: Vec<Descriptor>,

@@ -44,9 +44,9 @@ pub struct Cudnn {
     planned: RefCell<Vec<(Operation, Engine, Planned)>>,
 }
 
-/// Loads it, with what it needs itself, for a driver of this version of CUDA.
+/// Loads it and its dependencies, for a driver of this version of CUDA.
 fn load(driver: (u32, u32)) -> Result<(Rc<Api>, String, usize)> {
-    // It looks for both by name; what is missing it does without.
+    // It searches for both by name, and works without them.
     let _ = nvrtc::library(driver).load();
     let _ = cublaslt::library(driver).load();
     let loaded = LIBCUDNN.load()?;
@@ -100,7 +100,7 @@ impl Cudnn {
     /// Engines for an operation within so much workspace, the one that should be fastest first.
     ///
     /// # Errors
-    /// What the library says of an operation that it does not support.
+    /// The library's message for an unsupported operation.
     pub fn engines(&self, operation: &Operation, workspace_bytes: usize) -> Result<Vec<Engine>> {
         let graph = operations::graph(&self.api, self.target.handle(), operation)?;
         engines::find(&self.api, &self.target, (&graph, operation), workspace_bytes)

@@ -43,10 +43,10 @@ pub struct Node {
     pub to: usize,
 }
 
-/// What a node does, in f32 unless said otherwise. Axes of one element are repeated.
+/// The operation of a node, in f32 unless noted. Axes of one element are repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
-    /// The product of the last two axes; heads of the first share those of the second where it has fewer.
+    /// Matmul over the last two axes; heads of the first share those of the second where it has fewer.
     MatMul,
     /// The same elements with other sizes and strides: element `i`, `j` of the last two axes is `j`, `i`.
     Transpose,
@@ -91,7 +91,7 @@ impl Function {
         })
     }
 
-    /// What it computes in.
+    /// Its compute dtype.
     pub(super) fn precision(self) -> DType {
         match self {
             Function::AtLeast => DType::Bool,
@@ -112,14 +112,14 @@ impl Nodes {
         self.tensor(Strided::dense(DType::F32, &[1; 4]), Place::Value(value))
     }
 
-    /// What a function makes, as a tensor between others.
+    /// The result of a function, as a virtual tensor.
     pub(super) fn make(&mut self, function: Function, from: &[usize], shape: &Strided) -> usize {
         let to = self.tensor(shape.clone(), Place::Between);
         self.write(function, from, to);
         to
     }
 
-    /// What a function makes, as a tensor that is there.
+    /// The result of a function, as a tensor in memory.
     pub(super) fn write(&mut self, function: Function, from: &[usize], to: usize) {
         self.nodes.push(Node { function, from: from.into(), to });
     }

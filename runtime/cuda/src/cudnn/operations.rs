@@ -12,12 +12,12 @@ const CROSS_CORRELATION: i32 = 1;
 /// `cudnnPointwiseMode_t`: nothing but a conversion.
 const IDENTITY: i32 = 21;
 
-/// An operation graph and everything it is made of. The number of tensor `i` is `i + 1`.
+/// An operation graph and the descriptors that it owns. The number of tensor `i` is `i + 1`.
 pub(super) struct Graph {
     /// The graph; declared first, as it is destroyed before its parts.
     pub(super) graph: Descriptor,
     _parts: Vec<Descriptor>,
-    /// What the host passes by value, with its number.
+    /// A scalar that the host passes by value, with its id.
     pub(super) values: Vec<(i64, f32)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Builder<'a> {
 /// Describes an operation to the library; `handle` is null where there is no GPU.
 ///
 /// # Errors
-/// What the library does not support.
+/// Operations that the library does not support.
 pub(super) fn graph(api: &Rc<Api>, handle: names::Raw, operation: &Operation) -> Result<Graph> {
     let n_tensors = operation.tensors.len();
     let (parts, nodes, values) = (Vec::new(), Vec::new(), Vec::new());

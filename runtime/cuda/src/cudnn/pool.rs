@@ -16,7 +16,7 @@ const PROPAGATE: i32 = 1;
 
 impl Builder<'_> {
     /// # Errors
-    /// What the library does not support.
+    /// Operations that the library does not support.
     pub(super) fn pool(&mut self) -> Result {
         let OperationKind::Pool { function, taps, strides, low, high } = &self.operation.kind
         else {

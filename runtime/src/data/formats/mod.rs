@@ -21,7 +21,7 @@ pub(super) struct Array {
     pub(super) bytes: Bytes,
 }
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Default)]
 pub(super) struct Contents {
     pub(super) arrays: BTreeMap<String, Array>,
@@ -33,7 +33,7 @@ impl Contents {
     /// A tensor.
     ///
     /// # Errors
-    /// What there is instead.
+    /// The tensors that exist instead.
     pub(super) fn get(&self, name: &str) -> Result<&Array, String> {
         if let Some(array) = self.arrays.get(name) {
             return Ok(array);
@@ -62,7 +62,7 @@ impl Contents {
 /// Reads a file by its ending.
 ///
 /// # Errors
-/// If it cannot be read, or is not what its ending says.
+/// If it cannot be read, or is not of the format of its extension.
 pub(super) fn read(
     path: &Path,
     plan: &Plan,

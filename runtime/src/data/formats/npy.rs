@@ -2,7 +2,7 @@
 //!
 //! Source: numpy.lib.format.
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// NumPy's name of the element type; of a record, its description.

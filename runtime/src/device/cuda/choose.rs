@@ -29,7 +29,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Reads what is known of it, and measures what is not.
+    /// Reads stored measurements and measures the rest.
     ///
     /// # Errors
     /// If there is no memory for the largest task, or a call fails.
@@ -66,7 +66,7 @@ impl Choice {
         }
         tuning = shared(tuning, ranks)?;
         settle_products(&tuning, driver, &mut program, issuer)?;
-        // The products of fallbacks are ready now.
+        // The GEMMs of fallbacks are now prepared.
         let (products, epilogues) = (&program.products, &program.epilogues);
         if measures && tuning.measure_epilogues(&bench, issuer, products, epilogues)? {
             tuning.write(&path);
@@ -74,7 +74,7 @@ impl Choice {
         tuning = shared(tuning, ranks)?;
         (program, _) = bind(memory.unwrap_or(NOWHERE))?;
         settle_products(&tuning, driver, &mut program, issuer)?;
-        // Frit's own kernels may be products, which are ready, too.
+        // Frit's own kernels may be GEMMs, which are also prepared.
         if measures && tuning.measure_operations(&bench, issuer, &program.operations)? {
             tuning.write(&path);
         }

@@ -10,13 +10,13 @@ pub(super) enum Command {
         shape: Shape,
         arguments: Arguments,
     },
-    /// A product by its index in [`super::program::Program::products`].
+    /// A GEMM by its index in [`super::program::Program::products`].
     Multiply {
         product: usize,
         at: ProductAddresses,
     },
-    /// A product with an epilogue, and what does the same if there is no algorithm for it; none is left
-    /// after [`settle_products`].
+    /// A GEMM with an epilogue, and the equivalent commands if there is no algorithm for it; none
+    /// is left after [`settle_products`].
     Fused {
         product: usize,
         at: ProductAddresses,
@@ -59,7 +59,7 @@ pub(super) enum Command {
     Collective(Collective),
 }
 
-/// Decides which products keep their epilogue.
+/// Decides which GEMMs keep their epilogue.
 pub(super) fn settle_products(commands: &mut Vec<Command>, has_algorithm: &impl Fn(usize) -> bool) {
     let settled = commands.drain(..).flat_map(|command| match command {
         Command::Fused { product, at, .. } if has_algorithm(product) => {
@@ -95,7 +95,7 @@ impl Command {
         if let Command::Execute { operation, .. } = self { Some(*operation) } else { None }
     }
 
-    /// What it is, in a count of them.
+    /// Its kind, for counts.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Command::Launch { .. } => "kernel",
@@ -108,7 +108,7 @@ impl Command {
         }
     }
 
-    /// Whether there is anything to put on a stream; the driver refuses what is empty.
+    /// Whether there is anything to enqueue; the driver refuses empty work.
     pub(super) fn does_something(&self) -> bool {
         match self {
             Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,

@@ -56,7 +56,7 @@ impl Cubins {
     }
 }
 
-/// Names a file by what its code is made from.
+/// Names a file by the inputs of its code.
 fn file_name(compiler: &str, source: &Source<'_>) -> String {
     let Source { file, text, defines } = source;
     let all = format!("{compiler}\n{file}\n{defines:?}\n{text}");

@@ -7,7 +7,7 @@ use frit_cuda::{CudaError, installed};
 use frit_ir::plan::{DeviceType, Plan};
 use serde::Serialize;
 
-/// Something that is there, or missing.
+/// A requirement, present or missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// What it is.
@@ -46,7 +46,7 @@ impl Findings {
     }
 }
 
-/// Looks at this machine, and at what a plan needs of it. A plan for the CPU needs none of it.
+/// Checks this machine, and the requirements of a plan. A plan for the CPU has none.
 ///
 /// # Errors
 /// A plan with kernels that have no code for GPUs.

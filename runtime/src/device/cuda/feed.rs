@@ -121,7 +121,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Puts what was fed into the plan's buffers, on `compute`, before what is put there next.
+    /// Copies the feeds into the plan's buffers, on `compute`, before work enqueued next.
     ///
     /// # Errors
     /// If the device failed.

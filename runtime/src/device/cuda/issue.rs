@@ -22,7 +22,7 @@ pub(super) struct Issuer {
     joins: [EventHandle; STREAMS],
     /// Where collectives leave the number of their task, one more, when they are done; none for one rank.
     progress: Option<*mut u8>,
-    /// The products, by their index.
+    /// The GEMMs, by their index.
     pub(super) products: Vec<ProductHandle>,
     /// The operations of cuDNN, by their index.
     pub(super) operations: Vec<OperationHandle>,
@@ -69,7 +69,7 @@ impl Issuer {
         })
     }
 
-    /// The compute stream: what is put there runs after, and before, everything that is issued.
+    /// The compute stream: work enqueued there is ordered with everything that is issued.
     pub(super) fn compute(&self) -> StreamHandle {
         self.streams[Stream::Compute.index()]
     }
@@ -145,7 +145,7 @@ impl Issuer {
         others.iter().try_for_each(join).map_err(|e| (TaskId(tasks.end.0 - 1), e))
     }
 
-    /// Makes a task's stream wait for what the task needs of other streams.
+    /// Makes a task's stream wait for the task's dependencies on other streams.
     fn wait(
         &self,
         driver: &impl Driver,
@@ -240,7 +240,7 @@ impl Issuer {
         }
     }
 
-    /// Brings the metrics together, before the next step overwrites them.
+    /// Collects the metrics before the next step overwrites them.
     fn collect_metrics(
         &self,
         driver: &impl Driver,

@@ -22,7 +22,7 @@ pub(super) struct Memory {
     pub(super) bytes: usize,
     persistent: Address,
     workspace: Address,
-    /// The plan's arena in pinned memory of the host; null if nothing is there.
+    /// The plan's arena in pinned memory of the host; null if it is empty.
     host: *mut u8,
     /// Scratch memory by stream.
     pub(super) scratch: [Address; STREAMS],
@@ -38,7 +38,7 @@ pub(super) struct Memory {
     pub(super) exchange: (Address, usize),
 }
 
-/// Bytes of what is fed before one micro-step, each buffer aligned.
+/// Bytes of the feeds of one micro-step, each buffer aligned.
 pub(super) fn input_bytes(plan: &Plan) -> usize {
     plan.fed().map(|(_, ty)| ty.bytes().next_multiple_of(ALIGNMENT)).sum()
 }

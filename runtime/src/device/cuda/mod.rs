@@ -55,8 +55,8 @@ use survey::Survey;
 const POLLS: usize = 2000;
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
-/// Bytes that a rank of a plan for GPUs allocates beside the plan's arenas: what the launches of a kernel share,
-/// workspace of matrix products, data on their way in and out. Engines of cuDNN that are chosen may need more.
+/// Bytes that a rank of a plan for GPUs allocates outside the plan's arenas: scratch memory of
+/// launches, workspace of GEMMs, data in transit. Engines of cuDNN that are chosen may need more.
 ///
 /// # Errors
 /// A kernel that has no code for GPUs.
@@ -147,7 +147,7 @@ impl Ready {
 }
 
 impl<'a, D: Driver> Cuda<'a, D> {
-    /// Makes a plan ready to run: memory, code, the algorithm of every matrix product.
+    /// Prepares a plan to run: memory, code, the algorithm of every GEMM.
     ///
     /// # Errors
     /// If the plan is for another device, or the device cannot do what the plan needs.
@@ -427,7 +427,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
             let send = match on_host {
                 None => self.address(buffer, offset + begin, len),
                 Some(from) => {
-                    // This rank's part of what is received.
+                    // This rank's part of the received bytes.
                     let send = exchange + (self.ranks.rank * len) as Address;
                     // SAFETY: the range is within the buffer, and nothing else copies meanwhile.
                     unsafe { self.driver.copy_in(send, from.add(begin), len, compute)? };

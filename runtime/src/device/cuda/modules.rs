@@ -10,7 +10,7 @@ use frit_kernels::cuda::source;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// CUDA C++ by its file and what is defined for it.
+/// CUDA C++ by its file and preprocessor definitions.
 type Unit = (String, Vec<(String, String)>);
 
 /// Every module that a plan's kernels need.

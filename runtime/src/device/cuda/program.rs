@@ -26,7 +26,7 @@ const ROUNDS: u32 = 4;
 pub(super) struct Program {
     /// By task.
     pub(super) commands: TiVec<TaskId, Vec<Command>>,
-    /// The matrix products, each once, with the addresses of the first task that wants it.
+    /// The GEMMs, each once, with the addresses of the first task that uses it.
     pub(super) products: Vec<(Product, ProductAddresses)>,
     /// Those of them with an epilogue that has a fallback.
     pub(super) epilogues: Vec<EpilogueChoice>,
@@ -34,7 +34,7 @@ pub(super) struct Program {
     pub(super) operations: Vec<OperationChoice>,
 }
 
-/// A GEMM with an epilogue by its index among the products, and what computes the same.
+/// A GEMM with an epilogue by its index, and the equivalent commands.
 #[derive(Clone, Debug)]
 pub(super) struct EpilogueChoice {
     pub(super) product: usize,
@@ -51,7 +51,7 @@ pub(super) struct OperationChoice {
     pub(super) fallback: Vec<Command>,
 }
 
-/// What is needed to bind the launches of kernels.
+/// Inputs for binding the launches of kernels.
 struct Binder<'a, D> {
     driver: &'a D,
     modules: &'a Modules,
@@ -62,7 +62,7 @@ struct Binder<'a, D> {
     by_operation: HashMap<Operation, usize>,
 }
 
-/// What is needed to bind copies, zeros and collectives.
+/// Inputs for binding copies, zeros and collectives.
 struct Transfers<'a, D> {
     plan: &'a Plan,
     driver: &'a D,
@@ -132,7 +132,7 @@ impl Program {
         Ok((binder.program(commands), last))
     }
 
-    /// Decides which products keep their epilogue: those for which an algorithm with it was chosen.
+    /// Decides which GEMMs keep their epilogue: those for which an algorithm with it was chosen.
     pub(super) fn settle_products(&mut self, has_algorithm: impl Fn(usize) -> bool) {
         let choices = self.operations.iter_mut().flat_map(|o| [&mut o.candidate, &mut o.fallback]);
         let epilogues = self.epilogues.iter_mut().map(|e| &mut e.fallback);
@@ -354,7 +354,7 @@ impl<'a, D: Driver> Binder<'a, D> {
         Ok(Command::Choice { operation: index, candidate, fallback })
     }
 
-    /// The index of a product, which is new if none is like it.
+    /// The index of a GEMM, added if it is new.
     fn product(&mut self, gemm: &Gemm, at: ProductAddresses) -> usize {
         let product = Product::of(gemm, &at);
         let next = self.products.len();

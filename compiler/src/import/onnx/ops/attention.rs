@@ -101,7 +101,7 @@ fn attention(cx: &mut NodeContext<'_>) -> Outcome {
     Ok(outputs)
 }
 
-/// A mask whose last axis covers all `s` keys: those that it does not name are not seen.
+/// A mask whose last axis has all `s` keys; added ones are masked.
 fn widened(cx: &mut NodeContext<'_>, mask: ValueId, s: usize) -> Result<ValueId, Fault> {
     let dims = cx.dims(mask);
     let named = dims.last().copied().unwrap_or(1);
@@ -145,15 +145,15 @@ fn filled(
     if !causal {
         return Ok(keep);
     }
-    // Query i sees keys up to length − T + i.
+    // Query i attends to keys up to length − T + i.
     let shift = cx.integers(DType::I64, &[1, 1, t, 1], |i| i as i64 - t as i64)?;
     let last = cx.emit(Op::Binary(BinaryFn::Add), &[lengths, shift])?;
     let sees = cx.emit(Op::Compare(CompareFn::Le), &[keys, last])?;
     cx.emit(Op::Logical(LogicalFn::And), &[keep, sees])
 }
 
-/// Attention as products and a softmax, where the scores are capped or asked for: the result, and the
-/// scores of `qk_matmul_output_mode`.
+/// Attention as matmuls and a softmax, where the scores are capped or asked for: the result, and
+/// the scores of `qk_matmul_output_mode`.
 fn decomposed(
     cx: &mut NodeContext<'_>,
     [q, k, v]: [ValueId; 3],
@@ -196,7 +196,7 @@ fn decomposed(
             binary(cx, BinaryFn::Add, capped, mask)?
         };
     }
-    // A row that sees nothing gives zero.
+    // A fully masked row gives zero.
     let axis = cx.dims(masked).len() - 1;
     let most = reduced(cx, ReduceFn::Max, masked, vec![axis])?;
     let least = cx.scalar_like(most, f64::NEG_INFINITY)?;

@@ -51,7 +51,7 @@ fn renew(cx: &mut NodeContext<'_>, leaf: ValueId, next: ValueId) {
     let def = cx.graph.value(leaf).def;
     let Op::Param(param) = &mut cx.graph.node_mut(def).op else { return };
     if param.kind != ParamKind::Buffer {
-        // It came here through other nodes, which hid what it is.
+        // It came through other nodes, which hid its kind.
         param.kind = ParamKind::Buffer;
         param.reason = "it is a running statistic of BatchNormalization.".into();
     }

@@ -63,7 +63,7 @@ struct Cell<'c, 'a> {
     clip: Option<f64>,
     /// `[G·H, H]`
     recurrence: ValueId,
-    /// Bias of the product with the state, where that is not added to the input's.
+    /// Bias of the matmul with the state, where that is not added to the input's.
     state_bias: Option<ValueId>,
     /// `[3·H]`
     peephole: Option<ValueId>,

@@ -42,7 +42,7 @@ pub(super) const OPERATORS: &[Operator] = &[
 enum Outside {
     Zero,
     Border,
-    /// The image again, mirrored about its first and last element, or about half an element further.
+    /// The image mirrored about its first and last element, or about half an element further.
     Mirror {
         align: bool,
     },

@@ -35,7 +35,7 @@ fn window(cx: &mut NodeContext<'_>, terms: &[f64]) -> Outcome {
     one(cx.floats(dtype, &[n], value)?)
 }
 
-/// What a transform does.
+/// The kind of a transform.
 #[derive(Clone, Copy)]
 struct Transform {
     /// Elements before.
@@ -124,7 +124,7 @@ fn dft(cx: &mut NodeContext<'_>) -> Outcome {
     }
     let found = cx.dims(x)[axis];
     let parts = cx.dims(x)[rank - 1];
-    // A one-sided spectrum holds half of what it stands for.
+    // A one-sided spectrum contains half of the elements.
     let halved = inverse && onesided;
     let usual = if halved { 2 * found.max(1) - 2 } else { found };
     let n = match cx.known_scalar(1, "the length")? {
