@@ -235,12 +235,8 @@ fn from_plan(dir: &Path, model: &Path) -> Result<(), Report> {
 
 /// One global batch of random numbers: floats between −1 and 1, integers within the range that they index.
 fn random_data(plan: &Plan, dir: &Path) -> Result<PathBuf, Report> {
-    let mut state = plan.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut next = move || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 11) as f64 / (1_u64 << 53) as f64
-    };
+    let mut random = fastrand::Rng::with_seed(plan.seed);
+    let mut next = move || random.f64();
     let batches = plan.world_size * plan.accumulation;
     let mut tensors = Vec::new();
     for input in &plan.inputs {

@@ -70,12 +70,6 @@ impl Training {
     }
 }
 
-/// A sequence of numbers below `n` that is the same at every run of the test.
-fn random(state: &mut u64, n: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % n
-}
-
 #[test]
 fn killed_at_any_moment_the_last_complete_checkpoint_is_intact() {
     let wanted = std::env::var("FRIT_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
@@ -86,7 +80,7 @@ fn killed_at_any_moment_the_last_complete_checkpoint_is_intact() {
     // From before the first checkpoint to after the last.
     let window = (begin.elapsed().as_millis() as u64).max(50);
     assert_eq!(losses.len(), STEPS);
-    let (mut state, mut kills, mut run) = (17, 0, 0);
+    let (mut random, mut kills, mut run) = (fastrand::Rng::with_seed(17), 0, 0);
     while kills < wanted {
         run += 1;
         let name = format!("run{run}");
@@ -94,7 +88,7 @@ fn killed_at_any_moment_the_last_complete_checkpoint_is_intact() {
             let mut child = training.start(&name, STEPS);
             let left = wanted - kills;
             if left > 0 {
-                std::thread::sleep(Duration::from_millis(random(&mut state, window)));
+                std::thread::sleep(Duration::from_millis(random.u64(..window)));
                 // It may have ended already.
                 let _ = child.kill();
             }
@@ -129,10 +123,10 @@ fn a_plan_that_is_replaced_is_whole_whenever_the_compiler_is_killed() {
     assert!(replace(1).wait().expect("ends").success());
     assert_ne!(text(), old, "it was replaced");
     let window = (begin.elapsed().as_millis() as u64 * 5 / 4).max(20);
-    let (mut state, mut kills) = (29, 0);
+    let (mut random, mut kills) = (fastrand::Rng::with_seed(29), 0);
     for seed in 2.. {
         let mut child = replace(seed);
-        std::thread::sleep(Duration::from_millis(random(&mut state, window)));
+        std::thread::sleep(Duration::from_millis(random.u64(..window)));
         // It may have ended already.
         let _ = child.kill();
         kills += usize::from(!child.wait().expect("ends").success());

@@ -144,12 +144,8 @@ impl Header {
 
 /// Pseudo-random feeds for every leaf that either graph has.
 fn feeds(graphs: [&Graph; 2]) -> HashMap<String, Tensor> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f64 / (1u64 << 24) as f64
-    };
+    let mut generator = fastrand::Rng::with_seed(7);
+    let mut random = move || generator.f64();
     let mut feeds = HashMap::new();
     for graph in graphs {
         for (_, node) in graph.nodes().filter(|(_, n)| !matches!(n.op, Op::Constant(_))) {

@@ -41,12 +41,8 @@ fn linear(dir: &Path, ranks: usize, more: &[&str]) -> Planned {
 
 /// Pseudo-random numbers between −1 and 1.
 fn numbers(n: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        f64::from(((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0) as f32)
-    };
-    (0..n).map(|_| next()).collect()
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| f64::from(2.0 * random.f32() - 1.0)).collect()
 }
 
 /// The positive numbers of an 8-bit float, in the order of their encodings.

@@ -22,18 +22,15 @@ pub(crate) enum Fault {
 }
 
 /// A sequence of numbers that is the same at every run.
-pub(crate) struct Random(u64);
+pub(crate) struct Random(fastrand::Rng);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d)
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % n.max(1)
+        self.0.usize(..n.max(1))
     }
 }
 

@@ -155,11 +155,8 @@ mod tests {
     /// Against all cuts of pseudo-random networks of six inner nodes.
     #[test]
     fn equals_the_best_of_all_cuts() {
-        let mut seed = 7u64;
-        let mut random = |n: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 33) % n
-        };
+        let mut generator = fastrand::Rng::with_seed(7);
+        let mut random = |n: u64| generator.u64(..n);
         for _ in 0..200 {
             let n = 8;
             let mut network = Network::new();

@@ -14,25 +14,21 @@ const MAX_ELEMENTS: usize = 512;
 /// Attempts to add an operation.
 const ATTEMPTS: usize = 14;
 
-/// SplitMix64 (Steele et al. 2014).
-pub(super) struct Random(pub(super) u64);
+/// Choices that follow from a seed.
+pub(super) struct Random(fastrand::Rng);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    pub(super) fn new(seed: u64) -> Random {
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     /// An integer below `n`.
     pub(super) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        self.0.usize(..n)
     }
 
     pub(super) fn flag(&mut self) -> bool {
-        self.next() & 1 == 1
+        self.0.bool()
     }
 
     pub(super) fn pick<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
@@ -41,7 +37,7 @@ impl Random {
 
     /// A number between −1 and 1.
     pub(super) fn number(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+        2.0 * self.0.f32() - 1.0
     }
 }
 
@@ -84,7 +80,7 @@ const BINARY: [&str; 5] = ["add", "sub", "mul", "max", "min"];
 /// The model of a seed.
 pub(crate) fn generate(seed: u64) -> Generated {
     let mut g = Generator {
-        random: Random(seed),
+        random: Random::new(seed),
         floats: vec![],
         params: vec![],
         nodes: vec![],

@@ -87,7 +87,7 @@ struct Case {
 
 impl Case {
     fn new(seed: u64, model: &Generated) -> Case {
-        let r = &mut Random(!seed);
+        let r = &mut Random::new(!seed);
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("model.json"), &model.json).expect("written");
         let optimizer = r.pick(&["sgd", "momentum", "adamw", "adafactor", "lion", "nesterov"]);
@@ -205,7 +205,7 @@ impl Case {
 
     /// Writes examples for all inputs of a graph.
     fn data(&self, graph: &Graph) {
-        let mut r = Random(7);
+        let mut r = Random::new(7);
         let mut tensors: Vec<(String, Vec<usize>, DType, Vec<u8>)> = Vec::new();
         for (_, node) in graph.nodes() {
             let Op::Input(input) = &node.op else { continue };

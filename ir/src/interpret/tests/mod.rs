@@ -60,15 +60,8 @@ fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
 
 /// Numbers between −1 and 1 that look random, the same for the same seed.
 fn noise(seed: u64, n: usize) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..n)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        })
-        .collect()
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| 2.0 * random.f64() - 1.0).collect()
 }
 
 /// The gradient, for operand `which`, of Σ dy·(first result), by central differences.

@@ -175,15 +175,9 @@ pub(crate) fn compare(what: &str, result: &Tensor, expected: &[f64], tolerance: 
 
 /// Deterministic values, roughly normal with this scale.
 pub(crate) fn normal(dtype: DType, shape: &[usize], seed: u64, scale: f64) -> Tensor {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut uniform = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
     let n: usize = shape.iter().product();
-    let values = (0..n).map(|_| ((0..6).map(|_| uniform()).sum::<f64>() - 3.0) * 1.41 * scale);
+    let values = (0..n).map(|_| ((0..6).map(|_| random.f64()).sum::<f64>() - 3.0) * 1.41 * scale);
     Tensor::floats(dtype, shape, values.collect())
 }
 

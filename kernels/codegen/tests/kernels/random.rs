@@ -10,13 +10,11 @@ use frit_ir::ops::{
 };
 use frit_ir::{DType, Op, Shape, Tensor, ValueId};
 
-struct Choice(u64);
+struct Choice(fastrand::Rng);
 
 impl Choice {
     fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as usize) % n
+        self.0.usize(..n)
     }
 
     fn of<T: Copy>(&mut self, items: &[T]) -> T {
@@ -43,7 +41,7 @@ const BINARY: [BinaryFn; 5] =
 
 /// A region of this kind: a chain of random operations on values of one shape, and its operands.
 fn region(kind: FusionKind, seed: u64) -> Case {
-    let mut choose = Choice(seed);
+    let mut choose = Choice(fastrand::Rng::with_seed(seed));
     let (a, b, c) = (choose.of(&[1, 2, 3]), choose.of(&[1, 4, 9]), choose.of(&[1, 5, 16, 33, 150]));
     let shape = [a, b, c];
     let mut body = Body::new();

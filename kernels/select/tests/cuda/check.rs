@@ -120,13 +120,8 @@ fn compare(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
 
 /// Numbers that look random, between -2 and 2.
 pub(crate) fn random(dtype: DType, shape: &[usize], seed: u64) -> Tensor {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1_u64 << 53) as f64
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut next = || random.f64();
     let n = shape.iter().product();
     match dtype.is_float() {
         true => Tensor::floats(dtype, shape, (0..n).map(|_| next() * 4.0 - 2.0).collect()),

@@ -7,13 +7,8 @@ use std::collections::HashMap;
 
 /// Numbers in [-1, 1), the same ones every time.
 fn numbers(n: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut next = move || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..n).map(|_| 2.0 * random.f64() - 1.0).collect()
 }
 
 /// The range of each output of a graph whose inputs are within [-2, 2] and whose parameters are drawn,

@@ -16,25 +16,21 @@ use std::collections::BTreeSet;
 /// Random shapes for each operation.
 const CASES: usize = 24;
 
-/// SplitMix64 (Steele et al. 2014).
-struct Random(u64);
+/// Choices that follow from a seed.
+struct Random(fastrand::Rng);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    fn new(seed: u64) -> Random {
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     /// An integer in `low..=high`.
     fn int(&mut self, low: usize, high: usize) -> usize {
-        low + (self.next() % (high - low + 1) as u64) as usize
+        self.0.usize(low..=high)
     }
 
     fn flag(&mut self) -> bool {
-        self.next() & 1 == 1
+        self.0.bool()
     }
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
@@ -109,7 +105,7 @@ const FAMILIES: [Family; 6] = [
 ];
 
 fn each(seed: u64, case: Family) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     (0..CASES).for_each(|_| case(&mut random));
 }
 

@@ -13,19 +13,16 @@ use std::path::{Path, PathBuf};
 /// Mutants of a run.
 const MUTANTS: u64 = 400;
 
-/// Numbers from a seed (Steele et al. 2014, SplitMix64).
-struct Random(u64);
+/// Choices that follow from a seed.
+struct Random(fastrand::Rng);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    fn new(seed: u64) -> Random {
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
+        self.0.usize(..n.max(1))
     }
 
     fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
@@ -414,7 +411,7 @@ fn mutants_give_a_graph_or_an_error() {
     let all = crate::import::onnx::operators();
     let first = number("FRIT_MUTANTS_FROM", 0);
     for seed in first..first + number("FRIT_MUTANTS", MUTANTS) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut mutant = models[random.below(models.len())].clone();
         for _ in 0..1 + random.below(4) {
             mutate(&mut mutant, &all, &mut random);
