@@ -176,7 +176,10 @@ impl Search<'_, '_> {
         if most.stages == 0 {
             return Ok(None);
         }
-        let Some(mut best) = self.fits(most, offload)? else { return Ok(None) };
+        let Some(mut best) = self.fits(most, offload)? else {
+            // What selective recomputation keeps for one stage may be live in another.
+            return self.fits(Recompute::UNIT, offload);
+        };
         let (mut too_few, mut enough) = (0, most.stages);
         while enough - too_few > 1 {
             let middle = too_few + (enough - too_few) / 2;

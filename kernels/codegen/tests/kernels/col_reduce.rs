@@ -8,7 +8,8 @@ use frit_ir::{DType, Op, Shape, Tensor};
 
 fn case(name: String, body: frit_ir::Graph, inputs: Vec<Tensor>, expected: Vec<Vec<f64>>) -> Case {
     let kind = FusionKind::ColReduce;
-    Case { name, body, kind, inputs, expected, tolerance: 2e-6, floor: 10.0 }
+    // Sums of 300 terms near 1 are off by the roundings of partial sums that reach twenty.
+    Case { name, body, kind, inputs, expected, tolerance: 2e-6, floor: 20.0 }
 }
 
 fn column_sums(rows: usize, cols: usize, of: impl Fn(usize, usize) -> f64) -> Vec<f64> {
