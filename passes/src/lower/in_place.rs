@@ -1,8 +1,23 @@
-//! The gradient of a cross-entropy in the place of its logits, the largest value of many steps.
+//! Results that need no memory of their own: views of an operand, and the gradient of a cross-entropy in the place of its logits, the
+//! largest value of many steps.
 //!
-//! A region that computes both reads a whole row before it writes the row, so the two may be one buffer if nothing else reads the logits.
+//! A region that computes loss and gradient reads a whole row before it writes the row, so logits and gradient may be one buffer if
+//! nothing else reads the logits.
 
-use frit_ir::{Graph, Node, NodeId, Op, ValueId};
+use frit_ir::{Graph, Node, NodeId, Op, TensorType, ValueId};
+
+/// Where the result of a reshape or slice begins in an operand of type `ty`, in elements, if its elements are consecutive there.
+pub(super) fn elements_before(op: &Op, ty: &TensorType) -> Option<usize> {
+    let Op::Slice(slice) = op else { return Some(0) };
+    let dims = ty.shape.dims();
+    // Axes up to the first that has more than one element in the result are cut, the others are whole.
+    let first = slice.size.iter().position(|size| *size > 1).unwrap_or(dims.len());
+    let rest_is_whole = (first + 1..dims.len()).all(|axis| slice.size[axis] == dims[axis]);
+    let is_dense = first == dims.len() || slice.step[first] == 1;
+    let strides = (0..dims.len()).map(|axis| dims[axis + 1..].iter().product::<usize>());
+    (rest_is_whole && is_dense)
+        .then(|| slice.start.iter().zip(strides).map(|(start, stride)| start * stride).sum())
+}
 
 /// The operand and the result of a kernel body that are logits, read for nothing else, and their gradient, of one type.
 pub(super) fn logits_and_gradient(body: &Graph) -> Option<(usize, usize)> {
@@ -39,8 +54,34 @@ pub(super) fn is_read_once(graph: &Graph, users: &[Vec<NodeId>], mut value: Valu
         }
         let node = graph.def(value);
         match node.op {
-            Op::Reshape(_) => value = node.inputs[0],
+            Op::Reshape(_) | Op::Slice(_) => value = node.inputs[0],
             _ => return !node.op.is_leaf(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use frit_ir::DType;
+    use frit_ir::ops::Slice;
+
+    #[test]
+    fn slices_of_consecutive_elements_are_views() {
+        let ty = TensorType::new(DType::F32, [4, 3, 5]);
+        let at = |start: [usize; 3], size: [usize; 3], step: [isize; 3]| {
+            let slice = Slice { start: start.into(), size: size.into(), step: step.into() };
+            elements_before(&Op::Slice(slice), &ty)
+        };
+        assert_eq!(at([0, 0, 0], [3, 3, 5], [1, 1, 1]), Some(0));
+        assert_eq!(at([2, 0, 0], [2, 3, 5], [1, 1, 1]), Some(30));
+        // Of one matrix, some rows; of one row, some elements; one element.
+        assert_eq!(at([1, 1, 0], [1, 2, 5], [1, 1, 1]), Some(20));
+        assert_eq!(at([3, 2, 1], [1, 1, 3], [1, 1, 1]), Some(56));
+        assert_eq!(at([3, 2, 4], [1, 1, 1], [1, 1, 1]), Some(59));
+        assert_eq!(at([0, 0, 0], [4, 3, 4], [1, 1, 1]), None);
+        assert_eq!(at([0, 0, 0], [4, 2, 5], [1, 1, 1]), None);
+        assert_eq!(at([0, 0, 0], [2, 3, 5], [2, 1, 1]), None);
+        assert_eq!(at([3, 0, 0], [2, 3, 5], [-1, 1, 1]), None);
     }
 }

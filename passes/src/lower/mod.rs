@@ -26,9 +26,10 @@ use crate::cost::{Cluster, Members};
 use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
 use frit_ir::plan::{
-    Action, Addresses, Arena, Buffer, BufferClass, BufferId, Entry, FORMAT_VERSION, GroupId,
-    Kernel, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase, PhaseName, Place, Plan,
-    Strategy, Stream, Target, Task, TaskId, TiVec, UnitId, UnitSpec, provenance,
+    Action, Addresses, Arena, Buffer, BufferClass, BufferId, CUDA_OPERAND_ALIGNMENT, Entry,
+    FORMAT_VERSION, GroupId, Kernel, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase,
+    PhaseName, Place, Plan, Strategy, Stream, Target, Task, TaskId, TiVec, UnitId, UnitSpec,
+    provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
@@ -345,16 +346,26 @@ impl<'a> Lowering<'a> {
             Op::EmaStep => self.ema_step(node),
             _ if self.is_grad_sum(node) => self.gradient_step(node),
             _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
-            Op::Reshape(_) if self.alias(node) => Ok(()),
+            Op::Reshape(_) | Op::Slice(_) if self.alias(node) => Ok(()),
             _ if self.cast_with_group(node)? => Ok(()),
             _ => self.kernel_task(node),
         }
     }
 
-    /// Makes a reshape another view of its operand's place. Fails if its result must be elsewhere.
+    /// Makes a reshape, or a slice that keeps almost all of an activation, another view of its operand's place: a view keeps all of
+    /// its operand alive. Fails if the result must be elsewhere.
     fn alias(&mut self, node: &Node) -> bool {
         let Some(place) = self.places.get(&node.inputs[0]) else { return false };
-        let place = Place { ty: self.graph.ty(node.outputs[0]).clone(), ..place.clone() };
+        let ty = self.graph.ty(node.outputs[0]).clone();
+        let Some(skipped) = in_place::elements_before(&node.op, &place.ty) else { return false };
+        let offset = place.offset + skipped * ty.dtype.size();
+        let is_slice = matches!(node.op, Op::Slice(_));
+        let keeps_most = 8 * ty.bytes() >= 7 * place.ty.bytes()
+            && self.plan.buffers[place.buffer].class == BufferClass::Activation;
+        if is_slice && !(keeps_most && offset.is_multiple_of(CUDA_OPERAND_ALIGNMENT)) {
+            return false;
+        }
+        let place = Place { ty, offset, ..place.clone() };
         match self.required.get(&node.outputs[0]) {
             Some(required) if *required != place => false,
             _ => {
