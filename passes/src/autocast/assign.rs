@@ -7,8 +7,8 @@
 //! Accuracy has priority: a node that computes and reads an f32 value is f32, as in PyTorch, so the residual stream (f32
 //! embedding + low-precision branches) stays f32. Only layout operations may read f32 and write low precision, and only if all their
 //! readers are low precision, so that no value is rounded on a path from f32 to f32. For the same reason a matmul read only by f32
-//! nodes (residual branches) writes its f32 accumulator. Logits are low precision, as in PyTorch: the cross-entropy widens them as it
-//! reads them, and of a large vocabulary they are the largest values of a step.
+//! nodes (residual branches) writes its f32 accumulator. Logits of more classes than the matmul contracts are low precision, as in PyTorch:
+//! they are the largest values of a step, and the cross-entropy widens them as it reads them. Fewer cost little in f32.
 
 use super::min_cut::{INFINITE, Network, SINK, SOURCE};
 use frit_ir::ops::precision::Class;
@@ -107,11 +107,18 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             assignment.insert(id, Precision::LowToF32);
             assignment.insert(bias, Precision::F32);
         }
+        let few_classes = match &node.op {
+            Op::MatMul(op) => {
+                let dims = op.dims(graph.ty(node.inputs[0]), graph.ty(node.inputs[1]));
+                dims.n <= dims.k
+            }
+            _ => true,
+        };
         let mut carried = Vec::new();
         let mut value = node.outputs[0];
         let wide = loop {
             let users = &problem.users[value.0 as usize];
-            if users.iter().all(|u| wants_f32(graph, *u, assignment)) {
+            if users.iter().all(|u| wants_f32(graph, *u, assignment, few_classes)) {
                 break true;
             }
             if graph.outputs.iter().any(|o| o.value == value) {
@@ -128,6 +135,8 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             value = reader.outputs[0];
         };
         if wide {
+            // The loss would take either.
+            carried.extend_from_slice(&problem.users[value.0 as usize]);
             assignment.insert(id, Precision::LowToF32);
             assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
         }
@@ -148,7 +157,7 @@ fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
     let mut read_wide: HashSet<NodeId> = HashSet::new();
     for (id, node) in graph.nodes().rev() {
         let mut users = node.outputs.iter().flat_map(|v| &problem.users[v.0 as usize]);
-        let wide = |u: &NodeId| read_wide.contains(u) || wants_f32(graph, *u, assignment);
+        let wide = |u: &NodeId| read_wide.contains(u) || wants_f32(graph, *u, assignment, true);
         if is_free(id, node, assignment) && users.all(wide) {
             read_wide.insert(id);
         }
@@ -164,10 +173,12 @@ fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
     }
 }
 
-/// Whether the node computes in f32 whatever it is given.
-fn wants_f32(graph: &Graph, id: NodeId, assignment: &Assignment) -> bool {
+/// Whether the node computes in f32 whatever it is given, or is a loss of few classes.
+fn wants_f32(graph: &Graph, id: NodeId, assignment: &Assignment, few_classes: bool) -> bool {
     let op = &graph.node(id).op;
-    !matches!(op, Op::Cast(_)) && assignment.get(&id) == Some(&Precision::F32)
+    !matches!(op, Op::Cast(_))
+        && (assignment.get(&id) == Some(&Precision::F32)
+            || few_classes && matches!(op, Op::CrossEntropy(_)))
 }
 
 /// Adds the cost of casting a value once for all consumers on the other side.
