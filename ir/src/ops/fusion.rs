@@ -14,6 +14,8 @@ pub enum FusionKind {
     RowReduce,
     /// Columns are independent; each is reduced over the leading axes.
     ColReduce,
+    /// As [`FusionKind::RowReduce`], and besides reductions over all rows, which nothing inside reads.
+    RowColReduce,
     /// A matrix product with a pointwise epilogue.
     Gemm,
     /// Attention, or its gradient, with layout operations before and behind it: the kernel reads and
@@ -28,6 +30,7 @@ impl FusionKind {
             FusionKind::Pointwise => "pointwise",
             FusionKind::RowReduce => "row_reduce",
             FusionKind::ColReduce => "col_reduce",
+            FusionKind::RowColReduce => "row_col_reduce",
             FusionKind::Gemm => "gemm",
             FusionKind::Attention => "attention",
         }

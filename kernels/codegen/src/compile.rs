@@ -70,10 +70,20 @@ pub struct HostObject {
 /// # Errors
 /// The operation that is not compiled, and why.
 pub fn supported(body: &Graph, kind: FusionKind) -> Result<(), Unsupported> {
-    let program = region::analyze(body, kind)?;
+    let program = host_program(body, kind)?;
     match program.divides_by_zero() {
         true => Err(Unsupported::new("fusion", "an integer may be divided by 0")),
         false => Ok(()),
+    }
+}
+
+/// The program of a region that has a kernel on the host.
+fn host_program(body: &Graph, kind: FusionKind) -> Result<Program, Unsupported> {
+    match kind {
+        FusionKind::RowColReduce => {
+            Err(Unsupported::new("fusion", "rows and columns are reduced by two kernels on a CPU"))
+        }
+        _ => region::analyze(body, kind),
     }
 }
 
@@ -86,7 +96,7 @@ pub fn region_metadata(
     body: &Graph,
     kind: FusionKind,
 ) -> Result<KernelMeta, Unsupported> {
-    region::analyze(body, kind).map(|program| metadata(symbol, &program))
+    host_program(body, kind).map(|program| metadata(symbol, &program))
 }
 
 /// Compiles regions, each a symbol, a body and its kind, into one shared object.
@@ -236,7 +246,7 @@ fn cuda_kernel(
 }
 
 fn analyze(symbol: &str, body: &Graph, kind: FusionKind) -> Result<Program, CodegenError> {
-    region::analyze(body, kind)
+    host_program(body, kind)
         .map_err(|reason| CodegenError::Unsupported { symbol: symbol.into(), reason })
 }
 

@@ -10,6 +10,8 @@
 //!   transcendental function stands before an operation that reads its rows more than once.
 //! - *ColReduce*: every result is one reduction over all rows; before it only elementwise operations
 //!   on full values, nothing after it.
+//! - *RowColReduce*: a row reduction that has results per column as well, each a reduction over all rows of full values
+//!   and values per row; nothing inside reads them.
 //! - In all of them, the shapes of values computed inside cut the flat space along one chain of divisors, so that
 //!   reshapes split and join whole axes. Operands are broadcast by numpy's rules.
 //! - *Gemm*: see [`super::gemm`].
@@ -17,7 +19,7 @@
 use super::facts::Facts;
 use super::{col_reduce, row_reduce};
 use frit_ir::ops::{BinaryFn, FusionKind, Op, UnaryFn};
-use frit_ir::{Node, Shape, TensorType, ValueId};
+use frit_ir::{Graph, Node, Shape, TensorType, ValueId};
 
 /// How a value lies in the space of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,25 @@ fn action(facts: &Facts<'_>, node: &Node) -> Option<Action> {
     }
 }
 
+/// The nodes of a region's body that reduce columns, if others reduce rows.
+pub(crate) fn columns_beside_rows(body: &Graph) -> Vec<&Node> {
+    let (mut rows, mut cols) = (false, Vec::new());
+    for (_, node) in body.nodes().filter(|(_, node)| !node.inputs.is_empty()) {
+        let operands: Vec<&TensorType> = node.inputs.iter().map(|v| body.ty(*v)).collect();
+        if operands[0].shape.numel() == body.ty(node.outputs[0]).shape.numel()
+            && matches!(node.op, Op::Reduce(_) | Op::SumTo(_))
+        {
+            continue;
+        }
+        if row_reduce::space(&node.op, &operands).is_some() {
+            rows = true;
+        } else if col_reduce::space(&node.op, &operands).is_some() {
+            cols.push(node);
+        }
+    }
+    if rows { cols } else { Vec::new() }
+}
+
 /// Whether the node can be in a region at all.
 pub(super) fn is_fusable(facts: &Facts<'_>, node: &Node) -> bool {
     let empty = node.inputs.iter().chain(&node.outputs).any(|v| facts.numel(*v) == 0);
@@ -106,15 +127,21 @@ pub(super) fn kind(facts: &Facts<'_>, members: &[usize]) -> Option<FusionKind> {
     for &member in members {
         actions.push(action(facts, facts.node(member))?);
     }
-    let mut reductions = actions.iter().filter(|a| **a != Action::Pointwise);
-    let first = reductions.next().copied();
-    if reductions.any(|a| Some(*a) != first) {
+    let mut spaces = actions.iter().filter_map(|action| match action {
+        Action::Rows(space) | Action::Cols(space) => Some(*space),
+        Action::Pointwise => None,
+    });
+    let first = spaces.next();
+    if spaces.any(|space| Some(space) != first) {
         return None;
     }
-    let (kind, space) = match first {
-        Some(Action::Rows(space)) => (FusionKind::RowReduce, space),
-        Some(Action::Cols(space)) => (FusionKind::ColReduce, space),
-        _ => {
+    let rows = actions.iter().any(|a| matches!(a, Action::Rows(_)));
+    let cols = actions.iter().any(|a| matches!(a, Action::Cols(_)));
+    let (kind, space) = match (first, rows, cols) {
+        (Some(space), true, false) => (FusionKind::RowReduce, space),
+        (Some(space), false, true) => (FusionKind::ColReduce, space),
+        (Some(space), ..) => (FusionKind::RowColReduce, space),
+        (None, ..) => {
             let outputs = members.iter().map(|&m| facts.numel(facts.node(m).outputs[0]));
             (FusionKind::Pointwise, Space { rows: 1, cols: outputs.max()? })
         }
@@ -153,13 +180,18 @@ impl Check<'_, '_> {
             let producer = self.facts.node(source);
             let index = self.facts.graph.value(self.facts.base(input)).index;
             let found = self.role(producer, self.actions[at], index)?;
-            if found != self.expected(node, action, i, input)? {
+            if found == Role::Col || found != self.expected(node, action, i, input)? {
                 return None;
             }
             self.cut(found, &self.facts.graph.ty(input).shape, cuts);
         }
         let reads_often = matches!(action, Action::Rows(_)) && row_reduce::is_multi_pass(&node.op);
         (!(reads_often && self.is_behind_costly(node))).then_some(())
+    }
+
+    /// Whether a value may have one element per row.
+    fn reduces_rows(&self) -> bool {
+        matches!(self.kind, FusionKind::RowReduce | FusionKind::RowColReduce)
     }
 
     /// The role of result `index` of a member.
@@ -169,7 +201,7 @@ impl Check<'_, '_> {
             Action::Cols(_) => Some(Role::Col),
             Action::Pointwise => {
                 let n = self.facts.numel(node.outputs[index]);
-                let by_row = self.kind == FusionKind::RowReduce;
+                let by_row = self.reduces_rows();
                 match n {
                     n if n == self.space.rows * self.space.cols => Some(Role::Full),
                     n if by_row && n == self.space.rows => Some(Role::Row),
@@ -209,7 +241,7 @@ impl Check<'_, '_> {
             reached
         });
         let split = split.unwrap_or(to.rank());
-        self.kind == FusionKind::RowReduce
+        self.reduces_rows()
             && to.0[..split].iter().product::<usize>() == self.space.rows
             && (0..to.rank()).all(|i| {
                 let repeated = to.0[i] != 1 && (i < missing || from.0[i - missing] == 1);
@@ -261,4 +293,74 @@ pub(super) fn results_fit(facts: &Facts<'_>, kind: FusionKind, results: &[ValueI
     }
     let n = results.first().map_or(0, |v| facts.numel(*v));
     results.iter().all(|v| facts.numel(*v) == n)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fuse::tests::{fuse, outline, parse};
+
+    fn regions(nodes: &str) -> String {
+        outline(&fuse(&parse(nodes)))
+    }
+
+    #[test]
+    fn the_gradients_of_a_norm_and_the_bias_gradient_before_it_are_one_region() {
+        let nodes = r#"
+            %dy: bf16[4, 6] = input {name = "dy", ty = {"dtype":"bf16","shape":[4,6]}}
+            %x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
+            %w: f32[6] = input {name = "w", ty = {"dtype":"f32","shape":[6]}}
+            %m: f32[4] = input {name = "m", ty = {"dtype":"f32","shape":[4]}}
+            %r: f32[4] = input {name = "r", ty = {"dtype":"f32","shape":[4]}}
+            %skip: f32[4, 6] = input {name = "skip", ty = {"dtype":"f32","shape":[4,6]}}
+            %c: f32[4, 6] = cast %dy {to = "f32"} @backward
+            %dw: f32[6], %db: f32[6] = layer_norm_grad_affine %c, %x, %m, %r {axis = 1} @backward
+            %g: f32[4, 6] = layer_norm_grad_input %c, %x, %w, %m, %r {axis = 1} @backward
+            %dx: f32[4, 6] = add %g, %skip @backward
+            %h: bf16[4, 6] = cast %dx {to = "bf16"} @backward
+            %dbias: f32[6] = sum_to %dx {shape = [6]} @backward
+            return %dw as "dw"
+            return %db as "db"
+            return %dx as "dx"
+            return %h as "h"
+            return %dbias as "dbias""#;
+        let one = "row_col_reduce(cast layer_norm_grad_affine layer_norm_grad_input add cast sum_to) 6->5";
+        assert_eq!(regions(nodes), one);
+        let rms = nodes
+            .replace(
+                ", %db: f32[6] = layer_norm_grad_affine %c, %x, %m,",
+                " = rms_norm_grad_scale %c, %x,",
+            )
+            .replace("layer_norm_grad_input %c, %x, %w, %m,", "rms_norm_grad_input %c, %x, %w,")
+            .replace("return %db as \"db\"", "");
+        let one =
+            "row_col_reduce(cast rms_norm_grad_scale rms_norm_grad_input add cast sum_to) 5->4";
+        assert_eq!(regions(&rms), one);
+    }
+
+    #[test]
+    fn what_reads_a_reduction_over_the_rows_stands_behind_the_region() {
+        // The sum and the statistics of a row have one shape.
+        let nodes = r#"
+            %x: f32[6, 6] = input {name = "x", ty = {"dtype":"f32","shape":[6,6]}}
+            %y: f32[6, 6] = softmax %x {axis = 1}
+            %b: f32[6] = sum_to %y {shape = [6]}
+            %e: f32[6] = neg %b
+            %z: f32[6, 6] = add %y, %b
+            return %e as "e"
+            return %z as "z""#;
+        let expected =
+            "row_col_reduce(softmax sum_to) 1->2; pointwise(neg) 1->1; pointwise(add) 2->1";
+        assert_eq!(regions(nodes), expected);
+    }
+
+    #[test]
+    fn rows_and_columns_of_different_grids_stay_apart() {
+        let nodes = r#"
+            %x: f32[4, 2, 3] = input {name = "x", ty = {"dtype":"f32","shape":[4,2,3]}}
+            %y: f32[4, 2, 3] = softmax %x {axis = 2}
+            %b: f32[2, 3] = sum_to %y {shape = [2,3]}
+            return %y as "y"
+            return %b as "b""#;
+        assert_eq!(regions(nodes), "row_reduce(softmax) 1->1; col_reduce(sum_to) 1->1");
+    }
 }

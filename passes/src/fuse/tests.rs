@@ -207,13 +207,13 @@ const CASES: &[(&str, &str, &str)] = &[
         "pointwise(gelu) 1->1; gemm(sum_to matmul) 2->2",
     ),
     (
-        "rows and columns are not reduced in one kernel",
+        "rows and columns of one grid are reduced in one kernel",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %a: f32[6] = sum_to %x {shape = [6]}
            %b: f32[4] = reduce %x {axes = [1], f = "sum"}
            return %a as "a"
            return %b as "b""#,
-        "col_reduce(sum_to) 1->1; row_reduce(reduce) 1->1",
+        "row_col_reduce(sum_to reduce) 1->2",
     ),
     (
         "a cheap cast is repeated in both readers",

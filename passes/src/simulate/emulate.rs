@@ -5,7 +5,8 @@
 //!
 //! - Kernels: `compile` runs the plan's fused kernels; `eager` runs every operation by itself, through
 //!   memory, in the compute dtype, with norms and the loss as the several kernels that they are there.
-//!   Views are free. In both, the loss is not compiled and works in f32.
+//!   Views are free. In both, the loss is not compiled and works in f32. With `compile` a reduction over the rows
+//!   is no part of a kernel that reduces rows.
 //! - Activation checkpointing: forward kernels of a unit run again before its backward: all of them
 //!   (`full`), those of every other unit (`selective-layer`), or all but attention and every other
 //!   matrix product (`selective-op`).
@@ -19,9 +20,10 @@ use super::jobs::{Job, Kind, of_plan};
 use super::{Simulation, of_phases};
 use crate::cost::kernel::{Product, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
+use crate::fuse::columns_beside_rows;
 use frit_ir::ops::{BinaryFn, UnaryFn};
 use frit_ir::plan::{Action, BufferId, KernelId, Plan, Stream, Task, TaskId, TiVec, UnitId};
-use frit_ir::{DType, Graph, Node, Op, Region, TensorType};
+use frit_ir::{DType, Graph, Node, Op, Region, TensorType, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// The emulated system.
@@ -111,8 +113,26 @@ fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], 
             job.seconds = *known.entry(*kernel).or_insert_with(|| {
                 eager_seconds(&cluster.device, body, plan.compute_dtype, emulation.attention)
             });
+        } else {
+            job.seconds += separate_seconds(&cluster.device, body);
         }
     }
+}
+
+/// Seconds of the kernels that a compiled kernel needs beside it: reductions over the rows read their operands again.
+fn separate_seconds(device: &Device, body: &Graph) -> f64 {
+    let in_memory = |value: &ValueId| {
+        let mut value = *value;
+        while let Op::Cast(_) | Op::Reshape(_) = body.def(value).op {
+            value = body.def(value).inputs[0];
+        }
+        body.ty(value).bytes() as u64
+    };
+    let of = |node: &Node| {
+        let results = node.outputs.iter().map(|v| body.ty(*v).bytes() as u64);
+        device.copy_seconds(node.inputs.iter().map(in_memory).chain(results).sum())
+    };
+    columns_beside_rows(body).into_iter().map(of).sum()
 }
 
 fn is_loss(op: &Op) -> bool {

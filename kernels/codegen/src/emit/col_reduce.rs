@@ -6,7 +6,7 @@
 use super::expr::Id;
 use super::host_function::LANES;
 use super::point::Emitter;
-use super::region::levels;
+use super::region::col_reductions;
 use super::text::Val;
 
 /// Groups of columns that are reduced together.
@@ -16,7 +16,7 @@ const CHUNK: usize = 128;
 
 pub(crate) fn emit(e: &mut Emitter<'_>, begin: Val, end: Val) {
     let program = e.program;
-    let level = levels(program).into_iter().next().unwrap_or_default();
+    let level = col_reductions(program);
     let (full, tail) = (program.cols() / LANES, program.cols() % LANES);
     let (one, four, limit) = (e.t.index(1), e.t.index(GROUPS), e.t.index(full));
     let end_full = e.t.same("arith.minui", &[end, limit]);

@@ -10,7 +10,7 @@ use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, register, thread_and_block};
 use super::expr::Id;
 use super::point::Emitter;
-use super::region::{Program, levels};
+use super::region::{Program, Store, col_reductions};
 use super::text::{Elem, Type, Val};
 use crate::error::Unsupported;
 
@@ -68,7 +68,7 @@ pub(crate) fn row_splits(program: &Program, width: usize) -> usize {
 
 /// Elements of the scratch memory for this many parts.
 pub(crate) fn scratch_len(program: &Program, splits: usize) -> usize {
-    levels(program).first().map_or(0, Vec::len) * splits * program.cols()
+    col_reductions(program).len() * splits * program.cols()
 }
 
 /// The columns of a tile per block, and a part of the rows if they are split.
@@ -80,7 +80,9 @@ pub(crate) fn cols(
 ) -> Result<Shape, Unsupported> {
     let program = e.program;
     let tile = Tile::of(e.width);
-    let level = levels(program).into_iter().next().unwrap_or_default();
+    let level = col_reductions(program);
+    let stores: Vec<Store> =
+        program.stores.iter().filter(|s| program.is_of_column(s)).cloned().collect();
     let (thread, block) = thread_and_block(e);
     let (lanes, width) = (e.t.index(tile.lanes), e.t.index(tile.width));
     let lane = e.t.same("arith.remui", &[thread, lanes]);
@@ -137,7 +139,7 @@ pub(crate) fn cols(
             }
         }
         if part.is_none() {
-            e.store_all(&program.stores);
+            e.store_all(&stores);
         }
     });
     e.t.close();
@@ -189,7 +191,13 @@ fn partial_sums(
 }
 
 /// Where the sum of one part and column is: `[reduction, part, column]`.
-fn scratch_index(e: &mut Emitter<'_>, reduction: usize, splits: usize, part: Val, col: Val) -> Val {
+pub(crate) fn scratch_index(
+    e: &mut Emitter<'_>,
+    reduction: usize,
+    splits: usize,
+    part: Val,
+    col: Val,
+) -> Val {
     let (first, n_cols) = (e.t.index(reduction * splits), e.t.index(e.program.cols()));
     let row = e.t.same("arith.addi", &[first, part]);
     let row = e.t.same("arith.muli", &[row, n_cols]);
@@ -201,7 +209,8 @@ fn scratch(e: &Emitter<'_>, rows: usize) -> (usize, String) {
     (e.program.types.len(), format!("memref<{}xf32>", rows * e.program.cols()))
 }
 
-fn write_scratch(e: &mut Emitter<'_>, rows: usize, index: Val, value: Val) {
+/// Writes the sums of some columns; there are `rows` rows of them.
+pub(crate) fn write_scratch(e: &mut Emitter<'_>, rows: usize, index: Val, value: Val) {
     let (argument, ty) = scratch(e, rows);
     let value = match value.elem {
         Elem::F32 => value,

@@ -1,9 +1,11 @@
 //! The frame of a CUDA kernel: launch shape and signature. Operands are aligned to 16 bytes.
 //!
-//! Bodies are in [`super::cuda_pointwise`], [`super::cuda_row_reduce`] and [`super::cuda_col_reduce`].
+//! Bodies are in [`super::cuda_pointwise`], [`super::cuda_row_reduce`], [`super::cuda_col_reduce`] and
+//! [`super::cuda_row_col_reduce`].
 
 use super::cuda_col_reduce::{self, Stage};
 use super::cuda_pointwise;
+use super::cuda_row_col_reduce;
 use super::cuda_row_reduce;
 use super::expr::Expr;
 use super::load_store::Memory;
@@ -36,25 +38,33 @@ pub(crate) struct Launch {
 
 /// The kernels of the region `symbol`, called with pointers to operands and results.
 pub(crate) fn emit(program: &Program, symbol: &str) -> Result<CudaFunction, Unsupported> {
+    let width = vector_width(program);
     let splits = match program.kind {
-        FusionKind::ColReduce => cuda_col_reduce::row_splits(program, vector_width(program)),
-        _ => 1,
+        FusionKind::RowColReduce => Some(cuda_row_col_reduce::parts(program, width)?),
+        FusionKind::ColReduce => {
+            Some(cuda_col_reduce::row_splits(program, width)).filter(|n| *n > 1)
+        }
+        _ => None,
     };
-    if splits == 1 {
+    let Some(splits) = splits else {
         let (text, launch) = function(program, symbol, 0, |e, globals| match program.kind {
             FusionKind::RowReduce => cuda_row_reduce::rows(e, symbol, globals),
             FusionKind::ColReduce => cuda_col_reduce::cols(e, symbol, globals, Stage::Whole),
             _ => Ok(cuda_pointwise::emit(e)),
         })?;
         return Ok(CudaFunction { text, launches: vec![launch], scratch_bytes: 0 });
-    }
+    };
     let scratch = cuda_col_reduce::scratch_len(program, splits);
     let (mut text, mut launches) = (String::new(), Vec::new());
     for (suffix, stage) in [("_parts", Stage::Parts(splits)), ("", Stage::Total(splits))] {
         let symbol = format!("{symbol}{suffix}");
-        let (stage, launch) = function(program, &symbol, scratch, |e, globals| {
-            cuda_col_reduce::cols(e, &symbol, globals, stage)
-        })?;
+        let (stage, launch) =
+            function(program, &symbol, scratch, |e, globals| match (program.kind, stage) {
+                (FusionKind::RowColReduce, Stage::Parts(parts)) => {
+                    cuda_row_col_reduce::rows(e, &symbol, globals, parts)
+                }
+                _ => cuda_col_reduce::cols(e, &symbol, globals, stage),
+            })?;
         text.push_str(&stage);
         launches.push(launch);
     }

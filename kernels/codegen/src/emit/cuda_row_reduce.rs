@@ -19,12 +19,94 @@ const FEW_THREADS: usize = 128;
 /// Most vectors of a row that a thread keeps in registers.
 const MAX_VECTORS: usize = 4;
 
+/// How a block's threads lie over rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    /// Vectors of a row.
+    vectors: usize,
+    /// Threads of a row; a power of two, so that a warp's rows are whole.
+    pub(crate) threads: usize,
+    /// Rows of a block.
+    pub(crate) rows: usize,
+}
+
+impl Tile {
+    pub(crate) fn of(program: &Program, width: usize) -> Tile {
+        let vectors = program.cols() / width;
+        let threads = vectors.next_power_of_two().min(MAX_THREADS);
+        let rows = match threads {
+            1..=WARP => {
+                let rows = program.rows().next_power_of_two();
+                (FEW_THREADS / threads).min(rows).max(WARP / threads)
+            }
+            _ => 1,
+        };
+        Tile { vectors, threads, rows }
+    }
+
+    /// Threads of a block.
+    pub(crate) fn block(self) -> usize {
+        self.threads * self.rows
+    }
+
+    /// Vectors of a row that a thread keeps in registers; `None` if it has too many.
+    pub(crate) fn vectors_in_registers(self) -> Option<usize> {
+        Some(self.vectors.div_ceil(self.threads)).filter(|n| *n <= MAX_VECTORS)
+    }
+
+    /// The thread's place in its row, and its row's among those of the block if there are several.
+    pub(crate) fn place(self, e: &mut Emitter<'_>, thread: Val) -> (Val, Option<Val>) {
+        if self.rows == 1 {
+            return (thread, None);
+        }
+        let by = e.t.index(self.threads);
+        let row = e.t.same("arith.divui", &[thread, by]);
+        (e.t.same("arith.remui", &[thread, by]), Some(row))
+    }
+
+    /// Goes to a thread's row, where `first` is the first of its block. Returns whether there is such a row; `None` if
+    /// there always is. Otherwise it goes to the last one, for all threads of a warp take part in its shuffles.
+    pub(crate) fn set_row(self, e: &mut Emitter<'_>, first: Val, own: Option<Val>) -> Option<Val> {
+        let Some(own) = own else {
+            e.set_row(first);
+            return None;
+        };
+        let (rows, mut inside) = (e.program.rows(), None);
+        let mut row = e.t.same("arith.addi", &[first, own]);
+        if !rows.is_multiple_of(self.rows) {
+            let last = e.t.index(rows - 1);
+            inside = Some(e.t.cmpi("ule", row, last));
+            row = e.t.same("arith.minui", &[row, last]);
+        }
+        e.set_row(row);
+        inside
+    }
+
+    /// The vectors of a row that a thread keeps in registers; none if it has too many.
+    pub(crate) fn parts(self, e: &mut Emitter<'_>, thread: Val) -> Vec<Part> {
+        let (n, vectors) = (self.vectors_in_registers().unwrap_or(0), self.vectors);
+        (0..n)
+            .map(|k| {
+                let (first, end) = (k * self.threads, (k + 1) * self.threads);
+                part(e, thread, first, vectors, end > vectors)
+            })
+            .collect()
+    }
+}
+
 /// One vector of the row that belongs to a thread.
-struct Part {
-    col: Val,
+pub(crate) struct Part {
+    pub(crate) col: Val,
     /// Whether the vector is inside the row; `None` if it always is. Outside, `col` is the last one.
-    inside: Option<Val>,
-    scope: Scope,
+    pub(crate) inside: Option<Val>,
+    pub(crate) scope: Scope,
+}
+
+impl Part {
+    /// The same columns of another row.
+    pub(crate) fn of_next_row(&self) -> Part {
+        Part { col: self.col, inside: self.inside, scope: Scope::default() }
+    }
 }
 
 /// A row per block, or several if few threads take a row.
@@ -34,45 +116,52 @@ pub(crate) fn rows(
     globals: &mut String,
 ) -> Result<Shape, Unsupported> {
     let program = e.program;
-    let (rows, cols, width) = (program.rows(), program.cols(), e.width);
-    let vectors = cols / width;
-    // Threads of a row; a power of two, so that a warp's rows are whole.
-    let threads = vectors.next_power_of_two().min(MAX_THREADS);
-    let rows_of_block = match threads {
-        1..=WARP => (FEW_THREADS / threads).min(rows.next_power_of_two()).max(WARP / threads),
-        _ => 1,
-    };
-    let block = threads * rows_of_block;
-    let (mut thread, mut row) = thread_and_block(e);
-    let mut row_inside = None;
-    if rows_of_block > 1 {
-        let (by, size) = (e.t.index(threads), e.t.index(rows_of_block));
-        let first = e.t.same("arith.muli", &[row, size]);
-        let own = e.t.same("arith.divui", &[thread, by]);
-        row = e.t.same("arith.addi", &[first, own]);
-        thread = e.t.same("arith.remui", &[thread, by]);
-        if !rows.is_multiple_of(rows_of_block) {
-            // All threads of a warp take part in its shuffles.
-            let last = e.t.index(rows - 1);
-            row_inside = Some(e.t.cmpi("ule", row, last));
-            row = e.t.same("arith.minui", &[row, last]);
+    let tile = Tile::of(program, e.width);
+    let (thread, block) = thread_and_block(e);
+    let (thread, own) = tile.place(e, thread);
+    let size = e.t.index(tile.rows);
+    let first = e.t.same("arith.muli", &[block, size]);
+    let inside = tile.set_row(e, first, own);
+    let mut parts = tile.parts(e, thread);
+    let shared = shared_memory(e, symbol, globals, tile)?;
+    reduce(e, tile, thread, &mut parts, &shared);
+    store(e, tile, thread, inside, &mut parts);
+    Ok((tile.block(), [program.rows().div_ceil(tile.rows), 1]))
+}
+
+/// Shared memory for every reduction of every level; none where a warp has the whole row.
+pub(crate) fn shared_memory(
+    e: &mut Emitter<'_>,
+    symbol: &str,
+    globals: &mut String,
+    tile: Tile,
+) -> Result<Vec<Vec<Shared>>, Unsupported> {
+    let mut shared = Vec::new();
+    for (k, level) in levels(e.program).iter().enumerate() {
+        let mut of_level = Vec::new();
+        for (i, &id) in level.iter().enumerate().filter(|_| tile.threads > WARP) {
+            let name = format!("{symbol}_shared_{k}_{i}");
+            of_level.push(Shared::new(e, globals, name, id, tile.threads / WARP)?);
         }
+        shared.push(of_level);
     }
-    e.set_row(row);
-    let n_parts = vectors.div_ceil(threads);
-    let mut parts = Vec::new();
-    if n_parts <= MAX_VECTORS {
-        for k in 0..n_parts {
-            parts.push(part(e, thread, k * threads, vectors, (k + 1) * threads > vectors));
-        }
-    }
-    let (full_stores, row_stores): (Vec<Store>, Vec<Store>) =
-        program.stores.iter().cloned().partition(|s| s.at.strides.last() != Some(&0));
-    for (k, level) in levels(program).iter().enumerate() {
+    Ok(shared)
+}
+
+/// Computes the reductions of a row, level by level, and binds their values.
+pub(crate) fn reduce(
+    e: &mut Emitter<'_>,
+    tile: Tile,
+    thread: Val,
+    parts: &mut [Part],
+    shared: &[Vec<Shared>],
+) {
+    let threads = tile.threads;
+    for (level, shared) in levels(e.program).iter().zip(shared) {
         let operands: Vec<Id> = level.iter().map(|&id| e.reduction(id).1).collect();
         e.prepare(&operands, |d| !d.col);
-        let mut sums: Vec<Val> = level.iter().map(|&id| e.identity(id, width)).collect();
-        for part in &mut parts {
+        let mut sums: Vec<Val> = level.iter().map(|&id| e.identity(id, e.width)).collect();
+        for part in &mut *parts {
             let inside = part.inside;
             sums = e.resume(part.col, &mut part.scope, |e| accumulate(e, level, &sums, inside));
         }
@@ -86,20 +175,32 @@ pub(crate) fn rows(
             let (f, _) = e.reduction(id);
             let mut value = e.across_lanes(f, sum);
             value = butterfly(e, f, value, 0..threads.min(WARP).ilog2());
-            if threads > WARP {
-                let name = format!("{symbol}_shared_{k}_{i}");
-                let shared = Shared::new(e, globals, name, id, threads / WARP)?;
-                value = across_warps(e, f, value, thread, &shared);
+            if let Some(shared) = shared.get(i) {
+                value = across_warps(e, f, value, thread, shared);
             }
             e.bind(id, value);
         }
     }
+}
+
+/// Writes the results of a row, if it is inside.
+pub(crate) fn store(
+    e: &mut Emitter<'_>,
+    tile: Tile,
+    thread: Val,
+    inside: Option<Val>,
+    parts: &mut [Part],
+) {
+    let program = e.program;
+    let of_row = program.stores.iter().filter(|s| !program.is_of_column(s)).cloned();
+    let (full_stores, row_stores): (Vec<Store>, Vec<Store>) =
+        of_row.partition(|s| s.at.strides.last() != Some(&0));
     let guarded = |e: &mut Emitter<'_>, write: &mut dyn FnMut(&mut Emitter<'_>)| {
-        if let Some(inside) = row_inside {
+        if let Some(inside) = inside {
             e.t.open_if(inside);
         }
         write(e);
-        if row_inside.is_some() {
+        if inside.is_some() {
             e.t.close();
         }
     };
@@ -111,9 +212,8 @@ pub(crate) fn rows(
             // One thread reads an element of the row that another may overwrite.
             e.t.line(format_args!("nvvm.barrier0"));
         }
-        guarded(e, &mut |e| store_elements(e, (thread, threads), &full_stores, &mut parts));
+        guarded(e, &mut |e| store_elements(e, (thread, tile.threads), &full_stores, parts));
     }
-    Ok((block, [rows.div_ceil(rows_of_block), 1]))
 }
 
 /// Whether a result of a row reads an element at an index that only the kernel knows.
@@ -163,7 +263,13 @@ fn store_elements(
     }
 }
 
-fn accumulate(e: &mut Emitter<'_>, level: &[Id], sums: &[Val], inside: Option<Val>) -> Vec<Val> {
+/// What each reduction has accumulated with the value at the current columns.
+pub(crate) fn accumulate(
+    e: &mut Emitter<'_>,
+    level: &[Id],
+    sums: &[Val],
+    inside: Option<Val>,
+) -> Vec<Val> {
     level.iter().zip(sums).map(|(&id, &sum)| e.accumulate(id, sum, inside)).collect()
 }
 

@@ -65,6 +65,15 @@ pub(crate) enum Bin {
     Min,
 }
 
+/// What a reduction runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Over {
+    /// All columns of a row.
+    Cols,
+    /// All rows of a column.
+    Rows,
+}
+
 /// One scalar operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Expr {
@@ -97,8 +106,7 @@ pub(crate) enum Expr {
     Convert(Ty, Id),
     /// Rounding of an f32 to a narrower float and back.
     Round(DType, Id),
-    /// Reduction over the columns (row reductions) or over the rows (column reductions).
-    Reduce(ReduceFn, Id),
+    Reduce(ReduceFn, Over, Id),
 }
 
 /// An arena of expressions in which equal expressions are one.
@@ -152,7 +160,7 @@ impl Dag {
         match *self.get(id) {
             Expr::Load { .. } | Expr::Index(_) | Expr::Float(_) | Expr::Int(..) => vec![],
             Expr::Pick { index, .. } => vec![index],
-            Expr::Un(_, a) | Expr::Convert(_, a) | Expr::Round(_, a) | Expr::Reduce(_, a) => {
+            Expr::Un(_, a) | Expr::Convert(_, a) | Expr::Round(_, a) | Expr::Reduce(_, _, a) => {
                 vec![a]
             }
             Expr::Bin(_, a, b) | Expr::Compare(_, a, b) | Expr::Logical(_, a, b) => vec![a, b],
@@ -221,13 +229,23 @@ impl Dag {
         if self.ty(a) == ty { a } else { self.add(Expr::Convert(ty, a), ty) }
     }
 
-    pub(crate) fn reduce(&mut self, f: ReduceFn, a: Id) -> Id {
-        self.add(Expr::Reduce(f, a), self.ty(a))
+    pub(crate) fn reduce(&mut self, f: ReduceFn, over: Over, a: Id) -> Id {
+        self.add(Expr::Reduce(f, over, a), self.ty(a))
+    }
+
+    /// The reduction of a row.
+    pub(crate) fn reduce_row(&mut self, f: ReduceFn, a: Id) -> Id {
+        self.reduce(f, Over::Cols, a)
+    }
+
+    /// The mean of a row of `n` elements.
+    pub(crate) fn row_mean(&mut self, a: Id, n: usize) -> Id {
+        self.mean(Over::Cols, a, n)
     }
 
     /// The sum over `n` elements, divided by `n`.
-    pub(crate) fn mean(&mut self, a: Id, n: usize) -> Id {
-        let sum = self.reduce(ReduceFn::Sum, a);
+    pub(crate) fn mean(&mut self, over: Over, a: Id, n: usize) -> Id {
+        let sum = self.reduce(ReduceFn::Sum, over, a);
         let n = self.float(n as f32);
         self.over(sum, n)
     }

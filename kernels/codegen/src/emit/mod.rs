@@ -11,6 +11,7 @@ mod cuda_block;
 mod cuda_col_reduce;
 pub(crate) mod cuda_function;
 mod cuda_pointwise;
+mod cuda_row_col_reduce;
 mod cuda_row_reduce;
 mod expr;
 pub(crate) mod host_function;

@@ -375,7 +375,7 @@ impl<'p> Emitter<'p> {
     /// Function and operand of a reduction.
     pub(crate) fn reduction(&self, id: Id) -> (ReduceFn, Id) {
         match *self.program.dag.get(id) {
-            Expr::Reduce(f, operand) => (f, operand),
+            Expr::Reduce(f, _, operand) => (f, operand),
             _ => unreachable!("invariant: levels hold reductions"),
         }
     }

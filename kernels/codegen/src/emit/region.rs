@@ -4,7 +4,7 @@
 //! stay in f32 inside the region; explicit casts and stores round.
 
 use super::composite;
-use super::expr::{Dag, Expr, Id, Ty};
+use super::expr::{Dag, Expr, Id, Over, Ty};
 use super::integer;
 use super::optimizer;
 use super::row_ops;
@@ -13,7 +13,7 @@ use super::view::{Affine, Space, Stop, View};
 use crate::error::Unsupported;
 use frit_ir::ops::{CompareFn, FusionKind, ReduceFn};
 use frit_ir::{DType, Graph, Node, Op, Shape, TensorType, ValueId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A result and where it is written.
 #[derive(Clone, Debug)]
@@ -65,6 +65,16 @@ impl Program {
         self.row_sizes().iter().product()
     }
 
+    /// Whether a result has one element per column, of all rows.
+    pub(crate) fn is_of_column(&self, store: &Store) -> bool {
+        let (rows, col) = store.at.strides.split_at(self.n_rows());
+        match self.kind {
+            FusionKind::ColReduce => true,
+            FusionKind::RowColReduce => rows.iter().all(|&s| s == 0) && col != [0],
+            _ => false,
+        }
+    }
+
     pub(crate) fn depends(&self, id: Id) -> Dependence {
         self.depends[id.index()]
     }
@@ -103,17 +113,19 @@ fn iteration_space(body: &Graph, kind: FusionKind) -> Result<Space, Unsupported>
     };
     let space = match kind {
         FusionKind::Pointwise => Space::new(&[], result.dims()),
-        FusionKind::RowReduce | FusionKind::ColReduce => match (reduced(), result.rank()) {
-            (Some((shape, split)), _) => {
-                let (rows, cols) = shape.0.split_at(split);
-                Space::new(rows, cols)
+        FusionKind::RowReduce | FusionKind::ColReduce | FusionKind::RowColReduce => {
+            match (reduced(), result.rank()) {
+                (Some((shape, split, _)), _) => {
+                    let (rows, cols) = shape.0.split_at(split);
+                    Space::new(rows, cols)
+                }
+                (None, 0) => Space::new(&[], &[]),
+                (None, rank) => {
+                    let (rows, cols) = result.0.split_at(rank - 1);
+                    Space::new(rows, cols)
+                }
             }
-            (None, 0) => Space::new(&[], &[]),
-            (None, rank) => {
-                let (rows, cols) = result.0.split_at(rank - 1);
-                Space::new(rows, cols)
-            }
-        },
+        }
         FusionKind::Gemm | FusionKind::Attention => {
             return Err(Unsupported::new("fusion", "it is a library kernel"));
         }
@@ -149,7 +161,7 @@ impl<'g> Lowering<'g> {
         let mut stores = Vec::new();
         for (i, output) in self.body.outputs.iter().enumerate() {
             let ty = self.body.ty(output.value).clone();
-            let view = self.result_view(&ty.shape)?;
+            let view = self.result_view(output.value)?;
             let mut value = self.lower(output.value, &view)?;
             // The store rounds to the same dtype.
             if let Expr::Round(dtype, inner) = *self.dag.get(value)
@@ -184,19 +196,26 @@ impl<'g> Lowering<'g> {
     }
 
     /// The atoms that a reduction runs over.
-    pub(crate) fn reduced_atoms(&self) -> Vec<usize> {
-        match self.kind {
-            FusionKind::ColReduce => self.space.rows(),
-            _ => self.space.cols(),
+    pub(crate) fn atoms(&self, over: Over) -> Vec<usize> {
+        match over {
+            Over::Rows => self.space.rows(),
+            Over::Cols => self.space.cols(),
         }
     }
 
-    fn result_view(&self, shape: &Shape) -> Result<View, Stop> {
+    fn result_view(&self, value: ValueId) -> Result<View, Stop> {
+        let shape = &self.body.ty(value).shape;
         let (all, rows, cols) = (self.space.all(), self.space.rows(), self.space.cols());
         let n = shape.numel();
+        let node = self.body.def(value);
+        let types: Vec<&TensorType> = node.inputs.iter().map(|v| self.body.ty(*v)).collect();
+        let reduced = row_ops::reduced(&node.op, &types, self.kind);
         let atoms = match self.kind {
             FusionKind::ColReduce => cols,
-            FusionKind::RowReduce
+            FusionKind::RowColReduce if reduced.is_some_and(|(.., over)| over == Over::Rows) => {
+                cols
+            }
+            FusionKind::RowReduce | FusionKind::RowColReduce
                 if n == self.space.extent(&rows) && n != self.space.extent(&all) =>
             {
                 rows
@@ -413,11 +432,10 @@ fn dependences(program: &mut Program) {
             own.row |= operand.row;
             own.col |= operand.col;
         }
-        if let Expr::Reduce(..) = dag.get(id) {
-            match program.kind {
-                FusionKind::ColReduce => own = Dependence { row: false, col: true },
-                _ => own = Dependence { row: true, col: false },
-            }
+        match dag.get(id) {
+            Expr::Reduce(_, Over::Rows, _) => own = Dependence { row: false, col: true },
+            Expr::Reduce(_, Over::Cols, _) => own = Dependence { row: true, col: false },
+            _ => {}
         }
         depends.push(own);
     }
@@ -427,8 +445,13 @@ fn dependences(program: &mut Program) {
 /// Refuses what the loops of a kind cannot express.
 fn check(program: &Program) -> Result<(), Unsupported> {
     let refuse = |why: &str| Err(Unsupported::new("fusion", why));
-    if program.kind == FusionKind::ColReduce && levels(program).len() > 1 {
-        return refuse("a column reduction depends on another");
+    let sums = col_reductions(program);
+    let of_sum = |id: Id| match program.dag.get(id) {
+        Expr::Reduce(.., operand) => reaches(program, *operand, &sums),
+        _ => false,
+    };
+    if program.dag.ids().any(|id| program.live[id.index()] && of_sum(id)) {
+        return refuse("a reduction depends on a reduction over the rows");
     }
     let by_column = |id: Id| match program.dag.get(id) {
         Expr::Pick { index, .. } => program.depends(*index).col,
@@ -448,7 +471,27 @@ fn check(program: &Program) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// The reductions of a program in the order of their levels: a reduction of level `k` depends on
+/// Whether an expression is one of these or depends on one.
+fn reaches(program: &Program, id: Id, targets: &[Id]) -> bool {
+    let (mut stack, mut seen) = (vec![id], HashSet::new());
+    while let Some(id) = stack.pop() {
+        if targets.contains(&id) {
+            return true;
+        }
+        if seen.insert(id) {
+            stack.extend(program.dag.operands(id));
+        }
+    }
+    false
+}
+
+/// The reductions over the rows.
+pub(crate) fn col_reductions(program: &Program) -> Vec<Id> {
+    let over_rows = |id: &Id| matches!(program.dag.get(*id), Expr::Reduce(_, Over::Rows, _));
+    program.dag.ids().filter(|id| program.live[id.index()] && over_rows(id)).collect()
+}
+
+/// The reductions of rows in the order of their levels: a reduction of level `k` depends on
 /// some of level `k − 1` and on none of level `k` or above.
 pub(crate) fn levels(program: &Program) -> Vec<Vec<Id>> {
     let mut level: Vec<usize> = Vec::new();
@@ -456,7 +499,7 @@ pub(crate) fn levels(program: &Program) -> Vec<Vec<Id>> {
     for id in program.dag.ids() {
         let below =
             program.dag.operands(id).iter().map(|o| level[o.index()]).max().unwrap_or_default();
-        if let Expr::Reduce(..) = program.dag.get(id)
+        if let Expr::Reduce(_, Over::Cols, _) = program.dag.get(id)
             && program.live[id.index()]
         {
             if levels.len() == below {

@@ -3,7 +3,7 @@
 //! Variances take two passes: the mean first, then the squared deviations.
 
 use super::composite::{both, rsqrt};
-use super::expr::{Expr, Id, Ty};
+use super::expr::{Expr, Id, Over, Ty};
 use super::math::Un;
 use super::region::{Lowering, unsupported};
 use super::view::{DimView, Stop, View};
@@ -14,11 +14,28 @@ use frit_ir::ops::{
 };
 use frit_ir::{DType, Node, Op, Shape, TensorType};
 
-/// The shape that an operation reduces and the axis that parts rows from columns, if it reduces in
-/// the way that regions of this kind do.
-pub(crate) fn reduced(op: &Op, types: &[&TensorType], kind: FusionKind) -> Option<(Shape, usize)> {
+/// The shape that an operation reduces, the axis that parts rows from columns, and what it runs over, if it
+/// reduces in a way that regions of this kind do.
+pub(crate) fn reduced(
+    op: &Op,
+    types: &[&TensorType],
+    kind: FusionKind,
+) -> Option<(Shape, usize, Over)> {
+    let of = |over: Over| {
+        let (shape, split) = reduced_over(op, types, over)?;
+        Some((shape, split, over))
+    };
+    match kind {
+        FusionKind::ColReduce => of(Over::Rows),
+        FusionKind::RowColReduce if trivial_axes(op, &types.first()?.shape).is_some() => None,
+        FusionKind::RowColReduce => of(Over::Cols).or_else(|| of(Over::Rows)),
+        _ => of(Over::Cols),
+    }
+}
+
+fn reduced_over(op: &Op, types: &[&TensorType], over: Over) -> Option<(Shape, usize)> {
     let shape = types.first()?.shape.clone();
-    let cols = kind == FusionKind::ColReduce;
+    let cols = over == Over::Rows;
     let split = |axes: &[usize]| split(&shape, axes, cols);
     match op {
         Op::Reduce(r) => split(&r.axes).map(|s| (shape.clone(), s)),
@@ -91,9 +108,9 @@ pub(crate) fn lower(
     if cx.kind == FusionKind::Pointwise {
         return Err(unsupported(&node.op, "it does not fit a pointwise region").into());
     }
-    if reduced(&node.op, &types, cx.kind).is_none() {
+    let Some((_, _, along)) = reduced(&node.op, &types, cx.kind) else {
         return Err(unsupported(&node.op, "it does not reduce the region's axes").into());
-    }
+    };
     match &node.op {
         Op::Reduce(op) => {
             let dtype = types[0].dtype;
@@ -101,14 +118,14 @@ pub(crate) fn lower(
                 return Err(unsupported(&node.op, "its element type").into());
             }
             let keep = op.keep_dims;
-            let at = reduction_view(cx, &types[0].shape, &op.axes, |i, before| {
+            let at = reduction_view(cx, along, &types[0].shape, &op.axes, |i, before| {
                 view.0[if keep { i } else { i - before }].clone()
             })?;
             let x = cx.lower(node.inputs[0], &at)?;
             let n = op.axes.iter().map(|&a| types[0].shape.0[a]).product();
             Ok(match op.f {
-                ReduceFn::Mean => cx.dag.mean(x, n),
-                f => cx.dag.reduce(f, x),
+                ReduceFn::Mean => cx.dag.mean(along, x, n),
+                f => cx.dag.reduce(f, along, x),
             })
         }
         Op::SumTo(op) => {
@@ -117,7 +134,7 @@ pub(crate) fn lower(
             }
             let (shape, axes) = (&types[0].shape, op.axes(&types[0].shape));
             let missing = shape.rank() - op.shape.rank();
-            let at = reduction_view(cx, shape, &axes, |i, _| {
+            let at = reduction_view(cx, along, shape, &axes, |i, _| {
                 view.0.get(i.wrapping_sub(missing)).cloned().unwrap_or(DimView {
                     atoms: vec![],
                     start: 0,
@@ -125,7 +142,7 @@ pub(crate) fn lower(
                 })
             })?;
             let x = cx.lower(node.inputs[0], &at)?;
-            Ok(cx.dag.reduce(ReduceFn::Sum, x))
+            Ok(cx.dag.reduce(ReduceFn::Sum, along, x))
         }
         Op::Softmax(Softmax { axis }) | Op::LogSoftmax(LogSoftmax { axis }) => {
             let over = trailing(cx, view, *axis, &types[0].shape)?;
@@ -149,11 +166,11 @@ pub(crate) fn lower(
             let (dy, y) = (cx.lower(node.inputs[0], view)?, cx.lower(node.inputs[1], view)?);
             if let Op::SoftmaxGrad(_) = node.op {
                 let products = cx.dag.times(dys, ys);
-                let sum = cx.dag.reduce(ReduceFn::Sum, products);
+                let sum = cx.dag.reduce_row(ReduceFn::Sum, products);
                 let rest = cx.dag.minus(dy, sum);
                 return Ok(cx.dag.times(y, rest));
             }
-            let sum = cx.dag.reduce(ReduceFn::Sum, dys);
+            let sum = cx.dag.reduce_row(ReduceFn::Sum, dys);
             let e = cx.dag.un(Un::Exp, y);
             let minus = cx.dag.un(Un::Neg, e);
             Ok(cx.dag.fma(minus, sum, dy))
@@ -172,7 +189,7 @@ pub(crate) fn lower(
             };
             let ((gs, hats), (g, hat)) = (at(&over)?, at(view)?);
             let products = cx.dag.times(gs, hats);
-            let (a, b) = (cx.dag.mean(gs, n), cx.dag.mean(products, n));
+            let (a, b) = (cx.dag.row_mean(gs, n), cx.dag.row_mean(products, n));
             let centered = cx.dag.minus(g, a);
             let minus = cx.dag.un(Un::Neg, b);
             let dx = cx.dag.fma(hat, minus, centered);
@@ -185,7 +202,7 @@ pub(crate) fn lower(
             };
             let xs = cx.lower(node.inputs[0], &over)?;
             let squares = cx.dag.times(xs, xs);
-            let mean = cx.dag.mean(squares, size_after(&types[0].shape, op.axis));
+            let mean = cx.dag.row_mean(squares, size_after(&types[0].shape, op.axis));
             let eps = cx.dag.float(op.eps as f32);
             let sum = cx.dag.plus(mean, eps);
             let rstd = rsqrt(&mut cx.dag, sum);
@@ -209,7 +226,7 @@ pub(crate) fn lower(
             };
             let ((gs, hats), (g, hat)) = (at(&over)?, at(view)?);
             let products = cx.dag.times(gs, hats);
-            let mean = cx.dag.mean(products, n);
+            let mean = cx.dag.row_mean(products, n);
             let minus = cx.dag.un(Un::Neg, mean);
             let dx = cx.dag.fma(hat, minus, g);
             Ok(cx.dag.times(dx, rstd))
@@ -224,12 +241,13 @@ pub(crate) fn lower(
 /// `kept(axis, number of reduced axes before it)` says.
 fn reduction_view(
     cx: &Lowering<'_>,
+    over: Over,
     shape: &Shape,
     axes: &[usize],
     kept: impl Fn(usize, usize) -> DimView,
 ) -> Result<View, Stop> {
     let dims: Vec<usize> = axes.iter().map(|&a| shape.0[a]).collect();
-    let mut reduced = cx.space.group(&cx.reduced_atoms(), &dims, "reduce")?.0.into_iter();
+    let mut reduced = cx.space.group(&cx.atoms(over), &dims, "reduce")?.0.into_iter();
     let mut view = Vec::with_capacity(shape.rank());
     for i in 0..shape.rank() {
         let before = axes.iter().filter(|&&a| a < i).count();
@@ -271,10 +289,10 @@ struct ShiftedExp {
 
 /// The maximum of values over a row and the sum of their exponentials relative to it.
 fn shifted_exp(cx: &mut Lowering<'_>, xs: Id) -> ShiftedExp {
-    let max = cx.dag.reduce(ReduceFn::Max, xs);
+    let max = cx.dag.reduce_row(ReduceFn::Max, xs);
     let shifted = cx.dag.minus(xs, max);
     let e = cx.dag.un(Un::Exp, shifted);
-    let sum = cx.dag.reduce(ReduceFn::Sum, e);
+    let sum = cx.dag.reduce_row(ReduceFn::Sum, e);
     ShiftedExp { max, sum }
 }
 
@@ -293,13 +311,13 @@ fn layer_norm(
         _ => with_columns(cx, view, axis, shape)?,
     };
     let xs = cx.lower(node.inputs[0], &over)?;
-    let mean = cx.dag.mean(xs, n);
+    let mean = cx.dag.row_mean(xs, n);
     if index == 1 {
         return Ok(mean);
     }
     let deviations = cx.dag.minus(xs, mean);
     let squares = cx.dag.times(deviations, deviations);
-    let variance = cx.dag.mean(squares, n);
+    let variance = cx.dag.row_mean(squares, n);
     let eps = cx.dag.float(eps as f32);
     let sum = cx.dag.plus(variance, eps);
     let rstd = rsqrt(&mut cx.dag, sum);
@@ -328,7 +346,7 @@ fn affine_grad(cx: &mut Lowering<'_>, node: &Node, index: usize, view: &View) ->
     let at = View(lead.0.iter().cloned().chain(view.0.iter().cloned()).collect());
     let dy = cx.lower(node.inputs[0], &at)?;
     if index == 1 {
-        return Ok(cx.dag.reduce(ReduceFn::Sum, dy));
+        return Ok(cx.dag.reduce(ReduceFn::Sum, Over::Rows, dy));
     }
     let x = cx.lower(node.inputs[1], &at)?;
     let rstd = cx.lower(*node.inputs.last().expect("invariant: rstd is an operand"), &lead)?;
@@ -340,7 +358,7 @@ fn affine_grad(cx: &mut Lowering<'_>, node: &Node, index: usize, view: &View) ->
         cx.dag.times(x, rstd)
     };
     let product = cx.dag.times(dy, hat);
-    Ok(cx.dag.reduce(ReduceFn::Sum, product))
+    Ok(cx.dag.reduce(ReduceFn::Sum, Over::Rows, product))
 }
 
 /// Loss and log-sum-exp of a row. A label that is no class, and is not ignored, has loss NaN.

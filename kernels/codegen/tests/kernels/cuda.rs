@@ -69,10 +69,14 @@ fn regions(rows: usize, sizes: &[usize]) -> Vec<(String, Graph, FusionKind)> {
 
 #[test]
 fn every_kind_assembles_for_ampere_and_hopper() {
+    assembles(&regions(64, &[768, 253, 50257]));
+}
+
+/// Checks that the regions' kernels have the entries that their launches name, and assemble without spilling registers.
+pub(crate) fn assembles(regions: &[(String, Graph, FusionKind)]) {
     let ptxas = Requirement::Ptxas.find();
     let folder = tempfile::tempdir().unwrap();
     for chip in ["sm_80", "sm_90"] {
-        let regions = regions(64, &[768, 253, 50257]);
         let list: Vec<_> = regions.iter().map(|(s, b, k)| (s.as_str(), b, *k)).collect();
         let CudaModule { ptx, kernels } = compile_cuda(&list, chip).unwrap();
         assert_eq!(ptx.matches(".address_size").count(), 1);
@@ -106,7 +110,7 @@ fn kernel(rows: usize, name: &str) -> CudaModule {
 }
 
 /// Threads per block, and blocks, of each launch.
-fn shape(module: &CudaModule) -> Vec<(u32, [u32; 2])> {
+pub(crate) fn shape(module: &CudaModule) -> Vec<(u32, [u32; 2])> {
     module.kernels[0].launches.iter().map(|l| (l.block, l.grid)).collect()
 }
 

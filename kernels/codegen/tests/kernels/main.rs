@@ -9,6 +9,7 @@ mod optimizer;
 mod pointwise;
 mod ptx_machine;
 mod random;
+mod row_col_reduce;
 mod row_reduce;
 mod structure;
 mod throughput;

@@ -42,7 +42,12 @@ const BINARY: [BinaryFn; 5] =
 /// A region of this kind: a chain of random operations on values of one shape, and its operands.
 fn region(kind: FusionKind, seed: u64) -> Case {
     let mut choose = Choice(fastrand::Rng::with_seed(seed));
-    let (a, b, c) = (choose.of(&[1, 2, 3]), choose.of(&[1, 4, 9]), choose.of(&[1, 5, 16, 33, 150]));
+    let (mut a, b, mut c) =
+        (choose.of(&[1, 2, 3]), choose.of(&[1, 4, 9]), choose.of(&[1, 5, 16, 33, 150]));
+    if kind == FusionKind::RowColReduce {
+        // Several rows of several columns.
+        (a, c) = (a + 1, c + 2);
+    }
     let shape = [a, b, c];
     let mut body = Body::new();
     let mut inputs: Vec<Tensor> = Vec::new();
@@ -61,7 +66,7 @@ fn region(kind: FusionKind, seed: u64) -> Case {
     for _ in 0..choose.below(8) + 3 {
         let (x, y) = (choose.of(&values), choose.of(&values));
         let bounded = body.one(Op::Clip(Clip { min: Some(-4.0), max: Some(4.0) }), &[x]);
-        let rows = kind == FusionKind::RowReduce;
+        let rows = matches!(kind, FusionKind::RowReduce | FusionKind::RowColReduce);
         let next = match choose.below(if rows { 9 } else { 5 }) {
             0 | 1 => body.one(Op::Unary(choose.of(&UNARY)), &[bounded]),
             2 => body.one(Op::Binary(choose.of(&BINARY)), &[bounded, y]),
@@ -90,22 +95,23 @@ fn region(kind: FusionKind, seed: u64) -> Case {
         values.push(next);
     }
     let last = values[values.len() - 1];
-    let mut outputs = vec![last];
-    match kind {
+    let other = choose.of(&values);
+    let mut reduce = |f, axes: &[usize], value| {
+        body.one(Op::Reduce(Reduce { f, axes: axes.to_vec(), keep_dims: false }), &[value])
+    };
+    let outputs = match kind {
         FusionKind::ColReduce => {
-            let other = choose.of(&values);
-            outputs = vec![last, other];
-            for (output, f) in outputs.iter_mut().zip([ReduceFn::Sum, ReduceFn::Max]) {
-                let op = Reduce { f, axes: vec![0, 1], keep_dims: false };
-                *output = body.one(Op::Reduce(op), &[*output]);
-            }
+            vec![reduce(ReduceFn::Sum, &[0, 1], last), reduce(ReduceFn::Max, &[0, 1], other)]
         }
-        FusionKind::RowReduce => {
-            let op = Reduce { f: ReduceFn::Sum, axes: vec![2], keep_dims: false };
-            outputs.push(body.one(Op::Reduce(op), &[last]));
-        }
-        _ => outputs.push(choose.of(&values)),
-    }
+        FusionKind::RowReduce => vec![last, reduce(ReduceFn::Sum, &[2], last)],
+        FusionKind::RowColReduce => vec![
+            reduce(ReduceFn::Mean, &[0, 1], last),
+            last,
+            reduce(ReduceFn::Sum, &[2], last),
+            reduce(ReduceFn::Max, &[0, 1], other),
+        ],
+        _ => vec![last, other],
+    };
     let body = body.done(&outputs);
     let feeds = body
         .nodes()
@@ -129,19 +135,23 @@ fn region(kind: FusionKind, seed: u64) -> Case {
     }
 }
 
-fn cases(seeds: std::ops::Range<u64>) -> Vec<Case> {
-    let kinds = [FusionKind::Pointwise, FusionKind::RowReduce, FusionKind::ColReduce];
-    seeds.flat_map(|seed| kinds.map(|kind| region(kind, 1 + seed * 7919))).collect()
+/// The kinds that the host compiles.
+const KINDS: [FusionKind; 3] =
+    [FusionKind::Pointwise, FusionKind::RowReduce, FusionKind::ColReduce];
+
+fn cases(kinds: &[FusionKind], seeds: std::ops::Range<u64>) -> Vec<Case> {
+    seeds.flat_map(|seed| kinds.iter().map(move |kind| region(*kind, 1 + seed * 7919))).collect()
 }
 
 #[test]
 fn random_regions_agree_with_the_interpreter() {
-    check(&cases(0..60));
+    check(&cases(&KINDS, 0..60));
 }
 
 #[test]
 fn random_regions_agree_with_the_interpreter_on_the_ptx_machine() {
-    for case in cases(60..75) {
+    let both = cases(&[FusionKind::RowColReduce], 0..40);
+    for case in cases(&KINDS, 60..75).iter().chain(&both) {
         let module = compile_cuda(&[("k", &case.body, case.kind)], "sm_80").unwrap();
         let results = ptx_machine::run(&module, &case.inputs);
         for (r, (result, expected)) in results.iter().zip(&case.expected).enumerate() {
