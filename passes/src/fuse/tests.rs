@@ -217,10 +217,10 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "a cheap cast is repeated in both readers",
-        r#"%x: bf16[4, 6] = input {name = "x", ty = {"dtype":"bf16","shape":[4,6]}}
-           %c: f32[4, 6] = cast %x {to = "f32"}
+        r#"%x: bf16[2, 4, 6] = input {name = "x", ty = {"dtype":"bf16","shape":[2,4,6]}}
+           %c: f32[2, 4, 6] = cast %x {to = "f32"}
            %a: f32[6] = sum_to %c {shape = [6]}
-           %b: f32[4] = reduce %c {axes = [1], f = "sum"}
+           %b: f32[2] = reduce %c {axes = [1,2], f = "sum"}
            return %a as "a"
            return %b as "b""#,
         "col_reduce(cast sum_to) 1->1; row_reduce(cast reduce) 1->1",
