@@ -227,10 +227,10 @@ const CASES: &[(&str, &str, &str)] = &[
     ),
     (
         "costly work is not repeated",
-        r#"%x: bf16[4, 6] = input {name = "x", ty = {"dtype":"bf16","shape":[4,6]}}
-           %c: bf16[4, 6] = tanh %x
+        r#"%x: bf16[2, 4, 6] = input {name = "x", ty = {"dtype":"bf16","shape":[2,4,6]}}
+           %c: bf16[2, 4, 6] = tanh %x
            %a: bf16[6] = sum_to %c {shape = [6]}
-           %b: bf16[4] = reduce %c {axes = [1], f = "sum"}
+           %b: bf16[2] = reduce %c {axes = [1,2], f = "sum"}
            return %a as "a"
            return %b as "b""#,
         "row_reduce(tanh reduce) 1->2; col_reduce(sum_to) 1->1",
