@@ -87,7 +87,7 @@ impl Backend {
         }
     }
 
-    /// Whether a region may be formed: there is a kernel for it.
+    /// Whether a region may be formed: there is a kernel for it that is no slower than those of its parts.
     pub fn fuses(&self) -> fn(&Graph, FusionKind) -> bool {
         match self {
             Backend::Cpu(_) => |body, kind| match kind.is_library() {
@@ -96,7 +96,7 @@ impl Backend {
             },
             Backend::Cuda(_) => |body, kind| match kind.is_library() {
                 true => frit_select::cuda(body).is_some(),
-                false => frit_codegen::supported_on_cuda(body, kind).is_ok(),
+                false => generates_on_cuda(body, kind),
             },
         }
     }
@@ -223,4 +223,15 @@ fn operations(body: &Graph) -> String {
         })
         .collect();
     list.join(", ")
+}
+
+/// Multiprocessors of an H100.
+const MULTIPROCESSORS: u32 = 132;
+
+/// Whether a region is generated on CUDA. One that reduces rows and columns needs rows for every multiprocessor of a large GPU, since
+/// each of its blocks processes many.
+fn generates_on_cuda(body: &Graph, kind: FusionKind) -> bool {
+    frit_codegen::cuda_metadata("kernel", body, kind).is_ok_and(|kernel| {
+        kind != FusionKind::RowColReduce || kernel.launches[0].grid[0] >= MULTIPROCESSORS
+    })
 }

@@ -10,12 +10,12 @@ use frit_ir::{Graph, Node, NodeId, Op, TensorType, ValueId};
 pub(super) fn elements_before(op: &Op, ty: &TensorType) -> Option<usize> {
     let Op::Slice(slice) = op else { return Some(0) };
     let dims = ty.shape.dims();
-    // Axes up to the first that has more than one element in the result are cut, the others are whole.
+    // Axes up to the first that has more than one element in the result are cut, the others are whole and in order.
     let first = slice.size.iter().position(|size| *size > 1).unwrap_or(dims.len());
     let rest_is_whole = (first + 1..dims.len()).all(|axis| slice.size[axis] == dims[axis]);
-    let is_dense = first == dims.len() || slice.step[first] == 1;
+    let in_order = (0..dims.len()).all(|axis| slice.size[axis] <= 1 || slice.step[axis] == 1);
     let strides = (0..dims.len()).map(|axis| dims[axis + 1..].iter().product::<usize>());
-    (rest_is_whole && is_dense)
+    (rest_is_whole && in_order)
         .then(|| slice.start.iter().zip(strides).map(|(start, stride)| start * stride).sum())
 }
 
@@ -83,5 +83,8 @@ mod tests {
         assert_eq!(at([0, 0, 0], [4, 2, 5], [1, 1, 1]), None);
         assert_eq!(at([0, 0, 0], [2, 3, 5], [2, 1, 1]), None);
         assert_eq!(at([3, 0, 0], [2, 3, 5], [-1, 1, 1]), None);
+        // Whole axes backwards.
+        assert_eq!(at([0, 2, 0], [4, 3, 5], [1, -1, 1]), None);
+        assert_eq!(at([0, 0, 4], [3, 3, 5], [1, 1, -1]), None);
     }
 }
