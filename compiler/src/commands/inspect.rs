@@ -61,7 +61,7 @@ pub struct Args {
     /// The file that `frit run --numerics` wrote, for the view `numerics`.
     #[arg(long, value_name = "FILE.json", required_if_eq("view", "numerics"))]
     pub numerics: Option<PathBuf>,
-    /// Cluster of the view `roofline`, built-in or a TOML file; by default the plan's.
+    /// Show the view `roofline` on this cluster, built-in or a TOML file, and not on the plan's.
     #[arg(long)]
     pub cluster: Option<String>,
     /// As JSON, with stable keys.
