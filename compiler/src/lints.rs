@@ -71,7 +71,8 @@ fn ranges(graph: &Graph, texts: &[String]) -> Result<BTreeMap<String, (f64, f64)
             })
             .collect();
         if !known.contains(&name.as_str()) {
-            let message = format!("`data.ranges` names `{name}`, which is no input of the model");
+            let message =
+                format!("`data.ranges` names `{name}`, which is not an input of the model");
             let help = format!("its inputs are {}", known.join(", "));
             return Err(Diagnostic::error(Code::ConfigContradiction, message).help(help));
         }
@@ -86,7 +87,7 @@ fn ranges(graph: &Graph, texts: &[String]) -> Result<BTreeMap<String, (f64, f64)
 /// If an id is none of a lint.
 pub fn allow(found: &mut [Diagnostic], allowed: &[String]) -> Result<(), Diagnostic> {
     if let Some(id) = allowed.iter().find(|id| LINTS.iter().all(|l| l.id != id.as_str())) {
-        let message = format!("`lints.allow` names `{id}`, which is no lint");
+        let message = format!("`lints.allow` names `{id}`, which is not a lint");
         return Err(
             Diagnostic::error(Code::ConfigContradiction, message).help("docs/lints.md lists them")
         );
@@ -104,7 +105,7 @@ pub fn allow(found: &mut [Diagnostic], allowed: &[String]) -> Result<(), Diagnos
 pub fn refuse(found: &[Diagnostic]) -> Result<(), Report> {
     let mut report = Report::default();
     for lint in found.iter().filter(|d| d.severity == Severity::Error) {
-        let note = format!("--allow {} compiles it all the same", lint.code);
+        let note = format!("--allow {} demotes it to a note", lint.code);
         report.push(lint.clone().note(note));
     }
     report.or(())

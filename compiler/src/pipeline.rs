@@ -223,12 +223,12 @@ fn lacking(
         Some(left_out) => {
             let left_out = left_out.name;
             let message =
-                format!("{name} needs {fact}: `{left_out}` would provide that, and is disabled");
+                format!("{name} requires {fact}, which the disabled pass `{left_out}` ensures");
             Diagnostic::error(Code::PassRequires, message)
-                .help(format!("leave out --disable-pass {left_out}"))
+                .help(format!("remove --disable-pass {left_out}"))
         }
         None => {
-            let message = format!("{name} needs {fact}, and no pass before it provides that");
+            let message = format!("{name} requires {fact}, which no earlier pass ensures");
             Diagnostic::error(Code::PassOrder, message)
         }
     }
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn a_pass_too_early_is_named() {
         let error = check(&[&frit_passes::shard::INFO], &[], None).unwrap_err();
-        assert!(error.message.starts_with("pass `shard` needs the update"), "{error}");
+        assert!(error.message.starts_with("pass `shard` requires the update"), "{error}");
         assert_eq!(error.code, "B010");
     }
 
@@ -406,17 +406,17 @@ mod tests {
     fn a_pass_that_another_needs_cannot_be_disabled() {
         let options = Options::new(&Config::default()).unwrap();
         for (trains, disabled, needs) in [
-            (true, "loss", "pass `differentiate` needs a loss"),
-            (true, "raise", "needs composite operations"),
-            (true, "index_ranges", "lowering needs the ranges of indices"),
-            (false, "index_ranges", "lowering needs the ranges of indices"),
-            (true, "autocast", "needs the precision of every node"),
-            (true, "loss_scale", "pass `update` needs a scaled loss"),
-            (true, "shard", "pass `simplify` needs units and collectives"),
+            (true, "loss", "pass `differentiate` requires a loss"),
+            (true, "raise", "requires composite operations"),
+            (true, "index_ranges", "lowering requires the ranges of indices"),
+            (false, "index_ranges", "lowering requires the ranges of indices"),
+            (true, "autocast", "requires the precision of every node"),
+            (true, "loss_scale", "pass `update` requires a scaled loss"),
+            (true, "shard", "pass `simplify` requires units and collectives"),
         ] {
             let error = check(&contracts(&options, trains), &[disabled.into()], None).unwrap_err();
             assert!(error.message.contains(needs), "{disabled}: {error}");
-            assert_eq!(error.help.unwrap(), format!("leave out --disable-pass {disabled}"));
+            assert_eq!(error.help.unwrap(), format!("remove --disable-pass {disabled}"));
         }
         for disabled in ["simplify", "fuse", "recompute", "fp8", "hold_frozen", "pad_tensor_cores"]
         {

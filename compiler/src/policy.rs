@@ -105,7 +105,8 @@ impl Policy {
         }
         if let Some(largest) = largest {
             reasons.push(format!(
-                "the largest gradient is below 2^{}; times 2^{shift} it keeps {HEADROOM} binary orders to the end of f16",
+                "the largest gradient is below 2^{}; scaled by 2^{shift} it stays {HEADROOM} \
+                 powers of two below the maximum of f16",
                 largest + 1
             ));
         }
@@ -121,7 +122,7 @@ impl Policy {
         }
         if file.compute_dtype == "f16" {
             reasons.push(
-                "measured in f16, which hides what it lost already: measure a plan in fp32 or bf16"
+                "measured in f16, where lost values are invisible: measure a plan in fp32 or bf16"
                     .into(),
             );
         }

@@ -49,8 +49,8 @@ pub fn guarded<T>(
 
 fn note(written: io::Result<PathBuf>) -> String {
     match written {
-        Ok(folder) => format!("what repeats it was written to {}", folder.display()),
-        Err(e) => format!("what repeats it could not be written: {e}"),
+        Ok(folder) => format!("a reproducer was written to {}", folder.display()),
+        Err(e) => format!("a reproducer could not be written: {e}"),
     }
 }
 

@@ -59,7 +59,7 @@ impl Backend {
             return Ok(());
         }
         let message =
-            format!("{arch} has no matrix units for 8-bit floats; sm_89 is the first that has");
+            format!("{arch} has no tensor cores for 8-bit floats; sm_89 or later is required");
         Err(Diagnostic::error(Code::NeedsAnotherSetting, message).help(
             "set target.arch = \"sm_89\" or \"sm_90\", or precision.compute = \"bf16\"; on a CPU, fp8 is emulated",
         ))
@@ -183,8 +183,7 @@ pub fn interpreted(plan: &Plan) -> Vec<Diagnostic> {
     let warning = |(kernel, (n, origin)): (KernelId, (usize, &Origin))| {
         let what = operations(&plan.kernels[kernel].body);
         let message = format!("the IR interpreter executes `{what}` ({n} tasks)");
-        let help =
-            "it has no routine of the CPU's kernel library and no generated code; report the model";
+        let help = "it has no CPU routine and no generated code; report the model";
         Diagnostic::warning(Code::Interpreted, message).at(origin).help(help)
     };
     by_kernel.into_iter().map(warning).collect()

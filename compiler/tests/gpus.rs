@@ -64,7 +64,7 @@ fn without_gpus_every_rank_ends_and_says_why() {
     for output in ranks(&plan, &[0, 1], 2, "60") {
         refused(&output, &["the NVIDIA driver is not found"]);
     }
-    refused(&ranks(&plan, &[0], 2, "1")[0], &["rank 1 did not come within 1 s"]);
+    refused(&ranks(&plan, &[0], 2, "1")[0], &["rank 1 did not connect within 1 s"]);
     refused(&ranks(&plan, &[1], 2, "1")[0], &["rank 0 does not answer at 127.0.0.1"]);
     refused(&ranks(&plan, &[0], 1, "1")[0], &["the plan is for 2 ranks", "--nproc-per-node 2"]);
 }

@@ -235,5 +235,5 @@ fn what_does_not_fit_together_is_refused_by_name() {
     let output = alone.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", free_port()).output();
     let output = output.expect("starts");
     assert_eq!(output.status.code(), Some(2));
-    assert!(message(&output).contains("did not come within 1 s"), "{}", message(&output));
+    assert!(message(&output).contains("did not connect within 1 s"), "{}", message(&output));
 }

@@ -29,7 +29,7 @@ RANK_TOLERANCE = 1e-4
 # Dense bf16 FLOP/s by what nvidia-smi calls the GPU, from NVIDIA's data sheets.
 PEAKS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}
 STEPS = {"train": 20, "time": 20, "ranks": 10}
-# Seconds for a first start, which compiles kernels and measures what computes products and convolutions.
+# Seconds for a first start, which compiles kernels and measures algorithms of GEMMs and convolutions.
 FIRST_START = 540
 
 
@@ -193,7 +193,7 @@ class Check:
     def time_frit(self, entry):
         usage, trace = self.scratch("usage.json"), self.scratch("trace.json")
         data, plan = self.data(entry), entry["name"]
-        # The first start measures the algorithms of matrix products; their times are kept beside the plan.
+        # The first start measures the algorithms of GEMMs; their times are kept beside the plan.
         begin = time.perf_counter()
         self.train(plan, data, 1, timeout=FIRST_START)
         first_start = time.perf_counter() - begin

@@ -26,7 +26,7 @@ use std::collections::HashMap;
 /// The contract of [`Fp8`].
 pub const INFO: PassInfo = PassInfo {
     name: "fp8",
-    summary: "round operands of matrix products to 8-bit floats",
+    summary: "quantize matmul operands to 8-bit floats",
     requires: &[Property::Autocast, Property::Updated],
     ensures: &[],
     breaks: &[],
@@ -112,8 +112,7 @@ impl Pass for Fp8 {
         }
         canonicalize::sort(graph)?;
         let (n, tensors) = (products.len(), tensors.len());
-        let message =
-            format!("{n} matrix products in 8-bit floats; {tensors} tensors have a scale");
+        let message = format!("{n} matmuls in 8-bit floats; {tensors} tensors have a scale");
         context.remark(&Origin::none(), message);
         Ok(Changed::Yes)
     }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 /// The contract of [`HoldFrozen`].
 pub const INFO: PassInfo = PassInfo {
     name: "hold_frozen",
-    summary: "hold parameters that do not train in the dtype in which they are read",
+    summary: "store frozen parameters in the dtype in which they are read",
     requires: &[Property::Autocast],
     ensures: &[],
     breaks: &[Property::Canonical],
@@ -61,7 +61,7 @@ impl Pass for HoldFrozen {
             if let Some(reads) = reads.filter(|_| dtype != param.ty.dtype) {
                 if reads.dtypes.iter().any(|d| *d != dtype) {
                     let message =
-                        format!("`{}` is held in {dtype} and read in another dtype", param.name);
+                        format!("`{}` is stored in {dtype} and read in another dtype", param.name);
                     return Err(Diagnostic::error(Code::PassFailed, message)
                         .help("this is a bug in frit; please report it with the model"));
                 }
@@ -75,7 +75,7 @@ impl Pass for HoldFrozen {
             let name = graph.params().find(|(v, _)| *v == value).map(|(_, p)| p.name.clone());
             context.remark(
                 &Origin::new(&name.unwrap_or_default(), &origin.scope),
-                format!("held in {dtype}"),
+                format!("stored in {dtype}"),
             );
             (n, elements) = (n + 1, elements + graph.ty(value).shape.numel());
             hold(graph, value, dtype, &reads)?;
@@ -85,8 +85,10 @@ impl Pass for HoldFrozen {
         }
         graph.remove_dead();
         canonicalize::sort(graph)?;
-        let message =
-            format!("{n} parameters of {elements} elements are held in what they are read in");
+        let message = format!(
+            "{n} parameters of {elements} elements are stored in the dtype in which they \
+                are read"
+        );
         context.remark(&Origin::none(), message);
         Ok(Changed::Yes)
     }

@@ -17,7 +17,7 @@ use std::ops::Range;
 /// The contract.
 pub static INFO: PassInfo = PassInfo {
     name: "index_ranges",
-    summary: "find the range of inputs that are read as indices or labels",
+    summary: "determine the ranges of inputs that are read as indices or labels",
     requires: &[Property::Raised],
     ensures: &[Property::IndexRanges],
     breaks: &[],

@@ -11,7 +11,7 @@ use frit_ir::{Code, Diagnostic, Graph};
 /// The contract of [`LossScale`].
 pub const INFO: PassInfo = PassInfo {
     name: "loss_scale",
-    summary: "set the first value of the loss scale",
+    summary: "set the initial loss scale",
     requires: &[Property::Differentiated],
     ensures: &[Property::LossScaled],
     breaks: &[],

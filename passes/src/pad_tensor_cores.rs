@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 /// The contract of [`PadTensorCores`].
 pub const INFO: PassInfo = PassInfo {
     name: "pad_tensor_cores",
-    summary: "pad matrix products to the alignment of matrix units",
+    summary: "pad matmuls to the alignment of tensor cores",
     requires: &[Property::Autocast],
     ensures: &[],
     breaks: &[],
@@ -94,7 +94,7 @@ impl Pass for PadTensorCores {
         }
         for (lint, n) in advice.into_values() {
             context.warn(if n > 1 {
-                lint.note(format!("{n} products of these sizes"))
+                lint.note(format!("{n} matmuls of these sizes"))
             } else {
                 lint
             });
@@ -183,7 +183,7 @@ impl Choice {
         let on = if self.own { String::new() } else { format!(" on {EXAMPLE}") };
         let eighth = if self.eighth { " for 8-bit floats" } else { "" };
         format!(
-            "{verb}: {dtype} product of {m} × {k} by {k} × {n}{eighth}, {}: {waste:.1} % more arithmetic, \
+            "{verb}: {dtype} matmul of {m} × {k} by {k} × {n}{eighth}, {}: {waste:.1} % more arithmetic, \
              predicted gain {:.2} times{on}",
             grown.join(", "),
             self.before / self.after,
@@ -195,8 +195,8 @@ impl Choice {
             (true, ..) => return None,
             (false, true, true) => "set padding.tensor_cores = \"auto\"",
             (false, false, true) => {
-                "the kernels of this target pack their operands and need no alignment; a plan for a GPU \
-                 pads by itself"
+                "the kernels of this target pack their operands and need no alignment; plans for \
+                 GPUs pad automatically"
             }
             (false, _, false) => {
                 "choose an aligned size in the model; padding this one does not pay"

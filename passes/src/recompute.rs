@@ -20,7 +20,7 @@ use std::collections::HashMap;
 /// Contract of the pass.
 pub const INFO: PassInfo = PassInfo {
     name: "recompute",
-    summary: "compute activations again in backward instead of keeping them",
+    summary: "rematerialize activations in backward instead of storing them",
     requires: &[Property::Updated],
     ensures: &[],
     breaks: &[],
@@ -80,7 +80,7 @@ impl Pass for Recompute {
             0 => {
                 "nothing: no value that backward reads is cheap, or inside a repeated block".into()
             }
-            n => format!("{n} values of {} stages are computed again", kept.n_stages),
+            n => format!("{n} values of {} stages are rematerialized", kept.n_stages),
         };
         context.remark(&Origin::none(), message);
         crate::canonicalize::sort(graph)?;

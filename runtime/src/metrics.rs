@@ -108,7 +108,8 @@ impl Writer {
         line.push(b'\n');
         let error = append(file, &line).err()?;
         self.lost += 1;
-        let warning = || format!("{} cannot be written: {error}; training goes on", path.display());
+        let warning =
+            || format!("{} cannot be written: {error}; training continues", path.display());
         (self.lost == 1).then(warning)
     }
 

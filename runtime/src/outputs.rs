@@ -37,7 +37,7 @@ pub(crate) fn reason(path: &Path, error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::IsADirectory => "is a directory; give the name of a file".into(),
         ErrorKind::NotFound if !folder.exists() => {
-            format!("the directory {} does not exist; make it first", folder.display())
+            format!("the directory {} does not exist; create it first", folder.display())
         }
         ErrorKind::PermissionDenied => "cannot be written: permission denied".into(),
         _ => format!("cannot be written: {error}"),

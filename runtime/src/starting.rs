@@ -129,7 +129,7 @@ impl Found {
                 self.all.insert(param.name.clone(), bytes);
             } else {
                 let (name, dtype, shape) = (&param.name, view.dtype(), view.shape());
-                let what = format!("`{name}`, {dtype:?} {shape:?} where the plan wants {wanted}");
+                let what = format!("`{name}`, {dtype:?} {shape:?} where the plan expects {wanted}");
                 self.misfits.insert(name.clone(), what);
             }
         }

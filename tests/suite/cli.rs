@@ -43,7 +43,7 @@ fn bad_models_and_settings_are_refused_in_one_sentence() {
         (with(&["--stop-after", "fuse", "--disable-pass", "fuse"]), &["`fuse` does not run"]),
         (
             with(&["--disable-pass", "index_ranges"]),
-            &["lowering needs the ranges of indices", "leave out --disable-pass index_ranges"],
+            &["lowering requires the ranges of indices", "remove --disable-pass index_ranges"],
         ),
     ] {
         refused(&[&base[..], &more].concat(), parts, &out);

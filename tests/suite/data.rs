@@ -124,7 +124,7 @@ fn labels_out_of_range_are_refused_before_the_first_step() {
         let planned = digits_plan(settings);
         refused(&planned, from_one.clone(), &[&parts[..], &["one.safetensors"]].concat());
         refused(&planned, bytes.clone(), &[&parts[..], &["bytes.safetensors"]].concat());
-        refused(&planned, negative.clone(), &["example 2: -1", "leaves its row out is -100"]);
+        refused(&planned, negative.clone(), &["example 2: -1", "the ignored label is -100"]);
         let losses = attempt(&planned, ignored.clone()).expect("it trains").losses;
         assert!(losses.iter().all(|l| l.is_finite()));
     }
@@ -250,7 +250,7 @@ fn a_computed_label_that_is_no_class_is_named_as_the_cause() {
             panic!("it is refused");
         };
         assert_eq!((found.value, found.op.as_str()), ("NaN", "cross_entropy"));
-        assert_eq!(found.cause, "the label 5 is none of 5 classes, which go from 0 to 4");
+        assert_eq!(found.cause, "the label 5 is not one of 5 classes, 0 to 4");
         assert!(!found.remedy.contains("lr"), "{}", found.remedy);
     }
 }

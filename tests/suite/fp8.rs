@@ -325,7 +325,7 @@ fn fp8_is_of_bf16_and_needs_a_gpu_with_units_for_it() {
         let args: Vec<&str> =
             ["compile", model, "--bind", "batch=16"].into_iter().chain(args).collect();
         let message = frit(&args).expect_err("refused");
-        assert!(message.contains("no matrix units for 8-bit floats"), "{message}");
+        assert!(message.contains("no tensor cores for 8-bit floats"), "{message}");
         assert!(message.contains("sm_89"), "{message}");
     }
 }

@@ -102,7 +102,7 @@ fn declared_ranges_and_weights_bound_products_in_f16() {
         "--set",
         "loss.kind=mse",
     ]);
-    assert!(message.unwrap_err().contains("no input of the model"));
+    assert!(message.unwrap_err().contains("not an input of the model"));
 }
 
 #[test]

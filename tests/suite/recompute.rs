@@ -97,10 +97,11 @@ fn a_budget_is_kept_or_the_smallest_that_would_do_is_named() {
         error
     };
     let error = refused(&["memory.budget=1000", "memory.recompute=auto"]);
-    let named = error.split("would do is ").nth(1).and_then(|s| s.split(' ').next()).unwrap();
+    let named =
+        error.split("sufficient budget is ").nth(1).and_then(|s| s.split(' ').next()).unwrap();
     let budget = format!("memory.budget={named}");
     let fits = planned("gpt2", &["memory.recompute=auto", &budget]).compiled.plan;
     assert!(fits.summary().peak_bytes <= named.parse().unwrap());
     assert!(refused(&["memory.recompute=auto"]).contains("memory.budget"));
-    assert!(refused(&["memory.budget=1000"]).contains("the smallest budget"));
+    assert!(refused(&["memory.budget=1000"]).contains("the smallest sufficient budget"));
 }

@@ -321,7 +321,7 @@ fn an_export_has_the_base_of_the_model_unrounded() {
     train(&planned, &of(vec![other_base("mlp", dir.path())]));
     let error =
         frit(&["export", &path("checkpoints"), "-o", &path("a.onnx")]).expect_err("refused");
-    assert!(error.contains("which was not the plan's"), "{error}");
+    assert!(error.contains("whose value is not from the plan"), "{error}");
 }
 
 #[test]

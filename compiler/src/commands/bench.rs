@@ -13,8 +13,8 @@ use std::path::PathBuf;
   frit bench plan --data data.safetensors --steps 20
   frit bench plan --json | jq .verdict
 
-The model is compiled again in fp32, from what the plan keeps of it and the same configuration, and both plans run in turns in this process.
-Below 1.1 times the verdict is not to use low precision, up to 1.5 it is optional, above it is to use it.")]
+The model is recompiled in fp32 from the source in the plan, with the same configuration; both plans run alternately in this process.
+Verdict by speed-up: below 1.1 fp32, up to 1.5 either, above that low precision.")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,

@@ -16,8 +16,8 @@ use std::path::PathBuf;
   frit diff plan-bf16 plan-fp32
   frit diff before after --json | jq .change.peak_bytes
 
-Every difference is B minus A. With --json: `a` and `b` hold the numbers of each plan, `change` what differs, `config`
-the keys, `casts` the casts by scope, `collectives` the exchanges by unit, `launches` those of kernels, `lints` findings of only one of them.")]
+Every difference is B minus A. With --json: `a` and `b` hold the numbers of each plan, `change` their differences, `config`
+the keys, `casts` the casts by scope, `collectives` the collectives by unit, `launches` the kernel launches, `lints` the findings of one plan only.")]
 pub struct Args {
     /// The plan directory to start from.
     #[arg(value_name = "PLAN_A")]
@@ -154,7 +154,7 @@ impl Difference {
                 vec![side.to_string(), id.clone(), scope.clone(), message.clone()]
             })
         });
-        section("advice of one of them only", &["plan", "id", "scope", "message"], lints.collect());
+        section("findings of one plan only", &["plan", "id", "scope", "message"], lints.collect());
         text
     }
 }

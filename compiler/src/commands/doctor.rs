@@ -13,7 +13,7 @@ use std::path::PathBuf;
   frit doctor          # what there is; always exit code 0
   frit doctor plan     # and what the plan needs; exit code 2 if that is missing
 
-Libraries are looked for where the dynamic linker looks (LD_LIBRARY_PATH), in the directories that
+Libraries are searched on the path of the dynamic linker (LD_LIBRARY_PATH), in the directories that
 FRIT_CUDA_PATH names, and in the Python wheels that PyTorch installs.")]
 pub struct Args {
     /// The plan directory.

@@ -15,10 +15,10 @@ use std::path::PathBuf;
   frit export ckpt --onnx trained.onnx
   frit export ckpt/step-00000100 --safetensors trained.safetensors
   frit export plan --weights trained.safetensors -o trained.onnx
-  frit export ckpt --training -o to-go-on-with.onnx
+  frit export ckpt --training -o continue.onnx
 
 The model is in inference mode: BatchNormalization uses its trained running statistics, Dropout keeps everything.
-Weights over 2 GiB are put beside it, in FILE.onnx.data.")]
+Weights over 2 GiB are stored in FILE.onnx.data.")]
 pub struct Args {
     /// A checkpoint, a directory of checkpoints, or, with --weights, a plan directory.
     #[arg(value_name = "CHECKPOINT|PLAN")]

@@ -129,12 +129,12 @@ pub(crate) fn summary(plan: &Plan) -> String {
     let kernels = (s.scratch_bytes > 0).then(|| {
         let engines = match s.engine_bytes {
             0 => String::new(),
-            n => format!("; up to {} more for engines of cuDNN", bytes(n as u64)),
+            n => format!("; up to {} more for cuDNN engines", bytes(n as u64)),
         };
         format!("of it         {} for kernels{engines}\n", bytes(s.scratch_bytes as u64))
     });
     let extra = extra_bytes(plan)
-        .map(|n| format!("beside it     {} for data on their way\n", bytes(n as u64)));
+        .map(|n| format!("beside it     {} for data in transit\n", bytes(n as u64)));
     let host = (s.host_bytes > 0).then(|| {
         format!(
             "host memory   {} per rank; {} copied in and {} out per step\n",
@@ -413,7 +413,7 @@ fn numerics(file: &NumericsFile, json: bool) -> String {
     ];
     let rows: Vec<Vec<String>> = file.scopes.iter().map(row).collect();
     format!(
-        "{}\n< % of the numbers other than 0 become 0, > % become infinite; no scaling.\n\n{}",
+        "{}\n< % of the nonzero values become 0, > % become infinite; no scaling.\n\n{}",
         table(&head, &rows),
         policy.text()
     )

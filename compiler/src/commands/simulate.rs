@@ -19,7 +19,7 @@ use std::path::PathBuf;
   frit simulate plan --cluster a100-80g --json | jq .step_seconds
   frit simulate plan --cluster h100 --emulate fsdp2-compile --checkpointing full
 
-A cluster file changes what it names of a built-in one (a100-80g, h100, h200, h200-gemm):
+A cluster file overrides keys of a built-in cluster (a100-80g, h100, h200, h200-gemm):
   base = \"h100\"
   inter.gb_per_s = 11.0     # per GPU, in 10^9 bytes per second")]
 pub struct Args {
@@ -92,7 +92,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         None => simulate(&plan, &cluster),
         Some(system) => {
             if plan.tasks.iter().any(|t| matches!(t.region, Region::Recompute(_))) {
-                let message = "an emulation starts from a plan that recomputes nothing";
+                let message = "emulation requires a plan without rematerialization";
                 let help = "compile it with memory.recompute = \"none\" and give --checkpointing";
                 return Err(Diagnostic::error(Code::EmulationOfRecompute, message)
                     .help(help)

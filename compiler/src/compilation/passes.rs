@@ -170,8 +170,8 @@ impl<'a> Compilation<'a> {
             return Ok(());
         }
         let message = format!(
-            "a step sums {capacity} loss elements on each of {ranks} ranks in each of {accumulation} micro-steps: \
-             more than can be counted"
+            "a step sums {capacity} loss elements on each of {ranks} ranks in each of \
+             {accumulation} micro-steps: more than an f64 counts exactly"
         );
         Err(Diagnostic::error(Code::TooManyLossElements, message)
             .help("lower run.accumulation or sharding.ranks"))

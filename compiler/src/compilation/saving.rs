@@ -216,8 +216,7 @@ impl Search<'_, '_> {
         };
         let smallest = self.smallest(offload)?;
         let recompute = if smallest < needed { &["memory.recompute = \"auto\""][..] } else { &[] };
-        let mut help =
-            format!("the smallest budget that would do is {}", with(smallest, recompute));
+        let mut help = format!("the smallest sufficient budget is {}", with(smallest, recompute));
         let offloaded = self.smallest(Offload::Parameters)?;
         if offloaded < smallest {
             let settings = [recompute, &["memory.offload = \"auto\""]].concat();

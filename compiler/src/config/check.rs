@@ -38,7 +38,8 @@ fn schedule(config: &Config) -> Option<Diagnostic> {
         }
         ScheduleKind::OneCycle if !(rise > 1.0 && rise < s.total_steps as f64) => {
             let message = format!(
-                "`schedule.pct_start` = {} of `schedule.total_steps` = {} is no rise and fall",
+                "`schedule.pct_start` = {} of `schedule.total_steps` = {} has no step to rise or \
+                 none to fall",
                 s.pct_start, s.total_steps
             );
             let help = "one_cycle needs total_steps, and more than one step on either side";
@@ -62,7 +63,7 @@ fn fp8(config: &Config) -> Option<Diagnostic> {
     let p = &config.precision;
     (p.fp8 && p.compute != DType::BF16).then(|| {
         let message = format!("`precision.fp8` with `precision.compute` = {}", p.compute);
-        let help = "products in fp8 read values rounded from bf16; set precision.compute = \"fp8\"";
+        let help = "fp8 matmuls quantize bf16 values; set precision.compute = \"fp8\"";
         wrong(message, help)
     })
 }
@@ -93,7 +94,7 @@ fn group(config: &Config) -> Option<Diagnostic> {
         (Strategy::HybridShard, _) | (_, 0) => return None,
         (other, _) => format!("`sharding.shard_group` has no meaning in `{}`", other.word()),
     };
-    let help = "the group is the ranks that hold one copy of the parameters together, such as the GPUs \
-                of a node; it is for hybrid_shard";
+    let help = "only hybrid_shard uses it: the number of ranks that share one copy of the \
+        parameters, such as the GPUs of a node";
     Some(wrong(message, help))
 }

@@ -154,8 +154,8 @@ impl Kind {
             }
             Kind::Bytes(words) => format!("{} or bytes such as \"24GiB\"", list(words)),
             Kind::Pair => "two numbers from 0 to below 1".into(),
-            Kind::List => "a list of texts".into(),
-            Kind::ListOrInteger => "a list of texts or a whole number".into(),
+            Kind::List => "a list of strings".into(),
+            Kind::ListOrInteger => "a list of strings or a whole number".into(),
         }
     }
 }

@@ -114,13 +114,13 @@ fn read_group(source: &Source<'_>, value: &DeValue<'_>) -> Result<ParamGroup, St
             let value = value.as_ref().ok_or_else(|| "a number is missing".to_string())?;
             match key.map(|key| key.read(value)).transpose()? {
                 Some(Value::Number(x)) => Ok(Some(x)),
-                _ => Err(format!("{value} is no number")),
+                _ => Err(format!("{value} is not a number")),
             }
         };
         match key.get_ref().as_ref() {
             "scope" => {
                 let text = value.as_ref().and_then(|v| v.as_str());
-                found.scope = text.ok_or("`scope` must be a text")?.into();
+                found.scope = text.ok_or("`scope` must be a string")?.into();
             }
             "lr" => found.lr = number()?,
             "weight_decay" => found.weight_decay = number()?,
@@ -142,7 +142,7 @@ fn read_override(source: &Source<'_>, value: &DeValue<'_>) -> Result<Override, S
     for (key, value) in table {
         let text = plain(source, value.span()).and_then(|v| v.as_str().map(String::from));
         let Some(text) = text else {
-            return Err(format!("`{}` must be a text", key.get_ref()));
+            return Err(format!("`{}` must be a string", key.get_ref()));
         };
         match key.get_ref().as_ref() {
             "scope" => scope = Some(text),
@@ -161,7 +161,7 @@ fn read_override(source: &Source<'_>, value: &DeValue<'_>) -> Result<Override, S
 
 fn float(text: &str) -> Result<DType, String> {
     let dtype = float_name(text).and_then(|name| name.parse().ok());
-    dtype.ok_or_else(|| format!("`{text}` is no float type"))
+    dtype.ok_or_else(|| format!("`{text}` is not a float type"))
 }
 
 /// Applies `key=value` settings; values are TOML, and a bare word is a text.

@@ -189,16 +189,16 @@ declare! {
     sharding: ShardingSection {
         /// Number of ranks.
         ranks: usize = 1 => Integer(1, RANKS),
-        /// What is sharded: everything, gradients and optimizer state, optimizer state only, nothing, or everything within
-        /// groups.
+        /// The state that is sharded: everything, gradients and optimizer state, optimizer state only, nothing, or
+        /// everything within groups.
         strategy: Strategy = "full_shard",
         /// Ranks per group with `hybrid_shard`; must divide the number of ranks.
         shard_group: usize = 0 => Integer(0, RANKS),
         /// How units are formed: `blocks`, `none`, `size=N` parameters, or patterns of modules such as `h.*, head`.
         wrap: String = "blocks",
-        /// Patterns of units whose parameters are freed after forward and gathered again in backward; with
-        /// `PATTERN=N` every N consecutive ranks together keep a copy and gather among themselves, and a number N
-        /// is short for `**=N`.
+        /// Patterns of units whose parameters are freed after forward and regathered in backward;
+        /// with `PATTERN=N` every N consecutive ranks share a copy and gather among themselves, and
+        /// a number N is short for `**=N`.
         reshard_after_forward: Vec<String> = ["**"] => ListOrInteger,
         /// Whether gradients are reduced only after the last micro-step.
         no_sync: bool = false,

@@ -219,7 +219,7 @@ fn wrong_values_say_what_is_expected() {
         ("[[optimizer.group]]\nscope = \"a\"\nbeta = 1", "unknown key `beta`"),
         ("[optimizer]\ngroup = 3", "`optimizer.group` is a list of tables"),
         ("[schedule]\nkind = \"step\"", "`schedule.step_size` is 0"),
-        ("[schedule]\nkind = \"one_cycle\"", "is no rise and fall"),
+        ("[schedule]\nkind = \"one_cycle\"", "has no step to rise or none to fall"),
         (
             "[schedule]\nkind = \"one_cycle\"\ntotal_steps = 10\nwarmup_steps = 2",
             "one_cycle warms up itself",

@@ -94,10 +94,9 @@ pub(super) struct Remaining {
 impl Remaining {
     /// Warnings about them.
     pub(super) fn warnings(self) -> Vec<Diagnostic> {
-        let random =
-            "draw random numbers: the exported model gives other results each time it runs";
-        let of_batch = "use the statistics of the batch and keep none: what the exported model makes of an example \
-                        depends on the others beside it";
+        let random = "draw random numbers: results of the exported model vary between runs";
+        let of_batch = "use batch statistics and keep none: results of the exported model for an \
+            example depend on the rest of its batch";
         let warning = |(code, what, help, nodes): (Code, &str, &str, Vec<String>)| {
             let n = nodes.len();
             let origin = Origin::new(nodes.first()?, "");
@@ -109,7 +108,7 @@ impl Remaining {
             (
                 Code::RandomInInference,
                 random,
-                "`frit eval` draws them too; take them out of the module to be without",
+                "`frit eval` draws them too; remove them from the module",
                 self.random,
             ),
             (

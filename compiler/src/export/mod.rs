@@ -93,7 +93,7 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
     if let Some(missing) = trained.names.iter().find(|name| trained.ty(name).is_none()) {
         let what = format!("{} holds no `{missing}`", trained.path().display());
         return Err(Diagnostic::error(Code::ExportWeights, what)
-            .help("give the weights of this very model")
+            .help("give weights of this model")
             .into());
     }
     let from = |model: PathBuf, folder: Option<Folder>| {
@@ -114,7 +114,8 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
         None => from(kept, None).or_else(|fault| match fault {
             Fault::LeftOut(tensor) => original(None).map_err(|fault| match fault {
                 Fault::Refused(d) => Fault::Refused(d.note(format!(
-                    "the plan keeps no data of `{tensor}`, which is no parameter and larger than 1 MiB"
+                    "the plan does not store `{tensor}`, which is not a parameter and is larger \
+                     than 1 MiB"
                 ))),
                 fault => fault,
             }),
@@ -123,10 +124,11 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
     };
     written.map_err(|fault| match fault {
         Fault::Refused(diagnostic) => diagnostic.into(),
-        Fault::LeftOut(tensor) => {
-            Diagnostic::error(Code::ExportSource, format!("no data of `{tensor}` are at hand"))
-                .into()
-        }
+        Fault::LeftOut(tensor) => Diagnostic::error(
+            Code::ExportSource,
+            format!("the data of `{tensor}` is not available"),
+        )
+        .into(),
     })
 }
 
@@ -169,7 +171,8 @@ impl Base {
             model = export.model()?;
         }
         if let Some(name) = export.left.first() {
-            let what = format!("no initializer is `{name}`, nor {} others", export.left.len() - 1);
+            let what =
+                format!("no initializer is named `{name}`, nor {} others", export.left.len() - 1);
             return Err(self
                 .refuse(what)
                 .note("the exporter's optimization renamed or merged them")
@@ -193,7 +196,7 @@ impl Base {
 
     /// The fields of a message of the model.
     fn fields<'m>(&self, message: &'m Bytes) -> Result<Vec<wire::Field<'m>>, Fault> {
-        let broken = || self.refuse("it is no ONNX model".into());
+        let broken = || self.refuse("it is not an ONNX model".into());
         Ok(wire::fields(message).ok_or_else(broken)?)
     }
 
@@ -440,7 +443,7 @@ impl Export<'_> {
                 self.trained.path().display(),
                 tensor.dims
             );
-            let help = "give the weights of this very model";
+            let help = "give weights of this model";
             return Err(Diagnostic::error(Code::ExportWeights, what).help(help).into());
         }
         let onnx = tensor.data_type as u64;

@@ -130,7 +130,7 @@ impl Trained {
 /// Whether omitted parameters have the values of the model that the plan was compiled from.
 fn known(left_out: &AllLeftOut, path: &Path) -> Result<(), Diagnostic> {
     let Some((name, _)) = left_out.iter().find(|(_, l)| !l.of_plan) else { return Ok(()) };
-    let what = format!("{} leaves out `{name}`, which was not the plan's", path.display());
+    let what = format!("{} omits `{name}`, whose value is not from the plan", path.display());
     Err(Diagnostic::error(Code::ExportWeights, what).help(
         "write all parameters: `frit run PLAN --resume --checkpoint DIR --weights BASE --save FILE`, without \
          --trained-only",

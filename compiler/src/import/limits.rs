@@ -52,7 +52,7 @@ impl Resource {
             Resource::Operations => ("operations to compute constants", "import.max_operations"),
             Resource::Nodes => ("nodes", "import.max_nodes"),
             Resource::Bytes => ("bytes of names and attributes", "import.max_bytes"),
-            Resource::Depth => ("levels of graphs inside one another", "import.max_depth"),
+            Resource::Depth => ("levels of nested graphs", "import.max_depth"),
         }
     }
 }
@@ -78,9 +78,13 @@ impl Exceeded {
             format!("{subject}: the import would make {asked} {what}, {key} = {}", self.limit);
         let diagnostic = Diagnostic::error(Code::ImportLimit, message).at(origin);
         if self.resource == Resource::Depth && self.limit >= MAX_DEPTH {
-            return diagnostic.help("no more levels can be read; export the model with fewer");
+            return diagnostic
+                .help("deeper graphs cannot be read; export the model with fewer levels");
         }
-        diagnostic.help(format!("if the model is meant so, raise it: --set {key}=N"))
+        diagnostic.help(format!(
+            "if the model is meant to be this large, raise the limit: --set \
+            {key}=N"
+        ))
     }
 }
 

@@ -75,7 +75,7 @@ impl Folder {
             return map(&path);
         }
         let refuse = |what: String| {
-            let message = format!("{what}; --allow-external-data reads it all the same");
+            let message = format!("{what}; --allow-external-data permits it");
             Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
         };
         let real = path.canonicalize()?;

@@ -141,7 +141,7 @@ fn unused_patterns(options: &ImportOptions, imported: &mut Imported) {
         if given == "**" || names.iter().any(|name| pattern::matches(given, name)) {
             continue;
         }
-        let message = format!("`{given}` in params.{key} covers no parameter");
+        let message = format!("`{given}` in params.{key} matches no parameter");
         let help = nearest::advice(given, names.iter().copied());
         warnings.push(Diagnostic::warning(Code::PatternCoversNothing, message).help(help));
     }

@@ -27,7 +27,8 @@ pub(super) fn svg(plan: &Plan, times: &TiSlice<TaskId, (f64, f64)>) -> String {
     let mut base = vec![stays; COLUMNS];
     let _ = write!(
         svg,
-        "<rect class=fe opacity='.35' x='0' y='{:.1}' width='{WIDTH}' height='{:.1}'><title>stays: {}</title></rect>",
+        "<rect class=fe opacity='.35' x='0' y='{:.1}' width='{WIDTH}' \
+         height='{:.1}'><title>persistent: {}</title></rect>",
         y(stays),
         HEIGHT - y(stays),
         bytes(plan.persistent_bytes as u64)
@@ -76,7 +77,7 @@ pub(super) fn svg(plan: &Plan, times: &TiSlice<TaskId, (f64, f64)>) -> String {
         n => format!(", {} in host memory", bytes(n as u64)),
     };
     format!(
-        "{svg}</svg><div class=legend>{legend}<span><i style='background:var(--e);opacity:.35'></i>stays: master weights, \
+        "{svg}</svg><div class=legend>{legend}<span><i style='background:var(--e);opacity:.35'></i>persistent: master weights, \
          optimizer state, inputs ({})</span><span>arena {}, lower bound {}{host}</span></div>",
         bytes(plan.persistent_bytes as u64),
         bytes((plan.persistent_bytes + plan.workspace_bytes) as u64),

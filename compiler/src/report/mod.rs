@@ -18,7 +18,7 @@ pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String 
     let times = times(predicted);
     let drawn = match plan.accumulation {
         1 => "predicted, one step of one rank".to_string(),
-        n => format!("predicted, one step of one rank; of its {n} micro-steps one is drawn"),
+        n => format!("predicted, one step of one rank; one of {n} micro-steps is drawn"),
     };
     let name = escape(&plan.name);
     let mut html = format!(
@@ -38,12 +38,16 @@ pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String 
     html += &tables::cards(plan, predicted);
     let sections = [
         ("Timeline", drawn.as_str(), timeline::svg(plan, &times, predicted)),
-        ("Memory", "workspace over the same time, above what stays", memory::svg(plan, &times)),
-        ("Precision", "where arithmetic runs, and every cast", precision::section(plan)),
-        ("Advice", "what the lints found", tables::lints(plan)),
-        ("Units", "what is gathered and reduced together", tables::units(plan)),
+        (
+            "Memory",
+            "workspace over the same time, above persistent memory",
+            memory::svg(plan, &times),
+        ),
+        ("Precision", "arithmetic by dtype, and every cast", precision::section(plan)),
+        ("Advice", "findings of the lints", tables::lints(plan)),
+        ("Units", "parameters that are gathered and reduced together", tables::units(plan)),
         ("Kernels", "by predicted time of a step", tables::kernels(plan, roofline)),
-        ("Passes", "what each pass did", tables::passes(plan)),
+        ("Passes", "remarks of each pass", tables::passes(plan)),
         ("Configuration", "as resolved", format!("<pre>{}</pre>", escape(&plan.config))),
     ];
     for (title, sub, body) in sections {

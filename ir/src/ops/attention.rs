@@ -227,7 +227,7 @@ impl Dims {
         for ty in [q, k, v] {
             float(ty, "q, k and v")?;
         }
-        let misfit = || OpError::new(format!("q {q}, k {k} and v {v} do not fit together"));
+        let misfit = || OpError::new(format!("q {q}, k {k} and v {v} do not match"));
         let (&[b, h, t, d], &[bk, g, s, dk], &[bv, gv, sv, e]) =
             (q.shape.dims(), k.shape.dims(), v.shape.dims())
         else {

@@ -71,7 +71,7 @@ impl Operation for RandomMask {
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {
         of_state(inputs)?;
         if !(0.0..=1.0).contains(&self.keep) {
-            return Err(OpError::new(format!("keep = {} is no probability", self.keep)));
+            return Err(OpError::new(format!("keep = {} is not a probability", self.keep)));
         }
         Ok(vec![TensorType::new(DType::Bool, self.shape.clone())])
     }

@@ -58,7 +58,7 @@ fn outputs_are_live(graph: &Graph, report: &mut Report) {
         };
         for value in std::iter::once(output.value).chain(carried) {
             if !graph.is_live(graph.value(value).def) {
-                let message = format!("output `{}` names a value that is gone", output.name);
+                let message = format!("output `{}` names a removed value", output.name);
                 report.add(Code::OutputUndefined, &Origin::none(), message);
             }
         }
@@ -71,7 +71,7 @@ fn leaves(graph: &Graph, report: &mut Report) {
         if let Some(key) = leaf_key(&node.op)
             && !keys.insert((std::mem::discriminant(&node.op), key.clone()))
         {
-            report.add(Code::LeafTwice, &node.origin, format!("two leaves are called `{key}`"));
+            report.add(Code::LeafTwice, &node.origin, format!("two leaves have the key `{key}`"));
         }
     }
 }
@@ -108,7 +108,7 @@ fn outputs(graph: &Graph, report: &mut Report) {
             continue;
         }
         if !names.insert((std::mem::discriminant(kind), name)) {
-            report.add(Code::OutputTwice, origin, format!("two outputs are called `{name}`"));
+            report.add(Code::OutputTwice, origin, format!("two outputs are named `{name}`"));
         }
         let is_scalar =
             matches!(kind, OutputKind::LossSum | OutputKind::LossCount | OutputKind::Metric);
@@ -161,10 +161,6 @@ fn body(graph: &Graph, origin: &Origin, report: &mut Report) {
         }
     }
     if graph.outputs.iter().any(|o| o.kind != OutputKind::Result) {
-        report.add(
-            Code::FusionBody,
-            origin,
-            "an output of a fusion's body has a meaning of its own",
-        );
+        report.add(Code::FusionBody, origin, "an output of a fusion's body is not a plain output");
     }
 }

@@ -24,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 /// The contract of [`Autocast`].
 pub const INFO: PassInfo = PassInfo {
     name: "autocast",
-    summary: "give every node the dtype it computes in",
+    summary: "assign every node the dtype it computes in",
     requires: &[Property::Raised],
     ensures: &[Property::Autocast],
     breaks: &[],
@@ -166,9 +166,8 @@ impl Autocast {
                 (false, false) => Precision::Low,
             };
             if !reads_f32 && class == Class::F32 {
-                let message =
-                    format!("{} is forced to {low}, where it is not safe", node.op.name());
-                let help = "leave it to the policy, or force only contractions";
+                let message = format!("{} is forced to {low}, which is not safe", node.op.name());
+                let help = "leave it to the policy, or force only matmuls and convolutions";
                 context.warn(
                     Diagnostic::new("L17", Severity::Warning, message).at(&node.origin).help(help),
                 );
@@ -190,8 +189,7 @@ impl Autocast {
         }
         for (o, _) in self.overrides.iter().zip(used).filter(|(_, used)| !used) {
             let (scope, op) = (o.scope.as_deref().unwrap_or("**"), o.op.as_deref().unwrap_or("*"));
-            let message =
-                format!("a precision override applies to nothing: scope {scope}, op {op}");
+            let message = format!("a precision override matches nothing: scope {scope}, op {op}");
             let of_scope =
                 |n: &&Node| o.scope.is_none() || pattern::matches(scope, &n.origin.scope);
             let ops: Vec<&str> = nodes().filter(of_scope).map(|n| n.op.name()).collect();

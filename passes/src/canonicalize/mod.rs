@@ -23,7 +23,7 @@ use std::collections::HashMap;
 /// The contract of [`Canonicalize`].
 pub const INFO: PassInfo = PassInfo {
     name: "canonicalize",
-    summary: "fold constants, merge equal nodes, remove what does nothing",
+    summary: "fold constants, merge equal nodes, remove dead and identity nodes",
     requires: &[],
     ensures: &[Property::Canonical],
     breaks: &[],

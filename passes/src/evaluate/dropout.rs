@@ -71,7 +71,7 @@ fn mean(graph: &mut Graph, user: NodeId, mask: ValueId, keep: f64) -> Result<Val
         }
         op => Err(Diagnostic::error(
             Code::DropoutEscapes,
-            format!("dropout cannot be turned off: its mask goes into `{}`", op.name()),
+            format!("dropout cannot be turned off: its mask is read by `{}`", op.name()),
         )
         .at(&node.origin)
         .help("use the mask in a `select` of floats, or cast to a float")),

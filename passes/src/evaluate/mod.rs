@@ -15,7 +15,7 @@ use frit_ir::{Code, Diagnostic, Graph, OutputKind};
 /// The contract of [`Evaluate`].
 pub const INFO: PassInfo = PassInfo {
     name: "evaluate",
-    summary: "make the graph one that is only evaluated: dropout off, running statistics, losses",
+    summary: "convert the graph to evaluation: dropout off, running statistics, losses",
     requires: &[],
     // There is nothing to update.
     ensures: &[Property::HasLoss, Property::Updated],

@@ -13,7 +13,7 @@ pub(super) fn lint(graph: &Graph, facts: &Facts<'_>, found: &mut Findings) {
     let (f16, bf16) = (computes_in(graph, DType::F16), computes_in(graph, DType::BF16));
     let generation = facts.target.arch.strip_prefix("sm_").and_then(|n| n.parse::<u32>().ok());
     if let (Some(generation), Some(_)) = (generation.filter(|g| *g < 80), bf16) {
-        let message = format!("sm_{generation} has no units for bf16");
+        let message = format!("sm_{generation} has no bf16 hardware");
         found.add("L10", none, "", message);
     }
     if let (Some(a), Some(b)) = (f16, bf16) {

@@ -105,7 +105,7 @@ impl Lowering<'_> {
             if layout.numel > MAX_GROUP {
                 let unit = &self.plan.units[unit].name;
                 let message = format!(
-                    "the parameters of unit `{unit}` have {} elements together, more than {MAX_GROUP}",
+                    "the parameters of unit `{unit}` have {} elements in total, more than {MAX_GROUP}",
                     layout.numel
                 );
                 return Err(Diagnostic::error(Code::PlanTooLarge, message).help(

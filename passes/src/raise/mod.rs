@@ -21,7 +21,7 @@ use matcher::Matcher;
 /// The contract of [`Raise`].
 pub const INFO: PassInfo = PassInfo {
     name: "raise",
-    summary: "find composite operations that the exporter took apart",
+    summary: "recognize composite operations that exporters decompose",
     requires: &[Property::Canonical],
     ensures: &[Property::Raised, Property::Canonical],
     breaks: &[],
@@ -107,7 +107,7 @@ fn apply(
             continue;
         };
         let op = graph.def(new).op.name();
-        context.remark(&origin, format!("made one {op} of its parts (pattern `{name}`)"));
+        context.remark(&origin, format!("raised to {op} (pattern `{name}`)"));
         if let Some(name) = graph.value(y).name.clone() {
             graph.set_name(new, &name);
         }

@@ -30,7 +30,7 @@ pub use units::Wrap;
 /// Contract of the pass.
 pub const INFO: PassInfo = PassInfo {
     name: "shard",
-    summary: "put parameters into units and collectives into the graph",
+    summary: "form units of parameters and insert collectives",
     requires: &[Property::Updated],
     ensures: &[Property::Sharded],
     breaks: &[Property::Canonical],
@@ -138,7 +138,7 @@ impl Shard {
         for Reshard { units: pattern, ranks } in &self.reshard_after_forward {
             if !units.iter().any(|u| pattern::matches(pattern, &u.name)) {
                 let names: Vec<&str> = units.iter().map(|u| u.name.as_str()).collect();
-                let what = format!("`{pattern}` in sharding.reshard_after_forward is no unit");
+                let what = format!("`{pattern}` in sharding.reshard_after_forward matches no unit");
                 return Err(Diagnostic::error(Code::ShardingPattern, what)
                     .note(format!("the units are {}", names.join(", ")))
                     .help(nearest::advice(pattern, names.iter().copied())));

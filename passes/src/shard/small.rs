@@ -37,7 +37,7 @@ pub(super) fn into_own_unit(
     small: &BTreeSet<String>,
     name: impl Fn(frit_ir::ValueId) -> String,
 ) {
-    let reason = "their collectives would take long only to start".to_string();
+    let reason = "their collectives would be dominated by start-up time".to_string();
     let unit =
         assignment.units.push_and_get_key(UnitSpec { name: NAME.into(), reason, reshard: None });
     for (value, of) in &mut assignment.unit_of {
@@ -48,7 +48,7 @@ pub(super) fn into_own_unit(
     for (param, why) in &mut assignment.reasons {
         if small.contains(param) {
             *why = format!(
-                "in unit `{NAME}`: a collective for it alone would take long only to start"
+                "in unit `{NAME}`: a collective of its own would be dominated by start-up time"
             );
         }
     }

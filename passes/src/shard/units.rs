@@ -54,16 +54,16 @@ pub fn assign(graph: &Graph, wrap: &Wrap) -> Result<Assignment, Diagnostic> {
         Wrap::Blocks => blocks(&params),
         Wrap::Size(size) => by_size(&params, *size),
         Wrap::Scopes(patterns) => by_scope(&params, patterns)?,
-        Wrap::None => params.iter().map(|_| Choice::root("one unit was asked for")).collect(),
+        Wrap::None => params.iter().map(|_| Choice::root("one unit was requested")).collect(),
     };
     let reason = match wrap {
         Wrap::Blocks => "a repeated block".to_string(),
         Wrap::Size(size) => format!("at least {size} parameters in order of use"),
-        Wrap::Scopes(_) => "a module that a pattern covers".to_string(),
+        Wrap::Scopes(_) => "a module that a pattern matches".to_string(),
         Wrap::None => String::new(),
     };
     let root_reason = match wrap {
-        Wrap::None => "one unit was asked for",
+        Wrap::None => "one unit was requested",
         _ => "parameters of no other unit, and those that several units use",
     };
     let root = UnitSpec { name: "root".into(), reason: root_reason.into(), reshard: None };
@@ -173,7 +173,7 @@ fn blocks(params: &[UsedParam]) -> Vec<Choice> {
         .iter()
         .map(|p| {
             let Some(block) = block_of(&p.path) else {
-                return Choice::root("its module is no repeated block");
+                return Choice::root("its module is not a repeated block");
             };
             let other = p.scopes.iter().find_map(|scope| {
                 let path: Vec<String> = scope.split('.').map(str::to_string).collect();
@@ -206,7 +206,7 @@ fn by_scope(params: &[UsedParam], patterns: &[String]) -> Result<Vec<Choice>, Di
     for p in params {
         let module = p.path[..p.path.len() - 1].join(".");
         let Some((unit, pattern)) = covering(&module) else {
-            choices.push(Choice::root("no pattern covers its module"));
+            choices.push(Choice::root("no pattern matches its module"));
             continue;
         };
         covered.insert(pattern);
@@ -222,14 +222,15 @@ fn by_scope(params: &[UsedParam], patterns: &[String]) -> Result<Vec<Choice>, Di
                 let other = other.as_deref().unwrap_or("root");
                 Choice::root(format!("used by `{unit}` and by `{other}`"))
             }
-            None => Choice { reason: format!("`{pattern}` covers `{unit}`"), unit: Some(unit) },
+            None => Choice { reason: format!("`{pattern}` matches `{unit}`"), unit: Some(unit) },
         });
     }
     match patterns.iter().find(|p| !covered.contains(p)) {
         None => Ok(choices),
         Some(pattern) => {
-            let what =
-                format!("`{pattern}` in sharding.wrap covers no module with parameters of its own");
+            let what = format!(
+                "`{pattern}` in sharding.wrap matches no module with parameters of its own"
+            );
             let modules: BTreeSet<String> =
                 params.iter().map(|p| p.path[..p.path.len() - 1].join(".")).collect();
             let some: Vec<String> = modules.iter().take(12).cloned().collect();

@@ -31,7 +31,7 @@ impl Kind {
     /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Product => "matrix products",
+            Kind::Product => "GEMMs and convolutions",
             Kind::Attention => "attention",
             Kind::Memory => "memory-bound kernels",
             Kind::Copy => "copies",

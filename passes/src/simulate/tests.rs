@@ -78,7 +78,10 @@ fn the_critical_path_names_what_bounds_the_step() {
     assert_eq!(bound::path(&phase), [3, 2, 1]);
     let shares = bound::shares(&[phase], 15.0);
     let found: Vec<(&str, f64)> = shares.iter().map(|s| (s.what, s.seconds)).collect();
-    assert_eq!(found, [("all_gather", 10.0), ("matrix products", 4.0), ("reduce_scatter", 1.0)]);
+    assert_eq!(
+        found,
+        [("all_gather", 10.0), ("GEMMs and convolutions", 4.0), ("reduce_scatter", 1.0)]
+    );
 }
 
 #[test]

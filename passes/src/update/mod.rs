@@ -77,7 +77,7 @@ impl Pass for Update {
         let (loss, count) = (one(graph, OutputKind::LossSum)?, one(graph, OutputKind::LossCount)?);
         for group in &self.groups.groups {
             if !names.iter().any(|(name, _)| group.covers(name)) {
-                let message = format!("a parameter group covers nothing: scope {}", group.scope);
+                let message = format!("a parameter group matches nothing: scope {}", group.scope);
                 let names = names.iter().map(|(name, _)| name.as_str());
                 let help = nearest::advice(&group.scope, names)
                     + "; `frit inspect --view units` lists the names of parameters";

@@ -32,7 +32,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
         let (reduced, as_mean, scatter) = match action {
             Action::AllGather { group, ranks, send, recv } => {
                 if ranks.is_some_and(|n| !was_kept(plan, i, (*group, n), send)) {
-                    let message = "gathers among some ranks what these did not keep";
+                    let message = "gathers among a subset of ranks parts that they did not keep";
                     found.push(broken(plan, Code::KeptParts, i, message.into()));
                 }
                 if task.stream != Stream::Gather {
@@ -48,7 +48,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                         plan,
                         Code::GatheredUnread,
                         i,
-                        "what is gathered is never read".into(),
+                        "the gathered value is never read".into(),
                     ));
                 }
                 continue;

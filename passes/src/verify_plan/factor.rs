@@ -53,7 +53,7 @@ const NOT_LINEAR: Problem = "is not linear in a scaled gradient that it reads";
 const PRODUCT: Problem = "multiplies two scaled gradients";
 const UNEQUAL: Problem = "adds gradients of different factors";
 const FREE: Problem = "adds a scaled gradient to a value that is not scaled";
-const TWICE: Problem = "reduces over ranks what is reduced already";
+const TWICE: Problem = "reduces over ranks a value that is already reduced";
 const STATISTICS: Problem = "combines statistics that count elements differently";
 
 /// The sum of two values.
@@ -422,7 +422,7 @@ impl Replay<'_> {
             match sum(value, *part) {
                 Ok(joined) => value = joined,
                 Err(_) => {
-                    let message = format!("reads scaled and other values of `{name}` as one");
+                    let message = format!("mixes scaled and unscaled values of `{name}`");
                     self.found.push(broken(plan, Code::ScaledUse, i, message));
                     return None;
                 }

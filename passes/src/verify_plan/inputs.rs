@@ -38,8 +38,10 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
             };
             let holds = |r: &IndexRange| r.within.is_empty() && r.is_within(&taken);
             if !input.ranges.iter().any(holds) {
-                let message =
-                    format!("reads `{}` as indices in {taken}, and it may hold others", input.name);
+                let message = format!(
+                    "reads `{}` as indices in {taken}, but it may contain others",
+                    input.name
+                );
                 found.push(broken(plan, Code::IndexRanges, i, message));
             }
         }

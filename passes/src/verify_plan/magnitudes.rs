@@ -32,7 +32,7 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let tensors = formats.keys().copied().eq(0..formats.len());
     if plan.eval.is_none() && (rows != formats.len() || !tensors) {
         let n = formats.len();
-        let message = format!("{n} tensors in 8-bit floats have {rows} rows of magnitudes");
+        let message = format!("{n} tensors in 8-bit floats have {rows} rows of amax history");
         found.push(Diagnostic::error(Code::AmaxHistory, message));
     }
     let Some(history) = history else { return };
@@ -45,12 +45,12 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     match writers[..] {
         [i] if micro_step.contains(&i) => {
             if plan.world_size > 1 && !agreed(plan, micro_step.start, i) {
-                let message = "renews magnitudes that ranks do not agree on";
+                let message = "updates an amax history that ranks do not agree on";
                 found.push(broken(plan, Code::AmaxHistory, i, message.into()));
             }
         }
         _ => {
-            let message = format!("magnitudes are renewed {} times, not once", writers.len());
+            let message = format!("the amax history is updated {} times, not once", writers.len());
             found.push(Diagnostic::error(Code::AmaxHistory, message));
         }
     }

@@ -162,7 +162,7 @@ impl Bytes {
         }
         if self.written.gaps(&range).next().is_some() {
             let ty = &place.ty;
-            let message = format!("reads {ty} of `{name}`, of which bytes were never written");
+            let message = format!("reads {ty} of `{name}`, some bytes of which were never written");
             return Err((Code::ReadBeforeWrite, message));
         }
         self.read[stream].insert(range, number);

@@ -79,12 +79,12 @@ fn meaning(plan: &Plan, found: &mut Vec<Diagnostic>) {
                 plan,
                 Code::MeaningChanged,
                 i,
-                "does not read what was written for it".into(),
+                "reads other values than lowering recorded".into(),
             ));
         }
     }
     if plan.state_digest != state {
-        let message = "a step does not leave behind what it was lowered to leave";
+        let message = "the step leaves other values behind than lowering recorded";
         found.push(Diagnostic::error(Code::MeaningChanged, message));
     }
 }

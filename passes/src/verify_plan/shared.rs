@@ -31,8 +31,9 @@ pub(super) fn verify(evaluation: &Plan, training: &Plan, found: &mut Vec<Diagnos
             both.is_some_and(|(a, b)| (a.elements, a.dtype) != (b.elements, b.dtype))
         };
         if let Some(rank) = (0..all).find(apart) {
-            let message =
-                format!("rank {rank} holds `{name}` otherwise to evaluate it than to train");
+            let message = format!(
+                "rank {rank} holds `{name}` differently in the evaluation and in the training"
+            );
             found.push(Diagnostic::error(Code::EvaluationElements, message));
         }
     }

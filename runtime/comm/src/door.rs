@@ -201,7 +201,7 @@ pub(super) fn enter(
 /// Why a door did not let one in.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    #[error("it does not know the same secret: is FRIT_SECRET the same on every rank?")]
+    #[error("its secret differs: is FRIT_SECRET the same on every rank?")]
     Secret,
     #[error("{0}")]
     NoSecret(String),

@@ -39,7 +39,7 @@ impl TcpLinks {
         for (other, address) in all.iter().enumerate().take(rank) {
             let address: SocketAddr = String::from_utf8_lossy(address)
                 .parse()
-                .map_err(|_| refuse(format!("rank {other} gave no address")))?;
+                .map_err(|_| refuse(format!("rank {other} sent no address")))?;
             let to = (&address.ip().to_string()[..], address.port());
             let entered = enter(to, &source, &(rank as u64).to_le_bytes(), end);
             let (stream, _) = entered.map_err(|e| {
@@ -74,7 +74,7 @@ fn accept_later_ranks(
         let other = greeting.try_into().map_or(usize::MAX, |g| u64::from_le_bytes(g) as usize);
         let place = peers.get_mut(other).filter(|p| p.is_none() && other > rank);
         let stranger = || CommError::Ranks {
-            reason: format!("rank {rank} met rank {other} twice, or one that is none"),
+            reason: format!("rank {rank} met rank {other} twice, or an unknown rank"),
         };
         *place.ok_or_else(stranger)? = Some(stream);
         Ok::<bool, CommError>(missing(peers).is_none())

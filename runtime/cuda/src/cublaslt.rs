@@ -418,7 +418,7 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
         DType::F8E4M3 => cudaDataType_t::CUDA_R_8F_E4M3,
         DType::F8E5M2 => cudaDataType_t::CUDA_R_8F_E5M2,
         other => {
-            let reason = format!("no matrix product of {other}");
+            let reason = format!("no GEMM of {other}");
             return Err(CudaError::Call { call: "cuBLASLt", reason });
         }
     })

@@ -168,7 +168,7 @@ impl Nccl {
             let reason = failure().or_else(|| {
                 let seconds = self.timeout.as_secs_f64();
                 let late = started.elapsed() > self.timeout;
-                late.then(|| format!("not all ranks were there within {seconds} s"))
+                late.then(|| format!("not all ranks connected within {seconds} s"))
             });
             if let Some(reason) = reason {
                 self.abort();

@@ -136,7 +136,7 @@ fn lock(dir: &Path, run: Run) -> Result<Lock, RunError> {
         }
         // A file system without locks.
         Err(TryLockError::Error(e)) => Some(format!(
-            "{} cannot be locked ({e}): see to it that no other run writes there",
+            "{} cannot be locked ({e}): make sure that no other run writes there",
             dir.display()
         )),
     };

@@ -113,7 +113,7 @@ fn expect(checkpoint: &Checkpoint, key: &str, ty: &TensorType) -> Result<(), Run
     };
     if entry.dtype != ty.dtype || entry.shape != ty.shape.0 {
         let found = TensorType::new(entry.dtype, entry.shape.clone());
-        return refuse(format!("holds `{key}` as {found}, the plan wants {ty}"));
+        return refuse(format!("holds `{key}` as {found}, the plan expects {ty}"));
     }
     Ok(())
 }

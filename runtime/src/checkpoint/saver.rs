@@ -183,7 +183,8 @@ impl<'a> Saver<'a> {
         }
         let CheckpointOptions { dir, keep, .. } = self.options;
         if let Err(e) = validated::record(dir, step, found, *keep) {
-            self.warnings.push(format!("the validation of {} is not noted: {e}", dir_name(step)));
+            self.warnings
+                .push(format!("the validation of {} was not recorded: {e}", dir_name(step)));
         }
     }
 
@@ -258,7 +259,7 @@ impl<'a> Saver<'a> {
         // There may be nothing, and what cannot be removed now is removed when the directory is used again.
         let _ = files::remove_folder(&job.aside);
         self.warnings.push(format!(
-            "the checkpoint after {} steps could not be written: {reason}; training goes on, {}",
+            "the checkpoint after {} steps could not be written: {reason}; training continues, {}",
             job.step,
             self.newest()
         ));

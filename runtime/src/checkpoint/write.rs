@@ -158,7 +158,7 @@ impl Job {
         let mut pause = Duration::from_micros(200);
         while !list.exists() {
             if begin.elapsed() > PATIENCE {
-                let reason = format!("the part of rank {rank} is not to be seen from rank 0");
+                let reason = format!("the part of rank {rank} is not visible from rank 0");
                 return Err(RunError::checkpoint(&self.aside, reason));
             }
             std::thread::sleep(pause);

@@ -185,8 +185,8 @@ fn advice(range: &IndexRange, value: i128, least: i128) -> String {
             "labels begin at 0, and those of this file seem to begin at 1: subtract 1".into()
         }
         IndexKind::Class if value < 0 => match range.ignore {
-            Some(ignore) => format!("a label that leaves its row out is {ignore}"),
-            None => "no label leaves its row out here; see ignore_index".into(),
+            Some(ignore) => format!("the ignored label is {ignore}"),
+            None => "no label is ignored here; see ignore_index".into(),
         },
         IndexKind::Class => format!("the model has {n} classes: does the data have more?"),
         IndexKind::Row if value > most => {

@@ -76,13 +76,13 @@ impl Part {
         let wanted = wanted(input, exact);
         let array = contents.get(&input.name).map_err(|what| {
             let there = contents.list();
-            let reason = format!("{what}; the plan wants {wanted}, and the file has {there}");
+            let reason = format!("{what}; the plan expects {wanted}, and the file has {there}");
             RunError::data(path, reason)
         })?;
         let Array { element, shape, bytes } = array;
         let element = *element;
         let refuse = |what: String| {
-            let reason = format!("tensor `{}` {what}; the plan wants {wanted}", input.name);
+            let reason = format!("tensor `{}` {what}; the plan expects {wanted}", input.name);
             Err(RunError::data(path, reason))
         };
         let dims = input.ty.shape.dims();

@@ -70,7 +70,7 @@ pub(super) fn of(
     if let Some((label, classes)) = no_class(op, operands) {
         let most = classes as i64 - 1;
         return (
-            format!("the label {label} is none of {classes} classes, which go from 0 to {most}"),
+            format!("the label {label} is not one of {classes} classes, 0 to {most}"),
             "look at the labels, and at what the model computes them from".into(),
         );
     }

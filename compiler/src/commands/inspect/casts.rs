@@ -9,8 +9,8 @@ use frit_passes::autocast::policy;
 pub(super) fn text(plan: &Plan) -> String {
     let s = plan.summary();
     let mut text = format!(
-        "{} casts per step and rank, {} of them kernels of their own, which move {}\n\
-         {} such kernels and {} if every operation cast its own operands, as PyTorch does at run time\n\n",
+        "{} casts per step and rank, {} of them separate kernels, which move {}\n\
+         {} such kernels and {} if every operation cast its operands, as PyTorch does at run time\n\n",
         s.casts,
         s.cast_kernels,
         bytes(s.cast_bytes),
@@ -25,7 +25,7 @@ pub(super) fn text(plan: &Plan) -> String {
         text += &table(&head, &rows);
     }
     let row = |r: policy::Row| vec![r.op, r.class.name().into(), r.source.to_string()];
-    text += "\nwhat each operation may do:\n";
+    text += "\nprecision class of each operation:\n";
     text += &table(
         &["operation", "class", "source"],
         &policy::table().into_iter().map(row).collect::<Vec<_>>(),

@@ -19,15 +19,15 @@ pub(super) fn text(plan: &Plan) -> String {
     let bound = plan.persistent_bytes + plan.workspace_lower_bound;
     let kernels = match plan.kernel_bytes() {
         0 => String::new(),
-        n => format!("; kernels need {} beside them", bytes(n as u64)),
+        n => format!("; kernels need {} in addition", bytes(n as u64)),
     };
     let host = match plan.host_bytes {
         0 => String::new(),
-        n => format!("; {} more rest in host memory", bytes(n as u64)),
+        n => format!("; {} more in host memory", bytes(n as u64)),
     };
     format!(
-        "{}\nat the moment of each part when most is live, its tasks one after the other; the arenas hold {}, their\n\
-         lower bound with streams that overlap is {}{kernels}{host}\n\n{}",
+        "{}\nlive bytes at the peak of each part, tasks in sequence; the arenas hold {}, their\n\
+         lower bound with overlapping streams is {}{kernels}{host}\n\n{}",
         table(&head, &rows),
         bytes(arena as u64),
         bytes(bound as u64),

@@ -21,9 +21,9 @@ pub(super) fn text(roofline: &Roofline) -> String {
     };
     let rows: Vec<Vec<String>> = roofline.rows.iter().map(row).collect();
     format!(
-        "cluster       {}; kernels one after the other, without exchanges between ranks\n\
+        "cluster       {}; kernels in sequence, without communication\n\
          kernels       {}, of which {} bound by arithmetic\n\
-         moved         {}, {:.2} times what is least: {} ({}) if every value were written once and read once\n\n{}",
+         moved         {}, {:.2} times the minimum of {} ({}), which writes and reads every value once\n\n{}",
         roofline.cluster,
         seconds(roofline.seconds),
         seconds(roofline.compute_seconds),

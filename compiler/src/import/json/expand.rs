@@ -302,13 +302,13 @@ impl Expander<'_> {
 
     fn kind(&self, name: &str, decl: &ParamDecl) -> (ParamKind, &'static str) {
         if pattern::any(&self.options.ignored, name) {
-            (ParamKind::Buffer, "`params.ignored` covers its name")
+            (ParamKind::Buffer, "`params.ignored` matches its name")
         } else if pattern::any(&self.options.frozen, name) {
-            (ParamKind::Frozen, "`params.frozen` covers its name")
+            (ParamKind::Frozen, "`params.frozen` matches its name")
         } else if !decl.trainable {
             (ParamKind::Frozen, "the model says `trainable: false`")
         } else if !pattern::any(&self.options.trainable, name) {
-            (ParamKind::Frozen, "`params.trainable` does not cover its name")
+            (ParamKind::Frozen, "`params.trainable` does not match its name")
         } else {
             (ParamKind::Trainable, "the model lists it as a parameter")
         }
@@ -342,7 +342,7 @@ impl Expander<'_> {
         path: &Path,
     ) -> Result<(), Report> {
         if is_reserved(&node.op) {
-            let message = format!("the operation `{}` is made by Frit, not by models", node.op);
+            let message = format!("the operation `{}` is reserved for Frit", node.op);
             return Err(self.error(&path.key("op"), message).into());
         }
         let attrs = self.attributes(&node.attrs, &path.key("attrs"))?;
@@ -377,7 +377,7 @@ impl Expander<'_> {
                 results.len(),
                 node.outputs.len()
             );
-            let help = "name every result; `_` is for one that nobody reads";
+            let help = "name every result; use `_` for a result that is not read";
             return Err(self.error(&path.key("outputs"), message).help(help).into());
         }
         for (i, (name, value)) in node.outputs.iter().zip(results).enumerate() {
@@ -428,7 +428,7 @@ impl Expander<'_> {
         if !block.names.contains(name) && names.get(name).is_some() {
             return Err(self
                 .error(path, format!("the name `{name}` is used twice"))
-                .help("inside a repeat, only names in `carry` may be made anew")
+                .help("inside a repeat, only names in `carry` may be redefined")
                 .into());
         }
         names.insert(name, value);
@@ -447,7 +447,7 @@ impl Expander<'_> {
         self.carried(repeat, names, path)?;
         for (i, name) in repeat.carry.iter().enumerate() {
             if block.repeated && !block.names.contains(name) && !block.made.contains(name) {
-                let message = format!("the repeat around this one does not carry `{name}`");
+                let message = format!("the enclosing repeat does not carry `{name}`");
                 let error = self.error(&path.key("carry").index(i), message);
                 return Err(error.help("add it to that `carry` too").into());
             }
@@ -472,14 +472,13 @@ impl Expander<'_> {
             names.forget(outside);
             for (c, name) in repeat.carry.iter().enumerate() {
                 if !carried.made.contains(name) {
-                    let message =
-                        format!("the block does not make the carried value `{name}` anew");
+                    let message = format!("the block does not redefine the carried value `{name}`");
                     return Err(self.error(&path.key("carry").index(c), message).into());
                 }
                 let (before, after) = (entered[c], left[c]);
                 if self.graph.ty(before) != self.graph.ty(after) {
                     let message = format!(
-                        "the carried value `{name}` enters as {} and leaves as {}",
+                        "the carried value `{name}` is {} on entry and {} at the end",
                         self.graph.ty(before),
                         self.graph.ty(after)
                     );
@@ -538,7 +537,7 @@ impl Expander<'_> {
             .collect();
         checked_numel(&dims).filter(|n| *n <= MAX_CONSTANT).ok_or_else(|| {
             let error = self.error(&path.key("attrs"), "the constant is too large");
-            error.help("make a scalar and `expand` it").into()
+            error.help("define a scalar and `expand` it").into()
         })
     }
 
@@ -547,7 +546,7 @@ impl Expander<'_> {
         let like = |n: &&String| n.eq_ignore_ascii_case(name) || n.ends_with(&format!(".{name}"));
         match names.values.keys().filter(like).min() {
             Some(near) => error.help(format!("did you mean `{near}`?")),
-            None => error.help("values must be made before they are read"),
+            None => error.help("values must be defined before they are read"),
         }
     }
 

@@ -36,7 +36,7 @@ impl Source<'_> {
 /// Everything that is wrong with the model, as far as it could be found at once.
 pub fn import(bytes: &[u8], name: &str, options: &ImportOptions) -> Result<Imported, Report> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
-        Diagnostic::error(Code::NotAJsonModel, format!("{name}: not a JSON text: {e}"))
+        Diagnostic::error(Code::NotAJsonModel, format!("{name}: not JSON: {e}"))
             .help("JSON models are UTF-8; give ONNX models another extension than .json")
     })?;
     let source = Source { text, name };

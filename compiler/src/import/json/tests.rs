@@ -121,7 +121,7 @@ fn errors_have_line_column_and_path() {
         ),
         (
             "{\"op\": \"all_reduce\", \"inputs\": [\"x\"], \"outputs\": [\"y\"]}",
-            "made by Frit, not by models",
+            "is reserved for Frit",
         ),
         (
             "{\"op\": \"relu\", \"inputs\": [\"x\"], \"output\": [\"y\"]}",
@@ -134,7 +134,7 @@ fn errors_have_line_column_and_path() {
         ("{\"inputs\": [\"x\"]}", "a node needs either `op` or `repeat`"),
         (
             "{\"repeat\": 2, \"carry\": [\"x\"], \"nodes\": [{\"op\": \"relu\", \"inputs\": [\"x\"], \"outputs\": [\"z\"]}]}",
-            "nodes[0].carry[0]: the block does not make the carried value `x` anew",
+            "nodes[0].carry[0]: the block does not redefine the carried value `x`",
         ),
         (
             "{\"repeat\": 2, \"nodes\": [{\"op\": \"relu\", \"inputs\": [\"x\"], \"outputs\": [\"x\"]}]}",

@@ -42,7 +42,7 @@ impl Importer<'_> {
                     optimize=False (docs/exporting.md)";
         let warning = Diagnostic::warning(Code::BatchNormFolded, message)
             .at(&Origin::new(&of.name, &super::scope::of(of)))
-            .note("what is trained cannot be loaded back into the module")
+            .note("the trained weights cannot be loaded back into the module")
             .help(help);
         self.warnings.push(warning);
     }

@@ -249,7 +249,7 @@ impl<'a> Importer<'a> {
                 Code::OperatorUnsupported,
                 "operator",
                 operators,
-                "`frit compile --list-ops` lists those that are",
+                "`frit compile --list-ops` lists the supported ones",
             ),
             (Code::AttributeUnsupported, "attribute", attributes, "export the model without them"),
         ] {

@@ -248,7 +248,7 @@ impl<'a> Importer<'a> {
     /// The values along a new axis.
     fn stack(&mut self, values: &[ValueId], axis: i64, origin: &Origin) -> Result<ValueId, Fault> {
         let Some(&first) = values.first() else {
-            return misfit("the shape of what no iteration collects is not known");
+            return misfit("the shape of a result of zero iterations is not known");
         };
         let mut dims = self.graph.ty(first).shape.0.clone();
         let rank = dims.len() as i64 + 1;

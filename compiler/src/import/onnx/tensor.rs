@@ -82,7 +82,7 @@ impl ExternalFiles {
         let number = |key: &str, default: usize| match field(key) {
             None => Ok(default),
             Some(text) => text.trim().parse::<usize>().map_err(|_| {
-                TensorError::Location(format!("its `{key}` is `{text}`, which is no number"))
+                TensorError::Location(format!("its `{key}` is `{text}`, which is not a number"))
             }),
         };
         let (offset, length) = (number("offset", 0)?, number("length", expected)?);

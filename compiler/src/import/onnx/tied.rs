@@ -66,7 +66,7 @@ impl<'a> Importer<'a> {
             names.sort_by_key(|(name, _)| *name);
             for (name, Tied { parameter, transposed }) in names {
                 let how = if transposed { "the transpose of" } else { "equal to" };
-                let message = format!("`{name}` is {how} `{parameter}`, and trains apart from it");
+                let message = format!("`{name}` is {how} `{parameter}`, and trains separately");
                 let help = "if they are one parameter, set model.tie_weights = true, or export \
                             without constant folding";
                 self.warnings.push(Diagnostic::warning(Code::TiedCopies, message).help(help));

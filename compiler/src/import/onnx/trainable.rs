@@ -156,9 +156,9 @@ impl<'a> Trainable<'a> {
         use ParamKind::{Buffer, Frozen, Trainable};
         let said = self.signature.get(name).map(String::as_str);
         let (kind, reason) = if pattern::any(&self.options.ignored, name) {
-            (Buffer, "`params.ignored` covers its name".to_string())
+            (Buffer, "`params.ignored` matches its name".to_string())
         } else if pattern::any(&self.options.frozen, name) {
-            (Frozen, "`params.frozen` covers its name".to_string())
+            (Frozen, "`params.frozen` matches its name".to_string())
         } else if let Some(kind) = said.filter(|k| *k != "PARAMETER") {
             (Buffer, format!("the exporter lists it as {}", kind.to_lowercase().replace('_', " ")))
         } else if self.statistics.contains(name) || self.is_named_statistic(name) {
@@ -169,7 +169,7 @@ impl<'a> Trainable<'a> {
             // Differentiation determines whether there is a gradient, and warns.
             match pattern::any(&self.options.trainable, name) {
                 true => (Trainable, "it is a parameter of the module".into()),
-                false => (Frozen, "`params.trainable` does not cover its name".into()),
+                false => (Frozen, "`params.trainable` does not match its name".into()),
             }
         } else if !self.reaching.contains(place) {
             (Buffer, "no gradient path leads from it to an output".into())
@@ -187,7 +187,9 @@ impl<'a> Trainable<'a> {
         } else if said.is_none() && masks::is_saturated(stored) {
             (
                 Buffer,
-                "its elements are 0 or one very low number: a mask that is added to scores".into(),
+                "its elements are 0 or one large negative number: a mask that is added to \
+                 scores"
+                    .into(),
             )
         } else if table::is_sinusoidal(stored) {
             (Buffer, "its rows are the sines and cosines of their positions".into())
@@ -196,7 +198,7 @@ impl<'a> Trainable<'a> {
                        excludes classes";
             (Buffer, why.into())
         } else if !pattern::any(&self.options.trainable, name) {
-            (Frozen, "`params.trainable` does not cover its name".into())
+            (Frozen, "`params.trainable` does not match its name".into())
         } else if said.is_some() {
             (Trainable, "the exporter lists it as a parameter".into())
         } else {

@@ -28,7 +28,7 @@ pub(super) fn check(plan: &Plan) -> Result {
     let casts = plan.accumulation as u128 * plan.cast_baseline.casts as u128;
     let cast_bytes = plan.accumulation as u128 * u128::from(plan.cast_baseline.bytes);
     ensure([flops, bytes, casts, cast_bytes].iter().all(|n| *n <= MAX_WORK), || {
-        "the tasks do more than can be counted".into()
+        "the operations of the tasks overflow their counter".into()
     })
 }
 

@@ -27,13 +27,10 @@ pub(super) fn check(plan: &Plan) -> Result {
             format!("kernel `{}` has no code for this device", short(&k.name))
         })?;
         can_be_called(k).map_err(|why| {
-            super::CheckError(format!(
-                "kernel `{}` cannot be launched as it says: {why}",
-                short(&k.name)
-            ))
+            super::CheckError(format!("kernel `{}` has invalid launches: {why}", short(&k.name)))
         })?;
         ensure(k.is_bound(), || {
-            format!("kernel `{}` is executed otherwise than it was compiled", short(&k.name))
+            format!("kernel `{}` is not executed as it was compiled", short(&k.name))
         })?;
     }
     Ok(())
@@ -75,7 +72,7 @@ fn body(body: &Graph) -> std::result::Result<(), String> {
     for (_, node) in body.nodes() {
         match &node.op {
             Op::Input(input) if input.name == inputs.to_string() => inputs += 1,
-            Op::Input(_) => return Err("its operands are not called by their positions".into()),
+            Op::Input(_) => return Err("its operands are not named by their positions".into()),
             Op::Param(_)
             | Op::State(_)
             | Op::Hyper(_)
@@ -87,7 +84,7 @@ fn body(body: &Graph) -> std::result::Result<(), String> {
         }
     }
     if body.outputs.iter().any(|o| o.kind != OutputKind::Result) {
-        return Err("a result has a meaning of its own".into());
+        return Err("a result is not a plain output".into());
     }
     verify::verify_body(body).map_err(|broken| broken[0].message.clone())
 }

@@ -49,7 +49,7 @@ impl Sizes {
         let end = at.offset_bytes().checked_add(bytes);
         match (size, end) {
             (Some(size), Some(end)) if end <= size => Ok(()),
-            _ => Err(format!("{bytes} bytes from `{at}` on are not there")),
+            _ => Err(format!("{bytes} bytes from `{at}` on are out of bounds")),
         }
     }
 

@@ -62,7 +62,7 @@ fn header(plan: &Plan) -> Result {
         within(plan.world_size, MAX_RANKS) && within(plan.accumulation, MAX_ACCUMULATION),
         || {
             let (ranks, micro_steps) = (plan.world_size, plan.accumulation);
-            format!("{ranks} ranks or {micro_steps} micro-steps cannot be had")
+            format!("{ranks} ranks or {micro_steps} micro-steps are out of range")
         },
     )?;
     let elements = plan.loss_capacity.checked_mul(plan.world_size * plan.accumulation);
@@ -71,7 +71,7 @@ fn header(plan: &Plan) -> Result {
     })?;
     ensure(plan.eval.is_some() || plan.loss_capacity > 0, || "no loss elements".into())?;
     ensure(plan.compute_dtype.is_float(), || {
-        format!("{} is no dtype to compute in", plan.compute_dtype)
+        format!("{} is not a compute dtype", plan.compute_dtype)
     })?;
     let texts = [&plan.name, &plan.frit_version, &plan.target.arch];
     texts.into_iter().try_for_each(|text| name(text))
@@ -87,7 +87,7 @@ fn unique<'a>(what: &str, mut names: impl Iterator<Item = &'a str>) -> Result {
     let mut seen = HashSet::new();
     names.try_for_each(|text| {
         name(text)?;
-        ensure(seen.insert(text), || format!("two {what} are called `{}`", short(text)))
+        ensure(seen.insert(text), || format!("two {what} are named `{}`", short(text)))
     })
 }
 

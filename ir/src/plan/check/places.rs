@@ -29,7 +29,7 @@ pub(super) fn check(plan: &Plan) -> Result {
         name(&b.name)?;
         let end = b.offset.checked_add(b.bytes);
         ensure(end.is_some_and(|end| end <= plan.arena_bytes(b.arena)), || {
-            format!("buffer `{}` leaves its arena", short(&b.name))
+            format!("buffer `{}` exceeds its arena", short(&b.name))
         })?;
         ensure(b.offset.is_multiple_of(ALIGNMENT), || {
             format!("buffer `{}` is not aligned", short(&b.name))
@@ -55,7 +55,7 @@ pub(super) fn place(plan: &Plan, place: &Place) -> Result {
     ty(&place.ty)?;
     let end = place.offset.checked_add(place.ty.bytes());
     ensure(end.is_some_and(|end| end <= buffer.bytes), || {
-        format!("{} at byte {} leaves buffer `{}`", place.ty, place.offset, short(&buffer.name))
+        format!("{} at byte {} exceeds buffer `{}`", place.ty, place.offset, short(&buffer.name))
     })?;
     ensure(place.offset.is_multiple_of(place.ty.dtype.size()), || {
         let name = short(&buffer.name);

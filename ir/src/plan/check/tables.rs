@@ -119,7 +119,7 @@ fn segments(plan: &Plan, index: GroupId, g: &Group) -> Result {
         end = s.offset + s.numel;
         let home = ParamHome::Group { group: index, offset: s.offset };
         ensure(param.home == home && param.ty.dtype == DType::F32, || {
-            format!("parameter `{}` says that it lies elsewhere", short(&param.name))
+            format!("parameter `{}` is not where its segment is", short(&param.name))
         })?;
     }
     ensure(end <= g.numel, || "it is too small".into())

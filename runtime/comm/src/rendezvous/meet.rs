@@ -109,12 +109,12 @@ fn receive_others(
         .map(|r| r.to_string())
         .collect();
     let mut reason =
-        format!("rank {} did not come within {} s", missing.join(", "), timeout.as_secs_f64());
+        format!("rank {} did not connect within {} s", missing.join(", "), timeout.as_secs_f64());
     refuse(&peers, &reason);
     reason += &format!(" to {}", door.address());
     if turned_away > 0 {
         reason += &format!(
-            "; {} did not know the secret of the job, or took too long",
+            "; {} had another secret, or took too long",
             frit_ir::counted(turned_away, "connection")
         );
     }
@@ -131,7 +131,7 @@ fn check_greeting(
     let mut words = greeting.split(' ');
     let mut number = || words.next().and_then(|w| w.parse::<usize>().ok());
     let (Some(rank), Some(world_size)) = (number(), number()) else {
-        return fail(format!("a process said `{greeting}`, which is no greeting"));
+        return fail(format!("a process sent `{greeting}`, not a greeting"));
     };
     if world_size != expected || rank == 0 || rank >= world_size {
         return fail(format!(

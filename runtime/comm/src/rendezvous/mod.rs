@@ -74,7 +74,7 @@ impl Rendezvous {
         match answer {
             Ok((SHARE, bytes)) => Ok(bytes),
             Ok((FAILED, reason)) => fail(String::from_utf8_lossy(&reason).into_owned()),
-            Ok(_) => fail("rank 0 said something unexpected".into()),
+            Ok(_) => fail("rank 0 sent an unexpected message".into()),
             Err(e) => fail(lost(0, &e, self.timeout)),
         }
     }
@@ -101,7 +101,7 @@ impl Rendezvous {
                     Ok((FAILED, reason)) => {
                         return fail(String::from_utf8_lossy(&reason).into_owned());
                     }
-                    Ok(_) => return fail(format!("rank {rank} said something unexpected")),
+                    Ok(_) => return fail(format!("rank {rank} sent an unexpected message")),
                     Err(e) => return fail(lost(*rank, &e, self.timeout)),
                 }
             }
@@ -116,7 +116,7 @@ impl Rendezvous {
         }
         match all.len() == self.world_size {
             true => Ok(all),
-            false => fail("rank 0 said something unexpected".into()),
+            false => fail("rank 0 sent an unexpected message".into()),
         }
     }
 
@@ -156,7 +156,7 @@ impl Rendezvous {
             }
             if Instant::now() >= end {
                 let seconds = self.timeout.as_secs_f64();
-                return fail(format!("not every rank was done within {seconds} s"));
+                return fail(format!("not every rank finished within {seconds} s"));
             }
             std::thread::sleep(Duration::from_millis(1));
         }

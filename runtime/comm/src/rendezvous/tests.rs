@@ -70,7 +70,7 @@ fn a_rank_that_does_not_come_is_named_in_time() {
             .into();
         ranks.into_iter().map(|r| r.join().unwrap().unwrap().to_string()).collect::<Vec<_>>()
     });
-    assert!(results[0].contains("rank 1 did not come within 0.3 s"), "{results:?}");
+    assert!(results[0].contains("rank 1 did not connect within 0.3 s"), "{results:?}");
 }
 
 #[test]
@@ -171,14 +171,14 @@ fn a_rank_that_does_not_know_the_secret_is_not_listened_to() {
         ranks.map(|r| r.join().unwrap())
     });
     let expected = [
-        "rank 2 did not come within 0.6 s to 127.0.0.1",
-        "rank 2 did not come within 0.6 s",
-        "it does not know the same secret",
+        "rank 2 did not connect within 0.6 s to 127.0.0.1",
+        "rank 2 did not connect within 0.6 s",
+        "its secret differs",
     ];
     for (result, expected) in results.iter().zip(expected) {
         assert!(result.contains(expected), "{results:?}");
     }
-    assert!(results[0].contains("1 connection did not know the secret"), "{results:?}");
+    assert!(results[0].contains("1 connection had another secret"), "{results:?}");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn what_a_rank_says_before_it_proved_itself_is_not_read() {
             break;
         }
         let error = host.join().unwrap().expect("nobody came").to_string();
-        assert!(error.starts_with("rank 1 did not come within 0.5 s"), "{error}");
+        assert!(error.starts_with("rank 1 did not connect within 0.5 s"), "{error}");
     });
 }
 

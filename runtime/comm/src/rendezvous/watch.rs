@@ -72,7 +72,7 @@ impl Rendezvous {
                         Ok((FAILED, reason)) => {
                             break String::from_utf8_lossy(&reason).into_owned();
                         }
-                        Ok(_) => break format!("rank {rank} said something unexpected"),
+                        Ok(_) => break format!("rank {rank} sent an unexpected message"),
                         Err(_) => {
                             break format!("rank {rank} ended, or its machine cannot be reached");
                         }

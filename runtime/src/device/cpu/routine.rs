@@ -34,8 +34,9 @@ impl Ready {
             reason: format!("kernel `{}`: {reason}", kernel.name),
         };
         let routine = serde_json::to_value(&named.call).and_then(serde_json::from_value);
-        let routine: Routine = routine
-            .map_err(|e| refuse(format!("no routine `{}` as it is asked: {e}", named.call.name)))?;
+        let routine: Routine = routine.map_err(|e| {
+            refuse(format!("routine `{}` does not accept its parameters: {e}", named.call.name))
+        })?;
         let body = &kernel.body;
         let operands: Vec<&TensorType> = body
             .nodes()
@@ -63,7 +64,7 @@ impl Ready {
             Some(reads) if writes.iter().all(|(i, at)| within(&results, *i, *at)) => {
                 Ok(Ready { routine, reads, writes })
             }
-            _ => Err(refuse("the routine's operands are none of the kernel's".into())),
+            _ => Err(refuse("an operand of the routine is not one of the kernel".into())),
         }
     }
 

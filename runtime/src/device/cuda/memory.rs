@@ -99,7 +99,7 @@ impl Memory {
     /// That so much is free, which is too little.
     pub(super) fn lacking(&self, plan: &Plan, free: usize, total: usize) -> CudaError {
         let detail = format!(
-            "{} persistent, {} workspace, {} for kernels and data on their way",
+            "{} persistent, {} workspace, {} for kernels and data in transit",
             plan.persistent_bytes,
             plan.workspace_bytes,
             self.extra_bytes(plan)

@@ -281,7 +281,7 @@ impl<D: Driver> Watch<'_, D> {
             let reason = match noticed {
                 Some(reason) => reason,
                 None if late => {
-                    format!("the others did not come within {} s", self.ranks.timeout.as_secs())
+                    format!("the others did not arrive within {} s", self.ranks.timeout.as_secs())
                 }
                 None => continue,
             };

@@ -416,7 +416,7 @@ fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
     let dense =
         gemm.d.row_stride == gemm.n && (gemm.batch == 1 || gemm.d.batch_stride == gemm.m * gemm.n);
     if numel > 0 && (!dense || gemm.epilogue != Epilogue::None) {
-        let reason = "a product over no elements with a bias or gaps has no CUDA kernel".into();
+        let reason = "a GEMM over no elements with a bias or gaps has no CUDA kernel".into();
         return Err(RunError::Plan { path: layout::PLAN.into(), reason });
     }
     Ok(Command::Zero { at: d, bytes: numel * gemm.d.dtype.size() })

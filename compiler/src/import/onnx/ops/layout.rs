@@ -297,7 +297,7 @@ fn pad(cx: &mut NodeContext<'_>) -> Outcome {
         let away = |pad: i64| usize::try_from(-i128::from(pad.min(0))).unwrap_or(usize::MAX);
         let taken = away(low).saturating_add(away(high));
         if taken > dims[axis] {
-            return misfit(format!("pads {pads:?} take away more than axis {axis} has"));
+            return misfit(format!("pads {pads:?} remove more than axis {axis} has"));
         }
         (cut.start[axis], cut.size[axis]) = (away(low), dims[axis] - taken);
         let added = cx.sizes(&[low.max(0), high.max(0)], "the list of pads")?;

@@ -154,7 +154,7 @@ fn dropout(cx: &mut NodeContext<'_>) -> Outcome {
     let ratio = cx.known_scalar(1, "the ratio")?.unwrap_or(0.5);
     let training = cx.known_scalar(2, "training_mode")?.unwrap_or(0.0) != 0.0;
     if !(0.0..=1.0).contains(&ratio) {
-        return misfit(format!("ratio {ratio} is no probability"));
+        return misfit(format!("ratio {ratio} is not a probability"));
     }
     let dims = cx.dims(x);
     if !training || ratio == 0.0 {

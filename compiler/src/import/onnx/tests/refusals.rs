@@ -84,7 +84,7 @@ fn values_of_attributes_are_refused_with_their_node() {
     let t =
         TensorProto { name: "t".into(), data_type: 9, int32_data: vec![1], ..Default::default() };
     let on = model(x(), vec![floats("r", &[], &[1.5]), t.clone()], vec![dropout.clone()], &["y"]);
-    says(&refused(&on, &batch()), &["ratio 1.5 is no probability"]);
+    says(&refused(&on, &batch()), &["ratio 1.5 is not a probability"]);
     let off = model(x(), vec![floats("r", &[], &[0.0]), t], vec![dropout], &["y"]);
     assert!(import(&off, &batch()).is_ok());
 }
@@ -224,8 +224,8 @@ fn what_trains_is_decided_with_a_reason() {
         ..batch()
     };
     let found = kinds(&m, &options);
-    assert_eq!(found[1], "head.bias Frozen `params.frozen` covers its name.");
-    assert_eq!(found[5], "w Frozen `params.trainable` does not cover its name.");
+    assert_eq!(found[1], "head.bias Frozen `params.frozen` matches its name.");
+    assert_eq!(found[5], "w Frozen `params.trainable` does not match its name.");
     // The TorchScript exporter stores what the module holds, scalars too, under its own names.
     m.producer_name = "pytorch".into();
     let found = kinds(&m, &batch());
