@@ -73,7 +73,7 @@ struct Flow {
     within: Vec<Range<usize>>,
     /// The size of the input's axes.
     whole: Vec<usize>,
-    /// Leading padding of each axis of the input, while the axes are still the input's.
+    /// Position of the input's first element along each axis, while the axes are still the input's.
     before: Option<Vec<i64>>,
 }
 

@@ -29,9 +29,9 @@ pub struct IndexRange {
     /// examples; all, if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub within: Vec<(usize, usize)>,
-    /// Their use.
+    /// How the input is used.
     pub kind: IndexKind,
-    /// The module that does, or the name of what it reads.
+    /// The module that reads it, or the name of its operand.
     pub of: String,
 }
 

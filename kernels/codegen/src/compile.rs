@@ -14,16 +14,16 @@ use std::sync::{Mutex, PoisonError};
 
 /// Kernels of one MLIR module. Small modules keep all cores busy; each costs a few milliseconds.
 const KERNELS_PER_MODULE: usize = 6;
-/// Elements that are worth a thread's while.
+/// Minimum elements per thread: fewer do not repay the cost of starting it.
 const GRAIN_ELEMENTS: usize = 16 << 10;
 
 /// Stack of a compiling thread.
 const STACK_BYTES: usize = 32 << 20;
 
-/// What a kernel's range counts.
+/// The unit in which a kernel's range is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Rows of the iteration space, or equal blocks of them where they are long.
+    /// Rows of the iteration space, or equal blocks of long rows.
     Rows,
     /// Groups of 16 columns; the last may be partial.
     Columns,
@@ -39,33 +39,33 @@ pub struct KernelMeta {
     pub kind: FusionKind,
     /// What `begin` and `end` count.
     pub unit: Unit,
-    /// Ranges are within `0..parallel_extent`; disjoint ranges may run at the same time, and every
-    /// way of cutting the range gives the same bits.
+    /// Ranges are within `0..parallel_extent`; disjoint ranges may run concurrently, and results are bit-identical
+    /// however the range is divided.
     pub parallel_extent: usize,
-    /// Fewest units that are worth a thread.
+    /// Minimum units per thread.
     pub grain: usize,
     /// Types of the operands, in order.
     pub operands: Vec<TensorType>,
     /// Types of the results, in order.
     pub results: Vec<TensorType>,
-    /// Operand and result of each pair that may be the same memory: every element of the operand is
-    /// read for the last time before the result's element at its place is written.
+    /// Pairs of operand and result that may share memory: the last read of each element of the operand precedes the
+    /// write of the result's element at the same offset.
     pub in_place: Vec<(usize, usize)>,
 }
 
 /// Kernels for one CPU.
 #[derive(Clone, Debug)]
 pub struct HostObject {
-    /// A shared object that needs nothing but the C library's `memset` and `memcpy`.
+    /// A shared object whose only undefined symbols are the C library's `memset` and `memcpy`.
     pub so_bytes: Vec<u8>,
     /// Its kernels, in the order of the regions.
     pub kernels: Vec<KernelMeta>,
 }
 
-/// Whether [`compile_host`] compiles this region. Cheap: no code is made.
+/// Whether [`compile_host`] compiles this region. Cheap: no code is generated.
 ///
-/// An integer division whose divisor may be 0 is left to the interpreter, which says where that happens;
-/// on CUDA its result is 0.
+/// An integer division whose divisor may be 0 is executed by the interpreter, which reports where that happens; on CUDA
+/// its result is 0.
 ///
 /// # Errors
 /// The operation that is not compiled, and why.
@@ -77,7 +77,7 @@ pub fn supported(body: &Graph, kind: FusionKind) -> Result<(), Unsupported> {
     }
 }
 
-/// The program of a region that has a kernel on the host.
+/// Analyzes a region to be compiled for the host.
 fn host_program(body: &Graph, kind: FusionKind) -> Result<Program, Unsupported> {
     match kind {
         FusionKind::RowColReduce => {
@@ -223,7 +223,7 @@ fn cuda_kernel(
     let function = cuda_function::emit(&program, symbol)?;
     let blocks = |n: usize, most: usize| match u32::try_from(n) {
         Ok(blocks) if n <= most => Ok(blocks),
-        _ => Err(Unsupported::new("fusion", "it needs too many blocks")),
+        _ => Err(Unsupported::new("fusion", "it needs more blocks than a grid may have")),
     };
     let mut launches = Vec::with_capacity(function.launches.len());
     for l in function.launches {

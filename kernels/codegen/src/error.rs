@@ -19,7 +19,7 @@ impl Unsupported {
     }
 }
 
-/// Why no object or PTX was made.
+/// Why no object or PTX was produced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodegenError {
@@ -45,7 +45,7 @@ pub enum CodegenError {
         .linker.display()
     )]
     LinkerMissing {
-        /// The program that was looked for.
+        /// The program that was searched for.
         linker: PathBuf,
     },
     /// The linker failed.
@@ -53,26 +53,26 @@ pub enum CodegenError {
     Link {
         /// The program that was run.
         linker: PathBuf,
-        /// What it said.
+        /// Its output.
         message: String,
     },
-    /// The system refused a temporary file for linking, or a thread.
+    /// A temporary file for linking, or a thread, could not be created.
     #[error("compiling kernels: {0}")]
     Io(#[from] std::io::Error),
-    /// MLIR refused the code this crate wrote: a defect of this crate.
-    #[error("internal error, MLIR refused a kernel while {stage}: {diagnostics}")]
+    /// MLIR rejected the code this crate wrote: a defect of this crate.
+    #[error("internal error, MLIR rejected a kernel while {stage}: {diagnostics}")]
     Mlir {
         /// What was being done.
         stage: &'static str,
         /// MLIR's diagnostics, one per line.
         diagnostics: String,
     },
-    /// LLVM refused the module: a defect of this crate or a wrong target.
+    /// LLVM rejected the module: a defect of this crate or a wrong target.
     #[error("internal error, LLVM failed while {stage}: {message}")]
     Llvm {
         /// What was being done.
         stage: &'static str,
-        /// What LLVM said.
+        /// LLVM's message.
         message: String,
     },
 }

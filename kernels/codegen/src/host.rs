@@ -23,7 +23,7 @@ impl HostTarget {
     /// The machine this runs on. The linker is `$CC`, or `cc`.
     pub fn native() -> Self {
         let (cpu, features, triple) = llvm::host();
-        // In an order of its own, so that it does not depend on LLVM's.
+        // Sorted, so that the order does not depend on LLVM's.
         let mut features: Vec<&str> = features.split(',').filter(|f| !f.is_empty()).collect();
         features.sort_unstable();
         let features = features.join(",");
@@ -93,11 +93,11 @@ fn generate(source: &str, target: &HostTarget, kind: FileType) -> Result<Vec<u8>
 /// Links objects into one shared object, in order; equal objects give equal bytes.
 ///
 /// # Errors
-/// [`CodegenError::LinkerMissing`], [`CodegenError::Link`] with the linker's words, or an I/O error.
+/// [`CodegenError::LinkerMissing`], [`CodegenError::Link`] with the linker's output, or an I/O error.
 pub(crate) fn link(objects: &[Vec<u8>], linker: &Path) -> Result<Vec<u8>, CodegenError> {
     let folder = tempfile::tempdir()?;
     let mut command = Command::new(linker);
-    // Relative names in a folder of its own keep the path of the folder out of the output.
+    // Relative names in a temporary folder keep that folder's path out of the output.
     command.current_dir(folder.path()).args(["-shared", "-nostdlib", "-o", "kernels.so"]);
     for (i, object) in objects.iter().enumerate() {
         let name = format!("kernels{i}.o");

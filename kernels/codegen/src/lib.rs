@@ -8,8 +8,8 @@
 //! same expressions.
 //!
 //! # Numerics
-//! f16 and bf16 are computed in f32 and rounded when stored or cast. Functions are within 4 ulp of f32, reductions use several partial
-//! sums, variances take two passes. Results do not depend on how the work is split into ranges.
+//! f16 and bf16 are computed in f32 and rounded when stored or cast. Functions are within 4 ulp of f32, reductions use
+//! several partial sums, variances take two passes. Results do not depend on how the work is divided into ranges.
 
 mod compile;
 mod emit;

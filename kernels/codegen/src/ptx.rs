@@ -6,8 +6,8 @@ use crate::error::CodegenError;
 use crate::llvm::{self, FileType, Target};
 use crate::mlir::Mlir;
 
-/// Compiles MLIR text, every function of which is a kernel for blocks of as many threads as `blocks`
-/// says by its name, to PTX for a chip such as `sm_90`.
+/// Compiles MLIR text to PTX for a chip such as `sm_90`. Every function is a kernel; `blocks` has its name and threads
+/// per block.
 ///
 /// # Errors
 /// A defect in the text, or an unknown chip.

@@ -153,7 +153,7 @@ impl Moving {
         arrivals
     }
 
-    /// Preparation of a buffer.
+    /// The buffers prepared from a buffer.
     fn made_of(&self, buffer: BufferId) -> Vec<BufferId> {
         let reads = |t: &Task| t.action.reads().iter().any(|p| p.buffer == buffer);
         self.preparations.iter().filter(|(_, t)| reads(t)).map(|(made, _)| *made).collect()

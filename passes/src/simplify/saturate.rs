@@ -23,7 +23,7 @@ pub(super) struct Step {
     pub(super) inputs: Vec<Operand>,
     /// The node of the window that this is, if it is one.
     pub(super) original: Option<u32>,
-    /// The node of the window that this replaces.
+    /// The node of the window for which it was created.
     pub(super) made_for: u32,
 }
 

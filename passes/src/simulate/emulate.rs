@@ -83,7 +83,7 @@ const WRITTEN_BACKWARD: f64 = 13.5;
 /// The fraction of the bytes saved by the plan's fused kernels that the compiler's partitioner saves: it recomputes
 /// activation functions and copies.
 const COMPILE_KEEPS: f64 = 0.8;
-/// What eager mode keeps: operands of every step of norms and activation functions too.
+/// The same in eager mode, which also saves operands of every step of norms and activation functions.
 const EAGER_KEEPS: f64 = 1.5;
 
 /// Simulates a step of the emulated system on the plan's model.

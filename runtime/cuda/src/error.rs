@@ -50,7 +50,7 @@ pub enum CudaError {
     OutOfMemory {
         /// What was asked for, in bytes.
         wanted: usize,
-        /// Its parts.
+        /// The parts of these bytes.
         detail: String,
         /// Free bytes.
         free: usize,

@@ -15,7 +15,7 @@ pub const PATH_VARIABLE: &str = "FRIT_CUDA_PATH";
 pub enum LibraryError {
     /// It is nowhere.
     #[error(
-        "{what} not found: searched for {names} on the path of the dynamic linker (LD_LIBRARY_PATH), in \
+        "{what} is not found: searched for {names} on the path of the dynamic linker (LD_LIBRARY_PATH), in \
          {PATH_VARIABLE}, and in the Python wheels of {places}; {remedy}"
     )]
     Missing {

@@ -239,7 +239,7 @@ mod tests {
         assert!(one_based.ends_with("seem to begin at 1: subtract 1"), "{one_based}");
         let negative = check(&classes, &[0, -1], 0).unwrap_err();
         assert!(negative.contains("example 1: -1 is outside of 0..=9 or -100"), "{negative}");
-        assert!(negative.ends_with("a label that leaves its row out is -100"), "{negative}");
+        assert!(negative.ends_with("the ignored label is -100"), "{negative}");
     }
 
     #[test]

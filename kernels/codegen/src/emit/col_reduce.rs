@@ -77,7 +77,7 @@ fn groups(e: &mut Emitter<'_>, level: &[Id], unit: Val, n: usize, mask: Option<V
     }
 }
 
-/// The sums over the row atoms of these sizes, the indices of the atoms before them given.
+/// Emits the sums over row atoms of these sizes, given the indices of the preceding atoms.
 fn over_rows(
     e: &mut Emitter<'_>,
     level: &[Id],

@@ -42,7 +42,7 @@ pub(crate) fn pointwise(
         (Op::Compare(f), [a, b]) => Ok(dag.compare(*f, *a, *b)),
         (Op::Logical(f), [a, b]) => Ok(dag.logical(*f, *a, *b)),
         (Op::Select, [c, a, b]) => Ok(dag.select(*c, *a, *b)),
-        _ => Err(unsupported(op, "it is no elementwise operation")),
+        _ => Err(unsupported(op, "it is not an elementwise operation")),
     }
 }
 
@@ -58,7 +58,7 @@ fn unary(dag: &mut Dag, f: UnaryFn, x: Id, dtype: DType, op: &Op) -> Result<Id, 
         UnaryFn::Abs => dag.un(Un::Abs, x),
         UnaryFn::Sign => sign(dag, x),
         UnaryFn::Not => dag.un(Un::Not, x),
-        _ if !float => return Err(unsupported(op, "its operand is no float")),
+        _ if !float => return Err(unsupported(op, "its operand is not a float")),
         UnaryFn::Exp => dag.un(Un::Exp, x),
         UnaryFn::Expm1 => dag.un(Un::Expm1, x),
         UnaryFn::Log => dag.un(Un::Log, x),
@@ -146,7 +146,7 @@ fn binary(
         BinaryFn::Div => dag.over(a, b),
         BinaryFn::Mod => dag.bin(Bin::Mod, a, b),
         BinaryFn::Fmod => dag.bin(Bin::Rem, a, b),
-        _ if !float => return Err(unsupported(op, "its operands are no floats")),
+        _ if !float => return Err(unsupported(op, "its operands are not floats")),
         BinaryFn::GeluGrad => {
             // Φ(x) + x·φ(x)
             let cdf = normal_cdf(dag, b);
@@ -186,9 +186,9 @@ fn binary(
     })
 }
 
-/// `dy · (s + s·(1 − s)·w)` with s = sigmoid(z): the slope of `x·sigmoid(z)` where `w` = x·z′.
+/// `dy · (s + s·(1 − s)·w)` with s = sigmoid(z): the derivative of `x·sigmoid(z)` where `w` = x·z′.
 ///
-/// 1 − s is taken as s·e⁻ᶻ, which does not cancel; the bound on e⁻ᶻ keeps 0·∞ out.
+/// 1 − s is computed as s·e⁻ᶻ, which does not cancel; the bound on e⁻ᶻ avoids 0·∞.
 fn sigmoid_product_slope(dag: &mut Dag, dy: Id, z: Id, w: Id) -> Id {
     let (minus, bound, one) = (dag.un(Un::Neg, z), dag.float(80.0), dag.float(1.0));
     let bounded = dag.bin(Bin::Min, minus, bound);
@@ -236,7 +236,7 @@ pub(crate) fn rsqrt(dag: &mut Dag, x: Id) -> Id {
     dag.over(one, root)
 }
 
-/// −1, 0 or 1; zero and NaN are their own sign.
+/// −1, 0 or 1; zero and NaN are returned unchanged.
 pub(crate) fn sign(dag: &mut Dag, x: Id) -> Id {
     let constant = |dag: &mut Dag, v: i64| match dag.ty(x) {
         Ty::F32 => dag.float(v as f32),
@@ -293,7 +293,7 @@ pub(crate) fn cast(
     to: DType,
     op: &Op,
 ) -> Result<Id, Unsupported> {
-    let ty = Ty::of(to).ok_or_else(|| unsupported(op, "its element type"))?;
+    let ty = Ty::of(to).ok_or_else(|| unsupported(op, "its element type is not supported"))?;
     let narrow = to == DType::U8 && from != DType::Bool && from != DType::U8;
     let x = if narrow && from.is_float() {
         let (zero, most) = (dag.float(0.0), dag.float(255.0));

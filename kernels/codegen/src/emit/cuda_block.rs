@@ -20,7 +20,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Room for `len` results of a reduction.
+    /// Allocates `len` partial results of a reduction.
     ///
     /// # Errors
     /// A result that is not reduced on CUDA.
@@ -81,8 +81,7 @@ fn element(program: &Program, reduction: Id) -> Result<Elem, Unsupported> {
     }
 }
 
-/// Combines the values of the threads of a warp whose numbers differ in these bits alone; each gets the
-/// result.
+/// Combines the values of the threads of a warp whose lane indices differ only in these bits; each receives the result.
 pub(crate) fn butterfly(e: &mut Emitter<'_>, f: ReduceFn, mut value: Val, bits: Range<u32>) -> Val {
     for bit in bits.rev() {
         let other = exchange(e, value, 1 << bit);
@@ -91,7 +90,7 @@ pub(crate) fn butterfly(e: &mut Emitter<'_>, f: ReduceFn, mut value: Val, bits: 
     value
 }
 
-/// The value, scalar or vector, of the thread whose number differs by `distance`, a power of two.
+/// The value, scalar or vector, of the lane whose index is this one's XOR `distance`.
 fn exchange(e: &mut Emitter<'_>, value: Val, distance: i64) -> Val {
     let (all, clamp) = (e.t.int(-1, Elem::I32, 1), e.t.int(31, Elem::I32, 1));
     let offset = e.t.int(distance, Elem::I32, 1);

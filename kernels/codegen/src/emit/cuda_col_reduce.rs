@@ -18,9 +18,9 @@ use crate::error::Unsupported;
 const WARPS: usize = 16;
 /// Threads of a warp that share a row, if each has a vector of it.
 const VECTORS: usize = 8;
-/// Blocks that keep a large GPU busy: four for each of the 132 multiprocessors of an H100.
+/// Blocks that occupy a large GPU: four for each of the 132 multiprocessors of an H100.
 const BUSY_BLOCKS: usize = 528;
-/// Fewest rows of a thread if they are split.
+/// Minimum rows per thread if they are split.
 const MIN_ROWS: usize = 4;
 
 /// What a kernel does.
@@ -34,12 +34,12 @@ pub(crate) enum Stage {
     Total(usize),
 }
 
-/// How a block's threads lie over rows and columns.
+/// How a block's threads map to rows and columns.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// Columns of a thread.
+    /// Columns per thread.
     width: usize,
-    /// Threads of a row.
+    /// Threads per row.
     lanes: usize,
 }
 
@@ -48,18 +48,18 @@ impl Tile {
         Tile { width, lanes: if width == 1 { WARP } else { VECTORS } }
     }
 
-    /// Columns of a block.
+    /// Columns per block.
     fn cols(self) -> usize {
         self.width * self.lanes
     }
 
-    /// Rows that a block takes at a time.
+    /// Rows that a block processes at a time.
     fn rows(self) -> usize {
         WARPS * WARP / self.lanes
     }
 }
 
-/// Parts into which the rows are split, if threads take so many columns each.
+/// Number of parts into which the rows are split, with `width` columns per thread.
 pub(crate) fn row_splits(program: &Program, width: usize) -> usize {
     let tile = Tile::of(width);
     let wanted = BUSY_BLOCKS.div_ceil(program.cols().div_ceil(tile.cols()));
@@ -71,7 +71,7 @@ pub(crate) fn scratch_len(program: &Program, splits: usize) -> usize {
     col_reductions(program).len() * splits * program.cols()
 }
 
-/// The columns of a tile per block, and a part of the rows if they are split.
+/// Reduces a tile's columns per block, over one part of the rows if these are split.
 pub(crate) fn cols(
     e: &mut Emitter<'_>,
     symbol: &str,
@@ -147,8 +147,8 @@ pub(crate) fn cols(
     Ok((WARPS * WARP, [program.cols().div_ceil(tile.cols()), splits]))
 }
 
-/// What each thread has of the sums of its columns: of every row of its part, or every part, that is so many
-/// tiles further.
+/// Each thread's partial sums of its columns, over every `tile.rows()`-th row of its part or, in the last stage, every
+/// `tile.rows()`-th part.
 fn partial_sums(
     e: &mut Emitter<'_>,
     level: &[Id],
@@ -190,7 +190,7 @@ fn partial_sums(
     })
 }
 
-/// Where the sum of one part and column is: `[reduction, part, column]`.
+/// Index in the scratch memory, `[reduction, part, column]`.
 pub(crate) fn scratch_index(
     e: &mut Emitter<'_>,
     reduction: usize,
@@ -204,7 +204,7 @@ pub(crate) fn scratch_index(
     e.t.same("arith.addi", &[row, col])
 }
 
-/// The scratch memory: an f32 for each of `rows` rows and each column; other types by their bits.
+/// The scratch memory, `rows` × columns of f32; other types are stored as their bits.
 fn scratch(e: &Emitter<'_>, rows: usize) -> (usize, String) {
     (e.program.types.len(), format!("memref<{}xf32>", rows * e.program.cols()))
 }

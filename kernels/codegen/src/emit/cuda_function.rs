@@ -100,8 +100,8 @@ fn function(
     Ok((text, Launch { symbol: symbol.into(), block, grid, grid_stride }))
 }
 
-/// Elements per vector: 16 bytes of the narrowest float. Where some access would be misaligned, as many as are not,
-/// or 1 in reductions, where the order of sums depends on it.
+/// Elements per vector: 16 bytes of the narrowest float. Where that would misalign an access, the widest aligned width,
+/// or 1 in reductions, whose order of sums depends on it.
 fn vector_width(program: &Program) -> usize {
     let sizes = program.types.iter().map(|t| t.dtype.size());
     let narrowest = sizes.filter(|&s| s >= 2).min().unwrap_or(4);

@@ -12,10 +12,10 @@ use super::text::Val;
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Bytes that a thread should have on their way. By Little's law the memory of an H100 is busy with about 20 KB of
-/// each multiprocessor (3.35 TB/s for 0.8 µs, over 132): of the 2048 threads that fit, 320 must be waiting.
+/// Bytes that a thread should have in flight. By Little's law the memory of an H100 is busy with about 20 KB of each
+/// multiprocessor (3.35 TB/s for 0.8 µs, over 132): of the 2048 threads that fit, 320 must be waiting.
 const BYTES_IN_FLIGHT: usize = 64;
-/// Most vectors of a thread at a time.
+/// Maximum vectors per thread and tile.
 const MAX_VECTORS: usize = 8;
 /// Tiles that give every multiprocessor of a large GPU work: eight blocks for each of the 132 of an H100.
 const ENOUGH_TILES: usize = 1056;
@@ -49,8 +49,7 @@ pub(crate) fn emit(e: &mut Emitter<'_>) -> Shape {
     (THREADS, [tiles, 1])
 }
 
-/// Vectors of a thread per tile: enough to have many bytes on their way, if that leaves tiles for all
-/// multiprocessors.
+/// Vectors per thread and tile: enough for [`BYTES_IN_FLIGHT`], provided that tiles remain for all multiprocessors.
 fn vectors_of_thread(program: &Program, width: usize, n: usize) -> usize {
     let bytes = |id: Id| match program.dag.get(id) {
         Expr::Load { operand, .. } => program.types[*operand].dtype.size() * width,
@@ -73,7 +72,7 @@ fn loads(program: &Program) -> impl Iterator<Item = Id> {
     })
 }
 
-/// Computes the tile of this number.
+/// Computes the tile at `index`.
 fn tile(e: &mut Emitter<'_>, thread: Val, index: Val, per_thread: usize, n: usize) {
     let program = e.program;
     let size = e.t.index(THREADS * per_thread);

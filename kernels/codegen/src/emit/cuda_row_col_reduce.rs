@@ -1,9 +1,9 @@
-//! Row reductions with column reductions beside them, on CUDA.
+//! Row and column reductions in one region, on CUDA.
 //!
-//! The first kernel has as many blocks as are resident at a time, and each strides over the rows: it takes one after the other as
-//! [`super::cuda_row_reduce`] takes its only one. A thread has the same columns of all of them, and accumulates the column
-//! reductions in registers. At the end the threads of a row write their sums to scratch memory, and a second kernel adds
-//! these in order, as that of [`super::cuda_col_reduce`] does.
+//! The first kernel has as many blocks as are resident at a time, and each strides over the rows, reducing every one as
+//! [`super::cuda_row_reduce`] does. A thread processes the same columns of all its rows and accumulates the column
+//! reductions in registers. At the end the threads of a row write their sums to scratch memory, and a second kernel
+//! adds these in order, like the second stage of [`super::cuda_col_reduce`].
 
 use super::cuda_block::WARP;
 use super::cuda_col_reduce::{scratch_index, write_scratch};
@@ -15,15 +15,15 @@ use super::region::{Program, col_reductions};
 use super::text::Val;
 use crate::error::Unsupported;
 
-/// Threads that keep a large GPU busy: 512, with up to 128 registers each, on every of the 132 multiprocessors of an H100.
+/// Threads that occupy a large GPU: 512, with up to 128 registers each, on each of the 132 multiprocessors of an H100.
 const BUSY_THREADS: usize = 132 * 512;
-/// Fewest rows behind a sum in scratch memory: writing and reading the sums stays cheap beside the rows.
+/// Minimum rows per sum in scratch memory, so that the traffic of the sums is small compared with that of the rows.
 const MIN_ROWS: usize = 8;
-/// Most columns of a thread, and most sums that it keeps: more do not fit its registers beside what it reads of a row.
+/// Maximum columns per thread, and maximum sums: more do not fit its registers together with the elements of a row.
 const MAX_COLS: usize = 16;
 const MAX_SUMS: usize = 48;
 
-/// Parts of the rows that have sums of their own.
+/// Number of parts of the rows, each with its own partial sums.
 ///
 /// # Errors
 /// Rows, or sums, that do not fit a thread's registers.
@@ -44,7 +44,7 @@ pub(crate) fn parts(program: &Program, width: usize) -> Result<usize, Unsupporte
     Ok((BUSY_THREADS / tile.block()).min(fitting).max(1) * tile.rows)
 }
 
-/// The results of all rows, and the sums of each part of them.
+/// Emits the first kernel: the results of all rows, and the partial sums of each part.
 pub(crate) fn rows(
     e: &mut Emitter<'_>,
     symbol: &str,

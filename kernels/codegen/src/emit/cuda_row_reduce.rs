@@ -1,8 +1,8 @@
 //! Row reductions on CUDA.
 //!
-//! A block reduces one row: each thread reduces its own columns, then a butterfly of shuffles each warp, then one through shared
-//! memory the block. Rows that fit a warp or a part of one share a block. If a thread has few vectors of a row, they stay in registers
-//! between levels; longer rows are read again at each level.
+//! A block reduces one row: each thread reduces its columns, shuffles combine the threads of each warp, and shared
+//! memory combines the warps. Rows that need at most one warp share a block. If a thread has few vectors of a row, they
+//! stay in registers between levels; longer rows are read again at each level.
 
 use super::cuda_block::{Shared, WARP, butterfly};
 use super::cuda_function::{Shape, thread_and_block};
@@ -14,19 +14,19 @@ use crate::error::Unsupported;
 use frit_ir::ops::ReduceFn;
 
 const MAX_THREADS: usize = 512;
-/// Threads of a block whose rows take a warp or less.
+/// Threads per block where a row needs at most one warp.
 const FEW_THREADS: usize = 128;
-/// Most vectors of a row that a thread keeps in registers.
+/// Maximum vectors of a row that a thread keeps in registers.
 const MAX_VECTORS: usize = 4;
 
-/// How a block's threads lie over rows.
+/// How a block's threads map to rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
-    /// Vectors of a row.
+    /// Vectors per row.
     vectors: usize,
-    /// Threads of a row; a power of two, so that a warp's rows are whole.
+    /// Threads per row; a power of two, so that no row of a warp is split.
     pub(crate) threads: usize,
-    /// Rows of a block.
+    /// Rows per block.
     pub(crate) rows: usize,
 }
 
@@ -44,7 +44,7 @@ impl Tile {
         Tile { vectors, threads, rows }
     }
 
-    /// Threads of a block.
+    /// Threads per block.
     pub(crate) fn block(self) -> usize {
         self.threads * self.rows
     }
@@ -54,7 +54,7 @@ impl Tile {
         Some(self.vectors.div_ceil(self.threads)).filter(|n| *n <= MAX_VECTORS)
     }
 
-    /// The thread's place in its row, and its row's among those of the block if there are several.
+    /// The thread's index in its row and, if the block has several rows, its row's index in the block.
     pub(crate) fn place(self, e: &mut Emitter<'_>, thread: Val) -> (Val, Option<Val>) {
         if self.rows == 1 {
             return (thread, None);
@@ -64,8 +64,9 @@ impl Tile {
         (e.t.same("arith.remui", &[thread, by]), Some(row))
     }
 
-    /// Goes to a thread's row, where `first` is the first of its block. Returns whether there is such a row; `None` if
-    /// there always is. Otherwise it goes to the last one, for all threads of a warp take part in its shuffles.
+    /// Sets the current row to the thread's, where `first` is the first row of its block. Returns whether that row
+    /// exists; `None` if it always does. If it does not, the last row is used, because all threads of a warp must take
+    /// part in its shuffles.
     pub(crate) fn set_row(self, e: &mut Emitter<'_>, first: Val, own: Option<Val>) -> Option<Val> {
         let Some(own) = own else {
             e.set_row(first);
@@ -109,7 +110,7 @@ impl Part {
     }
 }
 
-/// A row per block, or several if few threads take a row.
+/// Emits the kernel: a row per block, or several if a row needs few threads.
 pub(crate) fn rows(
     e: &mut Emitter<'_>,
     symbol: &str,
@@ -129,7 +130,7 @@ pub(crate) fn rows(
     Ok((tile.block(), [program.rows().div_ceil(tile.rows), 1]))
 }
 
-/// Shared memory for every reduction of every level; none where a warp has the whole row.
+/// Shared memory for every reduction of every level; none where one warp reduces the whole row.
 pub(crate) fn shared_memory(
     e: &mut Emitter<'_>,
     symbol: &str,
@@ -216,7 +217,7 @@ pub(crate) fn store(
     }
 }
 
-/// Whether a result of a row reads an element at an index that only the kernel knows.
+/// Whether a result of a row reads an element at an index computed at run time.
 fn picks_of_row(program: &Program, row_stores: &[Store]) -> bool {
     let mut stack: Vec<Id> = row_stores.iter().map(|store| store.value).collect();
     while let Some(id) = stack.pop() {
@@ -228,7 +229,7 @@ fn picks_of_row(program: &Program, row_stores: &[Store]) -> bool {
     false
 }
 
-/// Writes the results of a row: its first thread does.
+/// Writes the per-row results, by the row's first thread.
 fn store_of_row(e: &mut Emitter<'_>, thread: Val, stores: &[Store]) {
     let zero = e.t.index(0);
     let first = e.t.cmpi("eq", thread, zero);
@@ -263,7 +264,7 @@ fn store_elements(
     }
 }
 
-/// What each reduction has accumulated with the value at the current columns.
+/// Accumulates the values at the current columns into each reduction.
 pub(crate) fn accumulate(
     e: &mut Emitter<'_>,
     level: &[Id],
@@ -273,7 +274,7 @@ pub(crate) fn accumulate(
     level.iter().zip(sums).map(|(&id, &sum)| e.accumulate(id, sum, inside)).collect()
 }
 
-/// The vector number `first + thread` of a row of `vectors`.
+/// The vector `first + thread` of a row of `vectors`.
 fn part(e: &mut Emitter<'_>, thread: Val, first: usize, vectors: usize, partial: bool) -> Part {
     let (first, last, width) = (e.t.index(first), e.t.index(vectors - 1), e.t.index(e.width));
     let mut index = e.t.same("arith.addi", &[thread, first]);

@@ -33,7 +33,7 @@ pub(crate) enum Ty {
 }
 
 impl Ty {
-    /// The type in which values of this dtype are computed; `None` if they are not.
+    /// The type in which values of this dtype are computed; `None` if kernels do not compute with it.
     pub(crate) fn of(dtype: DType) -> Option<Ty> {
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => Some(Ty::F32),
@@ -150,8 +150,8 @@ impl Dag {
                 f(at);
             }
         }
-        // Forms that become equal name the same address; they stay two expressions, which only costs
-        // a second load, but the table must not find one under a form it no longer has.
+        // Expressions that become equal stay separate, which only costs a second load; the table is cleared because its
+        // keys are stale.
         self.ids.clear();
     }
 

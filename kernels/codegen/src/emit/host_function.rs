@@ -32,8 +32,8 @@ pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> Stri
     )
 }
 
-/// Loads the address of operand `i` into the descriptor of a memref of one dimension. That its shape is static leaves
-/// nothing else of the descriptor to be read.
+/// Loads the address of operand `i` into the descriptor of a memref of one dimension. With a static shape no other
+/// field of the descriptor is read.
 fn operand(i: usize, memref: &str) -> String {
     let descriptor = "!llvm.struct<(ptr, ptr, i64, array<1 x i64>, array<1 x i64>)>";
     format!(

@@ -1,4 +1,4 @@
-//! Hyperbolic and inverse trigonometric functions, expressed by functions that have polynomials.
+//! Hyperbolic and inverse trigonometric functions, expressed by the elementary functions of [`super::math`].
 //!
 //! The formulas avoid cancellation, and overflow only where the result does.
 
@@ -25,7 +25,7 @@ pub(super) fn acos(dag: &mut Dag, x: Id) -> Id {
     dag.select(is_far, far, near)
 }
 
-/// `y` with the sign of `x`, for `y` of |x|; zero and NaN are passed on.
+/// `y` with the sign of `x`, for `y` of |x|; zero and NaN are propagated.
 fn odd(dag: &mut Dag, x: Id, y: Id) -> Id {
     let zero = dag.float(0.0);
     let minus = dag.un(Un::Neg, y);

@@ -3,8 +3,8 @@
 use super::expr::{Bin, Dag, Expr, Id, Ty};
 use super::text::{Elem, Text, Val};
 
-/// Whether an integer may be divided by 0: the divisor, or the base of a power whose exponent may be
-/// negative, is no constant other than 0.
+/// Whether an integer may be divided by 0: the divisor, or the base of a power whose exponent may be negative, is not a
+/// nonzero constant.
 pub(crate) fn may_divide_by_zero(dag: &Dag, id: Id) -> bool {
     let constant = |id: Id| match *dag.get(id) {
         Expr::Int(x, _) => Some(x),
@@ -20,8 +20,7 @@ pub(crate) fn may_divide_by_zero(dag: &Dag, id: Id) -> bool {
     }
 }
 
-/// A divisor that is neither 0 nor −1, and where it was replaced: hardware stops at the one, and at the
-/// other for the least dividend.
+/// A divisor that is neither 0 nor −1, and masks of where it was replaced: dividing by 0, or the minimum by −1, traps.
 fn safe(t: &mut Text, b: Val) -> (Val, Val, Val) {
     let [zero, one, minus] = [0, 1, -1].map(|x| t.int(x, b.elem, b.width));
     let (nothing, negated) = (t.cmpi("eq", b, zero), t.cmpi("eq", b, minus));
@@ -41,7 +40,7 @@ pub(crate) fn divide(t: &mut Text, a: Val, b: Val) -> Val {
 
 /// The remainder with the sign of `a`.
 pub(crate) fn remainder(t: &mut Text, a: Val, b: Val) -> Val {
-    // By 1, which replaces 0 and −1, nothing remains.
+    // The remainder by 1, which replaces 0 and −1, is 0.
     let (divisor, ..) = safe(t, b);
     t.same("arith.remsi", &[a, divisor])
 }
@@ -72,7 +71,7 @@ pub(crate) fn power(t: &mut Text, a: Val, b: Val) -> Val {
     let base = t.same("arith.muli", &[base, base]);
     let exponent = t.same("arith.shrui", &[exponent, one]);
     let result = t.close_for(open, &[product, base, exponent])[0];
-    // Of 1/aⁿ only those of 1 and −1 are not truncated to 0.
+    // 1/aⁿ is truncated to 0 unless a is 1 or −1.
     let low = t.same("arith.andi", &[b, one]);
     let (odd, of_one) = (t.cmpi("ne", low, zero), t.cmpi("eq", a, one));
     let of_minus = t.cmpi("eq", a, minus);

@@ -3,12 +3,12 @@
 use super::text::{Elem, Text, Type, Val};
 use frit_ir::DType;
 
-/// What the target offers for memory accesses.
+/// Memory access capabilities of the target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     /// Whether f32 is rounded to bf16 by an instruction; otherwise by integer arithmetic.
     pub(crate) converts_bf16: bool,
-    /// Alignment in bytes that vector accesses may claim; `None` claims only the element's.
+    /// Alignment in bytes that vector accesses may assume; `None` assumes only the element's.
     pub(crate) alignment: Option<usize>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Access {
     /// Distance between lanes, in elements.
     pub(crate) stride: i64,
     pub(crate) width: usize,
-    /// Lanes that are on.
+    /// Active lanes; `None` if all are.
     pub(crate) mask: Option<Val>,
 }
 
@@ -44,7 +44,7 @@ impl Access {
     }
 }
 
-/// Bools are bytes in memory, whatever MLIR would make of `i1`.
+/// Bools are bytes in memory, independent of how MLIR stores `i1`.
 fn in_memory(dtype: DType) -> Elem {
     match dtype {
         DType::F64 => Elem::F64,

@@ -31,7 +31,7 @@ pub(crate) enum Un {
 }
 
 impl Un {
-    /// Whether it costs many instructions, so that its value is kept rather than computed again.
+    /// Whether it costs many instructions, so that its value is stored rather than recomputed.
     pub(super) fn is_expensive(self) -> bool {
         use Un::*;
         matches!(self, Exp | Expm1 | Log | Log1p | Sin | Cos | Tanh | Atan | Asin | Erf)
@@ -149,7 +149,7 @@ fn exp(t: &mut Text, x: Val) -> Val {
     let (shifted, _, rest) = exp_parts(t, x);
     let one = t.float(1.0, width);
     let mantissa = t.same("arith.addf", &[rest, one]);
-    // n moves into the exponent of the mantissa; the bits above it are zero in 1.5·2²³.
+    // n is shifted into the exponent field; the bits above it are zero in 1.5·2²³.
     let n = t.convert("arith.bitcast", shifted, Elem::I32);
     let by = t.int(23, Elem::I32, width);
     let exponent = t.same("arith.shli", &[n, by]);
@@ -226,7 +226,7 @@ fn log(t: &mut Text, x: Val) -> Val {
     t.select(negative, nan, y)
 }
 
-/// ln(1 + x), accurate near 0: the rounding error of 1 + x is put back to first order.
+/// ln(1 + x), accurate near 0: the rounding error of 1 + x is corrected to first order.
 fn log1p(t: &mut Text, x: Val) -> Val {
     let width = x.width;
     let (one, zero, inf) =

@@ -17,7 +17,7 @@ pub(crate) struct Scope {
     bases: HashMap<(i64, Vec<i64>), Val>,
 }
 
-/// A buffer that keeps an expression's values for one row.
+/// A buffer that stores an expression's values for one row.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBuffer {
     pub(crate) memref: Val,
@@ -33,7 +33,7 @@ pub(crate) struct Emitter<'p> {
     pub(crate) memory: Memory,
     /// Index of each row atom.
     pub(crate) rows: Vec<Val>,
-    /// First column of the vector being computed, and the lanes that are on.
+    /// First column of the vector being computed, and its active lanes.
     col: Option<(Val, Option<Val>)>,
     scopes: Vec<Scope>,
     pub(crate) row_buffers: HashMap<Id, RowBuffer>,
@@ -53,7 +53,7 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// Runs `f` in a scope of its own: what it evaluates is forgotten afterwards.
+    /// Runs `f` in a new scope, whose values are dropped afterwards.
     pub(crate) fn scope<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
         self.scopes.push(Scope::default());
         let result = f(self);
@@ -74,8 +74,8 @@ impl<'p> Emitter<'p> {
         result
     }
 
-    /// Runs `f` at the columns from `col` on, in a scope that is kept: a later call with the same
-    /// scope finds what this one evaluated. Only for code without loops between the calls.
+    /// Runs `f` at the columns from `col` on, in a persistent scope: a later call with the same scope reuses its
+    /// values. Only for code without loops between the calls.
     pub(crate) fn resume<R>(
         &mut self,
         col: Val,
@@ -125,13 +125,13 @@ impl<'p> Emitter<'p> {
             .collect();
     }
 
-    /// Makes a value known under an expression in the current scope.
+    /// Binds an expression to a value in the current scope.
     pub(crate) fn bind(&mut self, id: Id, val: Val) {
         self.scopes.last_mut().expect("invariant: a scope is open").values.insert(id, val);
     }
 
-    /// Evaluates, in the current scope, everything below `roots` that satisfies the condition, and the
-    /// row part of every address, so that loops opened after this find it.
+    /// Evaluates, in the current scope, every expression that `roots` depend on and that satisfies the condition, and
+    /// the row part of every address, so that loops opened later reuse them.
     pub(crate) fn prepare(&mut self, roots: &[Id], keep: impl Fn(Dependence) -> bool) {
         let (mut stack, mut seen) = (roots.to_vec(), HashSet::new());
         stack.reverse();
@@ -380,7 +380,7 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// `accumulator` with `value` taken in, in the lanes that are on.
+    /// `accumulator` combined with `value` in the active lanes.
     pub(crate) fn accumulate(&mut self, reduction: Id, accumulator: Val, mask: Option<Val>) -> Val {
         let (f, operand) = self.reduction(reduction);
         let value = self.vector(operand);
@@ -406,7 +406,7 @@ impl<'p> Emitter<'p> {
         self.t.same(op, &[a, b])
     }
 
-    /// One scalar from all lanes.
+    /// Reduces all lanes to a scalar.
     pub(crate) fn across_lanes(&mut self, f: ReduceFn, a: Val) -> Val {
         if a.width == 1 {
             return a;

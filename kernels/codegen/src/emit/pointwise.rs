@@ -5,7 +5,7 @@ use super::point::Emitter;
 use super::region::Program;
 use super::text::Val;
 
-/// Columns of a block; rows of more than two blocks are cut.
+/// Columns per block; rows longer than two blocks are split.
 const BLOCK: usize = 4096;
 
 /// Blocks per row and the columns of each.

@@ -8,7 +8,7 @@ use std::f64::consts::LN_2;
 
 /// 1.5·2⁵²: adding it rounds to an integer, which is then in the low bits.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
-/// Above every exponent of an f32, so that larger ones need not be told apart.
+/// Above every exponent of an f32, so that larger ones need not be distinguished.
 const LARGEST: f64 = 200.0;
 
 /// `aᵇ`.
@@ -39,7 +39,7 @@ pub(crate) fn power(t: &mut Text, a: Val, b: Val) -> Val {
     let undefined = t.select(integer, result, nan);
     let result = t.select(root, undefined, result);
 
-    // x⁰ and 1ʸ are 1 whatever the other is, and so is (−1)^±∞.
+    // x⁰ and 1ʸ are 1 for any x and y, even NaN, and so is (−1)^±∞.
     let (flat, unit) = (t.cmpf("oeq", b, zero), t.cmpf("oeq", a, one));
     let steep = t.same("math.absf", &[b]);
     let (steep, of_unit) = (t.cmpf("oeq", steep, inf), t.cmpf("oeq", size, one));
@@ -100,7 +100,7 @@ fn exp2(t: &mut Text, p: Val) -> Val {
     let coefficients: Vec<f64> =
         (0..=10).map(|k| 1.0 / (1..=k).map(f64::from).product::<f64>()).collect();
     let mantissa = polynomial(t, &coefficients, u);
-    // n moves into the exponent of the mantissa.
+    // n is shifted into the exponent field.
     let n = t.convert("arith.bitcast", shifted, Elem::I64);
     let by = t.int(52, Elem::I64, width);
     let exponent = t.same("arith.shli", &[n, by]);

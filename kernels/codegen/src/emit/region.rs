@@ -1,7 +1,7 @@
 //! Lowers the body of a fused region to a [`Program`]: an iteration space, the expressions at each of its points, and the stores.
 //!
-//! Values are lowered on demand, from the results back to the operands, each at the view at which it is used. f16 and bf16 values
-//! stay in f32 inside the region; explicit casts and stores round.
+//! Values are lowered on demand, from the results to the operands, each at the view at which it is used. f16 and bf16
+//! values stay in f32 inside the region; explicit casts and stores round.
 
 use super::composite;
 use super::expr::{Dag, Expr, Id, Over, Ty};
@@ -40,7 +40,7 @@ pub(crate) struct Program {
     pub(crate) live: Vec<bool>,
 }
 
-/// What a value varies with.
+/// Whether a value varies with the row and with the column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dependence {
     pub(crate) row: bool,
@@ -163,7 +163,7 @@ impl<'g> Lowering<'g> {
             let ty = self.body.ty(output.value).clone();
             let view = self.result_view(output.value)?;
             let mut value = self.lower(output.value, &view)?;
-            // The store rounds to the same dtype.
+            // The store rounds to the same dtype anyway.
             if let Expr::Round(dtype, inner) = *self.dag.get(value)
                 && dtype == ty.dtype
             {
@@ -233,7 +233,7 @@ impl<'g> Lowering<'g> {
         }
         let mut id = self.lower_new(value, view)?;
         if let Some(ty) = Ty::of(self.body.ty(value).dtype) {
-            // Only `sum_to` may change the kind of number.
+            // Only `sum_to` may change the compute type.
             id = self.dag.convert(ty, id);
         }
         self.memo.insert(key, id);
@@ -266,12 +266,16 @@ impl<'g> Lowering<'g> {
         match &node.op {
             Op::Constant(constant) => {
                 let Some(x) = constant.value.as_splat() else {
-                    return Err(unsupported(&node.op, "its elements differ").into());
+                    return Err(unsupported(&node.op, "its elements are not all equal").into());
                 };
                 Ok(match Ty::of(ty.dtype) {
                     Some(Ty::F32) => self.dag.float(x as f32),
                     Some(int) => self.dag.int(constant.value.to_i64s()[0], int),
-                    None => return Err(unsupported(&node.op, "its element type").into()),
+                    None => {
+                        return Err(
+                            unsupported(&node.op, "its element type is not supported").into()
+                        );
+                    }
                 })
             }
             Op::Reshape(_) => {
@@ -369,10 +373,10 @@ fn compute_type(dtype: DType, op: &Op) -> Result<Ty, Unsupported> {
     Ty::of(dtype).ok_or_else(|| unsupported(op, "its element type is not computed in kernels"))
 }
 
-/// Joins atoms that every access treats as one, and makes the last atom the column.
+/// Merges atoms that every access treats as one; the last atom becomes the column.
 fn collapse(program: &mut Program) {
     let Program { kind, space, dag, stores, .. } = program;
-    // In a pointwise region rows and columns are not told apart before this.
+    // In a pointwise region rows and columns are not distinguished before this.
     let border = match kind {
         FusionKind::Pointwise => 0,
         _ => space.n_rows,
@@ -402,8 +406,8 @@ fn collapse(program: &mut Program) {
         _ => space.sizes.len() == border,
     };
     if no_column {
-        // One column: its index is 0, so that any stride is right; 1 makes it an ordinary vector. What is
-        // picked by an index is one element, and so must the index be.
+        // One column: its index is 0, so that any stride is correct; 1 makes it an ordinary vector. An indexed load
+        // reads one element, so its index must be a scalar.
         let picks = dag.ids().any(|id| matches!(dag.get(id), Expr::Pick { .. }));
         space.sizes.push(1);
         stores.iter_mut().for_each(|s| s.at.strides.push(1));
@@ -442,7 +446,7 @@ fn dependences(program: &mut Program) {
     program.depends = depends;
 }
 
-/// Refuses what the loops of a kind cannot express.
+/// Rejects what the loops of a kind cannot express.
 fn check(program: &Program) -> Result<(), Unsupported> {
     let refuse = |why: &str| Err(Unsupported::new("fusion", why));
     let sums = col_reductions(program);
@@ -458,7 +462,7 @@ fn check(program: &Program) -> Result<(), Unsupported> {
         _ => false,
     };
     if program.dag.ids().any(by_column) {
-        return refuse("what is picked changes along a row");
+        return refuse("an indexed element varies along a row");
     }
     for store in &program.stores {
         let on = program.depends(store.value);
@@ -471,7 +475,7 @@ fn check(program: &Program) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// Whether an expression is one of these or depends on one.
+/// Whether an expression is a target or depends on one.
 fn reaches(program: &Program, id: Id, targets: &[Id]) -> bool {
     let (mut stack, mut seen) = (vec![id], HashSet::new());
     while let Some(id) = stack.pop() {
@@ -514,13 +518,13 @@ pub(crate) fn levels(program: &Program) -> Vec<Vec<Id>> {
     levels
 }
 
-/// Pairs of an operand and a result that may be the same memory.
+/// Pairs of an operand and a result that may share memory.
 ///
-/// The operand must be read only at the place that is being written, and, where rows are reduced, at any place of the
-/// row for the row's own results, which are written first. A row's own result is not such a place on CUDA, where
-/// some threads of its block may still have to read.
+/// The operand must be read only at the offset that is being written; an indexed read elsewhere in the row is allowed
+/// where only per-row results, which are written first, depend on it. A per-row result shares no memory: on CUDA,
+/// threads of its block may still have to read the operand.
 pub(crate) fn in_place(program: &Program) -> Vec<(usize, usize)> {
-    // What results that have an element per column depend on.
+    // Expressions on which results with an element per column depend.
     let needed = below(program, program.stores.iter().filter(|s| s.at.strides.last() != Some(&0)));
     let may_share = |operand: usize, store: &Store| {
         let (from, to) = (&program.types[operand], &program.types[store.operand]);
@@ -539,7 +543,7 @@ pub(crate) fn in_place(program: &Program) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// Which expressions these stores depend on.
+/// The expressions on which these stores depend.
 fn below<'s>(program: &Program, stores: impl Iterator<Item = &'s Store>) -> Vec<bool> {
     let mut live: Vec<bool> = program.dag.ids().map(|_| false).collect();
     stores.for_each(|s| live[s.value.index()] = true);

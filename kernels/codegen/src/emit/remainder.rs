@@ -5,7 +5,7 @@
 
 use super::text::{Elem, Text, Val};
 
-/// Bits of the quotient that one step takes.
+/// Bits of the quotient that one step computes.
 const BITS: i32 = 48;
 const STEPS: i32 = 6;
 
@@ -48,7 +48,7 @@ fn in_f64(t: &mut Text, a: Val, b: Val) -> Val {
         let (above, down) = (t.cmpf("oge", r, d), t.same("arith.subf", &[r, d]));
         r = t.select(above, down, r);
     }
-    // By infinity every number is its own remainder.
+    // The remainder by infinity is the number itself.
     let inf = t.double(f64::INFINITY, width);
     let (unbounded, finite) = (t.cmpf("oeq", divisor, inf), t.cmpf("olt", dividend, inf));
     let own = t.same("arith.andi", &[unbounded, finite]);

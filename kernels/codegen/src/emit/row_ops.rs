@@ -14,8 +14,8 @@ use frit_ir::ops::{
 };
 use frit_ir::{DType, Node, Op, Shape, TensorType};
 
-/// The shape that an operation reduces, the axis that parts rows from columns, and what it runs over, if it
-/// reduces in a way that regions of this kind do.
+/// The shape that an operation reduces, the axis that separates rows from columns, and whether it reduces rows or
+/// columns; `None` if regions of this kind have no such reduction.
 pub(crate) fn reduced(
     op: &Op,
     types: &[&TensorType],
@@ -72,8 +72,8 @@ fn trivial_axes(op: &Op, shape: &Shape) -> Option<Vec<usize>> {
     axes.iter().all(|&a| shape.0[a] == 1).then_some(axes)
 }
 
-/// Where a reduction over `axes` parts the axes: all trailing ones (or all leading ones, for columns)
-/// are reduced or of size 1.
+/// The axis at which a reduction over `axes` separates rows from columns: all trailing axes (all leading ones, if
+/// `cols`) are reduced or of size 1.
 fn split(shape: &Shape, axes: &[usize], cols: bool) -> Option<usize> {
     let (first, last) = (*axes.iter().min()?, *axes.iter().max()?);
     let split = if cols { last + 1 } else { first };
@@ -94,7 +94,7 @@ pub(crate) fn lower(
         return cross_entropy_grad(cx, node, op, view);
     }
     if let Some(axes) = trivial_axes(&node.op, &types[0].shape) {
-        // One element each: the reduction is the element itself.
+        // Each reduction has one element, which is its result.
         let rank = types[0].shape.rank();
         let kept = rank - axes.len() == view.0.len();
         let at = (0..rank).map(|i| match (axes.contains(&i), kept) {
@@ -233,12 +233,12 @@ pub(crate) fn lower(
         }
         Op::LayerNormGradAffine(_) | Op::RmsNormGradScale(_) => affine_grad(cx, node, index, view),
         Op::CrossEntropy(op) => cross_entropy(cx, node, op, index, view),
-        op => Err(unsupported(op, "it is not compiled in kernels").into()),
+        op => Err(unsupported(op, "kernels do not compute it").into()),
     }
 }
 
-/// The view of a reduction's operand: reduced axes run over the reduced atoms, the others are as
-/// `kept(axis, number of reduced axes before it)` says.
+/// The view of a reduction's operand: reduced axes run over the reduced atoms, the others are `kept(axis, number of
+/// reduced axes before it)`.
 fn reduction_view(
     cx: &Lowering<'_>,
     over: Over,
@@ -268,7 +268,11 @@ fn trailing(cx: &Lowering<'_>, view: &View, axis: usize, shape: &Shape) -> Resul
 fn with_columns(cx: &Lowering<'_>, lead: &View, axis: usize, shape: &Shape) -> Result<View, Stop> {
     let cols = cx.space.cols();
     if lead.0.iter().flat_map(|dim| &dim.atoms).any(|atom| cols.contains(atom)) {
-        return Err(Unsupported::new("reduce", "rows that it reduces lie along the columns").into());
+        return Err(Unsupported::new(
+            "reduce",
+            "the rows that it reduces are columns of the region",
+        )
+        .into());
     }
     let tail = cx.space.group(&cols, &shape.0[axis..], "reduce")?;
     Ok(View(lead.0.iter().cloned().chain(tail.0).collect()))
@@ -361,7 +365,7 @@ fn affine_grad(cx: &mut Lowering<'_>, node: &Node, index: usize, view: &View) ->
     Ok(cx.dag.reduce(ReduceFn::Sum, Over::Rows, product))
 }
 
-/// Loss and log-sum-exp of a row. A label that is no class, and is not ignored, has loss NaN.
+/// Loss and log-sum-exp of a row. A label that is neither a class nor ignored gives loss NaN.
 fn cross_entropy(
     cx: &mut Lowering<'_>,
     node: &Node,
@@ -380,7 +384,7 @@ fn cross_entropy(
     let exps = shifted_exp(cx, xs);
     let log = cx.dag.un(Un::Log, exps.sum);
     let lse = cx.dag.plus(exps.max, log);
-    // Infinite logits: the sum relative to the largest has no value, the largest is the result.
+    // With an infinite logit the sum relative to the maximum is undefined; the maximum is the result.
     let (size, inf) = (cx.dag.un(Un::Abs, exps.max), cx.dag.float(f32::INFINITY));
     let infinite = cx.dag.compare(CompareFn::Eq, size, inf);
     let lse = cx.dag.select(infinite, exps.max, lse);
@@ -395,7 +399,7 @@ fn cross_entropy(
     let mut first = View(view.0.clone());
     first.0.push(DimView::first());
     let Some((operand, at)) = cx.address(node.inputs[0], &first) else {
-        return Err(unsupported(&node.op, "its logits are computed in the region").into());
+        return Err(unsupported(&node.op, "its logits are not an operand of the region").into());
     };
     let logit = cx.dag.add(Expr::Pick { operand, at, stride: 1, index: class }, Ty::F32);
     let loss = cx.dag.minus(lse, logit);
@@ -412,7 +416,7 @@ fn column(cx: &mut Lowering<'_>, dim: &DimView, columns: usize) -> Id {
     cx.dag.add(Expr::Index(offset), Ty::I64)
 }
 
-/// Whether the column seen at `dim` is a class and no padding; `None` if every column is one.
+/// Whether the column seen at `dim` is a class rather than padding; `None` if every column is.
 fn inside(
     cx: &mut Lowering<'_>,
     classes: Option<usize>,
@@ -432,7 +436,7 @@ fn is_class(cx: &mut Lowering<'_>, label: Id, classes: usize) -> Id {
     both(&mut cx.dag, from_zero, below)
 }
 
-/// dloss · (softmax − one-hot), 0 in an ignored row and in padding, and NaN where the label is no class.
+/// dloss · (softmax − one-hot), 0 in an ignored row and in padding, NaN where the label is not a class.
 fn cross_entropy_grad(
     cx: &mut Lowering<'_>,
     node: &Node,

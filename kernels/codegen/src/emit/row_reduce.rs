@@ -1,7 +1,7 @@
 //! Row reductions on the host. The unit of work is a row.
 //!
-//! Each level of reductions is one loop over the columns; a last loop writes the results. An expensive value, such as an exponential,
-//! that a later loop needs again is kept in a row buffer.
+//! Each level of reductions is one loop over the columns; a last loop writes the results. An expensive value, such as
+//! an exponential, that a later loop reuses is stored in a row buffer.
 
 use super::expr::{Id, Ty};
 use super::host_function::LANES;
@@ -10,9 +10,9 @@ use super::region::{Program, Store, levels};
 use super::text::{Elem, Type, Val};
 use std::collections::HashSet;
 
-/// Accumulators per reduction, which hide the latency of additions.
+/// Accumulators per reduction, to hide the latency of additions.
 const UNROLL: usize = 4;
-/// Most bytes of row buffers on the stack.
+/// Maximum bytes of row buffers, which are on the stack.
 const MAX_BUFFER_BYTES: usize = 256 << 10;
 
 pub(crate) fn emit(e: &mut Emitter<'_>, begin: Val, end: Val) {
@@ -61,7 +61,7 @@ fn loop_roots(program: &Program, levels: &[Vec<Id>], full_stores: &[Store]) -> V
     loops
 }
 
-/// The values to keep: the outermost expensive ones that a loop needs and an earlier one has computed.
+/// The values to store: the outermost expensive ones that a loop needs and an earlier loop has computed.
 fn kept_values(program: &Program, loops: &[Vec<Id>]) -> Vec<Id> {
     let (mut seen, mut kept) = (HashSet::new(), Vec::new());
     for roots in loops {
@@ -97,7 +97,7 @@ fn reachable(program: &Program, roots: &[Id]) -> HashSet<Id> {
     found
 }
 
-/// Whether the value is an f32 that takes an expensive function to compute.
+/// Whether the value is the f32 result of an expensive function.
 fn is_expensive(program: &Program, id: Id) -> bool {
     program.dag.ty(id) == Ty::F32
         && reachable(program, &[id]).into_iter().any(|id| program.dag.is_expensive(id))

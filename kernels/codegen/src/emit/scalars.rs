@@ -36,7 +36,7 @@ pub(crate) fn lower(cx: &mut Lowering<'_>, node: &Node, index: usize) -> Result<
             Ok(cx.dag.select(taken, next, step))
         }
         (Op::LearningRate(op), operands) => Ok(learning_rate(&mut cx.dag, op.kind, operands)),
-        (op, _) => Err(unsupported(op, "it is not compiled in kernels").into()),
+        (op, _) => Err(unsupported(op, "kernels do not compute it").into()),
     }
 }
 
@@ -57,7 +57,7 @@ fn unscale(cx: &mut Lowering<'_>, node: &Node, op: &Unscale, index: usize) -> Re
         let all_finite = d.compare(CompareFn::Eq, bad, zero);
         return Ok(d.select(all_finite, zero, one));
     }
-    // A power-of-two scale is divided out exactly: first the ratio of the counts, then the scale.
+    // Dividing by a power-of-two scale is exact, so it comes last, after the ratio of the counts.
     let capacity = d.float(op.capacity as f32);
     let ratio = d.over(capacity, count);
     let unscale = d.over(ratio, scale);
@@ -147,7 +147,7 @@ fn decay_in_steps(d: &mut Dag, base: Id, after: Id, size: Id, gamma: Id) -> Id {
     let exponent = d.times(changes, log);
     let factor = d.un(Un::Exp, exponent);
     let decayed = d.times(base, factor);
-    // Before the first change, whatever the logarithm is.
+    // Before the first change the result is `base` even if the logarithm is NaN.
     let unchanged = d.compare(CompareFn::Le, changes, zero);
     d.select(unchanged, base, decayed)
 }

@@ -1,4 +1,4 @@
-//! Builds MLIR text, one operation at a time. Names carry their type, so printing never has to infer it.
+//! Builds MLIR text, one operation at a time. Values carry their type, so none has to be inferred.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -52,7 +52,7 @@ impl fmt::Display for Type {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Val {
     id: u32,
-    /// Which result of a loop it is.
+    /// Index among the results of a loop.
     part: Option<u32>,
     pub(crate) elem: Elem,
     pub(crate) width: usize,
@@ -114,7 +114,7 @@ impl Text {
         }
         let val = self.name(ty);
         let dense = if ty.1 == 1 { literal.clone() } else { format!("dense<{literal}>") };
-        // `true` and `false` have a type of their own, and MLIR takes no second one.
+        // `true` and `false` imply their type, and MLIR accepts no annotation.
         let of = if ty == Type(Elem::I1, 1) { String::new() } else { format!(" : {ty}") };
         writeln!(self.constants, "{val} = arith.constant {dense}{of}")
             .expect("invariant: a String takes all text");
@@ -152,7 +152,7 @@ impl Text {
         self.constant_list(Type(elem, width), lanes)
     }
 
-    /// The mask whose first `n` lanes are on.
+    /// The mask whose first `n` lanes are active.
     pub(crate) fn mask(&mut self, n: usize, width: usize) -> Val {
         let lanes = (0..width).map(|i| (i < n).to_string()).collect();
         self.constant_list(Type(Elem::I1, width), lanes)

@@ -1,9 +1,9 @@
 //! Maps points of the iteration space to elements of a value.
 //!
-//! The iteration space is a list of *atoms*: factors of its dimensions, outermost first, rows before columns. A [`View`] maps each
-//! dimension of a value to an affine index over atoms. Operations are evaluated at a view; broadcasting, reshape, transpose, expand
-//! and slice only change the view, so they cost nothing. If a reshape must split a dimension where the atoms do not,
-//! [`Stop::Cut`] requests a finer space and the analysis restarts.
+//! The iteration space is a list of *atoms*: factors of its dimensions, outermost first, rows before columns. A
+//! [`View`] maps each dimension of a value to an affine index over atoms. Operations are evaluated at a view;
+//! broadcasting, reshape, transpose, expand and slice only change the view, so they cost nothing. If a reshape must
+//! split a dimension where the atoms do not, [`Stop::Cut`] requests a finer space and the analysis restarts.
 
 use crate::error::Unsupported;
 use frit_ir::Shape;
@@ -12,7 +12,7 @@ use frit_ir::ops::Slice;
 /// Index of an atom in the space.
 pub(crate) type Atom = usize;
 
-/// Why an analysis cannot go on.
+/// Why an analysis stops.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// Atom `.0` must be cut so that its inner part has size `.1`.
@@ -36,7 +36,7 @@ pub(crate) struct DimView {
 }
 
 impl DimView {
-    /// The dimension's first element, whatever the point.
+    /// The dimension's first element, at every point.
     pub(crate) fn first() -> Self {
         DimView { atoms: Vec::new(), start: 0, step: 1 }
     }
@@ -55,7 +55,7 @@ pub(crate) struct View(pub(crate) Vec<DimView>);
 pub(crate) struct Space {
     /// Size of each atom; never 1.
     pub(crate) sizes: Vec<usize>,
-    /// Atoms before this one make the rows, the others the columns.
+    /// Atoms before this one form the rows, the others the columns.
     pub(crate) n_rows: usize,
 }
 
@@ -130,7 +130,7 @@ impl Space {
         let mut atoms = Vec::new();
         for (dim, &size) in view.0.iter().zip(to.dims()) {
             if dim.start != 0 || dim.step != 1 || self.extent(&dim.atoms) != size {
-                let why = "it reshapes a part of a computed value";
+                let why = "it reshapes part of a computed value";
                 return Err(Unsupported::new("reshape", why).into());
             }
             atoms.extend(&dim.atoms);
@@ -187,7 +187,7 @@ impl View {
         View(dims.collect())
     }
 
-    /// The view of an operand of which this is a part that starts at `start` along `axis`.
+    /// The view of an operand of which `self` views the part starting at `start` along `axis`.
     pub(crate) fn shifted(&self, axis: usize, start: usize) -> View {
         let mut view = self.clone();
         view.0[axis].start += start as i64;
@@ -204,7 +204,7 @@ pub(crate) struct Affine {
 }
 
 impl Affine {
-    /// Whether the atoms `a` and `a + 1` act as one of size `sizes[a] · sizes[a + 1]`.
+    /// Whether the atoms `a` and `a + 1` are equivalent to one of size `sizes[a] · sizes[a + 1]`.
     pub(crate) fn joins(&self, a: Atom, sizes: &[usize]) -> bool {
         self.strides[a] == self.strides[a + 1] * sizes[a + 1] as i64
     }

@@ -42,7 +42,7 @@ fn every_pair(f: BinaryFn, a: &[f64], b: &[f64], tolerance: f64, is: fn(f64, f64
 }
 
 const INF: f64 = f64::INFINITY;
-/// The least normal f32 and the least of all.
+/// The smallest normal f32 and the smallest subnormal one.
 const TINY: [f64; 2] = [1.175_494_350_822_287_5e-38, 1.401_298_464_324_817e-45];
 
 #[test]
@@ -57,7 +57,7 @@ fn powers_are_those_of_c() {
     let tolerance = 1.0 / 16_777_216.0 * 1.01;
     let mut case =
         every_pair(BinaryFn::Pow, &with(&bases), &with(&exponents), tolerance, f64::powf);
-    // Results below the normal numbers are rounded to a multiple of the least one.
+    // Subnormal results are rounded to a multiple of the smallest.
     case.floor = TINY[0];
     check_everywhere(&[case]);
 }
@@ -143,7 +143,7 @@ fn integers_wrap_and_a_divisor_of_zero_gives_zero() {
             .into_iter()
             .filter(|x| (least..=most).contains(x))
             .collect();
-        // Only small exponents: the reference multiplies.
+        // Only small exponents: the reference multiplies repeatedly.
         let few: Vec<i128> = numbers.iter().copied().filter(|x| x.abs() < 256).collect();
         let wrap = |x: i128| match dtype {
             DType::I64 => x as i64,

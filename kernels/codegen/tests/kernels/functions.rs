@@ -148,7 +148,7 @@ fn cases() -> Vec<Case> {
     ] {
         cases.push(case(f, points(low, high), ULPS, 0.0));
     }
-    // Relative to the function's own scale: these have zeros, or cancel where they vanish.
+    // Relative to the function's scale: these have zeros, near which they cancel.
     for (f, low, high) in [(Sin, -1e4, 1e4), (Cos, -1e4, 1e4), (Gelu, -6.0, 30.0)] {
         cases.push(case(f, points(low, high), ULPS, 1.0));
     }

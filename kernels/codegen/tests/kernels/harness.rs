@@ -67,7 +67,7 @@ impl Loaded {
         }
     }
 
-    /// Runs kernel `k`, once whole and once cut in three, and returns its results.
+    /// Runs kernel `k`, once whole and once in three ranges, and returns its results.
     pub(crate) fn run(&self, k: usize, inputs: &[Tensor]) -> Vec<Tensor> {
         let meta = &self.kernels[k];
         let n = meta.parallel_extent;
@@ -79,7 +79,7 @@ impl Loaded {
             assert_eq!(
                 a.to_bytes(),
                 b.to_bytes(),
-                "{}: cutting the range changes bits",
+                "{}: dividing the range changes bits",
                 meta.symbol
             );
         }
@@ -157,7 +157,7 @@ pub(crate) fn check_on(cases: &[Case], target: &HostTarget) {
     }
 }
 
-/// Checks a result; low-precision results may be a neighbor of what is expected.
+/// Checks a result; low-precision results may be adjacent to the expected value.
 pub(crate) fn compare(what: &str, result: &Tensor, expected: &[f64], tolerance: f64, floor: f64) {
     let rounding = match result.dtype() {
         DType::BF16 => 1.0 / 128.0,

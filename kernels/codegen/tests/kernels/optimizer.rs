@@ -94,7 +94,7 @@ fn averages_follow_their_formula_and_skip() {
     check(&[case([0.0, 0.0]), case([3.0, 0.0]), case([3.0, 1.0])]);
 }
 
-/// Plain descent in which two segments of a part have a learning rate of their own.
+/// Plain descent in which two segments have learning rates of their own.
 #[test]
 fn learning_rates_differ_by_param_group() {
     let case = |begins: [i64; 2]| {

@@ -1,7 +1,7 @@
 //! A small PTX interpreter, so that CUDA kernels can be executed without a GPU.
 //!
-//! It supports the instructions that the kernels use and stops at any other. Threads of a block run in turn up to the next barrier or
-//! shuffle; an access outside an operand fails the test. Source: PTX ISA 8.0.
+//! It supports the instructions that the kernels use and panics at any other. Threads of a block run in turn up to the
+//! next barrier or shuffle; an access outside an operand fails the test. Source: PTX ISA 8.0.
 
 use frit_codegen::CudaModule;
 use frit_ir::Tensor;
@@ -32,7 +32,7 @@ struct Program {
     shared: usize,
 }
 
-/// Distance of the operands in the machine's memory.
+/// Distance between operands in the interpreter's memory.
 const SPACE: u64 = 1 << 40;
 /// Registers that hold the thread's index, the block's in x and y, and the number of blocks in x.
 const TID: usize = 0;
@@ -222,11 +222,8 @@ impl Machine<'_> {
             if shuffled || threads.iter().all(|t| t.done) {
                 continue;
             }
-            // Nobody shuffles, so everybody who still runs must be at the barrier.
-            assert!(
-                threads.iter().all(|t| waits(t, "bar")),
-                "a barrier that not all threads reach"
-            );
+            // No thread is at a shuffle, so all running threads must be at the barrier.
+            assert!(threads.iter().all(|t| waits(t, "bar")), "not all threads reach a barrier");
             threads.iter_mut().for_each(|t| t.pc += 1);
         }
     }
@@ -524,7 +521,7 @@ fn convert(x: &[u64], op: &[String], text: &str) -> u64 {
             u64::from((signed(x[0], bits(from)) as f32).to_bits())
         }
         ("f32", "u32" | "u64" | "u16") => u64::from((x[0] as f32).to_bits()),
-        // The least and the largest integer for what is outside, 0 for NaN: as Rust converts.
+        // Out of range gives the minimum or maximum integer, NaN gives 0, as in Rust.
         (to, "f32") if to.starts_with('s') && op[1] == "rzi" => single(x[0]) as i64 as u64,
         (_, "f32" | "f64") | ("f32" | "f64", _) => panic!("{text}"),
         (_, from) if from.starts_with('s') => signed(x[0], bits(from)) as u64,

@@ -1,4 +1,4 @@
-//! Row reductions with column reductions beside them: all gradients of a norm and the bias gradient of the projection before it.
+//! Regions that reduce rows and columns: all gradients of a norm and the bias gradient of the projection before it.
 
 use crate::cuda::{assembles, shape};
 use crate::harness::{Body, compare, normal};

@@ -111,7 +111,7 @@ fn layer_norm_and_its_statistics() {
         let x = body.input(dtype, &[2, ROWS / 2, cols]);
         let (w, b) = (body.input(DType::F32, &[cols]), body.input(DType::F32, &[cols]));
         let results = body.all(Op::LayerNorm(LayerNorm { axis: 2, eps: 1e-5 }), &[x, w, b]);
-        // A mean far from zero: one-pass variances would lose their digits.
+        // A mean far from zero: one-pass variances would cancel.
         let x = normal(DType::F32, &[2, ROWS / 2, cols], 4, 1.0);
         let x = x.as_floats().unwrap().iter().map(|x| x + 30.0).collect();
         let x = Tensor::floats(dtype, [2, ROWS / 2, cols], x);
@@ -348,7 +348,7 @@ fn integer_sums() {
 
 #[test]
 fn a_residual_a_norm_and_a_cast_are_one_kernel() {
-    // What follows every attention block: the sum is kept, normalized, and cast for the next product.
+    // What follows every attention block: the sum is stored, normalized, and cast for the next matmul.
     let cols = 96;
     let mut body = Body::new();
     let (x, r) = (body.input(DType::F32, &[ROWS, cols]), body.input(DType::BF16, &[2, 3, cols]));

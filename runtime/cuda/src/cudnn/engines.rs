@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// Maximum number of candidate engines.
 const CANDIDATES: usize = 8;
-/// Most settings of an engine, notes on one, and answers of a heuristic.
+/// Maximum settings and notes of an engine, and results of a heuristic.
 const MOST: usize = 64;
 const MOST_ANSWERS: usize = 256;
 
