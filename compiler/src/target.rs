@@ -49,7 +49,7 @@ impl Backend {
         }
     }
 
-    /// Checks that matrix products of 8-bit floats can be had.
+    /// Checks that the target has tensor cores for 8-bit floats.
     ///
     /// # Errors
     /// For GPUs that have no matrix units for them.

@@ -62,7 +62,7 @@ impl Pass for Fp8 {
         let products: Vec<NodeId> =
             products.into_iter().filter(|id| self.is_rounded(graph, *id, context)).collect();
         let scaled = scaled_values(graph);
-        // The tensors in the order of their indices, each with the views of it that all products share.
+        // The tensors in the order of their indices, each with its views, which all matmuls share.
         let mut shared: Vec<Vec<ValueId>> = Vec::new();
         for id in &products {
             for &v in &graph.node(*id).inputs {

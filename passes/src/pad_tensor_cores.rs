@@ -212,8 +212,8 @@ impl Growth {
         let Product { m, n, k, trans, .. } = *product;
         let multiple = (alignment / product.dtype.size()).max(1);
         let missing = |d: usize| d.next_multiple_of(multiple) - d;
-        // Rows of `a` run along M only if it is transposed; products of 8-bit floats want all sizes aligned.
-        // A size of one uses no tensor core.
+        // Rows of `a` run along M only if it is transposed; matmuls of 8-bit floats require all sizes to be aligned. A
+        // size of one uses no tensor core.
         let along_m = trans[0] || product.dtype.size() == 1;
         let growth = Growth {
             m: if along_m && m > 1 { missing(m) } else { 0 },
@@ -348,7 +348,7 @@ mod tests {
             assert!(choice.taken && found.iter().all(|size| size % 16 == 0), "{choice:?}");
             assert!(grown.iter().zip(found).all(|(least, size)| size >= *least), "{choice:?}");
         }
-        // A row is not padded to sixteen: the product stays as it is.
+        // One row is not padded to sixteen: the matmul is unchanged.
         assert_eq!(eighth(1, 4096, 4096), None);
     }
 

@@ -17,8 +17,7 @@ pub struct Usage {
     pub workspace_bytes: usize,
     /// Bytes of the plan's arena in host memory.
     pub host_bytes: usize,
-    /// Bytes beside the arenas: what kernels share among their launches, workspace of matrix products, data on
-    /// their way.
+    /// Bytes beside the arenas: what kernels share among their launches, GEMM workspaces, data on their way.
     pub extra_bytes: usize,
     /// Bytes of the device's memory that are in use by all programs, its libraries' own included; absent on
     /// the CPU.

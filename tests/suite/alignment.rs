@@ -7,8 +7,8 @@ use frit_ir::plan::{
     check,
 };
 
-/// Reads and writes of every task that generated code computes, and of every matrix product: how many, and how many
-/// of them are parts of buffers.
+/// Reads and writes of every task that generated code computes, and of every GEMM: how many, and how many of them are
+/// parts of buffers.
 fn operands(plan: &Plan) -> [usize; 2] {
     let (mut n, mut n_inner) = (0, 0);
     for task in &plan.tasks {

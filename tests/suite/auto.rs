@@ -129,7 +129,7 @@ fn small_collectives_become_one() {
     let (auto, _) = llama(small, 512, "h100", &["sharding.prefetch=auto"]);
     assert!(auto.units.iter().any(|u| u.name == small::NAME));
     let counts = |plan: &Plan| plan.summary().collectives;
-    // Norms are gathered in f32, products in bf16: two collectives for every block.
+    // Norm weights are gathered in f32, matmul weights in bf16: two collectives for every block.
     assert!(counts(&auto).reduce_scatter + 7 <= counts(&usual).reduce_scatter);
     assert!(auto.params.len() == usual.params.len() && auto.units.len() == usual.units.len() + 1);
 }

@@ -394,7 +394,7 @@ fn a_library_without_an_epilogue_is_given_plain_products_and_kernels() {
     }
     let count = |name: &str| kernels.iter().filter(|k| *k == name).count();
     assert_eq!([count("gelu"), count("gelu_grad")], [2, 2], "{kernels:?}");
-    // Two layers of four products.
+    // Two layers of four matmuls.
     assert_eq!(count("add_bias"), 8, "{kernels:?}");
     assert!(count("reduce") >= 4, "{kernels:?}");
     // The choice, that there is none, is kept, too.
@@ -452,7 +452,7 @@ fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
         products.into_iter().partition(|(product, _)| product.contains(" a:f8"));
     assert!(rounded.iter().all(|(_, at)| at.scales.iter().all(|scale| *scale != 0)));
     assert!(others.iter().all(|(_, at)| at.scales == [0; 2]));
-    // Two layers of four products, each with two for its gradients; the head's 257 rows are no multiple of 16.
+    // Two layers of four matmuls, each with two for its gradients; the head's 257 rows are not a multiple of 16.
     assert_eq!((rounded.len(), others.len()), (24, 3));
     let gradients = rounded.iter().filter(|(product, _)| product.contains("f8e5m2"));
     assert_eq!(gradients.count(), 16);
@@ -460,7 +460,7 @@ fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
         |name: &str| calls.iter().filter(|c| matches!(c, Call::Launch(n, ..) if n == name)).count();
     let quantized = kernels("quantize") + kernels("quantize_transposed");
     assert_eq!([kernels("magnitude"), quantized], [48, 48]);
-    // A product in a library that cannot do its epilogue still reads 8-bit floats.
+    // A GEMM in a library without its epilogue still reads 8-bit floats.
     drop(device);
     std::fs::remove_file(planned.path().join("tuning.json")).unwrap();
     let mut old = Recording::new((9, 0));

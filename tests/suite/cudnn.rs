@@ -52,7 +52,7 @@ fn operations_of(selected: &Launches) -> Vec<&Operation> {
 fn with_engines(n: usize) -> Recording {
     let mut driver = Recording::new((9, 0));
     driver.engines = Some(n);
-    // Convolutions are kernels, or products where the filters have one tap; cuDNN's own form of variances costs little.
+    // Convolutions are kernels, or GEMMs where the filters have one tap; cuDNN's own form of variances costs little.
     driver.durations = vec![(" a:", 50.0), ("algorithm 2", 0.1)];
     driver.durations.extend(["_var", "_rstd"].map(|name| (name, 1.0)));
     driver.durations.extend(["conv", "pool", "batch_norm", "attention"].map(|n| (n, 100.0)));
@@ -209,7 +209,7 @@ fn without_the_library_frits_own_kernels_run_and_have_the_memory() {
 #[test]
 fn of_the_workspace_of_engines_only_what_the_choice_needs_is_kept() {
     const PRODUCTS: usize = 32 << 20;
-    // More than products have, and no more than the larger convolutions may use.
+    // More than GEMMs have, and no more than the larger convolutions may use.
     const ENGINE: usize = PRODUCTS + (64 << 10);
     // Sizes of what is allocated in the end, and of what was meanwhile and given back.
     let memory = |dir: &PlanDir, mut driver: Recording| {

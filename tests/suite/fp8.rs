@@ -1,4 +1,4 @@
-//! Matrix products of 8-bit floats: against an independent simulation, and as a person meets them.
+//! Matmuls of 8-bit floats: against an independent simulation, and through the command line.
 
 use crate::parity::{largest, mean, reference, run};
 use crate::support::write_f32;
@@ -330,7 +330,7 @@ fn fp8_is_of_bf16_and_needs_a_gpu_with_units_for_it() {
     }
 }
 
-/// Every product that reads rounded operands, and what rounds them, of the bodies of a plan's kernels.
+/// Every matmul with quantized operands, and what quantizes them, in the bodies of a plan's kernels.
 fn bodies(plan: &Plan) -> (usize, usize, usize) {
     let (mut together, mut apart, mut magnitudes) = (0, 0, 0);
     for kernel in &plan.kernels {

@@ -41,7 +41,7 @@ fn slide(
     }
 }
 
-/// Calls `each(x, w, y)` with the flat indices of every product of a convolution.
+/// Calls `each(x, w, y)` with the flat indices of every multiply-add of a convolution.
 fn products(
     (window, groups): (&Window, usize),
     (x, w, y): (&[usize], &[usize], &[usize]),

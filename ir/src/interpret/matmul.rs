@@ -1,4 +1,4 @@
-//! Matrix product.
+//! Matmul.
 
 use super::call::{Call, broadcast_places};
 use super::{Evaluate, Evaluated};

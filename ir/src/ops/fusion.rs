@@ -16,7 +16,7 @@ pub enum FusionKind {
     ColReduce,
     /// As [`FusionKind::RowReduce`], and besides reductions over all rows, which nothing inside reads.
     RowColReduce,
-    /// A matrix product with a pointwise epilogue.
+    /// A matmul with a pointwise epilogue.
     Gemm,
     /// Attention, or its gradient, with layout operations before and behind it: the kernel reads and
     /// writes in place of them.

@@ -1,4 +1,4 @@
-//! Matrix product.
+//! Matmul.
 
 use super::{Inferred, Linear, OpError, Operation, Precision, arity, float, float_result};
 use crate::{DType, TensorType};

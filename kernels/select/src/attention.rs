@@ -176,7 +176,7 @@ impl<'a> Setting<'a> {
         self.dims.b * self.dims.h * self.dims.t
     }
 
-    /// Sizes padded to whole 16×16 products.
+    /// Sizes padded to multiples of the 16×16 tensor core tile.
     fn padded(&self) -> (usize, usize) {
         (self.dims.d.next_multiple_of(16), self.dims.e.next_multiple_of(16))
     }
@@ -451,7 +451,7 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// Rows of a tile: as many as fit the shared memory of every GPU, in whole products and no more than `most`.
+/// Rows of a tile: as many as fit the shared memory of every GPU, a multiple of 16 and at most `most`.
 fn tile(most: usize, shared: impl Fn(usize) -> usize) -> usize {
     let fits = |tile: &usize| shared(*tile) <= LEAST_SHARED;
     (1..=most / 16).rev().map(|n| n * 16).find(fits).unwrap_or(16)

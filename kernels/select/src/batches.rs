@@ -2,19 +2,19 @@
 
 use frit_ir::{Shape, TensorType};
 
-/// Equal runs of products.
+/// Batches of GEMMs, all with the same length and strides.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Batches {
-    /// Products of a run.
+    /// GEMMs per batch.
     pub(super) len: usize,
-    /// Matrices of the left operand, the right one and the result from one product to the next.
+    /// Matrices of the left operand, the right operand and the result between consecutive GEMMs.
     pub(super) steps: [usize; 3],
-    /// Where each run begins, in matrices of the three.
+    /// First matrix of each batch in the left operand, the right operand and the result.
     pub(super) runs: Vec<[usize; 3]>,
 }
 
-/// The runs of a product with these operands, of which none has two axes only; the longest run of equal
-/// distances, once for each place along the other axes. `None` if the leading axes do not broadcast.
+/// The batches of a matmul of these operands, neither of which has just two axes: the longest batch with equal strides,
+/// repeated for every index along the other axes. `None` if the leading axes do not broadcast.
 pub(super) fn batches(left: &TensorType, right: &TensorType) -> Option<Batches> {
     let lead = |t: &TensorType| Shape(t.shape.0[..t.shape.rank() - 2].to_vec());
     let grid = lead(left).broadcast(&lead(right))?;

@@ -16,7 +16,7 @@ use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 
-/// With more groups than this, the products are too small.
+/// With more groups than this, the GEMMs are too small.
 const MANY_GROUPS: usize = 16;
 /// Scratch memory for columns, about, in bytes.
 const COLUMNS_BYTES: usize = 64 << 20;
@@ -121,12 +121,12 @@ impl Conv<'_> {
         Matrix { at, dtype, row_stride, batch_stride, transposed: false, scale: None }
     }
 
-    /// Whether products of the operands can be written as `out`.
+    /// Whether a GEMM of the operands can write `out`.
     fn is_direct(&self) -> bool {
         self.out == self.element || self.out == self.wide()
     }
 
-    /// A place for the result in a type that products can be written in.
+    /// A buffer for the result in a type that GEMMs can write.
     fn product_place(&self, a: &mut Assembler<'_>, to: Pointer, n: usize) -> (Pointer, DType) {
         match self.is_direct() {
             true => (to, self.out),

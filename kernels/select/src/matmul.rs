@@ -14,8 +14,8 @@ use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::gemm as cpu;
 
-/// The product that the first node is, with as many followers as it takes over. Returns the number of
-/// nodes done, 0 if the first is no product.
+/// Selects the matmul of the first node, with as many of the following nodes as its epilogue covers. Returns the number
+/// of nodes covered, 0 if the first is not a matmul.
 pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     let Some((product, followers)) = nodes.split_first() else { return Some(0) };
     let Op::MatMul(op) = &product.op else { return Some(0) };
@@ -40,7 +40,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     Some(taken)
 }
 
-/// The vector along the last axis that `node` adds to `product`, which nothing else reads.
+/// The vector along the last axis that `node` adds to `product`, provided that nothing else reads the product.
 fn bias_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> {
     let ty = a.ty(product);
     let at = node.inputs.iter().position(|v| *v != product)?;
@@ -56,7 +56,7 @@ fn bias_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> 
     fits.then_some(node.inputs[at])
 }
 
-/// Whether the library writes products of `operands` as `result`.
+/// Whether the library multiplies `operands` into `result`.
 pub(super) fn is_direct(operands: DType, result: DType) -> bool {
     operands == result || (operands.is_low_precision() && result == DType::F32)
 }
@@ -118,8 +118,7 @@ fn gemm(
     if direct { Some(()) } else { convert::convert(a, (sum, dtype), (to, out.dtype), n) }
 }
 
-/// A product whose only epilogue, if any, is a bias; with what does the same where the library has no algorithm
-/// with it.
+/// A GEMM whose only epilogue, if any, is a bias; with its fallback where the library has no algorithm with it.
 pub(super) fn launch(gemm: Gemm) -> Option<Launch> {
     let Epilogue::Bias(bias) = gemm.epilogue else { return Some(Launch::Gemm(gemm)) };
     let (matrix, plain) = (gemm.m * gemm.n, Gemm { epilogue: Epilogue::None, ..gemm.clone() });
@@ -166,7 +165,7 @@ fn empty_sum(
     Some(())
 }
 
-/// The products of all leading axes, one launch for each run of equal distances.
+/// The GEMMs of all leading axes, one launch for each batch of equal strides.
 fn batched(one: &Gemm, left: &TensorType, right: &TensorType) -> Option<Vec<Gemm>> {
     let Batches { len, steps, runs } = batches(left, right)?;
     let [ma, mb, md] = [one.m * one.k, one.k * one.n, one.m * one.n];
@@ -238,7 +237,7 @@ fn gemm_of(
             cpu::Operand::row_major(elem_in, rows, cols)
         }
     };
-    // Leading axes of `a` that count as rows leave one product.
+    // Leading axes of `a` that fold into its rows leave one GEMM.
     let Batches { len, steps, runs } = match dims.batch {
         1 => Batches { len: 1, steps: [0; 3], runs: vec![[0; 3]] },
         _ => batches(a, b)?,

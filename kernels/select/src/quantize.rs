@@ -14,7 +14,7 @@ use frit_ir::plan::{Argument, Launch, Matrix, Pointer};
 use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::{Float8, Routine};
 
-/// Sizes of a product are multiples of it, and the rows of its operands.
+/// Sizes of a GEMM, and the rows of its operands, are multiples of it.
 pub(super) const ALIGNMENT: usize = 16;
 /// Rows and columns that a block turns around at once.
 const TILE: usize = 64;
@@ -40,8 +40,8 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-/// Rounds an operand of a product that is stored as a matrix of this shape, turned around if `turn` says so.
-/// Returns the codes, as rows without gaps. The latest magnitude is written where `latest` says.
+/// Quantizes an operand of a GEMM that is stored as a matrix of this shape, transposed if `turn` says so. Returns the
+/// codes, as rows without gaps. The latest magnitude is written where `latest` says.
 pub(super) fn codes(
     a: &mut Assembler<'_>,
     node: &Node,

@@ -6,10 +6,10 @@
 //! factor = 1 / (C·A), where `%scale` is a new state leaf `loss_scale` (first value 1) whose dynamics
 //! the passes `loss_scale` and `update` add. Nodes that this pass adds are in region backward.
 //!
-//! Numerics: gradients run in the dtype of their forward node, with two exceptions that keep sums in
-//! f32. A view (cast, transpose, reshape, slice, pad) of an f32 parameter has f32 cotangents, which
-//! the rules of matrix products, embeddings and broadcasts write directly. Two or more cotangents of
-//! a low-precision cast of an f32 value are cast back each and summed in f32.
+//! Numerics: gradients run in the dtype of their forward node, with two exceptions that keep sums in f32. A view (cast,
+//! transpose, reshape, slice, pad) of an f32 parameter has f32 cotangents, which the rules of matmuls, embeddings and
+//! broadcasts write directly. Two or more cotangents of a low-precision cast of an f32 value are cast back each and
+//! summed in f32.
 
 mod builder;
 mod lost;

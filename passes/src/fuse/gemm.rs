@@ -2,10 +2,10 @@
 //!
 //! A region of kind `Gemm` holds one `matmul` and one of
 //!
-//! - an `add` of a vector of n elements, the product's only reader, and then `gelu_tanh`; where something else
+//! - an `add` of a vector of n elements, the matmul's only reader, and then `gelu_tanh`; where something else
 //!   reads what is before the function, as its gradient does, that is a result, too;
 //! - such an `add`, or none, and a cast to fewer bytes, the only reader of the result so far;
-//! - `gelu_tanh_grad`, the product's only reader, and then a sum over the rows of its result;
+//! - `gelu_tanh_grad`, the matmul's only reader, and then a sum over the rows of its result;
 //! - a sum over the contracted axis of an operand: the gradient of a bias, beside that of its weight.
 //!
 //! An 8-bit matmul includes the quantization of its operands ([`super::quantized`]).
@@ -17,7 +17,7 @@ use super::merge;
 use frit_ir::ops::{BinaryFn, FusionKind, MatMul, Op, UnaryFn};
 use frit_ir::{Node, ValueId};
 
-/// Forms the regions of all matrix products.
+/// Forms the regions of all matmuls.
 pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
     for position in 0..clusters.facts.order.len() {
         let node = clusters.facts.node(position);
@@ -61,7 +61,7 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
 
 type Follows = fn(&Clusters<'_, '_>, &Node, ValueId) -> bool;
 
-/// Whether a node is still free to be joined to a product.
+/// Whether a node is still free to be fused with a matmul.
 fn is_free(clusters: &Clusters<'_, '_>, at: usize, product: &Node) -> bool {
     let node = clusters.facts.node(at);
     clusters.owner[at].is_none()
@@ -79,7 +79,7 @@ fn only_reader(
     let facts = clusters.facts;
     let [user] = *facts.uses(value) else { return None };
     let node = facts.node(user);
-    // The sum of two products of one row could be the bias of either.
+    // In the sum of two matmuls of one row, either could be the bias of the other.
     let fits = is_free(clusters, user, product)
         && !facts.escapes(value)
         && node.inputs.iter().filter(|v| facts.base(**v) == value).count() == 1
@@ -109,7 +109,7 @@ fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> boo
         && to.size() < from.size()
 }
 
-/// The function of a product, or of its sum with a bias. Only the tanh form: it is cuBLASLt's.
+/// The function of a matmul, or of its sum with a bias. Only the tanh form: it is cuBLASLt's.
 fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, product: &Node) -> Option<usize> {
     let is_gelu = |at: &usize| {
         matches!(clusters.facts.node(*at).op, Op::Unary(UnaryFn::GeluTanh))
@@ -118,7 +118,7 @@ fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, product: &Node) -> Option<usi
     clusters.facts.uses(sum).iter().copied().find(is_gelu)
 }
 
-/// The gradient of the function, of which the product is the gradient of the result.
+/// The gradient of the function, where the matmul is the gradient of its result.
 fn gradient_of_gelu(clusters: &Clusters<'_, '_>, position: usize) -> Option<usize> {
     let product = clusters.facts.node(position);
     only_reader(clusters, product.outputs[0], product, |clusters, node, value| {
@@ -129,7 +129,7 @@ fn gradient_of_gelu(clusters: &Clusters<'_, '_>, position: usize) -> Option<usiz
     })
 }
 
-/// The sum of all rows of what a product's region computes.
+/// The sum over all rows of the result of a matmul's region.
 fn sum_over_rows(clusters: &Clusters<'_, '_>, value: ValueId, product: &Node) -> Option<usize> {
     let facts = clusters.facts;
     let n = *facts.graph.ty(product.outputs[0]).shape.0.last()?;
@@ -147,7 +147,7 @@ fn sums_to(clusters: &Clusters<'_, '_>, at: usize, size: usize) -> bool {
         && facts.numel(node.outputs[0]) == size
 }
 
-/// Joins a product and the sum of one of its operands over the contracted axis.
+/// Fuses a matmul with the sum of one of its operands over the contracted axis.
 fn join_sum(clusters: &mut Clusters<'_, '_>, position: usize, op: &MatMul) {
     let facts = clusters.facts;
     let product = facts.node(position);

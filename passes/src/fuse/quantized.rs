@@ -8,10 +8,10 @@ use super::emit;
 use frit_ir::ops::{FusionKind, Op};
 use std::collections::BTreeMap;
 
-/// Forms the regions of all such products.
+/// Forms the regions of all such matmuls.
 pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
     let facts = clusters.facts;
-    // What rounds the operands of each product.
+    // The `quantize` nodes of the operands of each matmul.
     let mut products: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for at in 0..facts.order.len() {
         let node = facts.node(at);
@@ -49,7 +49,7 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
     }
 }
 
-/// Whether there is a kernel for the product alone.
+/// Whether there is a kernel for the matmul alone.
 fn is_supported(clusters: &Clusters<'_, '_>, rounded: &[usize], product: usize) -> bool {
     let members = [rounded, &[product]].concat();
     let results = vec![clusters.facts.node(product).outputs[0]];

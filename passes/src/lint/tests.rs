@@ -56,7 +56,7 @@ fn ids(body: &str, change: impl Fn(&mut Facts<'_>)) -> Vec<String> {
     Plain::default().ids(body, change)
 }
 
-/// A product in this dtype of an input with a parameter, `k` long.
+/// A matmul in this dtype of an input with a parameter, over `k` elements.
 fn product(dtype: &str, k: usize) -> String {
     format!(
         "%x: f32[4, {k}] = input {{name = \"x\", ty = {{\"dtype\": \"f32\", \"shape\": [4, {k}]}}}}

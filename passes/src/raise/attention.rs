@@ -1,9 +1,9 @@
 //! Scaled dot-product attention from its parts.
 //!
-//! `softmax(scale·q·kᵀ [masked]) · v`: the scale before or after the product, as factor or divisor, or
-//! its root on each of q and k; masks added or filled in; the guard that turns the NaN of rows without
-//! any key into 0; keys and values repeated over groups of heads; operands of four axes, or of three
-//! as one head. Not raised if scores or weights are also used elsewhere.
+//! `softmax(scale·q·kᵀ [masked]) · v`: the scale before or after the matmul, as factor or divisor, or its root on each
+//! of q and k; masks added or filled in; the guard that turns the NaN of rows without any key into 0; keys and values
+//! repeated over groups of heads; operands of four axes, or of three as one head. Not raised if scores or weights are
+//! also used elsewhere.
 
 use super::mask::{Mask, Masks};
 use super::matcher::{Matcher, near};

@@ -105,7 +105,7 @@ pub(super) fn windows(graph: &Graph) -> Vec<Window> {
         for input in node.inputs.iter().filter(|_| is_term(node)) {
             let def = graph.def(*input);
             let ends = match &def.op {
-                // A transpose of nothing but the product may go into it.
+                // A transpose of only the matmul's result may be folded into it.
                 Op::MatMul(_) => {
                     !matches!(node.op, Op::Transpose(_)) || users[input.0 as usize].len() > 1
                 }

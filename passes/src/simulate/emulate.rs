@@ -9,7 +9,7 @@
 //!   is no part of a kernel that reduces rows.
 //! - Activation checkpointing: forward kernels of a unit run again before its backward: all of them
 //!   (`full`), those of every other unit (`selective-layer`), or all but attention and every other
-//!   matrix product (`selective-op`).
+//!   matmul (`selective-op`).
 //! - Communication: parameters are copied out of the gathered buffer, gradients into the one that is
 //!   reduced, on the compute stream. Schedule: the plan's (forward prefetch of one unit, backward `pre`).
 //! - Memory: see [`memory_bytes`].

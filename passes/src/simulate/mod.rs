@@ -65,8 +65,8 @@ pub struct Simulation {
     pub fits: bool,
     /// Loss elements of all ranks per second: tokens of a language model, examples of a classifier.
     pub tokens_or_examples_per_s: f64,
-    /// Floating-point operations of products, convolutions and attention of one rank in one step;
-    /// recomputation is not counted, half of a causal attention is.
+    /// Floating-point operations of matmuls, convolutions and attention of one rank in one step; recomputation is not
+    /// counted, half of a causal attention is.
     pub model_flops: u64,
     /// `model_flops` per second over the device's peak in the plan's compute dtype.
     pub mfu: f64,

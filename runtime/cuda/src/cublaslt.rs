@@ -1,4 +1,4 @@
-//! GEMMs through cuBLASLt. The library is column-major; a row-major product `d = a · b` is computed as `dᵀ = bᵀ · aᵀ`, by
+//! GEMMs through cuBLASLt. The library is column-major; a row-major `d = a · b` is computed as `dᵀ = bᵀ · aᵀ`, by
 //! swapping the operands without transposing memory.
 
 use super::driver::{Address, Algorithm, ProductAddresses, ProductHandle, StreamHandle};

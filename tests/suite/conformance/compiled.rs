@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// One test of so many is in the sample.
 const ONE_OF: usize = 9;
 
-/// Tests in the sample that take a way of their own: products whose leading axes broadcast crosswise, and
-/// a mask of half precision.
+/// Tests in the sample that have separate code paths: matmuls whose leading axes broadcast in both directions, and a
+/// mask of half precision.
 const ALWAYS: [&str; 2] =
     ["test_matmul_bcast", "test_attention_4d_gqa_with_past_and_present_fp16_expanded"];
 

@@ -202,7 +202,7 @@ impl Generator {
                 self.add(op, json!({}), &[x, &other]);
             }
             4 | 5 if rank > 0 => {
-                // Multiples of 16 have products of 8-bit floats.
+                // Multiples of 16 are multiplied as 8-bit floats.
                 let width = if self.random.flag() { 16 } else { 1 + self.random.below(8) };
                 let transposed = self.random.flag();
                 let inner = dims[rank - 1];

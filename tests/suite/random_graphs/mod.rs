@@ -60,7 +60,7 @@ struct Counts {
     /// Without a plan, by the code of the message, before options came in and with them.
     refused: BTreeMap<String, u64>,
     excluded: BTreeMap<String, u64>,
-    /// Of those compared: with products of 8-bit floats, and with masks that are drawn.
+    /// Of those compared: with matmuls of 8-bit floats, and with random masks.
     narrow: u64,
     masked: u64,
     /// Elements of gradients that were compared with finite differences, and of those that have a kink too near.
@@ -134,7 +134,7 @@ impl Case {
         let micro_steps = ranks * accumulation;
         let close = match precision {
             "fp32" => 1e-3,
-            // A product's operand may be rounded to the next one of few numbers.
+            // A matmul's operand may be rounded to an adjacent 8-bit float.
             "fp8" => 0.3,
             _ => 5e-2,
         };

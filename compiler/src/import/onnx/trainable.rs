@@ -278,8 +278,8 @@ impl Trainable<'_> {
         self.is_module_tensor(name) && matches!(last, "running_mean" | "running_var")
     }
 
-    /// Whether an initializer that the exporter does not list is what its optimization made of a
-    /// parameter: the weight of a product, or a lookup of an embedding at fixed positions.
+    /// Whether an initializer that the exporter does not list is what its optimization made of a parameter: the weight
+    /// of a matmul, or a lookup of an embedding at fixed positions.
     fn is_folded_weight(&self, name: &str) -> bool {
         self.weights.contains(name) || name.starts_with("embedding")
     }

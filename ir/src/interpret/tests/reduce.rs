@@ -1,4 +1,4 @@
-//! Reductions and matrix products.
+//! Reductions and matmuls.
 
 use super::super::EvalError;
 use super::{assert_close, eval1, f32s, f64s, i64s, noise, try_eval};

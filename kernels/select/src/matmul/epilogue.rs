@@ -19,7 +19,7 @@ use frit_ir::{DType, Graph, Node, Op, ValueId};
 /// Elements that rows of what an epilogue reads or writes are multiples of.
 const ROW_ALIGNMENT: usize = 8;
 
-/// The nodes of a body with one product.
+/// The nodes of a body with one matmul.
 struct Parts<'a> {
     body: &'a Graph,
     product: &'a Node,
@@ -30,7 +30,7 @@ struct Parts<'a> {
     rest: Vec<&'a Node>,
 }
 
-/// The launches of a body that is a product with such an epilogue; `None` if it is none.
+/// The launches of a body that is a GEMM with such an epilogue; `None` if it is not.
 pub(crate) fn cuda(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let is_work = |n: &&Node| !n.op.is_leaf() && !matches!(n.op, Op::Reshape(_));
     let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(is_work).collect();
@@ -81,7 +81,7 @@ impl Parts<'_> {
         self.body.outputs.iter().any(|o| o.value == v)
     }
 
-    /// The product written to `d`, without an epilogue; `None` if it is several, or empty.
+    /// The GEMM written to `d`, without an epilogue; `None` if it is a batch, or empty.
     fn gemm(&self, a: &mut Assembler<'_>, d: Pointer, d_type: DType) -> Option<Gemm> {
         let inputs = [0, 1].map(|i| self.product.inputs[i]);
         let [left, right] = inputs.map(|v| self.body.ty(v));
@@ -124,7 +124,7 @@ impl Parts<'_> {
         Some([in_a, Matrix { transposed: true, ..in_b }])
     }
 
-    /// The product of 8-bit floats, and a bias that is added to it.
+    /// The GEMM of 8-bit floats, and a bias that is added to it.
     fn rounded(&self, a: &mut Assembler<'_>, add: Option<&Node>) -> Option<()> {
         let product = self.product.outputs[0];
         let ty = self.body.ty(product);
@@ -141,7 +141,7 @@ impl Parts<'_> {
         Some(())
     }
 
-    /// The vector that a node adds to the product, which nothing else reads.
+    /// The vector that a node adds to the matmul, provided that nothing else reads the matmul.
     fn bias(&self, a: &mut Assembler<'_>, add: &Node) -> Option<Pointer> {
         let product = self.product.outputs[0];
         let (ty, bias) = (self.body.ty(product), self.other(add, product)?);
@@ -154,7 +154,7 @@ impl Parts<'_> {
         a.read(fits.then(|| self.base(bias))?)
     }
 
-    /// Gelu of the product, or of its sum with a bias.
+    /// GELU of the matmul, or of its sum with a bias.
     fn gelu(&self, a: &mut Assembler<'_>, add: Option<&Node>, gelu: &Node) -> Option<()> {
         let product = self.product.outputs[0];
         let ty = self.body.ty(product);
@@ -186,7 +186,7 @@ impl Parts<'_> {
         Some(())
     }
 
-    /// The product times the derivative of gelu, and the sum of its rows.
+    /// The matmul times the derivative of GELU, and the sum of its rows.
     fn gelu_grad(&self, a: &mut Assembler<'_>, grad: &Node, sum: Option<&Node>) -> Option<()> {
         let product = self.product.outputs[0];
         let ty = self.body.ty(product);
@@ -229,7 +229,7 @@ impl Parts<'_> {
         Some(())
     }
 
-    /// The product, and the sum of an operand over the contracted axis.
+    /// The matmul, and the sum of an operand over the contracted axis.
     fn sum(&self, a: &mut Assembler<'_>, sum: &Node) -> Option<()> {
         let ty = self.body.ty(self.product.outputs[0]);
         let dtype = self.body.ty(self.product.inputs[0]).dtype;

@@ -27,7 +27,7 @@ fn product(trans_a: bool, trans_b: bool, out: Option<DType>) -> Op {
     Op::MatMul(MatMul { trans_a, trans_b, out })
 }
 
-/// Runs a body on random operands; its only launch is a product with this epilogue.
+/// Runs a body on random operands; its only launch is a GEMM with this epilogue.
 fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool) {
     let selected = frit_select::cuda(body).unwrap_or_else(|| panic!("no launches for\n{body}"));
     let [Launch::Choice(candidates)] = &selected.launches[..] else {
@@ -118,7 +118,7 @@ fn what_the_library_has_not_is_no_epilogue() {
     ] {
         assert!(frit_select::cuda(&body).is_none(), "{body}");
     }
-    // The sum is that of the axis that the product keeps.
+    // The sum runs over the axis that the matmul keeps.
     let mut body = Body::new();
     let v = inputs(&mut body, &[(DType::BF16, &[6, 6])]);
     let sums = sum(&mut body, v[0], 6, Some(DType::F32));

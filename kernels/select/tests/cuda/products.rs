@@ -4,13 +4,13 @@ use crate::memory::load;
 use frit_ir::DType;
 use frit_ir::plan::{Epilogue, Gemm, Matrix};
 
-/// Where element (`row`, `column`) of product `batch` is.
+/// Index of element (`row`, `column`) of matrix `batch`.
 fn place(matrix: &Matrix, batch: usize, row: usize, column: usize) -> usize {
     let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
     batch * matrix.batch_stride + row * matrix.row_stride + column
 }
 
-/// Where element `i` of the results of all products is.
+/// Index of element `i` of the results of all GEMMs.
 pub(crate) fn place_of(gemm: &Gemm, i: usize) -> usize {
     let (row, column) = (i / gemm.n, i % gemm.n);
     place(&gemm.d, row / gemm.m, row % gemm.m, column)
@@ -46,7 +46,7 @@ fn check(gemm: &Gemm) {
     }
 }
 
-/// What a product gives, before it is rounded.
+/// The result of a GEMM, before it is rounded.
 #[derive(Default)]
 pub(crate) struct Done {
     /// By batch, row and column.

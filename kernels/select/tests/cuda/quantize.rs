@@ -57,8 +57,8 @@ fn values_are_those_of_the_interpreter_bit_by_bit() {
     check_body(&body.outputs(&results), &[zeros], 0.0);
 }
 
-/// A product of rounded operands, in e4m3 and `to`, and the magnitude of the one that `amax` says; a bias and
-/// gelu behind it.
+/// A GEMM of quantized operands, in e4m3 and `to`, and the magnitude of the one that `amax` says; a bias and gelu
+/// behind it.
 pub(crate) fn product(op: MatMul, to: DType, amax: usize, bias: bool, gelu: bool) -> Graph {
     let [m, n, k] = [32, 80, 48];
     let mut body = Body::new();

@@ -11,7 +11,7 @@ use frit_ir::{Node, ValueId};
 impl Differentiate for MatMul {
     fn vjp_first(&self, b: &mut Builder<'_>, node: &Node, dy: ValueId) -> Gradients {
         let x = &node.inputs;
-        // Gradients run in the dtype of the product's operands.
+        // Gradients are computed in the dtype of the matmul's operands.
         let dtype = b.ty(x[0]).dtype;
         let dy = b.cast(dy, dtype)?;
         let mut gradients = vec![None; 2];
@@ -24,7 +24,7 @@ impl Differentiate for MatMul {
         }
         if b.needs(1) {
             let (mut a, mut dy) = (x[0], dy);
-            // One weight for all rows: leading axes are rows of one product.
+            // One weight for all rows: leading axes are rows of one matmul.
             if !self.trans_a && b.ty(x[1]).shape.rank() == 2 {
                 a = rows(b, a)?;
                 dy = rows(b, dy)?;

@@ -127,7 +127,7 @@ fn norms_bound_products_more_closely_than_intervals() {
     );
     let all = ranges(&text);
     let (normalized, product) = (all[0], all[3]);
-    // √16 · 0.5 and a bias; the interval alone would allow √16 times as much after the product.
+    // √16 · 0.5 and a bias; the interval alone would allow √16 times as much after the matmul.
     assert!(normalized.max_abs() <= 2.5);
     let column = numbers(128, 1).iter().map(|x| 0.5 * x.abs()).sum::<f64>() / 8.0;
     assert!(product.max_abs() < normalized.max_abs() * column * 1.5, "{product:?} {column}");

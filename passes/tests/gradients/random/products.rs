@@ -1,4 +1,4 @@
-//! Matrix products and attention.
+//! Matmuls and attention.
 
 use super::super::{add, check, constant, single};
 use super::{Random, numel};

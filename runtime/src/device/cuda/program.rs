@@ -410,7 +410,7 @@ fn refused(reason: &str) -> RunError {
     RunError::Plan { path: layout::PLAN.into(), reason: reason.into() }
 }
 
-/// A product of which an extent is zero: nothing, or zeros.
+/// A GEMM with an extent of zero: nothing, or zeros.
 fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
     let numel = gemm.m * gemm.n * gemm.batch;
     let dense =

@@ -45,7 +45,7 @@ fn work(folder: &Path, number: usize) {
         if let Some(found) = content(&tuning_path) {
             let read = Tuning::parse(&found);
             assert!(read.is_some(), "{} bytes in round {round}", found.len());
-            // Of one writer: the algorithms of all products are its number.
+            // All algorithms come from one writer: their value is the number of its thread.
             let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
             let products = found["device"].as_object().unwrap().values();
             let writers: Vec<u64> =

@@ -172,7 +172,7 @@ impl Tuning {
         self.0.entry(device.into()).or_default().insert(key, measured);
     }
 
-    /// Whether the choice for every product and operation is known, and can still be made ready.
+    /// Whether the choice for every GEMM and operation is known and can still be prepared.
     pub(super) fn is_complete(&self, driver: &impl Driver, program: &Program) -> bool {
         let device = device(driver);
         let key = |i: usize| program.products[i].0.to_string();
@@ -181,7 +181,7 @@ impl Tuning {
             && program.operations.iter().all(|o| self.knows(driver, &device, &o.operation))
     }
 
-    /// Whether a product with an epilogue was compared with its fallback, or has no algorithm.
+    /// Whether a GEMM with an epilogue was compared with its fallback, or has no algorithm.
     fn is_compared(&self, device: &str, key: &str) -> bool {
         let measured = self.0.get(device).and_then(|all| all.get(key));
         measured.is_some_and(|m| {
@@ -200,11 +200,11 @@ impl Tuning {
         })
     }
 
-    /// Measures the products whose algorithm is not known, on the addresses of their first task; an algorithm that
-    /// fails is passed over. Returns whether there were any.
+    /// Measures the GEMMs whose algorithm is not known, on the addresses of their first task; an algorithm that fails
+    /// is passed over. Returns whether there were any.
     ///
     /// # Errors
-    /// A product that no algorithm computes, or a call that failed.
+    /// A GEMM that no algorithm computes, or a failed call.
     pub(super) fn measure_products<D: Driver, W: Fn(EventHandle) -> Result<(), RunError>>(
         &mut self,
         bench: &Bench<'_, D, W>,
@@ -253,8 +253,8 @@ impl Tuning {
         Ok(changed)
     }
 
-    /// Compares products with an epilogue with their fallbacks, from graphs as in a step, where that was not done.
-    /// The products are ready, with the algorithms that were chosen. Returns whether there were any.
+    /// Compares GEMMs with an epilogue with their fallbacks, in CUDA graphs as in a step, where that was not done. The
+    /// GEMMs are prepared with their selected algorithms. Returns whether there were any.
     ///
     /// # Errors
     /// A call that failed.
@@ -292,10 +292,10 @@ impl Tuning {
         Ok(changed)
     }
 
-    /// Makes every product that has an algorithm ready with it.
+    /// Prepares every GEMM that has an algorithm with it.
     ///
     /// # Errors
-    /// A product that was not measured, or that the library refuses.
+    /// A GEMM that was not measured, or that the library refuses.
     pub(super) fn prepare_products(
         &self,
         driver: &impl Driver,

@@ -1,4 +1,4 @@
-//! Einsum as transposes, products and sums.
+//! Einsum as transposes, matmuls and sums.
 //!
 //! Operands are contracted from left to right. A label that occurs in only one operand and not in the result is summed first.
 //! Labels that two operands share are batch axes if a later operand or the result needs them, else they are contracted.

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Matmuls.
 
 use super::super::context::{Fault, NodeContext, Outcome, misfit};
 use super::{Operator, one, op};

@@ -1,4 +1,4 @@
-//! Tables that are stored a second time, as the right operand of a product.
+//! Tables that are stored a second time, as the right operand of a matmul.
 
 use super::build::*;
 use crate::import::onnx::messages::*;
