@@ -17,12 +17,12 @@ struct Shape {
     matrices: usize,
     rows: usize,
     cols: usize,
-    /// Rows of all matrices in the state, which has none of a vector.
+    /// Rows of all matrices in the state; 0 for a vector.
     state_lines: usize,
-    /// Rows of all matrices; a vector is one.
+    /// Rows of all matrices; 1 for a vector.
     lines: usize,
     numel: usize,
-    /// Elements of a part of the flat tensor.
+    /// Elements of the flat tensor's part.
     len: usize,
     share: f64,
 }
@@ -48,7 +48,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     match op.part {
         AdafactorPart::Sums => sums(a, &shape, &at, to[0], op.state_len()),
         AdafactorPart::Moments => {
-            // Usually the same place.
+            // No copy where the state is updated in place.
             a.copy_bytes(to[0], at[3], op.state_len() * 4);
             moments(a, &shape, &at, &to);
         }
@@ -110,7 +110,7 @@ fn total_of(a: &mut Assembler<'_>, s: &Shape, to: Pointer, of_lines: Pointer) {
     a.run(kernel("adafactor_total").pointers([to, of_lines]).i64(s.lines).f64(s.share));
 }
 
-/// The means of the rows' moments.
+/// Computes the mean of each matrix's row moments.
 fn means(a: &mut Assembler<'_>, s: &Shape, state: Pointer) -> Pointer {
     let means = a.scratch(s.matrices * SUM);
     if s.rows > 0 {

@@ -10,10 +10,11 @@ use frit_ir::plan::{Candidate, CandidateName, Launch, Launches, OperationLaunch,
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
 
-/// Alignment of what lies in scratch memory, in bytes.
+/// Alignment of scratch memory, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Adds the launches of a node; `None` if there are none. `None`, and nothing added, if its operation is of another family.
+/// Adds the launches of a node; `None` if there are none. `None`, and nothing added, if its operation belongs to
+/// another family.
 type Cuda = fn(&mut Assembler<'_>, &Node) -> Option<()>;
 
 /// The families of operations that launches compute one by one.
@@ -33,7 +34,7 @@ const FAMILIES: &[Cuda] = &[
     reduce::cuda,
 ];
 
-/// Launches in the making.
+/// Builder for the launches of a body.
 pub(super) struct Assembler<'a> {
     body: &'a Graph,
     places: HashMap<ValueId, Pointer>,
@@ -68,7 +69,7 @@ impl<'a> Assembler<'a> {
             nodes.drain(..taken.max(1));
         }
         for (i, output) in body.outputs.iter().enumerate() {
-            // An operand that is a result, or one value that is two.
+            // A result that is an operand, or a value that is two results, is copied.
             let (to, from) = (Pointer::Write(i, 0), self.read(output.value)?);
             if to != from {
                 self.copy_bytes(to, from, self.ty(output.value).bytes());
@@ -87,7 +88,7 @@ impl<'a> Assembler<'a> {
         FAMILIES.iter().find_map(|cuda| cuda(self, node))
     }
 
-    /// Whether the body is one operation.
+    /// Whether the body has a single operation.
     pub(super) fn is_alone(&self) -> bool {
         self.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count() == 1
     }
@@ -96,7 +97,7 @@ impl<'a> Assembler<'a> {
         self.body.ty(value)
     }
 
-    /// Where a value is; a constant of equal elements is written into scratch memory first.
+    /// The location of a value; a constant of equal elements is first written to scratch memory.
     pub(super) fn read(&mut self, value: ValueId) -> Option<Pointer> {
         if let Some(place) = self.places.get(&value) {
             return Some(*place);
@@ -109,12 +110,12 @@ impl<'a> Assembler<'a> {
         Some(at)
     }
 
-    /// The element that a constant consists of, if all are equal.
+    /// The element of a constant whose elements are all equal.
     pub(super) fn splat(&self, value: ValueId) -> Option<f64> {
         self.body.constant(value)?.as_splat()
     }
 
-    /// Where a value is to be written: its result, or scratch memory if it is none.
+    /// Where a value is written: its result or, for an intermediate value, scratch memory.
     pub(super) fn write(&mut self, value: ValueId) -> Pointer {
         let output = self.body.outputs.iter().position(|o| o.value == value);
         let at = match output {
@@ -125,14 +126,14 @@ impl<'a> Assembler<'a> {
         at
     }
 
-    /// Whether other nodes or the task read the value, apart from `reader`.
+    /// Whether the value is a result or is read by a node other than `reader`.
     pub(super) fn is_read_elsewhere(&self, value: ValueId, reader: &Node) -> bool {
         let reads = |n: &Node| n.inputs.iter().filter(|v| **v == value).count();
         let all: usize = self.body.nodes().map(|(_, n)| reads(n)).sum();
         all > reads(reader) || self.body.outputs.iter().any(|o| o.value == value)
     }
 
-    /// Scratch memory for the rest of the kernel.
+    /// Allocates scratch memory for the rest of the kernel.
     pub(super) fn scratch(&mut self, bytes: usize) -> Pointer {
         let at = self.selected.scratch_bytes;
         self.selected.scratch_bytes += bytes.next_multiple_of(ALIGNMENT);
@@ -148,13 +149,13 @@ impl<'a> Assembler<'a> {
         self.selected.launches.len()
     }
 
-    /// Takes the launches from this one on out.
+    /// Removes and returns the launches from `begin` on.
     pub(super) fn take_launches(&mut self, begin: usize) -> Vec<Launch> {
         self.selected.launches.split_off(begin)
     }
 
-    /// Makes the launches from `begin` on the fallback of a candidate that an operation of cuDNN computes, with what
-    /// runs before and after it.
+    /// Turns the launches from `begin` on into the fallback of a candidate that consists of a cuDNN operation and the
+    /// launches before and after it.
     pub(super) fn candidate_operation(
         &mut self,
         begin: usize,
@@ -178,7 +179,7 @@ impl<'a> Assembler<'a> {
         }
     }
 
-    /// Writes one element everywhere.
+    /// Fills a tensor with one element.
     pub(super) fn fill(&mut self, to: Pointer, ty: &TensorType, element: f64) -> Option<()> {
         let bytes = Tensor::splat(TensorType::scalar(ty.dtype), element).to_bytes();
         if ty.bytes() == 0 {
@@ -203,7 +204,7 @@ impl<'a> Assembler<'a> {
     }
 }
 
-/// A candidate that a library computes, and the fallback.
+/// A choice between a library's candidate and the fallback.
 pub(super) fn choice(
     library: CandidateName,
     launches: Vec<Launch>,

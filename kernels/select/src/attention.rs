@@ -13,20 +13,20 @@ use frit_ir::plan::{Argument, Pointer};
 use frit_ir::strided::{self, Strided};
 use frit_ir::{DType, Graph, Node, Op, Shape, TensorType};
 
-/// Warps of the blocks of all kernels.
+/// Warps per block, for all kernels.
 const WARPS: usize = 4;
-/// Elements between the end of a row of a tile and the next row, as in `attention.cuh`.
+/// Padding elements after each row of a tile, as in `attention.cuh`.
 const PAD: usize = 8;
-/// The largest head whose sums fit the registers of the kernels for tensor cores.
+/// The largest head size whose accumulators fit the registers of the tensor core kernels.
 const MAX_HEAD: usize = 256;
 /// Shared memory that a block can have on sm_80 and later data center GPUs, in bytes.
 const MAX_SHARED: usize = 163 << 10;
-/// What every GPU from sm_80 on has, the smaller ones too.
+/// Shared memory per block that every GPU from sm_80 on has.
 const LEAST_SHARED: usize = 99 << 10;
 /// Rows of the tiles of the plain kernels, as in `attention_plain.cuh`.
 const PLAIN_TILE: usize = 32;
 
-/// What all kernels of one attention share.
+/// Sizes, types and mask that all kernels of one attention share.
 pub(super) struct Setting<'a> {
     pub(super) dims: Dims,
     pub(super) element: DType,
@@ -42,7 +42,7 @@ pub(super) struct Setting<'a> {
     pub(super) v: View,
 }
 
-/// An operand or result and the distances between its batches, heads and rows, in elements.
+/// An operand or result and the strides of its batches, heads and rows, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     pub(super) at: Pointer,
@@ -92,8 +92,8 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     }
 }
 
-/// A body of one attention, or gradient, and layout operations that strides stand for; `None`, and
-/// nothing launched, if it is no such body, or the kernels that take strides do not compute it.
+/// Selects for a body of one attention, or its gradient, and layout operations that strides express; `None`, and
+/// nothing added, if the body is not of this form or the strided kernels do not support it.
 pub(super) fn cuda_strided(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let is_attention = |n: &&Node| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_));
     let mut attentions = body.nodes().map(|(_, n)| n).filter(is_attention);
@@ -143,7 +143,7 @@ impl<'a> Setting<'a> {
             c_type(ty.dtype)?;
             let full = Shape::from([dims.b, dims.h, dims.t, dims.s]);
             mask_strides = ty.shape.broadcast_strides(&full)?;
-            // Places within a head are counted in 32 bits.
+            // Kernels index scores of a head with 32 bits.
             i32::try_from(dims.t * dims.s).ok()?;
             operand = Some((a.read(*mask)?, ty));
         }
@@ -161,7 +161,7 @@ impl<'a> Setting<'a> {
         })
     }
 
-    /// Whether tensor cores multiply these elements.
+    /// Whether tensor cores multiply this element type.
     fn has_tensor_cores(&self) -> bool {
         let largest = self.dims.d.max(self.dims.e);
         self.element.is_low_precision() && largest <= MAX_HEAD
@@ -181,7 +181,7 @@ impl<'a> Setting<'a> {
         (self.dims.d.next_multiple_of(16), self.dims.e.next_multiple_of(16))
     }
 
-    /// A kernel with the definitions that all have.
+    /// A kernel with the common definitions.
     fn kernel(&self, file: &'static str, entry: &'static str) -> Option<SourceKernel> {
         let (kind, mask) = match self.mask {
             None => ("NO_MASK", "f32"),
@@ -200,7 +200,7 @@ impl<'a> Setting<'a> {
         Some(kernel)
     }
 
-    /// A kernel for tensor cores, with tiles of `rows` · 16 rows per warp.
+    /// A tensor core kernel with `rows` · 16 rows per warp.
     fn tiled(&self, file: &'static str, entry: &'static str, rows: usize) -> Option<SourceKernel> {
         let folded = self.mask.is_none() && self.scale > 0.0;
         let (d, e) = self.padded();
@@ -218,7 +218,7 @@ impl<'a> Setting<'a> {
         )
     }
 
-    /// The mask (or any pointer, if there is none), the sizes and the scale.
+    /// Adds the arguments mask (any pointer if there is none), sizes and scale.
     fn finish(&self, kernel: SourceKernel) -> SourceKernel {
         let d = &self.dims;
         let mut words = vec![d.h as i64, d.g as i64, d.t as i64, d.s as i64];
@@ -239,7 +239,7 @@ impl<'a> Setting<'a> {
         let heads = self.dims.b * self.dims.h;
         let (d, e) = self.padded();
         let (kernel, block) = if self.has_tensor_cores() {
-            // Masks need registers too.
+            // Masks also need registers.
             let (rows, keys) = match d.max(e) {
                 ..=64 => (2, 64),
                 65..=128 if self.mask.is_none() => (2, 32),
@@ -269,7 +269,7 @@ impl<'a> Setting<'a> {
         Some(())
     }
 
-    /// Rows of a warp and of a block of the plain kernels.
+    /// Rows per warp and per block of the plain kernels.
     fn plain_rows(&self) -> (usize, usize) {
         let small = self.wide() == DType::F32 && self.dims.d.max(self.dims.e) <= MAX_HEAD;
         let rows = if small { 4 } else { 1 };
@@ -328,11 +328,11 @@ impl<'a> Setting<'a> {
         let largest = d.max(e);
         let size = self.element.size();
         let (row_d, row_e) = ((d + PAD) * size, (e + PAD) * size);
-        // Both sides hold one row of keys and values or queries and output gradients.
+        // Each kernel stores rows of keys and values, or of queries and output gradients.
         let shared = |block: usize, tile: usize| (block + 2 * tile) * (row_d + row_e);
         let keys = self.dims.b * self.dims.g * self.dims.s;
         if keys > 0 {
-            // Masks need registers too, and with large heads the sums for both do not fit them.
+            // Masks also need registers; with large heads the accumulators of both gradients do not fit.
             let masked = self.mask.is_some();
             let most = match largest {
                 ..=64 if !masked => 64,
@@ -344,7 +344,7 @@ impl<'a> Setting<'a> {
             let fits = largest <= if masked { 64 } else { 128 };
             let wants: &[(u8, u8)] = if fits { &[(1, 1)] } else { &[(1, 0), (0, 1)] };
             for (k, v) in wants {
-                // Gradients of values alone need no values.
+                // The gradient of values alone does not read values.
                 let without = if *k == 0 { block * row_e } else { 0 };
                 let tile = tile(most, |tile| shared(block, tile) - without);
                 let kernel = self
@@ -413,7 +413,7 @@ impl<'a> Setting<'a> {
         Some(())
     }
 
-    /// Bytes of a block of both operands of either side, and of a tile of the other.
+    /// Shared bytes of a block of rows of both operands and of a tile of the operands streamed past them.
     fn plain_shared(&self, block: usize) -> usize {
         (block + PLAIN_TILE) * (self.dims.d + self.dims.e + 2) * self.wide().size()
     }
@@ -458,7 +458,7 @@ fn tile(most: usize, shared: impl Fn(usize) -> usize) -> usize {
 }
 
 impl SourceKernel {
-    /// So many bytes of dynamic shared memory per block; `None` if no GPU has them.
+    /// Sets the bytes of dynamic shared memory per block; `None` if no GPU has that many.
     fn shared(mut self, bytes: usize) -> Option<Self> {
         self.shared_bytes = u32::try_from(bytes).ok()?;
         (bytes <= MAX_SHARED).then_some(self)

@@ -11,17 +11,17 @@ use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::batch_norm::BatchNorm;
 
-/// Threads of a block, as in `batch_norm.cu`.
+/// Threads per block, as in `batch_norm.cu`.
 const BLOCK: usize = 512;
-/// Packs of elements that a thread takes at least, where several blocks share a channel.
+/// Minimum vectors per thread, where several blocks share a channel.
 const PACKS: usize = 4;
-/// With so many blocks the GPU is busy; more than `MOST_PARTS` never share a channel.
+/// Blocks that occupy the GPU; at most `MOST_PARTS` of them share a channel.
 const BUSY: usize = 1024;
 const MOST_PARTS: usize = 64;
 /// Two f64.
 const PART_BYTES: usize = 16;
 
-/// The batch normalization of images.
+/// A batch normalization of images.
 pub(super) struct Norm<'a> {
     pub(super) x: &'a TensorType,
     /// The type of scale, bias and statistics.
@@ -75,7 +75,7 @@ impl Norm<'_> {
         self.x.shape.dims()[0] * self.size()
     }
 
-    /// Elements that are moved at once.
+    /// Elements per vector access.
     fn width(&self) -> usize {
         let most = 16 / self.x.dtype.size();
         (0..).map(|i| most >> i).find(|w| self.size().is_multiple_of(*w)).unwrap_or(1)
@@ -90,7 +90,7 @@ impl Norm<'_> {
         Some(kernel)
     }
 
-    /// Sums of the parts of each channel, if it has several, of what is `summed`; then the results.
+    /// Launches the partial sums of `summed` over each channel, where several blocks share one; then the results.
     fn launches(
         &self,
         a: &mut Assembler<'_>,

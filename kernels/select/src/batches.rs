@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(of(&[4, 5], &[4, 5]), one(20, [1, 1, 1]));
         assert_eq!(of(&[4, 5], &[1, 1]), one(20, [1, 0, 1]));
         assert_eq!(of(&[1, 5], &[5]), one(5, [1, 1, 1]));
-        // The heads' matrices are the same in every batch.
+        // The matrices of the heads are shared by all batches.
         let shared = of(&[2, 5], &[1, 5]);
         assert_eq!((shared.len, shared.steps), (5, [1, 1, 1]));
         assert_eq!(shared.runs, [[0, 0, 0], [5, 0, 5]]);

@@ -18,11 +18,11 @@ use frit_kernels::routine::Routine;
 
 /// With more groups than this, the GEMMs are too small.
 const MANY_GROUPS: usize = 16;
-/// Scratch memory for columns, about, in bytes.
+/// Approximate scratch memory for columns, in bytes.
 const COLUMNS_BYTES: usize = 64 << 20;
 
-/// A convolution of `x[images, channels, size]` by `w[filters, channels / groups, taps]` to
-/// `y[images, filters, positions]`; places are of operands and of the result.
+/// A convolution of `x[images, channels, size]` by `w[filters, channels / groups, taps]` to `y[images, filters,
+/// positions]`.
 pub(super) struct Conv<'a> {
     pub(super) window: &'a Window,
     pub(super) groups: usize,
@@ -32,7 +32,7 @@ pub(super) struct Conv<'a> {
     pub(super) size: &'a [usize],
     pub(super) taps: &'a [usize],
     pub(super) positions: usize,
-    /// Elements of operands and of the result.
+    /// Element types of the operands and of the result.
     pub(super) element: DType,
     pub(super) out: DType,
 }
@@ -65,7 +65,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     if out.shape.numel() == 0 {
         return Some(());
     }
-    // Sums of nothing.
+    // Empty sums are zero.
     if types[0].shape.numel() == 0 || types[1].shape.numel() == 0 {
         return a.fill(to, out, 0.0);
     }
@@ -83,7 +83,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 }
 
 impl Conv<'_> {
-    /// Rows of the columns of all groups, and of one.
+    /// Rows of the columns: of all groups, and of one.
     fn rows(&self) -> (usize, usize) {
         let rows = self.channels * self.taps.iter().product::<usize>();
         (rows, rows / self.groups)
@@ -103,7 +103,7 @@ impl Conv<'_> {
             && zeros(&self.window.high)
     }
 
-    /// Images whose columns, of elements of this type, are held at a time.
+    /// Images whose columns, of this element type, are in scratch memory at a time.
     fn chunk(&self, dtype: DType) -> usize {
         let bytes = self.rows().0 * self.positions * dtype.size();
         (COLUMNS_BYTES / bytes.max(1)).clamp(1, self.images)
@@ -193,7 +193,7 @@ impl Conv<'_> {
         Some(())
     }
 
-    /// The gradient of images that are their own columns.
+    /// The input gradient where the columns are the image itself.
     fn plain_grad_input(
         &self,
         a: &mut Assembler<'_>,
@@ -278,7 +278,7 @@ impl Conv<'_> {
         let chunk = self.chunk(self.element);
         let chunks = self.images.div_ceil(chunk);
         let n = self.filters * group_rows;
-        // Positions of all images of a chunk are contracted at once: both sides have them in rows.
+        // One GEMM contracts the positions of all images of a chunk, so both operands have them along rows.
         let columns = a.scratch(rows * chunk * positions * bytes);
         let gradients = a.scratch(self.filters * chunk * positions * bytes);
         let (sums, sum_type) = match chunks {

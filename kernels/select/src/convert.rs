@@ -8,7 +8,7 @@ use frit_ir::plan::Pointer;
 use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 
-/// Elements that a thread converts in a step, at most.
+/// Maximum elements that a thread converts per step.
 const WIDTH: usize = 8;
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {

@@ -10,7 +10,7 @@ use frit_ir::{DType, Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::embedding::{Embedding, IndexElem};
 
-/// Bytes that a thread moves in a step.
+/// Bytes that a thread moves per step.
 const STEP_BYTES: usize = 16;
 /// Sorted positions that a block sums, as in `embedding_grad.cu`.
 const RUN: usize = 64;
@@ -75,7 +75,7 @@ fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
             .i64(size)
             .pointer(Pointer::Fault),
     );
-    // Positions outside of the table have the row behind its last.
+    // Positions with an index outside the table are sorted behind its last row.
     let sorted = sort::sort(a, rows, count, size)?;
     let wide = if dy.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let runs = count.div_ceil(RUN);

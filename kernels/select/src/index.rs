@@ -15,7 +15,7 @@ use frit_kernels::routine::index::Combine;
 use frit_kernels::routine::index::Indexed;
 
 impl SourceKernel {
-    /// The grid of places: of their tuples of indices, of their bases, and the axes of a tuple.
+    /// Adds the axes of the grid with the strides of its index tuples and of its bases, and the axes of a tuple.
     fn places(self, indexed: &Indexed) -> Option<Self> {
         let along = |strides: &[usize]| {
             let strides = strides.iter().map(|s| *s as isize);
@@ -89,7 +89,7 @@ fn scatter(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let keys = a.scratch(count * DType::I32.size());
     let find = kernel("scatter_keys")?.threads(count).pointer(keys).pointer(at).places(&indexed)?;
     a.run(find.i64(count).i64(blocks).pointer(Pointer::Fault));
-    // Places outside of the data have the block behind its last.
+    // Indices outside the data are sorted behind its last block.
     let sorted = sort::sort(a, keys, count, blocks)?;
     let block = indexed.block / size;
     let apply = kernel("scatter_apply")?.threads(count * block).pointer(to).pointer(updates);
@@ -98,7 +98,7 @@ fn scatter(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     Some(())
 }
 
-/// The result with the data in it.
+/// Copies the data into the result.
 fn begin(a: &mut Assembler<'_>, data: ValueId, result: ValueId) -> Option<Pointer> {
     let ty = a.ty(data);
     let to = a.write(result);
@@ -122,7 +122,7 @@ pub(super) fn cpu(op: &Op, ins: &[&TensorType], _: &[&TensorType]) -> Option<Rou
     }
 }
 
-/// A scatter into its first operand, or, as there are then two operands alone, into one element everywhere.
+/// A scatter into its first operand or, with `fill` and only two operands, into a constant.
 fn scatter_routine(op: &Op, ins: &[&TensorType], fill: Option<f64>) -> Option<Routine> {
     let (f, indexed) = places::scattered(op, ins[0], ins[1])?;
     let combine = match f {
@@ -133,7 +133,7 @@ fn scatter_routine(op: &Op, ins: &[&TensorType], fill: Option<f64>) -> Option<Ro
         ScatterFn::Min => Combine::Min,
     };
     let dtype = ins[0].dtype;
-    // What is only moved may be of any type.
+    // Elements that are only copied may have any type.
     let elem = match combine {
         Combine::Replace => elem(dtype).unwrap_or(Elem::F32),
         _ => elem(dtype)?,
@@ -142,7 +142,7 @@ fn scatter_routine(op: &Op, ins: &[&TensorType], fill: Option<f64>) -> Option<Ro
     Some(Routine::Scatter { indexed, combine, elem, fill })
 }
 
-/// A body that is a scatter into one element everywhere.
+/// A body that is a scatter into a constant of equal elements.
 pub(super) fn cpu_scatter(body: &Graph) -> Option<Call> {
     let mut nodes = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
     let (Some(node), None) = (nodes.next(), nodes.next()) else { return None };

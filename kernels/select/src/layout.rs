@@ -9,7 +9,7 @@ use frit_ir::{Node, Op, Shape, Tensor, TensorType};
 use frit_kernels::routine::copy::StridedCopy;
 use frit_kernels::routine::{Part, Routine};
 
-/// An axis that both sides of a copy share: its size, and the distances of neighbors on either side.
+/// An axis of a copy: its size, and its strides in the target and the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     size: usize,
@@ -17,7 +17,7 @@ struct Axis {
     from: isize,
 }
 
-/// Sides of the tiles of `copy_transposed`.
+/// Side length of the tiles of `copy_transposed`.
 const TILE: usize = 32;
 /// Below this many elements along an axis, tiles are mostly empty.
 const MIN_TILE: usize = 8;
@@ -90,7 +90,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 }
 
 impl Assembler<'_> {
-    /// Copies a grid of elements of `size` bytes, with these distances in the target and the source.
+    /// Copies a grid of elements of `size` bytes, with these strides in the target and the source.
     pub(super) fn copy(
         &mut self,
         ends: (Pointer, Pointer),
@@ -149,7 +149,7 @@ fn copy(
     Some(())
 }
 
-/// The axes without those of one element; neighbors that both sides walk through as one are one.
+/// Drops axes of one element, and merges neighbors that are contiguous on both sides.
 fn merged(axes: impl Iterator<Item = Axis>) -> Vec<Axis> {
     let mut all: Vec<Axis> = Vec::new();
     for axis in axes.filter(|axis| axis.size != 1) {
@@ -164,7 +164,7 @@ fn merged(axes: impl Iterator<Item = Axis>) -> Vec<Axis> {
     all
 }
 
-/// The most bytes that can be moved at once, and the axes counted in that many.
+/// The widest possible access in bytes, and the axes in units of it.
 fn widened(mut axes: Vec<Axis>, ends: [Pointer; 2], size: usize) -> (usize, Vec<Axis>) {
     let Some((inner, outer)) = axes.split_last_mut() else { return (size, axes) };
     if (inner.to, inner.from) != (1, 1) {

@@ -81,7 +81,7 @@ fn gemm(
     };
     let to = a.write(result);
     let sum_type = a.ty(product.outputs[0]).dtype;
-    // A bias is added in its own type; what the library does not write is converted afterwards.
+    // A bias is added in its own type; a result type that the library does not write is converted afterwards.
     let direct = is_direct(left.dtype, out.dtype) && (bias.is_none() || sum_type == out.dtype);
     let wide = if left.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let (dtype, sum) = match direct {
@@ -134,12 +134,12 @@ pub(super) fn launch(gemm: Gemm) -> Option<Launch> {
     Some(with_epilogue(gemm, vec![Launch::Gemm(plain), add.launch()]))
 }
 
-/// A GEMM with an epilogue, and what computes the same where cuBLASLt has no algorithm for it.
+/// A GEMM with an epilogue, and its fallback where cuBLASLt has no algorithm for it.
 pub(super) fn with_epilogue(gemm: Gemm, fallback: Vec<Launch>) -> Launch {
     choice(CandidateName::Cublaslt, vec![Launch::Gemm(gemm)], fallback)
 }
 
-/// A matrix without gaps.
+/// A contiguous matrix.
 pub(super) fn matrix(
     at: Pointer,
     dtype: DType,
@@ -150,7 +150,7 @@ pub(super) fn matrix(
     Matrix { at, dtype, row_stride, batch_stride: 0, transposed, scale: None }
 }
 
-/// A sum of nothing: zeros, or the bias on every row.
+/// An empty sum: zeros, or the bias in every row.
 fn empty_sum(
     a: &mut Assembler<'_>,
     (epilogue, bias_type): (Epilogue, DType),
@@ -220,7 +220,7 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
     })
 }
 
-/// The GEMM, and where its runs over the leading axes begin, in matrices.
+/// The GEMM, and the first matrices of its batches over the leading axes.
 fn gemm_of(
     op: &MatMul,
     a: &TensorType,
@@ -230,7 +230,7 @@ fn gemm_of(
     let dims = op.dims(a, b);
     let (elem_in, elem_out) = (elem(a.dtype)?, elem(out.dtype)?);
     let matrix = |transposed: bool, rows: usize, cols: usize| {
-        // Dense as stored; read the other way round if transposed.
+        // Contiguous as stored; rows and columns are exchanged if transposed.
         if transposed {
             cpu::Operand::row_major(elem_in, cols, rows).transposed()
         } else {

@@ -8,7 +8,7 @@ use frit_ir::{Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::order::TopK;
 
-/// Longest lines that one warp looks through.
+/// Maximum length of a line that one warp scans.
 const SHORT: usize = 512;
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
@@ -20,7 +20,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let x = a.ty(node.inputs[0]);
     let from = a.read(node.inputs[0])?;
     let results: Vec<_> = node.outputs.iter().map(|v| a.write(*v)).collect();
-    // An index alone stands where elements would: nothing is written to them.
+    // If indices are the only result, their pointer is also passed for the values, which are not written.
     let (values, indices) = (results[0], *results.last()?);
     let dims = x.shape.dims();
     let outer: usize = dims[..axis].iter().product();

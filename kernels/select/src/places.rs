@@ -22,7 +22,7 @@ pub(super) fn gather(op: &Op, data: &TensorType, ids: &TensorType) -> Option<Ind
     }
 }
 
-/// Slices along an axis: the grid is what lies before the axis times the indices.
+/// Slices along an axis: the grid is the axes before it times the indices.
 fn along(axis: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
     let dims = data.shape.dims();
     let inner: usize = dims[axis + 1..].iter().product();
@@ -50,7 +50,7 @@ fn elements(axis: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed>
     })
 }
 
-/// Slices named by tuples of indices.
+/// Slices addressed by tuples of indices.
 fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> Option<Indexed> {
     let (depth, outer) = ids.shape.0.split_last()?;
     let (batches, grid) = outer.split_at(batch_dims);
@@ -67,7 +67,7 @@ fn tuples(batch_dims: usize, data: &TensorType, ids: &TensorType) -> Option<Inde
     })
 }
 
-/// Where a scatter into `data` by `ids` writes, and what an update does there.
+/// Where a scatter into `data` by `ids` writes, and how an update is combined.
 pub(super) fn scattered(
     op: &Op,
     data: &TensorType,

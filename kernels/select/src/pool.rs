@@ -15,8 +15,7 @@ use frit_kernels::routine::Routine;
 use frit_kernels::routine::pooling::Pooling;
 
 impl SourceKernel {
-    /// The structure `Window`: sizes of an image, positions of a window of these taps over it, and how
-    /// it slides.
+    /// The structure `Window` of the kernels: image sizes, output positions, taps, strides, dilations and padding.
     pub(super) fn window(
         mut self,
         window: &Window,

@@ -16,15 +16,15 @@ use frit_kernels::routine::{Float8, Routine};
 
 /// Sizes of a GEMM, and the rows of its operands, are multiples of it.
 pub(super) const ALIGNMENT: usize = 16;
-/// Rows and columns that a block turns around at once.
+/// Rows and columns of the tile that a block transposes.
 const TILE: usize = 64;
-/// The magnitude of the operand, and the inverse of its scale.
+/// Bytes of an amax, and of an inverse scale.
 const WORD_BYTES: usize = 4;
 
-/// Rounds a tensor of its own: values, and the latest magnitude.
+/// Quantizes a tensor that no GEMM reads as codes: its rounded values, and its amax.
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let Op::Quantize(op) = &node.op else { return None };
-    // Values take the place of 8-bit floats only where no GEMM is made for them.
+    // Rounded values are computed only in a body of their own; a GEMM in the body reads codes.
     if !a.is_alone() {
         return None;
     }
@@ -41,7 +41,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 }
 
 /// Quantizes an operand of a GEMM that is stored as a matrix of this shape, transposed if `turn` says so. Returns the
-/// codes, as rows without gaps. The latest magnitude is written where `latest` says.
+/// codes, as contiguous rows. The amax is written to `latest`.
 pub(super) fn codes(
     a: &mut Assembler<'_>,
     node: &Node,
@@ -72,7 +72,7 @@ pub(super) fn codes(
     Some(Matrix { at, dtype: op.to, row_stride, batch_stride: 0, transposed: false, scale })
 }
 
-/// A tensor that is rounded, and where its numbers are.
+/// A tensor being quantized, and the locations of its amax and scale.
 struct Rounding {
     from: Pointer,
     dtype: DType,
@@ -85,7 +85,7 @@ struct Rounding {
 }
 
 impl Rounding {
-    /// Puts down what finds the magnitude.
+    /// Adds the launch that computes the amax.
     fn new(
         a: &mut Assembler<'_>,
         node: &Node,

@@ -6,7 +6,7 @@ use frit_ir::ops::{Random, RandomFn, RandomMask};
 use frit_ir::{Node, Op, TensorType};
 use frit_kernels::routine::Routine;
 
-/// Elements that one block of the generator gives.
+/// Elements per block of the generator.
 const WORDS: usize = 4;
 
 pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
@@ -34,7 +34,7 @@ fn numbers(a: &mut Assembler<'_>, node: &Node, op: &Random) -> Option<()> {
     Some(())
 }
 
-/// A kernel for `n` elements, of which the first block may hold fewer.
+/// A kernel for `n` elements; the first block of the generator may be partial.
 fn draws(
     a: &mut Assembler<'_>,
     node: &Node,

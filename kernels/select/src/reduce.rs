@@ -11,21 +11,21 @@ use frit_kernels::routine::Routine;
 use frit_kernels::routine::cum_sum::SumElem;
 use frit_kernels::routine::reduce_axes::{Fold, ReduceAxes};
 
-/// Threads of a block of `reduce`, and how many results one takes where results lie together.
+/// Threads per block of `reduce`, and results per block where results are contiguous.
 const BLOCK: usize = 256;
 const LINE: usize = 32;
-/// Elements that are worth a block of their own.
+/// Minimum elements per block.
 const CHUNK: usize = 2048;
-/// With so many blocks the GPU is busy.
+/// Blocks that occupy the GPU.
 const BUSY: usize = 256;
 
-/// Blocks that sum one operand of `grad_stats`, at most, and what one leaves: two f64.
+/// Maximum blocks per operand of `grad_stats`, and the bytes of their partial results: two f64.
 const STATS_BLOCKS: usize = 1024;
 const STATS_BYTES: usize = 16;
-/// Elements that a block of it walks over at least.
+/// Minimum elements per block of `grad_stats`.
 const STATS_CHUNK: usize = 1 << 14;
 
-/// Non-finite elements and the sum of squares of all operands.
+/// Counts the non-finite elements of all operands, and sums the squares.
 fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let mut operands = Vec::new();
     for value in &node.inputs {
@@ -57,14 +57,14 @@ fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
 #[derive(Clone)]
 pub(super) struct Reduction {
     pub(super) f: ReduceFn,
-    /// Size and distance of the axes that stay.
+    /// Sizes and strides of the axes that are kept.
     kept: Vec<(usize, isize)>,
-    /// Of those that go.
+    /// Those of the reduced axes.
     gone: Vec<(usize, isize)>,
 }
 
 impl Reduction {
-    /// The reduction of an operand of this shape over the axes that are marked.
+    /// The reduction of an operand of this shape over the axes for which `gone` holds.
     pub(super) fn new(f: ReduceFn, dims: &[usize], gone: impl Fn(usize) -> bool) -> Reduction {
         let mut axes = [Vec::<(usize, isize)>::new(), Vec::new()];
         let mut stride = 1;
@@ -72,7 +72,7 @@ impl Reduction {
             if size != 1 {
                 let list = &mut axes[usize::from(gone(i))];
                 match list.last_mut() {
-                    // Neighbors that follow each other are one axis.
+                    // Contiguous neighboring axes are merged.
                     Some((inner, step)) if *inner as isize * *step == stride => *inner *= size,
                     _ => list.push((size, stride)),
                 }
@@ -91,7 +91,7 @@ impl Reduction {
         self.gone.iter().map(|(size, _)| size).product()
     }
 
-    /// Reduces `from` to `to`, with parts of long sums by several blocks.
+    /// Reduces `from` to `to`; several blocks share a long sum.
     pub(super) fn assemble(
         &self,
         a: &mut Assembler<'_>,
@@ -165,7 +165,7 @@ impl Reduction {
     }
 }
 
-/// What a fold of nothing gives, as the bits of an f64, or as an integer for integers.
+/// The result of an empty reduction, as the bits of an f64, or as an integer for integers.
 fn neutral(f: ReduceFn, dtype: DType) -> i64 {
     let (least, most) = match dtype {
         DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
@@ -198,7 +198,7 @@ pub(super) fn cuda(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     reduction.assemble(a, (to, y.dtype), (from, x.dtype))
 }
 
-/// Running sums; a warp takes a line.
+/// Running sums, with a warp per line.
 fn running(a: &mut Assembler<'_>, node: &Node, op: &CumSum) -> Option<()> {
     let x = a.ty(node.inputs[0]);
     let dims = x.shape.dims();

@@ -11,8 +11,8 @@ use frit_kernels::dtype::Elem;
 use frit_kernels::routine::Routine;
 use std::collections::HashMap;
 
-/// The routine of one operation for operands and results of these types; `None` if there is none, or the operation is of
-/// another family.
+/// The routine of one operation for operands and results of these types; `None` if there is none, or the operation
+/// belongs to another family.
 type Cpu = fn(&Op, &[&TensorType], &[&TensorType]) -> Option<Routine>;
 
 /// The families of operations that routines compute one by one.
@@ -31,7 +31,8 @@ const FAMILIES: &[Cpu] = &[
     reduce::cpu,
 ];
 
-/// A routine, and the byte of an operand or a result of the body at which each of its own begins.
+/// A routine, and for each of its operands and results the operand or result of the body and the byte at which it
+/// begins.
 pub(super) struct Call {
     pub(super) routine: Routine,
     pub(super) reads: Vec<(usize, usize)>,
@@ -66,7 +67,7 @@ pub(super) fn result(body: &Graph, value: ValueId) -> Option<usize> {
 /// The routine of a body; `None` if there is none.
 pub(super) fn select(body: &Graph) -> Option<plan::Routine> {
     let n_operands = inputs(body).len();
-    // A scatter into one element everywhere has a routine that needs no operand for it.
+    // A scatter into a constant has a routine that does not read the constant.
     let call = index::cpu_scatter(body).or_else(|| of_operands(&constants_as_operands(body)?))?;
     let source = |(i, at): &(usize, usize)| match i.checked_sub(n_operands) {
         None => Source::Operand(*i, *at),
@@ -83,7 +84,7 @@ pub(super) fn select(body: &Graph) -> Option<plan::Routine> {
     Some(plan::Routine { call: written(&call.routine), reads, writes })
 }
 
-/// A routine as a plan writes it down.
+/// A routine as it is stored in a plan.
 fn written(routine: &Routine) -> RoutineCall {
     let call = serde_json::to_value(routine).and_then(serde_json::from_value);
     call.expect("invariant: a routine has a name and parameters")
@@ -107,7 +108,7 @@ fn of_operands(body: &Graph) -> Option<Call> {
     })
 }
 
-/// A body that reads its constants from operands, behind those that it has.
+/// The body with its constants turned into operands behind the existing ones.
 fn constants_as_operands(body: &Graph) -> Option<Graph> {
     let is_constant = |n: &&Node| matches!(n.op, Op::Constant(_));
     let constants = body.nodes().map(|(_, n)| n).filter(is_constant).map(|n| n.outputs[0]);

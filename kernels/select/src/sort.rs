@@ -3,12 +3,12 @@
 use crate::assembler::Assembler;
 use crate::source::SourceKernel;
 use frit_ir::plan::Pointer;
-/// Numbers that a block sorts, its threads, and values of a digit, as in `sort.cu`.
+/// Numbers per block, threads per block, and values of a digit, as in `sort.cu`.
 const CHUNK: usize = 1024;
 const DIGITS: usize = 256;
 const DIGIT_BITS: u32 = 8;
 
-/// Numbers in ascending order and the places that they had before, u32 each.
+/// Numbers in ascending order and their original positions, u32 each.
 pub(super) struct Sorted {
     pub(super) keys: Pointer,
     pub(super) places: Pointer,

@@ -3,14 +3,14 @@
 use frit_ir::DType;
 use frit_ir::plan::{self, Argument, Launch, Pointer};
 
-/// Threads per block where nothing else is asked for.
+/// Default threads per block.
 const BLOCK: u32 = 256;
-/// Most blocks of a kernel that walks over its work: enough to fill any GPU several times.
+/// Maximum blocks of a kernel with a grid-stride loop: enough to fill any GPU several times.
 const MOST_BLOCKS: usize = 4096;
-/// Axes of the `Axes` structure of the kernels.
+/// Maximum axes of the `Axes` structure of the kernels.
 const MAX_AXES: usize = 8;
 
-/// A [`plan::SourceKernel`] in the making.
+/// Builder for a [`plan::SourceKernel`].
 #[derive(Clone, Debug)]
 pub(super) struct SourceKernel {
     file: &'static str,
@@ -23,7 +23,7 @@ pub(super) struct SourceKernel {
 }
 
 impl SourceKernel {
-    /// One block of a kernel.
+    /// A kernel of one block.
     pub(super) fn new(file: &'static str, entry: &'static str) -> SourceKernel {
         SourceKernel {
             file,
@@ -42,25 +42,25 @@ impl SourceKernel {
         self
     }
 
-    /// So many blocks, at least one and no more than a kernel needs that walks over its work.
+    /// Sets the number of blocks of a kernel with a grid-stride loop: at least one, at most [`MOST_BLOCKS`].
     pub(super) fn blocks(mut self, blocks: usize) -> Self {
         self.grid[0] = blocks.clamp(1, MOST_BLOCKS) as u32;
         self
     }
 
-    /// Exactly so many blocks; `None` if there are too many for a grid.
+    /// Sets the exact number of blocks; `None` if a grid cannot have that many.
     pub(super) fn grid(mut self, blocks: usize) -> Option<Self> {
         self.grid[0] = i32::try_from(blocks).ok()? as u32;
         Some(self)
     }
 
-    /// Blocks for so many threads.
+    /// Sets enough blocks for this many threads.
     pub(super) fn threads(self, threads: usize) -> Self {
         let block = self.block as usize;
         self.blocks(threads.div_ceil(block))
     }
 
-    /// The launch of it.
+    /// The launch of the kernel.
     pub(super) fn launch(self) -> Launch {
         let SourceKernel { file, defines, entry, grid, block, shared_bytes, arguments } = self;
         let defines = defines.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
@@ -96,7 +96,7 @@ impl SourceKernel {
         self
     }
 
-    /// The structure `Axes`: sizes and distances. At most eight.
+    /// The structure `Axes`: sizes and strides of at most eight axes.
     pub(super) fn axes(mut self, axes: &[(usize, isize)]) -> Option<Self> {
         if axes.len() > MAX_AXES {
             return None;
@@ -112,7 +112,7 @@ impl SourceKernel {
     }
 }
 
-/// The C++ type of elements; `None` for those that no kernel knows.
+/// The C++ type of elements; `None` if no kernel supports it.
 pub(super) fn c_type(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::Bool => Some("b8"),
@@ -121,7 +121,7 @@ pub(super) fn c_type(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// The C++ type that moves so many bytes at once.
+/// The C++ type of vector accesses of this many bytes.
 pub(super) fn c_bytes(bytes: usize) -> Option<&'static str> {
     match bytes {
         1 => Some("u8"),

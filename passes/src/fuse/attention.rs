@@ -51,8 +51,8 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
     }
 }
 
-/// Lets gradients read attention's result back from the transpose that the forward pass reads, so that it
-/// is kept in one layout only.
+/// Makes gradients read attention's result through the transpose that the forward pass reads, so that it is stored in
+/// one layout only.
 pub(super) fn share_layout(graph: &mut Graph) -> Result<(), Diagnostic> {
     let users = graph.users();
     let mut edits: Vec<(ValueId, Vec<usize>, Vec<NodeId>)> = Vec::new();
@@ -123,7 +123,7 @@ fn producers(clusters: &Clusters<'_, '_>, operand: ValueId) -> Vec<usize> {
     }
 }
 
-/// Positions of the layout operations, other than reshapes, through which alone a result is read.
+/// Positions of the layout operations, other than reshapes, that are the only readers of a result.
 fn consumers(clusters: &Clusters<'_, '_>, attention: &Node, result: ValueId) -> Vec<usize> {
     let facts = clusters.facts;
     let (mut found, mut value) = (Vec::new(), result);
@@ -143,7 +143,7 @@ fn consumers(clusters: &Clusters<'_, '_>, attention: &Node, result: ValueId) -> 
     }
 }
 
-/// Whether the region makes every part of the concats in it: another part could depend on the region.
+/// Whether the region computes every operand of its concats: another operand could depend on the region.
 fn all_parts_inside(clusters: &Clusters<'_, '_>, cluster: &Cluster) -> bool {
     let facts = clusters.facts;
     cluster.members.iter().map(|m| facts.node(*m)).all(|node| {

@@ -17,13 +17,12 @@ pub(super) struct Cluster {
     pub(super) kind: FusionKind,
     /// Positions of its nodes, ascending.
     pub(super) members: Vec<usize>,
-    /// Those of its nodes that it computes for itself alone: they stay nodes of the graph for whatever
-    /// else reads them.
+    /// Those of its nodes that are copies: the originals stay nodes of the graph for their other readers.
     pub(super) copies: Vec<usize>,
 }
 
 impl Cluster {
-    /// Its nodes without copies: the region is where these are.
+    /// Its nodes without copies, which determine the region's place in the graph.
     pub(super) fn own(&self) -> Cow<'_, [usize]> {
         if self.copies.is_empty() {
             return Cow::Borrowed(&self.members);
@@ -35,7 +34,7 @@ impl Cluster {
 /// What a region reads and writes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Interface {
-    /// Values read, as they are read (a reshape of a base counts as itself), in order of first use.
+    /// Values read (a reshape of a base counts as a separate value), in order of first use.
     pub(super) operands: Vec<ValueId>,
     /// Bases written, in order of definition.
     pub(super) results: Vec<ValueId>,
@@ -53,8 +52,8 @@ impl Interface {
         self
     }
 
-    /// The same, where an operand that is a reshape of another is made of that inside: a library kernel then
-    /// knows that both are one.
+    /// The same, with operands that are reshapes of another operand reshaped inside, so that a library kernel knows
+    /// that both are the same memory.
     pub(super) fn of_library(mut self, facts: &Facts<'_>) -> Interface {
         let all = self.operands.clone();
         self.operands.retain(|&operand| {
@@ -75,14 +74,14 @@ impl Interface {
 pub(super) struct Clusters<'f, 'g> {
     pub(super) facts: &'f Facts<'g>,
     supported: fn(&Graph, FusionKind) -> bool,
-    /// What was asked of it, by kind and text of the body: blocks repeat.
+    /// Cached answers by kind and text of the body, since blocks repeat.
     known: RefCell<HashMap<(FusionKind, String), bool>>,
     pub(super) clusters: Vec<Option<Cluster>>,
     /// The cluster that writes what a node computes, by position.
     pub(super) owner: Vec<Option<ClusterId>>,
     /// The clusters that compute a node, by position.
     pub(super) computed_by: Vec<Vec<ClusterId>>,
-    /// No cluster has members further apart than so many positions.
+    /// Maximum distance in positions between members of a cluster.
     pub(super) longest: usize,
 }
 
@@ -100,7 +99,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
         }
     }
 
-    /// Makes every node that can be a region of its own one.
+    /// Makes a cluster of every node that can be a region by itself.
     pub(super) fn seed(&mut self) {
         for position in 0..self.owner.len() {
             if self.owner[position].is_some()
@@ -126,7 +125,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
         id
     }
 
-    /// Adds nodes that no cluster has to one; positions ascending.
+    /// Adds nodes without a cluster to a cluster; positions ascending.
     pub(super) fn grow(&mut self, id: ClusterId, members: Vec<usize>) {
         self.extend(&members);
         for &member in &members {
@@ -140,13 +139,13 @@ impl<'f, 'g> Clusters<'f, 'g> {
         }
     }
 
-    /// Notes how far apart the members of a cluster are.
+    /// Updates `longest` for the members of a cluster.
     fn extend(&mut self, members: &[usize]) {
         let span = members.last().zip(members.first()).map_or(0, |(last, first)| last - first);
         self.longest = self.longest.max(span);
     }
 
-    /// Takes a cluster away; its members are free again.
+    /// Removes a cluster; its members are free again.
     pub(super) fn remove(&mut self, id: ClusterId) {
         for member in self.clusters[id].take().map_or(vec![], |c| c.members) {
             self.owner[member] = None;
@@ -154,8 +153,8 @@ impl<'f, 'g> Clusters<'f, 'g> {
         }
     }
 
-    /// The kind of region that these members make in place of the clusters `replaced`, if they make a
-    /// legal one that can be compiled.
+    /// The kind of the region formed by these members in place of the clusters `replaced`, if it is legal and can be
+    /// compiled.
     pub(super) fn kind_of(&self, members: &[usize], replaced: &[ClusterId]) -> Option<FusionKind> {
         let kind = region::kind(self.facts, members)?;
         let interface = self.interface(members, replaced);
@@ -167,7 +166,7 @@ impl<'f, 'g> Clusters<'f, 'g> {
         if !fits {
             return None;
         }
-        // Nothing reads it: it is dropped and needs no kernel.
+        // Its results are unused: it is removed and needs no kernel.
         if interface.results.is_empty() {
             return Some(kind);
         }
@@ -185,8 +184,8 @@ impl<'f, 'g> Clusters<'f, 'g> {
         self.clusters[id].as_ref()
     }
 
-    /// What the members read and write if they stand in place of the clusters `replaced`. A node that
-    /// no cluster owns is taken as owned by the members.
+    /// What the members read and write in place of the clusters `replaced`. A node that no cluster owns counts as owned
+    /// by the members.
     pub(super) fn interface(&self, members: &[usize], replaced: &[ClusterId]) -> Interface {
         let facts = self.facts;
         let mut interface = Interface::default();

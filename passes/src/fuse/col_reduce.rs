@@ -17,13 +17,13 @@ pub(super) fn space(op: &Op, operands: &[&TensorType]) -> Option<Space> {
     Some(Space::new(shape, split))
 }
 
-/// Where the reduced axes end, if they are the first ones (apart from axes of size 1).
+/// The end of the reduced axes, if they are the leading ones (apart from axes of size 1).
 fn leading(shape: &Shape, axes: &[usize]) -> Option<usize> {
     let last = *axes.iter().max()?;
     (0..last).all(|i| axes.contains(&i) || shape.0[i] == 1).then_some(last + 1)
 }
 
-/// What operand `i` must be in the space.
+/// The role that operand `i` must have in the space.
 pub(super) fn operand(op: &Op, i: usize) -> Role {
     match (op, i) {
         (Op::LayerNormGradAffine(_) | Op::RmsNormGradScale(_), 2 | 3) => Role::Row,

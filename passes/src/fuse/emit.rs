@@ -11,7 +11,7 @@ use petgraph::graphmap::DiGraphMap;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// The body of a region. Equal regions have equal bodies, wherever they stand.
+/// The body of a region. Equal regions have equal bodies.
 pub(super) fn body(
     facts: &Facts<'_>,
     kind: FusionKind,
@@ -51,7 +51,7 @@ impl Body<'_, '_> {
         self.graph.add(op, inputs, Origin::none(), Region::Forward)
     }
 
-    /// A value in the body; reshapes of what is inside, and constants, are repeated there.
+    /// The value in the body; reshapes of values computed inside, and constants, are copied into it.
     fn value(&mut self, value: ValueId) -> Result<ValueId, GraphError> {
         if let Some(&known) = self.values.get(&value) {
             return Ok(known);
@@ -83,7 +83,7 @@ fn needed(facts: &Facts<'_>, members: &[usize], results: &[ValueId]) -> Vec<usiz
     members.iter().zip(live).filter(|(_, live)| *live).map(|(m, _)| *m).collect()
 }
 
-/// What was done.
+/// What the pass reports.
 #[derive(Default)]
 pub(super) struct Remarks {
     pub(super) regions: usize,
@@ -98,8 +98,8 @@ enum Item {
     Cluster(ClusterId),
 }
 
-/// The graph with one node for each cluster. Everything stands where it stood, a cluster where its
-/// last member did; only what reads an earlier member's result moves behind it.
+/// The graph with one node for each cluster. Nodes keep their order, a cluster takes the place of its last member; only
+/// readers of an earlier member's result move behind it.
 pub(super) fn emit(clusters: &Clusters<'_, '_>) -> Result<(Graph, Remarks), Diagnostic> {
     let facts = clusters.facts;
     let interfaces: Vec<Interface> =
@@ -109,7 +109,7 @@ pub(super) fn emit(clusters: &Clusters<'_, '_>) -> Result<(Graph, Remarks), Diag
         if let Some(cluster) = clusters.cluster(id)
             && !interface.results.is_empty()
         {
-            // Copies of producers do not count: they stood before.
+            // Copies of producers do not count: their originals come earlier.
             let own = cluster.members.iter().filter(|m| clusters.owner[**m] == Some(id));
             items.push((own.max().copied().unwrap_or(cluster.members[0]), Item::Cluster(id)));
         }
@@ -147,8 +147,8 @@ pub(super) fn emit(clusters: &Clusters<'_, '_>) -> Result<(Graph, Remarks), Diag
     Ok((emit.graph, emit.remarks))
 }
 
-/// For every position whether the node may go if nothing reads it: reshapes, which regions repeat
-/// inside, and nodes that some region copies.
+/// For every position, whether the node may be removed if it has no reader: reshapes, which regions copy, and nodes
+/// that some region copies.
 fn droppable(clusters: &Clusters<'_, '_>) -> Vec<bool> {
     let facts = clusters.facts;
     let is_reshape = |p: usize| matches!(facts.node(p).op, Op::Reshape(_));
@@ -159,8 +159,8 @@ fn droppable(clusters: &Clusters<'_, '_>) -> Vec<bool> {
     droppable
 }
 
-/// For every position whether it is a droppable node that something outside of regions, an operand of
-/// a region, or an output needs.
+/// For every position, whether it is a removable node that is needed by a node outside of regions, an operand of a
+/// region, or an output.
 fn droppable_read(
     clusters: &Clusters<'_, '_>,
     interfaces: &[Interface],
@@ -204,7 +204,7 @@ impl Emit<'_, '_, '_> {
         }
     }
 
-    /// A topological order, otherwise by position.
+    /// The topological order that is least by position.
     fn in_order(&self, items: &[(usize, Item)]) -> Result<Vec<Item>, Diagnostic> {
         let mut definer: HashMap<ValueId, usize> = HashMap::new();
         for (i, (_, item)) in items.iter().enumerate() {
@@ -214,7 +214,8 @@ impl Emit<'_, '_, '_> {
         for (i, (_, item)) in items.iter().enumerate() {
             reads.add_node(i);
             for operand in self.operands(*item) {
-                let definer = definer.get(operand).ok_or_else(|| internal("a value is lost"))?;
+                let definer =
+                    definer.get(operand).ok_or_else(|| internal("a value has no definition"))?;
                 reads.add_edge(i, *definer, ());
             }
         }

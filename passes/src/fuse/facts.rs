@@ -86,13 +86,13 @@ impl<'g> Facts<'g> {
         self.graph.ty(value).shape.numel()
     }
 
-    /// Whether the value is a constant with equal elements: it becomes part of a region's code.
+    /// Whether the value is a constant with equal elements, which becomes part of a region's code.
     pub(super) fn is_splat(&self, value: ValueId) -> bool {
         self.graph.constant(self.base(value)).is_some_and(|c| c.as_splat().is_some())
     }
 
-    /// Whether lowering does this node by flat group: an operand or result is sharded, or it reads the
-    /// state of a parameter.
+    /// Whether lowering processes this node per flat group: an operand or result is sharded, or it reads the state of a
+    /// parameter.
     pub(super) fn is_sharded(&self, node: &Node) -> bool {
         let state = |v: &ValueId| matches!(&self.graph.def(*v).op, Op::State(s) if s.of.is_some());
         node.inputs.iter().any(state)

@@ -1,16 +1,17 @@
 //! Fuses matmuls with epilogues, and with reductions of their operands.
 //!
-//! A region of kind `Gemm` holds one `matmul` and one of
+//! A region of kind `Gemm` contains one `matmul` and one of
 //!
-//! - an `add` of a vector of n elements, the matmul's only reader, and then `gelu_tanh`; where something else
-//!   reads what is before the function, as its gradient does, that is a result, too;
-//! - such an `add`, or none, and a cast to fewer bytes, the only reader of the result so far;
+//! - an `add` of a vector of n elements, the matmul's only reader, and then `gelu_tanh`; where the
+//!   input of the function has other readers, such as its gradient, it is also a result;
+//! - such an `add`, or none, and then a cast to a narrower dtype, its only reader;
 //! - `gelu_tanh_grad`, the matmul's only reader, and then a sum over the rows of its result;
-//! - a sum over the contracted axis of an operand: the gradient of a bias, beside that of its weight.
+//! - a sum over the contracted axis of an operand: the gradient of a bias together with that of its weight.
 //!
 //! An 8-bit matmul includes the quantization of its operands ([`super::quantized`]).
 //!
-//! These are the epilogues of cuBLASLt (bias, gelu with auxiliary output, their gradients). A matmul without an epilogue stays a node.
+//! These are the epilogues of cuBLASLt (bias, GELU with auxiliary output, their gradients). A matmul without an
+//! epilogue stays a node.
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::merge;
@@ -26,7 +27,7 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
         if empty || clusters.facts.is_sharded(node) {
             continue;
         }
-        // A region of its own if it rounds its operands.
+        // Already a region if it quantizes its operands.
         let id = clusters.owner[position];
         let rounded = id.and_then(|id| clusters.cluster(id));
         let mut members = rounded.map_or_else(|| vec![position], |c| c.members.clone());
@@ -69,7 +70,7 @@ fn is_free(clusters: &Clusters<'_, '_>, at: usize, product: &Node) -> bool {
         && !clusters.facts.is_sharded(node)
 }
 
-/// The only reader of `value`, if it may follow.
+/// The only reader of `value`, if it may be the next node of the region.
 fn only_reader(
     clusters: &Clusters<'_, '_>,
     value: ValueId,
@@ -109,7 +110,7 @@ fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> boo
         && to.size() < from.size()
 }
 
-/// The function of a matmul, or of its sum with a bias. Only the tanh form: it is cuBLASLt's.
+/// The GELU of a matmul, or of its sum with a bias. Only the tanh form, which cuBLASLt computes.
 fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, product: &Node) -> Option<usize> {
     let is_gelu = |at: &usize| {
         matches!(clusters.facts.node(*at).op, Op::Unary(UnaryFn::GeluTanh))
@@ -118,7 +119,7 @@ fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, product: &Node) -> Option<usi
     clusters.facts.uses(sum).iter().copied().find(is_gelu)
 }
 
-/// The gradient of the function, where the matmul is the gradient of its result.
+/// The gradient of GELU, where the matmul is the gradient of its result.
 fn gradient_of_gelu(clusters: &Clusters<'_, '_>, position: usize) -> Option<usize> {
     let product = clusters.facts.node(position);
     only_reader(clusters, product.outputs[0], product, |clusters, node, value| {

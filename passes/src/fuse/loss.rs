@@ -1,12 +1,13 @@
-//! Moves the gradient of a cross-entropy into the forward pass, beside its loss, so that one kernel reads the logits for both.
+//! Moves the gradient of a cross-entropy into the forward pass, next to its loss, so that one kernel reads the logits
+//! for both.
 //!
-//! The gradient of the losses, its only other operand, is a factor that depends on the loss scale and the labels and not on the losses,
-//! unless the model computes with them. The gradient stays in the backward pass if it reads other logits (recomputed ones), or if what its
-//! factor is made of is more than elementwise operations of forward values.
+//! Its only other operand, the gradient of the losses, is a factor that depends on the loss scale and the labels but
+//! not on the losses, unless the model computes with them. The gradient stays in the backward pass if it reads other
+//! logits (rematerialized ones), or if its factor is computed by more than elementwise operations on forward values.
 
 use frit_ir::{Graph, NodeId, Op, Region, ValueId};
 
-/// Moves all gradients that can be moved, and what makes their factors.
+/// Moves all gradients that can be moved, with the nodes that compute their factors.
 pub(super) fn move_gradients(graph: &mut Graph) {
     let gradients: Vec<NodeId> = graph
         .nodes()
@@ -76,7 +77,7 @@ mod tests {
             fused(nodes),
             "row_reduce(cross_entropy loss_scale expand cross_entropy_grad) 3->2"
         );
-        // Other logits, such as recomputed ones, stay in the backward pass.
+        // The gradient of other logits, such as rematerialized ones, stays in the backward pass.
         let other = nodes.replace("cross_entropy_grad %d, %x", "cross_entropy_grad %d, %y");
         assert_eq!(
             fused(&other),

@@ -1,8 +1,8 @@
 //! Merges clusters greedily, in order of bytes saved.
 //!
-//! A merge saves writing and reading intermediate values, and reading shared operands twice. It is made only if no path leaves the
-//! union and returns. Clusters without an edge between them merge only if they are close together and share a large part of their
-//! operands, because then one has to wait for the operands of the other.
+//! A merge saves writing and reading intermediate values, and reading shared operands twice. It is done only if no path
+//! leaves the union and returns. Clusters without an edge between them merge only if they are close together and share
+//! a large part of their operands, because one then waits for the operands of the other.
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::region;
@@ -10,18 +10,19 @@ use frit_ir::{Op, ValueId};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 
-/// Nodes between two clusters that merge without an edge between them.
+/// Maximum nodes between two clusters that merge without an edge between them.
 const SIBLING_DISTANCE: usize = 32;
-/// Clusters without an edge merge if what both read is at least this part of what one of them moves.
+/// Clusters without an edge merge if the bytes that both read are at least 1/`SIBLING_SHARE` of the bytes that one of
+/// them moves.
 const SIBLING_SHARE: u64 = 8;
-/// Nodes of a region: larger ones run out of registers.
+/// Maximum nodes of a region: larger ones exceed the registers.
 const MAX_MEMBERS: usize = 48;
-/// Operands and results of a region: each keeps an address in a register.
+/// Maximum operands and results of a region: each has its address in a register.
 pub(crate) const MAX_INTERFACE: usize = 32;
-/// Rounds of copying cheap producers; each can only copy what the one before exposed.
+/// Maximum rounds of copying cheap producers; each copies only what the previous one exposed.
 const MAX_ROUNDS: usize = 8;
 
-/// Merges until nothing is gained.
+/// Merges until no merge saves bytes.
 pub(super) fn merge(clusters: &mut Clusters<'_, '_>) {
     let mut refused: HashSet<(ClusterId, ClusterId)> = HashSet::new();
     loop {
@@ -52,7 +53,7 @@ struct Candidate {
     b: ClusterId,
 }
 
-/// Pairs of clusters that would save bytes as one, the one that begins first first.
+/// Pairs of clusters whose merge would save bytes; the one that begins first comes first.
 fn candidates(clusters: &Clusters<'_, '_>) -> Vec<Candidate> {
     let facts = clusters.facts;
     let mut pairs: BTreeSet<(ClusterId, ClusterId)> = BTreeSet::new();
@@ -197,8 +198,8 @@ fn surroundings(clusters: &Clusters<'_, '_>, begin: usize, end: usize) -> (usize
     }
 }
 
-/// Copies cheap producers into the clusters that read them where this saves bytes: their result is
-/// then never written.
+/// Copies cheap producers into the clusters that read them where this saves bytes, since their result is then not
+/// written.
 pub(super) fn duplicate(clusters: &mut Clusters<'_, '_>) {
     for _ in 0..MAX_ROUNDS {
         let mut changed = false;
@@ -228,7 +229,7 @@ fn try_duplicate(clusters: &mut Clusters<'_, '_>, position: usize) -> bool {
     }
     let mut readers: BTreeSet<ClusterId> = BTreeSet::new();
     for &user in facts.uses(output) {
-        // What is no cluster reads the value from memory.
+        // A reader outside of clusters reads the value from memory.
         if clusters.computed_by[user].is_empty() {
             return false;
         }
@@ -257,7 +258,7 @@ fn try_duplicate(clusters: &mut Clusters<'_, '_>, position: usize) -> bool {
     }
     let before: u64 =
         readers.iter().chain([&owner]).map(|id| clusters.interface_of(*id).bytes).sum();
-    // Try it, and take it back if it does not pay or a region is refused.
+    // Apply it, and undo it if it saves nothing or a region is rejected.
     let saved_state: Vec<(ClusterId, Option<Cluster>)> =
         readers.iter().chain([&owner]).map(|&id| (id, clusters.clusters[id].clone())).collect();
     let computed_by = clusters.computed_by[position].clone();

@@ -1,8 +1,9 @@
 //! Fusion: groups of nodes that run as one kernel become single `fusion` nodes.
 //!
-//! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and loss is in a
-//! `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). A cross-entropy and its gradient are one region ([`loss`]). [`region`] defines what each kind of region may
-//! contain; merges are chosen greedily by the bytes saved ([`merge`]).
+//! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and
+//! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). A cross-entropy and its
+//! gradient are one region ([`loss`]). [`region`] defines what each kind of region may contain; merges are selected
+//! greedily by bytes saved ([`merge`]).
 //!
 //! Not fused: leaves, collectives, attention, embeddings, matmuls without an epilogue, data movement other than reshape and expand, the
 //! scalars of the update, optimizer steps, and all operations on sharded values, which lowering handles per flat group.
@@ -42,7 +43,7 @@ pub const INFO: PassInfo = PassInfo {
 /// Groups nodes into regions.
 #[derive(Clone, Copy, Debug)]
 pub struct Fuse {
-    /// Whether a region with this body can be compiled; if not it is not formed.
+    /// Whether a region with this body can be compiled; others are not formed.
     pub supported: fn(&Graph, FusionKind) -> bool,
 }
 

@@ -5,11 +5,11 @@
 //!
 //! - *Pointwise*: every result has one element per point of the space. Values computed inside are
 //!   never broadcast, except scalars.
-//! - *RowReduce*: reductions over all columns. Values computed inside and results are full or per row;
-//!   a value per row may be broadcast over its row. Logits of `cross_entropy` are an operand. No
-//!   transcendental function stands before an operation that reads its rows more than once.
-//! - *ColReduce*: every result is one reduction over all rows; before it only elementwise operations
-//!   on full values, nothing after it.
+//! - *RowReduce*: reductions over all columns. Values computed inside, and results, have an element per
+//!   point or per row; a value per row may be broadcast over its row. Logits of `cross_entropy` are an operand. No
+//!   transcendental function precedes an operation that reads its rows more than once.
+//! - *ColReduce*: every result is one reduction over all rows, preceded only by elementwise operations on values with
+//!   an element per point, and followed by nothing.
 //! - *RowColReduce*: a row reduction that has results per column as well, each a reduction over all rows of full values
 //!   and values per row; nothing inside reads them.
 //! - In all of them, the shapes of values computed inside cut the flat space along one chain of divisors, so that
@@ -21,7 +21,7 @@ use super::{col_reduce, row_reduce};
 use frit_ir::ops::{BinaryFn, FusionKind, Op, UnaryFn};
 use frit_ir::{Graph, Node, Shape, TensorType, ValueId};
 
-/// How a value lies in the space of its region.
+/// How the elements of a value map to the space of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// One element per point.
@@ -49,7 +49,7 @@ impl Space {
     }
 }
 
-/// What a node does in a region.
+/// How a node is computed in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Pointwise,
@@ -65,7 +65,7 @@ fn action(facts: &Facts<'_>, node: &Node) -> Option<Action> {
     if matches!(node.op, Op::Reduce(_) | Op::SumTo(_))
         && operands[0].shape.numel() == facts.numel(node.outputs[0])
     {
-        // Nothing is summed: each result is the element at its place.
+        // Nothing is reduced: each result is the corresponding element.
         return Some(Action::Pointwise);
     }
     match row_reduce::space(&node.op, &operands) {
@@ -99,8 +99,8 @@ pub(super) fn is_fusable(facts: &Facts<'_>, node: &Node) -> bool {
     !empty && !facts.is_sharded(node) && action(facts, node).is_some()
 }
 
-/// Whether an operation costs no more than a few instructions per element, so that doing it twice is
-/// cheaper than keeping its result.
+/// Whether an operation costs no more than a few instructions per element, so that computing it twice is cheaper than
+/// storing its result.
 pub(super) fn is_cheap(op: &Op) -> bool {
     use UnaryFn::*;
     match op {
@@ -121,7 +121,7 @@ pub(super) fn is_cheap(op: &Op) -> bool {
     }
 }
 
-/// The kind of the region that these nodes (positions, ascending) make, if they make one.
+/// The kind of the region that these nodes (positions, ascending) form, if they form one.
 pub(super) fn kind(facts: &Facts<'_>, members: &[usize]) -> Option<FusionKind> {
     let mut actions = Vec::with_capacity(members.len());
     for &member in members {
@@ -164,7 +164,7 @@ struct Check<'a, 'g> {
 }
 
 impl Check<'_, '_> {
-    /// Checks the operands that are computed inside, and collects where shapes cut the flat space.
+    /// Checks the operands that are computed inside, and collects the divisors at which shapes cut the flat space.
     fn node(&self, node: &Node, action: Action, cuts: &mut Vec<usize>) -> Option<()> {
         for i in 0..node.outputs.len() {
             let role = self.role(node, action, i)?;
@@ -231,7 +231,7 @@ impl Check<'_, '_> {
         }
     }
 
-    /// Whether an operand broadcast to a full value is repeated along the columns and nowhere else.
+    /// Whether an operand broadcast to one element per point is repeated along the columns only.
     fn is_per_row(&self, from: &Shape, to: &Shape) -> bool {
         let missing = to.rank() - from.rank();
         let mut rows = 1;
@@ -261,7 +261,7 @@ impl Check<'_, '_> {
         }
     }
 
-    /// Whether a member before this one computes a costly function.
+    /// Whether an earlier member computes an expensive function.
     fn is_behind_costly(&self, node: &Node) -> bool {
         let mut stack = node.inputs.clone();
         let mut seen = vec![false; self.members.len()];
@@ -280,13 +280,12 @@ impl Check<'_, '_> {
     }
 }
 
-/// Whether the results of a region of this kind may be results of these nodes: a column reduction has
-/// no other results than reductions.
+/// Whether a node may produce a result of a region of this kind: results of a column reduction are reductions.
 pub(super) fn may_be_result(facts: &Facts<'_>, kind: FusionKind, node: &Node) -> bool {
     kind != FusionKind::ColReduce || matches!(action(facts, node), Some(Action::Cols(_)))
 }
 
-/// Whether every result of the region has an element per point, as a pointwise region needs.
+/// Whether the results suit the kind: every result of a pointwise region has an element per point.
 pub(super) fn results_fit(facts: &Facts<'_>, kind: FusionKind, results: &[ValueId]) -> bool {
     if kind != FusionKind::Pointwise {
         return true;

@@ -30,13 +30,13 @@ pub(super) fn space(op: &Op, operands: &[&TensorType]) -> Option<Space> {
     }
 }
 
-/// Where the reduced axes begin, if they are the last ones (apart from axes of size 1).
+/// The start of the reduced axes, if they are the trailing ones (apart from axes of size 1).
 fn trailing(shape: &Shape, axes: &[usize]) -> Option<usize> {
     let first = *axes.iter().min()?;
     (first..shape.rank()).all(|i| axes.contains(&i) || shape.0[i] == 1).then_some(first)
 }
 
-/// What operand `i` must be in the space.
+/// The role that operand `i` must have in the space.
 pub(super) fn operand(op: &Op, i: usize) -> Role {
     match (op, i) {
         (Op::LayerNorm(_) | Op::RmsNorm(_), 1 | 2) => Role::Col,
@@ -47,7 +47,7 @@ pub(super) fn operand(op: &Op, i: usize) -> Role {
     }
 }
 
-/// What result `i` is in the space.
+/// The role of result `i` in the space.
 pub(super) fn result(op: &Op, i: usize) -> Role {
     match (op, i) {
         (Op::Reduce(_) | Op::SumTo(_) | Op::CrossEntropy(_), _) => Role::Row,
@@ -56,8 +56,7 @@ pub(super) fn result(op: &Op, i: usize) -> Role {
     }
 }
 
-/// Whether a kernel goes over the row more than once, and so computes what stands before the
-/// operation again each time.
+/// Whether a kernel iterates over the row more than once, and so recomputes what precedes the operation each time.
 pub(super) fn is_multi_pass(op: &Op) -> bool {
     !matches!(op, Op::Reduce(_) | Op::SumTo(_) | Op::CrossEntropyGrad(_))
 }

@@ -1,4 +1,4 @@
-//! Which regions are formed, which are not, and that nothing changes what the graph computes.
+//! Which regions are formed, which are not, and that fusion does not change results.
 
 use super::{Fuse, INFO};
 use crate::pass::{Changed, Pass, PassContext};
@@ -13,7 +13,7 @@ use frit_ir::{DType, Graph, Origin, OutputKind, Region, Shape, Tensor, TensorTyp
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// Values for all inputs and parameters, different at every place.
+/// Values for all inputs and parameters; all elements differ.
 fn feeds(graph: &Graph) -> HashMap<String, Tensor> {
     let mut feeds = HashMap::new();
     for (i, (_, node)) in graph.nodes().enumerate() {
@@ -31,7 +31,7 @@ fn feeds(graph: &Graph) -> HashMap<String, Tensor> {
     feeds
 }
 
-/// Fuses, checks the laws and that every output has the same bits.
+/// Fuses, and checks the invariants and that every output is bit-identical.
 fn fuse_with(pass: Fuse, graph: &Graph) -> Graph {
     let mut fused = graph.clone();
     pass.run(&mut fused, &mut PassContext::default()).expect("the pass succeeds");
@@ -52,8 +52,8 @@ pub(super) fn parse(nodes: &str) -> Graph {
     frit_ir::text::parse(&format!("graph @g world=1 {{\n{nodes}\n}}")).expect("the text is a graph")
 }
 
-/// One line per node that is no leaf: its operation, or the kind and the operations of a region, and
-/// the number of operands and results.
+/// One line per node other than leaves: its operation, or the kind and the operations of a region, and the number of
+/// operands and results.
 pub(super) fn outline(graph: &Graph) -> String {
     let mut lines = Vec::new();
     for (_, node) in graph.nodes() {
@@ -117,7 +117,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "pointwise(exp) 1->1; matmul; pointwise(mul) 2->1",
     ),
     (
-        "a value that would be computed again in every row stays",
+        "a value that would be recomputed in every row stays",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %b: f32[6] = input {name = "b", ty = {"dtype":"f32","shape":[6]}}
            %e: f32[6] = exp %b
@@ -226,7 +226,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "col_reduce(cast sum_to) 1->1; row_reduce(cast reduce) 1->1",
     ),
     (
-        "costly work is not repeated",
+        "expensive work is not repeated",
         r#"%x: bf16[2, 4, 6] = input {name = "x", ty = {"dtype":"bf16","shape":[2,4,6]}}
            %c: bf16[2, 4, 6] = tanh %x
            %a: bf16[6] = sum_to %c {shape = [6]}
@@ -247,7 +247,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "pointwise(add) 2->1; col_reduce(sum_to) 1->1; col_reduce(sum_to) 1->1",
     ),
     (
-        "bias and narrowing cast go into the matrix product",
+        "bias and narrowing cast go into the matmul",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %w: f32[6, 5] = input {name = "w", ty = {"dtype":"f32","shape":[6,5]}}
            %b: f32[5] = input {name = "b", ty = {"dtype":"f32","shape":[5]}}
@@ -259,7 +259,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "gemm(matmul add cast) 3->1; pointwise(gelu) 1->1",
     ),
     (
-        "a product with two readers keeps its bias outside",
+        "a matmul with two readers keeps its bias outside",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %w: f32[6, 5] = input {name = "w", ty = {"dtype":"f32","shape":[6,5]}}
            %b: f32[5] = input {name = "b", ty = {"dtype":"f32","shape":[5]}}
@@ -306,7 +306,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "reduce",
     ),
     (
-        "a product takes over its bias and gelu, and keeps what its gradient reads",
+        "a matmul takes over its bias and GELU, and stores what its gradient reads",
         r#"%x: f32[2, 4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[2,4,6]}}
            %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
            %b: f32[8] = input {name = "b", ty = {"dtype":"f32","shape":[8]}}
@@ -320,7 +320,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "gemm(matmul add reshape gelu_tanh) 3->2; reshape; pointwise(gelu_tanh_grad) 2->1",
     ),
     (
-        "gelu by the error function is no epilogue of a product",
+        "GELU by the error function is not an epilogue of a matmul",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
            %m: f32[4, 8] = matmul %x, %w
@@ -329,7 +329,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "matmul; pointwise(gelu) 1->1",
     ),
     (
-        "a product takes over the gradient of gelu and the sum of its rows",
+        "a matmul takes over the gradient of GELU and the sum of its rows",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
            %h: f32[2, 2, 8] = input {name = "h", ty = {"dtype":"f32","shape":[2,2,8]}}
@@ -342,7 +342,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "gemm(matmul reshape gelu_tanh_grad sum_to) 3->2",
     ),
     (
-        "a product that something else reads keeps its gradient of gelu apart",
+        "a matmul with another reader does not take over its gradient of GELU",
         r#"%x: f32[4, 6] = input {name = "x", ty = {"dtype":"f32","shape":[4,6]}}
            %w: f32[6, 8] = input {name = "w", ty = {"dtype":"f32","shape":[6,8]}}
            %h: f32[4, 8] = input {name = "h", ty = {"dtype":"f32","shape":[4,8]}}
@@ -369,7 +369,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "gemm(matmul sum_to) 2->2; gemm(sum_to reshape matmul) 2->2",
     ),
     (
-        "a sum over an axis that the product keeps is not its own",
+        "a sum over an axis that the matmul keeps stays separate",
         r#"%x: f32[6, 6] = input {name = "x", ty = {"dtype":"f32","shape":[6,6]}}
            %w: f32[6, 6] = matmul %x, %x {trans_b = true}
            %b: f32[6] = sum_to %x {shape = [6]}
@@ -378,7 +378,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "matmul; col_reduce(sum_to) 1->1",
     ),
     (
-        "a sum on which the product depends stays before it",
+        "a sum on which the matmul depends stays before it",
         r#"%g: f32[4, 4] = input {name = "g", ty = {"dtype":"f32","shape":[4,4]}}
            %b: f32[4] = sum_to %g {shape = [4]}
            %s: f32[4, 4] = expand %b {shape = [4,4]}
@@ -389,7 +389,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "col_reduce(sum_to) 1->1; pointwise(expand) 1->1; transpose; matmul",
     ),
     (
-        "products of 8-bit floats round what they read, and the first of them finds the magnitude",
+        "8-bit matmuls quantize their operands, and the first computes the amax",
         r#"%x: bf16[16, 32] = input {name = "x", ty = {"dtype":"bf16","shape":[16,32]}}
            %w: bf16[32, 16] = input {name = "w", ty = {"dtype":"bf16","shape":[32,16]}}
            %g: bf16[16, 16] = input {name = "g", ty = {"dtype":"bf16","shape":[16,16]}}
@@ -411,7 +411,7 @@ const CASES: &[(&str, &str, &str)] = &[
          gemm(quantize quantize matmul) 2->1",
     ),
     (
-        "a rounded tensor that something else reads is rounded on its own, for all",
+        "a quantized tensor with another reader is quantized once, separately, for all",
         r#"%x: bf16[16, 32] = input {name = "x", ty = {"dtype":"bf16","shape":[16,32]}}
            %w: bf16[32, 16] = input {name = "w", ty = {"dtype":"bf16","shape":[32,16]}}
            %v: bf16[32, 16] = input {name = "v", ty = {"dtype":"bf16","shape":[32,16]}}
@@ -468,7 +468,7 @@ const PACKED_ATTENTION: &str = r#"
     return %e as "e"
     return %dx as "dx""#;
 
-/// Whether strides reach every operand and result of attention.
+/// Whether strides express the layout of every operand and result of attention.
 fn strided_attention(body: &Graph, kind: FusionKind) -> bool {
     kind != FusionKind::Attention
         || body.nodes().map(|(_, n)| n).any(|n| {
@@ -492,7 +492,7 @@ fn attention_reads_and_writes_through_layout_operations() {
 
 #[test]
 fn what_strides_do_not_reach_stays_outside_of_attention() {
-    // The queries are also scaled, so their gradient is no part of one concat.
+    // The queries are also scaled, so their gradient is not an operand of the concat.
     let scaled = PACKED_ATTENTION
         .replace("transpose %dq {", "neg %dq {").replace(
             "%dqt: f32[2, 3, 2, 4] = neg %dq {perm = [0,2,1,3]}",
@@ -623,7 +623,7 @@ fn grow(steps: &[Step]) -> Graph {
         let leaf = Op::Input(Input { name: format!("x{i}"), ty });
         values.extend(add(&mut graph, leaf, &[], Region::Forward).expect("a leaf"));
     }
-    // Regions in the order of a step, so that no forward node reads a backward value.
+    // Sorted by part of the step, so that no forward node reads a backward value.
     let mut steps: Vec<&Step> = steps.iter().collect();
     steps.sort_by_key(|s| s.region >= 5);
     for (i, step) in steps.into_iter().enumerate() {

@@ -27,7 +27,7 @@ pub(super) struct Examples {
     batch: usize,
 }
 
-/// Sums and counts, and the losses that they are of.
+/// Sums and counts, and the losses to which they belong.
 #[derive(Default)]
 pub(super) struct Parts {
     values: Vec<(ValueId, ValueId)>,
@@ -40,7 +40,7 @@ impl Parts {
         self.values.len() - 1
     }
 
-    /// The part of a loss, which is added if there is none yet.
+    /// The part of a loss, added if there is none yet.
     pub(super) fn of(
         &mut self,
         term: &Term,
@@ -59,7 +59,7 @@ impl Parts {
     }
 }
 
-/// Attaches the losses and metrics to a forward graph, all in one output. Returns where the metrics are.
+/// Attaches the losses and metrics to a forward graph, all in one output. Returns the positions of the metrics.
 ///
 /// # Errors
 /// If a loss or a metric does not fit the outputs of the model.
@@ -85,7 +85,7 @@ pub fn attach(
     for (term, logits) in terms.iter().zip(found) {
         let origin = graph.def(logits).origin.by(super::INFO.name);
         let mut b = Builder { origin, graph, examples };
-        // Every loss has a part of its own, in their order.
+        // Every loss has its own part, in order.
         let part = term.attach(&mut b, logits)?;
         let part = parts.push(part);
         parts.losses.push((Term { weight: 1.0, ..(*term).clone() }, part));
@@ -141,7 +141,7 @@ fn examples(graph: &mut Graph, terms: &[&Term]) -> Result<Option<Examples>, Diag
 }
 
 impl Builder<'_> {
-    /// The elements that belong to examples that count; zero for the others, even where they are NaN.
+    /// The elements of examples that count; zero for the others, even where they are NaN.
     pub(super) fn counted(&mut self, x: ValueId) -> Result<ValueId, Diagnostic> {
         let Some(Examples { value, batch }) = self.examples else { return Ok(x) };
         let ty = self.graph.ty(x).clone();
@@ -158,7 +158,7 @@ impl Builder<'_> {
         self.add(Op::Reshape(Reshape { shape: ty.shape }), &[x])
     }
 
-    /// The f32 number of elements of `x` that belong to examples that count.
+    /// The number of elements of `x` that belong to examples that count, as f32.
     pub(super) fn number_of(&mut self, x: ValueId) -> Result<ValueId, Diagnostic> {
         let numel = self.graph.ty(x).shape.numel();
         let Some(Examples { value, batch }) = self.examples.take() else {

@@ -37,17 +37,17 @@ pub struct Metric {
     pub kind: MetricKind,
     /// The loss.
     pub term: Term,
-    /// Whether it was not asked for by name: it is then left out where it says little.
+    /// Whether it is reported by default rather than requested; a default metric is omitted where it is uninformative.
     pub by_default: bool,
 }
 
 impl Metric {
-    /// Whether a metric that was not asked for is worth its place.
+    /// Whether a default metric is informative here.
     fn is_usual(&self, b: &Builder<'_>, x: ValueId) -> Result<bool, Diagnostic> {
         let shape = &b.graph.ty(x).shape;
         Ok(match self.kind {
             MetricKind::Top(k) => shape.dims()[self.term.axis(b, x)?] >= 2 * k,
-            // Of the tokens of sequences.
+            // Only for the tokens of sequences.
             MetricKind::Perplexity => {
                 !self.term.soft_targets && shape.rank() == 3 && self.term.axis(b, x)? == 2
             }
@@ -145,9 +145,9 @@ impl Term {
         let classes = rows.remove(axis);
         if most > classes {
             let message = format!("`metrics.report`: top_{most} of {classes} classes");
-            return Err(Diagnostic::error(Code::OutputUnusable, message)
-                .at(&b.origin)
-                .help(format!("output `{}` has {classes} classes; ask for fewer", self.logits)));
+            return Err(Diagnostic::error(Code::OutputUnusable, message).at(&b.origin).help(
+                format!("output `{}` has {classes} classes; choose a smaller K", self.logits),
+            ));
         }
         let soft = self.soft_targets || self.kind == LossKind::Kl;
         let ty = b.graph.ty(x).clone();

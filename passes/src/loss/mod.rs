@@ -1,11 +1,10 @@
 //! Attaches the loss to the forward graph.
 //!
-//! In: a forward graph. Out: the same with an input of labels (unless the loss is the model's own), and
-//! the outputs `LossSum` (the f32 sum of the losses of this rank's micro-batch) and `LossCount` (the f32
-//! number of elements summed). Sum and count stay apart so that ranks and micro-steps add up to the
-//! mean over all elements. Several losses are each divided by their own count, over all ranks, before
-//! they are weighted and added: `LossSum` is then the loss of this rank's share and `LossCount` is 1.
-//! What the kinds compute is in [`terms`].
+//! In: a forward graph. Out: the same with an input of labels (unless the model computes the loss), and the outputs
+//! `LossSum` (the f32 sum of the losses of this rank's micro-batch) and `LossCount` (the f32 number of elements
+//! summed). Sum and count are separate so that ranks and micro-steps add up to the mean over all elements. Several
+//! losses are each divided by their own count, over all ranks, before they are weighted and added: `LossSum` is then
+//! the loss of this rank's share and `LossCount` is 1. What the kinds compute is in [`terms`].
 
 pub mod evaluation;
 pub mod metrics;
@@ -46,7 +45,7 @@ frit_ir::choices! {
         Kl = "kl",
         /// An output of the model is the loss itself.
         Output = "output",
-        /// None: the plan only runs the model.
+        /// None: the plan only evaluates the model.
         None = "none",
     }
 }
@@ -67,7 +66,7 @@ pub struct Term {
     /// Axis of the classes, from the end if negative; if absent the last, or 1 if only then the labels
     /// of the model fit.
     pub class_axis: Option<i64>,
-    /// The part of every label that is spread over all classes.
+    /// The fraction of every label that is spread over all classes.
     pub label_smoothing: f64,
     /// Whether labels are probabilities of all classes.
     pub soft_targets: bool,
@@ -179,8 +178,8 @@ impl Loss {
     }
 }
 
-/// The largest number of elements that `LossCount` can be: the static size of what `LossSum` sums.
-/// `None` if the graph has no loss.
+/// The largest value of `LossCount`: the static number of elements that `LossSum` adds. `None` if the graph has no
+/// loss.
 pub fn capacity(graph: &Graph) -> Option<usize> {
     let output = |kind| graph.outputs.iter().find(|o| o.kind == kind).map(|o| o.value);
     if let Some(count) = graph.constant(output(OutputKind::LossCount)?) {
@@ -245,7 +244,7 @@ impl Builder<'_> {
         self.add(Op::Cast(Cast { to: DType::F32 }), &[x])
     }
 
-    /// The f32 sum of all elements that belong to examples that count.
+    /// The f32 sum of all elements of examples that count.
     fn total(&mut self, x: ValueId) -> Result<ValueId, Diagnostic> {
         let x = self.counted(x)?;
         let axes: Vec<usize> = (0..self.graph.ty(x).shape.rank()).collect();

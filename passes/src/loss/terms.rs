@@ -24,7 +24,7 @@ pub(super) type Part = Result<(ValueId, ValueId), Diagnostic>;
 impl Term {
     pub(super) fn find_output(&self, graph: &Graph) -> Result<ValueId, Diagnostic> {
         let results = || graph.outputs.iter().filter(|o| o.kind == OutputKind::Result);
-        // Where nothing else was asked for, the only output is meant, whatever its name.
+        // By default the only output is used, whatever its name.
         let only = results().next().filter(|_| results().count() == 1);
         let only = only.filter(|_| self.logits == Term::default().logits);
         let found = results().find(|o| o.name == self.logits).or(only).ok_or_else(|| {
@@ -275,7 +275,7 @@ fn own_input<'g>(graph: &'g Graph, name: &str) -> Option<(ValueId, &'g TensorTyp
     })
 }
 
-/// The parameter that this is another view of, if it is one.
+/// The parameter of which this is a view, if any.
 fn parameter(graph: &Graph, mut value: ValueId) -> Option<&str> {
     loop {
         let node = graph.def(value);

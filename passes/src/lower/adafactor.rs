@@ -1,5 +1,6 @@
-//! Lowers Adafactor steps. Each parameter is updated separately, for the elements that a rank holds: sums over them, then the second
-//! moment and the size of the update, then the step. In between, ranks add their sums, for all parameters in two all-reduces.
+//! Lowers Adafactor steps. Each parameter is updated separately, for the elements that a rank holds: sums over them,
+//! then the second moment and the magnitude of the update, then the step. Two all-reduces add the sums of all
+//! parameters over ranks.
 
 use super::{Lowering, body, internal};
 use frit_ir::ops::{Adafactor, AdafactorPart, FusionKind, OptimizerKind, ReduceKind};
@@ -23,7 +24,7 @@ struct Parameter<'g> {
 }
 
 impl<'a> Lowering<'a> {
-    /// Whether the optimizer steps one parameter after the other.
+    /// Whether the optimizer processes each parameter separately.
     pub(super) fn steps_by_parameter(&self) -> bool {
         self.adafactor_nodes().next().is_some()
     }
@@ -56,7 +57,7 @@ impl<'a> Lowering<'a> {
     fn adafactor_sums(&mut self, first: &Node) -> Result<(), Diagnostic> {
         let nodes: Vec<&'a Node> = self.adafactor_nodes().collect();
         let state_len = |n: &&Node| self.graph.ty(n.inputs[2]).shape.numel();
-        // What is added over ranks lies together.
+        // Everything that is added over ranks is contiguous.
         let n_sums = nodes.iter().map(state_len).sum::<usize>() + nodes.len();
         let f32s = |n| TensorType::new(DType::F32, [n]);
         let class = BufferClass::OptimizerState;
@@ -115,7 +116,7 @@ impl<'a> Lowering<'a> {
         self.task(&label, Stream::Reduce, Region::Update, &node.origin, action);
     }
 
-    /// Where a parameter begins within its group's part, and that part of the gradient.
+    /// The offset of a parameter in its group's part, and that part of the gradient.
     fn part_of(&mut self, group: GroupId, segment: usize) -> Result<Vec<Place>, Diagnostic> {
         let offsets = self.plan.groups[group].param_offsets;
         let buffer = offsets.ok_or_else(|| internal("a group has no table of its parameters"))?;
@@ -134,7 +135,7 @@ impl<'a> Lowering<'a> {
         node: &Node,
     ) -> Result<(), Diagnostic> {
         let shards = self.plan.groups[group].shards();
-        // Replicas of what is sharded hold the same elements; what is whole is not added over ranks.
+        // Replicas of a shard hold the same elements; unsharded parameters are not added over ranks.
         let replicas = if shards > 1 { self.plan.world_size / shards } else { 1 };
         let shape = self.graph.ty(node.inputs[0]).shape.clone();
         let op = Op::Adafactor(Adafactor { part, shape, share: 1.0 / replicas as f64 });

@@ -5,8 +5,8 @@ use frit_ir::ops::Input;
 use frit_ir::{Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId};
 use std::collections::HashMap;
 
-/// The body of a node and the values it reads. If `inlined`, constants that are all one value become part
-/// of it, and a value that is read twice is one operand; otherwise every operand is read by itself.
+/// The body of a node and the values it reads. If `inlined`, constants with equal elements become part of it, and a
+/// value that is read twice is one operand; otherwise every operand is separate.
 pub(super) fn of_node(
     graph: &Graph,
     node: &Node,
@@ -71,7 +71,7 @@ pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
             Some(sum) => add(&mut body, Op::Binary(frit_ir::ops::BinaryFn::Add), &[sum, value])?[0],
         });
     }
-    let sum = sum.ok_or_else(|| internal("sum of nothing"))?;
+    let sum = sum.ok_or_else(|| internal("an empty sum"))?;
     body.add_output("0", sum, OutputKind::Result);
     Ok(body)
 }
@@ -81,8 +81,7 @@ pub(super) fn flops(body: &Graph) -> u64 {
     body.nodes().map(|(_, n)| crate::cost::node_flops(body, n)).fold(0, u64::saturating_add)
 }
 
-/// Name of the operation a body is best known by: the last that is neither pointwise nor layout, else
-/// the last.
+/// Name of the operation that characterizes a body: the last that is neither pointwise nor layout, else the last.
 pub(super) fn main_op(body: &Graph) -> &'static str {
     let inner = || body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
     inner()

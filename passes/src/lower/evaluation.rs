@@ -58,7 +58,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gives every output a place that outlives the phase, and has it written there where that can be.
+    /// Gives every output a buffer that outlives the phase, and requires it to be written there where possible.
     fn place_results(&mut self) -> Vec<Place> {
         let graph = self.graph;
         let mut places = Vec::new();

@@ -1,4 +1,4 @@
-//! Lowers work that is done once per flat group: gathers and statistics.
+//! Lowers operations that run once per flat group: gathers and statistics.
 
 use super::groups::PARAM_ALIGNMENT;
 use super::{Lowering, body, internal};
@@ -8,7 +8,7 @@ use frit_ir::plan::{Action, Arena, BufferClass, GroupId, KernelKind, ParamId, Pl
 use frit_ir::{DType, Diagnostic, Graph, Node, Op, TensorType, ValueId};
 use std::collections::{BTreeSet, HashMap};
 
-/// The unsharded parameter that a node casts to another float type, if it does nothing else, and that type.
+/// The unsharded parameter that a node does nothing but cast to another float type, and that type.
 fn cast_of_param<'g>(graph: &'g Graph, node: &Node) -> Option<(&'g str, DType)> {
     let ([input], [_]) = (&node.inputs[..], &node.outputs[..]) else { return None };
     let Op::Param(param) = &graph.def(*input).op else { return None };
@@ -64,7 +64,7 @@ impl Lowering<'_> {
         let (group, segment) = self.group_of[&name];
         let offset = self.plan.groups[group].segments[segment].offset;
         let wanted = self.graph.ty(node.outputs[0]).dtype;
-        // A layout that was made for other dtypes may not have it aligned: then it is cast when it is gathered.
+        // A layout made for other dtypes may not align it; then it is cast when it is gathered.
         let dtype = match is_aligned(offset, wanted) {
             true => wanted,
             false => self.plan.groups[group].dtype,
@@ -76,7 +76,7 @@ impl Lowering<'_> {
                 let send = self.shard_in(group, dtype, node)?;
                 let unit = self.plan.units[self.plan.groups[group].unit].name.clone();
                 let ty = self.whole(group, dtype);
-                // What is gathered before the micro-steps stays until the last has read it.
+                // Parameters gathered before the micro-steps stay until the last micro-step has read them.
                 let arena = if self.unsharding { Arena::Persistent } else { Arena::Workspace };
                 let (name, class) = (format!("{unit} gathered"), BufferClass::Gathered);
                 let recv =
@@ -99,7 +99,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// This rank's shard of a group in `dtype`: cast once per micro-step if it is stored in another.
+    /// This rank's shard of a group in `dtype`: cast once per micro-step if it is stored in another dtype.
     fn shard_in(&mut self, group: GroupId, dtype: DType, node: &Node) -> Result<Place, Diagnostic> {
         let held = self.plan.groups[group].dtype;
         let master =
@@ -168,7 +168,7 @@ impl Lowering<'_> {
         (inside.len() > 1 && 4 * numel <= 5 * needed).then_some((first.offset, numel))
     }
 
-    /// Runs one pointwise operation over flat places, generated if it can be.
+    /// Runs one pointwise operation over flat tensors, by generated code if possible.
     pub(super) fn flat_kernel(
         &mut self,
         op: Op,
@@ -204,7 +204,7 @@ impl Lowering<'_> {
             parts.push(part);
         }
         let total = self.result(node.outputs[0], node);
-        // From left to right whatever their number, so that it does not change the sum of the first.
+        // Added from left to right, so that the number of groups does not change the sum of the first ones.
         let mut sum: Vec<Place> = Vec::new();
         let mut left = parts.into_iter().peekable();
         while left.peek().is_some() {

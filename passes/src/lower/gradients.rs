@@ -1,6 +1,6 @@
-//! Lowers gradients per flat group: written into one flat gradient, then reduced over ranks and summed over micro-steps, in the order
-//! that the graph has for every parameter. Operations that the graph has once per parameter are emitted once per group, at the last of
-//! its parameters.
+//! Lowers gradients per flat group: written into one flat gradient, then reduced over ranks and summed over
+//! micro-steps, in the order that the graph has for every parameter. Operations that the graph has per parameter are
+//! emitted per group, at the last of its parameters.
 
 use super::{Lowering, internal};
 use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, StateName, reduction_factors};
@@ -8,12 +8,12 @@ use frit_ir::plan::{Action, BufferClass, GradientSpec, GroupId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The gradients of a plan while it is made.
+/// The gradients during lowering.
 #[derive(Default)]
 pub(super) struct Gradients {
     /// The whole flat gradient of each trainable group, as a micro-step computes it.
     flat: BTreeMap<GroupId, Place>,
-    /// Where the gradient of each group is by now: flat, reduced, or summed.
+    /// The current location of the gradient of each group: flat, reduced, or summed.
     pub(super) at: BTreeMap<GroupId, Place>,
     /// Gradients of a group that are not yet computed in this micro-step, by parameter name.
     missing: BTreeMap<GroupId, HashSet<String>>,
@@ -21,7 +21,7 @@ pub(super) struct Gradients {
     name: HashMap<ValueId, String>,
     /// Parameters of each group that have a gradient.
     n: BTreeMap<GroupId, usize>,
-    /// Factor of gradients after an exchange in another dtype, once they are f32.
+    /// Factor to apply to gradients in f32 after a reduction in another dtype.
     after: BTreeMap<GroupId, f64>,
     /// Nodes seen, by group, operation and region.
     seen: HashMap<(GroupId, &'static str, Region), usize>,
@@ -49,7 +49,7 @@ impl<'a> Lowering<'a> {
             let segment = &self.plan.groups[group].segments[segment];
             let (offset, numel) = (segment.offset * 4, segment.numel);
             let mut raw = at;
-            // What is the same along an axis may be computed once, and is broadcast when it is settled.
+            // A gradient that is equal along an axis may be computed once; `settle` broadcasts it.
             if uses[&raw] > 1 || graph.ty(raw).shape.numel() != numel {
                 continue;
             }
@@ -58,7 +58,7 @@ impl<'a> Lowering<'a> {
                 self.required.insert(raw, Place { buffer: flat.buffer, offset, ty });
                 let node = graph.def(raw);
                 match &node.op {
-                    // What a reshape reads is written at the same place, unless it is a leaf.
+                    // The operand of a reshape is written at the same place, unless it is a leaf.
                     Op::Reshape(_) if !graph.def(node.inputs[0]).op.is_leaf() => {
                         raw = node.inputs[0];
                         if self.required.contains_key(&raw) {
@@ -116,7 +116,7 @@ impl<'a> Lowering<'a> {
         self.plan.units[self.plan.groups[group].unit].name.clone()
     }
 
-    /// One more gradient of a group is reduced, or added to the sum; the last one does it for the group.
+    /// Lowers the reduction or accumulation of one gradient: the last one of a group emits it for the whole group.
     pub(super) fn gradient_step(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         let name = self.gradient.name.get(&node.outputs[0]).cloned();
         let name =
@@ -150,7 +150,7 @@ impl<'a> Lowering<'a> {
             (segment.offset * 4, segment.numel, segment.param)
         };
         if self.graph.constant(raw).and_then(|c| c.as_splat()) == Some(0.0) {
-            // The loss has no slope where it reads the parameter. The constant may be a scalar.
+            // The gradient of the parameter is zero. The constant may be a scalar.
             let ty = TensorType::new(DType::F32, [numel]);
             let action = Action::Zero { places: vec![Place { buffer: flat.buffer, offset, ty }] };
             let label = format!("zero gradient {name}");
@@ -194,7 +194,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Where the gradient of a group is by now, in f32.
+    /// The current location of the gradient of a group, in f32.
     fn gradient_at(&mut self, group: GroupId, node: &Node) -> Result<Place, Diagnostic> {
         let place = self.gradient.at.get(&group).cloned();
         let place = place.ok_or_else(|| internal("a group has no gradient").at(&node.origin))?;
@@ -211,7 +211,7 @@ impl<'a> Lowering<'a> {
         Ok(wide)
     }
 
-    /// The exchange of a gradient in `dtype` among `ranks` ranks: payload and reduction.
+    /// A gradient cast to `dtype` for reduction over `ranks` ranks: payload and reduction.
     fn narrowed(
         &mut self,
         group: GroupId,
@@ -273,7 +273,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// At the end of the micro-step, the gradients that are neither reduced nor summed.
+    /// At the end of the micro-step, completes gradients that are neither reduced nor summed.
     pub(super) fn finish_gradients(&mut self) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for (name, value) in self.gradients() {
@@ -283,7 +283,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Notes where gradients are once they are reduced, in f32.
+    /// Records the locations of the reduced gradients, in f32.
     pub(super) fn note_gradients(&mut self) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for (name, value) in self.gradients() {

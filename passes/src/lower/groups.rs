@@ -1,6 +1,7 @@
-//! Flat groups: parameters of one unit that train alike, are stored in the same dtype and are gathered in the same dtypes, contiguous
-//! and sorted by their hyper-parameters. Each starts at a multiple of 16 bytes in the narrowest dtype in which it is stored, gathered or
-//! cast; the group is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
+//! Flat groups: parameters of one unit with the same training settings that are stored in the same dtype and are
+//! gathered in the same dtypes, contiguous and sorted by their hyper-parameters. Each starts at a multiple of 16 bytes
+//! in the narrowest dtype in which it is stored, gathered or cast; the group is padded to a multiple of 128 bytes per
+//! rank. Padding is zero and stays zero.
 //!
 //! An evaluation keeps the groups of its training plan, so that each rank owns the same elements of every parameter in both; parameters
 //! that it does not read are gaps.
@@ -16,15 +17,15 @@ use frit_ir::shape::MAX_ELEMENTS;
 use frit_ir::{Code, DType, Diagnostic, Op, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Bytes at whose multiples parameters start, in the narrowest dtype of their group.
+/// Alignment of parameters in bytes, in the narrowest dtype of their group.
 pub(super) const PARAM_ALIGNMENT: usize = 16;
-/// Bytes of which every rank's part is a multiple.
+/// Every rank's part is a multiple of this number of bytes.
 const PART_ALIGNMENT: usize = 128;
 
-/// Most elements of a group: an optimizer's sums over it are tensors of a few elements more.
+/// Maximum elements of a group: an optimizer's sums over it are tensors of a few more elements.
 const MAX_GROUP: usize = MAX_ELEMENTS / 2;
 
-/// Where the parameters of a group lie.
+/// Offsets of the parameters of a group.
 struct Layout {
     dtype: DType,
     segments: Vec<Segment>,
@@ -35,7 +36,7 @@ struct Layout {
 
 /// Optimizer state of every trainable group.
 struct Updated {
-    /// The states: name, first value, and whether each rank holds only its part.
+    /// The states: name, initial value, and whether each rank holds only its part.
     states: Vec<(StateName, f64, bool)>,
     /// Whether the optimizer steps one parameter after the other.
     by_parameter: bool,
@@ -90,7 +91,7 @@ impl Lowering<'_> {
         let updated =
             Updated { states: self.state_names(), by_parameter: self.steps_by_parameter() };
         for ((unit, frozen, held, dtypes), mut params) in members {
-            // What has the same hyper-parameters lies together, and within it what is cast as one.
+            // Parameters with the same hyper-parameters are contiguous and, within them, those that are cast together.
             let is_cast =
                 |p: &ParamId| self.cast_dtypes.contains_key(self.plan.params[*p].name.as_str());
             params.sort_by_key(|p| (self.param_groups.of(&self.plan.params[*p].name), !is_cast(p)));
@@ -142,7 +143,7 @@ impl Lowering<'_> {
         self.make_group(group.unit, gathered.into_iter().collect(), layout, None);
     }
 
-    /// Parameters back to back.
+    /// Lays out parameters contiguously.
     fn lay_out(&self, params: &[ParamId], dtype: DType, narrowest: usize, sharded: bool) -> Layout {
         let mut segments = Vec::new();
         let mut end: usize = 0;
@@ -153,7 +154,7 @@ impl Lowering<'_> {
             end = offset + numel;
         }
         let parts = if sharded { self.options.shards } else { 1 };
-        // Parameters without elements leave padding: every rank has a part.
+        // A group without elements still has padding, so that every rank has a part.
         let numel = end.max(1).next_multiple_of(parts * PART_ALIGNMENT / narrowest);
         Layout { dtype, segments, numel, shard_numel: numel / parts, sharded }
     }
@@ -209,7 +210,7 @@ impl Lowering<'_> {
                     _ => BufferClass::OptimizerState,
                 };
                 let label = format!("{} {name}", self.plan.units[unit].name);
-                // Sums of gradients that are reduced after the last micro-step are whole.
+                // Gradients that are reduced after the last micro-step are summed unsharded.
                 let n = if is_part { shard_numel } else { numel };
                 let buffer = self.buffer(&label, Arena::Persistent, class, n * 4);
                 group.states.push(GroupState { name, buffer, init });
@@ -218,7 +219,7 @@ impl Lowering<'_> {
         self.plan.groups.push(group);
     }
 
-    /// Where the hyper-parameters change along the segments.
+    /// The table of parameter groups: where hyper-parameters change along the segments.
     fn param_groups_along(&self, segments: &[Segment]) -> Vec<ParamGroup> {
         let number = |s: &Segment| self.param_groups.of(&self.plan.params[s.param].name);
         let changes = segments.chunk_by(|a, b| number(a) == number(b)).enumerate();
@@ -228,8 +229,8 @@ impl Lowering<'_> {
         changes.filter_map(group).collect()
     }
 
-    /// Names and first values of the state that parameters have, in order of appearance, and whether it is
-    /// as sharded as they are.
+    /// Names and initial values of the state of parameters, in order of appearance, and whether it is sharded like
+    /// them.
     fn state_names(&self) -> Vec<(StateName, f64, bool)> {
         let mut names: Vec<(StateName, f64, bool)> = Vec::new();
         for (_, node) in self.graph.nodes() {

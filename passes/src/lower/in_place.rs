@@ -1,5 +1,5 @@
-//! Results that need no memory of their own: views of an operand, and the gradient of a cross-entropy in the place of its logits, the
-//! largest value of many steps.
+//! Results without separate memory: views of an operand, and the gradient of a cross-entropy in the memory of its
+//! logits, often the largest value of a step.
 //!
 //! A region that computes loss and gradient reads a whole row before it writes the row, so logits and gradient may be one buffer if
 //! nothing else reads the logits.
@@ -10,7 +10,7 @@ use frit_ir::{Graph, Node, NodeId, Op, TensorType, ValueId};
 pub(super) fn elements_before(op: &Op, ty: &TensorType) -> Option<usize> {
     let Op::Slice(slice) = op else { return Some(0) };
     let dims = ty.shape.dims();
-    // Axes up to the first that has more than one element in the result are cut, the others are whole and in order.
+    // Only axes up to the first with more than one element in the result may be cut; the others are whole and in order.
     let first = slice.size.iter().position(|size| *size > 1).unwrap_or(dims.len());
     let rest_is_whole = (first + 1..dims.len()).all(|axis| slice.size[axis] == dims[axis]);
     let in_order = (0..dims.len()).all(|axis| slice.size[axis] <= 1 || slice.step[axis] == 1);
@@ -45,7 +45,8 @@ pub(super) fn logits_and_gradient(body: &Graph) -> Option<(usize, usize)> {
     })
 }
 
-/// Whether one node alone reads this value and what it is a view of, and no output of the graph is any of them.
+/// Whether a single node reads this value and the values of which it is a view, and none of them is an output of the
+/// graph.
 pub(super) fn is_read_once(graph: &Graph, users: &[Vec<NodeId>], mut value: ValueId) -> bool {
     loop {
         let is_output = graph.outputs.iter().any(|o| o.value == value);
@@ -75,7 +76,7 @@ mod tests {
         };
         assert_eq!(at([0, 0, 0], [3, 3, 5], [1, 1, 1]), Some(0));
         assert_eq!(at([2, 0, 0], [2, 3, 5], [1, 1, 1]), Some(30));
-        // Of one matrix, some rows; of one row, some elements; one element.
+        // Some rows of one matrix; some elements of one row; one element.
         assert_eq!(at([1, 1, 0], [1, 2, 5], [1, 1, 1]), Some(20));
         assert_eq!(at([3, 2, 1], [1, 1, 3], [1, 1, 1]), Some(56));
         assert_eq!(at([3, 2, 4], [1, 1, 1], [1, 1, 1]), Some(59));
@@ -83,7 +84,7 @@ mod tests {
         assert_eq!(at([0, 0, 0], [4, 2, 5], [1, 1, 1]), None);
         assert_eq!(at([0, 0, 0], [2, 3, 5], [2, 1, 1]), None);
         assert_eq!(at([3, 0, 0], [2, 3, 5], [-1, 1, 1]), None);
-        // Whole axes backwards.
+        // Reversed axes.
         assert_eq!(at([0, 2, 0], [4, 3, 5], [1, -1, 1]), None);
         assert_eq!(at([0, 0, 4], [3, 3, 5], [1, 1, -1]), None);
     }

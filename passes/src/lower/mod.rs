@@ -3,10 +3,10 @@
 //! In: a fused graph. Out: a plan whose tasks are in graph order and assigned to streams, without waits and offsets; `schedule` and
 //! `memory` complete it.
 //!
-//! Parameters, their gradients and their optimizer state are in flat groups ([`groups`]). Work on sharded values (casting a shard,
-//! statistics, the optimizer) is done once per group, not once per parameter ([`flat`]), and so are the reduction and accumulation of
-//! gradients ([`gradients`]). A kernel writes its gradient directly into the group's flat gradient, and reads a gathered parameter directly
-//! from the gathered buffer: there are no copies.
+//! Parameters, their gradients and their optimizer state are in flat groups ([`groups`]). Work on sharded values
+//! (casting a shard, statistics, the optimizer) is done once per group, not once per parameter ([`flat`]), and so are
+//! the reduction and accumulation of gradients ([`gradients`]). A kernel writes its gradient directly into the group's
+//! flat gradient, and reads a gathered parameter directly from the gathered buffer: there are no copies.
 
 mod adafactor;
 mod body;
@@ -77,13 +77,14 @@ pub struct LowerOptions<'a> {
     pub generated: &'a dyn Fn(&Graph, FusionKind) -> bool,
     /// Whether a hand-written kernel executes a body.
     pub library: &'a dyn Fn(&Graph) -> bool,
-    /// How a body is executed, of this kind and, if it is generated, compiled so; symbols have what a launch adds alone.
+    /// The entry that executes a body of this kernel kind and, for generated code, fusion kind; the symbol lacks only
+    /// the suffix of each launch.
     pub entry: &'a dyn Fn(&Graph, KernelKind, FusionKind) -> Entry,
 }
 
 /// A plan, and the elements of its large constants by name.
 pub struct Lowered {
-    /// The plan, neither scheduled nor with offsets.
+    /// The plan, without schedule and offsets.
     pub plan: Plan,
     /// Constants for the weights file.
     pub constants: Vec<(String, Tensor)>,
@@ -91,10 +92,10 @@ pub struct Lowered {
     pub regions: Vec<(KernelId, FusionKind)>,
 }
 
-/// Lowers a training graph, or one that is evaluated, to a plan of the single phase `eval`.
+/// Lowers a training graph, or an evaluation graph to a plan with the single phase `eval`.
 ///
 /// # Errors
-/// If the graph holds something that no plan can express, with its place.
+/// If the graph contains something that plans cannot express, with its node.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagnostic> {
     let mut lowering = Lowering::new(graph, options);
     lowering.make_groups()?;
@@ -137,7 +138,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     Ok(lowering.finish())
 }
 
-/// Whether the backward pass begins here; canonicalization may have found that nothing depends on it.
+/// Whether the backward pass begins here; canonicalization may have removed everything that depends on it.
 fn seeds(op: &Op) -> bool {
     match op {
         Op::LossScale(_) => true,
@@ -162,7 +163,7 @@ pub(crate) fn internal(message: impl Into<String>) -> Diagnostic {
         .help("this is a bug in frit; please report it with the model")
 }
 
-/// Identity of an unsharded copy of a group: dtype, and whether it is the one of the backward pass.
+/// Identity of a gathered copy of a group: its dtype, and the region that reads it.
 type GatherKey = (GroupId, DType, Region);
 
 struct Lowering<'a> {
@@ -175,7 +176,7 @@ struct Lowering<'a> {
     constants: Vec<(String, Tensor)>,
     regions: Vec<(KernelId, FusionKind)>,
     places: HashMap<ValueId, Place>,
-    /// Where a value must be written, if it has no choice.
+    /// Where a value must be written, if that is fixed.
     required: HashMap<ValueId, Place>,
     sharded: Vec<bool>,
     /// Readers of every value.
@@ -183,7 +184,7 @@ struct Lowering<'a> {
     kernel_of_body: HashMap<(KernelKind, String), KernelId>,
     /// Group and index into its segments, by parameter name.
     group_of: HashMap<String, (GroupId, usize)>,
-    /// The parameter that a sharded value belongs to.
+    /// The parameter to which a sharded value belongs.
     param_of: HashMap<ValueId, String>,
     gathered: HashMap<GatherKey, BufferId>,
     shard_casts: HashMap<(GroupId, DType), BufferId>,
@@ -194,7 +195,7 @@ struct Lowering<'a> {
     gradient: gradients::Gradients,
     /// Whether the current tasks run once, before the micro-steps.
     unsharding: bool,
-    /// Which parameters have which hyper-parameters.
+    /// The parameter groups.
     param_groups: optimizer::ParamGroups,
     /// Steps seen, by group and operation.
     stepped: HashMap<(GroupId, &'static str), usize>,
@@ -352,8 +353,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Makes a reshape, or a slice that keeps almost all of an activation, another view of its operand's place: a view keeps all of
-    /// its operand alive. Fails if the result must be elsewhere.
+    /// Makes a reshape, or a slice that keeps almost all of an activation, a view of its operand (a view keeps the
+    /// whole operand alive). Returns false if the result must be written elsewhere.
     fn alias(&mut self, node: &Node) -> bool {
         let Some(place) = self.places.get(&node.inputs[0]) else { return false };
         let ty = self.graph.ty(node.outputs[0]).clone();
@@ -389,7 +390,7 @@ impl<'a> Lowering<'a> {
         Err(internal(format!("a result of `{}` has no place", node.op.name())).at(&node.origin))
     }
 
-    /// A new place for a result: where it is required, or a buffer of its own.
+    /// A place for a result: the required one, or a new buffer.
     fn result(&mut self, value: ValueId, node: &Node) -> Place {
         let ty = self.graph.ty(value).clone();
         let place = self.required.get(&value).cloned().unwrap_or_else(|| {
@@ -411,7 +412,7 @@ impl<'a> Lowering<'a> {
         let (mut body, mut operands) = body::of_node(self.graph, node, true)?;
         let mut kind = self.kernel_kind(node, &body);
         if kind == KernelKind::Interpreted {
-            // A hand-written kernel reads constants as it reads all else.
+            // A hand-written kernel reads constants like other operands.
             let (whole, all) = body::of_node(self.graph, node, false)?;
             if self.kernel_kind(node, &whole) == KernelKind::Library {
                 (body, operands, kind) = (whole, all, KernelKind::Library);
@@ -497,7 +498,7 @@ impl<'a> Lowering<'a> {
         });
     }
 
-    /// Appends a task that is no kernel.
+    /// Appends a task other than a kernel.
     fn task(
         &mut self,
         name: &str,
@@ -544,7 +545,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// State carried by the micro-step, once everything of it was lowered.
+    /// Completes the micro-step: the state that it carries.
     fn finish_micro_step(&mut self) -> Result<(), Diagnostic> {
         self.finish_gradients()?;
         self.commit(|region| region != Region::Update)
@@ -585,12 +586,12 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Copies next values of state and buffers into their buffers, for carries computed in such a region.
+    /// Copies next values of state and buffers into their buffers, for carries computed in these regions.
     fn commit(&mut self, here: impl Fn(Region) -> bool) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for output in &graph.outputs {
             let OutputKind::Carry(leaf) = output.kind else { continue };
-            // What belongs to parameters that train is written by the optimizer.
+            // State of trainable parameters is written by the optimizer.
             let own = match &graph.def(leaf).op {
                 Op::State(state) => state.of.is_none(),
                 Op::Param(param) => param.kind != ParamKind::Trainable,

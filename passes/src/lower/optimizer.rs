@@ -33,7 +33,7 @@ impl ParamGroups {
         groups
     }
 
-    /// The parameter group of a parameter, by its number; those that do not train have the first.
+    /// The number of a parameter's parameter group; frozen parameters have the first.
     pub(super) fn of(&self, param: &str) -> usize {
         self.of.get(param).copied().unwrap_or(0)
     }
@@ -70,7 +70,7 @@ impl<'a> Lowering<'a> {
         *seen == self.plan.groups[group].segments.len()
     }
 
-    /// This rank's part of a state of the group.
+    /// This rank's part of the group's state `name`.
     fn group_state(&self, group: GroupId, name: &StateName) -> Result<Place, Diagnostic> {
         let found = self.plan.groups[group].states.iter().find(|s| s.name == *name);
         let found = found.ok_or_else(|| internal(format!("state `{name}` has no buffer")))?;
@@ -170,7 +170,7 @@ impl<'a> Lowering<'a> {
         group.param_groups.iter().map(|g| self.param_groups.hypers[number(g)]).collect()
     }
 
-    /// Scalars one after the other.
+    /// Packs scalars into a vector.
     fn vector(&mut self, values: &[ValueId], node: &Node) -> Result<Place, Diagnostic> {
         let mut body = Body::new();
         let (mut reads, mut parts) = (Vec::new(), Vec::new());
@@ -203,13 +203,13 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Where a group's table of parameter groups is, if it has several.
+/// The table of parameter groups of a group that has several.
 fn param_group_offsets(group: &Group) -> Option<Place> {
     let ty = TensorType::new(DType::I64, [group.param_groups.len().saturating_sub(1)]);
     group.param_group_offsets.map(|buffer| Place { buffer, offset: 0, ty })
 }
 
-/// A kernel's body in the making.
+/// Builder for a kernel body.
 struct Body {
     graph: Graph,
     n_inputs: usize,

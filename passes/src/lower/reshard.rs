@@ -1,4 +1,4 @@
-//! Units that a subset of ranks keeps together from forward to backward.
+//! Units that are sharded over a smaller group of ranks between forward and backward.
 //!
 //! After the last use of what forward gathered, each rank copies its part among `reshard` consecutive ranks;
 //! backward gathers these parts among those ranks, instead of the shards among all. Both give the same
@@ -11,7 +11,7 @@ use frit_ir::{Region, TensorType};
 use std::collections::HashMap;
 
 impl Lowering<'_> {
-    /// Puts the parts that are kept into the plan.
+    /// Adds the copies and gathers of these parts to the plan.
     pub(super) fn keep_parts(&mut self) {
         let mut after: HashMap<TaskId, Vec<Task>> = HashMap::new();
         for (backward, forward) in repeated(&self.plan) {
@@ -60,7 +60,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Gathers of backward, each with that of forward that it repeats in the same phase.
+/// Pairs of a backward gather and the forward gather of the same phase that it repeats.
 fn repeated(plan: &Plan) -> Vec<(TaskId, TaskId)> {
     let mut found = Vec::new();
     for phase in &plan.phases {
@@ -80,7 +80,7 @@ fn repeated(plan: &Plan) -> Vec<(TaskId, TaskId)> {
     found
 }
 
-/// Puts tasks behind others, by index, and numbers all anew.
+/// Inserts tasks behind others, by index, and renumbers all.
 fn insert(plan: &mut Plan, mut after: HashMap<TaskId, Vec<Task>>) {
     if after.is_empty() {
         return;

@@ -4,8 +4,8 @@
 //! use together unless all accesses of one complete before any of the other starts. No layout can let such buffers overlap. Shares no
 //! code with the packing.
 //!
-//! Candidates are the buffers that may be in use while one task runs, for the tasks with the largest totals; from these, in order of
-//! decreasing size, all that may be in use together with all chosen before.
+//! For the tasks with the largest totals of buffers that may be in use while they run, it selects from these buffers,
+//! in order of decreasing size, each that may be in use together with all selected before.
 
 use frit_ir::plan::{BufferId, Plan, Stream, TaskId, TiSlice, TiVec};
 use std::cmp::Reverse;
@@ -50,7 +50,8 @@ pub(super) fn live_peak(
     for (i, task) in plan.tasks.iter_enumerated() {
         tasks[position(task.stream)].push(i);
     }
-    // Along a stream, what is complete only grows: a buffer may be in use from one of its tasks to another.
+    // Along a stream the set of complete tasks only grows, so a buffer may be in use over one range of the stream's
+    // tasks.
     let span = |u: &Use, s: usize| {
         let begin = tasks[s].partition_point(|&t| t < u.start[s]);
         let complete = |t: TaskId| (0..STREAMS).all(|k| u.end[k] <= reach[t][k]);
@@ -88,7 +89,7 @@ pub(super) fn live_peak(
     bound
 }
 
-/// The sum of sizes of some of these, of which each may be in use with every other.
+/// The total size of a subset whose buffers may all be in use at the same time.
 fn live_at_once(mut uses: Vec<&Use>) -> usize {
     uses.sort_by_key(|u| Reverse(u.size));
     let mut chosen: Vec<&Use> = Vec::new();

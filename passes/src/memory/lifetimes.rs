@@ -21,14 +21,14 @@ impl Lifetime {
         self.end.iter().zip(&other.start).all(|(end, start)| end <= start)
     }
 
-    /// Tasks such that a buffer whose own are all before or all after these is not in use at once with it.
+    /// Tasks such that a buffer whose tasks are all before or all after this range cannot be in use at the same time.
     pub(super) fn range(&self) -> Range<TaskId> {
         let begin = self.start.iter().copied().min().unwrap_or(TaskId::FIRST);
         let end = self.end.iter().copied().max().unwrap_or(TaskId::FIRST);
         begin..end.max(begin.next())
     }
 
-    /// Whether the two may be in use at once.
+    /// Whether both may be in use at the same time.
     pub(super) fn overlaps(&self, other: &Lifetime) -> bool {
         !self.before(other) && !other.before(self)
     }
@@ -64,7 +64,8 @@ pub(super) fn of(plan: &Plan) -> TiVec<BufferId, Option<Lifetime>> {
     lifetimes
 }
 
-/// For every task and one past the last, the first on each stream from there on; past all if there is none.
+/// For every task and one past the last, the next task of each stream from there on; one past the last if there is
+/// none.
 fn next_of_stream(plan: &Plan) -> TiVec<TaskId, Clock> {
     let end = plan.tasks.next_key();
     let mut next: TiVec<TaskId, Clock> = vec![[end; Stream::ALL.len()]; end.0 + 1].into();

@@ -7,11 +7,11 @@ use std::cmp::Reverse;
 
 /// The search for a better order ends at this multiple of the lower bound.
 const GOOD_ENOUGH: f64 = 1.002;
-/// At most so many orders are tried.
+/// Maximum number of orders that are tried.
 const MAX_TRIES: usize = 400;
-/// And as long as at most so many placed buffers are looked at in that search.
+/// Maximum number of placed buffers that the search examines.
 const MAX_LOOKS: usize = 1 << 23;
-/// The orders before that search are tried as long as so many were looked at: those of a thousand layers.
+/// The same for the orders before that search: enough for a thousand layers.
 const MAX_FIRST_LOOKS: usize = 1 << 28;
 
 /// Offsets of the `buffers`, in their order; `bound` is a lower bound of their peak.
@@ -40,7 +40,7 @@ pub(super) fn assign(
             let (first, last) = (life.span.0.0, life.span.1.0);
             let length = last - first;
             match heuristic {
-                // Of those about as large, as they come: what follows takes the place of what was.
+                // Buffers of similar size in order of first use: later ones reuse the space of earlier ones.
                 0 => (Reverse(magnitude(size)), Reverse(usize::MAX - first), i),
                 1 => (Reverse(size), Reverse(length), i),
                 2 => (Reverse(length), Reverse(size), i),
@@ -57,7 +57,7 @@ pub(super) fn assign(
         }
     }
     let Some((mut peak, mut offsets, mut order)) = best else { return vec![] };
-    // What reaches the peak was placed too late: place it first, as long as it helps.
+    // The buffer at the peak was placed too late: place it first, as long as that helps.
     let end = packing.looks + MAX_LOOKS;
     for _ in 0..MAX_TRIES {
         if is_enough(peak) || packing.looks > end {
@@ -73,12 +73,12 @@ pub(super) fn assign(
         } else if let Some(i) =
             (0..packed.len()).find(|&i| new_offsets[i] + packed[i].size == new_peak)
         {
-            // The peak moved to another buffer; that one goes first in the next try.
+            // The peak moved to another buffer, which is placed first in the next try.
             order.retain(|&j| j != i);
             order.insert(0, i);
         }
     }
-    // Then any buffer earlier, as long as the peak does not grow.
+    // Then move random buffers forward, as long as the peak does not grow.
     let mut random = Sequence(1);
     for _ in 0..MAX_TRIES {
         if is_enough(peak) || packing.looks > end {
@@ -96,7 +96,7 @@ pub(super) fn assign(
     offsets
 }
 
-/// Numbers that look random and are the same every time.
+/// A deterministic pseudorandom sequence.
 struct Sequence(u64);
 
 impl Sequence {
@@ -115,12 +115,12 @@ struct Packed<'a> {
     blocks: (usize, usize),
 }
 
-/// Tasks of a block.
+/// Tasks per block.
 const BLOCK: usize = 64;
 /// Buffers that may be in use in more blocks are long.
 const LONG: usize = 4;
 
-/// A number that grows with the size and is the same for sizes within about six percent.
+/// A logarithmic size class, equal for sizes within about six percent.
 fn magnitude(size: usize) -> usize {
     let bits = size.checked_ilog2().unwrap_or(0);
     32 * bits as usize + (size >> bits.saturating_sub(4))
@@ -132,7 +132,7 @@ type Spot = (usize, usize, usize);
 /// Buffers that are placed in several orders.
 struct Packing<'p, 'a> {
     buffers: &'p [Packed<'a>],
-    /// Placed buffers that were looked at so far.
+    /// Placed buffers that were examined so far.
     looks: usize,
 }
 
@@ -140,8 +140,8 @@ impl Packing<'_, '_> {
     /// Places the buffers in this order. Returns the peak and the offsets.
     fn pack(&mut self, order: &[usize]) -> (usize, Vec<usize>) {
         let n_blocks = self.buffers.iter().map(|b| b.blocks.1).max().unwrap_or(0);
-        // By offset: all, those in use in many blocks, and the others by block. What is in use in few blocks meets
-        // only those that are in many, and those of its blocks.
+        // Sorted by offset: all buffers, those in use in many blocks, and the others by block. A buffer in use in few
+        // blocks can only overlap those in use in many, and those of its blocks.
         let (mut all, mut long): (Vec<Spot>, Vec<Spot>) = (vec![], vec![]);
         let mut blocks: Vec<Vec<Spot>> = vec![vec![]; n_blocks];
         let mut offsets = vec![0; self.buffers.len()];
@@ -177,8 +177,8 @@ impl Packing<'_, '_> {
     }
 }
 
-/// The lowest offset of `size` bytes that leaves out those of the spots that it meets, and how many of these were
-/// looked at. Each of the lists is in order.
+/// The lowest offset of `size` bytes that avoids the spots for which `meets` holds, and the number of spots examined.
+/// Each list is sorted.
 fn lowest(size: usize, lists: &mut [&[Spot]], meets: impl Fn(&Spot) -> bool) -> (usize, usize) {
     let (mut offset, mut looks) = (0, 0);
     loop {
@@ -190,7 +190,7 @@ fn lowest(size: usize, lists: &mut [&[Spot]], meets: impl Fn(&Spot) -> bool) -> 
         if offset + size <= spot.0 {
             return (offset, looks);
         }
-        // Most of what is placed lies below: the cheap test comes first.
+        // Most spots lie below: the cheap test comes first.
         if spot.1 > offset && meets(&spot) {
             offset = spot.1;
         }

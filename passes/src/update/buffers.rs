@@ -1,7 +1,8 @@
 //! Buffers of the model that the forward pass updates, such as running statistics.
 //!
-//! Every micro-step updates them in turn, as if each were a step; the step commits the mean over ranks, unless it is skipped. With
-//! accumulation the state [`StateName::BufferChange`] is the change of a buffer since the last update; the update resets it to zero.
+//! Every micro-step updates them in sequence, as if each were a step; the step commits the mean over ranks, unless it
+//! is skipped. With accumulation the state [`StateName::BufferChange`] is the change of a buffer since the last update;
+//! the update resets it to zero.
 
 use super::{Emit, INFO, Update};
 use crate::pass::bug;
@@ -11,14 +12,14 @@ use frit_ir::ops::{
 use frit_ir::{Code, DType, Diagnostic, Graph, OutputKind, Region, Shape, Tensor, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
-/// A buffer of the model that the forward pass renews.
+/// A buffer of the model that the forward pass updates.
 pub(super) struct Buffer {
     name: String,
     old: ValueId,
     new: ValueId,
 }
 
-/// What a forward graph carries.
+/// The buffers that a forward graph carries.
 pub(super) fn renewed(graph: &Graph) -> Vec<Buffer> {
     let carries = graph.outputs.iter().filter_map(|o| match o.kind {
         OutputKind::Carry(old) => Some(Buffer { name: o.name.clone(), old, new: o.value }),
@@ -28,7 +29,7 @@ pub(super) fn renewed(graph: &Graph) -> Vec<Buffer> {
 }
 
 impl Update {
-    /// What each buffer will be, or, with accumulation, what it changed by since the last update.
+    /// The next value of each buffer or, with accumulation, its change since the last update.
     pub(super) fn stage(
         &self,
         b: &mut Emit<'_>,
@@ -55,7 +56,7 @@ impl Update {
         Ok(changes)
     }
 
-    /// Renews the buffers if the step is taken.
+    /// Commits the buffers if the step is taken.
     pub(super) fn commit(
         &self,
         b: &mut Emit<'_>,
@@ -84,7 +85,7 @@ impl Update {
     }
 }
 
-/// Averages values over ranks, all of one dtype at once; what is the same on all of them already stays.
+/// Averages values over ranks, all of one dtype at once; values that are equal on all ranks are left alone.
 fn average(b: &mut Emit<'_>, buffers: &[Buffer], values: &mut [ValueId]) -> Result<(), Diagnostic> {
     let mut by_dtype: BTreeMap<DType, Vec<usize>> = BTreeMap::new();
     for (i, buffer) in buffers.iter().enumerate() {
@@ -112,7 +113,7 @@ fn average(b: &mut Emit<'_>, buffers: &[Buffer], values: &mut [ValueId]) -> Resu
     Ok(())
 }
 
-/// Whether a value is made of what ranks have reduced and of what they hold in common alone.
+/// Whether a value is computed only from reduced values and from state that is equal on all ranks.
 fn is_rank_uniform(graph: &Graph, value: ValueId) -> bool {
     let mut open = vec![value];
     while let Some(value) = open.pop() {
@@ -127,7 +128,7 @@ fn is_rank_uniform(graph: &Graph, value: ValueId) -> bool {
 }
 
 impl Emit<'_> {
-    /// The buffer's next value if it is `now`: the nodes that read it, once more.
+    /// The buffer's next value if its current one is `now`: a copy of the nodes that depend on it.
     fn replay(&mut self, buffer: &Buffer, now: ValueId) -> Result<ValueId, Diagnostic> {
         let mut map = HashMap::from([(buffer.old, now)]);
         for id in self.graph.order().to_vec() {
@@ -146,7 +147,7 @@ impl Emit<'_> {
         map.get(&buffer.new).copied().ok_or_else(|| {
             Diagnostic::error(
                 Code::PassFailed,
-                format!("`{}` is not renewed by its own value", buffer.name),
+                format!("`{}` is not updated from its own value", buffer.name),
             )
         })
     }

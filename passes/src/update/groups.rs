@@ -13,7 +13,7 @@ pub struct ParamGroup {
     pub weight_decay: Option<f64>,
 }
 
-/// All groups. What a later one sets wins.
+/// All groups. The settings of a later group take precedence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParamGroups {
     /// Whether parameters of at most one axis (norms and biases) are not decayed, unless a group says so.
@@ -25,7 +25,7 @@ pub struct ParamGroups {
 /// A value under the key by which it can be changed when the plan is run.
 pub(super) type Keyed = Option<(String, f64)>;
 
-/// What a parameter has of its own.
+/// The settings of one parameter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Settings {
     pub(super) lr: Keyed,

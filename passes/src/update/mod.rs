@@ -1,11 +1,10 @@
 //! The update: finite check, clipping, optimizer, learning rate and loss scale, in region update.
 //!
-//! In: outputs `LossSum`, `LossCount` and one `Gradient` per trainable parameter. Out: carries for
-//! parameters and state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the
-//! gradients, in the order in which `grad_stats` reads them. The concat of [statistics, count, loss
-//! sum] is what `shard` sums over ranks. Buffers that the forward pass renews are averaged over ranks and
-//! committed only if the step is taken ([`buffers`]). Parameters may have a learning rate or weight decay of their own
-//! ([`ParamGroups`]).
+//! In: outputs `LossSum`, `LossCount` and one `Gradient` per trainable parameter. Out: carries for parameters and
+//! state, metrics `loss`, `grad_norm`, `lr`, `loss_scale`, `found_inf`, `tokens`, and the gradients, in the order in
+//! which `grad_stats` reads them. The concat of [statistics, count, loss sum] is what `shard` sums over ranks. Buffers
+//! that the forward pass updates are averaged over ranks and committed only if the step is taken ([`buffers`]).
+//! Parameters may have a learning rate or weight decay of their own ([`ParamGroups`]).
 //!
 //! With accumulation, `grad_sum`, `loss_sum` and `loss_count` are states to which every micro-step adds
 //! in region backward. A carry replaces them after each micro-step; the runtime sets these three to
@@ -47,7 +46,7 @@ pub struct Update {
     pub optimizer: OptimizerKind,
     /// The learning rate over time.
     pub schedule: ScheduleKind,
-    /// First values of hyper-parameters, by key of the configuration.
+    /// Initial values of hyper-parameters, by key of the configuration.
     pub hypers: BTreeMap<&'static str, f64>,
     /// Parameters with a learning rate or weight decay of their own.
     pub groups: ParamGroups,
@@ -255,7 +254,7 @@ impl Update {
         Ok(rate)
     }
 
-    /// The optimizer's own scalar operands for a parameter with these settings.
+    /// The optimizer's scalar operands for a parameter with these settings.
     fn own_hypers(
         &self,
         b: &mut Emit<'_>,
@@ -277,7 +276,7 @@ impl Update {
         Ok(values)
     }
 
-    /// The step of one parameter, given with its gradient; the parameter's new value.
+    /// Adds the step of one parameter with its gradient; returns the parameter's new value.
     fn step(
         &self,
         b: &mut Emit<'_>,
@@ -288,7 +287,7 @@ impl Update {
         let states = self.optimizer.states(name);
         let dtype = statistics_dtype(b.graph.ty(param).dtype);
         let ty = TensorType::new(dtype, self.optimizer.state_shape(&b.graph.ty(param).shape));
-        // What does not act by element is no part of a flat group.
+        // The state of an optimizer that is not elementwise is not part of a flat group.
         let of = self.optimizer.is_elementwise().then_some(name);
         let mut leaves = Vec::new();
         for state in &states {

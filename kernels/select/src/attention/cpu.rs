@@ -7,8 +7,7 @@ use frit_ir::{DType, Graph, Op, Shape, TensorType, ValueId};
 use frit_kernels::routine::Routine;
 use frit_kernels::routine::attention as cpu;
 
-/// The routine of a body that holds one attention, or gradient, and layout operations that strides
-/// stand for.
+/// The routine of a body of one attention, or its gradient, and layout operations that strides express.
 pub(crate) fn cpu(body: &Graph) -> Option<Call> {
     let mut attentions = body
         .nodes()

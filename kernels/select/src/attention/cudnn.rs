@@ -8,19 +8,19 @@ use crate::attention::{Setting, View};
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind, OperationLaunch, Pointer, Strided};
 
-/// Largest heads of the engines, forward and backward.
+/// Maximum head sizes of the engines, forward and backward.
 const MOST_FORWARD: usize = 256;
 const MOST_BACKWARD: usize = 128;
-/// Queries and keys of a tile of the gradient's engines for sm_90. Up to cuDNN 9.30 they return NaN for rows of
-/// small scores next to a tile that is not full (pytorch issue 196678, cudnn-frontend issue 1072).
+/// Queries and keys per tile of the gradient's engines for sm_90. Up to cuDNN 9.30 they return NaN for rows of small
+/// scores beside a partial tile (pytorch issue 196678, cudnn-frontend issue 1072).
 const TILE: usize = 128;
-/// Elements of 2 bytes that are read at once.
+/// Elements of 2 bytes per vector access.
 const AT_ONCE: usize = 8;
-/// Bytes of scores that the gradient may write for the sake of equal bits in every run.
+/// Maximum bytes of scores that the gradient may write to be deterministic.
 const MOST_SCORES: usize = 512 << 20;
 
 impl Setting<'_> {
-    /// Adds the candidate of cuDNN to what the launches from `begin` on compute, if it may have an engine.
+    /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may have an engine.
     pub(super) fn candidate(&self, a: &mut Assembler<'_>, y: View, lse: Pointer, begin: usize) {
         let rows = Strided::dense(DType::F32, &[self.dims.b, self.dims.h, self.dims.t, 1]);
         let [q, k, v] = self.operands();
@@ -32,7 +32,7 @@ impl Setting<'_> {
         }
     }
 
-    /// The same of the gradient; `delta` is scratch memory for a number per row.
+    /// The same for the gradient; `delta` is scratch memory for one number per row.
     pub(super) fn gradient_candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -88,12 +88,12 @@ impl Setting<'_> {
         [self.dims.b, self.dims.h, self.dims.t, size]
     }
 
-    /// The scale as the engines take it, an f32.
+    /// The bits of the scale as an f32, which the engines require.
     fn scale_bits(&self) -> u32 {
         (self.scale as f32).to_bits()
     }
 
-    /// Whether engines may know it: every row of every tensor begins at a multiple of 16 bytes.
+    /// Whether engines may support it: every row of every tensor begins at a multiple of 16 bytes.
     fn is_known(&self, views: &[(View, [usize; 4])], most: usize) -> bool {
         let whole = |(view, sizes): &(View, [usize; 4])| {
             let bytes = AT_ONCE * self.element.size();

@@ -9,11 +9,11 @@ use frit_ir::plan::{
     Argument, Launch, Operation, OperationKind, OperationLaunch, Pointer, Strided,
 };
 
-/// Bytes of one place's channels that engines take at once.
+/// Bytes of channels at one position per vector access of the engines.
 const AT_ONCE: usize = 16;
 
 impl Norm<'_> {
-    /// Adds the candidate of cuDNN to what the launches from `begin` on compute, if it may have an engine.
+    /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may have an engine.
     pub(super) fn candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -37,7 +37,7 @@ impl Norm<'_> {
         Some(())
     }
 
-    /// The same of the gradient.
+    /// The same for the gradient.
     pub(super) fn gradient_candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -64,7 +64,7 @@ impl Norm<'_> {
         Some(())
     }
 
-    /// Whether engines may know it.
+    /// Whether engines may support it.
     fn is_known(&self) -> bool {
         let element = self.x.dtype;
         (element.is_low_precision() || element == DType::F32)
@@ -80,12 +80,12 @@ impl Norm<'_> {
         (image, Strided::dense(self.statistics, &[1, channels, 1, 1]))
     }
 
-    /// Memory for 1/√(var + eps).
+    /// Allocates 1/√(var + eps).
     fn rstd(&self, a: &mut Assembler<'_>) -> Pointer {
         a.scratch(self.channels() * self.statistics.size())
     }
 
-    /// From the variance to 1/√(var + eps), or back.
+    /// Converts the variance to 1/√(var + eps), or back.
     fn convert(&self, entry: &'static str, to: Pointer, from: Pointer) -> Option<Launch> {
         let kernel = self.kernel(entry)?.threads(self.channels());
         let mut kernel = kernel.pointer(to).pointer(from).i64(self.channels());

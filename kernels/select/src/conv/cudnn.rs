@@ -6,8 +6,7 @@ use frit_ir::plan::{Direction, Operation, OperationKind, OperationLaunch, Pointe
 use frit_ir::{DType, Op};
 
 impl Conv<'_> {
-    /// Adds the candidate of cuDNN to what the launches from `begin` on compute, if it may know the types. Places are of both
-    /// operands and of the result.
+    /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may support the types.
     pub(super) fn candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -22,7 +21,7 @@ impl Conv<'_> {
             _ => (Direction::GradWeight, [second, to, first]),
         };
         let low = matches!(self.element, DType::F16 | DType::BF16);
-        // Engines that write sums of 2-byte elements as f32 take channels last, and 16 bytes of them at once.
+        // Engines that accumulate 2-byte elements into an f32 result require channels last, in multiples of 16 bytes.
         let widens = low && self.out == DType::F32;
         let whole = |n: usize| (n / self.groups).is_multiple_of(8);
         let known = match self.out == self.element {
@@ -61,8 +60,8 @@ impl Conv<'_> {
         Some(())
     }
 
-    /// The operation on dense tensors, or on tensors with channels last. A line of positions is a plane of one
-    /// row: the library knows planes and volumes.
+    /// The operation on dense tensors, or on tensors with channels last. One spatial axis becomes a plane of one row:
+    /// the library supports two or three.
     fn operation(&self, direction: Direction, channels_last: bool) -> Operation {
         let line = self.size.len() == 1;
         let axes = |unit: usize, list: &[usize]| match line {

@@ -9,16 +9,16 @@ use frit_ir::ops::ReduceFn;
 use frit_ir::plan::Pointer;
 use frit_ir::{DType, Op};
 
-/// Columns of a block's tile, and contracted elements of a step, as in `conv_tiles.cu`.
+/// Columns of a block's tile, and contracted elements per step, as in `conv_tiles.cu`.
 const TILE_N: usize = 128;
 const STEP: usize = 32;
-/// A weight's gradient has few elements and long sums: these are split until there are about so many blocks, more than
-/// any GPU runs at once, but into parts of no fewer steps than this.
+/// A weight's gradient has few elements and long sums: these are split until there are about this many blocks, more
+/// than any GPU runs at once, but not into parts of fewer steps than [`LEAST_STEPS`].
 const BLOCKS: usize = 512;
 const LEAST_STEPS: usize = 8;
 
 impl Conv<'_> {
-    /// Whether the kernels compute it: they count in 32 bits.
+    /// Whether the kernels support it: they index with 32 bits.
     pub(super) fn has_tiles(&self) -> bool {
         let size: usize = self.size.iter().product();
         let images = self.images * self.channels.max(self.filters) * size.max(self.positions);
@@ -44,13 +44,13 @@ impl Conv<'_> {
         }
     }
 
-    /// Channels and filters of a group, and taps.
+    /// Channels and filters per group, and taps.
     fn group(&self) -> (usize, usize, usize) {
         let taps = self.taps.iter().product();
         (self.channels / self.groups, self.filters / self.groups, taps)
     }
 
-    /// `[groups, filters, channels, taps]` as `[groups, channels, filters, taps]`.
+    /// Transposes `[groups, filters, channels, taps]` to `[groups, channels, filters, taps]`.
     fn transposed_weights(&self, a: &mut Assembler<'_>, from: Pointer) -> Option<Pointer> {
         let ((channels, filters, taps), bytes) = (self.group(), self.element.size());
         let to = a.scratch(self.groups * channels * filters * taps * bytes);
@@ -144,7 +144,7 @@ impl Conv<'_> {
     }
 }
 
-/// Rows of a block's tile: as many as there are, if those are few.
+/// Rows of a block's tile: fewer if the matrix has few.
 fn tile_rows(rows: usize) -> usize {
     if rows > 64 { 128 } else { 64 }
 }

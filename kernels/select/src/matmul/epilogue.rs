@@ -1,10 +1,11 @@
-//! GEMMs with cuBLASLt epilogues beyond a bias (gelu, its gradient, bias gradients), the equivalent kernels where the library has no
-//! algorithm, and GEMMs that quantize their operands to 8-bit floats, with any of these epilogues or a bias.
+//! GEMMs with cuBLASLt epilogues beyond a bias (GELU, its gradient, bias gradients), the equivalent kernels where the
+//! library has no algorithm, and GEMMs that quantize their operands to 8-bit floats, with any of these epilogues or a
+//! bias.
 //!
-//! cuBLASLt's gelu is the tanh form. Additional operands and results of an epilogue have the result's dtype, and rows of a multiple of
-//! eight elements. A row sum has the result's dtype, so an f32 bias gradient is fused with an f32 weight gradient. An 8-bit GEMM
-//! cannot add an f32 bias.
-//! Source: cuBLASLt, `cublasLtEpilogue_t`, `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
+//! cuBLASLt's GELU is the tanh form. Additional operands and results of an epilogue have the result's dtype, and rows
+//! of a multiple of eight elements. A row sum has the result's dtype, so an f32 bias gradient is fused with an f32
+//! weight gradient. An 8-bit GEMM cannot add an f32 bias. Source: cuBLASLt, `cublasLtEpilogue_t`,
+//! `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
 
 use crate::assembler::Assembler;
 use crate::matmul::{is_direct, launch, matrix, with_epilogue};
@@ -16,7 +17,7 @@ use frit_ir::ops::{BinaryFn, MatMul, ReduceFn, UnaryFn};
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Graph, Node, Op, ValueId};
 
-/// Elements that rows of what an epilogue reads or writes are multiples of.
+/// Row lengths of the additional operands and results of an epilogue are multiples of this.
 const ROW_ALIGNMENT: usize = 8;
 
 /// The nodes of a body with one matmul.
@@ -24,7 +25,7 @@ struct Parts<'a> {
     body: &'a Graph,
     product: &'a Node,
     op: &'a MatMul,
-    /// Those that round its operands, if any do.
+    /// Those that quantize its operands, if any.
     rounded: Vec<&'a Node>,
     /// The others, without reshapes.
     rest: Vec<&'a Node>,
@@ -59,7 +60,7 @@ pub(crate) fn cuda(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
 }
 
 impl Parts<'_> {
-    /// What a value is a reshape of.
+    /// The value of which `v` is a reshape, through any number of them.
     fn base(&self, mut v: ValueId) -> ValueId {
         while let Op::Reshape(_) = self.body.def(v).op {
             v = self.body.def(v).inputs[0];
@@ -260,7 +261,7 @@ impl Parts<'_> {
     }
 }
 
-/// The launches that sum the rows of a matrix without gaps.
+/// The launches that sum the rows of a contiguous matrix.
 fn sum_of_rows(
     a: &mut Assembler<'_>,
     to: (Pointer, DType),

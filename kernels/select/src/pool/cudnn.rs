@@ -16,7 +16,7 @@ pub(super) struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    /// Adds the candidate of cuDNN to what the launches from `begin` on compute, if it may have an engine.
+    /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may have an engine.
     pub(super) fn candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -30,7 +30,7 @@ impl Pool<'_> {
         a.candidate_operation(begin, before, OperationLaunch { operation, at }, after);
     }
 
-    /// The operation, if engines may know it. A line of positions is a plane of one row.
+    /// The operation, if engines may support it. One spatial axis becomes a plane of one row.
     fn operation(&self, function: PoolFunction) -> Option<Operation> {
         let Pool { window, taps, image } = *self;
         let (outer, size) = image.shape.dims().split_at(2);
@@ -40,7 +40,7 @@ impl Pool<'_> {
             && (1..=3).contains(&size.len())
             && window.dilations.iter().all(|d| *d == 1)
             && i32::try_from(image.shape.numel()).is_ok()
-            // What counts beyond an uneven border is not documented; it makes no difference to maxima.
+            // How asymmetric padding is counted is not documented; it makes no difference to maxima.
             && (function == PoolFunction::Max || window.low == window.high);
         if !known {
             return None;

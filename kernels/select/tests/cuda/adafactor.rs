@@ -8,7 +8,7 @@ fn scalar(value: f64) -> Tensor {
     Tensor::floats(DType::F32, [], vec![value])
 }
 
-/// Every part of a step of a parameter that lies in a part of `len` elements from `begin` on.
+/// Every part of a step of a parameter, of which `len` elements from `begin` on are in the part.
 fn step(shape: &[usize], (len, begin): (usize, i64), clip: f64, steps: f64, skip: f64) {
     let op = |part| Adafactor { part, shape: shape.into(), share: 0.25 };
     let n = op(AdafactorPart::Sums).state_len();

@@ -18,7 +18,7 @@ struct Sizes {
     e: usize,
 }
 
-/// Which keys are seen; without a window from whether it is causal.
+/// Which keys are visible; without a window determined by `causal`.
 struct Sees {
     causal: bool,
     window: Option<usize>,
@@ -30,7 +30,7 @@ impl From<bool> for Sees {
     }
 }
 
-/// Both directions with the results of the interpreter as operands of the gradient.
+/// Checks both directions, with the interpreter's results as operands of the gradient.
 fn both(
     dtype: DType,
     n: Sizes,
@@ -88,8 +88,7 @@ fn odd_sizes_and_shared_key_heads() {
     both(DType::F16, Sizes { t: 70, s: 33, ..SMALL }, true, None, false, 4e-3);
 }
 
-/// Windows within a tile, over several, wider than the blocks, and none that hides anything; rows that see
-/// nothing.
+/// Windows within a tile, across several, wider than the blocks, and one that hides nothing; rows without visible keys.
 #[test]
 fn windows_around_the_diagonal() {
     for causal in [false, true] {
@@ -135,7 +134,7 @@ fn large_heads() {
         false,
         3e-2,
     );
-    // The whole of what smaller GPUs have, and several tiles of queries.
+    // All the shared memory of smaller GPUs, and several tiles of queries.
     both(DType::F16, Sizes { t: 70, d: 250, e: 256, ..n }, true, None, false, 4e-3);
     both(DType::BF16, Sizes { d: 300, ..n }, false, None, false, 3e-2);
 }
@@ -239,7 +238,7 @@ fn packed(dtype: DType, [b, t, h, d]: [usize; 4], tolerance: f64) {
 fn heads_of_packed_projections_are_read_and_written_in_place() {
     packed(DType::F16, [2, 37, 3, 16], 4e-3);
     packed(DType::BF16, [2, 37, 3, 16], 3e-2);
-    // What cuDNN may compute the gradient of.
+    // A gradient for which cuDNN may have an engine.
     packed(DType::F16, [1, 128, 2, 8], 4e-3);
 }
 
@@ -251,7 +250,7 @@ fn whole_tiles_with_shared_key_heads() {
     both(DType::F16, Sizes { h: 2, t: 128, s: 128, ..n }, false, None, false, 4e-3);
 }
 
-/// Whether attention and its gradient are offered to cuDNN.
+/// Whether attention and its gradient have cuDNN candidates.
 fn offered(dtype: DType, n: Sizes, window: Option<usize>, mask: Option<DType>) -> [bool; 2] {
     let Sizes { b, h, g, t, s, d, e } = n;
     let ty = |dims: [usize; 4]| TensorType::new(dtype, dims);
@@ -277,10 +276,10 @@ fn cudnn_is_offered_what_its_engines_know() {
     for (sizes, expected) in [
         (n, both),
         (Sizes { d: 128, e: 8, ..n }, both),
-        // No whole tiles of queries, of keys.
+        // Partial tiles of queries, of keys.
         (Sizes { t: 1, ..n }, forward),
         (Sizes { s: 192, ..n }, forward),
-        // Large heads, and heads of no whole 16 bytes.
+        // Large heads, and heads that are not a multiple of 16 bytes.
         (Sizes { d: 256, ..n }, forward),
         (Sizes { d: 264, ..n }, none),
         (Sizes { d: 20, ..n }, none),

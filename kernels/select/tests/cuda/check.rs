@@ -8,7 +8,7 @@ use frit_ir::plan::{Launch, Launches};
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
 
-/// A body in the making.
+/// A body under construction.
 pub(crate) struct Body(pub(crate) Graph);
 
 impl Body {
@@ -41,7 +41,7 @@ pub(crate) fn body_of(op: Op, operands: &[&TensorType]) -> Graph {
     body.outputs(&outputs)
 }
 
-/// The launches of a body that has some.
+/// The launches of a body; panics if there are none.
 pub(crate) fn selected(body: &Graph) -> Launches {
     frit_select::cuda(body).unwrap_or_else(|| panic!("no launches for\n{body}"))
 }
@@ -67,9 +67,9 @@ fn execute(
     (task.writes.iter().map(|w| w.content().to_vec()).collect(), task.fault())
 }
 
-/// Results equal the interpreter's within `tolerance` (relative where larger than 1; 0 asks for equal
-/// bits), whatever the order of threads and the alignment of operands, always with the same bits for
-/// one alignment; with what libraries may do, and without.
+/// Checks that results equal the interpreter's within `tolerance` (relative where larger than 1; 0 requires equal bits)
+/// for every order of threads and alignment of operands, with equal bits for equal alignment, with library candidates
+/// and without.
 pub(crate) fn check_body(body: &Graph, operands: &[Tensor], tolerance: f64) {
     let feeds: HashMap<String, Tensor> =
         operands.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
@@ -103,7 +103,7 @@ pub(crate) fn result(op: &Op, operands: &[Tensor]) -> Tensor {
     Tensor::from_bytes(body.ty(body.outputs[0].value).clone(), &results[0]).unwrap()
 }
 
-/// What a kernel reports of an index: itself, and the size of its axis.
+/// The index that a kernel reports as out of range, and the size of its axis.
 pub(crate) fn fault_of(op: Op, operands: &[Tensor]) -> Option<(i64, i64)> {
     let types: Vec<&TensorType> = operands.iter().map(|t| &t.ty).collect();
     execute(&body_of(op, &types), operands, Order::Ascending, 0, true).1
@@ -118,7 +118,7 @@ fn compare(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     }
 }
 
-/// Numbers that look random, between -2 and 2.
+/// Pseudorandom numbers between -2 and 2.
 pub(crate) fn random(dtype: DType, shape: &[usize], seed: u64) -> Tensor {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut next = || random.f64();

@@ -43,7 +43,7 @@ fn every_type_to_and_from_wide_ones() {
         f64::NEG_INFINITY,
         1.00390625,
         1.01171875,
-        // Halfway for a narrow type, but for a bit that f32 does not have.
+        // Halfway for a narrow type, except for a bit that f32 does not have.
         1.0 + 1.0 / 256.0 + 1e-12,
         1.0 + 1.0 / 2048.0 + 1e-13,
     ];
@@ -64,7 +64,7 @@ fn every_type_to_and_from_wide_ones() {
         -(1 << 31),
     ];
     let pairs = TYPES.iter().flat_map(|a| TYPES.iter().map(move |b| (*a, *b)));
-    // Every type is read in one way and written in one; these pairs have every way.
+    // Each type is read and written by one code path; these pairs cover all paths.
     let wide = |t: DType| matches!(t, DType::F32 | DType::I64);
     for (from, to) in pairs.filter(|(from, to)| from != to && (wide(*from) || wide(*to))) {
         let x = match from.is_float() {

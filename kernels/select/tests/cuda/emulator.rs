@@ -16,14 +16,14 @@ use std::sync::{Arc, LazyLock, Mutex};
 /// A compiled file; its threads share static memory, so only one launch runs at a time.
 type Compiled = Arc<Mutex<libloading::Library>>;
 
-/// Threads of a block, in the order of their numbers or the other way round.
+/// The order in which the threads of a block run: ascending or descending.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Order {
     Ascending,
     Descending,
 }
 
-/// What a task sees: operands, results, scratch memory and the fault.
+/// The memory of a task: operands, results, scratch memory and the fault.
 pub(crate) struct Task {
     pub(crate) reads: Vec<Range>,
     pub(crate) writes: Vec<Range>,
@@ -37,7 +37,7 @@ impl Task {
         Task { reads, writes, scratch: Range::new(selected.scratch_bytes, 0), fault }
     }
 
-    /// The index and the size of the axis that it is outside of, if a kernel met one.
+    /// An index out of range and the size of its axis, if a kernel reported one.
     pub(crate) fn fault(&self) -> Option<(i64, i64)> {
         let word = |i: usize| {
             i64::from_le_bytes(self.fault.content()[i * 8..i * 8 + 8].try_into().unwrap())
@@ -45,8 +45,8 @@ impl Task {
         (word(0) != 0).then(|| (word(1), word(2)))
     }
 
-    /// Runs all launches; `libraries` says whether cuBLASLt has an algorithm for every epilogue, and cuDNN an engine
-    /// for every operation.
+    /// Runs all launches; with `libraries`, cuBLASLt has an algorithm for every epilogue and cuDNN an engine for every
+    /// operation.
     pub(crate) fn run(&mut self, selected: &Launches, order: Order, libraries: bool) {
         self.launches(&selected.launches, order, libraries);
         let all = self.reads.iter().chain(&self.writes).chain([&self.scratch, &self.fault]);
@@ -73,7 +73,7 @@ impl Task {
             .map(|(at, tensor)| self.bytes(*at)[..operations::span_bytes(tensor)].to_vec())
             .collect();
         operations::run(operation, &mut tensors);
-        // What lies between the elements is another tensor's.
+        // Bytes between the elements belong to other tensors.
         for &i in operation.results() {
             let (tensor, size) = (&operation.tensors[i], operation.tensors[i].dtype.size());
             let to = self.bytes(at[i]);
@@ -192,8 +192,8 @@ fn hash_of(all: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Compiles a file with `flags` into one that is named after all that it is made of. What is not a launcher is hidden:
-/// shared memory in an inline function would otherwise be the same in all loaded libraries.
+/// Compiles a file with `flags` into one named by the digest of its inputs. Symbols other than launchers are hidden:
+/// shared memory in an inline function would otherwise be shared by all loaded libraries.
 fn build(name: &str, source: &str, flags: &[String]) -> PathBuf {
     let header = std::fs::read_to_string(host("cuda.h")).unwrap();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-host");
@@ -249,7 +249,7 @@ fn compiled(kernel: &SourceKernel) -> Compiled {
     let source = frit_kernels::cuda::source(&kernel.file);
     let source = source.unwrap_or_else(|| panic!("no file {}", kernel.file));
     let mut flags: Vec<String> = kernel.defines.iter().map(|(k, v)| format!("-D{k}={v}")).collect();
-    // The object is no source, whatever the language of the file before it.
+    // Resets the language for the object file, which is not C++ source.
     flags.extend(["-shared", "-x", "none", scheduler()].map(String::from));
     let path = build(&kernel.file, &on_host(source), &flags);
     // SAFETY: the library has no initializers of its own.

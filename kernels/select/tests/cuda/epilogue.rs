@@ -1,4 +1,4 @@
-//! GEMMs with gelu, its gradient, and bias gradients, with and without the library's epilogues.
+//! GEMMs with GELU, its gradient, and bias gradients, with and without the library's epilogues.
 
 use crate::check::{Body, check_body, random};
 use frit_ir::ops::{BinaryFn, MatMul, Reshape, SumTo, UnaryFn};
@@ -42,7 +42,7 @@ fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool) {
     check_body(body, &operands, tolerance);
 }
 
-/// x · w (+ b), viewed with three axes, then gelu; with what is before it if that is read.
+/// x · w (+ b), reshaped to three axes, then GELU; with GELU's input as a result if `before`.
 pub(crate) fn forward(dtype: DType, bias: bool, before: bool, n: usize) -> Graph {
     let mut body = Body::new();
     let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[5, n]), (dtype, &[n])]);
@@ -65,7 +65,7 @@ fn gelu_with_and_without_a_bias_and_what_is_before_it() {
     }
 }
 
-/// g · wᵀ, viewed, times the derivative of gelu at h, and the sum of its rows if `rows` says in what.
+/// g · wᵀ, reshaped, times the derivative of GELU at h, and the sum of its rows in the dtype `rows`, if any.
 fn backward(dtype: DType, rows: Option<DType>) -> Graph {
     let mut body = Body::new();
     let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[8, 5]), (dtype, &[2, 3, 8])]);
@@ -86,7 +86,7 @@ fn the_gradient_of_gelu_and_of_a_bias_before_it() {
     }
 }
 
-/// The gradient of a weight, [n, m] if `first` says that the operand that is summed comes first, and of its bias.
+/// The gradient of a weight, [n, m] if the summed operand comes `first`, and of its bias.
 fn weight(dtype: DType, out: DType, first: bool) -> Graph {
     let mut body = Body::new();
     let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[2, 3, 7])]);
@@ -110,7 +110,7 @@ fn the_gradient_of_a_bias_comes_with_that_of_its_weight() {
 #[test]
 fn what_the_library_has_not_is_no_epilogue() {
     for body in [
-        // Rows of no multiple of eight elements.
+        // Rows that are not a multiple of eight elements.
         forward(DType::BF16, true, true, 12),
         // Sums in another type than the result.
         backward(DType::BF16, Some(DType::F32)),

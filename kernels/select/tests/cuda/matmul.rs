@@ -68,7 +68,7 @@ fn a_bias_and_a_cast_belong_to_the_product() {
             last = body.add(Op::Cast(Cast { to }), &[last])[0];
         }
         let body = body.outputs(&[last]);
-        // The library may have no algorithm with a bias; then a kernel adds it.
+        // The library may have no algorithm with a bias; then a separate kernel adds it.
         assert!(matches!(frit_select::cuda(&body).unwrap().launches[0], Launch::Choice(_)));
         check_body(&body, &operands, 2e-2);
     }

@@ -62,8 +62,8 @@ pub(crate) fn load(bytes: &[u8], dtype: DType, i: usize) -> f64 {
     }
 }
 
-/// The number that a code of an 8-bit float stands for: by its significand bits, the bias of its exponent, and
-/// the first code that is not finite, an infinity where others follow.
+/// Decodes an 8-bit float with these significand bits, this exponent bias and first non-finite code, which is an
+/// infinity if other codes follow.
 fn eighth(code: u8, bits: i32, bias: i32, special: u8) -> f64 {
     let (size, sign) = (code & 0x7f, if code & 0x80 == 0 { 1.0 } else { -1.0 });
     if size >= special {

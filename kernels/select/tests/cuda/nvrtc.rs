@@ -18,10 +18,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::process::Command;
 use std::ptr::{null, null_mut};
 
-/// A source, what is defined for it.
+/// A source, and its macro definitions.
 type Unit = (String, Vec<(String, String)>);
 
-/// What these operations on operands of these types launch.
+/// The sources launched by these operations on operands of these types.
 fn units(bodies: &[(Op, Vec<TensorType>)]) -> Vec<Unit> {
     let graph = |(op, types): &(Op, Vec<TensorType>)| {
         body_of(op.clone(), &types.iter().collect::<Vec<_>>())
@@ -45,7 +45,7 @@ fn units_of(bodies: &[Graph]) -> Vec<Unit> {
     units
 }
 
-/// What all sources are launched by.
+/// Every source, with the definitions of the operations that launch it.
 fn all_units() -> Vec<Unit> {
     let mut all = units(&bodies());
     all.extend(units_of(&[
@@ -119,7 +119,7 @@ fn convolution(dtype: DType, channels: usize) -> Vec<(Op, Vec<TensorType>)> {
     ]
 }
 
-/// Operations that between them launch every source.
+/// Operations that together launch every source.
 fn bodies() -> Vec<(Op, Vec<TensorType>)> {
     let ty = |dtype, dims: &[usize]| TensorType::new(dtype, dims);
     let (f, b, i) = (DType::F32, DType::BF16, DType::I64);

@@ -1,4 +1,4 @@
-//! Reference implementation of the cuDNN operations in launches, after its documentation.
+//! Reference implementation of the cuDNN operations in launches, by its documentation.
 
 mod attention;
 mod batch_norm;
@@ -27,19 +27,19 @@ pub(crate) fn span_bytes(tensor: &Strided) -> usize {
     (ends.sum::<usize>() + 1) * tensor.dtype.size()
 }
 
-/// Where its elements are, the last axis innermost.
+/// Positions of its elements, the last axis innermost.
 pub(crate) fn places(tensor: &Strided) -> Vec<usize> {
     let place = |index: Vec<usize>| index.iter().zip(&tensor.strides).map(|(i, s)| i * s).sum();
     grid(&tensor.sizes).into_iter().map(place).collect()
 }
 
-/// What cuDNN can do of images, as far as launches may use it.
+/// Checks the requirements of cuDNN on image operations.
 fn check(operation: &Operation) {
     for Strided { dtype, sizes, strides, .. } in &operation.tensors {
         assert!(matches!(sizes.len(), 4 | 5), "planes or volumes: {operation}");
         assert_eq!(sizes.len(), strides.len());
         assert!(dtype.is_float() && dtype.size() > 1, "{operation}");
-        // No two elements share a place, and there are no gaps.
+        // Elements do not overlap, and there are no gaps.
         let mut axes: Vec<(usize, usize)> =
             strides.iter().copied().zip(sizes.iter().copied()).filter(|a| a.1 > 1).collect();
         axes.sort_unstable();
@@ -66,8 +66,8 @@ fn grid(sizes: &[usize]) -> Vec<Vec<usize>> {
     })
 }
 
-/// Every product of an element of the image and of the filters belongs to one element of the response; each of the
-/// three is the sum, over those products, of what the other two give.
+/// Every pair of image and filter elements contributes to one response element; each of the three results is a sum over
+/// these triples.
 fn conv(operation: &Operation, tensors: &mut [Vec<u8>]) {
     let OperationKind::Conv { direction, strides, dilations, low, high } = &operation.kind else {
         panic!("a convolution")

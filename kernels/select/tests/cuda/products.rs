@@ -16,7 +16,7 @@ pub(crate) fn place_of(gemm: &Gemm, i: usize) -> usize {
     place(&gemm.d, row / gemm.m, row % gemm.m, column)
 }
 
-/// What cuBLASLt can do, as far as launches may use it.
+/// Checks the requirements of cuBLASLt.
 fn check(gemm: &Gemm) {
     let (a, d) = (gemm.a.dtype, gemm.d.dtype);
     let eighth = |dtype| matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
@@ -51,13 +51,13 @@ fn check(gemm: &Gemm) {
 pub(crate) struct Done {
     /// By batch, row and column.
     pub(crate) d: Vec<f64>,
-    /// The same before gelu.
+    /// The same before GELU.
     pub(crate) before: Vec<f64>,
     /// Of rows, or of an operand.
     pub(crate) sums: Vec<f64>,
 }
 
-/// Multiplies `a` and `b`, each times its scale; `vector` is a bias, `matrix` what gelu was applied to.
+/// Multiplies `a` and `b`, each times its scale; `vector` is a bias, `matrix` the input of GELU.
 pub(crate) fn run(
     gemm: &Gemm,
     [a, b]: [&[u8]; 2],
@@ -95,7 +95,7 @@ pub(crate) fn run(
     done
 }
 
-/// Gelu in its tanh form, and its derivative.
+/// GELU in its tanh form, and its derivative.
 fn gelu(x: f64) -> (f64, f64) {
     let slope = (2.0 / std::f64::consts::PI).sqrt();
     let t = (slope * (x + 0.044715 * x.powi(3))).tanh();

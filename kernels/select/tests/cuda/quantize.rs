@@ -24,7 +24,7 @@ fn quantize(
 
 #[test]
 fn values_are_those_of_the_interpreter_bit_by_bit() {
-    // Every significand of bf16 near the ends of both formats, halves between neighbors, and what is not a number.
+    // Every significand of bf16 near the ends of both formats, halves between neighbors, and NaN.
     let mut values: Vec<f64> = Vec::new();
     for exponent in [-40, -17, -16, -15, -14, -10, -9, -7, -6, -1, 0, 8, 14, 15, 16, 100] {
         values.extend((128..256).map(|m| f64::from(m) * f64::from(exponent - 7).exp2()));
@@ -34,7 +34,7 @@ fn values_are_those_of_the_interpreter_bit_by_bit() {
     for to in FORMATS {
         for dtype in [DType::BF16, DType::F32] {
             let x = floats(dtype, &values);
-            // No history, one that is as large, much less, much more, none in the second row.
+            // No history, one of equal amax, one much smaller, one much larger, none in the second row.
             for recent in
                 [None, Some(1.0), Some(448.0), Some(448.5), Some(1e-30), Some(3e38), Some(0.0)]
             {
@@ -57,8 +57,7 @@ fn values_are_those_of_the_interpreter_bit_by_bit() {
     check_body(&body.outputs(&results), &[zeros], 0.0);
 }
 
-/// A GEMM of quantized operands, in e4m3 and `to`, and the magnitude of the one that `amax` says; a bias and gelu
-/// behind it.
+/// A GEMM of quantized operands, in e4m3 and `to`, and the amax of operand `amax`; optionally a bias and GELU.
 pub(crate) fn product(op: MatMul, to: DType, amax: usize, bias: bool, gelu: bool) -> Graph {
     let [m, n, k] = [32, 80, 48];
     let mut body = Body::new();

@@ -139,7 +139,7 @@ fn batch_normalization() {
         batch_norm(dtype, &[9, 8]);
         batch_norm(dtype, &[2, 8, 7]);
         batch_norm(dtype, &[2, 8, 3, 2, 2]);
-        // Channels that several blocks share, in whole packs and in single elements.
+        // Channels that several blocks share, by vectors and by single elements.
         batch_norm(dtype, &[5, 2, 64, 64]);
         batch_norm(dtype, &[3, 3, 37, 41]);
     }

@@ -7,10 +7,10 @@ use frit_cuda::cudnn::nodes::{Function, Node, Place, Tensor};
 use frit_ir::DType;
 use frit_ir::plan::{Operation, OperationKind, Strided};
 
-/// Elements that engines read at once.
+/// Elements per vector access of the engines.
 const AT_ONCE: usize = 8;
 
-/// What cuDNN can do, as far as launches may use it.
+/// Checks the requirements of cuDNN on attention.
 fn check(operation: &Operation, rows: &[usize]) {
     let gradient = matches!(operation.kind, OperationKind::AttentionGrad { .. });
     let most = if gradient { 128 } else { 256 };
@@ -32,8 +32,7 @@ fn check(operation: &Operation, rows: &[usize]) {
     }
 }
 
-/// Computes the graph that cuDNN is given, node after node, as its documentation defines them; every tensor is rounded
-/// to its type.
+/// Computes cuDNN's operation graph node by node, as its documentation defines it; every tensor is rounded to its type.
 pub(super) fn run(operation: &Operation, tensors: &mut [Vec<u8>]) {
     let rows: &[usize] = match operation.kind {
         OperationKind::Attention { .. } => &[4],
@@ -87,13 +86,13 @@ struct Array {
 }
 
 impl Array {
-    /// The number at a place; axes of one element are repeated.
+    /// The number at an index; axes of one element broadcast.
     fn at(&self, index: [usize; 4]) -> f64 {
         self.values[offset(self.sizes, index)]
     }
 }
 
-/// The place of an index in a grid, of which axes of one element are repeated.
+/// The offset of an index in a grid whose axes of one element broadcast.
 fn offset(sizes: [usize; 4], index: [usize; 4]) -> usize {
     sizes.iter().zip(index).fold(0, |at, (size, i)| at * size + if *size == 1 { 0 } else { i })
 }
