@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-/// Algorithms that are asked for, to be measured.
+/// Number of algorithms requested for measurement.
 const CANDIDATES: usize = 8;
 
 /// The library's reply to a query for algorithms.
@@ -28,7 +28,7 @@ const CANDIDATES: usize = 8;
 pub(super) struct Candidate {
     algorithm: cublasLtMatmulAlgo_t,
     workspace_bytes: usize,
-    /// Zero if it can be used; a number, as newer libraries know more of them.
+    /// A status, zero if it can be used; an integer, since newer libraries may add values.
     state: u32,
     waves: f32,
     reserved: [c_int; 4],
@@ -52,7 +52,7 @@ functions! {
     }
 }
 
-/// The library: of the newest major version of CUDA that the driver supports.
+/// The library, of the newest major version of CUDA that the driver supports.
 pub(super) fn library(driver: (u32, u32)) -> Wanted {
     Wanted {
         what: "cuBLASLt",
@@ -67,7 +67,7 @@ pub(super) fn library(driver: (u32, u32)) -> Wanted {
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// The library's descriptors of a GEMM. They live as long as the process.
+/// The library's descriptors of a GEMM, which live as long as the process.
 struct Described {
     description: cublasLtMatmulDesc_t,
     /// In the library's order: bᵀ, aᵀ, dᵀ.
@@ -135,7 +135,7 @@ impl CublasLt {
         // SAFETY: the pointer is valid.
         let code = unsafe { (self.api.cublasLtMatmulDescCreate)(&mut description, compute, scale) };
         self.check("cublasLtMatmulDescCreate", code)?;
-        // `cublasOperation_t`: 0 as it is, 1 transposed.
+        // `cublasOperation_t`: 0 is not transposed, 1 is.
         let operation = |operand: &Operand| u32::from(operand.transposed);
         let set = |attribute, value| self.set(description, attribute, value);
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&product.b))?;
@@ -147,7 +147,7 @@ impl CublasLt {
             set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype as u32)?;
         }
         if product.epilogue.has_matrix() {
-            // Its columns are our rows, which have no gaps.
+            // Its columns are our rows, which are contiguous.
             let distance = product.n as i64;
             self.set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, distance)?;
         }
@@ -163,7 +163,7 @@ impl CublasLt {
         Ok(Described { description, layouts, algorithm, double, scaled, epilogue })
     }
 
-    /// Says where scales are, and the vector and the matrix of the epilogue.
+    /// Sets the addresses of the scales and of the epilogue's vector and matrix.
     fn set_addresses(
         &self,
         of: &Described,
@@ -199,7 +199,7 @@ impl CublasLt {
         self.check("cublasLtMatmulDescSetAttribute", code)
     }
 
-    /// A row-major matrix with this many rows and columns, in the library's words: its columns are our rows.
+    /// The library's layout of a row-major matrix: its columns are our rows.
     fn layout(
         &self,
         operand: &Operand,
@@ -286,7 +286,7 @@ impl CublasLt {
         workspace_bytes: usize,
     ) -> Result<Vec<Algorithm>> {
         let described = self.describe(product)?;
-        // To be asked for algorithms any address will do that is as aligned as the right one.
+        // Only the alignment of an address matters to the heuristic.
         let beside = product.d.alignment_bytes as Address;
         self.set_addresses(&described, [256; 2], [beside; 2])?;
         let preference = self.prefer(product, workspace_bytes)?;
@@ -346,7 +346,7 @@ impl CublasLt {
     /// Multiplies.
     ///
     /// # Safety
-    /// The addresses are valid when it runs.
+    /// The addresses must be valid when the GEMM runs.
     ///
     /// # Errors
     /// If the library refuses.
@@ -438,7 +438,7 @@ mod tests {
         }
     }
 
-    /// Describing needs neither a GPU nor the driver: the library looks at types and sizes of what is set.
+    /// Descriptions need neither a GPU nor the driver: the library checks types and sizes of attributes.
     #[test]
     fn the_library_accepts_every_description() {
         let loaded = match library((u32::MAX, 0)).load() {
@@ -492,7 +492,7 @@ mod tests {
                 }
             }
         }
-        // A size that is wrong is refused, so that the above says something.
+        // A wrong size is refused, so the checks above are effective.
         let described = library.describe(&of(DType::F32, DType::F32, 1, Kind::None)).unwrap();
         let attribute = Attribute::CUBLASLT_MATMUL_DESC_TRANSA;
         assert!(library.set(described.description, attribute, 1_u64).is_err());

@@ -1,7 +1,7 @@
-//! Interface between the CUDA device and the driver and NVIDIA's libraries, implemented by [`super::real`] and, for tests, by
+//! Interface of the CUDA device to the driver and NVIDIA's libraries, implemented by [`super::real`] and, for tests, by
 //! [`super::recording`].
 //!
-//! The caller decides on streams, events and addresses. Calls enqueue work and return at once unless stated otherwise.
+//! The caller chooses streams, events and addresses. Calls enqueue work and return immediately unless stated otherwise.
 
 use super::cudnn::Engine;
 use super::error::CudaError;
@@ -14,7 +14,7 @@ use frit_ir::plan::Team;
 /// An address in device memory.
 pub type Address = u64;
 
-/// Names of things the driver made. A zero is none.
+/// Handles of objects that the driver created. Zero is none.
 macro_rules! handles {
     ($($(#[$meta:meta])* $name:ident),*) => {
         $($(#[$meta])* #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,26 +34,26 @@ handles!(
     GraphHandle,
     /// A prepared GEMM.
     ProductHandle,
-    /// An operation made ready with an engine.
+    /// An operation prepared with an engine.
     OperationHandle,
-    /// Ranks that take part in a collective; zero are all.
+    /// The ranks of a collective; zero means all ranks.
     TeamHandle
 );
 
-/// What kind of device it is.
+/// Properties of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Properties {
-    /// As NVIDIA calls it.
+    /// Its name.
     pub name: String,
     /// Compute capability, such as (9, 0).
     pub capability: (u32, u32),
     /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// All of its memory, in bytes.
+    /// Its total memory, in bytes.
     pub memory_bytes: usize,
     /// The newest CUDA version that the driver supports, such as (12, 4).
     pub driver_version: (u32, u32),
-    /// Versions of the libraries that chosen algorithms depend on.
+    /// Versions of the libraries on which selected algorithms depend.
     pub libraries: String,
 }
 
@@ -68,7 +68,7 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
-/// Parameters of a kernel, as it reads them.
+/// Parameters of a kernel, in its layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     words: Vec<u64>,
@@ -76,7 +76,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Adds a parameter of at most eight bytes, in the low ones.
+    /// Adds a parameter of at most eight bytes, in the low bytes.
     pub fn push(&mut self, value: u64) {
         self.push_words(&[value]);
     }
@@ -87,7 +87,7 @@ impl Arguments {
         self.words.extend(words);
     }
 
-    /// The parameters, each from its first word on.
+    /// The parameters, each as its words.
     pub fn iter(&self) -> impl Iterator<Item = &[u64]> {
         let ends = self.starts.iter().skip(1).copied().chain([self.words.len()]);
         self.starts.iter().zip(ends).map(|(begin, end)| &self.words[*begin..end])
@@ -99,7 +99,7 @@ impl Arguments {
 pub struct Source<'a> {
     /// Its name, for errors.
     pub file: &'a str,
-    /// What to compile.
+    /// The source text.
     pub text: &'a str,
     /// Macros and their values.
     pub defines: &'a [(String, String)],
@@ -120,33 +120,33 @@ pub struct ProductAddresses {
     pub vector: Address,
     /// The epilogue's matrix; zero if it has none.
     pub matrix: Address,
-    /// Memory for the algorithm, and its size in bytes.
+    /// Workspace of the algorithm, and its size in bytes.
     pub workspace: (Address, usize),
 }
 
 /// The reduction of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
-    /// Concatenates them for every member, in rank order.
+    /// Concatenates the members' elements for every member, in rank order.
     AllGather,
-    /// Combines them; each member receives its part.
+    /// Combines the members' elements; each member receives its part.
     ReduceScatter(ReduceKind),
-    /// Combines them for every member.
+    /// Combines the members' elements for every member.
     AllReduce(ReduceKind),
 }
 
 /// A collective and its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// What it does.
+    /// Its kind and reduction.
     pub exchange: Exchange,
-    /// Who takes part.
+    /// Its team.
     pub team: TeamHandle,
-    /// This rank's elements.
+    /// Address of this rank's elements.
     pub send: Address,
-    /// Where the result goes.
+    /// Address of the result.
     pub recv: Address,
-    /// Elements that are sent to be gathered, received of a scatter, or both.
+    /// Elements sent in a gather, received in a reduce-scatter, or both.
     pub count: usize,
     /// Their type.
     pub dtype: DType,
@@ -160,40 +160,39 @@ type Result<T = ()> = std::result::Result<T, CudaError>;
 /// Requests to the driver.
 ///
 /// # Errors
-/// All of them fail with what was asked for and what the library said; so may any with a failure of what
-/// was asked before.
+/// Every call may fail, with its name and the library's message; it may also report the failure of earlier work.
 #[expect(clippy::missing_errors_doc, reason = "said of all of them at once")]
 pub trait Driver {
     /// The device.
     fn properties(&self) -> &Properties;
 
-    /// Device memory, aligned to 256 bytes.
+    /// Allocates device memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
-    /// Gives device memory back that nothing uses any more.
+    /// Frees device memory that is no longer in use.
     fn free(&self, at: Address) -> Result;
-    /// Free bytes of device memory, and all.
+    /// Free and total bytes of device memory.
     fn memory(&self) -> Result<(usize, usize)>;
-    /// Host memory that the device reads and writes directly, zero at first.
+    /// Allocates pinned host memory, which the device accesses directly; initially zero.
     fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8>;
 
-    /// A stream that waits for no other by itself. Blocks of an urgent one start before blocks of others that
-    /// have not started.
+    /// Creates a stream without implicit synchronization. Pending blocks of an urgent stream start before those of
+    /// others.
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle>;
-    /// An event; one that does not take the time is cheaper.
+    /// Creates an event; without timing it is cheaper.
     fn create_event(&self, timing: bool) -> Result<EventHandle>;
-    /// Marks a point of a stream.
+    /// Records an event on a stream.
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result;
-    /// Makes a stream wait for the point that was marked last.
+    /// Makes a stream wait for the event's last record.
     fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result;
-    /// Whether the point was reached.
+    /// Whether the event has completed.
     fn reached(&self, event: EventHandle) -> Result<bool>;
-    /// Microseconds between two points that were reached.
+    /// Microseconds between two completed events.
     fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
 
     /// Copies from the host.
     ///
     /// # Safety
-    /// `from` holds so many bytes until the copy was made.
+    /// `from` must hold that many bytes until the copy is complete.
     unsafe fn copy_in(
         &self,
         to: Address,
@@ -204,7 +203,7 @@ pub trait Driver {
     /// Copies to the host.
     ///
     /// # Safety
-    /// `to` has room for so many bytes until the copy was made.
+    /// `to` must have room for that many bytes until the copy is complete.
     unsafe fn copy_out(&self, to: *mut u8, from: Address, bytes: usize, on: StreamHandle)
     -> Result;
     /// Copies within the device.
@@ -212,27 +211,26 @@ pub trait Driver {
     /// Sets every byte to zero.
     fn zero(&self, at: Address, bytes: usize, on: StreamHandle) -> Result;
 
-    /// The compiler of CUDA C++ with its version, and for which device it compiles: what compiled code depends on
-    /// beside its source.
+    /// The compiler of CUDA C++ with its version and target: everything besides the source on which compiled code
+    /// depends.
     fn compiler(&self) -> String;
-    /// Compiles CUDA C++ to code of this device, all sources at once; waits for it.
+    /// Compiles CUDA C++ to code for this device, in parallel; waits until all are compiled.
     fn compile(&self, sources: &[Source<'_>]) -> Result<Vec<Vec<u8>>>;
-    /// Loads PTX or compiled code; waits for it. `name` is for errors.
+    /// Loads PTX or compiled code, and waits for it. `name` is for errors.
     fn load(&self, name: &str, code: &[u8]) -> Result<ModuleHandle>;
-    /// Finds a kernel, and allows it so much dynamic shared memory.
+    /// Finds a kernel, and allows it this much dynamic shared memory.
     fn function(
         &self,
         module: ModuleHandle,
         name: &str,
         shared_bytes: u32,
     ) -> Result<FunctionHandle>;
-    /// Blocks of so many threads of a kernel without dynamic shared memory that all multiprocessors
-    /// run at once.
+    /// Number of blocks of a kernel without dynamic shared memory that are resident on all multiprocessors together.
     fn resident_blocks(&self, function: FunctionHandle, block: u32) -> Result<u32>;
     /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are what the kernel takes, and its pointers are valid when it runs.
+    /// The arguments must match the kernel's parameters, and pointers must be valid when it runs.
     unsafe fn launch(
         &self,
         function: FunctionHandle,
@@ -256,22 +254,22 @@ pub trait Driver {
         on: StreamHandle,
     ) -> Result;
 
-    /// Whether operations may have engines at all.
+    /// Whether cuDNN is available.
     fn has_engines(&self) -> bool;
-    /// Engines of cuDNN for an operation within so much workspace, the one that should be fastest first; none where
-    /// the library is missing.
+    /// cuDNN engines for an operation within `workspace_bytes`, in order of expected speed; none where the library is
+    /// missing.
     fn engines(&self, operation: &Operation, workspace_bytes: usize) -> Result<Vec<Engine>>;
-    /// Makes an operation ready with an engine, within so much workspace; returns how much it needs, too.
+    /// Prepares an operation with an engine, within `workspace_bytes`; also returns the workspace that it needs.
     fn plan(
         &self,
         operation: &Operation,
         engine: &Engine,
         workspace_bytes: usize,
     ) -> Result<(OperationHandle, usize)>;
-    /// Computes an operation; `at` are its tensors, in their order.
+    /// Enqueues an operation; `at` are the addresses of its tensors, in order.
     ///
     /// # Safety
-    /// The addresses, and so much workspace as it was made ready with, are valid when it runs.
+    /// The addresses, and the workspace for which it was prepared, must be valid when it runs.
     unsafe fn execute(
         &self,
         operation: OperationHandle,
@@ -280,22 +278,23 @@ pub trait Driver {
         on: StreamHandle,
     ) -> Result;
 
-    /// From here on, work enqueued on this stream, and on streams that wait for it, is captured instead of executed.
+    /// Begins a capture: work enqueued on this stream, and on streams that wait for it, is captured instead of
+    /// executed.
     fn begin_capture(&self, stream: StreamHandle) -> Result;
-    /// Ends it; every other stream must have been joined.
+    /// Ends the capture; every other stream must have been joined.
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
-    /// Forgets what was captured, once it was done.
+    /// Destroys a captured graph that has finished.
     fn destroy_graph(&self, graph: GraphHandle) -> Result;
-    /// Does what was captured.
+    /// Launches a captured graph.
     fn launch_graph(&self, graph: GraphHandle, on: StreamHandle) -> Result;
 
-    /// The ranks of a team, of which this one is a member. Every rank must ask for its own team of the same
-    /// shape, in the same order.
+    /// Creates the team of which this rank is a member. Every rank must create its own team of the same shape, in the
+    /// same order.
     fn create_team(&self, team: Team) -> Result<TeamHandle>;
-    /// Exchanges data with the other members of a team.
+    /// Enqueues a collective with the other members of a team.
     fn collective(&self, collective: &Collective, on: StreamHandle) -> Result;
-    /// An error of another rank that was noticed meanwhile.
+    /// An error of another rank that has been detected.
     fn communication_error(&self) -> Option<String>;
-    /// Ends collectives that wait for other ranks.
+    /// Aborts collectives that wait for other ranks.
     fn abort(&self);
 }

@@ -2,7 +2,7 @@
 
 use super::library::LibraryError;
 
-/// Why the GPU cannot be used, or stopped.
+/// Why the GPU cannot be used, or failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -18,15 +18,15 @@ pub enum CudaError {
         /// The supported version.
         found: (u32, u32),
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error(
         "no GPU {wanted}: the driver sees {found}; start fewer processes, set CUDA_VISIBLE_DEVICES, or, \
          to let processes share a GPU in tests, give each its own NCCL_HOSTID"
     )]
     NoDevice {
-        /// Its number.
+        /// Its index.
         wanted: usize,
-        /// How many there are.
+        /// Number of devices.
         found: usize,
     },
     /// The device is older than the plan's code.
@@ -48,13 +48,13 @@ pub enum CudaError {
          free; use a smaller batch (--bind batch), more ranks, or another GPU"
     )]
     OutOfMemory {
-        /// What was asked for, in bytes.
+        /// Requested bytes.
         wanted: usize,
         /// The parts of these bytes.
         detail: String,
         /// Free bytes.
         free: usize,
-        /// All bytes.
+        /// Total bytes.
         total: usize,
     },
     /// Code that the driver refuses.
@@ -86,7 +86,7 @@ pub enum CudaError {
     /// A call failed.
     #[error("{call} failed: {reason}")]
     Call {
-        /// What was called.
+        /// The function.
         call: &'static str,
         /// Its message.
         reason: String,

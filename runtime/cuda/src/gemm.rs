@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// Whether the library may have no algorithm with it; the plan then does without.
+    /// Whether the library may have no algorithm with it; the plan then has a fallback.
     pub fn is_optional(self) -> bool {
         self != Kind::None
     }
@@ -93,13 +93,13 @@ impl Kind {
 pub struct Operand {
     /// Its elements.
     pub dtype: DType,
-    /// Elements from one row, as stored, to the next.
+    /// Row stride as stored, in elements.
     pub row_stride: usize,
     /// Batch stride, in elements.
     pub batch_stride: usize,
     /// Whether it is stored with its axes swapped.
     pub transposed: bool,
-    /// The power of two that its address is a multiple of, at most [`ALIGNMENT`].
+    /// The largest power of two, at most [`ALIGNMENT`], that divides its address.
     pub alignment_bytes: usize,
 }
 
@@ -110,14 +110,14 @@ impl Operand {
     }
 }
 
-/// The power of two that an address is a multiple of, at most [`ALIGNMENT`].
+/// The largest power of two, at most [`ALIGNMENT`], that divides an address.
 fn alignment(at: Address) -> usize {
     ALIGNMENT.min(1 << at.trailing_zeros().min(16))
 }
 
 impl Product {
-    /// The GEMM of a launch at these addresses. Operands of the epilogue count as the result: the
-    /// library is told of the alignment of nothing else there.
+    /// The GEMM of a launch at these addresses. Operands of the epilogue count toward the alignment of the result, the
+    /// only one of these that the library takes.
     pub fn of(g: &Gemm, at: &ProductAddresses) -> Product {
         let mut d = Operand::of(&g.d, at.d);
         for beside in [at.vector, at.matrix] {
@@ -136,7 +136,7 @@ impl Product {
     }
 }
 
-/// Everything that distinguishes it, in one word per operand: the key of the tuning file.
+/// Everything that distinguishes it: the key in the tuning file.
 impl fmt::Display for Product {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}x{}", self.m, self.n, self.k)?;

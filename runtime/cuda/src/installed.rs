@@ -1,4 +1,4 @@
-//! Where NVIDIA's libraries are on this machine, and their versions; or why they cannot be used.
+//! Paths and versions of NVIDIA's libraries on this machine, or why they cannot be used.
 
 use super::cudnn;
 use super::error::CudaError;

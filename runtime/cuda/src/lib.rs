@@ -1,5 +1,5 @@
-//! The CUDA driver and NVIDIA's libraries behind one interface, [`driver::Driver`], loaded when they are first needed. It
-//! knows operations and GEMMs, but neither plans nor the order of a step.
+//! The CUDA driver and NVIDIA's libraries behind one interface, [`driver::Driver`], loaded when they are first needed.
+//! It handles operations and GEMMs, but neither plans nor the order of a step.
 
 mod cublaslt;
 pub mod cudnn;

@@ -1,19 +1,19 @@
 //! Loads NVIDIA's shared libraries from the dynamic linker's path, `FRIT_CUDA_PATH`, or the Python wheels that PyTorch
 //! installs.
 //!
-//! The loaders of the bindings panic on a missing library or symbol, and do not know NCCL's file name or wheels; so
-//! functions are resolved here, all of a library at once, and anything missing is one error.
+//! The loaders of the bindings panic on a missing library or symbol, and do not know NCCL's file name or wheels; so all
+//! functions of a library are resolved here, and anything missing is one error.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::path::{Path, PathBuf};
 
-/// The variable that names more directories, separated by colons.
+/// The variable with additional directories, separated by colons.
 pub const PATH_VARIABLE: &str = "FRIT_CUDA_PATH";
 
 /// Why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
-    /// It is nowhere.
+    /// It is not found.
     #[error(
         "{what} is not found: searched for {names} on the path of the dynamic linker (LD_LIBRARY_PATH), in \
          {PATH_VARIABLE}, and in the Python wheels of {places}; {remedy}"
@@ -48,20 +48,20 @@ pub enum LibraryError {
     },
 }
 
-/// A library to look for.
+/// A library to search for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// What it is.
     pub what: &'static str,
     /// File names, best first.
     pub names: &'static [&'static str],
-    /// A library of the same directory to be loaded before it, by the beginning of its name.
+    /// A library in the same directory to be loaded first, by the prefix of its name.
     pub companion: Option<&'static str>,
     /// What to do if it is missing or too old.
     pub remedy: &'static str,
 }
 
-/// A loaded library. It stays loaded until the process ends: CUDA's libraries are not made to be unloaded.
+/// A loaded library. It stays loaded until the process ends, because CUDA's libraries do not support unloading.
 #[derive(Debug)]
 pub struct Loaded {
     /// Where it was found.
@@ -74,7 +74,7 @@ impl Wanted {
     /// Loads it.
     ///
     /// # Errors
-    /// If it is nowhere, or cannot be loaded.
+    /// If it is not found, or cannot be loaded.
     pub fn load(&self) -> Result<Loaded, LibraryError> {
         self.load_from(&directories(|name| std::env::var(name).ok()))
     }
@@ -119,7 +119,7 @@ impl Loaded {
     /// The address of a function.
     ///
     /// # Safety
-    /// `F` is the type of a pointer to this function.
+    /// `F` must be the type of a pointer to this function.
     ///
     /// # Errors
     /// If the library lacks it.
@@ -140,17 +140,17 @@ fn open(path: &Path) -> Result<&'static Library, libloading::Error> {
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map(|l| &*Box::leak(Box::new(l)))
 }
 
-/// Loads the libraries beside `path` whose names begin so; a library that opens them by name finds them then.
+/// Loads the libraries beside `path` with this prefix, so that a library that opens them by name finds them.
 fn load_companions(path: &Path, prefix: &str) {
     let Some(Ok(entries)) = path.parent().map(std::fs::read_dir) else { return };
     let named = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().starts_with(prefix);
     for entry in entries.flatten().filter(named) {
-        // One that cannot be loaded is missed, and named, by the library that wants it.
+        // A failure is reported by the library that needs it.
         let _ = open(&entry.path());
     }
 }
 
-/// Directories that may hold NVIDIA's libraries, beside those of the dynamic linker.
+/// Directories that may contain NVIDIA's libraries, besides those of the dynamic linker.
 fn directories(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> =
         variable(PATH_VARIABLE).iter().flat_map(std::env::split_paths).collect();
@@ -163,7 +163,7 @@ fn directories(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     all
 }
 
-/// Directories with Python packages, of the environment in use first.
+/// Directories with Python packages, those of the active environment first.
 fn python_packages(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
         .iter()
@@ -194,7 +194,7 @@ fn python_packages(variable: impl Fn(&str) -> Option<String>) -> Vec<PathBuf> {
             }
         }
     }
-    // One directory may be reached in several ways, as `/lib` and `/usr/lib`.
+    // A directory may have several paths, such as `/lib` and `/usr/lib`.
     let mut seen = std::collections::HashSet::new();
     all.retain(|packages| {
         seen.insert(packages.canonicalize().unwrap_or_else(|_| packages.clone()))
@@ -207,7 +207,7 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|e| e.path()).collect()
 }
 
-/// A structure of a library's functions, and the function that looks all of them up.
+/// A structure of a library's functions, and a function that resolves all of them.
 macro_rules! functions {
     ($(#[$meta:meta])* $name:ident { $($(#[$attribute:meta])* $symbol:ident: fn($($argument:ty),*) -> $result:ty,)* }) => {
         $(#[$meta])*
@@ -217,7 +217,7 @@ macro_rules! functions {
         }
 
         impl $name {
-            /// Looks up every function.
+            /// Resolves every function.
             fn of(
                 loaded: &$crate::library::Loaded,
             ) -> std::result::Result<Self, $crate::library::LibraryError> {

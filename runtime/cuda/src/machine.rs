@@ -21,7 +21,7 @@ pub(super) const LIBCUDA: Wanted = Wanted {
 
 /// The oldest CUDA version whose drivers run the plans' PTX.
 const OLDEST: (u32, u32) = (12, 0);
-/// What kernels do wrong; any later call answers with it.
+/// Errors of kernels, which any later call may return.
 const OF_KERNELS: [u32; 10] = [214, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 functions! {
@@ -70,7 +70,7 @@ functions! {
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// The driver, before a device is selected: enough to list devices.
+/// The driver, before a device is selected: it can list devices.
 pub struct Machine {
     pub(super) api: Api,
     /// Where the driver's library is.
@@ -102,7 +102,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     ///
     /// # Errors
     /// If the driver refuses.

@@ -24,11 +24,11 @@ pub(super) const LIBRARY: Wanted = Wanted {
     remedy: "install NCCL 2.18 or later, or `pip install nvidia-nccl-cu12`",
 };
 
-/// The oldest version with communicators that do not block and can be split.
+/// The oldest version with non-blocking communicators that can be split.
 const OLDEST: (u32, u32) = (2, 18);
 const IN_PROGRESS: u32 = 7;
 
-/// The beginning of `ncclConfig_t`, all that version 2.14 had; later versions understand it by size and version.
+/// `ncclConfig_t` as of version 2.14; later versions accept it by its size and version.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -56,10 +56,10 @@ functions! {
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
 
-/// NCCL, before ranks have found each other.
+/// NCCL, before ranks are connected.
 pub struct Library {
     api: Api,
-    /// Where it is.
+    /// Its path.
     pub(super) path: String,
     /// Its version.
     pub(super) version: (u32, u32, u32),
@@ -88,7 +88,7 @@ impl Library {
         Ok(Library { api, path: loaded.path, version })
     }
 
-    /// What rank 0 gives all ranks so that they find each other.
+    /// The unique id that rank 0 gives to all ranks.
     ///
     /// # Errors
     /// If NCCL finds no network.
@@ -100,11 +100,10 @@ impl Library {
         Ok(id.internal.iter().map(|b| b.cast_unsigned()).collect())
     }
 
-    /// Joins the ranks that share an identity; the device must be current. `failure` says whether another
-    /// rank failed meanwhile.
+    /// Joins the ranks that share an id; the device must be current. `failure` returns the failure of another rank.
     ///
     /// # Errors
-    /// If NCCL refuses, a rank fails, or they are not all there within `timeout`.
+    /// If NCCL refuses, a rank fails, or not all connect within `timeout`.
     pub fn join(
         self,
         identity: &[u8],
@@ -146,16 +145,16 @@ impl Library {
     }
 }
 
-/// This rank's end of the communicators.
+/// This rank's communicators.
 pub struct Nccl {
     library: Library,
-    /// Of all ranks, then of each team; empty once they were aborted.
+    /// Of all ranks, then of each team; empty after an abort.
     communicators: RefCell<Vec<ncclComm_t>>,
     timeout: Duration,
 }
 
 impl Nccl {
-    /// Waits until NCCL has accepted a call; normally it has.
+    /// Waits until NCCL has accepted a call, which is normally immediate.
     fn settle(
         &self,
         call: &'static str,
@@ -180,7 +179,7 @@ impl Nccl {
         self.library.check(call, code, communicator)
     }
 
-    /// What became of the calls so far.
+    /// The state of the calls so far.
     fn state(&self, communicator: ncclComm_t) -> u32 {
         let mut state = 0;
         // SAFETY: the communicator is alive; the pointer is valid.
@@ -190,7 +189,7 @@ impl Nccl {
         }
     }
 
-    /// An error of another rank or of the network, if one was noticed.
+    /// An error of another rank or of the network, if one was detected.
     pub(super) fn asynchronous_error(&self) -> Option<String> {
         let communicators = self.communicators.borrow();
         let error = |communicator: &ncclComm_t| match self.state(*communicator) {
@@ -200,9 +199,9 @@ impl Nccl {
         communicators.iter().find_map(error)
     }
 
-    /// Ends all collectives; none can follow.
+    /// Aborts all collectives; none can follow.
     pub(super) fn abort(&self) {
-        // The communicators of teams first: they lean on that of all.
+        // The communicators of teams first: they depend on that of all ranks.
         for communicator in self.communicators.take().into_iter().rev() {
             // SAFETY: the communicator was alive, and is not used again. Its result is irrelevant.
             unsafe { (self.library.api.ncclCommAbort)(communicator) };
@@ -214,7 +213,7 @@ impl Nccl {
         self.communicators.borrow().get(team.0).copied().ok_or_else(stopped)
     }
 
-    /// The communicator of a team; every rank must ask for its own of the same shape.
+    /// Creates the communicator of a team; every rank must create its own of the same shape.
     ///
     /// # Errors
     /// If NCCL refuses.
@@ -234,7 +233,7 @@ impl Nccl {
         Ok(TeamHandle(communicators.len() - 1))
     }
 
-    /// Exchanges data with the other members of a team.
+    /// Enqueues a collective with the other members of a team.
     ///
     /// # Errors
     /// If NCCL refuses.
@@ -268,8 +267,8 @@ impl Nccl {
     }
 }
 
-/// The mean is NCCL's, which multiplies each rank's part by 1/N before the sum: for N a power of two the
-/// same number as dividing the sum by N.
+/// The mean is NCCL's, which multiplies each rank's part by 1/N before the sum; for N a power of two that equals
+/// dividing the sum by N.
 fn operation(reduce: ReduceKind) -> ncclRedOp_t {
     match reduce {
         ReduceKind::Sum => ncclRedOp_t::ncclSum,

@@ -23,7 +23,7 @@ functions! {
     }
 }
 
-/// The library: of the newest major version of CUDA that the driver supports.
+/// The library, of the newest major version of CUDA that the driver supports.
 pub(super) fn library(driver: (u32, u32)) -> Wanted {
     Wanted {
         what: "NVRTC",
@@ -39,7 +39,7 @@ pub(super) fn library(driver: (u32, u32)) -> Wanted {
 /// The compiler.
 pub(super) struct Nvrtc {
     api: Api,
-    /// Where it is.
+    /// Its path.
     pub(super) path: String,
     /// Its version.
     pub(super) version: (u32, u32),
@@ -64,7 +64,7 @@ impl Nvrtc {
         format!("NVRTC {}.{}", self.version.0, self.version.1)
     }
 
-    /// Compiles files, as many at a time as there are cores.
+    /// Compiles files in parallel on all cores.
     ///
     /// # Errors
     /// The compiler's message for the first refused source.
@@ -175,10 +175,10 @@ impl Drop for Program<'_> {
     }
 }
 
-/// A text of a library.
+/// Copies a string of a library.
 ///
 /// # Safety
-/// It is null or ends with a zero.
+/// It must be null or end with a zero.
 pub(super) unsafe fn c_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -191,7 +191,7 @@ pub(super) unsafe fn c_text(text: *const c_char) -> String {
 mod tests {
     use super::*;
 
-    /// Any driver: where there is none, the code is compiled all the same.
+    /// Any driver: the test needs none.
     const ANY: (u32, u32) = (u32::MAX, 0);
 
     #[test]

@@ -22,7 +22,7 @@ const NOT_READY: u32 = 600;
 const OUT_OF_MEMORY: u32 = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
-/// Kernels of a graph keep the priority of the stream that they were captured on.
+/// Kernels of a graph keep the priority of the stream on which they were captured.
 const GRAPH_USE_NODE_PRIORITY: u64 = 8;
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
@@ -37,7 +37,7 @@ pub struct Real {
     nccl: Option<Nccl>,
 }
 
-/// Which libraries a plan needs beside the driver.
+/// The libraries that a plan needs besides the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Libraries {
     /// cuBLASLt, for GEMMs.
@@ -49,7 +49,7 @@ pub struct Libraries {
 }
 
 impl Real {
-    /// Opens a device with the libraries that are needed.
+    /// Opens a device with these libraries.
     ///
     /// # Errors
     /// If the driver, the device or a library is missing or too old.
@@ -82,7 +82,7 @@ impl Real {
         Ok(real)
     }
 
-    /// NVRTC, opened when it is first needed: inputs may have to be widened by a plan that has no other sources.
+    /// NVRTC, opened when it is first needed: a plan without sources may still have to widen inputs.
     fn nvrtc(&self) -> Result<&Nvrtc> {
         if let Some(nvrtc) = self.nvrtc.get() {
             return Ok(nvrtc);
@@ -91,7 +91,7 @@ impl Real {
         Ok(self.nvrtc.get_or_init(|| nvrtc))
     }
 
-    /// The communicator, once it was joined.
+    /// Sets the communicators after joining.
     pub fn join(&mut self, nccl: Nccl) {
         self.nccl = Some(nccl);
     }
@@ -109,7 +109,7 @@ impl Real {
     }
 
     fn cublaslt(&self) -> Result<&CublasLt> {
-        self.cublaslt.as_ref().ok_or_else(|| absent("a matrix product", "cuBLASLt"))
+        self.cublaslt.as_ref().ok_or_else(|| absent("a GEMM", "cuBLASLt"))
     }
 }
 
@@ -117,7 +117,7 @@ fn absent(call: &'static str, library: &str) -> CudaError {
     CudaError::Call { call, reason: format!("{library} was not opened") }
 }
 
-/// A stream as the driver names it.
+/// The driver's stream of a handle.
 pub(super) fn stream(handle: StreamHandle) -> CUstream {
     handle.0 as CUstream
 }
@@ -169,7 +169,7 @@ impl Driver for Real {
 
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle> {
         let (api, mut made) = (&self.machine.api, null_mut());
-        // The greatest is the most urgent, and the smaller number; others take the least.
+        // Of the priorities, the greatest is the most urgent and has the smallest number; other streams have the least.
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the pointers are valid.
         let code = unsafe { (api.cuCtxGetStreamPriorityRange)(&mut least, &mut greatest) };
@@ -276,7 +276,7 @@ impl Driver for Real {
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
-        // PTX is a text and must end with a zero.
+        // PTX is text and must end with a zero.
         let mut image = code.to_vec();
         image.push(0);
         // SAFETY: the image ends with a zero; options and values are as many as said, and the log has
@@ -347,7 +347,7 @@ impl Driver for Real {
         arguments: &Arguments,
         on: StreamHandle,
     ) -> Result {
-        // The driver reads them; it takes no pointers to constants.
+        // The driver only reads them, though its signature takes mutable pointers.
         let mut pointers: Vec<*mut c_void> =
             arguments.iter().map(|words| words.as_ptr().cast_mut().cast()).collect();
         let Shape { grid: [x, y, z], block, shared_bytes } = shape;
@@ -417,7 +417,7 @@ impl Driver for Real {
     }
 
     fn begin_capture(&self, on: StreamHandle) -> Result {
-        // What other threads do at the same time does not disturb it.
+        // Calls of other threads do not affect the capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: streams are never destroyed.
         let code = unsafe { (self.machine.api.cuStreamBeginCapture_v2)(stream(on), mode) };

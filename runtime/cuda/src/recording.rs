@@ -1,5 +1,5 @@
-//! A driver that records calls without executing them, so that tests can check the streams, events, launches and
-//! collectives that a plan becomes.
+//! A driver that records calls without executing them, so that tests can check a plan's streams, events, launches and
+//! collectives.
 
 use super::cudnn::Engine;
 use super::driver::*;
@@ -10,20 +10,20 @@ use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-/// Something that was asked for.
+/// A recorded call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
     /// Device memory.
     Allocate(usize),
-    /// Device memory that is given back, by its size.
+    /// Freed device memory, by its size.
     Free(usize),
     /// A stream, and whether it is urgent.
     CreateStream(StreamHandle, bool),
-    /// A mark on a stream.
+    /// An event recorded on a stream.
     Record(EventHandle, StreamHandle),
-    /// A stream that waits for a mark.
+    /// A stream that waits for an event.
     Wait(StreamHandle, EventHandle),
-    /// The host asked whether a mark was reached.
+    /// A query whether an event has completed.
     Reached(EventHandle),
     /// Bytes from the host: to, how many, on which stream.
     CopyIn(Address, usize, StreamHandle),
@@ -51,7 +51,7 @@ pub enum Call {
     LaunchGraph(GraphHandle, StreamHandle),
     /// A collective: its name, team, elements, stream.
     Collective(&'static str, TeamHandle, usize, StreamHandle),
-    /// Collectives were ended.
+    /// Collectives were aborted.
     Abort,
 }
 
@@ -67,26 +67,26 @@ pub struct Recording {
     names: RefCell<Vec<String>>,
     pinned: RefCell<Vec<Box<[u64]>>>,
     teams: RefCell<Vec<Team>>,
-    /// Bytes of device memory there are.
+    /// Total bytes of device memory.
     pub memory_bytes: usize,
     /// A module that cannot be loaded, by a part of its name.
     pub broken_module: Option<&'static str>,
     /// Whether GEMMs have no algorithm with an epilogue.
     pub plain_products: bool,
-    /// How many engines operations have; none if there is no cuDNN.
+    /// Number of engines per operation; `None` without cuDNN.
     pub engines: Option<usize>,
     /// Workspace that every engine needs, in bytes.
     pub engine_bytes: usize,
-    /// The engine or algorithm of this number, from 1, fails when it is run.
+    /// The engine or algorithm of this number, counted from 1, fails when it runs.
     pub broken: Option<u64>,
     /// Microseconds of calls, by a part of their name; 1 for all others.
     pub durations: Vec<(&'static str, f64)>,
-    /// Microseconds since the beginning, at each event, and within a capture.
+    /// The clock in microseconds, its value at each event, and the time within a capture.
     clock: Cell<f64>,
     marks: RefCell<HashMap<EventHandle, f64>>,
     captured: Cell<Option<f64>>,
     graphs: RefCell<HashMap<GraphHandle, f64>>,
-    /// Whether marks are never reached, as where a collective waits for a rank that is gone.
+    /// Whether events never complete, as when a collective waits for a lost rank.
     pub stuck: Cell<bool>,
     /// The failure of another rank.
     pub peer_error: RefCell<Option<String>>,
@@ -106,12 +106,12 @@ impl Recording {
         Recording { properties, memory_bytes: 80 << 30, ..Recording::default() }
     }
 
-    /// Takes what was written down so far.
+    /// Takes the calls recorded so far.
     pub fn take(&self) -> Vec<Call> {
         self.calls.take()
     }
 
-    /// The ranks of a team; `None` are all.
+    /// The ranks of a team; `None` means all.
     pub fn team(&self, handle: TeamHandle) -> Option<Team> {
         self.teams.borrow().get(handle.0.checked_sub(1)?).copied()
     }
@@ -120,7 +120,7 @@ impl Recording {
         self.calls.borrow_mut().push(call);
     }
 
-    /// Work on the device: takes its time, now or when it is launched with what else was captured.
+    /// Advances the clock by the duration of work, immediately or when the captured graph is launched.
     fn work(&self, name: &str) {
         let named = self.durations.iter().find(|(part, _)| name.contains(part));
         let us = named.map_or(1.0, |(_, us)| *us);
@@ -130,13 +130,13 @@ impl Recording {
         }
     }
 
-    /// A number that none had before.
+    /// A unique number.
     fn make(&self) -> usize {
         self.made.set(self.made.get() + 1);
         self.made.get()
     }
 
-    /// Whether the engine or algorithm of a call fails.
+    /// Fails if the call's engine or algorithm is the broken one.
     fn refuse_broken(&self, name: &str) -> Result {
         let broken = self.broken.map(|number| format!("algorithm {number}"));
         match broken {
@@ -204,7 +204,7 @@ impl Driver for Recording {
     }
 
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result {
-        // No two marks are of one time.
+        // Events have distinct times.
         self.clock.set(self.clock.get() + 1e-3);
         self.marks.borrow_mut().insert(event, self.clock.get());
         self.note(Call::Record(event, stream));

@@ -95,7 +95,7 @@ fn train(arguments: Arguments) -> ExitCode {
 }
 
 fn fail(message: &str) -> ExitCode {
-    // There is no other place to complain to.
+    // Nothing can be done if this fails.
     let _ = writeln!(std::io::stderr(), "error: {message}");
     ExitCode::from(2)
 }

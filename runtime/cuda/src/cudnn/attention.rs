@@ -14,15 +14,15 @@ use frit_ir::plan::{Operation, OperationKind, Strided};
 
 /// The first version without known errors: earlier ones read out of bounds in CUDA graphs.
 const VERSION: usize = 91501;
-/// Bytes that engines read at once.
+/// Bytes per vector access of the engines.
 const ALIGNMENT: usize = 16;
 
-/// A graph in the making.
+/// Builder for the graph.
 struct Graph<'a> {
     tensors: &'a [Strided],
     nodes: Nodes,
     causal: bool,
-    /// The number of the scale.
+    /// Index of the scale's tensor.
     scale: usize,
     /// Scores, `[b, h, t, s]` of f32, and the same rounded to the elements.
     scores: Strided,
@@ -31,10 +31,10 @@ struct Graph<'a> {
     rows: Strided,
 }
 
-/// Refuses what engines are known to compute wrongly, or to read beyond.
+/// Refuses operations that engines are known to compute incorrectly or with accesses out of bounds.
 ///
 /// # Errors
-/// An old version of the library, and tensors that are not aligned.
+/// If the version of the library is too old, or tensors are not aligned.
 pub(super) fn check(api: &Api, operation: &Operation) -> Result {
     let refuse = |reason: &str| Err(CudaError::Call { call: "cuDNN", reason: reason.into() });
     // SAFETY: no arguments to get wrong.
@@ -50,12 +50,12 @@ pub(super) fn check(api: &Api, operation: &Operation) -> Result {
 /// The graph of an attention or its gradient.
 ///
 /// # Panics
-/// Of another operation.
+/// If the operation is not an attention.
 pub fn nodes(operation: &Operation) -> Nodes {
     let (scale_bits, causal) = match operation.kind {
         OperationKind::Attention { scale_bits, causal }
         | OperationKind::AttentionGrad { scale_bits, causal } => (scale_bits, causal),
-        _ => panic!("no attention: {operation}"),
+        _ => panic!("not an attention: {operation}"),
     };
     let tensors = &operation.tensors[..];
     let (q, keys) = (&tensors[0], tensors[1].sizes[2]);
@@ -100,7 +100,7 @@ impl Graph<'_> {
         let values = Strided::dense(DType::F32, &self.tensors[3].sizes);
         let products = self.nodes.make(Function::Mul, &[dy, y], &values);
         let sums = self.nodes.make(Function::Sum, &[products], &self.rows);
-        // Engines require it in memory, and a matmul before it.
+        // Engines require it in memory, behind a matmul.
         let one = self.nodes.value(1.0);
         self.nodes.write(Function::Mul, &[sums, one], delta);
 
@@ -126,7 +126,7 @@ impl Graph<'_> {
         self.nodes.memory(index, self.tensors[index].clone())
     }
 
-    /// One of the operation's tensors with its last two axes exchanged.
+    /// One of the operation's tensors with its last two axes transposed.
     fn turned(&mut self, index: usize) -> usize {
         self.nodes.memory(index, turned(&self.tensors[index]))
     }
@@ -136,7 +136,7 @@ impl Graph<'_> {
         self.nodes.make(Function::Mul, &[product, self.scale], &self.scores)
     }
 
-    /// −∞ for keys after the query, if the attention is causal.
+    /// Sets scores of keys after the query to −∞, if the attention is causal.
     fn hide_later_keys(&mut self, s: usize) -> usize {
         if !self.causal {
             return s;
@@ -149,7 +149,7 @@ impl Graph<'_> {
         self.nodes.make(Function::Select, &[s, hidden, is_seen], &self.scores)
     }
 
-    /// Tensor `to` = the transposed scores, rounded, times rows of queries; summed over the heads that share keys.
+    /// Tensor `to` = the transposed scores, rounded, times rows of queries, summed over the heads that share keys.
     fn keys_product(&mut self, scores: usize, rows: usize, to: usize) {
         let turned = self.nodes.make(Function::Transpose, &[scores], &turned(&self.narrow));
         let (result, heads) = (self.tensor(to), self.scores.sizes[1]);
@@ -164,7 +164,7 @@ impl Graph<'_> {
     }
 }
 
-/// With the last two axes exchanged.
+/// The tensor with its last two axes transposed.
 fn turned(tensor: &Strided) -> Strided {
     let mut tensor = tensor.clone();
     tensor.sizes.swap(2, 3);

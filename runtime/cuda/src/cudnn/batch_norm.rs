@@ -36,7 +36,7 @@ impl Builder<'_> {
         self.finish_norm(node, &[2104, 2101, 2105, 2102, 2103, 2109, 2107, 2108])
     }
 
-    /// Adds a node whose attributes of these numbers are the operation's tensors, in their order.
+    /// Adds a node and sets these attributes to the operation's tensors, in order.
     fn finish_norm(&mut self, mut node: Descriptor, attributes: &[u32]) -> Result {
         for (i, attribute) in attributes.iter().enumerate() {
             let tensor = self.tensor(i)?;

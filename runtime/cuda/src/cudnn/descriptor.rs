@@ -52,7 +52,7 @@ impl Api {
     }
 }
 
-/// What kind of descriptor it is (`cudnnBackendDescriptorType_t`).
+/// Kind of descriptor (`cudnnBackendDescriptorType_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Kind {
@@ -179,7 +179,7 @@ attributes! {
     DEVICE_JSON: u8 = 2702, 24;
 }
 
-/// A descriptor; it is destroyed when it is dropped.
+/// A descriptor, destroyed on drop.
 pub(super) struct Descriptor {
     api: Rc<Api>,
     raw: Raw,
@@ -193,7 +193,7 @@ impl Drop for Descriptor {
 }
 
 impl Descriptor {
-    /// An empty one.
+    /// Creates an empty descriptor.
     ///
     /// # Errors
     /// If the library does not know the kind.
@@ -228,7 +228,7 @@ impl Descriptor {
         self.set(attribute, &raw)
     }
 
-    /// Closes it: from here on it can be asked and not changed.
+    /// Finalizes it: afterwards it can be queried but not changed.
     ///
     /// # Errors
     /// Unsupported or invalid operations.
@@ -238,7 +238,7 @@ impl Descriptor {
         self.api.check("cudnnBackendFinalize", code).map(|()| self)
     }
 
-    /// The elements of an attribute, at most so many.
+    /// At most `most` elements of an attribute.
     ///
     /// # Errors
     /// If the library has no such attribute.
@@ -253,7 +253,7 @@ impl Descriptor {
         Ok(values)
     }
 
-    /// The descriptors of an attribute, at most so many.
+    /// At most `most` descriptors of an attribute.
     ///
     /// # Errors
     /// As [`Descriptor::get`].
@@ -265,7 +265,7 @@ impl Descriptor {
     ) -> Result<Vec<Descriptor>> {
         let found = self.read(attribute, 0, null_mut())?;
         let n = if found == 0 { most } else { found.min(most) };
-        // The library fills in descriptors that are there.
+        // The library fills existing descriptors.
         let mut all: Vec<Descriptor> =
             (0..n).map(|_| Descriptor::new(&self.api, kind)).collect::<Result<_>>()?;
         let mut raw: Vec<Raw> = all.iter().map(|d| d.raw).collect();
@@ -274,7 +274,7 @@ impl Descriptor {
         Ok(all)
     }
 
-    /// Fills in elements of an attribute; returns how many there are, at most `most` unless that is 0.
+    /// Reads elements of an attribute; returns their number, at most `most` unless that is 0.
     fn read<T>(&self, attribute: &Attribute<T>, most: usize, to: *mut c_void) -> Result<usize> {
         let Attribute { name, ty, .. } = *attribute;
         let mut n = 0;
@@ -291,7 +291,7 @@ impl Descriptor {
     /// Runs this execution plan.
     ///
     /// # Safety
-    /// The addresses of the pack are valid when it runs.
+    /// The addresses of the pack must be valid when it runs.
     ///
     /// # Errors
     /// If the library refuses.

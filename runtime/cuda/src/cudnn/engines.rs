@@ -16,7 +16,7 @@ const CANDIDATES: usize = 8;
 const MOST: usize = 64;
 const MOST_ANSWERS: usize = 256;
 
-/// `cudnnBackendHeurMode_t`: by predicted time, and those that compute what others do not.
+/// `cudnnBackendHeurMode_t`: by predicted time, and fallback engines.
 const HEURISTICS: [i32; 2] = [3, 2];
 
 /// `cudnnBackendNumericalNote_t`.
@@ -30,10 +30,10 @@ const WINOGRAD: std::ops::RangeInclusive<i32> = 5..=8;
 /// `cudnnBackendBehaviorNote_t`.
 const RUNTIME_COMPILATION: i32 = 0;
 
-/// `cudnnBackendKnobType_t`: into how many slices sums are split.
+/// `cudnnBackendKnobType_t`: number of slices into which sums are split.
 const SPLITS: [i32; 2] = [17, 39];
 
-/// An engine with its settings, valid for one operation, version of the library, and kind of GPU.
+/// An engine with its settings, valid for one operation, library version and GPU model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
     /// Its number among those of the operation.
@@ -42,11 +42,11 @@ pub struct Engine {
     pub knobs: Vec<(i32, i64)>,
 }
 
-/// The device that engines are for.
+/// The device for which engines are sought.
 pub(super) enum Target {
-    /// The one of this handle.
+    /// The device of this handle.
     Handle(Raw),
-    /// One that need not be there.
+    /// A described device, which need not exist.
     Described(Descriptor),
 }
 
@@ -59,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Tells a descriptor the device, if it is to be told.
+    /// Sets a descriptor's device, where the device is described.
     fn tell(&self, descriptor: &mut Descriptor, attribute: &Attribute<Raw>) -> Result {
         match self {
             Target::Handle(_) => Ok(()),
@@ -68,7 +68,7 @@ impl Target {
     }
 }
 
-/// Engines that compute a graph within so much workspace, the one that should be fastest first.
+/// Engines that compute a graph within `workspace_bytes`, in order of expected speed.
 ///
 /// # Errors
 /// If the library fails; not if it has no engine.
@@ -84,7 +84,7 @@ pub(super) fn find(
         heuristics.refer(&names::HEURISTICS_GRAPH, &[&graph.graph])?;
         heuristics.set(&names::HEURISTICS_MODE, &[mode])?;
         target.tell(&mut heuristics, &names::HEURISTICS_DEVICE)?;
-        // A heuristic that has no answer may fail.
+        // A heuristic without results may fail.
         let Ok(heuristics) = heuristics.finalize() else { continue };
         let kind = Kind::EngineConfiguration;
         let answers = heuristics.get_all(&names::HEURISTICS_RESULTS, kind, MOST_ANSWERS);
@@ -113,8 +113,8 @@ pub(super) fn find(
     Ok(found)
 }
 
-/// How many engines may be compiled first, which takes seconds each. Models have batch normalizations of many sizes, and
-/// what their engines do differs little.
+/// Maximum number of engines to compile, which takes seconds each. Models have batch normalizations of many sizes,
+/// whose engines differ little.
 fn most_compiled(operation: &Operation) -> usize {
     match operation.kind {
         OperationKind::BatchNorm { .. } | OperationKind::BatchNormGrad => 1,
@@ -126,7 +126,7 @@ fn most_compiled(operation: &Operation) -> usize {
 struct Notes {
     numerical: Vec<i32>,
     is_compiled: bool,
-    /// Unknown to old versions of the library.
+    /// Not reported by old versions of the library.
     workspace_bytes: Option<usize>,
 }
 
@@ -142,8 +142,8 @@ impl Notes {
         })
     }
 
-    /// Whether slices of sums are added in an order that is always the same. Engines that are compiled at run time
-    /// have no note of it: they add slices in order if they have memory for each, and as these arrive if not.
+    /// Whether slices of sums are added in a fixed order. Engines that are compiled at run time have no note of it:
+    /// they add slices in order if they have memory for each, and as they complete otherwise.
     fn is_ordered(&self, engine: &Engine, operation: &Operation) -> bool {
         let split = engine.knobs.iter().filter(|(kind, _)| SPLITS.contains(kind));
         let slices = split.map(|(_, value)| usize::try_from(*value).unwrap_or(0)).max();
@@ -158,7 +158,7 @@ impl Notes {
     }
 }
 
-/// An answer of a heuristic; `None` if it names no engine.
+/// Reads a result of a heuristic; `None` if it names no engine.
 fn read(answer: &Descriptor) -> Result<Option<(Engine, Notes)>> {
     let engine = answer.get_all(&names::CONFIGURATION_ENGINE, Kind::Engine, 1)?;
     let Some(engine) = engine.first() else { return Ok(None) };
@@ -189,10 +189,10 @@ pub(super) struct Planned {
     pub(super) workspace_bytes: usize,
 }
 
-/// Makes an engine ready; waits until it is compiled.
+/// Prepares an engine, and waits until it is compiled.
 ///
 /// # Errors
-/// If the library refuses, or it needs more workspace.
+/// If the library refuses it, or it needs more workspace.
 pub(super) fn plan(
     api: &Rc<Api>,
     target: &Target,
@@ -237,10 +237,10 @@ pub(super) fn plan(
 }
 
 impl Planned {
-    /// Puts it on the handle's stream.
+    /// Enqueues it on the handle's stream.
     ///
     /// # Safety
-    /// The addresses are those of the operation's tensors, and valid when it runs.
+    /// The addresses must be those of the operation's tensors, and valid when it runs.
     ///
     /// # Errors
     /// If the library refuses.

@@ -1,5 +1,5 @@
-//! cuDNN through its graph interface: Frit describes an operation, and the library offers engines for it. Optional: without
-//! it a plan runs on Frit's own kernels.
+//! cuDNN through its graph interface: Frit describes an operation, and the library has engines for it. Optional:
+//! without it a plan runs on Frit's own kernels.
 
 mod attention;
 mod batch_norm;
@@ -32,7 +32,7 @@ const LIBCUDNN: Wanted = Wanted {
     remedy: "optional: `pip install nvidia-cudnn-cu12`; without it Frit's own kernels run",
 };
 
-/// The library and the device that it is used for.
+/// The library, opened for a device.
 pub struct Cudnn {
     api: Rc<Api>,
     /// Where it was found.
@@ -40,13 +40,13 @@ pub struct Cudnn {
     /// Its version, such as 92600 for 9.26.0.
     pub version: usize,
     target: Target,
-    /// What was made ready.
+    /// Prepared operations.
     planned: RefCell<Vec<(Operation, Engine, Planned)>>,
 }
 
-/// Loads it and its dependencies, for a driver of this version of CUDA.
+/// Loads the library and its dependencies, for a driver of this version of CUDA.
 fn load(driver: (u32, u32)) -> Result<(Rc<Api>, String, usize)> {
-    // It searches for both by name, and works without them.
+    // It opens both by name, and works without them.
     let _ = nvrtc::library(driver).load();
     let _ = cublaslt::library(driver).load();
     let loaded = LIBCUDNN.load()?;
@@ -65,7 +65,7 @@ pub(super) fn find(driver: (u32, u32)) -> Result<(String, usize)> {
 }
 
 impl Cudnn {
-    /// Loads it for the device whose context is current.
+    /// Opens the library for the device whose context is current.
     ///
     /// # Errors
     /// If it is missing or too old, or does not support the device.
@@ -79,11 +79,11 @@ impl Cudnn {
         Ok(Cudnn { api, path, version, target, planned: RefCell::default() })
     }
 
-    /// Loads it for a device that need not be there, as cuDNN's JSON describes devices: engines can be found and
-    /// made ready, not run. Needs version 9.8.
+    /// Opens the library for a device described by cuDNN's JSON, which need not exist: engines can be found and
+    /// prepared, but not run. Needs version 9.8.
     ///
     /// # Errors
-    /// If it is missing or too old, or does not understand the description.
+    /// If it is missing or too old, or does not accept the description.
     pub fn for_described(device: &str) -> Result<Cudnn> {
         let (api, path, version) = load((u32::MAX, 0))?;
         let mut described = Descriptor::new(&api, Kind::DeviceProperties)?;
@@ -97,7 +97,7 @@ impl Cudnn {
         format!("cuDNN {}", self.version)
     }
 
-    /// Engines for an operation within so much workspace, the one that should be fastest first.
+    /// Engines for an operation within `workspace_bytes`, in order of expected speed.
     ///
     /// # Errors
     /// The library's message for an unsupported operation.
@@ -106,10 +106,10 @@ impl Cudnn {
         engines::find(&self.api, &self.target, (&graph, operation), workspace_bytes)
     }
 
-    /// Makes an engine ready for an operation; returns how much workspace it needs, too.
+    /// Prepares an engine for an operation; also returns the workspace that it needs.
     ///
     /// # Errors
-    /// If the library refuses, or it needs more workspace.
+    /// If the library refuses it, or it needs more workspace.
     pub fn prepare(
         &self,
         operation: &Operation,
@@ -130,10 +130,10 @@ impl Cudnn {
         Ok((OperationHandle(planned.len() - 1), needed))
     }
 
-    /// Computes an operation; `at` are its tensors.
+    /// Enqueues an operation; `at` are the addresses of its tensors.
     ///
     /// # Safety
-    /// The addresses are valid when it runs.
+    /// The addresses must be valid when it runs.
     ///
     /// # Errors
     /// If the library refuses.

@@ -3,12 +3,12 @@
 use frit_ir::DType;
 use frit_ir::plan::Strided;
 
-/// A graph: tensors, and what computes them, in an order in which everything is computed before it is read.
+/// A graph: tensors, and the nodes that compute them in topological order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Nodes {
-    /// Operands, results, and what lies between them.
+    /// Operands, results, and intermediate tensors.
     pub tensors: Vec<Tensor>,
-    /// What is computed.
+    /// The nodes.
     pub nodes: Vec<Node>,
 }
 
@@ -17,42 +17,42 @@ pub struct Nodes {
 pub struct Tensor {
     /// Its type, sizes and strides.
     pub shape: Strided,
-    /// Where its elements are.
+    /// Where its elements are stored.
     pub place: Place,
 }
 
-/// Where a tensor is.
+/// Where a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Place {
-    /// Where the operation's tensor of this number is.
+    /// In memory, as the operation's tensor of this index.
     Memory(usize),
-    /// Nowhere: it is only read by other nodes.
+    /// Nowhere: an intermediate tensor, read only by other nodes.
     Between,
-    /// One number that the host passes.
+    /// A scalar that the host passes.
     Value(f32),
 }
 
-/// One step.
+/// One node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it does.
+    /// Its function.
     pub function: Function,
-    /// The tensors it reads, by number.
+    /// Indices of its operands.
     pub from: Vec<usize>,
-    /// The tensor it makes.
+    /// Index of its result.
     pub to: usize,
 }
 
-/// The operation of a node, in f32 unless noted. Axes of one element are repeated.
+/// The operation of a node, in f32 unless noted. Axes of one element broadcast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// Matmul over the last two axes; heads of the first share those of the second where it has fewer.
     MatMul,
     /// The same elements with other sizes and strides: element `i`, `j` of the last two axes is `j`, `i`.
     Transpose,
-    /// The sum over the axes of which the result has fewer: all, or neighbors.
+    /// The sum over the axes where the result has fewer elements: all, or groups of neighbors.
     Sum,
-    /// The greatest over the axes of which the result has one.
+    /// The maximum over the axes where the result has one element.
     Max,
     /// a + b.
     Add,
@@ -68,14 +68,14 @@ pub enum Function {
     Log,
     /// Whether a ≥ b.
     AtLeast,
-    /// The place on this axis, an i32.
+    /// The index along this axis, an i32.
     Index(usize),
     /// a where c is true, otherwise b.
     Select,
 }
 
 impl Function {
-    /// The number of a pointwise function (`cudnnPointwiseMode_t`).
+    /// The value of `cudnnPointwiseMode_t` for a pointwise function.
     pub(super) fn pointwise(self) -> Option<i32> {
         Some(match self {
             Function::Add => 0,
@@ -107,7 +107,7 @@ impl Nodes {
         self.tensor(shape, Place::Memory(index))
     }
 
-    /// A number.
+    /// A scalar that the host passes.
     pub(super) fn value(&mut self, value: f32) -> usize {
         self.tensor(Strided::dense(DType::F32, &[1; 4]), Place::Value(value))
     }

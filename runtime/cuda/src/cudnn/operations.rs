@@ -7,12 +7,12 @@ use frit_ir::DType;
 use frit_ir::plan::{Direction, Operation, OperationKind, Strided};
 use std::rc::Rc;
 
-/// `cudnnConvolutionMode_t`: the filters are not turned around.
+/// `cudnnConvolutionMode_t`: the filters are not flipped.
 const CROSS_CORRELATION: i32 = 1;
-/// `cudnnPointwiseMode_t`: nothing but a conversion.
+/// `cudnnPointwiseMode_t`: only a conversion.
 const IDENTITY: i32 = 21;
 
-/// An operation graph and the descriptors that it owns. The number of tensor `i` is `i + 1`.
+/// An operation graph and the descriptors that it owns. The id of tensor `i` is `i + 1`.
 pub(super) struct Graph {
     /// The graph; declared first, as it is destroyed before its parts.
     pub(super) graph: Descriptor,
@@ -21,12 +21,12 @@ pub(super) struct Graph {
     pub(super) values: Vec<(i64, f32)>,
 }
 
-/// A graph in the making.
+/// Builder for the graph.
 pub(super) struct Builder<'a> {
     pub(super) api: &'a Rc<Api>,
     pub(super) operation: &'a Operation,
     pub(super) parts: Vec<Descriptor>,
-    /// Descriptors of the graph's nodes, by their place among the parts.
+    /// Indices of the graph's nodes among the parts.
     pub(super) nodes: Vec<usize>,
     pub(super) values: Vec<(i64, f32)>,
     pub(super) n_tensors: usize,
@@ -60,7 +60,7 @@ pub(super) fn graph(api: &Rc<Api>, handle: names::Raw, operation: &Operation) ->
 }
 
 impl Builder<'_> {
-    /// Keeps a part, and returns its place.
+    /// Stores a part, and returns its index.
     pub(super) fn keep(&mut self, part: Descriptor) -> usize {
         self.parts.push(part);
         self.parts.len() - 1
@@ -73,7 +73,7 @@ impl Builder<'_> {
         Ok(self.keep(made))
     }
 
-    /// A value between two nodes, of the shape of one of the tensors.
+    /// An intermediate tensor with the shape of one of the operation's tensors.
     fn between(&mut self, index: usize, dtype: DType) -> Result<usize> {
         self.n_tensors += 1;
         let tensor = Strided { dtype, ..self.operation.tensors[index].clone() };
@@ -81,7 +81,7 @@ impl Builder<'_> {
         Ok(self.keep(made))
     }
 
-    /// A tensor with its number; `role` says that it is not in memory.
+    /// A tensor with this id; `role` marks one that is not in memory.
     pub(super) fn describe(
         &self,
         tensor: &Strided,
@@ -119,7 +119,7 @@ impl Builder<'_> {
         let convolution = convolution.finalize()?;
         let convolution = self.keep(convolution);
 
-        // Engines write the operands' type; a sum in f32 is a node of its own, which only copies it.
+        // Engines write the operands' type; a wider result needs an identity node.
         let result = self.operation.results()[0];
         let [image, filters, response] = &self.operation.tensors[..] else {
             unreachable!("invariant: a convolution has three tensors")
@@ -133,14 +133,14 @@ impl Builder<'_> {
                 false => self.tensor(i)?,
             };
         }
-        // Numbers of alpha, beta, the convolution, and the three tensors.
+        // Attributes of alpha, beta, the convolution, and the three tensors.
         let (kind, first, [x, w, y]) = match direction {
             Direction::Forward => (Kind::ConvolutionForward, 700, [704, 703, 705]),
             Direction::GradInput => (Kind::ConvolutionGradInput, 706, [710, 709, 711]),
             Direction::GradWeight => (Kind::ConvolutionGradWeight, 712, [716, 715, 717]),
         };
         let mut node = Descriptor::new(self.api, kind)?;
-        // A number is 5 for doubles and 4 for floats.
+        // Attribute types: 5 is double, 4 is float.
         match wide {
             DType::F64 => {
                 node.set(&Attribute::<f64>::new(first, 5), &[1.0])?;
@@ -165,7 +165,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A node that copies a value into one of the tensors.
+    /// Adds a node that copies a value into one of the tensors.
     fn identity(&mut self, from: usize, to: usize) -> Result {
         let to = self.tensor(to)?;
         let mut pointwise = Descriptor::new(self.api, Kind::Pointwise)?;
@@ -198,7 +198,7 @@ pub(super) fn data_type(dtype: DType) -> Result<i32> {
         DType::BF16 => 9,
         DType::Bool => 11,
         other => {
-            let reason = format!("no operation on {other}");
+            let reason = format!("no cuDNN data type for {other}");
             return Err(CudaError::Call { call: "cuDNN", reason });
         }
     })

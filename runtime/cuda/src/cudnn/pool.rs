@@ -42,7 +42,7 @@ impl Builder<'_> {
         window.set(&names::RESAMPLE_HIGH, &signed(high))?;
         let window = window.finalize()?;
 
-        // Numbers of the window, of the factor, and of the tensors.
+        // Attributes of the window, of the factor, and of the tensors.
         let (kind, description, factor, tensors): (_, _, _, &[u32]) = match function {
             PoolFunction::SumGrad => (Kind::ResampleGrad, 1725, 1723, &[1720, 1721, 1726, 1727]),
             _ => (Kind::ResampleForward, 1716, 1713, &[1710, 1711]),

@@ -1,7 +1,7 @@
 //! Selects the candidate for every GEMM and operation: rank 0 reads it from the tuning file or measures it now.
 //!
-//! Measurement happens before the plan's memory is allocated, in temporary memory, so that only the library workspace that
-//! the selected candidates need is kept.
+//! Measurement happens before the plan's memory is allocated, in temporary memory, so that only the workspace of the
+//! selected candidates is allocated afterwards.
 
 use super::issue::Issuer;
 use super::memory::{Memory, STREAMS};
@@ -16,15 +16,15 @@ use frit_cuda::CudaError;
 use frit_cuda::driver::{Address, Driver, EventHandle};
 use frit_ir::plan::Plan;
 
-/// File of the plan directory with the choice.
+/// File of the plan directory with the measurements.
 const TUNING: &str = "tuning.json";
-/// An address that stands for memory which there is not, aligned as all memory.
+/// A placeholder address with the alignment of allocations.
 const NOWHERE: Address = 1 << 40;
 
-/// What was chosen, on every rank.
+/// The selection, equal on every rank.
 pub(super) struct Choice {
     tuning: Tuning,
-    /// Workspace of the engines that were chosen, in bytes, by stream.
+    /// Workspace of the selected engines, in bytes, by stream.
     pub(super) engines_bytes: [usize; STREAMS],
 }
 
@@ -92,10 +92,10 @@ impl Choice {
         Ok(Choice { tuning, engines_bytes })
     }
 
-    /// Settles a program accordingly.
+    /// Applies the selection to a program.
     ///
     /// # Errors
-    /// If the library refuses what it was asked for before.
+    /// If the library refuses what it accepted before.
     pub(super) fn settle(
         &self,
         driver: &impl Driver,
@@ -107,8 +107,8 @@ impl Choice {
     }
 }
 
-/// Memory for the largest of the tasks that are measured, zero at first. If there is too little for the plan itself,
-/// that is what the error says.
+/// Allocates zeroed memory for the largest of the measured tasks. If there is too little for the plan itself, the error
+/// says so.
 fn allocate(
     driver: &impl Driver,
     bytes: usize,
@@ -120,7 +120,7 @@ fn allocate(
             layout.lacking(plan, free, total)
         }
         CudaError::OutOfMemory { wanted, free, total, .. } => {
-            let detail = "to measure the task that needs the most".into();
+            let detail = "to measure the task that needs most memory".into();
             CudaError::OutOfMemory { wanted, detail, free, total }
         }
         other => other,

@@ -1,8 +1,8 @@
-//! Commands that a task enqueues, with all addresses resolved, and the choices that measurement still has to decide.
+//! Commands that a task enqueues, with all addresses resolved, and choices that are decided by measurement.
 
 use frit_cuda::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
 
-/// One thing put on a stream.
+/// One command enqueued on a stream.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
     Launch {
@@ -15,8 +15,8 @@ pub(super) enum Command {
         product: usize,
         at: ProductAddresses,
     },
-    /// A GEMM with an epilogue, and the equivalent commands if there is no algorithm for it; none
-    /// is left after [`settle_products`].
+    /// A GEMM with an epilogue, and the fallback if there is no algorithm for it; none remains after
+    /// [`settle_products`].
     Fused {
         product: usize,
         at: ProductAddresses,
@@ -28,8 +28,7 @@ pub(super) enum Command {
         at: Vec<Address>,
         workspace: Address,
     },
-    /// An operation with what runs around it, and what does the same; none is left after
-    /// [`settle_operations`].
+    /// A cuDNN operation with the commands around it, and its fallback; none remains after [`settle_operations`].
     Choice {
         operation: usize,
         candidate: Vec<Command>,
@@ -40,13 +39,13 @@ pub(super) enum Command {
         from: Address,
         bytes: usize,
     },
-    /// From pinned memory of the host.
+    /// From pinned host memory.
     CopyIn {
         to: Address,
         from: *mut u8,
         bytes: usize,
     },
-    /// To pinned memory of the host.
+    /// To pinned host memory.
     CopyOut {
         to: *mut u8,
         from: Address,
@@ -90,12 +89,12 @@ pub(super) fn settle_operations(commands: &mut Vec<Command>, has_engine: &impl F
 }
 
 impl Command {
-    /// The operation of cuDNN that it is.
+    /// The index of its cuDNN operation, if it is one.
     pub(super) fn operation(&self) -> Option<usize> {
         if let Command::Execute { operation, .. } = self { Some(*operation) } else { None }
     }
 
-    /// Its kind, for counts.
+    /// Its kind, for statistics.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Command::Launch { .. } => "kernel",
@@ -108,7 +107,7 @@ impl Command {
         }
     }
 
-    /// Whether there is anything to enqueue; the driver refuses empty work.
+    /// Whether there is anything to enqueue; the driver refuses empty copies and launches.
     pub(super) fn does_something(&self) -> bool {
         match self {
             Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,

@@ -8,7 +8,7 @@ use frit_cuda::driver::{Driver, Source};
 use frit_ir::plan::sha256_hex;
 use std::path::{Path, PathBuf};
 
-/// Names the directory of compiled code of all plans.
+/// The variable with a directory for the compiled code of all plans.
 pub const CACHE_VARIABLE: &str = "FRIT_CUDA_CACHE";
 /// Folder of the plan directory with its compiled code.
 const FOLDER: &str = "cubins";
@@ -21,14 +21,14 @@ pub(super) struct Cubins {
 }
 
 impl Cubins {
-    /// That of the environment, else that of a plan.
+    /// The directory from the environment, else that of the plan.
     pub(super) fn of(plan: &Path) -> Cubins {
         let shared = std::env::var_os(CACHE_VARIABLE).filter(|path| !path.is_empty());
         Cubins { folder: shared.map_or_else(|| plan.join(FOLDER), PathBuf::from) }
     }
 
-    /// The code of each source. What no file has is compiled, all of it at once, and kept; a directory that
-    /// cannot be written keeps nothing.
+    /// The code of each source. Sources without a file are compiled in parallel and stored, unless the directory is not
+    /// writable.
     ///
     /// # Errors
     /// A source that cannot be compiled.
@@ -63,14 +63,14 @@ fn file_name(compiler: &str, source: &Source<'_>) -> String {
     format!("{file}-{}.cubin", &sha256_hex(all.as_bytes())[..32])
 }
 
-/// The code in a file, if it is whole.
+/// The code in a file, if it is complete.
 pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     let mut code = std::fs::read(path).ok()?;
     let hash = code.split_off(code.len().checked_sub(HASH_BYTES)?);
     (sha256_hex(&code).as_bytes() == hash).then_some(code)
 }
 
-/// Writes a file, whole or not at all: other ranks may write the same.
+/// Writes a file atomically: other ranks may write the same one.
 pub(super) fn write(path: &Path, code: &[u8]) {
     let aside = path.with_extension(format!("partial-{}", std::process::id()));
     let all = [code, sha256_hex(code).as_bytes()].concat();
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(compiled(&driver).len(), 3);
         assert_eq!(cubins.code(&driver, &sources).unwrap(), codes);
         assert!(compiled(&driver).is_empty(), "all of it is known");
-        // Another architecture, and a file that was cut off.
+        // Another architecture, and a truncated file.
         let old = Recording::new((8, 0));
         cubins.code(&old, &sources[..1]).unwrap();
         assert_eq!(compiled(&old), ["fill T=float"]);

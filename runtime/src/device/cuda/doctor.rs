@@ -14,13 +14,13 @@ pub struct Finding {
     pub what: String,
     /// Version and place, if it can be used.
     pub found: Option<String>,
-    /// Why not, and what to do.
+    /// Why it cannot be used, and what to do.
     pub problem: Option<String>,
-    /// Whether the plan needs it; without a plan, unknown.
+    /// Whether the plan needs it; `None` without a plan.
     pub needed: Option<bool>,
 }
 
-/// What was found.
+/// All findings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Driver, devices, libraries.
@@ -30,7 +30,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Whether something is missing that the plan needs.
+    /// Whether something that the plan needs is missing.
     pub fn lacking(&self) -> bool {
         self.findings.iter().any(|f| f.needed == Some(true) && f.found.is_none())
     }

@@ -18,40 +18,40 @@ struct Input {
     offset: usize,
     dtype: DType,
     numel: usize,
-    /// The type that was fed last.
+    /// The element type of the last feed.
     element: Element,
-    /// The plan's place of it.
+    /// Its address in the plan's memory.
     at: Address,
 }
 
-/// One of the two places for a micro-step's inputs.
+/// One of the two buffers for a micro-step's inputs.
 struct Slot {
     pinned: *mut u8,
     staging: Address,
-    /// Its inputs are in device memory; the pinned memory is free.
+    /// Recorded when its inputs are in device memory, so that the pinned memory is free.
     copied: EventHandle,
-    /// Its inputs are in the plan's buffers; the device memory is free.
+    /// Recorded when its inputs are in the plan's buffers, so that the device memory is free.
     delivered: EventHandle,
     /// Whether the events were ever recorded.
     used: bool,
 }
 
-/// The way in.
+/// Transfer of inputs.
 pub(super) struct Feed {
     inputs: Vec<Input>,
     slots: [Slot; 2],
     current: usize,
-    /// Whether something was fed since the last delivery.
+    /// Whether an input was fed since the last delivery.
     open: bool,
     stream: StreamHandle,
     widening: Widening,
 }
 
 impl Feed {
-    /// The way in for a plan's inputs.
+    /// Prepares the transfer of a plan's inputs.
     ///
     /// # Errors
-    /// If memory or events cannot be had.
+    /// If memory or events cannot be allocated.
     pub(super) fn new(
         driver: &impl Driver,
         plan: &Plan,
@@ -80,7 +80,7 @@ impl Feed {
         Ok(Feed { inputs, slots, current: 0, open: false, stream, widening })
     }
 
-    /// Takes one input of the next micro-step. `wait` makes the host wait for an event.
+    /// Feeds one input of the next micro-step. `wait` makes the host wait for an event.
     ///
     /// # Errors
     /// If the device failed.
@@ -101,7 +101,7 @@ impl Feed {
         input.element = element;
         let slot = &mut self.slots[self.current];
         if !self.open && slot.used {
-            // Two micro-steps ago: long reached.
+            // Recorded two micro-steps ago: normally complete.
             wait(slot.copied)?;
             driver.wait(self.stream, slot.delivered)?;
         }
@@ -121,7 +121,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Copies the feeds into the plan's buffers, on `compute`, before work enqueued next.
+    /// Copies the feeds into the plan's buffers, on `compute`, ahead of work enqueued later.
     ///
     /// # Errors
     /// If the device failed.

@@ -14,13 +14,13 @@ use std::ops::Range;
 pub(super) struct Issuer {
     /// By [`index`].
     pub(super) streams: [StreamHandle; STREAMS],
-    /// Marks the end of a task that tasks of other streams wait for.
+    /// Events at the end of tasks for which other streams wait.
     ended: TiVec<TaskId, Option<EventHandle>>,
-    /// Marks where the other streams leave the compute stream.
+    /// Event at which the other streams fork from the compute stream.
     fork: EventHandle,
-    /// Mark where they come back.
+    /// Events at which they join it again.
     joins: [EventHandle; STREAMS],
-    /// Where collectives leave the number of their task, one more, when they are done; none for one rank.
+    /// Host memory where each collective stores its task number plus one when it completes; none for one rank.
     progress: Option<*mut u8>,
     /// The GEMMs, by their index.
     pub(super) products: Vec<ProductHandle>,
@@ -28,14 +28,14 @@ pub(super) struct Issuer {
     pub(super) operations: Vec<OperationHandle>,
 }
 
-/// Begin and end of each task, for a step that is timed.
+/// Events at the begin and end of each task of a timed step.
 pub(super) type Marks = TiVec<TaskId, (EventHandle, EventHandle)>;
 
 impl Issuer {
     /// Streams and events for a plan.
     ///
     /// # Errors
-    /// If they cannot be had.
+    /// If they cannot be created.
     pub(super) fn new(driver: &impl Driver, plan: &Plan) -> Result<Issuer, CudaError> {
         let mut ended: TiVec<TaskId, _> = vec![None; plan.tasks.len()].into();
         for task in &plan.tasks {
@@ -51,7 +51,7 @@ impl Issuer {
             ([StreamHandle::default(); STREAMS], [EventHandle::default(); STREAMS]);
         let copies = |s: &Stream| matches!(s, Stream::CopyIn | Stream::CopyOut);
         for stream in Stream::ALL.into_iter().filter(|s| !copies(s) || used.contains(s)) {
-            // A collective that waits behind the blocks of a large kernel holds up every rank.
+            // A collective that waits behind the blocks of a large kernel delays every rank.
             streams[stream.index()] = driver.create_stream(stream != Stream::Compute)?;
             joins[stream.index()] = event()?;
         }
@@ -69,12 +69,12 @@ impl Issuer {
         })
     }
 
-    /// The compute stream: work enqueued there is ordered with everything that is issued.
+    /// The compute stream: work enqueued there is ordered with all tasks.
     pub(super) fn compute(&self) -> StreamHandle {
         self.streams[Stream::Compute.index()]
     }
 
-    /// The collective after the one that was done last: the one that is waited for, if any is.
+    /// The collective after the last completed one: the one that ranks wait for, if any.
     pub(super) fn next_collective(&self, plan: &Plan) -> String {
         // SAFETY: four bytes, which the device may write at any time.
         let done = self.progress.map_or(0, |p| unsafe { p.cast::<u32>().read_volatile() });
@@ -84,10 +84,10 @@ impl Issuer {
         next.map_or_else(|| "no collective".into(), |i| format!("collective `{}`", tasks[i].name))
     }
 
-    /// Puts whole phases on their streams. Each phase begins when everything before it is done.
+    /// Enqueues whole phases. Each phase begins when everything before it is complete.
     ///
     /// # Errors
-    /// The task that cannot be put there.
+    /// The task that cannot be enqueued.
     pub(super) fn issue(
         &self,
         driver: &impl Driver,
@@ -154,8 +154,8 @@ impl Issuer {
         i: TaskId,
     ) -> Result<(), CudaError> {
         let task = &plan.tasks[i];
-        // What was put there before this part is done when it begins, and its events may belong to another
-        // graph. A wait for a task of the same stream needs nothing.
+        // Tasks of earlier parts are complete, and their events may belong to another graph. Tasks of the same stream
+        // need no wait.
         let needed =
             |wait: &&TaskId| part.contains(wait) && plan.tasks[**wait].stream != task.stream;
         for wait in task.waits.iter().filter(needed) {
@@ -199,7 +199,7 @@ impl Issuer {
         }
     }
 
-    /// Puts one command on a stream.
+    /// Enqueues one command on a stream.
     ///
     /// # Errors
     /// If the driver or a library refuses.

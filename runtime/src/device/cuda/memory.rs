@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 /// Streams of a plan.
 pub(super) const STREAMS: usize = Stream::ALL.len();
 
-/// Memory for exchanges outside of the plan's collectives, in bytes, and the least of it for each rank.
+/// Memory for exchanges outside of the plan's collectives, in bytes, and its minimum per rank.
 const EXCHANGE: usize = 8 << 20;
 const EXCHANGE_OF_RANK: usize = 4 << 10;
 /// `i64` of one task's [`frit_ir::plan::Pointer::Fault`].
@@ -22,17 +22,17 @@ pub(super) struct Memory {
     pub(super) bytes: usize,
     persistent: Address,
     workspace: Address,
-    /// The plan's arena in pinned memory of the host; null if it is empty.
+    /// The plan's arena in pinned host memory; null if it is empty.
     host: *mut u8,
     /// Scratch memory by stream.
     pub(super) scratch: [Address; STREAMS],
     /// Workspace of the libraries by stream, and its size.
     pub(super) libraries: [(Address, usize); STREAMS],
-    /// Two places for a micro-step's inputs.
+    /// Two buffers for a micro-step's inputs.
     pub(super) staging: [Address; 2],
     /// The metrics in the plan's order, then the faults.
     pub(super) report: Address,
-    /// `u32` 0, 1, 2 …: what tasks leave behind when they are done.
+    /// `u32` 0, 1, 2 …: the values that tasks store when they complete.
     pub(super) marks: Address,
     /// For exchanges outside of the plan, between steps: first byte and size.
     pub(super) exchange: (Address, usize),
@@ -49,8 +49,8 @@ pub(super) fn report_bytes(plan: &Plan, n_faults: usize) -> usize {
 }
 
 impl Memory {
-    /// Where everything lies, if the allocation begins at address 0; `engines` is the workspace of the engines of cuDNN
-    /// that were chosen, in bytes, by stream.
+    /// The layout of an allocation at address 0; `engines` is the workspace of the selected cuDNN engines, in bytes, by
+    /// stream.
     pub(super) fn layout(plan: &Plan, engines: &[usize; STREAMS], n_faults: usize) -> Memory {
         let needs = plan.needs();
         let mut end = 0;
@@ -91,12 +91,12 @@ impl Memory {
         }
     }
 
-    /// The bytes beside the plan's arenas.
+    /// Bytes outside the plan's arenas.
     pub(super) fn extra_bytes(&self, plan: &Plan) -> usize {
         self.bytes - plan.persistent_bytes - plan.workspace_bytes
     }
 
-    /// That so much is free, which is too little.
+    /// The error that too little memory is free.
     pub(super) fn lacking(&self, plan: &Plan, free: usize, total: usize) -> CudaError {
         let detail = format!(
             "{} persistent, {} workspace, {} for kernels and data in transit",
@@ -107,7 +107,7 @@ impl Memory {
         CudaError::OutOfMemory { wanted: self.bytes, detail, free, total }
     }
 
-    /// Allocates it, and sets it to zero on `on`.
+    /// Allocates the memory, and sets it to zero on the stream `on`.
     ///
     /// # Errors
     /// If there is too little.
@@ -153,7 +153,7 @@ impl Memory {
         arena + (buffer.offset + offset) as Address
     }
 
-    /// The byte of a buffer, if the buffer is in host memory.
+    /// The pointer to a byte of a buffer, if the buffer is in host memory.
     pub(super) fn on_host(&self, plan: &Plan, buffer: BufferId, offset: usize) -> Option<*mut u8> {
         let buffer = &plan.buffers[buffer];
         let on_host = buffer.arena == Arena::Host;

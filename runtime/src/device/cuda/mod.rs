@@ -51,12 +51,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use survey::Survey;
 
-/// Host polls without sleeping, then sleeps this long between polls.
+/// Number of polls without sleeping, then the sleep between polls.
 const POLLS: usize = 2000;
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
-/// Bytes that a rank of a plan for GPUs allocates outside the plan's arenas: scratch memory of
-/// launches, workspace of GEMMs, data in transit. Engines of cuDNN that are chosen may need more.
+/// Bytes that a rank of a plan for GPUs allocates outside the plan's arenas: scratch memory of launches, workspace of
+/// GEMMs, data in transit. Selected cuDNN engines may need more.
 ///
 /// # Errors
 /// A kernel that has no code for GPUs.
@@ -65,21 +65,21 @@ pub fn extra_bytes(plan: &Plan) -> Result<usize, RunError> {
     Ok(Memory::layout(plan, &[0; memory::STREAMS], survey.faulting.len()).extra_bytes(plan))
 }
 
-/// A rank's place among all.
+/// A rank and its connections to the others.
 pub struct Ranks {
     /// This one.
     pub rank: usize,
-    /// The connections to the others, if they are other processes; they are watched.
+    /// The connections to the other ranks, which are watched, if they are other processes.
     pub rendezvous: Option<Rendezvous>,
     /// How long a rank waits for the others.
     pub timeout: Duration,
 }
 
-/// How far a part of a step is prepared.
+/// The state of preparation of a part of a step.
 enum Part {
-    /// It was run once, task by task.
+    /// It has run once, task by task.
     Warm,
-    /// It is one launch.
+    /// It is a captured graph.
     Captured(GraphHandle),
 }
 
@@ -92,7 +92,7 @@ pub struct Cuda<'a, D> {
     parts: Vec<(Range<TaskId>, Part)>,
 }
 
-/// A plan made ready to run.
+/// A prepared plan.
 struct Ready {
     memory: Memory,
     program: Program,
@@ -101,12 +101,12 @@ struct Ready {
     reports: Reports,
     /// Tasks that may report a fault.
     faulting: Vec<TaskId>,
-    /// For reads.
+    /// An event for reads.
     idle: EventHandle,
 }
 
 impl Ranks {
-    /// Tells the other ranks why this one stops.
+    /// Reports to the other ranks why this one stops.
     fn fail(&self, error: &RunError) {
         if let Some(rendezvous) = &self.rendezvous {
             rendezvous.fail(&format!("rank {} stopped: {error}", self.rank));
@@ -137,7 +137,7 @@ impl Ready {
         // SAFETY: the bytes live until the copy was made.
         unsafe { driver.copy_in(memory.marks, marks.as_ptr(), marks.len(), issuer.compute())? };
         driver.record(idle, issuer.compute())?;
-        // Then all memory is zero, too; inputs arrive there on a stream of their own.
+        // Memory must be zero before inputs arrive on another stream.
         Watch { driver, ranks }.wait(idle, || "setting memory to zero".into())?;
         let feed = RefCell::new(Feed::new(driver, plan, &memory, Cubins::of(&dir.path))?);
         let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
@@ -155,8 +155,8 @@ impl<'a, D: Driver> Cuda<'a, D> {
         Cuda::on(dir, Rc::new(driver), Rc::new(ranks))
     }
 
-    /// Makes another plan ready on the same GPU, with memory, streams and graphs of its own. Their parts may
-    /// not run at once: collectives of both go through the same communicator. All ranks must ask.
+    /// Prepares another plan on the same GPU, with separate memory, streams and graphs. The plans must not run
+    /// concurrently, because they share communicators. All ranks must call it.
     ///
     /// # Errors
     /// As [`Cuda::new`].
@@ -174,7 +174,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         self.ranks.rank
     }
 
-    /// Tells the other ranks why this one stops.
+    /// Reports to the other ranks why this one stops.
     pub fn fail(&self, error: &RunError) {
         self.ranks.fail(error);
         self.driver.abort();
@@ -205,7 +205,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
             })
     }
 
-    /// Makes the host wait for an event, as long as the other ranks are well.
+    /// Makes the host wait for an event, unless another rank fails.
     fn wait(&self, event: EventHandle) -> Result<(), RunError> {
         let watch = Watch { driver: &*self.driver, ranks: &self.ranks };
         watch.wait(event, || self.ready.issuer.next_collective(self.plan))
@@ -217,7 +217,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         self.ready.memory.buffer(self.plan, buffer, offset)
     }
 
-    /// Waits until everything that was asked for is done.
+    /// Waits until all enqueued work is complete.
     fn rest(&self) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
         self.ready.feed.borrow_mut().deliver(&*self.driver, compute)?;
@@ -225,8 +225,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
         self.wait(self.ready.idle)
     }
 
-    /// The bytes of a buffer in host memory, once everything that was asked for is done; `None` if it is in
-    /// device memory.
+    /// The bytes of a buffer in host memory, once all enqueued work is complete; `None` if it is in device memory.
     fn on_host(
         &self,
         buffer: BufferId,
@@ -245,7 +244,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// Copies device memory to the host and waits for it.
     fn fetch(&self, from: Address, to: &mut [u8]) -> Result<(), RunError> {
         let compute = self.ready.issuer.compute();
-        // The copy would wait, too, and could not be interrupted.
+        // A copy would wait without noticing the failure of another rank.
         self.rest()?;
         if !to.is_empty() {
             // SAFETY: `to` has this size, and is borrowed until the copy was made.
@@ -257,7 +256,7 @@ impl<'a, D: Driver> Cuda<'a, D> {
     }
 }
 
-/// The host's waiting.
+/// Waiting on the host.
 struct Watch<'a, D> {
     driver: &'a D,
     ranks: &'a Ranks,
@@ -296,7 +295,8 @@ impl<D: Driver> Watch<'_, D> {
     }
 }
 
-/// Refuses a device that is older than the plan's code, or of another line if the code is for one line.
+/// Refuses a device that is older than the plan's code, or of another architecture if the code is
+/// architecture-specific.
 fn check_architecture(plan: &Plan, properties: &Properties) -> Result<(), CudaError> {
     let (major, minor) = properties.capability;
     let text = plan.target.arch.trim_start_matches("sm_");
@@ -323,7 +323,7 @@ impl<D: Driver> Device for Cuda<'_, D> {
         let compute = self.ready.issuer.compute();
         self.ready.feed.get_mut().deliver(&*self.driver, compute)?;
         match self.parts.iter().position(|(range, _)| *range == tasks) {
-            // The libraries set themselves up in a first run, which cannot be captured.
+            // Libraries initialize in a first run, which cannot be captured.
             None => {
                 self.issue(tasks.clone(), None)?;
                 self.parts.push((tasks, Part::Warm));

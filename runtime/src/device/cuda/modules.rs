@@ -15,16 +15,17 @@ type Unit = (String, Vec<(String, String)>);
 
 /// Every module that a plan's kernels need.
 pub(super) struct Modules {
-    /// The plan's own.
+    /// The plan's generated module.
     generated: Option<ModuleHandle>,
     sources: HashMap<Unit, ModuleHandle>,
     functions: RefCell<HashMap<(ModuleHandle, String, u32), FunctionHandle>>,
-    /// Blocks of a kernel that the device runs at once.
+    /// Resident blocks of a kernel on the device.
     resident: RefCell<HashMap<FunctionHandle, u32>>,
 }
 
 impl Modules {
-    /// Compiles what was not compiled before, and loads everything. `ptx` is the plan's own module with its file.
+    /// Compiles sources that are not cached, and loads all modules. `ptx` is the plan's generated module with its file
+    /// name.
     ///
     /// # Errors
     /// Code that cannot be compiled or loaded.
@@ -61,10 +62,10 @@ impl Modules {
         Ok(Modules { generated, sources, functions, resident })
     }
 
-    /// A kernel of the plan's own module.
+    /// A kernel of the plan's generated module.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the module does not have it.
     pub(super) fn generated(
         &self,
         driver: &impl Driver,
@@ -80,7 +81,7 @@ impl Modules {
     /// A kernel of CUDA C++.
     ///
     /// # Errors
-    /// If its module has none of this name, or not so much shared memory.
+    /// If its module does not have it, or the device has too little shared memory.
     pub(super) fn source(
         &self,
         driver: &impl Driver,
@@ -90,10 +91,10 @@ impl Modules {
         self.function(driver, module, &kernel.entry, kernel.shared_bytes)
     }
 
-    /// Blocks of so many threads of a kernel of the plan that the device runs at once, asked for once.
+    /// Resident blocks of a kernel of the plan with `block` threads each; cached.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver call fails.
     pub(super) fn resident_blocks(
         &self,
         driver: &impl Driver,
@@ -108,7 +109,7 @@ impl Modules {
         Ok(blocks)
     }
 
-    /// A kernel of a module, looked up once.
+    /// A kernel of a module; cached.
     fn function(
         &self,
         driver: &impl Driver,

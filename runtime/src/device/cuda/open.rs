@@ -12,7 +12,7 @@ use frit_cuda::{Libraries, NcclLibrary, Real};
 use frit_ir::plan::Plan;
 use std::time::Duration;
 
-/// Which libraries a plan needs beside the driver, and whether it needs NCCL.
+/// The libraries that a plan needs besides the driver, and whether it needs NCCL.
 ///
 /// # Errors
 /// A kernel that has no code for GPUs.
@@ -27,8 +27,8 @@ pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
 }
 
 impl<'a> Cuda<'a, Real> {
-    /// This process's rank, on its GPU, with the other ranks found and the libraries loaded that the plan and
-    /// one `beside` it need. `identity` tells runs of the plan apart that must not be mixed.
+    /// Opens this process's rank on its GPU: connects to the other ranks and loads the libraries that the plan, and one
+    /// `beside` it, need. `identity` distinguishes runs of the plan that must not be mixed.
     ///
     /// # Errors
     /// What is missing: a variable, a rank, the driver, a GPU, a library, memory.
@@ -57,7 +57,7 @@ impl<'a> Cuda<'a, Real> {
     }
 }
 
-/// Tells the other ranks why this one cannot go on.
+/// Reports to the other ranks why this one cannot continue.
 fn tell(rendezvous: Option<&Rendezvous>, launch: &Launch, error: &RunError) {
     if let Some(rendezvous) = rendezvous {
         rendezvous.fail(&format!("rank {} stopped: {error}", launch.rank));
@@ -71,7 +71,7 @@ fn open_device(
     timeout: Duration,
 ) -> Result<Real, RunError> {
     if let Some(rendezvous) = rendezvous {
-        // From here on a rank that fails is noticed by those that wait for it in NCCL.
+        // From here on, the failure of a rank is noticed by those that wait for it in NCCL.
         rendezvous.watch()?;
     }
     let mut driver = Real::open(ordinal(launch)?, libraries)?;
@@ -85,8 +85,8 @@ fn open_device(
     Ok(driver)
 }
 
-/// The GPU of a process: its number on its machine, or the only one that its launcher shows it. Processes that
-/// NCCL takes for different machines may share a GPU.
+/// The GPU of a process: its local rank, or the only GPU that its launcher makes visible. Processes that NCCL treats as
+/// different machines may share a GPU.
 fn ordinal(launch: &Launch) -> Result<usize, CudaError> {
     let shares = std::env::var_os("NCCL_HOSTID").is_some();
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();

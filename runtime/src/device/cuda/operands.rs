@@ -9,13 +9,13 @@ pub(super) struct Operands {
     pub(super) reads: Vec<Address>,
     pub(super) writes: Vec<Address>,
     pub(super) scratch: Address,
-    /// Of the libraries, with its size in bytes.
+    /// Workspace of the libraries, with its size in bytes.
     pub(super) workspace: (Address, usize),
     fault: Address,
 }
 
 impl Operands {
-    /// In the plan's memory; `fault` is the task's place among those that may report one.
+    /// Operands in the plan's memory; `fault` is the task's index among those that may report one.
     pub(super) fn of(
         plan: &Plan,
         memory: &Memory,
@@ -33,8 +33,8 @@ impl Operands {
         }
     }
 
-    /// From `base` on, aligned as in the plan's memory, with as much workspace as every choice may use, that of cuDNN's
-    /// `engines` if there are any; and where that ends.
+    /// Operands from `base` on, aligned as in the plan's memory, with the largest workspace of any candidate, including
+    /// cuDNN's if there are `engines`; and the end address.
     pub(super) fn apart(
         plan: &Plan,
         selected: &Launches,

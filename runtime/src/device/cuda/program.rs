@@ -17,9 +17,9 @@ use frit_ir::plan::{
 };
 use std::collections::HashMap;
 
-/// Blocks of a grid-stride loop for each that the device runs at once. A collective's blocks, and those of what
-/// runs beside, take the place of some: with more than one round the others take over their work, and a
-/// collective starts when the first round ends, not the kernel.
+/// Blocks of a grid-stride loop per resident block. Blocks of concurrent collectives and kernels displace some of them:
+/// with several rounds the others take over their work, and a collective can start when the first round ends rather
+/// than the kernel.
 const ROUNDS: u32 = 4;
 
 /// The commands of every task.
@@ -28,26 +28,26 @@ pub(super) struct Program {
     pub(super) commands: TiVec<TaskId, Vec<Command>>,
     /// The GEMMs, each once, with the addresses of the first task that uses it.
     pub(super) products: Vec<(Product, ProductAddresses)>,
-    /// Those of them with an epilogue that has a fallback.
+    /// The GEMMs whose epilogue has a fallback.
     pub(super) epilogues: Vec<EpilogueChoice>,
-    /// The operations that cuDNN may compute, each once.
+    /// The operations with cuDNN candidates, each once.
     pub(super) operations: Vec<OperationChoice>,
 }
 
-/// A GEMM with an epilogue by its index, and the equivalent commands.
+/// A GEMM with an epilogue, by its index, and its fallback.
 #[derive(Clone, Debug)]
 pub(super) struct EpilogueChoice {
     pub(super) product: usize,
     pub(super) fallback: Vec<Command>,
 }
 
-/// An operation that cuDNN may compute, with the commands of the first task that wants it.
+/// An operation with a cuDNN candidate, and the commands of its first task.
 #[derive(Clone, Debug)]
 pub(super) struct OperationChoice {
     pub(super) operation: Operation,
-    /// The operation and what runs around it.
+    /// The operation and the commands around it.
     pub(super) candidate: Vec<Command>,
-    /// What does the same.
+    /// The equivalent commands without cuDNN.
     pub(super) fallback: Vec<Command>,
 }
 
@@ -100,8 +100,8 @@ impl Program {
         Ok(binder.program(commands))
     }
 
-    /// Binds the tasks that leave a choice, each apart from the plan's memory, from `base` on: no two may run at once.
-    /// Returns where the last byte of all ends, too.
+    /// Binds the tasks with choices to temporary memory from `base` on, which they share, so no two may run
+    /// concurrently. Also returns the end address.
     ///
     /// # Errors
     /// As [`Program::bind`].
@@ -132,7 +132,7 @@ impl Program {
         Ok((binder.program(commands), last))
     }
 
-    /// Decides which GEMMs keep their epilogue: those for which an algorithm with it was chosen.
+    /// Decides which GEMMs keep their epilogue: those with a selected algorithm.
     pub(super) fn settle_products(&mut self, has_algorithm: impl Fn(usize) -> bool) {
         let choices = self.operations.iter_mut().flat_map(|o| [&mut o.candidate, &mut o.fallback]);
         let epilogues = self.epilogues.iter_mut().map(|e| &mut e.fallback);
@@ -141,7 +141,7 @@ impl Program {
         }
     }
 
-    /// Decides which operations cuDNN computes: those that have an engine.
+    /// Decides which operations cuDNN computes: those with a selected engine.
     pub(super) fn settle_operations(&mut self, has_engine: impl Fn(usize) -> bool) {
         for commands in &mut self.commands {
             settle_operations(commands, &has_engine);
@@ -154,7 +154,7 @@ impl<D: Driver> Transfers<'_, D> {
         self.memory.place(self.plan, place)
     }
 
-    /// Copies, zeros and collectives.
+    /// The commands of copies, zeros and collectives.
     fn bind(&mut self, action: &Action) -> Result<Vec<Command>, CudaError> {
         let numel = |place: &Place| place.ty.shape.numel();
         let command = match action {
@@ -207,7 +207,7 @@ impl<D: Driver> Transfers<'_, D> {
         Command::Collective(Collective { exchange, team, send, recv, count, dtype })
     }
 
-    /// The team of a collective, made when it is first met: the order is that of the plan on every rank.
+    /// The team of a collective, created at its first use, which is in plan order on every rank.
     fn team(&mut self, action: &Action) -> Result<TeamHandle, CudaError> {
         let team = self.plan.team(action, self.rank);
         let team = team.expect("invariant: every collective has a team");
@@ -277,7 +277,7 @@ impl<'a, D: Driver> Binder<'a, D> {
         Ok(commands)
     }
 
-    /// The commands of launches, but for those that do nothing.
+    /// The commands of launches, except those that do nothing.
     fn launches(
         &mut self,
         launches: &[Launch],
@@ -405,7 +405,7 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
     }
 }
 
-/// That the plan is not as a compiler writes it.
+/// The error for a plan that the compiler would not write.
 fn refused(reason: &str) -> RunError {
     RunError::Plan { path: layout::PLAN.into(), reason: reason.into() }
 }

@@ -12,29 +12,30 @@ struct Slot {
     copied: EventHandle,
 }
 
-/// The way out.
+/// Transfer of reports.
 pub(super) struct Reports {
     at: Address,
     bytes: usize,
-    /// One more than the steps that may be noted and not taken.
+    /// One more than the maximum number of pending steps.
     slots: Vec<Slot>,
     next: usize,
     noted: VecDeque<usize>,
 }
 
-/// What a step reported.
+/// The report of a step.
 pub(super) struct Report {
     /// The metrics, in the plan's order.
     pub(super) metrics: Vec<f32>,
-    /// The first fault: which of the tasks that may report one, the index, the size of its axis.
+    /// The first fault: the index of its task among those that may report one, the index out of range, and the size of
+    /// its axis.
     pub(super) fault: Option<(usize, i64, i64)>,
 }
 
 impl Reports {
-    /// The way out for a plan's metrics, of so many steps at once, and the faults of so many tasks.
+    /// Prepares the transfer of metrics for this many pending steps, and of the faults of this many tasks.
     ///
     /// # Errors
-    /// If memory or events cannot be had.
+    /// If memory or events cannot be allocated.
     pub(super) fn new(
         driver: &impl Driver,
         plan: &Plan,
@@ -51,7 +52,7 @@ impl Reports {
         Ok(Reports { at: memory.report, bytes, slots, next: 0, noted: VecDeque::new() })
     }
 
-    /// Copies the metrics out after what was put on `compute`.
+    /// Enqueues the copy of the metrics, after the work enqueued on `compute`.
     ///
     /// # Errors
     /// If the device failed.
@@ -72,7 +73,7 @@ impl Reports {
         Ok(())
     }
 
-    /// The report of the step noted first. `wait` makes the host wait for an event.
+    /// The report of the oldest pending step. `wait` makes the host wait for an event.
     ///
     /// # Errors
     /// If the device failed.

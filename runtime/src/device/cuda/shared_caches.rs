@@ -7,12 +7,12 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Says to a process where the caches are, and which one it is.
+/// Gives a process the directory of the caches, and its number.
 const FOLDER: &str = "FRIT_TEST_CACHES";
 const NUMBER: &str = "FRIT_TEST_NUMBER";
 const PROCESSES: usize = 4;
 const ROUNDS: usize = 60;
-/// Large enough that writing takes more than one moment.
+/// Large enough that a write can be observed half done.
 const CODE_BYTES: usize = 1 << 19;
 const PRODUCTS: usize = 2000;
 
@@ -24,10 +24,10 @@ fn content(path: &Path) -> Option<Vec<u8>> {
     }
 }
 
-/// One process: writes and reads both caches, and takes away what is there now and then.
+/// One process: writes and reads both caches, and occasionally deletes them.
 fn work(folder: &Path, number: usize) {
     let (code_path, tuning_path) = (folder.join("fill.cubin"), folder.join("tuning.json"));
-    // Code is named by what it is made from, so that all processes have the same.
+    // Code is named by its inputs, so all processes write the same.
     let code: Vec<u8> = (0..CODE_BYTES).map(|i| (i * 31 % 251) as u8).collect();
     let whole = [&code[..], sha256_hex(&code).as_bytes()].concat();
     let measured = format!("{{\"chosen\": {:?}, \"candidates\": []}}", [number; 8]);
@@ -85,7 +85,7 @@ fn what_processes_write_at_once_is_never_read_in_parts() {
         assert!(output.status.success(), "{said}");
         assert!(said.contains("1 passed"), "the process did nothing: {said}");
     }
-    // Nothing is left beside the caches.
+    // No temporary files remain.
     let names = std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap().file_name());
     for name in names {
         assert!(name == "fill.cubin" || name == "tuning.json", "{name:?} is left");

@@ -12,7 +12,7 @@ pub(super) enum Code<'a> {
     Launches(&'a Launches),
 }
 
-/// What is known of a plan's kernels before there is memory.
+/// Requirements of a plan's kernels.
 pub(super) struct Survey<'a> {
     /// By kernel.
     pub(super) code: TiVec<KernelId, Code<'a>>,
@@ -21,7 +21,7 @@ pub(super) struct Survey<'a> {
 }
 
 impl<'a> Survey<'a> {
-    /// Finds how every kernel is executed.
+    /// Collects how every kernel is executed.
     ///
     /// # Errors
     /// A kernel that has no code for GPUs.
@@ -41,7 +41,7 @@ impl<'a> Survey<'a> {
         Ok(Survey { code, faulting })
     }
 
-    /// The kernels in CUDA C++, those of every choice among them.
+    /// The kernels in CUDA C++, including those of all candidates.
     pub(super) fn sources(&self) -> Vec<&SourceKernel> {
         let launches = self.selected().flat_map(Launches::every_launch);
         launches.filter_map(|l| if let Launch::Source(k) = l { Some(k) } else { None }).collect()

@@ -1,5 +1,5 @@
-//! Measures the algorithms of each GEMM, and the cuDNN engines of each operation against Frit's own kernels, on this GPU.
-//! Results are kept in `tuning.json` beside the plan, keyed by GPU and libraries. Rank 0 selects for all ranks.
+//! Measures the algorithms of each GEMM, and the cuDNN engines of each operation against Frit's own kernels, on this
+//! GPU. Results are stored in `tuning.json` beside the plan, keyed by GPU and libraries. Rank 0 selects for all ranks.
 
 use super::command::Command;
 use super::issue::Issuer;
@@ -16,19 +16,19 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Measured runs of each algorithm; the fastest counts.
+/// Runs per algorithm, of which the fastest counts.
 const RUNS: usize = 5;
 
-/// The content of `tuning.json`: by GPU and library versions, what was measured for each GEMM and operation.
+/// The content of `tuning.json`: measurements by GPU and library versions, then by GEMM and operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Tuning(BTreeMap<String, BTreeMap<String, Measured>>);
 
-/// What was measured, and what was chosen of it.
+/// The measured candidates, and the selected one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Measured {
-    /// None where Frit's own kernels are faster, or no algorithm has the epilogue.
+    /// `None` where Frit's own kernels are faster, or no algorithm has the epilogue.
     chosen: Option<Choice>,
-    /// Every candidate that was tried.
+    /// Every measured candidate.
     candidates: Vec<Timed>,
 }
 
@@ -36,14 +36,14 @@ struct Measured {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Timed {
     candidate: CandidateName,
-    /// With what the library computes it.
+    /// The library's algorithm or engine; `None` for Frit's own kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     with: Option<Choice>,
-    /// Microseconds; none if it failed.
+    /// Microseconds; `None` if it failed.
     us: Option<f64>,
 }
 
-/// What a library computes with.
+/// An algorithm or engine of a library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Choice {
@@ -51,10 +51,10 @@ enum Choice {
     Engine(Engine),
 }
 
-/// What measuring needs.
+/// Context of measurements.
 pub(super) struct Bench<'a, D, W> {
     driver: &'a D,
-    /// Where everything runs.
+    /// The stream on which everything runs.
     on: StreamHandle,
     events: [EventHandle; 2],
     /// Makes the host wait for an event.
@@ -62,7 +62,7 @@ pub(super) struct Bench<'a, D, W> {
 }
 
 impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Bench<'a, D, W> {
-    /// A bench on a stream.
+    /// Prepares measurements on a stream.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -71,8 +71,8 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Bench<'a, D, W> 
         Ok(Bench { driver, on, events, wait })
     }
 
-    /// Microseconds of the fastest of several runs after one that is not measured. The inner failure is that of
-    /// the run itself, as it was put on the stream.
+    /// Microseconds of the fastest of several runs after a warm-up run. The inner error is that of enqueuing the run
+    /// itself.
     fn time(
         &self,
         run: impl Fn() -> Result<(), CudaError>,
@@ -93,7 +93,7 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Bench<'a, D, W> 
         Ok(Ok(least))
     }
 
-    /// The same of commands as they run in a step: from a graph.
+    /// The same for commands launched from a CUDA graph, as in a step.
     fn time_captured(
         &self,
         issuer: &Issuer,
@@ -101,13 +101,13 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Bench<'a, D, W> 
     ) -> Result<Result<f64, CudaError>, RunError> {
         let driver = self.driver;
         let issue = || commands.iter().try_for_each(|c| issuer.command(driver, c, self.on));
-        // The libraries set themselves up in a first run, which cannot be captured.
+        // Libraries initialize in a first run, which cannot be captured.
         if let Err(e) = issue() {
             return Ok(Err(e));
         }
         driver.begin_capture(self.on)?;
         let issued = issue();
-        // A capture must be ended whatever became of it.
+        // A capture must be ended even if it failed.
         let captured = driver.end_capture(self.on);
         let graph = match issued.and(captured) {
             Ok(graph) => graph,
@@ -120,18 +120,18 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Bench<'a, D, W> 
 }
 
 impl Tuning {
-    /// Reads a file; nothing is known if there is none, or if it is not one.
+    /// Reads a file; empty if it is missing or invalid.
     pub(super) fn read(path: &Path) -> Tuning {
         let text = std::fs::read(path).unwrap_or_default();
         Tuning::parse(&text).unwrap_or_default()
     }
 
-    /// Reads its text.
+    /// Parses the text of a file.
     pub(super) fn parse(text: &[u8]) -> Option<Tuning> {
         serde_json::from_slice(text).ok()
     }
 
-    /// Its text, a line for each GEMM and operation.
+    /// The text of the file, with a line for each GEMM and operation.
     pub(super) fn text(&self) -> Vec<u8> {
         let line = |(key, measured): (&String, &Measured)| {
             Some(format!(
@@ -152,7 +152,7 @@ impl Tuning {
         format!("{{\n{}\n}}\n", devices.join(",\n")).into_bytes()
     }
 
-    /// Writes a file, whole or not at all. A plan directory that cannot be written is measured again.
+    /// Writes a file atomically. Without write access to the plan directory, measurements are repeated by the next run.
     pub(super) fn write(&self, path: &Path) {
         let aside = path.with_extension(format!("partial-{}", std::process::id()));
         let written =
@@ -162,7 +162,7 @@ impl Tuning {
         }
     }
 
-    /// What was chosen on this device; `None` if nothing was measured.
+    /// The selection on this device; `None` if nothing was measured.
     fn get(&self, device: &str, key: &str) -> Option<&Option<Choice>> {
         Some(&self.0.get(device)?.get(key)?.chosen)
     }
@@ -190,7 +190,7 @@ impl Tuning {
         })
     }
 
-    /// Whether an operation's choice is known, and can still be made ready.
+    /// Whether an operation's choice is known and can still be prepared.
     fn knows(&self, driver: &impl Driver, device: &str, operation: &Operation) -> bool {
         self.get(device, &operation.to_string()).is_some_and(|choice| match choice {
             Some(Choice::Engine(engine)) => {
@@ -200,8 +200,8 @@ impl Tuning {
         })
     }
 
-    /// Measures the GEMMs whose algorithm is not known, on the addresses of their first task; an algorithm that fails
-    /// is passed over. Returns whether there were any.
+    /// Measures the GEMMs whose algorithm is not known, on the addresses of their first task; algorithms that fail are
+    /// skipped. Returns whether there were any.
     ///
     /// # Errors
     /// A GEMM that no algorithm computes, or a failed call.
@@ -314,9 +314,8 @@ impl Tuning {
         products.iter().map(prepare).collect()
     }
 
-    /// Measures the operations whose choice is not known, or can no longer be made ready: every engine and Frit's
-    /// own kernels, on the addresses of the first task. An engine that fails is passed over. Returns whether there
-    /// were any.
+    /// Measures the operations whose choice is not known, or can no longer be prepared: every engine and Frit's own
+    /// kernels, on the addresses of the first task. Engines that fail are skipped. Returns whether there were any.
     ///
     /// # Errors
     /// If Frit's own kernels fail, or waiting does.
@@ -334,7 +333,7 @@ impl Tuning {
             if self.knows(driver, &device, operation) {
                 continue;
             }
-            // What the library does not support has no engine.
+            // An operation that the library does not support has no engine.
             let workspace_bytes = operation.workspace_bytes();
             let engines = driver.engines(operation, workspace_bytes).unwrap_or_default();
             let (mut best, mut candidates) = (None, Vec::new());
@@ -368,7 +367,7 @@ impl Tuning {
         Ok(changed)
     }
 
-    /// Makes every operation that has an engine ready with it; beside each, the workspace it needs in bytes.
+    /// Prepares every operation that has an engine, and returns each with the workspace it needs in bytes.
     ///
     /// # Errors
     /// An operation that was not measured, or that the library refuses.
@@ -391,13 +390,13 @@ impl Tuning {
     }
 }
 
-/// What a choice is valid for.
+/// The key of devices and libraries for which a choice is valid.
 fn device(driver: &impl Driver) -> String {
     let p = driver.properties();
     format!("{} sm_{}{}, {}", p.name, p.capability.0, p.capability.1, p.libraries)
 }
 
-/// Rank 0 measured on another device, or with other libraries.
+/// The error if rank 0 measured on another device, or with other libraries.
 fn unknown(device: &str, what: &impl ToString) -> CudaError {
     CudaError::NoAlgorithm {
         library: format!("rank 0's choice for another device than {device}"),

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 
 /// The kernel: its file, and its name.
 const KERNEL: &str = "convert";
-/// Threads of a block, elements of a thread at most, and blocks at most.
+/// Threads per block, maximum elements per thread, and maximum blocks.
 const BLOCK: u32 = 256;
 const WIDTH: usize = 8;
 const MOST_BLOCKS: usize = 4096;
 
-/// The kernels that were asked for.
+/// The prepared kernels.
 pub(super) struct Widening {
     cubins: Cubins,
     kernels: HashMap<(Element, DType), FunctionHandle>,
@@ -26,7 +26,7 @@ impl Widening {
         Widening { cubins, kernels: HashMap::new() }
     }
 
-    /// Makes the kernel for a pair of types ready; nothing if it is.
+    /// Prepares the kernel for a pair of types, if it is not prepared yet.
     ///
     /// # Errors
     /// If it cannot be compiled or loaded.
@@ -50,13 +50,13 @@ impl Widening {
         Ok(())
     }
 
-    /// Converts `n` elements on a stream; the kernel is ready.
+    /// Converts `n` elements on a stream; the kernel must be prepared.
     ///
     /// # Errors
     /// If the driver refuses.
     ///
     /// # Safety
-    /// The addresses are valid for the elements when it runs.
+    /// The addresses must be valid for the elements when it runs.
     pub(super) unsafe fn launch(
         &self,
         driver: &impl Driver,
