@@ -325,7 +325,7 @@ fn lines_of_two_runs_are_told_apart() {
     let place = Place::new(1, &[]);
     let args = ["--steps", "2", "--metrics", "m.jsonl"];
     assert_eq!(message(&place.output(&args)), "");
-    expect(&place.output(&args), 0, &["m.jsonl holds lines of an earlier run"]);
+    expect(&place.output(&args), 0, &["m.jsonl has lines of an earlier run"]);
     let found = lines(&place.file("m.jsonl"));
     assert_eq!(found.len(), 4);
     assert_eq!(found[0]["run"], found[1]["run"]);

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// The plan directory.
     pub plan: PathBuf,
-    // Not flattened: of arguments that are optional as a whole, none may be.
+    // Not flattened: a flattened optional group cannot contain required arguments.
     /// Files or quoted patterns ('shards/*.bin'), in sequence: .safetensors or .npz with one tensor
     /// per input, or .bin with tokens.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -97,7 +97,7 @@ pub struct Arguments {
 
 fn setting(text: &str) -> Result<(String, f64), String> {
     let (key, value) = text.split_once('=').ok_or("write for example --set optimizer.lr=3e-4")?;
-    // Whether the key takes a number is the plan's to say.
+    // Whether the key accepts the value is checked against the plan.
     Ok((key.into(), value.parse().unwrap_or(f64::NAN)))
 }
 
@@ -113,10 +113,10 @@ impl Arguments {
         all.flatten().any(|path| Place::is_standard_output(path))
     }
 
-    /// The options, with progress shown. With checkpoints, signals are handled from here on.
+    /// Converts the arguments to options with progress output. With checkpoints, signals are handled from here on.
     ///
     /// # Errors
-    /// If the system lets no signals be watched.
+    /// If signal handlers cannot be installed.
     pub fn options(self) -> Result<RunOptions, RunError> {
         let checkpoint = self.checkpoint.map(|dir| CheckpointOptions {
             dir,
@@ -124,7 +124,7 @@ impl Arguments {
             resume: self.resume,
             keep: self.keep,
         });
-        // Without checkpoints there is nothing to do before leaving.
+        // Without checkpoints there is nothing to save before exiting.
         let stop = checkpoint.as_ref().map(|_| interrupt::watch()).transpose();
         let (every, tokens) = (self.validate_every, self.token_dtype);
         let validation = (!self.validation.is_empty())

@@ -1,7 +1,7 @@
 //! Compares every kernel of a step with the IR interpreter.
 //!
-//! Each kernel runs on the plan's device, and its body is interpreted on the operands that the device had. Later tasks use
-//! the device's results, so an error is reported only at the kernel that causes it.
+//! Each kernel runs on the plan's device, and its body is interpreted on the same operands. Later tasks use the
+//! device's results, so an error is reported only at the kernel that causes it.
 
 use crate::RunError;
 use crate::data::{Data, Source, TokenDType};
@@ -64,24 +64,23 @@ pub struct Report {
     pub kernels: Vec<Compared>,
 }
 
-/// A kernel beside the interpreter.
+/// The comparison of a kernel with the interpreter.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
     /// Its name.
     pub kernel: String,
     /// The operations of its body, each once.
     pub ops: String,
-    /// The narrowest float type of its body; the tolerance goes by it.
+    /// The narrowest float type of its body, which determines the tolerance.
     pub dtype: String,
     /// The task with the largest error.
     pub task: String,
     /// Tasks that were compared.
     pub tasks: usize,
-    /// The largest error of any element: of a float over the largest magnitude of its tensor, of anything
-    /// else the number of elements that differ. Errors that a rounding of the operands makes, too, are not
-    /// counted.
+    /// The largest error of any element: for floats relative to the largest magnitude of the tensor, otherwise the
+    /// number of elements that differ. Errors that rounding the operands would also cause are not counted.
     pub error: f64,
-    /// The error that is allowed.
+    /// The allowed error.
     pub tolerance: f64,
 }
 
@@ -93,7 +92,7 @@ impl Compared {
 }
 
 impl Report {
-    /// Whether every kernel that was compared is close.
+    /// Whether the error of every compared kernel is allowed.
     pub fn is_close(&self) -> bool {
         self.kernels.iter().all(Compared::is_close)
     }
@@ -196,7 +195,7 @@ pub fn on_device(
                 tasks.try_for_each(|task| comparison.task(device, task))
             },
         )?;
-        // Here a device reports asynchronous errors.
+        // The device reports asynchronous errors here.
         device.take_metrics()?;
     }
     Ok(comparison.report())
@@ -204,9 +203,9 @@ pub fn on_device(
 
 struct Comparison<'a> {
     plan: &'a Plan,
-    /// Operations that a kernel may cost.
+    /// Maximum interpreted operations per kernel.
     budget: u64,
-    /// Operations that each did.
+    /// Interpreted operations so far, by kernel.
     spent: TiVec<KernelId, u64>,
     found: TiVec<KernelId, Option<Compared>>,
     tasks: usize,
@@ -220,7 +219,7 @@ impl<'a> Comparison<'a> {
         Comparison { plan, budget, spent, found, tasks: 0, compared: 0 }
     }
 
-    /// Runs a task, and compares it if it has a kernel that may still cost something.
+    /// Runs a task, and compares it if its kernel is within the budget.
     fn task(&mut self, device: &mut impl Device, i: TaskId) -> Result<(), RunError> {
         let task = &self.plan.tasks[i];
         self.tasks += 1;
@@ -312,8 +311,8 @@ impl Compared {
     }
 }
 
-/// The narrowest float type of a body, and the error that it allows: four roundings of it, and for f32 the
-/// length of the sums that it is accumulated in.
+/// The narrowest float type of a body, and the error that it allows: four of its roundings and, for f32, an allowance
+/// for the length of sums.
 fn tolerance(body: &Graph) -> (Option<DType>, f64) {
     let of =
         |node: &frit_ir::Node| node.outputs.iter().map(|v| body.ty(*v).dtype).collect::<Vec<_>>();
@@ -330,8 +329,8 @@ fn tolerance(body: &Graph) -> (Option<DType>, f64) {
     (narrowest, tolerance)
 }
 
-/// Operands moved by a rounding of their type or, in f32 and wider, by that of a sum of a few dozen of them, up and
-/// down in turn. What moves a result this far is cancellation, in which no device can do better.
+/// Operands perturbed by a rounding error of their type or, in f32 and wider, of a sum of a few dozen elements,
+/// alternately up and down. A result that this changes as much suffers from cancellation, which no device can avoid.
 fn nudged(operands: &HashMap<String, Tensor>) -> HashMap<String, Tensor> {
     let nudge = |(name, tensor): (&String, &Tensor)| {
         let Some(values) = tensor.as_floats() else { return (name.clone(), tensor.clone()) };
@@ -340,7 +339,7 @@ fn nudged(operands: &HashMap<String, Tensor>) -> HashMap<String, Tensor> {
             DType::F16 => 1.0 / 2048.0,
             _ => 1.0 / f64::from(1 << 21),
         };
-        // Any two neighbors, in any layout of a few axes, go different ways often enough.
+        // Neighbors along any axis have different signs often enough.
         let sign = |i: usize| if i.wrapping_mul(0x9E37_79B9) >> 16 & 1 == 0 { part } else { -part };
         let values = values.iter().enumerate().map(|(i, x)| x * (1.0 + sign(i))).collect();
         (name.clone(), Tensor::floats(tensor.dtype(), tensor.shape().clone(), values))
@@ -348,7 +347,7 @@ fn nudged(operands: &HashMap<String, Tensor>) -> HashMap<String, Tensor> {
     operands.iter().map(nudge).collect()
 }
 
-/// The cost of interpreting a body: operations of its nodes, and elements they write.
+/// The cost of interpreting a body: operations of its nodes, plus elements that they write.
 fn operations(body: &Graph) -> u64 {
     let types = |ids: &[frit_ir::ValueId]| ids.iter().map(|v| body.ty(*v)).collect::<Vec<_>>();
     let one = |n: &frit_ir::Node| {

@@ -7,11 +7,11 @@ use frit_ir::plan::BufferId;
 use half::{bf16, f16};
 use std::borrow::Cow;
 
-/// Elements that are converted at a time on their way to a device.
+/// Elements that are converted at a time when written to a device.
 const CHUNK: usize = 1 << 20;
 
-/// Little-endian elements in another dtype; narrowing rounds to nearest even. `None` between dtypes in which no
-/// parameter is held: these are f32, f16 and bf16.
+/// Little-endian elements in another dtype; narrowing rounds to nearest even. `None` unless both are dtypes of stored
+/// parameters: f32, f16 and bf16.
 pub fn converted(bytes: &[u8], from: DType, to: DType) -> Option<Cow<'_, [u8]>> {
     let words = || bytes.as_chunks::<2>().0.iter();
     let wide = || bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
@@ -37,8 +37,8 @@ pub fn converted(bytes: &[u8], from: DType, to: DType) -> Option<Cow<'_, [u8]>> 
     Some(Cow::Owned(all))
 }
 
-/// Writes elements to a buffer of another dtype, from its element `first` on. Both dtypes must be such that
-/// [`converted`] knows.
+/// Writes elements to a buffer of another dtype, from its element `first` on. Both dtypes must be supported by
+/// [`converted`].
 ///
 /// # Errors
 /// If the device failed.
@@ -70,7 +70,7 @@ mod tests {
         let mut values =
             vec![0.0, -0.0, 1.0, 65504.0, 65519.9, 65520.0, 3.4e38, f32::INFINITY, 1e-40];
         values.extend((0..4096).map(|_| f32::from_bits(random.u32(..))));
-        // The exact middle of two neighbors in bf16.
+        // Halfway between two neighbors in bf16.
         values.extend([0x3f80_8000_u32, 0x3f81_8000, 0x3f80_8001].map(f32::from_bits));
         values.retain(|x| !x.is_nan());
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();

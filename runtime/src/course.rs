@@ -4,11 +4,11 @@ use crate::RunError;
 use crate::checkpoint::{Checkpoint, Progress, Validated};
 use crate::device::Device;
 
-/// The course of a run's validations, the same on every rank.
+/// The validations of a run, equal on every rank.
 pub(crate) struct Course {
-    /// Validations in a row without an improvement after which the run stops.
+    /// Consecutive validations without improvement after which the run stops.
     patience: Option<usize>,
-    /// Until the last validation, and with it.
+    /// The progress before the last validation, and including it.
     before: Progress,
     progress: Progress,
     /// Steps before the last validation, and its loss.
@@ -17,7 +17,7 @@ pub(crate) struct Course {
 }
 
 impl Course {
-    /// At the start of a run or of a resumed one.
+    /// The state at the start of a new or resumed run.
     pub(crate) fn new(patience: Option<usize>, resumed: Option<&Checkpoint>) -> Course {
         let known = |c: &Checkpoint| c.validated.map_or(c.index.validations, |v| v.progress);
         let progress = resumed.map(known).unwrap_or_default();
@@ -26,8 +26,8 @@ impl Course {
         course
     }
 
-    /// Takes in the loss after `step` steps. One that was taken only because the run ends there does not count: a run
-    /// that goes on from there is as one that did not end. All ranks must tell.
+    /// Records the loss after `step` steps. A validation at the end of a run that is not regular does not count, so
+    /// that a resumed run equals an uninterrupted one. All ranks must call it.
     ///
     /// # Errors
     /// If another rank failed.
@@ -67,12 +67,12 @@ impl Course {
             .then(|| format!("the validation loss did not fall below {best} in {n} validation{s}"))
     }
 
-    /// How validations had gone before one of the state after `step` steps.
+    /// The progress before a validation of the state after `step` steps.
     pub(crate) fn before(&self, step: usize) -> Progress {
         if self.found(step).is_some() { self.before } else { self.progress }
     }
 
-    /// What was found of the state after `step` steps.
+    /// The result of the validation after `step` steps, if any.
     pub(crate) fn found(&self, step: usize) -> Option<Validated> {
         let (_, loss) = self.last.filter(|(at, _)| *at == step)?;
         Some(Validated { loss: (!loss.is_nan()).then_some(loss), progress: self.progress })

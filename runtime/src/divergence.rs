@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// Skipped steps in a row that end a run, unless it is asked for others.
+/// Default number of consecutive skipped steps that end a run.
 pub const MAX_SKIPPED: usize = 100;
 
 /// Why a run has failed; steps are numbered as in its metrics.
@@ -19,7 +19,7 @@ pub enum Divergence {
         /// Its loss.
         loss: f64,
     },
-    /// So many steps in a row were skipped.
+    /// This many consecutive steps were skipped.
     Skipped {
         /// The last of them.
         step: usize,
@@ -77,7 +77,7 @@ impl Divergence {
         !matches!(self, Divergence::AllSkipped { .. } | Divergence::LastLoss { .. })
     }
 
-    /// What to look at.
+    /// What to check.
     pub fn help(&self) -> &'static str {
         match self.is_final() {
             true => {
@@ -92,7 +92,7 @@ impl Divergence {
     }
 }
 
-/// Watches the metrics of a run; every rank has the same and decides alike.
+/// Watches the metrics of a run; they are equal on all ranks, so all reach the same decision.
 #[derive(Debug)]
 pub(crate) struct Judge {
     limit: usize,
@@ -105,12 +105,12 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// One that has a run end after so many skipped steps in a row.
+    /// Ends a run after `limit` consecutive skipped steps.
     pub(crate) fn new(limit: usize) -> Judge {
         Judge { limit, in_a_row: 0, steps: 0, skipped: 0, last: None, verdict: None }
     }
 
-    /// Takes note of a step.
+    /// Records a step.
     pub(crate) fn note(&mut self, step: usize, loss: f64, skipped: bool) {
         self.steps += 1;
         self.skipped += usize::from(skipped);
@@ -133,7 +133,7 @@ impl Judge {
         self.verdict.is_some()
     }
 
-    /// What is to be said at the end.
+    /// The result at the end of the run.
     pub(crate) fn verdict(self) -> Option<Divergence> {
         self.verdict.or(match self.last {
             Some(_) if self.skipped == self.steps => {
@@ -149,7 +149,7 @@ impl Judge {
 mod tests {
     use super::*;
 
-    /// What is said of these losses and skips, and after how many steps the run ends.
+    /// The number of steps after which a run with these losses and skips ends, and the result.
     fn judged(limit: usize, steps: &[(f64, bool)]) -> (usize, Option<Divergence>) {
         let mut judge = Judge::new(limit);
         let mut n = 0;

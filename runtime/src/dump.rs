@@ -12,7 +12,7 @@ use serde_json::json;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// A file of outputs that is being written, beside its path.
+/// A file of outputs that is being written under a temporary name.
 pub(crate) struct Outputs {
     path: PathBuf,
     aside: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// Opens the file and writes its header, for so many examples in batches of `batch` per rank.
+    /// Opens the file and writes its header, for `examples` examples in batches of `batch` per rank.
     ///
     /// # Errors
     /// If the file system refuses.
@@ -65,7 +65,7 @@ impl Outputs {
         Ok(Outputs { path: path.into(), aside, file, starts, batch, examples })
     }
 
-    /// Puts the outputs of all ranks' batch `number`, one rank after the other, in their places.
+    /// Writes the outputs of all ranks' batch `number`, in rank order, at their offsets.
     ///
     /// # Errors
     /// If the file system refuses.
@@ -93,7 +93,7 @@ impl Outputs {
         written.map_err(RunError::io(&self.path))
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its path.
     ///
     /// # Errors
     /// If the file system refuses.
@@ -105,7 +105,7 @@ impl Outputs {
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        // There is nothing left where it was given its name.
+        // After the renaming there is nothing to remove.
         let _ = files::remove(&self.aside);
     }
 }
@@ -115,7 +115,7 @@ fn counts_examples(place: &Place, batch: usize) -> bool {
     batch > 0 && place.ty.shape.dims().first() == Some(&batch)
 }
 
-/// Hands the outputs of a batch to rank 0, which has the file. All ranks must ask.
+/// Gathers the outputs of a batch on rank 0, which writes the file. All ranks must call it.
 ///
 /// # Errors
 /// If a device or another rank failed, or the file system refuses.

@@ -4,7 +4,7 @@ use crate::numerics::NotFinite;
 use frit_ir::plan::DeviceType;
 use std::path::PathBuf;
 
-/// Why a run cannot start, or stopped.
+/// Why a run cannot start, or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
@@ -16,13 +16,13 @@ pub enum RunError {
         /// The reason.
         error: std::io::Error,
     },
-    /// The system lets no signals be watched.
-    #[error("cannot watch for signals: {0}")]
+    /// Signal handlers cannot be installed.
+    #[error("cannot install signal handlers: {0}")]
     Signals(std::io::Error),
     /// A plan directory cannot be read.
     #[error(transparent)]
     PlanDir(#[from] crate::plan_dir::PlanDirError),
-    /// A file of a plan is not as it was compiled, or not for this program.
+    /// A file of a plan was changed after compilation, or is not for this program.
     #[error("{path}: {reason}")]
     Plan {
         /// The file.
@@ -62,7 +62,7 @@ pub enum RunError {
         /// The reason, and what to do.
         reason: String,
     },
-    /// A file that a run shall write cannot be.
+    /// An output file cannot be written.
     #[error("{option} {path}: {reason}")]
     Output {
         /// The option that names it.
@@ -79,28 +79,28 @@ pub enum RunError {
         crate::memory::size(*.needed), frit_ir::counted(*.ranks, "rank"), crate::memory::size(*.available)
     )]
     Memory {
-        /// Bytes that the arenas of the ranks take.
+        /// Bytes of the arenas of all ranks.
         needed: u64,
-        /// The ranks that run here.
+        /// Ranks that run on this machine.
         ranks: usize,
-        /// Bytes that there are.
+        /// Available bytes.
         available: u64,
-        /// What bounds them.
+        /// What limits them.
         of: &'static str,
     },
-    /// What was trained could not be kept.
+    /// The result of training could not be saved.
     #[error("{reason}")]
     Lost {
         /// What is lost, and why.
         reason: String,
     },
-    /// The GPU cannot be used, or stopped.
+    /// The GPU cannot be used, or failed.
     #[error(transparent)]
     Cuda(#[from] frit_cuda::CudaError),
     /// The interpreter runs on the CPU only.
     #[error("--interpret runs plans for the CPU; compile with target.device = \"cpu\"")]
     Interpret,
-    /// The ranks of a run do not come, or stay, together, or another one failed.
+    /// The ranks of a run cannot connect, lost their connection, or another rank failed.
     #[error(transparent)]
     Comm(#[from] frit_comm::CommError),
     /// A hyper-parameter that the plan does not have.
@@ -110,10 +110,10 @@ pub enum RunError {
         name: String,
         /// What to do.
         remedy: String,
-        /// Those there are.
+        /// The hyper-parameters of the plan.
         known: String,
     },
-    /// A hyper-parameter that is set to what it cannot be.
+    /// An invalid value of a hyper-parameter.
     #[error("`{name}` cannot be {value}; it must be a number of at least 0")]
     HyperValue {
         /// The name given.
@@ -121,19 +121,19 @@ pub enum RunError {
         /// The value given.
         value: f64,
     },
-    /// The moving average is asked for, but not kept.
+    /// The moving average is requested, but the plan has none.
     #[error(
         "the plan keeps no moving average of its parameters; compile it with --set optimizer.ema=0.999"
     )]
     NoEma,
-    /// Nothing tells when to stop early.
+    /// Early stopping without validations.
     #[error(
         "--patience counts validations: give --validation FILE with --validate-every STEPS, or --checkpoint-every STEPS"
     )]
     Patience,
-    /// A plan whose evaluation holds a parameter otherwise than its training.
+    /// The evaluation plan stores a parameter differently from the training plan.
     #[error(
-        "the plan's evaluation does not hold `{parameter}` as its training does; compile the model again"
+        "the plan's evaluation stores `{parameter}` differently from its training; compile the model again"
     )]
     Validation {
         /// The parameter.
@@ -149,7 +149,7 @@ pub enum RunError {
         /// The reason.
         reason: String,
     },
-    /// A task produced what is not finite.
+    /// A task produced a non-finite value.
     #[error("{0}; {cause}; {remedy}", cause = .0.cause, remedy = .0.remedy)]
     NotFinite(Box<NotFinite>),
 }

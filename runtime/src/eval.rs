@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What is asked of an evaluation.
+/// Options of an evaluation.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "Examples:
   frit eval plan --data test.safetensors
@@ -72,14 +72,14 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The weighted sum of the losses; absent without losses, or if their labels were not given.
     pub loss: Option<f64>,
-    /// Each loss by itself.
+    /// Each loss separately.
     pub losses: Vec<Loss>,
-    /// What the configuration's section `[metrics]` asks for, by name.
+    /// The metrics of the configuration's section `[metrics]`, by name.
     pub metrics: BTreeMap<String, f64>,
     /// Examples evaluated.
     pub examples: usize,
@@ -92,13 +92,13 @@ pub struct Report {
 /// A loss over the data set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Loss {
-    /// As `cross_entropy(logits, labels)`.
+    /// Its name, such as `cross_entropy(logits, labels)`.
     pub name: String,
     /// Its factor in the sum.
     pub weight: f64,
-    /// The mean over what counts.
+    /// The mean over the elements that count.
     pub loss: f64,
-    /// How many elements counted.
+    /// The number of elements that count.
     pub count: f64,
 }
 
@@ -124,12 +124,12 @@ impl Report {
     }
 }
 
-/// Metrics in a sentence, each after a comma.
+/// Metrics as text, each after a comma.
 pub fn in_words(metrics: &BTreeMap<String, f64>) -> String {
     metrics.iter().map(|(name, value)| format!(", {name} {value:.4}")).collect()
 }
 
-/// What one rank found.
+/// The result of one rank.
 struct Found {
     rank: usize,
     /// The statistics, summed over batches.
@@ -137,7 +137,7 @@ struct Found {
     seconds: f64,
 }
 
-/// What is fed.
+/// The inputs of an evaluation.
 pub(crate) enum Feed {
     /// The examples of a file.
     Examples(Data),
@@ -145,8 +145,8 @@ pub(crate) enum Feed {
     Batch(Vec<Fed>),
 }
 
-/// Evaluates a plan: on the CPU with ranks that are threads, or processes if it was started as several; on
-/// GPUs with one process per rank. The report is rank 0's.
+/// Evaluates a plan: on the CPU with threads as ranks, or with processes if started as several; on GPUs with one
+/// process per rank. Only rank 0 returns a report.
 ///
 /// # Errors
 /// What is wrong with the plan, the data, the weights or the options, or the task that failed.
@@ -214,7 +214,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     }))
 }
 
-/// The plan as training knows it: without parameters that only the evaluation reads.
+/// The plan without parameters that only the evaluation reads, as in training.
 fn trained(dir: &PlanDir) -> Plan {
     let mut plan = dir.plan.clone();
     for param in plan.params.iter_mut().filter(|p| dir.only_evaluated(&p.name)) {
@@ -223,11 +223,11 @@ fn trained(dir: &PlanDir) -> Plan {
     plan
 }
 
-/// Where parameters come from, if not from the plan.
+/// Sources of parameters other than the plan.
 struct Source {
     replaced: Tensors,
     checkpoint: Option<Checkpoint>,
-    /// The plan whose parameters they are.
+    /// The plan to which the parameters belong.
     trained: Plan,
 }
 
@@ -237,7 +237,7 @@ fn batch(plan: &Plan) -> usize {
     first.map_or(1, |i| i.ty.shape.dims()[0])
 }
 
-/// What is fed, and whether the labels of the losses are in it.
+/// The inputs, and whether they include the labels of the losses.
 fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool), RunError> {
     if let Some(path) = &options.inputs {
         let (fed, labeled) = data::read_inputs(path, plan, &eval.labels)?;
@@ -250,7 +250,7 @@ fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool),
 /// The examples of some files.
 ///
 /// # Errors
-/// If these cannot be read, are empty, or the last batch would count wrong.
+/// If these cannot be read, are empty, or the last batch would be counted incorrectly.
 pub(crate) fn examples(
     source: &data::Source,
     plan: &Plan,
@@ -312,7 +312,8 @@ impl Work for Evaluation<'_> {
     }
 }
 
-/// The sums and counts of losses and metrics over all batches of all ranks. `each` sees the device after a batch.
+/// The sums and counts of losses and metrics over all batches of all ranks. `each` is called with the device after each
+/// batch.
 pub(crate) fn sums<D: Device>(
     plan: &Plan,
     eval: &EvalSpec,
@@ -339,7 +340,7 @@ pub(crate) fn sums<D: Device>(
             },
             D::run,
         )?;
-        // An evaluation has no metrics, but a device tells with them what went wrong.
+        // An evaluation has no metrics, but taking them reports errors of the device.
         device.take_metrics()?;
         if let Some(statistics) = &eval.statistics {
             let bytes = read(device, statistics)?;
@@ -352,7 +353,7 @@ pub(crate) fn sums<D: Device>(
     Ok(sums)
 }
 
-/// Gives the random numbers of a batch: the same ones whenever it is evaluated.
+/// Sets the random generator's state for a batch, so that its random numbers are reproducible.
 fn draw_anew(
     plan: &Plan,
     number: usize,
@@ -365,7 +366,7 @@ fn draw_anew(
     device.write(state.buffer, 0, &bytes)
 }
 
-/// Feeds one batch; the number of its examples that count.
+/// Feeds one batch; returns the number of its examples that count.
 fn put_batch(
     feed: &Feed,
     number: usize,

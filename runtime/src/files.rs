@@ -1,5 +1,5 @@
-//! File output. Every operation passes a gate, where tests simulate full or failing disks; files are written under a temporary
-//! name, synced if they must be durable, and renamed.
+//! File output. Every operation passes a gate, in which tests simulate full or failing disks; files are written under a
+//! temporary name, synced if they must be durable, and renamed.
 //!
 //! Files have the mode given by the umask. Devices, FIFOs and open files of the process (`/dev/stdout`) are written directly; a
 //! symbolic link is followed and kept.
@@ -10,29 +10,29 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is about to be done with a file or folder.
+/// An operation on a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// A file is made, or opened for writing.
+    /// Creates a file, or opens it for writing.
     Create,
-    /// So many bytes are handed to the system.
+    /// Writes this many bytes.
     Write(usize),
-    /// What was written is made durable.
+    /// Syncs a file.
     Sync,
-    /// It gets another name.
+    /// Renames a file or folder.
     Rename,
-    /// It is removed, with what is in it.
+    /// Removes a file, or a folder with its content.
     Remove,
-    /// A folder is made.
+    /// Creates a folder.
     CreateFolder,
 }
 
-/// Asked before every operation: the error that it ends in, or of how many bytes a write takes care.
+/// Called before every operation; returns its error, or the number of bytes that a write accepts.
 pub type Gate = fn(Operation, &Path) -> io::Result<usize>;
 
 static GATE: OnceLock<Gate> = OnceLock::new();
 
-/// Has a gate asked before every operation of this process, once and for all.
+/// Installs a gate for all operations of this process; it cannot be replaced.
 pub fn set_gate(gate: Gate) {
     GATE.get_or_init(|| gate);
 }
@@ -45,7 +45,7 @@ fn pass(operation: Operation, path: &Path) -> io::Result<usize> {
     }
 }
 
-/// A file that is written.
+/// A file open for writing.
 #[derive(Debug)]
 pub struct Sink {
     file: File,
@@ -53,7 +53,7 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Makes a file, or empties it.
+    /// Creates or truncates a file.
     ///
     /// # Errors
     /// Those of the file system, as of every function here.
@@ -61,7 +61,7 @@ impl Sink {
         Sink::open(path, OpenOptions::new().write(true).create(true).truncate(true))
     }
 
-    /// Opens a file to write at its end, or makes it.
+    /// Opens a file for appending, or creates it.
     pub fn append(path: &Path) -> io::Result<Sink> {
         Sink::open(path, OpenOptions::new().append(true).create(true))
     }
@@ -71,19 +71,19 @@ impl Sink {
         Ok(Sink { file: options.open(path)?, path: path.into() })
     }
 
-    /// Makes what was written durable.
+    /// Syncs the file.
     pub fn sync(&self) -> io::Result<()> {
         pass(Operation::Sync, &self.path)?;
         self.file.sync_all()
     }
 
-    /// Cuts off the last so many bytes; of what is no regular file nothing can be.
+    /// Removes the last `bytes` bytes; does nothing unless it is a regular file.
     pub fn cut(&self, bytes: u64) -> io::Result<()> {
         let len = self.file.metadata()?.len();
         self.file.set_len(len.saturating_sub(bytes))
     }
 
-    /// Gives the file so many bytes, without writing those that are new.
+    /// Sets the length of the file without writing the new bytes.
     pub fn reserve(&self, bytes: u64) -> io::Result<()> {
         pass(Operation::Write(0), &self.path)?;
         self.file.set_len(bytes)
@@ -124,7 +124,7 @@ pub fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync()
 }
 
-/// Makes durable what a folder lists.
+/// Syncs the entries of a folder.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     pass(Operation::Sync, path)?;
     File::open(path)?.sync_all()
@@ -142,20 +142,19 @@ pub fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// Removes a folder and what is in it.
+/// Removes a folder and its content.
 pub fn remove_folder(path: &Path) -> io::Result<()> {
     pass(Operation::Remove, path)?;
     fs::remove_dir_all(path)
 }
 
-/// Makes a folder and those around it.
+/// Creates a folder and its parents.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     pass(Operation::CreateFolder, path)?;
     fs::create_dir_all(path)
 }
 
-/// Puts a folder in the place of another one, if there is one: at every moment the old or the new one is there.
-/// Where the system cannot exchange names there is a moment between two renames.
+/// Replaces a folder, if it exists, atomically where the system can exchange names, otherwise by two renames.
 pub fn replace_folder(new: &Path, old: &Path) -> io::Result<()> {
     if !old.exists() {
         return rename(new, old);
@@ -163,7 +162,7 @@ pub fn replace_folder(new: &Path, old: &Path) -> io::Result<()> {
     pass(Operation::Rename, old)?;
     match exchange(new, old) {
         Ok(()) => {
-            // The new one is in its place; what is left of the old one does no harm.
+            // The new folder is in place; remains of the old one are harmless.
             let _ = remove_folder(new);
             Ok(())
         }
@@ -171,7 +170,7 @@ pub fn replace_folder(new: &Path, old: &Path) -> io::Result<()> {
             let aside = beside(old);
             fs::rename(old, &aside)?;
             fs::rename(new, old).inspect_err(|_| {
-                // The error that matters is the first.
+                // The first error is the one to report.
                 let _ = fs::rename(&aside, old);
             })?;
             let _ = remove_folder(&aside);
@@ -192,7 +191,7 @@ fn exchange(_: &Path, _: &Path) -> io::Result<()> {
     Err(ErrorKind::Unsupported.into())
 }
 
-/// A name beside `path` that nothing else has.
+/// A unique name beside `path`.
 pub fn beside(path: &Path) -> PathBuf {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -201,10 +200,10 @@ pub fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Where what is written to a path ends up.
+/// The destination of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A regular file, or none yet: it is written aside and moved there.
+    /// A regular file, which may not exist yet: it is written under a temporary name and renamed.
     File(PathBuf),
     /// A device, a FIFO or an open file: it is written directly.
     Stream(PathBuf),
@@ -214,7 +213,7 @@ impl Place {
     /// Follows the links of a path.
     pub fn of(path: &Path) -> io::Result<Place> {
         let mut at = path.to_path_buf();
-        // As many links as systems follow.
+        // The number of links that systems follow.
         for _ in 0..40 {
             let folder = at.parent().filter(|p| !p.as_os_str().is_empty());
             let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
@@ -251,7 +250,7 @@ impl Place {
         names.iter().any(|name| path == Path::new(name))
     }
 
-    /// Finds out whether it could be written, and leaves nothing.
+    /// Checks whether it can be written, without leaving anything behind.
     pub fn probe(&self) -> io::Result<()> {
         match self {
             // Opening a FIFO waits for its reader.
@@ -291,7 +290,7 @@ fn is_fifo(_: &Path) -> bool {
     false
 }
 
-/// Writes a file whole, or leaves what was there; nothing else is left.
+/// Writes a file atomically, and removes the temporary file after an error.
 pub fn deliver(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let buffered = |path: &Path| {
         let mut sink = io::BufWriter::with_capacity(1 << 20, Sink::create(path)?);
@@ -305,7 +304,7 @@ pub fn deliver(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Result<()>) 
     let aside = beside(&path);
     let written = buffered(&aside).and_then(|()| rename(&aside, &path));
     if written.is_err() {
-        // The error that matters is the first; there may be nothing to remove.
+        // The first error is the one to report; the file may not exist.
         let _ = remove(&aside);
     }
     written

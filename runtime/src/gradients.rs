@@ -7,7 +7,7 @@ use frit_ir::plan::{GradientSpec, Plan};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The parts of every rank of every group's gradient, as the plan holds them before the update.
+/// Every group's gradient before the update, in the parts of the ranks.
 pub(crate) struct Parts(Vec<Vec<u8>>);
 
 /// Whole gradients by parameter name, f32.
@@ -26,7 +26,7 @@ impl Parts {
         Ok(Parts(plan.gradients.iter().map(part).collect::<Result<_, _>>()?))
     }
 
-    /// The gradients: the parts of all ranks, divided by what the loss was multiplied by.
+    /// The gradients: the joined parts, divided by the factor of the loss.
     pub(crate) fn combine(&self, plan: &Plan, tokens: f64, loss_scale: f64) -> Gradients {
         let capacity = (plan.loss_capacity * plan.accumulation * plan.world_size) as f64;
         let factor = capacity / tokens.max(1.0) / loss_scale;

@@ -5,10 +5,10 @@ use crate::checkpoint::Checkpoint;
 use frit_ir::nearest::alike;
 use frit_ir::plan::Plan;
 
-/// Whether a run may set these.
+/// Checks hyper-parameters given to a run.
 ///
 /// # Errors
-/// The first name that is none of the plan's, with what may have been meant, or value that none can have.
+/// The first unknown name, with a suggestion, or invalid value.
 pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError> {
     for (name, value) in hyper {
         if plan.hyper.iter().all(|h| h.name != *name) {
@@ -25,7 +25,7 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
             };
             return Err(RunError::Hyper { name: name.clone(), remedy, known: known.join(", ") });
         }
-        // Every one of them is a rate, a factor or a number of steps.
+        // Each is a rate, a factor or a number of steps.
         if !(value.is_finite() && *value >= 0.0) {
             return Err(RunError::HyperValue { name: name.clone(), value: *value });
         }
@@ -33,7 +33,7 @@ pub(crate) fn check(plan: &Plan, hyper: &[(String, f64)]) -> Result<(), RunError
     Ok(())
 }
 
-/// The keys of the configuration that a plan was compiled with, as `section.key`.
+/// The keys of the plan's configuration, as `section.key`.
 fn configuration_keys(config: &str) -> Vec<String> {
     let (mut section, mut keys) = ("", Vec::new());
     for line in config.lines().map(str::trim) {
@@ -46,7 +46,7 @@ fn configuration_keys(config: &str) -> Vec<String> {
     keys
 }
 
-/// Hyper-parameters that differ from the plan's: those of the run that is continued, then those of this one.
+/// Hyper-parameters that differ from the plan's: those of the resumed checkpoint, then those of this run.
 pub(crate) fn effective(
     plan: &Plan,
     asked: &[(String, f64)],

@@ -11,8 +11,8 @@ use frit_ir::ops::random::first_state;
 use frit_ir::plan::ParamHome;
 use std::borrow::Cow;
 
-/// Writes the first values of everything persistent; the arenas are zero. `replaced` are parameters to
-/// take instead of the plan's, `changes` hyper-parameters.
+/// Writes the initial values of everything persistent; the arenas must be zero. `replaced` are parameters used instead
+/// of the plan's, `changes` hyper-parameters.
 ///
 /// # Errors
 /// If the device failed.
@@ -40,7 +40,7 @@ pub(crate) fn initialize(
             if let Some(bytes) = weight(&plan.params[segment.param].name)? {
                 let bytes = &bytes[from * 4..(from + len) * 4];
                 convert::write(device, (group.master, group.dtype), to, bytes, DType::F32)?;
-                // Until the first step the average is the parameter.
+                // Until the first step the average equals the parameter.
                 for average in group.states.iter().filter(|s| s.name == StateName::Ema) {
                     device.write(average.buffer, to * 4, bytes)?;
                 }

@@ -4,10 +4,10 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// Asks for the end of a run: zero, or the signal that asked.
+/// A request to stop a run: zero, or the signal.
 pub type Stop = Arc<AtomicUsize>;
 
-/// Watches SIGINT and SIGTERM. The first asks; a second one ends the program at once.
+/// Handles SIGINT and SIGTERM: the first requests a stop, a second one ends the program immediately.
 ///
 /// # Errors
 /// If the system refuses.
@@ -22,9 +22,9 @@ pub fn watch() -> std::io::Result<Stop> {
     Ok(stop)
 }
 
-/// Ends the program as the signal would have without being watched, so that a shell sees that it was sent.
+/// Ends the program as the unhandled signal would have, so that a shell sees the signal.
 pub fn leave(signal: i32) -> ! {
-    // It fails only for signals that cannot be raised; the exit says the same.
+    // It fails only for signals that cannot be raised; the exit code is equivalent.
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal)
 }

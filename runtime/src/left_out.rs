@@ -1,7 +1,7 @@
 //! Parameters that checkpoints and saved files omit on request: those that no step changes.
 //!
-//! The digest of each omitted parameter is recorded, so that a run on another base is refused. It covers the whole parameter in
-//! its stored dtype, which is recorded with it.
+//! The digest of each omitted parameter is recorded, so that a run with another base model is refused. It covers the
+//! whole parameter in its stored dtype, which is recorded with it.
 
 use crate::RunError;
 use crate::convert::converted;
@@ -16,24 +16,24 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// The key of the metadata of a `.safetensors` file under which they stand, as JSON.
+/// The metadata key of a `.safetensors` file with the omitted parameters as JSON.
 const KEY: &str = "frit.left_out";
 
-/// A parameter that is left out.
+/// An omitted parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// The dtype in which it was held.
+    /// The dtype in which it was stored on the device.
     pub dtype: DType,
-    /// The digest of its elements in that dtype, as that of a plan's tensors.
+    /// The digest of its elements in that dtype, computed like those of a plan's tensors.
     pub digest: String,
-    /// Whether it was what the plan has, rounded to that dtype.
+    /// Whether its value was the plan's, rounded to that dtype.
     pub of_plan: bool,
 }
 
-/// All of them, by name.
+/// All omitted parameters, by name.
 pub type AllLeftOut = BTreeMap<String, LeftOut>;
 
-/// What all ranks hold that no step changes, on rank 0; nothing on others. Every rank must ask.
+/// The parameters that no step changes, gathered on rank 0; empty on others. Every rank must call it.
 ///
 /// # Errors
 /// If the device or another rank failed.
@@ -45,7 +45,7 @@ pub(crate) fn held(
     let mut all = AllLeftOut::new();
     let unchanged = |param: ParamId| !dir.plan.is_changed(param);
     save::gather(&dir.plan, device, rank, Version::Trained, unchanged, |param, dtype, bytes| {
-        // What cannot be read is not the plan's.
+        // A value that cannot be read is not the plan's.
         let own = dir.weight(&param.name).ok().flatten();
         let own = own.as_ref().and_then(|own| converted(own, own_dtype(param), dtype));
         let of_plan = own.is_some_and(|own| *own == bytes);
@@ -59,10 +59,10 @@ fn own_dtype(param: &ParamSpec) -> DType {
     save::stored_type(param).dtype
 }
 
-/// Compares what was left out with what a run has instead: of files, else of the plan.
+/// Compares omitted parameters with those that a run has, from files or the plan.
 ///
 /// # Errors
-/// Why it cannot go on with these, in words, or that the plan's values cannot be read.
+/// Why the run cannot continue with these, or that the plan's values cannot be read.
 pub(crate) fn compare(
     all: &AllLeftOut,
     plan: &Plan,
@@ -92,13 +92,13 @@ pub(crate) fn compare(
     )))
 }
 
-/// The metadata of a file that leaves these out.
+/// The metadata of a file that omits these.
 pub(crate) fn to_metadata(all: &AllLeftOut) -> Option<(String, String)> {
     let text = serde_json::to_string(all).expect("invariant: texts and numbers serialize");
     (!all.is_empty()).then(|| (KEY.to_string(), text))
 }
 
-/// What a file with this metadata leaves out.
+/// The parameters that a file with this metadata omits.
 ///
 /// # Errors
 /// If its metadata is damaged.

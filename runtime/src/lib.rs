@@ -1,6 +1,6 @@
 //! Runs plans: devices, communicators, data, the step loop, metrics.
 //!
-//! The runtime executes the plan and makes no decisions. It knows no model format, no pass and no compiler.
+//! The runtime executes the plan and makes no decisions. It depends on no model format, pass or compiler.
 
 pub mod arguments;
 pub mod checkpoint;

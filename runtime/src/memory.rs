@@ -4,21 +4,21 @@ use crate::RunError;
 use frit_ir::plan::{Arena, DeviceType, Plan};
 use std::path::Path;
 
-/// What bounds memory most.
+/// The tightest memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes that are left.
+    /// Bytes remaining under the limit.
     pub bytes: u64,
-    /// What leaves them.
+    /// The kind of limit.
     pub of: &'static str,
 }
 
-/// What this process may still take; `None` where the system does not say.
+/// Memory that this process may still allocate; `None` where the system does not report it.
 pub fn available() -> Option<Limit> {
     least(&|path| std::fs::read_to_string(path).ok())
 }
 
-/// Bytes of host memory that the arenas of so many ranks of a plan take.
+/// Bytes of host memory for the arenas of this many ranks of a plan.
 pub fn needed(plan: &Plan, ranks: usize) -> u64 {
     let arenas: &[Arena] = match plan.target.device == DeviceType::Cuda {
         true => &[Arena::Host],
@@ -28,10 +28,10 @@ pub fn needed(plan: &Plan, ranks: usize) -> u64 {
     rank as u64 * ranks as u64
 }
 
-/// Sees to it that the arenas of so many ranks fit, of a plan and of what is evaluated beside it.
+/// Checks that the arenas of all ranks fit, for a plan and its evaluation.
 ///
 /// # Errors
-/// If they do not: both sizes, and what to do.
+/// If they do not fit: both sizes, and what to do.
 pub(crate) fn check(plans: &[&Plan], ranks: usize) -> Result<(), RunError> {
     let Some(limit) = available() else { return Ok(()) };
     let needed = plans.iter().map(|plan| needed(plan, ranks)).sum();
@@ -41,7 +41,7 @@ pub(crate) fn check(plans: &[&Plan], ranks: usize) -> Result<(), RunError> {
     Err(RunError::Memory { needed, ranks, available: limit.bytes, of: limit.of })
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes.
 pub(crate) fn size(bytes: u64) -> String {
     let (mib, gib) = ((1_u64 << 20) as f64, (1_u64 << 30) as f64);
     match bytes as f64 {
@@ -50,13 +50,13 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// The least of all limits, read from the files of a Linux system.
+/// The tightest of all limits, read from the files of a Linux system.
 fn least(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     let limits = [machine(read), container(read), address_space(read)];
     limits.into_iter().flatten().min_by_key(|limit| limit.bytes)
 }
 
-/// Memory that can be had without taking it from other programs, and swap.
+/// Memory available without evicting other programs, plus swap.
 fn machine(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     let text = read("/proc/meminfo")?;
     let field = |name: &str| {
@@ -67,7 +67,8 @@ fn machine(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     Some(Limit { bytes: kib << 10, of: "free on this machine" })
 }
 
-/// What the process's control group and those around it leave, as containers and schedulers set them.
+/// Memory remaining under the limits of the process's control group and its ancestors, which containers and schedulers
+/// set.
 fn container(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     let text = read("/proc/self/cgroup")?;
     let group = |line: &str| {
@@ -86,7 +87,7 @@ fn container(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     };
     let left = |folder: &str, [max, used]: [&str; 2], cached: &str| {
         let number = |name: &str| read(&format!("{folder}/{name}"))?.trim().parse::<u64>().ok();
-        // Of files that nobody uses the system takes the memory back.
+        // The system reclaims inactive file pages.
         let stat = read(&format!("{folder}/memory.stat")).unwrap_or_default();
         let cached = stat.lines().find_map(|l| l.strip_prefix(cached)?.trim().parse().ok());
         let used = number(used)?.saturating_sub(cached.unwrap_or(0));
@@ -94,7 +95,7 @@ fn container(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     };
     let mut bytes: Option<u64> = None;
     for ((root, files, cached), path) in text.lines().filter_map(group) {
-        // Within a container the path may be that of the host.
+        // In a container the path may be the host's.
         for folder in Path::new(&path).ancestors() {
             let folder = folder.to_string_lossy();
             let found = left(&format!("{root}{}", folder.trim_end_matches('/')), files, cached);
@@ -104,7 +105,7 @@ fn container(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     bytes.map(|bytes| Limit { bytes, of: "left by the limit of its container or job (cgroup)" })
 }
 
-/// What `ulimit -v` leaves.
+/// Memory remaining under `ulimit -v`.
 fn address_space(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
     let limits = read("/proc/self/limits")?;
     let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
@@ -120,7 +121,7 @@ fn address_space(read: &dyn Fn(&str) -> Option<String>) -> Option<Limit> {
 mod tests {
     use super::*;
 
-    /// The least limit of a system with these files.
+    /// The tightest limit of a system with these files.
     fn found(files: &[(&str, &str)]) -> Option<(u64, &'static str)> {
         let read =
             |path: &str| files.iter().find(|(p, _)| *p == path).map(|(_, text)| text.to_string());
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(found(&[machine, status, free]), Some((8002 << 10, "machine")));
         let tight = ("/proc/self/limits", "Max address space  2048000  unlimited  bytes\n");
         assert_eq!(found(&[machine, status, tight]), Some((1000 << 10, "-v)")));
-        // The group of the job is free, the one around it is not.
+        // The job's group has no limit, its parent has.
         let v2 = [
             machine,
             ("/proc/self/cgroup", "0::/slice/job\n"),

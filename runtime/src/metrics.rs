@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What is reported of one step.
+/// The metrics of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepMetrics {
     /// Steps before this one.
@@ -31,11 +31,11 @@ pub struct StepMetrics {
 /// The loss over the validation examples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ValidationMetrics {
-    /// The step after which it was taken.
+    /// The step after which it was measured.
     pub step: usize,
     /// The mean loss.
     pub validation_loss: f64,
-    /// Where there are several losses, each by itself.
+    /// Each loss separately, if there are several.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub validation_losses: BTreeMap<String, f64>,
     /// The metrics.
@@ -43,15 +43,15 @@ pub struct ValidationMetrics {
     pub validation_metrics: BTreeMap<String, f64>,
 }
 
-/// Appends to a file; nothing if there is none. A line that cannot be written is left out, and the run goes on: it is
-/// worth more than its metrics.
+/// Appends to a file, if there is one. A line that cannot be written is omitted and the run continues: it is worth more
+/// than its metrics.
 pub struct Writer {
     file: Option<(PathBuf, Sink)>,
     run: String,
     lost: usize,
 }
 
-/// A line: the metrics, and who wrote them when.
+/// A line: the metrics, the run and the time.
 #[derive(Serialize)]
 struct Line<'a, T> {
     #[serde(flatten)]
@@ -62,7 +62,7 @@ struct Line<'a, T> {
     wall_time: f64,
 }
 
-/// Whether a file holds lines already.
+/// Whether a file already has lines.
 pub(crate) fn holds_lines(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0)
 }
@@ -80,8 +80,8 @@ impl Writer {
         Ok(Writer { file, run: run.to_string(), lost: 0 })
     }
 
-    /// Opens the file to go on with step `step`: a torn last line, and lines of this step and later ones,
-    /// are cut off.
+    /// Opens the file to continue with step `step`: an incomplete last line, and lines of this step and later ones, are
+    /// removed.
     ///
     /// # Errors
     /// If it cannot be read or written.
@@ -99,7 +99,7 @@ impl Writer {
         self.file.as_ref().and_then(|(_, file)| file.try_clone().ok())
     }
 
-    /// Appends one line and hands it to the system. The first time that this fails, a warning.
+    /// Appends and flushes one line. Returns a warning the first time that this fails.
     pub fn write(&mut self, metrics: &impl Serialize) -> Option<String> {
         let (path, file) = self.file.as_mut()?;
         let wall_time = (wall_time() * 1e3).round() / 1e3;
@@ -113,7 +113,7 @@ impl Writer {
         (self.lost == 1).then(warning)
     }
 
-    /// How many lines are missing.
+    /// A warning with the number of missing lines, if any.
     pub fn lost(&self) -> Option<String> {
         let (path, _) = self.file.as_ref()?;
         let lost =
@@ -122,7 +122,7 @@ impl Writer {
     }
 }
 
-/// Appends a line, or nothing of it.
+/// Appends a line completely or not at all.
 fn append(file: &mut Sink, line: &[u8]) -> std::io::Result<()> {
     let mut written = 0;
     while written < line.len() {
@@ -132,7 +132,7 @@ fn append(file: &mut Sink, line: &[u8]) -> std::io::Result<()> {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) => {
                 if written > 0 {
-                    // What is no regular file keeps a torn line.
+                    // A file that is not regular keeps an incomplete line.
                     let _ = file.cut(written as u64);
                 }
                 return Err(e);
@@ -142,7 +142,7 @@ fn append(file: &mut Sink, line: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Bytes of the lines before the first of those at the end that are torn or not before step `step`.
+/// Length of the file without the lines at its end that are incomplete, or of step `step` or later.
 fn kept(bytes: &[u8], step: usize) -> usize {
     let mut end = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
     while end > 0 {
@@ -172,7 +172,7 @@ mod tests {
             assert_eq!(kept(bytes.as_bytes(), 5), whole.len(), "{torn:?}");
             assert_eq!(kept(bytes.as_bytes(), 0), 0);
         }
-        // Lines of a run before this one stay.
+        // Lines of an earlier run are kept.
         let earlier = format!("{whole}{}{}", line(0), line(1));
         assert_eq!(kept(earlier.as_bytes(), 1), whole.len() + line(0).len());
     }

@@ -5,10 +5,10 @@ use crate::files::Place;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Sees to it that files can be written under these names, each with the option that gave it; leaves nothing.
+/// Checks that files can be written under these names, each with its option, without leaving anything behind.
 ///
 /// # Errors
-/// The first that cannot be, that two options name, or that is one of the files which are read.
+/// The first that cannot be written, that two options name, or that is also read.
 pub(crate) fn check(
     outputs: &[(&'static str, Option<&Path>)],
     read: &[(&'static str, &Path)],
@@ -22,7 +22,7 @@ pub(crate) fn check(
         let place = Place::of(path).map_err(RunError::output(option, path))?;
         let other = known.iter().find(|(_, p)| *p == place && matches!(p, Place::File(_)));
         if let Some((other, _)) = other {
-            let reason = format!("is the file of {other}, too; give another name");
+            let reason = format!("is also the file of {other}; give another name");
             return Err(RunError::Output { option, path: path.into(), reason });
         }
         place.probe().map_err(RunError::output(option, path))?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Time between two lines.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// How far something is.
+/// Progress of an operation.
 pub struct Progress {
     shown: bool,
     bar: ProgressBar,
@@ -18,9 +18,9 @@ pub struct Progress {
 }
 
 struct Lines {
-    /// A limited resource.
+    /// What is counted, such as `step`.
     unit: &'static str,
-    /// What was done before it began.
+    /// Units that were done before it began.
     first: usize,
     total: usize,
     done: usize,
@@ -49,7 +49,7 @@ impl Progress {
         Progress { shown: true, bar, lines: None }
     }
 
-    /// One more is done; `what` says what is known now.
+    /// Counts one more unit; `what` is the current message.
     pub fn advance(&mut self, what: &str) {
         self.bar.set_message(what.to_string());
         self.bar.inc(1);
@@ -62,19 +62,19 @@ impl Progress {
         }
     }
 
-    /// Shows what is known now.
+    /// Shows a message.
     pub fn message(&self, what: &str) {
         self.bar.set_message(what.to_string());
     }
 
-    /// Tells of something that went wrong.
+    /// Shows a warning.
     pub fn warn(&self, text: &str) {
         if self.shown {
             self.bar.suspend(|| say(&format!("warning: {text}")));
         }
     }
 
-    /// Shows nothing any more.
+    /// Removes the display.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -99,11 +99,11 @@ fn duration(seconds: f64) -> String {
 }
 
 fn say(line: &str) {
-    // There is no other place to complain to.
+    // Nothing can be done if this fails.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Says every few seconds what is being done, where there is no terminal for something that moves.
+/// Prints the current activity every few seconds, where there is no terminal for a progress bar.
 pub struct Heartbeat {
     what: Arc<Mutex<String>>,
     stop: Option<Sender<()>>,
@@ -111,7 +111,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Begins, unless there is a terminal.
+    /// Begins, unless standard error is a terminal.
     pub fn start(what: &str) -> Heartbeat {
         let shared = Arc::new(Mutex::new(what.to_string()));
         if std::io::stderr().is_terminal() {
@@ -128,7 +128,7 @@ impl Heartbeat {
         Heartbeat { what: shared, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// From here on something else is done.
+    /// Changes the current activity.
     pub fn now(&self, what: &str) {
         *self.what.lock().unwrap_or_else(PoisonError::into_inner) = what.into();
     }
@@ -138,7 +138,7 @@ impl Drop for Heartbeat {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and nothing depends on it.
+            // The thread does not panic, and nothing depends on its result.
             let _ = thread.join();
         }
     }

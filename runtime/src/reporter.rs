@@ -15,16 +15,16 @@ use frit_ir::plan::{MetricName, Plan};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Takes the metrics of a rank's steps, writes and shows them.
+/// Receives the metrics of a rank's steps, writes and shows them.
 pub(crate) struct Reporter<'a> {
     plan: &'a Plan,
     writer: Writer,
     progress: Progress,
-    /// Whether the run is worth going on with.
+    /// Decides whether the run has failed.
     pub(crate) judge: Judge,
     /// When the last metrics arrived.
     clock: Instant,
-    /// The first step's gradients, until its metrics say by what to divide them.
+    /// The first step's gradients, until its metrics give their factor.
     parts: Option<Parts>,
     pub(crate) outcome: Outcome,
 }
@@ -40,13 +40,13 @@ impl<'a> Reporter<'a> {
         Reporter { plan, writer, progress, judge, clock, parts, outcome }
     }
 
-    /// Tells people what went wrong, without ending the run.
+    /// Shows and records a warning.
     pub(crate) fn warn(&mut self, text: String) {
         self.progress.warn(&text);
         self.outcome.report.warnings.push(text);
     }
 
-    /// The time of the first step counts from here.
+    /// Starts the clock of the first step.
     pub(crate) fn start_clock(&mut self) {
         self.clock = Instant::now();
     }
@@ -56,7 +56,7 @@ impl<'a> Reporter<'a> {
         self.writer.file()
     }
 
-    /// What became of a checkpoint after `steps` steps.
+    /// Handles the result of saving a checkpoint after `steps` steps.
     pub(crate) fn saved(&mut self, steps: usize, saved: Saved) {
         match saved {
             Saved::Yes => {}
@@ -70,7 +70,7 @@ impl<'a> Reporter<'a> {
         self.parts = self.parts.take().or(parts);
     }
 
-    /// All that was reported.
+    /// Everything that was reported.
     pub(crate) fn finish(mut self) -> Outcome {
         self.progress.finish();
         if let Some(lost) = self.writer.lost() {
@@ -95,7 +95,7 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// Reports what a validation after `step` steps found.
+    /// Reports the result of a validation after `step` steps.
     pub(crate) fn validated(&mut self, step: usize, found: Measured) {
         let Measured { loss, losses, metrics } = found;
         self.progress.message(&format!("validation loss {loss:.4}{}", in_words(&metrics)));

@@ -1,4 +1,4 @@
-//! Runs a plan: checks what is asked of it, trains, and writes what was asked for.
+//! Runs a plan: checks the options, trains, and writes the requested files.
 
 use crate::RunError;
 use crate::checkpoint::lock::{self, Run};
@@ -27,17 +27,17 @@ use frit_ir::plan::{Plan, sha256_hex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What is asked of a run.
+/// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     /// Steps, counted from the start of training.
     pub steps: usize,
     /// The data.
     pub data: Source,
-    /// Start from the parameters of these files instead of the plan's; of a checkpoint that is continued, those that it
-    /// leaves out.
+    /// Start from the parameters of these files instead of the plan's; when resuming a checkpoint, only those that it
+    /// omits.
     pub weights: Vec<PathBuf>,
-    /// Leave what no step changes out of checkpoints and of what is saved.
+    /// Omit parameters that no step changes from checkpoints and saved files.
     pub trained_only: bool,
     /// Append one JSON object per step here.
     pub metrics: Option<PathBuf>,
@@ -49,36 +49,36 @@ pub struct RunOptions {
     pub save_ema: Option<PathBuf>,
     /// Write checkpoints, and resume from them.
     pub checkpoint: Option<CheckpointOptions>,
-    /// Take the loss over other examples between steps; by default those that the plan names.
+    /// Evaluate other examples between steps; by default those of the plan's configuration.
     pub validation: Option<ValidationOptions>,
-    /// Leave after so many validations in a row without an improvement.
+    /// Stop after this many consecutive validations without improvement.
     pub patience: Option<usize>,
-    /// When to leave before the last step.
+    /// A request to stop before the last step.
     pub stop: Option<Stop>,
-    /// Write when each task of the last step ran here.
+    /// Write the times of the last step's tasks here.
     pub trace: Option<PathBuf>,
-    /// Write what the run used of its device here.
+    /// Write the device resources that the run used here.
     pub usage: Option<PathBuf>,
-    /// Execute every body by the IR interpreter.
+    /// Execute every body with the IR interpreter.
     pub interpret: bool,
     /// Threads per rank; by default the cores divided by the ranks.
     pub threads: Option<usize>,
     /// Hyper-parameters to change.
     pub hyper: Vec<(String, f64)>,
-    /// Stop at the first task that produces what is not finite.
+    /// Stop at the first task that produces a non-finite value.
     pub check_numerics: bool,
     /// Write histograms of exponents by scope here.
     pub numerics: Option<PathBuf>,
-    /// Skipped steps in a row after which the run has failed; by default [`MAX_SKIPPED`].
+    /// Consecutive skipped steps after which the run has failed; by default [`MAX_SKIPPED`].
     pub max_skipped: Option<usize>,
-    /// Show people how far it is and what goes wrong, on standard error.
+    /// Show progress and warnings on standard error.
     pub progress: bool,
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunReport {
-    /// Steps of the checkpoint from which it went on; 0 without one.
+    /// Steps of the checkpoint from which it resumed; 0 without one.
     pub start: usize,
     /// The rank that reports; 0 unless every rank is a process.
     pub rank: usize,
@@ -86,15 +86,15 @@ pub struct RunReport {
     pub interrupted: Option<i32>,
     /// Why it has failed, although all steps could be run.
     pub stopped: Option<Divergence>,
-    /// Steps whose update was skipped because of gradients that are not finite.
+    /// Steps whose update was skipped because of non-finite gradients.
     pub skipped: usize,
-    /// What went wrong without ending it.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// Why it stopped before the last step of its own accord, if it did.
+    /// Why it stopped early, if it did.
     pub early: Option<String>,
     /// Mean loss of every step, from `start` on.
     pub losses: Vec<f64>,
-    /// The loss over the validation examples, and how many steps were run before it was taken.
+    /// Validation losses, each with the number of steps before it.
     pub validation: Vec<(usize, f64)>,
     /// The metrics of the last validation, by name.
     pub validation_metrics: BTreeMap<String, f64>,
@@ -102,20 +102,20 @@ pub struct RunReport {
     pub grad_norms: Vec<f64>,
     /// Seconds of every step.
     pub seconds: Vec<f64>,
-    /// Collectives that ranks took part in, counted on every rank.
+    /// Number of collectives, summed over ranks.
     pub collective_calls: u64,
     /// Bytes that ranks read from others.
     pub collective_bytes: u64,
 }
 
 impl RunReport {
-    /// What it did, in a line; and why it ended early, if it did, in another.
+    /// A summary in one line; and, in another, why it ended early, if it did.
     pub fn summary(&self) -> String {
         let ended = self.early_end().map(|why| format!("\n{why}"));
         self.training() + &ended.unwrap_or_default()
     }
 
-    /// Why and when it ended before its last step of its own accord, in words.
+    /// Why and when it stopped early, as text.
     pub fn early_end(&self) -> Option<String> {
         let steps = self.start + self.losses.len();
         self.early.as_ref().map(|reason| format!("stopped early after {steps} steps: {reason}"))
@@ -165,7 +165,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     memory::check(&plans, ranks_here)?;
     check_patience(options, validation.is_some())?;
     let run = Run::new();
-    // What is wrong for rank 0 only is said when the others can be told.
+    // An error of rank 0 alone is returned when the other ranks can be told.
     let taken = (launch.rank == 0).then(|| take_outputs(options, run)).transpose();
     let (lock, refusal) = match taken {
         Err(error) if launch.world_size == 1 => return Err(error),
@@ -200,7 +200,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         interpret: options.interpret,
     };
     let finished = session.run(&launch, &training);
-    // The other ranks know by now that this one cannot go on.
+    // The other ranks have been told that this one cannot continue.
     let outcome = merged(refusal.map_or(finished, Err)?);
     if outcome.rank == 0 {
         write_outputs(&dir.plan, options, &outcome)?;
@@ -208,8 +208,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
     Ok(outcome.report)
 }
 
-/// What all ranks must have in common, as a hash: the plan, the hyper-parameters that were changed, and the step at
-/// which they begin.
+/// The hash of everything that must be equal on all ranks: the plan, the changed hyper-parameters, and the first step.
 fn identity(training: &Training<'_>) -> String {
     let mut text = training.dir.hash.clone();
     for (name, value) in &training.hyper {
@@ -219,7 +218,7 @@ fn identity(training: &Training<'_>) -> String {
     sha256_hex(text.as_bytes())
 }
 
-/// What the first rank of this process brought back, with what all of them counted.
+/// The outcome of the first rank of this process, with the counts of all of them.
 fn merged(finished: Finished<Outcome>) -> Outcome {
     let mut outcomes = finished.outcomes.into_iter();
     let mut first = outcomes.next().expect("invariant: a plan has a rank");
@@ -232,7 +231,7 @@ fn merged(finished: Finished<Outcome>) -> Outcome {
     first
 }
 
-/// Looks at everything that rank 0 will write, before anything is computed.
+/// Checks everything that rank 0 will write, before anything is computed.
 fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, RunError> {
     let outputs = [
         ("--metrics", &options.metrics),
@@ -253,7 +252,7 @@ fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, Ru
     options.checkpoint.as_ref().map(|c| lock::take(c, run)).transpose()
 }
 
-/// What people have to know before the first step.
+/// Notes for the user before the first step.
 fn notes(
     options: &RunOptions,
     resumed: Option<&Checkpoint>,
@@ -266,32 +265,31 @@ fn notes(
     {
         let (dir, path) = (options.dir.display(), checkpoint.path.display());
         notes.push(format!(
-            "{dir} lacks the file `latest`; going on from its newest complete checkpoint, {path}"
+            "{dir} lacks the file `latest`; resuming from its newest complete checkpoint, {path}"
         ));
     }
     if let (Some(weights), Some(checkpoint)) = (options.weights.first(), resumed)
         && checkpoint.index.left_out.is_empty()
     {
         let (weights, path) = (weights.display(), checkpoint.path.display());
-        notes.push(format!("{weights} is not read: the run goes on from the checkpoint {path}"));
+        notes.push(format!("{weights} is not read: the run resumes from the checkpoint {path}"));
     }
     if let Some(path) = options.metrics.as_ref().filter(|p| metrics::holds_lines(p)) {
         let path = path.display();
         if resumes.is_none() {
             notes.push(format!(
-                "{path} holds lines of an earlier run; those of this one follow, by another `run`"
+                "{path} has lines of an earlier run; those of this run follow, with another `run`"
             ));
         } else if resumed.is_none() {
             notes.push(format!(
-                "there is no checkpoint to go on from; the lines that {path} holds are removed"
+                "there is no checkpoint to resume from; the lines of {path} are removed"
             ));
         }
     }
     notes
 }
 
-/// Writes what was asked for at the end: all that can be written. A run that ended because its state is worth
-/// nothing saves none of it.
+/// Writes the requested files at the end, as many as possible. A run that failed with a useless state saves none of it.
 fn write_outputs(plan: &Plan, options: &RunOptions, outcome: &Outcome) -> Result<(), RunError> {
     let worthless = outcome.report.stopped.as_ref().is_some_and(Divergence::is_final);
     let mut lost: Vec<String> = outcome.lost.clone().into_iter().collect();

@@ -17,10 +17,10 @@ use std::path::Path;
 /// Whole tensors by parameter name, little-endian.
 pub(crate) type Tensors = BTreeMap<String, Vec<u8>>;
 
-/// Which values of the parameters.
+/// Which values of the parameters to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// Those that train.
+    /// The trained parameters.
     Trained,
     /// Their moving average, where there is one.
     Average,
@@ -31,8 +31,8 @@ pub(crate) fn has_ema(plan: &Plan) -> bool {
     plan.groups.iter().any(|g| g.states.iter().any(|s| s.name == StateName::Ema))
 }
 
-/// What the ranks hold of the parameters that `wants` asks for, by index, handed over on rank 0 as whole tensors,
-/// a group at a time; nothing on others. Every rank must ask.
+/// Gathers the parameters whose indices satisfy `wants` on rank 0 and passes them on as whole tensors, a group at a
+/// time; nothing on others. Every rank must call it.
 ///
 /// # Errors
 /// If the device or another rank failed.
@@ -79,7 +79,7 @@ pub(crate) fn gather(
     Ok(())
 }
 
-/// The parameters as they are saved, on rank 0; nothing on others. Every rank must ask.
+/// The parameters as they are saved, gathered on rank 0; empty on others. Every rank must call it.
 ///
 /// # Errors
 /// If the device or another rank failed.
@@ -100,7 +100,7 @@ pub(crate) fn collect(
     Ok(all)
 }
 
-/// A frozen parameter in f32: where it is still the plan's, as the plan has it, not as it was rounded to be held.
+/// A frozen parameter in f32: the plan's unrounded value if it is still the plan's.
 fn unrounded(dir: &PlanDir, name: &str, held: &[u8], dtype: DType) -> Vec<u8> {
     if let Ok(Some(own)) = dir.weight(name)
         && converted(&own, DType::F32, dtype).is_some_and(|rounded| *rounded == *held)
@@ -110,7 +110,7 @@ fn unrounded(dir: &PlanDir, name: &str, held: &[u8], dtype: DType) -> Vec<u8> {
     converted(held, dtype, DType::F32).expect("invariant: a dtype of parameters").into_owned()
 }
 
-/// The type in files. Parameters in flat groups are f32 whatever the model stores.
+/// The type in files. Parameters in flat groups are f32 whatever the model's type.
 pub(crate) fn stored_type(param: &ParamSpec) -> TensorType {
     match param.home {
         ParamHome::Group { .. } => param.ty.with_dtype(DType::F32),
@@ -122,7 +122,7 @@ fn stored_dtype(param: &ParamSpec) -> Dtype {
     safetensors_dtype(stored_type(param).dtype)
 }
 
-/// Writes the tensors of the plan's parameters, and what was left out.
+/// Writes the tensors of the plan's parameters, and the metadata of omitted ones.
 ///
 /// # Errors
 /// If the file system refuses.
@@ -142,7 +142,7 @@ pub(crate) fn write(
     tensors::write(path, tensors, left_out::to_metadata(left_out))
 }
 
-/// The element type as `.safetensors` files name it.
+/// The element type of `.safetensors` files.
 pub fn safetensors_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F64 => Dtype::F64,

@@ -1,5 +1,5 @@
-//! Sessions: a plan on the devices of its ranks, which are threads or processes on the CPU and processes on GPUs. Training,
-//! evaluation and comparison are each a [`Work`] of the ranks, made of [`step`]s.
+//! Sessions: a plan on the devices of its ranks, which are threads or processes on the CPU and processes on GPUs.
+//! Training, evaluation and comparison are each a [`Work`] of the ranks, consisting of [`step`]s.
 
 use crate::RunError;
 use crate::device::Device;
@@ -16,19 +16,19 @@ use std::ops::Range;
 /// A plan, and how its ranks run it.
 pub(crate) struct Session<'a> {
     pub(crate) dir: &'a PlanDir,
-    /// A second plan on the same devices, with memory of its own.
+    /// A second plan on the same devices, with separate memory.
     pub(crate) beside: Option<&'a PlanDir>,
-    /// What all ranks must have in common.
+    /// The hash of everything that must be equal on all ranks.
     pub(crate) identity: String,
     /// Threads per rank; by default the cores divided by the ranks.
     pub(crate) threads: Option<usize>,
-    /// Execute every body by the IR interpreter.
+    /// Execute every body with the IR interpreter.
     pub(crate) interpret: bool,
 }
 
 /// What the ranks of a session do.
 pub(crate) trait Work: Sync {
-    /// What a rank brings back.
+    /// The outcome of a rank.
     type Outcome: Send;
 
     /// One rank from start to end; `beside` is the device of the session's second plan.
@@ -43,18 +43,18 @@ pub(crate) trait Work: Sync {
     ) -> Result<Self::Outcome, RunError>;
 }
 
-/// What the ranks of this process brought back, in their order, and what they exchanged.
+/// The outcomes of the ranks of this process, in rank order, and their communication volume.
 pub(crate) struct Finished<T> {
     pub(crate) outcomes: Vec<T>,
-    /// Collectives that ranks took part in, and the bytes that they received; not counted on GPUs.
+    /// Number of collectives, and bytes received, summed over ranks; not counted on GPUs.
     pub(crate) traffic: (u64, u64),
 }
 
 impl Session<'_> {
-    /// Runs all ranks, or the one of this process.
+    /// Runs all ranks, or the rank of this process.
     ///
     /// # Errors
-    /// If the ranks were started wrong, do not find each other, or have no device; or what a rank failed with.
+    /// If the ranks were started incorrectly, cannot connect, or have no device; or the error of a rank.
     pub(crate) fn run<W: Work>(
         &self,
         launch: &Launch,
@@ -67,7 +67,7 @@ impl Session<'_> {
         }
     }
 
-    /// Every rank as a thread on the CPU; one that fails ends the others.
+    /// Runs every rank as a thread on the CPU; a failing rank ends the others.
     fn on_threads<W: Work>(&self, work: &W) -> Result<Finished<W::Outcome>, RunError> {
         let comms = LocalComm::world(self.dir.plan.world_size);
         let watch = comms[0].clone();
@@ -86,7 +86,7 @@ impl Session<'_> {
         Ok(Finished { outcomes, traffic: watch.traffic() })
     }
 
-    /// The rank of this process on the CPU.
+    /// Runs the rank of this process on the CPU.
     fn as_process<W: Work>(
         &self,
         launch: &Launch,
@@ -116,7 +116,7 @@ impl Session<'_> {
         work.rank(rank, &mut device, beside.as_mut())
     }
 
-    /// The rank of this process on its GPU.
+    /// Runs the rank of this process on its GPU.
     fn on_gpu<W: Work>(&self, work: &W) -> Result<Finished<W::Outcome>, RunError> {
         if self.interpret {
             return Err(RunError::Interpret);
@@ -132,10 +132,11 @@ impl Session<'_> {
     }
 }
 
-/// Runs one step of a plan: `feed` writes the inputs of a micro-step and `run` executes tasks. Its metrics are noted.
+/// Runs one step of a plan: `feed` writes the inputs of a micro-step and `run` executes tasks. Its metrics are
+/// requested.
 ///
 /// # Errors
-/// What `feed` or `run` failed with, or the device.
+/// The error of `feed`, `run`, or the device.
 pub(crate) fn step<D: Device>(
     plan: &Plan,
     micro_steps: usize,
@@ -150,7 +151,7 @@ pub(crate) fn step<D: Device>(
     device.note_metrics()
 }
 
-/// The results of ranks, but those that another rank stopped last: one that failed by itself says more.
+/// The results of ranks, with those stopped by another rank last: the original failure is more informative.
 fn own_failures_first<T>(results: Vec<Result<T, RunError>>) -> Vec<Result<T, RunError>> {
     let (aborted, mut others): (Vec<_>, Vec<_>) =
         results.into_iter().partition(|r| matches!(r, Err(e) if is_abort(e)));

@@ -1,9 +1,9 @@
 //! Loads initial parameters from files instead of the plan, for a run or an evaluation.
 //!
-//! Together the files must contain every parameter of the plan and no others, under the names that `--save` writes; for a
-//! parameter in several files the last wins. Two omissions are allowed: parameters that a `--trained-only` file omits, if the plan or
-//! another file has values with the recorded digests; and all trained parameters, when a base gets new ones. 16-bit values are
-//! widened where the plan has f32.
+//! Together the files must contain every parameter of the plan and no others, under the names that `--save` writes; for
+//! a parameter in several files the last wins. Two omissions are allowed: parameters that a `--trained-only` file
+//! omits, if the plan or another file has values with the recorded digests; and all trained parameters, when a base
+//! model gets new ones. 16-bit values are widened where the plan has f32.
 
 use crate::RunError;
 use crate::checkpoint::Checkpoint;
@@ -20,23 +20,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Names of one kind that an error lists.
+/// Maximum names of one kind that an error lists.
 const LISTED: usize = 8;
 
-/// What files may hold that is no parameter of the plan.
+/// How tensors that are not parameters of the plan are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
-    /// Nothing.
+    /// They are errors.
     Refused,
-    /// Anything: an evaluation reads fewer parameters than the training.
+    /// They are ignored: an evaluation reads fewer parameters than the training.
     Ignored,
 }
 
-/// Reads the parameters of a plan: those of `dir`, or fewer. Those that the files leave out are not in the result.
+/// Reads the parameters of a plan: those of `dir`, or fewer. Omitted ones are not in the result.
 ///
 /// # Errors
-/// If a file cannot be read, or they do not fit: with all that is missing, unknown, or of another type; or if one
-/// was trained on another base.
+/// If a file cannot be read, or the files do not fit, with all parameters that are missing, unknown, or of another
+/// type; or if one was trained on another base model.
 pub(crate) fn read(
     paths: &[PathBuf],
     dir: &PlanDir,
@@ -58,10 +58,10 @@ pub(crate) fn read(
     Ok(found.all)
 }
 
-/// What a run takes from files: all parameters, or those that the checkpoint which is continued leaves out.
+/// The parameters that a run reads from files: all, or those that the resumed checkpoint omits.
 ///
 /// # Errors
-/// As [`read`], or if the checkpoint was written on another base.
+/// As [`read`], or if the checkpoint was trained on another base model.
 pub(crate) fn instead(
     paths: &[PathBuf],
     dir: &PlanDir,
@@ -74,7 +74,7 @@ pub(crate) fn instead(
     }
 }
 
-/// What a checkpoint leaves out, as far as files have it.
+/// The parameters that a checkpoint omits and files contain.
 ///
 /// # Errors
 /// As [`instead`].
@@ -97,14 +97,14 @@ pub(crate) fn base(
     }
 }
 
-/// What the files hold.
+/// The content of the files.
 #[derive(Default)]
 struct Found {
     all: Tensors,
-    /// What files of trained parameters leave out.
+    /// Parameters omitted by files of trained parameters.
     left_out: Vec<(PathBuf, AllLeftOut)>,
     missing: Vec<String>,
-    /// By parameter, what is wrong with it.
+    /// Errors by parameter.
     misfits: BTreeMap<String, String>,
     unknown: Vec<String>,
 }
@@ -142,7 +142,7 @@ impl Found {
         Ok(())
     }
 
-    /// Notes what no file has although it should.
+    /// Records required parameters that no file contains.
     fn missing(&mut self, plan: &Plan) {
         let used = plan.params.iter_enumerated().filter(|(_, p)| p.home != ParamHome::Unused);
         let trains = |i: ParamId| plan.eval.is_none() && plan.is_changed(i);
@@ -172,7 +172,7 @@ impl Found {
             return Ok(());
         }
         let help =
-            "the files must hold the parameters of the plan under the names that --save writes";
+            "the files must contain the parameters of the plan under the names that --save writes";
         Err(RunError::data(path, format!("{}; {help}", found.join("; "))))
     }
 }
@@ -185,7 +185,7 @@ fn listed(what: &str, names: &[String]) -> String {
     format!("{} {what}: {shown}{more}", names.len())
 }
 
-/// The little-endian elements of a stored tensor as the plan expects them; `None` if they are others.
+/// The little-endian elements of a stored tensor in the plan's type; `None` if its type does not fit.
 fn widened(view: &TensorView<'_>, wanted: &TensorType) -> Option<Vec<u8>> {
     if view.shape() != wanted.shape.dims() {
         return None;

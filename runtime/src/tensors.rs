@@ -36,7 +36,7 @@ impl View for Tensor<'_> {
     }
 }
 
-/// Writes a file of named tensors whole, or leaves what was there.
+/// Writes a file of named tensors atomically.
 ///
 /// # Errors
 /// If the file system refuses.

@@ -1,5 +1,5 @@
-//! Writes task times of a step, in all of its micro-steps, as a Chrome trace: one process per rank, one thread per stream; open
-//! it in <https://ui.perfetto.dev>. Each task has the predicted duration beside the measured one.
+//! Writes task times of a step, in all of its micro-steps, as a Chrome trace: one process per rank, one thread per
+//! stream; open it in <https://ui.perfetto.dev>. Each task has its predicted and measured duration.
 
 use crate::RunError;
 use crate::device::{Device, Span};

@@ -28,46 +28,46 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// What a rank brings back; tensors only on rank 0.
+/// The outcome of a rank; tensors only on rank 0.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) rank: usize,
     pub(crate) report: RunReport,
     pub(crate) gradients: Gradients,
     pub(crate) saved: Tensors,
-    /// What is left out of it.
+    /// Parameters omitted from `saved`.
     pub(crate) left_out: AllLeftOut,
     /// The traced step, by rank of this process.
     pub(crate) spans: Vec<(usize, Vec<Span>)>,
     pub(crate) usage: Usage,
     /// Moving averages, as `saved`.
     pub(crate) averages: Tensors,
-    /// The state at the end, if its checkpoint could not be written.
+    /// Why the final state is lost, if its checkpoint could not be written.
     pub(crate) lost: Option<String>,
-    /// What was counted of numbers, and by how many ranks.
+    /// Histograms, and the number of ranks that counted.
     pub(crate) counted: Histograms,
     pub(crate) ranks: usize,
 }
 
-/// What all ranks train, and from where on.
+/// What all ranks train, and from which state.
 pub(crate) struct Training<'a> {
     /// Hyper-parameters that differ from the plan's.
     pub(crate) hyper: Vec<(String, f64)>,
-    /// The checkpoint from which to go on.
+    /// The checkpoint from which to resume.
     pub(crate) resumed: Option<Checkpoint>,
     /// Its steps.
     pub(crate) start: usize,
     /// Parameters to start from instead of the plan's.
     pub(crate) replaced: Tensors,
-    /// The data's step that is read at `start`.
+    /// The data step that is read at `start`.
     pub(crate) first_batch: usize,
-    /// Whether this is rank 0, and cannot write what it shall.
+    /// Whether this is rank 0 and its outputs cannot be written.
     pub(crate) refused: bool,
-    /// What people have to know before the first step.
+    /// Notes for the user before the first step.
     pub(crate) notes: Vec<String>,
     /// Identity of this run.
     pub(crate) run: Run,
-    /// What is evaluated between steps.
+    /// The validation between steps.
     pub(crate) validation: Option<Validation>,
     pub(crate) dir: &'a PlanDir,
     pub(crate) data: &'a Data,
@@ -84,7 +84,7 @@ impl Work for Training<'_> {
         mut beside: Option<&mut D>,
     ) -> Result<Outcome, RunError> {
         if self.refused {
-            // The others are there to be told.
+            // The other ranks are connected and can be told.
             return Err(CommError::Aborted { rank }.into());
         }
         if let Some((validation, beside)) = self.validation.as_ref().zip(beside.as_deref_mut()) {
@@ -119,7 +119,7 @@ impl Work for Training<'_> {
 }
 
 impl Training<'_> {
-    /// What rank 0 tells people, and every rank judges by.
+    /// The reporter: rank 0 shows and writes metrics; every rank decides by them.
     fn reporter(&self, rank: usize, run: Run) -> Result<Reporter<'_>, RunError> {
         let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
         let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
@@ -149,19 +149,19 @@ impl Training<'_> {
         Some(Saver::new(self.dir, options, run, rank, &self.hyper, metrics, last))
     }
 
-    /// Whether the validation loss is taken after so many steps.
+    /// Whether there is a validation after this many steps.
     fn validates_after(&self, step: usize) -> bool {
         self.validation.is_some() && (step == self.options.steps || self.is_regular(step))
     }
 
-    /// Whether it is taken after so many steps wherever the run ends.
+    /// Whether there is a validation after this many steps wherever the run ends.
     fn is_regular(&self, step: usize) -> bool {
         let asked = self.options.validation.as_ref().and_then(|v| v.every);
         let every = asked.or(self.options.checkpoint.as_ref().and_then(|c| c.every));
         every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// The data's number of step `step`.
+    /// The data step of step `step`.
     fn batch(&self, step: usize) -> usize {
         self.first_batch + step - self.start
     }
@@ -171,18 +171,18 @@ impl Training<'_> {
     }
 }
 
-/// A rank that trains.
+/// A training rank.
 struct Rank<'a, D> {
     training: &'a Training<'a>,
     rank: usize,
     device: &'a mut D,
-    /// What it validates with.
+    /// The device of its evaluation plan.
     beside: Option<&'a mut D>,
     reporter: Reporter<'a>,
     saver: Option<Saver<'a>>,
     course: Course,
     watch: Watch<'a>,
-    /// Steps that were run.
+    /// Steps done.
     step: usize,
 }
 
@@ -192,7 +192,7 @@ impl<D: Device> Rank<'_, D> {
         if resumed.is_some_and(|c| c.validated.is_none())
             && self.training.validates_after(self.step)
         {
-            // The run that is continued ended before it did.
+            // The resumed run ended before this validation.
             self.validate()?;
         }
         while self.step < self.training.options.steps
@@ -216,7 +216,7 @@ impl<D: Device> Rank<'_, D> {
         self.reporter.judge.has_ended()
     }
 
-    /// Whether a signal ends the run here. Ranks may see it at different steps; they leave at the same one.
+    /// Whether a signal ends the run here. Ranks may receive it in different steps but stop at the same one.
     fn is_interrupted(&mut self) -> Result<bool, RunError> {
         let Some(stop) = &self.training.options.stop else { return Ok(false) };
         let signal = self.device.largest(stop.load(Ordering::Relaxed) as u64)?;
@@ -226,7 +226,7 @@ impl<D: Device> Rank<'_, D> {
         Ok(signal > 0)
     }
 
-    /// Runs one step, and keeps the gradients if they are asked for.
+    /// Runs one step, and keeps the gradients if requested.
     fn advance(&mut self) -> Result<(), RunError> {
         let Training { dir, data, options, start, .. } = self.training;
         let (step, rank, watch) = (self.step, self.rank, &mut self.watch);
@@ -265,7 +265,7 @@ impl<D: Device> Rank<'_, D> {
         self.reporter.catch_up(self.device, self.step.saturating_sub(D::METRICS_DELAY))
     }
 
-    /// Goes on writing the last checkpoint, and begins one if it is time.
+    /// Advances the last checkpoint, and begins the next one if it is due.
     fn checkpoint(&mut self) -> Result<(), RunError> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let step = self.step;
@@ -284,7 +284,7 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    /// Has the state at the end on disk, if it is worth anything.
+    /// Ensures that the final state is on disk, unless the run has failed.
     fn last_checkpoint(&mut self) -> Result<(), RunError> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let step = self.step;
@@ -300,7 +300,7 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    /// Takes the validation loss of the state, which is on disk by then if it is to be.
+    /// Validates the current state, after its checkpoint, if any, is on disk.
     fn validate(&mut self) -> Result<(), RunError> {
         let validation = self.training.validation.as_ref().zip(self.beside.as_deref_mut());
         let Some((validation, beside)) = validation else { return Ok(()) };
@@ -320,7 +320,7 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    /// What the rank brings back.
+    /// The outcome of the rank.
     fn outcome(self) -> Result<Outcome, RunError> {
         let Rank { training, rank, device, mut reporter, course, watch, step, .. } = self;
         let options = training.options;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What a rank uses of its device.
+/// The device resources that a rank uses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Usage {
     /// The device by its name; `cpu`.
@@ -17,13 +17,12 @@ pub struct Usage {
     pub workspace_bytes: usize,
     /// Bytes of the plan's arena in host memory.
     pub host_bytes: usize,
-    /// Bytes beside the arenas: what kernels share among their launches, GEMM workspaces, data on their way.
+    /// Bytes outside the arenas: scratch memory of launches, GEMM workspaces, data in transit.
     pub extra_bytes: usize,
-    /// Bytes of the device's memory that are in use by all programs, its libraries' own included; absent on
-    /// the CPU.
+    /// Bytes of device memory used by all programs and libraries; absent on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<usize>,
-    /// What one step of the plan's accumulation puts on the device, by kind.
+    /// Commands enqueued per step, by kind.
     pub launches: BTreeMap<&'static str, usize>,
     /// Launches of captured graphs in such a step; absent where there are none.
     #[serde(skip_serializing_if = "Option::is_none")]

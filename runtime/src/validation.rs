@@ -1,7 +1,7 @@
 //! Validation between training steps: loss and metrics over examples that are not trained on.
 //!
-//! The evaluation plan runs on a device of its own with a copy of the parameters that each rank owns; batches and means are those
-//! of `frit eval`.
+//! The evaluation plan runs on a separate device with a copy of the parameters that each rank owns; batches and means
+//! are those of `frit eval`.
 
 use crate::RunError;
 use crate::data::Source;
@@ -13,32 +13,31 @@ use crate::save::Tensors;
 use frit_ir::plan::{EvalSpec, Held, ParamId, Plan};
 use std::collections::{BTreeMap, HashMap};
 
-/// What is asked of a run about validation.
+/// Validation options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidationOptions {
     /// The examples.
     pub data: Source,
-    /// Steps between validations; by default those between checkpoints. There is one after the last
-    /// step too.
+    /// Steps between validations; by default those between checkpoints. There is also one after the last step.
     pub every: Option<usize>,
 }
 
-/// What a validation found.
+/// The result of a validation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The weighted sum of the losses.
     pub loss: f64,
-    /// Each loss by itself, by name.
+    /// Each loss, by name.
     pub losses: BTreeMap<String, f64>,
     /// The metrics, by name.
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// The evaluation of a plan, and what it is evaluated on.
+/// The evaluation of a plan, and its examples.
 pub struct Validation {
-    /// The plan that evaluates.
+    /// The evaluation plan.
     pub dir: PlanDir,
-    /// What each rank copies of the training's parameters.
+    /// Parameters that each rank copies from the training plan.
     copies: Vec<Vec<Copy>>,
     feed: Feed,
     batches: usize,
@@ -48,8 +47,8 @@ impl Validation {
     /// Opens the evaluation of a plan directory and the examples.
     ///
     /// # Errors
-    /// If the plan has no evaluation or no loss, the evaluation does not hold parameters as the training does, or
-    /// the examples are not right for it.
+    /// If the plan has no evaluation or no loss, the evaluation stores parameters differently, or the examples do not
+    /// fit.
     pub fn open(training: &PlanDir, data: &Source) -> Result<Validation, RunError> {
         let dir = PlanDir::load_evaluation(&training.path)?;
         let copies = (0..training.plan.world_size)
@@ -60,7 +59,8 @@ impl Validation {
         Ok(Validation { dir, copies, feed: Feed::Examples(examples), batches })
     }
 
-    /// Writes the first values of a device of this plan; [`Validation::measure`] takes the parameters of the training.
+    /// Writes the initial values of a device of this plan; [`Validation::measure`] copies the parameters of the
+    /// training plan.
     ///
     /// # Errors
     /// If the device failed.
@@ -68,7 +68,7 @@ impl Validation {
         initialize(&self.dir, &[], &Tensors::new(), device, rank)
     }
 
-    /// What the parameters that `trained` holds now give, the same on every rank. All ranks must ask.
+    /// Evaluates the current parameters of `trained`; the result is equal on every rank. All ranks must call it.
     ///
     /// # Errors
     /// If a device or another rank failed.
@@ -101,13 +101,13 @@ fn spec(plan: &Plan) -> &EvalSpec {
     plan.eval.as_ref().expect("invariant: an evaluation was loaded")
 }
 
-/// A parameter, or a part of it, that a rank holds in the training and in the evaluation.
+/// A parameter, or a part of it, that a rank has in the training and the evaluation plan.
 struct Copy {
     from: Held,
     to: Held,
 }
 
-/// What a rank copies before an evaluation. Parameters that only the evaluation reads keep their first values.
+/// The copies of a rank before an evaluation. Parameters that only the evaluation reads keep their initial values.
 fn copies(training: &Plan, evaluation: &Plan, rank: usize) -> Result<Vec<Copy>, RunError> {
     let trained: HashMap<&str, ParamId> =
         training.params.iter_enumerated().map(|(i, p)| (p.name.as_str(), i)).collect();

@@ -44,7 +44,7 @@ impl Checkpoint {
         let tensors: Vec<_> = self.parameters().filter_map(tensor).collect();
         let written = deliver(path, |out| {
             put(out, tensors, to_metadata(&self.index.left_out))?;
-            // What could not be read was written as zeros.
+            // Tensors that could not be read were written as zeros.
             if failed.borrow().is_some() {
                 Err(std::io::ErrorKind::InvalidData.into())
             } else {
@@ -62,7 +62,7 @@ struct Tensor<'a> {
     dtype: Dtype,
     shape: &'a [usize],
     size: usize,
-    /// What could not be read.
+    /// The first read error.
     failed: &'a RefCell<Option<RunError>>,
 }
 

@@ -15,23 +15,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Name of the file that is locked.
 const LOCK: &str = "lock";
-/// What a refusal names.
+/// The option that errors name.
 const OPTION: &str = "--checkpoint";
 
-/// Identity of a run: in its metrics, in the lock of its checkpoints, and in the names of what it writes aside, where
-/// parts of other runs are not taken for its own.
+/// Identity of a run, recorded in its metrics, in the lock of its checkpoints, and in the names of its temporary files,
+/// so that they are not confused with those of other runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run(pub(super) u64);
 
 impl Run {
-    /// A number that no other run has.
+    /// A random number, unique to the run.
     pub(crate) fn new() -> Run {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let nanoseconds = now.map_or(0, |d| d.as_nanos() as u64);
         Run(nanoseconds ^ u64::from(std::process::id()) << 40)
     }
 
-    /// Rank 0's, for all ranks.
+    /// Broadcasts rank 0's identity to all ranks.
     ///
     /// # Errors
     /// If another rank failed.
@@ -55,24 +55,24 @@ pub(crate) fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// The directory, as long as it is this run's.
+/// The lock of a directory, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
-    /// What is to be known about it.
+    /// A warning for the user, if the file system has no locks.
     pub(crate) warning: Option<String>,
 }
 
 impl Drop for Lock {
-    /// Closing alone keeps the lock as long as a process that was forked in between, and does not run its own program
-    /// yet, has the file open too.
+    /// Closing the file is not enough: a process forked in the meantime that has not yet called `exec` also has it
+    /// open.
     fn drop(&mut self) {
-        // Where it was never locked, there is nothing to undo.
+        // An error means that it was never locked.
         let _ = self.file.unlock();
     }
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Serialize, Deserialize)]
 struct Holder {
     run: String,
@@ -82,16 +82,17 @@ struct Holder {
     started: u64,
 }
 
-/// Makes the directory of checkpoints ready, and this run's; removes what a killed run left aside. On rank 0.
+/// Creates and locks the directory of checkpoints, and removes temporary files of a killed run. On rank 0.
 ///
 /// # Errors
-/// If it cannot be made or written, is another run's, or holds checkpoints that this run does not continue.
+/// If it cannot be created or written, is locked by another run, or contains checkpoints that this run does not
+/// continue.
 pub(crate) fn take(options: &CheckpointOptions, run: Run) -> Result<Lock, RunError> {
     let dir = &options.dir;
     refuse_earlier(options)?;
     files::create_folder(dir).map_err(RunError::output(OPTION, dir))?;
     let lock = lock(dir, run)?;
-    // Another run may have come in between.
+    // Another run may have written in the meantime.
     refuse_earlier(options)?;
     for entry in fs::read_dir(dir).map_err(RunError::io(dir))? {
         let path = entry.map_err(RunError::io(dir))?.path();
@@ -152,7 +153,7 @@ fn lock(dir: &Path, run: Run) -> Result<Lock, RunError> {
     Ok(Lock { file, warning })
 }
 
-/// The run that a lock's file names.
+/// The run recorded in a lock file.
 fn holder(path: &Path) -> String {
     let text = fs::read(path).unwrap_or_default();
     match serde_json::from_slice(&text) {

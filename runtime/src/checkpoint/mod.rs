@@ -9,7 +9,7 @@
 //! best                          step-00000010, the one of the lowest validation loss, if that is known
 //! step-00000020/
 //!   index.json                  step, data position, and for every tensor its parts: file, range, checksum
-//!   rank-00000.safetensors …    what each rank owns; a tensor of the index lies in parts of the same name
+//!   rank-00000.safetensors …    what each rank owns; a tensor of the index is stored in parts of the same name
 //!   validation.json             the loss over the validation examples, once it was taken
 //!   source/                     the model and configuration of the plan
 //!   SHA256SUMS                  of index.json and source/, for `sha256sum -c`
@@ -54,7 +54,7 @@ pub struct CheckpointOptions {
 }
 
 impl CheckpointOptions {
-    /// Whether the directory says which checkpoint is the latest.
+    /// Whether the directory has the file `latest`.
     pub(crate) fn names_latest(&self) -> bool {
         self.dir.join(LATEST).exists()
     }
@@ -86,14 +86,14 @@ pub struct Index {
     pub step: usize,
     /// The position in the data.
     pub position: Position,
-    /// How validations had gone before the one that follows these steps.
+    /// The progress of validations before the one after these steps.
     #[serde(default)]
     pub validations: Progress,
     /// Hyper-parameters that were changed when the plan was run.
     pub set: BTreeMap<String, f64>,
     /// Every tensor, by kind and name.
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// The parameters that are not among them because no step changes them.
+    /// The parameters that are omitted because no step changes them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: AllLeftOut,
 }
@@ -114,11 +114,11 @@ pub struct TensorEntry {
     pub dtype: DType,
     /// Its logical shape.
     pub shape: Vec<usize>,
-    /// Where its elements are, ascending and without gaps.
+    /// Its parts, ascending and without gaps.
     pub parts: Vec<Part>,
 }
 
-/// Elements of a tensor in one file, where they have the tensor's own name.
+/// A range of elements of a tensor in one file, under the tensor's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// The file, within the checkpoint.

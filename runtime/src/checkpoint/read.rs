@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct Checkpoint {
     /// Its directory.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its index.
     pub index: Index,
     /// The result of its validation, if any.
     pub validated: Option<Validated>,
@@ -31,7 +31,7 @@ struct Shard {
     data: usize,
 }
 
-/// The checkpoint that a file names, beside it.
+/// The checkpoint in the same directory that a file names.
 pub(super) fn named_by(file: &Path) -> Result<PathBuf, RunError> {
     let name = fs::read_to_string(file).map_err(RunError::io(file))?;
     if super::step_of(name.trim()).is_none() {
@@ -67,7 +67,7 @@ impl Checkpoint {
     /// one; `None` if there is none yet.
     ///
     /// # Errors
-    /// If it is not complete, was changed, or is of another version.
+    /// If it is not complete, was changed, or has another format version.
     pub fn latest(dir: &Path) -> Result<Option<Checkpoint>, RunError> {
         let latest = dir.join(LATEST);
         if latest.exists() { Checkpoint::open(&named_by(&latest)?).map(Some) } else { newest(dir) }
@@ -77,7 +77,7 @@ impl Checkpoint {
     /// `latest` names.
     ///
     /// # Errors
-    /// If there is none, or it is not complete, was changed, or is of another version.
+    /// If there is none, or it is not complete, was changed, or has another format version.
     pub fn open(path: &Path) -> Result<Checkpoint, RunError> {
         if path.is_file() {
             return Checkpoint::open(&named_by(path)?);
@@ -88,7 +88,7 @@ impl Checkpoint {
         let refuse = |reason: String| RunError::checkpoint(path, reason);
         let file = path.join(INDEX);
         if !file.is_file() {
-            return Err(refuse("is not there, or is no checkpoint".into()));
+            return Err(refuse("does not exist, or is not a checkpoint".into()));
         }
         let text = fs::read(&file).map_err(RunError::io(&file))?;
         let sums = fs::read_to_string(path.join(SUMS)).map_err(RunError::io(&path.join(SUMS)))?;
@@ -128,8 +128,8 @@ impl Checkpoint {
         self.index.tensors.get(key)
     }
 
-    /// Hands over the elements `begin..begin + len` of a tensor, part by part: the first element, and the
-    /// bytes. No more than one part is in memory, and none that is not what its checksum says.
+    /// Passes the elements `begin..begin + len` of a tensor to `put`, part by part: the first element, and the bytes.
+    /// At most one part is in memory, and its checksum has been verified.
     ///
     /// # Errors
     /// If there is no such tensor, or a part was damaged; the first error of `put`.
@@ -203,7 +203,7 @@ fn damaged(path: &Path, file: &str) -> RunError {
     RunError::checkpoint(path, reason)
 }
 
-/// The parts follow one another, are the whole, and lie in files of the checkpoint.
+/// Checks that the parts are contiguous and complete, and are in files of the checkpoint.
 fn check_entry(key: &str, entry: &TensorEntry) -> Result<(), String> {
     let mut end = 0_usize;
     for part in &entry.parts {

@@ -17,11 +17,11 @@ use frit_ir::plan::{BufferId, ParamHome, Plan};
 /// Scalars that only a dynamic loss scaler changes.
 const SCALER: [StateName; 2] = [StateName::LossScale, StateName::GrowthTracker];
 
-/// Writes what `rank` owns to its device, for a run that goes on with this batch of the data. What the checkpoint leaves
-/// out stays as it is.
+/// Writes what `rank` owns to its device, for a run that continues with batch `first_batch` of the data. Omitted
+/// parameters are left unchanged.
 ///
 /// # Errors
-/// If the checkpoint is of another model or optimizer, or was damaged.
+/// If the checkpoint was written for another model or optimizer, or is damaged.
 pub(crate) fn restore(
     checkpoint: &Checkpoint,
     plan: &Plan,
@@ -39,7 +39,7 @@ pub(crate) fn restore(
             for (kind, buffer, dtype) in kept(group).filter(|(kind, ..)| is_there(kind)) {
                 let key = format!("{kind}/{}", param.name);
                 let stored = checkpoint.entry(&key).map_or(dtype, |e| e.dtype);
-                // What did not train may have been held in fewer bits, and may be now.
+                // The stored dtype of a frozen parameter may differ between the plans.
                 let is_param = kind == "param" && converted(&[], stored, dtype).is_some();
                 let expected = if is_param { stored } else { dtype };
                 expect(checkpoint, &key, &param.ty.with_dtype(expected))?;
@@ -78,8 +78,8 @@ pub(crate) fn restore(
     Ok(())
 }
 
-/// The state of the random generator: the seed of all ranks, the rank's own place, and the count, which is that of
-/// the batch if micro-steps are counted otherwise now.
+/// The state of the random generator: the seed of all ranks, this rank's position, and the count, which is that of the
+/// batch if this plan counts micro-steps differently.
 fn generator(stored: &[u8], plan: &Plan, rank: usize, first_batch: usize) -> Vec<u8> {
     let (words, _) = stored.as_chunks::<8>();
     let [seed, count] = [words[0], words[2]].map(i64::from_le_bytes);
@@ -102,7 +102,7 @@ fn whole(
     })
 }
 
-/// The checkpoint holds this tensor.
+/// Checks that the checkpoint contains this tensor.
 fn expect(checkpoint: &Checkpoint, key: &str, ty: &TensorType) -> Result<(), RunError> {
     let refuse = |reason: String| Err(RunError::checkpoint(&checkpoint.path, reason));
     let Some(entry) = checkpoint.entry(key) else {

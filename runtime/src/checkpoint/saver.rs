@@ -1,9 +1,9 @@
 //! One rank's part in saving checkpoints: when they are due, and how failures are handled.
 //!
 //! A rank copies the elements it owns and writes them on a separate thread while training continues. Between steps the
-//! ranks agree whether all parts are written; then rank 0 completes the checkpoint, also on a thread. If any rank fails, all
-//! abandon the checkpoint: rank 0 removes its files, and the run continues with a warning, as long as a later checkpoint
-//! can be written.
+//! ranks determine together whether all parts are written; then rank 0 completes the checkpoint, also on a thread. If
+//! any rank fails, all abandon the checkpoint: rank 0 removes its files, and the run continues with a warning, as long
+//! as a later checkpoint can be written.
 
 use super::lock::Run;
 use super::snapshot;
@@ -20,22 +20,22 @@ use std::thread::JoinHandle;
 /// A rank's status of its part while it is being written.
 const PENDING: u64 = u64::MAX;
 
-/// One rank's side of the checkpoints of a run.
+/// One rank's part in saving the checkpoints of a run.
 pub(crate) struct Saver<'a> {
     plan: &'a PlanDir,
     options: &'a CheckpointOptions,
     run: Run,
     rank: usize,
     set: &'a [(String, f64)],
-    /// What checkpoints leave out, known on rank 0, if they are to hold only what trains.
+    /// Parameters omitted from checkpoints, known on rank 0; `None` if none are to be omitted.
     left_out: Option<AllLeftOut>,
-    /// The metrics, which must be on disk before `latest` says that their steps are done.
+    /// The metrics file, synced before `latest` names a checkpoint behind its steps.
     metrics: Option<Sink>,
     /// The checkpoint whose parts are being written, at the same time on every rank.
     parts: Option<Parts>,
     /// On rank 0, the checkpoint that is being completed.
     completing: Option<Completing>,
-    /// Steps of the checkpoint that was begun last, or that the run went on from.
+    /// Steps of the last checkpoint that was begun, or from which the run was resumed.
     begun: Option<usize>,
     /// Steps of the newest complete one; known on rank 0.
     complete: Option<usize>,
@@ -46,7 +46,7 @@ struct Parts {
     job: Job,
     leader: Option<Leader>,
     thread: Option<JoinHandle<Result<(), RunError>>>,
-    /// What this rank's thread ended with.
+    /// The result of this rank's thread.
     ended: Option<Result<(), RunError>>,
 }
 
@@ -55,12 +55,12 @@ struct Completing {
     thread: JoinHandle<Result<Option<RunError>, RunError>>,
 }
 
-/// What became of the request for a checkpoint.
+/// The result of a request for a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Saved {
-    /// It is being written, or it is complete, as was asked for.
+    /// It is being written, or is complete, as requested.
     Yes,
-    /// This parameter is not finite: there is nothing worth saving.
+    /// This parameter is not finite, so the state is not saved.
     NotFinite(String),
     /// The last one could not be written.
     Lost(String),
@@ -93,7 +93,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Leaves what no step changes out of checkpoints from here on; what that is need be known on rank 0 alone.
+    /// Omits parameters that no step changes from later checkpoints; the list is needed on rank 0 only.
     pub(crate) fn leave_out(&mut self, left_out: AllLeftOut) {
         self.left_out = Some(left_out);
     }
@@ -103,13 +103,13 @@ impl<'a> Saver<'a> {
         self.options.every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// What went wrong since this was asked last, for people.
+    /// Returns the warnings since the last call.
     pub(crate) fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
 
-    /// Copies what this rank owns after `step` steps, and begins to write it. Waits for the checkpoint before. All
-    /// ranks must ask.
+    /// Copies what this rank owns after `step` steps, and begins to write it. Waits for the previous checkpoint. All
+    /// ranks must call it.
     ///
     /// # Errors
     /// If the device or another rank failed.
@@ -123,7 +123,7 @@ impl<'a> Saver<'a> {
         self.settle(device)?;
         let plan = &self.plan.plan;
         let pieces = snapshot::take(plan, device, self.rank, self.left_out.is_some())?;
-        // Numbers from 1, so that the largest is one that any rank found.
+        // Numbered from 1, so that the maximum over ranks is a parameter found by some rank.
         let found = snapshot::not_finite(plan, &pieces).map_or(0, |param| param.0 + 1);
         let found = device.largest(found as u64)? as usize;
         if let Some(param) = found.checked_sub(1).and_then(|i| plan.params.get(ParamId(i))) {
@@ -146,8 +146,8 @@ impl<'a> Saver<'a> {
         Ok(Saved::Yes)
     }
 
-    /// Ensures that the state after `step` steps is saved and on disk. All ranks must ask, and all get the same
-    /// answer.
+    /// Ensures that the state after `step` steps is saved and on disk. All ranks must call it, and all get the same
+    /// result.
     ///
     /// # Errors
     /// If the device or another rank failed.
@@ -188,7 +188,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Advances the checkpoint that is being written, without waiting for it. All ranks must ask.
+    /// Advances the checkpoint that is being written, without waiting for it. All ranks must call it.
     ///
     /// # Errors
     /// If another rank failed.
@@ -200,7 +200,7 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Waits for the checkpoint that is being written. All ranks must ask.
+    /// Waits for the checkpoint that is being written. All ranks must call it.
     ///
     /// # Errors
     /// If another rank failed.
@@ -210,7 +210,7 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Where all ranks have written their parts, rank 0 begins to complete the checkpoint.
+    /// If all ranks have written their parts, rank 0 begins to complete the checkpoint.
     fn meet(&mut self, device: &impl Device, wait: bool) -> Result<(), RunError> {
         let Some(mut parts) = self.parts.take() else { return Ok(()) };
         if let Some(thread) = parts.thread.take_if(|t| wait || t.is_finished()) {
@@ -256,7 +256,7 @@ impl<'a> Saver<'a> {
         if self.rank > 0 {
             return;
         }
-        // There may be nothing, and what cannot be removed now is removed when the directory is used again.
+        // It may not exist, and what cannot be removed now is removed when the directory is next locked.
         let _ = files::remove_folder(&job.aside);
         self.warnings.push(format!(
             "the checkpoint after {} steps could not be written: {reason}; training continues, {}",
@@ -274,7 +274,7 @@ impl<'a> Saver<'a> {
 }
 
 impl Parts {
-    /// What this rank tells the others: that it is not done, that it is, or the system's number of its error.
+    /// The status of this rank's part: pending, done, or the system's error code.
     fn said(&self) -> u64 {
         match &self.ended {
             None => PENDING,
@@ -302,10 +302,10 @@ fn joined<T>(thread: JoinHandle<T>) -> T {
 }
 
 impl Drop for Saver<'_> {
-    /// After an error threads may still write: a checkpoint that only rank 0 has to complete still becomes one.
+    /// After an error threads may still write; a checkpoint that only rank 0 has to complete is still completed.
     fn drop(&mut self) {
         if let Some(thread) = self.parts.as_mut().and_then(|p| p.thread.take()) {
-            // What went wrong has been said.
+            // Its error has already been reported.
             let _ = thread.join();
         }
         if let Some(Completing { thread, .. }) = self.completing.take() {

@@ -20,7 +20,7 @@ pub(super) struct Piece {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What checkpoints keep of a group: kind, buffer and dtype.
+/// The buffers of a group that checkpoints save: kind, buffer and dtype.
 pub(super) fn kept(group: &Group) -> impl Iterator<Item = (&str, BufferId, DType)> {
     let states = group.states.iter().filter(|s| !s.name.is_within_step());
     let states = states.map(|s| (s.name.word(), s.buffer, DType::F32));
@@ -69,7 +69,7 @@ pub(super) fn take(
     Ok(pieces)
 }
 
-/// The last parameter that trains and of which an element here is not finite.
+/// The last trainable parameter with a non-finite element among these pieces.
 pub(super) fn not_finite(plan: &Plan, pieces: &[Piece]) -> Option<ParamId> {
     let trained = |group: &&Group| group.trainable;
     let segments = plan.groups.iter().filter(trained).flat_map(|g| &g.segments);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
-/// How validations have gone so far.
+/// The progress of validations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// The lowest loss.
@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The same after one more validation.
+    /// The progress after one more validation.
     pub fn after(self, loss: f64) -> Progress {
         if !loss.is_nan() && self.best.is_none_or(|best| loss < best) {
             return Progress { best: Some(loss), without_improvement: 0 };
@@ -32,18 +32,18 @@ impl Progress {
 pub struct Validated {
     /// The loss; absent if it was not a number.
     pub loss: Option<f64>,
-    /// How validations have gone, this one included.
+    /// The progress, including this validation.
     pub progress: Progress,
 }
 
 impl Validated {
-    /// Of the checkpoint in this directory, if it was validated.
+    /// Reads the validation of the checkpoint in this directory, if any.
     pub(super) fn of(checkpoint: &Path) -> Option<Validated> {
         serde_json::from_slice(&fs::read(checkpoint.join(VALIDATED)).ok()?).ok()
     }
 }
 
-/// Notes the validation of the checkpoint after `step` steps, and makes it the best if it is.
+/// Records the validation of the checkpoint after `step` steps, and updates `best` if its loss is the lowest.
 ///
 /// # Errors
 /// If the file system refuses.
@@ -64,8 +64,7 @@ pub(super) fn record(
     keep.map_or(Ok(()), |keep| forget(root, step, keep))
 }
 
-/// The loss of the best checkpoint so far; not of one that is ahead of `step`, which is of a run that was resumed
-/// before it.
+/// The loss of the best checkpoint up to `step`; a later one belongs to a run that was resumed before it.
 fn best(root: &Path, step: usize) -> Option<f64> {
     let path = named_by(&root.join(BEST)).ok()?;
     let is_before = step_of(&path.file_name()?.to_string_lossy())? < step;

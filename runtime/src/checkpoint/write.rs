@@ -17,10 +17,10 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest wait for another rank's part to be seen: a file system of several machines may show it late.
+/// Maximum wait for another rank's part to become visible: network file systems may delay it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Beginning of the names of what is being written or removed.
+/// Prefix of the names of files being written or removed.
 pub(super) const ASIDE: &str = ".partial-";
 
 /// What one rank writes of one checkpoint.
@@ -32,12 +32,12 @@ pub(super) struct Job {
     pub(super) rank: usize,
 }
 
-/// What rank 0 adds.
+/// What rank 0 writes in addition.
 pub(super) struct Leader {
     pub(super) index: Index,
     pub(super) source: PathBuf,
     pub(super) keep: Option<usize>,
-    /// The metrics, which must be on disk before `latest` says that their steps are done.
+    /// The metrics file, synced before `latest` names the checkpoint.
     pub(super) metrics: Option<Sink>,
 }
 
@@ -84,8 +84,8 @@ impl Job {
         RunError::checkpoint(path, format!("cannot be written: {error}"))
     }
 
-    /// Writes the index and makes the checkpoint the latest, when all parts are written; then removes what need not
-    /// be kept. What went wrong with the latter does the checkpoint no harm.
+    /// Writes the index and updates `latest`, when all parts are written; then removes checkpoints that need not be
+    /// kept. Returns an error of that removal, which does not affect the checkpoint.
     ///
     /// # Errors
     /// If it is not complete.
@@ -138,13 +138,13 @@ impl Job {
         create(&self.aside.join(SUMS), sums.as_bytes())?;
         sync(&self.aside)?;
         if let Some(metrics) = metrics {
-            // A pipe cannot be synced, and needs not to be.
+            // A pipe cannot be synced, and need not be.
             let _ = metrics.sync();
         }
         let name = dir_name(self.step);
         let path = self.root.join(&name);
         if path.exists() {
-            // Complete, but `latest` never came to name it.
+            // A complete checkpoint that `latest` never named.
             remove(&path)?;
         }
         files::rename(&self.aside, &path).map_err(RunError::io(&path))?;
@@ -168,7 +168,7 @@ impl Job {
     }
 }
 
-/// Removes all but the newest checkpoints of those until `last`, and the best.
+/// Removes the checkpoints up to `last`, except the newest `keep` and the best.
 pub(super) fn forget(root: &Path, last: usize, keep: usize) -> Result<(), RunError> {
     let mut steps = Vec::new();
     for entry in fs::read_dir(root).map_err(RunError::io(root))? {
@@ -188,7 +188,7 @@ pub(super) fn forget(root: &Path, last: usize, keep: usize) -> Result<(), RunErr
     Ok(())
 }
 
-/// Removes a checkpoint; at no moment a part of it is left under its name.
+/// Removes a checkpoint atomically: a partial one is never left under its name.
 fn remove(path: &Path) -> Result<(), RunError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let aside = path.with_file_name(format!("{ASIDE}removed-{}-{name}", std::process::id()));
@@ -213,7 +213,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), RunError> {
     let replaced = create(&aside, bytes)
         .and_then(|()| files::rename(&aside, path).map_err(RunError::io(path)));
     if replaced.is_err() {
-        // The error that matters is the first; there may be nothing to remove.
+        // The first error is the one to report; the file may not exist.
         let _ = files::remove(&aside);
     }
     replaced?;

@@ -1,4 +1,4 @@
-//! Bytes of a memory-mapped file, which stays mapped while they are used, or of memory.
+//! Bytes in memory or of a memory-mapped file, which stays mapped while they are used.
 
 use crate::RunError;
 use memmap2::Mmap;
@@ -7,7 +7,7 @@ use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes that clones share.
+/// Reference-counted bytes.
 #[derive(Clone)]
 pub(crate) struct Bytes {
     all: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -15,14 +15,14 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// Those of a file, which is mapped: unread pages cost no memory, and read ones can be dropped.
+    /// Maps a file: unread pages use no memory, and read ones can be evicted.
     ///
     /// # Errors
-    /// If it is no regular file, or cannot be mapped.
+    /// If it is not a regular file, or cannot be mapped.
     pub(crate) fn map(path: &Path) -> Result<Bytes, RunError> {
         let meta = std::fs::metadata(path).map_err(RunError::io(path))?;
         if !meta.is_file() {
-            return Err(RunError::data(path, "is no regular file"));
+            return Err(RunError::data(path, "is not a regular file"));
         }
         let file = File::open(path).map_err(RunError::io(path))?;
         if meta.len() == 0 {
@@ -35,7 +35,7 @@ impl Bytes {
         Ok(Bytes { all: Arc::new(map), range })
     }
 
-    /// A part of them; `None` if it leaves them.
+    /// A subrange; `None` if it is out of bounds.
     pub(crate) fn part(&self, range: Range<usize>) -> Option<Bytes> {
         if range.start > range.end || range.end > self.range.len() {
             return None;

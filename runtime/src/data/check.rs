@@ -8,7 +8,7 @@ use frit_ir::DType;
 use frit_ir::plan::{IndexKind, IndexRange, InputSpec};
 use std::path::Path;
 
-/// Elements that stand out.
+/// An element that may be out of range.
 struct Found {
     element: usize,
     value: i128,
@@ -18,7 +18,7 @@ struct Found {
 /// number `first` of its file.
 ///
 /// # Errors
-/// The first element that an operation does not take.
+/// The first element that is out of range.
 pub(super) fn ranges(
     path: &Path,
     input: &InputSpec,
@@ -26,13 +26,13 @@ pub(super) fn ranges(
     bytes: &[u8],
     first: usize,
 ) -> Result<(), RunError> {
-    // A truth value is one of two whatever reads it.
+    // A boolean is in range for every reader.
     if element == Element::Bool
         && let Some(at) = bytes.iter().position(|b| *b > 1)
     {
         let place = place(input, first, at);
         let value = bytes[at];
-        let reason = format!("tensor `{}`, {place}: {value} is no truth value", input.name);
+        let reason = format!("tensor `{}`, {place}: {value} is not 0 or 1", input.name);
         return Err(RunError::data(path, reason));
     }
     for range in &input.ranges {
@@ -61,7 +61,7 @@ pub(super) fn ranges(
 /// Checks that every element fits the smaller type of its input.
 ///
 /// # Errors
-/// The first that does not.
+/// The first element that does not fit.
 pub(super) fn fits(
     path: &Path,
     input: &InputSpec,
@@ -90,7 +90,7 @@ pub(super) fn fits(
     Err(RunError::data(path, reason))
 }
 
-/// The first element that the range is about and does not allow.
+/// The first element that the range covers and does not allow.
 fn outside(input: &InputSpec, range: &IndexRange, element: Element, bytes: &[u8]) -> Option<Found> {
     let (lo, hi, ignore) =
         (i128::from(range.lo), i128::from(range.hi), range.ignore.map(i128::from));
@@ -114,7 +114,7 @@ fn outside(input: &InputSpec, range: &IndexRange, element: Element, bytes: &[u8]
         inside
     };
     let mut from = 0;
-    // Elements that stand out are rare; whether one is meant is asked of those alone.
+    // Elements outside the range are rare; only for these is it checked whether the range covers them.
     while let Some(found) = find(element, &bytes[from * element.size()..], bad) {
         let at = from + found.element;
         if meant(at) {

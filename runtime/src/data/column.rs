@@ -8,13 +8,13 @@ use crate::RunError;
 use frit_ir::plan::InputSpec;
 use std::path::Path;
 
-/// The examples of an input, as its files have them.
+/// The examples of an input, in the type of its files.
 pub(super) struct Column {
     pub(super) input: InputSpec,
     pub(super) element: Element,
     /// Bytes of one example; `None` if the tensor is the same for all.
     pub(super) example: Option<usize>,
-    /// Of each file.
+    /// The bytes of each file.
     pub(super) parts: Vec<Bytes>,
 }
 
@@ -29,7 +29,7 @@ impl Column {
     /// Adds another file.
     ///
     /// # Errors
-    /// If it has another type, or a tensor that is the same for all examples is not the same there.
+    /// If it has another type, or a tensor that is shared by all examples differs.
     pub(super) fn add(&mut self, path: &Path, part: Part) -> Result<(), RunError> {
         let name = &self.input.name;
         if part.element != self.element {
@@ -53,7 +53,7 @@ impl Column {
     }
 }
 
-/// What one file has for an input.
+/// The tensor of an input in one file.
 pub(super) struct Part {
     pub(super) element: Element,
     pub(super) bytes: Bytes,
@@ -62,11 +62,10 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The tensor of an input in a file's contents: with another number of examples, or exactly as it
-    /// is declared.
+    /// The tensor of an input in a file's contents: with any number of examples, or exactly as it is declared.
     ///
     /// # Errors
-    /// If there is none, or it has another shape or a type that the input does not take.
+    /// If there is none, or its shape or type does not fit the input.
     pub(super) fn of(
         path: &Path,
         contents: &Contents,
@@ -107,7 +106,7 @@ impl Part {
         Ok(part)
     }
 
-    /// Rewrites the elements in the input's type, which is smaller: every one must fit.
+    /// Converts the elements to the input's type, which is smaller; every one must fit.
     fn narrow(&mut self, path: &Path, input: &InputSpec) -> Result<(), RunError> {
         let to = input.ty.dtype;
         check::fits(path, input, self.element, &self.bytes)?;
@@ -119,7 +118,7 @@ impl Part {
     }
 }
 
-/// The type of an input as files have it.
+/// The type of an input, as expected in files.
 fn wanted(input: &InputSpec, exact: bool) -> String {
     let dims = input.ty.shape.dims();
     let mut dims: Vec<String> = dims.iter().map(usize::to_string).collect();

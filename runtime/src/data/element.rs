@@ -70,12 +70,12 @@ impl Element {
         }
     }
 
-    /// Whether it is an integer or a truth value.
+    /// Whether it is an integer or boolean type.
     pub fn is_integer(self) -> bool {
         !matches!(self, Element::F64 | Element::F32 | Element::F16 | Element::BF16)
     }
 
-    /// The smallest and the largest integer of the type; of a float nothing.
+    /// The minimum and maximum of an integer type; `None` for floats.
     pub fn bounds(self) -> Option<(i128, i128)> {
         let bits = 8 * self.size() as u32;
         match self {
@@ -93,9 +93,9 @@ impl Element {
         self.name() == dtype.name() || (self, dtype) == (Element::U64, DType::I64)
     }
 
-    /// Whether an input of `dtype` takes elements of this type. Integers are widened, or narrowed where every
-    /// value fits, which is checked; to a float go those that it holds exactly; floats go to wider ones, and f32
-    /// to 16 bits, rounded. Any integer is a truth value.
+    /// Whether an input of `dtype` accepts elements of this type. Integers are widened, or narrowed after checking that
+    /// every value fits; a float input accepts integer types that it represents exactly; floats are widened, and f32 is
+    /// rounded to 16 bits. A boolean input accepts any integer type.
     pub fn feeds(self, dtype: DType) -> bool {
         match dtype {
             DType::Bool => self.is_integer(),
@@ -108,7 +108,7 @@ impl Element {
         }
     }
 
-    /// Whether a float of so many significant bits, of at least 16, holds every value.
+    /// Whether a float with this many significant bits represents every value.
     fn is_exact_in(self, bits: u32) -> bool {
         match self.bounds() {
             Some((_, most)) => most < 1 << bits,
@@ -120,7 +120,7 @@ impl Element {
         matches!(self, Element::F16 | Element::BF16)
     }
 
-    /// The names of those that an input of `dtype` takes, its own first.
+    /// The names of the types that an input of `dtype` accepts, its own first.
     pub(super) fn feeding(dtype: DType) -> String {
         let mut all = Element::ALL.to_vec();
         all.retain(|e| e.feeds(dtype));
@@ -136,7 +136,7 @@ impl fmt::Display for Element {
 }
 
 impl From<DType> for Element {
-    /// The type of the same bytes; of 8-bit floats these.
+    /// The type with the same bytes; u8 for 8-bit floats.
     fn from(dtype: DType) -> Element {
         Element::ALL.into_iter().find(|e| e.is(dtype)).unwrap_or(Element::U8)
     }
@@ -149,7 +149,7 @@ enum Number {
     Int(i64),
 }
 
-/// The elements one after the other.
+/// The elements in order.
 fn numbers(from: Element, bytes: &[u8]) -> Box<dyn Iterator<Item = Number> + '_> {
     macro_rules! read {
         ($t:ty, $number:expr) => {{
@@ -198,7 +198,7 @@ pub(crate) fn convert(from: Element, bytes: &[u8], to: DType, out: &mut Vec<u8>)
         DType::F64 => write!(float),
         DType::F32 => write!(|x| float(x) as f32),
         DType::F16 => write!(|x| f16::from_f64(DType::F16.round(float(x)))),
-        // Everything that goes to bf16 is exact in f32.
+        // Every type that is converted to bf16 is exact in f32.
         DType::BF16 => write!(|x| bf16::from_f32(float(x) as f32)),
         DType::I64 => write!(int),
         DType::I32 => write!(|x| int(x) as i32),

@@ -30,19 +30,19 @@ use order::{Deal, Place, shuffled};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of integers that are checked when they are loaded; more than these are checked as they are fed.
+/// Maximum bytes of integers that are checked on loading; larger data is checked batch by batch.
 const CHECKED_AT_ONCE: usize = 8 << 30;
 
-/// All examples of some files, as the plan's inputs want them.
+/// All examples of some files, by input of the plan.
 pub struct Data {
     columns: Vec<Column>,
     files: Vec<File>,
     deal: Deal,
-    /// Whether batches are checked as they are fed.
+    /// Whether batches are checked when they are fed.
     check_late: bool,
     /// The seed of the order, if examples are shuffled.
     seed: Option<u64>,
-    /// The epoch whose order was last asked for, and the order.
+    /// The last requested epoch and its order.
     order: Mutex<(usize, Arc<[usize]>)>,
 }
 
@@ -56,8 +56,8 @@ impl Data {
     /// Reads files for a plan.
     ///
     /// # Errors
-    /// If a file cannot be read, lacks a tensor, has one of another dtype or shape, or has an index that an
-    /// operation does not take; or if there are fewer examples than one global batch.
+    /// If a file cannot be read, lacks a tensor, has one of another dtype or shape, or has an index out of range; or if
+    /// there are fewer examples than one global batch.
     pub fn load(source: &Source, plan: &Plan) -> Result<Data, RunError> {
         let (mut columns, mut files, mut examples) = (Vec::new(), Vec::new(), None);
         for path in source.paths()? {
@@ -89,7 +89,7 @@ impl Data {
         Ok(data)
     }
 
-    /// Checks all elements against the ranges of their inputs, unless these are very many.
+    /// Checks all elements against the ranges of their inputs, unless there are too many.
     fn check(&mut self) -> Result<(), RunError> {
         let checked = |c: &&Column| c.is_checked();
         let parts = self.columns.iter().filter(checked).flat_map(|c| &c.parts);
@@ -105,22 +105,22 @@ impl Data {
         Ok(())
     }
 
-    /// Where step `step` begins to read.
+    /// The position at which step `step` begins to read.
     pub fn position(&self, step: usize) -> Position {
         let Place { epoch, first, .. } = self.deal.place(step);
         Position { epoch, example: first }
     }
 
-    /// The step that begins to read at a position or, where the global batch had another size when it was
-    /// noted, whose batch holds it.
+    /// The step that begins to read at a position or, if it was recorded with another global batch size, whose batch
+    /// contains it.
     pub fn step_at(&self, position: Position) -> usize {
         self.deal.step_at(position)
     }
 
-    /// Hands over what rank `rank` reads in micro-step `micro` of step `step`: buffer, type and bytes.
+    /// Passes what rank `rank` reads in micro-step `micro` of step `step` to `put`: buffer, type and bytes.
     ///
     /// # Errors
-    /// The first error of `put`, or an index that an operation does not take.
+    /// The first error of `put`, or an index out of range.
     pub fn feed(
         &self,
         step: usize,
@@ -136,7 +136,7 @@ impl Data {
         }
     }
 
-    /// Micro-steps of a step: fewer at the end of an epoch if the rest is kept and does not fill a step.
+    /// Micro-steps of a step; fewer at the end of an epoch if remaining examples are kept and do not fill a step.
     pub fn micro_steps(&self, step: usize) -> usize {
         self.deal.place(step).micro_steps
     }
@@ -151,16 +151,16 @@ impl Data {
         self.len() == 0
     }
 
-    /// Batches of all ranks in which every example comes once; the last may not be full.
+    /// Number of batches over all ranks in which every example occurs once; the last may be partial.
     pub fn batches(&self) -> usize {
         self.len().div_ceil(self.deal.batch * self.deal.ranks)
     }
 
-    /// Hands over what rank `rank` reads in batch `number` when every example comes once, in the files'
-    /// order: buffer, type and bytes. Returns how many examples count; the others, at the end, fill the batch.
+    /// Passes what rank `rank` reads in batch `number` to `put`, where every example occurs once, in file order:
+    /// buffer, type and bytes. Returns how many examples count; the others are padding at the end of the batch.
     ///
     /// # Errors
-    /// Those of `put`, or an index that an operation does not take.
+    /// Those of `put`, or an index out of range.
     pub fn feed_once(
         &self,
         number: usize,
@@ -173,7 +173,7 @@ impl Data {
         Ok(examples.saturating_sub(first).min(batch))
     }
 
-    /// Hands over examples by their numbers.
+    /// Passes the examples of these numbers to `put`.
     fn put(
         &self,
         examples: impl Iterator<Item = usize> + Clone,
@@ -211,7 +211,7 @@ impl Data {
     }
 }
 
-/// Adds what one file has to every input's column; the number of its examples, if anything is per example.
+/// Adds a file to every input's column; returns the number of its examples, if any tensor is per example.
 fn read(
     path: &Path,
     plan: &Plan,
@@ -238,14 +238,14 @@ fn read(
     Ok(examples.map(|(n, _)| n))
 }
 
-/// The bytes for an input's buffer.
+/// The elements of an input's buffer.
 pub(crate) struct Fed {
     pub(crate) buffer: BufferId,
     pub(crate) element: Element,
     pub(crate) bytes: Bytes,
 }
 
-/// Examples of one rank's batch: the first axis of what has an example in every row.
+/// Examples of one rank's batch: the size of the first axis of per-example inputs.
 fn batch(columns: &[Column], plan: &Plan) -> Result<usize, String> {
     let mut of_examples = columns.iter().filter(|c| c.example.is_some()).map(|c| &c.input);
     let Some(first) = of_examples.next().or(plan.inputs.iter().find(|i| i.per_example)) else {
@@ -265,12 +265,11 @@ fn batch(columns: &[Column], plan: &Plan) -> Result<usize, String> {
     }
 }
 
-/// Reads tensors exactly as the plan's inputs are declared, for one batch of every rank alike. Inputs in
-/// `optional` may be missing; false if any is.
+/// Reads tensors exactly as the plan's inputs are declared, for one batch shared by all ranks. Inputs in `optional` may
+/// be missing; false if any is.
 ///
 /// # Errors
-/// If the file cannot be read, lacks a tensor, has one of another dtype or shape, or an index that an operation
-/// does not take.
+/// If the file cannot be read, lacks a tensor, has one of another dtype or shape, or an index out of range.
 pub(crate) fn read_inputs(
     path: &Path,
     plan: &Plan,
@@ -300,7 +299,7 @@ mod tests {
         over(&[n], ranks, seed)
     }
 
-    /// Examples over files of so many each.
+    /// Data with files of these numbers of examples.
     fn over(sizes: &[usize], ranks: usize, seed: Option<u64>) -> Data {
         let input = InputSpec {
             name: "x".into(),
@@ -352,7 +351,7 @@ mod tests {
             assert_eq!(one.step_at(two.position(step)), 2 * step);
         }
         assert_eq!(one.position(13), Position { epoch: 1, example: 2 });
-        // The last examples of an epoch that the larger batch leaves out.
+        // The last examples of an epoch, which the larger batch drops.
         assert_eq!(data(10, 2, None).step_at(data(10, 1, None).position(4)), 1);
     }
 
@@ -387,7 +386,7 @@ mod tests {
             assert_eq!(sorted, (0..12).collect::<Vec<u8>>());
         }
         assert!(orders[0] != orders[1] && orders[1] != orders[2]);
-        // Neither the ranks nor what was asked before change the order.
+        // The order depends neither on the ranks nor on earlier requests.
         let two = data(12, 2, Some(7));
         assert_eq!(epoch(&two, 2), orders[2]);
         assert_eq!(epoch(&two, 0), orders[0]);

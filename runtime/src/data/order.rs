@@ -5,7 +5,7 @@ use crate::checkpoint::Position;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// How examples are dealt out to steps.
+/// How examples are assigned to steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deal {
     pub(super) examples: usize,
@@ -16,7 +16,7 @@ pub(super) struct Deal {
     pub(super) keep_rest: bool,
 }
 
-/// Where a step is in the data.
+/// The position of a step in the data.
 pub(super) struct Place {
     pub(super) epoch: usize,
     /// First example within the epoch's order.
@@ -30,7 +30,7 @@ impl Deal {
         self.batch * self.ranks * self.accumulation
     }
 
-    /// Micro-steps that the examples left after the last full step of an epoch fill, if they are kept.
+    /// Micro-steps filled by the examples after the last full step of an epoch, if they are kept.
     fn rest(&self) -> usize {
         let rest = self.examples % self.global_batch() / (self.batch * self.ranks);
         if self.keep_rest { rest } else { 0 }
@@ -54,7 +54,7 @@ impl Deal {
     }
 }
 
-/// A permutation of `0..n` by Fisher and Yates.
+/// A Fisher-Yates permutation of `0..n`.
 pub(super) fn shuffled(n: usize, seed: u64, epoch: usize) -> Vec<usize> {
     let mut random = ChaCha12Rng::seed_from_u64(seed);
     random.set_stream(epoch as u64);

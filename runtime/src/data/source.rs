@@ -5,17 +5,17 @@ use crate::RunError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Files of examples, one after the other.
+/// Files of examples, in sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// Paths and patterns.
     pub files: Vec<PathBuf>,
-    /// The type of the tokens in `.bin` files that do not say it themselves.
+    /// The type of the tokens in `.bin` files without a header.
     pub tokens: Option<TokenDType>,
 }
 
 impl Source {
-    /// Files, and the type of tokens in those that do not say it.
+    /// Files, and the type of tokens in those without a header.
     pub fn new(files: Vec<PathBuf>, tokens: Option<TokenDType>) -> Source {
         Source { files, tokens }
     }
@@ -23,7 +23,7 @@ impl Source {
     /// The files: in the order in which they are given, those of a pattern sorted by name.
     ///
     /// # Errors
-    /// If a pattern is none, or no file has it.
+    /// If a pattern is invalid, or matches no file.
     pub(crate) fn paths(&self) -> Result<Vec<PathBuf>, RunError> {
         let mut paths = Vec::new();
         for given in &self.files {
@@ -33,7 +33,8 @@ impl Source {
                 continue;
             }
             let refuse = |reason: String| RunError::data(given, reason);
-            let matching = glob::glob(&text).map_err(|e| refuse(format!("no pattern: {e}")))?;
+            let matching =
+                glob::glob(&text).map_err(|e| refuse(format!("invalid pattern: {e}")))?;
             let before = paths.len();
             for path in matching {
                 let path = path.map_err(|e| refuse(e.to_string()))?;

@@ -15,22 +15,21 @@ use std::ops::Range;
 pub struct Span {
     /// The task.
     pub task: TaskId,
-    /// Microseconds from the start of what was asked for.
+    /// Microseconds from the start of the traced range.
     pub start_us: f64,
-    /// Microseconds that it took.
+    /// Duration in microseconds.
     pub duration_us: f64,
 }
 
-/// One rank's device: its arenas, and the tasks of a plan made ready to run on it.
+/// One rank's device: its arenas, and a plan prepared to run on it.
 ///
-/// What is asked of a device takes effect in the order in which it is asked; a device may return before
-/// it has done it, and report a failure of it later.
+/// Calls take effect in order; a device may return before the work of a call is complete, and report its failure later.
 pub trait Device {
-    /// Steps whose metrics may be noted before the first is taken, without the device going idle.
+    /// Number of steps whose metrics may be pending, so that the device does not become idle.
     const METRICS_DELAY: usize;
 
-    /// Writes an input of the next micro-step: its buffer and all of its elements, in a type that the input
-    /// takes and that is no larger than its own.
+    /// Writes an input of the next micro-step: its buffer and all of its elements, in a type that the input accepts and
+    /// that is no larger than its own.
     ///
     /// # Errors
     /// If the device failed.
@@ -42,19 +41,19 @@ pub trait Device {
     /// The task that failed.
     fn run(&mut self, tasks: Range<TaskId>) -> Result<(), RunError>;
 
-    /// Runs tasks one by one and takes the time of each, which costs more than running them.
+    /// Runs tasks one by one and measures each, which is slower than running them.
     ///
     /// # Errors
     /// The task that failed.
     fn trace(&mut self, tasks: Range<TaskId>) -> Result<Vec<Span>, RunError>;
 
-    /// Notes the metrics of the step that was run.
+    /// Requests the metrics of the last step.
     ///
     /// # Errors
     /// If the device failed.
     fn note_metrics(&mut self) -> Result<(), RunError>;
 
-    /// The metrics of the step noted first, in the plan's order. They are not kept.
+    /// Takes the metrics of the oldest pending step, in the plan's order.
     ///
     /// # Errors
     /// If the device failed.
@@ -72,26 +71,26 @@ pub trait Device {
     /// If the device failed.
     fn read(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
 
-    /// Reads the same bytes of every rank, in rank order, on rank 0; nothing on others. Every rank must ask.
+    /// Gathers the same bytes of every rank, in rank order, on rank 0; empty on others. Every rank must call it.
     ///
     /// # Errors
     /// If the device or another rank failed.
     fn gather(&self, buffer: BufferId, offset: usize, bytes: usize) -> Result<Vec<u8>, RunError>;
 
-    /// The largest of every rank's `value`. Every rank must ask.
+    /// The maximum of `value` over ranks. Every rank must call it.
     ///
     /// # Errors
     /// If another rank failed.
     fn largest(&self, value: u64) -> Result<u64, RunError>;
 
-    /// What this rank uses of its device.
+    /// The device resources that this rank uses.
     ///
     /// # Errors
     /// If the device failed.
     fn usage(&self) -> Result<Usage, RunError>;
 }
 
-/// Counts what one step of a plan is made of, from what each task is made of.
+/// Counts the launches of one step of a plan, from those of each task.
 fn launches_of_step(
     plan: &Plan,
     mut of_task: impl FnMut(TaskId) -> Vec<&'static str>,

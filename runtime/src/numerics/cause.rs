@@ -27,7 +27,7 @@ fn largest(dtype: DType) -> f64 {
     }
 }
 
-/// The first label that is no class and does not leave its row out.
+/// The first label that is neither a class nor ignored.
 fn no_class(op: &Op, operands: &[Tensor]) -> Option<(i64, usize)> {
     let shape = |i: usize| operands.get(i).map(Tensor::shape);
     let (classes, labels, ignore) = match op {
@@ -71,7 +71,7 @@ pub(super) fn of(
         let most = classes as i64 - 1;
         return (
             format!("the label {label} is not one of {classes} classes, 0 to {most}"),
-            "look at the labels, and at what the model computes them from".into(),
+            "check the labels, and the inputs from which the model computes them".into(),
         );
     }
     match op {

@@ -13,15 +13,15 @@ use frit_ir::plan::{Action, ParamHome, Place, Plan, Task, TaskId};
 use frit_ir::{DType, Graph, Node, Op, Tensor};
 use std::fmt;
 
-/// Kernels of more operations are not replayed: the interpreter is slow.
+/// Maximum operations of a kernel that is replayed: the interpreter is slow.
 const REPLAYED_FLOPS: u64 = 4_000_000_000;
 
-/// What was found.
+/// A non-finite value and its cause.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotFinite {
     /// `inf` or `NaN`.
     pub value: &'static str,
-    /// The operation that produced it, as far as it is known, or where it came in.
+    /// The operation that produced it, if known, or the input or parameter.
     pub op: String,
     /// Element type of the result.
     pub dtype: DType,
@@ -53,7 +53,7 @@ impl fmt::Display for NotFinite {
     }
 }
 
-/// How many elements of a tensor are no numbers, and how many infinite.
+/// Numbers of NaN and infinite elements of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Bad {
     nan: usize,
@@ -76,13 +76,13 @@ impl Bad {
     }
 }
 
-/// What an operand was before the task ran.
+/// Operands as they were before the task ran.
 pub(super) struct Before {
     reads: Vec<(Place, Option<Vec<u8>>)>,
 }
 
 impl Before {
-    /// Keeps the operands that the task overwrites.
+    /// Copies the operands that the task overwrites.
     pub(super) fn read(device: &impl Device, task: &Task) -> Result<Before, RunError> {
         let writes = task.action.writes();
         let mut reads = Vec::new();
@@ -108,7 +108,7 @@ fn bytes(device: &impl Device, place: &Place) -> Result<Vec<u8>, RunError> {
     device.read(place.buffer, place.offset, place.ty.bytes())
 }
 
-/// Checks what was fed and, at the start, the parameters.
+/// Checks the inputs and, at the start, the parameters.
 pub(super) fn inputs(
     plan: &Plan,
     device: &impl Device,
@@ -138,9 +138,9 @@ pub(super) fn inputs(
     };
     for input in plan.inputs.iter().filter(|i| i.ty.dtype.is_float()) {
         let bytes = device.read(input.buffer, 0, input.ty.bytes())?;
-        check("input", &input.name, input.ty.dtype, bytes, "look at the data file")?;
+        check("input", &input.name, input.ty.dtype, bytes, "check the data file")?;
     }
-    let help = "look at the weights that the plan was compiled with";
+    let help = "check the weights with which the plan was compiled";
     for group in plan.groups.iter().filter(|_| params) {
         for segment in &group.segments {
             let Some((_, at, n)) = group.owned(segment, rank) else { continue };
@@ -221,8 +221,7 @@ pub(super) fn task(
     })))
 }
 
-/// Whether −∞ is a result that the kernel means: a mask's fill, or the statistics of a row in which
-/// everything is masked.
+/// Whether −∞ is an intended result: a mask's fill, or the statistics of a fully masked row.
 fn excludes(body: &Graph) -> bool {
     body.nodes().any(|(_, n)| match &n.op {
         Op::Constant(c) => c.value.as_floats().is_some_and(|v| v.iter().any(|x| x.is_infinite())),
@@ -232,7 +231,7 @@ fn excludes(body: &Graph) -> bool {
     })
 }
 
-/// The node of a body at which something is first not finite.
+/// The first node of a body with a non-finite result.
 struct Replayed {
     op: Option<Op>,
     dtype: DType,
@@ -246,7 +245,7 @@ fn replay(body: &Graph, operands: &[Tensor]) -> Option<Replayed> {
         n.op.flops(&types(&n.inputs), &types(&n.outputs))
     };
     if body.nodes().map(|(_, n)| flops(n)).sum::<u64>() > REPLAYED_FLOPS {
-        // One operation needs no replay to be known.
+        // A single operation is known without replay.
         let mut inner = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
         let only = inner.next().filter(|_| inner.next().is_none())?;
         let dtype = body.ty(only.outputs[0]).dtype;
@@ -264,7 +263,7 @@ fn replay(body: &Graph, operands: &[Tensor]) -> Option<Replayed> {
         let inputs = inputs?;
         let results = match interpret::eval_op(&node.op, &inputs, Options::default()) {
             Ok(results) => results,
-            // A label that is no class gives NaN on every device.
+            // A label that is not a class gives NaN on every device.
             Err(EvalError::Index { .. }) => {
                 let (op, dtype) = (Some(node.op.clone()), body.ty(node.outputs[0]).dtype);
                 let operands = inputs.into_iter().cloned().collect();

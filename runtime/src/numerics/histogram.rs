@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 /// Version of [`NumericsFile`].
 pub const FORMAT: u32 = 1;
 
-/// What values are.
+/// The kind of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Written by forward.
+    /// Written by the forward pass.
     Activation,
-    /// Written by backward; the loss scale is divided out.
+    /// Written by the backward pass; divided by the loss scale.
     Gradient,
 }
 
@@ -21,9 +21,9 @@ pub enum Kind {
 pub struct Histogram {
     /// Elements.
     pub elements: u64,
-    /// Those that are 0.
+    /// Elements that are 0.
     pub zeros: u64,
-    /// Those that are infinite or no numbers.
+    /// Elements that are infinite or NaN.
     pub not_finite: u64,
     /// The largest finite magnitude.
     pub max_abs: f64,
@@ -33,7 +33,7 @@ pub struct Histogram {
     pub exponents: BTreeMap<i32, u64>,
 }
 
-/// A number format, by the exponents it has.
+/// A number format, by its exponents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// Name in reports.
@@ -74,7 +74,7 @@ impl Histogram {
         }
     }
 
-    /// Adds what another one counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         self.elements += other.elements;
         self.zeros += other.zeros;
@@ -90,25 +90,25 @@ impl Histogram {
         }
     }
 
-    /// The part of the numbers other than 0 whose exponent passes.
+    /// The fraction of nonzero values whose exponent satisfies `passes`.
     fn part(&self, passes: impl Fn(i32) -> bool) -> f64 {
         let all: u64 = self.exponents.values().sum();
         let some: u64 = self.exponents.iter().filter(|(e, _)| passes(**e)).map(|(_, n)| n).sum();
         some as f64 / all.max(1) as f64
     }
 
-    /// The part that becomes 0 in a format after multiplication with 2^`shift`. Half of the smallest
-    /// number and less rounds to 0.
+    /// The fraction that becomes 0 in a format after multiplication by 2^`shift`. Half of the smallest number and less
+    /// rounds to 0.
     pub fn underflow(&self, format: &Format, shift: i32) -> f64 {
         self.part(|e| e + shift < format.bottom - 1)
     }
 
-    /// The part that a format holds with fewer digits.
+    /// The fraction that is subnormal in a format.
     pub fn subnormal(&self, format: &Format, shift: i32) -> f64 {
         self.part(|e| (format.bottom - 1..format.normal).contains(&(e + shift)))
     }
 
-    /// The part beyond the largest number of a format.
+    /// The fraction that exceeds the largest number of a format.
     pub fn overflow(&self, format: &Format, shift: i32) -> f64 {
         self.part(|e| e + shift > format.top)
     }
@@ -119,15 +119,15 @@ impl Histogram {
 pub struct Row {
     /// Module path.
     pub scope: String,
-    /// What the values are.
+    /// The kind of values.
     pub kind: Kind,
-    /// The dtype they were in.
+    /// Their dtype.
     pub dtype: String,
     /// The counts.
     pub histogram: Histogram,
 }
 
-/// What `--numerics` writes.
+/// The file that `--numerics` writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumericsFile {
     /// [`FORMAT`].
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(h.exponents, BTreeMap::from([(-2, 1), (0, 2), (1, 1)]));
     }
 
-    /// What is counted as lost is what rounding to the format loses.
+    /// The counted losses are those of rounding to the format.
     #[test]
     fn losses_are_those_of_the_format() {
         let values: Vec<f64> = (-40..40).map(|e| 1.25 * 2f64.powi(e)).collect();

@@ -28,7 +28,7 @@ pub struct Watch<'a> {
     rank: usize,
     check: bool,
     histograms: Option<Histograms>,
-    /// Whether the loss scale adapts, so that gradients may overflow: the step is skipped.
+    /// Whether the loss scale is dynamic, so that gradients may overflow and the step is skipped.
     adapts: bool,
     started: bool,
 }
@@ -36,14 +36,14 @@ pub struct Watch<'a> {
 /// Histograms by scope, kind and dtype.
 pub(crate) type Histograms = BTreeMap<(String, Kind, String), Histogram>;
 
-/// Adds what another rank counted.
+/// Adds the counts of another rank.
 pub(crate) fn merge(counted: &mut Histograms, other: Histograms) {
     for (key, histogram) in other {
         counted.entry(key).or_default().merge(&histogram);
     }
 }
 
-/// Writes what so many ranks counted.
+/// Writes the counts of this many ranks.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -67,7 +67,7 @@ pub(crate) fn write(
 }
 
 impl<'a> Watch<'a> {
-    /// `check` stops at what is not finite, `count` counts exponents.
+    /// `check` stops at the first non-finite value, `count` counts exponents.
     pub fn new(plan: &'a Plan, rank: usize, check: bool, count: bool) -> Self {
         let adapts = plan
             .kernels
@@ -77,10 +77,10 @@ impl<'a> Watch<'a> {
         Watch { plan, rank, check, histograms, adapts, started: false }
     }
 
-    /// Runs tasks on the device, watched if anything is asked for.
+    /// Runs tasks on the device, one by one if checking or counting.
     ///
     /// # Errors
-    /// The task that failed, or the first that wrote what is not finite.
+    /// The task that failed, or the first that wrote a non-finite value.
     pub fn run(&mut self, device: &mut impl Device, tasks: Range<TaskId>) -> Result<(), RunError> {
         if !self.check && self.histograms.is_none() {
             return device.run(tasks);
@@ -103,12 +103,12 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// What was counted.
+    /// The histograms.
     pub(crate) fn into_histograms(self) -> Histograms {
         self.histograms.unwrap_or_default()
     }
 
-    /// The loss scale that gradients carry.
+    /// The current loss scale of gradients.
     fn loss_scale(&self, device: &impl Device) -> Result<f64, RunError> {
         let Some(s) = self.plan.states.iter().find(|s| s.name == StateName::LossScale) else {
             return Ok(1.0);

@@ -20,7 +20,7 @@ pub(super) fn each(dtype: DType, bytes: &[u8], mut f: impl FnMut(f64)) {
     }
 }
 
-/// All elements; none of a type that is no float.
+/// All elements; empty for types other than floats.
 pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let mut values = Vec::with_capacity(bytes.len() / dtype.size());
     each(dtype, bytes, |x| values.push(x));

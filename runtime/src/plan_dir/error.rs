@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanDirError {
-    /// There is no plan, or it cannot be read.
+    /// The plan does not exist or cannot be read.
     #[error("cannot read {path}: {error}")]
     Unreadable {
         /// The file.
@@ -17,7 +17,7 @@ pub enum PlanDirError {
         /// The reason.
         error: io::Error,
     },
-    /// The file is not a plan, or not as it was written.
+    /// The file is not a plan, or was changed.
     #[error("{path}: {error}")]
     Refused {
         /// The file.
@@ -25,8 +25,8 @@ pub enum PlanDirError {
         /// The reason.
         error: PlanError,
     },
-    /// What is in the place of the directory is not a plan.
-    #[error("{0} exists and is no plan")]
+    /// The path of the directory exists and is not a plan.
+    #[error("{0} exists and is not a plan")]
     Occupied(PathBuf),
     /// A file or folder cannot be written.
     #[error("cannot write {path}: {error}")]

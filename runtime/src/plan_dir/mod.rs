@@ -37,12 +37,12 @@ impl PlanDir {
     /// Loads and checks a plan directory.
     ///
     /// # Errors
-    /// If a file is missing, was changed, is of another version, or is for another processor.
+    /// If a file is missing, was changed, has another version, or is for another processor.
     pub fn load(dir: &Path) -> Result<PlanDir, RunError> {
         PlanDir::open(dir, None)?.with_values(dir)
     }
 
-    /// Loads and checks all but that parameters have values.
+    /// Loads and checks everything except that parameters have values.
     fn open(dir: &Path, training: Option<&Path>) -> Result<PlanDir, RunError> {
         let (text, plan) = parse(dir)?;
         check_target(&plan)?;
@@ -64,7 +64,7 @@ impl PlanDir {
         Ok(PlanDir { plan, hash, path: dir.into(), library, ptx, values })
     }
 
-    /// Loads the plan of a directory that evaluates: its part `eval`, or itself.
+    /// Loads the evaluation plan of a directory: its folder `eval`, or itself.
     ///
     /// # Errors
     /// As [`PlanDir::load`], or if the plan does not evaluate.
@@ -81,7 +81,7 @@ impl PlanDir {
         Ok(plan)
     }
 
-    /// The same, if every parameter has a first value.
+    /// Checks that every parameter has an initial value.
     fn with_values(self, dir: &Path) -> Result<PlanDir, RunError> {
         match self.without_value() {
             None => Ok(self),
@@ -94,15 +94,15 @@ impl PlanDir {
         }
     }
 
-    /// Whether a parameter of an evaluation is none of the training that it belongs to.
+    /// Whether a parameter belongs to the evaluation only, not to its training.
     pub(crate) fn only_evaluated(&self, name: &str) -> bool {
         self.values.only_evaluated(name)
     }
 
-    /// The little-endian elements of a stored tensor, or of a parameter whose first value is made.
+    /// The little-endian elements of a stored tensor, or of a parameter whose initial value is generated.
     ///
     /// # Errors
-    /// If they are not those that the plan was compiled with.
+    /// If they differ from those with which the plan was compiled.
     pub fn weight(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>, RunError> {
         if let Some(bytes) = self.values.get(name)? {
             return Ok(Some(Cow::Borrowed(bytes)));
@@ -124,7 +124,7 @@ impl PlanDir {
         Ok(Some(Cow::Owned(value.to_bytes())))
     }
 
-    /// The first parameter of the step that has no first value.
+    /// The first parameter of the step that has no initial value.
     fn without_value(&self) -> Option<&str> {
         let lacks = |p: &&ParamSpec| {
             p.home != ParamHome::Unused && p.init == Init::Weights && !self.values.has(&p.name)
@@ -136,12 +136,12 @@ impl PlanDir {
 /// Reads and checks the plan of a plan directory.
 ///
 /// # Errors
-/// If there is none, or it is not one that this program reads.
+/// If there is none, or this program does not read its version.
 pub fn read(dir: &Path) -> Result<Plan, PlanDirError> {
     parse(dir).map(|(_, plan)| plan)
 }
 
-/// Whether a directory is a plan's.
+/// Whether a directory is a plan directory.
 pub fn is_plan(dir: &Path) -> bool {
     dir.join(layout::PLAN).is_file()
 }
@@ -169,8 +169,8 @@ fn read_object(dir: &Path, object: &ObjectFile) -> Result<(PathBuf, Vec<u8>), Ru
     Err(RunError::Plan { path, reason })
 }
 
-/// Checks the files beside the plan of a directory without running anything of them: generated kernels, of which
-/// every one that the plan calls must be there, and all weights.
+/// Checks the other files of a plan directory without executing them: generated kernels, which must include every one
+/// that the plan calls, and all weights.
 ///
 /// # Errors
 /// If one is missing or was changed.
@@ -182,7 +182,7 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
         let entries = plan.kernels.iter().map(|k| &k.entry);
         let mut symbols = entries.flat_map(|entry| entry.symbols());
         if let Some(symbol) = symbols.find(|s| !names.contains(s.as_bytes())) {
-            let reason = format!("the kernel `{symbol}` is not there; compile again");
+            let reason = format!("the kernel `{symbol}` is missing; compile again");
             return Err(RunError::Plan { path, reason });
         }
     }

@@ -15,7 +15,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes that are hashed by themselves.
+/// Bytes per separately hashed block.
 const CHUNK: usize = 8 << 20;
 
 /// The digest of a tensor's little-endian elements, in hexadecimal.
@@ -42,18 +42,19 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
 /// The values of a plan's parameters and constants, as far as they are stored.
 pub(crate) struct Values {
     path: PathBuf,
-    /// The plan's own, then those of the training plan that it belongs to.
+    /// Those of the plan, then those of its training plan.
     parts: Vec<Weights>,
     digests: HashMap<String, String>,
-    /// Tensors that are what the plan says.
+    /// Tensors whose digests were verified.
     compared: Mutex<HashSet<String>>,
 }
 
 impl Values {
-    /// Maps the files of a plan directory, and of that of the training that the plan belongs to.
+    /// Maps the files of a plan directory, and of that of its training plan.
     ///
     /// # Errors
-    /// If one cannot be read, lacks a constant, or holds a tensor of another size or one that is none of the plan.
+    /// If one cannot be read, lacks a constant, or contains a tensor of another size or one that the plan does not
+    /// have.
     pub(crate) fn load(
         dir: &Path,
         plan: &Plan,
@@ -74,13 +75,13 @@ impl Values {
             let Some(bytes) = values.stored(name) else { continue };
             if bytes.len() != ty.bytes() || digest.is_none() {
                 let (is, wants) = (bytes.len(), ty.bytes());
-                let why = format!("`{name}` of {is} bytes is not that of the plan, of {wants}");
+                let why = format!("`{name}` has {is} bytes, and {wants} in the plan");
                 return Err(values.refuse(why));
             }
         }
         match plan.constants.iter().find(|c| values.stored(&c.name).is_none()) {
             None => Ok(values),
-            Some(c) => Err(values.refuse(format!("the constant `{}` is not there", c.name))),
+            Some(c) => Err(values.refuse(format!("the constant `{}` is missing", c.name))),
         }
     }
 
@@ -98,22 +99,22 @@ impl Values {
         self.stored(name).is_some()
     }
 
-    /// Whether a tensor is stored beside the plan, and not with the training that it belongs to.
+    /// Whether a tensor is stored with this plan rather than with its training plan.
     pub(crate) fn only_evaluated(&self, name: &str) -> bool {
         self.parts.len() > 1 && self.parts[0].get(name).is_some()
     }
 
-    /// The bytes of a tensor that is stored.
+    /// The bytes of a stored tensor.
     ///
     /// # Errors
-    /// If they are not those that the plan was compiled with.
+    /// If they differ from those with which the plan was compiled.
     pub(crate) fn get(&self, name: &str) -> Result<Option<&[u8]>, RunError> {
         let Some(bytes) = self.stored(name) else { return Ok(None) };
         self.compare(name, bytes)?;
         Ok(Some(bytes))
     }
 
-    /// Compares the bytes of a tensor with the plan's digest, if it has one and they were not compared before.
+    /// Compares the bytes of a tensor with the plan's digest, if it has one and was not verified before.
     ///
     /// # Errors
     /// If they differ.
@@ -131,7 +132,7 @@ impl Values {
         Ok(())
     }
 
-    /// Compares every tensor that is stored.
+    /// Compares every stored tensor.
     ///
     /// # Errors
     /// If one differs.
@@ -145,9 +146,9 @@ impl Values {
 /// The files of one directory.
 struct Weights {
     file: Mmap,
-    /// Where in the file each tensor lies: first byte and number of bytes.
+    /// The byte offset and length of each tensor in the file.
     own: BTreeMap<String, (usize, usize)>,
-    /// Weights that lie in the model's own files.
+    /// Weights in the model's own files.
     referenced: References,
 }
 
@@ -155,7 +156,7 @@ impl Weights {
     /// Maps the files of a plan directory.
     ///
     /// # Errors
-    /// If one cannot be read, or is shorter than what it is said to hold.
+    /// If one cannot be read, or is shorter than its tensors.
     fn load(dir: &Path) -> Result<Weights, RunError> {
         let path = dir.join(layout::WEIGHTS);
         let file = File::open(&path).map_err(RunError::io(&path))?;
@@ -232,7 +233,8 @@ impl References {
             // SAFETY: the map is only read; the files of a plan are not changed while it is in use.
             let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(&spec.path))?;
             if map.len() != spec.bytes {
-                let reason = "the plan reads its weights here, and it was changed; compile again";
+                let reason =
+                    "the plan reads weights from this file, which was changed; compile again";
                 return Err(refuse(&spec.path, reason.into()));
             }
             files.push(map);

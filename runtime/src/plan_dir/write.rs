@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// What is in a plan directory.
+/// The content of a plan directory.
 pub struct Contents<'a> {
     /// The plan.
     pub plan: Part<'a>,
@@ -27,9 +27,9 @@ pub struct Contents<'a> {
     pub references: Option<References<'a>>,
 }
 
-/// A plan, and what is stored beside it.
+/// A plan, and the files stored with it.
 pub struct Part<'a> {
-    /// The plan; the digests of what is stored are added to it.
+    /// The plan; the digests of stored tensors are added to it.
     pub plan: &'a Plan,
     /// The generated kernels; empty if there are none.
     pub kernels: &'a [u8],
@@ -67,11 +67,11 @@ pub struct References<'a> {
 pub struct Reference<'a> {
     /// The name in the plan.
     pub name: &'a str,
-    /// Which file.
+    /// Index of the file.
     pub file: usize,
-    /// First byte in it.
+    /// Byte offset in the file.
     pub offset: usize,
-    /// The elements there.
+    /// The elements.
     pub bytes: &'a [u8],
 }
 
@@ -81,10 +81,10 @@ type Result<T> = std::result::Result<T, PlanDirError>;
 type Digests = BTreeMap<String, String>;
 
 impl Contents<'_> {
-    /// Writes a plan directory beside `path` and moves it there; an older plan at `path` is replaced.
+    /// Writes a plan directory under a temporary name and renames it to `path`, replacing an older plan.
     ///
     /// # Errors
-    /// If the file system refuses, or `path` exists and is no plan.
+    /// If the file system refuses, or `path` exists and is not a plan.
     pub fn write(&self, path: &Path) -> Result<()> {
         if path.exists() && !is_plan(path) {
             return Err(PlanDirError::Occupied(path.into()));
@@ -94,7 +94,7 @@ impl Contents<'_> {
             .fill(&aside)
             .and_then(|()| files::replace_folder(&aside, path).map_err(unwritable(path)));
         if result.is_err() {
-            // The error that matters is the first; the remains may not exist at all.
+            // The first error is the one to report; the directory may not exist.
             let _ = files::remove_folder(&aside);
         }
         result
@@ -115,7 +115,7 @@ impl Contents<'_> {
             digests.extend(references.tensors.iter().map(of));
         }
         self.plan.write(dir, &mut digests)?;
-        // What lies beside the evaluation comes before what training has of the same name.
+        // Tensors of the evaluation take precedence over those of training with the same name.
         let evaluation = dir.join(layout::EVALUATION);
         self.evaluation.as_ref().map_or(Ok(()), |part| part.write(&evaluation, &mut digests))
     }
@@ -172,7 +172,7 @@ impl References<'_> {
     }
 }
 
-/// A tensor whose digest is noted when it is written.
+/// A tensor whose digest is recorded when it is written.
 struct Digested<'a> {
     tensor: &'a Stored<'a>,
     digests: &'a RefCell<Digests>,

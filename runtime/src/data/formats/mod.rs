@@ -25,7 +25,7 @@ pub(super) struct Array {
 #[derive(Default)]
 pub(super) struct Contents {
     pub(super) arrays: BTreeMap<String, Array>,
-    /// Tensors of types that no input has, by name, with the type. They may be there for other programs.
+    /// Tensors of types that no input has, by name, with the type. They may be intended for other programs.
     pub(super) others: BTreeMap<String, String>,
 }
 
@@ -59,10 +59,10 @@ impl Contents {
     }
 }
 
-/// Reads a file by its ending.
+/// Reads a file in the format of its extension.
 ///
 /// # Errors
-/// If it cannot be read, or is not of the format of its extension.
+/// If it cannot be read, or its content is not of that format.
 pub(super) fn read(
     path: &Path,
     plan: &Plan,

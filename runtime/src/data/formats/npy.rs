@@ -5,15 +5,15 @@
 /// The fields of a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// NumPy's name of the element type; of a record, its description.
+    /// NumPy's name of the element type, or the description of a record.
     pub(super) descr: String,
     pub(super) fortran_order: bool,
     pub(super) shape: Vec<usize>,
-    /// Where the elements begin.
+    /// Offset of the elements.
     pub(super) data: usize,
 }
 
-/// The header of an array; nothing if there is none.
+/// Parses the header of an array; `None` if there is none.
 pub(super) fn header(bytes: &[u8]) -> Option<Header> {
     let (version, rest) = bytes.strip_prefix(b"\x93NUMPY")?.split_first_chunk::<2>()?;
     let (length, rest) = match version[0] {

@@ -40,7 +40,7 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
         let mut entry = zip.by_name(&file).map_err(|e| refuse(e.into()))?;
         packed = packed.saturating_add(entry.compressed_size());
         if packed > whole.len() as u64 {
-            // Few bytes could be unpacked any number of times.
+            // Otherwise a small file could expand to any size.
             return Err(RunError::data(path, "not an npz file: its arrays overlap"));
         }
         let is_stored = entry.compression() == CompressionMethod::Stored;
@@ -55,10 +55,7 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
             }
         };
         let Some(Header { descr, fortran_order, shape, data }) = header(&bytes) else {
-            return Err(RunError::data(
-                path,
-                format!("array `{name}` has no header that is known"),
-            ));
+            return Err(RunError::data(path, format!("array `{name}` has no known header")));
         };
         let Some((_, element)) = TYPES.iter().find(|(name, _)| *name == descr) else {
             contents.others.insert(name, descr);

@@ -31,13 +31,13 @@ impl TokenDType {
 
 /// Bytes of a header.
 const HEADER: usize = 256 * 4;
-/// Magic, version and type of the headers there are.
+/// Magic, version and type of the known headers.
 const HEADERS: [(u32, u32, TokenDType); 2] =
     [(20_240_520, 1, TokenDType::U16), (20_240_801, 7, TokenDType::U32)];
-/// Tokens of which the first look at a file tells the type.
+/// Tokens that are examined to determine the type of a file.
 const LOOK: usize = 4096;
 
-/// Windows of T + 1 tokens, each beginning at the last of the one before: the first T are the input, the last T
+/// Windows of T + 1 tokens, each beginning at the last token of the previous one: the first T are the input, the last T
 /// the labels. The plan must have one integer input and labels of the same shape.
 pub(super) fn read(
     path: &Path,
@@ -64,7 +64,7 @@ pub(super) fn read(
     let (dtype, begin, end) = match header(&file).map_err(refuse)? {
         Some((dtype, _)) if asked.is_some_and(|asked| asked != dtype) => {
             let found = dtype.element();
-            return Err(refuse(format!("its header says {found}; leave --token-dtype out")));
+            return Err(refuse(format!("its header says {found}; remove --token-dtype")));
         }
         Some((dtype, n)) => (dtype, HEADER, HEADER + n * dtype.element().size()),
         None => (headerless(&file, asked, input).map_err(refuse)?, 0, file.len()),
@@ -82,7 +82,7 @@ pub(super) fn read(
     Ok(Contents { arrays, ..Contents::default() })
 }
 
-/// The type and the number of tokens that a header says; `None` if there is no header.
+/// The type and the number of tokens of a header; `None` if there is no header.
 fn header(file: &[u8]) -> Result<Option<(TokenDType, usize)>, String> {
     let word = |i: usize| {
         let bytes = file.get(4 * i..4 * i + 4).and_then(|b| b.try_into().ok());
@@ -97,12 +97,14 @@ fn header(file: &[u8]) -> Result<Option<(TokenDType, usize)>, String> {
     let n = word(2).unwrap_or(0) as usize;
     let there = (file.len() - HEADER) / dtype.element().size();
     if n > there {
-        return Err(format!("its header says {n} tokens, and the file has {there}: it is cut off"));
+        return Err(format!(
+            "its header says {n} tokens, and the file has {there}: it is truncated"
+        ));
     }
     Ok(Some((*dtype, n)))
 }
 
-/// The type of a file that does not say it.
+/// The type of a file without a header.
 fn headerless(
     file: &[u8],
     asked: Option<TokenDType>,
@@ -113,7 +115,7 @@ fn headerless(
     if !file.len().is_multiple_of(size) {
         let (found, bytes) = (dtype.element(), file.len());
         return Err(format!(
-            "its {bytes} bytes are no whole number of {found} tokens; say their type with --token-dtype"
+            "its {bytes} bytes are not a whole number of {found} tokens; set their type with --token-dtype"
         ));
     }
     if asked.is_some() {

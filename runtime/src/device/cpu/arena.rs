@@ -16,7 +16,7 @@ impl Arenas {
     /// The arenas of a plan.
     ///
     /// # Errors
-    /// If the system does not give so much memory.
+    /// If there is not enough memory.
     pub(super) fn new(plan: &Plan) -> Result<Self, RunError> {
         let memory =
             |arena| Memory::new(plan.arena_bytes(arena)).ok_or_else(|| lacking(needed(plan, 1)));
@@ -40,10 +40,10 @@ impl Arenas {
     }
 }
 
-/// That the system does not give a rank so many bytes.
+/// The error that a rank's memory cannot be allocated.
 pub(super) fn lacking(needed: u64) -> RunError {
     let available = available().map_or(0, |limit| limit.bytes);
-    RunError::Memory { needed, ranks: 1, available, of: "what the system gives" }
+    RunError::Memory { needed, ranks: 1, available, of: "what the system allocates" }
 }
 
 struct Memory {
@@ -52,7 +52,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// `None` if there is not so much memory.
+    /// `None` if there is not enough memory.
     fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
         // SAFETY: the size is not zero.

@@ -22,15 +22,15 @@ impl Operands<'_> {
     /// Calls the kernel for a range.
     ///
     /// # Safety
-    /// The addresses are those of the kernel's operands and results, of the types it was compiled for, and the range
-    /// is within its extent.
+    /// The addresses must be those of the kernel's operands and results, of the types for which it was compiled, and
+    /// the range must be within its extent.
     unsafe fn call(&self, function: Function, begin: usize, end: usize) {
         // SAFETY: as above.
         unsafe { function(self.0.as_ptr(), begin as i64, end as i64) };
     }
 }
 
-/// Runs a kernel over `0..extent`, cut at multiples of `grain` into parts for the pool's threads.
+/// Runs a kernel over `0..extent`, divided at multiples of `grain` among the pool's threads.
 pub(super) fn split(
     pool: &Pool,
     function: Function,

@@ -1,5 +1,4 @@
-//! The CPU device: all arenas in host memory; tasks run one after the other in plan order, each split over the rank's
-//! threads.
+//! The CPU device: all arenas in host memory; tasks run in plan order, each split over the rank's threads.
 
 mod arena;
 mod call;
@@ -23,7 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
-/// A kernel made ready.
+/// A prepared kernel.
 enum Code<'a> {
     Generated { function: call::Function, extent: usize, grain: usize },
     Routine(Box<routine::Ready>),
@@ -41,7 +40,7 @@ pub struct Cpu<'a, C> {
 }
 
 impl<'a, C: Communicator> Cpu<'a, C> {
-    /// Makes a plan ready to run; `interpret` executes every body by the IR interpreter.
+    /// Prepares a plan to run; `interpret` executes every body with the IR interpreter.
     ///
     /// # Errors
     /// If the plan is for another device, the object file lacks a kernel, or there is too little memory.

@@ -6,12 +6,12 @@ use frit_ir::{Graph, Op, TensorType};
 use frit_kernels::pool::Pool;
 use frit_kernels::routine::{Operand, Routine};
 
-/// A routine made ready.
+/// A prepared routine.
 pub(super) struct Ready {
     routine: Routine,
     /// Where its operands come from.
     reads: Vec<Read>,
-    /// Which results of the task its own are, and the first byte within.
+    /// For each of its results, the result of the task and the first byte within it.
     writes: Vec<(usize, usize)>,
 }
 
@@ -24,10 +24,10 @@ enum Read {
 }
 
 impl Ready {
-    /// Makes a kernel's routine ready.
+    /// Prepares a kernel's routine.
     ///
     /// # Errors
-    /// If the library has no such routine, or an operand is none of the kernel's.
+    /// If the library has no such routine, or an operand is not one of the kernel.
     pub(super) fn of(kernel: &Kernel, named: &plan::Routine) -> Result<Ready, RunError> {
         let refuse = |reason: String| RunError::Plan {
             path: layout::PLAN.into(),
@@ -68,14 +68,13 @@ impl Ready {
         }
     }
 
-    /// Runs it.
+    /// Runs the routine.
     ///
     /// # Errors
-    /// An index outside of its axis.
+    /// An index outside its axis.
     ///
     /// # Safety
-    /// Operands and results are dense, of the types of the kernel's body that the routine was selected for; results
-    /// overlap no operand.
+    /// Operands and results must be dense, with the types of the kernel's body; results must not overlap operands.
     pub(super) unsafe fn run(
         &self,
         pool: &Pool,
@@ -83,7 +82,7 @@ impl Ready {
         writes: &[Operand],
     ) -> Result<(), String> {
         let from = |operand: Operand, at: usize| Operand {
-            // The constructor made sure that it is within the operand.
+            // The constructor checked that it is within the operand.
             pointer: operand.pointer.wrapping_add(at),
             bytes: operand.bytes - at,
         };
