@@ -90,6 +90,10 @@ pub struct Arguments {
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Seconds in which the first start on a GPU measures candidates of kernels (120); what is not measured then is
+    /// chosen without.
+    #[arg(long, value_name = "SECONDS")]
+    pub tuning_seconds: Option<u64>,
     /// Change a hyper-parameter of the plan, such as optimizer.lr=3e-4.
     #[arg(long, value_name = "KEY=NUMBER", value_parser = setting)]
     pub set: Vec<(String, f64)>,
@@ -146,6 +150,7 @@ impl Arguments {
             usage: self.usage,
             interpret: self.interpret,
             threads: self.threads,
+            tuning_seconds: self.tuning_seconds,
             hyper: self.set,
             check_numerics: self.check_numerics,
             numerics: self.numerics,

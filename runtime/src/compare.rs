@@ -47,6 +47,9 @@ pub struct Options {
     /// Threads; by default all cores.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Seconds in which the first start on a GPU measures candidates of kernels (120).
+    #[arg(long, value_name = "SECONDS")]
+    pub tuning_seconds: Option<u64>,
 }
 
 /// The result of a comparison.
@@ -145,6 +148,7 @@ pub fn compare(options: &Options) -> Result<Report, RunError> {
         identity: dir.hash.clone(),
         threads: options.threads,
         interpret: false,
+        tuning_seconds: options.tuning_seconds,
     };
     let launch = Launch::from_environment()?;
     let mut finished = session.run(&launch, &Comparing { dir: &dir, options })?;

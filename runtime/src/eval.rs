@@ -70,6 +70,9 @@ pub struct Options {
     /// Threads per rank; by default the cores divided by the ranks.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Seconds in which the first start on a GPU measures candidates of kernels (120).
+    #[arg(long, value_name = "SECONDS")]
+    pub tuning_seconds: Option<u64>,
 }
 
 /// The result of an evaluation.
@@ -188,6 +191,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         identity: dir.hash.clone(),
         threads: options.threads,
         interpret: options.interpret,
+        tuning_seconds: options.tuning_seconds,
     };
     let launch = Launch::from_environment()?;
     let finished = session.run(&launch, &work)?;

@@ -63,6 +63,9 @@ pub struct RunOptions {
     pub interpret: bool,
     /// Threads per rank; by default the cores divided by the ranks.
     pub threads: Option<usize>,
+    /// Seconds in which the first start on a GPU measures candidates of kernels; by default
+    /// [`TUNING_SECONDS`](crate::device::cuda::TUNING_SECONDS).
+    pub tuning_seconds: Option<u64>,
     /// Hyper-parameters to change.
     pub hyper: Vec<(String, f64)>,
     /// Stop at the first task that produces a non-finite value.
@@ -198,6 +201,7 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         identity: identity(&training),
         threads: options.threads,
         interpret: options.interpret,
+        tuning_seconds: options.tuning_seconds,
     };
     let finished = session.run(&launch, &training);
     // The other ranks have been told that this one cannot continue.

@@ -4,7 +4,7 @@
 use crate::RunError;
 use crate::device::Device;
 use crate::device::cpu::Cpu;
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{Cuda, Limits};
 use crate::plan_dir::PlanDir;
 use frit_comm::launch::{Launch, timeout_from_environment};
 use frit_comm::local::LocalComm;
@@ -24,6 +24,8 @@ pub(crate) struct Session<'a> {
     pub(crate) threads: Option<usize>,
     /// Execute every body with the IR interpreter.
     pub(crate) interpret: bool,
+    /// Seconds in which a GPU measures candidates of kernels.
+    pub(crate) tuning_seconds: Option<u64>,
 }
 
 /// What the ranks of a session do.
@@ -121,7 +123,8 @@ impl Session<'_> {
         if self.interpret {
             return Err(RunError::Interpret);
         }
-        let mut device = Cuda::open(self.dir, self.beside, &self.identity)?;
+        let limits = Limits::of(self.tuning_seconds);
+        let mut device = Cuda::open(self.dir, self.beside, &self.identity, limits)?;
         let rank = device.rank();
         let beside = self.beside.map(|dir| device.beside(dir)).transpose();
         let outcome = beside

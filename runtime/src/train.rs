@@ -92,6 +92,9 @@ impl Work for Training<'_> {
         }
         let run = self.run.agreed(rank, device)?;
         let mut reporter = self.reporter(rank, run)?;
+        if let Some(note) = device.note() {
+            reporter.warn(note.into());
+        }
         initialize(self.dir, &self.hyper, &self.replaced, device, rank)?;
         if let Some(checkpoint) = &self.resumed {
             restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch)?;

@@ -10,6 +10,7 @@
 extern "C" void frit_device_put(void* stream, bool (*work)(void*), void* data);
 extern "C" bool frit_device_has(const void* at, size_t bytes);
 extern "C" void frit_device_violate(const char* rule);
+extern "C" void frit_device_count(const char* what);
 
 namespace {
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
@@ -204,6 +205,7 @@ PUBLIC int cublasLtMatmulPreferenceDestroy(Attributes* p) { delete p; return SUC
 PUBLIC int cublasLtMatmulAlgoGetHeuristic(void*, Description* d, Layout* a, Layout* b, Layout* c, Layout*, Attributes* p, int n, Candidate* out, int* found) {
     u64 alignment[4] = {(*p)[5], (*p)[6], (*p)[7], (*p)[8]};
     *found = 0;
+    frit_device_count(("heuristics of " + std::to_string(n)).c_str());
     if (!is_supported(*d, *a, *b, *c, alignment)) return NOT_SUPPORTED;
     for (u64 i = 0; i < 2 && int(i) < n; i++) {
         out[i] = {{i + 1, {alignment[0], alignment[1], alignment[2], alignment[3]}, {}}, i << 20, 0, 1.0f, {}};

@@ -22,6 +22,7 @@ fn options(planned: &Planned, model: &str) -> Options {
         budget: 500,
         json: false,
         threads: Some(1),
+        tuning_seconds: None,
     }
 }
 

@@ -10,7 +10,7 @@ use frit_ir::plan::{
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
 use frit_runtime::device::Device;
-use frit_runtime::device::cuda::{Cuda, Ranks, doctor, extra_bytes};
+use frit_runtime::device::cuda::{Cuda, Limits, Ranks, doctor, extra_bytes};
 use frit_runtime::plan_dir::PlanDir;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn planned(model: &str, ranks: usize, more: &[&str]) -> (Planned, PlanDir) {
 
 pub(crate) fn open(dir: &PlanDir, driver: Recording) -> Result<Cuda<'_, Recording>, RunError> {
     let ranks = Ranks { rank: 0, rendezvous: None, timeout: Duration::from_secs(60) };
-    Cuda::new(dir, driver, ranks)
+    Cuda::new(dir, driver, ranks, Limits::of(None))
 }
 
 /// Feeds every input and runs the tasks before `end`; what the driver was asked for meanwhile.
@@ -488,16 +488,18 @@ fn an_epilogue_that_is_slower_than_its_fallback_is_not_taken() {
     let tuning: serde_json::Value = serde_json::from_str(&text).unwrap();
     let all = tuning.as_object().unwrap().values().next().unwrap().as_object().unwrap();
     let mut compared = 0;
-    // Operations of cuDNN begin with a letter.
-    for (key, measured) in
-        all.iter().filter(|(key, _)| key.starts_with(|c: char| c.is_ascii_digit()))
-    {
-        let times = measured["candidates"].as_array().unwrap();
-        let by_frit = times.iter().filter(|t| t["candidate"] == "frit").count();
-        let has_epilogue = ["gelu", "bias", "bgrad"].iter().any(|e| key.contains(e));
-        assert_eq!(by_frit, usize::from(has_epilogue), "{key}: {measured}");
-        assert_eq!(measured["chosen"].is_null(), key.contains("gelu_aux"), "{key}: {measured}");
-        compared += by_frit;
+    for (key, measured) in all {
+        let names = measured["candidates"].as_array().unwrap().iter().map(|t| &t["candidate"]);
+        let Some((_, product)) = key.split_once("cublaslt or frit: ") else {
+            assert!(names.clone().all(|name| name == "cublaslt"), "{key}: {measured}");
+            continue;
+        };
+        assert!(["gelu", "bias", "bgrad"].iter().any(|e| product.contains(e)), "{key}");
+        assert!(names.eq(["cublaslt", "frit"]), "{key}: {measured}");
+        let slow = product.contains("gelu_aux");
+        let chosen = if slow { "frit" } else { "cublaslt" };
+        assert_eq!(measured["chosen"]["candidate"], chosen, "{key}: {measured}");
+        compared += 1;
     }
     assert!(compared > 3, "{text}");
     drop(device);

@@ -65,6 +65,7 @@ mod tidy;
 mod trace;
 mod trained_only;
 mod training;
+mod tuning;
 mod validation;
 mod vision;
 mod weights;

@@ -1,6 +1,6 @@
 //! Describes in text how a kernel is executed.
 
-use frit_ir::plan::{CandidateName, Entry, Launch, Operation, OperationKind};
+use frit_ir::plan::{Entry, Launch, Operation, OperationKind};
 
 /// A word or some for each launch of a kernel.
 pub(crate) fn words(entry: &Entry) -> Vec<String> {
@@ -45,11 +45,7 @@ fn word(launch: &Launch, sizes: bool) -> String {
         Launch::Zero { bytes, .. } => sized("zero", format!("{bytes} bytes")),
         Launch::Choice(candidates) => {
             let candidate = |c: &frit_ir::plan::Candidate| {
-                let name = match c.name {
-                    CandidateName::Cublaslt => "cublaslt",
-                    CandidateName::Cudnn => "cudnn",
-                    CandidateName::Frit => "frit",
-                };
+                let name = c.name.word();
                 let launches: Vec<String> = c.launches.iter().map(|l| word(l, sizes)).collect();
                 format!("{name}({})", launches.join(", "))
             };

@@ -220,6 +220,17 @@ pub struct OperationLaunch {
     pub at: Vec<Pointer>,
 }
 
+impl CandidateName {
+    /// In a word, as the plan has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            CandidateName::Cublaslt => "cublaslt",
+            CandidateName::Cudnn => "cudnn",
+            CandidateName::Frit => "frit",
+        }
+    }
+}
+
 impl Launches {
     /// All launches, those of every candidate among them.
     pub fn every_launch(&self) -> Vec<&Launch> {

@@ -19,8 +19,8 @@ use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-/// Number of algorithms requested for measurement.
-const CANDIDATES: usize = 8;
+/// Algorithms that are asked for, to be measured.
+const CANDIDATES: usize = 32;
 
 /// The library's reply to a query for algorithms.
 #[repr(C)]

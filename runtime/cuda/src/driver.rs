@@ -10,6 +10,7 @@ use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
+use std::time::Duration;
 
 /// An address in device memory.
 pub type Address = u64;
@@ -166,7 +167,10 @@ pub trait Driver {
     /// The device.
     fn properties(&self) -> &Properties;
 
-    /// Allocates device memory, aligned to 256 bytes.
+    /// Time of the host since the driver was opened.
+    fn clock(&self) -> Duration;
+
+    /// Device memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
     /// Frees device memory that is no longer in use.
     fn free(&self, at: Address) -> Result;

@@ -17,6 +17,7 @@ use frit_ir::plan::Team;
 use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 const NOT_READY: u32 = 600;
 const OUT_OF_MEMORY: u32 = 2;
@@ -31,6 +32,7 @@ type Result<T = ()> = std::result::Result<T, CudaError>;
 pub struct Real {
     machine: Machine,
     properties: Properties,
+    opened: Instant,
     cublaslt: Option<CublasLt>,
     cudnn: Option<Cudnn>,
     nvrtc: OnceCell<Nvrtc>,
@@ -54,6 +56,7 @@ impl Real {
     /// # Errors
     /// If the driver, the device or a library is missing or too old.
     pub fn open(ordinal: usize, libraries: Libraries) -> Result<Real> {
+        let opened = Instant::now();
         let machine = Machine::open()?;
         let device = machine.device(ordinal)?;
         let mut properties = machine.properties(ordinal)?;
@@ -75,7 +78,7 @@ impl Real {
             let separator = if properties.libraries.is_empty() { "" } else { ", " };
             properties.libraries += &format!("{separator}{}", cudnn.name());
         }
-        let real = Real { machine, properties, cublaslt, cudnn, nvrtc, nccl: None };
+        let real = Real { machine, properties, opened, cublaslt, cudnn, nvrtc, nccl: None };
         if libraries.nvrtc {
             real.nvrtc()?;
         }
@@ -129,6 +132,10 @@ fn event(handle: EventHandle) -> CUevent {
 impl Driver for Real {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    fn clock(&self) -> Duration {
+        self.opened.elapsed()
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {

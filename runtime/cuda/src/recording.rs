@@ -9,6 +9,7 @@ use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// A recorded call.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,15 +74,23 @@ pub struct Recording {
     pub broken_module: Option<&'static str>,
     /// Whether GEMMs have no algorithm with an epilogue.
     pub plain_products: bool,
-    /// Number of engines per operation; `None` without cuDNN.
+    /// How many algorithms GEMMs have.
+    pub n_algorithms: u64,
+    /// How many engines operations have; none if there is no cuDNN.
     pub engines: Option<usize>,
+    /// Microseconds in which an engine is made ready.
+    pub plan_us: f64,
     /// Workspace that every engine needs, in bytes.
     pub engine_bytes: usize,
     /// The engine or algorithm of this number, counted from 1, fails when it runs.
     pub broken: Option<u64>,
     /// Microseconds of calls, by a part of their name; 1 for all others.
     pub durations: Vec<(&'static str, f64)>,
-    /// The clock in microseconds, its value at each event, and the time within a capture.
+    /// The same of calls in a graph, before those.
+    pub captured_durations: Vec<(&'static str, f64)>,
+    /// Marks after which the device is lost.
+    pub lost_after: Cell<Option<usize>>,
+    /// Microseconds since the beginning, at each event, and within a capture.
     clock: Cell<f64>,
     marks: RefCell<HashMap<EventHandle, f64>>,
     captured: Cell<Option<f64>>,
@@ -103,7 +112,7 @@ impl Recording {
             driver_version: (12, 4),
             libraries: "none".into(),
         };
-        Recording { properties, memory_bytes: 80 << 30, ..Recording::default() }
+        Recording { properties, memory_bytes: 80 << 30, n_algorithms: 2, ..Recording::default() }
     }
 
     /// Takes the calls recorded so far.
@@ -122,7 +131,9 @@ impl Recording {
 
     /// Advances the clock by the duration of work, immediately or when the captured graph is launched.
     fn work(&self, name: &str) {
-        let named = self.durations.iter().find(|(part, _)| name.contains(part));
+        let in_graph = self.captured.get().map_or(&[][..], |_| &self.captured_durations);
+        let mut durations = in_graph.iter().chain(&self.durations);
+        let named = durations.find(|(part, _)| name.contains(part));
         let us = named.map_or(1.0, |(_, us)| *us);
         match self.captured.get() {
             Some(before) => self.captured.set(Some(before + us)),
@@ -159,6 +170,10 @@ type Result<T = ()> = std::result::Result<T, CudaError>;
 impl Driver for Recording {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    fn clock(&self) -> Duration {
+        Duration::from_secs_f64(1e-6 * self.clock.get())
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {
@@ -204,7 +219,12 @@ impl Driver for Recording {
     }
 
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result {
-        // Events have distinct times.
+        if let Some(left) = self.lost_after.get() {
+            let reason = "the device is lost".into();
+            let lost = CudaError::Call { call: "cuEventRecord", reason };
+            self.lost_after.set(Some(left.checked_sub(1).ok_or(lost)?));
+        }
+        // No two marks are of one time.
         self.clock.set(self.clock.get() + 1e-3);
         self.marks.borrow_mut().insert(event, self.clock.get());
         self.note(Call::Record(event, stream));
@@ -316,7 +336,7 @@ impl Driver for Recording {
             let (library, product) = (self.properties.libraries.clone(), product.to_string());
             return Err(CudaError::NoAlgorithm { library, product });
         }
-        Ok(vec![[1; 8], [2; 8]])
+        Ok((1..=self.n_algorithms).map(|number| [number; 8]).collect())
     }
 
     fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
@@ -352,6 +372,7 @@ impl Driver for Recording {
         workspace_bytes: usize,
     ) -> Result<(OperationHandle, usize)> {
         let name = format!("{operation} algorithm {}", engine.engine);
+        self.clock.set(self.clock.get() + self.plan_us);
         if self.engine_bytes > workspace_bytes {
             let reason = format!("{} bytes of workspace", self.engine_bytes);
             return Err(CudaError::Call { call: "a library", reason });

@@ -83,7 +83,12 @@ pub trait Device {
     /// If another rank failed.
     fn largest(&self, value: u64) -> Result<u64, RunError>;
 
-    /// The device resources that this rank uses.
+    /// What people should know of how the plan was made ready.
+    fn note(&self) -> Option<&str> {
+        None
+    }
+
+    /// What this rank uses of its device.
     ///
     /// # Errors
     /// If the device failed.

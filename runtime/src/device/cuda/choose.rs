@@ -1,31 +1,38 @@
-//! Selects the candidate for every GEMM and operation: rank 0 reads it from the tuning file or measures it now.
+//! Selects the algorithm of every GEMM and the candidate of every choice: rank 0 reads them from the tuning file or measures
+//! them now.
 //!
 //! Measurement happens before the plan's memory is allocated, in temporary memory, so that only the workspace of the
 //! selected candidates is allocated afterwards.
 
+use super::bench::Bench;
 use super::issue::Issuer;
+use super::measure::Tuner;
 use super::memory::{Memory, STREAMS};
 use super::modules::Modules;
 use super::program::Program;
 use super::survey::Survey;
-use super::tuning::{Bench, Tuning};
-use super::{Ranks, Watch};
+use super::tuning::Tuning;
+use super::{Limits, Ranks, Watch};
 use crate::RunError;
 use crate::plan_dir::PlanDir;
 use frit_cuda::CudaError;
 use frit_cuda::driver::{Address, Driver, EventHandle};
 use frit_ir::plan::Plan;
 
-/// File of the plan directory with the measurements.
-const TUNING: &str = "tuning.json";
-/// A placeholder address with the alignment of allocations.
+/// File of the plan directory with the choice.
+pub(super) const TUNING: &str = "tuning.json";
+/// An address that stands for memory which there is not, aligned as all memory.
 const NOWHERE: Address = 1 << 40;
+/// What the driver and the libraries may still take: one part in so many of the device's memory.
+const RESERVE: usize = 32;
 
 /// The selection, equal on every rank.
 pub(super) struct Choice {
     tuning: Tuning,
     /// Workspace of the selected engines, in bytes, by stream.
     pub(super) engines_bytes: [usize; STREAMS],
+    /// What people should know of it.
+    pub(super) note: Option<String>,
 }
 
 impl Choice {
@@ -39,57 +46,38 @@ impl Choice {
         driver: &D,
         modules: &Modules,
         issuer: &mut Issuer,
-        ranks: &Ranks,
+        (ranks, limits): (&Ranks, &Limits),
     ) -> Result<Choice, RunError> {
         let (plan, path) = (&dir.plan, dir.path.join(TUNING));
         let first = ranks.rank == 0;
+        let layout = Memory::layout(plan, &[0; STREAMS], survey.faulting.len());
+        let engine_bytes = engine_bytes(driver, &layout, ranks, limits)?;
         let mut tuning = if first { Tuning::read(&path) } else { Tuning::default() };
-        let bind = |base| Program::of_choices(plan, survey, driver, modules, base);
+        let bind = |base| Program::of_choices(plan, survey, driver, modules, engine_bytes, base);
         let (mut program, end) = bind(NOWHERE)?;
         let measures = first && !tuning.is_complete(driver, &program);
-        let memory = match measures {
-            true => {
-                let layout = Memory::layout(plan, &[0; STREAMS], survey.faulting.len());
-                Some(allocate(driver, (end - NOWHERE) as usize, (plan, &layout), issuer)?)
-            }
-            false => None,
-        };
-        if let Some(base) = memory {
+        if measures {
+            let base = allocate(driver, (end - NOWHERE) as usize, (plan, &layout), issuer)?;
             (program, _) = bind(base)?;
-        }
-        let watch = Watch { driver, ranks };
-        let wait = |event: EventHandle| watch.wait(event, || "the choice of algorithms".into());
-        let bench = Bench::new(driver, issuer.compute(), wait)?;
-
-        if measures && tuning.measure_products(&bench, &program.products)? {
-            tuning.write(&path);
-        }
-        tuning = shared(tuning, ranks)?;
-        settle_products(&tuning, driver, &mut program, issuer)?;
-        // The GEMMs of fallbacks are now prepared.
-        let (products, epilogues) = (&program.products, &program.epilogues);
-        if measures && tuning.measure_epilogues(&bench, issuer, products, epilogues)? {
-            tuning.write(&path);
-        }
-        tuning = shared(tuning, ranks)?;
-        (program, _) = bind(memory.unwrap_or(NOWHERE))?;
-        settle_products(&tuning, driver, &mut program, issuer)?;
-        // Frit's own kernels may be GEMMs, which are also prepared.
-        if measures && tuning.measure_operations(&bench, issuer, &program.operations)? {
-            tuning.write(&path);
-        }
-        tuning = shared(tuning, ranks)?;
-        if let Some(base) = memory {
+            let watch = Watch { driver, ranks };
+            let wait = |event: EventHandle| watch.wait(event, || "the choice of algorithms".into());
+            let bench = Bench::new(driver, issuer.compute(), wait)?;
+            let mut tuner = Tuner::new(bench, &mut tuning, &path, limits.tuning);
+            tuner.products(&program)?;
+            let algorithms = tuner.prepare(&program, issuer)?;
+            tuner.choices(&program, issuer, &algorithms)?;
             driver.free(base)?;
         }
-        let bytes = settle_operations(&tuning, driver, &mut program, issuer)?;
+        tuning = shared(tuning, ranks)?;
+        let note = note(&tuning, driver, &program, limits).filter(|_| first);
+        let bytes = settle(&tuning, driver, &mut program, issuer)?;
         let mut engines_bytes = [0; STREAMS];
         for (task, commands) in plan.tasks.iter().zip(&program.commands) {
             let most = &mut engines_bytes[task.stream.index()];
             let needed = commands.iter().filter_map(|c| c.operation()).map(|i| bytes[i]);
             *most = needed.max().unwrap_or(0).max(*most);
         }
-        Ok(Choice { tuning, engines_bytes })
+        Ok(Choice { tuning, engines_bytes, note })
     }
 
     /// Applies the selection to a program.
@@ -102,13 +90,28 @@ impl Choice {
         program: &mut Program,
         issuer: &mut Issuer,
     ) -> Result<(), CudaError> {
-        settle_products(&self.tuning, driver, program, issuer)?;
-        settle_operations(&self.tuning, driver, program, issuer).map(|_| ())
+        settle(&self.tuning, driver, program, issuer).map(|_| ())
     }
 }
 
-/// Allocates zeroed memory for the largest of the measured tasks. If there is too little for the plan itself, the error
-/// says so.
+/// Workspace that an engine may use on every rank, in bytes: what the plan leaves of the memory there is.
+fn engine_bytes(
+    driver: &impl Driver,
+    layout: &Memory,
+    ranks: &Ranks,
+    limits: &Limits,
+) -> Result<usize, RunError> {
+    let (free, total) = driver.memory()?;
+    let taken = layout.bytes.saturating_add(limits.reserved_bytes).saturating_add(total / RESERVE);
+    let left = if driver.has_engines() { free.saturating_sub(taken) } else { 0 };
+    let Some(rendezvous) = &ranks.rendezvous else { return Ok(left) };
+    // The least of all.
+    let most_lacking = rendezvous.largest(u64::MAX - left as u64)?;
+    Ok((u64::MAX - most_lacking) as usize)
+}
+
+/// Memory for the largest of the tasks that are measured, zero at first. If there is too little for the plan itself,
+/// that is what the error says.
 fn allocate(
     driver: &impl Driver,
     bytes: usize,
@@ -129,30 +132,43 @@ fn allocate(
     Ok(base)
 }
 
-fn settle_products(
-    tuning: &Tuning,
-    driver: &impl Driver,
-    program: &mut Program,
-    issuer: &mut Issuer,
-) -> Result<(), CudaError> {
-    let products = tuning.prepare_products(driver, &program.products)?;
-    program.settle_products(|product| products[product].is_some());
-    issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
-    Ok(())
-}
-
-/// Returns the workspace that each operation needs, in bytes.
-fn settle_operations(
+/// Prepares what was chosen; returns the workspace that each operation needs, in bytes.
+fn settle(
     tuning: &Tuning,
     driver: &impl Driver,
     program: &mut Program,
     issuer: &mut Issuer,
 ) -> Result<Vec<usize>, CudaError> {
-    let operations = tuning.prepare_operations(driver, &program.operations)?;
-    program.settle_operations(|operation| operations[operation].is_some());
-    let (handles, bytes) = operations.into_iter().map(Option::unwrap_or_default).unzip();
-    issuer.operations = handles;
+    let products = tuning.prepare_products(driver, program)?;
+    issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
+    let settled = tuning.prepare_choices(driver, program)?;
+    issuer.operations = vec![Default::default(); program.n_operations()];
+    let mut bytes = vec![0; program.n_operations()];
+    for (choice, settled) in program.choices.iter().zip(&settled) {
+        if let (Some(o), Some(engine)) = (choice.operation_of(settled.candidate), settled.engine) {
+            (issuer.operations[o.number], bytes[o.number]) = engine;
+        }
+    }
+    program.settle(&settled);
     Ok(bytes)
+}
+
+/// Says that the time for measuring was over before all candidates were measured.
+fn note(
+    tuning: &Tuning,
+    driver: &impl Driver,
+    program: &Program,
+    limits: &Limits,
+) -> Option<String> {
+    let (n, all) = (tuning.n_hurried(driver, program), program.n_chosen());
+    let seconds = limits.tuning.as_secs();
+    (n > 0).then(|| {
+        format!(
+            "{n} of {all} choices of kernels were made before all of their candidates were measured, because the time \
+             for measuring was over; they are kept in {TUNING}: to measure all, delete it and start with a greater \
+             --tuning-seconds than {seconds}"
+        )
+    })
 }
 
 /// Rank 0's tuning.

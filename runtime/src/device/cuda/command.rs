@@ -1,5 +1,6 @@
 //! Commands that a task enqueues, with all addresses resolved, and choices that are decided by measurement.
 
+use super::tuning::Settled;
 use frit_cuda::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
 
 /// One command enqueued on a stream.
@@ -15,24 +16,17 @@ pub(super) enum Command {
         product: usize,
         at: ProductAddresses,
     },
-    /// A GEMM with an epilogue, and the fallback if there is no algorithm for it; none remains after
-    /// [`settle_products`].
-    Fused {
-        product: usize,
-        at: ProductAddresses,
-        fallback: Vec<Command>,
-    },
-    /// An operation of cuDNN by its index in [`super::program::Program::operations`].
+    /// An operation of cuDNN by its number among those of all choices.
     Execute {
         operation: usize,
         at: Vec<Address>,
         workspace: Address,
     },
-    /// A cuDNN operation with the commands around it, and its fallback; none remains after [`settle_operations`].
+    /// Several ways to compute the same, by the index in [`super::program::Program::choices`]; none is left after
+    /// [`settle`].
     Choice {
-        operation: usize,
-        candidate: Vec<Command>,
-        fallback: Vec<Command>,
+        choice: usize,
+        candidates: Vec<Vec<Command>>,
     },
     Copy {
         to: Address,
@@ -58,31 +52,14 @@ pub(super) enum Command {
     Collective(Collective),
 }
 
-/// Decides which GEMMs keep their epilogue.
-pub(super) fn settle_products(commands: &mut Vec<Command>, has_algorithm: &impl Fn(usize) -> bool) {
+/// Replaces choices by the candidates that were chosen.
+pub(super) fn settle(commands: &mut Vec<Command>, chosen: &[Settled]) {
     let settled = commands.drain(..).flat_map(|command| match command {
-        Command::Fused { product, at, .. } if has_algorithm(product) => {
-            vec![Command::Multiply { product, at }]
+        Command::Choice { choice, mut candidates } => {
+            let mut candidate = candidates.swap_remove(chosen[choice].candidate);
+            settle(&mut candidate, chosen);
+            candidate
         }
-        Command::Fused { mut fallback, .. } => {
-            settle_products(&mut fallback, has_algorithm);
-            fallback
-        }
-        Command::Choice { operation, mut candidate, mut fallback } => {
-            settle_products(&mut candidate, has_algorithm);
-            settle_products(&mut fallback, has_algorithm);
-            vec![Command::Choice { operation, candidate, fallback }]
-        }
-        command => vec![command],
-    });
-    *commands = settled.collect();
-}
-
-/// Decides which operations cuDNN computes.
-pub(super) fn settle_operations(commands: &mut Vec<Command>, has_engine: &impl Fn(usize) -> bool) {
-    let settled = commands.drain(..).flat_map(|command| match command {
-        Command::Choice { operation, candidate, .. } if has_engine(operation) => candidate,
-        Command::Choice { fallback, .. } => fallback,
         command => vec![command],
     });
     *commands = settled.collect();
@@ -94,11 +71,16 @@ impl Command {
         if let Command::Execute { operation, .. } = self { Some(*operation) } else { None }
     }
 
-    /// Its kind, for statistics.
+    /// The GEMM that it is.
+    pub(super) fn product(&self) -> Option<usize> {
+        if let Command::Multiply { product, .. } = self { Some(*product) } else { None }
+    }
+
+    /// Its kind, for counts.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Command::Launch { .. } => "kernel",
-            Command::Multiply { .. } | Command::Fused { .. } => "product",
+            Command::Multiply { .. } => "product",
             Command::Execute { .. } | Command::Choice { .. } => "operation",
             Command::Copy { .. } => "copy",
             Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",
@@ -111,10 +93,7 @@ impl Command {
     pub(super) fn does_something(&self) -> bool {
         match self {
             Command::Launch { shape, .. } => !shape.grid.contains(&0) && shape.block > 0,
-            Command::Multiply { .. }
-            | Command::Fused { .. }
-            | Command::Execute { .. }
-            | Command::Choice { .. } => true,
+            Command::Multiply { .. } | Command::Execute { .. } | Command::Choice { .. } => true,
             Command::Copy { to, from, bytes } => *bytes > 0 && to != from,
             Command::CopyIn { bytes, .. }
             | Command::CopyOut { bytes, .. }

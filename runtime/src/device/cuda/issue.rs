@@ -180,9 +180,7 @@ impl Issuer {
         if let Some((begin, _)) = marks {
             driver.record(begin, stream)?;
         }
-        for command in &program.commands[i] {
-            self.command(driver, command, stream)?;
-        }
+        self.commands(driver, &program.commands[i], stream)?;
         if let Some((_, end)) = marks {
             driver.record(end, stream)?;
         }
@@ -199,11 +197,24 @@ impl Issuer {
         }
     }
 
-    /// Enqueues one command on a stream.
+    /// Puts commands on a stream, one after the other.
     ///
     /// # Errors
     /// If the driver or a library refuses.
-    pub(super) fn command(
+    pub(super) fn commands(
+        &self,
+        driver: &impl Driver,
+        commands: &[Command],
+        on: StreamHandle,
+    ) -> Result<(), CudaError> {
+        commands.iter().try_for_each(|command| self.command(driver, command, on))
+    }
+
+    /// Puts one command on a stream.
+    ///
+    /// # Errors
+    /// If the driver or a library refuses.
+    fn command(
         &self,
         driver: &impl Driver,
         command: &Command,
@@ -222,9 +233,7 @@ impl Issuer {
                 // SAFETY: as above.
                 unsafe { driver.execute(self.operations[*operation], at, *workspace, on) }
             }
-            Command::Fused { .. } | Command::Choice { .. } => {
-                unreachable!("invariant: the program is settled")
-            }
+            Command::Choice { .. } => unreachable!("invariant: the program is settled"),
             Command::Copy { to, from, bytes } => driver.copy(*to, *from, *bytes, on),
             Command::CopyIn { to, from, bytes } => {
                 // SAFETY: the plan's check keeps the range within the pinned arena, which lives as long as

@@ -2,17 +2,20 @@
 //! captured into a CUDA graph; from then on the part is one graph launch. The host never waits for a step: copies of inputs
 //! and metrics overlap with it.
 
+mod bench;
 mod choose;
 mod command;
 mod cubins;
 pub mod doctor;
 mod feed;
 mod issue;
+mod measure;
 mod memory;
 mod modules;
 mod open;
 mod operands;
 mod program;
+mod random_data;
 mod reports;
 #[cfg(test)]
 mod shared_caches;
@@ -75,7 +78,27 @@ pub struct Ranks {
     pub timeout: Duration,
 }
 
-/// The state of preparation of a part of a step.
+/// Seconds for which the first start measures candidates unless told otherwise.
+pub const TUNING_SECONDS: u64 = 120;
+
+/// What preparing a plan may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Time for measuring candidates of kernels.
+    pub tuning: Duration,
+    /// Device memory that is left to others, such as a plan beside it, in bytes.
+    pub reserved_bytes: usize,
+}
+
+impl Limits {
+    /// Those of a plan that is alone, and `seconds` for measuring.
+    pub fn of(seconds: Option<u64>) -> Limits {
+        let tuning = Duration::from_secs(seconds.unwrap_or(TUNING_SECONDS));
+        Limits { tuning, reserved_bytes: 0 }
+    }
+}
+
+/// How far a part of a step is prepared.
 enum Part {
     /// It has run once, task by task.
     Warm,
@@ -88,6 +111,7 @@ pub struct Cuda<'a, D> {
     plan: &'a Plan,
     driver: Rc<D>,
     ranks: Rc<Ranks>,
+    limits: Limits,
     ready: Ready,
     parts: Vec<(Range<TaskId>, Part)>,
 }
@@ -103,6 +127,8 @@ struct Ready {
     faulting: Vec<TaskId>,
     /// An event for reads.
     idle: EventHandle,
+    /// What people should know of its preparation.
+    note: Option<String>,
 }
 
 impl Ranks {
@@ -115,7 +141,12 @@ impl Ranks {
 }
 
 impl Ready {
-    fn new<D: Driver>(dir: &PlanDir, driver: &D, ranks: &Ranks) -> Result<Ready, RunError> {
+    fn new<D: Driver>(
+        dir: &PlanDir,
+        driver: &D,
+        ranks: &Ranks,
+        limits: &Limits,
+    ) -> Result<Ready, RunError> {
         let plan = &dir.plan;
         if plan.target.device != DeviceType::Cuda {
             return Err(RunError::Device { device: plan.target.device });
@@ -127,7 +158,7 @@ impl Ready {
         let file = plan.object.as_ref().map_or("", |o| o.file.as_str());
         let ptx = dir.ptx.as_deref().map(|text| (file, text));
         let modules = Modules::load(&survey, driver, ptx, &Cubins::of(&dir.path))?;
-        let choice = Choice::make(dir, &survey, driver, &modules, &mut issuer, ranks)?;
+        let choice = Choice::make(dir, &survey, driver, &modules, &mut issuer, (ranks, limits))?;
         let engines = choice.engines_bytes;
         let memory = Memory::allocate(driver, plan, &engines, n_faults, issuer.compute())?;
         let mut program = Program::bind(plan, &survey, driver, &memory, &modules, ranks.rank)?;
@@ -142,7 +173,8 @@ impl Ready {
         let feed = RefCell::new(Feed::new(driver, plan, &memory, Cubins::of(&dir.path))?);
         let steps = <Cuda<'_, D> as Device>::METRICS_DELAY + 1;
         let reports = Reports::new(driver, plan, &memory, n_faults, steps)?;
-        Ok(Ready { memory, program, issuer, feed, reports, faulting: survey.faulting, idle })
+        let (faulting, note) = (survey.faulting, choice.note);
+        Ok(Ready { memory, program, issuer, feed, reports, faulting, idle, note })
     }
 }
 
@@ -151,8 +183,13 @@ impl<'a, D: Driver> Cuda<'a, D> {
     ///
     /// # Errors
     /// If the plan is for another device, or the device cannot do what the plan needs.
-    pub fn new(dir: &'a PlanDir, driver: D, ranks: Ranks) -> Result<Self, RunError> {
-        Cuda::on(dir, Rc::new(driver), Rc::new(ranks))
+    pub fn new(
+        dir: &'a PlanDir,
+        driver: D,
+        ranks: Ranks,
+        limits: Limits,
+    ) -> Result<Self, RunError> {
+        Cuda::on(dir, Rc::new(driver), Rc::new(ranks), limits)
     }
 
     /// Prepares another plan on the same GPU, with separate memory, streams and graphs. The plans must not run
@@ -161,12 +198,18 @@ impl<'a, D: Driver> Cuda<'a, D> {
     /// # Errors
     /// As [`Cuda::new`].
     pub fn beside<'b>(&self, dir: &'b PlanDir) -> Result<Cuda<'b, D>, RunError> {
-        Cuda::on(dir, Rc::clone(&self.driver), Rc::clone(&self.ranks))
+        let limits = Limits { reserved_bytes: 0, ..self.limits };
+        Cuda::on(dir, Rc::clone(&self.driver), Rc::clone(&self.ranks), limits)
     }
 
-    fn on(dir: &'a PlanDir, driver: Rc<D>, ranks: Rc<Ranks>) -> Result<Self, RunError> {
-        let ready = Ready::new(dir, &*driver, &ranks).inspect_err(|e| ranks.fail(e))?;
-        Ok(Cuda { plan: &dir.plan, driver, ranks, ready, parts: Vec::new() })
+    fn on(
+        dir: &'a PlanDir,
+        driver: Rc<D>,
+        ranks: Rc<Ranks>,
+        limits: Limits,
+    ) -> Result<Self, RunError> {
+        let ready = Ready::new(dir, &*driver, &ranks, &limits).inspect_err(|e| ranks.fail(e))?;
+        Ok(Cuda { plan: &dir.plan, driver, ranks, limits, ready, parts: Vec::new() })
     }
 
     /// This rank.
@@ -453,6 +496,11 @@ impl<D: Driver> Device for Cuda<'_, D> {
         }
         Ok(all)
     }
+
+    fn note(&self) -> Option<&str> {
+        self.ready.note.as_deref()
+    }
+
     fn largest(&self, value: u64) -> Result<u64, RunError> {
         let Some(rendezvous) = &self.ranks.rendezvous else { return Ok(value) };
         Ok(rendezvous.largest(value)?)

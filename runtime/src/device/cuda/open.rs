@@ -1,7 +1,7 @@
 //! Opens a rank on a real GPU, from a plan and the launcher's environment.
 
 use super::survey::Survey;
-use super::{Cuda, Ranks};
+use super::{Cuda, Limits, Ranks};
 use crate::RunError;
 use crate::plan_dir::PlanDir;
 use frit_comm::launch::{Launch, timeout_from_environment};
@@ -27,8 +27,8 @@ pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
 }
 
 impl<'a> Cuda<'a, Real> {
-    /// Opens this process's rank on its GPU: connects to the other ranks and loads the libraries that the plan, and one
-    /// `beside` it, need. `identity` distinguishes runs of the plan that must not be mixed.
+    /// This process's rank, on its GPU, with the other ranks found and the libraries loaded that the plan and
+    /// one `beside` it need; of memory, what that needs is left. `identity` tells runs of the plan apart that must not be mixed.
     ///
     /// # Errors
     /// What is missing: a variable, a rank, the driver, a GPU, a library, memory.
@@ -36,6 +36,7 @@ impl<'a> Cuda<'a, Real> {
         dir: &'a PlanDir,
         beside: Option<&PlanDir>,
         identity: &str,
+        mut limits: Limits,
     ) -> Result<Self, RunError> {
         let (mut libraries, collectives) = needs(&dir.plan)?;
         if let Some(beside) = beside {
@@ -43,6 +44,9 @@ impl<'a> Cuda<'a, Real> {
             libraries.cublaslt |= more.cublaslt;
             libraries.cudnn |= more.cudnn;
             libraries.nvrtc |= more.nvrtc;
+            let plan = &beside.plan;
+            limits.reserved_bytes +=
+                plan.persistent_bytes + plan.workspace_bytes + super::extra_bytes(plan)?;
         }
         let launch = Launch::from_environment()?;
         launch.expect_ranks(dir.plan.world_size)?;
@@ -53,7 +57,7 @@ impl<'a> Cuda<'a, Real> {
         };
         let opened = open_device(&launch, libraries, rendezvous.as_ref(), timeout);
         let driver = opened.inspect_err(|e| tell(rendezvous.as_ref(), &launch, e))?;
-        Cuda::new(dir, driver, Ranks { rank: launch.rank, rendezvous, timeout })
+        Cuda::new(dir, driver, Ranks { rank: launch.rank, rendezvous, timeout }, limits)
     }
 }
 

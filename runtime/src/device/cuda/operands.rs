@@ -1,6 +1,7 @@
 //! Resolves a task's operands to addresses: in the plan's memory or, before it is allocated, in temporary memory.
 
 use super::memory::{FAULT_WORDS, Memory, report_bytes};
+use super::random_data::{Region, Values};
 use frit_cuda::driver::Address;
 use frit_ir::plan::{ALIGNMENT, GEMM_WORKSPACE, Launch, Launches, Place, Plan, Pointer, Stream};
 
@@ -11,6 +12,8 @@ pub(super) struct Operands {
     pub(super) scratch: Address,
     /// Workspace of the libraries, with its size in bytes.
     pub(super) workspace: (Address, usize),
+    /// What it reads; unknown in the plan's memory, where tasks write it.
+    pub(super) regions: Vec<Region>,
     fault: Address,
 }
 
@@ -29,17 +32,18 @@ impl Operands {
             writes: at(writes),
             scratch: memory.scratch[stream.index()],
             workspace: memory.libraries[stream.index()],
+            regions: vec![],
             fault: memory.report + report_bytes(plan, fault) as Address,
         }
     }
 
-    /// Operands from `base` on, aligned as in the plan's memory, with the largest workspace of any candidate, including
-    /// cuDNN's if there are `engines`; and the end address.
+    /// From `base` on, aligned as in the plan's memory, with as much workspace as every choice may use, engines of cuDNN
+    /// no more than `engine_bytes`; and where that ends.
     pub(super) fn apart(
         plan: &Plan,
         selected: &Launches,
         (reads, writes): (&[Place], &[Place]),
-        engines: bool,
+        engine_bytes: usize,
         base: Address,
     ) -> (Operands, Address) {
         let mut end = base;
@@ -52,16 +56,22 @@ impl Operands {
             let shift = |p: &Place| (plan.buffers[p.buffer].offset + p.offset) % ALIGNMENT;
             places.iter().map(|p| place(shift(p), p.ty.bytes())).collect()
         };
-        let (reads, writes) = (all(reads), all(writes));
+        let (reads_at, writes) = (all(reads), all(writes));
+        let region = |(at, place): (&Address, &Place)| {
+            let (bytes, values) = (place.ty.bytes(), Values::of(plan, place));
+            Region { at: *at, bytes, values }
+        };
+        let regions = reads_at.iter().zip(reads).map(region).collect();
         let of_launch = |launch: &Launch| match launch {
             Launch::Gemm(_) => GEMM_WORKSPACE,
-            Launch::Operation(launch) if engines => launch.operation.workspace_bytes(),
+            Launch::Operation(launch) => launch.operation.workspace_bytes().min(engine_bytes),
             _ => 0,
         };
         let bytes = selected.every_launch().into_iter().map(of_launch).max().unwrap_or(0);
         let operands = Operands {
-            reads,
+            reads: reads_at,
             writes,
+            regions,
             scratch: place(0, selected.scratch_bytes),
             workspace: (place(0, bytes), bytes),
             fault: place(0, FAULT_WORDS * 8),

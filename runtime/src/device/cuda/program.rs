@@ -1,18 +1,21 @@
 //! Compiles a plan's tasks to commands with all addresses resolved.
 
-use super::command::{Command, settle_operations, settle_products};
+use super::command::{Command, settle};
 use super::memory::Memory;
 use super::modules::Modules;
 use super::operands::Operands;
+use super::random_data::{Region, Values};
 use super::survey::{Code, Survey};
+use super::tuning::Settled;
 use crate::RunError;
 use frit_cuda::CudaError;
 use frit_cuda::Product;
 use frit_cuda::driver::{
     Address, Arguments, Collective, Driver, Exchange, ProductAddresses, Shape, TeamHandle,
 };
+use frit_ir::DType;
 use frit_ir::plan::{
-    Action, Argument, Candidate, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
+    Action, Argument, Candidate, CandidateName, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
     OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team, TiVec, layout,
 };
 use std::collections::HashMap;
@@ -26,40 +29,51 @@ const ROUNDS: u32 = 4;
 pub(super) struct Program {
     /// By task.
     pub(super) commands: TiVec<TaskId, Vec<Command>>,
-    /// The GEMMs, each once, with the addresses of the first task that uses it.
-    pub(super) products: Vec<(Product, ProductAddresses)>,
-    /// The GEMMs whose epilogue has a fallback.
-    pub(super) epilogues: Vec<EpilogueChoice>,
-    /// The operations with cuDNN candidates, each once.
-    pub(super) operations: Vec<OperationChoice>,
+    /// The GEMMs, each once.
+    pub(super) products: Vec<ProductOf>,
+    /// The choices, each once; one that is part of another comes before it.
+    pub(super) choices: Vec<ChoiceOf>,
 }
 
-/// A GEMM with an epilogue, by its index, and its fallback.
-#[derive(Clone, Debug)]
-pub(super) struct EpilogueChoice {
-    pub(super) product: usize,
-    pub(super) fallback: Vec<Command>,
+/// A GEMM with the addresses of the first task that uses it.
+pub(super) struct ProductOf {
+    pub(super) product: Product,
+    pub(super) at: ProductAddresses,
+    /// What it reads.
+    pub(super) regions: Vec<Region>,
 }
 
-/// An operation with a cuDNN candidate, and the commands of its first task.
-#[derive(Clone, Debug)]
-pub(super) struct OperationChoice {
+/// Several ways to compute the same, as the first task that wants it does.
+pub(super) struct ChoiceOf {
+    /// What it is known by.
+    pub(super) key: String,
+    /// The implementations and their commands, none of which computes nothing.
+    pub(super) candidates: Vec<(CandidateName, Vec<Command>)>,
+    /// What cuDNN computes of them.
+    operations: Vec<OperationOf>,
+    /// What they read.
+    pub(super) regions: Vec<Region>,
+}
+
+/// An operation of a candidate.
+pub(super) struct OperationOf {
+    candidate: usize,
+    /// Its number among all operations.
+    pub(super) number: usize,
     pub(super) operation: Operation,
-    /// The operation and the commands around it.
-    pub(super) candidate: Vec<Command>,
-    /// The equivalent commands without cuDNN.
-    pub(super) fallback: Vec<Command>,
+    /// Workspace that its engine may use, in bytes.
+    pub(super) workspace_bytes: usize,
 }
 
 /// Inputs for binding the launches of kernels.
 struct Binder<'a, D> {
     driver: &'a D,
     modules: &'a Modules,
-    products: Vec<(Product, ProductAddresses)>,
+    products: Vec<ProductOf>,
     by_product: HashMap<Product, usize>,
-    epilogues: Vec<EpilogueChoice>,
-    operations: Vec<OperationChoice>,
-    by_operation: HashMap<Operation, usize>,
+    choices: Vec<ChoiceOf>,
+    by_key: HashMap<String, usize>,
+    n_operations: usize,
 }
 
 /// Inputs for binding copies, zeros and collectives.
@@ -100,8 +114,8 @@ impl Program {
         Ok(binder.program(commands))
     }
 
-    /// Binds the tasks with choices to temporary memory from `base` on, which they share, so no two may run
-    /// concurrently. Also returns the end address.
+    /// Binds the tasks that leave a choice, each apart from the plan's memory, from `base` on: no two may run at once.
+    /// Engines may use no more than `engine_bytes` of workspace. Returns where the last byte of all ends, too.
     ///
     /// # Errors
     /// As [`Program::bind`].
@@ -110,6 +124,7 @@ impl Program {
         survey: &Survey,
         driver: &D,
         modules: &Modules,
+        engine_bytes: usize,
         base: Address,
     ) -> Result<(Program, Address), RunError> {
         let mut binder = Binder::new(driver, modules);
@@ -118,9 +133,9 @@ impl Program {
             commands.push(match &task.action {
                 Action::Kernel { kernel, reads, writes } => match &survey.code[*kernel] {
                     Code::Launches(selected) if selected.leaves_a_choice() => {
-                        let (places, engines) = ((&reads[..], &writes[..]), driver.has_engines());
+                        let places = (&reads[..], &writes[..]);
                         let (operands, end) =
-                            Operands::apart(plan, selected, places, engines, base);
+                            Operands::apart(plan, selected, places, engine_bytes, base);
                         last = last.max(end);
                         binder.launches(&selected.launches, &operands)?
                     }
@@ -132,20 +147,26 @@ impl Program {
         Ok((binder.program(commands), last))
     }
 
-    /// Decides which GEMMs keep their epilogue: those with a selected algorithm.
-    pub(super) fn settle_products(&mut self, has_algorithm: impl Fn(usize) -> bool) {
-        let choices = self.operations.iter_mut().flat_map(|o| [&mut o.candidate, &mut o.fallback]);
-        let epilogues = self.epilogues.iter_mut().map(|e| &mut e.fallback);
-        for commands in self.commands.iter_mut().chain(choices).chain(epilogues) {
-            settle_products(commands, &has_algorithm);
-        }
+    /// The number of products and choices.
+    pub(super) fn n_chosen(&self) -> usize {
+        self.products.len() + self.choices.len()
     }
 
-    /// Decides which operations cuDNN computes: those with a selected engine.
-    pub(super) fn settle_operations(&mut self, has_engine: impl Fn(usize) -> bool) {
-        for commands in &mut self.commands {
-            settle_operations(commands, &has_engine);
-        }
+    /// The number of operations of all choices.
+    pub(super) fn n_operations(&self) -> usize {
+        self.choices.iter().map(|c| c.operations.len()).sum()
+    }
+
+    /// Replaces every choice by the candidate that was chosen.
+    pub(super) fn settle(&mut self, chosen: &[Settled]) {
+        self.commands.iter_mut().for_each(|commands| settle(commands, chosen));
+    }
+}
+
+impl ChoiceOf {
+    /// The operation that a candidate needs an engine for.
+    pub(super) fn operation_of(&self, candidate: usize) -> Option<&OperationOf> {
+        self.operations.iter().find(|o| o.candidate == candidate)
     }
 }
 
@@ -230,19 +251,14 @@ impl<'a, D: Driver> Binder<'a, D> {
             modules,
             products: Vec::new(),
             by_product: HashMap::new(),
-            epilogues: Vec::new(),
-            operations: Vec::new(),
-            by_operation: HashMap::new(),
+            choices: Vec::new(),
+            by_key: HashMap::new(),
+            n_operations: 0,
         }
     }
 
     fn program(self, commands: TiVec<TaskId, Vec<Command>>) -> Program {
-        Program {
-            commands,
-            products: self.products,
-            epilogues: self.epilogues,
-            operations: self.operations,
-        }
+        Program { commands, products: self.products, choices: self.choices }
     }
 
     fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {
@@ -306,7 +322,7 @@ impl<'a, D: Driver> Binder<'a, D> {
                 if gemm.k == 0 || gemm.m * gemm.n * gemm.batch == 0 {
                     return empty_product(gemm, at.d);
                 }
-                Command::Multiply { product: self.product(gemm, at), at }
+                Command::Multiply { product: self.product(gemm, at, operands), at }
             }
             Launch::Operation(_) => return Err(refused("an operation of cuDNN has no fallback")),
             Launch::Choice(candidates) => self.choice(candidates, operands)?,
@@ -318,49 +334,78 @@ impl<'a, D: Driver> Binder<'a, D> {
         candidates: &[Candidate],
         operands: &Operands,
     ) -> Result<Command, RunError> {
-        let [first, last] = candidates else {
-            return Err(refused("a choice is not between a candidate and a fallback"));
-        };
-        let fallback = self.launches(&last.launches, operands)?;
-        if let [Launch::Gemm(gemm)] = &first.launches[..] {
-            let at = addresses(gemm, operands);
-            let next = self.products.len();
-            let product = self.product(gemm, at);
-            if product == next {
-                self.epilogues.push(EpilogueChoice { product, fallback: fallback.clone() });
+        let (mut bound, mut operations) = (Vec::with_capacity(candidates.len()), Vec::new());
+        let mut regions = operands.regions.clone();
+        for (candidate, Candidate { name, launches }) in candidates.iter().enumerate() {
+            let mut commands = Vec::with_capacity(launches.len());
+            for launch in launches {
+                let Launch::Operation(OperationLaunch { operation, at }) = launch else {
+                    regions.extend(scratch_of(launch, operands));
+                    commands.push(self.launch(launch, operands)?);
+                    continue;
+                };
+                let at: Vec<Address> = at.iter().map(|p| operands.pointer(*p)).collect();
+                let (workspace, bytes) = operands.workspace;
+                let number = operations.len();
+                let workspace_bytes = operation.workspace_bytes().min(bytes);
+                let operation = operation.at(&at);
+                operations.push(OperationOf { candidate, number, operation, workspace_bytes });
+                commands.push(Command::Execute { operation: number, at, workspace });
             }
-            return Ok(Command::Fused { product, at, fallback });
+            commands.retain(Command::does_something);
+            bound.push((*name, commands));
         }
-        let (mut candidate, mut found) = (Vec::new(), None);
-        for launch in &first.launches {
-            let Launch::Operation(OperationLaunch { operation, at }) = launch else {
-                candidate.extend(self.launches(std::slice::from_ref(launch), operands)?);
-                continue;
-            };
-            let at: Vec<Address> = at.iter().map(|p| operands.pointer(*p)).collect();
-            let workspace = operands.workspace.0;
-            let operation = operation.at(&at);
-            let next = self.operations.len();
-            let index = *self.by_operation.entry(operation.clone()).or_insert(next);
-            found = Some((index, operation));
-            candidate.push(Command::Execute { operation: index, at, workspace });
+        let key = self.key(&bound, &operations);
+        let next = self.choices.len();
+        let choice = *self.by_key.entry(key.clone()).or_insert(next);
+        if choice == next {
+            for (i, o) in operations.iter_mut().enumerate() {
+                o.number = self.n_operations + i;
+            }
+            self.n_operations += operations.len();
+        } else {
+            for (o, known) in operations.iter_mut().zip(&self.choices[choice].operations) {
+                o.number = known.number;
+            }
         }
-        let (index, operation) =
-            found.ok_or_else(|| refused("a candidate is neither a GEMM nor an operation"))?;
-        if index == self.operations.len() {
-            let (candidate, fallback) = (candidate.clone(), fallback.clone());
-            self.operations.push(OperationChoice { operation, candidate, fallback });
+        let executed = bound.iter_mut().flat_map(|(_, commands)| commands);
+        let executed = executed.filter_map(|c| match c {
+            Command::Execute { operation, .. } => Some(operation),
+            _ => None,
+        });
+        executed.zip(&operations).for_each(|(number, o)| *number = o.number);
+        let candidates = bound.iter().map(|(_, commands)| commands.clone()).collect();
+        if choice == next {
+            self.choices.push(ChoiceOf { key, candidates: bound, operations, regions });
         }
-        Ok(Command::Choice { operation: index, candidate, fallback })
+        Ok(Command::Choice { choice, candidates })
+    }
+
+    /// What a choice is known by: its candidates and what libraries compute in them.
+    fn key(
+        &self,
+        candidates: &[(CandidateName, Vec<Command>)],
+        operations: &[OperationOf],
+    ) -> String {
+        let names: Vec<&str> = candidates.iter().map(|(name, _)| name.word()).collect();
+        // The last needs no library but for plain products.
+        let others = &candidates[..candidates.len().saturating_sub(1)];
+        let products = others.iter().flat_map(|(_, c)| c).filter_map(Command::product);
+        let products = products.map(|p| self.products[p].product.to_string());
+        let of: Vec<String> =
+            operations.iter().map(|o| o.operation.to_string()).chain(products).collect();
+        format!("{}: {}", names.join(" or "), of.join(" + "))
     }
 
     /// The index of a GEMM, added if it is new.
-    fn product(&mut self, gemm: &Gemm, at: ProductAddresses) -> usize {
+    fn product(&mut self, gemm: &Gemm, at: ProductAddresses, operands: &Operands) -> usize {
         let product = Product::of(gemm, &at);
         let next = self.products.len();
         let index = *self.by_product.entry(product.clone()).or_insert(next);
         if index == next {
-            self.products.push((product, at));
+            let mut regions = operands.regions.clone();
+            regions.extend(scratch_of_gemm(gemm, operands));
+            self.products.push(ProductOf { product, at, regions });
         }
         index
     }
@@ -405,7 +450,33 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
     }
 }
 
-/// The error for a plan that the compiler would not write.
+/// What a launch reads of scratch memory, as far as its elements are known.
+fn scratch_of(launch: &Launch, operands: &Operands) -> Vec<Region> {
+    match launch {
+        Launch::Gemm(gemm) => scratch_of_gemm(gemm, operands),
+        _ => vec![],
+    }
+}
+
+fn scratch_of_gemm(gemm: &Gemm, operands: &Operands) -> Vec<Region> {
+    let mut regions = Vec::new();
+    let mut add = |at: Pointer, bytes: usize, dtype: DType| {
+        if let Pointer::Scratch(_) = at {
+            let (at, values) = (operands.pointer(at), Values::floats(dtype));
+            regions.push(Region { at, bytes, values });
+        }
+    };
+    for (matrix, elements) in [(&gemm.a, gemm.m * gemm.k), (&gemm.b, gemm.k * gemm.n)] {
+        let gaps = matrix.batch_stride * (gemm.batch - 1);
+        add(matrix.at, (elements + gaps) * matrix.dtype.size(), matrix.dtype);
+        if let Some(scale) = matrix.scale {
+            add(scale, DType::F32.size(), DType::F32);
+        }
+    }
+    regions
+}
+
+/// That the plan is not as a compiler writes it.
 fn refused(reason: &str) -> RunError {
     RunError::Plan { path: layout::PLAN.into(), reason: reason.into() }
 }
