@@ -197,7 +197,7 @@ impl Issuer {
         }
     }
 
-    /// Puts commands on a stream, one after the other.
+    /// Enqueues commands on a stream, in order.
     ///
     /// # Errors
     /// If the driver or a library refuses.
@@ -210,7 +210,7 @@ impl Issuer {
         commands.iter().try_for_each(|command| self.command(driver, command, on))
     }
 
-    /// Puts one command on a stream.
+    /// Enqueues one command on a stream.
     ///
     /// # Errors
     /// If the driver or a library refuses.

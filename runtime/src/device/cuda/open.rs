@@ -27,8 +27,9 @@ pub(super) fn needs(plan: &Plan) -> Result<(Libraries, bool), RunError> {
 }
 
 impl<'a> Cuda<'a, Real> {
-    /// This process's rank, on its GPU, with the other ranks found and the libraries loaded that the plan and
-    /// one `beside` it need; of memory, what that needs is left. `identity` tells runs of the plan apart that must not be mixed.
+    /// Opens this process's rank on its GPU: connects to the other ranks and loads the libraries that the plan, and one
+    /// `beside` it, need; the memory that the latter needs is left free. `identity` distinguishes runs of the plan that must
+    /// not be mixed.
     ///
     /// # Errors
     /// What is missing: a variable, a rank, the driver, a GPU, a library, memory.

@@ -37,8 +37,8 @@ impl Operands {
         }
     }
 
-    /// From `base` on, aligned as in the plan's memory, with as much workspace as every choice may use, engines of cuDNN
-    /// no more than `engine_bytes`; and where that ends.
+    /// Operands from `base` on, aligned as in the plan's memory, with the largest workspace of any candidate, at most
+    /// `engine_bytes` for cuDNN engines; and the end address.
     pub(super) fn apart(
         plan: &Plan,
         selected: &Launches,
