@@ -1,22 +1,22 @@
-// The parts of a step of Adafactor (Shazeer & Stern 2018) for the elements of a parameter that lie in one part of a flat
-// tensor: from element *begin of that part on, which may be before or behind it. The parameter is matrices of rows × cols,
-// of which the state holds the mean squares of rows, then of columns; or, with rows = 0, a vector of cols, whose state
-// holds every square. Sums: over lines and over chunks of columns, then both to f32. Moments: the moments, the means
-// of their rows, the squares of the update. Step: the parameter. Sums are f64 and in one order. A skipped step
-// changes nothing.
+// The parts of a step of Adafactor (Shazeer & Stern 2018) for the elements of a parameter that lie in one part of a
+// flat tensor: from element *begin of that part on, which may be before or behind it. The parameter is matrices of rows
+// × cols, of which the state holds the mean squares of rows, then of columns; or, with rows = 0, a vector of cols,
+// whose state holds every square. Kernels of the sums: over lines and over chunks of columns, then both to f32. Of the
+// moments: the moments, the means of their rows, the squares of the update. Of the step: the parameter. Sums are f64 in
+// a fixed order. A skipped step changes nothing.
 
 #include "block_sum.cuh"
 
 const int BLOCK = 256;
 const i64 CHUNK = 64;
-// What squares and their means are at least: f32's epsilon, as PyTorch takes it.
+// Minimum of squares and their means: f32's epsilon, as in PyTorch.
 const f64 EPS = 1.1920928955078125e-7;
 
 __device__ __forceinline__ f64 larger(f64 x, f64 y) { return x > y ? x : y; }
 __device__ __forceinline__ f64 smaller(f64 x, f64 y) { return x < y ? x : y; }
 __device__ __forceinline__ i64 within(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
 
-// The gradient as the update reads it, and which elements of the parameter are here.
+// The scaled gradient, and the elements of the parameter in this part.
 struct Part {
     const f32* grad;
     i64 begin, first, end;
@@ -31,7 +31,7 @@ struct Part {
     }
 };
 
-// The gradient over the root of its second moment.
+// The gradient divided by the root of its second moment.
 struct Update {
     Part part;
     const f32* state;

@@ -1,10 +1,9 @@
 // Attention: s = scale · q kᵀ + mask, p = softmax(s), y = p v, lse = log Σ e^s.
 //
-// A block takes WARPS · ROWS · 16 queries of one head and walks over tiles of KEYS keys; the maximum m
-// and the sum l of a row are carried from tile to tile, and what was summed before is rescaled when m
-// grows (Dao 2023, FlashAttention-2). Scores exist only in registers. The next keys are loaded while the
-// softmax is computed, the values while the scores are.
-// A row that may attend to nothing gives y = 0 and lse = -inf.
+// A block processes WARPS · ROWS · 16 queries of one head and iterates over tiles of KEYS keys; the maximum m and the
+// sum l of a row are carried from tile to tile, and accumulators are rescaled when m grows (Dao 2023,
+// FlashAttention-2). Scores exist only in registers. The next keys are loaded while the softmax is computed, the values
+// while the scores are. A row without visible keys gives y = 0 and lse = -inf.
 
 #include "attention.cuh"
 
@@ -25,7 +24,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
     int queries = int(shape.queries), keys = int(shape.keys), mask_key = int(shape.mask_key);
     int tiles = (queries + QUERIES - 1) / QUERIES;
     i64 head = blockIdx.x / tiles;
-    // Tiles that see many keys first.
+    // Tiles with many visible keys first.
     int first = (tiles - 1 - int(blockIdx.x % tiles)) * QUERIES;
     i64 batch = head / shape.heads, h = head % shape.heads;
     i64 kv_head = h / (shape.heads / shape.groups);

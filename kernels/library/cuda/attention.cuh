@@ -1,9 +1,9 @@
-// Tiles of attention on tensor cores: what its kernels share.
+// Tiles of attention on tensor cores, shared by its kernels.
 //
-// To be defined: T (f16 or bf16); HEAD and VALUE, the sizes of a query and of a value, and D and E, the
-// same rounded up to 16, filled with zeros; the parameters of the Layout of each operand and result; CAUSAL (0 or 1); WINDOW, the keys on either side
-// that a query sees, itself counted, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements
-// MASK_T; FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask).
+// To be defined: T (f16 or bf16); HEAD and VALUE, the sizes of a query and of a value, and D and E, the same rounded up
+// to 16, filled with zeros; the parameters of the Layout of each operand and result; CAUSAL (0 or 1); WINDOW, the keys
+// on either side visible to a query, counting itself, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements MASK_T;
+// FOLDED, whether scores are scaled inside the exponent (scale > 0 and no mask).
 
 #include "tensor_cores.cuh"
 #include "sight.cuh"
@@ -16,7 +16,7 @@ const f32 LOG2_E = 1.4426950408889634f;
 const f32 LN_2 = 0.6931471805599453f;
 #define INFINITE __uint_as_float(0x7f800000)
 
-// Sizes of an attention, as recipes pass them; distances of the mask's elements, below 2^31 within a head.
+// Sizes of an attention, and strides of the mask's elements, below 2^31 within a head.
 struct Shape {
     i64 heads, groups, queries, keys;
     i64 mask_batch, mask_head, mask_query, mask_key;
@@ -43,14 +43,14 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int valid, boo
     }
 }
 
-// The operand a of a product: 16 rows and 16 columns of a tile.
+// The operand a of an MMA: 16 rows and 16 columns of a tile.
 template <int FULL> __device__ __forceinline__ void load_a(u32 (&a)[4], const T* tile, int row, int column) {
     int lane = threadIdx.x % 32;
     ldmatrix(a, tile + (row + lane % 16) * (FULL + PAD) + column + lane / 16 * 8);
 }
 
-// The operand b of two products of 8 columns each: 16 rows of a tile are its columns, 16 columns of the
-// tile the contracted axis.
+// The operand b of two MMAs of 8 columns each: 16 rows of a tile are its columns, 16 columns of the tile are the
+// contracted axis.
 template <int FULL> __device__ __forceinline__ void load_b(u32 (&b)[4], const T* tile, int row, int column) {
     int lane = threadIdx.x % 32;
     ldmatrix(b, tile + (row + lane / 16 * 8 + lane % 8) * (FULL + PAD) + column + lane / 8 % 2 * 8);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void product(f32 (&c)[M][N][4], const T* left, const 
         for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) c[i][j][e] = 0;
-    // Of large heads the operands of all steps, loaded ahead, would not fit the registers beside the sums.
+    // With large heads, the operands of all steps would not fit the registers together with the accumulators.
 #pragma unroll (SIZE > 128 ? 4 : SIZE / 16)
     for (int k = 0; k < SIZE; k += 16) {
         u32 a[M][4];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void store_rows(T* target, const f32 (&x)[M][FULL / 8
         }
 }
 
-// The score of a product, in the unit of the exponent's base e unless it is folded.
+// The score of a dot product q · k, scaled and masked unless it is folded.
 __device__ __forceinline__ f32 score(f32 dot, f32 scale, const MASK_T* mask) {
 #if MASK == ADDED
     return fmaf(dot, scale, widen(*mask));
@@ -161,14 +161,14 @@ __device__ __forceinline__ f32 power(f32 score, f32 origin, f32 scale) {
     return exp2_fast((score - origin) * LOG2_E);
 }
 
-// e^(s - lse) for the raw product of a query and a key.
+// e^(s - lse) for the dot product of a query and a key.
 __device__ __forceinline__ f32 weight(f32 dot, f32 lse, f32 scale, const MASK_T* mask) {
     f32 s = score(dot, scale, mask);
     if (FOLDED) return exp2_fast(fmaf(s, scale * LOG2_E, -lse * LOG2_E));
     return exp2_fast((s - lse) * LOG2_E);
 }
 
-// The lse of a row as `weight` takes it: rows without a key have no weights.
+// The lse of a row for `weight`: rows without a key have zero weights.
 __device__ __forceinline__ f32 row_lse(const f32* lse, i64 row, bool exists) {
     f32 x = exists ? lse[row] : -INFINITE;
     return x == -INFINITE ? INFINITE : x;

@@ -1,4 +1,4 @@
-// delta = Σ dy·y of each row of VALUE elements, which the gradient of attention needs; a warp takes a row.
+// delta = Σ dy·y of each row of VALUE elements, which the gradient of attention needs; one warp per row.
 //
 // To be defined: T, the elements; VALUE; the parameters of the Layout of dy and of y.
 

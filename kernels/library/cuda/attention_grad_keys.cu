@@ -3,12 +3,12 @@
 //
 //   dv = pᵀ dy,  ds = p (dp - delta),  dk = scale · dsᵀ q.
 //
-// A block takes BLOCK keys of one key head, computes the scores of all queries with them again and sums
-// over the queries, and over the query heads that share the key head, in one order (Dao 2023). The
-// transposed scores are computed, so that they are an operand of the next product as they are.
+// A block processes BLOCK keys of one key head, recomputes their scores with all queries and sums over the queries, and
+// over the query heads that share the key head, in a fixed order (Dao 2023). It computes the transposed scores, which
+// are then directly an operand of the next MMA.
 //
-// WANT_K and WANT_V say which of dk and dv are computed: both need many registers, and dv needs no values in
-// shared memory. WARPS, ROWS and TILE give the sizes of tiles.
+// WANT_K and WANT_V select dk and dv: both together need many registers, and dv alone needs no values in shared memory.
+// WARPS, ROWS and TILE give the sizes of tiles.
 
 #include "attention.cuh"
 
@@ -21,7 +21,7 @@ typedef Layout<DV_LAYOUT> Dv;
 const int THREADS = WARPS * 32;
 const int BLOCK = WARPS * ROWS * 16;
 
-// dk and dv of BLOCK keys of one key head; tiles of TILE queries, the next loaded meanwhile.
+// dk and dv of BLOCK keys of one key head, over tiles of TILE queries; the next tile is loaded meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
                     const f32* delta, const MASK_T* mask, Shape shape, f32 scale) {
@@ -30,7 +30,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
     T* v_tile = k_tile + BLOCK * (D + PAD);
     T* q_tiles = v_tile + (WANT_K ? BLOCK * (E + PAD) : 0);
     T* dy_tiles = q_tiles + 2 * TILE * (D + PAD);
-    // The lse and the delta of a query, in what lies between its rows and the next.
+    // The lse and the delta of a query, in the padding of its row.
     auto lse_of = [&](int row) { return reinterpret_cast<f32*>(q_tiles + row * (D + PAD) + D); };
     auto delta_of = [&](int row) { return reinterpret_cast<f32*>(dy_tiles + row * (E + PAD) + E); };
 

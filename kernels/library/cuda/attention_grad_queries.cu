@@ -2,8 +2,8 @@
 //
 //   ds = p (dp - delta),  dq = scale · ds k.
 //
-// A block takes BLOCK queries of one head and computes the scores of all keys with them again (Dao 2023).
-// WARPS, ROWS and TILE give the sizes of tiles.
+// A block processes BLOCK queries of one head and recomputes their scores with all keys (Dao 2023). WARPS, ROWS and
+// TILE give the sizes of tiles.
 
 #include "attention.cuh"
 
@@ -15,7 +15,7 @@ typedef Layout<DQ_LAYOUT> Dq;
 const int THREADS = WARPS * 32;
 const int BLOCK = WARPS * ROWS * 16;
 
-// dq of BLOCK queries of one head; tiles of TILE keys, the next loaded meanwhile.
+// dq of BLOCK queries of one head, over tiles of TILE keys; the next tile is loaded meanwhile.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, const f32* lse,
                        const f32* delta, const MASK_T* mask, Shape shape, f32 scale) {

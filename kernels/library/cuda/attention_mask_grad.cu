@@ -1,12 +1,12 @@
 // The gradient of a mask that was added to the scores: dmask = Σ p (dp - delta) over the axes along which
 // the mask was broadcast, with p = e^(s - lse), dp = dy vᵀ and delta = Σ dy·y of a row.
 //
-// A block takes BLOCK queries and TILE keys of one mask, or all of an axis along which the mask has one
-// element, and walks over the batches and heads that share it in one order.
+// A block processes BLOCK queries and TILE keys of one mask, or all of an axis along which the mask has one element,
+// and iterates over the batches and heads that share it in a fixed order.
 
 #include "attention_plain.cuh"
 
-// Distances within the gradient, which is dense; where one is 0 the mask is broadcast.
+// Strides of the gradient, which is dense; the mask is broadcast where a stride is 0.
 struct Dense {
     i64 batch, head, query, key;
 };
@@ -57,7 +57,7 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
                     }
                 }
 
-    // Lanes are added up for a broadcast key, rows for a broadcast query.
+    // Sum over lanes for a broadcast key, over rows for a broadcast query.
     dmask += batch0 * dense.batch + head0 * dense.head;
     __syncthreads();
 #pragma unroll

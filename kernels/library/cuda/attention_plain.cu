@@ -1,5 +1,5 @@
-// Attention without tensor cores: s = scale · q kᵀ + mask, p = softmax(s), y = p v, lse = log Σ e^s, with
-// a running maximum and sum (Dao 2022). A row that may attend to nothing gives y = 0 and lse = -inf.
+// Attention without tensor cores: s = scale · q kᵀ + mask, p = softmax(s), y = p v, lse = log Σ e^s, with a running
+// maximum and sum (Dao 2022). A row without visible keys gives y = 0 and lse = -inf.
 
 #include "attention_plain.cuh"
 

@@ -1,12 +1,12 @@
-// Attention without tensor cores, for f32 and f64 and for large heads: what its kernels share.
+// Attention without tensor cores, for f32 and f64 and for large heads; shared by its kernels.
 //
-// To be defined: T, the elements; HEAD and VALUE, the sizes of a query and of a value; CAUSAL (0 or 1);
-// WINDOW, the keys on either side that a query sees, itself counted, or 0 for all;
-// MASK (NO_MASK, ADDED or KEPT) with elements MASK_T; R, the rows of a warp.
+// To be defined: T, the elements; HEAD and VALUE, the sizes of a query and of a value; CAUSAL (0 or 1); WINDOW, the
+// keys on either side visible to a query, counting itself, or 0 for all; MASK (NO_MASK, ADDED or KEPT) with elements
+// MASK_T; R, the rows of a warp.
 //
-// A block of four warps holds 4·R rows of one side in shared memory and walks over tiles of 32 rows of
-// the other, one per lane; a row of sums is spread over the lanes. Everything is computed in the wide
-// type of T. Rows of tiles are one element longer, so that lanes read different banks.
+// A block of four warps holds 4·R rows of one side in shared memory and iterates over tiles of 32 rows of the other,
+// one per lane; a row of sums is distributed over the lanes. Everything is computed in the wide type of T. Rows of
+// tiles are padded by one element, so that lanes read different banks.
 
 #include "sight.cuh"
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ f32 logarithm(f32 x) { return logf(x); }
 __device__ __forceinline__ f64 logarithm(f64 x) { return log(x); }
 __device__ __forceinline__ Sum infinite() { return Sum(__uint_as_float(0x7f800000)); }
 
-// Sizes of an attention, as recipes pass them; distances of the mask's elements.
+// Sizes of an attention, and strides of the mask's elements.
 struct Shape {
     i64 heads, groups, queries, keys;
     i64 mask_batch, mask_head, mask_query, mask_key;
@@ -46,7 +46,7 @@ template <int SIZE> __device__ __forceinline__ Sum dot(const Sum* a, const Sum* 
     return sum;
 }
 
-// The part of a row of SIZE sums that a lane holds.
+// A lane's part of a row of SIZE sums.
 template <int SIZE> struct Row {
     static const int N = (SIZE + 31) / 32;
     Sum at[N];
@@ -85,7 +85,7 @@ __device__ __forceinline__ Sum warp_most(Sum x) {
     return x;
 }
 
-// The score of a product.
+// The score of a dot product q · k.
 __device__ __forceinline__ Sum score(Sum dot, Sum scale, const MASK_T* mask) {
 #if MASK == ADDED
     return dot * scale + Sum(widen(*mask));

@@ -3,7 +3,7 @@
 //
 //   dv = pᵀ dy,  ds = p (dp - delta),  dq = scale · ds k,  dk = scale · dsᵀ q.
 //
-// Every sum is taken by one warp in one order.
+// Every sum is computed by one warp in a fixed order.
 
 #include "attention_plain.cuh"
 

@@ -1,14 +1,15 @@
-// Batch normalization of x[N, C, size] and its gradient. The gridDim.y blocks of a channel each write a part of it; each
-// of `…_parts` has summed one before, and all add these in the same order. Where a channel has one block, that sums by
-// itself. Sums are f64, and of distances from the channel's first element: of squares nothing cancels.
+// Batch normalization of x[N, C, size] and its gradient. The gridDim.y blocks of a channel each write a part of it,
+// after those of `…_parts` have each summed one; all blocks add the partial sums in the same order. A single block per
+// channel sums by itself. Sums are f64 of differences from the channel's first element, so that the variance does not
+// cancel.
 //
 //   y = (x - mean) / √(var + eps) · scale + bias
 //   dbias = Σ dy,  dscale = Σ dy · n,  dx = scale / √(var + eps) · (dy - dbias / count - n · dscale / count)
 //
 // with n = (x - mean) / √(var + eps) and count = N · size.
 //
-// To be defined: T, the elements; S, those of scale, bias and statistics; WIDTH, how many elements are moved at once,
-// which divides size.
+// To be defined: T, the elements; S, those of scale, bias and statistics; WIDTH, the elements per access, a divisor of
+// size.
 
 #include "block_sum.cuh"
 
@@ -18,7 +19,7 @@ const int BLOCK = 512;
 
 struct Sums { f64 a, b; };
 
-// A channel as packs, and those of them that a block takes.
+// A channel as vectors, and the range of a block.
 struct Channel {
     u32 row, begin, end;
     i64 channels, c;
@@ -29,7 +30,7 @@ struct Channel {
         begin = part * share < packs ? part * share : packs;
         end = begin + share < packs ? begin + share : packs;
     }
-    // Where pack i is.
+    // Offset of vector i.
     __device__ __forceinline__ i64 place(u32 i) const {
         u32 image = i / row;
         return (i64(image) * channels + c) * row + (i - image * row);
@@ -41,7 +42,7 @@ struct Channel {
     }
     __device__ __forceinline__ f64 origin(const T* x) const { return f64(widen(x[place(0) * WIDTH])); }
 
-    // The distances of the block's elements from the first, and their squares.
+    // Sums of the differences of the block's elements from the first, and of their squares.
     __device__ __forceinline__ Sums moments(const T* x) const {
         f64 first = origin(x), a = 0, b = 0;
         bool whole = aligned(x, sizeof(Many));
@@ -152,7 +153,7 @@ batch_norm_grad(T* dx, S* dscale, S* dbias, const T* dy, const T* x, const S* sc
     }
 }
 
-// rstd = 1 / √(var + eps), as libraries keep it, and back.
+// rstd = 1 / √(var + eps), which cuDNN stores, and back.
 extern "C" __global__ void batch_norm_rstd(S* rstd, const S* var, i64 n, f64 eps) {
     for (i64 c = global_thread(); c < n; c += global_threads()) rstd[c] = to(1 / sqrt(f64(widen(var[c])) + eps), S());
 }

@@ -1,4 +1,4 @@
-// The sum of a value over the threads of a block of BLOCK, for all of them; always in the same order.
+// The sum of a value over the BLOCK threads of a block, returned to all of them; in a fixed order.
 
 template <int BLOCK>
 __device__ __forceinline__ f64 block_sum(f64 x) {

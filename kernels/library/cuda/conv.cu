@@ -1,8 +1,7 @@
-// Convolution by matrix products, and directly where groups are many.
+// Convolution by im2col and GEMM, and directly for many groups.
 //
-// The columns of an image are the elements under the taps: columns[c·taps + t][position]. With them
-// y = w · columns, dw = dy · columnsᵀ and dx is wᵀ · dy, each of whose rows is added to the element that
-// its tap meets (`from_columns`).
+// The columns of an image are the elements under the taps: columns[c·taps + t][position]. With them y = w · columns, dw
+// = dy · columnsᵀ and dx is col2im of wᵀ · dy (`from_columns`).
 //
 // To be defined: T, the elements of operands; OUT, of results; RANK, the number of spatial axes.
 
@@ -10,8 +9,8 @@
 
 typedef Number<T>::Wide Value;
 
-// Columns of `images` images of `channels` channels: a row has all positions of an image, or, with
-// `row` > positions, those of all images one after the other.
+// Columns of `images` images of `channels` channels: a row has all positions of an image, or, with `row` > positions,
+// those of all images in sequence.
 extern "C" __global__ void to_columns(T* columns, const T* x, Window w, i64 images, i64 channels, i64 image_step,
                                       i64 row_step) {
     i64 size = Window::product(w.input), positions = Window::product(w.output), taps = Window::product(w.taps);
@@ -27,7 +26,7 @@ extern "C" __global__ void to_columns(T* columns, const T* x, Window w, i64 imag
     }
 }
 
-// dx[image, c] from columns that are sums already; the columns of an image follow each other.
+// dx[image, c] by col2im; the columns of an image are contiguous.
 extern "C" __global__ void from_columns(OUT* dx, const Value* columns, Window w, i64 images, i64 channels) {
     i64 size = Window::product(w.input), positions = Window::product(w.output), taps = Window::product(w.taps);
     for (i64 i = global_thread(); i < images * channels * size; i += global_threads()) {
@@ -85,7 +84,7 @@ extern "C" __global__ void conv_direct_grad_input(OUT* dx, const T* dy, const T*
     }
 }
 
-// A block takes an element of dw.
+// One block per element of dw.
 extern "C" __global__ void conv_direct_grad_weight(OUT* dw, const T* dy, const T* x, Window w, i64 images,
                                                    i64 channels, i64 filters, i64 groups) {
     __shared__ Value sums[32];

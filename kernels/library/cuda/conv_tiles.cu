@@ -1,29 +1,30 @@
-// Convolution on tensor cores: products of tiles that are gathered from the images, so that no columns are ever in
+// Implicit-GEMM convolution on tensor cores: tiles are gathered from the images, so that no columns are stored in
 // memory.
 //
-// A block makes TILE_M × N elements of the result, STEP contracted ones at a time: the next step's elements are on their
-// way to registers while tensor cores work on the tiles in shared memory. Eight warps, two by four, make 32 columns each.
+// A block computes TILE_M × N elements of the result, STEP contracted ones at a time: the next step's elements are
+// loaded to registers while tensor cores process the tiles in shared memory. Eight warps, two by four, compute 32
+// columns each.
 //
-// To be defined: T (f16 or bf16), the elements of operands; OUT, of results; RANK, the number of spatial axes; TILE_M (64
-// or 128), the rows of a block; BACKWARD (0 or 1), whether `conv_tiles` makes the gradient of the images; UNIT, whether all
-// strides are 1.
+// To be defined: T (f16 or bf16), the elements of operands; OUT, of results; RANK, the number of spatial axes; TILE_M
+// (64 or 128), the rows of a block; BACKWARD (0 or 1), whether `conv_tiles` computes the gradient of the images; UNIT,
+// whether all strides are 1.
 
 #include "window.cuh"
 #include "tensor_cores.cuh"
 
 const int N = 128, STEP = 32, THREADS = 256, WARP_N = 32, WARP_M = TILE_M / 2;
-// Lengths of rows in shared memory, of tiles with the contracted axis inside, and of those with it outside.
+// Row lengths in shared memory: of tiles with the contracted axis innermost, and of those with it outermost.
 const int INSIDE = STEP + PAD, OUTSIDE = N + PAD;
-// Elements that a thread moves of either tile in a step.
+// Elements of either tile that a thread moves per step.
 const int OF_M = TILE_M * STEP / THREADS, OF_N = N * STEP / THREADS;
 
-// Where a channel under a tap begins, or a position lies, seen from an image.
+// Offset of a channel under a tap, or of a position, within an image.
 struct Place {
     int base;
     int at[RANK];
 };
 
-// The place of a channel under a tap: distances to the positions that meet it. `base` is -1 if there is none.
+// A channel under a tap: offsets to the positions that read it. `base` is -1 if there is none.
 __device__ __forceinline__ Place term(const Window& w, u32 index, u32 n, u32 taps, u32 size) {
     Place p = {-1, {}};
     if (index >= n) return p;
@@ -37,7 +38,7 @@ __device__ __forceinline__ Place term(const Window& w, u32 index, u32 n, u32 tap
     return p;
 }
 
-// What a block makes of the result, and what of that a warp.
+// The parts of the result that a block and a warp compute.
 struct Share {
     u32 row, column, group, split;
     int warp_row, warp_column;
@@ -52,7 +53,7 @@ struct Share {
     }
 };
 
-// The sums of a warp, and what it adds to them in a step.
+// The accumulators of a warp, and the operands of a step.
 struct Sums {
     f32 of[WARP_M / 16][WARP_N / 8][4];
 
@@ -68,7 +69,7 @@ struct Sums {
     // `left` is [TILE_M][STEP]; `right` [STEP][N], or [N][STEP] if the contracted axis is inside.
     template <bool IS_INSIDE> __device__ __forceinline__ void add(const T* left, const T* right, const Share& share) {
         int lane = threadIdx.x % 32, row = share.warp_row, column = share.warp_column;
-        // Operands of one product of 16 at a time: those of the next would not fit the registers.
+        // Operands of one MMA step of 16 at a time: those of the next would not fit the registers.
 #pragma unroll 1
         for (int k = 0; k < STEP; k += 16) {
             u32 a[WARP_M / 16][4];
@@ -93,7 +94,7 @@ struct Sums {
     }
 };
 
-// Eight elements of a row, zeros beyond its end; at once if they are `whole`.
+// Eight elements of a row, zeros beyond its end; one access if `whole`.
 __device__ __forceinline__ Pack<T, 8> eight(const T* row, u32 at, u32 length, bool whole) {
     Pack<T, 8> all;
     if (whole && at < length) return *reinterpret_cast<const Pack<T, 8>*>(row + at);
@@ -118,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
     const T* rows = weights + i64(group) * m * contracted;
     bool whole = contracted % 8 == 0 && aligned(weights, 16);
 
-    // A thread gathers one column: every warp one contracted element of 32 columns at a time.
+    // A thread gathers one column; a warp gathers one contracted element of 32 columns at a time.
     u32 column = column0 + threadIdx.x % N;
     bool exists = column < columns;
     u32 image = exists ? column / positions : 0, index = exists ? column - image * positions : 0;
@@ -130,10 +131,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
         origin[i] = BACKWARD ? int(at) + int(w.low[i]) : int(at) * int(w.strides[i]) - int(w.low[i]);
         index = next;
     }
-    // A column that does not exist meets nothing.
+    // A column beyond the end reads nothing.
     if (!exists) origin[0] = -(1 << 30);
     Pack<T, 8> of_m[OF_M / 8];
-    // Two elements to a register.
+    // Two elements per register.
     u32 of_n[OF_N / 2];
     auto fetch = [&](u32 k0, const Place* now) {
 #pragma unroll
@@ -190,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
         sums.add<false>(left[buffer], right[buffer], share);
     }
 
-    // Two columns of a lane follow each other in memory where rows have an even number of positions.
+    // Two columns of a lane are contiguous in memory where rows have an even number of positions.
     bool pairs = sizeof(OUT) == 2 && positions % 2 == 0 && aligned(to_images, 4);
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -219,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles(OUT* to_imag
         }
 }
 
-// dw[groups, m, c · taps], as sums of `splits` parts of the contracted positions of all images, one after the other, from
-// dy[images, groups · m, positions] and x[images, groups · c, size].
+// dw[groups, m, c · taps], as partial sums over `splits` parts of the positions of all images, from dy[images, groups ·
+// m, positions] and x[images, groups · c, size].
 extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_tiles_grad_weight(OUT* dw, const T* dy, const T* x, Window w,
                                                                              i64 n_images, i64 groups, i64 m, i64 c,
                                                                              i64 splits) {

@@ -1,7 +1,7 @@
 // Strided copies: to[place_to(i)] = from[place_from(i)] for the elements i of a grid.
 //
-// T is what one thread moves at once: an element E, or several that lie together on both sides. Where
-// an address is not aligned to T, the elements are moved one by one.
+// T is the type of one access: an element E, or several that are contiguous on both sides. Where an address is not
+// aligned to T, the elements are moved one by one.
 
 extern "C" __global__ void copy_strided(T* to, const T* from, Axes to_axes, Axes from_axes, i64 n) {
     bool whole = aligned(to, sizeof(T)) && aligned(from, sizeof(T));
@@ -9,8 +9,8 @@ extern "C" __global__ void copy_strided(T* to, const T* from, Axes to_axes, Axes
         move<E>(to + to_axes.place(i, n), from + from_axes.place(i, n), whole);
 }
 
-// Transposes: the axis `c` is contiguous in `from`, the axis `r` in `to`; tiles of both go through
-// shared memory, the other axes are counted by `rest`. One column more keeps columns in different banks.
+// Transposes: the axis `c` is contiguous in `from`, the axis `r` in `to`; tiles of both go through shared memory, the
+// other axes are counted by `rest`. Padding by one column keeps columns in different banks.
 const int TILE = 32;
 
 extern "C" __global__ void copy_transposed(T* to, const T* from, Axes to_rest, Axes from_rest,

@@ -1,4 +1,4 @@
-// Running sums along the middle axis of [outer, size, inner]; a warp takes a line, 32 elements at a time.
+// Running sums along the middle axis of [outer, size, inner]; one warp per line, 32 elements at a time.
 //
 // To be defined: T, the elements; EXCLUSIVE and REVERSE (0 or 1).
 

@@ -1,5 +1,5 @@
-// out[i] = table[ids[i]], rows of `width` elements, rounded to OUT. An index outside of the table is
-// reported and gives zeros.
+// out[i] = table[ids[i]], rows of `width` elements, rounded to OUT. An index outside the table is reported and gives
+// zeros.
 //
 // To be defined: TABLE and OUT, the elements; INDEX, the indices.
 

@@ -1,16 +1,16 @@
 // The gradient of an embedding for its table: table[r] = Σ dy[i] over ids[i] = r, in the order of i.
 //
-// The positions i are sorted by row (sort.cu). A block sums the rows of RUN sorted positions: what begins
-// and ends in it is done; the part of a row that comes from the block before, or goes on in the next, is
-// left in `parts` (first and last of a block) and added by the block in which the row begins. So a row
-// that occurs often is summed by many blocks, always in one order.
+// The positions i are sorted by row (sort.cu). A block sums the rows of RUN sorted positions: rows that begin and end
+// in it are complete; the part of a row that continues from the previous block, or in the next, is stored in `parts`
+// (first and last of a block) and added by the block in which the row begins. So a frequent row is summed by many
+// blocks, in a fixed order.
 //
 // To be defined: DY and OUT, the elements; INDEX, the indices.
 
 typedef Number<DY>::Wide Sum;
 const int RUN = 64;
 
-// The row of every position; those outside of the table are reported and get the row `size`.
+// The row of every position; indices outside the table are reported and get the row `size`.
 extern "C" __global__ void embedding_rows(u32* rows, const INDEX* ids, i64 count, i64 size, Fault* fault) {
     for (i64 i = global_thread(); i < count; i += global_threads()) {
         i64 row = resolve(i64(ids[i]), size, fault);
@@ -46,7 +46,7 @@ extern "C" __global__ void embedding_joins(OUT* table, const Sum* parts, const u
     i64 end = i64(blockIdx.x + 1) * RUN;
     if (end >= count) return;
     u32 row = rows[end];
-    // A row that also comes from the block before begins elsewhere.
+    // A row that continues from the previous block begins elsewhere.
     if (rows[end - 1] != row || row >= size || (end > RUN && rows[end - RUN - 1] == row)) return;
     for (i64 c = i64(blockIdx.y) * blockDim.x + threadIdx.x; c < width; c += i64(gridDim.y) * blockDim.x) {
         Sum sum = parts[i64(blockIdx.x) * 2 * width + width + c];

@@ -1,4 +1,4 @@
-// Writes one element, given by its bits, over and over.
+// Fills an array with one element, given by its bits.
 
 extern "C" __global__ void fill(T* to, i64 bits, i64 n) {
     T element;

@@ -1,8 +1,8 @@
-// out[i] = data[block(i)] for the places i of a grid, blocks of `block` elements; block(i) is the base of
-// the place plus Σ index · stride over the axes that its tuple of indices runs along. An index outside of
-// its axis is reported and gives zeros.
+// out[i] = data[block(i)] for the positions i of a grid, blocks of `block` elements; block(i) is the base of the
+// position plus Σ index · stride over the axes of its index tuple. An index outside its axis is reported and gives
+// zeros.
 //
-// To be defined: T, what is moved at once, and E, the element it consists of; INDEX, the indices.
+// To be defined: T, the type of one access, and E, its elements; INDEX, the indices.
 
 extern "C" __global__ void gather(T* out, const T* data, const INDEX* ids, Axes tuples, Axes bases, Axes axes,
                                   i64 places, i64 block, Fault* fault) {

@@ -1,4 +1,4 @@
-// Gelu in its tanh form and its gradient, for products whose library has no such epilogue. T: the elements.
+// GELU in its tanh form and its gradient, for GEMMs whose library has no such epilogue. T: the elements.
 //
 // g(x) = x / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3).
 
@@ -17,7 +17,7 @@ extern "C" __global__ void gelu(T* y, const T* x, i64 n) {
     for (i64 i = global_thread(); i < n; i += global_threads()) {
         f32 v = widen(x[i]);
         f32 share = share_of(v);
-        // Not 0 times infinity.
+        // Avoids 0 times infinity.
         y[i] = to(share == 0.0f && v == v ? 0.0f : v * share, T());
     }
 }
@@ -27,7 +27,7 @@ extern "C" __global__ void gelu_grad(T* y, const T* x, i64 n) {
     for (i64 i = global_thread(); i < n; i += global_threads()) {
         f32 v = widen(x[i]);
         f32 share = share_of(v), rest = 1.0f - share;
-        // Where the function is a line, the second term is 0 times a power of x.
+        // Where the function is linear, the second term is 0 times a power of x.
         f32 bend = share == 0.0f || rest == 0.0f ? 0.0f : SLOPE * v * (1.0f + 3.0f * CUBE * v * v) * share * rest;
         y[i] = to(widen(y[i]) * (share + bend), T());
     }

@@ -1,5 +1,5 @@
-// Number of elements that are infinite or NaN, and Σ x², of many arrays: `stats_parts` sums what a block
-// walks over, one array per launch, `stats_total` the parts of all, in one order and in f64.
+// Number of elements that are infinite or NaN, and Σ x², of many arrays: `stats_parts` computes a partial result per
+// block, one array per launch, `stats_total` adds those of all, in a fixed order and in f64.
 
 const int BLOCK = 256;
 

@@ -19,7 +19,7 @@ template <> struct Number<bf16> { typedef f32 Wide; };
 template <> struct Number<i64> { typedef i64 Wide; };
 template <> struct Number<i32> { typedef i64 Wide; };
 template <> struct Number<u8> { typedef i64 Wide; };
-// These are in data only: kernels read them and write what they widen to.
+// Types of input data only: kernels read them and write the type to which they are widened.
 template <> struct Number<i16> { typedef i64 Wide; };
 template <> struct Number<i8> { typedef i64 Wide; };
 template <> struct Number<u32> { typedef i64 Wide; };
@@ -41,7 +41,8 @@ __device__ __forceinline__ i64 widen(u32 x) { return x; }
 __device__ __forceinline__ i64 widen(u16 x) { return x; }
 __device__ __forceinline__ i64 widen(b8 x) { return x.bits; }
 
-// The f32 that rounds to every narrower float as x does: cut, the last bit set if that lost anything.
+// x as an f32 that rounds to every narrower float as x does: truncated, with the last bit set if inexact (round to
+// odd).
 __device__ __forceinline__ f32 to_odd(f64 x) {
     f32 y = __double2float_rz(x);
     u32 bits = __float_as_uint(y);
@@ -88,11 +89,11 @@ __device__ __forceinline__ i32 to(i64 x, i32) { return i32(x); }
 __device__ __forceinline__ u8 to(i64 x, u8) { return u8(x); }
 __device__ __forceinline__ b8 to(i64 x, b8) { return b8{u8(x != 0)}; }
 
-// Elements that are moved by one instruction.
+// Elements of one access.
 template <class Element, int N> struct __align__(sizeof(Element) * N) Pack { Element at[N]; };
 typedef Pack<u32, 4> u128;
 
-// Moves an element at once, or by the smaller ones it consists of where an address is not aligned to it.
+// Moves a vector by one access, or by its elements where an address is not aligned.
 template <class Small, class Large>
 __device__ __forceinline__ void move(Large* to, const Large* from, bool whole) {
     if (whole) {
@@ -105,14 +106,14 @@ __device__ __forceinline__ void move(Large* to, const Large* from, bool whole) {
 
 __device__ __forceinline__ bool aligned(const void* p, u32 bytes) { return u64(p) % bytes == 0; }
 
-// A grid of elements in memory: sizes and distances of its axes, outermost first, as recipes pass it.
+// A grid of elements in memory: sizes and strides of its axes, outermost first.
 const int MAX_AXES = 8;
 struct Axes {
     i64 count;
     i64 sizes[MAX_AXES];
     i64 strides[MAX_AXES];
 
-    // Where element `index` of `n` is. Division of 64 bits is slow, so it is left to large grids.
+    // The offset of element `index` of `n`. 64-bit division is slow, so only large grids use it.
     __device__ __forceinline__ i64 place(i64 index, i64 n) const {
         return n <= 0x7fffffff ? walk<u32>(u32(index)) : walk<u64>(u64(index));
     }
@@ -128,8 +129,8 @@ struct Axes {
     }
 };
 
-// Where the rows of an operand of attention are: distances between batches, heads and rows, in elements.
-// The elements of a row lie one after the other.
+// The layout of an operand of attention: strides of batches, heads and rows, in elements. The elements of a row are
+// contiguous.
 template <i64 PER_BATCH, i64 PER_HEAD, i64 PER_ROW> struct Layout {
     static const i64 ROW = PER_ROW;
     // Whether every row begins at a multiple of 16 bytes if the first does, for elements of 2 bytes.
@@ -145,15 +146,15 @@ __device__ __forceinline__ i64 global_thread() {
 }
 __device__ __forceinline__ i64 global_threads() { return i64(gridDim.x) * blockDim.x; }
 
-// What a kernel says of an index outside of its axis; the host reads it after the step.
+// Report of an index outside its axis, which the host reads after the step.
 struct Fault {
     u64 raised;
     i64 index;
     i64 size;
 };
 
-// The place that `index` names among `size` elements, negative ones counted from the end; -1, and the
-// fault raised, if there is none.
+// The position of `index` among `size` elements, negative ones counted from the end; -1, with the fault reported, if it
+// is out of range.
 __device__ __forceinline__ i64 resolve(i64 index, i64 size, Fault* fault) {
     i64 place = index < 0 ? index + size : index;
     if (place >= 0 && place < size) return place;

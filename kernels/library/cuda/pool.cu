@@ -1,5 +1,5 @@
-// Maxima and sums of windows, and their gradients, of `images` images (channels counted); a thread takes
-// one result, so that nothing is added by several.
+// Maxima and sums of windows, and their gradients, of `images` images (channels counted); one thread per result, so
+// that no sum is shared.
 //
 // To be defined: T, the elements; RANK, the number of spatial axes.
 
@@ -31,7 +31,7 @@ extern "C" __global__ void max_pool(T* y, const T* x, Window w, i64 images) {
     }
 }
 
-// Its place in the image, which has fewer than 2³² - 1 elements.
+// Its index in the image, which has fewer than 2³² - 1 elements.
 extern "C" __global__ void max_pool_places(u32* places, const T* x, Window w, i64 images) {
     i64 size = Window::product(w.input), positions = Window::product(w.output), taps = Window::product(w.taps);
     for (i64 i = global_thread(); i < images * positions; i += global_threads()) {
@@ -41,7 +41,7 @@ extern "C" __global__ void max_pool_places(u32* places, const T* x, Window w, i6
     }
 }
 
-// The gradient of windows whose maximum is at `places`, or, where `all`, of windows that were summed.
+// The gradient of windows with their maximum at `places` or, with `all`, of sums.
 extern "C" __global__ void pool_grad(T* dx, const T* dy, const u32* places, Window w, i64 images, i64 all) {
     i64 size = Window::product(w.input), positions = Window::product(w.output), taps = Window::product(w.taps);
     for (i64 i = global_thread(); i < images * size; i += global_threads()) {

@@ -1,5 +1,5 @@
-// Instructions that C++ has no name for. Everything else in this folder is plain CUDA C++, so that the
-// tests can run it on a CPU with an emulation in place of this file.
+// PTX instructions. Everything else in this folder is plain CUDA C++, so that tests can run it on a CPU with an
+// emulation of this file.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -52,7 +52,7 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
     return a;
 }
 
-// Four 8×8 matrices of 2-byte elements: lane i names row i%8 of matrix i/8; lane l gets, of each, row
+// Four 8×8 matrices of 2-byte elements: lane i has the address of row i%8 of matrix i/8; lane l receives, of each, row
 // l/4, columns 2(l%4) and 2(l%4)+1.
 __device__ __forceinline__ void ldmatrix(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -61,7 +61,7 @@ __device__ __forceinline__ void ldmatrix(u32 (&r)[4], const void* row) {
                  : "memory");
 }
 
-// The same of the transposed matrices.
+// The same for the transposed matrices.
 __device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -96,7 +96,7 @@ __device__ __forceinline__ void copy_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the last N groups of this thread are under way.
+// Waits until at most the last N groups of this thread are pending.
 template <int N> __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

@@ -1,26 +1,26 @@
 // Rounding to 8-bit floats, with one scale for all elements.
 //
-// The scale is the largest power of two that brings the largest magnitude of late, recent[index], to at most the
-// largest number; with no history (index < 0, or a zero) that of x itself, which `magnitude` finds before.
-// Magnitudes are those of finite elements, as the bits of an f32, so that the larger one is the larger integer.
+// The scale is the largest power of two that brings the recent amax, recent[index], to at most the largest number;
+// without history (index < 0, or zero) the amax of x itself, which `magnitude` computes first. An amax covers finite
+// elements and is stored as the bits of an f32, so that it can be compared as an integer.
 //
-// To be defined: FROM, the elements; E5M2, 1 or 0 for e4m3; VALUES, 1 if numbers of the format are written as
-// FROM and divided by the scale, 0 if their codes are; LATEST, 1 if `latest` takes the largest magnitude of x.
+// To be defined: FROM, the elements; E5M2, 1 or 0 for e4m3; VALUES, 1 to write rounded values as FROM divided by the
+// scale, 0 to write codes; LATEST, 1 if `latest` receives the amax of x.
 
 const int FRACTION = E5M2 ? 2 : 3;
-// Exponent of the least normal number, the largest number and its code.
+// Exponent of the smallest normal number, the largest number and its code.
 const int LEAST = E5M2 ? -14 : -6;
 const f32 LARGEST = E5M2 ? 57344.0f : 448.0f;
 const u32 MOST = E5M2 ? 0x7b : 0x7e;
 const u32 INFINITE = E5M2 ? 0x7c : 0x7f;
-// Bits of an f32 that are cut, and what an exponent of zero is there.
+// Significand bits of an f32 that are dropped, and the exponent bias difference.
 const int CUT = 23 - FRACTION;
 const u32 BIAS = u32(127 + LEAST - 1) << FRACTION;
 const u32 F32_INFINITE = 0x7f800000;
 
 const int BLOCK = 256;
 const int WIDTH = 16 / sizeof(FROM);
-// Rows and columns that a block turns around at once; its rows lie in different banks, at whole words.
+// Rows and columns of the tile that a block transposes; rows are padded to lie in different banks, at whole words.
 const int TILE = 64;
 const int PITCH = TILE + 4;
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ u32 code_of(f32 x, f32 scale) {
     if (size >= F32_INFINITE) return sign | (size == F32_INFINITE ? INFINITE : 0x7f);
     f32 y = bits_to_f32(size) * scale;
     if (y >= LARGEST) return sign | MOST;
-    // Below the normal numbers, in units of the least one; the addition rounds.
+    // Subnormal numbers, in units of the smallest; the addition rounds.
     if (y < power(LEAST)) return sign | (__float_as_uint(y * power(FRACTION - LEAST) + 8388608.0f) & 0xff);
     size = __float_as_uint(y);
     size += (1u << (CUT - 1)) - 1 + (size >> CUT & 1);
@@ -70,7 +70,7 @@ __device__ __forceinline__ u32 magnitude_of(f32 x) {
     return size < F32_INFINITE ? size : 0;
 }
 
-// Joins the largest of all threads into `most`.
+// Merges the maximum over all threads into `most`.
 __device__ __forceinline__ void join(u32* most, u32 mine) {
     __shared__ u32 parts[BLOCK / 32];
     for (int mask = 16; mask > 0; mask /= 2) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void join(u32* most, u32 mine) {
     atomicMax(most, mine);
 }
 
-// The largest magnitude of x, if history has none; *amax is zero before.
+// The amax of x, if there is no history; *amax must be zero.
 extern "C" __global__ void __launch_bounds__(BLOCK)
 magnitude(u32* amax, const FROM* x, const f32* recent, i64 index, i64 n) {
     if (index >= 0 && recent[index] > 0.0f) return;
@@ -105,7 +105,7 @@ magnitude(u32* amax, const FROM* x, const f32* recent, i64 index, i64 n) {
     join(amax, most);
 }
 
-// y = x rounded, element by element; *inverse is what codes are multiplied by.
+// y = quantized x; *inverse is the factor of the codes.
 extern "C" __global__ void __launch_bounds__(BLOCK)
 quantize(Out* y, f32* inverse, u32* latest, const FROM* x, const f32* recent, const u32* amax, i64 index, i64 n) {
     typedef Pack<FROM, WIDTH> In;

@@ -1,7 +1,7 @@
-// Random numbers and masks by Philox4x32-10 (Salmon et al. 2011): number i is word i % 4 of the block whose
-// counter is i / 4 and the number of the tensor. Element e of n is number position * n + e. The state is
-// [seed, rank, count, ranks, accumulation]; a position counts micro-steps in the order of the data. What is not
-// exact is rounded operation by operation, as on the CPU.
+// Random numbers and masks by Philox4x32-10 (Salmon et al. 2011): number i is word i % 4 of the block whose counter is
+// i / 4 and the number of the tensor. Element e of n is number position * n + e. The state is [seed, rank, count,
+// ranks, accumulation]; a position counts micro-steps in the order of the data. Inexact operations are rounded one by
+// one, as on the CPU.
 
 struct Four { u32 at[4]; };
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ u64 first_number(const i64* state, i64 n) {
     return (part * accumulation + count % accumulation) * u64(n);
 }
 
-// Writes what `of` makes of the words of every element.
+// Writes `of` applied to the words of every element.
 template <class T, class Of>
 __device__ __forceinline__ void draw(T* out, const i64* state, i64 n, i64 id, const Of& of) {
     u64 first = first_number(state, n), key = u64(state[0]);
@@ -63,7 +63,7 @@ struct Affine {
     }
 };
 
-// Between 0 and 1, neither of them.
+// In the open interval from 0 to 1.
 struct Uniform {
     Affine affine;
     __device__ __forceinline__ void operator()(const Four& words, f32* out) const {
@@ -82,7 +82,7 @@ __device__ __forceinline__ f32 log_unit(f32 x) {
     return plus(times(e, 0.6933594f), plus(times(2.0f, s), low));
 }
 
-// Box and Muller's transform: of a turn, the nearest quarter, and the series of what is left.
+// Box-Muller transform: the nearest quarter of a turn, and the series of the remainder.
 __device__ __forceinline__ void normal_pair(u32 u, u32 v, f32* out) {
     f32 radius = __fsqrt_rn(times(-2.0f, log_unit(f32(u | 1))));
     u32 quarter = (v + (1u << 29)) >> 30;

@@ -1,8 +1,7 @@
-// y[i] = fold of x over the axes that go, for the places i of the axes that stay.
+// y[i] = fold of x over the reduced axes, for the positions i of the kept axes.
 //
-// A block takes X results; of its 256 threads, 256 / X share one and walk over its elements, and their
-// parts are joined in one order. Blocks in y share the elements of a result and leave parts that are
-// reduced again.
+// A block computes X results; of its 256 threads, 256 / X share one and stride over its elements, and their parts are
+// combined in a fixed order. Blocks in y share the elements of a result and store parts that are reduced again.
 //
 // To be defined: FROM and TO, the elements; FOLD (SUM, MEAN, PROD, MAX or MIN); X.
 
@@ -20,7 +19,7 @@ __device__ __forceinline__ Value fold(Value a, Value b) {
 #if FOLD == PROD
     return a * b;
 #elif FOLD == MAX
-    // A NaN stays: nothing compares to it.
+    // A NaN propagates, as comparisons with it are false.
     return b > a || b != b ? b : a;
 #elif FOLD == MIN
     return b < a || b != b ? b : a;
@@ -29,12 +28,12 @@ __device__ __forceinline__ Value fold(Value a, Value b) {
 #endif
 }
 
-// The fold of nothing, by its bits as f64 or i64.
+// The neutral element, by its bits as f64 or i64.
 __device__ __forceinline__ Value start_of(i64 bits) {
     return Value(0.5) == 0 ? Value(bits) : Value(__longlong_as_double(bits));
 }
 
-// `neutral` is the fold of nothing; a mean is divided by `divisor` (1 for parts).
+// `neutral` is the result of an empty fold; a mean is divided by `divisor` (1 for parts).
 extern "C" __global__ void __launch_bounds__(BLOCK)
 reduce(TO* y, const FROM* x, Axes kept, Axes gone, i64 results, i64 count, i64 divisor, i64 neutral) {
     __shared__ Value parts[Y][X];

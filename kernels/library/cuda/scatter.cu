@@ -1,7 +1,7 @@
-// data[block(i)] = f(data[block(i)], updates[i]) in ascending order of i; places as in gather.cu.
+// data[block(i)] = f(data[block(i)], updates[i]) in ascending order of i; positions as in gather.cu.
 //
-// The places are sorted by the block that they write (sort.cu); a thread applies all updates of one
-// element of one block, and rounds once.
+// Positions are sorted by the block that they write (sort.cu); a thread applies all updates of one element of one
+// block, and rounds once.
 //
 // To be defined: T, the elements; INDEX, the indices; F (REPLACE, ADD, MUL, MAX or MIN).
 
@@ -13,7 +13,7 @@
 
 typedef Number<T>::Wide Value;
 
-// The block of every place; `blocks`, which is none, where an index is outside of its axis.
+// The block of every position; `blocks`, which is not a block, where an index is outside its axis.
 extern "C" __global__ void scatter_keys(u32* keys, const INDEX* ids, Axes tuples, Axes bases, Axes axes,
                                         i64 places, i64 blocks, Fault* fault) {
     for (i64 i = global_thread(); i < places; i += global_threads()) {

@@ -1,13 +1,13 @@
-// A stable sort of numbers below 2^31 with the places they came from: radix sort, eight bits at a time.
+// A stable radix sort of numbers below 2^31 with their original positions, eight bits at a time.
 //
-// A pass counts the digits of each chunk of 1024 numbers, sums the counts over digits and chunks, and puts
-// every number behind those with a smaller digit and the earlier ones with the same digit.
+// A pass counts the digits of each chunk of 1024 numbers, computes prefix sums over digits and chunks, and moves every
+// number behind those with a smaller digit and earlier ones with the same digit.
 
 const int CHUNK = 1024;
 const int DIGITS = 256;
 const int WARPS = CHUNK / 32;
 
-// counts[digit][chunk], by a block per chunk.
+// counts[digit][chunk], one block per chunk.
 extern "C" __global__ void __launch_bounds__(CHUNK)
 sort_count(u32* counts, const u32* keys, i64 n, i64 chunks, i64 shift) {
     __shared__ u32 count[DIGITS];
@@ -19,7 +19,7 @@ sort_count(u32* counts, const u32* keys, i64 n, i64 chunks, i64 shift) {
     if (threadIdx.x < DIGITS) counts[threadIdx.x * chunks + blockIdx.x] = count[threadIdx.x];
 }
 
-// Replaces each of n numbers by the sum of those before it; one block.
+// Exclusive prefix sum of n numbers; one block.
 extern "C" __global__ void __launch_bounds__(CHUNK) sort_scan(u32* counts, i64 n) {
     __shared__ u32 sums[WARPS];
     i64 each = (n + CHUNK - 1) / CHUNK, begin = threadIdx.x * each;
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK) sort_scan(u32* counts, i64 n
     }
 }
 
-// Moves numbers and places; at the first pass a number's place is its index.
+// Moves numbers and positions; in the first pass a number's position is its index.
 extern "C" __global__ void __launch_bounds__(CHUNK)
 sort_move(u32* keys_to, u32* places_to, const u32* keys, const u32* places, const u32* counts, i64 n,
           i64 chunks, i64 shift, i64 first) {
@@ -61,7 +61,7 @@ sort_move(u32* keys_to, u32* places_to, const u32* keys, const u32* places, cons
     __syncthreads();
     i64 i = i64(blockIdx.x) * CHUNK + threadIdx.x;
     u32 key = i < n ? keys[i] : 0;
-    // Numbers beyond the end have a digit of their own.
+    // Numbers beyond the end have a separate digit.
     int digit = i < n ? int(key >> shift & (DIGITS - 1)) : DIGITS;
     u32 same = ~0u;
     for (int bit = 0; bit < 9; bit++) {

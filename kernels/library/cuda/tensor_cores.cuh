@@ -1,8 +1,8 @@
-// Products of tiles of 2-byte elements in shared memory.
+// Tensor core MMAs on tiles of 2-byte elements in shared memory.
 //
-// A warp multiplies 16×16 by 16×8. Its lane l holds of the result rows l/4 and l/4 + 8, columns 2(l%4)
-// and 2(l%4) + 1. Rows of tiles are 16 bytes longer than their elements, so that the eight rows of an
-// 8×8 matrix lie in different banks.
+// A warp multiplies 16×16 by 16×8. Its lane l holds, of the result, rows l/4 and l/4 + 8, columns 2(l%4) and 2(l%4) +
+// 1. Rows of tiles are 16 bytes longer than their elements, so that the eight rows of an 8×8 matrix lie in different
+// banks.
 
 const int PAD = 8;
 

@@ -2,9 +2,9 @@
 // NaN is larger than any number; of equal elements the one with the lower index comes first, or with the
 // higher one if LAST.
 //
-// A block takes a line and finds one element after the other: the best of those behind the one before.
+// A block processes a line and finds one element after another: the best of those ordered behind the previous one.
 //
-// To be defined: T, the elements; LARGEST, LAST and VALUES (0 or 1), the last whether elements are wanted.
+// To be defined: T, the elements; LARGEST, LAST and VALUES (0 or 1), the last whether elements are written.
 
 typedef Number<T>::Wide Value;
 

@@ -1,4 +1,4 @@
-// Windows that slide over images of RANK spatial axes, as recipes pass them.
+// Windows that slide over images of RANK spatial axes.
 
 struct Window {
     i64 input[RANK], output[RANK], taps[RANK], strides[RANK], dilations[RANK], low[RANK];
@@ -8,7 +8,7 @@ struct Window {
         for (int i = 0; i < RANK; i++) n *= sizes[i];
         return n;
     }
-    // Division of 64 bits is slow, so it is left to large numbers.
+    // 64-bit division is slow, so only large numbers use it.
     __device__ __forceinline__ static i64 quotient(i64 x, i64 by) {
         return u64(x | by) >> 32 == 0 ? i64(u32(x) / u32(by)) : x / by;
     }
@@ -19,7 +19,7 @@ struct Window {
             index = next;
         }
     }
-    // The element under a tap of a position; -1 on the border.
+    // The element under a tap at a position; -1 in the padding.
     __device__ __forceinline__ i64 element(const i64* position, const i64* tap) const {
         i64 at = 0;
         for (int i = 0; i < RANK; i++) {
@@ -29,7 +29,7 @@ struct Window {
         }
         return at;
     }
-    // The position in which an element is under a tap; -1 if there is none.
+    // The position at which an element is under a tap; -1 if there is none.
     __device__ __forceinline__ i64 position(const i64* element, const i64* tap) const {
         i64 at = 0;
         for (int i = 0; i < RANK; i++) {

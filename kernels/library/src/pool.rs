@@ -36,7 +36,7 @@ type Body<'a> = dyn Fn(usize, &mut Worker) + Sync + 'a;
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
-    /// Scratch memory that all threads of one call see; lent by the calling thread.
+    /// Scratch memory shared by all threads of one call; owned by the calling thread.
     common: UnsafeCell<Scratch>,
     busy: Cell<bool>,
     bytes: Arc<AtomicUsize>,
@@ -191,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// Runs chunks until none is left. A panic is kept for the caller.
+    /// Runs chunks until none is left. A panic is stored for the caller.
     fn take_chunks(&self, index: usize) {
         // SAFETY: the thread is inside the open job, so the job is not being written and its body
         // is alive; `workers[index]` belongs to this thread.
@@ -242,7 +242,7 @@ impl Shared {
                 std::hint::spin_loop();
                 continue;
             }
-            // Announce, look once more, then park: a job opened in between sees the flag.
+            // Announce, check again, then park: a job opened in between sees the flag.
             let sleeping = &self.sleeping[index - 1];
             sleeping.store(true, Ordering::SeqCst);
             let now = self.state.load(Ordering::SeqCst);
@@ -260,7 +260,7 @@ impl Shared {
 pub(crate) struct Worker {
     /// Tiles of the kernel that runs.
     pub(crate) tiles: Scratch,
-    /// Packed operands of the matrix products inside it.
+    /// Packed operands of its GEMMs.
     pub(crate) packing: Scratch,
 }
 
@@ -327,7 +327,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A pointer that chunks on several threads may use. Its user promises disjoint writes.
+/// A pointer that chunks on several threads may use. Its user guarantees disjoint writes.
 #[derive(Clone, Copy)]
 pub(crate) struct Shareable<T>(T);
 
@@ -376,7 +376,7 @@ mod tests {
             pool.run(3, &|chunk| {
                 sum.fetch_add(chunk, Ordering::Relaxed);
                 seen.lock().unwrap().insert(std::thread::current().id());
-                // Long enough for a parked worker to come and take its share.
+                // Long enough for a parked worker to join.
                 while chunk == 0 && seen.lock().unwrap().len() < 2 {
                     std::thread::yield_now();
                 }

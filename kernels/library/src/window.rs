@@ -15,12 +15,12 @@ pub struct Window {
     pub strides: [usize; 3],
     /// Elements between two taps.
     pub dilations: [usize; 3],
-    /// Border before the image.
+    /// Padding before the image.
     pub low: [usize; 3],
 }
 
-/// The elements under one tap for one row of positions: positions `first..last` of the row read
-/// elements `from`, `from + stride`, …; the others lie in the border.
+/// The elements under one tap for one row of positions: positions `first..last` of the row read elements `from`, `from
+/// + stride`, …; the others are in the padding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) first: usize,
@@ -49,7 +49,7 @@ impl Window {
         self.output[0] * self.output[1]
     }
 
-    /// Whether every position reads exactly the element at its own place.
+    /// Whether every position reads exactly the element of the same index.
     pub(crate) fn is_identity(&self) -> bool {
         self.taps == [1; 3]
             && self.strides == [1; 3]

@@ -8,9 +8,9 @@ use crate::pool::{Pool, Shareable};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Rows of a chunk.
+/// Rows per chunk.
 const ROWS: usize = 64;
-/// What squares and their means are at least: f32's epsilon, as PyTorch takes it.
+/// Minimum of squares and their means: f32's epsilon, as in PyTorch.
 const EPS: f64 = f32::EPSILON as f64;
 
 /// A parameter: matrices of `rows` × `cols`, or, without rows, a vector.
@@ -22,42 +22,42 @@ pub struct Adafactor {
     pub rows: usize,
     /// Columns of each, or elements of the vector.
     pub cols: usize,
-    /// By what sums over the elements here are multiplied.
+    /// Factor of sums over the elements in the part.
     pub share: f64,
 }
 
-/// How gradients are read.
+/// Scaling of gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// They are multiplied by this.
+    /// Factor of gradients.
     pub factor: f64,
-    /// Limit of their elements; 0 is none.
+    /// Limit of the elements' magnitude; 0 is none.
     pub clip_value: f64,
 }
 
-/// A part of a flat tensor of gradients, and where the parameter's first element would be in it.
+/// A part of a flat tensor of gradients, and the offset of the parameter in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// Where the parameter begins, before or behind the part too.
+    /// Offset of the parameter's first element, which may be outside the part.
     pub begin: i64,
     /// The gradients.
     pub grads: &'a [f32],
-    /// How they are read.
+    /// Their scaling.
     pub scale: Scale,
 }
 
-/// What decides on the size of a step.
+/// Scalars that determine a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Sum of the parameter's squares.
     pub of_param: f64,
     /// Sum of the update's squares.
     pub of_update: f64,
-    /// Learning rate: the largest relative step.
+    /// Learning rate: the maximum relative step.
     pub lr: f64,
-    /// The least root mean square that a parameter counts with.
+    /// Minimum of a parameter's root mean square.
     pub eps: f64,
-    /// The largest root mean square of an update.
+    /// Maximum root mean square of an update.
     pub threshold: f64,
     /// Weight decay.
     pub decay: f64,
@@ -78,7 +78,7 @@ impl Part<'_> {
         (f64::from(self.grads[at]) * factor).max(-limit).min(limit)
     }
 
-    /// Where an element of the parameter is in this part.
+    /// The index of an element of the parameter in this part.
     fn at(&self, element: usize) -> usize {
         (self.begin + element as i64) as usize
     }
@@ -94,9 +94,9 @@ impl Adafactor {
         self.matrices * (self.rows + self.cols)
     }
 
-    /// Sums of squares: of the gradients here by entry of the state, then of the parameters here.
+    /// Sums of squares of the part's gradients per entry of the state, then of its parameters.
     ///
-    /// `params` is the part of the parameters, `sums` has one element more than the state.
+    /// `params` is the part of the parameters; `sums` has one more element than the state.
     pub fn sums(&self, pool: &Pool, part: Part<'_>, params: &[f32], sums: &mut [f32]) {
         let (chunks, cols, lines) = (self.chunks(&part), self.cols, self.matrices * self.rows);
         let n = chunks.len();
@@ -149,8 +149,8 @@ impl Adafactor {
         sums[self.state_len()] = shared(total);
     }
 
-    /// Moves the state towards the means of `sums` by `weight`; returns the sum of squares of the update
-    /// that follows, of the elements here.
+    /// Moves the state towards the means of `sums` by `weight`; returns the sum of squares of the part's following
+    /// update.
     pub fn moments(
         &self,
         pool: &Pool,
@@ -186,7 +186,7 @@ impl Adafactor {
         (total * self.share) as f32
     }
 
-    /// Steps the elements here of `params`, the part of the parameters.
+    /// Updates the elements of `params`, the part of the parameters.
     pub fn step(
         &self,
         pool: &Pool,
@@ -214,7 +214,7 @@ impl Adafactor {
         });
     }
 
-    /// Where each element of a chunk is, and its gradient over the root of its second moment.
+    /// For each element of a chunk, its index and its gradient divided by the root of its second moment.
     fn updates(
         &self,
         part: &Part<'_>,
@@ -237,27 +237,27 @@ impl Adafactor {
         }
     }
 
-    /// The mean over the rows of each matrix; a vector's moments are taken as they are.
+    /// The mean over the rows of each matrix; a vector's moments are unchanged.
     fn means(&self, state: &[f32]) -> Vec<f64> {
         let rows = state[..self.matrices * self.rows].chunks(self.rows.max(1));
         rows.map(|m| m.iter().map(|x| f64::from(*x)).sum::<f64>() / m.len() as f64).collect()
     }
 
-    /// The elements of the parameter that are here.
+    /// The elements of the parameter in this part.
     fn owned(&self, part: &Part<'_>) -> Range<usize> {
         let last = self.numel() as i64;
         let [from, to] = [0, part.grads.len() as i64].map(|x| (x - part.begin).clamp(0, last));
         from as usize..to as usize
     }
 
-    /// The columns of a row that are here.
+    /// The columns of a row in this part.
     fn columns(&self, part: &Part<'_>, line: usize) -> Range<usize> {
         let (owned, first) = (self.owned(part), line * self.cols);
         let [from, to] = [owned.start, owned.end].map(|x| x.clamp(first, first + self.cols));
         from - first..to - first
     }
 
-    /// The chunks that hold elements that are here.
+    /// The chunks with elements in this part.
     fn chunks(&self, part: &Part<'_>) -> Vec<Chunk> {
         let owned = self.owned(part);
         if owned.is_empty() {
@@ -267,7 +267,7 @@ impl Adafactor {
         let mut chunks = Vec::new();
         let mut line = owned.start / self.cols;
         while line < end {
-            // Chunks begin at the same rows wherever the part begins.
+            // Chunks begin at the same rows regardless of the part.
             let matrix = line / rows;
             let next = matrix * rows + ((line - matrix * rows) / ROWS + 1) * ROWS;
             let stop = next.min((matrix + 1) * rows).min(end);
@@ -291,7 +291,7 @@ fn chunk_by_matrix(chunks: &[Chunk]) -> impl Iterator<Item = Range<usize>> + '_ 
 mod tests {
     use super::*;
 
-    /// The whole step, element by element.
+    /// A reference implementation of the whole step.
     fn by_hand(dims: [usize; 3], p: &mut [f64], g: &[f64], state: &mut [f64], t: f64) {
         let [matrices, rows, cols] = dims;
         let weight = t.powf(-0.8);
@@ -373,7 +373,10 @@ mod tests {
             }
         }
         let (before, rest) = params.split_at(offset);
-        assert!(before.iter().chain(&rest[n..]).all(|x| *x == 9.0), "others were stepped");
+        assert!(
+            before.iter().chain(&rest[n..]).all(|x| *x == 9.0),
+            "elements outside the part changed"
+        );
         rest[..n].to_vec()
     }
 

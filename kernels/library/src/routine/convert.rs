@@ -138,7 +138,7 @@ pub(crate) unsafe fn block_to_f32(
     }
 }
 
-/// A slice over memory that may be empty (then the pointer may be anything).
+/// A slice; if it is empty, the pointer may be invalid.
 unsafe fn slice<'a, T>(start: *const T, len: usize) -> &'a [T] {
     if len == 0 {
         return &[];

@@ -19,11 +19,11 @@ pub enum SumElem {
 /// Running sums along the middle axis of `[outer, size, inner]`, contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CumSum {
-    /// Product of the axes before.
+    /// Product of the sizes before the axis.
     pub outer: usize,
     /// The axis.
     pub size: usize,
-    /// Product of the axes behind.
+    /// Product of the sizes behind the axis.
     pub inner: usize,
     /// Whether the sum excludes the element itself.
     pub exclusive: bool,

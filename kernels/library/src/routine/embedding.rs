@@ -47,7 +47,7 @@ pub struct Embedding {
 pub enum IndexError {
     /// An index is outside the table.
     OutOfRange {
-        /// Which index.
+        /// Its position among the indices.
         position: usize,
         /// Its value.
         index: i64,
@@ -180,7 +180,7 @@ impl Embedding {
         Ok(())
     }
 
-    /// The table row that the index at `position` means.
+    /// The table row of the index at `position`.
     unsafe fn row_of(&self, ids: *const u8, position: usize) -> Result<usize, IndexError> {
         // SAFETY: the caller vouches for the indices.
         let index = unsafe {

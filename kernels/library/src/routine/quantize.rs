@@ -1,13 +1,13 @@
 //! Quantization to the values of an 8-bit float, stored in the original element type.
 //!
-//! With s the largest power of two such that s × amax is representable: y = round(s × x) / s. A power-of-two scale changes no
-//! significand, so bf16 represents y exactly, and products of such values equal those of 8-bit tensor cores.
+//! With s the largest power of two such that s × amax is representable: y = round(s × x) / s. A power-of-two scale
+//! changes no significand, so bf16 represents y exactly, and GEMMs of such values equal those of 8-bit tensor cores.
 
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable};
 use crate::routine::convert::{from_f32, to_f32};
 
-/// Elements of a chunk.
+/// Elements per chunk.
 const CHUNK: usize = 4096;
 
 /// An 8-bit float.
@@ -15,11 +15,11 @@ const CHUNK: usize = 4096;
 pub struct Format {
     /// Explicit significand bits.
     bits: i32,
-    /// The exponent of the least normal number.
+    /// The exponent of the smallest normal number.
     least: i32,
     /// The largest number.
     largest: f32,
-    /// What an infinity becomes.
+    /// The value to which infinity is rounded.
     infinity: f32,
 }
 
@@ -30,8 +30,7 @@ impl Format {
     pub const E5M2: Format =
         Format { bits: 2, least: -14, largest: 57344.0, infinity: f32::INFINITY };
 
-    /// The nearest value to `x` times `scale`, ties to even, divided by `scale`. What is finite saturates;
-    /// NaN stays.
+    /// The nearest value to `x` times `scale`, ties to even, divided by `scale`. Finite values saturate; NaN stays NaN.
     fn round(self, x: f32, scale: f32) -> f32 {
         if x.is_infinite() {
             return self.infinity.copysign(x);
@@ -58,11 +57,11 @@ fn power(e: i32) -> f32 {
     f32::from_bits(((e + 127) as u32) << 23)
 }
 
-/// Rounds `len` elements at the scale of `recent`, the largest magnitude of late, or, if that is zero, of the
-/// elements themselves. Returns the largest finite magnitude.
+/// Rounds `len` elements with the scale of `recent`, the recent amax, or, if that is zero, of their own amax. Returns
+/// their amax.
 ///
 /// # Safety
-/// `x` is readable and `y` writable for `len` elements of type `elem`; they are the same or do not overlap.
+/// `x` must be readable and `y` writable for `len` elements of type `elem`; they must be equal or not overlap.
 pub unsafe fn quantize(
     pool: &Pool,
     x: *const u8,
@@ -144,7 +143,7 @@ mod tests {
             assert_eq!(scale.to_bits() & 0x7f_ffff, 0);
         }
         assert_eq!((Format::E4M3.scale(0.0), Format::E4M3.scale(f32::INFINITY)), (1.0, 1.0));
-        // The least subnormals are scaled as far as the inverse is exact.
+        // Subnormal amax values are scaled as far as the inverse is exact.
         assert_eq!(Format::E5M2.scale(1e-45), power(100));
     }
 

@@ -17,7 +17,7 @@ const CHUNK: usize = 1 << 14;
 pub struct RandomMask {
     /// Number of elements.
     pub len: usize,
-    /// How likely an element is 1.
+    /// The probability that an element is 1.
     pub keep: f64,
     /// The number of this mask.
     pub id: u32,
@@ -30,13 +30,13 @@ pub struct Random {
     pub len: usize,
     /// Whether `z` is normal; else it is uniform.
     pub normal: bool,
-    /// What is added.
+    /// The offset.
     pub offset: f32,
     /// The factor.
     pub scale: f32,
-    /// The largest number that is drawn, if there is one.
+    /// The maximum of the numbers, if any.
     pub most: Option<f32>,
-    /// The number of these draws.
+    /// The number of this tensor.
     pub id: u32,
 }
 
@@ -83,7 +83,7 @@ fn position([_, rank, count, ranks, accumulation]: [i64; 5]) -> u64 {
     part.wrapping_mul(accumulation).wrapping_add(micro_step)
 }
 
-/// Writes what `of` makes of the words of `len` elements.
+/// Writes `of` applied to the words of `len` elements.
 ///
 /// # Safety
 /// `out` must be writable for `len` elements.
@@ -115,12 +115,12 @@ unsafe fn draw<T: Copy>(
     });
 }
 
-/// Between 0 and 1, neither of them.
+/// In the open interval from 0 to 1.
 fn uniform(word: u32) -> f32 {
     (2 * (word >> 9) + 1) as f32 * f32::from_bits(0x3380_0000)
 }
 
-/// Box and Muller's transform of two pairs of words.
+/// The Box-Muller transform of two pairs of words.
 fn normal([a, b, c, d]: [u32; 4]) -> [f32; 4] {
     let ([x, y], [z, w]) = (pair(a, b), pair(c, d));
     [x, y, z, w]
@@ -128,7 +128,7 @@ fn normal([a, b, c, d]: [u32; 4]) -> [f32; 4] {
 
 fn pair(u: u32, v: u32) -> [f32; 2] {
     let radius = (-2.0 * log((u | 1) as f32)).sqrt();
-    // The nearest quarter of a turn, and what is left, between −1/8 and 1/8 of a turn.
+    // The nearest quarter of a turn, and the remainder, between −1/8 and 1/8 of a turn.
     let quarter = v.wrapping_add(1 << 29) >> 30;
     let rest = v.wrapping_sub(quarter << 30) as i32 as f32 * 1.462_918_1e-9;
     let (sin, cos) = sin_cos(rest);

@@ -6,12 +6,11 @@ use crate::pool::{Pool, Shareable, Worker};
 use crate::routine::convert::to_f32;
 use serde::{Deserialize, Serialize};
 
-/// Elements of the operand that a chunk of work reads, about.
+/// Approximate elements of the operand per chunk of work.
 const CHUNK: usize = 1 << 14;
-/// Elements that are combined with each other before their result joins the others, which keeps the
-/// error of long sums small.
+/// Elements that are combined before their result is added to the others, which keeps the error of long sums small.
 const BLOCK: usize = 128;
-/// Elements of a block that are combined beside each other.
+/// Independent partial results within a block.
 const LANES: usize = 16;
 
 /// How elements are combined.
@@ -35,16 +34,16 @@ pub enum Fold {
 pub struct ReduceAxes {
     /// How elements are combined.
     pub fold: Fold,
-    /// Axes that stay, outermost first: size and stride in the operand.
+    /// Kept axes, outermost first: size and stride in the operand.
     kept: Vec<(usize, usize)>,
-    /// Axes that go, outermost first.
+    /// Reduced axes, outermost first.
     gone: Vec<(usize, usize)>,
     from: Elem,
     to: Elem,
 }
 
 impl ReduceAxes {
-    /// The reduction of an operand of this shape over the axes that are marked.
+    /// The reduction of an operand of this shape over the axes marked in `gone`.
     pub fn new(fold: Fold, shape: &[usize], gone: &[bool], from: Elem, to: Elem) -> ReduceAxes {
         let mut axes = [Vec::new(), Vec::new()];
         let mut stride = 1;
@@ -52,7 +51,7 @@ impl ReduceAxes {
             if size != 1 {
                 let list = &mut axes[usize::from(is_gone)];
                 match list.last_mut() {
-                    // Neighbors that follow each other are one axis.
+                    // Contiguous neighboring axes are merged.
                     Some((inner, step)) if *inner * *step == stride => *inner *= size,
                     _ => list.push((size, stride)),
                 }
@@ -63,7 +62,7 @@ impl ReduceAxes {
         ReduceAxes { fold, kept, gone, from, to }
     }
 
-    /// Writes the result, contiguous in the order of the axes that stay.
+    /// Writes the result, contiguous in the order of the kept axes.
     ///
     /// # Safety
     /// Both pointers must be aligned and valid for the shapes, and must not overlap.
@@ -73,7 +72,7 @@ impl ReduceAxes {
         if results == 0 {
             return;
         }
-        // The innermost axis that stays is a line of accumulators.
+        // The innermost kept axis is a line of accumulators.
         let (line, stride) = self.kept.last().copied().unwrap_or((1, 1));
         let width = line.min((CHUNK / count.max(1)).max(16));
         let per_line = line.div_ceil(width);
@@ -120,7 +119,7 @@ impl ReduceAxes {
 }
 
 impl ReduceAxes {
-    /// As [`ReduceAxes::run`], where runs of elements that follow each other go, and those of `outer` axes.
+    /// As [`ReduceAxes::run`], where contiguous runs of elements, and `outer` axes, are reduced.
     unsafe fn along(
         &self,
         pool: &Pool,
@@ -155,7 +154,7 @@ impl ReduceAxes {
         });
     }
 
-    /// The elements of a block combined, in lanes that are combined last.
+    /// Combines the elements of a block, in lanes that are combined last.
     fn of_block(&self, values: &[f32]) -> f32 {
         let mut lanes = [self.fold.neutral(); LANES];
         let (whole, rest) = values.as_chunks::<LANES>();
@@ -196,7 +195,7 @@ impl Fold {
         match self {
             Fold::Sum | Fold::Mean => a + b,
             Fold::Prod => a * b,
-            // A NaN that was met stays: nothing compares to it.
+            // A NaN propagates, as comparisons with it are false.
             Fold::Max if b > a || b.is_nan() => b,
             Fold::Min if b < a || b.is_nan() => b,
             Fold::Max | Fold::Min => a,

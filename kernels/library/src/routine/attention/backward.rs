@@ -21,7 +21,7 @@ struct Parts {
     p: *mut f32,
     /// Gradient of the probabilities, then of the scores.
     dp: *mut f32,
-    /// Either of them in the element type, where that is not f32.
+    /// Either of them converted to the element type, if that is not f32.
     narrow: *mut u8,
     /// Two rows of outputs.
     lines: *mut f32,
@@ -31,7 +31,7 @@ struct Parts {
     packed: [*mut u8; 3],
 }
 
-/// The products whose right operand all tiles of a key head share; smaller tiles are parts of them.
+/// GEMMs whose right operand all tiles of a key head share; smaller tiles use a part of them.
 struct Products {
     /// `S = scale * Q K^T`.
     scores: Gemm,
@@ -60,7 +60,7 @@ impl Attention {
     ) {
         self.check();
         let at = Shareable::new((*inputs, *outputs));
-        // Batches or heads that add to the same elements of the mask's gradient are one chunk.
+        // Batches or heads that add to the same elements of the mask's gradient form one chunk.
         let (mut batches, mut heads) = (1, 1);
         if let Some(mask) = self.mask.filter(|_| !outputs.d_mask.is_null()) {
             // SAFETY: the caller vouches for the gradient of the mask.
@@ -256,7 +256,7 @@ impl Attention {
         }
     }
 
-    /// Copies a row of a tile to its form in the element type, where that is not f32.
+    /// Converts a row of a tile to the element type, if that is not f32.
     unsafe fn narrow(&self, line: &[f32], tile: &Tile, row: usize, narrow: *mut u8) {
         if self.elem != Elem::F32 {
             let to = self.elem.at_mut(narrow, (row * tile.stride) as isize);

@@ -16,7 +16,7 @@ struct Buffers {
     lse: *mut f32,
 }
 
-/// Chunks per thread, so that uneven ones level out.
+/// Chunks per thread, to balance uneven ones.
 const CHUNKS_PER_THREAD: usize = 4;
 
 /// What the tiles of one head share: its keys and values, and the scratch memory of the thread.
@@ -95,7 +95,7 @@ impl Attention {
         });
     }
 
-    /// The product `P V` of a tile with all values; fewer rows and values are parts of it.
+    /// The GEMM `P V` of a tile with all values; smaller tiles use a part of it.
     fn value_product(&self, tile_rows: usize) -> Gemm {
         product(
             (tile_rows, self.value_dim, self.kv_len),

@@ -1,7 +1,8 @@
 //! Scaled dot-product attention, forward and backward, on tiles of query rows.
 //!
-//! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the log-sum-exp of each row of S. Scores exist only for one tile
-//! of rows at a time; tile products use [`crate::routine::gemm`], scores and sums are f32. Results do not depend on the number of threads.
+//! `S = scale * Q K^T + mask`, `P = softmax(S)`, `O = P V`; `lse` is the log-sum-exp of each row of S. Scores exist
+//! only for one tile of rows at a time; tiles are multiplied by [`crate::routine::gemm`], scores and sums are f32.
+//! Results do not depend on the number of threads.
 //!
 //! A row without visible keys (all masked, or none in its window) gives a zero output, `lse = -inf` and zero gradients.
 
@@ -18,13 +19,12 @@ use std::ops::Range;
 /// micro-kernel.
 const MAX_ROWS: usize = 96;
 const MIN_ROWS: usize = 48;
-/// With at most so many keys, causal tiles are small, to compute few scores that none sees.
+/// Up to this many keys, causal tiles are small, to compute few masked scores.
 const SHORT: usize = 512;
 /// Scores of a tile, if the smallest number of rows allows it.
 const TILE: usize = 1 << 18;
 
-/// Distances, in elements, between consecutive batches, heads and time steps; the elements of one
-/// head at one time are contiguous.
+/// Strides, in elements, of batches, heads and time steps; the elements of one head at one time are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Strides {
     /// Between batches.
@@ -199,7 +199,7 @@ impl Attention {
         head / (self.heads / self.kv_heads)
     }
 
-    /// The product `Q K^T` of a tile with all keys; fewer rows and keys are parts of it.
+    /// The GEMM `Q K^T` of a tile with all keys; smaller tiles use a part of it.
     fn score_product(&self, tile_rows: usize) -> Gemm {
         product(
             (tile_rows, self.kv_len, self.head_dim),
@@ -229,7 +229,7 @@ struct Tile {
     first: usize,
     /// Number of queries.
     rows: usize,
-    /// Keys that the last query sees; the others are not computed.
+    /// Keys visible to the last query; the others are not computed.
     keys: usize,
     /// Distance between two rows of scores.
     stride: usize,
@@ -248,7 +248,7 @@ fn score_stride(shape: &Attention) -> usize {
     shape.kv_len.next_multiple_of(32)
 }
 
-/// A product of tiles, `C[m, n] = alpha * A[m, k] @ B[k, n]`.
+/// A GEMM of tiles, `C[m, n] = alpha * A[m, k] @ B[k, n]`.
 fn product(
     (m, n, k): (usize, usize, usize),
     a: Operand,

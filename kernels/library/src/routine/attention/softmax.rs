@@ -110,15 +110,15 @@ pub(super) fn probabilities(scores: &mut [f32], lse: f32) {
     }
 }
 
-/// A row of scores, made ready for the functions above.
+/// A row of scores, prepared for the functions above.
 pub(super) struct Row<'a> {
     /// The scores, at least up to the keys of the tile and to `padded`.
     pub(super) line: &'a mut [f32],
-    /// The end of the keys that the row sees.
+    /// End of the keys visible to the row.
     pub(super) seen: usize,
-    /// Keys before those that it sees.
+    /// Hidden keys before the visible ones.
     pub(super) hidden: usize,
-    /// `seen`, rounded up to whole lanes; what lies between is -inf.
+    /// `seen`, rounded up to whole lanes; the gap is -inf.
     pub(super) padded: usize,
 }
 
@@ -152,7 +152,7 @@ fn exp(x: f32) -> f32 {
     const MIN: f32 = -87.336_55;
     const MAX: f32 = 88.0;
     let low = x < MIN;
-    // Comparisons instead of `clamp`: a NaN passes through.
+    // Comparisons instead of `clamp`, so that NaN propagates.
     let c = if low { MIN } else { x };
     let c = if c > MAX { MAX } else { c };
     let shifted = c.mul_add(std::f32::consts::LOG2_E, ROUND);

@@ -11,19 +11,19 @@ use crate::routine::gemm::{Gemm, Operand};
 use crate::window::Window;
 use std::ops::Range;
 
-/// Bytes of an unfolded block, about: a part of the second-level cache.
+/// Approximate bytes of an unfolded block: a part of the L2 cache.
 const COLUMN_BYTES: usize = 1 << 18;
-/// The fewest and the most positions of a block: fewer fill the tiles of products badly.
+/// Minimum and maximum positions per block: fewer fill GEMM tiles badly.
 const POSITIONS: [usize; 2] = [256, 512];
-/// Positions that the gradient for the kernel sums at a time, about.
+/// Approximate positions per step of the weight gradient.
 const WEIGHT_POSITIONS: usize = 256;
-/// Chunks of work that a call is cut into at least, where it is large enough.
+/// Minimum chunks of work per call, if it is large enough.
 const CHUNKS: usize = 16;
-/// The fewest rows of a kernel for which the positions are unfolded again.
+/// Minimum rows of a kernel for which positions are unfolded repeatedly.
 const MIN_ROWS: usize = 192;
-/// Columns of the gradient for the kernel of a chunk, about.
+/// Approximate columns of the weight gradient per chunk.
 const WEIGHT_COLUMNS: usize = 256;
-/// The most elements of a gradient for the kernel that is summed in several parts.
+/// Maximum elements of a weight gradient that is summed in several parts.
 const MAX_PARTIAL: usize = 1 << 18;
 /// Alignment of packed kernels.
 const ALIGN: usize = 64;
@@ -36,11 +36,11 @@ struct Kernel {
     group: usize,
 }
 
-/// How the positions of all images are cut into blocks: some whole images, or some rows of one.
+/// How the positions of all images are divided into blocks: several whole images, or several rows of one.
 struct Blocks {
-    /// Images of a block.
+    /// Images per block.
     images: usize,
-    /// Rows of positions of a block.
+    /// Rows of positions per block.
     rows: usize,
     /// Blocks along the images, and within one.
     count: [usize; 2],
@@ -106,8 +106,8 @@ impl Conv {
         unsafe { conv.correlate(pool, dy, (kernel, groups * group * elem.size()), dx) };
     }
 
-    /// The products of a kernel and unfolded images. With `turned` bytes the kernel at hand is that of the
-    /// opposite direction, `[channels, filters, taps]`, which is turned first.
+    /// GEMMs of a kernel with unfolded images. With `turned` bytes the given kernel is that of the opposite direction,
+    /// `[channels, filters, taps]`, which is first transposed and flipped.
     unsafe fn correlate(
         &self,
         pool: &Pool,
@@ -197,8 +197,8 @@ impl Conv {
         });
     }
 
-    /// Turns the kernel `w[G, channels, filters, taps]` of the opposite direction into
-    /// `[G, filters, channels, taps]`, its taps in reverse.
+    /// Transposes the kernel `w[G, channels, filters, taps]` of the opposite direction to `[G, filters, channels,
+    /// taps]`, and reverses its taps.
     unsafe fn turn(&self, pool: &Pool, w: *const u8, to: *mut u8) {
         let Conv { elem, groups, channels, filters, window, .. } = *self;
         let taps = window.taps_len();
@@ -221,7 +221,7 @@ impl Conv {
         });
     }
 
-    /// The gradient for the input as columns that are folded back.
+    /// The input gradient by GEMM and col2im.
     unsafe fn fold_products(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
         let Conv { elem, out, groups, channels, filters, window, .. } = *self;
         let (depth, positions) = (channels * window.taps_len(), window.output_len());
@@ -285,7 +285,7 @@ impl Conv {
         let part = channels.div_ceil((width / WEIGHT_COLUMNS).clamp(1, CHUNKS));
         let parts = channels.div_ceil(part);
         let blocks = Blocks::new(self, WEIGHT_POSITIONS);
-        // Positions are summed in several sums where there is nothing else to do at a time.
+        // Positions are split into several sums where there is no other parallelism.
         let wanted = match filters * width <= MAX_PARTIAL {
             true => (CHUNKS / 2 / (groups * parts)).clamp(1, (blocks.len() / 2).max(1)),
             false => 1,
@@ -386,8 +386,7 @@ impl Conv {
     }
 }
 
-/// The window of the gradient for the input, for windows without strides whose border is no wider than
-/// the taps reach.
+/// The window of the input gradient, for windows without strides whose padding is smaller than the kernel.
 fn turned(window: &Window) -> Option<Window> {
     let mut low = [0; 3];
     for (i, low) in low.iter_mut().enumerate() {

@@ -16,7 +16,7 @@ fn bytes(values: &[f32], elem: Elem) -> Vec<u64> {
     all
 }
 
-/// Every product of an element of x and one of w with the element of y it is part of.
+/// Calls `each` with every element of x and w and the element of y to which they contribute.
 fn products(conv: &Conv, mut each: impl FnMut(usize, usize, usize)) {
     let Conv { batch, groups, channels, filters, window, .. } = *conv;
     let taps = window.taps_len();

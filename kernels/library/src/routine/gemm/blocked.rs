@@ -12,12 +12,12 @@ use crate::routine::convert::{block_to_f32, from_f32, to_f32};
 const BLOCK: usize = 256;
 /// Depth of a converted block.
 const DEPTH: usize = 512;
-/// The smallest part of the longer side of an f32 product.
+/// Minimum length of a part of the longer side of an f32 GEMM.
 const MIN_PART: usize = 128;
-/// The most parts of an f32 product.
+/// Maximum parts of an f32 GEMM.
 const MAX_PARTS: usize = 32;
 
-/// Runs all products of the batch on the pool.
+/// Runs all GEMMs of the batch on the pool.
 ///
 /// # Safety
 /// As for [`Gemm::run`].
@@ -36,7 +36,7 @@ pub(super) unsafe fn run(shape: &Gemm, pool: &Pool, at: Buffers) {
     });
 }
 
-/// Runs one product on the calling thread.
+/// Runs one GEMM on the calling thread.
 ///
 /// # Safety
 /// As for [`Gemm::run`].
@@ -51,7 +51,7 @@ pub(super) unsafe fn run_serial(shape: &Gemm, packing: &mut Scratch, at: Buffers
     }
 }
 
-/// Rows and columns of the blocks of a product.
+/// Rows and columns of the blocks of a GEMM.
 fn block_size(shape: &Gemm) -> (usize, usize) {
     if shape.a.elem != Elem::F32 || shape.c.elem != Elem::F32 {
         return (BLOCK, BLOCK);
@@ -143,9 +143,8 @@ unsafe fn block(
     }
 }
 
-/// Completes a row of C with what the product itself did not add: the former contents and the
-/// rounding of a C that is not f32 (its product is in `sum`), the bias, and the zero of an empty
-/// depth. `line` is scratch memory.
+/// Completes a row of C: adds the former contents and rounds a C that is not f32 (its GEMM result is in `sum`), adds
+/// the bias, and clears C if the depth is empty. `line` is scratch memory.
 unsafe fn finish_row(
     shape: &Gemm,
     c: *mut u8,

@@ -10,8 +10,8 @@ pub(super) const MR: usize = 12;
 /// Columns of a tile.
 pub(super) const NR: usize = 32;
 
-/// Where a tile goes and what is added on the way:
-/// `c = alpha * product + partial + former c + bias`, rounded to the type of C.
+/// Where a tile is stored and what is added to it: `c = alpha * product + partial + former c + bias`, rounded to the
+/// type of C.
 #[derive(Clone, Copy)]
 pub(super) struct Store {
     /// The tile of C; columns are contiguous.
@@ -30,7 +30,7 @@ pub(super) struct Store {
     pub(super) bias: *const f32,
     /// One f32 for each row, or null.
     pub(super) row_bias: *const f32,
-    /// Factor of the product.
+    /// Factor of the tile.
     pub(super) alpha: f32,
     /// Rows to store, at most [`MR`].
     pub(super) rows: usize,

@@ -19,7 +19,7 @@ use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
 use serde::{Deserialize, Serialize};
 
-/// Where the elements of a matrix lie; strides count elements and may be negative.
+/// The layout of a matrix; strides count elements and may be negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operand {
     /// Element type.
@@ -33,7 +33,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// A row-major `rows x cols` matrix; consecutive matrices of a batch follow each other.
+    /// A row-major `rows x cols` matrix; matrices of a batch are contiguous.
     pub fn row_major(elem: Elem, rows: usize, cols: usize) -> Operand {
         Operand { elem, row: cols as isize, col: 1, batch: (rows * cols) as isize }
     }
@@ -51,16 +51,16 @@ impl Operand {
     }
 }
 
-/// A batched matrix product: `A[m, k] @ B[k, n] -> C[m, n]`, `batch` times.
+/// A batched GEMM: `A[m, k] @ B[k, n] -> C[m, n]`, `batch` times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gemm {
     /// Rows of A and C.
     pub m: usize,
     /// Columns of B and C.
     pub n: usize,
-    /// Columns of A, rows of B. If zero the product is zero.
+    /// Columns of A, rows of B. If zero, A @ B is zero.
     pub k: usize,
-    /// Number of products.
+    /// Number of matrices.
     pub batch: usize,
     /// The left operand.
     pub a: Operand,
@@ -72,11 +72,11 @@ pub struct Gemm {
     pub bias: Option<Elem>,
     /// Adds to the former contents of C instead of replacing them.
     pub accumulate: bool,
-    /// Factor of the product (not of the bias nor of the former contents).
+    /// Factor of A @ B, not of the bias or the former contents.
     pub alpha: f32,
 }
 
-/// The pointers of one product.
+/// The pointers of one GEMM.
 #[derive(Clone, Copy)]
 struct Buffers {
     a: *const u8,
@@ -107,7 +107,7 @@ impl Gemm {
         2 * self.m * self.n * self.k * self.batch
     }
 
-    /// Runs the product on the pool.
+    /// Runs the GEMM on the pool.
     ///
     /// # Panics
     /// If A and B differ in element type.
@@ -191,7 +191,7 @@ impl Gemm {
     /// of a right operand that [`Gemm::pack`] packed.
     ///
     /// # Safety
-    /// As for [`Gemm::run`]; `packed` must come from the same product and operand.
+    /// As for [`Gemm::run`]; `packed` must come from the same GEMM and operand.
     pub(crate) unsafe fn run_packed(
         &self,
         (m, n, k): (usize, usize, usize),
@@ -247,7 +247,7 @@ impl Gemm {
     /// first `n` columns; the first of the rows is a multiple of [`Gemm::ROWS`], and goes to `c`.
     ///
     /// # Safety
-    /// As for [`Gemm::run`]; `packed` must come from the same product and operand.
+    /// As for [`Gemm::run`]; `packed` must come from the same GEMM and operand.
     pub(crate) unsafe fn run_packed_left(
         &self,
         (rows, n): (std::ops::Range<usize>, usize),
@@ -272,7 +272,7 @@ impl Gemm {
         }
     }
 
-    /// What rows of a packed left operand are cut by.
+    /// Rows per part of a packed left operand.
     pub(crate) const ROWS: usize = 12;
 
     fn is_packable(&self) -> bool {
@@ -280,7 +280,7 @@ impl Gemm {
         is_plain && self.n > 0 && self.k > 0 && self.is_packed()
     }
 
-    /// Whether an own micro-kernel applies here.
+    /// Whether a micro-kernel of this crate applies.
     fn is_packed(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return packed::available(self.a.elem);
@@ -288,8 +288,7 @@ impl Gemm {
         false
     }
 
-    /// The same product with the batch folded into the rows where B is shared and the rows of
-    /// consecutive matrices follow each other.
+    /// The same GEMM with the batch folded into the rows, if B is shared and the matrices of A and C are contiguous.
     fn folded(&self) -> Gemm {
         let m = self.m as isize;
         let folds = self.batch > 1
@@ -311,7 +310,7 @@ impl Gemm {
     }
 }
 
-/// The buffers, to be sent to the threads of a pool.
+/// The buffers, shareable with the threads of a pool.
 fn shareable(at: Buffers) -> Shareable<Buffers> {
     Shareable::new(at)
 }
