@@ -13,6 +13,8 @@ use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
 use frit_passes::autocast::Autocast;
 use frit_passes::canonicalize::Canonicalize;
+use frit_passes::chunk_loss::{ChunkLoss, Chunks};
+use frit_passes::cost::Device;
 use frit_passes::differentiate::Differentiate;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
@@ -43,6 +45,7 @@ pub struct Options {
     fp8: Fp8,
     narrow_gathers: bool,
     hold_frozen: HoldFrozen,
+    chunks: Chunks,
     padding: PadMode,
     /// The target.
     pub(crate) backend: Backend,
@@ -102,6 +105,11 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
 /// The passes that decide how parameters are held, once it is known which train.
 pub fn holding(o: &Options) -> Vec<Box<dyn Pass>> {
     vec![Box::new(o.hold_frozen)]
+}
+
+/// The pass that bounds the memory of the loss of a step, by the costs of a device.
+pub fn chunking(o: &Options, device: &Device) -> Vec<Box<dyn Pass>> {
+    vec![Box::new(ChunkLoss { chunks: o.chunks, device: device.clone() })]
 }
 
 /// The passes that spread a step over ranks and make it small. The parameters `small`, by name, are gathered together
@@ -171,6 +179,7 @@ pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
     if trains {
         passes.extend(training(o, 1.0));
         passes.extend(holding(o));
+        passes.extend(chunking(o, &Device::cpu("")));
         passes.extend(distribution(o, Recompute::NONE, &BTreeSet::new()));
     }
     passes.iter().map(|p| p.info()).collect()
@@ -281,6 +290,7 @@ impl Options {
                 enabled: c.params.frozen_dtype == choices::FrozenDtype::Compute
                     && c.sharding.param_dtype != Some(DType::F32),
             },
+            chunks: chunks(c)?,
             padding: c.padding.tensor_cores,
             backend,
             accumulation: c.run.accumulation,
@@ -299,6 +309,20 @@ impl Options {
             no_sync: c.sharding.no_sync,
             reduce_dtype: c.sharding.reduce_dtype,
         })
+    }
+}
+
+fn chunks(config: &Config) -> Result<Chunks, Diagnostic> {
+    match config.memory.loss_chunks {
+        None => Ok(Chunks::Auto),
+        Some(n) => match usize::try_from(n) {
+            Ok(n) if n > 0 => Ok(Chunks::Fixed(n)),
+            _ => {
+                let message = format!("`memory.loss_chunks` = {n}");
+                Err(Diagnostic::error(Code::ConfigContradiction, message)
+                    .help("use \"auto\", or the number of chunks, at least 1"))
+            }
+        },
     }
 }
 

@@ -311,6 +311,14 @@ impl Graph {
         self.order.retain(|n| *n != id);
     }
 
+    /// Moves nodes, in this order, to where `at` stands. Call [`Graph::sort`] afterwards if they read what is defined later.
+    pub fn move_before(&mut self, at: NodeId, nodes: &[NodeId]) {
+        let moved: HashSet<NodeId> = nodes.iter().copied().collect();
+        self.order.retain(|id| !moved.contains(id));
+        let position = self.order.iter().position(|id| *id == at).unwrap_or(self.order.len());
+        self.order.splice(position..position, nodes.iter().copied());
+    }
+
     /// The nodes that these values depend on, those that define them among them.
     pub fn ancestors(&self, values: impl IntoIterator<Item = ValueId>) -> HashSet<NodeId> {
         let mut found = HashSet::new();

@@ -6,6 +6,7 @@
 
 pub mod autocast;
 pub mod canonicalize;
+pub mod chunk_loss;
 pub mod cost;
 pub mod differentiate;
 pub mod evaluate;

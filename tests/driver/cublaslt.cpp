@@ -129,6 +129,8 @@ struct Product {
     const u8 *at_a, *at_b;
     u8* at_c;
     double alpha;
+    // What is added to the product, with the layout of the result; null for nothing.
+    const u8* addend;
 };
 
 bool multiply(void* data) {
@@ -156,6 +158,7 @@ bool multiply(void* data) {
                 double x = 0;
                 for (u64 l = 0; l < k; l++) x += a[i * k + l] * b[j * k + l];
                 x *= scale;
+                if (p.addend) x += load(p.addend + p.c.at(batch, i, j), type);
                 if ((e & BIAS) && e < BGRADA) x += load(vector + i * size_of(vector_type), vector_type);
                 u8* beside = aux + (i + j * d.get(12)) * size_of(type);
                 if ((e & DGELU) == DGELU) x *= gelu_slope(load(beside, type));
@@ -214,11 +217,11 @@ PUBLIC int cublasLtMatmulAlgoGetHeuristic(void*, Description* d, Layout* a, Layo
     return SUCCESS;
 }
 PUBLIC int cublasLtMatmul(void*, Description* d, const void* alpha, const void* at_a, Layout* a, const void* at_b, Layout* b, const void* beta,
-                          const void*, Layout*, void* at_c, Layout* c, const Algorithm* algorithm, void* workspace, size_t bytes, void* stream) {
+                          const void* at_addend, Layout* addend, void* at_c, Layout* c, const Algorithm* algorithm, void* workspace, size_t bytes, void* stream) {
     bool wide = d->compute == COMPUTE_64F;
     double scale = wide ? read<double>(alpha) : read<float>(alpha), add = wide ? read<double>(beta) : read<float>(beta);
     // What an epilogue reads and writes is as aligned as the result.
-    const u64 addresses[6] = {u64(at_a), u64(at_b), u64(at_c), u64(at_c), d->has_vector() ? d->get(8) : 0, d->epilogue() & AUX ? d->get(11) : 0};
+    const u64 addresses[6] = {u64(at_a), u64(at_b), u64(at_addend), u64(at_c), d->has_vector() ? d->get(8) : 0, d->epilogue() & AUX ? d->get(11) : 0};
     for (int i = 0; i < 6; i++) {
         if (addresses[i] % algorithm->alignment[i < 4 ? i : 3] != 0) {
             frit_device_violate("cublasLtMatmul of an operand that is less aligned than was said");
@@ -231,11 +234,12 @@ PUBLIC int cublasLtMatmul(void*, Description* d, const void* alpha, const void* 
     if (d->has_vector()) inside = inside && frit_device_has(reinterpret_cast<void*>(d->get(8)), length * size_of(u32(d->get(26))));
     if (d->epilogue() & AUX) inside = inside && frit_device_has(reinterpret_cast<void*>(d->get(11)), ((n - 1) * d->get(12) + m) * size_of(c->type));
     size_t needed = size_t(algorithm->number - 1) << 20;
-    if (!inside || add != 0 || bytes < needed || !frit_device_has(workspace, needed) || uintptr_t(workspace) % 256 != 0) {
+    inside = inside && addend == c && (add == 0 || (add == 1 && frit_device_has(at_addend, c->extent())));
+    if (!inside || bytes < needed || !frit_device_has(workspace, needed) || uintptr_t(workspace) % 256 != 0) {
         frit_device_violate("cublasLtMatmul outside of an allocation, or with too little workspace");
         return INVALID_VALUE;
     }
-    auto* product = new Product{*d, *a, *b, *c, static_cast<const u8*>(at_a), static_cast<const u8*>(at_b), static_cast<u8*>(at_c), scale};
+    auto* product = new Product{*d, *a, *b, *c, static_cast<const u8*>(at_a), static_cast<const u8*>(at_b), static_cast<u8*>(at_c), scale, add == 0 ? nullptr : static_cast<const u8*>(at_addend)};
     frit_device_put(stream, multiply, product);
     return SUCCESS;
 }

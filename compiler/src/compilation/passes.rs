@@ -77,6 +77,7 @@ impl<'a> Compilation<'a> {
         self.forward(weights)?;
         self.train()?;
         self.hold()?;
+        self.passes(pipeline::chunking(&self.setup.options, &self.setup.cluster.device))?;
         (self.saving, self.saving_reason) = self.choose_saving()?;
         let small = self.small_parameters()?;
         self.distribute(&small)

@@ -233,6 +233,9 @@ declare! {
         /// What is stored in host memory: nothing, optimizer state, also parameters, or `auto`: as `memory.budget`
         /// requires.
         offload: Option<Offload> = "none",
+        /// In how many chunks of tokens the logits, their loss and their gradient are computed, so that they never exist whole.
+        /// 1 leaves them whole.
+        loss_chunks: Option<i64> = "auto",
         /// Device memory that the plan may use per rank.
         budget: Option<u64> = "none",
     }

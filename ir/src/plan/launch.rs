@@ -191,6 +191,8 @@ pub enum Epilogue {
     None,
     /// Adds a vector of `n` elements to each row.
     Bias(Pointer),
+    /// Adds a matrix, `[m, n]`, which may be where the result is written.
+    Add(Pointer),
     /// Adds `bias`, writes the sum to `before`, applies gelu in its tanh form.
     Gelu {
         /// `n` elements.

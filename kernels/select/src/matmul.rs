@@ -1,4 +1,4 @@
-//! Selection for matmul, alone or fused with a bias and a cast.
+//! Selection for matmul, alone or fused with a bias and a cast, or with the addition of a matrix.
 
 pub(super) mod epilogue;
 
@@ -22,8 +22,12 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     let (mut last, mut taken, mut bias) = (product.outputs[0], 1, None);
     let mut rest = followers.iter();
     let mut next = rest.next();
+    if let Some(matrix) = next.and_then(|node| addend_of(a, node, last)) {
+        gemm(a, op, product, Some(Addend::Matrix(matrix)), followers[0].outputs[0])?;
+        return Some(2);
+    }
     if let Some(vector) = next.and_then(|node| bias_of(a, node, last)) {
-        (last, taken, bias) = (followers[0].outputs[0], 2, Some(vector));
+        (last, taken, bias) = (followers[0].outputs[0], 2, Some(Addend::Vector(vector)));
         next = rest.next();
     }
     let narrows = |node: &&&Node| {
@@ -38,6 +42,27 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     }
     gemm(a, op, product, bias, last)?;
     Some(taken)
+}
+
+/// What is added to a product.
+#[derive(Clone, Copy)]
+enum Addend {
+    /// A vector, to each row.
+    Vector(ValueId),
+    /// A matrix of the result's type.
+    Matrix(ValueId),
+}
+
+/// The matrix that `node` adds to `product`, provided that nothing else reads the product.
+fn addend_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> {
+    let at = node.inputs.iter().position(|v| *v != product)?;
+    let matrix = node.inputs[at];
+    let fits = matches!(node.op, Op::Binary(BinaryFn::Add))
+        && node.inputs[1 - at] == product
+        && a.ty(matrix) == a.ty(product)
+        && a.ty(product).shape.numel() > 0
+        && !a.is_read_elsewhere(product, node);
+    fits.then_some(matrix)
 }
 
 /// The vector along the last axis that `node` adds to `product`, provided that nothing else reads the product.
@@ -65,7 +90,7 @@ fn gemm(
     a: &mut Assembler<'_>,
     op: &MatMul,
     product: &Node,
-    bias: Option<ValueId>,
+    addend: Option<Addend>,
     result: ValueId,
 ) -> Option<()> {
     let (left, right) = (a.ty(product.inputs[0]), a.ty(product.inputs[1]));
@@ -75,20 +100,22 @@ fn gemm(
     }
     let dims = op.dims(left, right);
     let at = [a.read(product.inputs[0])?, a.read(product.inputs[1])?];
-    let epilogue = match bias {
-        Some(bias) => Epilogue::Bias(a.read(bias)?),
+    let epilogue = match addend {
+        Some(Addend::Vector(bias)) => Epilogue::Bias(a.read(bias)?),
+        Some(Addend::Matrix(matrix)) => Epilogue::Add(a.read(matrix)?),
         None => Epilogue::None,
     };
     let to = a.write(result);
     let sum_type = a.ty(product.outputs[0]).dtype;
-    // A bias is added in its own type; a result type that the library does not write is converted afterwards.
-    let direct = is_direct(left.dtype, out.dtype) && (bias.is_none() || sum_type == out.dtype);
+    // An addend is added in its own type; a result type that the library does not write is converted afterwards.
+    let direct = is_direct(left.dtype, out.dtype) && (addend.is_none() || sum_type == out.dtype);
     let wide = if left.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let (dtype, sum) = match direct {
         true => (out.dtype, to),
         false => (wide, a.scratch(out.shape.numel() * wide.size())),
     };
-    if bias.is_some() && sum_type != dtype {
+    let is_matrix = matches!(addend, Some(Addend::Matrix(_)));
+    if addend.is_some() && sum_type != dtype || is_matrix && (dims.batch != 1 || dims.k == 0) {
         return None;
     }
     let n = out.shape.numel();
@@ -184,7 +211,7 @@ fn batched(one: &Gemm, left: &TensorType, right: &TensorType) -> Option<Vec<Gemm
     Some(all.collect())
 }
 
-/// A GEMM, alone or followed by the addition of a vector along its last axis.
+/// A GEMM, alone or followed by the addition of a matrix, or of a vector along its last axis.
 pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
     let (product, bias) = match nodes {
         [product] => (product, None),
@@ -192,6 +219,9 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
             let other = add.inputs.iter().position(|v| *v != product.outputs[0])?;
             let n = *body.ty(product.outputs[0]).shape.0.last()?;
             let bias = add.inputs[other];
+            if body.ty(bias) == body.ty(product.outputs[0]) && add.inputs[1 - other] == product.outputs[0] {
+                return cpu_sum(body, product, bias);
+            }
             let fits = body.ty(bias).shape.numel() == n
                 && body.ty(bias).shape.0.last() == Some(&n)
                 && add.inputs[1 - other] == product.outputs[0]
@@ -216,6 +246,23 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
     Some(Call {
         routine: Routine::Gemm { gemm: cpu::Gemm { bias: bias_elem, ..gemm }, runs },
         reads: reads.collect::<Option<_>>()?,
+        writes: vec![(0, 0)],
+    })
+}
+
+/// A GEMM and the matrix to which it is added.
+fn cpu_sum(body: &Graph, product: &Node, matrix: ValueId) -> Option<Call> {
+    let Op::MatMul(op) = &product.op else { return None };
+    let [a, b] = [product.inputs[0], product.inputs[1]];
+    let out = body.ty(product.outputs[0]);
+    let (gemm, runs) = gemm_of(op, body.ty(a), body.ty(b), out)?;
+    if body.outputs.len() != 1 || gemm.batch != 1 || runs.len() != 1 {
+        return None;
+    }
+    let reads = [a, b, matrix].map(|v| operand(body, v).map(|at| (at, 0)));
+    Some(Call {
+        routine: Routine::Gemm { gemm: cpu::Gemm { accumulate: true, ..gemm }, runs },
+        reads: reads.into_iter().collect::<Option<_>>()?,
         writes: vec![(0, 0)],
     })
 }

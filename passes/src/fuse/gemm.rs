@@ -5,18 +5,20 @@
 //! - an `add` of a vector of n elements, the matmul's only reader, and then `gelu_tanh`; where the
 //!   input of the function has other readers, such as its gradient, it is also a result;
 //! - such an `add`, or none, and then a cast to a narrower dtype, its only reader;
+//! - if the matmul is the gradient of a weight, an `add` of another f32 matrix that nothing else reads: the sum of the
+//!   gradients over chunks of tokens, or over the uses of the weight, is accumulated in place;
 //! - `gelu_tanh_grad`, the matmul's only reader, and then a sum over the rows of its result;
 //! - a sum over the contracted axis of an operand: the gradient of a bias together with that of its weight.
 //!
 //! An 8-bit matmul includes the quantization of its operands ([`super::quantized`]).
 //!
-//! These are the epilogues of cuBLASLt (bias, GELU with auxiliary output, their gradients). A matmul without an
-//! epilogue stays a node.
+//! These are the epilogues of cuBLASLt (bias, GELU with auxiliary output, their gradients) and its matrix C. A matmul
+//! without an epilogue stays a node.
 
 use super::cluster::{Cluster, ClusterId, Clusters};
 use super::merge;
 use frit_ir::ops::{BinaryFn, FusionKind, MatMul, Op, UnaryFn};
-use frit_ir::{Node, ValueId};
+use frit_ir::{DType, Node, ValueId};
 
 /// Forms the regions of all matmuls.
 pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
@@ -44,7 +46,9 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             let gradient = last(&members);
             grows(&mut members, sum_over_rows(clusters, gradient, node));
         } else {
-            grows(&mut members, only_reader(clusters, node.outputs[0], node, is_bias));
+            let follows: Follows =
+                |clusters, node, value| is_accumulation(clusters, node, value) || is_bias(clusters, node, value);
+            grows(&mut members, only_reader(clusters, node.outputs[0], node, follows));
             let sum = last(&members);
             if !grows(&mut members, gelu(clusters, sum, node)) {
                 grows(&mut members, only_reader(clusters, sum, node, is_narrowing));
@@ -99,6 +103,30 @@ fn is_bias(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
         && bias.shape.dims().last() == ty.shape.dims().last()
         && bias.shape.0.last() == Some(&bias.shape.numel())
         && !clusters.facts.is_splat(other)
+}
+
+/// Whether the node adds the product of a weight's gradient to a matrix that nothing else reads.
+fn is_accumulation(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
+    let facts = clusters.facts;
+    let ty = facts.graph.ty(value);
+    let Some(&other) = node.inputs.iter().find(|v| **v != value) else { return false };
+    let product = facts.graph.def(value);
+    let is_gradient = match &product.op {
+        // The contracted axis is the first of the operands as they are stored: tokens.
+        Op::MatMul(op) => op.trans_a && !op.trans_b,
+        _ => false,
+    };
+    let sum = facts.base(other);
+    // The product does not wait for what is computed later.
+    let comes_first = facts.source(sum) < facts.source(value);
+    is_gradient
+        && comes_first
+        && matches!(node.op, Op::Binary(BinaryFn::Add))
+        && ty.dtype == DType::F32
+        && ty == facts.graph.ty(other)
+        && !facts.graph.def(sum).op.is_leaf()
+        && facts.uses(sum).len() == 1
+        && !facts.escapes(sum)
 }
 
 fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {

@@ -29,9 +29,16 @@ fn with_factor(graph: &Graph, gradient: NodeId) -> Option<Vec<NodeId>> {
     if !is_pair || node.region != Region::Backward || loss.region != Region::Forward {
         return None;
     }
-    let rows = graph.ty(labels).shape.numel();
-    let mut moved = vec![gradient];
-    let mut stack: Vec<ValueId> = vec![factor];
+    let mut moved = factor_of(graph, &[factor], graph.ty(labels).shape.numel())?;
+    moved.push(gradient);
+    Some(moved)
+}
+
+/// The nodes of the backward pass that these values depend on, if all of them are elementwise operations on at most as many elements
+/// as there are `rows`: they can be computed in the forward pass.
+pub(crate) fn factor_of(graph: &Graph, values: &[ValueId], rows: usize) -> Option<Vec<NodeId>> {
+    let mut moved = Vec::new();
+    let mut stack = values.to_vec();
     while let Some(value) = stack.pop() {
         let (id, node) = (graph.value(value).def, graph.def(value));
         if node.op.is_leaf() || node.region == Region::Forward || moved.contains(&id) {

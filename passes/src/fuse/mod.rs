@@ -27,6 +27,7 @@ use cluster::Clusters;
 use facts::Facts;
 use frit_ir::ops::FusionKind;
 use frit_ir::{Diagnostic, Graph, Origin};
+pub(crate) use loss::factor_of;
 pub(crate) use merge::MAX_INTERFACE;
 pub(crate) use region::columns_beside_rows;
 

@@ -7,7 +7,8 @@
 //!   never broadcast, except scalars.
 //! - *RowReduce*: reductions over all columns. Values computed inside, and results, have an element per
 //!   point or per row; a value per row may be broadcast over its row. Logits of `cross_entropy` are an operand. No
-//!   transcendental function precedes an operation that reads its rows more than once.
+//!   transcendental function precedes an operation that reads its rows more than once. All cross-entropies read the
+//!   same logits.
 //! - *ColReduce*: every result is one reduction over all rows, preceded only by elementwise operations on values with
 //!   an element per point, and followed by nothing.
 //! - *RowColReduce*: a row reduction that has results per column as well, each a reduction over all rows of full values
@@ -121,8 +122,26 @@ pub(super) fn is_cheap(op: &Op) -> bool {
     }
 }
 
+/// Whether all cross-entropies among these nodes read the same logits: those of one chunk of tokens are not kept until the
+/// next chunk is there.
+fn has_one_loss(facts: &Facts<'_>, members: &[usize]) -> bool {
+    let mut logits = members.iter().filter_map(|member| {
+        let node = facts.node(*member);
+        match node.op {
+            Op::CrossEntropy(_) => Some(facts.base(node.inputs[0])),
+            Op::CrossEntropyGrad(_) => Some(facts.base(node.inputs[1])),
+            _ => None,
+        }
+    });
+    let first = logits.next();
+    logits.all(|other| Some(other) == first)
+}
+
 /// The kind of the region that these nodes (positions, ascending) form, if they form one.
 pub(super) fn kind(facts: &Facts<'_>, members: &[usize]) -> Option<FusionKind> {
+    if !has_one_loss(facts, members) {
+        return None;
+    }
     let mut actions = Vec::with_capacity(members.len());
     for &member in members {
         actions.push(action(facts, facts.node(member))?);

@@ -2,7 +2,7 @@
 //! micro-steps, in the order that the graph has for every parameter. Operations that the graph has per parameter are
 //! emitted per group, at the last of its parameters.
 
-use super::{Lowering, internal};
+use super::{Lowering, in_place, internal};
 use frit_ir::ops::{BinaryFn, Expand, ReduceKind, ScaledCast, StateName, reduction_factors};
 use frit_ir::plan::{Action, BufferClass, GradientSpec, GroupId, Place, Stream};
 use frit_ir::{DType, Diagnostic, Node, Op, Region, TensorType, ValueId};
@@ -65,6 +65,11 @@ impl<'a> Lowering<'a> {
                             break;
                         }
                     }
+                    // A product is added to the matrix in place.
+                    Op::Fusion(fusion) => match in_place::matrix_and_sum(&fusion.body) {
+                        Some((matrix, _)) => raw = node.inputs[matrix],
+                        None => break,
+                    },
                     _ => break,
                 }
             }

@@ -1,9 +1,10 @@
-//! Results without separate memory: views of an operand, and the gradient of a cross-entropy in the memory of its
-//! logits, often the largest value of a step.
+//! Results without separate memory: views of an operand, the gradient of a cross-entropy in the memory of its
+//! logits, often the largest value of a step, and the sum of a matmul and a matrix in the memory of that matrix.
 //!
 //! A region that computes loss and gradient reads a whole row before it writes the row, so logits and gradient may be one buffer if
 //! nothing else reads the logits.
 
+use frit_ir::ops::BinaryFn;
 use frit_ir::{Graph, Node, NodeId, Op, TensorType, ValueId};
 
 /// Where the result of a reshape or slice begins in an operand of type `ty`, in elements, if its elements are consecutive there.
@@ -43,6 +44,38 @@ pub(super) fn logits_and_gradient(body: &Graph) -> Option<(usize, usize)> {
         let fits = body.ty(inputs[i]) == body.ty(output.value);
         (fits && body.nodes().all(|(_, node)| reads_rows(node))).then_some((i, j))
     })
+}
+
+/// The operand and the result of a kernel body that adds a matmul to a matrix of the result's type.
+pub(super) fn matrix_and_sum(body: &Graph) -> Option<(usize, usize)> {
+    let work: Vec<&Node> =
+        body.nodes().map(|(_, n)| n).filter(|n| !matches!(n.op, Op::Input(_))).collect();
+    let [product, add] = work[..] else { return None };
+    let (Op::MatMul(_), Op::Binary(BinaryFn::Add)) = (&product.op, &add.op) else { return None };
+    let matrix = *add.inputs.iter().find(|v| **v != product.outputs[0])?;
+    let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    let i = inputs.position(|(_, n)| n.outputs[0] == matrix)?;
+    (body.ty(matrix) == body.ty(add.outputs[0]) && !product.inputs.contains(&matrix)).then_some((i, 0))
+}
+
+/// The part of a value's elements, from 0 to 1, of which some slice is a view.
+pub(super) fn part_in_views(graph: &Graph, users: &[NodeId], ty: &TensorType) -> f64 {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for id in users {
+        let node = graph.node(*id);
+        if let Op::Slice(slice) = &node.op
+            && let Some(begin) = elements_before(&node.op, ty)
+        {
+            ranges.push((begin, begin + slice.size.iter().product::<usize>()));
+        }
+    }
+    ranges.sort_unstable();
+    let (mut end, mut sum) = (0, 0);
+    for (from, to) in ranges {
+        sum += to.saturating_sub(from.max(end));
+        end = end.max(to);
+    }
+    sum as f64 / ty.shape.numel().max(1) as f64
 }
 
 /// Whether a single node reads this value and the values of which it is a view, and none of them is an output of the

@@ -17,6 +17,7 @@ mod groups;
 mod in_place;
 mod leaves;
 mod optimizer;
+mod parts;
 mod reshard;
 
 use crate::Property;
@@ -40,6 +41,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Properties that lowering requires.
 pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Property::Sharded];
+
+/// The part of an activation that slices must keep to be views of it.
+const VIEWED_PART: f64 = 0.875;
 
 /// Inputs of lowering besides the graph.
 pub struct LowerOptions<'a> {
@@ -100,6 +104,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     let mut lowering = Lowering::new(graph, options);
     lowering.make_groups()?;
     if evaluation::is_evaluation(graph) {
+        lowering.place_parts();
         lowering.evaluation()?;
         return Ok(lowering.finish());
     }
@@ -110,6 +115,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
     }
     lowering.place_leaves()?;
     lowering.place_gradients();
+    lowering.place_parts();
     let is_gather = |n: &Node| matches!(n.op, Op::AllGather(_)) && n.region == Region::Forward;
     if options.gather_once {
         lowering.unsharding = true;
@@ -348,21 +354,28 @@ impl<'a> Lowering<'a> {
             _ if self.is_grad_sum(node) => self.gradient_step(node),
             _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
             Op::Reshape(_) | Op::Slice(_) if self.alias(node) => Ok(()),
+            Op::Concat(_) if self.is_in_place(node) => Ok(()),
             _ if self.cast_with_group(node)? => Ok(()),
             _ => self.kernel_task(node),
         }
     }
 
-    /// Makes a reshape, or a slice that keeps almost all of an activation, a view of its operand (a view keeps the
-    /// whole operand alive). Returns false if the result must be written elsewhere.
+    /// Makes a reshape, a slice of an input, or slices that together keep almost all of an activation, views of their
+    /// operand (a view keeps the whole operand alive). Returns false if the result must be written elsewhere.
     fn alias(&mut self, node: &Node) -> bool {
         let Some(place) = self.places.get(&node.inputs[0]) else { return false };
         let ty = self.graph.ty(node.outputs[0]).clone();
         let Some(skipped) = in_place::elements_before(&node.op, &place.ty) else { return false };
         let offset = place.offset + skipped * ty.dtype.size();
         let is_slice = matches!(node.op, Op::Slice(_));
-        let keeps_most = 8 * ty.bytes() >= 7 * place.ty.bytes()
-            && self.plan.buffers[place.buffer].class == BufferClass::Activation;
+        let users = &self.users[node.inputs[0].0 as usize];
+        let keeps_most = match self.plan.buffers[place.buffer].class {
+            BufferClass::Input => true,
+            BufferClass::Activation => {
+                in_place::part_in_views(self.graph, users, &place.ty) >= VIEWED_PART
+            }
+            _ => false,
+        };
         if is_slice && !(keeps_most && offset.is_multiple_of(CUDA_OPERAND_ALIGNMENT)) {
             return false;
         }
@@ -426,8 +439,12 @@ impl<'a> Lowering<'a> {
         for &value in &operands {
             reads.push(self.place(value)?);
         }
-        if kind == KernelKind::Generated
-            && let Some((operand, result)) = in_place::logits_and_gradient(&body)
+        let in_place = match kind {
+            KernelKind::Generated => in_place::logits_and_gradient(&body),
+            KernelKind::Library => in_place::matrix_and_sum(&body),
+            KernelKind::Interpreted => None,
+        };
+        if let Some((operand, result)) = in_place
             && in_place::is_read_once(self.graph, &self.users, operands[operand])
             && self.plan.buffers[reads[operand].buffer].class == BufferClass::Activation
         {

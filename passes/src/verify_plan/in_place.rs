@@ -2,14 +2,15 @@
 //!
 //! P107  a task's results overlap neither its operands nor each other, unless a result covers
 //!       exactly one operand and the kernel reads each element only to write the same one (an
-//!       optimizer step, a sum or another elementwise operation of equal shapes), or the result is
-//!       the gradient of a cross-entropy over its logits, or the task is an in-place collective
+//!       optimizer step, a sum or another elementwise operation of equal shapes, a matrix to which a
+//!       GEMM is added), or the result is the gradient of a cross-entropy over its logits, or the task
+//!       is an in-place collective
 //!
 //! A kernel may process elements in any order, on any number of threads. Generated code that computes the loss of a row of logits
 //! reads the row before it writes any of it; the interpreter reads all operands first.
 
 use super::broken;
-use frit_ir::ops::AdafactorPart;
+use frit_ir::ops::{AdafactorPart, BinaryFn};
 use frit_ir::plan::{Action, Arena, Kernel, KernelKind, Place, Plan};
 use frit_ir::{Code, Diagnostic, Graph, Node, Op, ValueId};
 use std::collections::HashSet;
@@ -67,10 +68,18 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Step) => (i, j) == (2, 0),
         Some(AdafactorPart::Sums) => false,
         None => {
-            kernel.kind() != KernelKind::Library
+            (kernel.kind() != KernelKind::Library || is_sum_with_product(body))
                 && (only_same_element(body, i) || is_gradient_of_logits(body, i, j))
         }
     }
+}
+
+/// Whether a body is a matmul and an addition to its result: the matrix C of a GEMM, which may be where the result is.
+/// Source: cuBLASLt, `cublasLtMatmul`.
+fn is_sum_with_product(body: &Graph) -> bool {
+    let nodes: Vec<&Op> =
+        body.nodes().map(|(_, n)| &n.op).filter(|op| !matches!(op, Op::Input(_))).collect();
+    matches!(nodes[..], [Op::MatMul(_), Op::Binary(BinaryFn::Add)])
 }
 
 /// Whether operand `i` is read as logits of cross-entropies alone, by rows, and result `j` is their gradient.

@@ -140,7 +140,7 @@ impl CublasLt {
         let set = |attribute, value| self.set(description, attribute, value);
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&product.b))?;
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(&product.a))?;
-        if product.epilogue != Kind::None {
+        if !matches!(product.epilogue, Kind::None | Kind::Add) {
             let epilogue = epilogue(product.epilogue);
             set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
             let dtype = data_type(product.d.dtype)?;
@@ -367,6 +367,11 @@ impl CublasLt {
             }
         };
         let [b, a, d] = described.layouts;
+        // `d = a · b + beta · c`, with c where d is unless something is added.
+        let (beta, c) = match described.epilogue {
+            Kind::Add => (scalar(&one), at.matrix),
+            _ => (scalar(&zero), at.d),
+        };
         // SAFETY: everything was created; by the contract of this function.
         let code = unsafe {
             (self.api.cublasLtMatmul)(
@@ -377,8 +382,8 @@ impl CublasLt {
                 b,
                 at.a as *const c_void,
                 a,
-                scalar(&zero),
-                at.d as *const c_void,
+                beta,
+                c as *const c_void,
                 d,
                 at.d as *mut c_void,
                 d,
@@ -396,7 +401,7 @@ impl CublasLt {
 fn epilogue(kind: Kind) -> cublasLtEpilogue_t {
     use cublasLtEpilogue_t as E;
     match kind {
-        Kind::None => E::CUBLASLT_EPILOGUE_DEFAULT,
+        Kind::None | Kind::Add => E::CUBLASLT_EPILOGUE_DEFAULT,
         Kind::Bias => E::CUBLASLT_EPILOGUE_BIAS,
         Kind::Gelu { bias: false, before: false } => E::CUBLASLT_EPILOGUE_GELU,
         Kind::Gelu { bias: false, before: true } => E::CUBLASLT_EPILOGUE_GELU_AUX,

@@ -32,6 +32,7 @@ pub struct Product {
 pub enum Kind {
     None,
     Bias,
+    Add,
     Gelu { bias: bool, before: bool },
     GeluGrad { rows: bool },
     SumA,
@@ -43,6 +44,7 @@ impl Kind {
         match *epilogue {
             Epilogue::None => Kind::None,
             Epilogue::Bias(_) => Kind::Bias,
+            Epilogue::Add(_) => Kind::Add,
             Epilogue::Gelu { bias, before } => {
                 Kind::Gelu { bias: bias.is_some(), before: before.is_some() }
             }
@@ -54,20 +56,20 @@ impl Kind {
 
     /// Whether the library may have no algorithm with it; the plan then has a fallback.
     pub fn is_optional(self) -> bool {
-        self != Kind::None
+        !matches!(self, Kind::None | Kind::Add)
     }
 
     /// Whether a vector is read or written.
     pub(super) fn has_vector(self) -> bool {
         match self {
-            Kind::None => false,
+            Kind::None | Kind::Add => false,
             Kind::Gelu { bias, .. } => bias,
             Kind::GeluGrad { rows } => rows,
             Kind::Bias | Kind::SumA | Kind::SumB => true,
         }
     }
 
-    /// Whether a second matrix is read or written.
+    /// Whether an epilogue of the library reads or writes a second matrix.
     pub(super) fn has_matrix(self) -> bool {
         matches!(self, Kind::GeluGrad { .. } | Kind::Gelu { before: true, .. })
     }
@@ -76,6 +78,7 @@ impl Kind {
         match self {
             Kind::None => "",
             Kind::Bias => " bias",
+            Kind::Add => " add",
             Kind::Gelu { bias: false, before: false } => " gelu",
             Kind::Gelu { bias: false, before: true } => " gelu_aux",
             Kind::Gelu { bias: true, before: false } => " gelu_bias",

@@ -60,7 +60,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "name", content = "parameters")]
 pub enum Routine {
-    /// A GEMM of `a`, `b` and, if there is one, a bias, run by run.
+    /// A GEMM of `a`, `b` and, if there is one, a bias, run by run; of `a`, `b` and what it is added to, if it accumulates.
     Gemm {
         /// One run.
         gemm: Gemm,
@@ -338,7 +338,13 @@ impl Float8 {
 /// As for [`Routine::run`].
 unsafe fn gemms(gemm: &Gemm, runs: &[[usize; 3]], pool: &Pool, reads: &[Operand], result: *mut u8) {
     let Gemm { m, n, k, .. } = *gemm;
-    let bias = reads.get(2).map_or(std::ptr::null(), |bias| bias.pointer.cast_const());
+    let third = reads.get(2).map_or(std::ptr::null(), |third| third.pointer.cast_const());
+    let bias = if gemm.accumulate { std::ptr::null() } else { third };
+    if gemm.accumulate && !std::ptr::eq(third, result) {
+        let bytes = gemm.batch * m * n * gemm.c.elem.size();
+        // SAFETY: what is added has the size of the result, and is where it is or apart from it.
+        unsafe { third.copy_to_nonoverlapping(result, bytes) };
+    }
     for at in runs {
         // SAFETY: as for the caller.
         unsafe {
