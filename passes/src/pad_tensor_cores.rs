@@ -100,6 +100,7 @@ impl Pass for PadTensorCores {
             });
         }
         graph.substitute(&map);
+        graph.remove_dead();
         crate::canonicalize::read_padded_logits(graph).map_err(bug(INFO.name))?;
         crate::canonicalize::sort(graph)?;
         graph.remove_dead();

@@ -11,6 +11,8 @@ use frit_ir::plan::{DeviceType, Strategy, Target};
 use frit_ir::{DType, Graph, Op, Tensor, text};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
+use frit_passes::chunk_loss::{ChunkLoss, Chunks};
+use frit_passes::cost::Device;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
 use frit_passes::hold_frozen::HoldFrozen;
@@ -123,6 +125,10 @@ impl Header {
                 history: self.get("history").map(|n| n.parse().expect("a number")),
                 exceptions: vec![],
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
+            }),
+            "chunk_loss" => Box::new(ChunkLoss {
+                chunks: Chunks::Fixed(self.get("chunks").map_or(2, |n| n.parse().expect("n"))),
+                device: Device::h100(),
             }),
             "hold_frozen" => Box::new(HoldFrozen { enabled: true }),
             "shard" => Box::new(Shard {
@@ -263,6 +269,11 @@ fn pad_tensor_cores() {
 #[test]
 fn fp8() {
     check_folder("fp8");
+}
+
+#[test]
+fn chunk_loss() {
+    check_folder("chunk_loss");
 }
 
 #[test]

@@ -159,6 +159,14 @@ fn gpt2_trains_as_on_the_cpu() {
 }
 
 #[test]
+fn logits_in_chunks_train_as_on_the_cpu() {
+    for (precision, ranks, tolerance) in [("bf16", 1, 2e-4), ("fp32", 2, 1e-5)] {
+        let precision = format!("precision.compute={precision}");
+        check("gpt2", &[&precision, "memory.loss_chunks=3"], ranks, tolerance);
+    }
+}
+
+#[test]
 fn llama_trains_as_on_the_cpu() {
     check("llama", &["precision.compute=bf16"], 1, 2e-4);
 }

@@ -32,6 +32,7 @@ mod internal_errors;
 mod language;
 mod lints;
 mod logits;
+mod loss_chunks;
 mod losses;
 mod lost;
 mod machine;

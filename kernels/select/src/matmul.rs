@@ -219,7 +219,9 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
             let other = add.inputs.iter().position(|v| *v != product.outputs[0])?;
             let n = *body.ty(product.outputs[0]).shape.0.last()?;
             let bias = add.inputs[other];
-            if body.ty(bias) == body.ty(product.outputs[0]) && add.inputs[1 - other] == product.outputs[0] {
+            if body.ty(bias) == body.ty(product.outputs[0])
+                && add.inputs[1 - other] == product.outputs[0]
+            {
                 return cpu_sum(body, product, bias);
             }
             let fits = body.ty(bias).shape.numel() == n

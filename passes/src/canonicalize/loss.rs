@@ -2,8 +2,8 @@
 //! the logits nor their gradient are copied.
 
 use super::{Rewrite, Rewritten, add};
-use frit_ir::ops::{CrossEntropy, Slice};
-use frit_ir::{Graph, GraphError, NodeId, Op};
+use frit_ir::ops::{BinaryFn, CrossEntropy, Pad, Slice};
+use frit_ir::{Graph, GraphError, NodeId, Op, ValueId};
 
 /// `cross_entropy(slice(x))` → `cross_entropy {classes}(x)` where the slice has the first columns of `x`.
 pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
@@ -34,9 +34,74 @@ pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
     Ok(Rewrite::Edited)
 }
 
-/// Applies the rule to all cross-entropies; the order of nodes and dead ones are left to the caller.
+/// `cross_entropy(slice(x) + bias)` → `cross_entropy(slice(x + pad(bias)))`, with any number of additions and casts.
+///
+/// What the further columns hold is finite, so the gradient that they get, zero, stays zero.
+fn move_cut_behind_bias(graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
+    if !matches!(graph.node(id).op, Op::CrossEntropy(_)) {
+        return Ok(());
+    }
+    let users = graph.users();
+    let is_read_once = |value: ValueId| users[value.0 as usize].len() == 1;
+    // From the logits to the cut.
+    let (mut at, mut chain) = (graph.node(id).inputs[0], Vec::new());
+    while is_read_once(at) {
+        let node = graph.def(at);
+        let next = match &node.op {
+            Op::Cast(_) => Some(node.inputs[0]),
+            Op::Binary(BinaryFn::Add) => {
+                let classes = graph.ty(at).shape.0.last().copied();
+                let is_bias = |v: &ValueId| {
+                    let shape = &graph.ty(*v).shape;
+                    shape.0.last().copied() == classes && Some(shape.numel()) == classes
+                };
+                match (is_bias(&node.inputs[0]), is_bias(&node.inputs[1])) {
+                    (true, false) => Some(node.inputs[1]),
+                    (false, true) => Some(node.inputs[0]),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        let Some(next) = next else { break };
+        chain.push((graph.value(at).def, next));
+        at = next;
+    }
+    let Op::Slice(cut) = graph.def(at).op.clone() else { return Ok(()) };
+    let last = cut.size.len() - 1;
+    let whole = graph.def(at).inputs[0];
+    let columns = graph.ty(whole).shape.0[last];
+    let rows_stay = graph.ty(whole).shape.0[..last] == cut.size[..last]
+        && cut.step.iter().all(|step| *step == 1);
+    if chain.is_empty() || !rows_stay || cut.start[last] != 0 || !is_read_once(at) {
+        return Ok(());
+    }
+    let mut moved = whole;
+    for (node_id, read) in chain.into_iter().rev() {
+        let node = graph.node(node_id).clone();
+        let mut inputs = node.inputs.clone();
+        for input in &mut inputs {
+            if *input == read {
+                *input = moved;
+                continue;
+            }
+            let rank = graph.ty(*input).shape.rank();
+            let mut high = vec![0; rank];
+            high[rank - 1] = columns - cut.size[last];
+            let pad = Pad { low: vec![0; rank], high, value: 0.0 };
+            *input = add(graph, node_id, Op::Pad(pad), &[*input])?;
+        }
+        moved = add(graph, node_id, node.op, &inputs)?;
+    }
+    let logits = add(graph, id, Op::Slice(cut), &[moved])?;
+    graph.node_mut(id).inputs[0] = logits;
+    Ok(())
+}
+
+/// Applies the rules to all cross-entropies; the order of nodes and dead ones are left to the caller.
 pub(crate) fn read_padded_logits(graph: &mut Graph) -> Result<(), GraphError> {
     for id in graph.order().to_vec() {
+        move_cut_behind_bias(graph, id)?;
         simplify(graph, id)?;
     }
     Ok(())

