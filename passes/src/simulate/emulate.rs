@@ -171,7 +171,7 @@ fn rounding_of_gradient(device: &Device, body: &Graph, node: &Node, compute: DTy
 /// Seconds of a kernel's operations one by one.
 fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Attention) -> f64 {
     let of = |node: &Node| {
-        if node.op.is_leaf() || is_view(&node.op) {
+        if node.op.is_leaf() || is_view(&node.op) || is_sum_of_chunks(body, node) {
             return 0.0;
         }
         let types = |first: usize| [0, 1, 2].map(|i| body.ty(node.inputs[first + i]));
@@ -241,6 +241,14 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Split(_) | Op::Expand(_))
 }
 
+/// Whether the node adds a matmul to a matrix of its size, as the plan does with gradients of chunks of tokens: the emulated system has
+/// one matmul.
+fn is_sum_of_chunks(body: &Graph, node: &Node) -> bool {
+    matches!(node.op, Op::Binary(BinaryFn::Add))
+        && node.inputs.iter().any(|v| matches!(body.def(*v).op, Op::MatMul(_)))
+        && node.inputs.iter().all(|v| body.ty(*v).shape == body.ty(node.outputs[0]).shape)
+}
+
 /// Adds the copies around communication and the recomputation.
 fn with_extra_work(
     plan: &Plan,
@@ -250,7 +258,11 @@ fn with_extra_work(
     jobs: Vec<Job>,
 ) -> Vec<Job> {
     let units: Vec<Option<UnitId>> = tasks.iter().map(|t| unit_of(plan, t)).collect();
-    let recomputation = recomputed(plan, emulation.checkpointing, tasks, &units);
+    let forward: Vec<bool> = {
+        let gradients = gradients_of_logits(plan);
+        tasks.iter().map(|task| is_forward(plan, &gradients, task)).collect()
+    };
+    let recomputation = recomputed(plan, emulation.checkpointing, (tasks, &forward), &units);
     let mut made: Vec<Job> = Vec::with_capacity(2 * jobs.len());
     let mut new_index: Vec<usize> = Vec::with_capacity(jobs.len());
     let mut entered: TiVec<UnitId, bool> = vec![false; plan.units.len()].into();
@@ -312,14 +324,13 @@ fn unit_of(plan: &Plan, task: &Task) -> Option<UnitId> {
 fn recomputed(
     plan: &Plan,
     checkpointing: Checkpointing,
-    tasks: &[Task],
+    (tasks, forward): (&[Task], &[bool]),
     units: &[Option<UnitId>],
 ) -> HashMap<UnitId, Vec<usize>> {
     let mut kernels: HashMap<UnitId, Vec<usize>> = HashMap::new();
     let mut products: HashMap<UnitId, usize> = HashMap::new();
     for (i, (task, unit)) in tasks.iter().zip(units).enumerate() {
-        let (Action::Kernel { kernel, .. }, Some(unit), Region::Forward) =
-            (&task.action, unit, task.region)
+        let (Action::Kernel { kernel, .. }, Some(unit), true) = (&task.action, unit, forward[i])
         else {
             continue;
         };
@@ -375,14 +386,43 @@ fn memory_bytes(plan: &Plan, emulation: Emulation) -> u64 {
     (peak as f64 * RESERVE + RESERVE_BYTES) as u64
 }
 
-/// Elements of the operand of the loss.
+/// Elements of the operand of the loss, whole, also if the plan computes it in chunks.
 fn logits(plan: &Plan) -> u64 {
-    let of = |task: &Task| {
+    let of = |task: &Task| -> u64 {
         let Action::Kernel { kernel, .. } = &task.action else { return 0 };
         let body = &plan.kernels[*kernel].body;
-        body.nodes().map(|(_, n)| logits_of(body, n)).max().unwrap_or(0)
+        let losses = body.nodes().filter(|(_, n)| matches!(n.op, Op::CrossEntropy(_)));
+        losses.map(|(_, n)| logits_of(body, n)).sum()
     };
-    plan.tasks.iter().map(of).max().unwrap_or(0)
+    plan.tasks.iter().map(of).sum()
+}
+
+/// Whether a task is of the forward pass of the emulated system. Where a plan computes the gradient of logits beside their
+/// loss, matmuls that read it are of the backward pass nevertheless.
+fn is_forward(plan: &Plan, gradients: &HashSet<BufferId>, task: &Task) -> bool {
+    let reads_gradient = match &task.action {
+        Action::Kernel { kernel, reads, .. } => {
+            plan.kernels[*kernel].body.nodes().any(|(_, n)| matches!(n.op, Op::MatMul(_)))
+                && reads.iter().any(|place| gradients.contains(&place.buffer))
+        }
+        _ => false,
+    };
+    task.region == Region::Forward && !reads_gradient
+}
+
+/// Buffers with the gradient of logits.
+fn gradients_of_logits(plan: &Plan) -> HashSet<BufferId> {
+    let mut buffers = HashSet::new();
+    for task in &plan.tasks {
+        let Action::Kernel { kernel, writes, .. } = &task.action else { continue };
+        let body = &plan.kernels[*kernel].body;
+        for (place, output) in writes.iter().zip(&body.outputs) {
+            if matches!(body.def(output.value).op, Op::CrossEntropyGrad(_)) {
+                buffers.insert(place.buffer);
+            }
+        }
+    }
+    buffers
 }
 
 /// Bytes that all units keep for backward, and those that one unit's recomputation makes.
@@ -391,7 +431,8 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let bytes = |ty: &TensorType| ty.shape.numel() as u64 * compute.min(ty.dtype.size() as u64);
     let units: TiVec<TaskId, Option<UnitId>> =
         plan.tasks.iter().map(|t| unit_of(plan, t)).collect();
-    let forward = |i: TaskId| plan.tasks[i].region == Region::Forward;
+    let gradients = gradients_of_logits(plan);
+    let forward = |i: TaskId| is_forward(plan, &gradients, &plan.tasks[i]);
     // Buffers that backward reads, by the unit that wrote them.
     let mut writer: HashMap<BufferId, (UnitId, u64)> = HashMap::new();
     // The largest value that each unit hands to another: its result.
