@@ -163,7 +163,7 @@ codes! {
     ReadUnordered = "P104": "a read is ordered after the write whose value it reads", "", "bytes";
     OtherDtype = "P105": "bytes are read in the dtype in which they were written, and parameters in their stored dtype", "", "bytes";
     MeaningChanged = "P106": "every task reads the values that lowering recorded for it, and the step leaves the recorded values behind", "", "the_meaning_of_the_program";
-    OperandOverwritten = "P107": "a task's results overlap neither its operands nor each other, unless a result covers exactly one operand and the kernel reads each element only to write the same one (an optimizer step, a sum or another elementwise operation of equal shapes), or the result is the gradient of a cross-entropy over its logits, or the task is an in-place collective", "", "results_on_operands";
+    OperandOverwritten = "P107": "a task's results overlap neither its operands nor each other, unless a result covers exactly one operand and the kernel reads each element only to write the same one (an optimizer step, a sum or another elementwise operation of equal shapes, a matrix to which a GEMM is added), or the result is the gradient of a cross-entropy over its logits, or the task is an in-place collective", "", "results_on_operands";
     CollectiveAlone = "P201": "no collective has a single participant", "", "a_collective_of_one_rank";
     GatheredUnread = "P202": "every gathered group is read before it is overwritten or, unless it stays gathered, the phase ends", "", "collectives";
     ReductionMissing = "P203": "every trainable group is reduced by one reduce-scatter if it is sharded, and by one all-reduce if it has replicas, each as a mean; in f16 as a sum, whose division P308 checks", "", "collectives";
