@@ -51,6 +51,11 @@ impl Values {
         let Values { dtype, range: (least, greatest) } = self;
         let mut random = ChaCha12Rng::seed_from_u64(PERIOD as u64);
         let mut unit = || (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+        if let Some(one) = one_in_8_bits(dtype) {
+            // Codes of a sign are ordered as the magnitudes are.
+            let mut code = || (unit() * f64::from(one + 1)) as u8 | (u8::from(unit() < 0.5) << 7);
+            return (0..PERIOD).map(|_| code()).collect();
+        }
         let tensor = match dtype.is_float() {
             true => {
                 let values = (0..PERIOD).map(|_| 2.0 * unit() - 1.0).collect();
@@ -63,6 +68,16 @@ impl Values {
             }
         };
         tensor.to_bytes()
+    }
+}
+
+/// The code of 1 in a dtype of 8-bit floats.
+fn one_in_8_bits(dtype: DType) -> Option<u8> {
+    match dtype {
+        // A sign; 4 bits of an exponent with bias 7, or 5 with bias 15; the rest.
+        DType::F8E4M3 => Some(7 << 3),
+        DType::F8E5M2 => Some(15 << 2),
+        _ => None,
     }
 }
 
@@ -112,7 +127,14 @@ mod tests {
     #[test]
     fn floats_are_small_and_finite_and_integers_within_their_range() {
         use DType::{BF16, Bool, F8E4M3, F8E5M2, F16, F32, F64, I32, I64, U8};
-        for dtype in [F64, F32, F16, BF16, F8E4M3, F8E5M2] {
+        for dtype in [F8E4M3, F8E5M2] {
+            let bytes = Values::floats(dtype).bytes();
+            let one = one_in_8_bits(dtype).expect("8 bits");
+            assert_eq!(bytes.len(), PERIOD, "{dtype}");
+            assert!(bytes.iter().all(|code| code & 0x7f <= one), "{dtype}: no more than 1");
+            assert!((0..=one).all(|code| bytes.contains(&code) && bytes.contains(&(code | 0x80))));
+        }
+        for dtype in [F64, F32, F16, BF16] {
             let all = numbers(dtype, (0, 0));
             assert!(all.iter().all(|x| x.abs() <= 1.0), "{dtype}");
             let negative = all.iter().filter(|x| **x < 0.0).count();

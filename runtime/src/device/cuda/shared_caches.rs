@@ -30,7 +30,8 @@ fn work(folder: &Path, number: usize) {
     // Code is named by its inputs, so all processes write the same.
     let code: Vec<u8> = (0..CODE_BYTES).map(|i| (i * 31 % 251) as u8).collect();
     let whole = [&code[..], sha256_hex(&code).as_bytes()].concat();
-    let measured = format!("{{\"chosen\": {:?}, \"candidates\": []}}", [number; 8]);
+    let chosen = format!("{{\"candidate\": \"cublaslt\", \"with\": {:?}}}", [number; 8]);
+    let measured = format!("{{\"chosen\": {chosen}, \"candidates\": []}}");
     let products: Vec<String> =
         (0..PRODUCTS).map(|i| format!("\"product {i}\": {measured}")).collect();
     let text = format!("{{\"device\": {{{}}}}}", products.join(", "));
@@ -49,7 +50,7 @@ fn work(folder: &Path, number: usize) {
             let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
             let products = found["device"].as_object().unwrap().values();
             let writers: Vec<u64> =
-                products.map(|measured| measured["chosen"][0].as_u64().unwrap()).collect();
+                products.map(|measured| measured["chosen"]["with"][0].as_u64().unwrap()).collect();
             assert_eq!(writers.len(), PRODUCTS);
             assert!(writers.iter().all(|w| *w == writers[0]), "parts of two writers");
         }
