@@ -1,5 +1,5 @@
-//! A full or failing disk at every operation of a run in turn: training continues where it can, complete files stay intact, and
-//! nothing panics.
+//! A full or failing disk at every operation of a run in turn: training continues where possible, complete files stay
+//! intact, and nothing panics.
 
 #![cfg(unix)]
 

@@ -1,5 +1,5 @@
-//! One plan over several processes: bit-identical to threads, and a rank that dies, hangs or has another plan ends the job on every
-//! rank, which name it.
+//! One plan over several processes: bit-identical to threads, and a rank that dies, hangs or has another plan ends the
+//! job on every rank, with an error that names it.
 
 #![cfg(unix)]
 

@@ -1,6 +1,6 @@
 //! Every graph-to-graph and graph-to-plan transformation, the cost model, and the plan verifier.
 //!
-//! Passes know no device, only a target description, and do no input or output.
+//! Passes depend on no device, only on a target description, and do no input or output.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What autocast warns of.
+//! Warnings of autocast.
 
 use frit_ir::{DType, text};
 use frit_passes::autocast::{Autocast, Override};

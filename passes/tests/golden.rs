@@ -1,9 +1,8 @@
 //! Golden tests of passes: `tests/golden/<pass>/<behavior>.frit`.
 //!
-//! A file has a header `; test pass=<name> key=value …`, a graph, the line `; ==== expected ====` and
-//! the graph after the pass. `UPDATE_EXPECT=1 cargo test` rewrites what is expected. Beside the text, each
-//! test runs both graphs in the interpreter on random feeds and compares their outputs as closely as the
-//! pass promises.
+//! A file has a header `; test pass=<name> key=value …`, a graph, the line `; ==== expected ====` and the graph after
+//! the pass. `UPDATE_EXPECT=1 cargo test` rewrites the expected graph. Each test also runs both graphs in the
+//! interpreter on random feeds and compares their outputs within the tolerance that the pass declares.
 
 use expect_test::expect_file;
 use frit_ir::interpret::{Options, leaf_key, run};

@@ -1,4 +1,4 @@
-//! Kernels of a plan, as its device executes them, beside the IR interpreter; and what a run used of its device.
+//! Kernels of a plan, executed by its device, compared with the IR interpreter; and the report of device resources.
 
 use crate::support::{Planned, file, plan};
 use frit_comm::local::LocalComm;

@@ -1,5 +1,5 @@
-//! What kernels of plans for CUDA read and write 16 bytes at a time begins at a multiple of them: parameters and
-//! their gradients within flat groups, whatever the sizes of those before them.
+//! Operands that CUDA kernels access 16 bytes at a time are aligned to 16 bytes: parameters and their gradients in flat
+//! groups, whatever the sizes of preceding ones.
 
 use crate::support::plan;
 use frit_ir::plan::{

@@ -1,4 +1,4 @@
-//! The PTX of plans for CUDA assembles for the GPUs that are supported, and spills no registers.
+//! The PTX of plans for CUDA assembles for the supported GPUs, and spills no registers.
 
 use crate::support::{compile_at, file};
 use frit_tests::requirements::Requirement;

@@ -1,4 +1,4 @@
-//! `prefetch = "auto"`: never slower than `pre`, more hidden, within memory, and the same numbers.
+//! `prefetch = "auto"`: never slower than `pre`, more communication overlapped, within memory, with equal results.
 
 use crate::figures::{self, Line};
 use crate::memory::{MODELS, STRATEGIES, predicted};

@@ -1,4 +1,4 @@
-//! Every invariant of `verify_plan`: a plan broken by hand, and the code that must name it.
+//! Every invariant of `verify_plan`: a plan that violates it, and the code that must be reported.
 
 use crate::support::plan;
 use frit_ir::ops::{AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, StateName, UnaryFn};

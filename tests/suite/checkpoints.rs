@@ -1,4 +1,4 @@
-//! Training that goes on from a checkpoint is the training that was never interrupted.
+//! Training resumed from a checkpoint equals uninterrupted training.
 
 use crate::support::{Planned, file, plan};
 use frit_ir::plan::sha256_hex;

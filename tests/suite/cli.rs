@@ -1,4 +1,4 @@
-//! Bad input ends in one clear sentence, and the commands do what their help says.
+//! Bad input gives one clear error, and the commands do what their help says.
 
 use crate::support::{file, plan};
 use clap::Parser;

@@ -1,4 +1,4 @@
-//! What passes say of themselves holds, and what an internal error of one leaves behind.
+//! The contracts that passes declare hold, and an internal error of a pass writes a reproducer.
 
 use crate::support::file;
 use clap::Parser;

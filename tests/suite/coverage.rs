@@ -1,5 +1,5 @@
-//! `docs/coverage.md`: which operations have a gradient and which kernels, found by asking the passes,
-//! and what of ONNX's suite passes, by the lists of `tests/conformance`. `UPDATE_EXPECT=1` writes it again.
+//! `docs/coverage.md`: which operations have a gradient and which kernels, determined from the passes, and which of
+//! ONNX's tests pass, by the lists of `tests/conformance`. `UPDATE_EXPECT=1` writes it again.
 
 use crate::conformance::{SETS, list};
 use crate::support::file;

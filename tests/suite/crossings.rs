@@ -1,5 +1,5 @@
-//! Validation crossed with all that decides how parameters lie on ranks: every pair of settings once, and the loss at
-//! each step is what `frit eval` finds in the checkpoint of that step.
+//! Validation crossed with all settings that determine how parameters are distributed over ranks: every pair of
+//! settings once; the loss at each step equals that of `frit eval` on the checkpoint of that step.
 
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};

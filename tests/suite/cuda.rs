@@ -1,5 +1,5 @@
-//! Plans on the CUDA device, against a driver that writes down what it is asked: streams, events, launches and
-//! collectives are the plan's, a step becomes one graph, and what can go wrong is one clear error.
+//! Plans on the CUDA device, with a driver that records calls: streams, events, launches and collectives are the
+//! plan's, a step becomes one CUDA graph, and failures give one clear error.
 
 use crate::support::{Planned, file, plan};
 use frit_cuda::driver::{EventHandle, StreamHandle};

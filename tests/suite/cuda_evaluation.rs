@@ -1,4 +1,4 @@
-//! Evaluations on the CUDA device, against a driver that writes down what it is asked.
+//! Evaluations on the CUDA device, with a driver that records calls.
 
 use crate::cuda::{body, open, replay, step};
 use crate::support::{Planned, file, plan_to_evaluate};

@@ -1,5 +1,5 @@
-//! cuDNN beside Frit's own kernels: what is chosen when a plan is loaded, and, with the real library but without a
-//! GPU, whether it has engines for what plans ask of it.
+//! cuDNN and Frit's own kernels: which candidate is selected when a plan is loaded and, with the real library but
+//! without a GPU, whether it has engines for the operations of plans.
 
 mod engines;
 mod operations;

@@ -1,5 +1,5 @@
-//! Data: every format, type, number of files and way to deal out examples trains alike, and what does not fit is
-//! refused before the first step.
+//! Data: every format, type, number of files and assignment of examples gives equal training, and data that does not
+//! fit is refused before the first step.
 
 use crate::stand_ins::Gpu;
 use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate, train_on};

@@ -1,5 +1,5 @@
-//! Plans on the real driver, over stand-ins of NVIDIA's libraries that check every call and compute every kernel:
-//! training is that of the CPU, whatever the order in which the device does what it may do in any order.
+//! Plans on the real driver implementation, over stand-ins of NVIDIA's libraries that check every call and compute
+//! every kernel: training equals that on the CPU, in every order of execution that the device may choose.
 
 use crate::stand_ins::{Ended, FOLDER, Gpu};
 use crate::support::{Planned, file, plan, plan_to_evaluate, train};

@@ -1,5 +1,5 @@
-//! Dropout in training mode: masks are those of the seed, differ by step and rank, and are the same in
-//! the backward pass.
+//! Dropout in training mode: masks are determined by the seed, differ by step and rank, and are equal in the backward
+//! pass.
 
 use crate::support::{plan, train};
 

@@ -1,5 +1,5 @@
-//! Plans edited by hand: every number, text and list of a `plan.json` is changed in turn. What is refused is refused
-//! with a message before anyone uses it; what is accepted can be inspected, compared, reported and simulated.
+//! Edited plans: every number, text and list of a `plan.json` is changed in turn. An edit is either refused with a
+//! message before use, or the plan can be inspected, compared, reported and simulated.
 //!
 //! `FRIT_EDITS=all` tries every edit instead of a sample.
 

@@ -1,4 +1,4 @@
-//! Every code of a message is in one table, which says what it means, what to do, and which test raises it.
+//! Every diagnostic code is in one table, with its meaning, its remedy, and the test that raises it.
 
 use crate::support::file;
 use crate::tidy;

@@ -1,4 +1,4 @@
-//! Evaluation: the outputs of onnxruntime, losses over whole data sets, and nothing changed by it.
+//! Evaluation: outputs equal onnxruntime's, losses cover whole data sets, and nothing is changed.
 
 use crate::parity::reference;
 use crate::support::{Planned, file, plan_to_evaluate, train_on};

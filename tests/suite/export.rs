@@ -1,4 +1,4 @@
-//! Trained weights leave under the model's own names, and as the model itself.
+//! Trained weights are exported under the model's own names, and as an ONNX model.
 
 use crate::parity;
 use crate::support::{Planned, file, plan, plan_at};

@@ -1,5 +1,5 @@
-//! A disk that is full or fails while a plan directory is written or replaced: what is there is the old plan or the new
-//! one, whole.
+//! A disk that is full or fails while a plan directory is written or replaced: the directory has the complete old plan
+//! or the complete new one.
 
 use crate::support::{Planned, plan};
 use frit::plan_dir::{self, Stored};

@@ -1,5 +1,5 @@
-//! The figures of the documentation, drawn from what tests compute. `UPDATE_EXPECT=1` writes them to
-//! `docs/figures`; otherwise they must be as they are there.
+//! The figures of the documentation, drawn from what tests compute. `UPDATE_EXPECT=1` writes them to `docs/figures`;
+//! otherwise they must be equal to the files there.
 
 use crate::support::file;
 use expect_test::expect_file;

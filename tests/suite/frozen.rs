@@ -1,4 +1,4 @@
-//! Parameters that do not train are held in the dtype in which they are read, and no bit of a step changes.
+//! Frozen parameters are stored in the dtype in which they are read, and steps are bit-identical.
 
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan, plan_to_evaluate_configured};

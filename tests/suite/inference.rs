@@ -1,5 +1,5 @@
-//! Exported models compute in inference mode: what they make of an example is what `frit eval` makes of it, alone and in
-//! any batch, in Frit and in onnxruntime.
+//! Exported models compute in inference mode: their outputs for an example equal those of `frit eval`, alone and in any
+//! batch, in Frit and in onnxruntime.
 
 use crate::support::{Planned, file, plan_at, plan_to_evaluate};
 use frit::export::{self, Options, Trained};

@@ -1,5 +1,5 @@
-//! That no model and no configuration ends in an internal error: either a plan that is proved, or an error that
-//! says what to change. The codes `V`, `P` and `B` are for bugs of the compiler.
+//! No model or configuration gives an internal error: the result is either a verified plan, or an error that says what
+//! to change. The codes `V`, `P` and `B` are for bugs of the compiler.
 
 use frit::compilation::{Request, compile};
 use frit::config::Config;

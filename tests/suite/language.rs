@@ -1,6 +1,6 @@
-//! Language models of the transformers library: llama (rotary positions, grouped-query attention, gated
-//! MLP), bert (padding masks, a padding row) and t5 (encoder and decoder, relative positions with a
-//! trained bias) train to PyTorch's numbers, and nothing hot is left to the interpreter.
+//! Language models of the transformers library: llama (rotary positions, grouped-query attention, gated MLP), bert
+//! (padding masks, a padding row) and t5 (encoder and decoder, relative positions with a trained bias) train to
+//! PyTorch's numbers, and no expensive kernel is interpreted.
 
 use crate::parity::{gradient_error, largest, mean, reference, run};
 use crate::support::plan;

@@ -1,3 +1,3 @@
-//! Tests that cross crates are in `main.rs`; this library is what tests of all crates share.
+//! Tests that cross crates are in `main.rs`; this library has what tests of all crates share.
 
 pub mod requirements;

@@ -1,4 +1,5 @@
-//! The classifier's logits: their loss and gradient are one kernel that writes the gradient over them, whatever it is crossed with.
+//! The classifier's logits: their loss and gradient are one kernel that writes the gradient in place, with every
+//! combination of settings.
 
 use crate::memory::{predicted, predicted_with};
 use crate::pairs::{Row, rows};

@@ -1,5 +1,5 @@
-//! Every kind of loss against PyTorch in fp64 (`tests/models/losses/make.py`), on one rank and on two
-//! that leave out different numbers of labels.
+//! Every kind of loss against PyTorch in fp64 (`tests/models/losses/make.py`), on one rank and on two that ignore
+//! different numbers of labels.
 
 use crate::support::{file, plan, train};
 use serde_json::Value;

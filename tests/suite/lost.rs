@@ -1,4 +1,5 @@
-//! What an export lost is said: parameters that no gradient reaches, and batch normalizations that were folded away.
+//! Losses of an export are reported: parameters that no gradient reaches, and batch normalizations that were folded
+//! away.
 
 use crate::support::{Planned, file, plan_at};
 use clap::Parser;

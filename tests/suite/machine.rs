@@ -1,5 +1,5 @@
-//! Executes a plan on several ranks in any order that its streams and waits allow, byte by byte: what a
-//! broken plan does, without trusting it. Kernels run by the IR interpreter.
+//! Executes a plan on several ranks in any order that its streams and waits allow, byte by byte, including invalid
+//! plans. Kernels run in the IR interpreter.
 
 use frit_ir::interpret;
 use frit_ir::ops::{ReduceKind, StateName};

@@ -1,4 +1,4 @@
-//! The planned peak against its lower bound, for every given model and strategy.
+//! The planned peak against its lower bound, for every test model and strategy.
 
 use crate::support::file;
 use clap::Parser;

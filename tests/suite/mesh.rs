@@ -1,4 +1,4 @@
-//! Every strategy trains to the same numbers, exchanges what it says, and holds what it promises.
+//! Every strategy trains to the same numbers, with the expected communication and memory.
 //!
 //! `FRIT_ALL_STRATEGIES=1` runs the whole table of models, strategies and ranks instead of a part of it.
 

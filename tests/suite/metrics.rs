@@ -1,4 +1,4 @@
-//! Metrics over a data set, against what the outputs that `frit eval` writes say.
+//! Metrics over a data set, against those computed from the outputs of `frit eval`.
 
 use crate::support::{Planned, file, plan_to_evaluate};
 use frit_runtime::eval::{Options, Report, evaluate};

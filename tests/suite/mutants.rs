@@ -1,13 +1,13 @@
-//! `verify_plan` against plans that were changed at random. A changed plan that it accepts must do what the
-//! unchanged one does, bit by bit, in every order of tasks that its events allow.
+//! `verify_plan` against plans that were changed at random. A changed plan that it accepts must give bit-identical
+//! results in every order of tasks that its events allow.
 //!
-//! It also refuses plans that would do no harm on this machine; they are counted by kind. Their classes: a
-//! collective or a kernel that names another group or buffer with the same ranks, sizes and values; a task on
-//! another stream, in another phase that runs as often, or without a wait, whose operands happen to be ready in
-//! the orders that were tried; a buffer on bytes that are dead by luck of the order. A plan says what it means,
-//! and on a device other orders happen.
+//! It also refuses plans that give correct results on this machine; they are counted by kind. Their classes: a
+//! collective or a kernel that names another group or buffer with the same ranks, sizes and values; a task on another
+//! stream, in another phase that runs as often, or without a wait, whose operands happen to be ready in the orders that
+//! were tried; a buffer on bytes that happen to be dead in these orders. Such plans are wrong nevertheless: a device
+//! may choose other orders.
 //!
-//! `FRIT_MUTANTS` sets how many are made.
+//! `FRIT_MUTANTS` sets their number.
 
 use crate::machine::{Fault, Machine, Random};
 use crate::support::{Planned, plan_at};

@@ -1,4 +1,4 @@
-//! Hunting what is not finite, and histograms of exponents.
+//! Detection of non-finite values, and histograms of exponents.
 
 use crate::support::{Planned, file, plan, plan_at, write_f32};
 use frit_ir::DType;

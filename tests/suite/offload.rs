@@ -1,4 +1,4 @@
-//! Offload to host memory changes where state rests, not one bit of it.
+//! Offload to host memory changes where state is stored, but no bit of it.
 
 use crate::memory::predicted;
 use crate::support::{Planned, file, plan, plan_to_evaluate};

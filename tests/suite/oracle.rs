@@ -1,4 +1,4 @@
-//! The graph as the model says it, run by the interpreter, against the compiled plan.
+//! The imported graph, run in the interpreter, against the compiled plan.
 
 use crate::support::{file, plan, train};
 use frit::compilation::{Compiled, Observer, Request, compile};

@@ -1,5 +1,5 @@
-//! Overflows at known steps of whole models: which steps are skipped, what they leave alone, and how the loss
-//! scale goes on. And gradients that ranks exchange in low precision, under every way to reduce them.
+//! Overflows at known steps of whole models: which steps are skipped, which state they leave unchanged, and how the
+//! loss scale continues. And gradients that ranks reduce in low precision, with every reduction setting.
 
 use crate::parity::{largest, reference, run};
 use crate::support::{Planned, file, plan};

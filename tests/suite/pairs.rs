@@ -1,4 +1,4 @@
-//! Tables of settings that hold every pair of them.
+//! Tables of settings that contain every pair (all-pairs testing).
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The given models train to PyTorch's numbers (`tests/models/*/reference.json`).
+//! The test models train to PyTorch's numbers (`tests/models/*/reference.json`).
 
 use crate::support::{Planned, file, plan, train};
 use serde_json::Value;

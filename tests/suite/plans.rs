@@ -1,4 +1,5 @@
-//! What plans promise: equal bytes, equal bits, equal meaning, a quarter of the state on four ranks.
+//! Properties of plans: byte-identical compilation, bit-identical runs, equal semantics, a quarter of the state on four
+//! ranks.
 
 use crate::support::{plan, train};
 use frit_ir::plan::{Action, KernelKind};

@@ -1,4 +1,4 @@
-//! Mixed precision as a person meets it: presets, exceptions, dtypes of sharding, casts, and their docs.
+//! Mixed precision through the command line: presets, exceptions, dtypes of sharding, casts, and their documentation.
 
 use crate::parity::{largest, mean, reference, run};
 use crate::support::{file, plan, plan_configured, train};

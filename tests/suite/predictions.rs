@@ -1,5 +1,5 @@
-//! Numbers that several commands show are the same in all of them, patterns that cover nothing are said, and what a search
-//! prints makes the plan that it found.
+//! Numbers are equal in all commands that show them, patterns that match nothing are reported, and the printed result
+//! of a search reproduces its plan.
 
 use crate::support::{Planned, file, plan};
 use clap::Parser;

@@ -1,4 +1,4 @@
-//! The simulator, emulating PyTorch's FSDP2, against published runs. `docs/simulator.md` holds the table;
+//! The simulator, emulating PyTorch's FSDP2, against published runs. `docs/simulator.md` has the table;
 //! `UPDATE_EXPECT=1` writes it.
 
 use crate::figures;

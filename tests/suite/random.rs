@@ -1,5 +1,5 @@
-//! Random numbers: a variational autoencoder and a step of diffusion train as in PyTorch with the same draws, and
-//! what is drawn depends on nothing but the seed, the node and the example.
+//! Random numbers: a variational autoencoder and a step of diffusion train as in PyTorch with the same random numbers,
+//! which depend only on the seed, the node and the example.
 
 use crate::support::{Planned, file, plan, plan_to_evaluate, train};
 use frit_runtime::checkpoint::CheckpointOptions;

@@ -1,5 +1,5 @@
-//! The README says what the program says: every command of its tour runs, and prints what stands below it. The picture above
-//! it is drawn from a plan. CONTRIBUTING.md lists the files that an operation touches.
+//! The README is correct: every command of its tour runs, and prints the text below it. The figure above it is drawn
+//! from a plan. CONTRIBUTING.md lists the files that a new operation touches.
 
 use crate::figures;
 use crate::simulate::predict_model;

@@ -1,4 +1,4 @@
-//! Recomputation changes memory, not numbers; a budget is kept or refused.
+//! Rematerialization changes memory, not results; a budget is met or refused.
 
 use crate::simulate::predict_llama;
 use crate::support::{Planned, file, plan, train};

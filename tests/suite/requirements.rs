@@ -1,8 +1,8 @@
 //! What some tests need beyond the workspace. `.ci/setup.sh` fetches all of it.
 //!
-//! A test that lacks what it needs passes without having tested anything. So it says so here: `FRIT_REQUIRE` names
-//! what must not be lacking (words separated by commas, or `all`), and then it fails; otherwise it is noted in the file
-//! that `FRIT_SKIPPED` names, of which `make test` prints a summary.
+//! A test whose requirement is missing would pass without testing anything, so it reports that here: if `FRIT_REQUIRE`
+//! (words separated by commas, or `all`) includes the requirement, the test fails; otherwise the skip is recorded in
+//! the file `FRIT_SKIPPED`, which `make test` summarizes.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What compiling does grows with the number of blocks as the plan does, and what blocks share is done once.
+//! The work of a compilation is linear in the number of blocks, and work that identical blocks share is done once.
 //! Times are in docs/performance.md.
 
 use crate::support::file;

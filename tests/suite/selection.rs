@@ -1,4 +1,4 @@
-//! What executes kernels: every body has code, generated or selected, and the runtime executes what the plan lists.
+//! Kernel selection: every body has code, generated or selected, and the runtime executes only what the plan lists.
 
 use crate::support::{Planned, compile_at, file, plan, plan_at};
 use clap::Parser;

@@ -1,4 +1,4 @@
-//! `frit simulate` on plans of real shapes and of given models.
+//! `frit simulate` on plans of realistic shapes and of the test models.
 
 use crate::support::{file, plan};
 use clap::Parser;

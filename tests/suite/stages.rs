@@ -1,5 +1,5 @@
-//! Golden text of one small model on its way: the graph after every pass that makes a training step of it,
-//! and the plan. `UPDATE_EXPECT=1 cargo test` rewrites `tests/golden/stages`.
+//! Golden text of one small model through the pipeline: the graph after every pass that changes it, and the plan.
+//! `UPDATE_EXPECT=1 cargo test` rewrites `tests/golden/stages`.
 
 use crate::support::file;
 use clap::Parser;

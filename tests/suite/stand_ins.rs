@@ -1,5 +1,5 @@
-//! The stand-ins of libcuda, cuBLASLt, NVRTC and NCCL in `tests/driver`, compiled once, and processes that find
-//! them where the dynamic linker looks: there Frit's real driver runs plans, and every kernel computes.
+//! The stand-ins of libcuda, cuBLASLt, NVRTC and NCCL in `tests/driver`, compiled once, and processes that load them
+//! through the dynamic linker, in which Frit's real driver implementation runs plans and every kernel is computed.
 
 use crate::support::file;
 use clap::Parser;

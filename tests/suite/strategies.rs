@@ -1,4 +1,4 @@
-//! What sharding, wrapping and prefetching may change, and what not.
+//! What sharding, wrapping and prefetching may change, and what they must not.
 
 use crate::support::{Planned, plan, train};
 use frit_ir::Region;

@@ -1,4 +1,4 @@
-//! Compiling and running the given models as a person would, through the library.
+//! Compiles and runs the test models through the library, as the command line does.
 
 use frit::compilation::{Compiled, Request, compile};
 use frit::config::Config;

@@ -1,4 +1,4 @@
-//! The borders between crates, and that no test passes by being absent.
+//! The dependency rules between crates, and that no test passes by being skipped.
 
 use crate::support::file;
 use std::collections::{BTreeMap, BTreeSet};

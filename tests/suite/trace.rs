@@ -1,4 +1,4 @@
-//! Traces of steps that ran.
+//! Traces of executed steps.
 
 use crate::support::{file, plan};
 use frit_runtime::run::{RunOptions, run};

@@ -1,5 +1,5 @@
-//! Checkpoints and files without what no step changes: a run goes on from them on the base that it was trained on, and
-//! on no other.
+//! Checkpoints and files that omit parameters that no step changes: a run resumes from them with the base model on
+//! which it was trained, and no other.
 
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};

@@ -1,5 +1,5 @@
-//! The update, against independent loops: optimizers, schedule and clipping in f64; loss scaling against
-//! the rule of PyTorch's GradScaler; what a skipped step leaves alone.
+//! The update, against independent loops: optimizers, schedule and clipping in f64; loss scaling against the rule of
+//! PyTorch's GradScaler; the state that a skipped step leaves unchanged.
 
 use crate::support::{Planned, plan_at, train, train_on};
 use safetensors::tensor::{Dtype, TensorView};

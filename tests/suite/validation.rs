@@ -1,5 +1,5 @@
-//! Validation between steps: the loss that `frit eval` finds in the checkpoint of the same step, training as
-//! without it, and the best checkpoint kept.
+//! Validation between steps: its loss equals that of `frit eval` on the checkpoint of the same step, training is
+//! unchanged, and the best checkpoint is kept.
 
 use crate::support::{file, plan_to_evaluate};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};

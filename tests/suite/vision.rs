@@ -1,6 +1,6 @@
-//! Vision models: vit (patch embedding, attention), resnet (training-mode batch norm, max and average
-//! pooling) and unet (group norm, strided and transposed convolution, mean squared error) train to
-//! PyTorch's numbers, and nothing hot is left to the interpreter.
+//! Vision models: vit (patch embedding, attention), resnet (training-mode batch norm, max and average pooling) and unet
+//! (group norm, strided and transposed convolution, mean squared error) train to PyTorch's numbers, and no expensive
+//! kernel is interpreted.
 
 use crate::language::interpreted;
 use crate::parity::{gradient_error, largest, mean, reference, run};

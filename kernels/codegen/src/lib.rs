@@ -3,9 +3,9 @@
 //! In: bodies of [`frit_ir::ops::Fusion`]. Out: vector code without library dependencies, and a description of how to call it. This is
 //! the only crate that uses MLIR; the runtime only loads the result.
 //!
-//! [`supported`] tells whether a region can be compiled (the pass `fuse` asks through the compiler), [`compile_host`] compiles all
-//! regions of a plan into one shared object, [`compile_cuda`] into one PTX module. Both targets share one emitter, so they compute the
-//! same expressions.
+//! [`supported`] tells whether a region can be compiled (the pass `fuse` calls it through the compiler),
+//! [`compile_host`] compiles all regions of a plan into one shared object, [`compile_cuda`] into one PTX module. Both
+//! targets share one emitter, so they compute the same expressions.
 //!
 //! # Numerics
 //! f16 and bf16 are computed in f32 and rounded when stored or cast. Functions are within 4 ulp of f32, reductions use

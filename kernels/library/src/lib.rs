@@ -1,8 +1,9 @@
 //! Hand-written CPU kernels: GEMM, attention, convolution, embedding, strided copies, conversions and reductions; and the sources of
 //! the CUDA kernels.
 //!
-//! Kernels take raw pointers into buffers that the caller has planned, and run on a [`pool::Pool`] owned by the caller. Results do not
-//! depend on scheduling or on the number of threads: work is split by shape, and each output element is summed in one order.
+//! Kernels take raw pointers into buffers allocated by the caller, and run on a [`pool::Pool`] owned by the caller.
+//! Results do not depend on scheduling or on the number of threads: work is split by shape, and each output element is
+//! summed in a fixed order.
 //!
 //! | module | what |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Communication between ranks: the collectives of a plan and what ranks agree on beside it. It knows no plan and no device.
+//! Communication between ranks: the collectives of a plan, and agreement outside of plans. It depends on no plan and no
+//! device.
 
 mod door;
 mod element;

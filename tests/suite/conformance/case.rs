@@ -1,4 +1,4 @@
-//! One test of the suite: import, evaluate, compare.
+//! One conformance test: import, evaluate, compare.
 
 use super::proto;
 use crate::stand_ins::Gpu;

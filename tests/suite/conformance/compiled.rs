@@ -1,6 +1,6 @@
-//! A sample of the suite through the whole program: compiled into a plan directory, proved, and evaluated
-//! by the runtime, on the CPU and on a GPU in software. All tests run on the interpreter; this shows that kernels and
-//! plans say the same, in training too: gradients of both devices are compared.
+//! A sample of the suite, end to end: compiled into a plan directory, verified, and evaluated by the runtime, on the
+//! CPU and on an emulated GPU. All tests run in the interpreter; this shows that kernels and plans agree with it, also
+//! in training: gradients of both devices are compared.
 //!
 //! `tests/conformance/compiled.txt` and `compiled_for_cuda.txt` list those of the sample that cannot be compiled, and
 //! why; `trained.txt` those that lack a kernel or a gradient.

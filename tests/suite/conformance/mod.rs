@@ -1,12 +1,12 @@
-//! ONNX's own backend suite: the tests in the Python wheel `onnx==1.22.0`, each a model with inputs and
-//! the outputs that it must give.
+//! ONNX's own backend suite: the tests in the Python wheel `onnx==1.22.0`, each a model with inputs and expected
+//! outputs.
 //!
-//! Every test of a set is on exactly one list of `tests/conformance/<set>/`: `passes.txt`, those that
-//! give what they state; `out_of_scope.txt`, those that need what Frit is not for, with the reason; and
-//! `open.txt`, those that should pass and do not, with what is wrong. A test that moves between passing
-//! and failing, in either direction, fails here; `UPDATE_EXPECT=1` writes `passes.txt` and `open.txt` again.
+//! Every test of a set is on exactly one list of `tests/conformance/<set>/`: `passes.txt`, those that give the expected
+//! outputs; `out_of_scope.txt`, those that need features outside of Frit's scope, with the reason; and `open.txt`,
+//! those that should pass and do not, with the cause. A test that moves between passing and failing, in either
+//! direction, fails here; `UPDATE_EXPECT=1` writes `passes.txt` and `open.txt` again.
 //!
-//! The wheel comes from `.ci/setup.sh --onnx-tests`, which prints where it is as `FRIT_ONNX_TESTS`.
+//! The wheel comes from `.ci/setup.sh --onnx-tests`, which prints its path as `FRIT_ONNX_TESTS`.
 
 mod case;
 mod compiled;

@@ -1,4 +1,4 @@
-//! The real library, without a GPU: whether it has engines for what plans ask of it.
+//! The real library, without a GPU: whether it has engines for the operations of plans.
 
 use super::operations::{attentions, awkward_convolutions, norms, operations_of_models, pools};
 use crate::support::file;

@@ -1,4 +1,4 @@
-//! Operations that plans ask cuDNN for: of the given models, and those that few models have.
+//! Operations of plans with cuDNN candidates: those of the test models, and rarer ones.
 
 use super::operations_of;
 use crate::support::{compile_at, file};

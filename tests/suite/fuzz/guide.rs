@@ -1,5 +1,5 @@
-//! Which inputs lead somewhere new: counters of executed branches, where Frit's libraries were compiled with them by
-//! `tests/fuzz/instrument.sh`. Without them no input is new.
+//! Coverage guidance: which inputs execute new branches, by counters that `tests/fuzz/instrument.sh` compiles into
+//! Frit's libraries. Without them no input is new.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};

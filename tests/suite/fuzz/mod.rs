@@ -1,18 +1,18 @@
-//! Whatever Frit reads, changed at random: no panic, abort, hang, gigabytes, or internal error.
+//! Fuzzing of everything that Frit reads: no panic, abort, hang, excessive memory, or internal error.
 //!
-//! A mutant is made of a target, the files that it starts from (`tests/fuzz/corpus/<target>` and models of the
-//! repository) and a number, and is the same for the same three. Mutants run in worker processes of this test binary,
-//! so that one that aborts or hangs is only one mutant, and is named.
+//! A mutant is determined by a target, its seed files (`tests/fuzz/corpus/<target>` and models of the repository) and a
+//! number. Mutants run in worker processes of this test binary, so that one that aborts or hangs affects no other, and
+//! is reported.
 //!
-//! - `FRIT_FUZZ=N` makes N mutants of every target; without it a few thousand in all.
+//! - `FRIT_FUZZ=N` tries N mutants of every target; by default a few thousand in total.
 //! - `FRIT_FUZZ_TARGET=onnx` leaves the others out, `FRIT_FUZZ_FIRST=N` begins at number N.
 //! - `FRIT_FUZZ_INPUT=FILE` runs one input of `FRIT_FUZZ_TARGET` as it is.
 //! - Inputs that failed are kept in `target/fuzz/`.
 //!
-//! Where the libraries count their branches (`tests/fuzz/instrument.sh`), mutants that lead somewhere new are kept in
-//! `target/fuzz/pool/` and changed further; a mutant then depends on those before it.
+//! Where the libraries count branches (`tests/fuzz/instrument.sh`), mutants that execute new ones are kept in
+//! `target/fuzz/pool/` and mutated further; a mutant then depends on earlier ones.
 //!
-//! The workers are limited by `ulimit -v`; the bars are [`MOST_SECONDS`] and [`MOST_BYTES`].
+//! The workers are limited by `ulimit -v`; the limits are [`MOST_SECONDS`] and [`MOST_BYTES`].
 
 mod guide;
 mod mutant;

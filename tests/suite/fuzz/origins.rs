@@ -1,4 +1,4 @@
-//! What mutants are made from: small files of the repository, and what Frit itself writes.
+//! Seed inputs: small files of the repository, and files that Frit writes.
 
 use crate::random_graphs::generate;
 use crate::support::{Planned, file, plan_at, plan_to_evaluate_at, write_f32};

@@ -1,4 +1,4 @@
-//! Processes of a job that hear anything: before it has proved to be of the job, and after.
+//! Processes of a job that receive arbitrary messages, before and after authentication.
 
 use super::targets::Verdict;
 use frit_comm::launch::Launch;

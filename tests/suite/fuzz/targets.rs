@@ -1,4 +1,4 @@
-//! What reads an input from outside, and what becomes of an input.
+//! Readers of external input, and the outcome of an input.
 
 use super::origins::{self, Input, MODEL, options, trained};
 use super::rendezvous;

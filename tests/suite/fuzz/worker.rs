@@ -1,4 +1,4 @@
-//! The process in which mutants run, one after the other.
+//! The process in which mutants run, in sequence.
 
 use super::guide::Guide;
 use super::mutant::{Sources, mutant};

@@ -1,4 +1,4 @@
-//! Well-typed forward graphs over all families of operations, as JSON models.
+//! Random well-typed forward graphs over all families of operations, as JSON models.
 
 use frit_ir::{DType, Op, TensorType};
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! Random graphs with random options: every plan is proved, its compiled kernels agree with the interpreter, one step
+//! Random graphs with random options: every plan is verified, its compiled kernels agree with the interpreter, one step
 //! agrees with that of one rank without options, that one with the interpreted graph, and its gradients with finite
 //! differences in f64.
 //!

@@ -1,4 +1,4 @@
-//! Changes of bytes that know nothing of their meaning.
+//! Mutations of bytes, independent of their meaning.
 
 use super::{NUMBERS, changes, pick};
 use crate::machine::Random;

@@ -1,4 +1,4 @@
-//! Changes of a configuration that know its keys and what values they take.
+//! Mutations of a configuration, by its keys and their value types.
 
 use super::{changes, number, pick};
 use crate::machine::Random;

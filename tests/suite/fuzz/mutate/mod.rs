@@ -1,4 +1,4 @@
-//! Changes of inputs, all drawn from one generator.
+//! Mutations of inputs, all drawn from one generator.
 
 mod bytes;
 mod configuration;

@@ -1,5 +1,5 @@
-//! Changes of a protobuf message that leave it one: fields are changed, dropped, doubled and exchanged at any depth,
-//! without a schema, and lengths are written anew.
+//! Mutations that keep a protobuf message well-formed: fields are changed, dropped, duplicated and exchanged at any
+//! depth, without a schema, and lengths are recomputed.
 
 use super::{bytes, changes, number, pick};
 use crate::machine::Random;

@@ -1,4 +1,4 @@
-//! Changes of what is inside files of tensors: headers and elements, under lengths and checksums that are right.
+//! Mutations of the content of tensor files: headers and elements, with correct lengths and checksums.
 
 use super::{bytes, change_value};
 use crate::machine::Random;

@@ -1,4 +1,4 @@
-//! Changes of a text that leave its tokens whole: each is replaced by one of its class, and lines are moved.
+//! Mutations of text by token: each is replaced by one of its class, and lines are moved.
 
 use super::{bytes, changes, number, pick};
 use crate::machine::Random;

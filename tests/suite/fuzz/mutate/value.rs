@@ -1,4 +1,4 @@
-//! Changes of JSON that leave it JSON, and mostly what it is: a value comes from where the same key has one.
+//! Mutations that keep JSON well-formed and mostly valid: a value is taken from another occurrence of its key.
 
 use super::{changes, number, pick};
 use crate::machine::Random;
