@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Check that a model trained by Frit is the same model everywhere: `frit eval`, onnxruntime on what `frit export` writes,
-and, for models that --modules can build, PyTorch with the trained weights under its own names.
+"""Check that a model trained by Frit gives equal outputs in `frit eval`, in onnxruntime after `frit export`, and, for models
+that --modules can build, in PyTorch with the trained weights under its own names.
 
     python round_trip.py MODEL_DIR [MODEL_DIR ...] [--frit target/release/frit] [--modules export_models.py] [--steps 20]
 
-MODEL_DIR holds model.onnx, data.safetensors (inputs and labels) and reference.json (its loss, "cross_entropy" or "mse",
+MODEL_DIR contains model.onnx, data.safetensors (inputs and labels) and reference.json (its loss, "cross_entropy" or "mse",
 and the batch), as tests/models has them. --modules names a Python file whose `build(NAME, generator)` gives the PyTorch
-module of the folder NAME first. All is computed in fp32, in inference mode, on the first three examples; the largest
+module of the folder NAME first. Everything is computed in fp32, in inference mode, on the first three examples; the largest
 difference of any output is printed, and the exit code is 1 if one is above 1e-5. Needs numpy, onnx, onnxruntime,
 safetensors, and torch for --modules.
 """
@@ -28,10 +28,11 @@ EXAMPLES, LIMIT = 3, 1e-5
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("models", type=pathlib.Path, nargs="+", metavar="MODEL_DIR")
-    p.add_argument("--frit", default="target/release/frit")
-    p.add_argument("--modules", type=pathlib.Path)
-    p.add_argument("--steps", type=int, default=20)
+    p.add_argument("models", type=pathlib.Path, nargs="+", metavar="MODEL_DIR",
+                   help="folders with model.onnx, data.safetensors and reference.json")
+    p.add_argument("--frit", default="target/release/frit", help="the program frit")
+    p.add_argument("--modules", type=pathlib.Path, help="a Python file with build(NAME, generator)")
+    p.add_argument("--steps", type=int, default=20, help="training steps before the comparison")
     return p.parse_args()
 
 

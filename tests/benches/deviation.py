@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How far low precision takes training from fp64: Frit's deviation over that of PyTorch's autocast.
+"""Deviation of low-precision training from fp64: Frit's, relative to that of PyTorch's autocast.
 
-The given models with other seeds, 20 steps of AdamW each. PyTorch: CPU autocast, for fp16 with `torch.amp.GradScaler`;
+The test models with other seeds, 20 steps of AdamW each. PyTorch: CPU autocast, for fp16 with `torch.amp.GradScaler`;
 Frit: one rank. Deviation: the mean over steps of the loss's distance from PyTorch's fp64 run. For bf16 also the error of the
-first step's gradients (norm of the difference over norm), which no step has amplified yet.
+first step's gradients (norm of the difference over norm), which later steps do not amplify.
 
     deviation.py --export export_models.py --frit target/debug/frit --out /tmp/deviation [--seeds 1 2 3 4 5] [MODEL ...]
 
@@ -105,13 +105,13 @@ def geometric(xs):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--export", required=True)
-    parser.add_argument("--frit")
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--modes", nargs="+", default=["bf16", "fp16"])
-    parser.add_argument("models", nargs="*", default=MODELS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--export", required=True, help="the script that made tests/models")
+    parser.add_argument("--frit", help="the program frit")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the results")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="seeds of the models")
+    parser.add_argument("--modes", nargs="+", default=["bf16", "fp16"], help="precisions: bf16, fp16")
+    parser.add_argument("models", nargs="*", default=MODELS, help="names of test models (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     given = load(args.export)

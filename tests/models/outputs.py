@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write outputs.safetensors of the given models: what onnxruntime computes for the first three examples, for the test
-that `frit eval` agrees (tests/suite/eval.rs). Batch normalization uses its running statistics. Run in this folder;
+"""Write outputs.safetensors of the test models: onnxruntime's outputs for the first three examples, for the test that
+`frit eval` agrees (tests/suite/eval.rs). Batch normalization uses its running statistics. Run in this folder;
 needs numpy, onnx, onnxruntime and safetensors."""
 import numpy as np
 import onnx

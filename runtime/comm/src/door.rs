@@ -1,5 +1,6 @@
-//! The listening socket of a process. A peer must prove that it knows the job's secret before anything else is read, and
-//! then send one short greeting. Every connection has its own thread, so slow or foreign ones delay nobody; they are dropped.
+//! The listening socket of a process. A peer must prove that it knows the job's secret before anything else is read,
+//! and then send one short greeting. Every connection has its own thread, so slow or foreign ones delay no other; they
+//! are dropped.
 
 use super::secret::{PROOF, Secret, SecretSource, Side, challenge};
 use std::io::{self, ErrorKind, Read, Write};
@@ -9,15 +10,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the longest greeting.
+/// Maximum bytes of a greeting.
 const LONGEST_GREETING: usize = 1024;
-/// How long a connection has to prove itself and greet.
+/// Time limit for a connection to authenticate and greet.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections that may be proving themselves at the same time; others are dropped, and try again.
+/// Maximum connections that may be authenticating at the same time; others are dropped, and retry.
 const MOST_PENDING: usize = 1024;
-/// Stack of the thread that hears a connection out.
+/// Stack of a thread that authenticates a connection.
 const STACK: usize = 128 << 10;
-/// What a proof is answered with that is not right.
+/// The answer to a wrong proof.
 const REFUSED: [u8; PROOF] = [0; PROOF];
 
 /// A listening socket.
@@ -26,11 +27,11 @@ pub(super) struct Door {
     address: SocketAddr,
 }
 
-/// One that came in: its connection and its greeting.
+/// An authenticated connection and its greeting.
 pub(super) type Guest = (TcpStream, Vec<u8>);
 
 impl Door {
-    /// Listens at an address of this machine and no other.
+    /// Listens at one address of this machine.
     ///
     /// # Errors
     /// If the address is not this machine's, or the port is taken.
@@ -48,7 +49,7 @@ impl Door {
     /// Listens at an address of this machine, at a port that is free.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no port is free.
     pub(super) fn open_anywhere(ip: IpAddr) -> io::Result<Door> {
         Door::at(SocketAddr::new(ip, 0))
     }
@@ -60,13 +61,13 @@ impl Door {
         Ok(Door { listener, address })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Hands every guest to `welcome` until that says that all have come; returns how many connections were turned
-    /// away, and whether all came before `end`.
+    /// Passes every guest to `welcome` until it returns that all have connected; returns the number of refused
+    /// connections, and whether all connected before `end`.
     ///
     /// # Errors
     /// The first error of `welcome`.
@@ -104,7 +105,7 @@ impl Door {
 
 type Told = (mpsc::Sender<Option<Guest>>, Arc<AtomicUsize>, Secret);
 
-/// Lets a connection prove itself on a thread of its own; false if there are too many.
+/// Authenticates a connection on a separate thread; false if there are too many.
 fn hear_out(stream: TcpStream, (tell, pending, secret): Told) -> bool {
     if pending.fetch_add(1, Ordering::Relaxed) >= MOST_PENDING {
         pending.fetch_sub(1, Ordering::Relaxed);
@@ -114,7 +115,7 @@ fn hear_out(stream: TcpStream, (tell, pending, secret): Told) -> bool {
     let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || {
         let guest = greeted(&stream, &secret).ok().map(|greeting| (stream, greeting));
         begun.fetch_sub(1, Ordering::Relaxed);
-        // Nobody hears it once all have come.
+        // Nothing receives it once all have connected.
         let _ = tell.send(guest);
     });
     thread.is_ok() || {
@@ -153,7 +154,7 @@ fn greeted(stream: &TcpStream, secret: &Secret) -> io::Result<Vec<u8>> {
     Ok(greeting)
 }
 
-/// Reads all of `buffer` before `end`, however slowly it comes.
+/// Fills `buffer` before `end`, however slowly data arrives.
 fn read_until(mut stream: &TcpStream, buffer: &mut [u8], end: Instant) -> io::Result<()> {
     let mut at = 0;
     while at < buffer.len() {
@@ -172,10 +173,10 @@ fn read_until(mut stream: &TcpStream, buffer: &mut [u8], end: Instant) -> io::Re
     Ok(())
 }
 
-/// Connects to a door, which may not be open yet, and greets; with the secret that both sides know.
+/// Connects to a door, which may not be open yet, authenticates with the shared secret, and greets.
 ///
 /// # Errors
-/// Why it did not come about before `end`.
+/// Why it did not succeed before `end`.
 pub(super) fn enter(
     (host, port): (&str, u16),
     source: &SecretSource,
@@ -198,7 +199,7 @@ pub(super) fn enter(
     }
 }
 
-/// Why a door did not let one in.
+/// Why a door refused a connection.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error("its secret differs: is FRIT_SECRET the same on every rank?")]

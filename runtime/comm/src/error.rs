@@ -1,18 +1,18 @@
-//! Why ranks cannot exchange, each one sentence with a remedy.
+//! Errors of communication, each one sentence with a remedy.
 
 use frit_ir::DType;
 
-/// Why ranks cannot exchange.
+/// Why ranks cannot communicate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// The processes of a job do not come, or stay, together.
+    /// The processes of a job cannot connect, or lost their connection.
     #[error("{reason}")]
     Ranks {
-        /// Who, and where.
+        /// Which ranks, and where.
         reason: String,
     },
-    /// A reduction of a type that ranks do not combine.
+    /// A reduction of an unsupported type.
     #[error("ranks cannot combine {dtype}; a plan reduces f32, f16 or bf16")]
     Exchange {
         /// The type.

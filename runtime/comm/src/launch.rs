@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How long ranks wait for each other unless [`TIMEOUT_VARIABLE`] says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// The variable that says how many seconds ranks wait for each other.
+/// The variable with the number of seconds that ranks wait for each other.
 pub const TIMEOUT_VARIABLE: &str = "FRIT_TIMEOUT";
 
 /// How long ranks wait for each other.
@@ -31,9 +31,9 @@ pub struct Launch {
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
-    /// This process among those of its machine, if that is known.
+    /// Index of this process on its machine, if known.
     pub local_rank: Option<usize>,
-    /// Processes on this machine, if that is known.
+    /// Number of processes on this machine, if known.
     pub local_size: Option<usize>,
     /// Where rank 0 listens: host and port; needed if there are several processes that MPI does not connect.
     pub master: Option<(String, u16)>,
@@ -55,10 +55,10 @@ const NAMES: [[&str; 3]; 3] = [
 ];
 
 impl Launch {
-    /// Sees to it that there is one process for every rank of the plan.
+    /// Checks that there is one process for every rank of the plan.
     ///
     /// # Errors
-    /// How many there are, and how to start as many as are needed.
+    /// The number of processes, and how to start as many as needed.
     pub fn expect_ranks(&self, world_size: usize) -> Result<(), CommError> {
         if self.world_size == world_size {
             return Ok(());
@@ -73,12 +73,12 @@ impl Launch {
         )))
     }
 
-    /// How many of a plan's ranks share the memory of this machine, as far as is known.
+    /// Number of a plan's ranks that share the memory of this machine, as far as known.
     pub fn ranks_here(&self, world_size: usize) -> usize {
         if self.world_size == 1 { world_size } else { self.local_size.unwrap_or(1).max(1) }
     }
 
-    /// This process among those that share so many devices.
+    /// Index of this process among those that share this many devices.
     pub fn local_rank_of(&self, n_devices: usize) -> usize {
         let local_size = self.local_size.unwrap_or(usize::MAX).max(1);
         self.local_rank.unwrap_or_else(|| self.rank % local_size % n_devices.max(1))
@@ -120,7 +120,7 @@ impl Launch {
             return Err(format!("{}={rank} is not below {}={world_size}", names[0], names[1]));
         }
         let local_rank = number(names[2])?;
-        // Slurm writes `4(x2)` where nodes differ, which says nothing of this one.
+        // Slurm writes `4(x2)` where nodes differ, which does not identify this one.
         let local_size = variable(LOCAL_SIZES[launcher]).and_then(|n| n.trim().parse().ok());
         let master = match (variable("MASTER_ADDR"), number("MASTER_PORT")?) {
             (Some(host), Some(port)) => Some((host, listening_port(port, &variable)?)),

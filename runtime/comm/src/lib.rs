@@ -19,8 +19,8 @@ use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Team;
 
-/// The collectives of one rank. All ranks must call the same ones in the same order, each with the team it
-/// is in; teams of one call have the same size. Operands are f32, f16 or bf16.
+/// The collectives of one rank. All ranks must call the same ones in the same order, each with its own team; the teams
+/// of a call have equal sizes. Operands are f32, f16 or bf16.
 pub trait Communicator {
     /// This rank.
     fn rank(&self) -> usize;
@@ -28,7 +28,7 @@ pub trait Communicator {
     /// Writes every team member's `send`, in rank order, to `recv`.
     ///
     /// # Safety
-    /// `send` has `bytes` bytes, `recv` that many for every member; they do not overlap.
+    /// `send` must have `bytes` bytes, `recv` that many for every member; they must not overlap.
     ///
     /// # Errors
     /// If another rank failed.
@@ -43,7 +43,7 @@ pub trait Communicator {
     /// Combines every team member's `send`; this rank receives its part.
     ///
     /// # Safety
-    /// `send` has so many `elements` of a type for every member, `recv` for one; they do not overlap.
+    /// `send` must have `elements` for every member, `recv` for one; they must not overlap.
     ///
     /// # Errors
     /// If another rank failed.
@@ -59,7 +59,7 @@ pub trait Communicator {
     /// Combines every team member's `send`, for every one of them.
     ///
     /// # Safety
-    /// Both have so many `elements` of a type; they are the same or do not overlap.
+    /// Both must have `elements`; they must be equal or not overlap.
     ///
     /// # Errors
     /// If another rank failed.
@@ -72,18 +72,18 @@ pub trait Communicator {
         reduce: ReduceKind,
     ) -> Result<(), CommError>;
 
-    /// Every rank's bytes, in rank order, on rank 0; nothing on others. Not one of the plan's collectives.
+    /// Gathers every rank's bytes, in rank order, on rank 0; empty on others. Not one of the plan's collectives.
     ///
     /// # Errors
     /// If another rank failed.
     fn gather(&self, send: &[u8]) -> Result<Vec<u8>, CommError>;
 
-    /// The largest of every rank's `value`: how ranks agree outside the plan.
+    /// The maximum of `value` over ranks, for agreement outside the plan.
     ///
     /// # Errors
     /// If another rank failed.
     fn largest(&self, value: u64) -> Result<u64, CommError>;
 
-    /// Tells the other ranks that this one cannot go on.
+    /// Tells the other ranks that this one cannot continue.
     fn abort(&self);
 }

@@ -16,10 +16,10 @@ use std::sync::{Arc, Condvar, Mutex};
 /// Elements that are combined at a time.
 const BLOCK: usize = 2048;
 
-/// What was exchanged so far, summed over ranks.
+/// Communication volume so far, summed over ranks.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Calls of any collective.
+    /// Number of collective calls.
     pub calls: AtomicU64,
     /// Bytes that ranks read from others.
     pub bytes: AtomicU64,
@@ -42,7 +42,7 @@ struct Gate {
     aborted: bool,
 }
 
-/// One rank's end.
+/// One rank's communicator.
 #[derive(Clone)]
 pub struct LocalComm {
     rank: usize,
@@ -50,7 +50,7 @@ pub struct LocalComm {
 }
 
 impl LocalComm {
-    /// The ends of `world_size` ranks.
+    /// The communicators of `world_size` ranks.
     pub fn world(world_size: usize) -> Vec<LocalComm> {
         let pointers = || (0..world_size).map(|_| AtomicPtr::default()).collect();
         let shared = Arc::new(Shared {
@@ -107,7 +107,7 @@ impl LocalComm {
         self.show(send)
     }
 
-    /// Shows the other ranks a buffer, and waits until all have shown theirs.
+    /// Publishes a buffer to the other ranks, and waits until all have published theirs.
     fn show(&self, send: *const u8) -> Result<(), CommError> {
         self.shared.send[self.rank].store(send.cast_mut(), Ordering::Release);
         self.barrier()
@@ -150,7 +150,7 @@ impl LocalComm {
                 if rank != team.first {
                     let both = sum.iter_mut().zip(&*part);
                     match reduce {
-                        // NaN stays, whichever side it is on.
+                        // NaN propagates from either side.
                         ReduceKind::Max => both
                             .filter(|(most, x)| **x > **most || x.is_nan())
                             .for_each(|(most, x)| *most = *x),
@@ -238,8 +238,8 @@ impl Communicator for LocalComm {
         let (begin, end) = (k * len / n, (k + 1) * len / n);
         let bytes = (end - begin) * dtype.size();
         self.publish(team, send, recv, 2 * bytes)?;
-        // The result may replace what others still read: it is kept aside until all have read. Words
-        // keep it aligned.
+        // The result may overwrite a buffer that others still read, so it is stored separately until all have read.
+        // Words keep it aligned.
         let mut part = vec![0_u32; bytes.div_ceil(4)];
         let kept = part.as_mut_ptr().cast::<u8>();
         // SAFETY: every member published `len` elements; there is room for those of this rank.

@@ -20,27 +20,27 @@ use std::mem::ManuallyDrop;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Tags that every MPI has at least; an exchange takes the next one, around and around.
+/// Minimum number of tags of every MPI; exchanges use them cyclically.
 const TAGS: u64 = 32_768;
-/// Bytes of the longest message; MPI counts in `i32`.
+/// Maximum bytes of a message; MPI counts in `i32`.
 const LONGEST: usize = 1 << 30;
 /// Bytes for the name of a machine.
 const NAME: usize = 256;
-/// How often who waits looks without pausing, and how long the pause is after that.
+/// Number of polls without sleeping, then the sleep between polls.
 const EAGER_LOOKS: usize = 2_000;
 const PAUSE: Duration = Duration::from_micros(50);
-/// How much longer who lacks more ranks waits, for each: a rank that hangs keeps others from answering, and
-/// those who lack it alone are to speak first.
+/// Additional wait per missing rank: a rank that hangs keeps others from answering, and ranks that miss only it should
+/// report first.
 const DEFERENCE: Duration = Duration::from_millis(500);
 
 /// All ranks of a job that `mpirun` started.
 pub(super) struct MpiLinks {
     world: SimpleCommunicator,
-    /// Ends MPI when it is dropped, for which all ranks must be there: not after a failure.
+    /// Finalizes MPI on drop, which needs all ranks; not dropped after a failure.
     universe: ManuallyDrop<Universe>,
     /// Where rank 0 listens.
     master: (String, u16),
-    /// What proves that a connection is of this job.
+    /// The secret of the job.
     secret: Secret,
 }
 
@@ -48,7 +48,7 @@ impl MpiLinks {
     /// Starts MPI, and finds rank 0.
     ///
     /// # Errors
-    /// If MPI knows other ranks than the launcher.
+    /// If MPI's ranks differ from the launcher's.
     pub(super) fn initialize(launch: &Launch) -> Result<MpiLinks, CommError> {
         let started = mpi::initialize_with_threading(Threading::Serialized);
         let (universe, _) =
@@ -83,7 +83,7 @@ impl MpiLinks {
         world.all_reduce_into(&i32::from(name == own), &mut together, SystemOperation::min());
         let host = match (together == 1, rank) {
             (true, _) => "127.0.0.1".into(),
-            // The name of a machine need not lead back to it: rank 0 listens at all its addresses.
+            // The name of a machine may not resolve to itself, so rank 0 listens at all its addresses.
             (false, 0) => "0.0.0.0".into(),
             (false, _) => name,
         };
@@ -91,19 +91,19 @@ impl MpiLinks {
         Ok(MpiLinks { world, universe: ManuallyDrop::new(universe), master: (host, port), secret })
     }
 
-    /// The secret that all ranks know from rank 0.
+    /// The secret that rank 0 broadcast.
     pub(super) fn secret(&self) -> secret::SecretSource {
         secret::SecretSource::Known(self.secret.clone())
     }
 
-    /// The launch, with where rank 0 listens.
+    /// The launch, with the address of rank 0.
     pub(super) fn launch(&self, launch: &Launch) -> Launch {
         let master = launch.master.clone().or_else(|| Some(self.master.clone()));
         Launch { master, ..launch.clone() }
     }
 }
 
-/// Memory that MPI reads or writes. If an exchange fails it is never given back: MPI may still be at it.
+/// Memory that MPI reads or writes. If an exchange fails it is leaked, because MPI may still access it.
 struct Message(&'static mut [u8]);
 
 impl Message {
@@ -112,7 +112,7 @@ impl Message {
     }
 
     /// # Safety
-    /// Nothing refers to the message any more.
+    /// Nothing may refer to the message any more.
     unsafe fn free(self) -> Box<[u8]> {
         // SAFETY: it was made by `Box::leak`; by the contract this is the only reference.
         unsafe { Box::from_raw(self.0) }
@@ -121,7 +121,7 @@ impl Message {
     /// The same memory in pieces that MPI can count.
     ///
     /// # Safety
-    /// The pieces are not used after the message is freed, nor while it is borrowed otherwise.
+    /// The pieces must not be used after the message is freed, nor while it is borrowed otherwise.
     unsafe fn pieces(&mut self) -> impl Iterator<Item = &'static mut [u8]> {
         let (begin, len) = (self.0.as_mut_ptr(), self.0.len());
         // SAFETY: the memory is leaked and so lives as long as is asked; the contract keeps it unshared.
@@ -129,13 +129,13 @@ impl Message {
     }
 }
 
-/// A message on its way from or to a rank.
+/// A pending message from or to a rank.
 struct Pending {
     rank: usize,
     request: Request<'static, [u8], StaticScope>,
 }
 
-/// Waits until all have arrived. Those that have not when this fails are given up.
+/// Waits until all have arrived. Pending ones are leaked on failure.
 fn wait(mut pending: Vec<Pending>, exchange: &Exchange<'_, '_>) -> Result<(), CommError> {
     let (mut begin, mut looks) = (Instant::now(), 0);
     loop {

@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// One process's end.
+/// One process's communicator.
 #[derive(Clone)]
 pub struct ProcessComm {
     shared: Rc<Shared>,
@@ -62,7 +62,7 @@ pub(super) struct Exchange<'a, 'b> {
     pub rank: usize,
     /// The other members.
     pub others: &'a [usize],
-    /// What each of them gets.
+    /// What each of them receives.
     pub send: &'a (dyn Fn(usize) -> &'b [u8] + Sync + 'a),
     /// Bytes that each of them sends.
     pub len: usize,
@@ -110,11 +110,10 @@ impl Exchange<'_, '_> {
 }
 
 impl ProcessComm {
-    /// Meets the other processes of the job, which must have the same `identity`, and connects every two of
-    /// them.
+    /// Connects all processes of the job, which must have the same `identity`, pairwise.
     ///
     /// # Errors
-    /// Who did not come, has another identity, or cannot be reached.
+    /// Which rank did not connect, has another identity, or cannot be reached.
     pub fn connect(
         launch: &Launch,
         identity: &str,
@@ -146,7 +145,7 @@ impl ProcessComm {
         Ok(ProcessComm { shared: Rc::new(shared) })
     }
 
-    /// Says that this rank is done, and waits until all others are.
+    /// Reports that this rank is done, and waits until all others are.
     ///
     /// # Errors
     /// If another rank fails, or is not done in time.
@@ -194,7 +193,7 @@ impl Shared {
     }
 }
 
-/// The sum, mean or largest over members, in rank order; `own` is this rank's, `others` those of the other members.
+/// The sum, mean or maximum over members, in rank order; `own` is this rank's, `others` those of the other members.
 fn combine(
     team: Team,
     rank: usize,
@@ -216,7 +215,7 @@ fn combine(
         } else {
             let both = out.iter_mut().zip(part);
             match reduce {
-                // NaN stays, whichever side it is on.
+                // NaN propagates from either side.
                 ReduceKind::Max => both
                     .filter(|(most, x)| **x > **most || x.is_nan())
                     .for_each(|(most, x)| *most = *x),

@@ -4,8 +4,8 @@
 //! neither the secret nor anything replayable is sent. Later traffic is neither encrypted nor signed: the network between the
 //! machines must be trusted with the training data.
 //!
-//! The secret is [`SECRET_VARIABLE`], the same on every rank; or read from [`FILE_VARIABLE`], a path visible to all ranks
-//! that rank 0 writes anew; or, for ranks of one machine, from a file in a directory that only their user can read.
+//! The secret is [`SECRET_VARIABLE`], the same on every rank; or read from [`FILE_VARIABLE`], a path visible to all
+//! ranks that rank 0 rewrites; or, for ranks of one machine, from a file in a directory that only their user can read.
 
 use super::launch::Launch;
 use hmac::{Hmac, Mac};
@@ -16,16 +16,16 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The variable that holds the secret.
+/// The variable with the secret.
 pub const SECRET_VARIABLE: &str = "FRIT_SECRET";
-/// The variable that names the file of the secret.
+/// The variable with the path of the secret's file.
 pub const FILE_VARIABLE: &str = "FRIT_SECRET_FILE";
-/// A shorter secret could be guessed.
+/// Minimum bytes of a secret: a shorter one could be guessed.
 const SHORTEST: usize = 16;
 /// Bytes of a challenge, and of a proof.
 pub(super) const PROOF: usize = 32;
 
-/// What both sides of a connection know.
+/// The secret that both sides of a connection know.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
@@ -45,7 +45,7 @@ impl Secret {
         Ok(Secret(challenge()?.to_vec()))
     }
 
-    /// The secret in bytes that came over a channel that only the job can read.
+    /// The secret from bytes received over a channel that only the job can read.
     pub fn from_bytes(bytes: &[u8]) -> Secret {
         Secret(bytes.to_vec())
     }
@@ -71,7 +71,7 @@ impl Secret {
         self.mac(side, challenges).finalize().into_bytes().into()
     }
 
-    /// Whether a proof of `side` is right, in a time that does not depend on the answer.
+    /// Whether a proof of `side` is correct, in constant time.
     pub(super) fn accepts(&self, side: Side, challenges: &[[u8; PROOF]; 2], proof: &[u8]) -> bool {
         self.mac(side, challenges).verify_slice(proof).is_ok()
     }
@@ -84,21 +84,21 @@ pub(super) fn challenge() -> io::Result<[u8; PROOF]> {
     Ok(bytes)
 }
 
-/// Where the secret of a job comes from.
+/// The source of a job's secret.
 #[derive(Clone)]
 pub enum SecretSource {
-    /// It is known.
+    /// The secret itself.
     Known(Secret),
     /// A file, which rank 0 writes and the others read.
     File(PathBuf),
 }
 
-/// The file of a job's secret, removed when the job has met.
+/// The file of a job's secret, removed when all processes have connected.
 pub(super) struct Written(PathBuf);
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // Somebody may have removed it.
+        // It may already have been removed.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -135,7 +135,7 @@ impl SecretSource {
         Ok(SecretSource::File(directory.join(format!("rendezvous-{port}"))))
     }
 
-    /// The secret as rank 0 finds or makes it.
+    /// The secret on rank 0, which may generate it.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -146,7 +146,7 @@ impl SecretSource {
         };
         let write = || -> io::Result<Secret> {
             let secret = Secret::random()?;
-            // One that another job left is replaced at once: who reads sees a whole secret, old or new.
+            // A file left by another job is replaced atomically: readers see a complete secret, old or new.
             let part = path.with_extension(format!("{}.part", std::process::id()));
             let _ = fs::remove_file(&part);
             let mut file =
@@ -160,10 +160,10 @@ impl SecretSource {
         Ok((secret, Some(Written(path.clone()))))
     }
 
-    /// The secret as other ranks read it: rank 0 may not have written it yet.
+    /// The secret on other ranks; rank 0 may not have written it yet.
     ///
     /// # Errors
-    /// If the file is not there.
+    /// If the file does not exist.
     pub(super) fn read(&self) -> Result<Secret, String> {
         match self {
             SecretSource::Known(secret) => Ok(secret.clone()),
@@ -173,7 +173,7 @@ impl SecretSource {
         }
     }
 
-    /// Whether the secret may be another one when it is read again.
+    /// Whether the secret may change until it is read again.
     pub(super) fn may_change(&self) -> bool {
         matches!(self, SecretSource::File(_))
     }

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long a read waits before it looks whether another rank failed.
+/// Interval at which a read checks whether another rank failed.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of the head of a message: kind, number of the collective, length.
 const HEAD: usize = 17;
@@ -18,7 +18,7 @@ const HEAD: usize = 17;
 pub(super) struct TcpLinks(Vec<Option<TcpStream>>);
 
 impl TcpLinks {
-    /// Connects every two of the processes that have met.
+    /// Connects all processes of the job pairwise.
     ///
     /// # Errors
     /// Which of them cannot be reached.
@@ -151,7 +151,7 @@ impl Links for TcpLinks {
                 receive(rank, &buffer);
             }
             if let Err(e) = &received {
-                // The sender must not wait for those that will not read.
+                // The sender must not wait for ranks that will not read.
                 control.fail(&e.to_string());
             }
             let sent = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -162,7 +162,7 @@ impl Links for TcpLinks {
     fn finish(self: Box<Self>) {}
 }
 
-/// A connection that is given up when a rank fails or the time is over.
+/// A connection whose operations end when a rank fails or the time limit is reached.
 struct Link<'a> {
     stream: &'a TcpStream,
     control: &'a Rendezvous,

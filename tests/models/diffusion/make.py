@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Write the model of tests/suite/random.rs: a step of denoising diffusion (Ho et al. 2020) whose output is its loss, by both
-exporters: a random time per example, noise, and the error of the noise that the net finds; and what PyTorch computes with the
-numbers that Frit draws. Run in this folder; needs torch, onnx,
-onnxscript and safetensors."""
+exporters: a random time per example, noise, and the error of the predicted noise; and PyTorch's results with
+Frit's random numbers. Run in this folder; needs torch, onnx, onnxscript and safetensors."""
 import sys
 
 import torch

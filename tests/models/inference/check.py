@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""check.py MODEL DATA OUTPUTS BATCH: whether MODEL is valid ONNX, and onnxruntime makes of the first BATCH examples of DATA
-the logits of OUTPUTS, in one batch, one by one and beside others, with its optimizations and without. Needs onnx and
-onnxruntime."""
+"""check.py MODEL DATA OUTPUTS BATCH: checks that MODEL is valid ONNX, and that onnxruntime computes the logits of OUTPUTS
+from the first BATCH examples of DATA, in one batch, one by one and with others, with its optimizations and without. Needs
+onnx and onnxruntime."""
 import json
 import sys
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the models of tests/suite/inference.rs, exported in training mode: batch normalization, Dropout and random masks of
-the exporters' own making. The logits are those of PyTorch in evaluation mode. Run in this folder; needs torch, torchvision,
+"""Write the models of tests/suite/inference.rs, exported in training mode: batch normalization, Dropout and random masks that
+the exporters generate. The logits are those of PyTorch in evaluation mode. Run in this folder; needs torch, torchvision,
 onnx, onnxscript and safetensors."""
 import torch
 from onnx import load, numpy_helper, save

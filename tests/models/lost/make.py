@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the models of tests/suite/lost.rs: exports that lost what the module would train. Run in this folder; needs torch,
+"""Write the models of tests/suite/lost.rs: exports that lost parameters or batch normalizations of the module. Run in this folder; needs torch,
 onnx and onnxscript."""
 import torch
 from onnx import load, save

@@ -2,7 +2,7 @@
 
     python3 tests/models/optimizers/make.py
 
-writes reference.json: for each case the settings that say the same in train.toml, the loss of every step, and
+writes reference.json: for each case the equivalent settings of train.toml, the loss of every step, and
 the parameters (and their moving average) after the last.
 """
 

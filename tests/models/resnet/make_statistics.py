@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write statistics.safetensors: what the running statistics of the resnet are in PyTorch (fp64) after three steps with
-batches of 8 (`whole.`), with two accumulated micro-batches of 4 (`accumulated.`), and with those that two ranks see
-together, each of which has half of the batch (`by_rank.`); for tests/suite/vision.rs.
+"""Write statistics.safetensors: the running statistics of the resnet in PyTorch (fp64) after three steps with batches of 8
+(`whole.`), with two accumulated micro-batches of 4 (`accumulated.`), and averaged over two ranks, each of which has half
+of the batch (`by_rank.`); for tests/suite/vision.rs.
 
     python make_statistics.py MODULES.py
 

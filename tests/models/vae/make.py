@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the model of tests/suite/random.rs: a variational autoencoder whose output is its loss, by both exporters, and what
-PyTorch computes with the numbers that Frit draws. Run in this folder; needs torch, onnx, onnxscript and safetensors."""
+"""Write the model of tests/suite/random.rs: a variational autoencoder whose output is its loss, by both exporters, and
+PyTorch's results with Frit's random numbers. Run in this folder; needs torch, onnx, onnxscript and safetensors."""
 import sys
 
 import torch

@@ -13,11 +13,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 impl Rendezvous {
-    /// Finds the other processes. They must come within `timeout`, know the secret of the job, which the environment
-    /// says where to find, and run the plan with this hash.
+    /// Connects to the other processes. They must connect within `timeout`, know the secret of the job, whose source is
+    /// given by the environment, and run the plan with this hash.
     ///
     /// # Errors
-    /// Who did not come, or runs something else.
+    /// Which rank did not connect, or runs another plan.
     pub fn meet(launch: &Launch, plan_hash: &str, timeout: Duration) -> Result<Rendezvous> {
         let source =
             SecretSource::of(launch, |name| std::env::var(name).ok()).map_err(CommError::from)?;
@@ -27,7 +27,7 @@ impl Rendezvous {
     /// As [`Rendezvous::meet`], with the secret from `source`.
     ///
     /// # Errors
-    /// As there.
+    /// The same as for [`Rendezvous::meet`].
     pub fn meet_with(
         launch: &Launch,
         source: &SecretSource,
@@ -63,13 +63,13 @@ impl Rendezvous {
         };
         *meeting.numbers.0.lock().unwrap_or_else(PoisonError::into_inner) =
             vec![VecDeque::new(); meeting.peers.len()];
-        // Rank 0 says to all at once that all are there.
+        // Rank 0 notifies all when all are connected.
         meeting.share(Vec::new())?;
         Ok(meeting)
     }
 }
 
-/// The others by rank, as rank 0 waits for them, and the secret that they know.
+/// Waits on rank 0 for the others; returns them by rank, and the secret.
 fn receive_others(
     (host, port): (&str, u16),
     world_size: usize,
@@ -83,7 +83,7 @@ fn receive_others(
             "rank 0 cannot listen at {host}:{port} (MASTER_ADDR, MASTER_PORT): {e}"
         ))
     })?;
-    // The file goes away when all have come.
+    // The file is removed when all have connected.
     let (secret, _written) = source.make().map_err(CommError::from)?;
     let mut peers: Vec<(usize, TcpStream)> = Vec::new();
     let admitted = door.admit(&secret, end, |(stream, greeting)| {
@@ -121,7 +121,7 @@ fn receive_others(
     fail(reason)
 }
 
-/// The rank that a greeting names.
+/// The rank in a greeting.
 fn check_greeting(
     greeting: &str,
     expected: usize,

@@ -1,8 +1,9 @@
 //! Rendezvous of the processes of a job.
 //!
-//! Rank 0 listens; all others connect, prove that they know the job's [secret](super::secret), and state their plan; rank 0
-//! distributes the shared information. The connections stay open, so that all others notice at once when a process ends,
-//! whatever their GPUs are waiting for. `meet` establishes the job, `watch` monitors it, `wire` defines the messages.
+//! Rank 0 listens; all others connect, prove that they know the job's [secret](super::secret), and state their plan;
+//! rank 0 distributes the shared information. The connections stay open, so that all others notice immediately when a
+//! process ends, even while their GPUs wait. `meet` establishes the job, `watch` monitors it, `wire` defines the
+//! messages.
 
 mod meet;
 #[cfg(test)]
@@ -30,17 +31,17 @@ pub struct Rendezvous {
     rank: usize,
     world_size: usize,
     timeout: Duration,
-    /// What proves that a connection is of this job.
+    /// The secret of the job.
     secret: Secret,
-    /// On rank 0 those to all others, by rank; on others that to rank 0.
+    /// On rank 0 the connections to all others, by rank; on others the one to rank 0.
     peers: Vec<(usize, TcpStream)>,
     failure: Arc<Mutex<Option<String>>>,
-    /// How many of the others have said that they are done.
+    /// Number of others that have reported that they are done.
     done: Arc<AtomicUsize>,
-    /// What rank 0 shared since it is watched, and whether it is.
+    /// Messages that rank 0 shared since monitoring began.
     inbox: Arc<(Mutex<VecDeque<Vec<u8>>>, Condvar)>,
     watched: AtomicBool,
-    /// The numbers that the others said, and that were not yet compared, by position in `peers`.
+    /// Numbers received from the others and not yet compared, by position in `peers`.
     numbers: Arc<(Mutex<Vec<VecDeque<u64>>>, Condvar)>,
 }
 
@@ -50,12 +51,12 @@ impl Rendezvous {
         self.rank
     }
 
-    /// What proves that a connection is of this job.
+    /// The secret of the job.
     pub(super) fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// Gives every process rank 0's bytes.
+    /// Broadcasts rank 0's bytes.
     ///
     /// # Errors
     /// If a process ended, or did not answer in time.
@@ -79,7 +80,7 @@ impl Rendezvous {
         }
     }
 
-    /// Gives every process the bytes of all, by rank; before they are watched.
+    /// Gives every process the bytes of all, by rank; before monitoring begins.
     ///
     /// # Errors
     /// If a process ended, or did not answer in time.
@@ -120,11 +121,11 @@ impl Rendezvous {
         }
     }
 
-    /// The address under which the others reach this process.
+    /// The address at which the others reach this process.
     pub fn address(&self) -> IpAddr {
         let addresses: Vec<IpAddr> =
             self.peers.iter().filter_map(|(_, s)| Some(s.local_addr().ok()?.ip())).collect();
-        // Processes on this machine may have come the short way; those on others have not.
+        // Processes on this machine may have connected through the loopback address; others have not.
         let outside = addresses.iter().find(|a| !a.is_loopback()).or(addresses.first());
         outside.copied().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
@@ -139,13 +140,13 @@ impl Rendezvous {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says that this process is done, and waits until all others are; they must be watched. A process whose
-    /// connections close without this has ended by accident.
+    /// Reports that this process is done, and waits until all others are; they must be monitored. A process whose
+    /// connections close without this has failed.
     ///
     /// # Errors
     /// If another process fails, or is not done in time.
     pub fn finish(&self) -> Result {
-        // Rank 0 says it last: whoever hears it may go.
+        // Rank 0 reports last: a rank that receives it may exit.
         if self.rank != 0 {
             self.send(0, DONE, &[])?;
         }
@@ -168,13 +169,13 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Tells the others that this process cannot go on.
+    /// Tells the others that this process cannot continue.
     pub fn fail(&self, reason: &str) {
         let mut noted = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if noted.is_none() {
             *noted = Some(reason.into());
             for (_, stream) in &self.peers {
-                // One that is gone needs not be told.
+                // A process that has ended need not be told.
                 let _ = transmit(stream, FAILED, reason.as_bytes());
             }
         }

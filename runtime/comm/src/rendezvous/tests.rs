@@ -11,7 +11,7 @@ fn launch(rank: usize, world_size: usize, port: u16) -> Launch {
     Launch { rank, world_size, local_rank: None, local_size: None, master, by_mpirun: false }
 }
 
-/// A port that nothing listened at a moment ago.
+/// A port that was free a moment ago.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -54,7 +54,7 @@ fn a_rank_with_another_plan_is_named_to_all() {
         Rendezvous::meet(&launch, hash, PATIENCE).err().map(|e| e.to_string())
     });
     let named = |e: &Option<String>| e.as_ref().is_some_and(|e| e.contains("rank 2 runs another"));
-    // Rank 1 may find rank 0 gone before it was heard.
+    // Rank 0 may end before rank 1 is heard.
     assert!(named(&results[0]) && named(&results[2]) && results[1].is_some(), "{results:?}");
 }
 
@@ -78,7 +78,7 @@ fn a_rank_that_ends_is_noticed_by_all() {
     let results = on_ranks(3, |launch| {
         let meeting = Rendezvous::meet(&launch, "abc", PATIENCE).unwrap();
         if launch.rank == 1 {
-            // As a killed process: the connection closes and nothing was said.
+            // Like a killed process: the connection closes without a message.
             meeting.peers[0].1.shutdown(std::net::Shutdown::Both).unwrap();
             return "rank 1 ended".into();
         }
@@ -187,7 +187,7 @@ fn strangers_and_the_slow_do_not_disturb_a_meeting() {
     let strangers = std::sync::atomic::AtomicUsize::new(0);
     let met = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Some say nothing, some speak another protocol, some send the start of a message and no more.
+        // Some send nothing, some use another protocol, some send only the start of a message.
         let words: [&[u8]; 3] =
             [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"h\xff\xff\xff\xff"];
         for words in words {
@@ -241,7 +241,7 @@ fn what_a_rank_says_before_it_proved_itself_is_not_read() {
             stream.write_all(&[7; 64]).unwrap();
             stream.write_all(&(greeting.len() as u32).to_le_bytes()).unwrap();
             stream.write_all(greeting).unwrap();
-            // A challenge, and nothing but zeros.
+            // A challenge, then only zeros.
             if stream.read_exact(&mut answer).is_ok() {
                 assert_eq!(answer[32..], [0; 32]);
             }
@@ -267,7 +267,7 @@ fn rank_0_listens_at_the_address_that_is_asked_for_and_no_other() {
         assert!(TcpStream::connect(("127.0.0.2", port)).is_ok());
         assert!(host.join().unwrap().is_some());
     });
-    // An address of documentation, which is no machine's.
+    // A documentation address, which no machine has.
     let error = Rendezvous::meet_with(&there("192.0.2.1"), &secret, "abc", patience).err();
     let error = error.expect("cannot listen there").to_string();
     assert!(error.contains("cannot listen at 192.0.2.1"), "{error}");

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl Rendezvous {
-    /// What rank 0 shares, heard by who watches it.
+    /// Receives what rank 0 shares, on a monitored connection.
     pub(super) fn heard(&self) -> Result<Vec<u8>> {
         let end = Instant::now() + self.timeout;
         let mut inbox = self.inbox.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -24,16 +24,16 @@ impl Rendezvous {
                 let seconds = self.timeout.as_secs_f64();
                 return fail(format!("rank 0 did not answer within {seconds} s"));
             }
-            // A failure is noticed soon though nobody notifies of it.
+            // A timeout, so that a failure is noticed without a notification.
             let waited = self.inbox.1.wait_timeout(inbox, Duration::from_millis(20));
             inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// From here on, processes that end without saying so are noticed; see [`Rendezvous::failure`].
+    /// Begins monitoring: processes that end without a message are noticed; see [`Rendezvous::failure`].
     ///
     /// # Errors
-    /// If a connection cannot be watched.
+    /// If a connection cannot be monitored.
     pub fn watch(&self) -> Result {
         self.watched.store(true, Ordering::Release);
         for (peer, (rank, stream)) in self.peers.iter().enumerate() {
@@ -88,10 +88,10 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// The largest of every process's `value`. Every process must ask, and they must be watched.
+    /// The maximum of `value` over processes. Every process must call it, and they must be monitored.
     ///
     /// # Errors
-    /// If another process fails, or does not ask in time.
+    /// If another process fails, or does not call it in time.
     pub fn largest(&self, value: u64) -> Result<u64> {
         let say = |peer: usize, value: u64| {
             let (rank, stream) = &self.peers[peer];
@@ -112,7 +112,7 @@ impl Rendezvous {
                 let (rank, seconds) = (self.peers[silent].0, self.timeout.as_secs_f64());
                 return fail(format!("rank {rank} did not answer within {seconds} s"));
             }
-            // A failure is noticed soon though nobody notifies of it.
+            // A timeout, so that a failure is noticed without a notification.
             let pause = Duration::from_millis(20);
             let waited = self.numbers.1.wait_timeout(said, pause);
             said = waited.unwrap_or_else(PoisonError::into_inner).0;

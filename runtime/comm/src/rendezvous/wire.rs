@@ -6,13 +6,13 @@ use std::time::Duration;
 
 /// From rank 0 to all.
 pub(super) const SHARE: u8 = b's';
-/// What went wrong, and that the receiver must end.
+/// An error; the receiver must end.
 pub(super) const FAILED: u8 = b'f';
-/// A number that all compare; from rank 0 the largest.
+/// A number to compare; from rank 0 the maximum.
 pub(super) const NUMBER: u8 = b'n';
-/// The sender is done, and will say no more.
+/// The sender is done, and sends no more.
 pub(super) const DONE: u8 = b'd';
-/// No message is longer, in bytes.
+/// Maximum bytes of a message.
 const LONGEST: usize = 64 << 20;
 
 pub(super) fn transmit(mut stream: &TcpStream, kind: u8, bytes: &[u8]) -> io::Result<()> {
@@ -35,7 +35,7 @@ pub(super) fn receive(mut stream: &TcpStream) -> io::Result<(u8, Vec<u8>)> {
     Ok((kind, bytes))
 }
 
-/// Tells processes to end.
+/// Tells processes to end, with a reason.
 pub(super) fn refuse(peers: &[(usize, TcpStream)], reason: &str) {
     for (_, stream) in peers {
         let _ = transmit(stream, FAILED, reason.as_bytes());
