@@ -21,7 +21,7 @@ pub enum Backend {
 /// The oldest supported architecture; its code runs on every later GPU.
 const OLDEST_GPU: &str = "sm_80";
 /// The architectures that `target.arch` may name.
-const GPUS: [&str; 5] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"];
+const GPUS: [&str; 7] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
 
 impl Backend {
     /// The processor that a configuration names. `native` is this machine's CPU, and for CUDA, which is

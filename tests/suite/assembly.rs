@@ -4,9 +4,9 @@ use crate::support::{compile_at, file};
 use frit_tests::requirements::Requirement;
 use std::process::Command;
 
-/// Compiles a model for both architectures in bf16 and assembles its kernels.
+/// Compiles a model for every architecture in bf16 and assembles its kernels.
 fn assembles(model: &str, batch: usize, settings: &[&str]) {
-    for arch in ["sm_80", "sm_90"] {
+    for arch in ["sm_80", "sm_90", "sm_100"] {
         assembles_for(arch, model, batch, &[&["precision.compute=bf16"], settings].concat());
     }
 }

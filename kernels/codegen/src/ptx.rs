@@ -1,6 +1,8 @@
 //! The CUDA target: compiles MLIR text with `nvvm` operations to PTX text.
 //!
-//! No CUDA toolkit is needed. PTX 8.0 runs on every driver of CUDA 12 and later.
+//! No CUDA toolkit is needed. PTX 8.0 runs on every driver of CUDA 12 and later; that of Blackwell is 8.7, for which a driver of
+//! CUDA 12.8 or later is needed.
+//! Source: PTX ISA, "Release Notes" (PTX ISA versions, CUDA releases and target architectures).
 
 use crate::error::CodegenError;
 use crate::llvm::{self, FileType, Target};
@@ -17,17 +19,21 @@ pub(crate) fn ptx(
     chip: &str,
 ) -> Result<String, CodegenError> {
     let known = chip.strip_prefix("sm_").and_then(|n| n.trim_end_matches('a').parse::<u32>().ok());
-    if !known.is_some_and(|n| (80..100).contains(&n)) {
-        let why = "kernels are generated for sm_80 to sm_90a".into();
-        return Err(CodegenError::Target { target: chip.into(), why });
-    }
+    let version = match known {
+        Some(80..100) => "+ptx80",
+        Some(100..=120) => "+ptx87",
+        _ => {
+            let why = "kernels are generated for sm_80 to sm_120".into();
+            return Err(CodegenError::Target { target: chip.into(), why });
+        }
+    };
     let mlir = Mlir::new();
     let module = mlir.lower(source)?;
     mlir.mark_kernels(&module, blocks);
     let target = Target {
         triple: "nvptx64-nvidia-cuda".into(),
         cpu: chip.into(),
-        features: "+ptx80".into(),
+        features: version.into(),
     };
     let bytes = llvm::emit(&mlir, &module, &target, FileType::Assembly)?;
     Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())

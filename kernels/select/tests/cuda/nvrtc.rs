@@ -246,10 +246,16 @@ fn assemble(unit: &Unit, ptx: &str, arch: &str) {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{unit:?} for {arch}: {said}");
-    for line in said.lines().filter(|line| line.contains("spill")) {
+    // Tiles are sized for Ampere and Hopper; elsewhere a few registers may be spilled.
+    let is_sized = arch != "sm_100";
+    for line in said.lines().filter(|line| is_sized && line.contains("spill")) {
         assert!(line.trim().starts_with("0 bytes stack frame"), "{unit:?} for {arch}: {said}");
     }
 }
+
+/// For which sources are compiled and assembled: Ampere, Hopper, Blackwell.
+const ARCHITECTURES: [(&str, &str); 3] =
+    [("compute_80", "sm_80"), ("compute_90", "sm_90"), ("compute_100", "sm_100")];
 
 #[test]
 fn the_bodies_launch_every_source() {
@@ -263,7 +269,7 @@ fn the_bodies_launch_every_source() {
 fn every_source_compiles_for_every_architecture() {
     let Some(nvrtc) = Nvrtc::find() else { return };
     for unit in all_units() {
-        for (virtual_arch, arch) in [("compute_80", "sm_80"), ("compute_90", "sm_90")] {
+        for (virtual_arch, arch) in ARCHITECTURES {
             assemble(&unit, &nvrtc.compile(&unit, virtual_arch), arch);
         }
     }
@@ -283,7 +289,7 @@ fn attention_with_masks_and_heads_up_to_256_spills_nothing() {
     }
     bodies.extend(attention(DType::F16, 256, false, Some(DType::F32)));
     for unit in units(&bodies) {
-        for (virtual_arch, arch) in [("compute_80", "sm_80"), ("compute_90", "sm_90")] {
+        for (virtual_arch, arch) in ARCHITECTURES {
             assemble(&unit, &nvrtc.compile(&unit, virtual_arch), arch);
         }
     }
