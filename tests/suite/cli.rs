@@ -102,7 +102,10 @@ fn every_view_has_text_and_json() {
     let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
     let path = planned.path();
     let path = path.to_str().unwrap();
-    for view in ["summary", "units", "casts", "schedule", "memory", "kernels", "lints", "graph"] {
+    let views = [
+        "summary", "units", "casts", "schedule", "memory", "roofline", "kernels", "lints", "graph",
+    ];
+    for view in views {
         let text = frit(&["inspect", path, "--view", view]).unwrap();
         assert!(!text.is_empty(), "{view}");
         let json = frit(&["inspect", path, "--view", view, "--json"]).unwrap();
@@ -114,6 +117,10 @@ fn every_view_has_text_and_json() {
     for key in ["ranks", "strategy", "casts", "peak_bytes", "peak_lower_bound_bytes"] {
         assert!(!summary[key].is_null(), "{key}");
     }
+    let on = ["inspect", path, "--cluster", "h200"];
+    assert_eq!(frit(&on), frit(&[&on[..], &["--view", "roofline"]].concat()));
+    let message = frit(&[&on[..], &["--view", "lints"]].concat()).unwrap_err();
+    assert!(message.contains("--cluster is not of the view"), "{message}");
     // Numbers are numbers.
     for (view, number) in [
         ("schedule", "task"),

@@ -13,6 +13,7 @@ use crate::predict;
 use crate::render::{bytes, launches, table};
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Place, Plan, Task, TaskId};
+use frit_ir::{Code, Diagnostic};
 use frit_runtime::numerics::{Format, NumericsFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -55,9 +56,9 @@ pub enum View {
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
-    /// The view.
-    #[arg(long, value_enum, default_value = "summary")]
-    pub view: View,
+    /// The view; `summary` unless another option implies one.
+    #[arg(long, value_enum)]
+    pub view: Option<View>,
     /// The file that `frit run --numerics` wrote, for the view `numerics`.
     #[arg(long, value_name = "FILE.json", required_if_eq("view", "numerics"))]
     pub numerics: Option<PathBuf>,
@@ -69,13 +70,37 @@ pub struct Args {
     pub json: bool,
 }
 
+/// The view that the options ask for.
+fn view(args: &Args) -> Result<View, Diagnostic> {
+    let implied = match (&args.numerics, &args.cluster) {
+        (Some(_), Some(_)) => {
+            let message = "--numerics and --cluster are of different views";
+            return Err(Diagnostic::error(Code::CommandLine, message)
+                .help("give --numerics for the view numerics, or --cluster for roofline"));
+        }
+        (Some(_), None) => Some(("--numerics", View::Numerics)),
+        (None, Some(_)) => Some(("--cluster", View::Roofline)),
+        (None, None) => None,
+    };
+    match (args.view, implied) {
+        (Some(view), Some((option, implied))) if view != implied => {
+            let message = format!("{option} is not of the view that --view names");
+            Err(Diagnostic::error(Code::CommandLine, message)
+                .help(format!("leave out --view or {option}")))
+        }
+        (Some(view), _) | (None, Some((_, view))) => Ok(view),
+        (None, None) => Ok(View::Summary),
+    }
+}
+
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let view = view(args)?;
     let plan = plan_dir::read(&args.plan)?;
     if let Some(file) = &args.numerics {
         return Ok(numerics(&policy::read(file)?, args.json));
     }
-    if args.view == View::Roofline || args.cluster.is_some() {
+    if view == View::Roofline {
         let cluster = match &args.cluster {
             Some(name) => clusters::read(name)?,
             None => predict::cluster(&plan)?,
@@ -87,10 +112,10 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         });
     }
     if args.json {
-        let value = to_json(&plan, args.view);
+        let value = to_json(&plan, view);
         return Ok(format!("{value:#}\n"));
     }
-    Ok(match args.view {
+    Ok(match view {
         View::Summary => summary(&plan),
         View::Units => {
             let mut text = String::new();
@@ -98,7 +123,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
                 text += &format!("unit {i:<3} {}: {}\n", unit.name, unit.reason);
             }
             text += "\n";
-            text += &rows_text(&plan, args.view);
+            text += &rows_text(&plan, view);
             let (head, rows) = inlined(&plan);
             if !rows.is_empty() {
                 text += "\n";

@@ -30,11 +30,8 @@ pub(crate) fn ptx(
     let mlir = Mlir::new();
     let module = mlir.lower(source)?;
     mlir.mark_kernels(&module, blocks);
-    let target = Target {
-        triple: "nvptx64-nvidia-cuda".into(),
-        cpu: chip.into(),
-        features: version.into(),
-    };
+    let target =
+        Target { triple: "nvptx64-nvidia-cuda".into(), cpu: chip.into(), features: version.into() };
     let bytes = llvm::emit(&mlir, &module, &target, FileType::Assembly)?;
     Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())
 }
