@@ -42,7 +42,14 @@ fn move_cut_behind_bias(graph: &mut Graph, id: NodeId) -> Result<(), GraphError>
         return Ok(());
     }
     let users = graph.users();
-    let is_read_once = |value: ValueId| users[value.0 as usize].len() == 1;
+    // The casts of a model's outputs are not part of a training step.
+    let is_computed = |reader: &&NodeId| {
+        let node = graph.node(**reader);
+        !matches!(node.op, Op::Cast(_)) || !users[node.outputs[0].0 as usize].is_empty()
+    };
+    let once: Vec<bool> =
+        users.iter().map(|readers| readers.iter().filter(is_computed).count() == 1).collect();
+    let is_read_once = |value: ValueId| once[value.0 as usize];
     // From the logits to the cut.
     let (mut at, mut chain) = (graph.node(id).inputs[0], Vec::new());
     while is_read_once(at) {
