@@ -96,7 +96,7 @@ impl Changed {
 /// Something a pass did or decided, for the plan's report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Remark {
-    /// What was done and why, in one line.
+    /// The change and its reason, in one line.
     pub message: String,
     /// Where.
     pub origin: Origin,

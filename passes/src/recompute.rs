@@ -127,7 +127,7 @@ impl Kept {
             handed_on[output.value.0 as usize] = true;
         }
         let recomputed = |v: usize, node: &Node| {
-            // What ranks have exchanged is not exchanged again.
+            // Results of collectives are not recomputed.
             let kept = node.op.is_leaf() || matches!(node.op, Op::AllReduce(_));
             if node.region != Region::Forward || kept || of_params[v] || handed_on[v] {
                 return false;

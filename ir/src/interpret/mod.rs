@@ -102,7 +102,7 @@ pub enum EvalError {
 /// Results of an operation.
 pub(crate) type Evaluated = Result<Vec<Tensor>, EvalError>;
 
-/// What an operation computes; implemented by its attributes.
+/// The semantics of an operation; implemented by its attributes.
 pub(crate) trait Evaluate {
     /// Results of the types in the call, one for each; the operands were inferred to fit.
     fn evaluate(&self, call: &Call<'_>) -> Evaluated;

@@ -25,7 +25,7 @@ mod tests {
     use crate::ops::{BinaryFn, Cast, Clip, Op, Pad, Reduce, ReduceFn, SumTo, UnaryFn};
     use crate::{DType, Shape, Tensor};
 
-    /// What operands of 2×2 become, those at `scaled` times −2: a maximum of doubled operands is doubled.
+    /// Evaluates 2×2 operands, those at `scaled` multiplied by −2: a maximum of doubled operands is doubled.
     fn results(op: &Op, arity: usize, scaled: &[usize]) -> Vec<f64> {
         let tensors: Vec<Tensor> = (0..arity)
             .map(|i| {

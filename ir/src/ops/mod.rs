@@ -340,7 +340,7 @@ impl Op {
             return (self.name(), [("kind".to_string(), kind)].into_iter().collect());
         }
         let value = serde_json::to_value(self).expect("invariant: operations serialize");
-        // What has no attributes is a text, as the functions of a family are.
+        // Operations without attributes are serialized as a string, like the functions of a family.
         let attributes = match value {
             Value::Object(object) => object.into_iter().next().map(|(_, attributes)| attributes),
             _ => None,

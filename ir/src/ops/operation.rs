@@ -1,4 +1,4 @@
-//! What an operation declares about itself.
+//! The declarations that every operation makes.
 
 use super::{Inferred, Linear, Precision};
 use crate::TensorType;

@@ -251,7 +251,7 @@ fn every_window_of_a_pool_holds_an_element() {
         let whole = padded >= extent && (0..=padded - extent).all(inside);
         let accepted = pool(dilation, low, high, taps, size);
         assert!(!accepted || whole, "{dilation} {low} {high} {taps} {size}");
-        // What has no border is never refused.
+        // Without padding nothing is refused.
         assert!(accepted || !whole || low + high > 0, "{dilation} {low} {high} {taps} {size}");
     }
 }

@@ -38,7 +38,7 @@ pub struct OutputSpec {
 /// One loss of the weighted sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossSpec {
-    /// What it is, as `cross_entropy(logits, labels)`.
+    /// Its name, such as `cross_entropy(logits, labels)`.
     pub name: String,
     /// Its factor.
     pub weight: f64,

@@ -114,7 +114,7 @@ pub struct Plan {
     pub workspace_lower_bound: usize,
     /// Byte ranges of the arenas.
     pub buffers: TiVec<BufferId, Buffer>,
-    /// What tasks execute, each body once.
+    /// The kernels that tasks execute, each body once.
     pub kernels: TiVec<KernelId, Kernel>,
     /// The file that holds the generated kernels.
     pub object: Option<ObjectFile>,
@@ -274,7 +274,7 @@ pub struct ParamGroup {
 /// A state tensor parallel to a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupState {
-    /// What it is: state that parameters have element by element.
+    /// Its name; the state has an element per parameter element.
     pub name: StateName,
     /// The buffer.
     pub buffer: BufferId,

@@ -91,7 +91,7 @@ struct Replay<'a> {
     work: TiVec<TaskId, Sum>,
     digests: TiVec<TaskId, Digest>,
     executions: TiVec<TaskId, u64>,
-    /// Who wrote a gathered whole, by the digest of the gather of the parts of it that were kept.
+    /// The writer of a gathered buffer, by the digest of the gather of its kept parts.
     kept: HashMap<Sum, Sum>,
 }
 
@@ -246,7 +246,7 @@ impl Replay<'_> {
             let mut parts = Digest::new();
             parts.sum(self.work[i]);
             self.read(send.buffer, send.offset, send.ty.bytes(), &mut parts);
-            // What was kept in parts and is gathered again is what it was.
+            // Kept parts that are gathered again give the same value.
             let parts = parts.end();
             let whole = self.kept.get(&parts).copied().unwrap_or(parts);
             self.write(recv.buffer, recv.offset, recv.ty.bytes(), whole);
@@ -294,7 +294,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Who wrote all bytes of a place, and nothing before them, in one go.
+    /// The single task that wrote all bytes of a place.
     fn written_at_once(&self, place: &Place) -> Option<Sum> {
         let parts = self.writers(place.buffer, place.offset, place.ty.bytes());
         let [Part { bytes, by, from: 0, .. }] = parts[..] else { return None };

@@ -10,7 +10,7 @@ use crate::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, Va
 use expect_test::expect;
 use proptest::prelude::*;
 
-/// What one random node is made of; operands are chosen among the values so far.
+/// Choices for one random node; operands are chosen among the values so far.
 #[derive(Clone, Debug)]
 struct Step {
     op: usize,

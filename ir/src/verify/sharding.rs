@@ -143,8 +143,8 @@ fn gradient(graph: &Graph, step: &Node, report: &mut Report) {
             let message = format!("`{}` is reduced in unit {unit}, not {expected}", param.name);
             report.add(Code::CollectiveUnit, &def.origin, message);
         }
-        // What is before a reduction may be shared by several parameters' gradients; a reduction
-        // further up would be a second one of the same gradient.
+        // A value before a reduction may be shared by the gradients of several parameters; a reduction further up would
+        // be a second one of the same gradient.
         let passes_on = is_elementwise(&def.op) || unit.is_some();
         if passes_on {
             let full = |v: &&ValueId| graph.ty(**v).shape == param.ty.shape;

@@ -7,7 +7,7 @@ use frit_ir::{Graph, NodeId, Op, Region, ValueId};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// What makes two nodes equal.
+/// The key by which nodes are equal.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     op: Op,

@@ -36,7 +36,7 @@ pub(super) fn simplify(graph: &mut Graph, id: NodeId) -> Rewritten {
 
 /// `cross_entropy(slice(x) + bias)` → `cross_entropy(slice(x + pad(bias)))`, with any number of additions and casts.
 ///
-/// What the further columns hold is finite, so the gradient that they get, zero, stays zero.
+/// The additional columns are finite, so their gradient, zero, stays zero.
 fn move_cut_behind_bias(graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
     if !matches!(graph.node(id).op, Op::CrossEntropy(_)) {
         return Ok(());

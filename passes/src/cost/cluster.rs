@@ -41,7 +41,7 @@ pub struct Cluster {
     pub reserved_gib: f64,
 }
 
-/// What sixteen lanes of PCIe 4.0 sustain of their 32 · 10⁹ bytes per second in each direction.
+/// Sustained bandwidth of sixteen lanes of PCIe 4.0, of 32 · 10⁹ bytes per second in each direction.
 fn pcie_4() -> f64 {
     25.0
 }

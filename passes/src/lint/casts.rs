@@ -68,7 +68,7 @@ pub(super) fn ping_pong(plan: &Plan, found: &mut Findings) {
                 op if op.is_layout() => inherited,
                 _ => None,
             };
-            // What something else reads too is rounded for that.
+            // A value with another reader is rounded for that reader.
             let kept = |v: &ValueId| readers[v.0 as usize] == 1 || !is_rounded(body, *v);
             if let (Some(origin), Some(v)) = (origin, node.outputs.first().filter(|v| kept(v))) {
                 from.insert(*v, origin);

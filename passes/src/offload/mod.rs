@@ -19,7 +19,7 @@ use frit_ir::{DType, TensorType};
 use std::collections::{HashMap, HashSet};
 
 frit_ir::choices! {
-    /// What is stored in host memory.
+    /// The buffers stored in host memory.
     #[derive(Default)]
     Offload {
         /// Nothing.

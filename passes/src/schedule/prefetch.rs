@@ -203,7 +203,7 @@ fn sets(arrivals: Vec<Arrival>, rest: &[Task]) -> Vec<Set> {
         let first = used.iter().map(|u| u.0).min().unwrap_or(rest.len());
         let last = used.iter().map(|u| u.1).max().unwrap_or(rest.len());
         let sent = writers.get(&task.action.reads()[0].buffer).map_or(0, |w| w + 1);
-        // What the root holds is used far apart: each of its gathers is a set.
+        // Parameters of the root are used far apart, so each of its gathers is a separate set.
         let known =
             if unit == UnitId::ROOT { None } else { of_unit.get(&(unit, task.region)).copied() };
         match known {
@@ -301,7 +301,7 @@ fn place(
     rest: Vec<Task>,
     anchors: &[usize],
 ) -> (Vec<Task>, Vec<(usize, usize)>) {
-    // What a set waits for is issued with the last set that is issued before.
+    // Sources of a set are issued with the previous set.
     let mut first = Vec::new();
     for k in 0..sets.len() {
         let ahead = std::mem::take(&mut sets[k].ahead);

@@ -39,7 +39,7 @@ pub(super) fn reduce(graph: &mut Graph, mesh: Mesh, dtype: DType) -> Result<(), 
         let raw = accumulated(graph, value);
         let early = match raw {
             None => steps.len(),
-            // What is scattered is summed as shards; replicas are only averaged at the end.
+            // Reduce-scattered gradients are summed as shards; replicas are averaged only at the end.
             Some(_) => usize::from(mesh.sync),
         };
         let late = steps.split_off(early);
@@ -138,7 +138,7 @@ pub(super) fn reduce_statistics(graph: &mut Graph, mesh: Mesh) -> Result<(), Dia
         return Err(Diagnostic::error(Code::PassFailed, "statistics are not a concatenation"));
     };
     let parts = graph.def(stats).inputs.clone();
-    // What reads `stats` so far: the nodes added here read it as it is.
+    // The current readers of `stats`; the nodes added here read the original value.
     let users = graph.users()[stats.0 as usize].clone();
     let reduced = if mesh.shards == 1 {
         let local = add(graph, Op::Concat(concat.clone()), &parts[1..])?;

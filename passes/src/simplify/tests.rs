@@ -1,4 +1,4 @@
-//! What each rule does and where it must not, and that nothing changes what a graph computes.
+//! What each rule does and where it must not apply, and that no rule changes results.
 
 use super::extract::Extractor;
 use super::saturate::Filled;

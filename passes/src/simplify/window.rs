@@ -119,7 +119,7 @@ pub(super) fn windows(graph: &Graph) -> Vec<Window> {
             }
         }
     }
-    // What gathers and casts one shard is looked at together.
+    // Gathers and casts of one shard are in one window.
     let sharded = sharded_values(graph);
     for (_, node) in graph.nodes().filter(|(_, n)| n.op.is_leaf()) {
         for output in node.outputs.iter().filter(|v| sharded[v.0 as usize]) {

@@ -359,7 +359,7 @@ fn recomputed(
 /// log-softmax, and two f32 gradients.
 const LOSS_BYTES: u64 = 14;
 
-/// What the caching allocator reserves beyond what is allocated: a fraction, and a constant.
+/// Memory that the caching allocator reserves beyond allocations: a fraction, and a constant.
 const RESERVE: f64 = 1.1;
 const RESERVE_BYTES: f64 = 1.5 * (1 << 30) as f64;
 

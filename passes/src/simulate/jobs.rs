@@ -6,7 +6,7 @@ use crate::cost::{Cluster, Exchange, Members};
 use frit_ir::Op;
 use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, Task, TaskId, TiVec};
 
-/// What a job does, as reports name it.
+/// The kind of a job, as named in reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// A GEMM or convolution.
@@ -62,7 +62,7 @@ pub struct Job {
     pub scope: std::sync::Arc<str>,
     /// Where it runs; jobs of one stream run in list order.
     pub stream: Stream,
-    /// What it does.
+    /// Its kind.
     pub kind: Kind,
     /// Seconds if nothing else runs.
     pub seconds: f64,

@@ -25,7 +25,7 @@ use frit_ir::{Region, TensorType};
 use jobs::{Job, Kind};
 use serde::Serialize;
 
-/// What part of the critical path one kind of work is.
+/// The share of one kind of work in the critical path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Share {
     /// The kind of work.
@@ -36,7 +36,7 @@ pub struct Share {
     pub fraction: f64,
 }
 
-/// What one step of a plan is predicted to take; the keys of `frit simulate --json`.
+/// The predicted time and memory of one step of a plan; the keys of `frit simulate --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Simulation {
     /// Name of the cluster.
@@ -72,7 +72,7 @@ pub struct Simulation {
     pub mfu: f64,
     /// The critical path by kind of work, the largest first.
     pub bounds: Vec<Share>,
-    /// What runs when, by phase.
+    /// The timeline, by phase.
     #[serde(skip)]
     pub phases: Vec<Phase>,
 }

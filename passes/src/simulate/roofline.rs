@@ -12,7 +12,7 @@ use frit_ir::plan::{Action, BufferId, Place, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What takes longest in a kernel.
+/// The resource that bounds a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
@@ -46,7 +46,7 @@ pub struct Row {
     pub bytes: u64,
     /// Floating-point operations; a multiply-add counts two.
     pub flops: u64,
-    /// What bounds one use.
+    /// The resource that bounds one execution.
     pub bound: Bound,
     /// Predicted seconds, all uses.
     pub seconds: f64,

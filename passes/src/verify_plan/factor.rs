@@ -31,7 +31,7 @@ use std::ops::Range;
 /// nor last.
 const MICRO_STEPS: usize = 3;
 
-/// What a value is, as a function of the loss.
+/// How a value depends on the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value {
     /// Zero, of any factor and dtype.
@@ -115,7 +115,7 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
             (Op::Unscale(_), _) => Ok(Value::Free),
             _ => Err(STATISTICS),
         },
-        // What decides on the step, and the step itself: their operands are judged where they are read.
+        // The decision whether to step, and the step itself: their operands are checked where they are read.
         Op::GradStats | Op::OptimizerStep(_) | Op::EmaStep => Ok(Value::Free),
         Op::Constant(c) => {
             Ok(if c.value.as_splat() == Some(0.0) { Value::Zero } else { Value::Free })

@@ -52,7 +52,7 @@ fn leaves(body: &Graph) -> impl Iterator<Item = ValueId> + '_ {
     body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_))).map(|(_, n)| n.outputs[0])
 }
 
-/// What the value holds all elements of, unchanged.
+/// The input of which the value contains all elements, unchanged.
 fn whole(body: &Graph, mut value: ValueId) -> ValueId {
     loop {
         let def = body.def(value);

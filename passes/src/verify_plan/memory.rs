@@ -21,7 +21,7 @@ type Seen = [usize; STREAMS];
 /// A stream, and the number of one of its executions.
 type Execution = (usize, usize);
 
-/// What happened to the bytes of one arena.
+/// The state of the bytes of one arena.
 #[derive(Default)]
 struct Bytes {
     /// The buffer through which they were written last, and by which execution; none wrote what is there at first.
@@ -96,7 +96,7 @@ fn replay(
     arenas: &mut Arenas,
     found: &mut Vec<Diagnostic>,
 ) {
-    // What is known once a task of this phase is complete.
+    // The tasks known to be complete once a task of this phase is.
     let mut after: Vec<Seen> = Vec::new();
     for i in phase.tasks() {
         let task = &plan.tasks[i];

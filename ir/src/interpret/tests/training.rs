@@ -143,7 +143,7 @@ fn adafactor_in_parts(
         scalars.map(|x| f32s(&[], &[x]));
     let mut own = Vec::new();
     for rank in 0..ranks {
-        // What lies around the parameter is 77.
+        // Elements outside the parameter are 77.
         let part = |t: &Tensor| {
             let at = |i: usize| (rank * len + i).checked_sub(offset).filter(|i| *i < n);
             let values: Vec<f64> =

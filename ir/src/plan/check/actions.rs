@@ -19,7 +19,7 @@ pub(super) fn check(plan: &Plan) -> Result {
         let runs = plan.runs(i) as u128;
         flops += runs * u128::from(task.flops);
         bytes += runs * u128::from(task.bytes);
-        // What is exchanged crosses a wire twice at most.
+        // Data of a collective crosses a link at most twice.
         let exchanged = task.action.is_collective() || matches!(task.action, Action::Copy { .. });
         let touched = task.action.reads().into_iter().chain(task.action.writes());
         bytes +=

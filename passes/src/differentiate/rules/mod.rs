@@ -53,7 +53,7 @@ without_rule!(
     RandomMask,
 );
 
-// What differentiation and later passes add: second derivatives are not taken.
+// Operations that differentiation and later passes add: there are no second derivatives.
 without_rule!(
     EmbeddingGrad,
     ConvGradWeight,

@@ -94,8 +94,8 @@ fn scatter(
         ScatterFn::Mul => {
             let zero = b.constant(dtype, 0.0)?;
             let one = b.constant(dtype, 1.0)?;
-            // What the product of the others is cannot be had by division where a factor is zero: such
-            // a factor is put in as one.
+            // The product of the other factors cannot be computed by division where a factor is zero, so zeros are
+            // replaced by one.
             let mut dx = None;
             if b.needs(0) {
                 let is_zero = b.compare(CompareFn::Eq, data, zero)?;
