@@ -45,7 +45,8 @@ pub struct Options {
     fp8: Fp8,
     narrow_gathers: bool,
     hold_frozen: HoldFrozen,
-    chunks: Chunks,
+    /// The chunks of the loss.
+    pub(crate) chunks: Chunks,
     padding: PadMode,
     /// The target.
     pub(crate) backend: Backend,
@@ -107,19 +108,15 @@ pub fn holding(o: &Options) -> Vec<Box<dyn Pass>> {
     vec![Box::new(o.hold_frozen)]
 }
 
-/// The pass that bounds the memory of the loss of a step, by the costs of a device.
-pub fn chunking(o: &Options, device: &Device) -> Vec<Box<dyn Pass>> {
-    vec![Box::new(ChunkLoss { chunks: o.chunks, device: device.clone() })]
-}
-
 /// The passes that spread a step over ranks and make it small. The parameters `small`, by name, are gathered together
 /// whatever their units.
 pub fn distribution(
     o: &Options,
+    chunk_loss: ChunkLoss,
     recompute: Recompute,
     small: &BTreeSet<String>,
 ) -> Vec<Box<dyn Pass>> {
-    let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(recompute)];
+    let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(chunk_loss), Box::new(recompute)];
     passes.extend(sharding(o, Shard { small_parameters: small.clone(), ..shard(o) }));
     passes
 }
@@ -179,8 +176,8 @@ pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
     if trains {
         passes.extend(training(o, 1.0));
         passes.extend(holding(o));
-        passes.extend(chunking(o, &Device::cpu("")));
-        passes.extend(distribution(o, Recompute::NONE, &BTreeSet::new()));
+        let chunk_loss = ChunkLoss { chunks: o.chunks, device: Device::cpu("") };
+        passes.extend(distribution(o, chunk_loss, Recompute::NONE, &BTreeSet::new()));
     }
     passes.iter().map(|p| p.info()).collect()
 }

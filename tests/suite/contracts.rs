@@ -10,6 +10,8 @@ use frit::import::{self, ImportOptions};
 use frit::pipeline::{self, Options};
 use frit::reproducer;
 use frit_ir::{Code, Diagnostic, verify};
+use frit_passes::chunk_loss::{ChunkLoss, Chunks};
+use frit_passes::cost::Device;
 use frit_passes::recompute::Recompute;
 use frit_passes::{Changed, PassContext};
 use std::collections::BTreeSet;
@@ -37,7 +39,8 @@ fn a_pass_that_says_it_changed_nothing_changed_nothing() {
             passes.extend(pipeline::training(&options, 64.0));
             passes.extend(pipeline::holding(&options));
             let none = BTreeSet::new();
-            passes.extend(pipeline::distribution(&options, Recompute::NONE, &none));
+            let chunk_loss = ChunkLoss { chunks: Chunks::Auto, device: Device::h100() };
+            passes.extend(pipeline::distribution(&options, chunk_loss, Recompute::NONE, &none));
             for pass in passes {
                 let (name, before) = (pass.info().name, graph.to_string());
                 let changed = pass.run(&mut graph, &mut context);

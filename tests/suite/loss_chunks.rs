@@ -5,8 +5,8 @@ use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, train};
 use frit::compilation::{Request, predict};
 use frit::config::Config;
-use frit_ir::Op;
 use frit_ir::plan::{Action, Plan};
+use frit_ir::{Op, Region};
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::run::{RunOptions, run};
 use frit_runtime::validation::ValidationOptions;
@@ -142,6 +142,22 @@ fn large_logits_never_exist_whole() {
         };
         assert_eq!(copies(&auto), copies(&whole), "{target}");
     }
+}
+
+#[test]
+fn a_budget_asks_for_more_chunks_before_anything_is_recomputed() {
+    let settings = ["target.device=cuda", "precision.compute=bf16"];
+    let auto = predicted_124m(&settings);
+    let most = predicted_124m(&[&settings[..], &["memory.loss_chunks=16"]].concat());
+    let peak = |plan: &Plan| plan.summary().peak_bytes;
+    assert!(peak(&most) < peak(&auto));
+    let budget = format!("memory.budget={}", (peak(&auto) + peak(&most)) / 2);
+    let within = predicted_124m(&[&settings[..], &[&budget, "memory.recompute=auto"]].concat());
+    assert_eq!(losses(&within), losses(&most));
+    assert!(within.tasks.iter().all(|t| !matches!(t.region, Region::Recompute(_))));
+    // Chunks alone, where nothing may be recomputed.
+    let chunks = predicted_124m(&[&settings[..], &[&budget]].concat());
+    assert_eq!(losses(&chunks), losses(&most));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Runs the passes of a compilation, from the forward graph to the step of all ranks.
 
+use super::saving::Saving;
 use super::{Compilation, Observer, Setup};
 use crate::diagnostics::Report;
 use crate::import::{Imported, Inlined};
@@ -9,6 +10,7 @@ use crate::weights::Weights;
 use frit_ir::ops::ParamKind;
 use frit_ir::plan::PassReport;
 use frit_ir::{Code, Diagnostic, Graph, Origin, verify};
+use frit_passes::chunk_loss::ChunkLoss;
 use frit_passes::{Changed, Pass, loss};
 use std::collections::BTreeSet;
 
@@ -77,7 +79,6 @@ impl<'a> Compilation<'a> {
         self.forward(weights)?;
         self.train()?;
         self.hold()?;
-        self.passes(pipeline::chunking(&self.setup.options, &self.setup.cluster.device))?;
         (self.saving, self.saving_reason) = self.choose_saving()?;
         let small = self.small_parameters()?;
         self.distribute(&small)
@@ -115,8 +116,9 @@ impl<'a> Compilation<'a> {
 
     /// Up to the step of all ranks, with these parameters gathered in one collective.
     pub(super) fn distribute(&mut self, small: &BTreeSet<String>) -> Result<(), End> {
-        let recompute = self.saving.recompute;
-        self.passes(pipeline::distribution(&self.setup.options, recompute, small))
+        let Saving { recompute, chunks, .. } = self.saving;
+        let chunk_loss = ChunkLoss { chunks, device: self.setup.cluster.device.clone() };
+        self.passes(pipeline::distribution(&self.setup.options, chunk_loss, recompute, small))
     }
 
     /// Runs passes in order.

@@ -1,9 +1,10 @@
-//! Fits a plan into the memory budget by rematerialization and offload.
+//! Fits a plan into the memory budget by more chunks of the loss, rematerialization and offload.
 
 use super::Compilation;
 use crate::diagnostics::Report;
 use crate::render::bytes;
 use frit_ir::{Code, Diagnostic};
+use frit_passes::chunk_loss::Chunks;
 use frit_passes::offload::Offload;
 use frit_passes::recompute::{Recompute, stages};
 use frit_passes::simulate::simulate;
@@ -16,6 +17,8 @@ pub(super) struct Saving {
     pub(super) recompute: Recompute,
     /// What is stored in host memory.
     pub(super) offload: Offload,
+    /// The chunks in which logits, their loss and their gradient are computed.
+    pub(super) chunks: Chunks,
 }
 
 /// Requirements of a plan.
@@ -45,11 +48,14 @@ impl Compilation<'_> {
     /// If the plan does not fit, with the smallest budget that would do.
     pub(super) fn choose_saving(&self) -> Result<(Saving, Option<String>), Report> {
         let (recompute, offload) = (self.setup.config.memory.recompute, self.asked_offload());
+        let chunks = self.setup.options.chunks;
         match (self.setup.config.memory.budget, recompute, offload) {
             (Some(budget), ..) => {
-                Search { compilation: self, recompute, offload, budget }.fastest()
+                Search { compilation: self, recompute, offload, chunks, budget }.fastest()
             }
-            (None, Some(recompute), Some(offload)) => Ok((Saving { recompute, offload }, None)),
+            (None, Some(recompute), Some(offload)) => {
+                Ok((Saving { recompute, offload, chunks }, None))
+            }
             (None, None, _) => {
                 Err(no_budget("recompute", "recomputes as much", "unit\" or \"selective"))
             }
@@ -94,7 +100,13 @@ fn words(
             Recompute { stages, .. } => format!(" with {stages} units recomputed"),
         };
         let what = name(saving.offload);
-        format!("{what}{recompute}: {}, {:.3} ms", bytes(needs.peak_bytes), 1e3 * needs.seconds)
+        let chunks =
+            if saving.chunks == Chunks::Most { " and the loss in more chunks" } else { "" };
+        format!(
+            "{what}{recompute}{chunks}: {}, {:.3} ms",
+            bytes(needs.peak_bytes),
+            1e3 * needs.seconds
+        )
     };
     let all: Vec<String> = fitting.iter().map(one).collect();
     let what = name(chosen.offload);
@@ -116,6 +128,8 @@ struct Search<'a, 'c> {
     recompute: Option<Recompute>,
     /// The offload that is asked for, if any is.
     offload: Option<Offload>,
+    /// The chunks that are asked for.
+    chunks: Chunks,
     budget: u64,
 }
 
@@ -141,19 +155,39 @@ impl Search<'_, '_> {
         }
     }
 
+    /// Requirements of a plan with the chunks that are asked for.
     fn needs(&self, recompute: Recompute, offload: Offload) -> Result<Needs, Report> {
-        self.compilation.needs(Saving { recompute, offload })
+        self.compilation.needs(Saving { recompute, offload, chunks: self.chunks })
     }
 
-    /// Requirements of a plan, if it fits.
+    /// Requirements of a plan with the most chunks, or those that are asked for.
+    fn least_needs(&self, recompute: Recompute, offload: Offload) -> Result<Needs, Report> {
+        let needs = self.needs(recompute, offload)?;
+        if self.chunks != Chunks::Auto || needs.peak_bytes <= self.budget {
+            return Ok(needs);
+        }
+        let more = self.compilation.needs(Saving { recompute, offload, chunks: Chunks::Most })?;
+        Ok(if more.peak_bytes < needs.peak_bytes { more } else { needs })
+    }
+
+    /// Requirements of a plan, if it fits: with the chunks that are asked for, else with the most if there is a choice.
     fn fits(
         &self,
         recompute: Recompute,
         offload: Offload,
     ) -> Result<Option<(Saving, Needs)>, Report> {
-        let needs = self.needs(recompute, offload)?;
-        let fits = needs.peak_bytes <= self.budget;
-        Ok(fits.then_some((Saving { recompute, offload }, needs)))
+        let choices: &[Chunks] = match self.chunks {
+            Chunks::Auto => &[Chunks::Auto, Chunks::Most],
+            ref asked => std::slice::from_ref(asked),
+        };
+        for &chunks in choices {
+            let saving = Saving { recompute, offload, chunks };
+            let needs = self.compilation.needs(saving)?;
+            if needs.peak_bytes <= self.budget {
+                return Ok(Some((saving, needs)));
+            }
+        }
+        Ok(None)
     }
 
     /// The most that can be recomputed.
@@ -196,7 +230,7 @@ impl Search<'_, '_> {
         let mut smallest = u64::MAX;
         let any = [Recompute::NONE, Recompute::SELECTIVE, Recompute::UNIT, self.most()?];
         for recompute in any.into_iter().chain(self.recompute) {
-            smallest = smallest.min(self.needs(recompute, offload)?.peak_bytes);
+            smallest = smallest.min(self.least_needs(recompute, offload)?.peak_bytes);
         }
         Ok(smallest)
     }

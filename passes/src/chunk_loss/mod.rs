@@ -7,7 +7,8 @@
 //!
 //! The logits of a model with a large vocabulary are its largest value: 32 × 1024 tokens of GPT-2 have 3.3 GB of them in bf16. Every
 //! further chunk reads and writes the gradient of the weight once more. [`Chunks::Auto`] takes the most chunks that by the cost model
-//! lengthen this part of the step by at most [`OVERHEAD`]; logits of less than [`MIN_BYTES`] are left whole.
+//! lengthen this part of the step by at most [`OVERHEAD`]; logits of less than [`MIN_BYTES`] are left whole. Where a plan exceeds its
+//! memory budget, more chunks are tried before anything is recomputed.
 //! Source: Liger Kernel (Hsu et al., 2024), which computes the same in chunks.
 
 mod head;
@@ -40,10 +41,13 @@ const MIN_BYTES: usize = 16 << 20;
 const MAX_CHUNKS: usize = 16;
 
 /// The number of chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Chunks {
     /// As the cost model says.
+    #[default]
     Auto,
+    /// As many as are ever chosen, whatever they cost.
+    Most,
     /// This many, of at least one row each; 1 leaves the logits whole.
     Fixed(usize),
 }
@@ -100,18 +104,21 @@ impl Pass for ChunkLoss {
 impl ChunkLoss {
     /// The number of chunks for a head.
     fn number(&self, graph: &Graph, head: &Head) -> usize {
-        let Chunks::Auto = self.chunks else {
-            let Chunks::Fixed(n) = self.chunks else { return 1 };
+        if let Chunks::Fixed(n) = self.chunks {
             return n;
-        };
+        }
         if graph.ty(head.logits).bytes() < MIN_BYTES {
             return 1;
         }
         let whole = seconds(&self.device, graph, head, 1);
+        let is_cheap = |n: usize| {
+            self.chunks == Chunks::Most
+                || seconds(&self.device, graph, head, n) <= (1.0 + OVERHEAD) * whole
+        };
         let powers = std::iter::successors(Some(2), |n| Some(2 * n));
         powers
             .take_while(|n| *n <= MAX_CHUNKS && head.rows.is_multiple_of(*n))
-            .take_while(|n| seconds(&self.device, graph, head, *n) <= (1.0 + OVERHEAD) * whole)
+            .take_while(|n| is_cheap(*n))
             .last()
             .unwrap_or(1)
     }
