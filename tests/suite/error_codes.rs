@@ -202,7 +202,7 @@ fn plans_and_what_is_done_with_them() {
         ("E093", "verify @cut"),
         ("E094", "verify @edited"),
         ("E100", "run @plan --data @gone.safetensors"),
-        ("E102", "inspect @plan --view casts --numerics @numerics.json"),
+        ("E102", "inspect @plan --numerics @numerics.json"),
         ("E110", "export @broken --weights @broken/weights.safetensors -o @model.onnx"),
         ("E111", "export @plan --weights @gone.safetensors -o @model.onnx"),
         ("E112", "export @plan --weights @plan/weights.safetensors -o @model.onnx"),
