@@ -1,4 +1,8 @@
 //! The graph: typed SSA values and nodes in arenas, in a stable topological order.
+//!
+//! [`Graph::sort`] is a depth-first search over the graph itself: on the 79,055 nodes of a training step of Llama with 320 blocks it
+//! takes 2.6 ms. petgraph's `toposort` of a `DiGraphMap` with the same edges takes 48 ms; its `DfsPostOrder` over the graph itself takes
+//! 4.5 ms and does not find cycles.
 
 use crate::ops::{Op, OpError};
 use crate::{Origin, Region, TensorType};
