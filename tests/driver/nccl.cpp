@@ -1,12 +1,19 @@
-// A stand-in of NCCL: ranks are processes of one machine and exchange files. Communicators do not block the host:
-// what is asked of one is in progress until it is asked what became of it often enough.
+// A stand-in of NCCL: ranks are processes of one machine and exchange files. A communicator that does not block the host
+// answers that a call is in progress, and another thread puts the collective on its stream, later; until that was done
+// nothing else may be asked of it but what became of it.
+//
+//   NCCL_COMM_BLOCKING  1 for communicators that block, whatever their configuration says
+//   FRIT_NCCL_REFUSES   `config` if no communicator can be configured
 #include "number.h"
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -14,6 +21,7 @@
 extern "C" void frit_device_put_in_turn(void* stream, void** turn, bool (*work)(void*), void* data);
 extern "C" bool frit_device_has(const void* at, size_t bytes);
 extern "C" void frit_device_violate(const char* rule);
+extern "C" void frit_device_count(const char* what);
 
 namespace {
 enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
@@ -24,6 +32,7 @@ struct Communicator {
     // The folder of its files.
     std::string folder;
     int ranks, rank;
+    bool blocking;
     u64 done = 0, splits = 0;
     bool aborted = false;
     // Until these files are there it is in progress.
@@ -32,6 +41,8 @@ struct Communicator {
     Communicator** split_to = nullptr;
     int split_color = 0;
     void* turn = nullptr;
+    // Whether the other thread has not put a collective on its stream yet.
+    std::atomic<bool> launching = false;
 };
 
 bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
@@ -127,16 +138,34 @@ bool run(void* data) {
     return true;
 }
 
+// Nothing may be asked of a communicator while something is in progress.
+bool is_ready(const Communicator* all) {
+    bool ready = all->awaited.empty() && !all->launching;
+    if (!ready) frit_device_violate("a call of NCCL while another is in progress");
+    return ready;
+}
+
 int put(const char* kind, const void* send, void* receive, size_t count, size_t received, int type, int operation, Communicator* all, void* stream) {
     size_t width = size_of(type);
-    if (!all->awaited.empty()) return INVALID_USAGE;
+    if (!is_ready(all)) return INVALID_USAGE;
     if (width == 0 || !frit_device_has(send, count * width) || !frit_device_has(receive, received * width)) {
         frit_device_violate("a collective outside of an allocation");
         return INVALID_ARGUMENT;
     }
     auto* collective = new Collective{all, kind, static_cast<const char*>(send), static_cast<char*>(receive), count, type, operation};
-    frit_device_put_in_turn(stream, &all->turn, run, collective);
-    return SUCCESS;
+    if (all->blocking) {
+        frit_device_count("nccl launch by the caller");
+        frit_device_put_in_turn(stream, &all->turn, run, collective);
+        return SUCCESS;
+    }
+    all->launching = true;
+    std::thread([=] {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        frit_device_count("nccl launch by another thread");
+        frit_device_put_in_turn(stream, &all->turn, run, collective);
+        all->launching = false;
+    }).detach();
+    return IN_PROGRESS;
 }
 
 // Takes the members of this rank's color, in the order of ranks.
@@ -150,7 +179,7 @@ void finish_split(Communicator& parent) {
     }
     std::string folder = stem + "color-" + std::to_string(parent.split_color);
     mkdir(folder.c_str(), 0700);
-    *parent.split_to = new Communicator{folder, ranks, rank};
+    *parent.split_to = new Communicator{folder, ranks, rank, parent.blocking};
     parent.split_to = nullptr;
     parent.splits++;
 }
@@ -166,35 +195,52 @@ PUBLIC int ncclGetUniqueId(Identity* id) {
     return mkdtemp(id->bytes) ? SUCCESS : INVALID_USAGE;
 }
 struct Config { size_t size; u32 magic, version; int blocking; };
+static bool is(const char* variable, const char* value) {
+    const char* found = getenv(variable);
+    return found && std::string(found) == value;
+}
+static int join(Communicator** made, int ranks, const Identity& id, int rank, bool blocking);
 PUBLIC int ncclCommInitRankConfig(Communicator** made, int ranks, Identity id, int rank, const Config* config) {
     bool is_known = config->size >= sizeof(Config) && config->magic == 0xcafebeef && config->version == 21400 && config->blocking == 0;
-    if (!is_known || rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
-    auto* all = new Communicator{id.bytes, ranks, rank};
-    publish(all->folder + "/joined-" + std::to_string(rank), "");
-    for (int r = 0; r < ranks; r++) all->awaited.push_back(all->folder + "/joined-" + std::to_string(r));
-    *made = all;
-    return IN_PROGRESS;
+    if (!is_known || is("FRIT_NCCL_REFUSES", "config")) return INVALID_ARGUMENT;
+    return join(made, ranks, id, rank, is("NCCL_COMM_BLOCKING", "1"));
 }
+PUBLIC int ncclCommInitRank(Communicator** made, int ranks, Identity id, int rank) { return join(made, ranks, id, rank, true); }
 PUBLIC int ncclCommGetAsyncError(Communicator* all, int* state) {
     if (!all) return INVALID_ARGUMENT;
     while (!all->awaited.empty() && is_there(all->awaited.back())) all->awaited.pop_back();
-    bool is_done = all->awaited.empty();
+    bool is_done = all->awaited.empty() && !all->launching;
     if (is_done && all->split_to) finish_split(*all);
     *state = is_done ? SUCCESS : IN_PROGRESS;
     return SUCCESS;
 }
+// What was asked of a communicator: in progress, or, if it blocks, done.
+static int asked(Communicator* all) {
+    int state = IN_PROGRESS;
+    while (all->blocking && ncclCommGetAsyncError(all, &state) == SUCCESS && state == IN_PROGRESS)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return state;
+}
+static int join(Communicator** made, int ranks, const Identity& id, int rank, bool blocking) {
+    if (rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
+    auto* all = new Communicator{id.bytes, ranks, rank, blocking};
+    publish(all->folder + "/joined-" + std::to_string(rank), "");
+    for (int r = 0; r < ranks; r++) all->awaited.push_back(all->folder + "/joined-" + std::to_string(r));
+    *made = all;
+    return asked(all);
+}
 PUBLIC int ncclCommAbort(Communicator* all) {
     all->aborted = true;
-    return IN_PROGRESS;
+    return all->blocking ? SUCCESS : IN_PROGRESS;
 }
 PUBLIC int ncclCommSplit(Communicator* all, int color, int key, Communicator** made, const Config* config) {
-    if (key != 0 || config || color < 0 || !all->awaited.empty()) return INVALID_ARGUMENT;
+    if (key != 0 || config || color < 0 || !is_ready(all)) return INVALID_ARGUMENT;
     std::string stem = all->folder + "/split-" + std::to_string(all->splits) + "-";
     publish(stem + std::to_string(all->rank), std::to_string(color));
     for (int r = 0; r < all->ranks; r++) all->awaited.push_back(stem + std::to_string(r));
     all->split_to = made;
     all->split_color = color;
-    return IN_PROGRESS;
+    return asked(all);
 }
 PUBLIC int ncclAllGather(const void* send, void* receive, size_t count, int type, Communicator* all, void* stream) {
     return put("all_gather", send, receive, count, count * size_t(all->ranks), type, SUM, all, stream);

@@ -211,6 +211,21 @@ fn two_ranks_train_as_on_the_cpu() {
     expect_graphs(&ended, 1);
     // Collectives and what belongs to them keep their priority in graphs.
     assert!(ended.iter().all(|e| e.count("node of priority -5") > 0));
+    // They are launched while the host waits for that, while a step is captured, too.
+    assert!(ended.iter().all(|e| e.count("nccl launch by another thread") > 0));
+}
+
+#[test]
+fn communicators_that_block_train_as_on_the_cpu() {
+    let teams =
+        ["precision.compute=fp32", "sharding.strategy=hybrid_shard", "sharding.shard_group=2"];
+    for (variable, value) in [("NCCL_COMM_BLOCKING", "1"), ("FRIT_NCCL_REFUSES", "config")] {
+        let gpu = Gpu::new().with(variable, value);
+        for rank in check_on(&gpu, "mlp", &teams, 4, 1e-5) {
+            assert!(rank.count("nccl launch by the caller") > 0, "{variable}");
+            assert_eq!(rank.count("nccl launch by another thread"), 0, "{variable}");
+        }
+    }
 }
 
 #[test]

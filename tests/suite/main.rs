@@ -16,6 +16,7 @@ mod cuda;
 mod cuda_evaluation;
 mod cudnn;
 mod data;
+mod doctor;
 mod driver;
 mod dropout;
 mod edited_plans;

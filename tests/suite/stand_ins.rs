@@ -6,6 +6,7 @@ use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit_ir::plan::sha256_hex;
 use frit_runtime::compare;
+use frit_runtime::device::cuda::doctor;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -205,18 +206,25 @@ impl Ended {
     }
 }
 
-/// What a process does: `compare`, which is a command of `frit-run`, or what `frit` does.
+/// What a process does: `compare` and `doctor`, which are commands of `frit-run`, or what `frit` does.
 fn process(arguments: &[&str]) -> Result<String, String> {
     #[derive(clap::Parser)]
-    struct Compare {
-        #[command(flatten)]
-        options: compare::Options,
+    enum Run {
+        Compare(compare::Options),
+        Doctor(doctor::Options),
     }
-    if arguments[0] == "compare" {
-        let Compare { options } = Compare::parse_from(arguments);
-        let report = compare::compare(&options).map_err(|e| e.to_string())?;
-        let text = report.render(false);
-        return if report.is_close() { Ok(text) } else { Err(text) };
+    match Run::try_parse_from([&["frit-run"], arguments].concat()) {
+        Ok(Run::Compare(options)) => {
+            let report = compare::compare(&options).map_err(|e| e.to_string())?;
+            let text = report.render(false);
+            return if report.is_close() { Ok(text) } else { Err(text) };
+        }
+        Ok(Run::Doctor(options)) => {
+            let findings = doctor::doctor(&options).map_err(|e| e.to_string())?;
+            let text = findings.table();
+            return findings.complaint().map_or(Ok(text.clone()), |why| Err(text + &why));
+        }
+        Err(_) => {}
     }
     let cli = Cli::try_parse_from([&["frit"], arguments].concat()).map_err(|e| e.to_string())?;
     execute(&cli).map_err(|report| report.to_string())

@@ -4,7 +4,7 @@
 use super::driver::{Address, Algorithm, ProductAddresses, ProductHandle, StreamHandle};
 use super::error::CudaError;
 use super::gemm::{Kind, Operand, Product};
-use super::library::{Wanted, functions};
+use super::library::{LibraryError, Wanted, functions};
 use super::nvrtc::c_text;
 use super::real::stream;
 use cudarc::cublaslt::sys::{
@@ -66,6 +66,17 @@ pub(super) fn library(driver: (u32, u32)) -> Wanted {
 }
 
 type Result<T = ()> = std::result::Result<T, CudaError>;
+
+/// Where the library is, and its version.
+///
+/// # Errors
+/// If it cannot be loaded.
+pub(super) fn find(driver: (u32, u32)) -> std::result::Result<(String, usize), LibraryError> {
+    let loaded = library(driver).load()?;
+    let api = Api::of(&loaded)?;
+    // SAFETY: no arguments to get wrong.
+    Ok((loaded.path, unsafe { (api.cublasLtGetVersion)() }))
+}
 
 /// The library's descriptors of a GEMM, which live as long as the process.
 struct Described {
@@ -432,7 +443,6 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::library::LibraryError;
 
     #[test]
     fn the_library_has_every_function() {

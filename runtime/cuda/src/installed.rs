@@ -10,7 +10,9 @@ use super::{cublaslt, nccl, nvrtc};
 /// # Errors
 /// If it cannot be loaded.
 pub fn cublaslt(driver: (u32, u32)) -> Result<String, LibraryError> {
-    cublaslt::library(driver).load().map(|l| l.path)
+    let (path, version) = cublaslt::find(driver)?;
+    let (major, minor, patch) = (version / 10_000, version / 100 % 100, version % 100);
+    Ok(format!("{major}.{minor}.{patch}, {path}"))
 }
 
 /// NVRTC, for a driver of this version of CUDA.

@@ -1,5 +1,7 @@
 //! NCCL collectives. Each team has one communicator for all streams, so that ranks cannot start its collectives in
-//! different orders. It is non-blocking, so that a lost rank is noticed.
+//! different orders. It is non-blocking, so that a lost rank is noticed: the library launches from a thread of its own, and
+//! the host waits until it has, before it puts anything else on the stream. Where the library refuses such communicators,
+//! or is told to by `NCCL_COMM_BLOCKING=1`, its calls block; then only the library notices ranks that are lost meanwhile.
 
 use super::driver::{Collective, Exchange, StreamHandle, TeamHandle};
 use super::error::CudaError;
@@ -27,6 +29,9 @@ pub(super) const LIBRARY: Wanted = Wanted {
 /// The oldest version with non-blocking communicators that can be split.
 const OLDEST: (u32, u32) = (2, 18);
 const IN_PROGRESS: u32 = 7;
+/// Answers to a configuration that the library does not take: `ncclInvalidArgument`, `ncclInvalidUsage`. Nothing was sent
+/// to other ranks before.
+const REFUSED: [u32; 2] = [4, 5];
 
 /// `ncclConfig_t` as of version 2.14; later versions accept it by its size and version.
 #[repr(C)]
@@ -45,6 +50,7 @@ functions! {
         ncclGetLastError: fn(ncclComm_t) -> *const c_char,
         ncclGetUniqueId: fn(*mut ncclUniqueId) -> u32,
         ncclCommInitRankConfig: fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut Config) -> u32,
+        ncclCommInitRank: fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> u32,
         ncclCommGetAsyncError: fn(ncclComm_t, *mut u32) -> u32,
         ncclCommAbort: fn(ncclComm_t) -> u32,
         ncclCommSplit: fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut Config) -> u32,
@@ -119,14 +125,20 @@ impl Library {
         let mut config =
             Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: 21400, blocking: 0 };
         let mut communicator: ncclComm_t = null_mut();
+        let (n, rank) = (world_size as c_int, rank as c_int);
+        let mut call = "ncclCommInitRankConfig";
         // SAFETY: the pointers are valid; the identity is passed by value.
-        let code = unsafe {
-            let (n, rank) = (world_size as c_int, rank as c_int);
+        let mut code = unsafe {
             (self.api.ncclCommInitRankConfig)(&mut communicator, n, id, rank, &mut config)
         };
+        if REFUSED.contains(&code) {
+            call = "ncclCommInitRank";
+            // SAFETY: as above.
+            code = unsafe { (self.api.ncclCommInitRank)(&mut communicator, n, id, rank) };
+        }
         let communicators = RefCell::new(vec![communicator]);
         let nccl = Nccl { library: self, communicators, timeout };
-        nccl.settle("ncclCommInitRankConfig", code, communicator, failure)?;
+        nccl.settle(call, code, communicator, failure)?;
         Ok(nccl)
     }
 

@@ -4,13 +4,15 @@ use clap::Parser;
 use frit_runtime::RunError;
 use frit_runtime::arguments::Arguments;
 use frit_runtime::compare;
+use frit_runtime::device::cuda::doctor::{self, doctor};
 use frit_runtime::eval::{self, evaluate};
 use frit_runtime::interrupt;
 use frit_runtime::run::{RunReport, run};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Run training steps from a plan directory, evaluate its model, or compare its kernels with the interpreter.
+/// Run training steps from a plan directory, evaluate its model, compare its kernels with the interpreter, or check this
+/// machine.
 #[derive(Parser)]
 #[command(
     version,
@@ -19,7 +21,8 @@ use std::process::ExitCode;
     after_help = "Examples:
   frit-run plan --data data.safetensors --steps 100
   frit-run eval plan --data test.safetensors --weights trained.safetensors
-  frit-run compare plan --data data.safetensors"
+  frit-run compare plan --data data.safetensors
+  frit-run doctor plan"
 )]
 struct Args {
     #[command(subcommand)]
@@ -34,6 +37,8 @@ enum Command {
     Eval(eval::Options),
     /// Compare every kernel of a training step, as the plan's device executes it, with the IR interpreter.
     Compare(compare::Options),
+    /// Show which GPU libraries this machine has, which of a plan's requirements are missing, and what a GPU reaches.
+    Doctor(doctor::Options),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +58,15 @@ fn main() -> ExitCode {
                 // As above.
                 let _ = write!(std::io::stdout(), "{}", report.render(options.json));
                 if report.is_close() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(e) => fail(&e.to_string()),
+        },
+        (Some(Command::Doctor(options)), _) => match doctor(&options) {
+            Ok(findings) => {
+                let text = if options.json { findings.json() } else { findings.table() };
+                // As above.
+                let _ = write!(std::io::stdout(), "{text}");
+                findings.complaint().map_or(ExitCode::SUCCESS, |message| fail(&message))
             }
             Err(e) => fail(&e.to_string()),
         },

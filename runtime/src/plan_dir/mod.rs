@@ -191,8 +191,12 @@ pub fn verify_files(dir: &Path, plan: &Plan) -> Result<(), RunError> {
     Values::load(dir, plan, is_part.then_some(training.as_path()))?.compare_all()
 }
 
+/// Refuses a plan for the CPU whose code this processor cannot run.
+///
+/// # Errors
+/// What the processor lacks.
 #[cfg(target_arch = "x86_64")]
-fn check_target(plan: &Plan) -> Result<(), RunError> {
+pub(crate) fn check_target(plan: &Plan) -> Result<(), RunError> {
     if plan.target.device == DeviceType::Cuda {
         return Ok(());
     }
@@ -213,7 +217,11 @@ fn check_target(plan: &Plan) -> Result<(), RunError> {
     }
 }
 
+/// Code for another processor is refused when it is loaded.
+///
+/// # Errors
+/// None.
 #[cfg(not(target_arch = "x86_64"))]
-fn check_target(_: &Plan) -> Result<(), RunError> {
+pub(crate) fn check_target(_: &Plan) -> Result<(), RunError> {
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! and metrics overlap with it.
 
 mod bench;
+mod ceilings;
 mod choose;
 mod command;
 mod cubins;
@@ -23,6 +24,7 @@ mod survey;
 mod tuning;
 mod widen;
 
+pub use ceilings::Ceilings;
 pub use cubins::CACHE_VARIABLE;
 pub use frit_comm::launch::TIMEOUT_VARIABLE;
 
