@@ -41,7 +41,8 @@ pub struct Options {
     /// as many are compared as this allows.
     #[arg(long, default_value_t = 500, value_name = "MILLIONS")]
     pub budget: u64,
-    /// Print JSON: device, tasks, compared, left_out, kernels (kernel, ops, dtype, task, tasks, error, tolerance).
+    /// Print JSON: device, tasks, compared, left_out, kernels (kernel, ops, dtype, task, tasks, error, tolerance,
+    /// and of the largest error worst: buffer, index, found, expected).
     #[arg(long)]
     pub json: bool,
     /// Threads; by default all cores.
@@ -85,6 +86,22 @@ pub struct Compared {
     pub error: f64,
     /// The allowed error.
     pub tolerance: f64,
+    /// Where the largest error is; absent where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst: Option<Element>,
+}
+
+/// An element of a tensor that a task writes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Element {
+    /// The plan's buffer.
+    pub buffer: String,
+    /// The position along each axis.
+    pub index: Vec<usize>,
+    /// What the device wrote.
+    pub found: f64,
+    /// What the interpreter computes.
+    pub expected: f64,
 }
 
 impl Compared {
@@ -116,10 +133,14 @@ impl Report {
             self.device
         );
         for k in far {
-            let Compared { kernel, ops, task, error, tolerance, .. } = k;
+            let Compared { kernel, ops, task, error, tolerance, worst, .. } = k;
             text += &format!(
-                "  {kernel} ({ops}) in task `{task}`: error {error:.1e}, allowed {tolerance:.1e}\n"
+                "  {kernel} ({ops}) in task `{task}`: error {error:.1e}, allowed {tolerance:.1e}"
             );
+            if let Some(Element { buffer, index, found, expected }) = worst {
+                text += &format!("; `{buffer}` at {index:?} is {found:e} instead of {expected:e}");
+            }
+            text.push('\n');
         }
         if !self.left_out.is_empty() {
             text += &format!("  not compared, see --budget: {}\n", self.left_out.join(", "));
@@ -247,31 +268,36 @@ impl<'a> Comparison<'a> {
         device.run(i..i.next())?;
         let expected = interpret::run(body, &feeds, interpret::Options::default())
             .map_err(|e| failed(e.to_string()))?;
-        let mut error = 0.0;
+        let (mut error, mut worst) = (0.0, None);
         for (at, ((_, expected), place)) in expected.iter().zip(writes).enumerate() {
             let (found, dtype) = (bytes(device, place)?, place.ty.dtype);
-            let mut far = distance(dtype, &found, &expected.to_bytes());
+            let expected = expected.to_bytes();
+            let (mut far, element) = distance(dtype, &found, &expected);
             if far > tolerance(body).1 && dtype.is_float() {
                 let moved = interpret::run(body, &nudged(&feeds), interpret::Options::default())
                     .map_err(|e| failed(e.to_string()))?;
-                let sway = distance(dtype, &moved[at].1.to_bytes(), &expected.to_bytes());
+                let (sway, _) = distance(dtype, &moved[at].1.to_bytes(), &expected);
                 if far <= 2.0 * sway {
                     far = 0.0;
                 }
             }
-            error = f64::max(error, far);
+            if far > error {
+                error = far;
+                worst = Some(Element::of(self.plan, place, element, (&found, &expected)));
+            }
         }
-        self.note(*kernel, &task.name, error);
+        self.note(*kernel, &task.name, error, worst);
         Ok(())
     }
 
-    fn note(&mut self, kernel: KernelId, task: &str, error: f64) {
+    fn note(&mut self, kernel: KernelId, task: &str, error: f64, worst: Option<Element>) {
         let spec = &self.plan.kernels[kernel];
         let found = self.found[kernel].get_or_insert_with(|| Compared::none(spec));
         found.tasks += 1;
         if found.task.is_empty() || error > found.error {
             found.error = error;
             found.task = task.into();
+            found.worst = worst;
         }
     }
 
@@ -311,6 +337,7 @@ impl Compared {
             tasks: 0,
             error: 0.0,
             tolerance,
+            worst: None,
         }
     }
 }
@@ -365,12 +392,32 @@ fn operations(body: &Graph) -> u64 {
     body.nodes().map(|(_, n)| one(n)).sum()
 }
 
-/// The largest error of an element; see [`Compared::error`].
-fn distance(dtype: DType, found: &[u8], expected: &[u8]) -> f64 {
+impl Element {
+    fn of(plan: &Plan, place: &Place, at: usize, (found, expected): (&[u8], &[u8])) -> Element {
+        let value = |bytes: &[u8]| {
+            let tensor = Tensor::from_bytes(place.ty.clone(), bytes)
+                .expect("invariant: as many bytes as the tensor has");
+            let float = tensor.as_floats().map(|values| values[at]);
+            float.or_else(|| Some(tensor.as_ints()?[at] as f64)).unwrap_or(f64::NAN)
+        };
+        let (mut rest, mut index) = (at, vec![]);
+        for size in place.ty.shape.dims().iter().rev() {
+            index.insert(0, rest % size);
+            rest /= size;
+        }
+        let buffer = plan.buffers[place.buffer].name.clone();
+        Element { buffer, index, found: value(found), expected: value(expected) }
+    }
+}
+
+/// The largest error of an element, see [`Compared::error`], and which it is.
+fn distance(dtype: DType, found: &[u8], expected: &[u8]) -> (f64, usize) {
     if !dtype.is_float() {
         let size = dtype.size();
-        let differs = |(a, b): &(&[u8], &[u8])| a != b;
-        return found.chunks(size).zip(expected.chunks(size)).filter(differs).count() as f64;
+        let pairs = found.chunks(size).zip(expected.chunks(size)).enumerate();
+        let mut differing = pairs.filter(|(_, (a, b))| a != b).map(|(i, _)| i);
+        let first = differing.next();
+        return (first.map_or(0.0, |_| 1.0 + differing.count() as f64), first.unwrap_or(0));
     }
     let (found, expected) = (decode(dtype, found), decode(dtype, expected));
     let finite = |x: &&f64| x.is_finite();
@@ -381,7 +428,8 @@ fn distance(dtype: DType, found: &[u8], expected: &[u8]) -> f64 {
         _ if a == b || (a.is_nan() && b.is_nan()) => 0.0,
         _ => f64::INFINITY,
     };
-    found.iter().zip(&expected).map(one).fold(0.0, f64::max)
+    let errors = found.iter().zip(&expected).map(one).enumerate();
+    errors.fold((0.0, 0), |most, (i, error)| if error > most.0 { (error, i) } else { most })
 }
 
 fn bytes(device: &impl Device, place: &Place) -> Result<Vec<u8>, RunError> {

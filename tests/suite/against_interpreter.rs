@@ -138,6 +138,18 @@ fn one_wrong_element_is_found_where_it_is_made() {
         let expected: &[&str] = if found { &[&dir.plan.tasks[task].name] } else { &[] };
         assert_eq!(far, expected);
         assert_eq!(report.render(false).contains("allowed 1.0e-4"), found);
+        // The last element of the first tensor that the task writes.
+        let place = &dir.plan.tasks[task].action.writes()[0];
+        let last: Vec<usize> = place.ty.shape.dims().iter().map(|n| n - 1).collect();
+        let mut worst = report.kernels.iter().filter(|k| !k.is_close()).map(|k| &k.worst);
+        if let Some(Some(worst)) = worst.next() {
+            let element = (worst.buffer.as_str(), &worst.index);
+            assert_eq!(element, (dir.plan.buffers[place.buffer].name.as_str(), &last));
+            let far = (worst.found - worst.expected).abs();
+            assert!(far > 1e-4 && far < 1e-2, "{worst:?}");
+        } else {
+            assert!(!found, "the element is not named");
+        }
     }
 }
 

@@ -94,7 +94,8 @@ fn what_a_gpu_reaches_is_measured() {
     assert!(line(&ended.said, "GEMM").ends_with("TFLOP/s, best of 2 algorithms"), "{}", ended.said);
     assert!(line(&ended.said, "copy").ends_with("GB/s read and written"), "{}", ended.said);
     assert!(ended.count("call cuMemcpyDtoDAsync_v2") > 1);
-    let too_little = Gpu::new().with("FRIT_DEVICE_MEMORY", 1 << 20).run(&["doctor", "--measure"]);
+    let too_little =
+        Gpu::new().with("FRIT_DEVICE_MEMORY", 1 << 20).run(&["doctor", "--measure=1024"]);
     assert_eq!(too_little.code, Some(2), "{}", too_little.said);
     assert!(too_little.said.contains("measure a smaller GEMM"), "{}", too_little.said);
 }

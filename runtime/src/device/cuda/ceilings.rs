@@ -118,14 +118,14 @@ fn square(size: usize) -> Gemm {
 
 /// So many random numbers in [-1, 1): with zeros, tensor cores draw less power and run faster than they can in a step.
 fn random<D: Driver>(stopwatch: &Stopwatch<'_, D>, n: usize, seed: u64) -> Result<Address> {
+    let driver = stopwatch.driver;
     let mut bytes = vec![0; n * size_of::<u16>()];
+    let at = allocate(driver, bytes.len())?;
     ChaCha12Rng::seed_from_u64(seed).fill_bytes(&mut bytes);
     for pair in bytes.as_chunks_mut::<2>().0 {
         let number = bf16::from_f32(f32::from(i16::from_le_bytes(*pair)) / 32768.0);
         *pair = number.to_le_bytes();
     }
-    let driver = stopwatch.driver;
-    let at = allocate(driver, bytes.len())?;
     // SAFETY: the bytes live until the copy was made.
     unsafe { driver.copy_in(at, bytes.as_ptr(), bytes.len(), stopwatch.on)? };
     driver.record(stopwatch.end, stopwatch.on)?;
