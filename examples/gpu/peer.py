@@ -1,9 +1,19 @@
 #!/usr/bin/env python3
 """Trains one of make_models.py's models with PyTorch and writes what it took: the other side of check.sh's table.
 
-Autocast in bf16 or plain f32, fused AdamW, clip_grad_norm, scaled_dot_product_attention; in eager mode or compiled.
-The model is the same as the JSON one, parameter by parameter, so that --weights can read what `frit-run --save`
-wrote. Usage: peer.py --model NAME --data FILE --batch N --steps N --json OUT [--mode compile] [...]
+The model is the same as the JSON one, parameter by parameter, so that --weights can read what `frit-run --save` wrote;
+batches, clipping and optimizer are the same, too. What PyTorch offers to be fast is used: autocast in bf16 (TF32 where f32
+is left), fused AdamW, pinned inputs that are copied while the host goes on, scaled_dot_product_attention with the fastest
+backend for the model's sizes, which is measured first, channels last and cuDNN's benchmark for images; --pad-vocab makes the
+vocabulary a multiple of 64. With a --mode other than eager, model and loss are compiled together in that mode of
+torch.compile.
+
+After --warm-up steps, which compile and capture, every step is timed from the host, synchronized before and after, and the
+median counts; then as many steps run without synchronizing in between, and if their mean is less, it counts.
+
+    peer.py --model NAME --data FILE --batch N --steps N --json OUT [...]    train
+    peer.py --model NAME --batch N --images FILE.safetensors                 write two batches of random images
+    peer.py --versions                                                       what is installed, as JSON
 """
 
 import argparse
@@ -11,13 +21,19 @@ import contextlib
 import json
 import math
 import statistics
+import sys
 import time
 
 import make_models
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+MODES = ["eager", "default", "max-autotune-no-cudagraphs", "reduce-overhead"]
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
 class Linear(nn.Linear):
@@ -196,43 +212,110 @@ def batches(path, batch, sizes):
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", required=True, help="a model of make_models.py that is timed")
-    p.add_argument("--data", required=True)
-    p.add_argument("--batch", type=int, required=True)
-    p.add_argument("--steps", type=int, required=True)
-    p.add_argument("--json", required=True)
-    p.add_argument("--mode", choices=["eager", "compile"], default="eager")
+    p.add_argument("--model", help="a model of make_models.py that is timed")
+    p.add_argument("--data")
+    p.add_argument("--batch", type=int)
+    p.add_argument("--steps", type=int)
+    p.add_argument("--json")
+    p.add_argument("--mode", choices=MODES, default="eager")
+    p.add_argument("--warm-up", type=int, default=10, help="of the steps, those that are not timed; at most half")
     p.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--lr", type=float, default=1e-4)
     p.add_argument("--weights", help="first values of the parameters, as frit-run --save writes them")
     p.add_argument("--pad-vocab", action="store_true", help="the vocabulary as a multiple of 64")
     p.add_argument("--profile", action="store_true", help="count the kernels of one more step and the gaps between them")
+    p.add_argument("--images", metavar="FILE", help="write two batches of images, and end")
+    p.add_argument("--versions", action="store_true", help="print what is installed, and end")
     return p.parse_args()
 
 
+def versions():
+    found = {"torch": torch.__version__, "python": sys.version.split()[0], "path": torch.__path__[0]}
+    if torch.cuda.is_available():
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "gpu": torch.cuda.get_device_name(),
+                  "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return found
+
+
+def write_images(name, batch, path):
+    sizes, n = {**make_models.MODELS, **make_models.TINY}[name], 2 * batch
+    g = torch.Generator().manual_seed(0)
+    images = torch.randn(n, 3, sizes["image"], sizes["image"], generator=g)
+    save_file({"image": images, "labels": torch.randint(0, sizes["classes"], (n,), generator=g)}, path)
+
+
 def load(net, path):
+    """Reads the parameters; rows that only pad the vocabulary are zero."""
     state = load_file(path)
+    for name, p in net.named_parameters():
+        rows = p.shape[0] - state[name].shape[0] if name.endswith(("wte.weight", "word_embeddings.weight")) else 0
+        if rows > 0:
+            state[name] = F.pad(state[name], (0, 0, 0, rows))
     net.load_state_dict(state, strict=True)
+
+
+def choose_attention(kind, sizes, batch, a):
+    """Lets attention run on the backend that is fastest for these sizes, forward and backward: milliseconds of each."""
+    if a.device != "cuda" or a.precision != "bf16" or kind == "resnet":
+        return {}
+    width, ms = sizes["width"], {}
+    for name, backend in BACKENDS.items():
+        try:
+            x = torch.randn(batch, sizes["seq"], 3 * width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            grad = torch.randn(batch, sizes["seq"], width, device="cuda", dtype=torch.bfloat16)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for i in range(15):
+                if i == 5:
+                    begin.record()
+                with sdpa_kernel([backend]):
+                    attend(*(split_heads(part, sizes["heads"]) for part in x.chunk(3, dim=2)), kind == "gpt2").backward(grad)
+            end.record()
+            end.synchronize()
+            ms[name] = begin.elapsed_time(end) / 10
+        except RuntimeError:
+            pass  # It does not take these sizes, or there is too little memory for it.
+    best = min(ms, key=ms.get, default=None)
+    if best:
+        cuda = torch.backends.cuda
+        for name, enable in (("flash", cuda.enable_flash_sdp), ("cudnn", cuda.enable_cudnn_sdp),
+                             ("efficient", cuda.enable_mem_efficient_sdp), ("math", cuda.enable_math_sdp)):
+            enable(name == best)
+        print(f"attention by {best}:", ", ".join(f"{name} {t:.2f} ms" for name, t in ms.items()), flush=True)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return ms
 
 
 def main():
     a = arguments()
+    if a.versions:
+        return print(json.dumps(versions()))
+    if a.images:
+        return write_images(a.model, a.batch, a.images)
     torch.manual_seed(0)
-    # Plain f32 is f32: neither side rounds operands to tf32.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # Plain f32 is f32: neither side rounds operands to TF32. In bf16 there is nothing to be exact about.
+    tf32 = a.precision == "bf16"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
     net, kind, sizes = build(a.model, a.pad_vocab)
     if a.weights:
         load(net, a.weights)
+    sdpa = choose_attention(kind, sizes, a.batch, a)
     net.to(a.device).train()
     images = kind == "resnet"
     if images:
         net.to(memory_format=torch.channels_last)
-    forward = torch.compile(net) if a.mode == "compile" else net
     opt = torch.optim.AdamW(net.parameters(), lr=a.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True)
     cuda = a.device == "cuda"
-    autocast = torch.autocast(a.device, dtype=torch.bfloat16) if a.precision == "bf16" else contextlib.nullcontext()
+
+    def loss_of(inputs, labels):
+        autocast = torch.autocast(a.device, dtype=torch.bfloat16) if a.precision == "bf16" else contextlib.nullcontext()
+        with autocast:
+            logits = net(inputs)
+            return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+    forward = loss_of if a.mode == "eager" else torch.compile(loss_of, mode=a.mode)
 
     def move(x, like_image=False):
         if cuda:
@@ -240,15 +323,14 @@ def main():
         return x.contiguous(memory_format=torch.channels_last) if like_image else x
 
     def step(inputs, labels):
-        inputs, labels = move(inputs, images), move(labels)
-        with autocast:
-            logits = forward(inputs)
-            loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = forward(move(inputs, images), move(labels))
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         opt.step()
         opt.zero_grad(set_to_none=True)
-        return loss.detach()
+        # A captured graph writes the next loss to the same place.
+        return loss.detach().clone()
 
     def wait():
         if cuda:
@@ -263,19 +345,20 @@ def main():
         losses.append(step(inputs, labels))
         wait()
         seconds.append(time.perf_counter() - begin)
-    # Several steps without waiting in between: what the host may hide.
-    warm = len(seconds) // 2
+    warm = min(a.warm_up, len(seconds) // 2)
     begin, n = time.perf_counter(), max(len(seconds) - warm, 1)
     for _ in range(n):
         step(*next(feed))
     wait()
     unsynchronized = (time.perf_counter() - begin) / n
+    synchronized = statistics.median(seconds[warm:])
     found = {
         "model": a.model, "mode": a.mode, "precision": a.precision, "batch": a.batch, "torch": torch.__version__,
         "parameters": sum(p.numel() for p in net.parameters()),
         "losses": [float(x) for x in losses],
-        "step_s": min(statistics.median(seconds[warm:]), unsynchronized),
-        "first_step_s": seconds[0],
+        "step_s": min(synchronized, unsynchronized), "synchronized_s": synchronized, "unsynchronized_s": unsynchronized,
+        "warm_up": warm, "first_step_s": seconds[0],
+        "sdpa": min(sdpa, key=sdpa.get, default=None), "sdpa_ms": sdpa,
     }
     if cuda:
         free, total = torch.cuda.mem_get_info()
@@ -291,7 +374,7 @@ def main():
 
 
 def profile(step, feed, wait, cuda):
-    """Kernels of one step and the part of its time in which none runs; operations on the CPU."""
+    """Kernels of one step, those of attention by name, and the part of its time in which none runs; operations on the CPU."""
     from torch.profiler import ProfilerActivity
 
     activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
@@ -299,13 +382,15 @@ def profile(step, feed, wait, cuda):
         step(*next(feed))
         wait()
     device = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
-    spans = sorted((e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == device)
+    events = [e for e in profiler.events() if e.device_type == device]
+    spans = sorted((e.time_range.start, e.time_range.end) for e in events)
     busy, end = 0.0, -math.inf
     for first, last in spans:
         busy += max(0.0, last - max(first, end))
         end = max(end, last)
     length = end - spans[0][0] if spans else 0.0
-    return {"kernels": len(spans), "gap": 1 - busy / length if length else 0.0}
+    attention = sorted({e.name[:120] for e in events if any(part in e.name.lower() for part in ("flash", "fmha", "sdpa", "attention"))})
+    return {"kernels": len(spans), "gap": 1 - busy / length if length else 0.0, "attention_kernels": attention}
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ mod frozen;
 mod fuzz;
 mod inference;
 mod internal_errors;
+mod kit;
 mod language;
 mod lints;
 mod logits;
