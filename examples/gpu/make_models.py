@@ -3,11 +3,17 @@
 kernels one model with attention of many head sizes and one with the operations that no given model has.
 
 Their weights are made from the seed when a plan is run, so that neither model nor plan holds any. `--tiny DIR` writes
-models of the same kinds that train on a CPU in no time, for tests of check.sh. Usage: make_models.py [--tiny DIR]
+models of the same kinds that train on a CPU in no time, for tests of check.sh. `--tokens FILE VOCAB` writes tokens that
+are as frequent as words of a language: few of them often, most seldom.
+
+Usage: make_models.py [--tiny DIR | --tokens FILE VOCAB]
 """
 
+import array
+import itertools
 import json
 import pathlib
+import random
 import sys
 
 # Sizes by model; what peer.py builds for PyTorch is made from the same.
@@ -354,9 +360,27 @@ def build(name, kind, **sizes):
     return builder(name, sizes["layers"], sizes["width"], sizes["heads"], sizes["seq"], sizes["vocab"])
 
 
-if __name__ == "__main__":
-    tiny = len(sys.argv) == 3 and sys.argv[1] == "--tiny"
-    folder = pathlib.Path(sys.argv[2] if tiny else __file__)
-    folder = folder if tiny else folder.parent
-    for name, sizes in (TINY if tiny else MODELS).items():
+def write_tokens(path, vocab, n=1 << 20):
+    """Tokens as u16, the k-th most frequent as often as 1/k."""
+    draw = random.Random(0)
+    ids = list(range(vocab))
+    draw.shuffle(ids)
+    weights = list(itertools.accumulate(1 / k for k in range(1, vocab + 1)))
+    tokens = array.array("H", draw.choices(ids, cum_weights=weights, k=n))
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    pathlib.Path(path).write_bytes(tokens.tobytes())
+
+
+def main(option=None, *rest):
+    if option == "--tokens":
+        path, vocab = rest
+        return write_tokens(path, int(vocab))
+    folder = pathlib.Path(rest[0] if option == "--tiny" else __file__)
+    folder = folder if option == "--tiny" else folder.parent
+    for name, sizes in (TINY if option == "--tiny" else MODELS).items():
         (folder / f"{name}.json").write_text(json.dumps(build(name, **sizes), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,27 +1,31 @@
 #!/usr/bin/env bash
-# Puts all that check.sh needs on a GPU machine into one folder and one archive of it, KIT.tar.gz: the lean frit-run, stripped, plans, data, what the
-# same models give on the CPU, and the scripts themselves. Needs neither a GPU nor the CUDA toolkit.
+# Puts all that check.sh needs on a GPU machine into one folder and one archive of it, KIT.tar.xz: the lean frit-run,
+# stripped, plans, data, what the same models give on the CPU, llm.c's program, and the scripts themselves. Needs neither a
+# GPU nor the CUDA toolkit.
 #
-#   examples/gpu/prepare.sh [--arch sm_90] [--device cuda|cpu] [--tiny] [KIT]      KIT: gpu-kit
+#   examples/gpu/prepare.sh [--arch sm_90] [--device cuda|cpu] [--tiny] [--llmc CHECKOUT|none] [KIT]      KIT: gpu-kit
 #
 # --device cpu makes plans for this machine, and --tiny small models instead of those that are timed: with both,
-# check.sh can be run from start to end anywhere. FRIT and FRIT_RUN name the programs; without them they are built.
+# check.sh can be run from start to end anywhere. llm.c is cloned from GitHub unless --llmc names a checkout of it; where it
+# cannot be had or built, its rows in the table say why. FRIT and FRIT_RUN name the programs; without them they are built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 
-arch=sm_90 device=cuda tiny=false kit=gpu-kit
+arch=sm_90 device=cuda tiny=false llmc=() kit=gpu-kit
 while [[ $# -gt 0 ]]; do
     case $1 in
     --arch) arch=$2; shift ;;
     --device) device=$2; shift ;;
     --tiny) tiny=true ;;
+    --llmc) llmc=("$2"); shift ;;
     -*) echo "prepare: unknown option $1" >&2; exit 2 ;;
     *) kit=$1 ;;
     esac
     shift
 done
-most_bytes=$((64 << 20))
+# Of the archive, so that there is room for what an earlier call carried back.
+most_bytes=$((24 << 20))
 
 if [[ -z ${FRIT:-} || -z ${FRIT_RUN:-} ]]; then
     cargo build --release --package frit --package frit-runtime
@@ -32,16 +36,32 @@ fi
 rm -rf "$kit"
 mkdir -p "$kit"/{bin,plans,data,references}
 strip -o "$kit/bin/frit-run" "$FRIT_RUN"
-cp "$here"/{check.sh,check.py,peer.py,make_models.py} "$kit"
-cp examples/char_gpt2/data.bin "$kit/data/tokens.bin"
+cp "$here"/{check.sh,check.py,rows.py,process.py,table.py,tensors.py,peer.py,llmc.py,make_models.py} "$kit"
+cp examples/char_gpt2/data.bin "$kit/data/characters.bin"
+# The smallest vocabulary of those that are timed has them all.
+python3 "$here/make_models.py" --tokens "$kit/data/tokens.bin" $($tiny && echo 131 || echo 30522)
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-echo "{\"device\": \"$device\", \"arch\": \"$arch\", \"commit\": \"$commit\"}" > "$kit/kit.jsonl"
+git diff --quiet HEAD 2>/dev/null || commit+=+
+
+# llm.c's program, or why it is not there.
+without=
+if [[ $device == cpu || ${llmc[0]:-} == none ]]; then
+    without="it was not asked for"
+elif ! said=$("$here/llmc.sh" --arch "$arch" ${llmc[0]:+--source "${llmc[0]}"} "$kit/llm.c" 2>&1); then
+    without=$(tail -1 <<< "$said")
+    echo "prepare: $without" >&2
+fi
+python3 -c 'import json, sys; print(json.dumps(dict(zip(("device", "arch", "commit", "llm.c"), sys.argv[1:]))))' \
+    "$device" "$arch" "$commit" "$without" > "$kit/kit.jsonl"
 
 [[ $device == cpu ]] && arch=x86-64-v3
 compile() { # PLAN MODEL BATCH [OPTION ...]
     local plan=$1 model=$2 batch=$3
     shift 3
-    "$FRIT" compile "$model" --bind batch="$batch" -o "$plan" --set loss.logits=logits "$@" > "$kit/compile.log" 2>&1 || {
+    local logits=(--set loss.logits=logits)
+    [[ "$*" == *loss.logits=* ]] && logits=()
+    "$FRIT" compile "$model" --bind batch="$batch" -o "$plan" "${logits[@]}" "$@" > "$kit/compile.log" 2>&1 || {
+        echo "prepare: $model does not compile" >&2
         cat "$kit/compile.log" >&2
         exit 1
     }
@@ -60,7 +80,7 @@ given() { # MODEL FILE DATA BATCH [OPTION ...], in each of $precisions
     local name=$1 file=$2 data=$3 batch=$4 precision
     shift 4
     local copy=data/$name.safetensors
-    if [[ $data == *.bin ]]; then copy=data/tokens.bin; else cp "$data" "$kit/$copy"; fi
+    if [[ $data == *.bin ]]; then copy=data/characters.bin; else cp "$data" "$kit/$copy"; fi
     for precision in $precisions; do
         local plan=$name-$precision
         compile "$kit/plans/$plan" "$file" "$batch" "${target[@]}" --set precision.compute=$precision "$@"
@@ -79,13 +99,17 @@ given() { # MODEL FILE DATA BATCH [OPTION ...], in each of $precisions
     done
 }
 for folder in tests/models/*/; do
+    name=$(basename "$folder")
+    more=()
+    case $name in
+    vae | diffusion) more=(--set loss.kind=output --set loss.logits=loss) ;;
+    unet) more=(--set loss.kind=mse) ;;
+    esac
+    # Those with PyTorch's gradients, and two that draw random numbers.
+    [[ -e $folder/grads.safetensors || $name == vae || $name == diffusion ]] || continue
     precisions="fp32 bf16"
     # Only these GPUs have units for it.
-    [[ $folder == */gpt2/ || $folder == */llama/ ]] && [[ $arch != sm_8[06] ]] && precisions+=" fp8"
-    name=$(basename "$folder")
-    [[ -e $folder/model.onnx && $name != losses ]] || continue
-    more=()
-    [[ $name == unet ]] && more=(--set loss.kind=mse)
+    [[ $name == gpt2 || $name == llama ]] && [[ $device == cuda && $arch != sm_8[06] ]] && precisions+=" fp8"
     given "$name" "$folder/model.onnx" "$folder/data.safetensors" 4 "${more[@]}"
 done
 precisions="fp32 bf16"
@@ -113,19 +137,24 @@ seeded() { # STAGE MODEL PRECISION BATCH RANKS [OPTION ...]
 if $tiny; then
     small=gpt2_tiny timed=(gpt2_tiny:8 bert_tiny:8 resnet_tiny:8)
 else
-    small=gpt2_124m timed=(gpt2_124m:32 gpt2_774m:16 gpt2_1558m:8 bert_large:32 resnet50:256)
+    small=gpt2_124m timed=(gpt2_124m:32 gpt2_1558m:16 gpt2_774m:16 bert_large:32 resnet50:256)
 fi
 for precision in fp32 bf16; do seeded train $small $precision 4 1; done
 for model in "${timed[@]}"; do seeded time "${model%:*}" bf16 "${model#*:}" 1; done
-for ranks in 1 2 4; do seeded ranks $small fp32 $((4 / ranks)) $ranks; done
+# The same weights and examples on one rank and on two.
+for ranks in 1 2; do
+    compile "$kit/plans/gpt2-ranks-$ranks" tests/models/gpt2/model.onnx $((4 / ranks)) "${target[@]}" \
+        --set precision.compute=fp32 --set sharding.ranks=$ranks
+    entry ranks gpt2-ranks-$ranks gpt2 fp32 data/gpt2.safetensors $((4 / ranks)) $ranks
+done
 for name in mlp-fp32 gpt2-bf16 resnet-bf16; do
     entry sanitize "$name" "${name%-*}" "${name#*-}" "data/${name%-*}.safetensors" 4 1
 done
 
 rm -f "$kit/compile.log"
-tar -czf "$kit.tar.gz" -C "$(dirname "$kit")" "$(basename "$kit")"
-bytes=$(stat -c %s "$kit.tar.gz")
-echo "prepare: $kit.tar.gz holds $(ls "$kit/plans" | wc -l) plans for $device, $((bytes >> 10)) KiB"
+tar -cJf "$kit.tar.xz" -C "$(dirname "$kit")" "$(basename "$kit")"
+bytes=$(stat -c %s "$kit.tar.xz")
+echo "prepare: $kit.tar.xz holds $(ls "$kit/plans" | wc -l) plans for $device, $((bytes >> 10)) KiB"
 if ((bytes > most_bytes)); then
     echo "prepare: that is more than the $((most_bytes >> 20)) MiB that are meant to travel" >&2
     exit 1

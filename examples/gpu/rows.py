@@ -32,8 +32,11 @@ PEAKS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12
 STEPS = {"train": 20, "time": 20, "ranks": 3}
 # Steps of a timed run that are not counted, of every program.
 WARM_UP = 10
-# Seconds for a first start, which compiles kernels and measures what computes products and convolutions.
+# Seconds for a first start, which compiles kernels and measures what computes GEMMs and convolutions, and how many of them
+# it may measure: of plans that are only checked, fewer.
 FIRST_START = 240
+TUNING_SECONDS = {"time": 60, "train": 60}
+CHECKED_TUNING_SECONDS = 10
 # Seconds for a program that is timed; compiling with all candidates measured takes longest.
 PEER_SECONDS = {"max-autotune-no-cudagraphs": 420}
 # Of a model with more parameters the weights are not handed from program to program: each makes its own, alike.
@@ -51,10 +54,11 @@ class Rows:
         (folder / name).unlink(missing_ok=True)
         return folder / name
 
-    def train(self, plan, data, steps, *more, most=FIRST_START):
-        """Runs steps of a plan; the lines of its metrics."""
-        metrics = self.scratch("metrics.jsonl")
-        self.run([FRIT_RUN, KIT / "plans" / plan, "--data", data, "--steps", steps, "--metrics", metrics, *more], most)
+    def train(self, entry, steps, *more):
+        """Runs steps of an entry's plan; the lines of its metrics."""
+        metrics, plan = self.scratch("metrics.jsonl"), KIT / "plans" / entry["name"]
+        self.run([FRIT_RUN, plan, "--data", self.data(entry), "--steps", steps, "--metrics", metrics, *tuning(entry), *more],
+                 FIRST_START)
         return read_lines(metrics)
 
     def data(self, entry):
@@ -73,7 +77,7 @@ class Rows:
             return None
         path = self.work / f"weights-{entry['model']}.safetensors"
         if not path.exists():
-            self.train(entry["name"], self.data(entry), 0, "--save", path)
+            self.train(entry, 0, "--save", path)
         return path
 
     def peer(self, entry, batch, steps, *more, most=200):
@@ -125,7 +129,8 @@ class Rows:
 
     def kernels(self, entry):
         """Every kernel of the plan beside the interpreter, on the device's own operands."""
-        command = [FRIT_RUN, "compare", KIT / "plans" / entry["name"], "--data", KIT / entry["data"], "--json"]
+        plan = KIT / "plans" / entry["name"]
+        command = [FRIT_RUN, "compare", plan, "--data", KIT / entry["data"], "--json", *tuning(entry)]
         try:
             found = json.loads(self.run(command, FIRST_START))
         except Failed as e:
@@ -149,7 +154,7 @@ class Rows:
         reference = KIT / "references" / entry["name"]
         expected = tensors.losses(read_lines(reference / "metrics.jsonl"))
         validation = ["--validation", data] if len(expected) > 5 else []
-        found = tensors.losses(self.train(entry["name"], data, 5, "--dump-grads", grads, *validation))
+        found = tensors.losses(self.train(entry, 5, "--dump-grads", grads, *validation))
         loss, step = tensors.largest_deviation(found, expected)
         grad, worst = tensors.compare(grads, reference / "grads.safetensors")
         precision = entry["precision"]
@@ -163,9 +168,8 @@ class Rows:
 
     def training(self, entry):
         """The losses of training beside PyTorch's, from the same weights over the same data."""
-        steps, data = STEPS["train"], self.data(entry)
-        weights = self.weights(entry)
-        found = tensors.losses(self.train(entry["name"], data, steps))
+        steps, weights = STEPS["train"], self.weights(entry)
+        found = tensors.losses(self.train(entry, steps))
         same = self.peer(entry, entry["batch"], steps, "--weights", weights)["losses"]
         exact = self.peer(entry | {"precision": "fp32"}, entry["batch"], steps, "--weights", weights)["losses"]
         deviation, peers = tensors.mean_deviation(found, exact), tensors.mean_deviation(same, exact)
@@ -181,7 +185,7 @@ class Rows:
     def first(self, entry):
         """One step, whose start compiles the plan's kernels and measures what computes its GEMMs."""
         usage, begin = self.scratch("usage.json"), time.monotonic()
-        found = tensors.losses(self.train(entry["name"], self.data(entry), 1, "--usage", usage))
+        found = tensors.losses(self.train(entry, 1, "--usage", usage))
         used = json.loads(usage.read_text())
         ok = len(found) == 1 and math.isfinite(found[0])
         return {"ok": ok, "loss": found, "first_start_s": time.monotonic() - begin, "device_bytes": used.get("device_bytes"),
@@ -189,8 +193,7 @@ class Rows:
 
     def time_frit(self, entry):
         usage, trace = self.scratch("usage.json"), self.scratch("trace.json")
-        data, plan = self.data(entry), entry["name"]
-        found = self.train(plan, data, STEPS["time"], "--usage", usage)
+        found = self.train(entry, STEPS["time"], "--usage", usage)
         step_s = statistics.median(step_seconds(entry, found)[WARM_UP:])
         used = json.loads(usage.read_text())
         row = {"step_s": step_s, "warm_up": WARM_UP, "device_bytes": used.get("device_bytes"),
@@ -198,7 +201,7 @@ class Rows:
                "kernels": sum(used["launches"].values()), "launches": used["launches"],
                "graph_launches": used.get("graph_launches"), "losses": tensors.losses(found)}
         try:
-            self.train(plan, data, 3, "--trace", trace)
+            self.train(entry, 3, "--trace", trace)
             busy, tasks = read_trace(trace)
             row |= {"gap": max(0.0, 1 - busy / step_s), "tasks": tasks}
         except Failed as e:
@@ -311,7 +314,8 @@ class Rows:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        command = [FRIT_RUN, KIT / "plans" / entry["name"], "--data", KIT / entry["data"], "--steps", steps, "--metrics", metrics]
+        command = [FRIT_RUN, KIT / "plans" / entry["name"], "--data", KIT / entry["data"], "--steps", steps, "--metrics", metrics,
+                   *tuning(entry)]
         n = entry["ranks"]
         place = {"WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FRIT_TIMEOUT": 60, "NCCL_DEBUG": "WARN"}
         started = []
@@ -352,9 +356,13 @@ class Rows:
         if not self.cuda or program is None:
             return {"ok": None, "note": "not run: no plans for a GPU" if not self.cuda else "not run: there is no compute-sanitizer"}
         command = [program, "--tool", tool, "--error-exitcode", 9, FRIT_RUN, KIT / "plans" / entry["name"], "--data",
-                   KIT / entry["data"], "--steps", 3]
+                   KIT / entry["data"], "--steps", 3, *tuning(entry)]
         summary = [line for line in self.run(command, 300).splitlines() if "SUMMARY" in line]
         return {"ok": True, "note": " ".join(summary)}
+
+
+def tuning(entry):
+    return ["--tuning-seconds", TUNING_SECONDS.get(entry["stage"], CHECKED_TUNING_SECONDS)]
 
 
 def describe_kernel(k):

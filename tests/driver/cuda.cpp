@@ -436,7 +436,3 @@ PUBLIC void frit_device_violate(const char* rule) {
     IN_TURN;
     violate(rule);
 }
-PUBLIC void frit_device_count(const char* what) {
-    IN_TURN;
-    count(what);
-}
