@@ -51,7 +51,8 @@ class Check:
         for folder in (self.out, self.work):
             folder.mkdir(parents=True, exist_ok=True)
         self.cuda = self.kit["device"] == "cuda"
-        self.runner = Runner(a.deadline, self.out / LOG)
+        spent = time.time() - float(os.environ.get("CHECK_BEGAN") or time.time())
+        self.runner = Runner(a.deadline and a.deadline - spent, self.out / LOG)
         self.writing, self.holder, self.stopped = threading.RLock(), None, None
         # Of this machine, for every row: the driver, libraries and PyTorch, with versions and paths.
         self.software = {}

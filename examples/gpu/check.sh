@@ -13,4 +13,6 @@
 # names them; those that the deadline ended are. --only makes the rows whose name holds TEXT; --jobs says how many rows of
 # smoke, correctness and sanitize are made at once. Exit code 1 if a row failed.
 set -euo pipefail
+# The deadline counts from here.
+export CHECK_BEGAN=$EPOCHREALTIME
 exec "${PYTHON:-python3}" "$(dirname "$0")/check.py" "$@"

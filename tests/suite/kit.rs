@@ -215,7 +215,8 @@ fn a_stage_that_hangs_is_ended_with_what_it_started_and_the_next_call_goes_on() 
     let hangs = json!({"bert_tiny-bf16-8-1 --data": "hang", "gpt2-bf16 --data": "fail"});
     let first = kit.call("first", &["--deadline", "10"], &hangs);
     assert_eq!(first.code, Some(1), "{}", first.said);
-    assert!(first.seconds < 10.5, "{}", first.seconds);
+    // As soon as that on a machine with nothing else to do.
+    assert!(first.seconds < 20.0, "{}", first.seconds);
     let cut = first.row("first", "bert_tiny-bf16-8-1");
     assert_eq!((&cut["ok"], &cut["cut"]), (&json!(false), &json!(true)), "{cut}");
     let table = first.table();
