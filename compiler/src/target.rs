@@ -15,7 +15,12 @@ pub enum Backend {
     /// A CPU.
     Cpu(HostTarget),
     /// NVIDIA GPUs of an architecture such as `sm_90`, and later ones.
-    Cuda(String),
+    Cuda {
+        /// The architecture.
+        arch: String,
+        /// How hand-written kernels and libraries are selected.
+        selection: frit_select::Options,
+    },
 }
 
 /// The oldest supported architecture; its code runs on every later GPU.
@@ -35,14 +40,18 @@ impl Backend {
             let message = format!("unknown {what} `target.arch = {arch}`");
             Err(Diagnostic::error(Code::ArchUnknown, message).help(format!("use {known}")))
         };
+        let gpu = |arch: &str| {
+            let selection = frit_select::Options { deterministic: config.run.deterministic };
+            Ok(Backend::Cuda { arch: arch.into(), selection })
+        };
         match (config.target.device, arch) {
             (DeviceType::Cpu, "native") => Ok(Backend::Cpu(HostTarget::native())),
             (DeviceType::Cpu, "x86-64-v3") => {
                 Ok(Backend::Cpu(HostTarget::new("x86-64-v3", "+avx2,+fma,+f16c")))
             }
             (DeviceType::Cpu, _) => refuse("CPU", "\"native\" or \"x86-64-v3\"".into()),
-            (DeviceType::Cuda, "native") => Ok(Backend::Cuda(OLDEST_GPU.into())),
-            (DeviceType::Cuda, arch) if GPUS.contains(&arch) => Ok(Backend::Cuda(arch.into())),
+            (DeviceType::Cuda, "native") => gpu(OLDEST_GPU),
+            (DeviceType::Cuda, arch) if GPUS.contains(&arch) => gpu(arch),
             (DeviceType::Cuda, _) => {
                 refuse("GPU", format!("\"native\" or one of {}", GPUS.join(", ")))
             }
@@ -54,7 +63,7 @@ impl Backend {
     /// # Errors
     /// For GPUs that have no matrix units for them.
     pub fn multiplies_fp8(&self) -> Result<(), Diagnostic> {
-        let Backend::Cuda(arch) = self else { return Ok(()) };
+        let Backend::Cuda { arch, .. } = self else { return Ok(()) };
         if !matches!(arch.as_str(), "sm_80" | "sm_86") {
             return Ok(());
         }
@@ -73,7 +82,7 @@ impl Backend {
                 arch: host.cpu.clone(),
                 features: host.features.clone(),
             },
-            Backend::Cuda(arch) => {
+            Backend::Cuda { arch, .. } => {
                 Target { device: DeviceType::Cuda, arch: arch.clone(), features: String::new() }
             }
         }
@@ -83,7 +92,9 @@ impl Backend {
     pub fn generates(&self) -> fn(&Graph, FusionKind) -> bool {
         match self {
             Backend::Cpu(_) => |body, kind| frit_codegen::supported(body, kind).is_ok(),
-            Backend::Cuda(_) => |body, kind| frit_codegen::supported_on_cuda(body, kind).is_ok(),
+            Backend::Cuda { .. } => {
+                |body, kind| frit_codegen::supported_on_cuda(body, kind).is_ok()
+            }
         }
     }
 
@@ -94,8 +105,8 @@ impl Backend {
                 true => frit_select::cpu(body).is_some(),
                 false => frit_codegen::supported(body, kind).is_ok(),
             },
-            Backend::Cuda(_) => |body, kind| match kind.is_library() {
-                true => frit_select::cuda(body).is_some(),
+            Backend::Cuda { .. } => |body, kind| match kind.is_library() {
+                true => has_launches(body),
                 false => generates_on_cuda(body, kind),
             },
         }
@@ -105,7 +116,7 @@ impl Backend {
     pub fn has_library_kernel(&self) -> fn(&Graph) -> bool {
         match self {
             Backend::Cpu(_) => |body| frit_select::cpu(body).is_some(),
-            Backend::Cuda(_) => |body| frit_select::cuda(body).is_some(),
+            Backend::Cuda { .. } => |body| has_launches(body),
         }
     }
 
@@ -119,7 +130,7 @@ impl Backend {
         regions: &[(KernelId, FusionKind)],
         without_code: bool,
     ) -> Result<Vec<u8>, Diagnostic> {
-        if let Backend::Cuda(_) = self {
+        if let Backend::Cuda { .. } = self {
             every_kernel_has_code(plan)?;
         }
         if regions.is_empty() {
@@ -137,7 +148,7 @@ impl Backend {
         let bytes = match self {
             _ if without_code => Ok(vec![]),
             Backend::Cpu(host) => frit_codegen::compile_host(&sources, host).map(|o| o.so_bytes),
-            Backend::Cuda(arch) => {
+            Backend::Cuda { arch, .. } => {
                 frit_codegen::compile_cuda(&sources, arch).map(|m| m.ptx.into_bytes())
             }
         };
@@ -159,12 +170,14 @@ impl Backend {
                     grain: k.grain,
                 })
             }
-            (KernelKind::Generated, Backend::Cuda(_)) => {
+            (KernelKind::Generated, Backend::Cuda { .. }) => {
                 let known = frit_codegen::cuda_metadata("", body, region).ok();
                 known.map(|k| Entry::Cuda { launches: k.launches, scratch_bytes: k.scratch_bytes })
             }
             (KernelKind::Library, Backend::Cpu(_)) => frit_select::cpu(body).map(Entry::Routine),
-            (KernelKind::Library, Backend::Cuda(_)) => frit_select::cuda(body).map(Entry::Launches),
+            (KernelKind::Library, Backend::Cuda { selection, .. }) => {
+                frit_select::cuda(body, *selection).map(Entry::Launches)
+            }
             (KernelKind::Interpreted, _) => None,
         };
         entry.unwrap_or(Entry::Interpreter)
@@ -222,6 +235,11 @@ fn operations(body: &Graph) -> String {
         })
         .collect();
     list.join(", ")
+}
+
+/// Whether a body has launches, whatever they may be selected from.
+fn has_launches(body: &Graph) -> bool {
+    frit_select::cuda(body, frit_select::Options::default()).is_some()
 }
 
 /// Multiprocessors of an H100.

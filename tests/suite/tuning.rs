@@ -1,12 +1,14 @@
 //! The choice of kernels at the first start on a GPU: what is measured, within which time, and what is written of it.
 
 use crate::cuda::step;
+use crate::pairs::rows;
 use crate::stand_ins::Gpu;
-use crate::support::{Planned, file, plan};
+use crate::support::{Planned, file, plan, plan_at};
 use frit_cuda::recording::{Call, Recording};
+use frit_ir::plan::{CandidateName, Entry, Launch, Plan};
 use frit_runtime::RunError;
 use frit_runtime::device::Device;
-use frit_runtime::device::cuda::{Cuda, Limits, Ranks};
+use frit_runtime::device::cuda::{Cuda, Limits, Ranks, times};
 use frit_runtime::plan_dir::PlanDir;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -248,4 +250,123 @@ fn the_library_is_asked_for_32_algorithms() {
         "{}",
         ended.said
     );
+}
+
+/// A language model whose attention has as many queries and keys as the gradient's engines take.
+fn planned_of_text(settings: &[&str]) -> (Planned, PlanDir) {
+    let text = std::fs::read_to_string(file("examples/char_gpt2/model.json")).expect("a model");
+    let longer = text.replace("\"seq\": 64", "\"seq\": 128");
+    assert_ne!(text, longer, "the model has another length");
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("model.json");
+    std::fs::write(&path, longer).expect("written");
+    let cuda = ["target.device=cuda", "target.arch=sm_80"];
+    let planned = plan_at(&path, 2, &[&cuda, settings].concat());
+    let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
+    (planned, dir)
+}
+
+/// The names of the candidates of all choices.
+fn candidates(plan: &Plan) -> BTreeSet<&'static str> {
+    let entries = plan.kernels.iter().filter_map(|kernel| match &kernel.entry {
+        Entry::Launches(selected) => Some(selected.every_launch()),
+        _ => None,
+    });
+    let names = |launch: &Launch| match launch {
+        Launch::Choice(all) => all.iter().map(|c| c.name.word()).collect(),
+        _ => vec![],
+    };
+    entries.flatten().flat_map(names).collect()
+}
+
+#[test]
+fn without_determinism_a_faster_order_of_additions_is_taken_and_both_times_are_kept() {
+    let fast = || {
+        let mut driver = Recording::new((9, 0));
+        driver.engines = Some(2);
+        driver.durations = vec![("any order", 10.0), ("attention_grad", 30.0), ("attention", 20.0)];
+        driver
+    };
+    for (setting, expected) in [("true", "cudnn"), ("false", "cudnn_any_order")] {
+        let deterministic = format!("run.deterministic={setting}");
+        let (planned, dir) = planned_of_text(&["precision.compute=bf16", &deterministic]);
+        assert_eq!(dir.plan.deterministic, setting == "true");
+        drop(open(&dir, fast(), 1000).unwrap_or_else(|e| panic!("{e}")));
+        let all = times(&planned.path());
+        let all: Vec<_> = all.values().flatten().collect();
+        let gradient = all.iter().find(|c| c.choice.contains(": attention_grad")).expect("one");
+        assert_eq!(gradient.chosen, expected);
+        let us = |name: &str| gradient.us.get(name).map(|us| us.round());
+        assert_eq!(us("cudnn"), Some(30.0));
+        assert_eq!(us("cudnn_any_order"), (setting == "false").then_some(10.0));
+        assert!(us("frit").is_some_and(|us| us > 30.0));
+    }
+}
+
+#[test]
+fn a_deterministic_plan_adds_in_one_order() {
+    let (_planned, dir) = planned_of_text(&["precision.compute=bf16", "run.deterministic=false"]);
+    let mut plan = dir.plan.clone();
+    frit_ir::plan::check(&plan).expect("the plan is well-formed");
+    plan.deterministic = true;
+    let error = frit_ir::plan::check(&plan).expect_err("it is not").to_string();
+    assert!(error.contains("any order"), "{error}");
+}
+
+/// Engines get what the plan leaves of the device's memory.
+#[test]
+fn an_engine_that_needs_more_memory_than_there_is_is_not_taken() {
+    let (planned, dir) = planned_of_text(&["precision.compute=bf16"]);
+    const ENGINE: usize = 33 << 20;
+    let with = |memory_bytes: usize| {
+        let mut driver = Recording::new((9, 0));
+        (driver.engines, driver.engine_bytes) = (Some(1), ENGINE);
+        driver.memory_bytes = memory_bytes;
+        driver.durations = vec![("algorithm", 0.1), ("attention", 50.0)];
+        driver
+    };
+    let gradients = |memory_bytes| {
+        let mut device = open(&dir, with(memory_bytes), 1000).unwrap_or_else(|e| panic!("{e}"));
+        let calls = step(&mut device, &dir.plan, dir.plan.tasks.next_key());
+        let executed = |c: &&Call| matches!(c, Call::Execute(name, ..) if name.contains("_grad"));
+        calls.iter().filter(executed).count()
+    };
+    let arenas = dir.plan.persistent_bytes + dir.plan.workspace_bytes;
+    let extra = frit_runtime::device::cuda::extra_bytes(&dir.plan).expect("known");
+    assert_eq!(gradients(arenas + extra + (16 << 20)), 0);
+    std::fs::remove_file(planned.path().join("tuning.json")).expect("removed");
+    assert!(gradients(80 << 30) > 0);
+    // What was chosen with more memory is chosen again with less.
+    assert_eq!(gradients(arenas + extra + (16 << 20)), 0);
+}
+
+/// What `run.deterministic` is crossed with.
+const FACTORS: [&[&str]; 7] = [
+    &["run.deterministic=true", "run.deterministic=false"],
+    &["sharding.ranks=1", "sharding.ranks=2"],
+    &[
+        "sharding.strategy=full_shard",
+        "sharding.strategy=shard_grad_op",
+        "sharding.strategy=no_shard",
+    ],
+    &["precision.compute=fp32", "precision.compute=bf16", "precision.compute=fp16"],
+    &["run.accumulation=1", "run.accumulation=2"],
+    &["memory.recompute=none", "memory.recompute=unit"],
+    &["memory.offload=none", "memory.offload=optimizer"],
+];
+
+#[test]
+fn candidates_that_add_in_any_order_are_listed_only_if_they_may_be_whatever_it_is_crossed_with() {
+    let rows = rows(&FACTORS, |_| true);
+    assert!((9..16).contains(&rows.len()), "{} rows", rows.len());
+    for row in rows {
+        let settings: Vec<&str> = row.iter().zip(FACTORS).map(|(level, f)| f[*level]).collect();
+        let (_planned, dir) = planned_of_text(&settings);
+        let narrow = !settings.contains(&"precision.compute=fp32");
+        let any_order = narrow && settings.contains(&"run.deterministic=false");
+        let names = candidates(&dir.plan);
+        assert_eq!(names.contains(CandidateName::Cudnn.word()), narrow, "{settings:?}");
+        assert_eq!(names.contains(CandidateName::CudnnAnyOrder.word()), any_order, "{settings:?}");
+        frit_passes::verify_plan::verify_plan(&dir.plan).unwrap_or_else(|e| panic!("{e:?}"));
+    }
 }

@@ -3,7 +3,9 @@
 use crate::bench::{Bench, Side};
 use crate::diagnostics::Report;
 use crate::render::{bytes, table};
+use frit_runtime::device::cuda::{ChoiceTimes, times};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Arguments of `frit bench`.
@@ -14,6 +16,8 @@ use std::path::PathBuf;
   frit bench plan --json | jq .verdict
 
 The model is recompiled in fp32 from the source in the plan, with the same configuration; both plans run alternately in this process.
+For a GPU plan, the times of the candidates of its kernels follow; with run.deterministic = false
+including those that add in any order.
 Verdict by speed-up: below 1.1 fp32, up to 1.5 either, above that low precision.")]
 pub struct Args {
     /// The plan directory.
@@ -57,6 +61,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             "memory_ratio": bench.memory_ratio(),
             "loss_deviation": bench.loss_deviation(),
             "verdict": bench.verdict().word(),
+            "choices": times(&args.plan),
         });
         return Ok(format!("{value:#}\n"));
     }
@@ -70,6 +75,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         row("last loss", &|s| s.losses.last().map_or(String::new(), |l| format!("{l:.5}"))),
     ];
     let (head, verdict) = (["", "fp32", &bench.plan.compute_dtype], bench.verdict());
+    let choices = choices(&times(&args.plan));
     Ok(format!(
         "{}\nspeed-up       {:.2} times (predicted {:.2})\nmemory         {:.2} times\n\
          loss deviation {:.2e}, mean over {} steps, relative\nverdict        {}: {}\n",
@@ -81,5 +87,21 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         bench.plan.losses.len(),
         verdict.word(),
         verdict.why(),
-    ))
+    ) + &choices)
+}
+
+/// The times of candidates of kernels on GPUs.
+fn choices(all: &BTreeMap<String, Vec<ChoiceTimes>>) -> String {
+    let mut text = String::new();
+    for (device, choices) in all {
+        text += &format!("\ncandidates on {device}, in us, the selected one first\n");
+        for ChoiceTimes { choice, chosen, us } in choices {
+            let mut times: Vec<(&String, &f64)> = us.iter().collect();
+            times.sort_by_key(|(name, _)| *name != chosen);
+            let times = times.iter().map(|(name, us)| format!("{name} {us:.1}"));
+            let what = choice.split_once(": ").map_or(choice.as_str(), |(_, what)| what);
+            text += &format!("  {}  {what}\n", times.collect::<Vec<_>>().join(", "));
+        }
+    }
+    text
 }

@@ -73,6 +73,7 @@ impl Compilation<'_> {
             strategy,
             compute_dtype: config.precision.compute,
             seed: config.run.seed,
+            deterministic: config.run.deterministic,
             accumulation: config.run.accumulation,
             shards: strategy.shards(config.sharding.ranks, config.sharding.shard_group),
             gather_once: strategy == Strategy::ShardOptimizer

@@ -262,6 +262,8 @@ declare! {
     run: RunSection {
         /// Micro-steps per step.
         accumulation: usize = 1 => Integer(1, COUNT),
+        /// Whether every run computes the same bits; otherwise cuDNN may add in any order, which can be faster on GPUs.
+        deterministic: bool = true,
         /// Seed of all random numbers.
         seed: u64 = 0 => Integer(0, i64::MAX as u64),
     }

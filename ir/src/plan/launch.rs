@@ -67,6 +67,8 @@ pub enum CandidateName {
     Cublaslt,
     /// An operation of cuDNN.
     Cudnn,
+    /// An operation of cuDNN that may add in any order.
+    CudnnAnyOrder,
     /// Kernels of Frit, and GEMMs without an epilogue.
     Frit,
 }
@@ -228,6 +230,7 @@ impl CandidateName {
         match self {
             CandidateName::Cublaslt => "cublaslt",
             CandidateName::Cudnn => "cudnn",
+            CandidateName::CudnnAnyOrder => "cudnn_any_order",
             CandidateName::Frit => "frit",
         }
     }

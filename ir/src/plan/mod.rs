@@ -78,6 +78,9 @@ pub struct Plan {
     pub compute_dtype: DType,
     /// Seed of initialization and shuffling.
     pub seed: u64,
+    /// Whether every run computes the same bits; otherwise libraries may add in any order.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub deterministic: bool,
     /// Whether examples are shuffled at each epoch.
     #[serde(default)]
     pub shuffle: bool,
@@ -142,6 +145,10 @@ pub struct Plan {
 
 fn yes() -> bool {
     true
+}
+
+fn is_true(flag: &bool) -> bool {
+    *flag
 }
 
 fn is_zero(n: &usize) -> bool {

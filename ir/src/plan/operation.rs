@@ -6,8 +6,9 @@ use std::fmt;
 
 /// Memory that an engine may use in addition to copies of its tensors, in bytes.
 const WORKSPACE: usize = 32 << 20;
-/// The most that one may use, in bytes.
+/// The most that one may use, in bytes; the gradient of attention as much as fits any GPU.
 const MOST_WORKSPACE: usize = 1 << 30;
+const MOST_OF_GRADIENT: usize = 1 << 40;
 /// The greatest alignment that makes a difference, in bytes.
 const MOST_ALIGNMENT: usize = 16;
 
@@ -18,6 +19,9 @@ pub struct Operation {
     pub kind: OperationKind,
     /// Operands and results, in the order that the kind says.
     pub tensors: Vec<Strided>,
+    /// Whether engines may add in any order, so that results differ in their last bits between runs.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub any_order: bool,
 }
 
 /// What is computed.
@@ -48,7 +52,8 @@ pub enum OperationKind {
     },
     /// The gradient of attention, from queries, keys, values, the result and its gradient: those of queries, keys and
     /// values; then the logarithms, read, and for each of them a number that the engine writes, both `[b, h, t, 1]`
-    /// of f32. It writes the gradient of every score to its workspace.
+    /// of f32. It writes the gradient of every score to its workspace or, if it may add in any order, sums of the
+    /// gradients of queries to one more tensor, `[b, h, t, d]` of f32.
     AttentionGrad {
         /// As of attention.
         scale_bits: u32,
@@ -161,7 +166,7 @@ impl Operation {
         let n = match &self.kind {
             OperationKind::Conv { .. } => 3,
             OperationKind::Attention { .. } => 5,
-            OperationKind::AttentionGrad { .. } => 10,
+            OperationKind::AttentionGrad { .. } => 10 + usize::from(self.any_order),
             OperationKind::Pool { function: PoolFunction::SumGrad, .. } => 4,
             OperationKind::Pool { .. } => 2,
             OperationKind::BatchNorm { .. } => 6,
@@ -177,6 +182,7 @@ impl Operation {
             OperationKind::Conv { direction: Direction::GradWeight, .. } => &[1],
             OperationKind::Conv { direction: Direction::Forward, .. } => &[2],
             OperationKind::Attention { .. } => &[3, 4],
+            OperationKind::AttentionGrad { .. } if self.any_order => &[5, 6, 7, 9, 10],
             OperationKind::AttentionGrad { .. } => &[5, 6, 7, 9],
             OperationKind::Pool { function: PoolFunction::SumGrad, .. } => &[0],
             OperationKind::Pool { .. } => &[1],
@@ -194,7 +200,10 @@ impl Operation {
             (OperationKind::AttentionGrad { .. }, [q, k, v, ..]) => {
                 let (heads, keys) = (q.sizes[0] * q.sizes[1], k.sizes[2]);
                 let shared = if q.sizes[1] == k.sizes[1] { 0 } else { k.sizes[3] + v.sizes[3] };
-                heads * keys * (q.sizes[2] + shared) * q.dtype.size()
+                let scores = if self.any_order { 0 } else { q.sizes[2] };
+                let rows = heads.saturating_mul(keys).saturating_mul(scores + shared);
+                let needed = rows.saturating_mul(q.dtype.size());
+                return WORKSPACE.saturating_add(needed).min(MOST_OF_GRADIENT);
             }
             _ => self.tensors.iter().map(bytes).sum(),
         };
@@ -247,6 +256,9 @@ impl fmt::Display for Operation {
             }
             OperationKind::BatchNormGrad => f.write_str("batch_norm_grad")?,
         }
+        if self.any_order {
+            f.write_str(" any order")?;
+        }
         for tensor in &self.tensors {
             let Strided { dtype, sizes, strides, alignment_bytes } = tensor;
             write!(f, " {dtype}:{}:{}", list(sizes), list(strides))?;
@@ -256,6 +268,10 @@ impl fmt::Display for Operation {
         }
         Ok(())
     }
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 fn list(numbers: &[usize]) -> String {

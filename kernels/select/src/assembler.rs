@@ -37,25 +37,27 @@ const FAMILIES: &[Cuda] = &[
 /// Builder for the launches of a body.
 pub(super) struct Assembler<'a> {
     body: &'a Graph,
+    /// Whether sums are added in one order.
+    pub(super) deterministic: bool,
     places: HashMap<ValueId, Pointer>,
     selected: Launches,
 }
 
 impl<'a> Assembler<'a> {
-    pub(super) fn new(body: &'a Graph) -> Assembler<'a> {
+    pub(super) fn new(body: &'a Graph, deterministic: bool) -> Assembler<'a> {
         let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
         let places = inputs.enumerate().map(|(i, n)| (n.outputs[0], Pointer::Read(i, 0))).collect();
-        Assembler { body, places, selected: Launches::default() }
+        Assembler { body, deterministic, places, selected: Launches::default() }
     }
 
     /// The launches of all nodes; `None` if one has none.
     pub(super) fn assemble(mut self) -> Option<Launches> {
         let body = self.body;
-        let mut strided = Assembler::new(body);
+        let mut strided = Assembler::new(body, self.deterministic);
         if attention::cuda_strided(&mut strided, body).is_some() {
             return Some(strided.selected);
         }
-        let mut fused = Assembler::new(body);
+        let mut fused = Assembler::new(body, self.deterministic);
         if matmul::epilogue::cuda(&mut fused, body).is_some() {
             return Some(fused.selected);
         }
@@ -155,7 +157,7 @@ impl<'a> Assembler<'a> {
     }
 
     /// Turns the launches from `begin` on into the fallback of a candidate that consists of a cuDNN operation and the
-    /// launches before and after it.
+    /// launches before and after it; if they are a choice already, the candidate is added to it.
     pub(super) fn candidate_operation(
         &mut self,
         begin: usize,
@@ -163,10 +165,19 @@ impl<'a> Assembler<'a> {
         operation: OperationLaunch,
         after: Vec<Launch>,
     ) {
-        let fallback = self.take_launches(begin);
+        let name = match operation.operation.any_order {
+            true => CandidateName::CudnnAnyOrder,
+            false => CandidateName::Cudnn,
+        };
         let operation = Launch::Operation(operation);
         let launches = before.into_iter().chain([operation]).chain(after).collect();
-        self.launch(choice(CandidateName::Cudnn, launches, fallback));
+        let mut others = self.take_launches(begin);
+        if let [Launch::Choice(candidates)] = &mut others[..] {
+            candidates.insert(0, Candidate { name, launches });
+            self.selected.launches.append(&mut others);
+        } else {
+            self.launch(choice(name, launches, others));
+        }
     }
 
     pub(super) fn run(&mut self, kernel: SourceKernel) {

@@ -45,7 +45,20 @@ pub fn cpu(body: &Graph) -> Option<Routine> {
     routine::select(body)
 }
 
+/// How kernels are selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Whether every candidate computes the same bits in every run.
+    pub deterministic: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { deterministic: true }
+    }
+}
+
 /// The launches of a body that is not generated code on a GPU; `None` if there are none.
-pub fn cuda(body: &Graph) -> Option<Launches> {
-    Assembler::new(body).assemble()
+pub fn cuda(body: &Graph, options: Options) -> Option<Launches> {
+    Assembler::new(body, options.deterministic).assemble()
 }

@@ -55,6 +55,8 @@ pub struct LowerOptions<'a> {
     pub compute_dtype: DType,
     /// Seed of initialization and shuffling.
     pub seed: u64,
+    /// Whether every run computes the same bits.
+    pub deterministic: bool,
     /// Micro-steps per step.
     pub accumulation: usize,
     /// Ranks among which one copy of the sharded state is divided.
@@ -233,6 +235,7 @@ impl<'a> Lowering<'a> {
             strategy: options.strategy,
             compute_dtype: options.compute_dtype,
             seed: options.seed,
+            deterministic: options.deterministic,
             shuffle: false,
             drop_last: true,
             validation: None,

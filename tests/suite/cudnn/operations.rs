@@ -90,6 +90,7 @@ pub(super) fn attentions() -> BTreeMap<String, Operation> {
     for (dtype, causal, [b, h, g, t, s, d, e]) in [
         // GPT-2 of 124M, 774M and 1.5B parameters.
         (DType::BF16, true, [8, 12, 12, 1024, 1024, 64, 64]),
+        (DType::BF16, true, [32, 12, 12, 1024, 1024, 64, 64]),
         (DType::BF16, true, [4, 20, 20, 1024, 1024, 64, 64]),
         (DType::F16, true, [2, 25, 25, 1024, 1024, 64, 64]),
         // Llama with shared key heads, BERT without a mask.
@@ -179,7 +180,7 @@ pub(super) fn norms() -> BTreeMap<String, Operation> {
     all
 }
 
-/// Adds what cuDNN may compute of an operation.
+/// Adds what cuDNN may compute of an operation, in a fixed order of additions and gradients of attention in any.
 fn offered(all: &mut BTreeMap<String, Operation>, op: Op, operands: &[&TensorType]) {
     let mut body = Graph::new("kernel");
     let mut add = |op: Op, inputs: &[_]| {
@@ -194,8 +195,12 @@ fn offered(all: &mut BTreeMap<String, Operation>, op: Op, operands: &[&TensorTyp
     for (i, result) in results.into_iter().enumerate() {
         body.add_output(&i.to_string(), result, OutputKind::Result);
     }
-    let selected = frit_select::cuda(&body).expect("launches");
-    for operation in operations_of(&selected) {
-        all.insert(operation.to_string(), operation.clone());
+    let sums = body.nodes().any(|(_, n)| matches!(n.op, Op::AttentionGrad(_)));
+    let orders: &[bool] = if sums { &[true, false] } else { &[true] };
+    for &deterministic in orders {
+        let selected = frit_select::cuda(&body, frit_select::Options { deterministic });
+        for operation in operations_of(&selected.expect("launches")) {
+            all.insert(operation.to_string(), operation.clone());
+        }
     }
 }

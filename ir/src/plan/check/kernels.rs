@@ -26,7 +26,7 @@ pub(super) fn check(plan: &Plan) -> Result {
         ensure(has_code(plan, k), || {
             format!("kernel `{}` has no code for this device", short(&k.name))
         })?;
-        can_be_called(k).map_err(|why| {
+        can_be_called(plan, k).map_err(|why| {
             super::CheckError(format!("kernel `{}` has invalid launches: {why}", short(&k.name)))
         })?;
         ensure(k.is_bound(), || {
@@ -47,7 +47,7 @@ fn has_code(plan: &Plan, kernel: &Kernel) -> bool {
     }
 }
 
-fn can_be_called(kernel: &Kernel) -> std::result::Result<(), String> {
+fn can_be_called(plan: &Plan, kernel: &Kernel) -> std::result::Result<(), String> {
     let refuse = |fits: bool, why: &str| if fits { Ok(()) } else { Err(why.to_string()) };
     refuse(kernel.entry.scratch_bytes() <= MAX_SCRATCH, "too much scratch memory")?;
     match &kernel.entry {
@@ -58,7 +58,7 @@ fn can_be_called(kernel: &Kernel) -> std::result::Result<(), String> {
             let fits = |l: &CudaLaunch| !l.grid.contains(&0) && (1..=1024).contains(&l.block);
             refuse(!launches.is_empty() && launches.iter().all(fits), "an impossible grid")
         }
-        Entry::Launches(selected) => launches::check(&kernel.body, selected),
+        Entry::Launches(selected) => launches::check(&kernel.body, selected, plan.deterministic),
         Entry::Routine(_) | Entry::Interpreter => Ok(()),
     }
 }

@@ -21,18 +21,21 @@ struct Sizes {
     reads: Vec<usize>,
     writes: Vec<usize>,
     scratch: usize,
+    /// Whether additions have one order.
+    deterministic: bool,
 }
 
 /// Checks the launches of a kernel.
 ///
 /// # Errors
 /// The first launch that exceeds its memory, or that no device supports.
-pub(super) fn check(body: &Graph, selected: &Launches) -> Checked {
+pub(super) fn check(body: &Graph, selected: &Launches, deterministic: bool) -> Checked {
     let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
     let sizes = Sizes {
         reads: inputs.map(|(_, n)| body.ty(n.outputs[0]).bytes()).collect(),
         writes: body.outputs.iter().map(|o| body.ty(o.value).bytes()).collect(),
         scratch: selected.scratch_bytes,
+        deterministic,
     };
     sizes.list(&selected.launches, false)
 }
@@ -72,10 +75,14 @@ impl Sizes {
     }
 
     fn choice(&self, candidates: &[Candidate]) -> Checked {
-        let [candidate, fallback] = candidates else {
-            return Err("a choice is not between a candidate and a fallback".into());
+        let [others @ .., fallback] = candidates else {
+            return Err("a choice has no fallback".into());
         };
-        self.list(&candidate.launches, true)?;
+        let is_repeated = |i: usize| candidates[..i].iter().any(|c| c.name == candidates[i].name);
+        if others.is_empty() || (0..candidates.len()).any(is_repeated) {
+            return Err("a choice is not between candidates of different names".into());
+        }
+        others.iter().try_for_each(|candidate| self.list(&candidate.launches, true))?;
         self.list(&fallback.launches, false)
     }
 
@@ -135,6 +142,9 @@ impl Sizes {
         let OperationLaunch { operation, at } = launch;
         if at.len() != operation.tensors.len() || !operation.is_complete() {
             return Err("an operation of cuDNN lacks tensors".into());
+        }
+        if operation.any_order && self.deterministic {
+            return Err("an operation of cuDNN adds in any order in a deterministic plan".into());
         }
         at.iter().zip(&operation.tensors).try_for_each(|(at, tensor)| {
             let Strided { dtype, sizes, strides, .. } = tensor;

@@ -16,8 +16,6 @@ const MOST_BACKWARD: usize = 128;
 const TILE: usize = 128;
 /// Elements of 2 bytes per vector access.
 const AT_ONCE: usize = 8;
-/// Maximum bytes of scores that the gradient may write to be deterministic.
-const MOST_SCORES: usize = 512 << 20;
 
 impl Setting<'_> {
     /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may have an engine.
@@ -28,11 +26,13 @@ impl Setting<'_> {
         let kind =
             OperationKind::Attention { scale_bits: self.scale_bits(), causal: self.sight.causal };
         if self.is_known(&[q, k, v, y], MOST_FORWARD) {
-            self.launch(a, kind, &[q, k, v, y], &[(lse, rows)], begin);
+            self.launch(a, kind, false, (&[q, k, v, y], &[(lse, rows)]), begin);
         }
     }
 
-    /// The same for the gradient; `delta` is scratch memory for one number per row.
+    /// The same for the gradient; `delta` is scratch memory for one number per row. Where the order of additions does not
+    /// matter, an operation that adds up the gradients of queries in memory is a candidate as well: it needs no workspace for
+    /// the gradients of scores.
     pub(super) fn gradient_candidate(
         &self,
         a: &mut Assembler<'_>,
@@ -50,19 +50,25 @@ impl Setting<'_> {
             scale_bits: self.scale_bits(),
             causal: self.sight.causal,
         };
-        let scores = d.b * d.h * d.t * d.s * self.element.size();
-        let whole = d.t.is_multiple_of(TILE) && d.s.is_multiple_of(TILE) && scores <= MOST_SCORES;
-        if whole && self.is_known(&views, MOST_BACKWARD) {
-            self.launch(a, kind, &views, &[(lse, rows.clone()), (delta, rows)], begin);
+        let whole = d.t.is_multiple_of(TILE) && d.s.is_multiple_of(TILE);
+        if !whole || !self.is_known(&views, MOST_BACKWARD) {
+            return;
         }
+        let statistics = [(lse, rows.clone()), (delta, rows)];
+        if !a.deterministic {
+            let sums = Strided::dense(DType::F32, &[d.b, d.h, d.t, d.d]);
+            let beside = [&statistics[..], &[(a.scratch(sums.bytes()), sums)]].concat();
+            self.launch(a, kind.clone(), true, (&views, &beside), begin);
+        }
+        self.launch(a, kind, false, (&views, &statistics), begin);
     }
 
     fn launch(
         &self,
         a: &mut Assembler<'_>,
         kind: OperationKind,
-        views: &[(View, [usize; 4])],
-        rows: &[(Pointer, Strided)],
+        any_order: bool,
+        (views, rows): (&[(View, [usize; 4])], &[(Pointer, Strided)]),
         begin: usize,
     ) {
         let strided = |(view, sizes): &(View, [usize; 4])| {
@@ -72,7 +78,7 @@ impl Setting<'_> {
         let tensors =
             views.iter().map(strided).chain(rows.iter().map(|(_, r)| r.clone())).collect();
         let at = views.iter().map(|(v, _)| v.at).chain(rows.iter().map(|(at, _)| *at)).collect();
-        let operation = Operation { kind, tensors };
+        let operation = Operation { kind, tensors, any_order };
         let (before, after) = (vec![], vec![]);
         a.candidate_operation(begin, before, OperationLaunch { operation, at }, after);
     }

@@ -30,6 +30,7 @@ impl Norm<'_> {
         let operation = Operation {
             kind: OperationKind::BatchNorm { eps_bits: (self.eps as f32).to_bits() },
             tensors: [&image, &vector, &vector, &image, &vector, &vector].map(Clone::clone).into(),
+            any_order: false,
         };
         let at = vec![*x, *scale, *bias, *y, *mean, rstd];
         let (before, after) = (vec![], vec![self.convert("batch_norm_var", *var, rstd)?]);
@@ -57,6 +58,7 @@ impl Norm<'_> {
         let operation = Operation {
             kind: OperationKind::BatchNormGrad,
             tensors: tensors.map(Clone::clone).into(),
+            any_order: false,
         };
         let at = vec![*dy, *x, *scale, *mean, rstd, *dx, *dscale, *dbias];
         let (before, after) = (vec![self.convert("batch_norm_rstd", rstd, *var)?], vec![]);

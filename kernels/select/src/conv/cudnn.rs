@@ -31,7 +31,8 @@ impl Conv<'_> {
         if !known {
             return Some(());
         }
-        let operation = self.operation(direction, widens);
+        let any_order = !a.deterministic;
+        let operation = Operation { any_order, ..self.operation(direction, widens) };
         let result = operation.results()[0];
         let (mut places, mut after) = (at, Vec::new());
         let first_before = a.launches();
@@ -92,6 +93,7 @@ impl Conv<'_> {
                 high: axes(0, &window.high),
             },
             tensors: vec![image, filters, response],
+            any_order: false,
         }
     }
 }

@@ -60,6 +60,7 @@ impl Pool<'_> {
         };
         let pair = [tensor(size), tensor(&positions)];
         let n_tensors = if function == PoolFunction::SumGrad { 4 } else { 2 };
-        Some(Operation { kind, tensors: pair.iter().cycle().take(n_tensors).cloned().collect() })
+        let tensors = pair.iter().cycle().take(n_tensors).cloned().collect();
+        Some(Operation { kind, tensors, any_order: false })
     }
 }

@@ -1,9 +1,9 @@
 //! Attention and its gradient, on tensor cores and without.
 
-use crate::check::{Body, body_of, check, check_body, random, selected};
+use crate::check::{Body, body_of, check, check_body, check_launches, random, selected};
 use frit_ir::interpret::{Options, eval_op, run};
 use frit_ir::ops::{Attention, AttentionGrad, Concat, Reshape, Split, Transpose};
-use frit_ir::plan::Launch;
+use frit_ir::plan::{Candidate, Launch, Launches, Operation};
 use frit_ir::{DType, Op, Shape, Tensor, TensorType};
 
 /// Sizes by the letters of `frit_ir::ops::attention`.
@@ -284,8 +284,9 @@ fn cudnn_is_offered_what_its_engines_know() {
         (Sizes { d: 264, ..n }, none),
         (Sizes { d: 20, ..n }, none),
         (Sizes { e: 20, ..n }, none),
-        // Scores of a gigabyte.
-        (Sizes { b: 16, h: 32, t: 1024, s: 1024, ..n }, forward),
+        // Scores of a gigabyte, and of GPT-2 of 124M parameters at a batch of 32.
+        (Sizes { b: 16, h: 32, t: 1024, s: 1024, ..n }, both),
+        (Sizes { b: 32, h: 12, g: 12, t: 1024, s: 1024, ..n }, both),
         (Sizes { s: 0, ..n }, none),
     ] {
         assert_eq!(offered(DType::BF16, sizes, None, None), expected, "{sizes:?}");
@@ -298,5 +299,55 @@ fn cudnn_is_offered_what_its_engines_know() {
     assert_eq!(offered(DType::F64, n, None, None), none);
     for mask in [DType::Bool, DType::BF16, DType::F32] {
         assert_eq!(offered(DType::BF16, n, None, Some(mask)), none, "{mask}");
+    }
+}
+
+#[test]
+fn a_gradient_that_may_add_in_any_order_has_a_candidate_more() {
+    let ty = |dims: [usize; 4]| TensorType::new(DType::BF16, dims);
+    let (b, h, g, t, s, d) = (2, 4, 2, 128, 256, 16);
+    let [q, k] = [ty([b, h, t, d]), ty([b, g, s, d])];
+    let lse = TensorType::new(DType::F32, [b, h, t]);
+    let op = AttentionGrad { scale: 0.1, causal: true, window: None, mask_grad: false };
+    let body = body_of(Op::AttentionGrad(op), &[&q, &q, &k, &k, &q, &lse]);
+    let candidates = |deterministic| {
+        let selected = frit_select::cuda(&body, frit_select::Options { deterministic });
+        let launches = selected.expect("launches").launches;
+        let [Launch::Choice(candidates)] = &launches[..] else { panic!("{launches:?}") };
+        candidates.clone()
+    };
+    use frit_ir::plan::CandidateName::{Cudnn, CudnnAnyOrder, Frit};
+    let names = |all: &[Candidate]| all.iter().map(|c| c.name).collect::<Vec<_>>();
+    assert_eq!(names(&candidates(true)), [Cudnn, Frit]);
+    let all = candidates(false);
+    assert_eq!(names(&all), [Cudnn, CudnnAnyOrder, Frit]);
+    let operations: Vec<&Operation> = all[..2]
+        .iter()
+        .map(|candidate| match &candidate.launches[..] {
+            [Launch::Operation(launch)] => &launch.operation,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let scores = b * h * t * s * 2;
+    let [in_order, any_order] =
+        operations.iter().map(|o| o.workspace_bytes()).collect::<Vec<_>>()[..]
+    else {
+        panic!("two")
+    };
+    assert_eq!(in_order - any_order, scores, "only one writes the gradients of the scores");
+    assert_ne!(operations[0].to_string(), operations[1].to_string());
+    // Every one computes the gradient.
+    let qkv = [random(q.dtype, q.shape.dims(), 1), random(k.dtype, k.shape.dims(), 2)];
+    let qkv = [&qkv[0], &qkv[1], &random(k.dtype, k.shape.dims(), 3)].map(Clone::clone);
+    let forward = Op::Attention(Attention { scale: 0.1, causal: true, window: None });
+    let results =
+        eval_op(&forward, &qkv.each_ref(), Options::default()).unwrap_or_else(|e| panic!("{e}"));
+    let dy = random(q.dtype, q.shape.dims(), 4);
+    let [q, k, v] = qkv;
+    let operands = [dy, q, k, v, results[0].clone(), results[1].clone()];
+    let all = frit_select::cuda(&body, frit_select::Options { deterministic: false });
+    let scratch_bytes = all.expect("launches").scratch_bytes;
+    for Candidate { launches, .. } in candidates(false) {
+        check_launches(&body, &Launches { launches, scratch_bytes }, &operands, 3e-2);
     }
 }

@@ -43,7 +43,8 @@ pub(crate) fn body_of(op: Op, operands: &[&TensorType]) -> Graph {
 
 /// The launches of a body; panics if there are none.
 pub(crate) fn selected(body: &Graph) -> Launches {
-    frit_select::cuda(body).unwrap_or_else(|| panic!("no launches for\n{body}"))
+    frit_select::cuda(body, frit_select::Options::default())
+        .unwrap_or_else(|| panic!("no launches for\n{body}"))
 }
 
 /// Runs the launches; operands begin `shift` elements behind an aligned address.
@@ -54,13 +55,23 @@ fn execute(
     shift: usize,
     libraries: bool,
 ) -> (Vec<Vec<u8>>, Option<(i64, i64)>) {
-    let selected = selected(body);
+    execute_launches(body, &selected(body), operands, order, shift, libraries)
+}
+
+fn execute_launches(
+    body: &Graph,
+    selected: &Launches,
+    operands: &[Tensor],
+    order: Order,
+    shift: usize,
+    libraries: bool,
+) -> (Vec<Vec<u8>>, Option<(i64, i64)>) {
     let moved = |ty: &TensorType| shift * ty.dtype.size();
     let reads = operands.iter().map(|t| Range::of(&t.to_bytes(), moved(&t.ty))).collect();
     let types = body.outputs.iter().map(|o| body.ty(o.value));
     let writes = types.map(|ty| Range::new(ty.bytes(), moved(ty))).collect();
-    let mut task = Task::new(&selected, reads, writes);
-    task.run(&selected, order, libraries);
+    let mut task = Task::new(selected, reads, writes);
+    task.run(selected, order, libraries);
     for (operand, range) in operands.iter().zip(&task.reads) {
         assert!(operand.to_bytes() == range.content(), "an operand was overwritten");
     }
@@ -86,6 +97,23 @@ pub(crate) fn check_body(body: &Graph, operands: &[Tensor], tolerance: f64) {
             let found = Tensor::from_bytes(expected.ty.clone(), found).unwrap();
             compare(&format!("result {i} of\n{body}"), &found, expected, tolerance);
         }
+    }
+}
+
+/// The same of these launches, which leave no choice, on aligned operands.
+pub(crate) fn check_launches(
+    body: &Graph,
+    selected: &Launches,
+    operands: &[Tensor],
+    tolerance: f64,
+) {
+    let feeds: HashMap<String, Tensor> =
+        operands.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
+    let expected = run(body, &feeds, Options::default()).unwrap_or_else(|e| panic!("{e}"));
+    let (results, _) = execute_launches(body, selected, operands, Order::Ascending, 0, true);
+    for (i, ((_, expected), found)) in expected.iter().zip(&results).enumerate() {
+        let found = Tensor::from_bytes(expected.ty.clone(), found).unwrap();
+        compare(&format!("result {i} of\n{body}"), &found, expected, tolerance);
     }
 }
 

@@ -29,7 +29,8 @@ fn product(trans_a: bool, trans_b: bool, out: Option<DType>) -> Op {
 
 /// Runs a body on random operands; its only launch is a GEMM with this epilogue.
 fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool) {
-    let selected = frit_select::cuda(body).unwrap_or_else(|| panic!("no launches for\n{body}"));
+    let selected = frit_select::cuda(body, frit_select::Options::default())
+        .unwrap_or_else(|| panic!("no launches for\n{body}"));
     let [Launch::Choice(candidates)] = &selected.launches[..] else {
         panic!("{:?}", selected.launches)
     };
@@ -116,13 +117,15 @@ fn what_the_library_has_not_is_no_epilogue() {
         backward(DType::BF16, Some(DType::F32)),
         forward(DType::F64, true, true, 8),
     ] {
-        assert!(frit_select::cuda(&body).is_none(), "{body}");
+        assert!(frit_select::cuda(&body, frit_select::Options::default()).is_none(), "{body}");
     }
     // The sum runs over the axis that the matmul keeps.
     let mut body = Body::new();
     let v = inputs(&mut body, &[(DType::BF16, &[6, 6])]);
     let sums = sum(&mut body, v[0], 6, Some(DType::F32));
     let w = add1(&mut body, product(false, true, Some(DType::F32)), &[v[0], v[0]]);
-    let launches = frit_select::cuda(&body.outputs(&[sums, w])).expect("launches").launches;
+    let launches = frit_select::cuda(&body.outputs(&[sums, w]), frit_select::Options::default())
+        .expect("launches")
+        .launches;
     assert!(launches.iter().all(|l| !matches!(l, Launch::Choice(_))));
 }

@@ -8,7 +8,7 @@ use frit_ir::{DType, Op, Tensor, TensorType};
 fn launches(op: MatMul, a: &[usize], b: &[usize]) -> usize {
     let types = [a, b].map(|shape| TensorType::new(DType::BF16, shape));
     let body = crate::check::body_of(Op::MatMul(op), &[&types[0], &types[1]]);
-    let selected = frit_select::cuda(&body).unwrap();
+    let selected = frit_select::cuda(&body, frit_select::Options::default()).unwrap();
     assert!(selected.launches.iter().all(|l| matches!(l, Launch::Gemm(_))));
     selected.launches.len()
 }
@@ -69,7 +69,10 @@ fn a_bias_and_a_cast_belong_to_the_product() {
         }
         let body = body.outputs(&[last]);
         // The library may have no algorithm with a bias; then a separate kernel adds it.
-        assert!(matches!(frit_select::cuda(&body).unwrap().launches[0], Launch::Choice(_)));
+        assert!(matches!(
+            frit_select::cuda(&body, frit_select::Options::default()).unwrap().launches[0],
+            Launch::Choice(_)
+        ));
         check_body(&body, &operands, 2e-2);
     }
 }

@@ -33,7 +33,8 @@ fn units_of(bodies: &[Graph]) -> Vec<Unit> {
     let mut seen = HashSet::new();
     let mut units = Vec::new();
     for body in bodies {
-        let selected = frit_select::cuda(body).unwrap_or_else(|| panic!("no launches for\n{body}"));
+        let selected = frit_select::cuda(body, frit_select::Options::default())
+            .unwrap_or_else(|| panic!("no launches for\n{body}"));
         for launch in selected.every_launch() {
             let Launch::Source(kernel) = launch else { continue };
             let unit = (kernel.file.clone(), kernel.defines.clone());

@@ -99,7 +99,9 @@ fn products_read_8_bit_floats_in_every_layout() {
             let op = MatMul { trans_a, trans_b, out };
             for (recent, amax) in [([0.0, 0.0], 0), ([1.5, 0.0], 1), ([9.0, 1e-3], 1)] {
                 let body = product(op.clone(), to, amax, false, false);
-                let launches = frit_select::cuda(&body).expect("launches").launches;
+                let launches = frit_select::cuda(&body, frit_select::Options::default())
+                    .expect("launches")
+                    .launches;
                 let products: Vec<_> = launches
                     .iter()
                     .filter_map(|l| if let Launch::Gemm(gemm) = l { Some(gemm) } else { None })
@@ -124,7 +126,11 @@ fn a_bias_and_gelu_stay_epilogues() {
 fn what_the_library_does_not_multiply_has_no_launches() {
     let wide = MatMul { out: Some(DType::F32), ..MatMul::default() };
     assert!(
-        frit_select::cuda(&product(wide, FORMATS[0], 0, true, false)).is_none(),
+        frit_select::cuda(
+            &product(wide, FORMATS[0], 0, true, false),
+            frit_select::Options::default()
+        )
+        .is_none(),
         "a bias of f32"
     );
     let mut body = Body::new();
@@ -134,8 +140,14 @@ fn what_the_library_does_not_multiply_has_no_launches() {
     let b = quantize(&mut body, FORMATS[1], 1, x, None)[0];
     let mut other = Body(body.0.clone());
     let both = body.add(Op::MatMul(MatMul::default()), &[a, b])[0];
-    assert!(frit_select::cuda(&body.outputs(&[both])).is_none(), "e5m2 on both sides");
+    assert!(
+        frit_select::cuda(&body.outputs(&[both]), frit_select::Options::default()).is_none(),
+        "e5m2 on both sides"
+    );
     let c = quantize(&mut other, FORMATS[0], 1, y, None)[0];
     let narrow = other.add(Op::MatMul(MatMul::default()), &[a, c])[0];
-    assert!(frit_select::cuda(&other.outputs(&[narrow])).is_none(), "24 columns");
+    assert!(
+        frit_select::cuda(&other.outputs(&[narrow]), frit_select::Options::default()).is_none(),
+        "24 columns"
+    );
 }

@@ -1,8 +1,9 @@
 //! Attention and its gradient as cuDNN graphs: matmuls, and the pointwise operations and reductions on scores between them.
 //! cuDNN's engines match the whole graph and keep scores in registers, except the gradient's.
 //!
-//! The gradient writes the gradient of the scores to workspace and multiplies it by the keys in a separate matmul. Engines for
-//! the shorter graph, which accumulates the queries' gradient in memory, are nondeterministic without being flagged as such.
+//! The deterministic gradient writes the gradient of the scores to workspace and multiplies it by the keys in a separate matmul.
+//! Engines for the graph that accumulates the queries' gradient in memory are nondeterministic without being flagged as such; they
+//! set the sums to zero themselves (since version 9.6).
 //!
 //! Source: Dao et al. 2022; cuDNN's documentation of its graph interface, "Fused Attention".
 
@@ -16,6 +17,8 @@ use frit_ir::plan::{Operation, OperationKind, Strided};
 const VERSION: usize = 91501;
 /// Bytes per vector access of the engines.
 const ALIGNMENT: usize = 16;
+/// The tensor of a gradient that may add in any order, with the sums of the gradients of queries.
+const SUMS: usize = 10;
 
 /// Builder for the graph.
 struct Graph<'a> {
@@ -117,7 +120,13 @@ impl Graph<'_> {
         self.keys_product(ds, q, 6);
 
         let rows_of_k = self.nodes.make(Function::Transpose, &[k], &self.tensors[1]);
-        self.nodes.write(Function::MatMul, &[ds, rows_of_k], dq);
+        if self.tensors.len() > SUMS {
+            let sums = self.tensor(SUMS);
+            self.nodes.write(Function::MatMul, &[ds, rows_of_k], sums);
+            self.nodes.write(Function::Identity, &[sums], dq);
+        } else {
+            self.nodes.write(Function::MatMul, &[ds, rows_of_k], dq);
+        }
         self.nodes
     }
 

@@ -1,5 +1,5 @@
-//! cuDNN engines for an operation graph, with their settings. Only deterministic engines whose accumulation is as precise as
-//! the plan requires are accepted.
+//! cuDNN engines for an operation graph, with their settings. Only engines whose accumulation is as precise as the plan
+//! requires are accepted, and only deterministic ones unless the operation may add in any order.
 
 use super::descriptor::{self as names, Api, Attribute, Descriptor, Kind, Raw, Result};
 use super::operations::Graph;
@@ -136,13 +136,14 @@ impl Notes {
         // Tensor cores round f32 operands to 10 bits; transforms round between their stages.
         let wide = operation.tensors.iter().all(|t| t.dtype == DType::F32);
         !self.numerical.iter().any(|note| match *note {
-            NONDETERMINISTIC | DOWN_CONVERT_INPUTS | REDUCED_PRECISION_REDUCTION | FFT => true,
+            NONDETERMINISTIC => !operation.any_order,
+            DOWN_CONVERT_INPUTS | REDUCED_PRECISION_REDUCTION | FFT => true,
             TENSOR_CORE => wide,
             note => WINOGRAD.contains(&note),
         })
     }
 
-    /// Whether slices of sums are added in a fixed order. Engines that are compiled at run time have no note of it:
+    /// Whether slices of sums are added in a fixed order, unless any will do. Engines that are compiled at run time have no note of it:
     /// they add slices in order if they have memory for each, and as they complete otherwise.
     fn is_ordered(&self, engine: &Engine, operation: &Operation) -> bool {
         let split = engine.knobs.iter().filter(|(kind, _)| SPLITS.contains(kind));
@@ -150,7 +151,7 @@ impl Notes {
         let result = &operation.tensors[operation.results()[0]];
         let sums_bytes = result.sizes.iter().product::<usize>() * DType::F32.size();
         match slices {
-            Some(n) if self.is_compiled && n > 1 => {
+            Some(n) if self.is_compiled && n > 1 && !operation.any_order => {
                 self.workspace_bytes.is_some_and(|bytes| bytes >= n * sums_bytes)
             }
             _ => true,

@@ -66,6 +66,8 @@ pub enum Function {
     Exp,
     /// The natural logarithm.
     Log,
+    /// a, rounded to the result's type.
+    Identity,
     /// Whether a ≥ b.
     AtLeast,
     /// The index along this axis, an i32.
@@ -84,6 +86,7 @@ impl Function {
             Function::Sub => 9,
             Function::Exp => 13,
             Function::Log => 15,
+            Function::Identity => 21,
             Function::AtLeast => 303,
             Function::Index(_) => 501,
             Function::Select => 601,

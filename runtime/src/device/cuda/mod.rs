@@ -27,6 +27,7 @@ mod widen;
 pub use ceilings::Ceilings;
 pub use cubins::CACHE_VARIABLE;
 pub use frit_comm::launch::TIMEOUT_VARIABLE;
+pub use tuning::{ChoiceTimes, times};
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;

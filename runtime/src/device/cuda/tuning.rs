@@ -1,6 +1,7 @@
 //! The file `tuning.json` beside a plan: what was chosen for each GEMM and each choice of the plan, and the times that decided it,
 //! by GPU and library versions.
 
+use super::choose::TUNING;
 use super::program::{ChoiceOf, Program};
 use frit_cuda::CudaError;
 use frit_cuda::Product;
@@ -54,6 +55,34 @@ pub(super) struct Timed {
     /// Microseconds in a graph, of the best few.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) graph_us: Option<f64>,
+}
+
+/// The times of the candidates of a choice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChoiceTimes {
+    /// The choice: its candidates, and what libraries compute in them.
+    pub choice: String,
+    /// The candidate that was chosen.
+    pub chosen: String,
+    /// Microseconds of the best of each candidate, in a graph where it was measured in one.
+    pub us: BTreeMap<String, f64>,
+}
+
+/// The choices of a plan directory whose candidates were measured, by GPU and libraries; none if it was never started.
+pub fn times(plan: &Path) -> BTreeMap<String, Vec<ChoiceTimes>> {
+    let of = |(key, measured): (String, Measured)| {
+        let chosen = measured.chosen?.candidate.word().to_string();
+        let mut us = BTreeMap::new();
+        for timed in &measured.candidates {
+            let Some(time) = timed.graph_us.or(timed.us) else { continue };
+            let least: &mut f64 = us.entry(timed.candidate.word().to_string()).or_insert(time);
+            *least = least.min(time);
+        }
+        (us.len() > 1).then_some(ChoiceTimes { choice: key, chosen, us })
+    };
+    let all = Tuning::read(&plan.join(TUNING)).0.into_iter();
+    let all = all.map(|(device, all)| (device, all.into_iter().filter_map(of).collect()));
+    all.collect()
 }
 
 /// What was chosen of a choice, ready to run.
