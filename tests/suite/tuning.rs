@@ -317,7 +317,7 @@ fn a_deterministic_plan_adds_in_one_order() {
 #[test]
 fn an_engine_that_needs_more_memory_than_there_is_is_not_taken() {
     let (planned, dir) = planned_of_text(&["precision.compute=bf16"]);
-    const ENGINE: usize = 33 << 20;
+    const ENGINE: usize = (32 << 20) + (64 << 10);
     let with = |memory_bytes: usize| {
         let mut driver = Recording::new((9, 0));
         (driver.engines, driver.engine_bytes) = (Some(1), ENGINE);

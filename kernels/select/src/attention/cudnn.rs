@@ -17,6 +17,9 @@ const TILE: usize = 128;
 /// Elements of 2 bytes per vector access.
 const AT_ONCE: usize = 8;
 
+/// A view with the sizes of its four axes.
+type Tensor = (View, [usize; 4]);
+
 impl Setting<'_> {
     /// Adds a cuDNN candidate beside the launches from `begin` on, if cuDNN may have an engine.
     pub(super) fn candidate(&self, a: &mut Assembler<'_>, y: View, lse: Pointer, begin: usize) {
@@ -26,7 +29,7 @@ impl Setting<'_> {
         let kind =
             OperationKind::Attention { scale_bits: self.scale_bits(), causal: self.sight.causal };
         if self.is_known(&[q, k, v, y], MOST_FORWARD) {
-            self.launch(a, kind, false, (&[q, k, v, y], &[(lse, rows)]), begin);
+            self.launch(a, (kind, false), &[q, k, v, y], &[(lse, rows)], begin);
         }
     }
 
@@ -58,20 +61,20 @@ impl Setting<'_> {
         if !a.deterministic {
             let sums = Strided::dense(DType::F32, &[d.b, d.h, d.t, d.d]);
             let beside = [&statistics[..], &[(a.scratch(sums.bytes()), sums)]].concat();
-            self.launch(a, kind.clone(), true, (&views, &beside), begin);
+            self.launch(a, (kind.clone(), true), &views, &beside, begin);
         }
-        self.launch(a, kind, false, (&views, &statistics), begin);
+        self.launch(a, (kind, false), &views, &statistics, begin);
     }
 
     fn launch(
         &self,
         a: &mut Assembler<'_>,
-        kind: OperationKind,
-        any_order: bool,
-        (views, rows): (&[(View, [usize; 4])], &[(Pointer, Strided)]),
+        (kind, any_order): (OperationKind, bool),
+        views: &[Tensor],
+        rows: &[(Pointer, Strided)],
         begin: usize,
     ) {
-        let strided = |(view, sizes): &(View, [usize; 4])| {
+        let strided = |(view, sizes): &Tensor| {
             let [batch, head, row] = view.strides;
             Strided { strides: vec![batch, head, row, 1], ..Strided::dense(self.element, sizes) }
         };
@@ -84,7 +87,7 @@ impl Setting<'_> {
     }
 
     /// Queries, keys and values with their sizes.
-    fn operands(&self) -> [(View, [usize; 4]); 3] {
+    fn operands(&self) -> [Tensor; 3] {
         let d = &self.dims;
         let of_keys = |size| [d.b, d.g, d.s, size];
         [(self.q, self.of_queries(d.d)), (self.k, of_keys(d.d)), (self.v, of_keys(d.e))]
@@ -100,8 +103,8 @@ impl Setting<'_> {
     }
 
     /// Whether engines may support it: every row of every tensor begins at a multiple of 16 bytes.
-    fn is_known(&self, views: &[(View, [usize; 4])], most: usize) -> bool {
-        let whole = |(view, sizes): &(View, [usize; 4])| {
+    fn is_known(&self, views: &[Tensor], most: usize) -> bool {
+        let whole = |(view, sizes): &Tensor| {
             let bytes = AT_ONCE * self.element.size();
             sizes.iter().all(|n| *n > 0)
                 && sizes[3].is_multiple_of(AT_ONCE)
