@@ -200,9 +200,13 @@ impl Operation {
             (OperationKind::AttentionGrad { .. }, [q, k, v, ..]) => {
                 let (heads, keys) = (q.sizes[0] * q.sizes[1], k.sizes[2]);
                 let shared = if q.sizes[1] == k.sizes[1] { 0 } else { k.sizes[3] + v.sizes[3] };
-                let scores = if self.any_order { 0 } else { q.sizes[2] };
+                // Engines that add in any order may copy tensors instead of the scores.
+                let (scores, copies) = match self.any_order {
+                    true => (0, self.tensors.iter().map(bytes).fold(0, usize::saturating_add)),
+                    false => (q.sizes[2], 0),
+                };
                 let rows = heads.saturating_mul(keys).saturating_mul(scores + shared);
-                let needed = rows.saturating_mul(q.dtype.size());
+                let needed = rows.saturating_mul(q.dtype.size()).saturating_add(copies);
                 return WORKSPACE.saturating_add(needed).min(MOST_OF_GRADIENT);
             }
             _ => self.tensors.iter().map(bytes).sum(),

@@ -334,7 +334,7 @@ fn a_gradient_that_may_add_in_any_order_has_a_candidate_more() {
     else {
         panic!("two")
     };
-    assert_eq!(in_order - any_order, scores, "only one writes the gradients of the scores");
+    assert!(in_order >= scores && any_order > 0, "{in_order} and {any_order} of {scores}");
     assert_ne!(operations[0].to_string(), operations[1].to_string());
     // Every one computes the gradient.
     let qkv = [random(q.dtype, q.shape.dims(), 1), random(k.dtype, k.shape.dims(), 2)];
