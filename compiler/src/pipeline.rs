@@ -331,6 +331,7 @@ fn autocast(config: &Config) -> Autocast {
     Autocast {
         compute: p.compute,
         pure: p.pure && p.compute != DType::F32,
+        narrow_residual: p.residual == choices::Residual::Compute,
         param_dtype: narrow(param_dtype),
         buffer_dtype: narrow(s.buffer_dtype),
         overrides: p.overrides.clone(),

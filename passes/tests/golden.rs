@@ -102,6 +102,7 @@ impl Header {
                 Box::new(Autocast {
                     overrides: exception.into_iter().collect(),
                     pure: self.get("pure").is_some(),
+                    narrow_residual: self.get("residual") == Some("compute"),
                     param_dtype: self.dtype("param_dtype"),
                     buffer_dtype: self.dtype("buffer_dtype"),
                     ..Autocast::new(self.dtype("compute").unwrap_or(DType::BF16))

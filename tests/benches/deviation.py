@@ -5,7 +5,8 @@ The test models with other seeds, 20 steps of AdamW each. PyTorch: CPU autocast,
 Frit: one rank. Deviation: the mean over steps of the loss's distance from PyTorch's fp64 run. For bf16 also the error of the
 first step's gradients (norm of the difference over norm), which later steps do not amplify.
 
-    deviation.py --export export_models.py --frit target/debug/frit --out /tmp/deviation [--seeds 1 2 3 4 5] [MODEL ...]
+    deviation.py --export export_models.py --frit target/debug/frit --out /tmp/deviation [--seeds 1 2 3 4 5]
+        [--set KEY=VALUE] [MODEL ...]
 
 Needs torch, transformers, torchvision, onnx, onnxscript, safetensors. `export_models.py` is the script that made tests/models.
 """
@@ -67,10 +68,11 @@ def references(given, name, seed, out):
     return json.loads(path.read_text())
 
 
-def frit_losses(frit, folder, loss, batch, compute):
+def frit_losses(frit, folder, loss, batch, compute, settings):
     plan, metrics = folder / f"plan_{compute}", folder / f"{compute}.jsonl"
     sets = [f"precision.compute={compute}", f"loss.kind={loss}"]
     sets += ["model.batch_norm=train"] if folder.name == "resnet" else []
+    sets += settings
     args = [a for s in sets for a in ("--set", s)]
     compile_args = [frit, "compile", folder / "model.onnx", "--bind", f"batch={batch}", *args, "-o", plan]
     subprocess.run(compile_args, check=True, capture_output=True)
@@ -111,6 +113,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the results")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="seeds of the models")
     parser.add_argument("--modes", nargs="+", default=["bf16", "fp16"], help="precisions: bf16, fp16")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of Frit's plans")
     parser.add_argument("models", nargs="*", default=MODELS, help="names of test models (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -124,7 +127,7 @@ def main():
             if args.frit is None:
                 continue
             for mode in args.modes:
-                ours = frit_losses(args.frit, out / name, modes["loss"], modes["global_batch"], mode)
+                ours = frit_losses(args.frit, out / name, modes["loss"], modes["global_batch"], mode, args.set)
                 exact = modes["fp64"]["loss"]
                 ratios[mode].append(mean_distance(ours, exact) / mean_distance(modes[mode]["loss"], exact))
                 if mode == "bf16":

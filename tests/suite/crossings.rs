@@ -3,6 +3,9 @@
 
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};
+use frit_ir::ops::BinaryFn;
+use frit_ir::plan::{Action, Place, Plan};
+use frit_ir::{DType, Op, Region};
 use frit_passes::verify_plan::verify_evaluation;
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::eval::{Options, evaluate};
@@ -10,6 +13,7 @@ use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const STEPS: usize = 3;
@@ -157,6 +161,70 @@ fn bad_indices_are_refused(planned: &Planned, model: &str, words: &[&str]) {
         assert!(Checkpoint::latest(&checkpoints).expect("readable").is_none(), "{words:?}");
         let written = std::fs::read_to_string(&metrics).unwrap_or_default();
         assert_eq!(written, "", "{words:?}");
+    }
+}
+
+/// What a narrow residual stream is crossed with, and a wide one.
+const RESIDUAL: [&[&str]; 7] = [
+    &["sharding.ranks=1", "sharding.ranks=2"],
+    &[
+        "sharding.strategy=full_shard",
+        "sharding.strategy=shard_optimizer",
+        "sharding.strategy=no_shard",
+    ],
+    &["run.accumulation=1", "run.accumulation=2"],
+    &["memory.recompute=none", "memory.recompute=unit", "memory.recompute=selective"],
+    &["memory.offload=none", "memory.offload=optimizer", "memory.offload=parameters"],
+    &[
+        "precision.compute=bf16",
+        "precision.compute=fp16",
+        "precision.compute=bf16-pure",
+        "precision.compute=fp8",
+        "precision.compute=fp32",
+    ],
+    &["precision.residual=fp32", "precision.residual=compute"],
+];
+
+/// The dtypes in which a plan adds to the residual stream of GPT-2, four times in a forward pass of two blocks.
+fn residual_dtypes(plan: &Plan) -> BTreeSet<DType> {
+    let stream = |place: &Place| place.ty.shape.dims().len() == 3;
+    let sums = plan.tasks.iter().filter_map(|task| match &task.action {
+        Action::Kernel { kernel, writes, .. } if task.region == Region::Forward => {
+            let body = &plan.kernels[*kernel].body;
+            let norm = body.nodes().any(|(_, n)| matches!(n.op, Op::LayerNorm(_)));
+            let adds = body.nodes().any(|(_, n)| matches!(n.op, Op::Binary(BinaryFn::Add)));
+            (norm && adds).then(|| writes.first().filter(|p| stream(p)))?
+        }
+        _ => None,
+    });
+    sums.map(|place| place.ty.dtype).collect()
+}
+
+#[test]
+fn a_narrow_residual_stream_trains_whatever_it_is_crossed_with() {
+    for row in rows(&RESIDUAL, |_| true) {
+        let words: Vec<&str> = row.iter().zip(RESIDUAL).map(|(level, f)| f[*level]).collect();
+        let planned = plan_to_evaluate_configured(&model_of("gpt2"), 2, "", &words);
+        let is_narrow = words[6].ends_with("compute") && !words[5].ends_with("fp32");
+        let low = if words[5].ends_with("fp16") { DType::F16 } else { DType::BF16 };
+        let expected = match is_narrow || words[5].ends_with("pure") {
+            true => low,
+            false => DType::F32,
+        };
+        let found = residual_dtypes(&planned.compiled.plan);
+        assert_eq!(found, BTreeSet::from([expected]), "{words:?}");
+        let checkpoints = planned.dir.path().join("checkpoints");
+        // One run that ends and is continued.
+        let mut found = train(&planned, options("gpt2", &checkpoints, 1)).validation;
+        found.extend(train(&planned, options("gpt2", &checkpoints, 2)).validation);
+        let wide: Vec<&str> = [&words[..5], &["precision.compute=fp32"]].concat();
+        let wide = plan_to_evaluate_configured(&model_of("gpt2"), 2, "", &wide);
+        let checkpoints = wide.dir.path().join("checkpoints");
+        let exact = train(&wide, options("gpt2", &checkpoints, 2)).validation;
+        assert_eq!(found.len(), exact.len(), "{words:?}");
+        for ((step, loss), (_, exact)) in found.iter().zip(&exact) {
+            assert!((loss / exact - 1.0).abs() < 0.02, "{words:?}: {loss} for {exact} at {step}");
+        }
     }
 }
 

@@ -19,6 +19,14 @@ frit_ir::choices! {
         Fp32 = "fp32",
     }
 
+    /// The dtype of the residual stream.
+    Residual {
+        /// f32.
+        Fp32 = "fp32",
+        /// That of `precision.compute`.
+        Compute = "compute",
+    }
+
     /// The kind of labels of a cross-entropy.
     Targets {
         /// The index of the class.

@@ -1,6 +1,6 @@
 //! Types of configuration values.
 
-use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Targets};
+use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Residual, Targets};
 use super::kind::{AUTO, COUNT, INF, Kind, Value, float_name};
 use frit_ir::DType;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
@@ -277,5 +277,5 @@ macro_rules! words {
 
 words! {
     BackwardPrefetch BatchNorm Decay DeviceType FrozenDtype LossKind Offload OptimizerKind PadMode Prefetch Reduction
-    ScheduleKind Strategy Targets
+    Residual ScheduleKind Strategy Targets
 }

@@ -1,6 +1,6 @@
 //! Every key of the configuration, declared once.
 
-use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Targets};
+use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Residual, Targets};
 use super::declare::declare;
 use super::field::{Field, LossScale};
 use super::kind::Kind::{Float, Integer, ListOrInteger, Number};
@@ -166,6 +166,9 @@ declare! {
         compute: DType = "bf16" => Float(&[PURE, FP8]),
         /// Whether everything but the loss runs in `compute`, with parameters rounded to it.
         pure: bool = false,
+        /// Dtype of the residual stream, the sums of a value and what matmuls make of it: `compute` is the dtype of
+        /// `precision.compute`.
+        residual: Residual = "fp32",
         /// Whether matmul operands are quantized to 8-bit floats (e4m3, gradients e5m2), scaled by their recent amax.
         fp8: bool = false,
         /// Length of the amax history for `fp8`, in micro-steps.

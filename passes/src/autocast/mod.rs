@@ -8,6 +8,7 @@ mod assign;
 mod baseline;
 mod min_cut;
 pub mod policy;
+mod residual;
 
 use crate::loss::evaluation::STATISTICS;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
@@ -59,6 +60,8 @@ pub struct Autocast {
     pub compute: DType,
     /// Compute everything in `compute` but the loss, not only what the policy allows.
     pub pure: bool,
+    /// Whether the residual stream is rounded to `compute`; see [`residual`].
+    pub narrow_residual: bool,
     /// Round parameters to this dtype, for every use.
     pub param_dtype: Option<DType>,
     /// Round float buffers to this dtype, for every use, except those that the forward pass updates.
@@ -101,7 +104,8 @@ impl Autocast {
     /// The policy for this dtype, without exceptions.
     pub fn new(compute: DType) -> Self {
         let (overrides, param_dtype, buffer_dtype) = (Vec::new(), None, None);
-        Autocast { compute, pure: false, param_dtype, buffer_dtype, overrides }
+        let (pure, narrow_residual) = (false, false);
+        Autocast { compute, pure, narrow_residual, param_dtype, buffer_dtype, overrides }
     }
 
     /// The one low-precision dtype of the plan, if there is any.
@@ -145,12 +149,17 @@ impl Autocast {
     ) -> HashMap<NodeId, Precision> {
         let mut bound = HashMap::new();
         let model = if self.pure { before_results(graph) } else { HashSet::new() };
+        let narrow = self.narrow_residual && self.compute == low;
+        let stream = if narrow { residual::stream(graph) } else { HashMap::new() };
         for (id, node) in graph.nodes() {
             let class = node.op.precision().class;
             if class == Class::Fixed {
                 continue;
             }
             let Some(index) = self.overrides.iter().rposition(|o| o.applies(node)) else {
+                if let Some(precision) = stream.get(&id) {
+                    bound.insert(id, *precision);
+                }
                 if model.contains(&id) {
                     bound.insert(id, Precision::Low);
                 }
