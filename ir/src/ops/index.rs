@@ -3,7 +3,7 @@
 //! Indices are i64 or i32; a negative index counts from the end, as in ONNX.
 
 use super::{
-    Inferred, Linear, OpError, Operation, Precision, arity, axis_of, float, float_result,
+    Inferred, Linear, OpError, Operation, Precision, arity, arity_in, axis_of, float, float_result,
     index_type,
 };
 use crate::{DType, TensorType};
@@ -52,7 +52,7 @@ impl Operation for Embedding {
 }
 
 /// The gradient of `embedding` for its table: `(dy[.., C], ids[..])` → `[rows, C]`, rows that occur
-/// several times summed in f32.
+/// several times summed in f32. With a third operand, of the result's type, the sum of that and the gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingGrad {
@@ -68,7 +68,7 @@ impl Operation for EmbeddingGrad {
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Inferred {
-        arity(inputs, 2)?;
+        arity_in(inputs, 2, 3)?;
         let (dy, ids) = (inputs[0], inputs[1]);
         float(dy, "dy")?;
         index_type(ids, "ids")?;
@@ -80,7 +80,11 @@ impl Operation for EmbeddingGrad {
             )));
         }
         let dtype = float_result(Some(self.dtype), dy.dtype)?;
-        Ok(vec![TensorType::new(dtype, [self.rows, dy.shape.0[rank]])])
+        let result = TensorType::new(dtype, [self.rows, dy.shape.0[rank]]);
+        if let Some(ty) = inputs.get(2).filter(|ty| ***ty != result) {
+            return Err(OpError::new(format!("{ty} cannot be added to a gradient {result}")));
+        }
+        Ok(vec![result])
     }
 
     fn precision(&self) -> Precision {
@@ -88,7 +92,7 @@ impl Operation for EmbeddingGrad {
     }
 
     fn linear(&self) -> Linear {
-        Linear::FIRST
+        Linear::In(&[0, 2])
     }
 }
 

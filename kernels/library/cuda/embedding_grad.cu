@@ -1,14 +1,20 @@
-// The gradient of an embedding for its table: table[r] = Σ dy[i] over ids[i] = r, in the order of i.
+// The gradient of an embedding for its table: table[r] = Σ dy[i] over ids[i] = r, in the order of i; if ADDS, that
+// is added to what the table holds.
 //
 // The positions i are sorted by row (sort.cu). A block sums the rows of RUN sorted positions: rows that begin and end
 // in it are complete; the part of a row that continues from the previous block, or in the next, is stored in `parts`
 // (first and last of a block) and added by the block in which the row begins. So a frequent row is summed by many
 // blocks, in a fixed order.
 //
-// To be defined: DY and OUT, the elements; INDEX, the indices.
+// To be defined: DY and OUT, the elements; INDEX, the indices; ADDS, 0 or 1.
 
 typedef Number<DY>::Wide Sum;
 const int RUN = 64;
+
+__device__ __forceinline__ void put(OUT& element, Sum sum) {
+    if (ADDS) sum = Sum(widen(element)) + sum;
+    element = to(sum, OUT());
+}
 
 // The row of every position; indices outside the table are reported and get the row `size`.
 extern "C" __global__ void embedding_rows(u32* rows, const INDEX* ids, i64 count, i64 size, Fault* fault) {
@@ -33,7 +39,7 @@ extern "C" __global__ void embedding_sums(OUT* table, Sum* parts, const DY* dy, 
             Sum* part = parts + i64(blockIdx.x) * 2 * width + c;
             if (comes) part[0] = sum;
             else if (goes) part[width] = sum;
-            else if (row < size) table[i64(row) * width + c] = to(sum, OUT());
+            else if (row < size) put(table[i64(row) * width + c], sum);
             sum = 0;
             first = i + 1;
         }
@@ -52,6 +58,6 @@ extern "C" __global__ void embedding_joins(OUT* table, const Sum* parts, const u
         Sum sum = parts[i64(blockIdx.x) * 2 * width + width + c];
         for (i64 block = blockIdx.x + 1; block * RUN < count && rows[block * RUN] == row; block++)
             sum += parts[block * 2 * width + c];
-        table[i64(row) * width + c] = to(sum, OUT());
+        put(table[i64(row) * width + c], sum);
     }
 }

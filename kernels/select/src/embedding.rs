@@ -54,7 +54,13 @@ fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
     let (gradient, index) = (a.read(node.inputs[0])?, a.read(node.inputs[1])?);
     let to = a.write(node.outputs[0]);
     let (size, width, count) = (out.shape.0[0], out.shape.0[1], ids.shape.numel());
-    a.fill(to, out, 0.0)?;
+    match node.inputs.get(2) {
+        None => a.fill(to, out, 0.0)?,
+        Some(added) => {
+            let added = a.read(*added)?;
+            a.copy_bytes(to, added, out.bytes());
+        }
+    }
     if count == 0 || out.shape.numel() == 0 {
         return Some(());
     }
@@ -62,7 +68,8 @@ fn gradient(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
         let kernel = SourceKernel::new("embedding_grad", entry)
             .define("DY", c_type(dy.dtype)?)
             .define("OUT", c_type(out.dtype)?)
-            .define("INDEX", c_type(ids.dtype)?);
+            .define("INDEX", c_type(ids.dtype)?)
+            .define("ADDS", u32::from(node.inputs.len() > 2));
         Some(kernel)
     };
     let rows = a.scratch(count * 4);

@@ -2,7 +2,8 @@
 //!
 //! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and
 //! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). A cross-entropy and its
-//! gradient are one region ([`loss`]). [`region`] defines what each kind of region may contain; merges are selected
+//! gradient are one region ([`loss`]); the gradient of an embedding is added to another gradient of its table
+//! ([`embedding`]). [`region`] defines what each kind of region may contain; merges are selected
 //! greedily by bytes saved ([`merge`]).
 //!
 //! Not fused: leaves, collectives, attention, embeddings, matmuls without an epilogue, data movement other than reshape and expand, the
@@ -11,6 +12,7 @@
 mod attention;
 mod cluster;
 mod col_reduce;
+mod embedding;
 mod emit;
 mod facts;
 mod gemm;
@@ -63,6 +65,7 @@ impl Pass for Fuse {
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         attention::share_layout(graph)?;
         loss::move_gradients(graph);
+        embedding::add_in_gradients(graph)?;
         let facts = Facts::new(graph);
         let mut clusters = Clusters::new(&facts, self.supported);
         quantized::form(&mut clusters);

@@ -70,10 +70,21 @@ impl<'a> Lowering<'a> {
                         Some((matrix, _)) => raw = node.inputs[matrix],
                         None => break,
                     },
+                    // What only the gradient of an embedding is added to is where the sum will be.
+                    Op::EmbeddingGrad(_) if self.adds_in_place(node) => raw = node.inputs[2],
                     _ => break,
                 }
             }
         }
+    }
+
+    /// Whether a node adds a gradient of an embedding to what nothing else reads, and what is no part of another value.
+    fn adds_in_place(&self, node: &Node) -> bool {
+        node.inputs.get(2).is_some_and(|added| {
+            in_place::is_read_once(self.graph, &self.users, *added)
+                && !self.required.contains_key(added)
+                && !matches!(self.graph.def(*added).op, Op::Reshape(_) | Op::Slice(_))
+        })
     }
 
     /// The value before the last reduction or accumulation of a gradient; `None` if there was none.

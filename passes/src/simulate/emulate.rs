@@ -6,7 +6,8 @@
 //! - Kernels: `compile` runs the plan's fused kernels; `eager` runs every operation by itself, through
 //!   memory, in the compute dtype, with norms and the loss as the several kernels that they are there.
 //!   Views are free. In both, the loss is not compiled and works in f32. With `compile` a reduction over the rows
-//!   is no part of a kernel that reduces rows.
+//!   is no part of a kernel that reduces rows, a matmul adds no other tensor than a bias (the kernel that reads
+//!   the sum does that), and the gradient of an embedding is added to another by a kernel of its own.
 //! - Activation checkpointing: forward kernels of a unit run again before its backward: all of them
 //!   (`full`), those of every other unit (`selective-layer`), or all but attention and every other
 //!   matmul (`selective-op`).
@@ -132,7 +133,30 @@ fn separate_seconds(device: &Device, body: &Graph) -> f64 {
         let results = node.outputs.iter().map(|v| body.ty(*v).bytes() as u64);
         device.copy_seconds(node.inputs.iter().map(in_memory).chain(results).sum())
     };
-    columns_beside_rows(body).into_iter().map(of).sum()
+    let columns: f64 = columns_beside_rows(body).into_iter().map(of).sum();
+    // The gradient of an embedding is written, and read by a sum that also writes what the plan's kernel writes.
+    let tables = body.nodes().filter(|(_, n)| matches!(n.op, Op::EmbeddingGrad(_)));
+    let added = tables.filter(|(_, n)| n.inputs.len() > 2);
+    let sums = added.map(|(_, n)| device.copy_seconds(2 * body.ty(n.outputs[0]).bytes() as u64));
+    columns + sums.sum::<f64>()
+}
+
+/// Bytes by which a kernel moves more that adds another tensor to a product than one that reads the sum: both terms, and the
+/// sum that it writes if others read it too, instead of the sum.
+fn sum_bytes(body: &Graph, kept: bool) -> u64 {
+    if !body.nodes().any(|(_, n)| matches!(n.op, Op::MatMul(_))) {
+        return 0;
+    }
+    let of = |(_, node): (frit_ir::NodeId, &Node)| {
+        let sum = body.ty(node.outputs[0]);
+        let is_whole = |v: &ValueId| body.ty(*v).shape.numel() == sum.shape.numel();
+        let is_sum = matches!(node.op, Op::Binary(BinaryFn::Add));
+        match is_sum && node.inputs.iter().all(is_whole) {
+            true => (1 + u64::from(kept)) * sum.bytes() as u64,
+            false => 0,
+        }
+    };
+    body.nodes().map(of).sum()
 }
 
 fn is_loss(op: &Op) -> bool {

@@ -3,8 +3,8 @@
 //! P107  a task's results overlap neither its operands nor each other, unless a result covers
 //!       exactly one operand and the kernel reads each element only to write the same one (an
 //!       optimizer step, a sum or another elementwise operation of equal shapes, a matrix to which a
-//!       GEMM is added), or the result is the gradient of a cross-entropy over its logits, or the task
-//!       is an in-place collective
+//!       GEMM is added, a table to which the gradient of an embedding is added), or the result is the
+//!       gradient of a cross-entropy over its logits, or the task is an in-place collective
 //!
 //! A kernel may process elements in any order, on any number of threads. Generated code that computes the loss of a row of logits
 //! reads the row before it writes any of it; the interpreter reads all operands first.
@@ -67,6 +67,7 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Moments) => (i, j) == (3, 0),
         Some(AdafactorPart::Step) => (i, j) == (2, 0),
         Some(AdafactorPart::Sums) => false,
+        None if adds_rows(body) => (i, j) == (2, 0),
         None => {
             (kernel.kind() != KernelKind::Library || is_sum_with_product(body))
                 && (only_same_element(body, i) || is_gradient_of_logits(body, i, j))
@@ -80,6 +81,13 @@ fn is_sum_with_product(body: &Graph) -> bool {
     let nodes: Vec<&Op> =
         body.nodes().map(|(_, n)| &n.op).filter(|op| !matches!(op, Op::Input(_))).collect();
     matches!(nodes[..], [Op::MatMul(_), Op::Binary(BinaryFn::Add)])
+}
+
+/// Whether a body adds a gradient of an embedding to its third operand.
+fn adds_rows(body: &Graph) -> bool {
+    let mut nodes = body.nodes().map(|(_, n)| n).filter(|n| !n.op.is_leaf());
+    let is_one = |n: &Node| matches!(n.op, Op::EmbeddingGrad(_)) && n.inputs.len() == 3;
+    nodes.next().is_some_and(is_one) && nodes.next().is_none()
 }
 
 /// Whether operand `i` is read as logits of cross-entropies alone, by rows, and result `j` is their gradient.

@@ -106,20 +106,19 @@ impl Embedding {
         Ok(())
     }
 
-    /// `dtable[r] = sum of dout[i] over ids[i] = r`, zero where no index points. On an error nothing
-    /// is written.
+    /// `dtable[r] = sum of dout[i] over ids[i] = r`, zero where no index points, and to that `added`, unless it is null.
+    /// On an error nothing is written.
     ///
     /// # Errors
     /// If an index is outside the table, or there are more than 2^32 rows or indices.
     ///
     /// # Safety
-    /// `ids`, `dout` and `dtable` must be aligned and valid for the shapes; `dtable` must not
-    /// overlap the others.
+    /// `ids`, `dout`, `dtable` and `added`, which has the shape of `dtable`, must be aligned and valid for the shapes;
+    /// `dtable` must not overlap the others, but may be `added`.
     pub unsafe fn backward(
         &self,
         pool: &Pool,
-        ids: *const u8,
-        dout: *const u8,
+        [ids, dout, added]: [*const u8; 3],
         dtable: *mut u8,
     ) -> Result<(), IndexError> {
         let limit = 1 << 32;
@@ -139,12 +138,22 @@ impl Embedding {
         keys.sort_unstable();
         let keys = &*keys;
         let (dout, dtable) = (Shareable::new(dout), Shareable::new(dtable));
+        let (adds, in_place) = (!added.is_null(), added == dtable.get().cast_const());
+        let added = Shareable::new(added);
 
         let size = self.rows * self.width * self.table.size();
-        pool.run(size.div_ceil(CLEAR), &|chunk| {
+        let chunks = if in_place { 0 } else { size.div_ceil(CLEAR) };
+        pool.run(chunks, &|chunk| {
             let first = chunk * CLEAR;
+            let len = CLEAR.min(size - first);
             // SAFETY: disjoint parts of `dtable`. All bits zero is zero in each type.
-            unsafe { dtable.get().add(first).write_bytes(0, CLEAR.min(size - first)) };
+            unsafe {
+                let to = dtable.get().add(first);
+                match adds {
+                    true => to.copy_from_nonoverlapping(added.get().add(first), len),
+                    false => to.write_bytes(0, len),
+                }
+            };
         });
         pool.run_workers(self.count.div_ceil(CHUNK), &|chunk, worker| {
             let row_at = |i: usize| keys[i] >> 32;
@@ -173,6 +182,12 @@ impl Embedding {
                         i += 1;
                     }
                     let to = self.table.at_mut(dtable.get(), row as isize * self.width as isize);
+                    if adds {
+                        to_f32(to, self.table, wide);
+                        for (total, value) in sum.iter_mut().zip(&*wide) {
+                            *total += value;
+                        }
+                    }
                     from_f32(sum, to, self.table);
                 }
             }
@@ -267,14 +282,29 @@ mod tests {
             let mut wide = vec![f32::NAN; 11 * 37];
             let mut narrow = vec![bf16::NAN; 11 * 37];
             let to_narrow = Embedding { table: Elem::BF16, ..SHAPE };
-            let (at_ids, at_dout) = (ids.as_ptr().cast(), dout.as_ptr().cast());
+            let at = [ids.as_ptr().cast(), dout.as_ptr().cast(), std::ptr::null()];
             // SAFETY: the vectors have the shapes' sizes.
             unsafe {
-                SHAPE.backward(&pool, at_ids, at_dout, wide.as_mut_ptr().cast()).expect("in range");
+                SHAPE.backward(&pool, at, wide.as_mut_ptr().cast()).expect("in range");
                 let narrow = narrow.as_mut_ptr().cast();
-                to_narrow.backward(&pool, at_ids, at_dout, narrow).expect("in range");
+                to_narrow.backward(&pool, at, narrow).expect("in range");
             }
             assert_eq!(wide, want);
+            let base: Vec<f32> = (0..11 * 37).map(|i| (i * 17 % 89) as f32 * 0.03).collect();
+            let sum: Vec<f32> = want.iter().zip(&base).map(|(want, base)| want + base).collect();
+            let mut in_place = base.clone();
+            // SAFETY: the vectors have the shapes' sizes.
+            unsafe {
+                let add = |base: *const f32, to: *mut f32| {
+                    SHAPE
+                        .backward(&pool, [at[0], at[1], base.cast()], to.cast())
+                        .expect("in range");
+                };
+                add(base.as_ptr(), wide.as_mut_ptr());
+                let to = in_place.as_mut_ptr();
+                add(to, to);
+            }
+            assert_eq!((wide, in_place), (sum.clone(), sum));
             assert!(narrow.iter().zip(&want).all(|(got, &want)| *got == bf16::from_f32(want)));
         }
     }
@@ -293,7 +323,11 @@ mod tests {
                 let at = ids.as_ptr().cast();
                 (
                     SHAPE.forward(&pool, table.as_ptr().cast(), at, out.as_mut_ptr().cast()),
-                    SHAPE.backward(&pool, at, out.as_ptr().cast(), dtable.as_mut_ptr().cast()),
+                    SHAPE.backward(
+                        &pool,
+                        [at, out.as_ptr().cast(), std::ptr::null()],
+                        dtable.as_mut_ptr().cast(),
+                    ),
                 )
             };
             let error = IndexError::OutOfRange { position: 50, index: bad, rows: 11 };

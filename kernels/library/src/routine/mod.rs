@@ -260,9 +260,12 @@ impl Routine {
                 Routine::Embedding(embedding) => embedding
                     .forward(pool, read(0), read(1), write(0))
                     .map_err(|e| e.to_string())?,
-                Routine::EmbeddingGrad(embedding) => embedding
-                    .backward(pool, read(1), read(0), write(0))
-                    .map_err(|e| e.to_string())?,
+                Routine::EmbeddingGrad(embedding) => {
+                    let added = reads.get(2).map_or(std::ptr::null(), |r| r.pointer.cast_const());
+                    embedding
+                        .backward(pool, [read(1), read(0), added], write(0))
+                        .map_err(|e| e.to_string())?;
+                }
                 Routine::Copy(parts) => {
                     for Part { from, to, copy } in parts {
                         copy.run(pool, read(from.0).add(from.1), write(to.0).add(to.1));

@@ -311,7 +311,8 @@ impl<'a, D: Driver> Binder<'a, D> {
         Ok(match launch {
             Launch::Copy { from, to, bytes } => {
                 let (to, from) = (operands.pointer(*to), operands.pointer(*from));
-                Command::Copy { to, from, bytes: *bytes }
+                // What a result adds to may be in its place.
+                Command::Copy { to, from, bytes: if to == from { 0 } else { *bytes } }
             }
             Launch::Zero { at, bytes } => {
                 Command::Zero { at: operands.pointer(*at), bytes: *bytes }
