@@ -193,8 +193,13 @@ pub enum Epilogue {
     None,
     /// Adds a vector of `n` elements to each row.
     Bias(Pointer),
-    /// Adds a matrix, `[m, n]`, which may be where the result is written.
-    Add(Pointer),
+    /// Adds a matrix, and a vector to each row.
+    Add {
+        /// `[m, n]`; it may be where the result is written.
+        matrix: Pointer,
+        /// `n` elements.
+        bias: Option<Pointer>,
+    },
     /// Adds `bias`, writes the sum to `before`, applies gelu in its tanh form.
     Gelu {
         /// `n` elements.

@@ -1,4 +1,4 @@
-//! Selection for matmul, alone or fused with a bias and a cast, or with the addition of a matrix.
+//! Selection for matmul, alone or fused with a bias and a cast.
 
 pub(super) mod epilogue;
 
@@ -22,12 +22,8 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     let (mut last, mut taken, mut bias) = (product.outputs[0], 1, None);
     let mut rest = followers.iter();
     let mut next = rest.next();
-    if let Some(matrix) = next.and_then(|node| addend_of(a, node, last)) {
-        gemm(a, op, product, Some(Addend::Matrix(matrix)), followers[0].outputs[0])?;
-        return Some(2);
-    }
     if let Some(vector) = next.and_then(|node| bias_of(a, node, last)) {
-        (last, taken, bias) = (followers[0].outputs[0], 2, Some(Addend::Vector(vector)));
+        (last, taken, bias) = (followers[0].outputs[0], 2, Some(vector));
         next = rest.next();
     }
     let narrows = |node: &&&Node| {
@@ -42,27 +38,6 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     }
     gemm(a, op, product, bias, last)?;
     Some(taken)
-}
-
-/// What is added to a product.
-#[derive(Clone, Copy)]
-enum Addend {
-    /// A vector, to each row.
-    Vector(ValueId),
-    /// A matrix of the result's type.
-    Matrix(ValueId),
-}
-
-/// The matrix that `node` adds to `product`, provided that nothing else reads the product.
-fn addend_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> {
-    let at = node.inputs.iter().position(|v| *v != product)?;
-    let matrix = node.inputs[at];
-    let fits = matches!(node.op, Op::Binary(BinaryFn::Add))
-        && node.inputs[1 - at] == product
-        && a.ty(matrix) == a.ty(product)
-        && a.ty(product).shape.numel() > 0
-        && !a.is_read_elsewhere(product, node);
-    fits.then_some(matrix)
 }
 
 /// The vector along the last axis that `node` adds to `product`, provided that nothing else reads the product.
@@ -90,7 +65,7 @@ fn gemm(
     a: &mut Assembler<'_>,
     op: &MatMul,
     product: &Node,
-    addend: Option<Addend>,
+    bias: Option<ValueId>,
     result: ValueId,
 ) -> Option<()> {
     let (left, right) = (a.ty(product.inputs[0]), a.ty(product.inputs[1]));
@@ -100,22 +75,20 @@ fn gemm(
     }
     let dims = op.dims(left, right);
     let at = [a.read(product.inputs[0])?, a.read(product.inputs[1])?];
-    let epilogue = match addend {
-        Some(Addend::Vector(bias)) => Epilogue::Bias(a.read(bias)?),
-        Some(Addend::Matrix(matrix)) => Epilogue::Add(a.read(matrix)?),
+    let epilogue = match bias {
+        Some(bias) => Epilogue::Bias(a.read(bias)?),
         None => Epilogue::None,
     };
     let to = a.write(result);
     let sum_type = a.ty(product.outputs[0]).dtype;
-    // An addend is added in its own type; a result type that the library does not write is converted afterwards.
-    let direct = is_direct(left.dtype, out.dtype) && (addend.is_none() || sum_type == out.dtype);
+    // A bias is added in its own type; a result type that the library does not write is converted afterwards.
+    let direct = is_direct(left.dtype, out.dtype) && (bias.is_none() || sum_type == out.dtype);
     let wide = if left.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let (dtype, sum) = match direct {
         true => (out.dtype, to),
         false => (wide, a.scratch(out.shape.numel() * wide.size())),
     };
-    let is_matrix = matches!(addend, Some(Addend::Matrix(_)));
-    if addend.is_some() && sum_type != dtype || is_matrix && (dims.batch != 1 || dims.k == 0) {
+    if bias.is_some() && sum_type != dtype {
         return None;
     }
     let n = out.shape.numel();
@@ -145,10 +118,14 @@ fn gemm(
     if direct { Some(()) } else { convert::convert(a, (sum, dtype), (to, out.dtype), n) }
 }
 
-/// A GEMM whose only epilogue, if any, is a bias; with its fallback where the library has no algorithm with it.
+/// A GEMM whose epilogue, if any, is a bias or a sum; with its fallback where the library has no algorithm with a bias.
 pub(super) fn launch(gemm: Gemm) -> Option<Launch> {
-    let Epilogue::Bias(bias) = gemm.epilogue else { return Some(Launch::Gemm(gemm)) };
-    let (matrix, plain) = (gemm.m * gemm.n, Gemm { epilogue: Epilogue::None, ..gemm.clone() });
+    let (bias, epilogue) = match gemm.epilogue {
+        Epilogue::Bias(bias) => (bias, Epilogue::None),
+        Epilogue::Add { matrix, bias: Some(bias) } => (bias, Epilogue::Add { matrix, bias: None }),
+        _ => return Some(Launch::Gemm(gemm)),
+    };
+    let (matrix, plain) = (gemm.m * gemm.n, Gemm { epilogue, ..gemm.clone() });
     let add = SourceKernel::new("bias", "add_bias")
         .define("T", c_type(gemm.d.dtype)?)
         .threads(gemm.batch * matrix)
@@ -252,9 +229,13 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
     })
 }
 
-/// A GEMM and the matrix to which it is added.
+/// A GEMM and the matrix to which it is added: the gradient of a weight, accumulated in place. Elsewhere the kernel that
+/// reads the sum adds what it reads anyway, where this would copy the matrix first.
 fn cpu_sum(body: &Graph, product: &Node, matrix: ValueId) -> Option<Call> {
     let Op::MatMul(op) = &product.op else { return None };
+    if !op.trans_a || op.trans_b {
+        return None;
+    }
     let [a, b] = [product.inputs[0], product.inputs[1]];
     let out = body.ty(product.outputs[0]);
     let (gemm, runs) = gemm_of(op, body.ty(a), body.ty(b), out)?;

@@ -4,6 +4,7 @@
 //!
 //! - an `add` of a vector of n elements, the matmul's only reader, and then `gelu_tanh`; where the
 //!   input of the function has other readers, such as its gradient, it is also a result;
+//! - such an `add`, or none, and then an `add` of another tensor of the same size, its only reader: the residual stream;
 //! - such an `add`, or none, and then a cast to a narrower dtype, its only reader;
 //! - if the matmul is the gradient of a weight, an `add` of another f32 matrix that nothing else reads: the sum of the
 //!   gradients over chunks of tokens, or over the uses of the weight, is accumulated in place;
@@ -51,7 +52,9 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
             };
             grows(&mut members, only_reader(clusters, node.outputs[0], node, follows));
             let sum = last(&members);
-            if !grows(&mut members, gelu(clusters, sum, node)) {
+            if !grows(&mut members, gelu(clusters, sum, node))
+                && !grows(&mut members, only_reader(clusters, sum, node, is_sum))
+            {
                 grows(&mut members, only_reader(clusters, sum, node, is_narrowing));
             }
         }
@@ -128,6 +131,25 @@ fn is_accumulation(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> 
         && !facts.graph.def(sum).op.is_leaf()
         && facts.uses(sum).len() == 1
         && !facts.escapes(sum)
+}
+
+/// Whether the node adds another tensor of the same size that is computed before, such as the residual stream.
+fn is_sum(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
+    let facts = clusters.facts;
+    let like = |v: &ValueId| {
+        facts.graph.ty(*v).dtype == facts.graph.ty(value).dtype
+            && facts.numel(*v) == facts.numel(value)
+            && !facts.is_splat(*v)
+    };
+    // Not a leaf: a sum over micro-steps is made of flat gradients.
+    let comes_first = |v: &ValueId| {
+        let base = facts.base(*v);
+        base == value
+            || facts.source(base) < facts.source(value) && !facts.graph.def(base).op.is_leaf()
+    };
+    matches!(node.op, Op::Binary(BinaryFn::Add))
+        && node.inputs.iter().all(comes_first)
+        && node.inputs.iter().chain(&node.outputs).all(like)
 }
 
 fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
@@ -218,4 +240,64 @@ fn is_supported(clusters: &Clusters<'_, '_>, members: &[usize], id: Option<Clust
     let interface = clusters.interface(members, &replaced).of_library(clusters.facts);
     let body = super::emit::body(clusters.facts, FusionKind::Gemm, members, &interface);
     body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::Gemm))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fuse::tests::{fuse, outline, parse};
+
+    /// The regions of a matmul of `%x` and `%w` of shape [2, 3, 4], and what follows: `%b` is a bias, `%r` a stream.
+    fn regions(rest: &str) -> String {
+        let leaves = r#"
+            %x: bf16[2, 3, 6] = input {name = "x", ty = {"dtype":"bf16","shape":[2,3,6]}}
+            %w: bf16[6, 4] = input {name = "w", ty = {"dtype":"bf16","shape":[6,4]}}
+            %b: f32[4] = input {name = "b", ty = {"dtype":"f32","shape":[4]}}
+            %t: f32[2, 3, 4] = input {name = "t", ty = {"dtype":"f32","shape":[2,3,4]}}
+            %r: f32[2, 3, 4] = exp %t
+            %m: f32[2, 3, 4] = matmul %x, %w {out = "f32"}"#;
+        outline(&fuse(&parse(&format!("{leaves}\n{rest}"))))
+    }
+
+    #[test]
+    fn the_residual_stream_is_added_by_the_gemm() {
+        let biased = regions(
+            r#"%a: f32[2, 3, 4] = add %m, %b
+               %s: f32[2, 3, 4] = add %r, %a
+               %y: f32[2, 3, 4] = neg %s
+               return %s as "s"
+               return %y as "y""#,
+        );
+        assert_eq!(
+            biased,
+            "pointwise(exp) 1->1; gemm(matmul add add) 4->1; pointwise(neg) 1->1"
+        );
+        let reshaped = regions(
+            r#"%f: f32[6, 4] = reshape %m {shape = [6,4]}
+               %g: f32[6, 4] = reshape %r {shape = [6,4]}
+               %s: f32[6, 4] = add %f, %g
+               return %s as "s""#,
+        );
+        assert_eq!(reshaped, "pointwise(exp) 1->1; reshape; gemm(matmul reshape add) 3->1");
+    }
+
+    #[test]
+    fn what_is_read_elsewhere_a_leaf_or_a_broadcast_is_not_added() {
+        let read_twice = regions(
+            r#"%s: f32[2, 3, 4] = add %m, %r
+               return %s as "s"
+               return %m as "m""#,
+        );
+        assert_eq!(read_twice, "matmul; pointwise(exp add) 2->1");
+        let leaf = regions(
+            r#"%s: f32[2, 3, 4] = add %m, %t
+               return %s as "s""#,
+        );
+        assert_eq!(leaf, "matmul; pointwise(add) 2->1");
+        let one_row = regions(
+            r#"%c: f32[1, 3, 4] = input {name = "c", ty = {"dtype":"f32","shape":[1,3,4]}}
+               %s: f32[2, 3, 4] = add %m, %c
+               return %s as "s""#,
+        );
+        assert_eq!(one_row, "matmul; pointwise(add) 2->1");
+    }
 }

@@ -67,8 +67,10 @@ impl<'a> Lowering<'a> {
                     }
                     // A product is added to the matrix in place.
                     Op::Fusion(fusion) => match in_place::matrix_and_sum(&fusion.body) {
-                        Some((matrix, _)) => raw = node.inputs[matrix],
-                        None => break,
+                        Some((matrix, _)) if self.is_read_once(node.inputs[matrix]) => {
+                            raw = node.inputs[matrix];
+                        }
+                        _ => break,
                     },
                     // What only the gradient of an embedding is added to is where the sum will be.
                     Op::EmbeddingGrad(_) if self.adds_in_place(node) => raw = node.inputs[2],
@@ -78,10 +80,15 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// See [`in_place::is_read_once`].
+    fn is_read_once(&self, value: ValueId) -> bool {
+        in_place::is_read_once(self.graph, &self.users, value)
+    }
+
     /// Whether a node adds a gradient of an embedding to what nothing else reads, and what is no part of another value.
     fn adds_in_place(&self, node: &Node) -> bool {
         node.inputs.get(2).is_some_and(|added| {
-            in_place::is_read_once(self.graph, &self.users, *added)
+            self.is_read_once(*added)
                 && !self.required.contains_key(added)
                 && !matches!(self.graph.def(*added).op, Op::Reshape(_) | Op::Slice(_))
         })

@@ -106,8 +106,12 @@ pub fn emulate(plan: &Plan, cluster: &Cluster, emulation: Emulation) -> Simulati
 /// Gives kernels the durations that they have in the emulated system.
 fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], jobs: &mut [Job]) {
     let mut known: HashMap<KernelId, f64> = HashMap::new();
+    let mut readers: HashMap<BufferId, usize> = HashMap::new();
+    for place in plan.tasks.iter().flat_map(|t| t.action.reads()) {
+        *readers.entry(place.buffer).or_default() += 1;
+    }
     for (task, job) in tasks.iter().zip(jobs) {
-        let Action::Kernel { kernel, .. } = &task.action else { continue };
+        let Action::Kernel { kernel, writes, .. } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
         let loss = body.nodes().any(|(_, n)| is_loss(&n.op));
         if emulation.system == System::Eager || loss {
@@ -115,7 +119,9 @@ fn retime(plan: &Plan, cluster: &Cluster, emulation: Emulation, tasks: &[Task], 
                 eager_seconds(&cluster.device, body, plan.compute_dtype, emulation.attention)
             });
         } else {
-            job.seconds += separate_seconds(&cluster.device, body);
+            let kept = writes.iter().any(|p| readers.get(&p.buffer).is_some_and(|n| *n > 1));
+            let sum = sum_bytes(body, kept) as f64 / cluster.device.bytes_per_second();
+            job.seconds += separate_seconds(&cluster.device, body) + sum;
         }
     }
 }
@@ -144,7 +150,9 @@ fn separate_seconds(device: &Device, body: &Graph) -> f64 {
 /// Bytes by which a kernel moves more that adds another tensor to a product than one that reads the sum: both terms, and the
 /// sum that it writes if others read it too, instead of the sum.
 fn sum_bytes(body: &Graph, kept: bool) -> u64 {
-    if !body.nodes().any(|(_, n)| matches!(n.op, Op::MatMul(_))) {
+    // The gradient of a weight is accumulated over chunks of a loss that is whole in the emulated system.
+    let multiplies = |op: &Op| matches!(op, Op::MatMul(m) if !m.trans_a || m.trans_b);
+    if !body.nodes().any(|(_, n)| multiplies(&n.op)) {
         return 0;
     }
     let of = |(_, node): (frit_ir::NodeId, &Node)| {

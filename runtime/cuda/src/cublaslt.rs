@@ -151,7 +151,7 @@ impl CublasLt {
         let set = |attribute, value| self.set(description, attribute, value);
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&product.b))?;
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(&product.a))?;
-        if !matches!(product.epilogue, Kind::None | Kind::Add) {
+        if !matches!(product.epilogue, Kind::None | Kind::Add { bias: false }) {
             let epilogue = epilogue(product.epilogue);
             set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
             let dtype = data_type(product.d.dtype)?;
@@ -380,7 +380,7 @@ impl CublasLt {
         let [b, a, d] = described.layouts;
         // `d = a · b + beta · c`, with c where d is unless something is added.
         let (beta, c) = match described.epilogue {
-            Kind::Add => (scalar(&one), at.matrix),
+            Kind::Add { .. } => (scalar(&one), at.matrix),
             _ => (scalar(&zero), at.d),
         };
         // SAFETY: everything was created; by the contract of this function.
@@ -412,7 +412,8 @@ impl CublasLt {
 fn epilogue(kind: Kind) -> cublasLtEpilogue_t {
     use cublasLtEpilogue_t as E;
     match kind {
-        Kind::None | Kind::Add => E::CUBLASLT_EPILOGUE_DEFAULT,
+        Kind::None | Kind::Add { bias: false } => E::CUBLASLT_EPILOGUE_DEFAULT,
+        Kind::Add { bias: true } => E::CUBLASLT_EPILOGUE_BIAS,
         Kind::Bias => E::CUBLASLT_EPILOGUE_BIAS,
         Kind::Gelu { bias: false, before: false } => E::CUBLASLT_EPILOGUE_GELU,
         Kind::Gelu { bias: false, before: true } => E::CUBLASLT_EPILOGUE_GELU_AUX,

@@ -32,7 +32,7 @@ pub struct Product {
 pub enum Kind {
     None,
     Bias,
-    Add,
+    Add { bias: bool },
     Gelu { bias: bool, before: bool },
     GeluGrad { rows: bool },
     SumA,
@@ -44,7 +44,7 @@ impl Kind {
         match *epilogue {
             Epilogue::None => Kind::None,
             Epilogue::Bias(_) => Kind::Bias,
-            Epilogue::Add(_) => Kind::Add,
+            Epilogue::Add { bias, .. } => Kind::Add { bias: bias.is_some() },
             Epilogue::Gelu { bias, before } => {
                 Kind::Gelu { bias: bias.is_some(), before: before.is_some() }
             }
@@ -56,13 +56,14 @@ impl Kind {
 
     /// Whether the library may have no algorithm with it; the plan then has a fallback.
     pub fn is_optional(self) -> bool {
-        !matches!(self, Kind::None | Kind::Add)
+        !matches!(self, Kind::None | Kind::Add { bias: false })
     }
 
     /// Whether a vector is read or written.
     pub(super) fn has_vector(self) -> bool {
         match self {
-            Kind::None | Kind::Add => false,
+            Kind::None => false,
+            Kind::Add { bias } => bias,
             Kind::Gelu { bias, .. } => bias,
             Kind::GeluGrad { rows } => rows,
             Kind::Bias | Kind::SumA | Kind::SumB => true,
@@ -78,7 +79,8 @@ impl Kind {
         match self {
             Kind::None => "",
             Kind::Bias => " bias",
-            Kind::Add => " add",
+            Kind::Add { bias: false } => " add",
+            Kind::Add { bias: true } => " add_bias",
             Kind::Gelu { bias: false, before: false } => " gelu",
             Kind::Gelu { bias: false, before: true } => " gelu_aux",
             Kind::Gelu { bias: true, before: false } => " gelu_bias",

@@ -116,7 +116,10 @@ impl Sizes {
             Epilogue::None => Ok(()),
             Epilogue::Bias(at) | Epilogue::SumB(at) => vector(at, n),
             Epilogue::SumA(at) => vector(at, m),
-            Epilogue::Add(at) => vector(at, all),
+            Epilogue::Add { matrix, bias } => {
+                vector(matrix, all)?;
+                bias.map_or(Ok(()), |at| vector(at, n))
+            }
             Epilogue::Gelu { bias, before } => {
                 bias.map_or(Ok(()), |at| vector(at, n))?;
                 before.map_or(Ok(()), |at| vector(at, all))

@@ -45,7 +45,13 @@ pub(crate) fn cuda(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let ops: Vec<&Op> = parts.rest.iter().map(|n| &n.op).collect();
     match ops[..] {
         [] => parts.rounded(a, None),
+        [Op::Binary(BinaryFn::Add)] if parts.rounded.is_empty() => {
+            parts.sum_with_matrix(a, None, parts.rest[0])
+        }
         [Op::Binary(BinaryFn::Add)] => parts.rounded(a, Some(parts.rest[0])),
+        [Op::Binary(BinaryFn::Add), Op::Binary(BinaryFn::Add)] => {
+            parts.sum_with_matrix(a, Some(parts.rest[0]), parts.rest[1])
+        }
         [Op::Unary(UnaryFn::GeluTanh)] => parts.gelu(a, None, parts.rest[0]),
         [Op::Binary(BinaryFn::Add), Op::Unary(UnaryFn::GeluTanh)] => {
             parts.gelu(a, Some(parts.rest[0]), parts.rest[1])
@@ -153,6 +159,38 @@ impl Parts<'_> {
             && self.body.ty(add.outputs[0]).shape.numel() == ty.shape.numel()
             && (self.rounded.is_empty() || ty.dtype != DType::F32);
         a.read(fits.then(|| self.base(bias))?)
+    }
+
+    /// The sum of the matmul, and of a bias, with a matrix of its size.
+    fn sum_with_matrix(
+        &self,
+        a: &mut Assembler<'_>,
+        bias: Option<&Node>,
+        add: &Node,
+    ) -> Option<()> {
+        let product = self.product.outputs[0];
+        let ty = self.body.ty(product);
+        let (sum, bias) = match bias {
+            None => (product, None),
+            Some(add) => (add.outputs[0], Some(self.bias(a, add)?)),
+        };
+        let other = self.other(add, sum)?;
+        let like = |v: ValueId| {
+            let other = self.body.ty(v);
+            other.dtype == ty.dtype && other.shape.numel() == ty.shape.numel()
+        };
+        let fits = like(other)
+            && like(add.outputs[0])
+            && self.base(other) != product
+            && !self.is_output(sum)
+            && !self.is_output(product)
+            && is_direct(self.body.ty(self.product.inputs[0]).dtype, ty.dtype)
+            && self.rounded.is_empty();
+        let matrix = a.read(fits.then(|| self.base(other))?)?;
+        let d = a.write(add.outputs[0]);
+        let plain = self.gemm(a, d, ty.dtype)?;
+        a.launch(launch(Gemm { epilogue: Epilogue::Add { matrix, bias }, ..plain })?);
+        Some(())
     }
 
     /// GELU of the matmul, or of its sum with a bias.

@@ -103,7 +103,8 @@ impl Task {
         let (vector, matrix) = match gemm.epilogue {
             Epilogue::Bias(v) => (Some(v), None),
             Epilogue::Gelu { bias, .. } => (bias, None),
-            Epilogue::GeluGrad { before: m, .. } | Epilogue::Add(m) => (None, Some(m)),
+            Epilogue::GeluGrad { before, .. } => (None, Some(before)),
+            Epilogue::Add { matrix, bias } => (bias, Some(matrix)),
             _ => (None, None),
         };
         let (vector, matrix) = (copy(self, vector), copy(self, matrix));

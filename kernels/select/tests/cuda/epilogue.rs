@@ -98,6 +98,42 @@ fn weight(dtype: DType, out: DType, first: bool) -> Graph {
     body.outputs(&[sums, w])
 }
 
+/// x · w (+ b), viewed with three axes, and another tensor that is added to it.
+fn with_sum(dtype: DType, out: DType, bias: bool) -> Graph {
+    let mut body = Body::new();
+    let types = [(dtype, &[6, 5][..]), (dtype, &[5, 7]), (out, &[7]), (out, &[2, 3, 7])];
+    let v = inputs(&mut body, &types);
+    let mut last = add1(&mut body, product(false, false, Some(out)), &v[..2]);
+    let add = Op::Binary(BinaryFn::Add);
+    if bias {
+        last = add1(&mut body, add.clone(), &[last, v[2]]);
+    }
+    let view = reshape(&mut body, last, &[2, 3, 7]);
+    let y = add1(&mut body, add, &[v[3], view]);
+    body.outputs(&[y])
+}
+
+#[test]
+fn another_tensor_is_added_with_and_without_a_bias() {
+    for (dtype, tolerance) in TYPES {
+        for out in [dtype, DType::F32] {
+            let biased = with_sum(dtype, out, true);
+            check(&biased, tolerance, |e| matches!(e, Epilogue::Add { bias: Some(_), .. }));
+            // Every GPU has a GEMM that adds a matrix.
+            let plain = with_sum(dtype, out, false);
+            let selected = frit_select::cuda(&plain).expect("launches");
+            let [Launch::Gemm(gemm)] = &selected.launches[..] else { panic!("{selected:?}") };
+            assert!(matches!(gemm.epilogue, Epilogue::Add { bias: None, .. }));
+            let leaves = plain.nodes().map(|(_, n)| n).filter(|n| n.op.is_leaf());
+            let types = leaves.map(|n| plain.ty(n.outputs[0]).clone());
+            let value =
+                |(i, t): (usize, TensorType)| random(t.dtype, t.shape.dims(), i as u64);
+            let operands: Vec<_> = types.enumerate().map(value).collect();
+            check_body(&plain, &operands, tolerance);
+        }
+    }
+}
+
 #[test]
 fn the_gradient_of_a_bias_comes_with_that_of_its_weight() {
     for (dtype, tolerance) in TYPES {

@@ -35,7 +35,7 @@ fn check(gemm: &Gemm) {
         assert!(a == d || (low && d == DType::F32), "{a} products written as {d}");
     }
     assert!(!gemm.d.transposed && gemm.m * gemm.n * gemm.k * gemm.batch > 0);
-    let plain = matches!(gemm.epilogue, Epilogue::None | Epilogue::Bias(_) | Epilogue::Add(_));
+    let plain = matches!(gemm.epilogue, Epilogue::None | Epilogue::Bias(_) | Epilogue::Add { .. });
     assert!(plain || (gemm.batch == 1 && gemm.d.row_stride == gemm.n && a != DType::F64));
     if let Epilogue::Gelu { .. } | Epilogue::GeluGrad { .. } = gemm.epilogue {
         assert!(
@@ -81,7 +81,7 @@ pub(crate) fn run(
                 let before = matrix.map_or(f64::NAN, |m| load(m, gemm.d.dtype, i));
                 x * gelu(before).1
             }
-            Epilogue::Add(_) => x + matrix.map_or(f64::NAN, |m| load(m, gemm.d.dtype, i)),
+            Epilogue::Add { .. } => x + matrix.map_or(f64::NAN, |m| load(m, gemm.d.dtype, i)),
             _ => x,
         });
     }

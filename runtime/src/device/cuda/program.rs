@@ -435,7 +435,7 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
     let at = |pointer: Option<Pointer>| pointer.map_or(0, |p| operands.pointer(p));
     let (vector, matrix) = match gemm.epilogue {
         Epilogue::None => (None, None),
-        Epilogue::Add(matrix) => (None, Some(matrix)),
+        Epilogue::Add { matrix, bias } => (bias, Some(matrix)),
         Epilogue::Gelu { bias, before } => (bias, before),
         Epilogue::GeluGrad { before, rows } => (rows, Some(before)),
         Epilogue::Bias(v) | Epilogue::SumA(v) | Epilogue::SumB(v) => (Some(v), None),
