@@ -5,7 +5,7 @@ use crate::support::{Planned, file, plan};
 use frit_cuda::driver::{EventHandle, StreamHandle};
 use frit_cuda::recording::{Call, Recording};
 use frit_ir::plan::{
-    Action, CandidateName, Entry, GroupId, Launch, PhaseName, Plan, Stream, TaskId, Team,
+    Action, CandidateName, Entry, GroupId, Launch, PhaseName, Plan, Pointer, Stream, TaskId, Team,
 };
 use frit_runtime::RunError;
 use frit_runtime::data::Element;
@@ -70,11 +70,21 @@ fn n_launches(launches: &[Launch]) -> usize {
 /// How many calls a task's work is.
 fn n_calls(plan: &Plan, action: &Action) -> usize {
     match action {
-        Action::Kernel { kernel, .. } => {
+        Action::Kernel { kernel, reads, writes } => {
             let kernel = &plan.kernels[*kernel];
+            // What a result adds to is not copied if it is in its place.
+            let in_place = |launch: &&Launch| match launch {
+                Launch::Copy { from: Pointer::Read(i, 0), to: Pointer::Write(j, 0), .. } => {
+                    reads[*i] == writes[*j]
+                }
+                _ => false,
+            };
             match &kernel.entry {
                 Entry::Cuda { launches, .. } => launches.len(),
-                Entry::Launches(selected) => n_launches(&selected.launches),
+                Entry::Launches(selected) => {
+                    let skipped = selected.launches.iter().filter(in_place).count();
+                    n_launches(&selected.launches) - skipped
+                }
                 other => panic!("{other:?} on a GPU"),
             }
         }

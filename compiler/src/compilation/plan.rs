@@ -8,7 +8,7 @@ use frit_ir::plan::{Plan, Strategy, too_large};
 use frit_ir::{Code, Diagnostic, Tensor};
 use frit_passes::lower::{LowerOptions, Lowered, lower};
 use frit_passes::memory;
-use frit_passes::offload::offload;
+use frit_passes::offload::{Offload, offload};
 use frit_passes::schedule::{Prefetch, auto, schedule};
 use std::collections::BTreeSet;
 
@@ -79,6 +79,7 @@ impl Compilation<'_> {
             gather_once: strategy == Strategy::ShardOptimizer
                 && config.run.accumulation > 1
                 && config.sharding.ranks > 1,
+            multi_tensor: self.saving.offload == Offload::None,
             loss_capacity: self.loss_elements,
             target: backend.describe(),
             trained: self.trained,

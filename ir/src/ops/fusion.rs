@@ -16,6 +16,9 @@ pub enum FusionKind {
     ColReduce,
     /// As [`FusionKind::RowReduce`], and besides reductions over all rows, which nothing inside reads.
     RowColReduce,
+    /// Several [`FusionKind::Pointwise`] regions that share nothing but scalars, each with a shape of its own: the same
+    /// work on many tensors in one launch.
+    MultiTensor,
     /// A matmul with a pointwise epilogue.
     Gemm,
     /// Attention, or its gradient, with layout operations before and behind it: the kernel reads and
@@ -31,6 +34,7 @@ impl FusionKind {
             FusionKind::RowReduce => "row_reduce",
             FusionKind::ColReduce => "col_reduce",
             FusionKind::RowColReduce => "row_col_reduce",
+            FusionKind::MultiTensor => "multi_tensor",
             FusionKind::Gemm => "gemm",
             FusionKind::Attention => "attention",
         }

@@ -123,15 +123,19 @@ pub enum Argument {
     F64(f64),
     /// A structure of `long long`s, by value.
     Words(Vec<i64>),
+    /// A structure of pointers, by value.
+    Pointers(Vec<Pointer>),
 }
 
-/// An argument as it is written: a string, an integer, a list, or a number under its type.
+/// An argument as it is written: a string, an integer, a list of either (an empty one is of integers), or a number under its
+/// type.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum ArgumentText {
     I64(i64),
     Pointer(Pointer),
     Words(Vec<i64>),
+    Pointers(Vec<Pointer>),
     F32 {
         f32: f32,
     },
@@ -349,6 +353,7 @@ impl From<Argument> for ArgumentText {
             Argument::F32(f32) => ArgumentText::F32 { f32 },
             Argument::F64(f64) => ArgumentText::F64 { f64 },
             Argument::Words(words) => ArgumentText::Words(words),
+            Argument::Pointers(pointers) => ArgumentText::Pointers(pointers),
         }
     }
 }
@@ -361,6 +366,7 @@ impl From<ArgumentText> for Argument {
             ArgumentText::F32 { f32 } => Argument::F32(f32),
             ArgumentText::F64 { f64 } => Argument::F64(f64),
             ArgumentText::Words(words) => Argument::Words(words),
+            ArgumentText::Pointers(pointers) => Argument::Pointers(pointers),
         }
     }
 }

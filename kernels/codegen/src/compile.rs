@@ -1,7 +1,7 @@
 //! Public interface: which regions can be compiled, and compiling them for a target.
 
 use crate::emit::region::{self, Program};
-use crate::emit::{cuda_function, host_function, pointwise};
+use crate::emit::{cuda_function, cuda_multi_tensor, host_function, pointwise};
 use crate::error::{CodegenError, Unsupported};
 use crate::host::{self, HostTarget};
 use crate::ptx;
@@ -219,8 +219,15 @@ fn cuda_kernel(
     body: &Graph,
     kind: FusionKind,
 ) -> Result<(CudaKernel, String), Unsupported> {
-    let program = region::analyze(body, kind)?;
-    let function = cuda_function::emit(&program, symbol)?;
+    let (function, [operands, results]) = match kind {
+        FusionKind::MultiTensor => cuda_multi_tensor::emit(body, symbol)?,
+        _ => {
+            let program = region::analyze(body, kind)?;
+            let (operands, results) = program.types.split_at(program.n_inputs);
+            let types = [operands.to_vec(), results.to_vec()];
+            (cuda_function::emit(&program, symbol)?, types)
+        }
+    };
     let blocks = |n: usize, most: usize| match u32::try_from(n) {
         Ok(blocks) if n <= most => Ok(blocks),
         _ => Err(Unsupported::new("fusion", "it needs more blocks than a grid may have")),
@@ -235,13 +242,8 @@ fn cuda_kernel(
             grid_stride: l.grid_stride,
         });
     }
-    let (operands, results) = program.types.split_at(program.n_inputs);
-    let kernel = CudaKernel {
-        launches,
-        scratch_bytes: function.scratch_bytes,
-        operands: operands.to_vec(),
-        results: results.to_vec(),
-    };
+    let scratch_bytes = function.scratch_bytes;
+    let kernel = CudaKernel { launches, scratch_bytes, operands, results };
     Ok((kernel, function.text))
 }
 

@@ -1,5 +1,7 @@
 // Number of elements that are infinite or NaN, and Σ x², of many arrays: `stats_parts` computes a partial result per
-// block, one array per launch, `stats_total` adds those of all, in a fixed order and in f64.
+// block, a part of one array, `stats_total` adds those of all, in a fixed order and in f64.
+//
+// To be defined: T, the elements; ARRAYS, how many arrays a launch reads.
 
 const int BLOCK = 256;
 
@@ -28,16 +30,32 @@ __device__ __forceinline__ void add(Stats& sum, f64 x) {
     sum.squares += x * x;
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK) stats_parts(Stats* parts, const T* x, i64 n) {
+struct Arrays {
+    const T* at[ARRAYS];
+};
+
+// Of each array its length, and the block after its last.
+struct Sizes {
+    i64 n[ARRAYS];
+    i64 end[ARRAYS];
+};
+
+extern "C" __global__ void __launch_bounds__(BLOCK) stats_parts(Stats* parts, Arrays arrays, Sizes sizes) {
     const int VECTOR = 16 / sizeof(T);
     typedef Pack<T, VECTOR> Many;
+    int which = 0;
+    while (blockIdx.x >= sizes.end[which]) which++;
+    i64 begin = which == 0 ? 0 : sizes.end[which - 1];
+    const T* x = arrays.at[which];
+    i64 n = sizes.n[which], first = (blockIdx.x - begin) * BLOCK + threadIdx.x;
+    i64 step = (sizes.end[which] - begin) * BLOCK;
     Stats sum = {0, 0};
     i64 whole = aligned(x, 16) ? n / VECTOR : 0;
-    for (i64 i = global_thread(); i < whole; i += global_threads()) {
+    for (i64 i = first; i < whole; i += step) {
         Many many = reinterpret_cast<const Many*>(x)[i];
         for (int j = 0; j < VECTOR; j++) add(sum, widen(many.at[j]));
     }
-    for (i64 i = whole * VECTOR + global_thread(); i < n; i += global_threads()) add(sum, widen(x[i]));
+    for (i64 i = whole * VECTOR + first; i < n; i += step) add(sum, widen(x[i]));
     sum = block_sum(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }

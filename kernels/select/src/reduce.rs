@@ -24,32 +24,45 @@ const STATS_BLOCKS: usize = 1024;
 const STATS_BYTES: usize = 16;
 /// Minimum elements per block of `grad_stats`.
 const STATS_CHUNK: usize = 1 << 14;
+/// Operands of one launch of it, at most: 24 bytes each of the 4 KiB of a kernel's parameters.
+const STATS_ARRAYS: usize = 128;
 
 /// Counts the non-finite elements of all operands, and sums the squares.
 fn grad_stats(a: &mut Assembler<'_>, node: &Node) -> Option<()> {
-    let mut operands = Vec::new();
+    let mut operands: Vec<(Pointer, DType, usize)> = Vec::new();
     for value in &node.inputs {
-        operands.push((a.read(*value)?, a.ty(*value)));
+        let (at, ty) = (a.read(*value)?, a.ty(*value));
+        operands.push((at, ty.dtype, ty.shape.numel()));
     }
+    operands.retain(|(.., n)| *n > 0);
     let to = a.write(node.outputs[0]);
     let blocks = |n: usize| n.div_ceil(STATS_CHUNK).min(STATS_BLOCKS);
-    let all: usize = operands.iter().map(|(_, ty)| blocks(ty.shape.numel())).sum();
+    let all: usize = operands.iter().map(|(.., n)| blocks(*n)).sum();
     let parts = a.scratch(all * STATS_BYTES);
-    let kernel = |entry, dtype| -> Option<SourceKernel> {
-        Some(SourceKernel::new("grad_stats", entry).define("T", c_type(dtype)?))
+    let kernel = |entry, dtype, arrays: usize| -> Option<SourceKernel> {
+        let kernel = SourceKernel::new("grad_stats", entry).define("T", c_type(dtype)?);
+        Some(kernel.define("ARRAYS", arrays))
     };
+    let alike = operands.chunk_by(|(_, a, _), (_, b, _)| a == b);
     let mut first = 0;
-    for (at, ty) in operands {
-        let n = ty.shape.numel();
-        if n == 0 {
-            continue;
-        }
-        let part = parts.offset(first * STATS_BYTES);
-        first += blocks(n);
-        a.run(kernel("stats_parts", ty.dtype)?.grid(blocks(n))?.pointer(part).pointer(at).i64(n));
+    for arrays in alike.flat_map(|alike| alike.chunks(STATS_ARRAYS)) {
+        let ends = arrays.iter().scan(0, |end, (.., n)| {
+            *end += blocks(*n);
+            Some(*end)
+        });
+        let ends: Vec<usize> = ends.collect();
+        let grid = ends[ends.len() - 1];
+        let words = arrays.iter().map(|(.., n)| *n).chain(ends).map(|word| word as i64);
+        let mut launch = kernel("stats_parts", arrays[0].1, arrays.len())?
+            .grid(grid)?
+            .pointer(parts.offset(first * STATS_BYTES));
+        launch.arguments.push(Argument::Pointers(arrays.iter().map(|(at, ..)| *at).collect()));
+        launch.arguments.push(Argument::Words(words.collect()));
+        a.run(launch);
+        first += grid;
     }
     let dtype = a.ty(node.inputs[0]).dtype;
-    a.run(kernel("stats_total", dtype)?.pointer(to).pointer(parts).i64(all));
+    a.run(kernel("stats_total", dtype, 1)?.pointer(to).pointer(parts).i64(all));
     Some(())
 }
 

@@ -68,7 +68,7 @@ mod tests {
                return %s as "s"
                return %e as "e""#,
         );
-        assert_eq!(read_twice, "embedding_grad; gemm(matmul add) 3->1");
+        assert_eq!(read_twice, "matmul; embedding_grad; pointwise(add) 2->1");
         let leaf = regions(
             r#"%z: f32[5, 4] = input {name = "z", ty = {"dtype":"f32","shape":[5,4]}}
                %s: f32[5, 4] = add %z, %e

@@ -267,10 +267,7 @@ mod tests {
                return %s as "s"
                return %y as "y""#,
         );
-        assert_eq!(
-            biased,
-            "pointwise(exp) 1->1; gemm(matmul add add) 4->1; pointwise(neg) 1->1"
-        );
+        assert_eq!(biased, "pointwise(exp) 1->1; gemm(matmul add add) 4->1; pointwise(neg) 1->1");
         let reshaped = regions(
             r#"%f: f32[6, 4] = reshape %m {shape = [6,4]}
                %g: f32[6, 4] = reshape %r {shape = [6,4]}

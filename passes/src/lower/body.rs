@@ -2,6 +2,7 @@
 
 use super::internal;
 use frit_ir::ops::Input;
+use frit_ir::plan::Place;
 use frit_ir::{Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId};
 use std::collections::HashMap;
 
@@ -57,6 +58,33 @@ pub(super) fn of_op(op: Op, operands: &[TensorType]) -> Result<Graph, Diagnostic
     Ok(body)
 }
 
+/// One body that does the work of several, given each with the places that it reads, and what it reads: equal places are
+/// one operand. Results stay in order.
+pub(super) fn joined(bodies: &[(Graph, Vec<Place>)]) -> Result<(Graph, Vec<Place>), Diagnostic> {
+    let mut body = Graph::new("kernel");
+    let (mut reads, mut inputs): (Vec<Place>, Vec<ValueId>) = (Vec::new(), Vec::new());
+    let mut results = Vec::new();
+    for (one, places) in bodies {
+        let mut operands = Vec::with_capacity(places.len());
+        for place in places {
+            let known = reads.iter().position(|read| read == place);
+            operands.push(match known {
+                Some(i) => inputs[i],
+                None => {
+                    inputs.push(add(&mut body, input(inputs.len(), place.ty.clone()), &[])?[0]);
+                    reads.push(place.clone());
+                    inputs[inputs.len() - 1]
+                }
+            });
+        }
+        results.extend(inline(&mut body, one, &operands)?);
+    }
+    for (i, result) in results.into_iter().enumerate() {
+        body.add_output(&i.to_string(), result, OutputKind::Result);
+    }
+    Ok((body, reads))
+}
+
 /// The body that adds `n` operands of one type, from the first to the last.
 pub(super) fn sum_of(n: usize, ty: &TensorType) -> Result<Graph, Diagnostic> {
     let mut body = Graph::new("kernel");
@@ -103,7 +131,7 @@ fn add(body: &mut Graph, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Dia
     body.add(op, inputs, Origin::none(), Region::Forward).map_err(crate::pass::bug("lower"))
 }
 
-/// Copies a fusion's body; returns its results.
+/// Copies a body, that of a fusion for example; returns its results.
 fn inline(
     body: &mut Graph,
     fusion: &Graph,

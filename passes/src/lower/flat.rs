@@ -1,6 +1,7 @@
 //! Lowers operations that run once per flat group: gathers and statistics.
 
 use super::groups::PARAM_ALIGNMENT;
+use super::optimizer::Step;
 use super::{Lowering, body, internal};
 use crate::fuse::MAX_INTERFACE;
 use frit_ir::ops::{Cast, FusionKind};
@@ -43,7 +44,7 @@ fn is_aligned(element: usize, dtype: DType) -> bool {
     (element * dtype.size()).is_multiple_of(PARAM_ALIGNMENT)
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
     pub(super) fn param_of(&self, value: ValueId, node: &Node) -> Result<String, Diagnostic> {
         self.param_of.get(&value).cloned().ok_or_else(|| {
             internal(format!("`{}` works on a sharded value of no parameter", node.op.name()))
@@ -119,35 +120,61 @@ impl Lowering<'_> {
         Ok(place)
     }
 
-    /// Casts a replicated parameter and all others of its group that are cast to the same dtype in one task; `false`
-    /// if the node is not such a cast, or a separate task is cheaper.
-    pub(super) fn cast_with_group(&mut self, node: &Node) -> Result<bool, Diagnostic> {
+    /// Casts a replicated parameter and all others of its group that are cast to the same dtype in one task, or all groups
+    /// if code generation makes one kernel of that; `false` if the node is not such a cast, or a separate task is cheaper.
+    pub(super) fn cast_with_group(&mut self, node: &'a Node) -> Result<bool, Diagnostic> {
         let Some((name, to)) = cast_of_param(self.graph, node) else { return Ok(false) };
         let Some(&(group, segment)) = self.group_of.get(name) else { return Ok(false) };
         if self.required.contains_key(&node.outputs[0]) {
             return Ok(false);
         }
-        let (buffer, first) = match self.param_casts.get(&(group, to)) {
-            Some(&known) => known,
-            None => {
-                let Some((first, numel)) = self.cast_range(group, to) else { return Ok(false) };
-                let g = &self.plan.groups[group];
-                let unit = self.plan.units[g.unit].name.clone();
-                let ty = |dtype| TensorType::new(dtype, [numel]);
-                let (buffer, offset) = (g.master, first * g.dtype.size());
-                let master = Place { buffer, offset, ty: ty(g.dtype) };
-                let name = format!("{unit} in {}", to.name());
-                let place = self.workspace(&name, BufferClass::Gathered, ty(to));
-                let op = Op::Cast(Cast { to });
-                self.flat_kernel(op, vec![master], vec![place.clone()], node)?;
-                self.param_casts.insert((group, to), (place.buffer, first));
-                (place.buffer, first)
+        if !self.param_casts.contains_key(&(group, to)) {
+            let Some(step) = self.group_cast(group, to, node)? else { return Ok(false) };
+            let mut steps = vec![step];
+            let others = self.plan.groups.keys().filter(|g| *g != group).collect::<Vec<_>>();
+            for other in others {
+                if self.casts_together && !self.param_casts.contains_key(&(other, to)) {
+                    steps.extend(self.group_cast(other, to, node)?);
+                }
             }
-        };
+            self.in_few_launches(steps)?;
+        }
+        let (buffer, first) = self.param_casts[&(group, to)];
         let offset = (self.plan.groups[group].segments[segment].offset - first) * to.size();
         let ty = self.graph.ty(node.outputs[0]).clone();
         self.places.insert(node.outputs[0], Place { buffer, offset, ty });
         Ok(true)
+    }
+
+    /// Whether code generation makes one kernel of the casts of several groups.
+    pub(super) fn joins_casts(&self) -> Result<bool, Diagnostic> {
+        let ty = TensorType::new(DType::F32, [PARAM_ALIGNMENT]);
+        let body = body::of_op(Op::Cast(Cast { to: DType::BF16 }), std::slice::from_ref(&ty))?;
+        let buffer = self.plan.buffers.next_key();
+        let place = |i: usize| Place { buffer, offset: i * ty.bytes(), ty: ty.clone() };
+        let two = [0, 1].map(|i| (body.clone(), vec![place(i)]));
+        let joined = body::joined(&two)?.0;
+        Ok(self.options.multi_tensor && (self.options.generated)(&joined, FusionKind::MultiTensor))
+    }
+
+    /// The cast of the range of a group that holds all parameters that are cast to a dtype; `None` if there is no such range.
+    fn group_cast(
+        &mut self,
+        group: GroupId,
+        to: DType,
+        node: &'a Node,
+    ) -> Result<Option<Step<'a>>, Diagnostic> {
+        let Some((first, numel)) = self.cast_range(group, to) else { return Ok(None) };
+        let g = &self.plan.groups[group];
+        let unit = self.plan.units[g.unit].name.clone();
+        let ty = |dtype| TensorType::new(dtype, [numel]);
+        let (buffer, offset) = (g.master, first * g.dtype.size());
+        let master = Place { buffer, offset, ty: ty(g.dtype) };
+        let name = format!("{unit} in {}", to.name());
+        let place = self.workspace(&name, BufferClass::Gathered, ty(to));
+        self.param_casts.insert((group, to), (place.buffer, first));
+        let body = body::of_op(Op::Cast(Cast { to }), std::slice::from_ref(&master.ty))?;
+        Ok(Some(Step { body, reads: vec![master], writes: vec![place], node }))
     }
 
     /// First element and number of elements of the range with all parameters of a group that are cast to a dtype, if
@@ -191,9 +218,19 @@ impl Lowering<'_> {
         }
     }
 
-    /// Statistics of every group, then their sum.
+    /// Statistics of all groups by one kernel; with several ranks those of every group, which need not wait until all are
+    /// reduced, and then their sum.
     pub(super) fn grad_stats(&mut self, node: &Node) -> Result<(), Diagnostic> {
         let ty = TensorType::new(DType::F32, [2]);
+        if self.plan.world_size == 1 {
+            let places: Vec<Place> = self.gradient.at.values().cloned().collect();
+            let types: Vec<TensorType> = places.iter().map(|p| p.ty.clone()).collect();
+            let body = body::of_op(Op::GradStats, &types)?;
+            let total = self.result(node.outputs[0], node);
+            let (kind, region) = (KernelKind::Library, FusionKind::RowReduce);
+            self.run_kernel(kind, region, body, places, vec![total], node);
+            return Ok(());
+        }
         let mut parts = Vec::new();
         for (group, place) in self.gradient.at.clone() {
             let body = body::of_op(Op::GradStats, std::slice::from_ref(&place.ty))?;

@@ -63,6 +63,8 @@ pub struct LowerOptions<'a> {
     pub shards: usize,
     /// Whether sharded parameters are gathered once per step, before its micro-steps.
     pub gather_once: bool,
+    /// Whether one kernel may step several flat groups: not if their state comes from the host group by group.
+    pub multi_tensor: bool,
     /// Loss elements of one rank's micro-batch.
     pub loss_capacity: usize,
     /// The training plan of an evaluation; parameters have the same layout in both.
@@ -115,9 +117,11 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
         return Err(Diagnostic::error(Code::NothingTrains, message)
             .help("check what the model multiplies by zero, clips or detaches between its parameters and the loss"));
     }
+    lowering.casts_together = lowering.joins_casts()?;
     lowering.place_leaves()?;
     lowering.place_gradients();
     lowering.place_parts();
+    lowering.place_metrics();
     let is_gather = |n: &Node| matches!(n.op, Op::AllGather(_)) && n.region == Region::Forward;
     if options.gather_once {
         lowering.unsharding = true;
@@ -141,6 +145,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagn
         lowering.end_phase(PhaseName::Reduce);
     }
     lowering.nodes(|n| n.region == Region::Update && !is_reduction(n))?;
+    lowering.finish_steps()?;
     lowering.finish_update()?;
     lowering.end_phase(PhaseName::Update);
     Ok(lowering.finish())
@@ -187,6 +192,8 @@ struct Lowering<'a> {
     /// Where a value must be written, if that is fixed.
     required: HashMap<ValueId, Place>,
     sharded: Vec<bool>,
+    /// Where the update writes metrics, by value.
+    metrics: HashMap<ValueId, Place>,
     /// Readers of every value.
     users: Vec<Vec<NodeId>>,
     kernel_of_body: HashMap<(KernelKind, String), KernelId>,
@@ -198,6 +205,8 @@ struct Lowering<'a> {
     shard_casts: HashMap<(GroupId, DType), BufferId>,
     /// Casts of parameters that are whole on every rank, by group: buffer and first element.
     param_casts: HashMap<(GroupId, DType), (BufferId, usize)>,
+    /// Whether parameters of all groups are cast at once: a training step reads all of them in backward, and a kernel can.
+    casts_together: bool,
     /// The float types to which parameters that are whole on every rank are cast, by name.
     cast_dtypes: HashMap<&'a str, BTreeSet<DType>>,
     gradient: gradients::Gradients,
@@ -205,6 +214,9 @@ struct Lowering<'a> {
     unsharding: bool,
     /// The parameter groups.
     param_groups: optimizer::ParamGroups,
+    /// Steps of flat groups, and those of their moving averages, which are emitted at the end of the update.
+    steps: Vec<optimizer::Step<'a>>,
+    averages: Vec<optimizer::Step<'a>>,
     /// Steps seen, by group and operation.
     stepped: HashMap<(GroupId, &'static str), usize>,
     /// Sums over ranks that Adafactor's steps read, by group and segment.
@@ -274,6 +286,7 @@ impl<'a> Lowering<'a> {
             regions: vec![],
             places: HashMap::new(),
             required: HashMap::new(),
+            metrics: HashMap::new(),
             sharded: sharded_values(graph),
             users: graph.users(),
             kernel_of_body: HashMap::new(),
@@ -282,10 +295,13 @@ impl<'a> Lowering<'a> {
             gathered: HashMap::new(),
             shard_casts: HashMap::new(),
             param_casts: HashMap::new(),
+            casts_together: false,
             cast_dtypes: flat::param_cast_dtypes(graph),
             gradient: gradients::Gradients::default(),
             unsharding: false,
             param_groups: optimizer::ParamGroups::new(graph),
+            steps: vec![],
+            averages: vec![],
             stepped: HashMap::new(),
             adafactor: HashMap::new(),
         }
@@ -571,20 +587,52 @@ impl<'a> Lowering<'a> {
         self.commit(|region| region != Region::Update)
     }
 
+    /// Lets the update write metrics where they are read after the step.
+    fn place_metrics(&mut self) {
+        let graph = self.graph;
+        for output in graph.outputs.iter().filter(|o| o.kind == OutputKind::Metric) {
+            let value = self.reshaped(output.value);
+            let node = graph.def(value);
+            let is_made = !node.op.is_leaf() && node.region == Region::Update;
+            if is_made && !self.required.contains_key(&value) {
+                let place = self.metric(&output.name, graph.ty(value).clone());
+                self.required.insert(value, place.clone());
+                self.metrics.insert(value, place);
+            }
+        }
+    }
+
+    /// What a value is a reshape of.
+    fn reshaped(&self, mut value: ValueId) -> ValueId {
+        while let Op::Reshape(_) = self.graph.def(value).op {
+            value = self.graph.def(value).inputs[0];
+        }
+        value
+    }
+
+    /// A new place for a metric.
+    fn metric(&mut self, name: &str, ty: TensorType) -> Place {
+        let (arena, class) = (Arena::Persistent, BufferClass::State);
+        let buffer = self.buffer(&format!("metric {name}"), arena, class, ty.bytes());
+        Place { buffer, offset: 0, ty }
+    }
+
     /// Metrics, then scalar state, then the accumulators back to zero.
     fn finish_update(&mut self) -> Result<(), Diagnostic> {
         let graph = self.graph;
         for output in graph.outputs.iter().filter(|o| o.kind == OutputKind::Metric) {
-            let metric = MetricName::of(&output.name)
+            let name = MetricName::of(&output.name)
                 .ok_or_else(|| internal(format!("`{}` is no metric", output.name)))?;
             let from = self.place(output.value)?;
-            let name = format!("metric {metric}");
-            let bytes = from.ty.bytes();
-            let buffer = self.buffer(&name, Arena::Persistent, BufferClass::State, bytes);
-            let to = Place { buffer, offset: 0, ty: from.ty.clone() };
+            if self.metrics.remove(&self.reshaped(output.value)).is_some() {
+                self.plan.metrics.push(Metric { name, place: from });
+                continue;
+            }
+            let to = self.metric(&output.name, from.ty.clone());
             let action = Action::Copy { from, to: to.clone() };
-            self.task(&name, Stream::Compute, Region::Update, &Origin::none(), action);
-            self.plan.metrics.push(Metric { name: metric, place: to });
+            let label = format!("metric {name}");
+            self.task(&label, Stream::Compute, Region::Update, &Origin::none(), action);
+            self.plan.metrics.push(Metric { name, place: to });
         }
         self.commit(|region| region == Region::Update)?;
         let mut places = Vec::new();

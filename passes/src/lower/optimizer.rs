@@ -1,12 +1,23 @@
 //! Lowers the optimizer step and the moving average of a flat group, once all of its parameters have been visited.
 
-use super::{Lowering, internal};
+use super::{Lowering, body, internal};
 use frit_ir::ops::{ByParamGroup, Concat, FusionKind, Input, Slice, StateName};
 use frit_ir::plan::{BufferClass, Group, GroupId, KernelKind, ParamGroup, Place};
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
 };
 use std::collections::HashMap;
+
+/// Operands and results of a kernel that steps several groups, at most.
+const MAX_POINTERS: usize = 256;
+
+/// Elementwise work on one flat group, such as its step, that may be done in one launch with that of others.
+pub(super) struct Step<'a> {
+    pub(super) body: Graph,
+    pub(super) reads: Vec<Place>,
+    pub(super) writes: Vec<Place>,
+    pub(super) node: &'a Node,
+}
 
 /// The parameter groups of the graph: their hyper-parameters, and the group of each parameter.
 #[derive(Default)]
@@ -109,7 +120,55 @@ impl<'a> Lowering<'a> {
         for scalar in scalars {
             reads.push(self.place(*scalar)?);
         }
-        self.flat_kernel(node.op.clone(), reads, written, node)
+        let body = body::of_op(node.op.clone(), &types(&reads))?;
+        self.steps.push(Step { body, reads, writes: written, node });
+        Ok(())
+    }
+
+    /// Emits the steps of all groups, and then their averages.
+    pub(super) fn finish_steps(&mut self) -> Result<(), Diagnostic> {
+        let (steps, averages) =
+            (std::mem::take(&mut self.steps), std::mem::take(&mut self.averages));
+        self.in_few_launches(steps)?;
+        self.in_few_launches(averages)
+    }
+
+    /// Emits work on groups, in as few launches as code generation makes of it.
+    pub(super) fn in_few_launches(&mut self, steps: Vec<Step<'a>>) -> Result<(), Diagnostic> {
+        let pointers = |step: &Step<'_>| step.reads.len() + step.writes.len();
+        let mut left = steps.into_iter().peekable();
+        while let Some(first) = left.next() {
+            let (mut n, mut together) = (pointers(&first), vec![first]);
+            while self.options.multi_tensor
+                && let Some(step) = left.next_if(|s| n + pointers(s) <= MAX_POINTERS)
+            {
+                n += pointers(&step);
+                together.push(step);
+            }
+            self.in_one_launch(together)?;
+        }
+        Ok(())
+    }
+
+    /// Emits work on groups in one launch, or in one each if that cannot be.
+    fn in_one_launch(&mut self, steps: Vec<Step<'a>>) -> Result<(), Diagnostic> {
+        if steps.len() > 1 {
+            let bodies: Vec<(Graph, Vec<Place>)> =
+                steps.iter().map(|s| (s.body.clone(), s.reads.clone())).collect();
+            let (body, reads) = body::joined(&bodies)?;
+            let region = FusionKind::MultiTensor;
+            if (self.options.generated)(&body, region) {
+                let writes = steps.iter().flat_map(|s| s.writes.clone()).collect();
+                let kind = KernelKind::Generated;
+                self.run_kernel(kind, region, body, reads, writes, steps[0].node);
+                return Ok(());
+            }
+        }
+        for Step { body, reads, writes, node } in steps {
+            let kind = self.pointwise_kind(&body);
+            self.run_kernel(kind, FusionKind::Pointwise, body, reads, writes, node);
+        }
+        Ok(())
     }
 
     pub(super) fn library_kind(&self, body: &Graph) -> KernelKind {
@@ -121,7 +180,7 @@ impl<'a> Lowering<'a> {
         &mut self,
         group: GroupId,
         offsets: Place,
-        node: &Node,
+        node: &'a Node,
         scalars: &[ValueId],
         mut reads: Vec<Place>,
         written: Vec<Place>,
@@ -154,9 +213,7 @@ impl<'a> Lowering<'a> {
             operands.push(body.add(Op::ByParamGroup(ByParamGroup { len }), &by_param_group)?[0]);
         }
         let results = body.add(node.op.clone(), &operands)?;
-        let body = body.done(&results);
-        let kind = self.pointwise_kind(&body);
-        self.run_kernel(kind, FusionKind::Pointwise, body, reads, written, node);
+        self.steps.push(Step { body: body.done(&results), reads, writes: written, node });
         Ok(())
     }
 
@@ -188,7 +245,7 @@ impl<'a> Lowering<'a> {
         Ok(place)
     }
 
-    pub(super) fn ema_step(&mut self, node: &Node) -> Result<(), Diagnostic> {
+    pub(super) fn ema_step(&mut self, node: &'a Node) -> Result<(), Diagnostic> {
         let name = self.param_of(node.inputs[0], node)?;
         let (group, _) = self.group_of[&name];
         if !self.is_last(group, node) {
@@ -199,8 +256,14 @@ impl<'a> Lowering<'a> {
         for scalar in &node.inputs[2..] {
             reads.push(self.place(*scalar)?);
         }
-        self.flat_kernel(node.op.clone(), reads, vec![average], node)
+        let body = body::of_op(node.op.clone(), &types(&reads))?;
+        self.averages.push(Step { body, reads, writes: vec![average], node });
+        Ok(())
     }
+}
+
+fn types(places: &[Place]) -> Vec<TensorType> {
+    places.iter().map(|p| p.ty.clone()).collect()
 }
 
 /// The table of parameter groups of a group that has several.

@@ -273,11 +273,13 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Split(_) | Op::Expand(_))
 }
 
-/// Whether the node adds a matmul to a matrix of its size, as the plan does with gradients of chunks of tokens: the emulated system has
-/// one matmul.
+/// Whether the node adds the gradient of a weight to a matrix of its size, as the plan does with gradients of chunks of tokens: the
+/// emulated system has one matmul.
 fn is_sum_of_chunks(body: &Graph, node: &Node) -> bool {
+    let is_gradient =
+        |v: &ValueId| matches!(&body.def(*v).op, Op::MatMul(m) if m.trans_a && !m.trans_b);
     matches!(node.op, Op::Binary(BinaryFn::Add))
-        && node.inputs.iter().any(|v| matches!(body.def(*v).op, Op::MatMul(_)))
+        && node.inputs.iter().any(is_gradient)
         && node.inputs.iter().all(|v| body.ty(*v).shape == body.ty(node.outputs[0]).shape)
 }
 

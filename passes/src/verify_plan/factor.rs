@@ -22,7 +22,7 @@ use frit_ir::ops::{Adafactor, AdafactorPart, BinaryFn, Linear, ReduceKind, State
 use frit_ir::plan::{
     Action, Arena, Buffer, Kernel, KernelId, Phase, PhaseName, Place, Plan, TaskId,
 };
-use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType};
+use frit_ir::{Code, DType, Diagnostic, Graph, Node, Op, Region, TensorType, ValueId};
 use rangemap::RangeMap;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -365,14 +365,23 @@ impl Replay<'_> {
                 return None;
             }
         }
-        let gradient = match kernel.body.nodes().find_map(|(_, n)| match &n.op {
-            Op::GradStats => Some(0),
-            Op::OptimizerStep(_) | Op::Adafactor(_) => Some(1),
-            _ => None,
-        }) {
-            Some(index) => *values.get(index)?,
-            None => return Some(()),
-        };
+        for (_, node) in kernel.body.nodes() {
+            let gradients = match &node.op {
+                Op::GradStats => &node.inputs[..],
+                Op::OptimizerStep(_) | Op::Adafactor(_) => &node.inputs[1..2],
+                _ => continue,
+            };
+            for gradient in gradients {
+                let value = operand(&kernel.body, *gradient).and_then(|at| values.get(at));
+                self.judge_gradient(i, value.copied().unwrap_or(Value::Free))?;
+            }
+        }
+        Some(())
+    }
+
+    /// P308, P310 for a gradient that task `i` reads.
+    fn judge_gradient(&mut self, i: TaskId, gradient: Value) -> Option<()> {
+        let plan = self.plan;
         let n = plan.loss_capacity * plan.accumulation * plan.world_size;
         let (factor, micro_steps, ranks) = match gradient {
             // No loss element reaches it in this step.
@@ -454,6 +463,12 @@ fn position(arena: Arena) -> usize {
     }
 }
 
+/// The position of a value among the operands of a body.
+fn operand(body: &Graph, value: ValueId) -> Option<usize> {
+    let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    inputs.position(|(_, n)| n.outputs[0] == value)
+}
+
 /// The part of Adafactor's step that a body is.
 fn adafactor(body: &Graph) -> Option<&Adafactor> {
     body.nodes().find_map(|(_, n)| if let Op::Adafactor(op) = &n.op { Some(op) } else { None })
@@ -461,7 +476,7 @@ fn adafactor(body: &Graph) -> Option<&Adafactor> {
 
 /// The values a body returns, or what is wrong at which operation.
 fn body(body: &Graph, operands: &[Value], micro_step: u32) -> Results {
-    let mut values: HashMap<frit_ir::ValueId, Value> = HashMap::new();
+    let mut values: HashMap<ValueId, Value> = HashMap::new();
     let mut operands = operands.iter();
     for (_, n) in body.nodes() {
         let inputs: Vec<Value> = n.inputs.iter().map(|v| values[v]).collect();

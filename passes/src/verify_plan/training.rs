@@ -22,8 +22,8 @@ use frit_ir::ops::StateName;
 use frit_ir::plan::{
     Action, BufferId, GroupId, ParamGroup, ParamId, PhaseName, Place, Plan, TaskId, TiSlice, TiVec,
 };
-use frit_ir::{Code, Diagnostic, Op};
-use std::collections::HashMap;
+use frit_ir::{Code, Diagnostic, Graph, Node, Op, ValueId};
+use std::collections::{HashMap, HashSet};
 
 pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     owners(plan, found);
@@ -36,7 +36,8 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut averages: TiVec<GroupId, usize> = vec![0; plan.groups.len()].into();
     for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
-        for (_, node) in plan.kernels[*kernel].body.nodes() {
+        let body = &plan.kernels[*kernel].body;
+        for (_, node) in body.nodes() {
             match &node.op {
                 Op::LossScale(op) => {
                     seeds += 1;
@@ -76,7 +77,10 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                         found.push(broken(plan, Code::ScalerUpdate, i, message.into()));
                     }
                 }
-                Op::OptimizerStep(_) => step(plan, i, reads, writes, &unscaled, &mut steps, found),
+                Op::OptimizerStep(_) => {
+                    let used = Used::of(body, node, reads, writes);
+                    step(plan, i, &used, &unscaled, &mut steps, found);
+                }
                 Op::Adafactor(_) => {
                     let checked = unscaled.as_ref().map(|(_, results)| &results[..]);
                     if let Some(group) = adafactor::verify(plan, i, checked, found) {
@@ -84,13 +88,14 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
                     }
                 }
                 Op::EmaStep => {
-                    let master = reads.get(1).map(|p| home(plan, i, p).buffer);
+                    let used = Used::of(body, node, reads, writes);
+                    let master = used.operands[1].map(|p| home(plan, i, p).buffer);
                     let group = plan.groups.position(|g| Some(g.master) == master);
                     let flag = unscaled.as_ref().and_then(|(_, results)| results.get(1));
                     match group {
                         Some(g)
                             if steps[g] == plan.groups[g].segments.len()
-                                && flag.is_some_and(|f| reads.contains(f)) =>
+                                && flag.is_some_and(|f| used.reads.contains(&f)) =>
                         {
                             averages[g] += 1;
                         }
@@ -174,17 +179,46 @@ fn first_values(plan: &Plan, found: &mut Vec<Diagnostic>) {
     }
 }
 
+/// The places that one node of a kernel works on; several groups may be stepped by one kernel.
+struct Used<'a> {
+    /// What the node depends on.
+    reads: Vec<&'a Place>,
+    /// Each operand, if it is read from memory.
+    operands: Vec<Option<&'a Place>>,
+    /// Where its first result is written.
+    written: Option<&'a Place>,
+}
+
+impl<'a> Used<'a> {
+    fn of(body: &Graph, node: &Node, reads: &'a [Place], writes: &'a [Place]) -> Used<'a> {
+        let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+        let at: HashMap<ValueId, &Place> = inputs.map(|(_, n)| n.outputs[0]).zip(reads).collect();
+        let (mut open, mut seen) = (node.inputs.clone(), HashSet::new());
+        while let Some(value) = open.pop() {
+            if seen.insert(value) {
+                open.extend(&body.def(value).inputs);
+            }
+        }
+        let result = body.outputs.iter().position(|o| o.value == node.outputs[0]);
+        Used {
+            reads: seen.iter().filter_map(|v| at.get(v).copied()).collect(),
+            operands: node.inputs.iter().map(|v| at.get(v).copied()).collect(),
+            written: result.and_then(|i| writes.get(i)),
+        }
+    }
+}
+
 fn step(
     plan: &Plan,
     task: TaskId,
-    reads: &[Place],
-    writes: &[Place],
+    used: &Used<'_>,
     unscaled: &Option<(TaskId, Vec<Place>)>,
     steps: &mut TiSlice<GroupId, usize>,
     found: &mut Vec<Diagnostic>,
 ) {
-    let Some(written) = writes.first().map(|p| home(plan, task, p)) else { return };
-    let Some(group) = plan.groups.position(|g| g.master == written.buffer) else {
+    let written = used.written.map(|p| home(plan, task, p));
+    let of = |written: &Place| plan.groups.position(|g| g.master == written.buffer);
+    let Some((written, group)) = written.and_then(|w| of(&w).map(|group| (w, group))) else {
         found.push(broken(
             plan,
             Code::OptimizerSteps,
@@ -200,14 +234,14 @@ fn step(
         found.push(broken(plan, Code::OptimizerSteps, task, "does not step a whole group".into()));
     }
     let checked = unscaled.as_ref().is_some_and(|(_, results)| {
-        results.len() == 4 && reads.contains(&results[0]) && reads.contains(&results[1])
+        results.len() == 4 && results[..2].iter().all(|r| used.reads.contains(&r))
     });
     let gradient = plan.gradients.iter().find(|g| g.group == group).map(|g| &g.place);
-    if gradient.is_none() || reads.get(1) != gradient || !checked {
+    if gradient.is_none() || used.operands[1] != gradient || !checked {
         let message = "does not read the gradient, factor and finite flag that were checked";
         found.push(broken(plan, Code::OptimizerOperands, task, message.into()));
     }
-    if g.param_group_offsets.is_some_and(|b| reads.iter().all(|r| r.buffer != b)) {
+    if g.param_group_offsets.is_some_and(|b| used.reads.iter().all(|r| r.buffer != b)) {
         let message = "does not read where its parameter groups begin".into();
         found.push(broken(plan, Code::ParameterGroups, task, message));
     }

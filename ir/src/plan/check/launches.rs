@@ -93,11 +93,12 @@ impl Sizes {
         if !fits {
             return Err(format!("`{}` has an impossible grid", kernel.entry));
         }
-        let pointers = kernel.arguments.iter().filter_map(|argument| match argument {
-            Argument::Pointer(pointer) => Some(*pointer),
-            _ => None,
+        let pointers = kernel.arguments.iter().flat_map(|argument| match argument {
+            Argument::Pointer(pointer) => std::slice::from_ref(pointer),
+            Argument::Pointers(pointers) => pointers,
+            _ => &[],
         });
-        pointers.into_iter().try_for_each(|at| self.span(at, 0))
+        pointers.copied().try_for_each(|at| self.span(at, 0))
     }
 
     fn gemm(&self, gemm: &Gemm) -> Checked {

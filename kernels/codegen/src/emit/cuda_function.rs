@@ -102,7 +102,7 @@ fn function(
 
 /// Elements per vector: 16 bytes of the narrowest float. Where that would misalign an access, the widest aligned width,
 /// or 1 in reductions, whose order of sums depends on it.
-fn vector_width(program: &Program) -> usize {
+pub(super) fn vector_width(program: &Program) -> usize {
     let sizes = program.types.iter().map(|t| t.dtype.size());
     let narrowest = sizes.filter(|&s| s >= 2).min().unwrap_or(4);
     let mut width = (16 / narrowest).clamp(4, 8);

@@ -11,7 +11,7 @@ use super::region::Program;
 use super::text::Val;
 
 /// Threads of a block.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// Bytes that a thread should have in flight. By Little's law the memory of an H100 is busy with about 20 KB of each
 /// multiprocessor (3.35 TB/s for 0.8 µs, over 132): of the 2048 threads that fit, 320 must be waiting.
 const BYTES_IN_FLIGHT: usize = 64;
@@ -36,7 +36,7 @@ pub(crate) fn emit(e: &mut Emitter<'_>) -> Shape {
     let per_thread = vectors_of_thread(program, e.width, n);
     let tiles = n.div_ceil(THREADS * per_thread);
     let (thread, block) = thread_and_block(e);
-    e.prepare_uniform();
+    e.prepare_uniform(|_| true);
     if tiles == 1 {
         tile(e, thread, block, per_thread, n);
     } else {
@@ -50,7 +50,7 @@ pub(crate) fn emit(e: &mut Emitter<'_>) -> Shape {
 }
 
 /// Vectors per thread and tile: enough for [`BYTES_IN_FLIGHT`], provided that tiles remain for all multiprocessors.
-fn vectors_of_thread(program: &Program, width: usize, n: usize) -> usize {
+pub(super) fn vectors_of_thread(program: &Program, width: usize, n: usize) -> usize {
     let bytes = |id: Id| match program.dag.get(id) {
         Expr::Load { operand, .. } => program.types[*operand].dtype.size() * width,
         _ => 0,
@@ -73,7 +73,7 @@ fn loads(program: &Program) -> impl Iterator<Item = Id> {
 }
 
 /// Computes the tile at `index`.
-fn tile(e: &mut Emitter<'_>, thread: Val, index: Val, per_thread: usize, n: usize) {
+pub(super) fn tile(e: &mut Emitter<'_>, thread: Val, index: Val, per_thread: usize, n: usize) {
     let program = e.program;
     let size = e.t.index(THREADS * per_thread);
     let first = e.t.same("arith.muli", &[index, size]);

@@ -18,7 +18,7 @@ pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> Stri
     let begin = argument(&mut e, "begin");
     let end = argument(&mut e, "end");
     // What depends on neither row nor column, such as a bias correction, is computed once per call.
-    e.prepare_uniform();
+    e.prepare_uniform(|_| true);
     match program.kind {
         FusionKind::RowReduce => row_reduce::emit(&mut e, begin, end),
         FusionKind::ColReduce => col_reduce::emit(&mut e, begin, end),

@@ -1,7 +1,7 @@
 //! Loads and stores: elements have a storage dtype in memory and the compute type in registers.
 
 use super::text::{Elem, Text, Type, Val};
-use frit_ir::DType;
+use frit_ir::{DType, TensorType};
 
 /// Memory access capabilities of the target.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,17 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     pub(crate) fn ty(&self) -> String {
-        format!("memref<{}x{}>", self.len, in_memory(self.dtype).name())
+        memref_of(self.len, self.dtype)
     }
+}
+
+/// The type of a flat buffer with the elements of a tensor.
+pub(crate) fn memref(ty: &TensorType) -> String {
+    memref_of(ty.shape.numel(), ty.dtype)
+}
+
+fn memref_of(len: usize, dtype: DType) -> String {
+    format!("memref<{len}x{}>", in_memory(dtype).name())
 }
 
 /// Which elements an access touches, from an index on.

@@ -10,6 +10,7 @@ mod composite;
 mod cuda_block;
 mod cuda_col_reduce;
 pub(crate) mod cuda_function;
+pub(crate) mod cuda_multi_tensor;
 mod cuda_pointwise;
 mod cuda_row_col_reduce;
 mod cuda_row_reduce;

@@ -31,6 +31,8 @@ pub(crate) struct Emitter<'p> {
     pub(crate) program: &'p Program,
     pub(crate) width: usize,
     pub(crate) memory: Memory,
+    /// Number of the function's argument that each operand and result is.
+    pub(crate) arguments: Vec<usize>,
     /// Index of each row atom.
     pub(crate) rows: Vec<Val>,
     /// First column of the vector being computed, and its active lanes.
@@ -46,6 +48,7 @@ impl<'p> Emitter<'p> {
             program,
             width,
             memory,
+            arguments: (0..program.types.len()).collect(),
             rows: Vec::new(),
             col: None,
             scopes: vec![Scope::default()],
@@ -156,12 +159,13 @@ impl<'p> Emitter<'p> {
         }
     }
 
-    /// Evaluates everything that depends neither on the row nor on the column.
-    pub(crate) fn prepare_uniform(&mut self) {
+    /// Evaluates everything that depends neither on the row nor on the column and is `wanted`.
+    pub(crate) fn prepare_uniform(&mut self, wanted: impl Fn(Id) -> bool) {
         let uniform = |d: Dependence| !d.row && !d.col;
         for id in self.program.dag.ids() {
             let constant = matches!(self.program.dag.get(id), Expr::Float(_) | Expr::Int(..));
-            if self.program.live[id.index()] && uniform(self.program.depends(id)) && !constant {
+            let live = self.program.live[id.index()];
+            if live && uniform(self.program.depends(id)) && !constant && wanted(id) {
                 self.value(id);
             }
         }
@@ -282,7 +286,7 @@ impl<'p> Emitter<'p> {
 
     pub(crate) fn buffer(&self, operand: usize) -> Buffer {
         let ty = &self.program.types[operand];
-        Buffer { argument: operand, dtype: ty.dtype, len: ty.shape.numel() }
+        Buffer { argument: self.arguments[operand], dtype: ty.dtype, len: ty.shape.numel() }
     }
 
     /// The part of an address that does not depend on the column.

@@ -126,6 +126,9 @@ fn iteration_space(body: &Graph, kind: FusionKind) -> Result<Space, Unsupported>
                 }
             }
         }
+        FusionKind::MultiTensor => {
+            return Err(Unsupported::new("fusion", "it is several regions"));
+        }
         FusionKind::Gemm | FusionKind::Attention => {
             return Err(Unsupported::new("fusion", "it is a library kernel"));
         }

@@ -5,6 +5,7 @@ mod col_reduce;
 mod cuda;
 mod functions;
 mod harness;
+mod multi_tensor;
 mod optimizer;
 mod pointwise;
 mod ptx_machine;

@@ -157,6 +157,12 @@ impl Task {
                 Argument::F32(x) => x.to_ne_bytes().to_vec(),
                 Argument::F64(x) => x.to_ne_bytes().to_vec(),
                 Argument::Words(x) => x.iter().flat_map(|w| w.to_ne_bytes()).collect(),
+                Argument::Pointers(at) => {
+                    let bytes = |at: &Pointer| {
+                        (self.range(*at).pointer() as usize + from_byte(*at)).to_ne_bytes()
+                    };
+                    at.iter().flat_map(bytes).collect()
+                }
             });
         }
         let mut pointers: Vec<*mut c_void> =

@@ -126,8 +126,7 @@ fn another_tensor_is_added_with_and_without_a_bias() {
             assert!(matches!(gemm.epilogue, Epilogue::Add { bias: None, .. }));
             let leaves = plain.nodes().map(|(_, n)| n).filter(|n| n.op.is_leaf());
             let types = leaves.map(|n| plain.ty(n.outputs[0]).clone());
-            let value =
-                |(i, t): (usize, TensorType)| random(t.dtype, t.shape.dims(), i as u64);
+            let value = |(i, t): (usize, TensorType)| random(t.dtype, t.shape.dims(), i as u64);
             let operands: Vec<_> = types.enumerate().map(value).collect();
             check_body(&plain, &operands, tolerance);
         }

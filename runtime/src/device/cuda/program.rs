@@ -424,6 +424,10 @@ impl<'a, D: Driver> Binder<'a, D> {
                     let words: Vec<u64> = words.iter().map(|w| w.cast_unsigned()).collect();
                     arguments.push_words(&words);
                 }
+                Argument::Pointers(pointers) => {
+                    let words: Vec<u64> = pointers.iter().map(|p| operands.pointer(*p)).collect();
+                    arguments.push_words(&words);
+                }
             }
         }
         let SourceKernel { grid, block, shared_bytes, .. } = *kernel;
