@@ -82,12 +82,12 @@ fn function(
     body: impl FnOnce(&mut Emitter<'_>, &mut String) -> Result<Shape, Unsupported>,
 ) -> Result<(String, Launch), Unsupported> {
     let width = vector_width(program);
-    let memory = Memory { converts_bf16: true, alignment: Some(16) };
+    let memory = Memory::CUDA;
     let mut e = Emitter::new(program, width, memory);
     let mut globals = String::new();
     let (block, grid) = body(&mut e, &mut globals)?;
     let mut arguments: Vec<String> =
-        (0..program.types.len()).map(|i| format!("%arg{i}: {}", e.buffer(i).ty())).collect();
+        (0..program.types.len()).map(|i| format!("%arg{i}: {}", e.buffer(i).ty(memory))).collect();
     if scratch > 0 {
         arguments.push(format!("%arg{}: memref<{scratch}xf32>", program.types.len()));
     }

@@ -51,7 +51,7 @@ pub(crate) fn emit(
         .iter()
         .flatten()
         .enumerate()
-        .map(|(i, ty)| format!("%arg{i}: {}", super::load_store::memref(ty)))
+        .map(|(i, ty)| format!("%arg{i}: {}", super::load_store::memref(ty, Memory::CUDA)))
         .collect();
     let text = format!("func.func @{symbol}({}) {{\n{text}return\n}}\n", arguments.join(", "));
     let launch =
@@ -163,8 +163,7 @@ fn region(body: &Graph, results: &[usize]) -> Result<(Graph, Vec<ValueId>), Grap
 fn class_text(class: &Class, number: usize, next: &mut usize) -> (String, usize) {
     let Class { program, regions } = class;
     let width = vector_width(program);
-    let memory = Memory { converts_bf16: true, alignment: Some(16) };
-    let mut e = Emitter::new(program, width, memory);
+    let mut e = Emitter::new(program, width, Memory::CUDA);
     let varies: Vec<bool> =
         (0..program.types.len()).map(|i| regions.iter().any(|r| r[i] != regions[0][i])).collect();
     for (i, varies) in varies.iter().enumerate() {
@@ -231,7 +230,7 @@ fn choose(
     (which, range): (Val, std::ops::Range<usize>),
     names: &[String],
 ) {
-    let types: Vec<String> = chosen.iter().map(|i| e.buffer(*i).ty()).collect();
+    let types: Vec<String> = chosen.iter().map(|i| e.buffer(*i).ty(Memory::CUDA)).collect();
     let middle = range.start + range.len() / 2;
     let limit = e.t.index(middle);
     let below = e.t.cmpi("ult", which, limit);

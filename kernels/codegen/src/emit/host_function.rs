@@ -25,7 +25,7 @@ pub(crate) fn emit(program: &Program, symbol: &str, converts_bf16: bool) -> Stri
         _ => pointwise::emit(&mut e, begin, end),
     }
     let operands: String =
-        (0..program.types.len()).map(|i| operand(i, &e.buffer(i).ty())).collect();
+        (0..program.types.len()).map(|i| operand(i, &e.buffer(i).ty(memory))).collect();
     format!(
         "func.func @{symbol}(%operands: !llvm.ptr, %begin: i64, %end: i64) {{\n{operands}{}return\n}}\n",
         e.t.finish()

@@ -12,6 +12,11 @@ pub(crate) struct Memory {
     pub(crate) alignment: Option<usize>,
 }
 
+impl Memory {
+    /// Of a GPU.
+    pub(crate) const CUDA: Memory = Memory { converts_bf16: true, alignment: Some(16) };
+}
+
 /// An operand in memory: a flat buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
@@ -22,18 +27,18 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn ty(&self) -> String {
-        memref_of(self.len, self.dtype)
+    pub(crate) fn ty(&self, m: Memory) -> String {
+        memref_of(self.len, self.dtype, m)
     }
 }
 
 /// The type of a flat buffer with the elements of a tensor.
-pub(crate) fn memref(ty: &TensorType) -> String {
-    memref_of(ty.shape.numel(), ty.dtype)
+pub(crate) fn memref(ty: &TensorType, m: Memory) -> String {
+    memref_of(ty.shape.numel(), ty.dtype, m)
 }
 
-fn memref_of(len: usize, dtype: DType) -> String {
-    format!("memref<{len}x{}>", in_memory(dtype).name())
+fn memref_of(len: usize, dtype: DType, m: Memory) -> String {
+    format!("memref<{len}x{}>", in_memory(dtype, m).name())
 }
 
 /// Which elements an access touches, from an index on.
@@ -53,9 +58,11 @@ impl Access {
     }
 }
 
-/// Bools are bytes in memory, independent of how MLIR stores `i1`.
-fn in_memory(dtype: DType) -> Elem {
+/// Bools are bytes in memory, independent of how MLIR stores `i1`. Without instructions for bf16 its elements are integers: LLVM
+/// splits masked stores into elements, and would call a function to round each.
+fn in_memory(dtype: DType, m: Memory) -> Elem {
     match dtype {
+        DType::BF16 if !m.converts_bf16 => Elem::I16,
         DType::F64 => Elem::F64,
         DType::F32 => Elem::F32,
         DType::F16 => Elem::F16,
@@ -68,8 +75,8 @@ fn in_memory(dtype: DType) -> Elem {
 
 /// Reads elements and widens them.
 pub(crate) fn load(t: &mut Text, buffer: Buffer, index: Val, access: Access, m: Memory) -> Val {
-    let (argument, memref) = (buffer.argument, buffer.ty());
-    let ty = Type(in_memory(buffer.dtype), access.width);
+    let (argument, memref) = (buffer.argument, buffer.ty(m));
+    let ty = Type(in_memory(buffer.dtype, m), access.width);
     let raw = match (access.stride, access.width) {
         (_, 1) => t.def(ty, format_args!("memref.load %arg{argument}[{index}] : {memref}")),
         (1, _) => match access.mask {
@@ -119,7 +126,7 @@ pub(crate) fn store(
     m: Memory,
 ) {
     let raw = narrow(t, value, buffer.dtype, m);
-    let (argument, memref, ty) = (buffer.argument, buffer.ty(), raw.ty());
+    let (argument, memref, ty) = (buffer.argument, buffer.ty(m), raw.ty());
     match (access.width, access.mask) {
         (1, _) => t.line(format_args!("memref.store {raw}, %arg{argument}[{index}] : {memref}")),
         (_, None) => {
@@ -160,6 +167,12 @@ fn zero(t: &mut Text, ty: Type) -> Val {
 
 fn widen(t: &mut Text, raw: Val, dtype: DType) -> Val {
     match dtype {
+        DType::BF16 if raw.elem == Elem::I16 => {
+            let wide = t.convert("arith.extui", raw, Elem::I32);
+            let by = t.int(16, Elem::I32, raw.width);
+            let bits = t.same("arith.shli", &[wide, by]);
+            t.convert("arith.bitcast", bits, Elem::F32)
+        }
         DType::F16 | DType::BF16 => t.convert("arith.extf", raw, Elem::F32),
         DType::U8 => t.convert("arith.extui", raw, Elem::I32),
         DType::Bool => {
@@ -176,8 +189,7 @@ fn narrow(t: &mut Text, value: Val, dtype: DType, m: Memory) -> Val {
             let bits = bf16_bits(t, value);
             let by = t.int(16, Elem::I32, value.width);
             let high = t.same("arith.shrui", &[bits, by]);
-            let short = t.convert("arith.trunci", high, Elem::I16);
-            t.convert("arith.bitcast", short, Elem::BF16)
+            t.convert("arith.trunci", high, Elem::I16)
         }
         DType::BF16 => t.convert("arith.truncf", value, Elem::BF16),
         DType::F16 => t.convert("arith.truncf", value, Elem::F16),
