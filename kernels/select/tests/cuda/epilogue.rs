@@ -121,7 +121,8 @@ fn another_tensor_is_added_with_and_without_a_bias() {
             check(&biased, tolerance, |e| matches!(e, Epilogue::Add { bias: Some(_), .. }));
             // Every GPU has a GEMM that adds a matrix.
             let plain = with_sum(dtype, out, false);
-            let selected = frit_select::cuda(&plain).expect("launches");
+            let selected =
+                frit_select::cuda(&plain, frit_select::Options::default()).expect("launches");
             let [Launch::Gemm(gemm)] = &selected.launches[..] else { panic!("{selected:?}") };
             assert!(matches!(gemm.epilogue, Epilogue::Add { bias: None, .. }));
             let leaves = plain.nodes().map(|(_, n)| n).filter(|n| n.op.is_leaf());
