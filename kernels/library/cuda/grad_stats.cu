@@ -43,12 +43,18 @@ struct Sizes {
 extern "C" __global__ void __launch_bounds__(BLOCK) stats_parts(Stats* parts, Arrays arrays, Sizes sizes) {
     const int VECTOR = 16 / sizeof(T);
     typedef Pack<T, VECTOR> Many;
-    int which = 0;
-    while (blockIdx.x >= sizes.end[which]) which++;
-    i64 begin = which == 0 ? 0 : sizes.end[which - 1];
-    const T* x = arrays.at[which];
-    i64 n = sizes.n[which], first = (blockIdx.x - begin) * BLOCK + threadIdx.x;
-    i64 step = (sizes.end[which] - begin) * BLOCK;
+    const T* x = arrays.at[0];
+    i64 n = sizes.n[0], begin = 0, end = sizes.end[0];
+    // Indices that are not known when it is compiled would put the arrays into local memory.
+#pragma unroll
+    for (int i = 1; i < ARRAYS; i++) {
+        if (blockIdx.x < sizes.end[i - 1]) continue;
+        x = arrays.at[i];
+        n = sizes.n[i];
+        begin = sizes.end[i - 1];
+        end = sizes.end[i];
+    }
+    i64 first = (blockIdx.x - begin) * BLOCK + threadIdx.x, step = (end - begin) * BLOCK;
     Stats sum = {0, 0};
     i64 whole = aligned(x, 16) ? n / VECTOR : 0;
     for (i64 i = first; i < whole; i += step) {
