@@ -36,13 +36,14 @@ fn work_grows_with_the_number_of_blocks_and_no_faster() {
     // Every block adds the same.
     let grows = |of: fn(&Plan) -> usize| {
         let (first, second) = (of(&six) - of(&three), of(&twelve) - of(&six));
-        assert_eq!(second, 2 * first);
+        // Launches for several flat groups each are rounded up.
+        assert!(second.abs_diff(2 * first) <= 1, "{first}, then {second}");
     };
     grows(|p| p.tasks.len());
     grows(|p| p.buffers.iter().filter(|b| b.bytes > 0).count());
     grows(|p| p.tasks.iter().map(|t| t.waits.len()).sum());
-    // Kernels are compiled once, and windows of one form solved once.
-    assert_eq!(twelve.kernels.len(), six.kernels.len());
+    // Kernels are compiled once, but those of several flat groups; windows of one form are solved once.
+    assert!(twelve.kernels.len() <= six.kernels.len() + 1);
     let solved = |plan: &Plan| reported(plan, "simplify", "of them differ");
     assert_eq!(solved(&twelve), solved(&six));
     assert!(solved(&six) < six.tasks.len() / 4);
