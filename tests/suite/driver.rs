@@ -43,7 +43,7 @@ fn metrics(path: &Path) -> Vec<Metrics> {
 }
 
 /// f32 tensors by name.
-fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let bytes = std::fs::read(path).expect("tensors");
     let all = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
     let values = |data: &[u8]| {

@@ -19,7 +19,7 @@ const FACTORS: [&[&str]; 7] = [
 const PRECISION: usize = 2;
 
 /// The type of the logits, and whether their gradient takes their place; of every kernel that computes a loss.
-fn losses(plan: &Plan) -> Vec<(TensorType, bool)> {
+pub(crate) fn losses(plan: &Plan) -> Vec<(TensorType, bool)> {
     let of = |action: &Action| {
         let Action::Kernel { kernel, reads, writes } = action else { return None };
         let body = &plan.kernels[*kernel].body;

@@ -1,11 +1,13 @@
 //! Logits, their loss and their gradient in chunks of tokens: training is that with whole logits, whatever it is crossed with.
 
+use crate::driver::tensors;
+use crate::logits;
 use crate::memory::predicted;
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, train};
 use frit::compilation::{Request, predict};
 use frit::config::Config;
-use frit_ir::plan::{Action, Plan};
+use frit_ir::plan::Plan;
 use frit_ir::{Op, Region};
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::run::{RunOptions, run};
@@ -28,13 +30,8 @@ const FACTORS: [&[&str]; 9] = [
 ];
 const PRECISION: usize = 7;
 
-fn tensors(planned: &Planned) -> BTreeMap<String, Vec<f32>> {
-    let bytes = std::fs::read(planned.dir.path().join("grads.safetensors")).expect("gradients");
-    let all = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
-    let values = |data: &[u8]| {
-        data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>()
-    };
-    all.tensors().into_iter().map(|(name, view)| (name, values(view.data()))).collect()
+fn gradients(planned: &Planned) -> BTreeMap<String, Vec<f32>> {
+    tensors(&planned.dir.path().join("grads.safetensors"))
 }
 
 /// Norm of the difference over the norm.
@@ -46,14 +43,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 /// Tasks that compute losses.
 fn losses(plan: &Plan) -> usize {
-    let is_loss = |action: &Action| match action {
-        Action::Kernel { kernel, .. } => {
-            let body = &plan.kernels[*kernel].body;
-            body.nodes().any(|(_, n)| matches!(n.op, Op::CrossEntropy(_)))
-        }
-        _ => false,
-    };
-    plan.tasks.iter().filter(|task| is_loss(&task.action)).count()
+    logits::losses(plan).len()
 }
 
 #[test]
@@ -79,7 +69,7 @@ fn chunks_train_as_whole_logits_whatever_they_are_crossed_with() {
         for (x, y) in found.iter().zip(&expected) {
             assert!((x - y).abs() <= close * y.abs(), "{words:?}: {found:?}, {expected:?}");
         }
-        let (found, expected) = (tensors(&chunks), tensors(&whole));
+        let (found, expected) = (gradients(&chunks), gradients(&whole));
         for (name, gradient) in &expected {
             let far = distance(&found[name], gradient);
             assert!(far <= close, "{words:?}: gradient of {name} is off by {far}");
