@@ -12,7 +12,7 @@
 
 use crate::autocast::Override;
 use crate::canonicalize;
-use crate::cost::Product;
+use crate::cost::GemmShape;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
     AllReduce, Concat, Quantize, Reduce, ReduceFn, ReduceKind, Reshape, Slice, State, StateName,
@@ -58,13 +58,13 @@ impl Pass for Fp8 {
         if !self.enabled {
             return Ok(Changed::No);
         }
-        let products: Vec<NodeId> = graph.order().to_vec();
-        let products: Vec<NodeId> =
-            products.into_iter().filter(|id| self.is_rounded(graph, *id, context)).collect();
+        let gemms: Vec<NodeId> = graph.order().to_vec();
+        let gemms: Vec<NodeId> =
+            gemms.into_iter().filter(|id| self.is_rounded(graph, *id, context)).collect();
         let scaled = scaled_values(graph);
         // The tensors in the order of their indices, each with its views, which all matmuls share.
         let mut shared: Vec<Vec<ValueId>> = Vec::new();
-        for id in &products {
+        for id in &gemms {
             for &v in &graph.node(*id).inputs {
                 let views = views(graph, v);
                 match shared.iter_mut().find(|known| known[0] == views[0]) {
@@ -100,7 +100,7 @@ impl Pass for Fp8 {
             latest.push(results[1]);
             context.remark(&origin, format!("tensor {index}: {} in {to}", graph.ty(v)));
         }
-        for id in &products {
+        for id in &gemms {
             let mut inputs = Vec::with_capacity(2);
             for v in graph.node(*id).inputs.clone() {
                 inputs.push(read(graph, v, &mut rounded).map_err(bug(INFO.name))?);
@@ -111,7 +111,7 @@ impl Pass for Fp8 {
             self.renew(graph, &history, &latest).map_err(bug(INFO.name))?;
         }
         canonicalize::sort(graph)?;
-        let (n, tensors) = (products.len(), tensors.len());
+        let (n, tensors) = (gemms.len(), tensors.len());
         let message = format!("{n} matmuls in 8-bit floats; {tensors} tensors have a scale");
         context.remark(&Origin::none(), message);
         Ok(Changed::Yes)
@@ -132,7 +132,7 @@ impl Fp8 {
         if !self.covers(node, a.dtype) {
             return false;
         }
-        let Product { m, n, k, .. } = Product::of(op, a, b);
+        let GemmShape { m, n, k, .. } = GemmShape::of(op, a, b);
         let aligned = [m, n, k].iter().all(|size| size.is_multiple_of(ALIGNMENT));
         if !aligned && node.region == Region::Forward {
             let message = format!(

@@ -8,7 +8,7 @@
 //! sizes) against the copies for padding and slicing. For matmuls with unaligned rows, the decision is reported as lint L23. An 8-bit
 //! matmul, for which all sizes must be aligned, is padded or else stays in bf16.
 
-use crate::cost::{Cluster, Device, Product};
+use crate::cost::{Cluster, Device, GemmShape};
 use crate::fp8::{self, Fp8};
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{Pad, Slice};
@@ -73,18 +73,18 @@ impl Pass for PadTensorCores {
             let node = graph.node(id);
             let Op::MatMul(op) = &node.op else { continue };
             let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
-            let product = Product::of(op, a, b);
-            let eighth = self.fp8.covers(node, product.dtype);
-            let Some(choice) = self.choose(&product, eighth) else { continue };
+            let gemm = GemmShape::of(op, a, b);
+            let eighth = self.fp8.covers(node, gemm.dtype);
+            let Some(choice) = self.choose(&gemm, eighth) else { continue };
             let origin = node.origin.by(INFO.name);
             if choice.taken {
                 let y = node.outputs[0];
                 let new = choice.growth.apply(graph, id, &mut padded).map_err(bug(INFO.name))?;
-                context.remark(&origin, choice.text(&product));
+                context.remark(&origin, choice.text(&gemm));
                 map.insert(y, new);
             }
-            if product.dtype.is_low_precision() {
-                let text = choice.text(&product);
+            if gemm.dtype.is_low_precision() {
+                let text = choice.text(&gemm);
                 let entry = advice.entry(text.clone()).or_insert_with(|| {
                     let lint = Diagnostic::new("L23", Severity::Warning, text).at(&origin);
                     (Diagnostic { severity: Severity::Info, help: choice.remedy(), ..lint }, 0)
@@ -134,7 +134,7 @@ struct Choice {
 impl PadTensorCores {
     /// The best padding of this matmul and whether to apply it; `None` if it is aligned. With `eighth`, padding may
     /// enable 8-bit operands.
-    fn choose(&self, product: &Product, eighth: bool) -> Option<Choice> {
+    fn choose(&self, gemm: &GemmShape, eighth: bool) -> Option<Choice> {
         let target = Cluster::of(&self.target).device;
         let own = target.has_matrix_units();
         let device = if own {
@@ -142,25 +142,24 @@ impl PadTensorCores {
         } else {
             Cluster::of(&Target { arch: EXAMPLE.into(), ..self.target.clone() }).device
         };
-        let Product { m, n, k, .. } = *product;
+        let GemmShape { m, n, k, .. } = *gemm;
         let sizes = [m, n, k];
         // A size of one uses no tensor core.
         let eighth = eighth && sizes.iter().all(|size| *size > 1);
-        let narrow = Product { dtype: DType::F8E4M3, ..*product };
+        let narrow = GemmShape { dtype: DType::F8E4M3, ..*gemm };
         let is_narrow = eighth && sizes.iter().all(|size| size.is_multiple_of(fp8::ALIGNMENT));
-        let before =
-            CONTRACTIONS * device.matmul_seconds(if is_narrow { &narrow } else { product });
-        let wanted = if eighth { &narrow } else { product };
+        let before = CONTRACTIONS * device.matmul_seconds(if is_narrow { &narrow } else { gemm });
+        let wanted = if eighth { &narrow } else { gemm };
         let best = ALIGNMENTS
             .into_iter()
             .filter_map(|alignment| Growth::to(wanted, alignment))
-            .map(|growth| (growth, growth.step_seconds(product, wanted.dtype, &device)))
+            .map(|growth| (growth, growth.step_seconds(gemm, wanted.dtype, &device)))
             .min_by(|(_, a), (_, b)| a.total_cmp(b))?;
         let (growth, after) = best;
         let taken = match self.mode {
             PadMode::Never => false,
             PadMode::Always => true,
-            PadMode::Auto => own && product.dtype.is_low_precision() && after < before,
+            PadMode::Auto => own && gemm.dtype.is_low_precision() && after < before,
         };
         Some(Choice { growth, taken, before, after, own, eighth })
     }
@@ -168,8 +167,8 @@ impl PadTensorCores {
 
 impl Choice {
     /// The sizes, the cost of padding and its gain.
-    fn text(&self, product: &Product) -> String {
-        let Product { m, n, k, dtype, .. } = *product;
+    fn text(&self, gemm: &GemmShape) -> String {
+        let GemmShape { m, n, k, dtype, .. } = *gemm;
         let Growth { m: dm, n: dn, k: dk, .. } = self.growth;
         let grown: Vec<String> = [("M", m, dm), ("N", n, dn), ("K", k, dk)]
             .into_iter()
@@ -209,43 +208,43 @@ impl Choice {
 
 impl Growth {
     /// Elements missing from rows to a multiple of this many bytes; `None` if none.
-    fn to(product: &Product, alignment: usize) -> Option<Growth> {
-        let Product { m, n, k, trans, .. } = *product;
-        let multiple = (alignment / product.dtype.size()).max(1);
+    fn to(gemm: &GemmShape, alignment: usize) -> Option<Growth> {
+        let GemmShape { m, n, k, trans, .. } = *gemm;
+        let multiple = (alignment / gemm.dtype.size()).max(1);
         let missing = |d: usize| d.next_multiple_of(multiple) - d;
         // Rows of `a` run along M only if it is transposed; matmuls of 8-bit floats require all sizes to be aligned. A
         // size of one uses no tensor core.
-        let along_m = trans[0] || product.dtype.size() == 1;
+        let along_m = trans[0] || gemm.dtype.size() == 1;
         let growth = Growth {
             m: if along_m && m > 1 { missing(m) } else { 0 },
             n: if n > 1 { missing(n) } else { 0 },
             k: if k > 1 { missing(k) } else { 0 },
             trans,
         };
-        let empty = product.flops() == 0;
+        let empty = gemm.flops() == 0;
         (growth.m + growth.n + growth.k > 0 && !empty).then_some(growth)
     }
 
-    fn grown(&self, product: &Product) -> Product {
-        let Product { m, n, k, .. } = *product;
-        Product { m: m + self.m, n: n + self.n, k: k + self.k, ..*product }
+    fn grown(&self, gemm: &GemmShape) -> GemmShape {
+        let GemmShape { m, n, k, .. } = *gemm;
+        GemmShape { m: m + self.m, n: n + self.n, k: k + self.k, ..*gemm }
     }
 
     /// Seconds of a step: the padded contractions of operands of `dtype`, and one copy of every tensor that
     /// grows, of operands forward and of the result's gradient backward. Cuts cost nothing: the kernel that
     /// follows reads through them.
-    fn step_seconds(&self, product: &Product, dtype: DType, device: &Device) -> f64 {
-        let wide = self.grown(product);
+    fn step_seconds(&self, gemm: &GemmShape, dtype: DType, device: &Device) -> f64 {
+        let wide = self.grown(gemm);
         let copies = [
-            (self.m + self.k > 0, product.m * product.k + wide.m * wide.k, product.dtype),
-            (self.k + self.n > 0, product.k * product.n + wide.k * wide.n, product.dtype),
-            (self.m + self.n > 0, product.m * product.n + wide.m * wide.n, product.out),
+            (self.m + self.k > 0, gemm.m * gemm.k + wide.m * wide.k, gemm.dtype),
+            (self.k + self.n > 0, gemm.k * gemm.n + wide.k * wide.n, gemm.dtype),
+            (self.m + self.n > 0, gemm.m * gemm.n + wide.m * wide.n, gemm.out),
         ];
         let copies = copies.into_iter().filter(|(needed, ..)| *needed);
         let bytes = |(_, elements, dtype): (bool, usize, DType)| {
-            (product.batch * elements * dtype.size()) as u64
+            (gemm.batch * elements * dtype.size()) as u64
         };
-        CONTRACTIONS * device.matmul_seconds(&Product { dtype, ..wide })
+        CONTRACTIONS * device.matmul_seconds(&GemmShape { dtype, ..wide })
             + copies.map(|copy| device.copy_seconds(bytes(copy))).sum::<f64>()
     }
 
@@ -281,14 +280,14 @@ impl Growth {
             padded.insert((v, rows, columns), wide);
             operands.push(wide);
         }
-        let product = graph.add1(op, &operands, origin.clone(), region)?;
-        let (size, wide) = (graph.ty(y).shape.0.clone(), graph.ty(product).shape.clone());
+        let gemm = graph.add1(op, &operands, origin.clone(), region)?;
+        let (size, wide) = (graph.ty(y).shape.0.clone(), graph.ty(gemm).shape.clone());
         if wide.0 == size {
-            return Ok(product);
+            return Ok(gemm);
         }
         let (start, step) = (vec![0; size.len()], vec![1; size.len()]);
         let cut = Op::Slice(Slice { start, size, step });
-        graph.add1(cut, &[product], origin, region)
+        graph.add1(cut, &[gemm], origin, region)
     }
 }
 
@@ -308,8 +307,8 @@ mod tests {
     /// The choice for rows × `k` by `k` × `n` in bf16 with an f32 result.
     fn choose(arch: &str, rows: usize, k: usize, n: usize) -> Option<Choice> {
         let (dtype, out) = (DType::BF16, DType::F32);
-        let product = Product { dtype, out, batch: 1, m: rows, n, k, trans: [false, true] };
-        pass(arch, PadMode::Auto).choose(&product, false)
+        let gemm = GemmShape { dtype, out, batch: 1, m: rows, n, k, trans: [false, true] };
+        pass(arch, PadMode::Auto).choose(&gemm, false)
     }
 
     #[test]
@@ -333,8 +332,8 @@ mod tests {
     fn eight_bit_floats_want_multiples_of_16_everywhere() {
         let eighth = |m: usize, k: usize, n: usize| {
             let (dtype, out) = (DType::BF16, DType::F32);
-            let product = Product { dtype, out, batch: 1, m, n, k, trans: [false, true] };
-            pass("sm_90", PadMode::Auto).choose(&product, true)
+            let gemm = GemmShape { dtype, out, batch: 1, m, n, k, trans: [false, true] };
+            pass("sm_90", PadMode::Auto).choose(&gemm, true)
         };
         // 8 elements of bf16 are 16 bytes: aligned, but not for 8-bit floats.
         assert_eq!(choose("sm_90", 8192, 4096, 4096), None);

@@ -123,18 +123,18 @@ bool is_supported(const Description& d, const Layout& a, const Layout& b, const 
     return true;
 }
 
-struct Product {
+struct Problem {
     Description d;
     Layout a, b, c;
     const u8 *at_a, *at_b;
     u8* at_c;
     double alpha;
-    // What is added to the product, with the layout of the result; null for nothing.
+    // What is added to the problem, with the layout of the result; null for nothing.
     const u8* addend;
 };
 
 bool multiply(void* data) {
-    Product& p = *static_cast<Product*>(data);
+    Problem& p = *static_cast<Problem*>(data);
     const Description& d = p.d;
     u64 m = p.c.rows, n = p.c.columns, k = d.transposed(0) ? p.a.rows : p.a.columns;
     u32 e = d.epilogue(), type = p.c.type;
@@ -239,7 +239,7 @@ PUBLIC int cublasLtMatmul(void*, Description* d, const void* alpha, const void* 
         frit_device_violate("cublasLtMatmul outside of an allocation, or with too little workspace");
         return INVALID_VALUE;
     }
-    auto* product = new Product{*d, *a, *b, *c, static_cast<const u8*>(at_a), static_cast<const u8*>(at_b), static_cast<u8*>(at_c), scale, add == 0 ? nullptr : static_cast<const u8*>(at_addend)};
-    frit_device_put(stream, multiply, product);
+    auto* problem = new Problem{*d, *a, *b, *c, static_cast<const u8*>(at_a), static_cast<const u8*>(at_b), static_cast<u8*>(at_c), scale, add == 0 ? nullptr : static_cast<const u8*>(at_addend)};
+    frit_device_put(stream, multiply, problem);
     return SUCCESS;
 }

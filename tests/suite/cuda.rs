@@ -355,36 +355,36 @@ fn accumulation_is_one_launch_per_micro_step_and_the_host_never_waits_for_the_st
 /// Names of what a step multiplies and launches.
 fn work_of_step(device: &mut Cuda<'_, Recording>, plan: &Plan) -> (Vec<String>, Vec<String>) {
     let calls = step(device, plan, plan.tasks.next_key());
-    let products = calls.iter().filter_map(|c| match c {
-        Call::Multiply(product, ..) => Some(product.clone()),
+    let gemms = calls.iter().filter_map(|c| match c {
+        Call::Multiply(gemm, ..) => Some(gemm.clone()),
         _ => None,
     });
     let kernels = calls.iter().filter_map(|c| match c {
         Call::Launch(name, ..) => Some(name.clone()),
         _ => None,
     });
-    (products.collect(), kernels.collect())
+    (gemms.collect(), kernels.collect())
 }
 
 #[test]
-fn gelu_and_gradients_of_biases_are_epilogues_of_products() {
+fn gelu_and_gradients_of_biases_are_epilogues_of_gemms() {
     let (_planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
-    let (products, kernels) = work_of_step(&mut device, plan);
+    let (gemms, kernels) = work_of_step(&mut device, plan);
     let count = |epilogue: &str| {
-        products.iter().filter(|p| p.contains(&format!("{epilogue} algorithm"))).count()
+        gemms.iter().filter(|p| p.contains(&format!("{epilogue} algorithm"))).count()
     };
     // Two layers: c_fc forward and backward, and the biases of c_fc and c_attn. The sums of c_proj are of f32.
-    assert_eq!(count(" gelu_aux_bias"), 2, "{products:?}");
-    assert_eq!(count(" dgelu"), 2, "{products:?}");
-    assert_eq!(count(" bgrad b"), 4, "{products:?}");
+    assert_eq!(count(" gelu_aux_bias"), 2, "{gemms:?}");
+    assert_eq!(count(" dgelu"), 2, "{gemms:?}");
+    assert_eq!(count(" bgrad b"), 4, "{gemms:?}");
     let gelus = kernels.iter().filter(|k| k.contains("gelu"));
     assert_eq!(gelus.count(), 0, "{kernels:?}");
 }
 
 #[test]
-fn a_library_without_an_epilogue_is_given_plain_products_and_kernels() {
+fn a_library_without_an_epilogue_is_given_plain_gemms_and_kernels() {
     let (planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
@@ -393,14 +393,14 @@ fn a_library_without_an_epilogue_is_given_plain_products_and_kernels() {
 
     let old = || {
         let mut driver = Recording::new((9, 0));
-        driver.plain_products = true;
+        driver.plain_gemms = true;
         driver
     };
     let mut device = open(&dir, old()).unwrap();
-    let (products, kernels) = work_of_step(&mut device, plan);
-    assert_eq!(products.len(), with.len());
+    let (gemms, kernels) = work_of_step(&mut device, plan);
+    assert_eq!(gemms.len(), with.len());
     for name in [" bias", " gelu_aux_bias", " dgelu", " bgrad b"] {
-        assert!(!products.iter().any(|p| p.contains(name)), "{products:?}");
+        assert!(!gemms.iter().any(|p| p.contains(name)), "{gemms:?}");
     }
     let count = |name: &str| kernels.iter().filter(|k| *k == name).count();
     assert_eq!([count("gelu"), count("gelu_grad")], [2, 2], "{kernels:?}");
@@ -444,27 +444,27 @@ fn grids_are_sized_by_the_gpu() {
 }
 
 #[test]
-fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
+fn gemms_of_fp8_multiply_8_bit_floats_with_their_scales() {
     let settings = ["precision.compute=fp8", "target.device=cuda", "target.arch=sm_90"];
     let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);
     let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
     let plan = &dir.plan;
     let mut device = open(&dir, Recording::new((9, 0))).unwrap();
     let calls = step(&mut device, plan, plan.tasks.next_key());
-    let products: Vec<_> = calls
+    let gemms: Vec<_> = calls
         .iter()
         .filter_map(|c| match c {
-            Call::Multiply(product, at, _) => Some((product, at)),
+            Call::Multiply(gemm, at, _) => Some((gemm, at)),
             _ => None,
         })
         .collect();
     let (rounded, others): (Vec<_>, Vec<_>) =
-        products.into_iter().partition(|(product, _)| product.contains(" a:f8"));
+        gemms.into_iter().partition(|(gemm, _)| gemm.contains(" a:f8"));
     assert!(rounded.iter().all(|(_, at)| at.scales.iter().all(|scale| *scale != 0)));
     assert!(others.iter().all(|(_, at)| at.scales == [0; 2]));
     // Two layers of four matmuls, each with two for its gradients; the head's 257 rows are not a multiple of 16.
     assert_eq!((rounded.len(), others.len()), (24, 3));
-    let gradients = rounded.iter().filter(|(product, _)| product.contains("f8e5m2"));
+    let gradients = rounded.iter().filter(|(gemm, _)| gemm.contains("f8e5m2"));
     assert_eq!(gradients.count(), 16);
     let kernels =
         |name: &str| calls.iter().filter(|c| matches!(c, Call::Launch(n, ..) if n == name)).count();
@@ -474,10 +474,10 @@ fn products_of_fp8_multiply_8_bit_floats_with_their_scales() {
     drop(device);
     std::fs::remove_file(planned.path().join("tuning.json")).unwrap();
     let mut old = Recording::new((9, 0));
-    old.plain_products = true;
+    old.plain_gemms = true;
     let mut device = open(&dir, old).unwrap();
-    let (products, _) = work_of_step(&mut device, plan);
-    assert_eq!(products.iter().filter(|p| p.contains(" a:f8")).count(), 24);
+    let (gemms, _) = work_of_step(&mut device, plan);
+    assert_eq!(gemms.iter().filter(|p| p.contains(" a:f8")).count(), 24);
 }
 
 #[test]
@@ -489,9 +489,9 @@ fn an_epilogue_that_is_slower_than_its_fallback_is_not_taken() {
         driver
     };
     let mut device = open(&dir, slow()).unwrap();
-    let (products, kernels) = work_of_step(&mut device, &dir.plan);
-    let with = |epilogue: &str| products.iter().filter(|p| p.contains(epilogue)).count();
-    assert_eq!([with(" gelu_aux"), with(" dgelu"), with(" bgrad b")], [0, 2, 4], "{products:?}");
+    let (gemms, kernels) = work_of_step(&mut device, &dir.plan);
+    let with = |epilogue: &str| gemms.iter().filter(|p| p.contains(epilogue)).count();
+    assert_eq!([with(" gelu_aux"), with(" dgelu"), with(" bgrad b")], [0, 2, 4], "{gemms:?}");
     assert_eq!(kernels.iter().filter(|k| *k == "gelu").count(), 2);
     // The times of both are kept, and the choice with them.
     let text = std::fs::read_to_string(planned.path().join("tuning.json")).unwrap();
@@ -500,13 +500,13 @@ fn an_epilogue_that_is_slower_than_its_fallback_is_not_taken() {
     let mut compared = 0;
     for (key, measured) in all {
         let names = measured["candidates"].as_array().unwrap().iter().map(|t| &t["candidate"]);
-        let Some((_, product)) = key.split_once("cublaslt or frit: ") else {
+        let Some((_, gemm)) = key.split_once("cublaslt or frit: ") else {
             assert!(names.clone().all(|name| name == "cublaslt"), "{key}: {measured}");
             continue;
         };
-        assert!(["gelu", "bias", "bgrad"].iter().any(|e| product.contains(e)), "{key}");
+        assert!(["gelu", "bias", "bgrad"].iter().any(|e| gemm.contains(e)), "{key}");
         assert!(names.eq(["cublaslt", "frit"]), "{key}: {measured}");
-        let slow = product.contains("gelu_aux");
+        let slow = gemm.contains("gelu_aux");
         let chosen = if slow { "frit" } else { "cublaslt" };
         assert_eq!(measured["chosen"]["candidate"], chosen, "{key}: {measured}");
         compared += 1;
@@ -600,11 +600,11 @@ fn what_a_plan_uses_is_counted() {
     }
     let count = |is: fn(&Call) -> bool| calls.iter().filter(|c| is(c)).count();
     assert_eq!(usage.launches["kernel"], count(|c| matches!(c, Call::Launch(..))));
-    assert_eq!(usage.launches["product"], count(|c| matches!(c, Call::Multiply(..))));
+    assert_eq!(usage.launches["gemm"], count(|c| matches!(c, Call::Multiply(..))));
     assert_eq!(usage.graph_launches, Some(3));
     let arenas = plan.persistent_bytes + plan.workspace_bytes;
     assert_eq!(usage.device_bytes, Some(arenas + usage.extra_bytes));
-    assert!(usage.extra_bytes >= 32 << 20, "the workspace of products is counted");
+    assert!(usage.extra_bytes >= 32 << 20, "the workspace of gemms is counted");
     assert_eq!(extra_bytes(plan).unwrap(), usage.extra_bytes, "and known without a device");
 }
 

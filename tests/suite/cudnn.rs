@@ -183,7 +183,7 @@ fn an_engine_that_fails_is_passed_over() {
 }
 
 #[test]
-fn an_algorithm_of_a_product_that_fails_is_passed_over() {
+fn an_algorithm_of_a_gemm_that_fails_is_passed_over() {
     let (_planned, dir) = planned(&[]);
     let broken = |number| {
         let mut driver = Recording::new((9, 0));
@@ -192,12 +192,12 @@ fn an_algorithm_of_a_product_that_fails_is_passed_over() {
     };
     let mut device = open(&dir, broken(1)).unwrap();
     let calls = step(&mut device, &dir.plan, dir.plan.tasks.next_key());
-    let mut products = calls.iter().filter_map(|c| match c {
+    let mut gemms = calls.iter().filter_map(|c| match c {
         Call::Multiply(name, ..) => Some(name),
         _ => None,
     });
-    assert!(products.clone().count() > 0);
-    assert!(products.all(|name| name.ends_with(" algorithm 2")));
+    assert!(gemms.clone().count() > 0);
+    assert!(gemms.all(|name| name.ends_with(" algorithm 2")));
 }
 
 #[test]
@@ -209,9 +209,9 @@ fn without_the_library_frits_own_kernels_run_and_have_the_memory() {
 
 #[test]
 fn of_the_workspace_of_engines_only_what_the_choice_needs_is_kept() {
-    const PRODUCTS: usize = 32 << 20;
+    const GEMMS: usize = 32 << 20;
     // More than GEMMs have, and no more than the larger convolutions may use.
-    const ENGINE: usize = PRODUCTS + (64 << 10);
+    const ENGINE: usize = GEMMS + (64 << 10);
     // Sizes of what is allocated in the end, and of what was meanwhile and given back.
     let memory = |dir: &PlanDir, mut driver: Recording| {
         driver.engine_bytes = ENGINE;
@@ -238,14 +238,14 @@ fn of_the_workspace_of_engines_only_what_the_choice_needs_is_kept() {
     let fresh = || planned(&[]);
     let (_planned, dir) = fresh();
     let (without, lent) = memory(&dir, Recording::new((9, 0)));
-    assert_eq!(lent.len(), 1, "products are measured");
+    assert_eq!(lent.len(), 1, "gemms are measured");
     let (_planned, dir) = fresh();
     let (own, lent) = memory(&dir, slow());
     assert_eq!(own, without, "engines that are slower need nothing");
     assert!(lent.len() == 1 && lent[0] > ENGINE, "{lent:?}");
     let (_planned, dir) = fresh();
     let (chosen, lent) = memory(&dir, with_engines(3));
-    assert_eq!(chosen, without + ENGINE - PRODUCTS, "as much as one engine needs");
+    assert_eq!(chosen, without + ENGINE - GEMMS, "as much as one engine needs");
     assert_eq!(lent.len(), 1);
     let (again, lent) = memory(&dir, with_engines(3));
     assert!(again == chosen && lent.is_empty(), "nothing is measured again: {lent:?}");

@@ -156,7 +156,7 @@ fn weights(planned: &Planned, data: &Path) -> Vec<f64> {
 }
 
 #[test]
-fn products_are_those_of_a_simulation() {
+fn gemms_are_those_of_a_simulation() {
     let dir = tempfile::tempdir().expect("a directory");
     let [m, k, n] = SIZES;
     for ranks in [1, 2] {
@@ -336,9 +336,9 @@ fn bodies(plan: &Plan) -> (usize, usize, usize) {
     for kernel in &plan.kernels {
         let count = |is: fn(&Op) -> bool| kernel.body.nodes().filter(|(_, n)| is(&n.op)).count();
         let rounded = count(|op| matches!(op, Op::Quantize(_)));
-        let products = count(|op| matches!(op, Op::MatMul(_)));
-        together += usize::from(rounded > 0 && products == 1);
-        apart += usize::from(rounded > 0 && products == 0);
+        let gemms = count(|op| matches!(op, Op::MatMul(_)));
+        together += usize::from(rounded > 0 && gemms == 1);
+        apart += usize::from(rounded > 0 && gemms == 0);
         magnitudes += kernel
             .body
             .outputs
@@ -350,7 +350,7 @@ fn bodies(plan: &Plan) -> (usize, usize, usize) {
 }
 
 #[test]
-fn on_a_gpu_products_round_their_operands_themselves() {
+fn on_a_gpu_gemms_round_their_operands_themselves() {
     for ranks in ["sharding.ranks=1", "sharding.ranks=2"] {
         let settings = ["precision.compute=fp8", "target.device=cuda", "target.arch=sm_90", ranks];
         let planned = plan("tests/models/gpt2/model.onnx", 4, &settings);

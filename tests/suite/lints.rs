@@ -77,7 +77,7 @@ fn an_error_refuses_the_plan_unless_it_is_allowed() {
 }
 
 #[test]
-fn declared_ranges_and_weights_bound_products_in_f16() {
+fn declared_ranges_and_weights_bound_matmuls_in_f16() {
     let dir = tempfile::tempdir().unwrap();
     let with = |range: &str, compute: &str| {
         let range = format!("data.ranges=[\"x={range}\"]");
@@ -113,7 +113,7 @@ fn probabilities_in_a_loss_of_logits() {
 }
 
 #[test]
-fn unaligned_products_are_noted_with_the_padding_that_aligns_them() {
+fn unaligned_matmuls_are_noted_with_the_padding_that_aligns_them() {
     let dir = tempfile::tempdir().unwrap();
     let plan = linear(dir.path(), 253, "tanh", &BCE).compiled.plan;
     let found = plan.lints.iter().find(|d| d.code == "L23").expect("L23");

@@ -258,10 +258,9 @@ fn a_gpu_executes_what_the_plan_lists() {
                 match call {
                     Call::Launch(name, ..) => drop(names.insert(name)),
                     Call::Execute(..) => operations += 1,
-                    Call::Multiply(product, ..) => {
-                        epilogues += usize::from(
-                            ["gelu", "bias", "bgrad"].iter().any(|e| product.contains(e)),
-                        );
+                    Call::Multiply(gemm, ..) => {
+                        epilogues +=
+                            usize::from(["gelu", "bias", "bgrad"].iter().any(|e| gemm.contains(e)));
                     }
                     _ => {}
                 }

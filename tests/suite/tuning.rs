@@ -58,25 +58,25 @@ fn the_best_four_of_all_algorithms_are_measured_again_in_a_graph() {
     // Fast by itself is not fast in a graph.
     driver.captured_durations = vec![("algorithm 3", 60.0), ("algorithm 7", 5.0)];
     let mut device = open(&dir, driver, 100).unwrap_or_else(|e| panic!("{e}"));
-    let mut n_products = 0;
+    let mut n_gemms = 0;
     for (key, measured) in written(&planned.path()) {
         if key.contains(" or ") {
             continue;
         }
-        n_products += 1;
+        n_gemms += 1;
         let us: Vec<i64> = of(&measured, "us").iter().map(|t| t.expect("a time") as i64).collect();
         assert_eq!(us, times.map(|t| t as i64), "{key}: every algorithm is measured");
         let in_graph = of(&measured, "graph_us").iter().map(Option::is_some).collect::<Vec<_>>();
         assert_eq!(in_graph, [false, true, true, false, true, false, true], "{key}");
         assert_eq!(measured["chosen"]["with"][0], 7, "{key}: {measured}");
     }
-    assert!(n_products >= 4, "{n_products}");
+    assert!(n_gemms >= 4, "{n_gemms}");
     let calls = step(&mut device, &dir.plan, dir.plan.tasks.next_key());
-    let products = calls.iter().filter_map(|c| match c {
+    let gemms = calls.iter().filter_map(|c| match c {
         Call::Multiply(name, ..) => Some(name),
         _ => None,
     });
-    assert!(products.clone().count() > 0 && products.clone().all(|n| n.ends_with("algorithm 7")));
+    assert!(gemms.clone().count() > 0 && gemms.clone().all(|n| n.ends_with("algorithm 7")));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn what_is_not_measured_in_time_is_chosen_without_and_said() {
     for (key, measured) in hurried.filter(|(_, m)| of(m, "us").is_empty()) {
         assert_eq!(measured["chosen"]["candidate"], "frit", "{key}");
     }
-    // Every product is measured, at least once.
+    // Every GEMM is measured, at least once.
     for (key, measured) in first.iter().filter(|(key, _)| !key.contains(" or ")) {
         assert!(!of(measured, "us").is_empty(), "{key}");
     }
@@ -239,8 +239,8 @@ fn the_library_is_asked_for_32_algorithms() {
         .sum();
     assert!(asked > 0 && ended.count("heuristics of 32") == asked, "{:?}", ended.log);
     let entries = written(&path);
-    let products = entries.iter().filter(|(key, _)| !key.contains(" or ")).count();
-    assert_eq!(products as u64, asked);
+    let gemms = entries.iter().filter(|(key, _)| !key.contains(" or ")).count();
+    assert_eq!(gemms as u64, asked);
     // With no time the run says what it did without.
     std::fs::remove_file(path.join("tuning.json")).expect("removed");
     let ended = gpu.run(&["run", &plan, "--data", &data, "--tuning-seconds", "0"]);

@@ -13,7 +13,7 @@ const LISTED: usize = 25;
 
 /// The section.
 pub(super) fn section(plan: &Plan) -> String {
-    let (mut products, mut rest) = (BTreeMap::new(), BTreeMap::new());
+    let (mut matmuls, mut rest) = (BTreeMap::new(), BTreeMap::new());
     let mut casts: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
     for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, .. } = &task.action else { continue };
@@ -23,7 +23,7 @@ pub(super) fn section(plan: &Plan) -> String {
             let Some(first) = node.inputs.first() else { continue };
             let dtype = body.ty(*first).dtype;
             let flops = runs * node_flops(body, node);
-            let of = if is_matrix(&node.op) { &mut products } else { &mut rest };
+            let of = if is_matrix(&node.op) { &mut matmuls } else { &mut rest };
             if dtype.is_float() {
                 *of.entry(dtype).or_insert(0) += flops;
             }
@@ -39,9 +39,9 @@ pub(super) fn section(plan: &Plan) -> String {
         }
     }
     let mut html = String::from("<table><tr><th>arithmetic<th>dtype<th class=n>FLOP<th>");
-    let all: u64 = products.values().chain(rest.values()).sum();
+    let all: u64 = matmuls.values().chain(rest.values()).sum();
     let sets: [(&str, &BTreeMap<DType, u64>); 2] =
-        [("contractions", &products), ("everything else", &rest)];
+        [("contractions", &matmuls), ("everything else", &rest)];
     for (what, set) in sets {
         for (dtype, flops) in set {
             let share = 100.0 * *flops as f64 / all.max(1) as f64;

@@ -62,7 +62,7 @@ attention(T* y, f32* lse, const T* q, const T* k, const T* v, const MASK_T* mask
         copy_async_commit();
 
         f32 s[ROWS][KEYS / 8][4];
-        product<ROWS, KEYS / 8, D>(s, q_tile + warp_row * (D + PAD), k_tile);
+        matmul<ROWS, KEYS / 8, D>(s, q_tile + warp_row * (D + PAD), k_tile);
 
         copy_async_wait<0>();
         __syncthreads();

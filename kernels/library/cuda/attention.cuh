@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_b_transposed(u32 (&b)[4], const T* tile, in
 
 // c[M·16 × N·8] = rows of `left` · (rows of `right`)ᵀ over SIZE columns.
 template <int M, int N, int SIZE>
-__device__ __forceinline__ void product(f32 (&c)[M][N][4], const T* left, const T* right) {
+__device__ __forceinline__ void matmul(f32 (&c)[M][N][4], const T* left, const T* right) {
 #pragma unroll
     for (int i = 0; i < M; i++)
 #pragma unroll

@@ -107,7 +107,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 
         // Rows are keys here, columns queries.
         f32 p[ROWS][TILE / 8][4];
-        product<ROWS, TILE / 8, D>(p, k_tile + warp_row * (D + PAD), q_tile);
+        matmul<ROWS, TILE / 8, D>(p, k_tile + warp_row * (D + PAD), q_tile);
         int first_row = first + warp_row;
         bool edge = any_hidden(query, query + TILE - 1, first_row, first_row + ROWS * 16 - 1);
 #pragma unroll
@@ -132,7 +132,7 @@ attention_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, const T* 
 #endif
 #if WANT_K
         f32 ds[ROWS][TILE / 8][4];
-        product<ROWS, TILE / 8, E>(ds, v_tile + warp_row * (E + PAD), dy_tile);
+        matmul<ROWS, TILE / 8, E>(ds, v_tile + warp_row * (E + PAD), dy_tile);
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll

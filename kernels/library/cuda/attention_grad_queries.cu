@@ -79,8 +79,8 @@ attention_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T* v, c
         const T* k_tile = k_tiles + at * (D + PAD);
 
         f32 p[ROWS][TILE / 8][4], ds[ROWS][TILE / 8][4];
-        product<ROWS, TILE / 8, D>(p, q_tile + warp_row * (D + PAD), k_tile);
-        product<ROWS, TILE / 8, E>(ds, dy_tile + warp_row * (E + PAD), v_tiles + at * (E + PAD));
+        matmul<ROWS, TILE / 8, D>(p, q_tile + warp_row * (D + PAD), k_tile);
+        matmul<ROWS, TILE / 8, E>(ds, dy_tile + warp_row * (E + PAD), v_tiles + at * (E + PAD));
         int first_row = first + warp_row;
         bool edge =
             key + TILE > keys || any_hidden(first_row, first_row + ROWS * 16 - 1, key, key + TILE - 1);

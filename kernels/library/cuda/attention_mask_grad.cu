@@ -50,10 +50,10 @@ attention_mask_grad(Sum* dmask, const T* dy, const T* q, const T* k, const T* v,
                     for (int r = 0; r < R; r++) {
                         int at = warp * R + r;
                         if (is_hidden(shape, query + at, key + lane)) continue;
-                        Sum product = dot<HEAD>(q_rows + at * (HEAD + 1), k_tile + lane * (HEAD + 1));
+                        Sum qk = dot<HEAD>(q_rows + at * (HEAD + 1), k_tile + lane * (HEAD + 1));
                         Sum dp = dot<VALUE>(dy_rows + at * (VALUE + 1), v_tile + lane * (VALUE + 1));
                         const MASK_T* added = mask + mask_place(shape, batch, h, query + at, key + lane);
-                        sum[r] += weight(product, lse[row + at], scale, added) * (dp - delta[row + at]);
+                        sum[r] += weight(qk, lse[row + at], scale, added) * (dp - delta[row + at]);
                     }
                 }
 

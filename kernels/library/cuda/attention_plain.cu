@@ -31,8 +31,8 @@ attention_plain(T* y, Sum* lse, const T* q, const T* k, const T* v, const MASK_T
             i64 query = first + warp * R + r;
             Sum s = -infinite();
             if (!is_hidden(shape, query, key + lane)) {
-                Sum product = dot<HEAD>(q_rows + (warp * R + r) * (HEAD + 1), k_tile + lane * (HEAD + 1));
-                s = score(product, scale, mask + mask_place(shape, batch, h, query, key + lane));
+                Sum qk = dot<HEAD>(q_rows + (warp * R + r) * (HEAD + 1), k_tile + lane * (HEAD + 1));
+                s = score(qk, scale, mask + mask_place(shape, batch, h, query, key + lane));
             }
             Sum most = warp_most(s);
             most = m[r] > most ? m[r] : most;

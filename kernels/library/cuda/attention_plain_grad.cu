@@ -36,10 +36,10 @@ attention_plain_grad_queries(T* dq, const T* dy, const T* q, const T* k, const T
             int at = warp * R + r;
             Sum ds = 0;
             if (!is_hidden(shape, first + at, key + lane)) {
-                Sum product = dot<HEAD>(q_rows + at * (HEAD + 1), k_tile + lane * (HEAD + 1));
+                Sum qk = dot<HEAD>(q_rows + at * (HEAD + 1), k_tile + lane * (HEAD + 1));
                 Sum dp = dot<VALUE>(dy_rows + at * (VALUE + 1), v_tile + lane * (VALUE + 1));
                 const MASK_T* added = mask + mask_place(shape, batch, h, first + at, key + lane);
-                ds = weight(product, lse[row0 + at], scale, added) * (dp - delta[row0 + at]);
+                ds = weight(qk, lse[row0 + at], scale, added) * (dp - delta[row0 + at]);
             }
             sum[r].add(ds, k_tile);
         }
@@ -83,10 +83,10 @@ attention_plain_grad_keys(T* dk, T* dv, const T* dy, const T* q, const T* k, con
                 int at = warp * R + r;
                 Sum p = 0, ds = 0;
                 if (!is_hidden(shape, query + lane, first + at)) {
-                    Sum product = dot<HEAD>(k_rows + at * (HEAD + 1), q_tile + lane * (HEAD + 1));
+                    Sum qk = dot<HEAD>(k_rows + at * (HEAD + 1), q_tile + lane * (HEAD + 1));
                     Sum dp = dot<VALUE>(v_rows + at * (VALUE + 1), dy_tile + lane * (VALUE + 1));
                     const MASK_T* added = mask + mask_place(shape, batch, h, query + lane, first + at);
-                    p = weight(product, lse[row + lane], scale, added);
+                    p = weight(qk, lse[row + lane], scale, added);
                     ds = p * (dp - delta[row + lane]);
                 }
                 dv_sum[r].add(p, dy_tile);

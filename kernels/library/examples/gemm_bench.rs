@@ -13,7 +13,7 @@ use frit_kernels::routine::attention::{Attention, BackwardInputs, BackwardOutput
 use frit_kernels::routine::gemm::{Gemm, Operand};
 
 /// Name, m, n, k, whether A and B are given transposed.
-const PRODUCTS: [(&str, [usize; 3], bool, bool); 9] = [
+const GEMMS: [(&str, [usize; 3], bool, bool); 9] = [
     ("nn 512x768x768", [512, 768, 768], false, false),
     ("nn 512x3072x768", [512, 3072, 768], false, false),
     ("nn 512x768x3072", [512, 768, 3072], false, false),
@@ -30,9 +30,9 @@ fn main() {
     println!("{:28} {:>3} {:>22} {:>22} {:>22}", "", "", "f32", "bf16 -> f32", "bf16 -> bf16");
     for threads in [1, 2] {
         let pool = Pool::new(threads);
-        for (name, sizes, a_transposed, b_transposed) in PRODUCTS {
+        for (name, sizes, a_transposed, b_transposed) in GEMMS {
             if name.contains(&filter) {
-                product(&pool, name, sizes, a_transposed, b_transposed);
+                gemm(&pool, name, sizes, a_transposed, b_transposed);
             }
         }
         if "attention".contains(&filter) {
@@ -42,7 +42,7 @@ fn main() {
     }
 }
 
-fn product(pool: &Pool, name: &str, [m, n, k]: [usize; 3], a_t: bool, b_t: bool) {
+fn gemm(pool: &Pool, name: &str, [m, n, k]: [usize; 3], a_t: bool, b_t: bool) {
     let operand = |elem, rows, cols, transposed: bool| {
         if transposed {
             Operand::row_major(elem, cols, rows).transposed()

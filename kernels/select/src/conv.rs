@@ -127,7 +127,7 @@ impl Conv<'_> {
     }
 
     /// A buffer for the result in a type that GEMMs can write.
-    fn product_place(&self, a: &mut Assembler<'_>, to: Pointer, n: usize) -> (Pointer, DType) {
+    fn gemm_place(&self, a: &mut Assembler<'_>, to: Pointer, n: usize) -> (Pointer, DType) {
         match self.is_direct() {
             true => (to, self.out),
             false => (a.scratch(n * self.wide().size()), self.wide()),
@@ -139,7 +139,7 @@ impl Conv<'_> {
         let size: usize = self.size.iter().product();
         let filters = self.filters / self.groups;
         let n = self.images * self.filters * positions;
-        let (sums, sum_type) = self.product_place(a, to, n);
+        let (sums, sum_type) = self.gemm_place(a, to, n);
         let bytes = self.element.size();
         let chunk = if self.is_plain() { self.images } else { self.chunk(self.element) };
         let scratch = if self.is_plain() { x } else { a.scratch(chunk * rows * positions * bytes) };
@@ -203,7 +203,7 @@ impl Conv<'_> {
         let (positions, bytes) = (self.positions, self.element.size());
         let (filters, channels) = (self.filters / self.groups, self.channels / self.groups);
         let n = self.images * self.channels * positions;
-        let (sums, sum_type) = self.product_place(a, to, n);
+        let (sums, sum_type) = self.gemm_place(a, to, n);
         for group in 0..self.groups {
             let weights = w.offset(group * filters * channels * bytes);
             let gradient = dy.offset(group * filters * positions * bytes);
@@ -282,7 +282,7 @@ impl Conv<'_> {
         let columns = a.scratch(rows * chunk * positions * bytes);
         let gradients = a.scratch(self.filters * chunk * positions * bytes);
         let (sums, sum_type) = match chunks {
-            1 => self.product_place(a, to, n),
+            1 => self.gemm_place(a, to, n),
             _ => (a.scratch(chunks * n * wide.size()), wide),
         };
         for (i, first) in (0..self.images).step_by(chunk).enumerate() {

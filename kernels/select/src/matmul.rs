@@ -17,9 +17,9 @@ use frit_kernels::routine::gemm as cpu;
 /// Selects the matmul of the first node, with as many of the following nodes as its epilogue covers. Returns the number
 /// of nodes covered, 0 if the first is not a matmul.
 pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
-    let Some((product, followers)) = nodes.split_first() else { return Some(0) };
-    let Op::MatMul(op) = &product.op else { return Some(0) };
-    let (mut last, mut taken, mut bias) = (product.outputs[0], 1, None);
+    let Some((matmul, followers)) = nodes.split_first() else { return Some(0) };
+    let Op::MatMul(op) = &matmul.op else { return Some(0) };
+    let (mut last, mut taken, mut bias) = (matmul.outputs[0], 1, None);
     let mut rest = followers.iter();
     let mut next = rest.next();
     if let Some(vector) = next.and_then(|node| bias_of(a, node, last)) {
@@ -36,23 +36,23 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     if let Some(cast) = next.filter(narrows) {
         (last, taken) = (cast.outputs[0], taken + 1);
     }
-    gemm(a, op, product, bias, last)?;
+    gemm(a, op, matmul, bias, last)?;
     Some(taken)
 }
 
-/// The vector along the last axis that `node` adds to `product`, provided that nothing else reads the product.
-fn bias_of(a: &Assembler<'_>, node: &Node, product: ValueId) -> Option<ValueId> {
-    let ty = a.ty(product);
-    let at = node.inputs.iter().position(|v| *v != product)?;
+/// The vector along the last axis that `node` adds to `matmul`, provided that nothing else reads the GEMM.
+fn bias_of(a: &Assembler<'_>, node: &Node, matmul: ValueId) -> Option<ValueId> {
+    let ty = a.ty(matmul);
+    let at = node.inputs.iter().position(|v| *v != matmul)?;
     let bias = a.ty(node.inputs[at]);
     let n = *ty.shape.0.last()?;
     let fits = matches!(node.op, Op::Binary(BinaryFn::Add))
-        && node.inputs[1 - at] == product
+        && node.inputs[1 - at] == matmul
         && bias.shape.0.last() == Some(&n)
         && bias.shape.numel() == n
         && a.ty(node.outputs[0]) == ty
         && ty.dtype != DType::F64
-        && !a.is_read_elsewhere(product, node);
+        && !a.is_read_elsewhere(matmul, node);
     fits.then_some(node.inputs[at])
 }
 
@@ -64,23 +64,23 @@ pub(super) fn is_direct(operands: DType, result: DType) -> bool {
 fn gemm(
     a: &mut Assembler<'_>,
     op: &MatMul,
-    product: &Node,
+    matmul: &Node,
     bias: Option<ValueId>,
     result: ValueId,
 ) -> Option<()> {
-    let (left, right) = (a.ty(product.inputs[0]), a.ty(product.inputs[1]));
+    let (left, right) = (a.ty(matmul.inputs[0]), a.ty(matmul.inputs[1]));
     let out = a.ty(result);
     if !matches!(left.dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
         return None;
     }
     let dims = op.dims(left, right);
-    let at = [a.read(product.inputs[0])?, a.read(product.inputs[1])?];
+    let at = [a.read(matmul.inputs[0])?, a.read(matmul.inputs[1])?];
     let epilogue = match bias {
         Some(bias) => Epilogue::Bias(a.read(bias)?),
         None => Epilogue::None,
     };
     let to = a.write(result);
-    let sum_type = a.ty(product.outputs[0]).dtype;
+    let sum_type = a.ty(matmul.outputs[0]).dtype;
     // A bias is added in its own type; a result type that the library does not write is converted afterwards.
     let direct = is_direct(left.dtype, out.dtype) && (bias.is_none() || sum_type == out.dtype);
     let wide = if left.dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -190,37 +190,37 @@ fn batched(one: &Gemm, left: &TensorType, right: &TensorType) -> Option<Vec<Gemm
 
 /// A GEMM, alone or followed by the addition of a matrix, or of a vector along its last axis.
 pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
-    let (product, bias) = match nodes {
-        [product] => (product, None),
-        [product, add] if matches!(add.op, Op::Binary(BinaryFn::Add)) => {
-            let other = add.inputs.iter().position(|v| *v != product.outputs[0])?;
-            let n = *body.ty(product.outputs[0]).shape.0.last()?;
+    let (matmul, bias) = match nodes {
+        [matmul] => (matmul, None),
+        [matmul, add] if matches!(add.op, Op::Binary(BinaryFn::Add)) => {
+            let other = add.inputs.iter().position(|v| *v != matmul.outputs[0])?;
+            let n = *body.ty(matmul.outputs[0]).shape.0.last()?;
             let bias = add.inputs[other];
-            if body.ty(bias) == body.ty(product.outputs[0])
-                && add.inputs[1 - other] == product.outputs[0]
+            if body.ty(bias) == body.ty(matmul.outputs[0])
+                && add.inputs[1 - other] == matmul.outputs[0]
             {
-                return cpu_sum(body, product, bias);
+                return cpu_sum(body, matmul, bias);
             }
             let fits = body.ty(bias).shape.numel() == n
                 && body.ty(bias).shape.0.last() == Some(&n)
-                && add.inputs[1 - other] == product.outputs[0]
-                && body.ty(add.outputs[0]) == body.ty(product.outputs[0]);
-            (product, Some(fits.then_some(bias)?))
+                && add.inputs[1 - other] == matmul.outputs[0]
+                && body.ty(add.outputs[0]) == body.ty(matmul.outputs[0]);
+            (matmul, Some(fits.then_some(bias)?))
         }
         _ => return None,
     };
     if body.outputs.len() != 1 {
         return None;
     }
-    let Op::MatMul(op) = &product.op else { return None };
-    let (a, b) = (body.ty(product.inputs[0]), body.ty(product.inputs[1]));
-    let out = body.ty(product.outputs[0]);
+    let Op::MatMul(op) = &matmul.op else { return None };
+    let (a, b) = (body.ty(matmul.inputs[0]), body.ty(matmul.inputs[1]));
+    let out = body.ty(matmul.outputs[0]);
     let (gemm, runs) = gemm_of(op, a, b, out)?;
     let bias_elem = match bias {
         Some(bias) => Some(elem(body.ty(bias).dtype)?),
         None => None,
     };
-    let operands = [Some(product.inputs[0]), Some(product.inputs[1]), bias];
+    let operands = [Some(matmul.inputs[0]), Some(matmul.inputs[1]), bias];
     let reads = operands.into_iter().flatten().map(|v| operand(body, v).map(|at| (at, 0)));
     Some(Call {
         routine: Routine::Gemm { gemm: cpu::Gemm { bias: bias_elem, ..gemm }, runs },
@@ -231,13 +231,13 @@ pub(super) fn cpu(body: &Graph, nodes: &[&Node]) -> Option<Call> {
 
 /// A GEMM and the matrix to which it is added: the gradient of a weight, accumulated in place. Elsewhere the kernel that
 /// reads the sum adds what it reads anyway, where this would copy the matrix first.
-fn cpu_sum(body: &Graph, product: &Node, matrix: ValueId) -> Option<Call> {
-    let Op::MatMul(op) = &product.op else { return None };
+fn cpu_sum(body: &Graph, matmul: &Node, matrix: ValueId) -> Option<Call> {
+    let Op::MatMul(op) = &matmul.op else { return None };
     if !op.trans_a || op.trans_b {
         return None;
     }
-    let [a, b] = [product.inputs[0], product.inputs[1]];
-    let out = body.ty(product.outputs[0]);
+    let [a, b] = [matmul.inputs[0], matmul.inputs[1]];
+    let out = body.ty(matmul.outputs[0]);
     let (gemm, runs) = gemm_of(op, body.ty(a), body.ty(b), out)?;
     if body.outputs.len() != 1 || gemm.batch != 1 || runs.len() != 1 {
         return None;

@@ -287,21 +287,21 @@ impl Problem<'_> {
     pub(super) fn is_bias_add(&self, node: &Node) -> bool {
         let pairs = [(0, 1), (1, 0)];
         node.op == Op::Binary(BinaryFn::Add)
-            && pairs.into_iter().any(|(product, bias)| {
-                let (product, bias) = (node.inputs[product], node.inputs[bias]);
-                let def = self.graph.value(product).def;
+            && pairs.into_iter().any(|(matmul, bias)| {
+                let (matmul, bias) = (node.inputs[matmul], node.inputs[bias]);
+                let def = self.graph.value(matmul).def;
                 let contraction = &self.graph.node(def).op;
                 let channels = match contraction {
                     Op::MatMul(_) => Some(0),
                     Op::Conv(_) | Op::ConvGradInput(_) => {
-                        Some(self.graph.ty(product).shape.rank() - 2)
+                        Some(self.graph.ty(matmul).shape.rank() - 2)
                     }
                     _ => None,
                 };
                 channels.is_some()
                     && self.bound.get(&def) != Some(&Precision::F32)
-                    && self.users[product.0 as usize].len() == 1
-                    && self.graph.ty(product) == self.graph.ty(node.outputs[0])
+                    && self.users[matmul.0 as usize].len() == 1
+                    && self.graph.ty(matmul) == self.graph.ty(node.outputs[0])
                     && is_vector_param(self.graph, bias, channels.unwrap_or(0))
             })
     }

@@ -10,7 +10,7 @@ pub(super) enum Role {
     /// Row by row: of each row of its operands, one of its results.
     Rows,
     /// As `Rows`, with a matmul whose second operand has no rows.
-    Product,
+    MatMul,
     /// A sum over all rows.
     Sum,
 }
@@ -61,7 +61,7 @@ impl Head {
             members.extend(search.roles.get(id).map(|role| (*id, *role)));
         }
         let is_logits = |id: NodeId| wide.contains(&graph.node(id).outputs[0]);
-        if !members.iter().any(|(id, role)| *role == Role::Product && is_logits(*id)) {
+        if !members.iter().any(|(id, role)| *role == Role::MatMul && is_logits(*id)) {
             return Err("its logits are not the result of a matmul");
         }
         let moved = moved(graph, &members, &wide, rows)?;
@@ -167,7 +167,7 @@ impl Search<'_> {
             () if node.outputs[0] == v || node.inputs[0] == v && !op.trans_a => {
                 let fits = dims.batch == 1 && dims.m == self.rows && b.shape.0.len() == 2;
                 if fits && !op.trans_a {
-                    Ok(Role::Product)
+                    Ok(Role::MatMul)
                 } else {
                     Err("a matmul of its logits has a batch")
                 }

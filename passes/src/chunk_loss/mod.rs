@@ -16,7 +16,7 @@ mod split;
 
 use crate::canonicalize;
 use crate::cost::Device;
-use crate::cost::kernel::Product;
+use crate::cost::kernel::GemmShape;
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::{Code, Diagnostic, Graph, Node, NodeId, Op};
 use head::{Head, Role};
@@ -131,15 +131,15 @@ fn seconds(device: &Device, graph: &Graph, head: &Head, n: usize) -> f64 {
         match (&node.op, role) {
             (Op::MatMul(op), _) => {
                 let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
-                let whole = Product::of(op, a, b);
+                let whole = GemmShape::of(op, a, b);
                 let chunk = match role {
-                    Role::Sum => Product { k: whole.k / n, ..whole },
-                    _ => Product { m: whole.m / n, ..whole },
+                    Role::Sum => GemmShape { k: whole.k / n, ..whole },
+                    _ => GemmShape { m: whole.m / n, ..whole },
                 };
                 // All chunks but the first also read the sum so far.
                 let sum = if *role == Role::Sum { graph.ty(node.outputs[0]).bytes() } else { 0 };
                 let traffic = (chunk.bytes() as f64 + sum as f64) / device.bytes_per_second();
-                let later = 1e-6 * device.launch_us + device.product_seconds(&chunk).max(traffic);
+                let later = 1e-6 * device.launch_us + device.gemm_seconds(&chunk).max(traffic);
                 device.matmul_seconds(&chunk) + (n - 1) as f64 * later
             }
             (Op::CrossEntropy(_), _) => {

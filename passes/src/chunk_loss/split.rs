@@ -151,7 +151,7 @@ impl Split<'_> {
             return Ok(part);
         }
         let has_rows = match (&node.op, role) {
-            (Op::MatMul(_), Role::Product) => i == 0,
+            (Op::MatMul(_), Role::MatMul) => i == 0,
             (Op::MatMul(_), _) | (Op::CrossEntropy(_) | Op::CrossEntropyGrad(_), _) => true,
             _ => false,
         };

@@ -6,7 +6,7 @@ use frit_ir::{DType, Graph, Node, Op, TensorType};
 
 /// A batch of matmuls `[m, k] × [k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
+pub struct GemmShape {
     /// Element type of both operands.
     pub dtype: DType,
     /// Element type of the result.
@@ -46,13 +46,13 @@ const ATTENTION_BACKWARD: f64 = 0.75;
 /// Fraction of the rate of a GEMM that convolutions reach: they move windows through tensor cores.
 const CONVOLUTION: f64 = 0.75;
 
-impl Product {
+impl GemmShape {
     /// The matmuls of a `matmul` node with operands of these types.
-    pub fn of(op: &MatMul, a: &TensorType, b: &TensorType) -> Product {
+    pub fn of(op: &MatMul, a: &TensorType, b: &TensorType) -> GemmShape {
         let d = op.dims(a, b);
         let (dtype, out) = (a.dtype, op.out.unwrap_or(a.dtype));
         let trans = [op.trans_a, op.trans_b];
-        Product { dtype, out, batch: d.batch, m: d.m, n: d.n, k: d.k, trans }
+        GemmShape { dtype, out, batch: d.batch, m: d.m, n: d.n, k: d.k, trans }
     }
 
     /// Floating-point operations; a multiply-add counts two.
@@ -98,7 +98,7 @@ impl Device {
     /// Result tiles are spread over multiprocessors in whole waves; a tile fills its pipeline once; rows
     /// off 16-byte alignment are loaded in smaller pieces.
     /// Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication" (tile and wave quantization).
-    pub fn product_seconds(&self, p: &Product) -> f64 {
+    pub fn gemm_seconds(&self, p: &GemmShape) -> f64 {
         let rate = self.peak_flops(p.dtype) * self.matmul_efficiency;
         if !self.has_matrix_units() || p.flops() == 0 {
             return p.flops() as f64 / rate;
@@ -117,17 +117,17 @@ impl Device {
     }
 
     /// Seconds of a kernel that computes a batch of matmuls.
-    pub fn matmul_seconds(&self, p: &Product) -> f64 {
+    pub fn matmul_seconds(&self, p: &GemmShape) -> f64 {
         let traffic = p.bytes() as f64 / self.bytes_per_second();
-        1e-6 * self.launch_us + self.product_seconds(p).max(traffic)
+        1e-6 * self.launch_us + self.gemm_seconds(p).max(traffic)
     }
 
     /// Seconds of a kernel with this body that reads and writes this many bytes.
     pub fn kernel_seconds(&self, body: &Graph, bytes: u64) -> f64 {
         let arithmetic: f64 =
             body.nodes().map(|(_, n)| self.arithmetic_seconds(body, n, false)).sum();
-        let product = arithmetic.max(bytes as f64 / self.bytes_per_second());
-        1e-6 * self.launch_us + product + self.rounding_seconds(body)
+        let gemm = arithmetic.max(bytes as f64 / self.bytes_per_second());
+        1e-6 * self.launch_us + gemm + self.rounding_seconds(body)
     }
 
     /// Seconds in which a GEMM kernel quantizes its operands to 8-bit floats: for each, a launch for its amax, if
@@ -154,7 +154,7 @@ impl Device {
             Op::MatMul(op) => {
                 let [a, b] = [0, 1].map(|i| graph.ty(node.inputs[i]));
                 let dtype = rounded(graph, node.inputs[0]).filter(|_| !wide).unwrap_or(dtype(0));
-                self.product_seconds(&Product { dtype, ..Product::of(op, a, b) })
+                self.gemm_seconds(&GemmShape { dtype, ..GemmShape::of(op, a, b) })
             }
             Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => {
                 flops / rate(0, self.matmul_efficiency * CONVOLUTION)

@@ -3,54 +3,54 @@
 use super::*;
 use frit_ir::DType;
 
-fn product(m: usize, n: usize, k: usize) -> Product {
+fn gemm(m: usize, n: usize, k: usize) -> GemmShape {
     let dtype = DType::BF16;
-    Product { dtype, out: dtype, batch: 1, m, n, k, trans: [false, false] }
+    GemmShape { dtype, out: dtype, batch: 1, m, n, k, trans: [false, false] }
 }
 
 #[test]
-fn large_products_reach_the_sustained_rate_and_small_ones_do_not() {
+fn large_gemms_reach_the_sustained_rate_and_small_ones_do_not() {
     for device in [Device::a100(), Device::h100()] {
-        let rate = |p: Product| p.flops() as f64 / device.product_seconds(&p);
+        let rate = |p: GemmShape| p.flops() as f64 / device.gemm_seconds(&p);
         let sustained = 1e12 * device.half_tflops * device.matmul_efficiency;
-        assert!(rate(product(16384, 16384, 16384)) > 0.9 * sustained, "{}", device.name);
-        assert!(rate(product(128, 128, 4096)) < 0.3 * sustained, "{}", device.name);
+        assert!(rate(gemm(16384, 16384, 16384)) > 0.9 * sustained, "{}", device.name);
+        assert!(rate(gemm(128, 128, 4096)) < 0.3 * sustained, "{}", device.name);
         // One tile more than a whole wave costs nearly another wave.
-        assert!(rate(product(8192, 8192, 64)) < 0.5 * sustained, "{}", device.name);
+        assert!(rate(gemm(8192, 8192, 64)) < 0.5 * sustained, "{}", device.name);
     }
 }
 
 #[test]
 fn unaligned_rows_are_slower_than_padded_ones() {
     let device = Device::h100();
-    let time = |n: usize| device.product_seconds(&product(8192, n, 768));
+    let time = |n: usize| device.gemm_seconds(&gemm(8192, n, 768));
     assert!(time(50257) > 1.5 * time(50304));
 }
 
 #[test]
 fn rows_decide_the_efficiency() {
-    let efficiency = |n: usize, k: usize| product(512, n, k).alignment_efficiency();
+    let efficiency = |n: usize, k: usize| gemm(512, n, k).alignment_efficiency();
     assert_eq!(efficiency(768, 768), 1.0);
     assert_eq!(efficiency(50264, 768), 0.9);
     assert_eq!(efficiency(50257, 768), 1.0 / 3.0);
     assert_eq!(efficiency(768, 254), 0.5);
     // Rows of a transposed operand run along its other axis.
-    let transposed = Product { trans: [true, false], ..product(64, 128, 7) };
+    let transposed = GemmShape { trans: [true, false], ..gemm(64, 128, 7) };
     assert_eq!(transposed.alignment_efficiency(), 1.0);
 }
 
 #[test]
 fn packed_operands_need_no_alignment() {
     let cpu = Device::cpu("+avx512f,+avx512bf16");
-    let seconds = |n: usize| cpu.matmul_seconds(&product(512, n, 768));
+    let seconds = |n: usize| cpu.matmul_seconds(&gemm(512, n, 768));
     assert!(seconds(50257) < seconds(50304));
 }
 
 #[test]
 fn low_precision_is_faster() {
     for device in [Device::a100(), Device::h100(), Device::cpu("+avx512f,+avx512bf16")] {
-        let low = product(4096, 4096, 4096);
-        let wide = Product { dtype: DType::F32, out: DType::F32, ..low };
+        let low = gemm(4096, 4096, 4096);
+        let wide = GemmShape { dtype: DType::F32, out: DType::F32, ..low };
         assert!(
             device.matmul_seconds(&low) < 0.6 * device.matmul_seconds(&wide),
             "{}",
@@ -60,7 +60,7 @@ fn low_precision_is_faster() {
 }
 
 #[test]
-fn a_large_product_that_rounds_its_operands_is_faster_and_pays_for_the_rounding() {
+fn a_large_gemm_that_rounds_its_operands_is_faster_and_pays_for_the_rounding() {
     let body = |n: usize, rounds: bool| {
         let square = format!(r#"bf16[{n}, {n}]"#);
         let leaf = format!(r#"{{"dtype":"bf16","shape":[{n},{n}]}}"#);

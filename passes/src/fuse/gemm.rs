@@ -71,25 +71,23 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
 type Follows = fn(&Clusters<'_, '_>, &Node, ValueId) -> bool;
 
 /// Whether a node is still free to be fused with a matmul.
-fn is_free(clusters: &Clusters<'_, '_>, at: usize, product: &Node) -> bool {
+fn is_free(clusters: &Clusters<'_, '_>, at: usize, matmul: &Node) -> bool {
     let node = clusters.facts.node(at);
-    clusters.owner[at].is_none()
-        && node.region == product.region
-        && !clusters.facts.is_sharded(node)
+    clusters.owner[at].is_none() && node.region == matmul.region && !clusters.facts.is_sharded(node)
 }
 
 /// The only reader of `value`, if it may be the next node of the region.
 fn only_reader(
     clusters: &Clusters<'_, '_>,
     value: ValueId,
-    product: &Node,
+    matmul: &Node,
     follows: Follows,
 ) -> Option<usize> {
     let facts = clusters.facts;
     let [user] = *facts.uses(value) else { return None };
     let node = facts.node(user);
     // In the sum of two matmuls of one row, either could be the bias of the other.
-    let fits = is_free(clusters, user, product)
+    let fits = is_free(clusters, user, matmul)
         && !facts.escapes(value)
         && node.inputs.iter().filter(|v| facts.base(**v) == value).count() == 1
         && follows(clusters, node, value);
@@ -109,19 +107,19 @@ fn is_bias(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
         && !clusters.facts.is_splat(other)
 }
 
-/// Whether the node adds the product of a weight's gradient to a matrix that nothing else reads.
+/// Whether the node adds the GEMM of a weight's gradient to a matrix that nothing else reads.
 fn is_accumulation(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> bool {
     let facts = clusters.facts;
     let ty = facts.graph.ty(value);
     let Some(&other) = node.inputs.iter().find(|v| **v != value) else { return false };
-    let product = facts.graph.def(value);
-    let is_gradient = match &product.op {
+    let matmul = facts.graph.def(value);
+    let is_gradient = match &matmul.op {
         // The contracted axis is the first of the operands as they are stored: tokens.
         Op::MatMul(op) => op.trans_a && !op.trans_b,
         _ => false,
     };
     let sum = facts.base(other);
-    // The product does not wait for what is computed later.
+    // The GEMM does not wait for what is computed later.
     let comes_first = facts.source(sum) < facts.source(value);
     is_gradient
         && comes_first
@@ -162,18 +160,18 @@ fn is_narrowing(clusters: &Clusters<'_, '_>, node: &Node, value: ValueId) -> boo
 }
 
 /// The GELU of a matmul, or of its sum with a bias. Only the tanh form, which cuBLASLt computes.
-fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, product: &Node) -> Option<usize> {
+fn gelu(clusters: &Clusters<'_, '_>, sum: ValueId, matmul: &Node) -> Option<usize> {
     let is_gelu = |at: &usize| {
         matches!(clusters.facts.node(*at).op, Op::Unary(UnaryFn::GeluTanh))
-            && is_free(clusters, *at, product)
+            && is_free(clusters, *at, matmul)
     };
     clusters.facts.uses(sum).iter().copied().find(is_gelu)
 }
 
 /// The gradient of GELU, where the matmul is the gradient of its result.
 fn gradient_of_gelu(clusters: &Clusters<'_, '_>, position: usize) -> Option<usize> {
-    let product = clusters.facts.node(position);
-    only_reader(clusters, product.outputs[0], product, |clusters, node, value| {
+    let matmul = clusters.facts.node(position);
+    only_reader(clusters, matmul.outputs[0], matmul, |clusters, node, value| {
         let facts = clusters.facts;
         matches!(node.op, Op::Binary(BinaryFn::GeluTanhGrad))
             && facts.base(node.inputs[0]) == value
@@ -182,10 +180,10 @@ fn gradient_of_gelu(clusters: &Clusters<'_, '_>, position: usize) -> Option<usiz
 }
 
 /// The sum over all rows of the result of a matmul's region.
-fn sum_over_rows(clusters: &Clusters<'_, '_>, value: ValueId, product: &Node) -> Option<usize> {
+fn sum_over_rows(clusters: &Clusters<'_, '_>, value: ValueId, matmul: &Node) -> Option<usize> {
     let facts = clusters.facts;
-    let n = *facts.graph.ty(product.outputs[0]).shape.0.last()?;
-    let is_sum = |at: &usize| sums_to(clusters, *at, n) && is_free(clusters, *at, product);
+    let n = *facts.graph.ty(matmul.outputs[0]).shape.0.last()?;
+    let is_sum = |at: &usize| sums_to(clusters, *at, n) && is_free(clusters, *at, matmul);
     facts.uses(value).iter().copied().find(is_sum)
 }
 
@@ -202,19 +200,19 @@ fn sums_to(clusters: &Clusters<'_, '_>, at: usize, size: usize) -> bool {
 /// Fuses a matmul with the sum of one of its operands over the contracted axis.
 fn join_sum(clusters: &mut Clusters<'_, '_>, position: usize, op: &MatMul) {
     let facts = clusters.facts;
-    let product = facts.node(position);
-    let [a, b] = [0, 1].map(|i| facts.graph.ty(product.inputs[i]));
+    let matmul = facts.node(position);
+    let [a, b] = [0, 1].map(|i| facts.graph.ty(matmul.inputs[i]));
     let dims = op.dims(a, b);
     if dims.batch != 1 {
         return;
     }
     // The contracted axis comes first.
     let sides = [(op.trans_a, dims.m), (!op.trans_b, dims.n)];
-    for (&operand, (first, size)) in product.inputs.iter().zip(sides) {
+    for (&operand, (first, size)) in matmul.inputs.iter().zip(sides) {
         let sums = |at: &usize| {
             facts.base(facts.node(*at).inputs[0]) == facts.base(operand)
                 && sums_to(clusters, *at, size)
-                && is_free(clusters, *at, product)
+                && is_free(clusters, *at, matmul)
         };
         let Some(sum) = facts.uses(facts.base(operand)).iter().copied().find(sums) else {
             continue;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
     let facts = clusters.facts;
     // The `quantize` nodes of the operands of each matmul.
-    let mut products: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut matmuls: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for at in 0..facts.order.len() {
         let node = facts.node(at);
         if !matches!(node.op, Op::MatMul(_)) || facts.is_sharded(node) {
@@ -23,24 +23,22 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
         rounded.dedup();
         let all = rounded.iter().all(|at| matches!(facts.node(*at).op, Op::Quantize(_)));
         if all && is_supported(clusters, &rounded, at) {
-            products.insert(at, rounded);
+            matmuls.insert(at, rounded);
         }
     }
     loop {
         let apart = |at: &usize| {
             let value = facts.node(*at).outputs[0];
-            facts.escapes(value)
-                || facts.uses(value).iter().any(|user| !products.contains_key(user))
+            facts.escapes(value) || facts.uses(value).iter().any(|user| !matmuls.contains_key(user))
         };
         let left = |rounded: &Vec<usize>| rounded.iter().any(apart);
-        let gone: Vec<usize> =
-            products.iter().filter(|(_, r)| left(r)).map(|(at, _)| *at).collect();
+        let gone: Vec<usize> = matmuls.iter().filter(|(_, r)| left(r)).map(|(at, _)| *at).collect();
         if gone.is_empty() {
             break;
         }
-        gone.iter().for_each(|at| drop(products.remove(at)));
+        gone.iter().for_each(|at| drop(matmuls.remove(at)));
     }
-    for (at, rounded) in products {
+    for (at, rounded) in matmuls {
         let is_copy = |at: &usize| clusters.owner[*at].is_some();
         let copies: Vec<usize> = rounded.iter().copied().filter(is_copy).collect();
         let members = [&rounded[..], &[at]].concat();
@@ -50,9 +48,9 @@ pub(super) fn form(clusters: &mut Clusters<'_, '_>) {
 }
 
 /// Whether there is a kernel for the matmul alone.
-fn is_supported(clusters: &Clusters<'_, '_>, rounded: &[usize], product: usize) -> bool {
-    let members = [rounded, &[product]].concat();
-    let results = vec![clusters.facts.node(product).outputs[0]];
+fn is_supported(clusters: &Clusters<'_, '_>, rounded: &[usize], matmul: usize) -> bool {
+    let members = [rounded, &[matmul]].concat();
+    let results = vec![clusters.facts.node(matmul).outputs[0]];
     let interface = Interface { results, ..clusters.interface(&members, &[]) };
     let body = emit::body(clusters.facts, FusionKind::Gemm, &members, &interface);
     body.is_ok_and(|body| clusters.is_supported(&body, FusionKind::Gemm))

@@ -654,7 +654,7 @@ fn grow(steps: &[Step]) -> Graph {
 }
 
 #[test]
-fn the_sum_of_two_products_of_one_row_is_the_bias_of_one_of_them() {
+fn the_sum_of_two_gemms_of_one_row_is_the_bias_of_one_of_them() {
     let graph = frit_ir::text::parse(
         r#"graph @g world=1 {
   %x: f32[1, 3] = input {name = "x", ty = {"dtype": "f32", "shape": [1, 3]}}

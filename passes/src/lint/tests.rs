@@ -57,7 +57,7 @@ fn ids(body: &str, change: impl Fn(&mut Facts<'_>)) -> Vec<String> {
 }
 
 /// A matmul in this dtype of an input with a parameter, over `k` elements.
-fn product(dtype: &str, k: usize) -> String {
+fn matmul(dtype: &str, k: usize) -> String {
     format!(
         "%x: f32[4, {k}] = input {{name = \"x\", ty = {{\"dtype\": \"f32\", \"shape\": [4, {k}]}}}}
 %w: f32[{k}, 8] = param {{name = \"w\", ty = {{\"dtype\": \"f32\", \"shape\": [{k}, 8]}}, kind = \"trainable\", reason = \"\", init = \"weights\"}}
@@ -78,14 +78,14 @@ const DYNAMIC: LossScaling = LossScaling::Dynamic {
 #[test]
 fn l02_and_l03_loss_scaling() {
     let scaled = |scaling| move |f: &mut Facts<'_>| f.scaling = scaling;
-    let f16 = product("f16", 16);
+    let f16 = matmul("f16", 16);
     let found = Plain::default().found(&f16, scaled(LossScaling::None));
     assert_eq!((found[0].code.as_str(), found[0].severity), ("L02", Severity::Error));
     assert!(found[0].help.as_ref().is_some_and(|h| h.contains("loss_scale")));
     assert_eq!(ids(&f16, scaled(LossScaling::Static(1024.0))), ["L03"]);
     assert!(ids(&f16, scaled(DYNAMIC)).is_empty());
-    assert!(ids(&product("bf16", 16), scaled(LossScaling::None)).is_empty());
-    assert!(ids(&product("bf16", 16), scaled(LossScaling::Static(8.0))).is_empty());
+    assert!(ids(&matmul("bf16", 16), scaled(LossScaling::None)).is_empty());
+    assert!(ids(&matmul("bf16", 16), scaled(LossScaling::Static(8.0))).is_empty());
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn l10_bf16_needs_sm_80() {
     let on = |arch: &str, dtype: &str| {
         let mut plain = Plain::default();
         plain.target.arch = arch.into();
-        plain.ids(&product(dtype, 16), |f| f.scaling = DYNAMIC)
+        plain.ids(&matmul(dtype, 16), |f| f.scaling = DYNAMIC)
     };
     assert_eq!(on("sm_75", "bf16"), ["L10"]);
     assert!(on("sm_75", "f16").is_empty());
@@ -105,14 +105,14 @@ fn l10_bf16_needs_sm_80() {
 fn l11_two_low_precisions() {
     let both = format!(
         "{}\n%c: f16[4, 8] = cast %y {{to = \"f16\"}}\n%z: f16[4, 8] = exp %c\nreturn %z as \"z\"",
-        product("bf16", 16)
+        matmul("bf16", 16)
     );
     let found = Plain::default().found(&both, |f| f.scaling = DYNAMIC);
     assert_eq!((found[0].code.as_str(), found[0].severity), ("L11", Severity::Error));
     // A result that is only stored in the other one computes nothing in it.
     let stored = format!(
         "{}\n%c: f16[4, 8] = cast %y {{to = \"f16\"}}\nreturn %c as \"z\"",
-        product("bf16", 16)
+        matmul("bf16", 16)
     );
     assert!(ids(&stored, |f| f.scaling = DYNAMIC).is_empty());
 }
@@ -120,7 +120,7 @@ fn l11_two_low_precisions() {
 #[test]
 fn l12_reductions_in_low_precision() {
     let reduce = |dtype, ranks, accumulation| {
-        ids(&product("bf16", 16), move |f| {
+        ids(&matmul("bf16", 16), move |f| {
             (f.reduce, f.ranks, f.accumulation) = (dtype, ranks, accumulation);
         })
     };
@@ -134,7 +134,7 @@ fn l12_reductions_in_low_precision() {
 #[test]
 fn l13_parameters_gathered_in_fp32() {
     let gather =
-        |dtype, ranks| ids(&product("bf16", 16), move |f| (f.gather, f.ranks) = (dtype, ranks));
+        |dtype, ranks| ids(&matmul("bf16", 16), move |f| (f.gather, f.ranks) = (dtype, ranks));
     assert_eq!(gather(Some(DType::F32), 4), ["L13"]);
     assert!(gather(Some(DType::F32), 1).is_empty());
     assert!(gather(Some(DType::BF16), 4).is_empty());
@@ -145,7 +145,7 @@ fn l13_parameters_gathered_in_fp32() {
 fn l14_stored_in_low_precision() {
     let stored = |dtype| {
         let plain = Plain { stored: dtype, ..Plain::default() };
-        plain.ids(&product("bf16", 16), |_| {})
+        plain.ids(&matmul("bf16", 16), |_| {})
     };
     assert_eq!(stored(Some(DType::F16)), ["L14"]);
     assert!(stored(Some(DType::F32)).is_empty());
@@ -187,7 +187,7 @@ fn l18_masks_that_are_added() {
 fn l18_weights_beyond_their_dtype() {
     let weights = |values, dtype| {
         let plain = Plain { values, ..Plain::default() };
-        plain.ids(&product(dtype, 16), |f| f.scaling = DYNAMIC)
+        plain.ids(&matmul(dtype, 16), |f| f.scaling = DYNAMIC)
     };
     assert_eq!(weights(1e5, "f16"), ["L18"]);
     assert_eq!(weights(1e-9, "f16"), ["L18"]);
@@ -196,11 +196,11 @@ fn l18_weights_beyond_their_dtype() {
 }
 
 #[test]
-fn l19_products_beyond_f16() {
+fn l19_gemms_beyond_f16() {
     let bound = |range: (f64, f64), dtype: &str| {
         let inputs = BTreeMap::from([("x".to_string(), range)]);
         let plain = Plain { inputs, ..Plain::default() };
-        plain.found(&product(dtype, 1024), |f| f.scaling = DYNAMIC)
+        plain.found(&matmul(dtype, 1024), |f| f.scaling = DYNAMIC)
     };
     // 1024 terms of 0.1 · 1000.
     let found = bound((-1000.0, 1000.0), "f16");
@@ -210,7 +210,7 @@ fn l19_products_beyond_f16() {
     assert!(bound((-100.0, 100.0), "f16").is_empty());
     assert!(bound((-1000.0, 1000.0), "bf16").is_empty());
     // Nothing is known of an input without a declared range.
-    assert!(ids(&product("f16", 1024), |f| f.scaling = DYNAMIC).is_empty());
+    assert!(ids(&matmul("f16", 1024), |f| f.scaling = DYNAMIC).is_empty());
 }
 
 #[test]
@@ -265,7 +265,7 @@ return %q as \"y\"",
 
 #[test]
 fn l22_decay_below_the_resolution() {
-    let decay = |x: f64| ids(&product("bf16", 16), move |f| f.decay = Some(x));
+    let decay = |x: f64| ids(&matmul("bf16", 16), move |f| f.decay = Some(x));
     assert_eq!(decay(1e-9), ["L22"]);
     assert!(decay(1e-5).is_empty());
     assert!(decay(0.0).is_empty());

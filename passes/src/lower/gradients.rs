@@ -65,7 +65,7 @@ impl<'a> Lowering<'a> {
                             break;
                         }
                     }
-                    // A product is added to the matrix in place.
+                    // A GEMM is added to the matrix in place.
                     Op::Fusion(fusion) => match in_place::matrix_and_sum(&fusion.body) {
                         Some((matrix, _)) if self.is_read_once(node.inputs[matrix]) => {
                             raw = node.inputs[matrix];

@@ -50,12 +50,12 @@ pub(super) fn logits_and_gradient(body: &Graph) -> Option<(usize, usize)> {
 pub(super) fn matrix_and_sum(body: &Graph) -> Option<(usize, usize)> {
     let work: Vec<&Node> =
         body.nodes().map(|(_, n)| n).filter(|n| !matches!(n.op, Op::Input(_))).collect();
-    let [product, add] = work[..] else { return None };
-    let (Op::MatMul(_), Op::Binary(BinaryFn::Add)) = (&product.op, &add.op) else { return None };
-    let matrix = *add.inputs.iter().find(|v| **v != product.outputs[0])?;
+    let [matmul, add] = work[..] else { return None };
+    let (Op::MatMul(_), Op::Binary(BinaryFn::Add)) = (&matmul.op, &add.op) else { return None };
+    let matrix = *add.inputs.iter().find(|v| **v != matmul.outputs[0])?;
     let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
     let i = inputs.position(|(_, n)| n.outputs[0] == matrix)?;
-    (body.ty(matrix) == body.ty(add.outputs[0]) && !product.inputs.contains(&matrix))
+    (body.ty(matrix) == body.ty(add.outputs[0]) && !matmul.inputs.contains(&matrix))
         .then_some((i, 0))
 }
 

@@ -15,10 +15,10 @@ use std::collections::HashSet;
 
 /// An attention whose last node defines `y`.
 pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
-    let [weights, v] = product(m, y, false)?;
+    let [weights, v] = matmul(m, y, false)?;
     let scores = softmax(m, weights)?;
     let ty = m.graph.ty(scores);
-    let (q, k, scale, masks) = scaled_product(m, scores)?;
+    let (q, k, scale, masks) = scaled_matmul(m, scores)?;
     if !matches!(ty.shape.rank(), 3 | 4) {
         return None;
     }
@@ -55,7 +55,7 @@ pub(super) fn raise(m: &Matcher<'_>, y: ValueId) -> Option<Raised> {
 }
 
 /// The operands of a matmul whose right operand is transposed as given.
-fn product(m: &Matcher<'_>, v: ValueId, trans_b: bool) -> Option<[ValueId; 2]> {
+fn matmul(m: &Matcher<'_>, v: ValueId, trans_b: bool) -> Option<[ValueId; 2]> {
     let node = m.graph.def(v);
     let Op::MatMul(op) = &node.op else { return None };
     let plain = MatMul { trans_a: false, trans_b, out: None };
@@ -108,7 +108,7 @@ impl Keys {
 }
 
 /// Takes scores apart into `(q, k, scale, masks)`.
-fn scaled_product(m: &Matcher<'_>, scores: ValueId) -> Option<(ValueId, Keys, f64, Vec<Mask>)> {
+fn scaled_matmul(m: &Matcher<'_>, scores: ValueId) -> Option<(ValueId, Keys, f64, Vec<Mask>)> {
     let mut masks = Vec::new();
     let mut v = scores;
     while let Some((rest, mask)) = masked(m, v) {
@@ -116,7 +116,7 @@ fn scaled_product(m: &Matcher<'_>, scores: ValueId) -> Option<(ValueId, Keys, f6
         v = rest;
     }
     let (v, after) = m.scaled(v);
-    let (q, k, columns) = match (product(m, v, true), product(m, v, false)) {
+    let (q, k, columns) = match (matmul(m, v, true), matmul(m, v, false)) {
         (Some([q, k]), _) => (q, k, false),
         (_, Some([q, k])) => (q, k, true),
         (None, None) => return None,
@@ -146,7 +146,7 @@ fn swapped(m: &Matcher<'_>, v: ValueId) -> Option<ValueId> {
 fn masked(m: &Matcher<'_>, v: ValueId) -> Option<(ValueId, Mask)> {
     let under = |x: ValueId| {
         let same = m.graph.ty(x) == m.graph.ty(v);
-        (same && m.uses(x) == 1 && leads_to_product(m, x)).then_some(x)
+        (same && m.uses(x) == 1 && leads_to_matmul(m, x)).then_some(x)
     };
     if let Some((rest, mask)) = m.either(v, BinaryFn::Add, under) {
         return Some((rest, Mask::Added(mask)));
@@ -168,7 +168,7 @@ fn masked(m: &Matcher<'_>, v: ValueId) -> Option<(ValueId, Mask)> {
 }
 
 /// Whether the value is a matmul under masks and scalar factors.
-fn leads_to_product(m: &Matcher<'_>, v: ValueId) -> bool {
+fn leads_to_matmul(m: &Matcher<'_>, v: ValueId) -> bool {
     let (mut stack, mut seen) = (vec![v], HashSet::new());
     while let Some(v) = stack.pop() {
         let (v, _) = m.scaled(v);

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 const COMMUNICATION: u64 = 16;
 const BYTE: u64 = 16;
 /// Cost factor of a byte of a matmul: high enough that no matmul is duplicated to save a transpose.
-const PRODUCT: u64 = 16;
+const MATMUL: u64 = 16;
 /// The most terms among which pairs of choices are changed.
 const PAIRS: usize = 32;
 /// Passes over all classes; each finds sets at least one term deeper.
@@ -67,7 +67,7 @@ impl<'e> Extractor<'e> {
         let read: u64 = inputs.iter().map(|i| bytes(&self.egraph[*i].data)).sum();
         let moved = match self.egraph.analysis.op(*op) {
             Op::Reshape(_) => 0,
-            Op::MatMul(_) => PRODUCT * (read + written),
+            Op::MatMul(_) => MATMUL * (read + written),
             Op::AllGather(_) => read + (1 + COMMUNICATION) * written,
             // Only the rows that are asked for are read.
             Op::Embedding(_) | Op::Gather(_) | Op::Slice(_) => 2 * written,

@@ -160,7 +160,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "cast:bf16 all_gather:bf16 cast:bf16@b all_gather:bf16@b tanh:bf16 tanh:bf16@b",
     ),
     (
-        "cast-before-gather: through a transpose into the product",
+        "cast-before-gather: through a transpose into the matmul",
         "%w f32[64,32] weight
          %x bf16[8,32] input
          %g: f32[64, 32] = all_gather %w {unit = 3}
@@ -392,7 +392,7 @@ const CASES: &[(&str, &str, &str)] = &[
         "matmul_ta_tb:f32",
     ),
     (
-        "matmul-transposed: not if the product itself is read",
+        "matmul-transposed: not if the matmul itself is read",
         "%x f32[4,6] input
          %w f32[6,5] input
          %y: f32[4, 5] = matmul %x, %w

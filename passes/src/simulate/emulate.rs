@@ -19,7 +19,7 @@
 
 use super::jobs::{Job, Kind, of_plan};
 use super::{Simulation, of_phases};
-use crate::cost::kernel::{Product, is_matrix, moved_bytes};
+use crate::cost::kernel::{GemmShape, is_matrix, moved_bytes};
 use crate::cost::{Cluster, Device};
 use crate::fuse::columns_beside_rows;
 use frit_ir::ops::{BinaryFn, UnaryFn};
@@ -147,7 +147,7 @@ fn separate_seconds(device: &Device, body: &Graph) -> f64 {
     columns + sums.sum::<f64>()
 }
 
-/// Bytes by which a kernel moves more that adds another tensor to a product than one that reads the sum: both terms, and the
+/// Bytes by which a kernel moves more that adds another tensor to a GEMM than one that reads the sum: both terms, and the
 /// sum that it writes if others read it too, instead of the sum.
 fn sum_bytes(body: &Graph, kept: bool) -> u64 {
     // The gradient of a weight is accumulated over chunks of a loss that is whole in the emulated system.
@@ -243,17 +243,12 @@ fn eager_seconds(device: &Device, body: &Graph, compute: DType, attention: Atten
 
 /// Seconds of attention of `[query, key, value]` by operations on all scores: this many matmuls, half of which
 /// contract over the head size and half over the keys or queries, and moves of the scores.
-fn written_attention(
-    device: &Device,
-    [q, k, _]: [&TensorType; 3],
-    products: u32,
-    moves: f64,
-) -> f64 {
+fn written_attention(device: &Device, [q, k, _]: [&TensorType; 3], gemms: u32, moves: f64) -> f64 {
     let (q_dims, k_dims) = (q.shape.dims(), k.shape.dims());
     let (batch, rows, keys, head) = (q_dims[0] * q_dims[1], q_dims[2], k_dims[2], q_dims[3]);
-    let product = |n, k| {
+    let gemm = |n, k| {
         let trans = [false, false];
-        device.product_seconds(&Product {
+        device.gemm_seconds(&GemmShape {
             dtype: q.dtype,
             out: q.dtype,
             batch,
@@ -264,7 +259,7 @@ fn written_attention(
         })
     };
     let scores = batch * rows * keys * q.dtype.size();
-    f64::from(products / 2) * (product(keys, head) + product(head, keys))
+    f64::from(gemms / 2) * (gemm(keys, head) + gemm(head, keys))
         + moves * scores as f64 / device.bytes_per_second()
 }
 
@@ -362,7 +357,7 @@ fn recomputed(
     units: &[Option<UnitId>],
 ) -> HashMap<UnitId, Vec<usize>> {
     let mut kernels: HashMap<UnitId, Vec<usize>> = HashMap::new();
-    let mut products: HashMap<UnitId, usize> = HashMap::new();
+    let mut gemms: HashMap<UnitId, usize> = HashMap::new();
     for (i, (task, unit)) in tasks.iter().zip(units).enumerate() {
         let (Action::Kernel { kernel, .. }, Some(unit), true) = (&task.action, unit, forward[i])
         else {
@@ -376,7 +371,7 @@ fn recomputed(
             (Checkpointing::SelectiveLayer, _) => unit.0 % 2 == 0,
             (Checkpointing::SelectiveOp, Some(Op::Attention(_))) => false,
             (Checkpointing::SelectiveOp, Some(_)) => {
-                let nth = products.entry(*unit).or_default();
+                let nth = gemms.entry(*unit).or_default();
                 *nth += 1;
                 nth.is_multiple_of(2)
             }
@@ -474,7 +469,7 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
     let mut used_inside: HashSet<BufferId> = HashSet::new();
     let mut read: HashMap<BufferId, u64> = HashMap::new();
     let mut kept: HashMap<BufferId, u64> = HashMap::new();
-    let mut products: HashMap<UnitId, usize> = HashMap::new();
+    let mut gemms: HashMap<UnitId, usize> = HashMap::new();
     for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, reads, writes } = &task.action else { continue };
         let body = &plan.kernels[*kernel].body;
@@ -501,7 +496,7 @@ fn activations(plan: &Plan, emulation: Emulation) -> (u64, u64) {
         let keep = match matrix {
             Some(Op::Attention(_)) => true,
             Some(_) => {
-                let nth = products.entry(unit).or_default();
+                let nth = gemms.entry(unit).or_default();
                 *nth += 1;
                 !nth.is_multiple_of(2)
             }

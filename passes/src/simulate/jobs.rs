@@ -10,7 +10,7 @@ use frit_ir::plan::{Action, KernelId, PhaseName, Plan, Stream, Task, TaskId, TiV
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// A GEMM or convolution.
-    Product,
+    Gemm,
     /// Attention.
     Attention,
     /// A kernel that is bound by memory.
@@ -31,7 +31,7 @@ impl Kind {
     /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Product => "GEMMs and convolutions",
+            Kind::Gemm => "GEMMs and convolutions",
             Kind::Attention => "attention",
             Kind::Memory => "memory-bound kernels",
             Kind::Copy => "copies",
@@ -101,7 +101,7 @@ impl Kernels {
             let matrix = k.body.nodes().map(|(_, n)| &n.op).find(|op| is_matrix(op));
             let kind = match matrix {
                 Some(Op::Attention(_) | Op::AttentionGrad(_)) => Kind::Attention,
-                Some(_) => Kind::Product,
+                Some(_) => Kind::Gemm,
                 None => Kind::Memory,
             };
             (kind, cluster.device.kernel_seconds(&k.body, bytes))

@@ -17,7 +17,7 @@ fn job(stream: Stream, kind: Kind, seconds: f64, waits: &[usize]) -> Job {
 }
 
 fn compute(seconds: f64, waits: &[usize]) -> Job {
-    job(Stream::Compute, Kind::Product, seconds, waits)
+    job(Stream::Compute, Kind::Gemm, seconds, waits)
 }
 
 fn gather(seconds: f64, waits: &[usize]) -> Job {

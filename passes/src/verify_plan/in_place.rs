@@ -69,7 +69,7 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
         Some(AdafactorPart::Sums) => false,
         None if adds_rows(body) => (i, j) == (2, 0),
         None => {
-            (kernel.kind() != KernelKind::Library || is_sum_with_product(body))
+            (kernel.kind() != KernelKind::Library || is_sum_with_matmul(body))
                 && (only_same_element(body, i) || is_gradient_of_logits(body, i, j))
         }
     }
@@ -77,7 +77,7 @@ fn updates(kernel: &Kernel, i: usize, j: usize) -> bool {
 
 /// Whether a body is a matmul and an addition to its result: the matrix C of a GEMM, which may be where the result is.
 /// Source: cuBLASLt, `cublasLtMatmul`.
-fn is_sum_with_product(body: &Graph) -> bool {
+fn is_sum_with_matmul(body: &Graph) -> bool {
     let nodes: Vec<&Op> =
         body.nodes().map(|(_, n)| &n.op).filter(|op| !matches!(op, Op::Input(_))).collect();
     matches!(nodes[..], [Op::MatMul(_), Op::Binary(BinaryFn::Add)])

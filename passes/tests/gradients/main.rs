@@ -308,7 +308,7 @@ fn indexing_and_sums() {
 }
 
 #[test]
-fn matrix_products() {
+fn matmuls() {
     let op = |trans_a, trans_b| Op::MatMul(MatMul { trans_a, trans_b, out: None });
     for lead in [&[][..], &[2], &[2, 3]] {
         for (trans_a, trans_b) in [(false, false), (true, false), (false, true), (true, true)] {

@@ -1,9 +1,9 @@
 //! GEMMs through cuBLASLt. The library is column-major; a row-major `d = a · b` is computed as `dᵀ = bᵀ · aᵀ`, by
 //! swapping the operands without transposing memory.
 
-use super::driver::{Address, Algorithm, ProductAddresses, ProductHandle, StreamHandle};
+use super::driver::{Address, Algorithm, GemmAddresses, GemmHandle, StreamHandle};
 use super::error::CudaError;
-use super::gemm::{Kind, Operand, Product};
+use super::gemm::{GemmProblem, Kind, Operand};
 use super::library::{LibraryError, Wanted, functions};
 use super::nvrtc::c_text;
 use super::real::stream;
@@ -96,7 +96,7 @@ pub(super) struct CublasLt {
     /// Its version.
     pub(super) version: usize,
     handle: cublasLtHandle_t,
-    products: RefCell<Vec<Described>>,
+    problems: RefCell<Vec<Described>>,
 }
 
 impl CublasLt {
@@ -110,7 +110,7 @@ impl CublasLt {
         // SAFETY: no arguments to get wrong.
         let version = unsafe { (api.cublasLtGetVersion)() };
         let mut library =
-            CublasLt { api, version, handle: null_mut(), products: RefCell::default() };
+            CublasLt { api, version, handle: null_mut(), problems: RefCell::default() };
         let mut handle = null_mut();
         // SAFETY: the pointer is valid.
         let code = unsafe { (library.api.cublasLtCreate)(&mut handle) };
@@ -136,8 +136,8 @@ impl CublasLt {
     }
 
     /// Creates the library's descriptors of a GEMM.
-    fn describe(&self, product: &Product) -> Result<Described> {
-        let double = product.d.dtype == DType::F64;
+    fn describe(&self, problem: &GemmProblem) -> Result<Described> {
+        let double = problem.d.dtype == DType::F64;
         let (compute, scale) = match double {
             true => (cublasComputeType_t::CUBLAS_COMPUTE_64F, cudaDataType_t::CUDA_R_64F),
             false => (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F),
@@ -149,28 +149,28 @@ impl CublasLt {
         // `cublasOperation_t`: 0 is not transposed, 1 is.
         let operation = |operand: &Operand| u32::from(operand.transposed);
         let set = |attribute, value| self.set(description, attribute, value);
-        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&product.b))?;
-        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(&product.a))?;
-        if !matches!(product.epilogue, Kind::None | Kind::Add { bias: false }) {
-            let epilogue = epilogue(product.epilogue);
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, operation(&problem.b))?;
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, operation(&problem.a))?;
+        if !matches!(problem.epilogue, Kind::None | Kind::Add { bias: false }) {
+            let epilogue = epilogue(problem.epilogue);
             set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
-            let dtype = data_type(product.d.dtype)?;
+            let dtype = data_type(problem.d.dtype)?;
             set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, dtype as u32)?;
         }
-        if product.epilogue.has_matrix() {
+        if problem.epilogue.has_matrix() {
             // Its columns are our rows, which are contiguous.
-            let distance = product.n as i64;
+            let distance = problem.n as i64;
             self.set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, distance)?;
         }
-        let Product { m, n, k, batch, .. } = *product;
+        let GemmProblem { m, n, k, batch, .. } = *problem;
         let layouts = [
-            self.layout(&product.b, [k, n], batch)?,
-            self.layout(&product.a, [m, k], batch)?,
-            self.layout(&product.d, [m, n], batch)?,
+            self.layout(&problem.b, [k, n], batch)?,
+            self.layout(&problem.a, [m, k], batch)?,
+            self.layout(&problem.d, [m, n], batch)?,
         ];
         let algorithm = cublasLtMatmulAlgo_t { data: [0; 8] };
-        let scaled = product.a.dtype.size() == 1;
-        let epilogue = product.epilogue;
+        let scaled = problem.a.dtype.size() == 1;
+        let epilogue = problem.epilogue;
         Ok(Described { description, layouts, algorithm, double, scaled, epilogue })
     }
 
@@ -256,7 +256,7 @@ impl CublasLt {
     /// Limits of an algorithm.
     fn prefer(
         &self,
-        product: &Product,
+        problem: &GemmProblem,
         workspace_bytes: usize,
     ) -> Result<cublasLtMatmulPreference_t> {
         let mut preference = null_mut();
@@ -277,10 +277,10 @@ impl CublasLt {
         )?;
         use Preference as P;
         for (attribute, operand) in [
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product.b),
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product.a),
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product.d),
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product.d),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &problem.b),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &problem.a),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &problem.d),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &problem.d),
         ] {
             set(attribute, &(operand.alignment_bytes as u32).to_ne_bytes())?;
         }
@@ -293,14 +293,14 @@ impl CublasLt {
     /// If the library refuses.
     pub(super) fn algorithms(
         &self,
-        product: &Product,
+        problem: &GemmProblem,
         workspace_bytes: usize,
     ) -> Result<Vec<Algorithm>> {
-        let described = self.describe(product)?;
+        let described = self.describe(problem)?;
         // Only the alignment of an address matters to the heuristic.
-        let beside = product.d.alignment_bytes as Address;
+        let beside = problem.d.alignment_bytes as Address;
         self.set_addresses(&described, [256; 2], [beside; 2])?;
-        let preference = self.prefer(product, workspace_bytes)?;
+        let preference = self.prefer(problem, workspace_bytes)?;
         let nothing = Candidate {
             algorithm: described.algorithm,
             workspace_bytes: 0,
@@ -331,7 +331,7 @@ impl CublasLt {
         self.check("cublasLtMatmulPreferenceDestroy", destroyed)?;
         self.check("cublasLtMatmulAlgoGetHeuristic", code).map_err(|e| CudaError::NoAlgorithm {
             library: self.name(),
-            product: format!("{product} ({e})"),
+            problem: format!("{problem} ({e})"),
         })?;
         let usable = |c: &&Candidate| c.state == 0 && c.workspace_bytes <= workspace_bytes;
         let found = &candidates[..found.max(0) as usize];
@@ -344,14 +344,14 @@ impl CublasLt {
     /// If the library refuses.
     pub(super) fn prepare(
         &self,
-        product: &Product,
+        problem: &GemmProblem,
         algorithm: &Algorithm,
-    ) -> Result<ProductHandle> {
-        let mut described = self.describe(product)?;
+    ) -> Result<GemmHandle> {
+        let mut described = self.describe(problem)?;
         described.algorithm.data = *algorithm;
-        let mut products = self.products.borrow_mut();
-        products.push(described);
-        Ok(ProductHandle(products.len() - 1))
+        let mut problems = self.problems.borrow_mut();
+        problems.push(described);
+        Ok(GemmHandle(problems.len() - 1))
     }
 
     /// Multiplies.
@@ -363,12 +363,12 @@ impl CublasLt {
     /// If the library refuses.
     pub(super) unsafe fn multiply(
         &self,
-        product: ProductHandle,
-        at: ProductAddresses,
+        problem: GemmHandle,
+        at: GemmAddresses,
         on: StreamHandle,
     ) -> Result {
-        let products = self.products.borrow();
-        let described = &products[product.0];
+        let problems = self.problems.borrow();
+        let described = &problems[problem.0];
         self.set_addresses(described, at.scales, [at.vector, at.matrix])?;
         let (one, zero) = ((1.0_f32, 1.0_f64), (0.0_f32, 0.0_f64));
         let scalar = |(single, double): &(f32, f64)| -> *const c_void {
@@ -461,8 +461,8 @@ mod tests {
             Ok(loaded) => loaded,
             Err(e) => return eprintln!("SKIPPED: {e}"),
         };
-        let (api, products) = (Api::of(&loaded).unwrap(), RefCell::default());
-        let library = CublasLt { api, version: 0, handle: null_mut(), products };
+        let (api, problems) = (Api::of(&loaded).unwrap(), RefCell::default());
+        let library = CublasLt { api, version: 0, handle: null_mut(), problems };
         let operand = |dtype, row_stride, transposed| Operand {
             dtype,
             row_stride,
@@ -482,7 +482,7 @@ mod tests {
             Kind::SumA,
             Kind::SumB,
         ];
-        let of = |inputs, output, batch, epilogue| Product {
+        let of = |inputs, output, batch, epilogue| GemmProblem {
             m: 32,
             n: 64,
             k: 16,
@@ -500,11 +500,11 @@ mod tests {
                 (DType::F8E4M3, DType::BF16),
             ] {
                 for batch in [1, 3] {
-                    let product = of(inputs, output, batch, epilogue);
-                    let described = library.describe(&product).unwrap_or_else(|e| panic!("{e}"));
+                    let problem = of(inputs, output, batch, epilogue);
+                    let described = library.describe(&problem).unwrap_or_else(|e| panic!("{e}"));
                     let set = library.set_addresses(&described, [256; 2], [256; 2]);
-                    set.unwrap_or_else(|e| panic!("{product}: {e}"));
-                    library.prefer(&product, 1 << 20).unwrap_or_else(|e| panic!("{e}"));
+                    set.unwrap_or_else(|e| panic!("{problem}: {e}"));
+                    library.prefer(&problem, 1 << 20).unwrap_or_else(|e| panic!("{e}"));
                 }
             }
         }

@@ -5,7 +5,7 @@
 
 use super::cudnn::Engine;
 use super::error::CudaError;
-use super::gemm::Product;
+use super::gemm::GemmProblem;
 use frit_ir::DType;
 use frit_ir::ops::ReduceKind;
 use frit_ir::plan::Operation;
@@ -34,7 +34,7 @@ handles!(
     /// A captured and instantiated graph.
     GraphHandle,
     /// A prepared GEMM.
-    ProductHandle,
+    GemmHandle,
     /// An operation prepared with an engine.
     OperationHandle,
     /// The ranks of a collective; zero means all ranks.
@@ -108,7 +108,7 @@ pub struct Source<'a> {
 
 /// Addresses of a GEMM's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProductAddresses {
+pub struct GemmAddresses {
     /// Left operand.
     pub a: Address,
     /// Right operand.
@@ -244,19 +244,14 @@ pub trait Driver {
     ) -> Result;
 
     /// Algorithms for a GEMM within this workspace, in the library's order of expected speed.
-    fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>>;
+    fn algorithms(&self, problem: &GemmProblem, workspace_bytes: usize) -> Result<Vec<Algorithm>>;
     /// Prepares a GEMM.
-    fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle>;
+    fn prepare(&self, problem: &GemmProblem, algorithm: &Algorithm) -> Result<GemmHandle>;
     /// Multiplies.
     ///
     /// # Safety
     /// The addresses are valid when it runs.
-    unsafe fn multiply(
-        &self,
-        product: ProductHandle,
-        at: ProductAddresses,
-        on: StreamHandle,
-    ) -> Result;
+    unsafe fn multiply(&self, problem: GemmHandle, at: GemmAddresses, on: StreamHandle) -> Result;
 
     /// Whether cuDNN is available.
     fn has_engines(&self) -> bool;

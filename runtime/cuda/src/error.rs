@@ -76,12 +76,12 @@ pub enum CudaError {
         reason: String,
     },
     /// The library has no algorithm for a GEMM.
-    #[error("{library} has no algorithm for {product}; install a newer one")]
+    #[error("{library} has no algorithm for {problem}; install a newer one")]
     NoAlgorithm {
         /// The library and its version.
         library: String,
         /// The GEMM.
-        product: String,
+        problem: String,
     },
     /// A call failed.
     #[error("{call} failed: {reason}")]

@@ -1,6 +1,6 @@
 //! Descriptions of GEMMs without addresses: the key for selecting an algorithm.
 
-use super::driver::{Address, ProductAddresses};
+use super::driver::{Address, GemmAddresses};
 use frit_ir::DType;
 use frit_ir::plan::ALIGNMENT;
 use frit_ir::plan::{Epilogue, Gemm, Matrix};
@@ -8,7 +8,7 @@ use std::fmt;
 
 /// `d = epilogue(a · b)` of row-major matrices, batched; see [`Gemm`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Product {
+pub struct GemmProblem {
     /// Rows of `d`.
     pub m: usize,
     /// Columns of `d`.
@@ -120,15 +120,15 @@ fn alignment(at: Address) -> usize {
     ALIGNMENT.min(1 << at.trailing_zeros().min(16))
 }
 
-impl Product {
+impl GemmProblem {
     /// The GEMM of a launch at these addresses. Operands of the epilogue count toward the alignment of the result, the
     /// only one of these that the library takes.
-    pub fn of(g: &Gemm, at: &ProductAddresses) -> Product {
+    pub fn of(g: &Gemm, at: &GemmAddresses) -> GemmProblem {
         let mut d = Operand::of(&g.d, at.d);
         for beside in [at.vector, at.matrix] {
             d.alignment_bytes = d.alignment_bytes.min(alignment(beside));
         }
-        Product {
+        GemmProblem {
             m: g.m,
             n: g.n,
             k: g.k,
@@ -142,7 +142,7 @@ impl Product {
 }
 
 /// Everything that distinguishes it: the key in the tuning file.
-impl fmt::Display for Product {
+impl fmt::Display for GemmProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}x{}", self.m, self.n, self.k)?;
         if self.batch != 1 {
@@ -191,17 +191,10 @@ mod tests {
         };
         let alignments = |vector, matrix| {
             let workspace = (0, 0);
-            let at = ProductAddresses {
-                a: 256,
-                b: 16,
-                d: 512,
-                scales: [0; 2],
-                vector,
-                matrix,
-                workspace,
-            };
-            let product = Product::of(&gemm, &at);
-            [product.a, product.b, product.d].map(|operand| operand.alignment_bytes)
+            let at =
+                GemmAddresses { a: 256, b: 16, d: 512, scales: [0; 2], vector, matrix, workspace };
+            let problem = GemmProblem::of(&gemm, &at);
+            [problem.a, problem.b, problem.d].map(|operand| operand.alignment_bytes)
         };
         assert_eq!(alignments(0, 0), [256, 16, 256]);
         assert_eq!(alignments(1024 + 6, 0), [256, 16, 2]);

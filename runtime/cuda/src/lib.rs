@@ -15,7 +15,7 @@ mod real;
 pub mod recording;
 
 pub use error::CudaError;
-pub use gemm::{Operand, Product};
+pub use gemm::{GemmProblem, Operand};
 pub use machine::Machine;
 pub use nccl::{Library as NcclLibrary, Nccl};
 pub use real::{Libraries, Real};

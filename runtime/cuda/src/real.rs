@@ -4,7 +4,7 @@ use super::cublaslt::CublasLt;
 use super::cudnn::{Cudnn, Engine};
 use super::driver::*;
 use super::error::CudaError;
-use super::gemm::Product;
+use super::gemm::GemmProblem;
 use super::machine::Machine;
 use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
@@ -377,22 +377,17 @@ impl Driver for Real {
         self.check("cuLaunchKernel", code)
     }
 
-    fn algorithms(&self, product: &Product, workspace_bytes: usize) -> Result<Vec<Algorithm>> {
-        self.cublaslt()?.algorithms(product, workspace_bytes)
+    fn algorithms(&self, problem: &GemmProblem, workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+        self.cublaslt()?.algorithms(problem, workspace_bytes)
     }
 
-    fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
-        self.cublaslt()?.prepare(product, algorithm)
+    fn prepare(&self, problem: &GemmProblem, algorithm: &Algorithm) -> Result<GemmHandle> {
+        self.cublaslt()?.prepare(problem, algorithm)
     }
 
-    unsafe fn multiply(
-        &self,
-        product: ProductHandle,
-        at: ProductAddresses,
-        on: StreamHandle,
-    ) -> Result {
+    unsafe fn multiply(&self, problem: GemmHandle, at: GemmAddresses, on: StreamHandle) -> Result {
         // SAFETY: by the contract of this function.
-        unsafe { self.cublaslt()?.multiply(product, at, on) }
+        unsafe { self.cublaslt()?.multiply(problem, at, on) }
     }
 
     fn has_engines(&self) -> bool {

@@ -4,7 +4,7 @@
 use super::cudnn::Engine;
 use super::driver::*;
 use super::error::CudaError;
-use super::gemm::Product;
+use super::gemm::GemmProblem;
 use frit_ir::plan::Operation;
 use frit_ir::plan::Team;
 use std::cell::{Cell, RefCell};
@@ -41,7 +41,7 @@ pub enum Call {
     /// A kernel launched, by its name.
     Launch(String, Shape, Arguments, StreamHandle),
     /// A GEMM.
-    Multiply(String, ProductAddresses, StreamHandle),
+    Multiply(String, GemmAddresses, StreamHandle),
     /// An operation with an engine of cuDNN.
     Execute(String, Vec<Address>, StreamHandle),
     /// A capture began.
@@ -73,7 +73,7 @@ pub struct Recording {
     /// A module that cannot be loaded, by a part of its name.
     pub broken_module: Option<&'static str>,
     /// Whether GEMMs have no algorithm with an epilogue.
-    pub plain_products: bool,
+    pub plain_gemms: bool,
     /// How many algorithms GEMMs have.
     pub n_algorithms: u64,
     /// How many engines operations have; none if there is no cuDNN.
@@ -331,25 +331,20 @@ impl Driver for Recording {
         Ok(())
     }
 
-    fn algorithms(&self, product: &Product, _workspace_bytes: usize) -> Result<Vec<Algorithm>> {
-        if self.plain_products && product.epilogue.is_optional() {
-            let (library, product) = (self.properties.libraries.clone(), product.to_string());
-            return Err(CudaError::NoAlgorithm { library, product });
+    fn algorithms(&self, problem: &GemmProblem, _workspace_bytes: usize) -> Result<Vec<Algorithm>> {
+        if self.plain_gemms && problem.epilogue.is_optional() {
+            let (library, problem) = (self.properties.libraries.clone(), problem.to_string());
+            return Err(CudaError::NoAlgorithm { library, problem });
         }
         Ok((1..=self.n_algorithms).map(|number| [number; 8]).collect())
     }
 
-    fn prepare(&self, product: &Product, algorithm: &Algorithm) -> Result<ProductHandle> {
-        Ok(ProductHandle(self.name(format!("{product} algorithm {}", algorithm[0]))))
+    fn prepare(&self, problem: &GemmProblem, algorithm: &Algorithm) -> Result<GemmHandle> {
+        Ok(GemmHandle(self.name(format!("{problem} algorithm {}", algorithm[0]))))
     }
 
-    unsafe fn multiply(
-        &self,
-        product: ProductHandle,
-        at: ProductAddresses,
-        on: StreamHandle,
-    ) -> Result {
-        let name = self.names.borrow()[product.0].clone();
+    unsafe fn multiply(&self, problem: GemmHandle, at: GemmAddresses, on: StreamHandle) -> Result {
+        let name = self.names.borrow()[problem.0].clone();
         self.refuse_broken(&name)?;
         self.work(&name);
         self.note(Call::Multiply(name, at, on));

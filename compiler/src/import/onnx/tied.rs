@@ -102,12 +102,12 @@ impl<'a> Importer<'a> {
 
 /// Whether `copy` may be `table` transposed, and whether it may be the table as it is.
 fn implied(table: &TensorProto, copy: &TensorProto, trainable: &Trainable<'_>) -> Vec<bool> {
-    let product = table.name != copy.name
+    let may_be_copy = table.name != copy.name
         && table.data_type == copy.data_type
         && trainable.is_weight(&copy.name)
         && !trainable.is_table(&copy.name);
     match (&table.dims[..], &copy.dims[..]) {
-        ([rows, width], [a, b]) if product => {
+        ([rows, width], [a, b]) if may_be_copy => {
             let fits = |transposed| if transposed { (b, a) } else { (a, b) } == (rows, width);
             [true, false].into_iter().filter(|transposed| fits(*transposed)).collect()
         }

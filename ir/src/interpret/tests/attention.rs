@@ -22,11 +22,11 @@ fn operands() -> Vec<Tensor> {
 #[test]
 fn equals_its_parts() {
     let inputs = operands();
-    let product = |a: &Tensor, b: &Tensor, trans_b| {
+    let matmul = |a: &Tensor, b: &Tensor, trans_b| {
         let op = MatMul { trans_b, ..MatMul::default() };
         eval1(Op::MatMul(op), &[a.clone(), b.clone()])
     };
-    let scores = product(&inputs[0], &inputs[1], true);
+    let scores = matmul(&inputs[0], &inputs[1], true);
     let scores = eval1(Op::Binary(BinaryFn::Mul), &[scores, f64s(&[], &[SCALE])]);
     let masked = [0.0, f64::NEG_INFINITY];
     let causal: Vec<f64> = (0..9).map(|i| masked[usize::from(i % 3 > i / 3)]).collect();
@@ -42,7 +42,7 @@ fn equals_its_parts() {
     ] {
         let scores = eval1(Op::Binary(BinaryFn::Add), &[scores.clone(), f64s(&[3, 3], &mask)]);
         let weights = eval1(Op::Softmax(Softmax { axis: 3 }), &[scores]);
-        let expected = product(&weights, &inputs[2], false);
+        let expected = matmul(&weights, &inputs[2], false);
         let y = eval(forward(is_causal, window), &inputs).remove(0);
         assert_eq!(y.shape().dims(), [2, 2, 3, 2]);
         assert_close(&y.to_f64s(), &expected.to_f64s(), 1e-14);

@@ -70,7 +70,7 @@ fn sum_to_undoes_broadcasting() {
 }
 
 #[test]
-fn matrix_product_by_hand() {
+fn matmul_by_hand() {
     let (a, b) = (f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), f32s(&[2, 1], &[5.0, 6.0]));
     assert_eq!(eval1(Op::MatMul(MatMul::default()), &[a, b]), f32s(&[2, 1], &[17.0, 39.0]));
     let empty = [f32s(&[2, 0], &[]), f32s(&[0, 2], &[])];
@@ -78,7 +78,7 @@ fn matrix_product_by_hand() {
 }
 
 #[test]
-fn every_transposition_gives_the_same_product() {
+fn every_transposition_gives_the_same_result() {
     let (a, b) = (f64s(&[2, 1, 3, 4], &noise(1, 24)), f64s(&[5, 4, 2], &noise(2, 40)));
     let plain = eval1(Op::MatMul(MatMul::default()), &[a.clone(), b.clone()]);
     assert_eq!(plain.shape().dims(), [2, 5, 3, 2]);
@@ -105,13 +105,13 @@ fn every_transposition_gives_the_same_product() {
 }
 
 #[test]
-fn a_product_may_be_wider_than_its_operands() {
+fn a_matmul_may_be_wider_than_its_operands() {
     let low = |x: f64| Tensor::floats(DType::BF16, [1, 1], vec![x]);
     let x = 1.0 + 1.0 / 128.0;
-    let product = |out| {
+    let matmul = |out| {
         let op = MatMul { out, ..MatMul::default() };
         eval1(Op::MatMul(op), &[low(x), low(x)]).to_f64s()[0]
     };
-    assert_eq!(product(Some(DType::F32)), x * x);
-    assert_eq!(product(None), DType::BF16.round(x * x));
+    assert_eq!(matmul(Some(DType::F32)), x * x);
+    assert_eq!(matmul(None), DType::BF16.round(x * x));
 }

@@ -23,7 +23,7 @@ const ROW_ALIGNMENT: usize = 8;
 /// The nodes of a body with one matmul.
 struct Parts<'a> {
     body: &'a Graph,
-    product: &'a Node,
+    matmul: &'a Node,
     op: &'a MatMul,
     /// Those that quantize its operands, if any.
     rounded: Vec<&'a Node>,
@@ -35,13 +35,13 @@ struct Parts<'a> {
 pub(crate) fn cuda(a: &mut Assembler<'_>, body: &Graph) -> Option<()> {
     let is_work = |n: &&Node| !n.op.is_leaf() && !matches!(n.op, Op::Reshape(_));
     let nodes: Vec<&Node> = body.nodes().map(|(_, n)| n).filter(is_work).collect();
-    let (products, rest): (Vec<&Node>, Vec<&Node>) =
+    let (matmuls, rest): (Vec<&Node>, Vec<&Node>) =
         nodes.into_iter().partition(|n| matches!(n.op, Op::MatMul(_)));
     let (rounded, rest): (Vec<&Node>, Vec<&Node>) =
         rest.into_iter().partition(|n| matches!(n.op, Op::Quantize(_)));
-    let [product] = products[..] else { return None };
-    let Op::MatMul(op) = &product.op else { return None };
-    let parts = Parts { body, product, op, rounded, rest };
+    let [matmul] = matmuls[..] else { return None };
+    let Op::MatMul(op) = &matmul.op else { return None };
+    let parts = Parts { body, matmul, op, rounded, rest };
     let ops: Vec<&Op> = parts.rest.iter().map(|n| &n.op).collect();
     match ops[..] {
         [] => parts.rounded(a, None),
@@ -90,7 +90,7 @@ impl Parts<'_> {
 
     /// The GEMM written to `d`, without an epilogue; `None` if it is a batch, or empty.
     fn gemm(&self, a: &mut Assembler<'_>, d: Pointer, d_type: DType) -> Option<Gemm> {
-        let inputs = [0, 1].map(|i| self.product.inputs[i]);
+        let inputs = [0, 1].map(|i| self.matmul.inputs[i]);
         let [left, right] = inputs.map(|v| self.body.ty(v));
         let dims = self.op.dims(left, right);
         let floats = matches!(left.dtype, DType::F32 | DType::F16 | DType::BF16);
@@ -113,7 +113,7 @@ impl Parts<'_> {
 
     /// Both operands as 8-bit floats, their contracted axis last.
     fn codes(&self, a: &mut Assembler<'_>, [m, n, k]: [usize; 3]) -> Option<[Matrix; 2]> {
-        let nodes = [0, 1].map(|i| self.body.def(self.base(self.product.inputs[i])));
+        let nodes = [0, 1].map(|i| self.body.def(self.base(self.matmul.inputs[i])));
         let to = |node: &Node| if let Op::Quantize(op) = &node.op { Some(op.to) } else { None };
         if to(nodes[0])? == DType::F8E5M2 && to(nodes[1])? == DType::F8E5M2 {
             return None;
@@ -133,13 +133,13 @@ impl Parts<'_> {
 
     /// The GEMM of 8-bit floats, and a bias that is added to it.
     fn rounded(&self, a: &mut Assembler<'_>, add: Option<&Node>) -> Option<()> {
-        let product = self.product.outputs[0];
-        let ty = self.body.ty(product);
+        let matmul = self.matmul.outputs[0];
+        let ty = self.body.ty(matmul);
         if self.rounded.is_empty() || !is_direct(DType::BF16, ty.dtype) && ty.dtype != DType::F16 {
             return None;
         }
         let (result, epilogue) = match add {
-            None => (product, Epilogue::None),
+            None => (matmul, Epilogue::None),
             Some(add) => (add.outputs[0], Epilogue::Bias(self.bias(a, add)?)),
         };
         let d = a.write(result);
@@ -150,12 +150,12 @@ impl Parts<'_> {
 
     /// The vector that a node adds to the matmul, provided that nothing else reads the matmul.
     fn bias(&self, a: &mut Assembler<'_>, add: &Node) -> Option<Pointer> {
-        let product = self.product.outputs[0];
-        let (ty, bias) = (self.body.ty(product), self.other(add, product)?);
+        let matmul = self.matmul.outputs[0];
+        let (ty, bias) = (self.body.ty(matmul), self.other(add, matmul)?);
         let n = *ty.shape.0.last()?;
         let fits = self.body.ty(bias).shape.0.last() == Some(&n)
             && self.body.ty(bias).shape.numel() == n
-            && !self.is_output(product)
+            && !self.is_output(matmul)
             && self.body.ty(add.outputs[0]).shape.numel() == ty.shape.numel()
             && (self.rounded.is_empty() || ty.dtype != DType::F32);
         a.read(fits.then(|| self.base(bias))?)
@@ -168,10 +168,10 @@ impl Parts<'_> {
         bias: Option<&Node>,
         add: &Node,
     ) -> Option<()> {
-        let product = self.product.outputs[0];
-        let ty = self.body.ty(product);
+        let matmul = self.matmul.outputs[0];
+        let ty = self.body.ty(matmul);
         let (sum, bias) = match bias {
-            None => (product, None),
+            None => (matmul, None),
             Some(add) => (add.outputs[0], Some(self.bias(a, add)?)),
         };
         let other = self.other(add, sum)?;
@@ -181,10 +181,10 @@ impl Parts<'_> {
         };
         let fits = like(other)
             && like(add.outputs[0])
-            && self.base(other) != product
+            && self.base(other) != matmul
             && !self.is_output(sum)
-            && !self.is_output(product)
-            && is_direct(self.body.ty(self.product.inputs[0]).dtype, ty.dtype)
+            && !self.is_output(matmul)
+            && is_direct(self.body.ty(self.matmul.inputs[0]).dtype, ty.dtype)
             && self.rounded.is_empty();
         let matrix = a.read(fits.then(|| self.base(other))?)?;
         let d = a.write(add.outputs[0]);
@@ -195,15 +195,15 @@ impl Parts<'_> {
 
     /// GELU of the matmul, or of its sum with a bias.
     fn gelu(&self, a: &mut Assembler<'_>, add: Option<&Node>, gelu: &Node) -> Option<()> {
-        let product = self.product.outputs[0];
-        let ty = self.body.ty(product);
+        let matmul = self.matmul.outputs[0];
+        let ty = self.body.ty(matmul);
         let n = *ty.shape.0.last()?;
         let (sum, bias) = match add {
-            None => (product, None),
+            None => (matmul, None),
             Some(add) => (add.outputs[0], Some(self.bias(a, add)?)),
         };
         let fits = self.base(gelu.inputs[0]) == sum
-            && ty.dtype == self.body.ty(self.product.inputs[0]).dtype
+            && ty.dtype == self.body.ty(self.matmul.inputs[0]).dtype
             && n.is_multiple_of(ROW_ALIGNMENT);
         fits.then_some(())?;
         let before = self.is_output(sum).then(|| a.write(sum));
@@ -211,7 +211,7 @@ impl Parts<'_> {
         let plain = self.gemm(a, d, ty.dtype)?;
         let at = before.unwrap_or(d);
         let add_bias = bias.map_or(Epilogue::None, Epilogue::Bias);
-        let product =
+        let matmul =
             Gemm { d: Matrix { at, ..plain.d.clone() }, epilogue: add_bias, ..plain.clone() };
         let function = SourceKernel::new("gelu", "gelu")
             .define("T", c_type(ty.dtype)?)
@@ -219,7 +219,7 @@ impl Parts<'_> {
             .pointer(d)
             .pointer(at)
             .i64(ty.shape.numel());
-        let fallback = vec![launch(product)?, function.launch()];
+        let fallback = vec![launch(matmul)?, function.launch()];
         let epilogue = Epilogue::Gelu { bias, before };
         a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
         Some(())
@@ -227,15 +227,15 @@ impl Parts<'_> {
 
     /// The matmul times the derivative of GELU, and the sum of its rows.
     fn gelu_grad(&self, a: &mut Assembler<'_>, grad: &Node, sum: Option<&Node>) -> Option<()> {
-        let product = self.product.outputs[0];
-        let ty = self.body.ty(product);
+        let matmul = self.matmul.outputs[0];
+        let ty = self.body.ty(matmul);
         let (n, numel) = (*ty.shape.0.last()?, ty.shape.numel());
         let before = grad.inputs[1];
-        let fits = self.base(grad.inputs[0]) == product
-            && !self.is_output(product)
-            && self.base(before) != product
+        let fits = self.base(grad.inputs[0]) == matmul
+            && !self.is_output(matmul)
+            && self.base(before) != matmul
             && self.body.ty(before).shape.numel() == numel
-            && ty.dtype == self.body.ty(self.product.inputs[0]).dtype
+            && ty.dtype == self.body.ty(self.matmul.inputs[0]).dtype
             && n.is_multiple_of(ROW_ALIGNMENT);
         fits.then_some(())?;
         let before = a.read(self.base(before))?;
@@ -270,15 +270,15 @@ impl Parts<'_> {
 
     /// The matmul, and the sum of an operand over the contracted axis.
     fn sum(&self, a: &mut Assembler<'_>, sum: &Node) -> Option<()> {
-        let ty = self.body.ty(self.product.outputs[0]);
-        let dtype = self.body.ty(self.product.inputs[0]).dtype;
+        let ty = self.body.ty(self.matmul.outputs[0]);
+        let dtype = self.body.ty(self.matmul.inputs[0]).dtype;
         let to = self.body.ty(sum.outputs[0]);
         if !is_direct(dtype, ty.dtype) || to.dtype != ty.dtype || !self.rounded.is_empty() {
             return None;
         }
         let summed = self.base(sum.inputs[0]);
-        let [of_a, of_b] = [0, 1].map(|i| self.base(self.product.inputs[i]) == summed);
-        let d = a.write(self.product.outputs[0]);
+        let [of_a, of_b] = [0, 1].map(|i| self.base(self.matmul.inputs[i]) == summed);
+        let d = a.write(self.matmul.outputs[0]);
         let rows = a.write(sum.outputs[0]);
         let plain = self.gemm(a, d, ty.dtype)?;
         let last = *self.body.ty(sum.inputs[0]).shape.0.last()?;

@@ -1,7 +1,7 @@
 //! Executes launches on the CPU.
 
 use crate::memory::{Range, load, store};
-use crate::{operations, products};
+use crate::{gemms, operations};
 use frit_ir::DType;
 use frit_ir::plan::{
     Argument, Epilogue, Gemm, Launch, Launches, OperationLaunch, Pointer, SourceKernel,
@@ -91,13 +91,13 @@ impl Task {
                 self.bytes(*to)[..*bytes].copy_from_slice(&source);
             }
             Launch::Zero { at, bytes } => self.bytes(*at)[..*bytes].fill(0),
-            Launch::Gemm(gemm) => self.product(gemm),
+            Launch::Gemm(gemm) => self.matmul(gemm),
             Launch::Operation(launch) => self.operation(launch),
             Launch::Choice(_) => unreachable!("a choice"),
         }
     }
 
-    fn product(&mut self, gemm: &Gemm) {
+    fn matmul(&mut self, gemm: &Gemm) {
         let copy = |task: &mut Task, at: Option<Pointer>| at.map(|at| task.bytes(at).to_vec());
         let (a, b) = (copy(self, Some(gemm.a.at)), copy(self, Some(gemm.b.at)));
         let (vector, matrix) = match gemm.epilogue {
@@ -112,14 +112,14 @@ impl Task {
         let scale =
             |at: Option<Pointer>| copy(self, at).map_or(1.0, |bytes| load(&bytes, DType::F32, 0));
         let scales = [gemm.a.scale, gemm.b.scale].map(scale);
-        let done = products::run(gemm, [&a, &b], scales, vector.as_deref(), matrix.as_deref());
+        let done = gemms::run(gemm, [&a, &b], scales, vector.as_deref(), matrix.as_deref());
         let put = |task: &mut Task, at: Pointer, n: usize, x: &dyn Fn(usize) -> (usize, f64)| {
             for (place, x) in (0..n).map(x) {
                 store(task.bytes(at), gemm.d.dtype, place, x);
             }
         };
         let (n, size) = (gemm.n, done.d.len());
-        put(self, gemm.d.at, size, &|i| (products::place_of(gemm, i), done.d[i]));
+        put(self, gemm.d.at, size, &|i| (gemms::place_of(gemm, i), done.d[i]));
         match gemm.epilogue {
             Epilogue::Gelu { before: Some(at), .. } => {
                 put(self, at, size, &|i| (i, done.before[i]));

@@ -23,7 +23,7 @@ fn sum(body: &mut Body, v: ValueId, n: usize, dtype: Option<DType>) -> ValueId {
     add1(body, Op::SumTo(SumTo { shape: [n].into(), dtype }), &[v])
 }
 
-fn product(trans_a: bool, trans_b: bool, out: Option<DType>) -> Op {
+fn matmul(trans_a: bool, trans_b: bool, out: Option<DType>) -> Op {
     Op::MatMul(MatMul { trans_a, trans_b, out })
 }
 
@@ -47,7 +47,7 @@ fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool) {
 pub(crate) fn forward(dtype: DType, bias: bool, before: bool, n: usize) -> Graph {
     let mut body = Body::new();
     let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[5, n]), (dtype, &[n])]);
-    let mut last = add1(&mut body, product(false, false, None), &v[..2]);
+    let mut last = add1(&mut body, matmul(false, false, None), &v[..2]);
     if bias {
         last = add1(&mut body, Op::Binary(BinaryFn::Add), &[last, v[2]]);
     }
@@ -70,7 +70,7 @@ fn gelu_with_and_without_a_bias_and_what_is_before_it() {
 fn backward(dtype: DType, rows: Option<DType>) -> Graph {
     let mut body = Body::new();
     let v = inputs(&mut body, &[(dtype, &[6, 5]), (dtype, &[8, 5]), (dtype, &[2, 3, 8])]);
-    let m = add1(&mut body, product(false, true, None), &v[..2]);
+    let m = add1(&mut body, matmul(false, true, None), &v[..2]);
     let view = reshape(&mut body, m, &[2, 3, 8]);
     let d = add1(&mut body, Op::Binary(BinaryFn::GeluTanhGrad), &[view, v[2]]);
     let Some(rows) = rows else { return body.outputs(&[d]) };
@@ -94,7 +94,7 @@ fn weight(dtype: DType, out: DType, first: bool) -> Graph {
     let sums = sum(&mut body, v[1], 7, Some(out));
     let g = reshape(&mut body, v[1], &[6, 7]);
     let operands = if first { [g, v[0]] } else { [v[0], g] };
-    let w = add1(&mut body, product(true, false, Some(out)), &operands);
+    let w = add1(&mut body, matmul(true, false, Some(out)), &operands);
     body.outputs(&[sums, w])
 }
 
@@ -103,7 +103,7 @@ fn with_sum(dtype: DType, out: DType, bias: bool) -> Graph {
     let mut body = Body::new();
     let types = [(dtype, &[6, 5][..]), (dtype, &[5, 7]), (out, &[7]), (out, &[2, 3, 7])];
     let v = inputs(&mut body, &types);
-    let mut last = add1(&mut body, product(false, false, Some(out)), &v[..2]);
+    let mut last = add1(&mut body, matmul(false, false, Some(out)), &v[..2]);
     let add = Op::Binary(BinaryFn::Add);
     if bias {
         last = add1(&mut body, add.clone(), &[last, v[2]]);
@@ -159,7 +159,7 @@ fn what_the_library_has_not_is_no_epilogue() {
     let mut body = Body::new();
     let v = inputs(&mut body, &[(DType::BF16, &[6, 6])]);
     let sums = sum(&mut body, v[0], 6, Some(DType::F32));
-    let w = add1(&mut body, product(false, true, Some(DType::F32)), &[v[0], v[0]]);
+    let w = add1(&mut body, matmul(false, true, Some(DType::F32)), &[v[0], v[0]]);
     let launches = frit_select::cuda(&body.outputs(&[sums, w]), frit_select::Options::default())
         .expect("launches")
         .launches;

@@ -48,7 +48,7 @@ fn equal_distances_are_one_launch() {
 }
 
 #[test]
-fn a_bias_and_a_cast_belong_to_the_product() {
+fn a_bias_and_a_cast_belong_to_the_gemm() {
     for (dtype, out, cast, weights) in [
         (DType::BF16, None, None, vec![7, 6]),
         (DType::F32, None, None, vec![2, 7, 6]),
@@ -62,8 +62,8 @@ fn a_bias_and_a_cast_belong_to_the_product() {
         ];
         let mut body = Body::new();
         let inputs: Vec<_> = operands.iter().map(|t| body.input(&t.ty)).collect();
-        let product = body.add(Op::MatMul(MatMul { out, ..MatMul::default() }), &inputs[..2])[0];
-        let mut last = body.add(Op::Binary(BinaryFn::Add), &[product, inputs[2]])[0];
+        let matmul = body.add(Op::MatMul(MatMul { out, ..MatMul::default() }), &inputs[..2])[0];
+        let mut last = body.add(Op::Binary(BinaryFn::Add), &[matmul, inputs[2]])[0];
         if let Some(to) = cast {
             last = body.add(Op::Cast(Cast { to }), &[last])[0];
         }
@@ -84,6 +84,6 @@ fn an_operand_may_be_one_number() {
     let input = body.input(&x.ty);
     let value = Tensor::splat(TensorType::new(DType::F32, [3, 2]), 0.5);
     let ones = body.add(Op::Constant(Constant { value }), &[])[0];
-    let product = body.add(Op::MatMul(MatMul::default()), &[input, ones])[0];
-    check_body(&body.outputs(&[product]), &[x], 1e-6);
+    let matmul = body.add(Op::MatMul(MatMul::default()), &[input, ones])[0];
+    check_body(&body.outputs(&[matmul]), &[x], 1e-6);
 }

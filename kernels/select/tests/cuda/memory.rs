@@ -58,7 +58,7 @@ pub(crate) fn load(bytes: &[u8], dtype: DType, i: usize) -> f64 {
         DType::BF16 => bf16::from_le_bytes(part(2).try_into().unwrap()).to_f64(),
         DType::F8E4M3 => eighth(part(1)[0], 3, 7, 0x7f),
         DType::F8E5M2 => eighth(part(1)[0], 2, 15, 0x7c),
-        other => panic!("{other} in a product"),
+        other => panic!("{other} in a matmul"),
     }
 }
 
@@ -84,6 +84,6 @@ pub(crate) fn store(bytes: &mut [u8], dtype: DType, i: usize, x: f64) {
         DType::F32 => put(&(x as f32).to_le_bytes()),
         DType::F16 => put(&f16::from_f64(x).to_le_bytes()),
         DType::BF16 => put(&bf16::from_f64(x).to_le_bytes()),
-        other => panic!("{other} in a product"),
+        other => panic!("{other} in a matmul"),
     }
 }

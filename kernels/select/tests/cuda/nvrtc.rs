@@ -51,7 +51,7 @@ fn all_units() -> Vec<Unit> {
     let mut all = units(&bodies());
     all.extend(units_of(&[
         crate::epilogue::forward(DType::BF16, true, true, 64),
-        crate::quantize::product(
+        crate::quantize::matmul(
             MatMul { trans_a: true, ..MatMul::default() },
             DType::F8E5M2,
             0,

@@ -58,7 +58,7 @@ fn values_are_those_of_the_interpreter_bit_by_bit() {
 }
 
 /// A GEMM of quantized operands, in e4m3 and `to`, and the amax of operand `amax`; optionally a bias and GELU.
-pub(crate) fn product(op: MatMul, to: DType, amax: usize, bias: bool, gelu: bool) -> Graph {
+pub(crate) fn matmul(op: MatMul, to: DType, amax: usize, bias: bool, gelu: bool) -> Graph {
     let [m, n, k] = [32, 80, 48];
     let mut body = Body::new();
     let low = |dims: [usize; 2]| TensorType::new(DType::BF16, dims);
@@ -93,21 +93,21 @@ fn operands(body: &Graph, recent: [f64; 2]) -> Vec<Tensor> {
 }
 
 #[test]
-fn products_read_8_bit_floats_in_every_layout() {
+fn gemms_read_8_bit_floats_in_every_layout() {
     for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
         for (to, out) in [(FORMATS[0], None), (FORMATS[1], Some(DType::F32))] {
             let op = MatMul { trans_a, trans_b, out };
             for (recent, amax) in [([0.0, 0.0], 0), ([1.5, 0.0], 1), ([9.0, 1e-3], 1)] {
-                let body = product(op.clone(), to, amax, false, false);
+                let body = matmul(op.clone(), to, amax, false, false);
                 let launches = frit_select::cuda(&body, frit_select::Options::default())
                     .expect("launches")
                     .launches;
-                let products: Vec<_> = launches
+                let matmuls: Vec<_> = launches
                     .iter()
                     .filter_map(|l| if let Launch::Gemm(gemm) = l { Some(gemm) } else { None })
                     .collect();
-                assert_eq!(products.len(), 1);
-                assert_eq!([products[0].a.dtype, products[0].b.dtype], [DType::F8E4M3, to]);
+                assert_eq!(matmuls.len(), 1);
+                assert_eq!([matmuls[0].a.dtype, matmuls[0].b.dtype], [DType::F8E4M3, to]);
                 check_body(&body, &operands(&body, recent), 1e-2);
             }
         }
@@ -117,7 +117,7 @@ fn products_read_8_bit_floats_in_every_layout() {
 #[test]
 fn a_bias_and_gelu_stay_epilogues() {
     for gelu in [false, true] {
-        let body = product(MatMul::default(), FORMATS[0], 0, true, gelu);
+        let body = matmul(MatMul::default(), FORMATS[0], 0, true, gelu);
         check_body(&body, &operands(&body, [2.0, 2.0]), 2e-2);
     }
 }
@@ -127,7 +127,7 @@ fn what_the_library_does_not_multiply_has_no_launches() {
     let wide = MatMul { out: Some(DType::F32), ..MatMul::default() };
     assert!(
         frit_select::cuda(
-            &product(wide, FORMATS[0], 0, true, false),
+            &matmul(wide, FORMATS[0], 0, true, false),
             frit_select::Options::default()
         )
         .is_none(),

@@ -32,7 +32,7 @@ fn conv(
 }
 
 #[test]
-fn convolutions_by_products() {
+fn convolutions_by_gemms() {
     conv(DType::F32, None, &uneven(), 1, &[2, 3, 7, 9], &[4, 3, 3, 2]);
     conv(DType::BF16, None, &uneven(), 2, &[2, 4, 6, 8], &[6, 2, 2, 3]);
     conv(DType::BF16, Some(DType::F32), &Window::plain(2), 1, &[2, 5, 4, 3], &[3, 5, 1, 1]);

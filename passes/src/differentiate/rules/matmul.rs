@@ -17,9 +17,9 @@ impl Differentiate for MatMul {
         let mut gradients = vec![None; 2];
         if b.needs(0) {
             gradients[0] = Some(if self.trans_a {
-                product(b, (x[1], self.trans_b), (dy, true), x[0])?
+                matmul(b, (x[1], self.trans_b), (dy, true), x[0])?
             } else {
-                product(b, (dy, false), (x[1], !self.trans_b), x[0])?
+                matmul(b, (dy, false), (x[1], !self.trans_b), x[0])?
             });
         }
         if b.needs(1) {
@@ -30,9 +30,9 @@ impl Differentiate for MatMul {
                 dy = rows(b, dy)?;
             }
             gradients[1] = Some(if self.trans_b {
-                product(b, (dy, true), (a, self.trans_a), x[1])?
+                matmul(b, (dy, true), (a, self.trans_a), x[1])?
             } else {
-                product(b, (a, !self.trans_a), (dy, false), x[1])?
+                matmul(b, (a, !self.trans_a), (dy, false), x[1])?
             });
         }
         Ok(gradients)
@@ -48,7 +48,7 @@ fn rows(b: &mut Builder<'_>, x: ValueId) -> Rule<ValueId> {
 
 /// The matmul of two operands, each possibly transposed, as a cotangent of `operand`. Where leading
 /// axes were broadcast it is summed over them before it is rounded.
-fn product(
+fn matmul(
     b: &mut Builder<'_>,
     (left, trans_a): (ValueId, bool),
     (right, trans_b): (ValueId, bool),

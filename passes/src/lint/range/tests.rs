@@ -118,7 +118,7 @@ fn two_operands() {
 }
 
 #[test]
-fn norms_bound_products_more_closely_than_intervals() {
+fn norms_bound_gemms_more_closely_than_intervals() {
     let text = format!(
         "{INPUT}\n%n: f32[4, 16], %m: f32[4], %r: f32[4] = layer_norm %x, %s, %b {{axis = 1, eps = 1e-5}}\n\
          %y: f32[4, 8] = matmul %n, %w\n%z: f32[4, 8] = matmul %x, %w\n%p: f32[4, 8] = softmax %y {{axis = 1}}\n\
@@ -126,11 +126,11 @@ fn norms_bound_products_more_closely_than_intervals() {
          return %p as \"p\""
     );
     let all = ranges(&text);
-    let (normalized, product) = (all[0], all[3]);
+    let (normalized, matmul) = (all[0], all[3]);
     // √16 · 0.5 and a bias; the interval alone would allow √16 times as much after the matmul.
     assert!(normalized.max_abs() <= 2.5);
     let column = numbers(128, 1).iter().map(|x| 0.5 * x.abs()).sum::<f64>() / 8.0;
-    assert!(product.max_abs() < normalized.max_abs() * column * 1.5, "{product:?} {column}");
+    assert!(matmul.max_abs() < normalized.max_abs() * column * 1.5, "{matmul:?} {column}");
     assert_eq!(all[5].norm, 1.0);
 }
 

@@ -80,18 +80,18 @@ fn reshape_compose(m: &Match<'_>) -> Option<Expr> {
 
 /// A swap of the last two axes of operand `i` becomes a flag.
 fn operand(m: &Match<'_>, i: usize) -> Option<Expr> {
-    let Op::MatMul(product) = m.op else { return None };
+    let Op::MatMul(matmul) = m.op else { return None };
     let inside = m.operand(i).find_map(|(op, _, inputs)| match op {
         Op::Transpose(t) if swaps_last(&t.perm) => Some(inputs[0]),
         _ => None,
     })?;
-    let (mut inputs, mut product): (_, MatMul) = (m.inputs.to_vec(), product.clone());
+    let (mut inputs, mut matmul): (_, MatMul) = (m.inputs.to_vec(), matmul.clone());
     inputs[i] = inside;
     match i {
-        0 => product.trans_a = !product.trans_a,
-        _ => product.trans_b = !product.trans_b,
+        0 => matmul.trans_a = !matmul.trans_a,
+        _ => matmul.trans_b = !matmul.trans_b,
     }
-    Some(m.make(Op::MatMul(product), &inputs))
+    Some(m.make(Op::MatMul(matmul), &inputs))
 }
 
 /// Multiplication commutes, and the sums keep their order.
@@ -100,10 +100,10 @@ fn transposed(m: &Match<'_>) -> Option<Expr> {
         return None;
     }
     m.inner(0, |op, inputs| match (op, inputs) {
-        (Op::MatMul(product), &[a, b]) => {
-            let product =
-                MatMul { trans_a: !product.trans_b, trans_b: !product.trans_a, out: product.out };
-            Some(m.make(Op::MatMul(product), &[b, a]))
+        (Op::MatMul(matmul), &[a, b]) => {
+            let matmul =
+                MatMul { trans_a: !matmul.trans_b, trans_b: !matmul.trans_a, out: matmul.out };
+            Some(m.make(Op::MatMul(matmul), &[b, a]))
         }
         _ => None,
     })

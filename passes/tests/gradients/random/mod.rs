@@ -3,8 +3,8 @@
 
 mod indexing;
 mod layout;
+mod matmuls;
 mod pointwise;
-mod products;
 mod reductions;
 mod windows;
 
@@ -95,14 +95,8 @@ impl Random {
 /// One random case of every operation of a family.
 type Family = fn(&mut Random);
 
-const FAMILIES: [Family; 6] = [
-    pointwise::case,
-    layout::case,
-    indexing::case,
-    reductions::case,
-    products::case,
-    windows::case,
-];
+const FAMILIES: [Family; 6] =
+    [pointwise::case, layout::case, indexing::case, reductions::case, matmuls::case, windows::case];
 
 fn each(seed: u64, case: Family) {
     let mut random = Random::new(seed);
@@ -134,8 +128,8 @@ fn reductions_and_normalizations() {
 }
 
 #[test]
-fn matrix_products_and_attention() {
-    each(5, products::case);
+fn matmuls_and_attention() {
+    each(5, matmuls::case);
 }
 
 #[test]

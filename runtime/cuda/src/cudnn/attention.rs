@@ -111,13 +111,13 @@ impl Graph<'_> {
         let s = self.nodes.make(Function::Sub, &[s, lse], &self.scores);
         let s = self.hide_later_keys(s);
         let p = self.nodes.make(Function::Exp, &[s], &self.scores);
-        self.keys_product(p, dy, 7);
+        self.keys_matmul(p, dy, 7);
 
         let dp = self.nodes.make(Function::MatMul, &[dy, v], &self.scores);
         let ds = self.nodes.make(Function::Sub, &[dp, delta], &self.scores);
         let ds = self.nodes.make(Function::Mul, &[ds, p], &self.scores);
         let ds = self.nodes.make(Function::Mul, &[ds, self.scale], &self.narrow);
-        self.keys_product(ds, q, 6);
+        self.keys_matmul(ds, q, 6);
 
         let rows_of_k = self.nodes.make(Function::Transpose, &[k], &self.tensors[1]);
         if self.tensors.len() > SUMS {
@@ -141,8 +141,8 @@ impl Graph<'_> {
     }
 
     fn scores(&mut self, q: usize, k: usize) -> usize {
-        let product = self.nodes.make(Function::MatMul, &[q, k], &self.scores);
-        self.nodes.make(Function::Mul, &[product, self.scale], &self.scores)
+        let matmul = self.nodes.make(Function::MatMul, &[q, k], &self.scores);
+        self.nodes.make(Function::Mul, &[matmul, self.scale], &self.scores)
     }
 
     /// Sets scores of keys after the query to −∞, if the attention is causal.
@@ -159,7 +159,7 @@ impl Graph<'_> {
     }
 
     /// Tensor `to` = the transposed scores, rounded, times rows of queries, summed over the heads that share keys.
-    fn keys_product(&mut self, scores: usize, rows: usize, to: usize) {
+    fn keys_matmul(&mut self, scores: usize, rows: usize, to: usize) {
         let turned = self.nodes.make(Function::Transpose, &[scores], &turned(&self.narrow));
         let (result, heads) = (self.tensor(to), self.scores.sizes[1]);
         let mut sizes = self.tensors[to].sizes.clone();

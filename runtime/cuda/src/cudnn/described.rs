@@ -49,10 +49,10 @@ impl Builder<'_> {
     }
 
     fn matmul(&mut self, from: &[usize], to: usize) -> Result<Descriptor> {
-        let mut product = Descriptor::new(self.api, Kind::MatMul)?;
-        product.set(&names::MATMUL_TYPE, &[data_type(DType::F32)?])?;
+        let mut matmul = Descriptor::new(self.api, Kind::MatMul)?;
+        matmul.set(&names::MATMUL_TYPE, &[data_type(DType::F32)?])?;
         let operands = [&names::OPERATION_MATMUL_A, &names::OPERATION_MATMUL_B];
-        let function = Some((&names::OPERATION_MATMUL, product));
+        let function = Some((&names::OPERATION_MATMUL, matmul));
         let result = (&names::OPERATION_MATMUL_C, to);
         self.step(Kind::MatMulOperation, function, (&operands, from), result)
     }

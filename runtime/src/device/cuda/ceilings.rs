@@ -1,8 +1,8 @@
 //! Measures what a device reaches: the rate of a large bf16 GEMM through cuBLASLt, and the bandwidth of copies within its
 //! memory. Predictions and measured steps are compared with these rather than with data sheets.
 
-use frit_cuda::driver::{Address, Driver, EventHandle, ProductAddresses, StreamHandle};
-use frit_cuda::{CudaError, Product};
+use frit_cuda::driver::{Address, Driver, EventHandle, GemmAddresses, StreamHandle};
+use frit_cuda::{CudaError, GemmProblem};
 use frit_ir::DType;
 use frit_ir::plan::{Epilogue, Gemm, Matrix, Pointer};
 use half::bf16;
@@ -66,7 +66,7 @@ fn gemm<D: Driver>(stopwatch: &Stopwatch<'_, D>, size: usize) -> Result<(f64, us
     let bytes = DType::BF16.size() * size * size;
     let [a, b] = [random(stopwatch, size * size, 0)?, random(stopwatch, size * size, 1)?];
     let (d, workspace) = (allocate(driver, bytes)?, allocate(driver, WORKSPACE_BYTES)?);
-    let at = ProductAddresses {
+    let at = GemmAddresses {
         a,
         b,
         d,
@@ -75,12 +75,12 @@ fn gemm<D: Driver>(stopwatch: &Stopwatch<'_, D>, size: usize) -> Result<(f64, us
         matrix: 0,
         workspace: (workspace, WORKSPACE_BYTES),
     };
-    let product = Product::of(&square(size), &at);
-    let algorithms = driver.algorithms(&product, WORKSPACE_BYTES)?;
+    let problem = GemmProblem::of(&square(size), &at);
+    let algorithms = driver.algorithms(&problem, WORKSPACE_BYTES)?;
     let mut least = f64::INFINITY;
     for algorithm in &algorithms {
         // One that the library cannot make ready after all is passed over.
-        let Ok(ready) = driver.prepare(&product, algorithm) else { continue };
+        let Ok(ready) = driver.prepare(&problem, algorithm) else { continue };
         // SAFETY: the operands and the workspace were allocated with the sizes said, and are freed later.
         let us = stopwatch.median_us(|| unsafe { driver.multiply(ready, at, stopwatch.on) })?;
         least = least.min(us);
@@ -91,8 +91,8 @@ fn gemm<D: Driver>(stopwatch: &Stopwatch<'_, D>, size: usize) -> Result<(f64, us
     if least.is_finite() {
         return Ok((least, algorithms.len()));
     }
-    let (library, product) = (driver.properties().libraries.clone(), product.to_string());
-    Err(CudaError::NoAlgorithm { library, product })
+    let (library, problem) = (driver.properties().libraries.clone(), problem.to_string());
+    Err(CudaError::NoAlgorithm { library, problem })
 }
 
 fn square(size: usize) -> Gemm {

@@ -63,7 +63,7 @@ impl Choice {
             let wait = |event: EventHandle| watch.wait(event, || "the choice of algorithms".into());
             let bench = Bench::new(driver, issuer.compute(), wait)?;
             let mut tuner = Tuner::new(bench, &mut tuning, &path, limits.tuning);
-            tuner.products(&program)?;
+            tuner.problems(&program)?;
             let algorithms = tuner.prepare(&program, issuer)?;
             tuner.choices(&program, issuer, &algorithms)?;
             driver.free(base)?;
@@ -139,8 +139,8 @@ fn settle(
     program: &mut Program,
     issuer: &mut Issuer,
 ) -> Result<Vec<usize>, CudaError> {
-    let products = tuning.prepare_products(driver, program)?;
-    issuer.products = products.into_iter().map(Option::unwrap_or_default).collect();
+    let problems = tuning.prepare_problems(driver, program)?;
+    issuer.problems = problems.into_iter().map(Option::unwrap_or_default).collect();
     let settled = tuning.prepare_choices(driver, program)?;
     issuer.operations = vec![Default::default(); program.n_operations()];
     let mut bytes = vec![0; program.n_operations()];

@@ -1,7 +1,7 @@
 //! Commands that a task enqueues, with all addresses resolved, and choices that are decided by measurement.
 
 use super::tuning::Settled;
-use frit_cuda::driver::{Address, Arguments, Collective, FunctionHandle, ProductAddresses, Shape};
+use frit_cuda::driver::{Address, Arguments, Collective, FunctionHandle, GemmAddresses, Shape};
 
 /// One command enqueued on a stream.
 #[derive(Clone, Debug)]
@@ -11,10 +11,10 @@ pub(super) enum Command {
         shape: Shape,
         arguments: Arguments,
     },
-    /// A GEMM by its index in [`super::program::Program::products`].
+    /// A GEMM by its index in [`super::program::Program::GEMMs`].
     Multiply {
-        product: usize,
-        at: ProductAddresses,
+        problem: usize,
+        at: GemmAddresses,
     },
     /// An operation of cuDNN by its number among those of all choices.
     Execute {
@@ -72,15 +72,15 @@ impl Command {
     }
 
     /// The GEMM that it is.
-    pub(super) fn product(&self) -> Option<usize> {
-        if let Command::Multiply { product, .. } = self { Some(*product) } else { None }
+    pub(super) fn problem(&self) -> Option<usize> {
+        if let Command::Multiply { problem, .. } = self { Some(*problem) } else { None }
     }
 
     /// Its kind, for counts.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Command::Launch { .. } => "kernel",
-            Command::Multiply { .. } => "product",
+            Command::Multiply { .. } => "gemm",
             Command::Execute { .. } | Command::Choice { .. } => "operation",
             Command::Copy { .. } => "copy",
             Command::CopyIn { .. } | Command::CopyOut { .. } => "host copy",

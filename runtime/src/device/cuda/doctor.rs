@@ -167,8 +167,8 @@ pub fn examine(plan: Option<&Plan>) -> Result<Findings, RunError> {
         findings.memory_bytes = Some(bytes);
         memory(&mut findings, machine.as_ref().ok(), bytes);
     }
-    let products = need(needs.is_some_and(|(libraries, _)| libraries.cublaslt));
-    findings.add("cuBLASLt", products, installed::cublaslt(version));
+    let problems = need(needs.is_some_and(|(libraries, _)| libraries.cublaslt));
+    findings.add("cuBLASLt", problems, installed::cublaslt(version));
     let sources = need(needs.is_some_and(|(libraries, _)| libraries.nvrtc));
     findings.add("NVRTC", sources, installed::nvrtc(version));
     // Never needed: without it Frit's own kernels run.

@@ -4,9 +4,7 @@ use super::command::Command;
 use super::memory::{Memory, STREAMS};
 use super::program::Program;
 use frit_cuda::CudaError;
-use frit_cuda::driver::{
-    Address, Driver, EventHandle, OperationHandle, ProductHandle, StreamHandle,
-};
+use frit_cuda::driver::{Address, Driver, EventHandle, GemmHandle, OperationHandle, StreamHandle};
 use frit_ir::plan::{Plan, Stream, TaskId, TiVec};
 use std::ops::Range;
 
@@ -23,7 +21,7 @@ pub(super) struct Issuer {
     /// Host memory where each collective stores its task number plus one when it completes; none for one rank.
     progress: Option<*mut u8>,
     /// The GEMMs, by their index.
-    pub(super) products: Vec<ProductHandle>,
+    pub(super) problems: Vec<GemmHandle>,
     /// The operations of cuDNN, by their index.
     pub(super) operations: Vec<OperationHandle>,
 }
@@ -64,7 +62,7 @@ impl Issuer {
                 1 => None,
                 _ => Some(driver.allocate_pinned(4)?),
             },
-            products: Vec::new(),
+            problems: Vec::new(),
             operations: Vec::new(),
         })
     }
@@ -225,9 +223,9 @@ impl Issuer {
                 // SAFETY: the arguments were bound to this kernel; the plan's check bounds all places.
                 unsafe { driver.launch(*function, *shape, arguments, on) }
             }
-            Command::Multiply { product, at } => {
+            Command::Multiply { problem, at } => {
                 // SAFETY: as above.
-                unsafe { driver.multiply(self.products[*product], *at, on) }
+                unsafe { driver.multiply(self.problems[*problem], *at, on) }
             }
             Command::Execute { operation, at, workspace } => {
                 // SAFETY: as above.

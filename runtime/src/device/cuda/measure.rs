@@ -4,12 +4,12 @@
 use super::bench::Bench;
 use super::command::{Command, settle};
 use super::issue::Issuer;
-use super::program::{ChoiceOf, ProductOf, Program};
+use super::program::{ChoiceOf, GemmOf, Program};
 use super::random_data::{RandomData, Region};
 use super::tuning::{Measured, Settled, Timed, Tuning, With, device};
 use crate::RunError;
 use frit_cuda::CudaError;
-use frit_cuda::driver::{Driver, EventHandle, OperationHandle, ProductHandle};
+use frit_cuda::driver::{Driver, EventHandle, GemmHandle, OperationHandle};
 use frit_ir::plan::CandidateName;
 use std::path::Path;
 use std::time::Duration;
@@ -65,25 +65,25 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Tuner<'a, D, W> 
         self.bench.finish()
     }
 
-    /// Measures the products whose algorithm is not known, on the addresses of their first task. An algorithm that
+    /// Measures the GEMMs whose algorithm is not known, on the addresses of their first task. An algorithm that
     /// fails is passed over.
     ///
     /// # Errors
-    /// A product that no algorithm computes, or a call that failed.
-    pub(super) fn products(&mut self, program: &Program) -> Result<(), RunError> {
-        for product in &program.products {
-            if !self.tuning.knows_product(&self.device, &product.product) {
-                let measured = self.product(product)?;
-                self.keep(product.product.to_string(), measured);
+    /// A GEMM that no algorithm computes, or a call that failed.
+    pub(super) fn problems(&mut self, program: &Program) -> Result<(), RunError> {
+        for problem in &program.problems {
+            if !self.tuning.knows_problem(&self.device, &problem.problem) {
+                let measured = self.problem(problem)?;
+                self.keep(problem.problem.to_string(), measured);
             }
         }
         Ok(())
     }
 
-    fn product(&mut self, of: &ProductOf) -> Result<Measured, RunError> {
-        let (driver, ProductOf { product, at, regions }) = (self.bench.driver, of);
-        let algorithms = match driver.algorithms(product, at.workspace.1) {
-            Err(CudaError::NoAlgorithm { .. }) if product.epilogue.is_optional() => vec![],
+    fn problem(&mut self, of: &GemmOf) -> Result<Measured, RunError> {
+        let (driver, GemmOf { problem, at, regions }) = (self.bench.driver, of);
+        let algorithms = match driver.algorithms(problem, at.workspace.1) {
+            Err(CudaError::NoAlgorithm { .. }) if problem.epilogue.is_optional() => vec![],
             algorithms => algorithms?,
         };
         self.fill(regions)?;
@@ -97,9 +97,9 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Tuner<'a, D, W> 
             if best.is_finite() && self.is_late() {
                 break;
             }
-            let (handle, time) = match driver.prepare(product, &algorithm) {
+            let (handle, time) = match driver.prepare(problem, &algorithm) {
                 Ok(handle) => (handle, self.bench.time(|| multiply(handle), best)?),
-                Err(e) => (ProductHandle::default(), Err(e)),
+                Err(e) => (GemmHandle::default(), Err(e)),
             };
             ready.push(handle);
             trials.push(Timed {
@@ -121,17 +121,17 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Tuner<'a, D, W> 
             }
         }
         let chosen = fastest(trials.iter()).map(|i| trials[i].chosen());
-        if chosen.is_none() && !product.epilogue.is_optional() {
+        if chosen.is_none() && !problem.epilogue.is_optional() {
             let library = driver.properties().libraries.clone();
             let detail = failure.map_or_else(String::new, |e| format!(" ({e})"));
-            let product = format!("{product}{detail}");
-            return Err(CudaError::NoAlgorithm { library, product }.into());
+            let problem = format!("{problem}{detail}");
+            return Err(CudaError::NoAlgorithm { library, problem }.into());
         }
         let unmeasured = n - trials.len();
         Ok(Measured { chosen, candidates: trials, unmeasured })
     }
 
-    /// Makes every product that has an algorithm ready with it.
+    /// Makes every GEMM that has an algorithm ready with it.
     ///
     /// # Errors
     /// If the library refuses.
@@ -139,14 +139,14 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Tuner<'a, D, W> 
         &self,
         program: &Program,
         issuer: &mut Issuer,
-    ) -> Result<Vec<Option<ProductHandle>>, CudaError> {
-        let products = self.tuning.prepare_products(self.bench.driver, program)?;
-        issuer.products = products.iter().map(|p| p.unwrap_or_default()).collect();
-        Ok(products)
+    ) -> Result<Vec<Option<GemmHandle>>, CudaError> {
+        let problems = self.tuning.prepare_problems(self.bench.driver, program)?;
+        issuer.problems = problems.iter().map(|p| p.unwrap_or_default()).collect();
+        Ok(problems)
     }
 
     /// Measures the candidates of choices that are not made, or whose engine can no longer be made ready: for each
-    /// operation every engine. A candidate that fails is passed over. The products are ready.
+    /// operation every engine. A candidate that fails is passed over. The GEMMs are ready.
     ///
     /// # Errors
     /// A call that failed.
@@ -154,7 +154,7 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Tuner<'a, D, W> 
         &mut self,
         program: &Program,
         issuer: &mut Issuer,
-        algorithms: &[Option<ProductHandle>],
+        algorithms: &[Option<GemmHandle>],
     ) -> Result<(), RunError> {
         issuer.operations = vec![OperationHandle::default(); program.n_operations()];
         // A choice may be part of a later one.
@@ -182,10 +182,10 @@ impl<'a, D: Driver, W: Fn(EventHandle) -> Result<(), RunError>> Tuner<'a, D, W> 
         choice: &ChoiceOf,
         candidates: &[(CandidateName, Vec<Command>)],
         issuer: &mut Issuer,
-        algorithms: &[Option<ProductHandle>],
+        algorithms: &[Option<GemmHandle>],
     ) -> Result<Measured, RunError> {
         let has_algorithms = |commands: &[Command]| {
-            commands.iter().all(|c| c.product().is_none_or(|p| algorithms[p].is_some()))
+            commands.iter().all(|c| c.problem().is_none_or(|p| algorithms[p].is_some()))
         };
         let trial = |candidate: usize, with: Option<With>| {
             let name = candidates[candidate].0;

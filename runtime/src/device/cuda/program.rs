@@ -9,9 +9,9 @@ use super::survey::{Code, Survey};
 use super::tuning::Settled;
 use crate::RunError;
 use frit_cuda::CudaError;
-use frit_cuda::Product;
+use frit_cuda::GemmProblem;
 use frit_cuda::driver::{
-    Address, Arguments, Collective, Driver, Exchange, ProductAddresses, Shape, TeamHandle,
+    Address, Arguments, Collective, Driver, Exchange, GemmAddresses, Shape, TeamHandle,
 };
 use frit_ir::DType;
 use frit_ir::plan::{
@@ -30,15 +30,15 @@ pub(super) struct Program {
     /// By task.
     pub(super) commands: TiVec<TaskId, Vec<Command>>,
     /// The GEMMs, each once.
-    pub(super) products: Vec<ProductOf>,
+    pub(super) problems: Vec<GemmOf>,
     /// The choices, each once; one that is part of another comes before it.
     pub(super) choices: Vec<ChoiceOf>,
 }
 
 /// A GEMM with the addresses of the first task that uses it.
-pub(super) struct ProductOf {
-    pub(super) product: Product,
-    pub(super) at: ProductAddresses,
+pub(super) struct GemmOf {
+    pub(super) problem: GemmProblem,
+    pub(super) at: GemmAddresses,
     /// What it reads.
     pub(super) regions: Vec<Region>,
 }
@@ -69,8 +69,8 @@ pub(super) struct OperationOf {
 struct Binder<'a, D> {
     driver: &'a D,
     modules: &'a Modules,
-    products: Vec<ProductOf>,
-    by_product: HashMap<Product, usize>,
+    problems: Vec<GemmOf>,
+    by_problem: HashMap<GemmProblem, usize>,
     choices: Vec<ChoiceOf>,
     by_key: HashMap<String, usize>,
     n_operations: usize,
@@ -147,9 +147,9 @@ impl Program {
         Ok((binder.program(commands), last))
     }
 
-    /// The number of products and choices.
+    /// The number of GEMMs and choices.
     pub(super) fn n_chosen(&self) -> usize {
-        self.products.len() + self.choices.len()
+        self.problems.len() + self.choices.len()
     }
 
     /// The number of operations of all choices.
@@ -249,8 +249,8 @@ impl<'a, D: Driver> Binder<'a, D> {
         Binder {
             driver,
             modules,
-            products: Vec::new(),
-            by_product: HashMap::new(),
+            problems: Vec::new(),
+            by_problem: HashMap::new(),
             choices: Vec::new(),
             by_key: HashMap::new(),
             n_operations: 0,
@@ -258,7 +258,7 @@ impl<'a, D: Driver> Binder<'a, D> {
     }
 
     fn program(self, commands: TiVec<TaskId, Vec<Command>>) -> Program {
-        Program { commands, products: self.products, choices: self.choices }
+        Program { commands, problems: self.problems, choices: self.choices }
     }
 
     fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {
@@ -321,9 +321,9 @@ impl<'a, D: Driver> Binder<'a, D> {
             Launch::Gemm(gemm) => {
                 let at = addresses(gemm, operands);
                 if gemm.k == 0 || gemm.m * gemm.n * gemm.batch == 0 {
-                    return empty_product(gemm, at.d);
+                    return empty_gemm(gemm, at.d);
                 }
-                Command::Multiply { product: self.product(gemm, at, operands), at }
+                Command::Multiply { problem: self.problem(gemm, at, operands), at }
             }
             Launch::Operation(_) => return Err(refused("an operation of cuDNN has no fallback")),
             Launch::Choice(candidates) => self.choice(candidates, operands)?,
@@ -389,24 +389,24 @@ impl<'a, D: Driver> Binder<'a, D> {
         operations: &[OperationOf],
     ) -> String {
         let names: Vec<&str> = candidates.iter().map(|(name, _)| name.word()).collect();
-        // The last needs no library but for plain products.
+        // The last needs no library but for plain GEMMs.
         let others = &candidates[..candidates.len().saturating_sub(1)];
-        let products = others.iter().flat_map(|(_, c)| c).filter_map(Command::product);
-        let products = products.map(|p| self.products[p].product.to_string());
+        let problems = others.iter().flat_map(|(_, c)| c).filter_map(Command::problem);
+        let problems = problems.map(|p| self.problems[p].problem.to_string());
         let of: Vec<String> =
-            operations.iter().map(|o| o.operation.to_string()).chain(products).collect();
+            operations.iter().map(|o| o.operation.to_string()).chain(problems).collect();
         format!("{}: {}", names.join(" or "), of.join(" + "))
     }
 
     /// The index of a GEMM, added if it is new.
-    fn product(&mut self, gemm: &Gemm, at: ProductAddresses, operands: &Operands) -> usize {
-        let product = Product::of(gemm, &at);
-        let next = self.products.len();
-        let index = *self.by_product.entry(product.clone()).or_insert(next);
+    fn problem(&mut self, gemm: &Gemm, at: GemmAddresses, operands: &Operands) -> usize {
+        let problem = GemmProblem::of(gemm, &at);
+        let next = self.problems.len();
+        let index = *self.by_problem.entry(problem.clone()).or_insert(next);
         if index == next {
             let mut regions = operands.regions.clone();
             regions.extend(scratch_of_gemm(gemm, operands));
-            self.products.push(ProductOf { product, at, regions });
+            self.problems.push(GemmOf { problem, at, regions });
         }
         index
     }
@@ -435,7 +435,7 @@ impl<'a, D: Driver> Binder<'a, D> {
     }
 }
 
-fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
+fn addresses(gemm: &Gemm, operands: &Operands) -> GemmAddresses {
     let at = |pointer: Option<Pointer>| pointer.map_or(0, |p| operands.pointer(p));
     let (vector, matrix) = match gemm.epilogue {
         Epilogue::None => (None, None),
@@ -445,7 +445,7 @@ fn addresses(gemm: &Gemm, operands: &Operands) -> ProductAddresses {
         Epilogue::Bias(v) | Epilogue::SumA(v) | Epilogue::SumB(v) => (Some(v), None),
     };
     let (workspace, bytes) = operands.workspace;
-    ProductAddresses {
+    GemmAddresses {
         a: at(Some(gemm.a.at)),
         b: at(Some(gemm.b.at)),
         d: at(Some(gemm.d.at)),
@@ -488,7 +488,7 @@ fn refused(reason: &str) -> RunError {
 }
 
 /// A GEMM with an extent of zero: nothing, or zeros.
-fn empty_product(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
+fn empty_gemm(gemm: &Gemm, d: Address) -> Result<Command, RunError> {
     let numel = gemm.m * gemm.n * gemm.batch;
     let dense =
         gemm.d.row_stride == gemm.n && (gemm.batch == 1 || gemm.d.batch_stride == gemm.m * gemm.n);

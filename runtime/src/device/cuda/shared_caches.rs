@@ -14,7 +14,7 @@ const PROCESSES: usize = 4;
 const ROUNDS: usize = 60;
 /// Large enough that a write can be observed half done.
 const CODE_BYTES: usize = 1 << 19;
-const PRODUCTS: usize = 2000;
+const PROBLEMS: usize = 2000;
 
 fn content(path: &Path) -> Option<Vec<u8>> {
     match std::fs::read(path) {
@@ -32,9 +32,9 @@ fn work(folder: &Path, number: usize) {
     let whole = [&code[..], sha256_hex(&code).as_bytes()].concat();
     let chosen = format!("{{\"candidate\": \"cublaslt\", \"with\": {:?}}}", [number; 8]);
     let measured = format!("{{\"chosen\": {chosen}, \"candidates\": []}}");
-    let products: Vec<String> =
-        (0..PRODUCTS).map(|i| format!("\"product {i}\": {measured}")).collect();
-    let text = format!("{{\"device\": {{{}}}}}", products.join(", "));
+    let problems: Vec<String> =
+        (0..PROBLEMS).map(|i| format!("\"problem {i}\": {measured}")).collect();
+    let text = format!("{{\"device\": {{{}}}}}", problems.join(", "));
     let tuning = Tuning::parse(text.as_bytes()).unwrap();
     for round in 0..ROUNDS {
         cubins::write(&code_path, &code);
@@ -48,10 +48,10 @@ fn work(folder: &Path, number: usize) {
             assert!(read.is_some(), "{} bytes in round {round}", found.len());
             // All algorithms come from one writer: their value is the number of its thread.
             let found: serde_json::Value = serde_json::from_slice(&found).unwrap();
-            let products = found["device"].as_object().unwrap().values();
+            let problems = found["device"].as_object().unwrap().values();
             let writers: Vec<u64> =
-                products.map(|measured| measured["chosen"]["with"][0].as_u64().unwrap()).collect();
-            assert_eq!(writers.len(), PRODUCTS);
+                problems.map(|measured| measured["chosen"]["with"][0].as_u64().unwrap()).collect();
+            assert_eq!(writers.len(), PROBLEMS);
             assert!(writers.iter().all(|w| *w == writers[0]), "parts of two writers");
         }
         if round % 5 == number {

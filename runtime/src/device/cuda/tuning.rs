@@ -4,9 +4,9 @@
 use super::choose::TUNING;
 use super::program::{ChoiceOf, Program};
 use frit_cuda::CudaError;
-use frit_cuda::Product;
+use frit_cuda::GemmProblem;
 use frit_cuda::cudnn::Engine;
-use frit_cuda::driver::{Algorithm, Driver, OperationHandle, ProductHandle};
+use frit_cuda::driver::{Algorithm, Driver, GemmHandle, OperationHandle};
 use frit_ir::plan::CandidateName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -161,13 +161,13 @@ impl Tuning {
     /// Whether everything of a program is chosen, and can still be made ready.
     pub(super) fn is_complete(&self, driver: &impl Driver, program: &Program) -> bool {
         let device = device(driver);
-        program.products.iter().all(|p| self.knows_product(&device, &p.product))
+        program.problems.iter().all(|p| self.knows_problem(&device, &p.problem))
             && program.choices.iter().all(|c| self.knows_choice(driver, &device, c))
     }
 
-    /// Whether a product's algorithm is known, or that it has none.
-    pub(super) fn knows_product(&self, device: &str, product: &Product) -> bool {
-        self.get(device, &product.to_string()).is_some()
+    /// Whether a GEMM's algorithm is known, or that it has none.
+    pub(super) fn knows_problem(&self, device: &str, problem: &GemmProblem) -> bool {
+        self.get(device, &problem.to_string()).is_some()
     }
 
     /// Whether a choice is made, and can still be made ready.
@@ -183,7 +183,7 @@ impl Tuning {
     /// Choices of a program that were made before all of their candidates were measured.
     pub(super) fn n_hurried(&self, driver: &impl Driver, program: &Program) -> usize {
         let device = device(driver);
-        let keys = program.products.iter().map(|p| p.product.to_string());
+        let keys = program.problems.iter().map(|p| p.problem.to_string());
         let keys = keys.chain(program.choices.iter().map(|c| c.key.clone()));
         keys.filter(|key| self.get(&device, key).is_some_and(|m| m.unmeasured > 0)).count()
     }
@@ -192,23 +192,23 @@ impl Tuning {
     ///
     /// # Errors
     /// A GEMM that was not measured, or that the library refuses.
-    pub(super) fn prepare_products(
+    pub(super) fn prepare_problems(
         &self,
         driver: &impl Driver,
         program: &Program,
-    ) -> Result<Vec<Option<ProductHandle>>, CudaError> {
+    ) -> Result<Vec<Option<GemmHandle>>, CudaError> {
         let device = device(driver);
-        let prepare = |product: &Product| {
-            let measured = self.get(&device, &product.to_string());
+        let prepare = |problem: &GemmProblem| {
+            let measured = self.get(&device, &problem.to_string());
             match measured.map(|m| m.chosen.as_ref().and_then(|c| c.with.as_ref())) {
                 Some(Some(With::Algorithm(algorithm))) => {
-                    driver.prepare(product, algorithm).map(Some)
+                    driver.prepare(problem, algorithm).map(Some)
                 }
-                Some(None) if product.epilogue.is_optional() => Ok(None),
-                _ => Err(unknown(&device, product)),
+                Some(None) if problem.epilogue.is_optional() => Ok(None),
+                _ => Err(unknown(&device, problem)),
             }
         };
-        program.products.iter().map(|p| prepare(&p.product)).collect()
+        program.problems.iter().map(|p| prepare(&p.problem)).collect()
     }
 
     /// What was chosen of every choice, ready to run.
@@ -262,6 +262,6 @@ pub(super) fn device(driver: &impl Driver) -> String {
 fn unknown(device: &str, what: &impl ToString) -> CudaError {
     CudaError::NoAlgorithm {
         library: format!("rank 0's choice for another device than {device}"),
-        product: what.to_string(),
+        problem: what.to_string(),
     }
 }

@@ -177,8 +177,8 @@ fn decomposed(
         with_scalar(cx, BinaryFn::Mul, q, scale.sqrt())?,
         with_scalar(cx, BinaryFn::Mul, k, scale.sqrt())?,
     );
-    let product = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
-    let raw = cx.emit(product, &[q, k])?;
+    let matmul = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
+    let raw = cx.emit(matmul, &[q, k])?;
     let mut capped = raw;
     if softcap != 0.0 {
         let x = with_scalar(cx, BinaryFn::Div, raw, softcap)?;

@@ -52,8 +52,8 @@ fn affine_grid(cx: &mut NodeContext<'_>) -> Outcome {
     }
     let dtype = cx.ty(theta).dtype;
     let places = cx.floats(dtype, &[count, d + 1], |i| places[i])?;
-    let product = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
-    let grid = cx.emit(product, &[places, theta])?;
+    let matmul = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
+    let grid = cx.emit(matmul, &[places, theta])?;
     one(cx.reshape(grid, [&[size[0]], spatial, &[d]].concat())?)
 }
 

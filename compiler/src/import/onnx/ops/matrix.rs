@@ -23,8 +23,8 @@ fn gemm(cx: &mut NodeContext<'_>) -> Outcome {
         return misfit("the operands need 2 axes each");
     }
     let (trans_a, trans_b) = (cx.int("transA", 0) != 0, cx.int("transB", 0) != 0);
-    let product = cx.emit(Op::MatMul(MatMul { trans_a, trans_b, out: None }), &[a, b])?;
-    let mut y = scaled(cx, product, cx.float("alpha", 1.0))?;
+    let matmul = cx.emit(Op::MatMul(MatMul { trans_a, trans_b, out: None }), &[a, b])?;
+    let mut y = scaled(cx, matmul, cx.float("alpha", 1.0))?;
     let beta = cx.float("beta", 1.0);
     if let Some(c) = c.filter(|_| beta != 0.0) {
         let to = cx.ty(y).shape;

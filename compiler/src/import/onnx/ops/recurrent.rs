@@ -123,8 +123,8 @@ fn recurrent(cx: &mut NodeContext<'_>, kind: Kind) -> Outcome {
         let mut state = initial(cx, 5)?;
         let mut memory = if kind == Kind::Lstm { Some(initial(cx, 6)?) } else { None };
         let flat = cx.reshape(x, vec![t * b, i])?;
-        let product = MatMul { trans_a: false, trans_b: true, out: None };
-        let mut inputs = cx.emit(Op::MatMul(product), &[flat, weight])?;
+        let matmul = MatMul { trans_a: false, trans_b: true, out: None };
+        let mut inputs = cx.emit(Op::MatMul(matmul), &[flat, weight])?;
         let mut state_bias = None;
         if let Some(bias) = bias {
             let bias = at(cx, bias)?;
@@ -253,7 +253,7 @@ impl Cell<'_, '_> {
     }
 
     /// `state · weightᵀ`
-    fn product(&mut self, state: ValueId, weight: ValueId) -> Result<ValueId, Fault> {
+    fn matmul(&mut self, state: ValueId, weight: ValueId) -> Result<ValueId, Fault> {
         let op = MatMul { trans_a: false, trans_b: true, out: None };
         self.cx.emit(Op::MatMul(op), &[state, weight])
     }
@@ -271,8 +271,8 @@ impl Cell<'_, '_> {
             }
             (Kind::Gru, _) => self.gru(input, state).map(|h| (h, None)),
             _ => {
-                let product = self.product(state, self.recurrence)?;
-                let sum = self.add(input, product)?;
+                let matmul = self.matmul(state, self.recurrence)?;
+                let sum = self.add(input, matmul)?;
                 Ok((self.activate(0, sum)?, None))
             }
         }
@@ -286,8 +286,8 @@ impl Cell<'_, '_> {
         memory: ValueId,
     ) -> Result<(ValueId, ValueId), Fault> {
         let h = self.hidden;
-        let product = self.product(state, self.recurrence)?;
-        let sum = self.add(input, product)?;
+        let matmul = self.matmul(state, self.recurrence)?;
+        let sum = self.add(input, matmul)?;
         let mut gates = parts(self.cx, sum, 1, vec![h; 4])?;
         let peepholes = match self.peephole {
             Some(p) => Some(parts(self.cx, p, 0, vec![h; 3])?),
@@ -321,25 +321,25 @@ impl Cell<'_, '_> {
             Some(b) => Some(parts(self.cx, b, 0, vec![2 * h, h])?),
             None => None,
         };
-        let product = self.product(state, weights[0])?;
-        let mut sum = self.add(inputs[0], product)?;
+        let matmul = self.matmul(state, weights[0])?;
+        let mut sum = self.add(inputs[0], matmul)?;
         if let Some(b) = &biases {
             sum = self.add(sum, b[0])?;
         }
         let sum = self.activate(0, sum)?;
         let gates = parts(self.cx, sum, 1, vec![h, h])?;
         let (update, reset) = (gates[0], gates[1]);
-        let product = if self.cx.int("linear_before_reset", 0) != 0 {
-            let mut product = self.product(state, weights[1])?;
+        let matmul = if self.cx.int("linear_before_reset", 0) != 0 {
+            let mut matmul = self.matmul(state, weights[1])?;
             if let Some(b) = &biases {
-                product = self.add(product, b[1])?;
+                matmul = self.add(matmul, b[1])?;
             }
-            self.mul(reset, product)?
+            self.mul(reset, matmul)?
         } else {
             let state = self.mul(reset, state)?;
-            self.product(state, weights[1])?
+            self.matmul(state, weights[1])?
         };
-        let sum = self.add(inputs[1], product)?;
+        let sum = self.add(inputs[1], matmul)?;
         let new = self.activate(1, sum)?;
         // new + update·(state − new)
         let difference = self.cx.emit(Op::Binary(BinaryFn::Sub), &[state, new])?;

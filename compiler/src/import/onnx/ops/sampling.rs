@@ -339,8 +339,8 @@ fn affine_grid(cx: &mut NodeContext<'_>) -> Outcome {
     let dtype = cx.ty(theta).dtype;
     let base = cx.floats(dtype, &[1, points, axes + 1], |i| base[i])?;
     let base = cx.expand(base, vec![size[0], points, axes + 1])?;
-    let product = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
-    let grid = cx.emit(product, &[base, theta])?;
+    let matmul = Op::MatMul(MatMul { trans_b: true, ..MatMul::default() });
+    let grid = cx.emit(matmul, &[base, theta])?;
     let mut dims = vec![size[0]];
     dims.extend(sizes);
     dims.push(axes);

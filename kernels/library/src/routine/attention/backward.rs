@@ -6,8 +6,8 @@
 //! heads and queries.
 
 use super::{
-    Attention, BackwardInputs, BackwardOutputs, GradientStrides, Tile, product, rows, score_stride,
-    softmax,
+    Attention, BackwardInputs, BackwardOutputs, GradientStrides, Tile, rows, score_stride, softmax,
+    tile_gemm,
 };
 use crate::dtype::Elem;
 use crate::pool::{Pool, Shareable, Worker};
@@ -32,7 +32,7 @@ struct Parts {
 }
 
 /// GEMMs whose right operand all tiles of a key head share; smaller tiles use a part of them.
-struct Products {
+struct TileGemms {
     /// `S = scale * Q K^T`.
     scores: Gemm,
     /// `dP = dO V^T`.
@@ -97,7 +97,7 @@ impl Attention {
         let narrow = if self.elem == Elem::F32 { 0 } else { score * self.elem.size() };
         let float = size_of::<f32>();
         let (d_k_len, d_v_len) = (self.kv_len * self.head_dim, self.kv_len * self.value_dim);
-        let products = self.products(strides, step);
+        let gemms = self.gemms(strides, step);
         let [p, dp, narrow, lines, d_k, d_v, packed @ ..] = worker.tiles.split([
             score * float,
             score * float,
@@ -105,9 +105,9 @@ impl Attention {
             2 * self.value_dim * float,
             d_k_len * float,
             d_v_len * float,
-            products.scores.packed_bytes(),
-            products.d_p.packed_bytes(),
-            products.d_q.packed_bytes(),
+            gemms.scores.packed_bytes(),
+            gemms.d_p.packed_bytes(),
+            gemms.d_q.packed_bytes(),
         ]);
         let parts = Parts {
             p: p.cast(),
@@ -124,14 +124,14 @@ impl Attention {
         unsafe {
             parts.d_k.write_bytes(0, d_k_len);
             parts.d_v.write_bytes(0, d_v_len);
-            products.scores.pack(k, packed[0]);
-            products.d_p.pack(v, packed[1]);
-            products.d_q.pack(k, packed[2]);
+            gemms.scores.pack(k, packed[0]);
+            gemms.d_p.pack(v, packed[1]);
+            gemms.d_q.pack(k, packed[2]);
             let group = self.heads / self.kv_heads;
             for head in kv_head * group..(kv_head + 1) * group {
                 for first in (0..self.q_len).step_by(step) {
                     let tile = Tile::new(self, batch, head, first);
-                    self.backward_tile(strides, (inputs, outputs), &products, &tile, parts, worker);
+                    self.backward_tile(strides, (inputs, outputs), &gemms, &tile, parts, worker);
                 }
             }
             for time in 0..self.kv_len {
@@ -146,18 +146,18 @@ impl Attention {
         }
     }
 
-    fn products(&self, strides: &GradientStrides, tile_rows: usize) -> Products {
+    fn gemms(&self, strides: &GradientStrides, tile_rows: usize) -> TileGemms {
         let wide = rows(Elem::F32, score_stride(self) as isize);
-        Products {
-            scores: self.score_product(tile_rows),
-            d_p: product(
+        TileGemms {
+            scores: self.score_gemm(tile_rows),
+            d_p: tile_gemm(
                 (tile_rows, self.kv_len, self.value_dim),
                 rows(self.elem, strides.d_o.time),
                 rows(self.elem, self.v.time).transposed(),
                 wide,
                 1.0,
             ),
-            d_q: product(
+            d_q: tile_gemm(
                 (tile_rows, self.head_dim, self.kv_len),
                 Operand { elem: self.elem, ..wide },
                 rows(self.elem, self.k.time),
@@ -171,7 +171,7 @@ impl Attention {
         &self,
         strides: &GradientStrides,
         (inputs, outputs): (&BackwardInputs, &BackwardOutputs),
-        products: &Products,
+        gemms: &TileGemms,
         tile: &Tile,
         parts: Parts,
         worker: &mut Worker,
@@ -192,7 +192,7 @@ impl Attention {
         unsafe {
             let size = (tile.rows, tile.keys, self.head_dim);
             let packed = (k, parts.packed[0].cast_const());
-            products.scores.run_packed(size, packing, q, packed, parts.p.cast());
+            gemms.scores.run_packed(size, packing, q, packed, parts.p.cast());
             let lse = inputs.lse.add((batch * self.heads + head) * self.q_len + first);
             for row in 0..tile.rows {
                 let softmax::Row { line, seen, hidden, padded } =
@@ -210,7 +210,7 @@ impl Attention {
             let shape = (tile.keys, self.value_dim, tile.rows);
             let d_o_rows = rows(elem, strides.d_o.time);
             let sums = rows(Elem::F32, self.value_dim as isize);
-            accumulate(product(shape, scores.transposed(), d_o_rows, sums, 1.0)).run_serial(
+            accumulate(tile_gemm(shape, scores.transposed(), d_o_rows, sums, 1.0)).run_serial(
                 packing,
                 tile_of(parts.p),
                 d_o,
@@ -220,7 +220,7 @@ impl Attention {
             // dP = dO V^T
             let size = (tile.rows, tile.keys, self.value_dim);
             let packed = (v, parts.packed[1].cast_const());
-            products.d_p.run_packed(size, packing, d_o, packed, parts.dp.cast());
+            gemms.d_p.run_packed(size, packing, d_o, packed, parts.dp.cast());
             // dS = P * (dP - D)
             for row in 0..tile.rows {
                 let o_at = self.o.offset(batch, head, first + row);
@@ -241,12 +241,12 @@ impl Attention {
             // dQ = scale * dS K
             let size = (tile.rows, self.head_dim, tile.keys);
             let packed = (k, parts.packed[2].cast_const());
-            products.d_q.run_packed(size, packing, tile_of(parts.dp), packed, d_q);
+            gemms.d_q.run_packed(size, packing, tile_of(parts.dp), packed, d_q);
             // dK += scale * dS^T Q
             let shape = (tile.keys, self.head_dim, tile.rows);
             let sums = rows(Elem::F32, self.head_dim as isize);
             let q_rows = rows(elem, self.q.time);
-            accumulate(product(shape, scores.transposed(), q_rows, sums, self.scale)).run_serial(
+            accumulate(tile_gemm(shape, scores.transposed(), q_rows, sums, self.scale)).run_serial(
                 packing,
                 tile_of(parts.dp),
                 q,

@@ -1,6 +1,6 @@
 //! Forward attention. The unit of work is one tile of queries of one head.
 
-use super::{Attention, Tile, product, rows, score_stride, softmax};
+use super::{Attention, Tile, rows, score_stride, softmax, tile_gemm};
 use crate::dtype::Elem;
 use crate::pool::{Pool, Scratch, Shareable};
 use crate::routine::convert::from_f32;
@@ -63,7 +63,7 @@ impl Attention {
         let parts = (CHUNKS_PER_THREAD * pool.threads()).div_ceil(heads.max(1)).min(tiles);
         let per_part = tiles.div_ceil(parts);
         let parts = tiles.div_ceil(per_part);
-        let (keys, values) = (self.score_product(step), self.value_product(step));
+        let (keys, values) = (self.score_gemm(step), self.value_gemm(step));
         pool.run_workers(heads * parts, &|chunk, worker| {
             let (batch, head) = (chunk / parts / self.heads, chunk / parts % self.heads);
             let score = step * score_stride(self);
@@ -96,8 +96,8 @@ impl Attention {
     }
 
     /// The GEMM `P V` of a tile with all values; smaller tiles use a part of it.
-    fn value_product(&self, tile_rows: usize) -> Gemm {
-        product(
+    fn value_gemm(&self, tile_rows: usize) -> Gemm {
+        tile_gemm(
             (tile_rows, self.value_dim, self.kv_len),
             rows(self.elem, score_stride(self) as isize),
             rows(self.elem, self.v.time),

@@ -200,8 +200,8 @@ impl Attention {
     }
 
     /// The GEMM `Q K^T` of a tile with all keys; smaller tiles use a part of it.
-    fn score_product(&self, tile_rows: usize) -> Gemm {
-        product(
+    fn score_gemm(&self, tile_rows: usize) -> Gemm {
+        tile_gemm(
             (tile_rows, self.kv_len, self.head_dim),
             rows(self.elem, self.q.time),
             rows(self.elem, self.k.time).transposed(),
@@ -249,7 +249,7 @@ fn score_stride(shape: &Attention) -> usize {
 }
 
 /// A GEMM of tiles, `C[m, n] = alpha * A[m, k] @ B[k, n]`.
-fn product(
+fn tile_gemm(
     (m, n, k): (usize, usize, usize),
     a: Operand,
     b: Operand,

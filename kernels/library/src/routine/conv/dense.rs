@@ -90,7 +90,7 @@ impl Conv {
         let Conv { elem, groups, channels, filters, window, .. } = *self;
         let Some(window) = turned(&window) else {
             // SAFETY: passed on.
-            return unsafe { self.fold_products(pool, dy, w, dx) };
+            return unsafe { self.fold_gemm(pool, dy, w, dx) };
         };
         let taps = window.taps_len();
         let conv = Conv { channels: filters, filters: channels, window, ..*self };
@@ -222,7 +222,7 @@ impl Conv {
     }
 
     /// The input gradient by GEMM and col2im.
-    unsafe fn fold_products(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
+    unsafe fn fold_gemm(&self, pool: &Pool, dy: *const u8, w: *const u8, dx: *mut u8) {
         let Conv { elem, out, groups, channels, filters, window, .. } = *self;
         let (depth, positions) = (channels * window.taps_len(), window.output_len());
         let size = channels * window.input_len();

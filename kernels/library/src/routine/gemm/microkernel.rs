@@ -10,7 +10,7 @@ pub(super) const MR: usize = 12;
 /// Columns of a tile.
 pub(super) const NR: usize = 32;
 
-/// Where a tile is stored and what is added to it: `c = alpha * product + partial + former c + bias`, rounded to the
+/// Where a tile is stored and what is added to it: `c = alpha * GEMM + partial + former c + bias`, rounded to the
 /// type of C.
 #[derive(Clone, Copy)]
 pub(super) struct Store {

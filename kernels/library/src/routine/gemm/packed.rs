@@ -30,7 +30,7 @@ const PARTIAL_ROWS: usize = 2048;
 const PANELS: usize = 8;
 /// Tasks per thread, so that uneven ones level out.
 const TASKS_PER_THREAD: usize = 4;
-/// A batch of products smaller than this (in multiplications) is spread as whole products.
+/// A batch of GEMMs smaller than this (in multiplications) is spread as whole GEMMs.
 const SMALL: usize = 1 << 22;
 
 /// Whether there are kernels for operands of this type on this CPU.
@@ -43,7 +43,7 @@ pub(super) fn available(elem: Elem) -> bool {
     has && crate::simd::has_avx512()
 }
 
-/// Runs all products of the batch on the pool.
+/// Runs all GEMMs of the batch on the pool.
 ///
 /// # Safety
 /// As for [`Gemm::run`]; no empty dimension, and kernels must be [`available`].
@@ -65,31 +65,31 @@ pub(super) unsafe fn run(shape: &Gemm, pool: &Pool, at: Buffers) {
     }
 }
 
-/// Runs one product on the calling thread.
+/// Runs one GEMM on the calling thread.
 ///
 /// # Safety
 /// As for [`run`].
 pub(super) unsafe fn run_serial(shape: &Gemm, packing: &mut Scratch, at: Buffers) {
-    let (product, at) = Product::new(shape, at);
-    let [a_bytes, shared @ ..] = product.scratch();
+    let (blocked, at) = BlockedGemm::new(shape, at);
+    let [a_bytes, shared @ ..] = blocked.scratch();
     let [a, b, partial, bias] = packing.split([a_bytes, shared[0], shared[1], shared[2]]);
     let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
     // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
     unsafe {
-        product.prepare_bias(&at, &scratch);
-        product.each_block(|block| {
+        blocked.prepare_bias(&at, &scratch);
+        blocked.each_block(|block| {
             for panel in (0..block.cols.div_ceil(NR)).step_by(PANELS) {
-                product.pack_panels(&at, &block, &scratch, panel);
+                blocked.pack_panels(&at, &block, &scratch, panel);
             }
             let all = (0, block.cols.div_ceil(NR));
             for row in (0..block.rows).step_by(MC) {
-                product.multiply(&at, &block, &scratch, a.cast(), row, all);
+                blocked.multiply(&at, &block, &scratch, a.cast(), row, all);
             }
         });
     }
 }
 
-/// The buffers of a product that is only planned.
+/// The buffers of a GEMM that is only planned.
 const NOWHERE: Buffers = Buffers {
     a: std::ptr::null(),
     b: std::ptr::null(),
@@ -97,21 +97,21 @@ const NOWHERE: Buffers = Buffers {
     bias: std::ptr::null(),
 };
 
-/// Runs one product with all threads of the pool.
+/// Runs one GEMM with all threads of the pool.
 unsafe fn run_shared(shape: &Gemm, pool: &Pool, at: Buffers) {
-    let (product, at) = Product::new(shape, at);
-    let [a_bytes, shared @ ..] = product.scratch();
+    let (blocked, at) = BlockedGemm::new(shape, at);
+    let [a_bytes, shared @ ..] = blocked.scratch();
     let [b, partial, bias] = pool.common(shared);
     let scratch = Shared { b: b.cast(), partial: partial.cast(), bias: bias.cast() };
     let sent = Shareable::new((at, scratch));
     // SAFETY: as in `run_serial`; panels and row-column ranges of one block are disjoint.
     unsafe {
-        product.prepare_bias(&at, &scratch);
-        product.each_block(|block| {
+        blocked.prepare_bias(&at, &scratch);
+        blocked.each_block(|block| {
             let panels = block.cols.div_ceil(NR);
             pool.run(panels.div_ceil(PANELS), &|chunk| {
                 let (at, scratch) = sent.get();
-                product.pack_panels(&at, &block, &scratch, chunk * PANELS);
+                blocked.pack_panels(&at, &block, &scratch, chunk * PANELS);
             });
             let row_parts = block.rows.div_ceil(MC);
             let wanted = if pool.threads() == 1 { 1 } else { TASKS_PER_THREAD * pool.threads() };
@@ -124,7 +124,7 @@ unsafe fn run_shared(shape: &Gemm, pool: &Pool, at: Buffers) {
                 let first = chunk % col_parts * step;
                 let range = (first, panels.min(first + step));
                 let row = chunk / col_parts * MC;
-                product.multiply(&at, &block, &scratch, a.cast(), row, range);
+                blocked.multiply(&at, &block, &scratch, a.cast(), row, range);
             });
         });
     }
@@ -164,9 +164,9 @@ struct Block {
     panel: usize,
 }
 
-/// A product brought into the form of the kernel: transposed as a whole if that makes the columns
+/// A GEMM brought into the form of the kernel: transposed as a whole if that makes the columns
 /// of C contiguous.
-struct Product {
+struct BlockedGemm {
     shape: Gemm,
     /// The bias runs along the rows of C.
     is_swapped: bool,
@@ -184,8 +184,8 @@ struct Product {
     has_partial: bool,
 }
 
-impl Product {
-    fn new(shape: &Gemm, at: Buffers) -> (Product, Buffers) {
+impl BlockedGemm {
+    fn new(shape: &Gemm, at: Buffers) -> (BlockedGemm, Buffers) {
         let is_swapped = shape.c.row == 1 && shape.c.col != 1;
         let (shape, at) = if is_swapped {
             let swapped = Gemm {
@@ -211,7 +211,10 @@ impl Product {
         let mc = if has_partial { even_part(shape.m, PARTIAL_ROWS) } else { shape.m };
         let mc = mc.next_multiple_of(MC);
         let col_blocks = shape.n.div_ceil(nc);
-        (Product { shape, is_swapped, pack, mc, nc, kc, col_blocks, is_direct, has_partial }, at)
+        (
+            BlockedGemm { shape, is_swapped, pack, mc, nc, kc, col_blocks, is_direct, has_partial },
+            at,
+        )
     }
 
     /// The micro-kernel of the operands' type.

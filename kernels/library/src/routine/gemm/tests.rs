@@ -35,7 +35,7 @@ fn span(operand: &Operand, rows: usize, cols: usize, batch: usize) -> usize {
     last(rows, operand.row) + last(cols, operand.col) + last(batch, operand.batch) + 1
 }
 
-/// Runs the product on one and on three threads and serially, compares all with the reference and
+/// Runs the GEMM on one and on three threads and serially, compares all with the reference and
 /// with each other.
 fn check(gemm: &Gemm) {
     let Gemm { m, n, k, batch, .. } = *gemm;
@@ -208,7 +208,7 @@ fn batches() {
         check(&Gemm { a: heads(elem, 21), c: heads(out, 35), ..plain });
         check(&Gemm { a: heads(elem, 21), b: plain.b.broadcast(), c: heads(out, 35), ..plain });
     }
-    // Too large to be spread as whole products.
+    // Too large to be spread as whole GEMMs.
     let large = Gemm::row_major(Elem::BF16, Elem::F32, 130, 190, 180);
     check(&Gemm { batch: 2, ..large });
 }

@@ -120,7 +120,7 @@ fn indices(sizes: [usize; 4]) -> impl Iterator<Item = [usize; 4]> {
 
 fn compute(function: Function, from: &[&Array], to: [usize; 4]) -> Array {
     let values = match function {
-        Function::MatMul => product(from[0], from[1], to),
+        Function::MatMul => matmul(from[0], from[1], to),
         Function::Transpose => {
             assert_eq!(from[0].sizes, [to[0], to[1], to[3], to[2]]);
             indices(to).map(|[b, h, i, j]| from[0].at([b, h, j, i])).collect()
@@ -150,7 +150,7 @@ fn compute(function: Function, from: &[&Array], to: [usize; 4]) -> Array {
     Array { sizes: to, values }
 }
 
-fn product(a: &Array, b: &Array, to: [usize; 4]) -> Vec<f64> {
+fn matmul(a: &Array, b: &Array, to: [usize; 4]) -> Vec<f64> {
     let ([batches, heads, m, k], [_, groups, _, n]) = (a.sizes, b.sizes);
     assert_eq!((b.sizes[0], b.sizes[2], heads % groups), (batches, k, 0));
     assert_eq!(to, [batches, heads, m, n]);

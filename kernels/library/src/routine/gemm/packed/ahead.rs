@@ -1,6 +1,6 @@
 //! Operands packed once for several GEMMs: the whole right operand, or the whole left one.
 
-use super::{MC, NOWHERE, PANELS, Product, Shared};
+use super::{BlockedGemm, MC, NOWHERE, PANELS, Shared};
 use crate::pool::Scratch;
 use crate::routine::gemm::microkernel::{MR, NR};
 use crate::routine::gemm::pack::{Source, pack_a};
@@ -8,9 +8,9 @@ use crate::routine::gemm::{Buffers, Gemm, Operand};
 
 /// Bytes of the whole right operand when packed.
 pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
-    let (product, _) = Product::new(whole, NOWHERE);
-    let Gemm { n, k, .. } = product.shape;
-    n.div_ceil(product.nc) * k.div_ceil(product.kc) * product.packed_block() * size_of::<u32>()
+    let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
+    let Gemm { n, k, .. } = blocked.shape;
+    n.div_ceil(blocked.nc) * k.div_ceil(blocked.kc) * blocked.packed_block() * size_of::<u32>()
 }
 
 /// Packs the whole right operand.
@@ -18,12 +18,12 @@ pub(in crate::routine::gemm) fn packed_bytes(whole: &Gemm) -> usize {
 /// # Safety
 /// `b` must be valid, `out` writable for [`packed_bytes`] and 64 bytes more.
 pub(in crate::routine::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, out: *mut u8) {
-    let (product, at) = Product::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
-    product.each_block(|block| {
-        let scratch = Shared { b: product.packed_at(out.cast(), &block), ..Shared::EMPTY };
+    let (blocked, at) = BlockedGemm::new(&Gemm { m: 1, ..*whole }, Buffers { b, ..NOWHERE });
+    blocked.each_block(|block| {
+        let scratch = Shared { b: blocked.packed_at(out.cast(), &block), ..Shared::EMPTY };
         for panel in (0..block.cols.div_ceil(NR)).step_by(PANELS) {
             // SAFETY: passed on.
-            unsafe { product.pack_panels(&at, &block, &scratch, panel) };
+            unsafe { blocked.pack_panels(&at, &block, &scratch, panel) };
         }
     });
 }
@@ -31,7 +31,7 @@ pub(in crate::routine::gemm) unsafe fn pack_whole(whole: &Gemm, b: *const u8, ou
 /// Multiplies `m` rows by the first `n` columns and `k` depths of a packed right operand.
 ///
 /// # Safety
-/// As for [`Gemm::run`]; `packed` must come from [`pack_whole`] of the same product.
+/// As for [`Gemm::run`]; `packed` must come from [`pack_whole`] of the same GEMM.
 pub(in crate::routine::gemm) unsafe fn run_packed(
     whole: &Gemm,
     (m, n, k): (usize, usize, usize),
@@ -39,33 +39,33 @@ pub(in crate::routine::gemm) unsafe fn run_packed(
     at: Buffers,
     packed: *const u8,
 ) {
-    let (mut product, at) = Product::new(whole, at);
-    debug_assert!(!product.is_swapped && whole.bias.is_none() && m <= whole.m);
-    let [a_bytes, _, partial_bytes, _] = product.scratch();
+    let (mut blocked, at) = BlockedGemm::new(whole, at);
+    debug_assert!(!blocked.is_swapped && whole.bias.is_none() && m <= whole.m);
+    let [a_bytes, _, partial_bytes, _] = blocked.scratch();
     let [a, partial] = packing.split([a_bytes, partial_bytes]);
-    product.shape = Gemm { m, n, k, ..product.shape };
-    product.each_block(|mut block| {
-        block.panel = NR * product.kc.min(whole.k - block.depth).div_ceil(product.pack);
-        let b = product.packed_at(packed.cast_mut().cast(), &block);
+    blocked.shape = Gemm { m, n, k, ..blocked.shape };
+    blocked.each_block(|mut block| {
+        block.panel = NR * blocked.kc.min(whole.k - block.depth).div_ceil(blocked.pack);
+        let b = blocked.packed_at(packed.cast_mut().cast(), &block);
         let scratch = Shared { b, partial: partial.cast(), ..Shared::EMPTY };
         let all = (0, block.cols.div_ceil(NR));
         for row in (0..block.rows).step_by(MC) {
             // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
-            unsafe { product.multiply(&at, &block, &scratch, a.cast(), row, all) };
+            unsafe { blocked.multiply(&at, &block, &scratch, a.cast(), row, all) };
         }
     });
 }
 
 /// Bytes of the whole left operand when packed.
 pub(in crate::routine::gemm) fn packed_left_bytes(whole: &Gemm) -> usize {
-    let (product, _) = Product::new(whole, NOWHERE);
-    left_parts(whole) * product.left_part() * size_of::<u32>()
+    let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
+    left_parts(whole) * blocked.left_part() * size_of::<u32>()
 }
 
 /// Parts of the left operand: its blocks of depths.
 pub(in crate::routine::gemm) fn left_parts(whole: &Gemm) -> usize {
-    let (product, _) = Product::new(whole, NOWHERE);
-    whole.k.div_ceil(product.kc)
+    let (blocked, _) = BlockedGemm::new(whole, NOWHERE);
+    whole.k.div_ceil(blocked.kc)
 }
 
 /// Packs one of the [`left_parts`].
@@ -78,26 +78,26 @@ pub(in crate::routine::gemm) unsafe fn pack_left(
     a: *const u8,
     out: *mut u8,
 ) {
-    let (product, at) = Product::new(whole, Buffers { a, ..NOWHERE });
-    let Gemm { m, k, a: Operand { elem, row, col, .. }, .. } = product.shape;
-    let depth = part * product.kc;
+    let (blocked, at) = BlockedGemm::new(whole, Buffers { a, ..NOWHERE });
+    let Gemm { m, k, a: Operand { elem, row, col, .. }, .. } = blocked.shape;
+    let depth = part * blocked.kc;
     let src = Source {
-        pack: product.pack,
+        pack: blocked.pack,
         start: elem.at(at.a, depth as isize * col),
         line: row,
         depth: col,
         lines: m,
-        depths: product.kc.min(k - depth),
+        depths: blocked.kc.min(k - depth),
     };
     // SAFETY: the features are present; parts do not reach into each other.
-    unsafe { pack_a(&src, out.cast::<u32>().add(part * product.left_part())) };
+    unsafe { pack_a(&src, out.cast::<u32>().add(part * blocked.left_part())) };
 }
 
 /// Multiplies some rows of a packed left operand by the first `n` columns of the right one; `c` is where
 /// the first of these rows goes.
 ///
 /// # Safety
-/// As for [`Gemm::run`]; `packed` must come from [`pack_left`] of the same product, and the rows begin at a
+/// As for [`Gemm::run`]; `packed` must come from [`pack_left`] of the same GEMM, and the rows begin at a
 /// multiple of [`MR`].
 pub(in crate::routine::gemm) unsafe fn run_packed_left(
     whole: &Gemm,
@@ -107,25 +107,25 @@ pub(in crate::routine::gemm) unsafe fn run_packed_left(
     at: Buffers,
     packed: *const u8,
 ) {
-    let (mut product, at) = Product::new(whole, at);
-    debug_assert!(!product.is_swapped && whole.bias.is_none() && n <= whole.n);
+    let (mut blocked, at) = BlockedGemm::new(whole, at);
+    debug_assert!(!blocked.is_swapped && whole.bias.is_none() && n <= whole.n);
     debug_assert!(rows.start.is_multiple_of(MR) && rows.end <= whole.m);
-    let [_, b_bytes, partial_bytes, _] = product.scratch();
+    let [_, b_bytes, partial_bytes, _] = blocked.scratch();
     let [b, partial] = packing.split([b_bytes, partial_bytes]);
-    let left_part = product.left_part();
-    product.shape = Gemm { m: rows.len(), n, ..product.shape };
+    let left_part = blocked.left_part();
+    blocked.shape = Gemm { m: rows.len(), n, ..blocked.shape };
     let scratch = Shared { b: b.cast(), partial: partial.cast(), ..Shared::EMPTY };
     // SAFETY: the scratch parts are as large as asked for; the caller vouches for the rest.
-    product.each_block(|block| unsafe {
+    blocked.each_block(|block| unsafe {
         let panels = block.cols.div_ceil(NR);
         for panel in (0..panels).step_by(PANELS) {
-            product.pack_panels(&at, &block, &scratch, panel);
+            blocked.pack_panels(&at, &block, &scratch, panel);
         }
-        let part = packed.cast::<u32>().add(block.depth / product.kc * left_part);
-        let words = block.depths.div_ceil(product.pack);
+        let part = packed.cast::<u32>().add(block.depth / blocked.kc * left_part);
+        let words = block.depths.div_ceil(blocked.pack);
         for row in (0..block.rows).step_by(MC) {
             let a = part.add((rows.start + block.row + row) * words);
-            product.tiles(&at, &block, &scratch, a, row, (0, panels));
+            blocked.tiles(&at, &block, &scratch, a, row, (0, panels));
         }
     });
 }

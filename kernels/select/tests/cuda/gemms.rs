@@ -32,7 +32,7 @@ fn check(gemm: &Gemm) {
     } else {
         assert_eq!(a, gemm.b.dtype, "operands of one type");
         let low = matches!(a, DType::F16 | DType::BF16);
-        assert!(a == d || (low && d == DType::F32), "{a} products written as {d}");
+        assert!(a == d || (low && d == DType::F32), "{a} matmuls written as {d}");
     }
     assert!(!gemm.d.transposed && gemm.m * gemm.n * gemm.k * gemm.batch > 0);
     let plain = matches!(gemm.epilogue, Epilogue::None | Epilogue::Bias(_) | Epilogue::Add { .. });
