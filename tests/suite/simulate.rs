@@ -5,8 +5,10 @@ use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit::compilation::{Request, predict};
 use frit::config::Config;
+use frit_ir::Region;
 use frit_ir::plan::{Action, PhaseName, Plan, Stream, Task};
 use frit_passes::cost::Cluster;
+use frit_passes::simulate::roofline::roofline;
 use frit_passes::simulate::{simulate, trace};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -185,4 +187,15 @@ fn a_search_prints_plans_that_fit_the_best_first() {
     assert!(refused.contains("the smallest one needs"), "{refused}");
     let missing = ["plan-search", "no.json", "--cluster", "h100", "--ranks", "2"];
     assert!(frit(&missing).unwrap_err().contains("no.json"));
+}
+
+#[test]
+fn gpt2_moves_little_more_than_each_value_once_per_pass() {
+    let settings = ["target.device=cuda", "precision.compute=bf16"];
+    let plan = predict_model("examples/gpu/gpt2_124m.json", "batch=32", &settings);
+    let found = roofline(&plan, &Cluster::named("h200").unwrap());
+    assert_eq!(found.bytes, found.rows.iter().map(|row| row.bytes).sum::<u64>());
+    assert!(found.least_bytes < found.bytes);
+    let ratio = found.bytes as f64 / found.least_bytes as f64;
+    assert!(ratio < 1.35, "{ratio}");
 }

@@ -98,7 +98,7 @@ pub(super) fn units(plan: &Plan) -> String {
 pub(super) fn kernels(plan: &Plan, roofline: &Roofline) -> String {
     let entry = |name: &str| plan.kernels.iter().find(|k| k.name == name).map(|k| &k.entry);
     let mut html = format!(
-        "<p class=sub>{} moved, {:.2} times the minimum: every value written once and read once</p>\
+        "<p class=sub>{} moved, {:.2} times the minimum: every value written once and read once in forward, in backward, in the update</p>\
          <div class=scroll><table><tr><th>kernel<th>launches<th class=n>times<th class=n>moved<th class=n>FLOP<th>bound by\
          <th class=n>predicted<th>",
         bytes(roofline.bytes),

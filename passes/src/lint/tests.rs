@@ -196,7 +196,7 @@ fn l18_weights_beyond_their_dtype() {
 }
 
 #[test]
-fn l19_gemms_beyond_f16() {
+fn l19_matmuls_beyond_f16() {
     let bound = |range: (f64, f64), dtype: &str| {
         let inputs = BTreeMap::from([("x".to_string(), range)]);
         let plain = Plain { inputs, ..Plain::default() };

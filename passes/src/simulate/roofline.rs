@@ -1,13 +1,15 @@
 //! What every kernel of a plan moves and computes, what bounds it, and how far the plan is from the least that any plan of the same
-//! values moves.
+//! weights, activations and gradients moves.
 //!
 //! A bound is the longest of the kernel's launch, its memory traffic at the device's bandwidth, and its arithmetic at the rate that
-//! its shapes allow. The least traffic of a plan writes every value once and reads it once: what several kernels read, or read in
-//! several passes, counts once.
+//! its shapes allow. The least traffic of a plan writes every value once and reads it once in each of the passes over the model
+//! (forward, backward, update) that need it: between two of them more bytes go by than any cache holds. What several kernels of one
+//! pass read, or one kernel reads several times, counts once.
 
 use super::jobs::{Kind, of_plan};
 use crate::cost::Cluster;
 use crate::cost::kernel::{body_bytes, node_flops};
+use frit_ir::Region;
 use frit_ir::plan::{Action, BufferId, Place, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -61,7 +63,7 @@ pub struct Roofline {
     pub rows: Vec<Row>,
     /// Bytes read and written by all rows.
     pub bytes: u64,
-    /// Bytes if every value were written once and read once.
+    /// Bytes if every value were written once, and read once by each of the forward pass, the backward pass and the update that reads it.
     pub least_bytes: u64,
     /// Predicted seconds of all rows, one after the other.
     pub seconds: f64,
@@ -127,11 +129,11 @@ pub fn roofline(plan: &Plan, cluster: &Cluster) -> Roofline {
     }
 }
 
-/// Bytes of all values that tasks write, and of all that they read, each once per run of a phase. Of a table in which
-/// a kernel looks up rows, the rows count.
+/// Bytes of all values that tasks write, each once per run of a phase, and of all that they read, each once per run and pass over the
+/// model. Of a table in which a kernel looks up rows, the rows count.
 fn least_bytes(plan: &Plan) -> u64 {
     let of_phase = |phase: &frit_ir::plan::Phase| {
-        let (mut read, mut written) = (Extents::default(), Extents::default());
+        let (mut read, mut written) = (<[Extents; 3]>::default(), Extents::default());
         let mut looked_up = 0;
         for task in &plan.tasks[phase.begin..phase.end] {
             if let Action::Kernel { kernel, reads, writes } = &task.action {
@@ -142,11 +144,17 @@ fn least_bytes(plan: &Plan) -> u64 {
                     continue;
                 }
             }
-            task.action.reads().into_iter().for_each(|place| read.add(place));
+            let pass = match task.region {
+                Region::Forward => 0,
+                Region::Backward | Region::Recompute(_) => 1,
+                Region::Update => 2,
+            };
+            task.action.reads().into_iter().for_each(|place| read[pass].add(place));
             task.action.writes().into_iter().for_each(|place| written.add(place));
         }
         let runs = if phase.begin < phase.end { plan.runs(phase.begin) as u64 } else { 0 };
-        runs * (looked_up + read.bytes() + written.bytes())
+        let read: u64 = read.into_iter().map(Extents::bytes).sum();
+        runs * (looked_up + read + written.bytes())
     };
     plan.phases.iter().map(of_phase).sum()
 }

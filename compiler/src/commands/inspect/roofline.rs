@@ -23,7 +23,7 @@ pub(super) fn text(roofline: &Roofline) -> String {
     format!(
         "cluster       {}; kernels in sequence, without communication\n\
          kernels       {}, of which {} bound by arithmetic\n\
-         moved         {}, {:.2} times the minimum of {} ({}), which writes and reads every value once\n\n{}",
+         moved         {}, {:.2} times the minimum of {} ({}), which writes every value once and reads it once per pass\n\n{}",
         roofline.cluster,
         seconds(roofline.seconds),
         seconds(roofline.compute_seconds),
