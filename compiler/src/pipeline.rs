@@ -11,6 +11,7 @@ use crate::target::Backend;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
+use frit_passes::adapter::Lora;
 use frit_passes::autocast::Autocast;
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
@@ -38,6 +39,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 /// Options of the passes.
 #[derive(Clone, Debug)]
 pub struct Options {
+    adapter: Lora,
     /// The loss to minimize.
     pub(crate) loss: Loss,
     metrics: Vec<Metric>,
@@ -66,6 +68,11 @@ pub struct Options {
     reshard_after_forward: Vec<Reshard>,
     no_sync: bool,
     reduce_dtype: DType,
+}
+
+/// The passes over the graph as the front end read it, for training and evaluation alike.
+pub fn adaptation(o: &Options) -> Vec<Box<dyn Pass>> {
+    if o.adapter.targets.is_empty() { vec![] } else { vec![Box::new(o.adapter.clone())] }
 }
 
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
@@ -172,7 +179,8 @@ fn padding(o: &Options) -> PadTensorCores {
 
 /// The contracts of all passes of a compilation, in order.
 pub fn contracts(o: &Options, trains: bool) -> Vec<&'static PassInfo> {
-    let mut passes = if trains { forward(o) } else { evaluation(o) };
+    let mut passes = adaptation(o);
+    passes.extend(if trains { forward(o) } else { evaluation(o) });
     if trains {
         passes.extend(training(o, 1.0));
         passes.extend(holding(o));
@@ -272,6 +280,7 @@ impl Options {
         }
         let autocast = autocast(c);
         Ok(Options {
+            adapter: adapter(c)?,
             loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
             metrics: metrics::metrics(c)?,
             fp8: Fp8 {
@@ -307,6 +316,29 @@ impl Options {
             reduce_dtype: c.sharding.reduce_dtype,
         })
     }
+}
+
+fn adapter(config: &Config) -> Result<Lora, Diagnostic> {
+    let a = &config.adapter;
+    let refuse =
+        |what: &str, help: &str| Err(Diagnostic::error(Code::ConfigContradiction, what).help(help));
+    match (a.kind, a.targets.is_empty()) {
+        (choices::AdapterKind::None, true) => return Ok(Lora::default()),
+        (choices::AdapterKind::None, false) => {
+            return refuse("adapter.targets has no effect", "set adapter.kind = \"lora\"");
+        }
+        (choices::AdapterKind::Lora, true) => {
+            return refuse(
+                "adapter.kind = \"lora\" without adapter.targets",
+                "name modules, as in adapter.targets = [\"**.q_proj\", \"**.v_proj\"]",
+            );
+        }
+        (choices::AdapterKind::Lora, false) => {}
+    }
+    // The default lets everything train, which an adapter replaces.
+    let trainable = config.params.trainable.iter().filter(|p| *p != "**").cloned().collect();
+    let targets = a.targets.clone();
+    Ok(Lora { rank: a.rank, alpha: a.alpha, dropout: a.dropout, targets, trainable })
 }
 
 fn chunks(config: &Config) -> Result<Chunks, Diagnostic> {

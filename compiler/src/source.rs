@@ -7,6 +7,7 @@ use crate::import::{self, Tied};
 use crate::wire;
 use frit_ir::plan::{layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
+use frit_passes::adapter::Adapted;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,7 @@ impl Source {
     pub fn of(
         path: &Path,
         binds: &BTreeMap<String, usize>,
-        ties: &BTreeMap<String, Tied>,
+        (ties, adapters): (&BTreeMap<String, Tied>, &BTreeMap<String, Adapted>),
         parameters: &BTreeSet<&str>,
         anywhere: bool,
     ) -> Result<Source, Diagnostic> {
@@ -74,13 +75,14 @@ impl Source {
             "allow_external_data": anywhere,
             "ties": ties,
             "digests": digests,
+            "adapters": adapters,
         });
         Ok(Source { file: file.into(), model, origin: format!("{origin:#}\n") })
     }
 }
 
 /// What `source/origin.json` says.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Origin {
     /// The model file.
     pub path: PathBuf,
@@ -96,6 +98,9 @@ pub struct Origin {
     /// SHA-256 of the data of initializers that are no parameters and lie in files beside the model.
     #[serde(default)]
     pub digests: BTreeMap<String, String>,
+    /// Weights with an adapter.
+    #[serde(default)]
+    pub adapters: BTreeMap<String, Adapted>,
 }
 
 impl Origin {

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod autocast;
 pub mod canonicalize;
 pub mod chunk_loss;

@@ -1,5 +1,6 @@
 //! The trait of passes: a transformation of the graph with its contract as data.
 
+use crate::adapter::Adapted;
 use frit_ir::plan::{CastBaseline, IndexRange, MetricSpec, TiVec, UnitId, UnitSpec};
 use frit_ir::{Code, DType, Diagnostic, Graph, GraphError, Origin};
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,8 @@ pub struct PassContext {
     pub remarks: Vec<Remark>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
+    /// The adapters of weights, by name, once `adapter` has run.
+    pub adapters: BTreeMap<String, Adapted>,
     /// FSDP units, once `shard` has run.
     pub units: TiVec<UnitId, UnitSpec>,
     /// Metrics of an evaluation besides the losses, once `evaluate` has run.

@@ -6,8 +6,10 @@
 
 use expect_test::expect_file;
 use frit_ir::interpret::{Options, leaf_key, run};
+use frit_ir::ops::{Init, ParamKind};
 use frit_ir::plan::{DeviceType, Strategy, Target};
 use frit_ir::{DType, Graph, Op, Tensor, text};
+use frit_passes::adapter::{self, Lora};
 use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
@@ -130,6 +132,13 @@ impl Header {
                 chunks: Chunks::Fixed(self.get("chunks").map_or(2, |n| n.parse().expect("n"))),
                 device: Device::h100(),
             }),
+            "adapter" => Box::new(Lora {
+                rank: self.get("rank").map_or(8, |n| n.parse().expect("a number")),
+                alpha: self.get("alpha").map_or(8.0, |n| n.parse().expect("a number")),
+                dropout: self.get("dropout").map_or(0.0, |n| n.parse().expect("a number")),
+                targets: self.get("targets").map_or(vec![], |t| vec![t.to_string()]),
+                trainable: self.get("trainable").map_or(vec![], |t| vec![t.to_string()]),
+            }),
             "hold_frozen" => Box::new(HoldFrozen { enabled: true }),
             "shard" => Box::new(Shard {
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
@@ -158,7 +167,14 @@ fn feeds(graphs: [&Graph; 2]) -> HashMap<String, Tensor> {
             let Some(key) = leaf_key(&node.op) else { continue };
             let ty = graph.ty(node.outputs[0]).clone();
             let n = ty.shape.numel();
+            let init = match &node.op {
+                Op::Param(param) => &param.init,
+                _ => &Init::Weights,
+            };
             feeds.entry(key).or_insert_with(|| {
+                if let Init::Constant(value) = init {
+                    return Tensor::splat(ty, *value);
+                }
                 if ty.dtype.is_float() {
                     let values = (0..n).map(|_| 2.0 * random() - 1.0).collect();
                     Tensor::floats(ty.dtype, ty.shape, values)
@@ -274,6 +290,62 @@ fn fp8() {
 #[test]
 fn chunk_loss() {
     check_folder("chunk_loss");
+}
+
+#[test]
+fn adapter() {
+    check_folder("adapter");
+}
+
+/// `x·W + s·(x·Aᵀ)·Bᵀ` is `x·(W + s·(B·A)ᵀ)`, and only the adapter trains.
+#[test]
+fn an_adapter_is_a_change_of_its_weight() {
+    for (dims, trans_b) in [([4, 6], false), ([6, 4], true)] {
+        let before = text::parse(&format!(
+            r#"graph @g world=1 {{
+  %x: f64[2, 3, 4] = input {{name = "x", ty = {{"dtype": "f64", "shape": [2, 3, 4]}}}}
+  %w: f64{dims:?} = param {{init = "weights", kind = "trainable", name = "h.q.weight", reason = "", ty = {{"dtype": "f64", "shape": {dims:?}}}}}
+  %y: f64[2, 3, 6] = matmul %x, %w {{trans_a = false, trans_b = {trans_b}}}
+  return %y as "y"
+}}"#
+        ))
+        .expect("parses");
+        let mut after = before.clone();
+        let lora = Lora { rank: 2, alpha: 3.0, targets: vec!["**".into()], ..Lora::default() };
+        let mut context = PassContext::default();
+        assert_eq!(lora.run(&mut after, &mut context), Ok(Changed::Yes));
+        let trains = after.params().filter(|(_, p)| p.kind == ParamKind::Trainable);
+        let trains: Vec<String> = trains.map(|(_, p)| p.name.clone()).collect();
+        assert_eq!(trains, adapter::names("h.q.weight"));
+        assert_eq!(context.adapters["h.q.weight"].out_first, trans_b);
+
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut feeds = HashMap::new();
+        let mut feed = |key: &str, shape: &[usize]| {
+            let n = shape.iter().product();
+            let values: Vec<f64> = (0..n).map(|_| random.f64() - 0.5).collect();
+            feeds.insert(key.to_string(), Tensor::floats(DType::F64, shape, values.clone()));
+            values
+        };
+        let keys: HashMap<String, String> = after
+            .params()
+            .map(|(v, p)| (p.name.clone(), leaf_key(&after.def(v).op).expect("a leaf")))
+            .collect();
+        let [a, b] = adapter::names("h.q.weight");
+        let (a, b) = (feed(&keys[&a], &[2, 4]), feed(&keys[&b], &[6, 2]));
+        feed("x", &[2, 3, 4]);
+        let mut w = feed(&keys["h.q.weight"], &dims);
+        let adapted = run(&after, &feeds, Options::default()).expect("evaluates");
+        for (out, width) in (0..6).flat_map(|out| (0..4).map(move |width| (out, width))) {
+            let delta: f64 = (0..2).map(|k| b[out * 2 + k] * a[k * 4 + width]).sum();
+            w[if trans_b { out * 4 + width } else { width * 6 + out }] += 1.5 * delta;
+        }
+        feeds.insert(keys["h.q.weight"].clone(), Tensor::floats(DType::F64, dims, w));
+        let merged = run(&before, &feeds, Options::default()).expect("evaluates");
+        for (x, y) in adapted[0].1.to_f64s().iter().zip(merged[0].1.to_f64s()) {
+            assert!((x - y).abs() < 1e-12, "{x} is not {y}");
+        }
+    }
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1)]
     pub steps: usize,
     /// Start from the parameters of these files, named as by --save, instead of the plan's; later
-    /// files take precedence. With --resume only if there is no checkpoint yet, or for parameters
+    /// files take precedence. A shard index or a folder of Hugging Face libraries stands for its files,
+    /// and an adapter of PEFT leaves the model as it is. With --resume only if there is no checkpoint yet, or for parameters
     /// that it omits.
     #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
     pub weights: Vec<PathBuf>,

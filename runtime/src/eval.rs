@@ -50,7 +50,7 @@ pub struct Options {
     /// A .safetensors or .npz file with the inputs exactly as the model declares them, for one batch.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
-    /// Parameters as `frit run --save` writes them, instead of those of the plan; of one that several files hold the
+    /// Parameters as `frit run --save` or Hugging Face libraries write them, or an adapter of PEFT, instead of those of the plan; of one that several files hold the
     /// last counts.
     #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
     pub weights: Vec<PathBuf>,

@@ -36,6 +36,7 @@ mod trace;
 mod train;
 pub mod usage;
 pub mod validation;
+pub mod weight_files;
 pub use convert::converted;
 pub use save::safetensors_dtype;
 

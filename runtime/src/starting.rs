@@ -11,6 +11,7 @@ use crate::convert::converted;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
+use crate::weight_files::{self, PEFT_PREFIX};
 use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use memmap2::Mmap;
@@ -44,7 +45,7 @@ pub(crate) fn read(
     others: Others,
 ) -> Result<Tensors, RunError> {
     let mut found = Found::default();
-    for path in paths {
+    for path in &weight_files::expand(paths)? {
         found.add(path, plan, others)?;
     }
     let Some(last) = paths.last() else { return Ok(found.all) };
@@ -103,6 +104,8 @@ struct Found {
     all: Tensors,
     /// Parameters omitted by files of trained parameters.
     left_out: Vec<(PathBuf, AllLeftOut)>,
+    /// Whether a file has an adapter of PEFT, which omits all else.
+    has_adapter: bool,
     missing: Vec<String>,
     /// Errors by parameter.
     misfits: BTreeMap<String, String>,
@@ -122,9 +125,16 @@ impl Found {
         if !left_out.is_empty() {
             self.left_out.push((path.into(), left_out));
         }
+        if file.names().iter().any(|name| name.starts_with(PEFT_PREFIX)) {
+            weight_files::check_adapter(path, &plan.config)?;
+            self.has_adapter = true;
+        }
         for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
             let wanted = save::stored_type(param);
-            let Ok(view) = file.tensor(&param.name) else { continue };
+            let in_adapter = format!("{PEFT_PREFIX}{}", param.name);
+            let Ok(view) = file.tensor(&param.name).or_else(|_| file.tensor(&in_adapter)) else {
+                continue;
+            };
             if let Some(bytes) = widened(&view, &wanted) {
                 self.all.insert(param.name.clone(), bytes);
             } else {
@@ -136,7 +146,9 @@ impl Found {
         if others == Others::Refused {
             let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
             let names = file.names();
-            let unknown = names.iter().filter(|n| !known.contains(**n));
+            let own = |name: &'_ str| name.strip_prefix(PEFT_PREFIX).unwrap_or(name).to_string();
+            let unknown =
+                names.iter().filter(|n| !known.contains(**n) && !known.contains(&*own(n)));
             self.unknown.extend(unknown.map(|n| format!("`{n}`")));
         }
         Ok(())
@@ -150,7 +162,8 @@ impl Found {
         let is_there = |name: &str| self.all.contains_key(name) || self.misfits.contains_key(name);
         let is_left_out = |name: &str| self.left_out.iter().any(|(_, all)| all.contains_key(name));
         let lacks = |(i, p): &(ParamId, &ParamSpec)| {
-            !(is_there(&p.name) || is_left_out(&p.name) || of_base && trains(*i))
+            let of_model = self.has_adapter && !trains(*i);
+            !(is_there(&p.name) || is_left_out(&p.name) || of_base && trains(*i) || of_model)
         };
         self.missing = used.filter(lacks).map(|(_, p)| format!("`{}`", p.name)).collect();
     }

@@ -12,10 +12,13 @@ use std::io::{self, Write};
 use std::path::Path;
 
 /// One tensor: element type, shape, little-endian bytes.
-pub(crate) struct Tensor<'a> {
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) bytes: Cow<'a, [u8]>,
+pub struct Tensor<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Little-endian elements.
+    pub bytes: Cow<'a, [u8]>,
 }
 
 impl View for Tensor<'_> {

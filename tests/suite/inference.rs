@@ -21,6 +21,18 @@ const MODELS: &[(&str, &str, usize, &[&str])] = &[
     ("dropout", "model.onnx", 8, &[]),
     ("dropout", "model_dynamo.onnx", 8, &[]),
     ("gpt2", "model.onnx", 4, &[]),
+    (
+        "gpt2",
+        "model.onnx",
+        4,
+        &["adapter.kind=lora", "adapter.targets=[\"**.c_attn\", \"**.c_proj\"]"],
+    ),
+    (
+        "llama",
+        "model.onnx",
+        4,
+        &["adapter.kind=lora", "adapter.targets=[\"**.q_proj\", \"**.mlp.*\"]"],
+    ),
 ];
 
 struct Exported {

@@ -1,5 +1,6 @@
 //! Tests that cross crates, in one binary so that LLVM is linked once.
 
+mod adapters;
 mod against_interpreter;
 mod alignment;
 mod assembly;

@@ -5,7 +5,6 @@ use clap::Parser;
 use frit::commands::{Cli, execute};
 use frit::compilation::{Request, predict};
 use frit::config::Config;
-use frit_ir::Region;
 use frit_ir::plan::{Action, PhaseName, Plan, Stream, Task};
 use frit_passes::cost::Cluster;
 use frit_passes::simulate::roofline::roofline;

@@ -16,8 +16,10 @@ use std::path::PathBuf;
   frit export ckpt/step-00000100 --safetensors trained.safetensors
   frit export plan --weights trained.safetensors -o trained.onnx
   frit export ckpt --training -o continue.onnx
+  frit export ckpt --adapter adapter -o merged.onnx
 
 The model is in inference mode: BatchNormalization uses its trained running statistics, Dropout keeps everything.
+Adapters are merged into the weights beside which they were trained.
 Weights over 2 GiB are stored in FILE.onnx.data.")]
 pub struct Args {
     /// A checkpoint, a directory of checkpoints, or, with --weights, a plan directory.
@@ -32,9 +34,12 @@ pub struct Args {
         long,
         visible_alias = "output",
         value_name = "FILE.onnx",
-        required_unless_present = "safetensors"
+        required_unless_present_any = ["safetensors", "adapter"]
     )]
     pub onnx: Option<PathBuf>,
+    /// Write the adapter in PEFT's format into this folder.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Keep BatchNormalization, Dropout and random masks in training mode.
     #[arg(long)]
     pub training: bool,
@@ -73,6 +78,11 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
             Trained::of_checkpoint(checkpoint)?
         }
     };
+    if let Some(folder) = &args.adapter {
+        for file in export::peft(&trained, folder)? {
+            written += &format!("{}\n", file.display());
+        }
+    }
     if let Some(path) = &args.onnx {
         let options = Options {
             training: args.training,

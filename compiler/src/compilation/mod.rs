@@ -122,7 +122,7 @@ fn compiled(
     compilation.stage("proof");
     let Made { plan, object, constants, .. } = made;
     finish::prove(&plan, evaluation.as_ref())?;
-    let source = setup.source(&plan, &imported.ties)?;
+    let source = setup.source(&plan, &imported.ties, &compilation.context.adapters)?;
     Ok(Compiled { plan, object, weights: imported.weights, constants, evaluation, source })
 }
 
@@ -147,7 +147,7 @@ struct Compilation<'a> {
     /// Observes the passes of the model itself, not those of derived compilations.
     observer: Option<&'a mut dyn Observer>,
     graph: Graph,
-    /// The graph as the front end read it, if the model is evaluated beside its training.
+    /// The graph as the front end read it, with adapters, if the model is evaluated beside its training.
     as_read: Option<Graph>,
     context: PassContext,
     reports: Vec<PassReport>,

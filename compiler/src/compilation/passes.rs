@@ -61,7 +61,6 @@ impl<'a> Compilation<'a> {
         let graph = std::mem::take(&mut imported.graph);
         let mut compilation = Compilation {
             observer,
-            as_read: setup.evaluates().then(|| graph.clone()),
             stop_after: setup.request.stop_after.as_deref(),
             ..Compilation::new(setup, graph)
         };
@@ -73,9 +72,11 @@ impl<'a> Compilation<'a> {
 
     /// Runs all passes.
     pub(super) fn all_passes(&mut self, weights: &Weights) -> Result<(), End> {
+        self.passes(pipeline::adaptation(&self.setup.options))?;
         if !self.setup.trains() {
             return self.evaluate();
         }
+        self.as_read = self.setup.evaluates().then(|| self.graph.clone());
         self.forward(weights)?;
         self.train()?;
         self.hold()?;

@@ -1,6 +1,14 @@
 //! Enumerated values used only by the configuration; those that passes use are defined there.
 
 frit_ir::choices! {
+    /// What trains beside a frozen model.
+    AdapterKind {
+        /// Nothing: the model itself trains.
+        None = "none",
+        /// Two matrices of low rank beside each chosen weight.
+        Lora = "lora",
+    }
+
     /// How BatchNorm computes its statistics.
     BatchNorm {
         /// As the model says.

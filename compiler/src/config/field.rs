@@ -1,6 +1,8 @@
 //! Types of configuration values.
 
-use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Residual, Targets};
+use super::choices::{
+    AdapterKind, BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Residual, Targets,
+};
 use super::kind::{AUTO, COUNT, INF, Kind, Value, float_name};
 use frit_ir::DType;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
@@ -276,6 +278,6 @@ macro_rules! words {
 }
 
 words! {
-    BackwardPrefetch BatchNorm Decay DeviceType FrozenDtype LossKind Offload OptimizerKind PadMode Prefetch Reduction
+    AdapterKind BackwardPrefetch BatchNorm Decay DeviceType FrozenDtype LossKind Offload OptimizerKind PadMode Prefetch Reduction
     Residual ScheduleKind Strategy Targets
 }

@@ -1,6 +1,8 @@
 //! Every key of the configuration, declared once.
 
-use super::choices::{BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Residual, Targets};
+use super::choices::{
+    AdapterKind, BatchNorm, Decay, FrozenDtype, Prefetch, Reduction, Residual, Targets,
+};
 use super::declare::declare;
 use super::field::{Field, LossScale};
 use super::kind::Kind::{Float, Integer, ListOrInteger, Number};
@@ -67,6 +69,20 @@ declare! {
         ignored: Vec<String> = [],
         /// Dtype in which frozen parameters are stored and gathered: the one in which they are read, or `fp32`.
         frozen_dtype: FrozenDtype = "compute",
+    }
+
+    /// Low-rank adapters that train instead of the model.
+    adapter: AdapterSection {
+        /// The kind of adapter; with one, the parameters of the model train only if `params.trainable` names them.
+        kind: AdapterKind = "none",
+        /// Rank of the two matrices.
+        rank: usize = 8 => Integer(1, 65536),
+        /// Rank times the factor of the adapter's result.
+        alpha: f64 = 8.0 => Number(0.0, INF),
+        /// Probability that an element of the adapter's operand is dropped.
+        dropout: f64 = 0.0 => Number(0.0, 0.999999),
+        /// Patterns of modules whose weight gets an adapter, such as "**.q_proj".
+        targets: Vec<String> = [],
     }
 
     /// The loss.

@@ -14,6 +14,21 @@ pub(super) struct Elements {
     pub(super) dtype: u64,
     /// Their size in bytes.
     pub(super) bytes: u64,
+    /// The adapter that is added to them.
+    pub(super) adapter: Option<Merge>,
+}
+
+/// An adapter that is merged into a weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Merge {
+    /// The weight, with ONNX's number of its type, where it is not among the trained parameters.
+    pub(super) base: Option<(Bytes, u64)>,
+    /// Shape of the weight.
+    pub(super) shape: [usize; 2],
+    /// Whether the weight is `[out, in]`.
+    pub(super) out_first: bool,
+    /// Bits of the factor.
+    pub(super) scale: u64,
 }
 
 /// A part of a file.

@@ -2,11 +2,13 @@
 //!
 //! Unchanged parts stay byte-identical. A model above the size limit of protobuf has its weights in a separate file.
 
+mod adapter;
 mod file;
 mod inference;
 mod message;
 mod trained;
 
+pub use adapter::peft;
 pub use trained::Trained;
 
 use crate::diagnostics::Report;
@@ -18,8 +20,9 @@ use crate::wire;
 use file::Beside;
 use frit_ir::plan::{layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
+use frit_passes::adapter::{Adapted, names as matrices_of};
 use inference::{Change, Edit, Remaining, Scope};
-use message::{Elements, Message, Piece};
+use message::{Elements, Merge, Message, Piece};
 use prost::Message as _;
 use prost::bytes::{Buf, Bytes};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -90,7 +93,11 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
         .help("use the weights file as it is")
         .into());
     }
-    if let Some(missing) = trained.names.iter().find(|name| trained.ty(name).is_none()) {
+    // The model's own weights have no adapters, which begin as nothing.
+    let matrices: Vec<String> = origin.adapters.keys().flat_map(|w| matrices_of(w)).collect();
+    let adapts = matrices.iter().any(|name| trained.ty(name).is_some());
+    let lacks = |name: &&String| trained.ty(name).is_none() && (adapts || !matrices.contains(name));
+    if let Some(missing) = trained.names.iter().find(lacks) {
         let what = format!("{} holds no `{missing}`", trained.path().display());
         return Err(Diagnostic::error(Code::ExportWeights, what)
             .help("give weights of this model")
@@ -149,6 +156,8 @@ impl Base {
         path: &Path,
     ) -> Result<Written, Fault> {
         let merged = import::onnx::merged(self.bytes.clone());
+        let matrices: HashSet<String> =
+            origin.adapters.keys().flat_map(|w| matrices_of(w)).collect();
         let beside = || {
             let mut name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             name += ".data";
@@ -160,7 +169,7 @@ impl Base {
             origin,
             merged: &merged,
             training: options.training,
-            left: trained.names.iter().cloned().collect(),
+            left: trained.names.iter().filter(|n| !matrices.contains(*n)).cloned().collect(),
             beside,
             remaining: Remaining::default(),
         };
@@ -425,8 +434,18 @@ impl Export<'_> {
     fn initializer(&mut self, bytes: Bytes, name: &str) -> Result<Message, Fault> {
         let tied = self.origin.ties.get(name);
         let parameter = tied.map_or(name, |t| &t.parameter);
+        let adapter = self.origin.adapters.get(parameter).filter(|_| {
+            matrices_of(parameter).iter().all(|matrix| self.trained.ty(matrix).is_some())
+        });
         let Some((dtype, shape)) = self.trained.ty(parameter) else {
-            return self.stored(bytes, name, true);
+            return match adapter {
+                None => self.stored(bytes, name, true),
+                Some(adapter) => {
+                    let out_first = adapter.out_first != tied.is_some_and(|t| t.transposed);
+                    let adapter = Adapted { out_first, ..*adapter };
+                    self.adapted(&bytes, (name, parameter), adapter)
+                }
+            };
         };
         // Its data may be large, and are not needed: fields that are length-delimited, but for the sizes.
         let small = self.base.fields(&bytes)?.into_iter().filter(|f| f.number <= 2);
@@ -452,13 +471,44 @@ impl Export<'_> {
         };
         let elements = shape.iter().map(|n| *n as u64).product::<u64>();
         self.left.remove(name);
+        if transposed {
+            shape.reverse();
+        }
         let data = Elements {
             parameter: parameter.into(),
             transposed,
             dtype: onnx,
             bytes: elements * size,
+            adapter: adapter.and_then(|a| merge(&shape, *a, None)),
         };
         Ok(self.tensor(&tensor.dims, onnx, name, Piece::Elements(data)))
+    }
+
+    /// The initializer of a weight that is the model's own, with its adapter.
+    fn adapted(
+        &mut self,
+        bytes: &Bytes,
+        (name, parameter): (&str, &str),
+        adapter: Adapted,
+    ) -> Result<Message, Fault> {
+        let tensor: TensorProto = self.base.decode(bytes.clone())?;
+        if is_left_out(&tensor) {
+            return Err(Fault::LeftOut(name.into()));
+        }
+        let stored = match tensor.data_location {
+            1 => self.beside(bytes, name)?,
+            _ => import::onnx::elements(&tensor).map_err(|e| self.base.refuse(e))?,
+        };
+        let shape: Vec<usize> = tensor.dims.iter().map(|n| *n as usize).collect();
+        let dtype = tensor.data_type as u64;
+        let data = Elements {
+            parameter: parameter.into(),
+            transposed: false,
+            dtype,
+            bytes: stored.len() as u64,
+            adapter: merge(&shape, adapter, Some((stored, dtype))),
+        };
+        Ok(self.tensor(&tensor.dims, dtype, name, Piece::Elements(data)))
     }
 
     /// A tensor that is no parameter, as the model stores it; what `moves` goes where large data go.
@@ -469,15 +519,7 @@ impl Export<'_> {
             return Err(Fault::LeftOut(name.into()));
         }
         if tensor.data_location == 1 {
-            let Some(folder) = &self.base.folder else { return Err(Fault::LeftOut(name.into())) };
-            let data = import::onnx::external_data(&bytes, folder);
-            let data = data.unwrap_or(Ok(Bytes::new())).map_err(|e| {
-                self.base.refuse(format!("the data of `{name}` cannot be read: {e}"))
-            })?;
-            if self.origin.digests.get(name).is_none_or(|d| *d != sha256_hex(&data)) {
-                let what = format!("the data of `{name}` were changed since the plan was compiled");
-                return Err(self.base.refuse(what).into());
-            }
+            let data = self.beside(&bytes, name)?;
             if moves {
                 return Ok(self.tensor(&dims, dtype, name, Piece::Bytes(data)));
             }
@@ -501,6 +543,20 @@ impl Export<'_> {
                 Ok(out)
             }
         }
+    }
+
+    /// The data of a tensor in a file beside the model, as they were when the plan was compiled.
+    fn beside(&self, tensor: &[u8], name: &str) -> Result<Bytes, Fault> {
+        let Some(folder) = &self.base.folder else { return Err(Fault::LeftOut(name.into())) };
+        let data = import::onnx::external_data(tensor, folder);
+        let data = data
+            .unwrap_or(Ok(Bytes::new()))
+            .map_err(|e| self.base.refuse(format!("the data of `{name}` cannot be read: {e}")))?;
+        if self.origin.digests.get(name).is_none_or(|d| *d != sha256_hex(&data)) {
+            let what = format!("the data of `{name}` were changed since the plan was compiled");
+            return Err(self.base.refuse(what).into());
+        }
+        Ok(data)
     }
 
     /// An initializer with its data inside it, or beside the model if they go there and are large.
@@ -528,6 +584,13 @@ impl Export<'_> {
         }
         out
     }
+}
+
+/// The adapter of a matrix of this shape.
+fn merge(shape: &[usize], adapter: Adapted, base: Option<(Bytes, u64)>) -> Option<Merge> {
+    let &[rows, columns] = shape else { return None };
+    let Adapted { out_first, scale } = adapter;
+    Some(Merge { base, shape: [rows, columns], out_first, scale: scale.to_bits() })
 }
 
 /// The texts in fields of this number.

@@ -1,13 +1,15 @@
 //! Reads trained parameters from a file that `frit run --save` wrote, or from a checkpoint.
 
-use super::message::Elements;
+use super::message::{Elements, Merge};
 use crate::diagnostics::Report;
 use crate::import::mapped;
 use crate::plan_dir;
 use frit_ir::plan::{ParamHome, layout};
 use frit_ir::{Code, DType, Diagnostic};
+use frit_passes::adapter;
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::left_out::{self, AllLeftOut};
+use frit_runtime::tensors::Tensor;
 use frit_runtime::{converted, safetensors_dtype};
 use prost::bytes::Bytes;
 use safetensors::tensor::Metadata;
@@ -108,14 +110,68 @@ impl Trained {
     }
 
     /// The elements as the model stores them.
-    pub(super) fn elements(&self, elements: &Elements) -> Result<Cow<'_, [u8]>, Diagnostic> {
+    pub(super) fn elements<'e>(
+        &'e self,
+        elements: &'e Elements,
+    ) -> Result<Cow<'e, [u8]>, Diagnostic> {
         let name = elements.parameter.as_str();
-        let (dtype, shape) = self.ty(name).unwrap_or((Dtype::F32, &[]));
-        let mut data = self.data(name)?;
+        let (mut dtype, shape) = self.ty(name).unwrap_or((Dtype::F32, &[]));
+        let mut data = match &elements.adapter {
+            Some(Merge { base: Some((base, _)), .. }) => Cow::Borrowed(&base[..]),
+            _ => self.data(name)?,
+        };
+        if let Some(merge) = &elements.adapter {
+            data = Cow::Owned(self.merged(name, dtype, &data, merge)?);
+            dtype = Dtype::F32;
+        }
         if let (true, &[rows, columns]) = (elements.transposed, shape) {
             data = Cow::Owned(transposed(&data, rows, columns));
         }
         Ok(convert(dtype, data, elements.dtype))
+    }
+
+    /// A parameter as it is stored, if present.
+    ///
+    /// # Errors
+    /// If a checkpoint cannot be read.
+    pub(super) fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, Diagnostic> {
+        let Some((dtype, shape)) = self.ty(name) else { return Ok(None) };
+        Ok(Some(Tensor { dtype, shape: shape.to_vec(), bytes: self.data(name)? }))
+    }
+
+    /// The f32 elements of a weight with its adapter: `W + s·B·A`.
+    fn merged(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        data: &[u8],
+        merge: &Merge,
+    ) -> Result<Vec<u8>, Diagnostic> {
+        let [rows, columns] = merge.shape;
+        let dtype = merge.base.as_ref().map_or(dtype, |(_, onnx)| of_onnx(*onnx));
+        let mut weight = floats(dtype, data);
+        let [a_name, b_name] = adapter::names(name);
+        let matrix = |name: &str| -> Result<Vec<f32>, Diagnostic> {
+            let dtype = self.ty(name).map_or(Dtype::F32, |(dtype, _)| dtype);
+            Ok(floats(dtype, &self.data(name)?))
+        };
+        let (a, b) = (matrix(&a_name)?, matrix(&b_name)?);
+        let (width, height) = if merge.out_first { (columns, rows) } else { (rows, columns) };
+        let rank = a.len() / width.max(1);
+        let mut row = vec![0.0_f64; width];
+        for out in 0..height {
+            row.fill(0.0);
+            for (k, factor) in b[out * rank..][..rank].iter().enumerate() {
+                let terms = row.iter_mut().zip(&a[k * width..][..width]);
+                terms.for_each(|(sum, a)| *sum += f64::from(*factor) * f64::from(*a));
+            }
+            for (at, delta) in row.iter().enumerate() {
+                let place = if merge.out_first { out * columns + at } else { at * columns + out };
+                let sum = f64::from(weight[place]) + f64::from_bits(merge.scale) * delta;
+                weight[place] = sum as f32;
+            }
+        }
+        Ok(weight.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 
     /// Their source.
@@ -147,6 +203,27 @@ fn transposed(data: &[u8], rows: usize, columns: usize) -> Vec<u8> {
         }
     }
     turned
+}
+
+/// The type of floats that ONNX numbers so.
+fn of_onnx(number: u64) -> Dtype {
+    match number {
+        10 => Dtype::F16,
+        16 => Dtype::BF16,
+        11 => Dtype::F64,
+        _ => Dtype::F32,
+    }
+}
+
+/// Floats of any type as f32.
+fn floats(dtype: Dtype, data: &[u8]) -> Vec<f32> {
+    if dtype == Dtype::F64 {
+        let (values, _) = data.as_chunks::<8>();
+        return values.iter().map(|b| f64::from_le_bytes(*b) as f32).collect();
+    }
+    let wide = convert(dtype, Cow::Borrowed(data), 1);
+    let (values, _) = wide.as_chunks::<4>();
+    values.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
 /// Bytes of an element of ONNX's data type of this number, if the type of the parameter can be stored so.

@@ -115,6 +115,12 @@ pub(crate) fn external_data(tensor: &[u8], folder: &Folder) -> Option<Result<Byt
     Some(tensor::external(&tensor, folder.clone()).map_err(|e| e.to_string()))
 }
 
+/// The elements of a tensor that lie within the model.
+pub(crate) fn elements(tensor: &TensorProto) -> Result<Bytes, String> {
+    let mut nowhere = tensor::ExternalFiles::new(Folder::default());
+    tensor::read(tensor, &mut nowhere).map(|stored| stored.bytes).map_err(|e| e.to_string())
+}
+
 /// Whether one of PyTorch's exporters wrote the model.
 fn from_pytorch(model: &ModelProto) -> bool {
     model.producer_name == "pytorch"

@@ -1,0 +1,140 @@
+//! Files of weights as other libraries write them: shards with an index and folders (Hugging Face), adapters (PEFT).
+
+use crate::RunError;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The name of a PEFT model within its wrapper, with which the names of an adapter's tensors begin.
+pub const PEFT_PREFIX: &str = "base_model.model.";
+/// Weights of an adapter, and its configuration beside them.
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// See [`ADAPTER_WEIGHTS`].
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// How the index of shards ends.
+const INDEX: &str = ".safetensors.index.json";
+/// Files of a folder, of which the first there is counts.
+const IN_FOLDER: [&str; 3] = ["model.safetensors.index.json", "model.safetensors", ADAPTER_WEIGHTS];
+
+/// The files that paths name: themselves, the shards of an index, or the weights of a folder.
+///
+/// # Errors
+/// If a folder has no weights, or an index is damaged or names a file elsewhere.
+pub(crate) fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, RunError> {
+    let mut files = Vec::new();
+    for path in paths {
+        let mut path = path.clone();
+        if path.is_dir() {
+            let found = IN_FOLDER.iter().map(|name| path.join(name)).find(|file| file.exists());
+            path = found.ok_or_else(|| {
+                let reason = format!("the folder has no {}", IN_FOLDER.join(", no "));
+                RunError::data(&path, reason)
+            })?;
+        }
+        match path.to_string_lossy().ends_with(INDEX) {
+            true => files.extend(shards(&path)?),
+            false => files.push(path),
+        }
+    }
+    Ok(files)
+}
+
+/// The files of an index, each once.
+fn shards(index: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let map = read(index)?;
+    let named = map["weight_map"].as_object().into_iter().flat_map(|m| m.values());
+    let named: BTreeSet<&str> = named.filter_map(Value::as_str).collect();
+    if named.is_empty() {
+        return Err(RunError::data(index, "no index of shards: it has no `weight_map`"));
+    }
+    if let Some(name) = named.iter().find(|name| Path::new(name).components().count() != 1) {
+        return Err(RunError::data(index, format!("the shard `{name}` is not beside it")));
+    }
+    Ok(named.into_iter().map(|name| index.with_file_name(name)).collect())
+}
+
+fn read(path: &Path) -> Result<Value, RunError> {
+    let text = std::fs::read_to_string(path).map_err(RunError::io(path))?;
+    serde_json::from_str(&text).map_err(|e| RunError::data(path, e.to_string()))
+}
+
+/// Whether an adapter of PEFT multiplies as the plan does: its configuration beside it, if it is there, has the plan's `alpha / rank`.
+///
+/// # Errors
+/// If it multiplies otherwise, or its configuration cannot be read.
+pub(crate) fn check_adapter(weights: &Path, config: &str) -> Result<(), RunError> {
+    let path = weights.with_file_name(ADAPTER_CONFIG);
+    let Some(own) = scale(config).filter(|_| path.exists()) else { return Ok(()) };
+    let adapter = read(&path)?;
+    let (Some(alpha), Some(rank)) = (adapter["lora_alpha"].as_f64(), adapter["r"].as_f64()) else {
+        return Err(RunError::data(&path, "it has no `lora_alpha` and `r`"));
+    };
+    let stabilized = adapter["use_rslora"].as_bool() == Some(true);
+    let theirs = alpha / if stabilized { rank.sqrt() } else { rank };
+    if (theirs - own).abs() <= 1e-12 * own.abs() {
+        return Ok(());
+    }
+    let reason = format!(
+        "the adapter's factor is {theirs}, the plan's adapter.alpha / adapter.rank is {own}; compile with --set \
+         adapter.rank={rank} --set adapter.alpha={}",
+        theirs * rank
+    );
+    Err(RunError::data(&path, reason))
+}
+
+/// `adapter.alpha / adapter.rank` of a plan's configuration, which is TOML as the compiler prints it, if it has an adapter.
+fn scale(config: &str) -> Option<f64> {
+    let section = config.split("\n[").find_map(|s| s.strip_prefix("adapter]\n"))?;
+    let number = |key: &str| -> Option<f64> {
+        let mut lines = section.lines().filter_map(|line| line.split_once(" = "));
+        lines.find(|(k, _)| *k == key)?.1.parse().ok()
+    };
+    section.contains("kind = \"lora\"").then_some(number("alpha")? / number("rank")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_and_indices_name_their_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let error = expand(&[dir.path().into()]).unwrap_err().to_string();
+        assert!(error.contains("has no model.safetensors.index.json"), "{error}");
+        std::fs::write(at("model.safetensors"), "").unwrap();
+        assert_eq!(expand(&[dir.path().into()]).unwrap(), [at("model.safetensors")]);
+        let index = at("model.safetensors.index.json");
+        let put = |text: &str| std::fs::write(&index, text).unwrap();
+        put(
+            r#"{"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}"#,
+        );
+        let both = [at("1.safetensors"), at("2.safetensors")];
+        assert_eq!(expand(&[dir.path().into()]).unwrap(), both);
+        assert_eq!(expand(&[at("x.safetensors"), index.clone()]).unwrap()[1..], both);
+        put(r#"{"weight_map": {"a": "../2.safetensors"}}"#);
+        assert!(
+            expand(std::slice::from_ref(&index)).unwrap_err().to_string().contains("not beside it")
+        );
+        put("{}");
+        assert!(
+            expand(std::slice::from_ref(&index)).unwrap_err().to_string().contains("weight_map")
+        );
+    }
+
+    #[test]
+    fn an_adapter_of_another_factor_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let weights = dir.path().join(ADAPTER_WEIGHTS);
+        let plan =
+            "[model]\n\n[adapter]\nkind = \"lora\"\nrank = 8\nalpha = 16.0\n\n[loss]\nalpha = 3\n";
+        check_adapter(&weights, plan).unwrap();
+        let put = |text: &str| std::fs::write(dir.path().join(ADAPTER_CONFIG), text).unwrap();
+        put(r#"{"r": 4, "lora_alpha": 8}"#);
+        check_adapter(&weights, plan).unwrap();
+        check_adapter(&weights, "[adapter]\nkind = \"none\"\n").unwrap();
+        put(r#"{"r": 4, "lora_alpha": 8, "use_rslora": true}"#);
+        let error = check_adapter(&weights, plan).unwrap_err().to_string();
+        assert!(error.contains("adapter.alpha=16"), "{error}");
+    }
+}
