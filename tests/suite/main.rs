@@ -17,6 +17,7 @@ mod cuda;
 mod cuda_evaluation;
 mod cudnn;
 mod data;
+mod data_formats;
 mod doctor;
 mod driver;
 mod dropout;

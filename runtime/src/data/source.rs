@@ -2,6 +2,7 @@
 
 use super::formats::TokenDType;
 use crate::RunError;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,10 @@ impl Source {
         let mut paths = Vec::new();
         for given in &self.files {
             let text = given.to_string_lossy();
+            if given.is_dir() {
+                paths.extend(in_folder(given)?);
+                continue;
+            }
             if given.exists() || !text.contains(['*', '?', '[']) {
                 paths.push(given.clone());
                 continue;
@@ -50,6 +55,43 @@ impl Source {
             return Err(RunError::data(Path::new("--data"), "names no file"));
         }
         Ok(paths)
+    }
+}
+
+/// Extensions of files that have all inputs.
+const WHOLE: [&str; 4] = ["safetensors", "parquet", "npz", "bin"];
+
+/// The data files of a folder and those within it, sorted by path; or the folder itself, if it has one `.npy` per input.
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let (mut files, mut open) = (Vec::new(), vec![folder.to_path_buf()]);
+    let mut kinds = BTreeSet::new();
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(&next).map_err(RunError::io(&next))? {
+            let path = entry.map_err(RunError::io(&next))?.path();
+            if path.is_dir() {
+                open.push(path);
+                continue;
+            }
+            let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+            if WHOLE.contains(&extension.as_str()) || extension == "npy" {
+                files.push(path);
+                kinds.insert(extension);
+            }
+        }
+    }
+    files.sort();
+    match kinds.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["npy"] => Ok(vec![folder.into()]),
+        [_] => Ok(files),
+        [] => {
+            let reason = format!("the folder has no .{} or .npy file", WHOLE.join(", ."));
+            Err(RunError::data(folder, reason))
+        }
+        [a, b, ..] => {
+            let reason =
+                format!("the folder has .{a} and .{b} files; use a pattern, such as '*.{a}'");
+            Err(RunError::data(folder, reason))
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod npy;
 mod npz;
+mod parquet;
 mod safetensors;
 mod tokens;
 
@@ -69,16 +70,17 @@ pub(super) fn read(
     tokens: Option<TokenDType>,
 ) -> Result<Contents, RunError> {
     if path.is_dir() {
-        let reason = "is a directory; name its files, for example with a pattern: 'folder/*.bin'";
-        return Err(RunError::data(path, reason));
+        return npy::read_folder(path);
     }
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
     match extension.as_deref() {
         Some("safetensors") => safetensors::read(path),
+        Some("npy") => npy::read(path, plan),
         Some("npz") => npz::read(path),
+        Some("parquet") => parquet::read(path, plan),
         Some("bin") => tokens::read(path, plan, tokens),
         _ => {
-            let reason = "unknown kind of data; use .safetensors, .npz or .bin";
+            let reason = "unknown kind of data; use .safetensors, .parquet, .npz, .npy or .bin";
             Err(RunError::data(path, reason))
         }
     }

@@ -1,6 +1,105 @@
-//! Parses the header of a `.npy` file, a Python dictionary that describes the array.
+//! `.npy`: one array, memory-mapped, with a header that is a Python dictionary. Source: numpy.lib.format.
 //!
-//! Source: numpy.lib.format.
+//! A vector of integers is a sequence of tokens if the plan takes tokens; any other array is the input of the file's name. A folder holds
+//! one file per input.
+
+use super::super::bytes::Bytes;
+use super::super::element::Element;
+use super::{Array, Contents, tokens};
+use crate::RunError;
+use frit_ir::plan::Plan;
+use std::path::{Path, PathBuf};
+
+/// NumPy's names of element types.
+const TYPES: [(&str, Element); 12] = [
+    ("<f8", Element::F64),
+    ("<f4", Element::F32),
+    ("<f2", Element::F16),
+    ("<i8", Element::I64),
+    ("<i4", Element::I32),
+    ("<i2", Element::I16),
+    ("|i1", Element::I8),
+    ("<u8", Element::U64),
+    ("<u4", Element::U32),
+    ("<u2", Element::U16),
+    ("|u1", Element::U8),
+    ("|b1", Element::Bool),
+];
+
+/// Reads a file.
+///
+/// # Errors
+/// If it cannot be read, or is no array in C order.
+pub(super) fn read(path: &Path, plan: &Plan) -> Result<Contents, RunError> {
+    let (mut contents, name) = (Contents::default(), stem(path));
+    add(&mut contents, &name, &Bytes::map(path)?).map_err(|reason| RunError::data(path, reason))?;
+    match contents.arrays.get(&name) {
+        Some(Array { element, shape, bytes })
+            if shape.len() == 1
+                && element.is_integer()
+                && plan.inputs.iter().all(|input| input.name != name) =>
+        {
+            let inputs = tokens::inputs(plan).map_err(|reason| RunError::data(path, reason))?;
+            Ok(tokens::windows(inputs, *element, bytes))
+        }
+        _ => Ok(contents),
+    }
+}
+
+/// Reads a folder of files, each named after an input.
+///
+/// # Errors
+/// As [`read`], or if the folder has none.
+pub(super) fn read_folder(folder: &Path) -> Result<Contents, RunError> {
+    let mut contents = Contents::default();
+    for path in files(folder)? {
+        add(&mut contents, &stem(&path), &Bytes::map(&path)?)
+            .map_err(|reason| RunError::data(&path, reason))?;
+    }
+    Ok(contents)
+}
+
+/// The `.npy` files of a folder, sorted by name.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let entries = std::fs::read_dir(folder).map_err(RunError::io(folder))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(RunError::io(folder))?.path();
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy")) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Adds the array of a file under a name.
+///
+/// # Errors
+/// If it has no known header, is in Fortran order or is not complete.
+pub(super) fn add(contents: &mut Contents, name: &str, file: &Bytes) -> Result<(), String> {
+    let Some(Header { descr, fortran_order, shape, data }) = header(file) else {
+        return Err(format!("array `{name}` has no known header"));
+    };
+    let Some((_, element)) = TYPES.iter().find(|(name, _)| *name == descr) else {
+        contents.others.insert(name.into(), descr);
+        return Ok(());
+    };
+    if fortran_order && shape.len() > 1 {
+        return Err(format!("array `{name}` is in Fortran order; save it in C order"));
+    }
+    let numel = shape.iter().try_fold(element.size(), |n, d| n.checked_mul(*d));
+    let end = numel.and_then(|n| data.checked_add(n));
+    let bytes = end.and_then(|end| file.part(data..end));
+    let bytes =
+        bytes.ok_or_else(|| format!("array `{name}` is shorter than its shape {shape:?}"))?;
+    contents.arrays.insert(name.into(), Array { element: *element, shape, bytes });
+    Ok(())
+}
 
 /// The fields of a header.
 #[derive(Debug, PartialEq, Eq)]

@@ -2,30 +2,12 @@
 //! (`numpy.savez_compressed`).
 
 use super::super::bytes::Bytes;
-use super::super::element::Element;
-use super::npy::{Header, header};
-use super::{Array, Contents};
+use super::{Contents, npy};
 use crate::RunError;
 use npyz::npz::NpzArchive;
 use npyz::zip::CompressionMethod;
 use std::io::{Cursor, Read};
 use std::path::Path;
-
-/// NumPy's names of element types.
-const TYPES: [(&str, Element); 12] = [
-    ("<f8", Element::F64),
-    ("<f4", Element::F32),
-    ("<f2", Element::F16),
-    ("<i8", Element::I64),
-    ("<i4", Element::I32),
-    ("<i2", Element::I16),
-    ("|i1", Element::I8),
-    ("<u8", Element::U64),
-    ("<u4", Element::U32),
-    ("<u2", Element::U16),
-    ("|u1", Element::U8),
-    ("|b1", Element::Bool),
-];
 
 pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
     let whole = Bytes::map(path)?;
@@ -54,23 +36,7 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
                 Bytes::from(bytes)
             }
         };
-        let Some(Header { descr, fortran_order, shape, data }) = header(&bytes) else {
-            return Err(RunError::data(path, format!("array `{name}` has no known header")));
-        };
-        let Some((_, element)) = TYPES.iter().find(|(name, _)| *name == descr) else {
-            contents.others.insert(name, descr);
-            continue;
-        };
-        if fortran_order && shape.len() > 1 {
-            let reason = format!("array `{name}` is in Fortran order; save it in C order");
-            return Err(RunError::data(path, reason));
-        }
-        let numel = shape.iter().try_fold(element.size(), |n, d| n.checked_mul(*d));
-        let end = numel.and_then(|n| data.checked_add(n));
-        let bytes = end.and_then(|end| bytes.part(data..end)).ok_or_else(|| {
-            RunError::data(path, format!("array `{name}` is shorter than its shape {shape:?}"))
-        })?;
-        contents.arrays.insert(name, Array { element: *element, shape, bytes });
+        npy::add(&mut contents, &name, &bytes).map_err(|reason| RunError::data(path, reason))?;
     }
     Ok(contents)
 }

@@ -45,21 +45,7 @@ pub(super) fn read(
     asked: Option<TokenDType>,
 ) -> Result<Contents, RunError> {
     let refuse = |reason: String| RunError::data(path, reason);
-    let [input, labels] = &plan.inputs[..] else {
-        let names: Vec<&str> = plan.inputs.iter().map(|i| i.name.as_str()).collect();
-        return Err(refuse(format!(
-            "token files need a plan with one input and labels, and this one has {}",
-            names.join(", ")
-        )));
-    };
-    let shape = &input.ty.shape.0;
-    let integer = matches!(input.ty.dtype, DType::I64 | DType::I32);
-    if shape.len() != 2 || labels.ty.shape != input.ty.shape || !integer {
-        let (a, b) = (&input.ty, &labels.ty);
-        return Err(refuse(format!(
-            "token files need integer inputs [batch, T] and labels of the same shape, not {a} and {b}"
-        )));
-    }
+    let [input, labels] = inputs(plan).map_err(refuse)?;
     let file = Bytes::map(path)?;
     let (dtype, begin, end) = match header(&file).map_err(refuse)? {
         Some((dtype, _)) if asked.is_some_and(|asked| asked != dtype) => {
@@ -69,17 +55,48 @@ pub(super) fn read(
         Some((dtype, n)) => (dtype, HEADER, HEADER + n * dtype.element().size()),
         None => (headerless(&file, asked, input).map_err(refuse)?, 0, file.len()),
     };
-    let size = dtype.element().size();
-    let t = shape[1];
-    let n = ((end - begin) / size).saturating_sub(1).checked_div(t).unwrap_or(0);
+    let tokens = file.part(begin..end).expect("invariant: the header's tokens are there");
+    Ok(windows([input, labels], dtype.element(), &tokens))
+}
+
+/// The integer input `[batch, T]` and the labels of the same shape that windows of tokens are for.
+///
+/// # Errors
+/// If the plan has other inputs.
+pub(super) fn inputs(plan: &Plan) -> Result<[&InputSpec; 2], String> {
+    let [input, labels] = &plan.inputs[..] else {
+        let names: Vec<&str> = plan.inputs.iter().map(|i| i.name.as_str()).collect();
+        return Err(format!(
+            "token files need a plan with one input and labels, and this one has {}",
+            names.join(", ")
+        ));
+    };
+    let integer = matches!(input.ty.dtype, DType::I64 | DType::I32);
+    if input.ty.shape.rank() != 2 || labels.ty.shape != input.ty.shape || !integer {
+        let (a, b) = (&input.ty, &labels.ty);
+        return Err(format!(
+            "token files need integer inputs [batch, T] and labels of the same shape, not {a} and {b}"
+        ));
+    }
+    Ok([input, labels])
+}
+
+/// The windows of a sequence of tokens of one type.
+pub(super) fn windows(
+    [input, labels]: [&InputSpec; 2],
+    element: Element,
+    tokens: &Bytes,
+) -> Contents {
+    let (size, t) = (element.size(), input.ty.shape.0[1]);
+    let n = (tokens.len() / size).saturating_sub(1).checked_div(t).unwrap_or(0);
     let window = |offset: usize| {
-        let first = (begin + offset * size).min(end);
-        let bytes = file.part(first..first + if n == 0 { 0 } else { n * t * size });
-        let bytes = bytes.expect("invariant: the file has one token more than the windows");
-        Array { element: dtype.element(), shape: vec![n, t], bytes }
+        let first = (offset * size).min(tokens.len());
+        let bytes = tokens.part(first..first + n * t * size);
+        let bytes = bytes.expect("invariant: there is one token more than the windows have");
+        Array { element, shape: vec![n, t], bytes }
     };
     let arrays = [(input.name.clone(), window(0)), (labels.name.clone(), window(1))].into();
-    Ok(Contents { arrays, ..Contents::default() })
+    Contents { arrays, ..Contents::default() }
 }
 
 /// The type and the number of tokens of a header; `None` if there is no header.
