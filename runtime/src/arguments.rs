@@ -16,8 +16,8 @@ pub struct Arguments {
     /// The plan directory.
     pub plan: PathBuf,
     // Not flattened: a flattened optional group cannot contain required arguments.
-    /// Files or quoted patterns ('shards/*.bin'), in sequence: .safetensors or .npz with one tensor
-    /// per input, or .bin with tokens.
+    /// Files, folders or quoted patterns ('shards/*.bin'), in sequence: .safetensors, .parquet or .npz
+    /// with one tensor per input, a folder of .npy files, or .bin or .npy with tokens.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
     /// The type of the tokens in .bin files without a header; by default u16.
@@ -28,8 +28,8 @@ pub struct Arguments {
     pub steps: usize,
     /// Start from the parameters of these files, named as by --save, instead of the plan's; later
     /// files take precedence. A shard index or a folder of Hugging Face libraries stands for its files,
-    /// and an adapter of PEFT leaves the model as it is. With --resume only if there is no checkpoint yet, or for parameters
-    /// that it omits.
+    /// and an adapter of PEFT leaves the model as it is. With --resume only if there is no checkpoint
+    /// yet, or for parameters that it omits.
     #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
     pub weights: Vec<PathBuf>,
     /// Omit frozen parameters and buffers that no step changes from checkpoints and the files of --save and
