@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Append one JSON object per step to this file.
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
+    /// Write event files into this folder, for `tensorboard --logdir`.
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
     /// Write the first step's gradients, unscaled and unclipped, to this safetensors file.
     #[arg(long, value_name = "FILE")]
     pub dump_grads: Option<PathBuf>,
@@ -140,6 +143,7 @@ impl Arguments {
             weights: self.weights,
             trained_only: self.trained_only,
             metrics: self.metrics,
+            tensorboard: self.tensorboard,
             dump_grads: self.dump_grads,
             save: self.save,
             save_ema: self.save_ema,

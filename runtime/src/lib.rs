@@ -31,6 +31,7 @@ pub mod run;
 mod save;
 mod session;
 mod starting;
+pub mod tensorboard;
 pub mod tensors;
 mod trace;
 mod train;

@@ -3,6 +3,7 @@
 use crate::RunError;
 use crate::checkpoint::lock::{Run, wall_time};
 use crate::files::Sink;
+use crate::tensorboard;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -43,10 +44,49 @@ pub struct ValidationMetrics {
     pub validation_metrics: BTreeMap<String, f64>,
 }
 
-/// Appends to a file, if there is one. A line that cannot be written is omitted and the run continues: it is worth more
+/// What a line says of one step.
+pub(crate) trait Scalars: Serialize {
+    /// The step.
+    fn step(&self) -> usize;
+    /// Names and values, for plots.
+    fn scalars(&self) -> Vec<(String, f64)>;
+}
+
+impl Scalars for StepMetrics {
+    fn step(&self) -> usize {
+        self.step
+    }
+
+    fn scalars(&self) -> Vec<(String, f64)> {
+        let all = [
+            ("train/loss", self.loss),
+            ("train/grad_norm", self.grad_norm),
+            ("train/lr", self.lr),
+            ("train/loss_scale", self.loss_scale),
+            ("train/skipped", f64::from(u8::from(self.skipped))),
+            ("train/tokens_or_examples_per_s", self.tokens_or_examples_per_s),
+        ];
+        all.map(|(name, value)| (name.to_string(), value)).to_vec()
+    }
+}
+
+impl Scalars for ValidationMetrics {
+    fn step(&self) -> usize {
+        self.step
+    }
+
+    fn scalars(&self) -> Vec<(String, f64)> {
+        let all = self.validation_losses.iter().chain(&self.validation_metrics);
+        let all = all.map(|(name, value)| (format!("validation/{name}"), *value));
+        std::iter::once(("validation/loss".to_string(), self.validation_loss)).chain(all).collect()
+    }
+}
+
+/// Appends to a file, if there is one, and to event files of TensorBoard, if they are asked for. A line that cannot be written is omitted and the run continues: it is worth more
 /// than its metrics.
 pub struct Writer {
     file: Option<(PathBuf, Sink)>,
+    events: Option<tensorboard::Writer>,
     run: String,
     lost: usize,
 }
@@ -77,7 +117,12 @@ impl Writer {
             Some(path) => Some((path.into(), Sink::append(path).map_err(RunError::io(path))?)),
             None => None,
         };
-        Ok(Writer { file, run: run.to_string(), lost: 0 })
+        Ok(Writer { file, events: None, run: run.to_string(), lost: 0 })
+    }
+
+    /// Writes event files too.
+    pub(crate) fn with_events(self, events: Option<tensorboard::Writer>) -> Self {
+        Writer { events, ..self }
     }
 
     /// Opens the file to continue with step `step`: an incomplete last line, and lines of this step and later ones, are
@@ -99,8 +144,22 @@ impl Writer {
         self.file.as_ref().and_then(|(_, file)| file.try_clone().ok())
     }
 
-    /// Appends and flushes one line. Returns a warning the first time that this fails.
-    pub fn write(&mut self, metrics: &impl Serialize) -> Option<String> {
+    /// Appends and flushes one line, and its scalars as an event. Returns a warning the first time that this fails.
+    pub(crate) fn write(&mut self, metrics: &impl Scalars) -> Option<String> {
+        let line = self.write_line(metrics);
+        line.or(self.write_event(metrics))
+    }
+
+    fn write_event(&mut self, metrics: &impl Scalars) -> Option<String> {
+        let events = self.events.as_mut()?;
+        let error = events.scalars(metrics.step(), &metrics.scalars()).err()?;
+        let path = events.path.display().to_string();
+        // What follows an incomplete record cannot be read.
+        self.events = None;
+        Some(format!("{path} cannot be written: {error}; training continues without it"))
+    }
+
+    fn write_line(&mut self, metrics: &impl Serialize) -> Option<String> {
         let (path, file) = self.file.as_mut()?;
         let wall_time = (wall_time() * 1e3).round() / 1e3;
         let line = Line { metrics, run: &self.run, wall_time };

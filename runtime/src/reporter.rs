@@ -7,7 +7,7 @@ use crate::divergence::{Divergence, Judge};
 use crate::eval::in_words;
 use crate::files::Sink;
 use crate::gradients::Parts;
-use crate::metrics::{StepMetrics, ValidationMetrics, Writer};
+use crate::metrics::{Scalars, StepMetrics, ValidationMetrics, Writer};
 use crate::progress::Progress;
 use crate::train::Outcome;
 use crate::validation::Measured;
@@ -139,7 +139,7 @@ impl<'a> Reporter<'a> {
         self.progress.advance(&format!("loss {:.4}", line.loss));
     }
 
-    fn write(&mut self, line: &impl serde::Serialize) {
+    fn write(&mut self, line: &impl Scalars) {
         if let Some(warning) = self.writer.write(line) {
             self.warn(warning);
         }

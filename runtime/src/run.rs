@@ -41,6 +41,8 @@ pub struct RunOptions {
     pub trained_only: bool,
     /// Append one JSON object per step here.
     pub metrics: Option<PathBuf>,
+    /// Write event files of TensorBoard into this folder.
+    pub tensorboard: Option<PathBuf>,
     /// Write the first step's gradients here.
     pub dump_grads: Option<PathBuf>,
     /// Write the parameters after the last step here.

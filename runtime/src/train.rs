@@ -19,6 +19,7 @@ use crate::reporter::Reporter;
 use crate::run::{RunOptions, RunReport};
 use crate::save::{self, Tensors, Version};
 use crate::session::{self, Work};
+use crate::tensorboard;
 use crate::trace;
 use crate::usage::Usage;
 use crate::validation::Validation;
@@ -130,6 +131,10 @@ impl Training<'_> {
             true => Writer::resume(metrics, run, self.start),
             false => Writer::open(metrics, run),
         }?;
+        let folder = self.options.tensorboard.as_deref().filter(|_| rank == 0);
+        let resumed = self.resumed.as_ref().map(|_| self.start);
+        let events = folder.map(|folder| tensorboard::Writer::create(folder, run, resumed));
+        let writer = writer.with_events(events.transpose()?);
         let progress = match self.options.progress && rank == 0 {
             true => Progress::new("step", self.start, self.options.steps),
             false => Progress::hidden(),

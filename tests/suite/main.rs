@@ -66,6 +66,7 @@ mod stages;
 mod stand_ins;
 mod strategies;
 mod support;
+mod tensorboard;
 mod tidy;
 mod trace;
 mod trained_only;

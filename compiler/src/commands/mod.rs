@@ -49,7 +49,7 @@ pub enum Command {
     /// Find the fastest plans for a model on a cluster.
     PlanSearch(plan_search::Args),
     /// Train from a plan.
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Evaluate a model: its loss over a data set, or its outputs.
     Eval(frit_runtime::eval::Options),
     /// Compare two plans.
