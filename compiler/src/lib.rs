@@ -20,5 +20,6 @@ pub mod report;
 pub mod reproducer;
 pub mod source;
 pub mod target;
+pub mod tokenize;
 pub mod weights;
 mod wire;

@@ -100,6 +100,7 @@ codes! {
     ExportModel = "E110": "the ONNX model to export cannot be read as it was when compiled", "compile the model again", "plans_and_what_is_done_with_them";
     ExportWeights = "E111": "the trained weights cannot be read, or belong to another model", "give a checkpoint of this plan, or a file that `frit run --save` wrote", "plans_and_what_is_done_with_them";
     ExportSource = "E112": "the model that the plan was compiled from is missing, was changed, or is not ONNX", "pass its path with `--model`, or compile it again", "plans_and_what_is_done_with_them";
+    Tokenize = "E114": "a text or tokenizer cannot be read, or the separator is not in the vocabulary", "the message names the file, and the line of a .jsonl", "texts_that_cannot_be_tokenized_are_refused";
     BenchPlan = "E113": "`frit bench` compares a low-precision plan with f32, and this plan is not low-precision", "give a plan in bf16 or fp16", "plans_and_what_is_done_with_them";
     OutputUnknown = "E211": "the model has no output named as in `loss.logits`", "the notes list its outputs", "metrics_that_fit_nothing_are_refused";
     OutputNotFloat = "E212": "the output of a loss is not a float tensor", "name another output in `loss.logits`", "models_and_command_lines";

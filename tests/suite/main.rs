@@ -68,6 +68,7 @@ mod strategies;
 mod support;
 mod tensorboard;
 mod tidy;
+mod tokenize;
 mod trace;
 mod trained_only;
 mod training;

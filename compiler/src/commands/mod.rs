@@ -14,6 +14,7 @@ pub mod plan_search;
 pub mod report;
 pub mod run;
 pub mod simulate;
+pub mod tokenize;
 pub mod verify;
 
 use crate::diagnostics::Report;
@@ -48,6 +49,8 @@ pub enum Command {
     Simulate(simulate::Args),
     /// Find the fastest plans for a model on a cluster.
     PlanSearch(plan_search::Args),
+    /// Turn text into token shards.
+    Tokenize(tokenize::Args),
     /// Train from a plan.
     Run(Box<run::Args>),
     /// Evaluate a model: its loss over a data set, or its outputs.
@@ -81,6 +84,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Doctor(args) => doctor::execute(args),
         Command::Simulate(args) => simulate::execute(args),
         Command::PlanSearch(args) => plan_search::execute(args),
+        Command::Tokenize(args) => tokenize::execute(args),
         Command::Run(args) => run::execute(args),
         Command::Eval(args) => eval::execute(args),
         Command::Diff(args) => diff::execute(args),
