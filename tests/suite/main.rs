@@ -31,6 +31,7 @@ mod fp8;
 mod frozen;
 mod fuzz;
 mod inference;
+mod init;
 mod internal_errors;
 mod kit;
 mod language;

@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod eval;
 pub mod explain;
 pub mod export;
+pub mod init;
 pub mod inspect;
 pub mod passes;
 pub mod plan_search;
@@ -37,6 +38,8 @@ const EXAMPLES: &str = "Examples:
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Look at a model and write a configuration to start from.
+    Init(init::Args),
     /// Compile a model into a plan.
     Compile(compile::Args),
     /// Show a plan.
@@ -77,6 +80,7 @@ pub enum Command {
 /// What the user must change.
 pub fn execute(cli: &Cli) -> Result<String, Report> {
     match &cli.command {
+        Command::Init(args) => init::execute(args),
         Command::Compile(args) => compile::execute(args),
         Command::Inspect(args) => inspect::execute(args),
         Command::Report(args) => report::execute(args),

@@ -9,6 +9,7 @@ pub mod limits;
 pub(crate) mod mapped;
 mod names;
 pub mod onnx;
+pub mod symbols;
 
 use crate::diagnostics::Report;
 use crate::weights::Weights;
