@@ -159,8 +159,13 @@ impl Backend {
     }
 
     /// How a body is executed, of this kind and, if it is generated, compiled as `region`; its symbols have what a launch
-    /// adds to the kernel's.
-    pub fn entry(&self, body: &Graph, kind: KernelKind, region: FusionKind) -> Entry {
+    /// adds to the kernel's. And the bodies of the generated kernels that it launches, see [`frit_select::Selected`].
+    pub fn entry(
+        &self,
+        body: &Graph,
+        kind: KernelKind,
+        region: FusionKind,
+    ) -> (Entry, Vec<(Graph, FusionKind)>) {
         let entry = match (kind, self) {
             (KernelKind::Generated, Backend::Cpu(_)) => {
                 let known = frit_codegen::region_metadata("", body, region).ok();
@@ -176,11 +181,14 @@ impl Backend {
             }
             (KernelKind::Library, Backend::Cpu(_)) => frit_select::cpu(body).map(Entry::Routine),
             (KernelKind::Library, Backend::Cuda { selection, .. }) => {
-                frit_select::cuda(body, *selection).map(Entry::Launches)
+                if let Some(selected) = frit_select::cuda(body, *selection) {
+                    return (Entry::Launches(selected.entry), selected.generated);
+                }
+                None
             }
             (KernelKind::Interpreted, _) => None,
         };
-        entry.unwrap_or(Entry::Interpreter)
+        (entry.unwrap_or(Entry::Interpreter), vec![])
     }
 }
 
@@ -237,9 +245,12 @@ fn operations(body: &Graph) -> String {
     list.join(", ")
 }
 
-/// Whether a body has launches, whatever they may be selected from.
+/// Whether a body has launches, whatever they may be selected from, and code generation compiles what they launch.
 fn has_launches(body: &Graph) -> bool {
-    frit_select::cuda(body, frit_select::Options::default()).is_some()
+    frit_select::cuda(body, frit_select::Options::default()).is_some_and(|selected| {
+        let mut all = selected.generated.iter();
+        all.all(|(body, kind)| frit_codegen::supported_on_cuda(body, *kind).is_ok())
+    })
 }
 
 /// Multiprocessors of an H100.

@@ -3,8 +3,9 @@
 use crate::support::plan;
 use frit_ir::ops::{AdafactorPart, BinaryFn, Cast, Clip, ReduceKind, Reshape, StateName, UnaryFn};
 use frit_ir::plan::{
-    Action, Arena, Buffer, BufferClass, BufferId, GroupId, IndexRange, Kernel, KernelId, ParamHome,
-    PhaseName, Place, Plan, Stream, TaskId, TiVec,
+    Action, Arena, Buffer, BufferClass, BufferId, Candidate, Entry, Epilogue, Gemm,
+    GeneratedLaunch, GroupId, IndexRange, Kernel, KernelId, Launch, Launches, ParamHome, PhaseName,
+    Place, Plan, Pointer, Stream, TaskId, TiVec,
 };
 use frit_ir::{DType, Op, Region, Shape};
 use frit_passes::verify_plan::verify_plan;
@@ -672,4 +673,106 @@ fn inputs_that_are_read_as_indices() {
     let mut unchecked = plan;
     unchecked.inputs[ids].ranges.clear();
     assert_eq!(verify_plan(&unchecked).expect_err("it is broken")[0].code, "P601");
+}
+
+/// The first kernel that launches a generated one whose last operation is `op`, its candidates, and that kernel.
+fn launching<'a>(plan: &'a mut Plan, op: &str) -> (KernelId, &'a mut Vec<Candidate>, KernelId) {
+    let last = |k: &Kernel| k.body.nodes().next_back().is_some_and(|(_, n)| n.op.name() == op);
+    let last: TiVec<KernelId, bool> = plan.kernels.iter().map(last).collect();
+    let launched = |launches: &Launches| {
+        launches.every_launch().into_iter().find_map(|launch| match launch {
+            Launch::Generated(launch) if last[launch.kernel] => Some(launch.kernel),
+            _ => None,
+        })
+    };
+    for (id, kernel) in plan.kernels.iter_mut_enumerated() {
+        let Entry::Launches(selected) = &mut kernel.entry else { continue };
+        let Some(generated) = launched(selected) else { continue };
+        let [Launch::Choice(candidates)] = &mut selected.launches[..] else { continue };
+        return (id, candidates, generated);
+    }
+    panic!("nothing launches a generated `{op}`")
+}
+
+/// Edits the candidates of the first kernel that launches such a generated one.
+fn edit(plan: &mut Plan, op: &str, change: fn(&mut Vec<Candidate>)) {
+    let (id, candidates, _) = launching(plan, op);
+    change(candidates);
+    plan.kernels[id].bind();
+}
+
+fn generated(candidates: &mut [Candidate]) -> &mut GeneratedLaunch {
+    let launches = candidates.iter_mut().flat_map(|c| &mut c.launches);
+    let mut all = launches.filter_map(|l| match l {
+        Launch::Generated(launch) => Some(launch),
+        _ => None,
+    });
+    all.next().expect("a generated kernel is launched")
+}
+
+fn fused(candidates: &mut [Candidate]) -> &mut Gemm {
+    match &mut candidates[0].launches[0] {
+        Launch::Gemm(gemm) => gemm,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Computes another function in a generated kernel.
+fn replace(plan: &mut Plan, op: &str, by: Op) {
+    let (_, _, kernel) = launching(plan, op);
+    let kernel = &mut plan.kernels[kernel];
+    let last = kernel.body.nodes().next_back().expect("a body").0;
+    kernel.body.node_mut(last).op = by;
+    kernel.bind();
+}
+
+/// A candidate, or all, that compute something else than the kernel's body.
+#[test]
+fn candidates_that_compute_something_else() {
+    let cuda = ["target.device=cuda", "target.arch=sm_80", "precision.compute=bf16"];
+    let plan = plan("tests/models/gpt2/model.onnx", 4, &cuda).compiled.plan;
+    verify_plan(&plan).expect("as compiled");
+    let cases: [Break; 14] = [
+        // The function, or the operands, of a generated kernel.
+        |p| replace(p, "gelu_tanh", Op::Unary(UnaryFn::Gelu)),
+        |p| replace(p, "gelu_tanh_grad", Op::Binary(BinaryFn::Mul)),
+        |p| edit(p, "gelu_tanh_grad", |c| generated(c).reads.swap(0, 1)),
+        |p| edit(p, "gelu_tanh", |c| generated(c).writes.swap(0, 1)),
+        |p| edit(p, "gelu_tanh_grad", |c| generated(c).reads[1] = Pointer::Write(0, 0)),
+        // It is missing, or runs twice, or comes too early.
+        |p| edit(p, "add", |c| drop(c[1].launches.pop())),
+        |p| edit(p, "sum_to", |c| drop(c[1].launches.pop())),
+        |p| {
+            edit(p, "add", |c| {
+                let again = c[1].launches[1].clone();
+                c[1].launches.push(again);
+            });
+        },
+        |p| edit(p, "gelu_tanh_grad", |c| c[1].launches.reverse()),
+        // Another epilogue than that of the other candidate, or in both another than that of the body.
+        |p| {
+            edit(p, "gelu_tanh", |c| {
+                fused(c).epilogue = Epilogue::Gelu { bias: None, before: None }
+            })
+        },
+        |p| edit(p, "sum_to", |c| fused(c).epilogue = Epilogue::None),
+        |p| {
+            edit(p, "gelu_tanh", |c| {
+                fused(c).epilogue = Epilogue::None;
+                c[1].launches = c[0].launches.clone();
+            });
+        },
+        |p| edit(p, "add", |c| fused(c).a.transposed ^= true),
+        // A GEMM over a value that is still read.
+        |p| {
+            edit(p, "gelu_tanh_grad", |c| {
+                let Launch::Gemm(gemm) = &mut c[1].launches[0] else { panic!("no GEMM") };
+                gemm.b.at = gemm.d.at;
+            });
+        },
+    ];
+    for (i, change) in cases.into_iter().enumerate() {
+        let found = codes(&plan, change);
+        assert!(found.iter().all(|code| code == "P701"), "case {i}: {found:?}");
+    }
 }

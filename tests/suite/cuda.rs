@@ -55,13 +55,14 @@ fn work(call: &Call) -> Option<StreamHandle> {
 }
 
 /// How many calls launches are where there is no cuDNN.
-fn n_launches(launches: &[Launch]) -> usize {
+fn n_launches(plan: &Plan, launches: &[Launch]) -> usize {
     let calls = |launch: &Launch| match launch {
         Launch::Copy { bytes: 0, .. } | Launch::Zero { bytes: 0, .. } => 0,
         Launch::Choice(candidates) => {
             let without_cudnn = candidates.iter().find(|c| c.name != CandidateName::Cudnn);
-            n_launches(&without_cudnn.expect("a fallback").launches)
+            n_launches(plan, &without_cudnn.expect("a fallback").launches)
         }
+        Launch::Generated(launch) => plan.kernels[launch.kernel].entry.symbols().len(),
         _ => 1,
     };
     launches.iter().map(calls).sum()
@@ -83,7 +84,7 @@ fn n_calls(plan: &Plan, action: &Action) -> usize {
                 Entry::Cuda { launches, .. } => launches.len(),
                 Entry::Launches(selected) => {
                     let skipped = selected.launches.iter().filter(in_place).count();
-                    n_launches(&selected.launches) - skipped
+                    n_launches(plan, &selected.launches) - skipped
                 }
                 other => panic!("{other:?} on a GPU"),
             }
@@ -366,6 +367,21 @@ fn work_of_step(device: &mut Cuda<'_, Recording>, plan: &Plan) -> (Vec<String>, 
     (gemms.collect(), kernels.collect())
 }
 
+/// The generated kernels that candidates launch: their symbols, with their last operation.
+fn generated_by_candidates(plan: &Plan) -> BTreeMap<&str, String> {
+    let mut all = BTreeMap::new();
+    for kernel in &plan.kernels {
+        let Entry::Launches(selected) = &kernel.entry else { continue };
+        for launch in selected.every_launch() {
+            let Launch::Generated(launch) = launch else { continue };
+            let kernel = &plan.kernels[launch.kernel];
+            let last = kernel.body.nodes().next_back().expect("a body").1.op.name().to_string();
+            all.extend(kernel.entry.symbols().into_iter().map(|symbol| (symbol, last.clone())));
+        }
+    }
+    all
+}
+
 #[test]
 fn gelu_and_gradients_of_biases_are_epilogues_of_gemms() {
     let (_planned, dir) = planned("gpt2", 1, &["precision.compute=bf16"]);
@@ -402,11 +418,14 @@ fn a_library_without_an_epilogue_is_given_plain_gemms_and_kernels() {
     for name in [" bias", " gelu_aux_bias", " dgelu", " bgrad b"] {
         assert!(!gemms.iter().any(|p| p.contains(name)), "{gemms:?}");
     }
-    let count = |name: &str| kernels.iter().filter(|k| *k == name).count();
-    assert_eq!([count("gelu"), count("gelu_grad")], [2, 2], "{kernels:?}");
-    // Two layers of four matmuls.
-    assert_eq!(count("add_bias"), 8, "{kernels:?}");
-    assert!(count("reduce") >= 4, "{kernels:?}");
+    let unfused = generated_by_candidates(plan);
+    let count = |op: &str| {
+        let is = |k: &&String| unfused.get(k.as_str()).is_some_and(|main| main == op);
+        kernels.iter().filter(is).count()
+    };
+    assert_eq!([count("gelu_tanh"), count("gelu_tanh_grad")], [2, 2], "{kernels:?}");
+    // Two layers: the matmuls but c_fc add a bias; c_attn and c_fc sum the gradient of theirs.
+    assert_eq!([count("add"), count("sum_to")], [6, 4], "{kernels:?}");
     // The choice, that there is none, is kept, too.
     let device = open(&dir, old()).unwrap();
     let measured = device.driver().take();
@@ -492,7 +511,10 @@ fn an_epilogue_that_is_slower_than_its_fallback_is_not_taken() {
     let (gemms, kernels) = work_of_step(&mut device, &dir.plan);
     let with = |epilogue: &str| gemms.iter().filter(|p| p.contains(epilogue)).count();
     assert_eq!([with(" gelu_aux"), with(" dgelu"), with(" bgrad b")], [0, 2, 4], "{gemms:?}");
-    assert_eq!(kernels.iter().filter(|k| *k == "gelu").count(), 2);
+    let unfused = generated_by_candidates(&dir.plan);
+    let gelus =
+        kernels.iter().filter(|k| unfused.get(k.as_str()).is_some_and(|op| op == "gelu_tanh"));
+    assert_eq!(gelus.count(), 2);
     // The times of both are kept, and the choice with them.
     let text = std::fs::read_to_string(planned.path().join("tuning.json")).unwrap();
     let tuning: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -500,14 +522,14 @@ fn an_epilogue_that_is_slower_than_its_fallback_is_not_taken() {
     let mut compared = 0;
     for (key, measured) in all {
         let names = measured["candidates"].as_array().unwrap().iter().map(|t| &t["candidate"]);
-        let Some((_, gemm)) = key.split_once("cublaslt or frit: ") else {
+        let Some((_, gemm)) = key.split_once("cublaslt or unfused: ") else {
             assert!(names.clone().all(|name| name == "cublaslt"), "{key}: {measured}");
             continue;
         };
         assert!(["gelu", "bias", "bgrad"].iter().any(|e| gemm.contains(e)), "{key}");
-        assert!(names.eq(["cublaslt", "frit"]), "{key}: {measured}");
+        assert!(names.eq(["cublaslt", "unfused"]), "{key}: {measured}");
         let slow = gemm.contains("gelu_aux");
-        let chosen = if slow { "frit" } else { "cublaslt" };
+        let chosen = if slow { "unfused" } else { "cublaslt" };
         assert_eq!(measured["chosen"]["candidate"], chosen, "{key}: {measured}");
         compared += 1;
     }

@@ -3,6 +3,9 @@
 
 use crate::stand_ins::{Ended, FOLDER, Gpu};
 use crate::support::{Planned, file, plan, plan_to_evaluate, train};
+use frit::plan_dir::Stored;
+use frit_ir::plan::{Entry, Launch};
+use frit_passes::verify_plan::verify_plan;
 use frit_tests::requirements::Requirement;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -68,9 +71,20 @@ fn check(model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<En
 fn check_on(gpu: &Gpu, model: &str, settings: &[&str], ranks: usize, tolerance: f64) -> Vec<Ended> {
     let count = format!("sharding.ranks={ranks}");
     let settings = [settings, &[&count]].concat();
-    let gpu_plan = on_gpu(model, &settings);
+    check_plan(gpu, model, &on_gpu(model, &settings), &settings, tolerance)
+}
+
+/// The same of a plan that was compiled with these settings.
+fn check_plan(
+    gpu: &Gpu,
+    model: &str,
+    gpu_plan: &Planned,
+    settings: &[&str],
+    tolerance: f64,
+) -> Vec<Ended> {
+    let ranks = gpu_plan.compiled.plan.world_size;
     let [path, data] = files_of(model);
-    let cpu_plan = plan(&path, 4, &settings);
+    let cpu_plan = plan(&path, 4, settings);
     let expected = train(&cpu_plan, &data, STEPS, false);
 
     let place = |name: &str| gpu.dir.path().join(name);
@@ -156,6 +170,41 @@ fn blocks_take_turns_on_a_small_gpu() {
 fn gpt2_trains_as_on_the_cpu() {
     let ended = check("gpt2", &["precision.compute=bf16"], 1, 2e-4);
     expect_graphs(&ended, 1);
+}
+
+/// A launch without a choice: the first candidate that needs no cuDNN, or the last.
+fn settled(launch: Launch, last: bool) -> Vec<Launch> {
+    let Launch::Choice(mut candidates) = launch else { return vec![launch] };
+    candidates.retain(|c| !c.launches.iter().any(|l| matches!(l, Launch::Operation(_))));
+    let chosen = candidates.swap_remove(if last { candidates.len() - 1 } else { 0 });
+    chosen.launches.into_iter().flat_map(|launch| settled(launch, last)).collect()
+}
+
+/// A GEMM with its epilogue, and a plain GEMM with generated kernels behind, train alike.
+#[test]
+fn gpt2_trains_as_on_the_cpu_whichever_candidates_run() {
+    for (precision, tolerance) in [("bf16", 2e-4), ("fp32", 1e-5)] {
+        let precision = format!("precision.compute={precision}");
+        for last in [false, true] {
+            let mut planned = on_gpu("gpt2", &[&precision]);
+            let mut n_generated = 0;
+            for kernel in &mut planned.compiled.plan.kernels {
+                let Entry::Launches(selected) = &mut kernel.entry else { continue };
+                selected.scratch_bytes = selected.most_scratch_bytes();
+                let launches = std::mem::take(&mut selected.launches);
+                selected.launches = launches.into_iter().flat_map(|l| settled(l, last)).collect();
+                n_generated += usize::from(selected.launches_generated());
+                kernel.bind();
+            }
+            assert_eq!(n_generated > 4, last, "{n_generated}");
+            let plan = &planned.compiled.plan;
+            verify_plan(plan).unwrap_or_else(|found| panic!("{found:?}"));
+            std::fs::remove_dir_all(planned.path()).expect("removed");
+            frit::plan_dir::write(&planned.path(), &planned.compiled, Stored::Copy)
+                .unwrap_or_else(|e| panic!("{e}"));
+            check_plan(&Gpu::new(), "gpt2", &planned, &[&precision], tolerance);
+        }
+    }
 }
 
 #[test]

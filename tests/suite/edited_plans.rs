@@ -8,8 +8,8 @@ use crate::support::{file, plan, plan_at, plan_to_evaluate};
 use clap::Parser;
 use frit_ir::ops::StateName;
 use frit_ir::plan::{
-    BufferId, EvalMetric, GroupId, KernelId, ParamId, PhaseId, PhaseName, Plan, Pointer, TaskId,
-    UnitId, check, seal, sha256_hex,
+    BufferId, Candidate, Entry, EvalMetric, GeneratedLaunch, GroupId, KernelId, KernelKind, Launch,
+    ParamId, PhaseId, PhaseName, Plan, Pointer, TaskId, UnitId, check, seal, sha256_hex,
 };
 use frit_passes::verify_plan::verify_plan;
 use serde_json::Value;
@@ -298,7 +298,6 @@ fn a_changed_file_is_refused() {
 /// A kernel is called as its code was made, or not at all.
 #[test]
 fn an_entry_is_bound_to_its_body() {
-    use frit_ir::plan::{Entry, KernelKind};
     let cuda = ["target.device=cuda", "target.arch=sm_90", "optimizer.kind=adamw"];
     for settings in [&["sharding.ranks=2"][..], &cuda] {
         let plan = plan("tests/models/mlp/model.onnx", 4, settings).compiled.plan;
@@ -413,7 +412,6 @@ fn pointers(value: &Value, path: &str, all: &mut Vec<String>) {
 /// No pointer of a launch leaves its operand, its result or the scratch memory, and none names what is not there.
 #[test]
 fn every_pointer_of_every_launch_stays_inside() {
-    use frit_ir::plan::Entry;
     let cuda = ["target.device=cuda", "target.arch=sm_80", "precision.compute=bf16"];
     let mut n_pointers = 0;
     for model in ["gpt2", "resnet", "moe_dispatch"] {
@@ -453,6 +451,52 @@ fn every_pointer_of_every_launch_stays_inside() {
         }
     }
     assert!(n_pointers > 500, "{n_pointers}");
+}
+
+/// A candidate launches a generated kernel of the plan, with all its operands and its scratch memory, which is the
+/// candidate's own and counts as memory of the plan.
+#[test]
+fn launches_of_generated_kernels_are_checked() {
+    let cuda = ["target.device=cuda", "target.arch=sm_80", "precision.compute=fp32"];
+    let plan = plan("tests/models/mlp/model.onnx", 16384, &cuda).compiled.plan;
+    let found = plan.kernels.iter_enumerated().find_map(|(id, kernel)| {
+        let Entry::Launches(selected) = &kernel.entry else { return None };
+        let [Launch::Choice(candidates)] = &selected.launches[..] else { return None };
+        let bytes = candidates[1].scratch_bytes;
+        (bytes > 0).then_some((id, bytes))
+    });
+    let (id, bytes) = found.expect("the rows of a bias gradient are split over blocks");
+    assert_eq!(plan.kernels[id].entry.scratch_bytes(), bytes);
+    assert!(plan.kernel_bytes() >= bytes);
+    type Edit = fn(&mut Candidate, KernelId);
+    fn launch(candidate: &mut Candidate) -> &mut GeneratedLaunch {
+        match &mut candidate.launches[1] {
+            Launch::Generated(launch) => launch,
+            other => panic!("{other:?}"),
+        }
+    }
+    let cases: [(&str, Edit); 8] = [
+        ("out of bounds", |c, _| c.scratch_bytes -= 256),
+        ("too much scratch memory", |c, _| c.scratch_bytes = usize::MAX),
+        ("lacks", |c, _| launch(c).scratch = None),
+        ("lacks", |c, _| launch(c).reads.clear()),
+        ("lacks", |c, _| launch(c).writes.push(Pointer::Write(0, 0))),
+        ("no generated kernel", |c, _| launch(c).kernel = KernelId(9999)),
+        ("no generated kernel", |c, id| launch(c).kernel = id),
+        ("not aligned", |c, _| {
+            launch(c).scratch = Some(Pointer::Scratch(8));
+            c.scratch_bytes += 256;
+        }),
+    ];
+    for (expected, edit) in cases {
+        let mut broken = plan.clone();
+        let Entry::Launches(selected) = &mut broken.kernels[id].entry else { panic!("launches") };
+        let Launch::Choice(candidates) = &mut selected.launches[0] else { panic!("a choice") };
+        edit(&mut candidates[1], id);
+        broken.kernels[id].bind();
+        let error = check(&broken).expect_err("it is refused").to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
 }
 
 /// What a plan says of its inputs and of first values is part of what is proved.

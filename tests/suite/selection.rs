@@ -272,6 +272,7 @@ fn a_gpu_executes_what_the_plan_lists() {
         assert!(operations + epilogues > 0, "{model} has candidates");
         for kernel in &mut planned.compiled.plan.kernels {
             if let Entry::Launches(selected) = &mut kernel.entry {
+                selected.scratch_bytes = selected.most_scratch_bytes();
                 let launches = std::mem::take(&mut selected.launches);
                 selected.launches = launches.into_iter().flat_map(fallback).collect();
                 kernel.bind();

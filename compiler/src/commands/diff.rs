@@ -274,7 +274,7 @@ fn launches_of(plan: &Plan) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for (i, task) in plan.tasks.iter_enumerated() {
         let Action::Kernel { kernel, .. } = task.action else { continue };
-        for name in launches::names(&plan.kernels[kernel].entry) {
+        for name in launches::names(plan, &plan.kernels[kernel].entry) {
             *counts.entry(name).or_default() += plan.runs(i) as u64;
         }
     }

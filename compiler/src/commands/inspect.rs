@@ -12,8 +12,8 @@ use crate::policy::{self, Policy};
 use crate::predict;
 use crate::render::{bytes, launches, table};
 use frit_ir::ops::ParamKind;
-use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Place, Plan, Task, TaskId};
-use frit_ir::{Code, Diagnostic};
+use frit_ir::plan::{Action, DeviceType, KernelId, ParamHome, Plan, Task, TaskId};
+use frit_ir::{Code, Diagnostic, Op};
 use frit_runtime::numerics::{Format, NumericsFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -371,22 +371,16 @@ fn kernels(plan: &Plan) -> (Vec<&'static str>, Vec<Vec<String>>) {
             *us += plan.runs(i) as f64 * task.cost_us;
         }
     }
-    let operands = |places: Vec<&Place>| -> String {
-        places.iter().map(|p| p.ty.to_string()).collect::<Vec<_>>().join(" ")
-    };
     let row = |(i, k): (KernelId, &frit_ir::plan::Kernel)| {
         let (n, us) = uses.get(&i).copied().unwrap_or_default();
-        let first = plan
-            .tasks
-            .iter()
-            .find(|t| matches!(t.action, Action::Kernel { kernel, .. } if kernel == i));
-        let types = first.map(|t| operands(t.action.reads())).unwrap_or_default();
+        let inputs = k.body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+        let types: Vec<String> = inputs.map(|(_, n)| k.body.ty(n.outputs[0]).to_string()).collect();
         let ops = k.body.nodes().filter(|(_, n)| !n.op.is_leaf()).count();
         let kind = format!("{:?}", k.kind()).to_lowercase();
         let scratch = bytes(k.entry.scratch_bytes() as u64);
-        let launches = launches::words(&k.entry).join(", ");
+        let launches = launches::words(plan, &k.entry).join(", ");
         let counts = [n.to_string(), ops.to_string(), format!("{us:.0}"), scratch];
-        [&[k.name.clone(), kind][..], &counts, &[types, launches]].concat()
+        [&[k.name.clone(), kind][..], &counts, &[types.join(" "), launches]].concat()
     };
     let rows = plan.kernels.iter_enumerated().map(row).collect();
     let head = ["kernel", "kind", "uses", "ops", "us", "scratch", "operands", "launches"];

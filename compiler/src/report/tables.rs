@@ -106,7 +106,7 @@ pub(super) fn kernels(plan: &Plan, roofline: &Roofline) -> String {
     );
     for row in roofline.rows.iter().take(LISTED) {
         let share = 100.0 * row.seconds / roofline.seconds.max(f64::MIN_POSITIVE);
-        let words = entry(&row.name).map(|entry| launches::words(entry).join(", "));
+        let words = entry(&row.name).map(|entry| launches::words(plan, entry).join(", "));
         let _ = write!(
             html,
             "<tr><td>{}<td>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}<td class=n>{}\

@@ -126,11 +126,11 @@ impl Entry {
         }
     }
 
-    /// Device memory that its launches share among themselves, in bytes.
+    /// Device memory that its launches share among themselves, whichever candidates run, in bytes.
     pub fn scratch_bytes(&self) -> usize {
         match self {
             Entry::Cuda { scratch_bytes, .. } => *scratch_bytes,
-            Entry::Launches(selected) => selected.scratch_bytes,
+            Entry::Launches(selected) => selected.most_scratch_bytes(),
             _ => 0,
         }
     }

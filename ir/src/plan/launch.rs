@@ -1,9 +1,9 @@
 //! Launches: how a GPU computes a kernel that is not generated, in order on the task's stream.
 //!
 //! Launches are selected from a kernel's body alone, on a machine that needs no GPU. A device prepares the
-//! modules when it loads the plan and afterwards only launches.
+//! modules when it loads the plan and afterwards only launches. A candidate may launch generated kernels of the plan.
 
-use super::Operation;
+use super::{ALIGNMENT, KernelId, Operation};
 use crate::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -14,7 +14,7 @@ use std::str::FromStr;
 pub struct Launches {
     /// In order.
     pub launches: Vec<Launch>,
-    /// Scratch memory of the launches, in bytes; see [`Pointer::Scratch`].
+    /// Scratch memory of all launches, in bytes; candidates may have more, see [`Pointer::Scratch`].
     #[serde(default, skip_serializing_if = "super::is_zero")]
     pub scratch_bytes: usize,
 }
@@ -27,6 +27,8 @@ pub enum Launch {
     Source(SourceKernel),
     /// A GEMM by cuBLASLt.
     Gemm(Gemm),
+    /// A generated kernel of the plan.
+    Generated(GeneratedLaunch),
     /// An operation by cuDNN; only within a candidate.
     Operation(OperationLaunch),
     /// Copies bytes on the device.
@@ -45,7 +47,7 @@ pub enum Launch {
         /// Number of bytes.
         bytes: usize,
     },
-    /// Several ways to compute the same, of which one runs. The last is the fallback, which every GPU has; the others
+    /// Several ways to compute the same, of which one runs. The last is the fallback, which every GPU can run; the others
     /// need an algorithm, or an engine, that a library may not have.
     Choice(Vec<Candidate>),
 }
@@ -55,6 +57,9 @@ pub enum Launch {
 pub struct Candidate {
     /// Its implementation.
     pub name: CandidateName,
+    /// Scratch memory of this candidate alone, in bytes, behind that of the launches around the choice.
+    #[serde(default, skip_serializing_if = "super::is_zero")]
+    pub scratch_bytes: usize,
     /// In order.
     pub launches: Vec<Launch>,
 }
@@ -69,7 +74,9 @@ pub enum CandidateName {
     Cudnn,
     /// An operation of cuDNN that may add in any order.
     CudnnAnyOrder,
-    /// Kernels of Frit, and GEMMs without an epilogue.
+    /// A GEMM without the epilogue, and generated kernels.
+    Unfused,
+    /// Hand-written kernels, and GEMMs without an epilogue.
     Frit,
 }
 
@@ -81,11 +88,26 @@ pub enum Pointer {
     Read(usize, usize),
     /// The task's `i`-th result, from this byte on.
     Write(usize, usize),
-    /// Scratch memory of the kernel, from this byte on. Its content is lost between tasks.
+    /// Scratch memory of the kernel, from this byte on: first that of all launches, then that of the candidate that runs.
+    /// Its content is lost between tasks.
     Scratch(usize),
     /// Three i64 of the task, zero at first, where a kernel reports an index outside of its axis: a
     /// nonzero number, the index, the size of the axis.
     Fault,
+}
+
+/// A generated kernel of the plan with its operands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GeneratedLaunch {
+    /// Index among the plan's kernels. Its entry is [`Entry::Cuda`](super::Entry::Cuda).
+    pub kernel: KernelId,
+    /// Where its operands are.
+    pub reads: Vec<Pointer>,
+    /// Where it writes its results; one may be in the place of an operand that the kernel reads element by element.
+    pub writes: Vec<Pointer>,
+    /// Its scratch memory, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch: Option<Pointer>,
 }
 
 /// A kernel of CUDA C++ with its sizes bound.
@@ -240,6 +262,7 @@ impl CandidateName {
             CandidateName::Cublaslt => "cublaslt",
             CandidateName::Cudnn => "cudnn",
             CandidateName::CudnnAnyOrder => "cudnn_any_order",
+            CandidateName::Unfused => "unfused",
             CandidateName::Frit => "frit",
         }
     }
@@ -251,6 +274,22 @@ impl Launches {
         let mut all = Vec::new();
         self.launches.iter().for_each(|launch| launch.collect(&mut all));
         all
+    }
+
+    /// Scratch memory of the launches and of the candidate that has most, in bytes.
+    pub fn most_scratch_bytes(&self) -> usize {
+        self.scratch_bytes.saturating_add(of_candidates(&self.launches))
+    }
+
+    /// Gives every launch of a generated kernel its kernel, which it names by its index in `kernels`, and appends the
+    /// scratch memory of that kernel, so many bytes, to that of the candidate.
+    pub fn link(&mut self, kernels: &[(KernelId, usize)]) {
+        self.scratch_bytes = link(&mut self.launches, self.scratch_bytes, kernels);
+    }
+
+    /// Whether generated kernels compute any of it.
+    pub fn launches_generated(&self) -> bool {
+        self.every_launch().iter().any(|launch| matches!(launch, Launch::Generated(_)))
     }
 
     /// Whether libraries compute any of it, with an algorithm that is chosen.
@@ -266,6 +305,38 @@ impl Launch {
         let Launch::Choice(candidates) = self else { return };
         candidates.iter().flat_map(|c| &c.launches).for_each(|launch| launch.collect(all));
     }
+}
+
+/// Scratch memory of the candidates of some launches, in bytes: only one of them runs at a time.
+fn of_candidates(launches: &[Launch]) -> usize {
+    let of_launch = |launch: &Launch| match launch {
+        Launch::Choice(candidates) => candidates
+            .iter()
+            .map(|c| c.scratch_bytes.saturating_add(of_candidates(&c.launches)))
+            .max()
+            .unwrap_or(0),
+        _ => 0,
+    };
+    launches.iter().map(of_launch).max().unwrap_or(0)
+}
+
+/// [`Launches::link`] for launches whose scratch memory has `end` bytes; returns how many it then has.
+fn link(launches: &mut [Launch], mut end: usize, kernels: &[(KernelId, usize)]) -> usize {
+    for launch in &mut *launches {
+        let Launch::Generated(launch) = launch else { continue };
+        let (kernel, bytes) = kernels[launch.kernel.0];
+        launch.kernel = kernel;
+        launch.scratch = (bytes > 0).then_some(Pointer::Scratch(end));
+        end += bytes.next_multiple_of(ALIGNMENT);
+    }
+    for launch in launches {
+        let Launch::Choice(candidates) = launch else { continue };
+        for candidate in candidates {
+            let all = link(&mut candidate.launches, end + candidate.scratch_bytes, kernels);
+            candidate.scratch_bytes = all - end;
+        }
+    }
+    end
 }
 
 impl Epilogue {

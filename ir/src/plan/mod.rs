@@ -38,8 +38,8 @@ pub use file::{FORMAT_VERSION, PlanError, seal, sha256_hex};
 pub use held::Held;
 pub use index_range::{IndexKind, IndexRange};
 pub use launch::{
-    Argument, Candidate, CandidateName, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch,
-    Pointer, SourceKernel,
+    Argument, Candidate, CandidateName, Epilogue, Gemm, GeneratedLaunch, Launch, Launches, Matrix,
+    OperationLaunch, Pointer, SourceKernel,
 };
 pub use live::{Live, Purpose};
 pub use needs::{GEMM_WORKSPACE, Needs};

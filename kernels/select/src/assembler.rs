@@ -3,10 +3,10 @@
 use crate::source::SourceKernel;
 use crate::source::c_bytes;
 use crate::{
-    adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul, order, pool,
-    quantize, random, reduce,
+    Selected, adafactor, attention, batch_norm, conv, convert, embedding, index, layout, matmul,
+    order, pool, quantize, random, reduce,
 };
-use frit_ir::plan::{Candidate, CandidateName, Launch, Launches, OperationLaunch, Pointer};
+use frit_ir::plan::{Candidate, CandidateName, Launch, OperationLaunch, Pointer};
 use frit_ir::{Graph, Node, Op, Tensor, TensorType, ValueId};
 use std::collections::HashMap;
 
@@ -40,18 +40,18 @@ pub(super) struct Assembler<'a> {
     /// Whether sums are added in one order.
     pub(super) deterministic: bool,
     places: HashMap<ValueId, Pointer>,
-    selected: Launches,
+    pub(super) selected: Selected,
 }
 
 impl<'a> Assembler<'a> {
     pub(super) fn new(body: &'a Graph, deterministic: bool) -> Assembler<'a> {
         let inputs = body.nodes().map(|(_, n)| n).filter(|n| matches!(n.op, Op::Input(_)));
         let places = inputs.enumerate().map(|(i, n)| (n.outputs[0], Pointer::Read(i, 0))).collect();
-        Assembler { body, deterministic, places, selected: Launches::default() }
+        Assembler { body, deterministic, places, selected: Selected::default() }
     }
 
     /// The launches of all nodes; `None` if one has none.
-    pub(super) fn assemble(mut self) -> Option<Launches> {
+    pub(super) fn assemble(mut self) -> Option<Selected> {
         let body = self.body;
         let mut strided = Assembler::new(body, self.deterministic);
         if attention::cuda_strided(&mut strided, body).is_some() {
@@ -137,23 +137,23 @@ impl<'a> Assembler<'a> {
 
     /// Allocates scratch memory for the rest of the kernel.
     pub(super) fn scratch(&mut self, bytes: usize) -> Pointer {
-        let at = self.selected.scratch_bytes;
-        self.selected.scratch_bytes += bytes.next_multiple_of(ALIGNMENT);
+        let at = self.selected.entry.scratch_bytes;
+        self.selected.entry.scratch_bytes += bytes.next_multiple_of(ALIGNMENT);
         Pointer::Scratch(at)
     }
 
     pub(super) fn launch(&mut self, launch: Launch) {
-        self.selected.launches.push(launch);
+        self.selected.entry.launches.push(launch);
     }
 
     /// The number of launches so far.
     pub(super) fn launches(&self) -> usize {
-        self.selected.launches.len()
+        self.selected.entry.launches.len()
     }
 
     /// Removes and returns the launches from `begin` on.
     pub(super) fn take_launches(&mut self, begin: usize) -> Vec<Launch> {
-        self.selected.launches.split_off(begin)
+        self.selected.entry.launches.split_off(begin)
     }
 
     /// Turns the launches from `begin` on into the fallback of a candidate that consists of a cuDNN operation and the
@@ -173,10 +173,10 @@ impl<'a> Assembler<'a> {
         let launches = before.into_iter().chain([operation]).chain(after).collect();
         let mut others = self.take_launches(begin);
         if let [Launch::Choice(candidates)] = &mut others[..] {
-            candidates.insert(0, Candidate { name, launches });
-            self.selected.launches.append(&mut others);
+            candidates.insert(0, candidate(name, launches));
+            self.selected.entry.launches.append(&mut others);
         } else {
-            self.launch(choice(name, launches, others));
+            self.launch(choice((name, launches), (CandidateName::Frit, others)));
         }
     }
 
@@ -217,10 +217,13 @@ impl<'a> Assembler<'a> {
 
 /// A choice between a library's candidate and the fallback.
 pub(super) fn choice(
-    library: CandidateName,
-    launches: Vec<Launch>,
-    fallback: Vec<Launch>,
+    library: (CandidateName, Vec<Launch>),
+    fallback: (CandidateName, Vec<Launch>),
 ) -> Launch {
-    let fallback = Candidate { name: CandidateName::Frit, launches: fallback };
-    Launch::Choice(vec![Candidate { name: library, launches }, fallback])
+    let candidates = [library, fallback].map(|(name, launches)| candidate(name, launches));
+    Launch::Choice(candidates.into())
+}
+
+fn candidate(name: CandidateName, launches: Vec<Launch>) -> Candidate {
+    Candidate { name, scratch_bytes: 0, launches }
 }

@@ -7,6 +7,7 @@
 //! | `assembler` | launches for the nodes of a body in order, with scratch memory between them |
 //! | `routine` | the CPU routine for a body |
 //! | `source` | builder for one launch of CUDA C++ |
+//! | `generated` | builder for a generated kernel that a candidate launches |
 //! | `FAMILY/cudnn.rs` | cuDNN candidates |
 //! | [`batches`] | batched GEMMs with broadcast leading axes |
 //! | [`places`] | element positions of indexed operations |
@@ -22,6 +23,7 @@ mod batches;
 mod conv;
 mod convert;
 mod embedding;
+mod generated;
 mod index;
 mod layout;
 mod matmul;
@@ -38,6 +40,7 @@ mod window;
 
 use assembler::Assembler;
 use frit_ir::Graph;
+use frit_ir::ops::FusionKind;
 use frit_ir::plan::{Launches, Routine};
 
 /// The routine of a body that is not generated code on a CPU; `None` if there is none.
@@ -58,7 +61,17 @@ impl Default for Options {
     }
 }
 
+/// What computes a body on a GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Selected {
+    /// Its launches. Generated kernels are named by their index in `generated`, without scratch memory; see
+    /// [`Launches::link`].
+    pub entry: Launches,
+    /// The bodies of the generated kernels that are launched, and how they are compiled.
+    pub generated: Vec<(Graph, FusionKind)>,
+}
+
 /// The launches of a body that is not generated code on a GPU; `None` if there are none.
-pub fn cuda(body: &Graph, options: Options) -> Option<Launches> {
+pub fn cuda(body: &Graph, options: Options) -> Option<Selected> {
     Assembler::new(body, options.deterministic).assemble()
 }

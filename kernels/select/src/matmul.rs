@@ -5,10 +5,9 @@ pub(super) mod epilogue;
 use crate::assembler::{Assembler, choice};
 use crate::batches::{Batches, batches};
 use crate::convert;
+use crate::generated::Generated;
 use crate::routine::{Call, elem, operand};
-use crate::source::SourceKernel;
-use crate::source::c_type;
-use frit_ir::ops::{BinaryFn, MatMul};
+use frit_ir::ops::{BinaryFn, FusionKind, MatMul};
 use frit_ir::plan::{CandidateName, Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Graph, Node, Op, TensorType, ValueId};
 use frit_kernels::routine::Routine;
@@ -22,7 +21,8 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     let (mut last, mut taken, mut bias) = (matmul.outputs[0], 1, None);
     let mut rest = followers.iter();
     let mut next = rest.next();
-    if let Some(vector) = next.and_then(|node| bias_of(a, node, last)) {
+    let is_one = is_one_batch(op, a.ty(matmul.inputs[0]), a.ty(matmul.inputs[1]));
+    if let Some(vector) = next.filter(|_| is_one).and_then(|node| bias_of(a, node, last)) {
         (last, taken, bias) = (followers[0].outputs[0], 2, Some(vector));
         next = rest.next();
     }
@@ -38,6 +38,11 @@ pub(super) fn cuda(a: &mut Assembler<'_>, nodes: &[&Node]) -> Option<usize> {
     }
     gemm(a, op, matmul, bias, last)?;
     Some(taken)
+}
+
+/// Whether one launch computes the whole matmul.
+fn is_one_batch(op: &MatMul, left: &TensorType, right: &TensorType) -> bool {
+    op.dims(left, right).batch == 1 || batches(left, right).is_some_and(|b| b.runs.len() == 1)
 }
 
 /// The vector along the last axis that `node` adds to `matmul`, provided that nothing else reads the GEMM.
@@ -108,39 +113,48 @@ fn gemm(
         d: matrix(sum, dtype, (dims.m, dims.n), false),
         epilogue,
     };
-    if dims.batch == 1 {
-        a.launch(launch(one)?);
-    } else {
-        for gemm in batched(&one, left, right)? {
-            a.launch(launch(gemm)?);
-        }
+    let gemms = if dims.batch == 1 { vec![one] } else { batched(&one, left, right)? };
+    if let ([gemm], Some(_)) = (&gemms[..], bias) {
+        return biased(a, gemm, (to, out.dtype));
     }
+    gemms.into_iter().for_each(|gemm| a.launch(Launch::Gemm(gemm)));
     if direct { Some(()) } else { convert::convert(a, (sum, dtype), (to, out.dtype), n) }
 }
 
-/// A GEMM whose epilogue, if any, is a bias or a sum; with its fallback where the library has no algorithm with a bias.
-pub(super) fn launch(gemm: Gemm) -> Option<Launch> {
+/// A GEMM with a bias, or without it and followed by a kernel that adds it. Either way the sum is converted to `to`, if
+/// the GEMM does not write there.
+pub(super) fn biased(a: &mut Assembler<'_>, gemm: &Gemm, to: (Pointer, DType)) -> Option<()> {
     let (bias, epilogue) = match gemm.epilogue {
         Epilogue::Bias(bias) => (bias, Epilogue::None),
-        Epilogue::Add { matrix, bias: Some(bias) } => (bias, Epilogue::Add { matrix, bias: None }),
-        _ => return Some(Launch::Gemm(gemm)),
+        Epilogue::Add { matrix, bias } => (bias?, Epilogue::Add { matrix, bias: None }),
+        _ => return None,
     };
-    let (matrix, plain) = (gemm.m * gemm.n, Gemm { epilogue, ..gemm.clone() });
-    let add = SourceKernel::new("bias", "add_bias")
-        .define("T", c_type(gemm.d.dtype)?)
-        .threads(gemm.batch * matrix)
-        .pointer(gemm.d.at)
-        .pointer(bias)
-        .i64(gemm.n)
-        .i64(matrix)
-        .i64(gemm.d.batch_stride)
-        .i64(gemm.batch * matrix);
-    Some(with_epilogue(gemm, vec![Launch::Gemm(plain), add.launch()]))
+    let &Gemm { batch, m, n, .. } = gemm;
+    let (at, dtype) = (gemm.d.at, gemm.d.dtype);
+    let finish = |a: &mut Assembler<'_>, bias: Option<Pointer>| {
+        let mut kernel = Generated::new();
+        let mut y = kernel.read(at, dtype, &[batch * m, n])?;
+        if let Some(bias) = bias {
+            let bias = kernel.read(bias, dtype, &[n])?;
+            y = kernel.binary(BinaryFn::Add, y, bias)?;
+        }
+        let y = kernel.cast(y, to.1)?;
+        kernel.write(y, to.0);
+        Some(kernel.launch(a, FusionKind::Pointwise))
+    };
+    let mut fused = vec![Launch::Gemm(gemm.clone())];
+    if at != to.0 {
+        fused.push(finish(a, None)?);
+    }
+    let plain = Launch::Gemm(Gemm { epilogue, ..gemm.clone() });
+    let unfused = vec![plain, finish(a, Some(bias))?];
+    a.launch(with_epilogue(fused, unfused));
+    Some(())
 }
 
-/// A GEMM with an epilogue, and its fallback where cuBLASLt has no algorithm for it.
-pub(super) fn with_epilogue(gemm: Gemm, fallback: Vec<Launch>) -> Launch {
-    choice(CandidateName::Cublaslt, vec![Launch::Gemm(gemm)], fallback)
+/// A GEMM with an epilogue, which cuBLASLt may have no algorithm for, and without.
+pub(super) fn with_epilogue(fused: Vec<Launch>, unfused: Vec<Launch>) -> Launch {
+    choice((CandidateName::Cublaslt, fused), (CandidateName::Unfused, unfused))
 }
 
 /// A contiguous matrix.

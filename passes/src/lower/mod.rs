@@ -15,6 +15,7 @@ mod flat;
 mod gradients;
 mod groups;
 mod in_place;
+mod kernels;
 mod leaves;
 mod optimizer;
 mod parts;
@@ -22,13 +23,12 @@ mod reshard;
 
 use crate::Property;
 use crate::cost::collective::exchange_of;
-use crate::cost::kernel::body_bytes;
 use crate::cost::{Cluster, Members};
 use crate::loss::Term;
 use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, BufferId, CUDA_OPERAND_ALIGNMENT, Entry,
-    FORMAT_VERSION, GroupId, Kernel, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase,
+    FORMAT_VERSION, GroupId, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase,
     PhaseName, Place, Plan, Strategy, Stream, Target, Task, TaskId, TiVec, UnitId, UnitSpec,
     provenance,
 };
@@ -44,6 +44,10 @@ pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Pr
 
 /// The part of an activation that slices must keep to be views of it.
 const VIEWED_PART: f64 = 0.875;
+
+/// Selects an entry, with the generated kernels that it launches: their bodies and how they are compiled.
+pub type Select<'a> =
+    dyn Fn(&Graph, KernelKind, FusionKind) -> (Entry, Vec<(Graph, FusionKind)>) + 'a;
 
 /// Inputs of lowering besides the graph.
 pub struct LowerOptions<'a> {
@@ -86,8 +90,9 @@ pub struct LowerOptions<'a> {
     /// Whether a hand-written kernel executes a body.
     pub library: &'a dyn Fn(&Graph) -> bool,
     /// The entry that executes a body of this kernel kind and, for generated code, fusion kind; the symbol lacks only
-    /// the suffix of each launch.
-    pub entry: &'a dyn Fn(&Graph, KernelKind, FusionKind) -> Entry,
+    /// the suffix of each launch. Its launches name generated kernels by their index among those that come with it, see
+    /// [`Launches::link`](frit_ir::plan::Launches::link).
+    pub entry: &'a Select<'a>,
 }
 
 /// A plan, and the elements of its large constants by name.
@@ -483,55 +488,6 @@ impl<'a> Lowering<'a> {
             _ if generated(FusionKind::Pointwise) => KernelKind::Generated,
             _ => KernelKind::Interpreted,
         }
-    }
-
-    /// Appends a task that runs a kernel; equal bodies share one. `region` is how a generated one is
-    /// compiled.
-    fn run_kernel(
-        &mut self,
-        kind: KernelKind,
-        region: FusionKind,
-        body: Graph,
-        reads: Vec<Place>,
-        writes: Vec<Place>,
-        node: &Node,
-    ) {
-        let text = body.to_string();
-        let flops = body::flops(&body);
-        let operands = reads.iter().chain(&writes).map(|p| p.ty.bytes() as u64).sum();
-        let bytes = body_bytes(&body, operands);
-        let kernel = match self.kernel_of_body.get(&(kind, text.clone())) {
-            Some(&kernel) => kernel,
-            None => {
-                let kernel = self.plan.kernels.next_key();
-                let name = format!("{}_{kernel}", body::main_op(&body));
-                self.kernel_us.push(1e6 * self.cluster.device.kernel_seconds(&body, bytes));
-                let entry = (self.options.entry)(&body, kind, region);
-                self.plan.kernels.push(Kernel::new(name, body, entry));
-                if kind == KernelKind::Generated {
-                    self.regions.push((kernel, region));
-                }
-                self.kernel_of_body.insert((kind, text), kernel);
-                kernel
-            }
-        };
-        let action = Action::Kernel { kernel, reads, writes };
-        let name = self.plan.kernels[kernel].name.clone();
-        let cost_us = self.kernel_us[kernel];
-        let lowered = self.plan.tasks.len();
-        self.plan.tasks.push(Task {
-            lowered,
-            operands_digest: String::new(),
-            name,
-            stream: Stream::Compute,
-            region: node.region,
-            origin: node.origin.clone(),
-            action,
-            waits: vec![],
-            flops,
-            bytes,
-            cost_us,
-        });
     }
 
     /// Appends a task other than a kernel.

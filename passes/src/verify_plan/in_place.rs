@@ -111,7 +111,7 @@ fn is_gradient_of_logits(body: &Graph, i: usize, j: usize) -> bool {
 }
 
 /// Whether element `k` of operand `i` is read for nothing but elements `k` of results of its shape.
-fn only_same_element(body: &Graph, i: usize) -> bool {
+pub(super) fn only_same_element(body: &Graph, i: usize) -> bool {
     let mut inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
     let Some((_, operand)) = inputs.nth(i) else { return false };
     let shape = &body.ty(operand.outputs[0]).shape;

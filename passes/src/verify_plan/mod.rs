@@ -12,8 +12,10 @@
 //! - [`shared`] P405, P406: an evaluation and its training store parameters alike.
 //! - [`host`] P5xx: only copies access host memory.
 //! - [`inputs`] P6xx: fed values are checked against the ranges that tasks accept.
+//! - [`candidates`] P701: GEMMs and the generated kernels behind them compute the body of the kernel that launches them.
 
 mod adafactor;
+mod candidates;
 mod collectives;
 mod evaluation;
 mod factor;
@@ -23,6 +25,7 @@ mod inputs;
 mod magnitudes;
 mod memory;
 mod shared;
+mod terms;
 mod training;
 
 use frit_ir::plan::{Addresses, Plan, TaskId, check, provenance};
@@ -47,6 +50,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
     magnitudes::verify(plan, &mut found);
     host::verify(plan, &mut found);
     inputs::verify(plan, &mut found);
+    candidates::verify(plan, &mut found);
     match &plan.eval {
         Some(eval) => evaluation::verify(plan, eval, &mut found),
         None => training::verify(plan, &mut found),

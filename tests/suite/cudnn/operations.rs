@@ -199,7 +199,7 @@ fn offered(all: &mut BTreeMap<String, Operation>, op: Op, operands: &[&TensorTyp
     let orders: &[bool] = if sums { &[true, false] } else { &[true] };
     for &deterministic in orders {
         let selected = frit_select::cuda(&body, frit_select::Options { deterministic });
-        for operation in operations_of(&selected.expect("launches")) {
+        for operation in operations_of(&selected.expect("launches").entry) {
             all.insert(operation.to_string(), operation.clone());
         }
     }

@@ -99,7 +99,11 @@ fn operands(plan: &Plan, kernel: KernelId, reads: &[Place], writes: &[Place]) ->
     ensure(outputs.iter().copied().eq(writes.iter().map(|p| &p.ty)), || {
         format!("results do not fit kernel `{}`", short(&kernel.name))
     })?;
-    let in_vectors = matches!(kernel.entry, Entry::Cuda { .. });
+    let in_vectors = match &kernel.entry {
+        Entry::Cuda { .. } => true,
+        Entry::Launches(selected) => selected.launches_generated(),
+        _ => false,
+    };
     let mut places = reads.iter().chain(writes);
     let fits = |p: &Place| p.offset.is_multiple_of(CUDA_OPERAND_ALIGNMENT);
     ensure(!in_vectors || places.all(fits), || {

@@ -58,7 +58,7 @@ fn can_be_called(plan: &Plan, kernel: &Kernel) -> std::result::Result<(), String
             let fits = |l: &CudaLaunch| !l.grid.contains(&0) && (1..=1024).contains(&l.block);
             refuse(!launches.is_empty() && launches.iter().all(fits), "an impossible grid")
         }
-        Entry::Launches(selected) => launches::check(&kernel.body, selected, plan.deterministic),
+        Entry::Launches(selected) => launches::check(plan, &kernel.body, selected),
         Entry::Routine(_) | Entry::Interpreter => Ok(()),
     }
 }

@@ -1,10 +1,11 @@
 //! Launches: every pointer lies within its operand, result or scratch memory, together with all bytes known to be
 //! accessed through it. CUDA C++ kernels receive their sizes as arguments; for those only the first byte is
-//! checked.
+//! checked. A generated kernel is one of the plan, and has its operands and its scratch memory.
 
 use crate::plan::{
-    Argument, Candidate, Epilogue, Gemm, Launch, Launches, Matrix, OperationLaunch, Pointer,
-    SourceKernel, Strided,
+    Argument, CUDA_OPERAND_ALIGNMENT, Candidate, Entry, Epilogue, Gemm, GeneratedLaunch, Kernel,
+    KernelId, Launch, Launches, Matrix, OperationLaunch, Plan, Pointer, SourceKernel, Strided,
+    TiVec,
 };
 use crate::{DType, Graph, Op};
 
@@ -17,30 +18,41 @@ const FAULT_BYTES: usize = 24;
 type Checked = Result<(), String>;
 
 /// The memory of a task.
-struct Sizes {
-    reads: Vec<usize>,
-    writes: Vec<usize>,
+#[derive(Clone, Copy)]
+struct Sizes<'a> {
+    reads: &'a [usize],
+    writes: &'a [usize],
     scratch: usize,
     /// Whether additions have one order.
     deterministic: bool,
+    /// Those of the plan.
+    kernels: &'a TiVec<KernelId, Kernel>,
 }
 
 /// Checks the launches of a kernel.
 ///
 /// # Errors
 /// The first launch that exceeds its memory, or that no device supports.
-pub(super) fn check(body: &Graph, selected: &Launches, deterministic: bool) -> Checked {
-    let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+pub(super) fn check(plan: &Plan, body: &Graph, selected: &Launches) -> Checked {
+    let (reads, writes) = operand_bytes(body);
     let sizes = Sizes {
-        reads: inputs.map(|(_, n)| body.ty(n.outputs[0]).bytes()).collect(),
-        writes: body.outputs.iter().map(|o| body.ty(o.value).bytes()).collect(),
+        reads: &reads,
+        writes: &writes,
         scratch: selected.scratch_bytes,
-        deterministic,
+        deterministic: plan.deterministic,
+        kernels: &plan.kernels,
     };
     sizes.list(&selected.launches, false)
 }
 
-impl Sizes {
+/// The sizes of what a body reads and of what it writes.
+fn operand_bytes(body: &Graph) -> (Vec<usize>, Vec<usize>) {
+    let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+    let reads = inputs.map(|(_, n)| body.ty(n.outputs[0]).bytes()).collect();
+    (reads, body.outputs.iter().map(|o| body.ty(o.value).bytes()).collect())
+}
+
+impl Sizes<'_> {
     /// So many bytes from a pointer on are there.
     fn span(&self, at: Pointer, bytes: usize) -> Checked {
         let size = match at {
@@ -61,6 +73,7 @@ impl Sizes {
         launches.iter().try_for_each(|launch| match launch {
             Launch::Source(kernel) => self.source(kernel),
             Launch::Gemm(gemm) => self.gemm(gemm),
+            Launch::Generated(launch) => self.generated(launch),
             Launch::Operation(_) if !in_candidate => {
                 Err("an operation of cuDNN has no fallback".into())
             }
@@ -82,8 +95,39 @@ impl Sizes {
         if others.is_empty() || (0..candidates.len()).any(is_repeated) {
             return Err("a choice is not between candidates of different names".into());
         }
-        others.iter().try_for_each(|candidate| self.list(&candidate.launches, true))?;
-        self.list(&fallback.launches, false)
+        let list = |candidate: &Candidate, in_candidate: bool| {
+            let scratch = self.scratch.checked_add(candidate.scratch_bytes);
+            let scratch = scratch.ok_or("a candidate has too much scratch memory")?;
+            Sizes { scratch, ..*self }.list(&candidate.launches, in_candidate)
+        };
+        others.iter().try_for_each(|candidate| list(candidate, true))?;
+        list(fallback, false)
+    }
+
+    fn generated(&self, launch: &GeneratedLaunch) -> Checked {
+        let kernel = self.kernels.get(launch.kernel);
+        let Some((Kernel { name, body, .. }, Entry::Cuda { scratch_bytes, .. })) =
+            kernel.map(|kernel| (kernel, &kernel.entry))
+        else {
+            return Err(format!("there is no generated kernel {}", launch.kernel));
+        };
+        let (reads, writes) = operand_bytes(body);
+        let GeneratedLaunch { reads: from, writes: to, scratch, .. } = launch;
+        let fits = reads.len() == from.len()
+            && writes.len() == to.len()
+            && scratch.is_some() == (*scratch_bytes > 0);
+        if !fits {
+            return Err(format!("`{name}` lacks operands, results or scratch memory"));
+        }
+        let scratch = scratch.iter().map(|at| (at, *scratch_bytes));
+        let operands = from.iter().zip(reads).chain(to.iter().zip(writes));
+        operands.chain(scratch).try_for_each(|(at, bytes)| {
+            self.span(*at, bytes)?;
+            match at.offset_bytes().is_multiple_of(CUDA_OPERAND_ALIGNMENT) {
+                true => Ok(()),
+                false => Err(format!("`{name}` has an operand that is not aligned at `{at}`")),
+            }
+        })
     }
 
     fn source(&self, kernel: &SourceKernel) -> Checked {

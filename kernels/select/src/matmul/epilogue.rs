@@ -1,6 +1,5 @@
-//! GEMMs with cuBLASLt epilogues beyond a bias (GELU, its gradient, bias gradients), the equivalent kernels where the
-//! library has no algorithm, and GEMMs that quantize their operands to 8-bit floats, with any of these epilogues or a
-//! bias.
+//! GEMMs with cuBLASLt epilogues beyond a bias (GELU, its gradient, bias gradients), and without them and with generated
+//! kernels behind, and GEMMs that quantize their operands to 8-bit floats, with any of these epilogues or a bias.
 //!
 //! cuBLASLt's GELU is the tanh form. Additional operands and results of an epilogue have the result's dtype, and rows
 //! of a multiple of eight elements. A row sum has the result's dtype, so an f32 bias gradient is fused with an f32
@@ -8,12 +7,10 @@
 //! `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
 
 use crate::assembler::Assembler;
-use crate::matmul::{is_direct, launch, matrix, with_epilogue};
+use crate::generated::Generated;
+use crate::matmul::{biased, is_direct, matrix, with_epilogue};
 use crate::quantize;
-use crate::reduce::Reduction;
-use crate::source::SourceKernel;
-use crate::source::c_type;
-use frit_ir::ops::{BinaryFn, MatMul, ReduceFn, UnaryFn};
+use frit_ir::ops::{BinaryFn, FusionKind, MatMul, UnaryFn};
 use frit_ir::plan::{Epilogue, Gemm, Launch, Matrix, Pointer};
 use frit_ir::{DType, Graph, Node, Op, ValueId};
 
@@ -138,14 +135,16 @@ impl Parts<'_> {
         if self.rounded.is_empty() || !is_direct(DType::BF16, ty.dtype) && ty.dtype != DType::F16 {
             return None;
         }
-        let (result, epilogue) = match add {
-            None => (matmul, Epilogue::None),
-            Some(add) => (add.outputs[0], Epilogue::Bias(self.bias(a, add)?)),
+        let Some(add) = add else {
+            let d = a.write(matmul);
+            let plain = self.gemm(a, d, ty.dtype)?;
+            a.launch(Launch::Gemm(plain));
+            return Some(());
         };
-        let d = a.write(result);
+        let epilogue = Epilogue::Bias(self.bias(a, add)?);
+        let d = a.write(add.outputs[0]);
         let plain = self.gemm(a, d, ty.dtype)?;
-        a.launch(launch(Gemm { epilogue, ..plain })?);
-        Some(())
+        biased(a, &Gemm { epilogue, ..plain }, (d, ty.dtype))
     }
 
     /// The vector that a node adds to the matmul, provided that nothing else reads the matmul.
@@ -189,7 +188,11 @@ impl Parts<'_> {
         let matrix = a.read(fits.then(|| self.base(other))?)?;
         let d = a.write(add.outputs[0]);
         let plain = self.gemm(a, d, ty.dtype)?;
-        a.launch(launch(Gemm { epilogue: Epilogue::Add { matrix, bias }, ..plain })?);
+        let gemm = Gemm { epilogue: Epilogue::Add { matrix, bias }, ..plain };
+        if bias.is_some() {
+            return biased(a, &gemm, (d, ty.dtype));
+        }
+        a.launch(Launch::Gemm(gemm));
         Some(())
     }
 
@@ -210,18 +213,19 @@ impl Parts<'_> {
         let d = a.write(gelu.outputs[0]);
         let plain = self.gemm(a, d, ty.dtype)?;
         let at = before.unwrap_or(d);
-        let add_bias = bias.map_or(Epilogue::None, Epilogue::Bias);
-        let matmul =
-            Gemm { d: Matrix { at, ..plain.d.clone() }, epilogue: add_bias, ..plain.clone() };
-        let function = SourceKernel::new("gelu", "gelu")
-            .define("T", c_type(ty.dtype)?)
-            .threads(ty.shape.numel())
-            .pointer(d)
-            .pointer(at)
-            .i64(ty.shape.numel());
-        let fallback = vec![launch(matmul)?, function.launch()];
+        let mut kernel = Generated::new();
+        let mut x = kernel.read(at, ty.dtype, &[plain.m, n])?;
+        if let Some(bias) = bias {
+            let bias = kernel.read(bias, ty.dtype, &[n])?;
+            x = kernel.binary(BinaryFn::Add, x, bias)?;
+            before.into_iter().for_each(|before| kernel.write(x, before));
+        }
+        let y = kernel.unary(UnaryFn::GeluTanh, x)?;
+        kernel.write(y, d);
+        let matmul = Gemm { d: Matrix { at, ..plain.d.clone() }, ..plain.clone() };
+        let unfused = vec![Launch::Gemm(matmul), kernel.launch(a, FusionKind::Pointwise)];
         let epilogue = Epilogue::Gelu { bias, before };
-        a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
+        a.launch(with_epilogue(vec![Launch::Gemm(Gemm { epilogue, ..plain })], unfused));
         Some(())
     }
 
@@ -253,18 +257,18 @@ impl Parts<'_> {
             }
         };
         let plain = self.gemm(a, d, ty.dtype)?;
-        let function = SourceKernel::new("gelu", "gelu_grad")
-            .define("T", c_type(ty.dtype)?)
-            .threads(numel)
-            .pointer(d)
-            .pointer(before)
-            .i64(numel);
-        let mut fallback = vec![Launch::Gemm(plain.clone()), function.launch()];
+        let mut kernel = Generated::new();
+        let g = kernel.read(d, ty.dtype, &[plain.m, n])?;
+        let x = kernel.read(before, ty.dtype, &[plain.m, n])?;
+        let y = kernel.binary(BinaryFn::GeluTanhGrad, g, x)?;
+        kernel.write(y, d);
+        let mut unfused = vec![Launch::Gemm(plain.clone())];
+        unfused.push(kernel.launch(a, FusionKind::Pointwise));
         if let Some(rows) = rows {
-            fallback.extend(sum_of_rows(a, (rows, ty.dtype), (d, ty.dtype), [plain.m, n])?);
+            unfused.push(sum_of_rows(a, (rows, ty.dtype), (d, ty.dtype), [plain.m, n])?);
         }
         let epilogue = Epilogue::GeluGrad { before, rows };
-        a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
+        a.launch(with_epilogue(vec![Launch::Gemm(Gemm { epilogue, ..plain })], unfused));
         Some(())
     }
 
@@ -292,21 +296,23 @@ impl Parts<'_> {
         if to.shape.numel() != size {
             return None;
         }
-        let mut fallback = vec![Launch::Gemm(plain.clone())];
-        fallback.extend(sum_of_rows(a, (rows, to.dtype), (from, dtype), [plain.k, size])?);
-        a.launch(with_epilogue(Gemm { epilogue, ..plain }, fallback));
+        let sums = sum_of_rows(a, (rows, to.dtype), (from, dtype), [plain.k, size])?;
+        let unfused = vec![Launch::Gemm(plain.clone()), sums];
+        a.launch(with_epilogue(vec![Launch::Gemm(Gemm { epilogue, ..plain })], unfused));
         Some(())
     }
 }
 
-/// The launches that sum the rows of a contiguous matrix.
+/// The launch that sums the rows of a contiguous matrix.
 fn sum_of_rows(
     a: &mut Assembler<'_>,
     to: (Pointer, DType),
     from: (Pointer, DType),
     shape: [usize; 2],
-) -> Option<Vec<Launch>> {
-    let begin = a.launches();
-    Reduction::new(ReduceFn::Sum, &shape, |axis| axis == 0).assemble(a, to, from)?;
-    Some(a.take_launches(begin))
+) -> Option<Launch> {
+    let mut kernel = Generated::new();
+    let x = kernel.read(from.0, from.1, &shape)?;
+    let sums = kernel.sum_columns(x, to.1)?;
+    kernel.write(sums, to.0);
+    Some(kernel.launch(a, FusionKind::ColReduce))
 }

@@ -312,7 +312,7 @@ fn a_gradient_that_may_add_in_any_order_has_a_candidate_more() {
     let body = body_of(Op::AttentionGrad(op), &[&q, &q, &k, &k, &q, &lse]);
     let candidates = |deterministic| {
         let selected = frit_select::cuda(&body, frit_select::Options { deterministic });
-        let launches = selected.expect("launches").launches;
+        let launches = selected.expect("launches").entry.launches;
         let [Launch::Choice(candidates)] = &launches[..] else { panic!("{launches:?}") };
         candidates.clone()
     };
@@ -346,8 +346,8 @@ fn a_gradient_that_may_add_in_any_order_has_a_candidate_more() {
     let [q, k, v] = qkv;
     let operands = [dy, q, k, v, results[0].clone(), results[1].clone()];
     let all = frit_select::cuda(&body, frit_select::Options { deterministic: false });
-    let scratch_bytes = all.expect("launches").scratch_bytes;
+    let scratch_bytes = all.expect("launches").entry.scratch_bytes;
     for Candidate { launches, .. } in candidates(false) {
-        check_launches(&body, &Launches { launches, scratch_bytes }, &operands, 3e-2);
+        check_launches(&body, Launches { launches, scratch_bytes }, &operands, 3e-2);
     }
 }

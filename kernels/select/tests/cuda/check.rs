@@ -6,6 +6,7 @@ use frit_ir::interpret::{Options, run};
 use frit_ir::ops::Input;
 use frit_ir::plan::{Launch, Launches};
 use frit_ir::{DType, Graph, Op, Origin, OutputKind, Region, Tensor, TensorType, ValueId};
+use frit_select::Selected;
 use std::collections::HashMap;
 
 /// A body under construction.
@@ -41,10 +42,15 @@ pub(crate) fn body_of(op: Op, operands: &[&TensorType]) -> Graph {
     body.outputs(&outputs)
 }
 
-/// The launches of a body; panics if there are none.
-pub(crate) fn selected(body: &Graph) -> Launches {
+/// What is selected for a body; panics if there are no launches.
+pub(crate) fn selected_with_kernels(body: &Graph) -> Selected {
     frit_select::cuda(body, frit_select::Options::default())
         .unwrap_or_else(|| panic!("no launches for\n{body}"))
+}
+
+/// The launches of a body; panics if there are none.
+pub(crate) fn selected(body: &Graph) -> Launches {
+    selected_with_kernels(body).entry
 }
 
 /// Runs the launches; operands begin `shift` elements behind an aligned address.
@@ -55,12 +61,12 @@ fn execute(
     shift: usize,
     libraries: bool,
 ) -> (Vec<Vec<u8>>, Option<(i64, i64)>) {
-    execute_launches(body, &selected(body), operands, order, shift, libraries)
+    execute_launches(body, &selected_with_kernels(body), operands, order, shift, libraries)
 }
 
 fn execute_launches(
     body: &Graph,
-    selected: &Launches,
+    selected: &Selected,
     operands: &[Tensor],
     order: Order,
     shift: usize,
@@ -103,14 +109,15 @@ pub(crate) fn check_body(body: &Graph, operands: &[Tensor], tolerance: f64) {
 /// The same of these launches, which leave no choice, on aligned operands.
 pub(crate) fn check_launches(
     body: &Graph,
-    selected: &Launches,
+    launches: Launches,
     operands: &[Tensor],
     tolerance: f64,
 ) {
     let feeds: HashMap<String, Tensor> =
         operands.iter().enumerate().map(|(i, t)| (i.to_string(), t.clone())).collect();
     let expected = run(body, &feeds, Options::default()).unwrap_or_else(|e| panic!("{e}"));
-    let (results, _) = execute_launches(body, selected, operands, Order::Ascending, 0, true);
+    let selected = Selected { entry: launches, generated: vec![] };
+    let (results, _) = execute_launches(body, &selected, operands, Order::Ascending, 0, true);
     for (i, ((_, expected), found)) in expected.iter().zip(&results).enumerate() {
         let found = Tensor::from_bytes(expected.ty.clone(), found).unwrap();
         compare(&format!("result {i} of\n{body}"), &found, expected, tolerance);

@@ -2,10 +2,13 @@
 
 use crate::memory::{Range, load, store};
 use crate::{gemms, operations};
-use frit_ir::DType;
+use frit_ir::interpret::{Options, run};
+use frit_ir::ops::FusionKind;
 use frit_ir::plan::{
-    Argument, Epilogue, Gemm, Launch, Launches, OperationLaunch, Pointer, SourceKernel,
+    Argument, Epilogue, Gemm, GeneratedLaunch, Launch, OperationLaunch, Pointer, SourceKernel,
 };
+use frit_ir::{DType, Graph, Op, Tensor};
+use frit_select::Selected;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,12 +32,14 @@ pub(crate) struct Task {
     pub(crate) writes: Vec<Range>,
     scratch: Range,
     fault: Range,
+    generated: Vec<(Graph, FusionKind)>,
 }
 
 impl Task {
-    pub(crate) fn new(selected: &Launches, reads: Vec<Range>, writes: Vec<Range>) -> Task {
+    pub(crate) fn new(selected: &Selected, reads: Vec<Range>, writes: Vec<Range>) -> Task {
         let fault = Range::of(&[0; 24], 0);
-        Task { reads, writes, scratch: Range::new(selected.scratch_bytes, 0), fault }
+        let scratch = Range::new(selected.entry.most_scratch_bytes(), 0);
+        Task { reads, writes, scratch, fault, generated: selected.generated.clone() }
     }
 
     /// An index out of range and the size of its axis, if a kernel reported one.
@@ -47,8 +52,8 @@ impl Task {
 
     /// Runs all launches; with `libraries`, cuBLASLt has an algorithm for every epilogue and cuDNN an engine for every
     /// operation.
-    pub(crate) fn run(&mut self, selected: &Launches, order: Order, libraries: bool) {
-        self.launches(&selected.launches, order, libraries);
+    pub(crate) fn run(&mut self, selected: &Selected, order: Order, libraries: bool) {
+        self.launches(&selected.entry.launches, order, libraries);
         let all = self.reads.iter().chain(&self.writes).chain([&self.scratch, &self.fault]);
         assert!(all.into_iter().all(Range::is_intact), "a write outside of a result");
     }
@@ -92,8 +97,25 @@ impl Task {
             }
             Launch::Zero { at, bytes } => self.bytes(*at)[..*bytes].fill(0),
             Launch::Gemm(gemm) => self.matmul(gemm),
+            Launch::Generated(launch) => self.generated(launch),
             Launch::Operation(launch) => self.operation(launch),
             Launch::Choice(_) => unreachable!("a choice"),
+        }
+    }
+
+    /// Interprets the body of a generated kernel.
+    fn generated(&mut self, launch: &GeneratedLaunch) {
+        let body = self.generated[launch.kernel.0].0.clone();
+        let inputs = body.nodes().filter(|(_, n)| matches!(n.op, Op::Input(_)));
+        let mut feeds = HashMap::new();
+        for (i, ((_, node), at)) in inputs.zip(&launch.reads).enumerate() {
+            let ty = body.ty(node.outputs[0]);
+            let bytes = &self.bytes(*at)[..ty.bytes()];
+            feeds.insert(i.to_string(), Tensor::from_bytes(ty.clone(), bytes).expect("a tensor"));
+        }
+        let results = run(&body, &feeds, Options::default()).unwrap_or_else(|e| panic!("{e}"));
+        for ((_, result), at) in results.iter().zip(&launch.writes) {
+            self.bytes(*at)[..result.ty.bytes()].copy_from_slice(&result.to_bytes());
         }
     }
 

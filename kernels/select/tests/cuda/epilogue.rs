@@ -1,8 +1,9 @@
 //! GEMMs with GELU, its gradient, and bias gradients, with and without the library's epilogues.
 
-use crate::check::{Body, check_body, random};
+use crate::check::{Body, check_body, random, selected, selected_with_kernels};
+use expect_test::expect;
 use frit_ir::ops::{BinaryFn, MatMul, Reshape, SumTo, UnaryFn};
-use frit_ir::plan::{Epilogue, Launch};
+use frit_ir::plan::{CandidateName, Epilogue, Launch};
 use frit_ir::{DType, Graph, Op, TensorType, ValueId};
 
 const TYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
@@ -27,15 +28,21 @@ fn matmul(trans_a: bool, trans_b: bool, out: Option<DType>) -> Op {
     Op::MatMul(MatMul { trans_a, trans_b, out })
 }
 
-/// Runs a body on random operands; its only launch is a GEMM with this epilogue.
-fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool) {
-    let selected = frit_select::cuda(body, frit_select::Options::default())
-        .unwrap_or_else(|| panic!("no launches for\n{body}"));
+/// Runs a body on random operands; it is computed by a GEMM with this epilogue, or by a GEMM without and generated
+/// kernels, of which there are so many.
+fn check(body: &Graph, tolerance: f64, is_epilogue: fn(&Epilogue) -> bool, kernels: usize) {
+    let selected = selected(body);
     let [Launch::Choice(candidates)] = &selected.launches[..] else {
         panic!("{:?}", selected.launches)
     };
-    let [Launch::Gemm(gemm)] = &candidates[0].launches[..] else { panic!("{candidates:?}") };
+    let [fused, unfused] = &candidates[..] else { panic!("{candidates:?}") };
+    let [Launch::Gemm(gemm)] = &fused.launches[..] else { panic!("{candidates:?}") };
     assert!(is_epilogue(&gemm.epilogue), "{:?}", gemm.epilogue);
+    assert_eq!([fused.name, unfused.name], [CandidateName::Cublaslt, CandidateName::Unfused]);
+    let [Launch::Gemm(plain), rest @ ..] = &unfused.launches[..] else { panic!("{unfused:?}") };
+    assert!(matches!(plain.epilogue, Epilogue::None | Epilogue::Add { bias: None, .. }));
+    assert!(rest.iter().all(|l| matches!(l, Launch::Generated(_))), "{rest:?}");
+    assert_eq!(rest.len(), kernels, "{rest:?}");
     let leaves = body.nodes().map(|(_, n)| n).filter(|n| n.op.is_leaf());
     let types: Vec<TensorType> = leaves.map(|n| body.ty(n.outputs[0]).clone()).collect();
     let operands: Vec<_> =
@@ -61,7 +68,7 @@ fn gelu_with_and_without_a_bias_and_what_is_before_it() {
     for (dtype, tolerance) in TYPES {
         for (bias, before) in [(true, true), (true, false), (false, true), (false, false)] {
             let body = forward(dtype, bias, before, 8);
-            check(&body, tolerance, |e| matches!(e, Epilogue::Gelu { .. }));
+            check(&body, tolerance, |e| matches!(e, Epilogue::Gelu { .. }), 1);
         }
     }
 }
@@ -82,8 +89,8 @@ fn backward(dtype: DType, rows: Option<DType>) -> Graph {
 fn the_gradient_of_gelu_and_of_a_bias_before_it() {
     for (dtype, tolerance) in TYPES {
         let is_grad = |e: &Epilogue| matches!(e, Epilogue::GeluGrad { .. });
-        check(&backward(dtype, None), tolerance, is_grad);
-        check(&backward(dtype, Some(dtype)), 6.0 * tolerance, is_grad);
+        check(&backward(dtype, None), tolerance, is_grad, 1);
+        check(&backward(dtype, Some(dtype)), 6.0 * tolerance, is_grad, 2);
     }
 }
 
@@ -118,11 +125,10 @@ fn another_tensor_is_added_with_and_without_a_bias() {
     for (dtype, tolerance) in TYPES {
         for out in [dtype, DType::F32] {
             let biased = with_sum(dtype, out, true);
-            check(&biased, tolerance, |e| matches!(e, Epilogue::Add { bias: Some(_), .. }));
+            check(&biased, tolerance, |e| matches!(e, Epilogue::Add { bias: Some(_), .. }), 1);
             // Every GPU has a GEMM that adds a matrix.
             let plain = with_sum(dtype, out, false);
-            let selected =
-                frit_select::cuda(&plain, frit_select::Options::default()).expect("launches");
+            let selected = selected(&plain);
             let [Launch::Gemm(gemm)] = &selected.launches[..] else { panic!("{selected:?}") };
             assert!(matches!(gemm.epilogue, Epilogue::Add { bias: None, .. }));
             let leaves = plain.nodes().map(|(_, n)| n).filter(|n| n.op.is_leaf());
@@ -138,8 +144,9 @@ fn another_tensor_is_added_with_and_without_a_bias() {
 fn the_gradient_of_a_bias_comes_with_that_of_its_weight() {
     for (dtype, tolerance) in TYPES {
         for out in [dtype, DType::F32] {
-            check(&weight(dtype, out, false), 6.0 * tolerance, |e| matches!(e, Epilogue::SumB(_)));
-            check(&weight(dtype, out, true), 6.0 * tolerance, |e| matches!(e, Epilogue::SumA(_)));
+            let [sum_a, sum_b] = [true, false].map(|first| weight(dtype, out, first));
+            check(&sum_a, 6.0 * tolerance, |e| matches!(e, Epilogue::SumA(_)), 1);
+            check(&sum_b, 6.0 * tolerance, |e| matches!(e, Epilogue::SumB(_)), 1);
         }
     }
 }
@@ -160,8 +167,76 @@ fn what_the_library_has_not_is_no_epilogue() {
     let v = inputs(&mut body, &[(DType::BF16, &[6, 6])]);
     let sums = sum(&mut body, v[0], 6, Some(DType::F32));
     let w = add1(&mut body, matmul(false, true, Some(DType::F32)), &[v[0], v[0]]);
-    let launches = frit_select::cuda(&body.outputs(&[sums, w]), frit_select::Options::default())
-        .expect("launches")
-        .launches;
+    let launches = selected(&body.outputs(&[sums, w])).launches;
     assert!(launches.iter().all(|l| !matches!(l, Launch::Choice(_))));
+}
+
+/// The candidates of a body with their launches, and the kernels that are generated for it.
+fn text(body: &Graph) -> String {
+    let selected = selected_with_kernels(body);
+    let mut text = String::new();
+    for launch in &selected.entry.launches {
+        let Launch::Choice(candidates) = launch else { panic!("{launch:?}") };
+        for candidate in candidates {
+            text += &format!("{}\n", candidate.name.word());
+            for launch in &candidate.launches {
+                text += &match launch {
+                    Launch::Gemm(g) => format!(
+                        "  gemm {}x{}x{} of {} and {} to {}, {:?}\n",
+                        g.m, g.n, g.k, g.a.at, g.b.at, g.d.at, g.epilogue
+                    ),
+                    Launch::Generated(g) => {
+                        let words = |all: &[frit_ir::plan::Pointer]| {
+                            all.iter().map(|p| p.to_string()).collect::<Vec<_>>().join(", ")
+                        };
+                        let (reads, writes) = (words(&g.reads), words(&g.writes));
+                        format!("  kernel {} of {reads} to {writes}\n", g.kernel)
+                    }
+                    other => panic!("{other:?}"),
+                };
+            }
+        }
+    }
+    for (body, kind) in &selected.generated {
+        text += &format!("{}: {body}", kind.name());
+    }
+    text
+}
+
+#[test]
+fn an_epilogue_or_generated_kernels_as_text() {
+    let both =
+        text(&forward(DType::BF16, true, true, 8)) + &text(&backward(DType::F32, Some(DType::F32)));
+    expect![[r#"
+        cublaslt
+          gemm 6x8x5 of read 0 and read 1 to write 1, Gelu { bias: Some(Read(2, 0)), before: Some(Write(0, 0)) }
+        unfused
+          gemm 6x8x5 of read 0 and read 1 to write 0, None
+          kernel 0 of write 0, read 2 to write 0, write 1
+        pointwise: graph @kernel world=1 {
+          %0: bf16[6, 8] = input {name = "0", ty = {"dtype":"bf16","shape":[6,8]}}
+          %1: bf16[8] = input {name = "1", ty = {"dtype":"bf16","shape":[8]}}
+          %2: bf16[6, 8] = add %0, %1
+          %3: bf16[6, 8] = gelu_tanh %2
+          return %2 as "0"
+          return %3 as "1"
+        }
+        cublaslt
+          gemm 6x8x5 of read 0 and read 1 to write 0, GeluGrad { before: Read(2, 0), rows: Some(Write(1, 0)) }
+        unfused
+          gemm 6x8x5 of read 0 and read 1 to write 0, None
+          kernel 0 of write 0, read 2 to write 0
+          kernel 1 of write 0 to write 1
+        pointwise: graph @kernel world=1 {
+          %0: f32[6, 8] = input {name = "0", ty = {"dtype":"f32","shape":[6,8]}}
+          %1: f32[6, 8] = input {name = "1", ty = {"dtype":"f32","shape":[6,8]}}
+          %2: f32[6, 8] = gelu_tanh_grad %0, %1
+          return %2 as "0"
+        }
+        col_reduce: graph @kernel world=1 {
+          %0: f32[6, 8] = input {name = "0", ty = {"dtype":"f32","shape":[6,8]}}
+          %1: f32[8] = sum_to %0 {shape = [8]}
+          return %1 as "0"
+        }
+    "#]].assert_eq(&both);
 }

@@ -1,6 +1,6 @@
 //! Matmuls as library launches.
 
-use crate::check::{Body, check, check_body, random};
+use crate::check::{Body, check, check_body, random, selected};
 use frit_ir::ops::{BinaryFn, Cast, Constant, MatMul};
 use frit_ir::plan::Launch;
 use frit_ir::{DType, Op, Tensor, TensorType};
@@ -8,7 +8,7 @@ use frit_ir::{DType, Op, Tensor, TensorType};
 fn launches(op: MatMul, a: &[usize], b: &[usize]) -> usize {
     let types = [a, b].map(|shape| TensorType::new(DType::BF16, shape));
     let body = crate::check::body_of(Op::MatMul(op), &[&types[0], &types[1]]);
-    let selected = frit_select::cuda(&body, frit_select::Options::default()).unwrap();
+    let selected = selected(&body);
     assert!(selected.launches.iter().all(|l| matches!(l, Launch::Gemm(_))));
     selected.launches.len()
 }
@@ -68,13 +68,23 @@ fn a_bias_and_a_cast_belong_to_the_gemm() {
             last = body.add(Op::Cast(Cast { to }), &[last])[0];
         }
         let body = body.outputs(&[last]);
-        // The library may have no algorithm with a bias; then a separate kernel adds it.
-        assert!(matches!(
-            frit_select::cuda(&body, frit_select::Options::default()).unwrap().launches[0],
-            Launch::Choice(_)
-        ));
+        // The library may have no algorithm with a bias; then a generated kernel adds it, and casts the sum.
+        let [Launch::Choice(candidates)] = &selected(&body).launches[..] else { panic!("{body}") };
+        assert_eq!(candidates[0].launches.len(), if cast.is_some() { 2 } else { 1 });
+        assert_eq!(candidates[1].launches.len(), 2);
         check_body(&body, &operands, 2e-2);
     }
+}
+
+#[test]
+fn a_bias_is_added_to_one_batch_only() {
+    let mut body = Body::new();
+    let shapes = [vec![2, 8, 5, 7], vec![8, 7, 6], vec![6]];
+    let inputs = shapes.map(|s| body.input(&TensorType::new(DType::BF16, s)));
+    let matmul = body.add(Op::MatMul(MatMul::default()), &inputs[..2])[0];
+    let sum = body.add(Op::Binary(BinaryFn::Add), &[matmul, inputs[2]])[0];
+    let body = body.outputs(&[sum]);
+    assert!(frit_select::cuda(&body, frit_select::Options::default()).is_none());
 }
 
 #[test]

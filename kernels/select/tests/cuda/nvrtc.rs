@@ -35,7 +35,7 @@ fn units_of(bodies: &[Graph]) -> Vec<Unit> {
     for body in bodies {
         let selected = frit_select::cuda(body, frit_select::Options::default())
             .unwrap_or_else(|| panic!("no launches for\n{body}"));
-        for launch in selected.every_launch() {
+        for launch in selected.entry.every_launch() {
             let Launch::Source(kernel) = launch else { continue };
             let unit = (kernel.file.clone(), kernel.defines.clone());
             if seen.insert(unit.clone()) {

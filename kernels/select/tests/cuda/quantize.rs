@@ -101,6 +101,7 @@ fn gemms_read_8_bit_floats_in_every_layout() {
                 let body = matmul(op.clone(), to, amax, false, false);
                 let launches = frit_select::cuda(&body, frit_select::Options::default())
                     .expect("launches")
+                    .entry
                     .launches;
                 let matmuls: Vec<_> = launches
                     .iter()

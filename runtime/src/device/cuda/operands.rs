@@ -72,7 +72,7 @@ impl Operands {
             reads: reads_at,
             writes,
             regions,
-            scratch: place(0, selected.scratch_bytes),
+            scratch: place(0, selected.most_scratch_bytes()),
             workspace: (place(0, bytes), bytes),
             fault: place(0, FAULT_WORDS * 8),
         };

@@ -15,8 +15,9 @@ use frit_cuda::driver::{
 };
 use frit_ir::DType;
 use frit_ir::plan::{
-    Action, Argument, Candidate, CandidateName, Epilogue, GEMM_WORKSPACE, Gemm, Launch, Operation,
-    OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team, TiVec, layout,
+    Action, Argument, Candidate, CandidateName, Epilogue, GEMM_WORKSPACE, Gemm, GeneratedLaunch,
+    KernelId, Launch, Operation, OperationLaunch, Place, Plan, Pointer, SourceKernel, TaskId, Team,
+    TiVec, layout,
 };
 use std::collections::HashMap;
 
@@ -69,6 +70,7 @@ pub(super) struct OperationOf {
 struct Binder<'a, D> {
     driver: &'a D,
     modules: &'a Modules,
+    code: &'a TiVec<KernelId, Code<'a>>,
     problems: Vec<GemmOf>,
     by_problem: HashMap<GemmProblem, usize>,
     choices: Vec<ChoiceOf>,
@@ -98,7 +100,7 @@ impl Program {
         modules: &Modules,
         rank: usize,
     ) -> Result<Program, RunError> {
-        let mut binder = Binder::new(driver, modules);
+        let mut binder = Binder::new(driver, modules, &survey.code);
         let mut transfers = Transfers { plan, driver, memory, rank, teams: Vec::new() };
         let mut commands = TiVec::with_capacity(plan.tasks.len());
         for (i, task) in plan.tasks.iter_enumerated() {
@@ -127,7 +129,7 @@ impl Program {
         engine_bytes: usize,
         base: Address,
     ) -> Result<(Program, Address), RunError> {
-        let mut binder = Binder::new(driver, modules);
+        let mut binder = Binder::new(driver, modules, &survey.code);
         let (mut commands, mut last) = (TiVec::with_capacity(plan.tasks.len()), base);
         for task in &plan.tasks {
             commands.push(match &task.action {
@@ -245,10 +247,15 @@ impl<D: Driver> Transfers<'_, D> {
 }
 
 impl<'a, D: Driver> Binder<'a, D> {
-    fn new(driver: &'a D, modules: &'a Modules) -> Binder<'a, D> {
+    fn new(
+        driver: &'a D,
+        modules: &'a Modules,
+        code: &'a TiVec<KernelId, Code<'a>>,
+    ) -> Binder<'a, D> {
         Binder {
             driver,
             modules,
+            code,
             problems: Vec::new(),
             by_problem: HashMap::new(),
             choices: Vec::new(),
@@ -262,32 +269,41 @@ impl<'a, D: Driver> Binder<'a, D> {
     }
 
     fn kernel(&mut self, code: &Code, operands: &Operands) -> Result<Vec<Command>, RunError> {
-        let mut commands = Vec::new();
         match code {
-            Code::Generated { launches, scratch_bytes } => {
-                let mut arguments = Arguments::default();
-                for at in operands.reads.iter().chain(&operands.writes) {
-                    arguments.push(*at);
-                }
-                if *scratch_bytes > 0 {
-                    arguments.push(operands.scratch);
-                }
-                for launch in *launches {
-                    let mut grid = [launch.grid[0], launch.grid[1], 1];
-                    let function = self.modules.generated(self.driver, &launch.symbol)?;
-                    if launch.grid_stride {
-                        let most =
-                            self.modules.resident_blocks(self.driver, function, launch.block)?;
-                        grid[0] = grid[0].min(most.saturating_mul(ROUNDS));
-                    }
-                    let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
-                    let arguments = arguments.clone();
-                    commands.push(Command::Launch { function, shape, arguments });
-                }
+            Code::Generated { .. } => {
+                let at = [&operands.reads[..], &operands.writes].concat();
+                self.generated(code, at, Some(operands.scratch))
             }
-            Code::Launches(selected) => {
-                commands = self.launches(&selected.launches, operands)?;
+            Code::Launches(selected) => self.launches(&selected.launches, operands),
+        }
+    }
+
+    /// The launches of generated code on what it reads and writes.
+    fn generated(
+        &self,
+        code: &Code,
+        operands: Vec<Address>,
+        scratch: Option<Address>,
+    ) -> Result<Vec<Command>, RunError> {
+        let Code::Generated { launches, scratch_bytes } = code else {
+            return Err(refused("a launch of a kernel that is not generated"));
+        };
+        let mut arguments = Arguments::default();
+        operands.into_iter().for_each(|at| arguments.push(at));
+        if *scratch_bytes > 0 {
+            arguments.push(scratch.ok_or_else(|| refused("a kernel without its scratch memory"))?);
+        }
+        let mut commands = Vec::with_capacity(launches.len());
+        for launch in *launches {
+            let mut grid = [launch.grid[0], launch.grid[1], 1];
+            let function = self.modules.generated(self.driver, &launch.symbol)?;
+            if launch.grid_stride {
+                let most = self.modules.resident_blocks(self.driver, function, launch.block)?;
+                grid[0] = grid[0].min(most.saturating_mul(ROUNDS));
             }
+            let shape = Shape { grid, block: launch.block, shared_bytes: 0 };
+            let arguments = arguments.clone();
+            commands.push(Command::Launch { function, shape, arguments });
         }
         commands.retain(Command::does_something);
         Ok(commands)
@@ -301,14 +317,14 @@ impl<'a, D: Driver> Binder<'a, D> {
     ) -> Result<Vec<Command>, RunError> {
         let mut commands = Vec::with_capacity(launches.len());
         for launch in launches {
-            commands.push(self.launch(launch, operands)?);
+            commands.extend(self.launch(launch, operands)?);
         }
         commands.retain(Command::does_something);
         Ok(commands)
     }
 
-    fn launch(&mut self, launch: &Launch, operands: &Operands) -> Result<Command, RunError> {
-        Ok(match launch {
+    fn launch(&mut self, launch: &Launch, operands: &Operands) -> Result<Vec<Command>, RunError> {
+        Ok(vec![match launch {
             Launch::Copy { from, to, bytes } => {
                 let (to, from) = (operands.pointer(*to), operands.pointer(*from));
                 // What a result adds to may be in its place.
@@ -321,13 +337,18 @@ impl<'a, D: Driver> Binder<'a, D> {
             Launch::Gemm(gemm) => {
                 let at = addresses(gemm, operands);
                 if gemm.k == 0 || gemm.m * gemm.n * gemm.batch == 0 {
-                    return empty_gemm(gemm, at.d);
+                    return Ok(vec![empty_gemm(gemm, at.d)?]);
                 }
                 Command::Multiply { problem: self.problem(gemm, at, operands), at }
             }
+            Launch::Generated(GeneratedLaunch { kernel, reads, writes, scratch }) => {
+                let at = reads.iter().chain(writes).map(|p| operands.pointer(*p)).collect();
+                let scratch = scratch.map(|p| operands.pointer(p));
+                return self.generated(&self.code[*kernel], at, scratch);
+            }
             Launch::Operation(_) => return Err(refused("an operation of cuDNN has no fallback")),
             Launch::Choice(candidates) => self.choice(candidates, operands)?,
-        })
+        }])
     }
 
     fn choice(
@@ -337,12 +358,12 @@ impl<'a, D: Driver> Binder<'a, D> {
     ) -> Result<Command, RunError> {
         let (mut bound, mut operations) = (Vec::with_capacity(candidates.len()), Vec::new());
         let mut regions = operands.regions.clone();
-        for (candidate, Candidate { name, launches }) in candidates.iter().enumerate() {
+        for (candidate, Candidate { name, launches, .. }) in candidates.iter().enumerate() {
             let mut commands = Vec::with_capacity(launches.len());
             for launch in launches {
                 let Launch::Operation(OperationLaunch { operation, at }) = launch else {
                     regions.extend(scratch_of(launch, operands));
-                    commands.push(self.launch(launch, operands)?);
+                    commands.extend(self.launch(launch, operands)?);
                     continue;
                 };
                 let at: Vec<Address> = at.iter().map(|p| operands.pointer(*p)).collect();
