@@ -2,7 +2,7 @@
 
 FRIT := target/release/frit
 
-.PHONY: help setup build demo test check clean
+.PHONY: help setup build wheel demo test check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -13,10 +13,13 @@ setup: ## install LLVM/MLIR 22 and the libraries it needs, where missing
 build: setup ## build the command-line programs in target/release
 	cargo build --release
 
+wheel: setup ## build the Python package as a wheel in target/wheels; needs maturin (pip install maturin)
+	maturin build --release --manifest-path compiler/python/Cargo.toml --out target/wheels
+
 demo: build ## train a small GPT-2 on 4 ranks, in bf16, fully sharded
 	@FRIT=$(FRIT) examples/demo.sh
 
-test: setup ## run all tests; those that lack ptxas, cuDNN, ONNX's test files, onnxruntime or MPI are counted at the end
+test: setup ## run all tests; those that lack ptxas, cuDNN, ONNX's test files, onnxruntime, pytest, torch or MPI are counted at the end
 	@.ci/test
 
 check: ## what continuous integration runs: format, lints, tests

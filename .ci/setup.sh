@@ -13,6 +13,8 @@
 #                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
 #   .ci/setup.sh --onnxruntime  also onnx and onnxruntime for Python, for the tests of exported models; prints
 #                           `export FRIT_ONNXRUNTIME=DIR`, or a notice and nothing
+#   .ci/setup.sh --python       also NumPy and pytest for Python, for the tests of the package frit; prints
+#                           `export FRIT_PYTHON=DIR`, or a notice and nothing
 #   .ci/setup.sh --mpi          also Open MPI, for the tests of the feature `mpi`; prints
 #                           `export FRIT_MPI=1`, or a notice and nothing
 set -euo pipefail
@@ -21,6 +23,7 @@ cd "$(dirname "$0")/.."
 LLVM_MAJOR=22
 ONNX_VERSION=1.22.0
 ONNXRUNTIME_PACKAGES=(onnxruntime onnx numpy)
+PYTHON_PACKAGES=(pytest numpy)
 CUDNN_PACKAGE=nvidia-cudnn-cu13 CUDNN_VERSION=9.26.0.51
 APT_PACKAGES=(
     "llvm-$LLVM_MAJOR-dev" "libmlir-$LLVM_MAJOR-dev" "mlir-$LLVM_MAJOR-tools" "libclang-$LLVM_MAJOR-dev"
@@ -186,16 +189,18 @@ onnx_tests_path() {
     echo "$PWD/$home/$data"
 }
 
-# The folder of Python's packages onnx and onnxruntime: FRIT_ONNXRUNTIME, or target/onnxruntime, installed if need be.
-onnxruntime_path() {
-    local home=target/onnxruntime
-    [[ -d ${FRIT_ONNXRUNTIME:-}/onnxruntime ]] && { echo "$FRIT_ONNXRUNTIME"; return; }
+# The folder of Python packages, of which the first is in DIR or in target/NAME, installed if need be: NAME DIR
+# PACKAGE...
+packages_path() {
+    local name=$1 given=$2 home=target/$1
+    shift 2
+    [[ -n $given && -d $given/$1 ]] && { echo "$given"; return; }
     if [[ ! -d $home ]]; then
-        command -v python3 >/dev/null || { note "no python3: the tests of exported models in onnxruntime will be skipped"; return 1; }
+        command -v python3 >/dev/null || { note "no python3: the tests that need $* will be skipped"; return 1; }
         rm -rf "$home.part"
         python3 -m pip install --quiet --disable-pip-version-check --retries 5 --timeout 60 --only-binary :all: --target "$home.part" \
-            "${ONNXRUNTIME_PACKAGES[@]}" >&2 || {
-            note "onnxruntime cannot be installed: its tests will be skipped"
+            "$@" >&2 || {
+            note "$* cannot be installed: the tests that need them will be skipped"
             rm -rf "$home.part"
             return 1
         }
@@ -212,13 +217,14 @@ has_mpi() {
     return 1
 }
 
-want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_mpi=false only_check=false
+want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
     --cudnn) want_cudnn=true ;;
     --onnx-tests) want_onnx_tests=true ;;
     --onnxruntime) want_onnxruntime=true ;;
+    --python) want_python=true ;;
     --mpi) want_mpi=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
@@ -254,8 +260,11 @@ fi
 if $want_onnx_tests && path=$(onnx_tests_path); then
     echo "export FRIT_ONNX_TESTS=$path"
 fi
-if $want_onnxruntime && path=$(onnxruntime_path); then
+if $want_onnxruntime && path=$(packages_path onnxruntime "${FRIT_ONNXRUNTIME:-}" "${ONNXRUNTIME_PACKAGES[@]}"); then
     echo "export FRIT_ONNXRUNTIME=$path"
+fi
+if $want_python && path=$(packages_path python "${FRIT_PYTHON:-}" "${PYTHON_PACKAGES[@]}"); then
+    echo "export FRIT_PYTHON=$path"
 fi
 if $want_mpi && has_mpi; then
     echo "export FRIT_MPI=1"

@@ -1,6 +1,7 @@
 //! A list of diagnostics, returned by a step of the compiler that fails.
 
 use frit_ir::{Code, Diagnostic};
+use frit_runtime::RunError;
 use std::fmt;
 
 /// One or more diagnostics, in the order in which they were found.
@@ -40,6 +41,23 @@ impl Report {
     /// The messages, if there are any.
     pub fn or<T>(self, value: T) -> Result<T, Report> {
         if self.is_empty() { Ok(value) } else { Err(self) }
+    }
+}
+
+/// The error of a run as a diagnostic.
+pub fn of_run(error: RunError) -> Diagnostic {
+    match error {
+        RunError::NotFinite(found) => {
+            let message = Diagnostic::error(Code::NotFinite, found.to_string());
+            let mut diagnostic = message.help(&found.remedy);
+            diagnostic.notes.clone_from(&found.facts);
+            diagnostic.note(format!("likely cause: {}", found.cause))
+        }
+        RunError::Diverged(why) => {
+            Diagnostic::error(Code::Diverged, why.to_string()).help(why.help())
+        }
+        RunError::PlanDir(error) => error.diagnostic(),
+        error => Diagnostic::error(Code::RunFailed, error.to_string()),
     }
 }
 

@@ -133,6 +133,11 @@ impl Judge {
         self.verdict.is_some()
     }
 
+    /// Why the run has to end at once, if it has to.
+    pub(crate) fn ended(&self) -> Option<&Divergence> {
+        self.verdict.as_ref()
+    }
+
     /// The result at the end of the run.
     pub(crate) fn verdict(self) -> Option<Divergence> {
         self.verdict.or(match self.last {

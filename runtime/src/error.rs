@@ -149,6 +149,21 @@ pub enum RunError {
         /// The reason.
         reason: String,
     },
+    /// A run has failed to train.
+    #[error("{0}; {help}", help = .0.help())]
+    Diverged(crate::divergence::Divergence),
+    /// A trainer is used after it has ended.
+    #[error("the trainer has ended: {reason}; make another one")]
+    Ended {
+        /// Why it has ended.
+        reason: String,
+    },
+    /// A bug.
+    #[error("this is a bug in frit: {reason}")]
+    Internal {
+        /// The panic.
+        reason: String,
+    },
     /// A task produced a non-finite value.
     #[error("{0}; {cause}; {remedy}", cause = .0.cause, remedy = .0.remedy)]
     NotFinite(Box<NotFinite>),

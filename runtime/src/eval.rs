@@ -20,7 +20,7 @@ use frit_ir::ops::random::evaluation_state;
 use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Options of an evaluation.
@@ -106,6 +106,34 @@ pub struct Loss {
 }
 
 impl Report {
+    /// The report on sums over batches of this many examples; `labeled` if the labels of the losses were given.
+    pub(crate) fn of(
+        eval: &EvalSpec,
+        sums: &Sums,
+        labeled: bool,
+        examples: usize,
+        seconds: f64,
+    ) -> Report {
+        let Sums { batches, totals } = sums;
+        let measured = labeled && !eval.losses.is_empty();
+        let each = |(i, l): (usize, &frit_ir::plan::LossSpec)| Loss {
+            name: l.name.clone(),
+            weight: l.weight,
+            loss: totals[2 * i] / totals[2 * i + 1].max(1.0),
+            count: totals[2 * i + 1],
+        };
+        let losses =
+            if measured { eval.losses.iter().enumerate().map(each).collect() } else { vec![] };
+        Report {
+            loss: measured.then(|| eval.loss(totals)),
+            losses,
+            metrics: if labeled { eval.metrics(totals) } else { BTreeMap::new() },
+            examples,
+            batches: *batches,
+            examples_per_s: examples as f64 / seconds.max(1e-9),
+        }
+    }
+
     /// The report as one line, or as JSON.
     pub fn render(&self, json: bool) -> String {
         if json {
@@ -135,9 +163,25 @@ pub fn in_words(metrics: &BTreeMap<String, f64>) -> String {
 /// The result of one rank.
 struct Found {
     rank: usize,
-    /// The statistics, summed over batches.
-    sums: Vec<f64>,
+    sums: Sums,
     seconds: f64,
+}
+
+/// Sums and counts of losses and metrics over batches, as the plan's statistics.
+#[derive(Clone, Debug)]
+pub(crate) struct Sums {
+    /// Batches so far.
+    pub(crate) batches: usize,
+    /// The statistics, summed over them.
+    pub(crate) totals: Vec<f64>,
+}
+
+impl Sums {
+    /// Those over no batch.
+    pub(crate) fn none(eval: &EvalSpec) -> Sums {
+        let n = eval.statistics.as_ref().map_or(0, |p| p.ty.shape.numel());
+        Sums { batches: 0, totals: vec![0.0; n] }
+    }
 }
 
 /// The inputs of an evaluation.
@@ -146,6 +190,16 @@ pub(crate) enum Feed {
     Examples(Data),
     /// One batch for every rank.
     Batch(Vec<Fed>),
+}
+
+impl Feed {
+    /// Batches over all ranks.
+    fn batches(&self) -> usize {
+        match self {
+            Feed::Examples(data) => data.batches(),
+            Feed::Batch(_) => 1,
+        }
+    }
 }
 
 /// Evaluates a plan: on the CPU with threads as ranks, or with processes if started as several; on GPUs with one
@@ -178,13 +232,12 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         Some(c) => starting::base(c, weights, &dir, &trained, ignored)?,
     };
     let (feed, labeled) = feed(options, plan, eval)?;
-    let (batches, examples) = match &feed {
-        Feed::Examples(data) => (data.batches(), data.len()),
-        Feed::Batch(_) => (1, batch(plan)),
+    let examples = match &feed {
+        Feed::Examples(data) => data.len(),
+        Feed::Batch(_) => batch(plan),
     };
     let source = Source { replaced, checkpoint, trained };
-    let work =
-        Evaluation { dir: &dir, eval, options, feed: &feed, source: &source, batches, examples };
+    let work = Evaluation { dir: &dir, eval, options, feed: &feed, source: &source, examples };
     let session = Session {
         dir: &dir,
         beside: None,
@@ -199,23 +252,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     if found.rank > 0 {
         return Ok(None);
     }
-    let Found { sums, seconds, .. } = found;
-    let measured = labeled && !eval.losses.is_empty();
-    let each = |(i, l): (usize, &frit_ir::plan::LossSpec)| Loss {
-        name: l.name.clone(),
-        weight: l.weight,
-        loss: sums[2 * i] / sums[2 * i + 1].max(1.0),
-        count: sums[2 * i + 1],
-    };
-    let losses = if measured { eval.losses.iter().enumerate().map(each).collect() } else { vec![] };
-    Ok(Some(Report {
-        loss: measured.then(|| eval.loss(&sums)),
-        losses,
-        metrics: if labeled { eval.metrics(&sums) } else { BTreeMap::new() },
-        examples,
-        batches,
-        examples_per_s: examples as f64 / seconds.max(1e-9),
-    }))
+    Ok(Some(Report::of(eval, &found.sums, labeled, examples, found.seconds)))
 }
 
 /// The plan without parameters that only the evaluation reads, as in training.
@@ -261,12 +298,26 @@ pub(crate) fn examples(
     eval: &EvalSpec,
 ) -> Result<Data, RunError> {
     let data = Data::load(source, plan)?;
-    let refuse = |reason: String| Err(RunError::data(source.to_string().as_ref(), reason));
+    check(&data, source.to_string().as_ref(), plan, eval)?;
+    Ok(data)
+}
+
+/// Checks examples of an evaluation, which errors call `path`.
+///
+/// # Errors
+/// If there are none, or the last batch would be counted incorrectly.
+pub(crate) fn check(
+    data: &Data,
+    path: &Path,
+    plan: &Plan,
+    eval: &EvalSpec,
+) -> Result<(), RunError> {
+    let refuse = |reason: String| Err(RunError::data(path, reason));
     if data.is_empty() {
         return refuse("there are no examples".into());
     }
     let whole = batch(plan) * plan.world_size;
-    if eval.weights.is_none() && eval.statistics.is_some() && data.len() % whole != 0 {
+    if eval.weights.is_none() && eval.statistics.is_some() && !data.len().is_multiple_of(whole) {
         let reason = format!(
             "{} examples do not fill batches of {whole}, and a loss that the model computes itself is \
              a mean over its batch; compile with a batch that divides them",
@@ -274,7 +325,7 @@ pub(crate) fn examples(
         );
         return refuse(reason);
     }
-    Ok(data)
+    Ok(())
 }
 
 struct Evaluation<'a> {
@@ -283,7 +334,6 @@ struct Evaluation<'a> {
     options: &'a Options,
     feed: &'a Feed,
     source: &'a Source,
-    batches: usize,
     examples: usize,
 }
 
@@ -309,33 +359,34 @@ impl Work for Evaluation<'_> {
             Some(_) => dump::collect(self.eval, number, device, &mut outputs),
             None => Ok(()),
         };
-        let sums = sums(plan, self.eval, self.feed, rank, device, self.batches, each)?;
+        let mut sums = Sums::none(self.eval);
+        add(&mut sums, plan, self.eval, self.feed, rank, device, each)?;
         let seconds = started.elapsed().as_secs_f64();
         outputs.map_or(Ok(()), Outputs::finish)?;
         Ok(Found { rank, sums, seconds })
     }
 }
 
-/// The sums and counts of losses and metrics over all batches of all ranks. `each` is called with the device after each
+/// Adds all batches of all ranks to the sums, which are equal on every rank. `each` is called with the device after each
 /// batch.
-pub(crate) fn sums<D: Device>(
+pub(crate) fn add<D: Device>(
+    sums: &mut Sums,
     plan: &Plan,
     eval: &EvalSpec,
     feed: &Feed,
     rank: usize,
     device: &mut D,
-    batches: usize,
     mut each: impl FnMut(usize, &D) -> Result<(), RunError>,
-) -> Result<Vec<f64>, RunError> {
-    let mut sums = vec![0.0; eval.statistics.as_ref().map_or(0, |p| p.ty.shape.numel())];
-    for number in 0..batches {
+) -> Result<(), RunError> {
+    let earlier = sums.batches;
+    for number in 0..feed.batches() {
         session::step(
             plan,
             1,
             device,
             |device, _| {
                 let counting = put_batch(feed, number, rank, device)?;
-                draw_anew(plan, number, rank, device)?;
+                draw_anew(plan, earlier + number, rank, device)?;
                 let Some(weights) = &eval.weights else { return Ok(()) };
                 let n = weights.ty.shape.numel();
                 let bytes: Vec<u8> =
@@ -348,13 +399,14 @@ pub(crate) fn sums<D: Device>(
         device.take_metrics()?;
         if let Some(statistics) = &eval.statistics {
             let bytes = read(device, statistics)?;
-            for (sum, x) in sums.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            for (sum, x) in sums.totals.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *sum += f64::from(f32::from_le_bytes(*x));
             }
         }
         each(number, device)?;
+        sums.batches += 1;
     }
-    Ok(sums)
+    Ok(())
 }
 
 /// Sets the random generator's state for a batch, so that its random numbers are reproducible.

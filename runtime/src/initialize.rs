@@ -28,24 +28,9 @@ pub(crate) fn initialize(
         Some(bytes) => Ok(Some(Cow::Borrowed(bytes.as_slice()))),
         None => dir.weight(name),
     };
-    for param in &plan.params {
-        let ParamHome::Buffer(buffer) = param.home else { continue };
-        if let Some(bytes) = weight(&param.name)? {
-            device.write(buffer, 0, &bytes)?;
-        }
-    }
+    // Until the first step the average equals the parameter.
+    write_params(dir, weight, true, device, rank)?;
     for group in &plan.groups {
-        for segment in &group.segments {
-            let Some((from, to, len)) = group.owned(segment, rank) else { continue };
-            if let Some(bytes) = weight(&plan.params[segment.param].name)? {
-                let bytes = &bytes[from * 4..(from + len) * 4];
-                convert::write(device, (group.master, group.dtype), to, bytes, DType::F32)?;
-                // Until the first step the average equals the parameter.
-                for average in group.states.iter().filter(|s| s.name == StateName::Ema) {
-                    device.write(average.buffer, to * 4, bytes)?;
-                }
-            }
-        }
         let groups =
             group.param_group_offsets.map(|buffer| (buffer, group.param_group_offsets_of(rank)));
         let params = group.param_offsets.map(|buffer| (buffer, group.param_offsets_of(rank)));
@@ -76,6 +61,40 @@ pub(crate) fn initialize(
         let changed = changes.iter().find(|(name, _)| *name == hyper.name);
         let value = changed.map_or(hyper.value, |(_, value)| *value) as f32;
         device.write(hyper.buffer, 0, &value.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// Writes what `rank` owns of the parameters that have a weight, as whole tensors in the type of files; with `averages`
+/// their moving averages, too.
+///
+/// # Errors
+/// Those of `weight`, or if the device failed.
+pub(crate) fn write_params<'w>(
+    dir: &PlanDir,
+    weight: impl Fn(&str) -> Result<Option<Cow<'w, [u8]>>, RunError>,
+    averages: bool,
+    device: &mut impl Device,
+    rank: usize,
+) -> Result<(), RunError> {
+    let plan = &dir.plan;
+    for param in &plan.params {
+        let ParamHome::Buffer(buffer) = param.home else { continue };
+        if let Some(bytes) = weight(&param.name)? {
+            device.write(buffer, 0, &bytes)?;
+        }
+    }
+    for group in &plan.groups {
+        for segment in &group.segments {
+            let Some((from, to, len)) = group.owned(segment, rank) else { continue };
+            let Some(bytes) = weight(&plan.params[segment.param].name)? else { continue };
+            let bytes = &bytes[from * 4..(from + len) * 4];
+            convert::write(device, (group.master, group.dtype), to, bytes, DType::F32)?;
+            let states = group.states.iter().filter(|_| averages);
+            for average in states.filter(|s| s.name == StateName::Ema) {
+                device.write(average.buffer, to * 4, bytes)?;
+            }
+        }
     }
     Ok(())
 }

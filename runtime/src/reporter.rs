@@ -27,6 +27,8 @@ pub(crate) struct Reporter<'a> {
     /// The first step's gradients, until its metrics give their factor.
     parts: Option<Parts>,
     pub(crate) outcome: Outcome,
+    /// The metrics of the last step.
+    pub(crate) last: Option<StepMetrics>,
 }
 
 impl<'a> Reporter<'a> {
@@ -37,7 +39,7 @@ impl<'a> Reporter<'a> {
         judge: Judge,
     ) -> Reporter<'a> {
         let (clock, parts, outcome) = (Instant::now(), None, Outcome::default());
-        Reporter { plan, writer, progress, judge, clock, parts, outcome }
+        Reporter { plan, writer, progress, judge, clock, parts, outcome, last: None }
     }
 
     /// Shows and records a warning.
@@ -137,6 +139,7 @@ impl<'a> Reporter<'a> {
         self.write(&line);
         self.judge.note(step, line.loss, line.skipped);
         self.progress.advance(&format!("loss {:.4}", line.loss));
+        self.last = Some(line);
     }
 
     fn write(&mut self, line: &impl Scalars) {

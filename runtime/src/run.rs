@@ -18,9 +18,9 @@ use crate::save;
 use crate::session::{Finished, Session};
 use crate::starting;
 use crate::trace;
-use crate::train::{Outcome, Training};
+use crate::train::{Outcome, Steps, Training};
 use crate::usage;
-use crate::validation::{Validation, ValidationOptions};
+use crate::validation::{Examples, Validation, ValidationOptions};
 use frit_comm::launch::Launch;
 use frit_ir::counted;
 use frit_ir::plan::{Plan, sha256_hex};
@@ -152,23 +152,54 @@ impl RunReport {
 pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError> {
     let dir = PlanDir::load(plan_dir)?;
     let launch = Launch::from_environment()?;
-    let ranks_here = launch.ranks_here(dir.plan.world_size);
-    memory::check(&[&dir.plan], ranks_here)?;
+    memory::check(&[&dir.plan], launch.ranks_here(dir.plan.world_size))?;
     let data = Data::load(&options.data, &dir.plan)?;
-    hyper::check(&dir.plan, &options.hyper)?;
-    if options.save_ema.is_some() && !save::has_ema(&dir.plan) {
-        return Err(RunError::NoEma);
-    }
+    check_options(&dir.plan, options)?;
     let named = dir.plan.validation.as_ref();
     let named = named.map(|file| Source::new(vec![file.into()], options.data.tokens));
     let validation = match options.validation.as_ref().map(|v| v.data.clone()).or(named) {
-        Some(data) => Some(Validation::open(&dir, &data)?),
+        Some(data) => {
+            let validation = Validation::open(&dir)?;
+            let examples = validation.examples(&data)?;
+            Some((validation, Some(examples)))
+        }
         None => None,
     };
-    let beside = validation.as_ref().map(|v| &v.dir.plan);
-    let plans: Vec<&Plan> = std::iter::once(&dir.plan).chain(beside).collect();
-    memory::check(&plans, ranks_here)?;
     check_patience(options, validation.is_some())?;
+    train(&dir, &launch, options, validation, |resumed| Steps::Files {
+        data: &data,
+        first: resumed.map_or(0, |c| data.step_at(c.index.position)),
+    })
+}
+
+/// Checks options against a plan.
+///
+/// # Errors
+/// What the plan does not have.
+pub(crate) fn check_options(plan: &Plan, options: &RunOptions) -> Result<(), RunError> {
+    hyper::check(plan, &options.hyper)?;
+    if options.save_ema.is_some() && !save::has_ema(plan) {
+        return Err(RunError::NoEma);
+    }
+    Ok(())
+}
+
+/// Trains with checked options; the steps depend on the checkpoint that is resumed. The examples of a validation are
+/// those between steps.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn train<'a>(
+    dir: &PlanDir,
+    launch: &Launch,
+    options: &RunOptions,
+    validation: Option<(Validation, Option<Examples>)>,
+    steps: impl FnOnce(Option<&Checkpoint>) -> Steps<'a>,
+) -> Result<RunReport, RunError> {
+    let beside = validation.as_ref().map(|(v, _)| &v.dir.plan);
+    let plans: Vec<&Plan> = std::iter::once(&dir.plan).chain(beside).collect();
+    memory::check(&plans, launch.ranks_here(dir.plan.world_size))?;
+    let (validation, validated) = validation.unzip();
     let run = Run::new();
     // An error of rank 0 alone is returned when the other ranks can be told.
     let taken = (launch.rank == 0).then(|| take_outputs(options, run)).transpose();
@@ -184,28 +215,28 @@ pub fn run(plan_dir: &Path, options: &RunOptions) -> Result<RunReport, RunError>
         _ => None,
     };
     let training = Training {
-        replaced: starting::instead(&options.weights, &dir, resumed.as_ref())?,
+        replaced: starting::instead(&options.weights, dir, resumed.as_ref())?,
         hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
-        first_batch: resumed.as_ref().map_or(0, |c| data.step_at(c.index.position)),
+        steps: steps(resumed.as_ref()),
         start: resumed.as_ref().map_or(0, |c| c.index.step),
         notes: notes(options, resumed.as_ref(), lock.as_ref()),
         resumed,
         refused: refusal.is_some(),
         run,
         validation,
-        dir: &dir,
-        data: &data,
+        validated: validated.flatten(),
+        dir,
         options,
     };
     let session = Session {
-        dir: &dir,
+        dir,
         beside: training.validation.as_ref().map(|v| &v.dir),
         identity: identity(&training),
         threads: options.threads,
         interpret: options.interpret,
         tuning_seconds: options.tuning_seconds,
     };
-    let finished = session.run(&launch, &training);
+    let finished = session.run(launch, &training);
     // The other ranks have been told that this one cannot continue.
     let outcome = merged(refusal.map_or(finished, Err)?);
     if outcome.rank == 0 {
@@ -248,7 +279,7 @@ fn take_outputs(options: &RunOptions, run: Run) -> Result<Option<lock::Lock>, Ru
         ("--usage", &options.usage),
         ("--numerics", &options.numerics),
     ];
-    let data = options.data.paths()?;
+    let data = if options.data.files.is_empty() { vec![] } else { options.data.paths()? };
     let validation = options.validation.as_ref().map(|v| v.data.paths()).transpose()?;
     let named = data.iter().map(|path| ("--data", path.as_path()));
     let validated = validation.iter().flatten().map(|path| ("--validation", path.as_path()));

@@ -8,6 +8,7 @@
 use crate::RunError;
 use crate::checkpoint::Checkpoint;
 use crate::convert::converted;
+use crate::data::Batch;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
@@ -15,7 +16,6 @@ use crate::weight_files::{self, PEFT_PREFIX};
 use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use memmap2::Mmap;
-use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -49,13 +49,25 @@ pub(crate) fn read(
         found.add(path, plan, others)?;
     }
     let Some(last) = paths.last() else { return Ok(found.all) };
-    found.missing(plan);
+    found.missing(plan, Base::Suffices);
     found.refuse(last)?;
     for (path, left_out) in &found.left_out {
         if let Some(reason) = left_out::compare(left_out, plan, dir, &found.all)? {
             return Err(RunError::data(path, reason));
         }
     }
+    Ok(found.all)
+}
+
+/// The parameters of a plan among tensors in memory, which have to be all.
+///
+/// # Errors
+/// If they do not fit, as [`read`].
+pub(crate) fn given(tensors: &Batch, plan: &Plan) -> Result<Tensors, RunError> {
+    let mut found = Found::default();
+    found.take(plan, Others::Refused, tensors.names(), |name| tensors.tensor(name));
+    found.missing(plan, Base::Needed);
+    found.refuse(Path::new("state"))?;
     Ok(found.all)
 }
 
@@ -98,6 +110,13 @@ pub(crate) fn base(
     }
 }
 
+/// Whether the parameters of a base model are enough, so that what trains keeps its first values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    Suffices,
+    Needed,
+}
+
 /// The content of the files.
 #[derive(Default)]
 struct Found {
@@ -129,36 +148,48 @@ impl Found {
             weight_files::check_adapter(path, &plan.config)?;
             self.has_adapter = true;
         }
+        self.take(plan, others, file.names().into_iter(), |name| {
+            let view = file.tensor(name).ok()?;
+            Some((view.dtype(), view.shape().to_vec(), view.data()))
+        });
+        Ok(())
+    }
+
+    /// Takes the parameters of a plan among tensors of these names, or of PEFT's.
+    fn take<'t>(
+        &mut self,
+        plan: &Plan,
+        others: Others,
+        names: impl Iterator<Item = &'t str>,
+        tensor: impl Fn(&str) -> Option<(Dtype, Vec<usize>, &'t [u8])>,
+    ) {
         for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
             let wanted = save::stored_type(param);
             let in_adapter = format!("{PEFT_PREFIX}{}", param.name);
-            let Ok(view) = file.tensor(&param.name).or_else(|_| file.tensor(&in_adapter)) else {
-                continue;
-            };
-            if let Some(bytes) = widened(&view, &wanted) {
+            let found = tensor(&param.name).or_else(|| tensor(&in_adapter));
+            let Some((dtype, shape, bytes)) = found else { continue };
+            if let Some(bytes) = widened(dtype, &shape, bytes, &wanted) {
                 self.all.insert(param.name.clone(), bytes);
             } else {
-                let (name, dtype, shape) = (&param.name, view.dtype(), view.shape());
+                let name = &param.name;
                 let what = format!("`{name}`, {dtype:?} {shape:?} where the plan expects {wanted}");
                 self.misfits.insert(name.clone(), what);
             }
         }
         if others == Others::Refused {
             let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
-            let names = file.names();
-            let own = |name: &'_ str| name.strip_prefix(PEFT_PREFIX).unwrap_or(name).to_string();
-            let unknown =
-                names.iter().filter(|n| !known.contains(**n) && !known.contains(&*own(n)));
+            let own = |name: &'t str| name.strip_prefix(PEFT_PREFIX).unwrap_or(name);
+            let unknown = names.filter(|n| !known.contains(n) && !known.contains(own(n)));
             self.unknown.extend(unknown.map(|n| format!("`{n}`")));
         }
-        Ok(())
     }
 
     /// Records required parameters that no file contains.
-    fn missing(&mut self, plan: &Plan) {
+    fn missing(&mut self, plan: &Plan, base: Base) {
         let used = plan.params.iter_enumerated().filter(|(_, p)| p.home != ParamHome::Unused);
         let trains = |i: ParamId| plan.eval.is_none() && plan.is_changed(i);
-        let of_base = used.clone().all(|(i, p)| !trains(i) || !self.all.contains_key(&p.name));
+        let of_base = base == Base::Suffices
+            && used.clone().all(|(i, p)| !trains(i) || !self.all.contains_key(&p.name));
         let is_there = |name: &str| self.all.contains_key(name) || self.misfits.contains_key(name);
         let is_left_out = |name: &str| self.left_out.iter().any(|(_, all)| all.contains_key(name));
         let lacks = |(i, p): &(ParamId, &ParamSpec)| {
@@ -199,11 +230,11 @@ fn listed(what: &str, names: &[String]) -> String {
 }
 
 /// The little-endian elements of a stored tensor in the plan's type; `None` if its type does not fit.
-fn widened(view: &TensorView<'_>, wanted: &TensorType) -> Option<Vec<u8>> {
-    if view.shape() != wanted.shape.dims() {
+fn widened(dtype: Dtype, shape: &[usize], bytes: &[u8], wanted: &TensorType) -> Option<Vec<u8>> {
+    if shape != wanted.shape.dims() {
         return None;
     }
-    let stored = match view.dtype() {
+    let stored = match dtype {
         dtype if dtype == save::safetensors_dtype(wanted.dtype) => wanted.dtype,
         Dtype::F16 => DType::F16,
         Dtype::BF16 => DType::BF16,
@@ -212,5 +243,5 @@ fn widened(view: &TensorView<'_>, wanted: &TensorType) -> Option<Vec<u8>> {
     if stored != wanted.dtype && wanted.dtype != DType::F32 {
         return None;
     }
-    converted(view.data(), stored, wanted.dtype).map(std::borrow::Cow::into_owned)
+    converted(bytes, stored, wanted.dtype).map(std::borrow::Cow::into_owned)
 }

@@ -1,4 +1,5 @@
-//! The training of one rank on its device: steps, checkpoints and validations. Rank 0 reports.
+//! The training of one rank on its device: steps, checkpoints and validations. Rank 0 reports. Either the examples of
+//! files are trained on in a loop, or each step is ordered with its examples.
 
 use crate::RunError;
 use crate::checkpoint::lock::Run;
@@ -9,10 +10,11 @@ use crate::data::Data;
 use crate::device::{Device, Span};
 use crate::divergence::{Judge, MAX_SKIPPED};
 use crate::gradients::{Gradients, Parts};
-use crate::initialize::initialize;
+use crate::initialize::{initialize, write_params};
 use crate::left_out::{self, AllLeftOut};
 use crate::metrics::Writer;
 use crate::numerics::{Histograms, Watch};
+use crate::orders::{Begun, Order, Orders, Stepped};
 use crate::plan_dir::PlanDir;
 use crate::progress::Progress;
 use crate::reporter::Reporter;
@@ -22,11 +24,12 @@ use crate::session::{self, Work};
 use crate::tensorboard;
 use crate::trace;
 use crate::usage::Usage;
-use crate::validation::Validation;
+use crate::validation::{Examples, Validation};
 use frit_comm::CommError;
 use frit_ir::plan::{PhaseName, TaskId};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 /// The outcome of a rank; tensors only on rank 0.
@@ -50,6 +53,14 @@ pub(crate) struct Outcome {
     pub(crate) ranks: usize,
 }
 
+/// The steps of a run.
+pub(crate) enum Steps<'a> {
+    /// On the examples of files; `first` is the data step of the first one.
+    Files { data: &'a Data, first: usize },
+    /// As ordered, each with its examples; `from` is the position of the first of them.
+    Ordered { orders: Orders, from: Position },
+}
+
 /// What all ranks train, and from which state.
 pub(crate) struct Training<'a> {
     /// Hyper-parameters that differ from the plan's.
@@ -60,18 +71,18 @@ pub(crate) struct Training<'a> {
     pub(crate) start: usize,
     /// Parameters to start from instead of the plan's.
     pub(crate) replaced: Tensors,
-    /// The data step that is read at `start`.
-    pub(crate) first_batch: usize,
     /// Whether this is rank 0 and its outputs cannot be written.
     pub(crate) refused: bool,
     /// Notes for the user before the first step.
     pub(crate) notes: Vec<String>,
     /// Identity of this run.
     pub(crate) run: Run,
-    /// The validation between steps.
+    /// The validation between steps, or on order.
     pub(crate) validation: Option<Validation>,
+    /// The examples of the validation between steps.
+    pub(crate) validated: Option<Examples>,
+    pub(crate) steps: Steps<'a>,
     pub(crate) dir: &'a PlanDir,
-    pub(crate) data: &'a Data,
     pub(crate) options: &'a RunOptions,
 }
 
@@ -88,8 +99,8 @@ impl Work for Training<'_> {
             // The other ranks are connected and can be told.
             return Err(CommError::Aborted { rank }.into());
         }
-        if let Some((validation, beside)) = self.validation.as_ref().zip(beside.as_deref_mut()) {
-            validation.initialize(beside, rank)?;
+        if let Some(beside) = beside.as_deref_mut().filter(|_| self.validated.is_some()) {
+            self.initialize(beside, rank)?;
         }
         let run = self.run.agreed(rank, device)?;
         let mut reporter = self.reporter(rank, run)?;
@@ -98,7 +109,7 @@ impl Work for Training<'_> {
         }
         initialize(self.dir, &self.hyper, &self.replaced, device, rank)?;
         if let Some(checkpoint) = &self.resumed {
-            restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch)?;
+            restore::restore(checkpoint, &self.dir.plan, device, rank, self.first_batch())?;
         }
         let left_out = match self.options.trained_only {
             true => Some(left_out::held(self.dir, device, rank)?),
@@ -112,10 +123,26 @@ impl Work for Training<'_> {
         let watch = Watch::new(&self.dir.plan, rank, check, count);
         reporter.start_clock();
         let course = Course::new(self.options.patience, self.resumed.as_ref());
-        let (training, step) = (self, self.start);
-        let mut rank =
-            Rank { training, rank, device, beside, reporter, saver, course, watch, step };
-        rank.train()?;
+        let (training, step, number) = (self, self.start, rank);
+        let (read, evaluates, warned) = (0, self.validated.is_some(), 0);
+        let mut rank = Rank {
+            training,
+            rank,
+            device,
+            beside,
+            reporter,
+            saver,
+            course,
+            watch,
+            step,
+            read,
+            evaluates,
+            warned,
+        };
+        match &self.steps {
+            Steps::Files { data, first } => rank.train(data, *first)?,
+            Steps::Ordered { orders, .. } => rank.obey(orders.of(number))?,
+        }
         let mut outcome = rank.outcome()?;
         outcome.left_out = left_out.unwrap_or_default();
         Ok(outcome)
@@ -159,7 +186,7 @@ impl Training<'_> {
 
     /// Whether there is a validation after this many steps.
     fn validates_after(&self, step: usize) -> bool {
-        self.validation.is_some() && (step == self.options.steps || self.is_regular(step))
+        self.validated.is_some() && (step == self.options.steps || self.is_regular(step))
     }
 
     /// Whether there is a validation after this many steps wherever the run ends.
@@ -169,13 +196,17 @@ impl Training<'_> {
         every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// The data step of step `step`.
-    fn batch(&self, step: usize) -> usize {
-        self.first_batch + step - self.start
+    /// The data step of the first step.
+    fn first_batch(&self) -> usize {
+        match self.steps {
+            Steps::Files { first, .. } => first,
+            Steps::Ordered { .. } => self.start,
+        }
     }
 
-    fn position(&self, step: usize) -> Position {
-        self.data.position(self.batch(step))
+    /// Writes the initial values of the validation's device.
+    fn initialize(&self, beside: &mut impl Device, rank: usize) -> Result<(), RunError> {
+        self.validation.as_ref().map_or(Ok(()), |validation| validation.initialize(beside, rank))
     }
 }
 
@@ -192,10 +223,17 @@ struct Rank<'a, D> {
     watch: Watch<'a>,
     /// Steps done.
     step: usize,
+    /// Examples that were ordered.
+    read: usize,
+    /// Whether the device of the evaluation plan is initialized.
+    evaluates: bool,
+    /// Warnings that were passed on.
+    warned: usize,
 }
 
 impl<D: Device> Rank<'_, D> {
-    fn train(&mut self) -> Result<(), RunError> {
+    /// Trains on the examples of files, from data step `first` on.
+    fn train(&mut self, data: &Data, first: usize) -> Result<(), RunError> {
         let resumed = self.training.resumed.as_ref();
         if resumed.is_some_and(|c| c.validated.is_none())
             && self.training.validates_after(self.step)
@@ -208,16 +246,89 @@ impl<D: Device> Rank<'_, D> {
             && !self.has_ended()
             && !self.is_interrupted()?
         {
-            self.advance()?;
-            if !self.has_ended() {
-                self.checkpoint()?;
-            }
-            if !self.has_ended() && self.training.validates_after(self.step) {
-                self.validate()?;
-            }
+            self.next(data, first + self.step - self.training.start)?;
         }
         self.reporter.catch_up(self.device, self.step)?;
         self.last_checkpoint()
+    }
+
+    /// Does what is ordered, until there are no more orders. If nobody waits for a reply any more, there are no more
+    /// orders either.
+    fn obey(&mut self, orders: Receiver<Order>) -> Result<(), RunError> {
+        for order in orders {
+            match order {
+                Order::Begin(reply) => {
+                    let Rank { rank, step, .. } = *self;
+                    reply.send(Begun { rank, step, warnings: self.warnings() });
+                }
+                Order::Step(data, reply) => {
+                    self.reporter.start_clock();
+                    self.read += data.len();
+                    self.next(&data, 0)?;
+                    self.reporter.catch_up(self.device, self.step)?;
+                    let (metrics, warnings) = (self.reporter.last.clone(), self.warnings());
+                    let ended = self.reporter.judge.ended().cloned();
+                    reply.send(Stepped { metrics, ended, warnings });
+                }
+                Order::Evaluate(examples, mut sums, reply) => {
+                    let training = self.training;
+                    let beside = training.validation.as_ref().zip(self.beside.as_deref_mut());
+                    let (validation, beside) = beside.expect("invariant: the plan evaluates");
+                    if !std::mem::replace(&mut self.evaluates, true) {
+                        training.initialize(beside, self.rank)?;
+                    }
+                    if sums.batches == 0 {
+                        validation.copy(self.device, beside, self.rank)?;
+                    }
+                    validation.add(&mut sums, &examples, beside, self.rank)?;
+                    reply.send(sums);
+                }
+                Order::State(version, reply) => {
+                    let dir = self.training.dir;
+                    reply.send(save::collect(dir, self.device, self.rank, version, false)?);
+                }
+                Order::Load(params, reply) => {
+                    let weight = |name: &str| Ok(params.get(name).map(|b| b.as_slice().into()));
+                    let starts = self.step == 0;
+                    write_params(self.training.dir, weight, starts, self.device, self.rank)?;
+                    reply.send(());
+                }
+                Order::Checkpoint(reply) => {
+                    self.last_checkpoint()?;
+                    reply.send((self.reporter.outcome.lost.take(), self.warnings()));
+                }
+            }
+        }
+        self.last_checkpoint()
+    }
+
+    /// The warnings since the last call.
+    fn warnings(&mut self) -> Vec<String> {
+        let all = &self.reporter.outcome.report.warnings;
+        let new = all[self.warned..].to_vec();
+        self.warned = all.len();
+        new
+    }
+
+    /// Runs the next step, on the examples of a data step, with the checkpoint and the validation that follow it.
+    fn next(&mut self, data: &Data, batch: usize) -> Result<(), RunError> {
+        self.advance(data, batch)?;
+        if !self.has_ended() {
+            self.checkpoint()?;
+        }
+        if !self.has_ended() && self.training.validates_after(self.step) {
+            self.validate()?;
+        }
+        Ok(())
+    }
+
+    /// The position in the data after the steps that were run.
+    fn position(&self) -> Position {
+        let Training { steps, start, .. } = self.training;
+        match steps {
+            Steps::Files { data, first } => data.position(first + self.step - start),
+            Steps::Ordered { from, .. } => Position { example: from.example + self.read, ..*from },
+        }
     }
 
     fn has_ended(&self) -> bool {
@@ -234,9 +345,9 @@ impl<D: Device> Rank<'_, D> {
         Ok(signal > 0)
     }
 
-    /// Runs one step, and keeps the gradients if requested.
-    fn advance(&mut self) -> Result<(), RunError> {
-        let Training { dir, data, options, start, .. } = self.training;
+    /// Runs one step on the examples of a data step, and keeps the gradients if requested.
+    fn advance(&mut self, data: &Data, batch: usize) -> Result<(), RunError> {
+        let Training { dir, options, start, .. } = self.training;
         let (step, rank, watch) = (self.step, self.rank, &mut self.watch);
         let update = dir.plan.tasks_of(PhaseName::Update).start;
         let dump = step == *start && options.dump_grads.is_some();
@@ -246,7 +357,6 @@ impl<D: Device> Rank<'_, D> {
             true => trace::run(device, tasks, &origin, &mut trace),
             false => watch.run(device, tasks),
         };
-        let batch = self.training.batch(step);
         session::step(
             &dir.plan,
             data.micro_steps(batch),
@@ -275,6 +385,7 @@ impl<D: Device> Rank<'_, D> {
 
     /// Advances the last checkpoint, and begins the next one if it is due.
     fn checkpoint(&mut self) -> Result<(), RunError> {
+        let position = self.position();
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let step = self.step;
         saver.advance(self.device)?;
@@ -284,7 +395,6 @@ impl<D: Device> Rank<'_, D> {
             if self.reporter.judge.has_ended() {
                 return Ok(());
             }
-            let position = self.training.position(step);
             let saved = saver.save(step, position, self.course.before(step), self.device)?;
             self.reporter.saved(step, saved);
         }
@@ -294,12 +404,12 @@ impl<D: Device> Rank<'_, D> {
 
     /// Ensures that the final state is on disk, unless the run has failed.
     fn last_checkpoint(&mut self) -> Result<(), RunError> {
+        let position = self.position();
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let step = self.step;
         if self.reporter.judge.has_ended() {
             saver.settle(self.device)?;
         } else {
-            let position = self.training.position(step);
             let saved = saver.finish(step, position, self.course.before(step), self.device)?;
             self.reporter.saved(step, saved);
             self.course.found(step).into_iter().for_each(|found| saver.validated(step, &found));
@@ -311,14 +421,15 @@ impl<D: Device> Rank<'_, D> {
     /// Validates the current state, after its checkpoint, if any, is on disk.
     fn validate(&mut self) -> Result<(), RunError> {
         let validation = self.training.validation.as_ref().zip(self.beside.as_deref_mut());
-        let Some((validation, beside)) = validation else { return Ok(()) };
+        let validation = validation.zip(self.training.validated.as_ref());
+        let Some(((validation, beside), examples)) = validation else { return Ok(()) };
         let step = self.step;
         self.reporter.catch_up(self.device, step)?;
         if self.reporter.judge.has_ended() {
             return Ok(());
         }
         self.saver.as_mut().map_or(Ok(()), |saver| saver.settle(self.device))?;
-        let found = validation.measure(self.device, beside, self.rank)?;
+        let found = validation.measure(self.device, beside, self.rank, examples)?;
         let loss = found.loss;
         self.reporter.validated(step, found);
         self.course.take(step, loss, self.training.is_regular(step), self.device)?;

@@ -1,12 +1,12 @@
 //! Validation between training steps: loss and metrics over examples that are not trained on.
 //!
 //! The evaluation plan runs on a separate device with a copy of the parameters that each rank owns; batches and means
-//! are those of `frit eval`.
+//! are those of `frit eval`. The examples are those of files, or batches that the caller gives.
 
 use crate::RunError;
 use crate::data::Source;
 use crate::device::Device;
-use crate::eval::{self, Feed};
+use crate::eval::{self, Feed, Sums};
 use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
@@ -33,30 +33,37 @@ pub struct Measured {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// The evaluation of a plan, and its examples.
+/// The evaluation of a training plan.
 pub struct Validation {
     /// The evaluation plan.
     pub dir: PlanDir,
     /// Parameters that each rank copies from the training plan.
     copies: Vec<Vec<Copy>>,
-    feed: Feed,
-    batches: usize,
 }
 
+/// The examples of a validation.
+pub struct Examples(pub(crate) Feed);
+
 impl Validation {
-    /// Opens the evaluation of a plan directory and the examples.
+    /// Opens the evaluation of a plan directory.
     ///
     /// # Errors
-    /// If the plan has no evaluation or no loss, the evaluation stores parameters differently, or the examples do not
-    /// fit.
-    pub fn open(training: &PlanDir, data: &Source) -> Result<Validation, RunError> {
+    /// If the plan has no evaluation or no loss, or the evaluation stores parameters differently.
+    pub fn open(training: &PlanDir) -> Result<Validation, RunError> {
         let dir = PlanDir::load_evaluation(&training.path)?;
         let copies = (0..training.plan.world_size)
             .map(|rank| copies(&training.plan, &dir.plan, rank))
             .collect::<Result<_, _>>()?;
-        let examples = eval::examples(data, &dir.plan, spec(&dir.plan))?;
-        let batches = examples.batches();
-        Ok(Validation { dir, copies, feed: Feed::Examples(examples), batches })
+        Ok(Validation { dir, copies })
+    }
+
+    /// The examples of files.
+    ///
+    /// # Errors
+    /// If they do not fit the evaluation.
+    pub fn examples(&self, data: &Source) -> Result<Examples, RunError> {
+        let examples = eval::examples(data, &self.dir.plan, spec(&self.dir.plan))?;
+        Ok(Examples(Feed::Examples(examples)))
     }
 
     /// Writes the initial values of a device of this plan; [`Validation::measure`] copies the parameters of the
@@ -68,7 +75,8 @@ impl Validation {
         initialize(&self.dir, &[], &Tensors::new(), device, rank)
     }
 
-    /// Evaluates the current parameters of `trained`; the result is equal on every rank. All ranks must call it.
+    /// Evaluates the current parameters of `trained` on all examples; the result is equal on every rank. All ranks
+    /// must call it.
     ///
     /// # Errors
     /// If a device or another rank failed.
@@ -77,27 +85,51 @@ impl Validation {
         trained: &impl Device,
         device: &mut impl Device,
         rank: usize,
+        examples: &Examples,
     ) -> Result<Measured, RunError> {
+        self.copy(trained, device, rank)?;
+        let eval = spec(&self.dir.plan);
+        let mut sums = Sums::none(eval);
+        self.add(&mut sums, examples, device, rank)?;
+        let all = &sums.totals;
+        Ok(Measured { loss: eval.loss(all), losses: eval.losses(all), metrics: eval.metrics(all) })
+    }
+
+    /// Copies the current parameters of `trained`.
+    ///
+    /// # Errors
+    /// If a device failed.
+    pub(crate) fn copy(
+        &self,
+        trained: &impl Device,
+        device: &mut impl Device,
+        rank: usize,
+    ) -> Result<(), RunError> {
         for copy in &self.copies[rank] {
             let bytes = trained.read(copy.from.buffer, copy.from.offset, copy.from.bytes)?;
             device.write(copy.to.buffer, copy.to.offset, &bytes)?;
         }
-        let eval = spec(&self.dir.plan);
-        let all = eval::sums(
-            &self.dir.plan,
-            eval,
-            &self.feed,
-            rank,
-            device,
-            self.batches,
-            |_, _| Ok(()),
-        )?;
-        let loss = eval.loss(&all);
-        Ok(Measured { loss, losses: eval.losses(&all), metrics: eval.metrics(&all) })
+        Ok(())
+    }
+
+    /// Adds the losses and metrics of examples to `sums`. All ranks must call it.
+    ///
+    /// # Errors
+    /// If the device or another rank failed.
+    pub(crate) fn add(
+        &self,
+        sums: &mut Sums,
+        examples: &Examples,
+        device: &mut impl Device,
+        rank: usize,
+    ) -> Result<(), RunError> {
+        let plan = &self.dir.plan;
+        eval::add(sums, plan, spec(plan), &examples.0, rank, device, |_, _| Ok(()))
     }
 }
 
-fn spec(plan: &Plan) -> &EvalSpec {
+/// The losses and metrics of an evaluation plan.
+pub(crate) fn spec(plan: &Plan) -> &EvalSpec {
     plan.eval.as_ref().expect("invariant: an evaluation was loaded")
 }
 

@@ -1,5 +1,6 @@
 //! Validation crossed with all settings that determine how parameters are distributed over ranks: every pair of
-//! settings once; the loss at each step equals that of `frit eval` on the checkpoint of that step.
+//! settings once; the loss at each step equals that of `frit eval` on the checkpoint of that step, and a trainer that is
+//! fed the same batches computes the same.
 
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};
@@ -8,8 +9,10 @@ use frit_ir::plan::{Action, Place, Plan};
 use frit_ir::{DType, Op, Region};
 use frit_passes::verify_plan::verify_evaluation;
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
+use frit_runtime::data::{Batch, Element};
 use frit_runtime::eval::{Options, evaluate};
 use frit_runtime::run::{RunOptions, RunReport, run};
+use frit_runtime::trainer::{Trainer, TrainerOptions};
 use frit_runtime::validation::ValidationOptions;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -92,8 +95,11 @@ fn validation_is_the_evaluation_of_every_checkpoint_whatever_it_is_crossed_with(
         let (planned, model) = planned(&row);
         let checkpoints = planned.dir.path().join("checkpoints");
         // One run that ends and is continued.
-        let mut found = train(&planned, options(model, &checkpoints, STEPS - 1)).validation;
-        found.extend(train(&planned, options(model, &checkpoints, STEPS)).validation);
+        let ended = train(&planned, options(model, &checkpoints, STEPS - 1));
+        let continued = train(&planned, options(model, &checkpoints, STEPS));
+        let losses = [ended.losses, continued.losses].concat();
+        let found = [ended.validation, continued.validation].concat();
+        a_trainer_computes_the_same(&planned, model, &losses, &found, &words);
         let steps: Vec<usize> = found.iter().map(|(step, _)| *step).collect();
         assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "{words:?}");
         for (step, loss) in found {
@@ -110,6 +116,70 @@ fn validation_is_the_evaluation_of_every_checkpoint_whatever_it_is_crossed_with(
         }
         bad_indices_are_refused(&planned, model, &words);
     }
+}
+
+/// A trainer that is fed the same examples, closed and resumed, has the losses of the run and of its validations.
+fn a_trainer_computes_the_same(
+    planned: &Planned,
+    model: &str,
+    losses: &[f64],
+    validation: &[(usize, f64)],
+    words: &[&str],
+) {
+    let dir = planned.dir.path().join("trainer");
+    let open = || {
+        let checkpoint =
+            CheckpointOptions { dir: dir.clone(), every: Some(2), resume: true, keep: None };
+        let options = TrainerOptions {
+            checkpoint: Some(checkpoint),
+            threads: Some(1),
+            ..TrainerOptions::default()
+        };
+        Trainer::open(&planned.path(), options, &mut || ())
+            .unwrap_or_else(|e| panic!("{words:?}: {e}"))
+    };
+    let plan = &planned.compiled.plan;
+    let n = 2 * plan.world_size * plan.accumulation;
+    let mut trainer = open();
+    for (step, loss) in losses.iter().enumerate() {
+        if step == STEPS - 1 {
+            trainer.close(&mut || ()).unwrap_or_else(|e| panic!("{words:?}: {e}"));
+            trainer = open();
+        }
+        assert_eq!(trainer.steps(), step, "{words:?}");
+        let metrics = trainer.step(&batch(model, Some((step, n))), &mut || ());
+        let metrics = metrics.unwrap_or_else(|e| panic!("{words:?}: {e}"));
+        assert_eq!((metrics.step, metrics.loss), (step, *loss), "{words:?}");
+        let mut evaluating = trainer.begin_evaluation().unwrap_or_else(|e| panic!("{e}"));
+        let evaluated = trainer
+            .evaluate(&mut evaluating, &batch(model, None), &mut || ())
+            .and_then(|()| trainer.evaluated(&evaluating));
+        let evaluated = evaluated.unwrap_or_else(|e| panic!("{words:?}: {e}"));
+        assert_eq!((step + 1, evaluated.loss), (validation[step].0, Some(validation[step].1)));
+    }
+}
+
+/// The examples of a model: all, or those of a step of `n` examples.
+fn batch(model: &str, step: Option<(usize, usize)>) -> Batch {
+    let bytes = std::fs::read(file(&format!("tests/models/{model}/data.safetensors")));
+    let bytes = bytes.expect("readable");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let mut batch = Batch::default();
+    for (name, view) in tensors.iter() {
+        let element = match view.dtype() {
+            Dtype::I64 => Element::I64,
+            Dtype::F32 => Element::F32,
+            other => panic!("{name} is {other:?}"),
+        };
+        let (mut shape, mut data) = (view.shape().to_vec(), view.data());
+        if let Some((step, n)) = step {
+            let size = data.len() / shape[0];
+            let at = step % (shape[0] / n) * n;
+            (shape[0], data) = (n, &data[at * size..(at + n) * size]);
+        }
+        batch.add(name, element, shape, data.to_vec()).expect("contiguous");
+    }
+    batch
 }
 
 /// The data of a model with the last index of every input that has a range far outside of it.

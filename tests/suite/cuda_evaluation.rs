@@ -68,7 +68,8 @@ fn validation_copies_the_parameters_and_runs_beside_the_training() {
         let planned = planned(model, ranks);
         let dir = PlanDir::load(&planned.path()).unwrap_or_else(|e| panic!("{e}"));
         let data = file(&format!("tests/models/{model}/data.safetensors"));
-        let validation = Validation::open(&dir, &data.into()).unwrap_or_else(|e| panic!("{e}"));
+        let validation = Validation::open(&dir).unwrap_or_else(|e| panic!("{e}"));
+        let examples = validation.examples(&data.into()).unwrap_or_else(|e| panic!("{e}"));
         let mut trained = open(&dir, Recording::new((8, 0))).unwrap_or_else(|e| panic!("{e}"));
         let training: HashSet<StreamHandle> =
             step(&mut trained, &dir.plan, dir.plan.tasks.next_key())
@@ -79,7 +80,7 @@ fn validation_copies_the_parameters_and_runs_beside_the_training() {
         validation.initialize(&mut beside, 0).unwrap_or_else(|e| panic!("{e}"));
         trained.driver().take();
         // The driver copies nothing out, so that nothing counts and the sum is 0.
-        let found = validation.measure(&trained, &mut beside, 0);
+        let found = validation.measure(&trained, &mut beside, 0, &examples);
         assert_eq!(found.unwrap_or_else(|e| panic!("{e}")).loss, 0.0);
         let calls = trained.driver().take();
         let out = |of_training: bool| -> usize {

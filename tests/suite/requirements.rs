@@ -20,6 +20,8 @@ pub enum Requirement {
     Cudnn,
     /// The folder of ONNX's backend tests: `$FRIT_ONNX_TESTS`, or where `.ci/setup.sh` puts them.
     OnnxTests,
+    /// Where Python finds NumPy and pytest: `$FRIT_PYTHON`, or where `.ci/setup.sh` puts them.
+    Python,
     /// Where Python finds onnx and onnxruntime: `$FRIT_ONNXRUNTIME`, or where `.ci/setup.sh` puts them.
     Onnxruntime,
 }
@@ -32,6 +34,7 @@ impl Requirement {
             Requirement::Nvrtc => "nvrtc",
             Requirement::Cudnn => "cudnn",
             Requirement::OnnxTests => "onnx-tests",
+            Requirement::Python => "python",
             Requirement::Onnxruntime => "onnxruntime",
         }
     }
@@ -60,6 +63,7 @@ impl Requirement {
             Requirement::Cudnn => given("FRIT_CUDNN"),
             Requirement::OnnxTests => given("FRIT_ONNX_TESTS")
                 .or_else(|| fetched("target/onnx-tests/site/onnx/backend/test/data")),
+            Requirement::Python => given("FRIT_PYTHON").or_else(|| fetched("target/python")),
             Requirement::Onnxruntime => {
                 given("FRIT_ONNXRUNTIME").or_else(|| fetched("target/onnxruntime"))
             }

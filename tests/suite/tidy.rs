@@ -27,6 +27,8 @@ fn crates_depend_only_on_what_the_architecture_allows() {
     assert_eq!(dependencies("runtime/comm"), ["frit-ir"]);
     assert_eq!(dependencies("runtime/cuda"), ["frit-ir"]);
     assert_eq!(dependencies("runtime"), ["frit-comm", "frit-cuda", "frit-ir", "frit-kernels"]);
+    let below_python = ["frit", "frit-ir", "frit-passes", "frit-runtime"];
+    assert_eq!(dependencies("compiler/python"), below_python);
 }
 
 #[test]

@@ -37,6 +37,14 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     Ok(if args.json { format!("{:#}\n", difference.to_json()) } else { difference.text() })
 }
 
+/// The differences between two plans, as with `--json`.
+///
+/// # Errors
+/// If a plan's configuration names a cluster that cannot be read any more.
+pub fn compare(a: &Plan, b: &Plan) -> Result<Value, Report> {
+    Ok(Difference::of(a, b)?.to_json())
+}
+
 /// Counts of one thing in both plans.
 type Pair = (u64, u64);
 

@@ -147,7 +147,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
 }
 
 /// The summary as text.
-pub(crate) fn summary(plan: &Plan) -> String {
+pub fn summary(plan: &Plan) -> String {
     let s = plan.summary();
     let gap = 100.0 * (s.peak_bytes as f64 / s.peak_lower_bound_bytes.max(1) as f64 - 1.0);
     let c = &s.collectives;
@@ -222,7 +222,7 @@ fn extra_bytes(plan: &Plan) -> Option<usize> {
 }
 
 /// A view as JSON: an object for the summary, a list of objects for the others.
-pub(crate) fn to_json(plan: &Plan, view: View) -> Value {
+pub fn to_json(plan: &Plan, view: View) -> Value {
     match view {
         View::Summary => {
             let mut summary = serde_json::to_value(plan.summary()).unwrap_or_default();

@@ -19,7 +19,10 @@ pub mod tokenize;
 pub mod verify;
 
 use crate::diagnostics::Report;
+use crate::render;
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+use std::io::Write;
 
 /// A graph compiler for mixed-precision, fully sharded training.
 #[derive(Debug, Parser)]
@@ -72,6 +75,30 @@ pub enum Command {
     Passes(passes::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+}
+
+/// Runs the program `frit` with these arguments, of which the first is its name. Returns the exit code: 0 if all went
+/// well, 1 if a run failed, 2 if something must be changed.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing can be done if this fails.
+            let _ = error.print();
+            return error.exit_code() as u8;
+        }
+    };
+    match execute(&cli) {
+        Ok(text) => {
+            // A reader may close the pipe early.
+            let _ = anstream::stdout().write_all(text.as_bytes());
+            0
+        }
+        Err(report) => {
+            render::print(&report.diagnostics);
+            report.exit_code()
+        }
+    }
 }
 
 /// Runs one command; its standard output is returned.

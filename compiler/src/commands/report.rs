@@ -4,11 +4,12 @@ use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::predict;
 use crate::report;
+use frit_ir::plan::Plan;
 use frit_ir::{Code, Diagnostic};
 use frit_passes::simulate::roofline::roofline;
 use frit_passes::simulate::simulate;
 use frit_runtime::files;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `frit report`.
 #[derive(Debug, clap::Args)]
@@ -23,14 +24,19 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
-    let plan = plan_dir::read(&args.plan)?;
-    let cluster = predict::cluster(&plan)?;
-    let page = report::page(&plan, &simulate(&plan, &cluster), &roofline(&plan, &cluster));
-    files::deliver(&args.output, |out| out.write_all(page.as_bytes())).map_err(|e| {
-        Diagnostic::error(
-            Code::FileUnwritable,
-            format!("cannot write {}: {e}", args.output.display()),
-        )
-    })?;
+    write(&plan_dir::read(&args.plan)?, &args.output)?;
     Ok(format!("{}\n", args.output.display()))
+}
+
+/// Writes the page of a plan.
+///
+/// # Errors
+/// If the file cannot be written, or the plan's configuration names a cluster that cannot be read any more.
+pub fn write(plan: &Plan, output: &Path) -> Result<(), Report> {
+    let cluster = predict::cluster(plan)?;
+    let page = report::page(plan, &simulate(plan, &cluster), &roofline(plan, &cluster));
+    files::deliver(output, |out| out.write_all(page.as_bytes())).map_err(|e| {
+        let message = format!("cannot write {}: {e}", output.display());
+        Diagnostic::error(Code::FileUnwritable, message).into()
+    })
 }

@@ -1,8 +1,7 @@
 //! `frit run`: trains with a plan.
 
-use crate::diagnostics::Report;
+use crate::diagnostics::{Report, of_run};
 use frit_ir::{Code, Diagnostic};
-use frit_runtime::RunError;
 use frit_runtime::arguments::Arguments;
 use frit_runtime::interrupt;
 use frit_runtime::run::run;
@@ -34,8 +33,7 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let arguments = args.arguments.clone();
     let plan = arguments.plan.clone();
     let is_taken = arguments.writes_to_standard_output();
-    let report =
-        arguments.options().and_then(|options| run(&plan, &options)).map_err(diagnostic)?;
+    let report = arguments.options().and_then(|options| run(&plan, &options)).map_err(of_run)?;
     if let Some(stopped) = &report.stopped {
         let message = format!("{stopped} ({})", report.summary());
         return Err(Diagnostic::error(Code::Diverged, message).help(stopped.help()).into());
@@ -62,13 +60,4 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         return Ok(String::new());
     }
     Ok(text)
-}
-
-fn diagnostic(error: RunError) -> Diagnostic {
-    let RunError::NotFinite(found) = error else {
-        return Diagnostic::error(Code::RunFailed, error.to_string());
-    };
-    let mut diagnostic = Diagnostic::error(Code::NotFinite, found.to_string()).help(&found.remedy);
-    diagnostic.notes.clone_from(&found.facts);
-    diagnostic.note(format!("likely cause: {}", found.cause))
 }

@@ -56,6 +56,11 @@ pub trait Observer {
 
     /// Something else begins that takes a while.
     fn stage(&mut self, _what: &str) {}
+
+    /// Whether the compilation is to end after this pass or before this stage, without a plan.
+    fn stops(&mut self) -> bool {
+        false
+    }
 }
 
 impl Observer for () {
@@ -90,7 +95,7 @@ pub struct Evaluation {
     pub constants: Vec<(String, Tensor)>,
 }
 
-/// Compiles a model. `None` if `stop_after` ended the compilation before the plan.
+/// Compiles a model. `None` if `stop_after` or the observer ended the compilation before the plan.
 ///
 /// # Errors
 /// Everything that is wrong with the model, the configuration or the environment.
@@ -115,11 +120,11 @@ fn compiled(
     let mut imported = setup.import()?;
     let mut compilation = Compilation::of_model(&setup, &mut imported, Some(observer));
     compilation.all_passes(&imported.weights)?;
-    compilation.stage("schedule, memory and machine code");
+    compilation.stage("schedule, memory and machine code")?;
     let mut made = compilation.generate(compilation.arrange()?)?;
     compilation.describe(&mut made)?;
     let evaluation = compilation.evaluation(&made.plan)?;
-    compilation.stage("proof");
+    compilation.stage("proof")?;
     let Made { plan, object, constants, .. } = made;
     finish::prove(&plan, evaluation.as_ref())?;
     let source = setup.source(&plan, &imported.ties, &compilation.context.adapters)?;
@@ -183,9 +188,17 @@ impl<'a> Compilation<'a> {
         }
     }
 
-    fn stage(&mut self, what: &str) {
+    /// Begins a stage, unless the compilation is to end.
+    fn stage(&mut self, what: &str) -> Result<(), End> {
         if let Some(observer) = &mut self.observer {
             observer.stage(what);
         }
+        self.go_on()
+    }
+
+    /// Whether the observer lets the compilation go on.
+    fn go_on(&mut self) -> Result<(), End> {
+        let stops = self.observer.as_mut().is_some_and(|observer| observer.stops());
+        if stops { Err(End::AsAsked) } else { Ok(()) }
     }
 }

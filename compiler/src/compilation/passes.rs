@@ -22,7 +22,7 @@ const MAX_LOSS_ELEMENTS: f64 = (1_u64 << 53) as f64;
 
 /// Why a compilation ends before there is a plan.
 pub(super) enum End {
-    /// After the pass that was asked for.
+    /// After the pass that was asked for, or when the observer asked for it.
     AsAsked,
     /// For what is wrong.
     Refused(Report),
@@ -133,6 +133,7 @@ impl<'a> Compilation<'a> {
             if self.stop_after == Some(name) {
                 return Err(End::AsAsked);
             }
+            self.go_on()?;
         }
         Ok(())
     }

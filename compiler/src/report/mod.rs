@@ -15,6 +15,25 @@ use std::fmt::Write;
 
 /// The page of a plan with predicted times of a step and of each kernel.
 pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String {
+    let more = [
+        ("Precision", "arithmetic by dtype, and every cast", precision::section(plan)),
+        ("Advice", "findings of the lints", tables::lints(plan)),
+        ("Units", "parameters that are gathered and reduced together", tables::units(plan)),
+        ("Kernels", "by predicted time of a step", tables::kernels(plan, roofline)),
+        ("Passes", "remarks of each pass", tables::passes(plan)),
+        ("Configuration", "as resolved", format!("<pre>{}</pre>", escape(&plan.config))),
+    ];
+    let more: String = more.iter().map(|(title, sub, body)| section(title, sub, body)).collect();
+    first_screen(plan, predicted) + &more + "</main></body></html>\n"
+}
+
+/// The first screen as a page of its own: the numbers, the timeline and the memory.
+pub fn screen(plan: &Plan, predicted: &Simulation) -> String {
+    first_screen(plan, predicted) + "</main></body></html>\n"
+}
+
+/// The page up to and including the memory.
+fn first_screen(plan: &Plan, predicted: &Simulation) -> String {
     let times = times(predicted);
     let drawn = match plan.accumulation {
         1 => "predicted, one step of one rank".to_string(),
@@ -36,26 +55,13 @@ pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String 
         )),
     );
     html += &tables::cards(plan, predicted);
-    let sections = [
-        ("Timeline", drawn.as_str(), timeline::svg(plan, &times, predicted)),
-        (
-            "Memory",
-            "workspace over the same time, above persistent memory",
-            memory::svg(plan, &times),
-        ),
-        ("Precision", "arithmetic by dtype, and every cast", precision::section(plan)),
-        ("Advice", "findings of the lints", tables::lints(plan)),
-        ("Units", "parameters that are gathered and reduced together", tables::units(plan)),
-        ("Kernels", "by predicted time of a step", tables::kernels(plan, roofline)),
-        ("Passes", "remarks of each pass", tables::passes(plan)),
-        ("Configuration", "as resolved", format!("<pre>{}</pre>", escape(&plan.config))),
-    ];
-    for (title, sub, body) in sections {
-        // Writing to a string does not fail.
-        let _ =
-            write!(html, "<section><h2>{title} <small>{sub}</small></h2>\n{body}\n</section>\n");
-    }
-    html + "</main></body></html>\n"
+    html += &section("Timeline", &drawn, &timeline::svg(plan, &times, predicted));
+    let above = "workspace over the same time, above persistent memory";
+    html + &section("Memory", above, &memory::svg(plan, &times))
+}
+
+fn section(title: &str, sub: &str, body: &str) -> String {
+    format!("<section><h2>{title} <small>{sub}</small></h2>\n{body}\n</section>\n")
 }
 
 const STYLE: &str = include_str!("style.css");

@@ -35,6 +35,12 @@ impl Bytes {
         Ok(Bytes { all: Arc::new(map), range })
     }
 
+    /// Bytes that something else holds.
+    pub(crate) fn of(all: impl AsRef<[u8]> + Send + Sync + 'static) -> Bytes {
+        let range = 0..all.as_ref().len();
+        Bytes { all: Arc::new(all), range }
+    }
+
     /// A subrange; `None` if it is out of bounds.
     pub(crate) fn part(&self, range: Range<usize>) -> Option<Bytes> {
         if range.start > range.end || range.end > self.range.len() {
@@ -55,7 +61,6 @@ impl Deref for Bytes {
 
 impl From<Vec<u8>> for Bytes {
     fn from(all: Vec<u8>) -> Bytes {
-        let range = 0..all.len();
-        Bytes { all: Arc::new(all), range }
+        Bytes::of(all)
     }
 }

@@ -75,7 +75,7 @@ impl Part {
         let wanted = wanted(input, exact);
         let array = contents.get(&input.name).map_err(|what| {
             let there = contents.list();
-            let reason = format!("{what}; the plan expects {wanted}, and the file has {there}");
+            let reason = format!("{what}; the plan expects {wanted}, and found {there}");
             RunError::data(path, reason)
         })?;
         let Array { element, shape, bytes } = array;

@@ -4,10 +4,11 @@
 //! input's. A global batch has (per-rank batch) × ranks × accumulation examples; rank `r` takes its `r`-th contiguous slice, of
 //! which micro-step `a` takes the `a`-th part. Batches wrap at the end of an epoch; examples that do not fill a batch are
 //! dropped. With shuffling every epoch has its own order, which depends only on the seed and the epoch. Several files are
-//! concatenated.
+//! concatenated. A batch in memory is read like a file of these examples.
 //!
 //! Elements are copied to the device in the file's type if it is no larger than the input's, and widened there.
 
+mod batch;
 mod bytes;
 mod check;
 mod column;
@@ -16,6 +17,7 @@ mod formats;
 mod order;
 mod source;
 
+pub use batch::Batch;
 pub use element::Element;
 pub(crate) use element::convert;
 pub use formats::TokenDType;
@@ -25,8 +27,11 @@ use crate::RunError;
 use crate::checkpoint::Position;
 use bytes::Bytes;
 use column::{Column, Part};
+use formats::Contents;
+use frit_ir::counted;
 use frit_ir::plan::{BufferId, InputSpec, Plan};
 use order::{Deal, Place, shuffled};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -62,16 +67,15 @@ impl Data {
         let (mut columns, mut files, mut examples) = (Vec::new(), Vec::new(), None);
         for path in source.paths()? {
             let first = examples.unwrap_or(0);
-            if let Some(n) = read(&path, plan, source, &mut columns)? {
+            let contents = formats::read(&path, plan, source.tokens)?;
+            if let Some(n) = add(&path, &contents, plan, &mut columns)? {
                 examples = Some(first + n);
             }
             files.push(File { path, first });
         }
-        let batch =
-            batch(&columns, plan).map_err(|reason| RunError::data(&files[0].path, reason))?;
-        let (ranks, accumulation) = (plan.world_size, plan.accumulation);
-        let examples = examples.unwrap_or(batch * ranks * accumulation);
-        let keep_rest = !plan.drop_last;
+        let mut data = Data::of(columns, files, examples, plan, plan.world_size)?;
+        data.seed = plan.shuffle.then_some(plan.seed);
+        let Deal { examples, ranks, accumulation, batch, keep_rest } = data.deal;
         let micro_steps = if keep_rest { 1 } else { accumulation };
         let needed = batch * ranks * micro_steps;
         if plan.eval.is_none() && examples < needed {
@@ -79,14 +83,64 @@ impl Data {
                 "{examples} examples are fewer than one global batch of {needed} \
                  ({batch} per rank × {ranks} ranks × {micro_steps} micro-steps)"
             );
-            return Err(RunError::data(&files[0].path, reason));
+            return Err(RunError::data(&data.files[0].path, reason));
         }
-        let seed = plan.shuffle.then_some(plan.seed);
-        let order = Mutex::new((usize::MAX, Arc::from([])));
-        let deal = Deal { examples, ranks, accumulation, batch, keep_rest };
-        let mut data = Data { columns, files, deal, check_late: false, seed, order };
         data.check()?;
         Ok(data)
+    }
+
+    /// The examples of a batch in memory, in sequence: for this many ranks, or for one of several.
+    ///
+    /// # Errors
+    /// As [`Data::load`], but there may be any number of examples.
+    pub(crate) fn given(batch: &Batch, plan: &Plan, ranks: usize) -> Result<Data, RunError> {
+        let (path, mut columns) = (PathBuf::from("batch"), Vec::new());
+        let examples = add(&path, batch.contents(), plan, &mut columns)?;
+        let mut data = Data::of(columns, vec![File { path, first: 0 }], examples, plan, ranks)?;
+        data.check()?;
+        Ok(data)
+    }
+
+    /// Checks that the examples are those of one step.
+    ///
+    /// # Errors
+    /// How many examples a step takes.
+    pub(crate) fn is_one_step(&self) -> Result<(), RunError> {
+        let Deal { examples, ranks, accumulation, batch, keep_rest } = self.deal;
+        let (whole, micro) = (self.deal.global_batch(), batch * ranks);
+        let is_rest = keep_rest && examples > 0 && examples < whole && examples % micro == 0;
+        if examples == whole || is_rest {
+            return Ok(());
+        }
+        let smaller = match keep_rest {
+            true => format!(", or fewer in multiples of {micro}"),
+            false => String::new(),
+        };
+        let reason = format!(
+            "{}; a step takes {whole} ({batch} per rank × {} × {}){smaller}; let the loader make batches of this \
+             size and drop an incomplete last one, or compile the model with another batch",
+            counted(examples, "example"),
+            counted(ranks, "rank"),
+            counted(accumulation, "micro-step"),
+        );
+        Err(RunError::data(&self.files[0].path, reason))
+    }
+
+    /// Columns as data in sequence.
+    fn of(
+        columns: Vec<Column>,
+        files: Vec<File>,
+        examples: Option<usize>,
+        plan: &Plan,
+        ranks: usize,
+    ) -> Result<Data, RunError> {
+        let batch =
+            batch(&columns, plan).map_err(|reason| RunError::data(&files[0].path, reason))?;
+        let (accumulation, keep_rest) = (plan.accumulation, !plan.drop_last);
+        let examples = examples.unwrap_or(batch * ranks * accumulation);
+        let order = Mutex::new((usize::MAX, Arc::from([])));
+        let deal = Deal { examples, ranks, accumulation, batch, keep_rest };
+        Ok(Data { columns, files, deal, check_late: false, seed: None, order })
     }
 
     /// Checks all elements against the ranges of their inputs, unless there are too many.
@@ -117,7 +171,8 @@ impl Data {
         self.deal.step_at(position)
     }
 
-    /// Passes what rank `rank` reads in micro-step `micro` of step `step` to `put`: buffer, type and bytes.
+    /// Passes what rank `rank` reads in micro-step `micro` of step `step` to `put`: buffer, type and bytes. Data for one
+    /// of several ranks are those of every rank that asks.
     ///
     /// # Errors
     /// The first error of `put`, or an index out of range.
@@ -129,9 +184,10 @@ impl Data {
         put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let Place { epoch, first, micro_steps } = self.deal.place(step);
+        let rank = rank % self.deal.ranks;
         let first = first + (rank * micro_steps + micro) * self.deal.batch;
         match self.seed.map(|seed| self.order(seed, epoch)) {
-            None => self.put(first..first + self.deal.batch, put),
+            None => self.put_range(first..first + self.deal.batch, put),
             Some(order) => self.put(order[first..first + self.deal.batch].iter().copied(), put),
         }
     }
@@ -168,9 +224,39 @@ impl Data {
         put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
     ) -> Result<usize, RunError> {
         let Deal { ranks, batch, examples, .. } = self.deal;
-        let first = (number * ranks + rank) * batch;
-        self.put((first..first + batch).map(|i| i % examples.max(1)), put)?;
+        let first = (number * ranks + rank % ranks) * batch;
+        match first + batch <= examples {
+            true => self.put_range(first..first + batch, put),
+            false => self.put((first..first + batch).map(|i| i % examples.max(1)), put),
+        }?;
         Ok(examples.saturating_sub(first).min(batch))
+    }
+
+    /// Passes consecutive examples to `put`: where they lie, if one file has all of them.
+    fn put_range(
+        &self,
+        examples: Range<usize>,
+        mut put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let number = self.files.partition_point(|f| f.first <= examples.start) - 1;
+        if self.files.get(number + 1).is_some_and(|next| next.first < examples.end) {
+            return self.put(examples, put);
+        }
+        let file = &self.files[number];
+        let (at, n) = (examples.start - file.first, examples.len());
+        for column in &self.columns {
+            let Column { input, element, parts, .. } = column;
+            let Some(size) = column.example else {
+                put(input.buffer, *element, &parts[0])?;
+                continue;
+            };
+            let bytes = &parts[number][at * size..][..n * size];
+            if self.check_late && column.is_checked() {
+                check::ranges(&file.path, input, *element, bytes, at)?;
+            }
+            put(input.buffer, *element, bytes)?;
+        }
+        Ok(())
     }
 
     /// Passes the examples of these numbers to `put`.
@@ -211,17 +297,16 @@ impl Data {
     }
 }
 
-/// Adds a file to every input's column; returns the number of its examples, if any tensor is per example.
-fn read(
+/// Adds the contents of a file to every input's column; returns the number of its examples, if any tensor is per example.
+fn add(
     path: &Path,
+    contents: &Contents,
     plan: &Plan,
-    source: &Source,
     columns: &mut Vec<Column>,
 ) -> Result<Option<usize>, RunError> {
-    let contents = formats::read(path, plan, source.tokens)?;
     let mut examples: Option<(usize, &str)> = None;
     for (i, input) in plan.inputs.iter().enumerate() {
-        let part = Part::of(path, &contents, input, false)?;
+        let part = Part::of(path, contents, input, false)?;
         if let Some(n) = part.examples {
             if let Some((others, name)) = examples.filter(|(m, _)| *m != n) {
                 let reason =

@@ -6,6 +6,7 @@ mod parquet;
 mod safetensors;
 mod tokens;
 
+pub(crate) use safetensors::stored_dtype;
 pub use tokens::TokenDType;
 
 use super::bytes::Bytes;

@@ -26,21 +26,29 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
     Ok(contents)
 }
 
+/// Element types of data as these files name them.
+const TYPES: [(Dtype, Element); 13] = [
+    (Dtype::F64, Element::F64),
+    (Dtype::F32, Element::F32),
+    (Dtype::F16, Element::F16),
+    (Dtype::BF16, Element::BF16),
+    (Dtype::I64, Element::I64),
+    (Dtype::I32, Element::I32),
+    (Dtype::I16, Element::I16),
+    (Dtype::I8, Element::I8),
+    (Dtype::U64, Element::U64),
+    (Dtype::U32, Element::U32),
+    (Dtype::U16, Element::U16),
+    (Dtype::U8, Element::U8),
+    (Dtype::BOOL, Element::Bool),
+];
+
 fn element(dtype: Dtype) -> Option<Element> {
-    Some(match dtype {
-        Dtype::F64 => Element::F64,
-        Dtype::F32 => Element::F32,
-        Dtype::F16 => Element::F16,
-        Dtype::BF16 => Element::BF16,
-        Dtype::I64 => Element::I64,
-        Dtype::I32 => Element::I32,
-        Dtype::I16 => Element::I16,
-        Dtype::I8 => Element::I8,
-        Dtype::U64 => Element::U64,
-        Dtype::U32 => Element::U32,
-        Dtype::U16 => Element::U16,
-        Dtype::U8 => Element::U8,
-        Dtype::BOOL => Element::Bool,
-        _ => return None,
-    })
+    TYPES.iter().find(|(stored, _)| *stored == dtype).map(|(_, element)| *element)
+}
+
+/// The type of these files.
+pub(crate) fn stored_dtype(element: Element) -> Dtype {
+    let found = TYPES.iter().find(|(_, other)| *other == element);
+    found.expect("invariant: every element type is stored").0
 }

@@ -1,0 +1,108 @@
+//! Plans: what a plan directory holds, as text, HTML and JSON.
+
+use crate::error;
+use frit::commands::inspect::{self, View};
+use frit::commands::{diff, report, verify};
+use frit::diagnostics::Report;
+use frit::{clusters, plan_dir, predict};
+use frit_passes::simulate::simulate;
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// The plan of a plan directory. JSON is text, which the package reads.
+#[pyclass(frozen, module = "frit._frit")]
+pub(crate) struct Plan {
+    path: PathBuf,
+    plan: frit_ir::plan::Plan,
+}
+
+#[pymethods]
+impl Plan {
+    /// Reads and checks the plan of a directory.
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
+        let plan = refused(py, py.detach(|| plan_dir::read(&path)))?;
+        Ok(Plan { path, plan })
+    }
+
+    /// The directory.
+    #[getter]
+    fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// The summary of `frit compile`.
+    fn summary(&self) -> String {
+        inspect::summary(&self.plan)
+    }
+
+    /// Name, ranks, examples of a step, inputs and parameters as JSON.
+    fn facts(&self) -> String {
+        let plan = &self.plan;
+        let input = |i: &frit_ir::plan::InputSpec| {
+            json!({"name": i.name, "dtype": i.ty.dtype, "shape": i.ty.shape.dims(),
+                   "per_example": i.per_example})
+        };
+        let inputs: Vec<Value> = plan.inputs.iter().map(input).collect();
+        let first = plan.inputs.iter().find(|i| i.per_example);
+        let batch = first.and_then(|i| i.ty.shape.dims().first().copied()).unwrap_or(1);
+        let hyper: Vec<&str> = plan.hyper.iter().map(|h| h.name.as_str()).collect();
+        let params: Vec<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+        json!({"name": plan.name, "ranks": plan.world_size, "batch": batch,
+               "accumulation": plan.accumulation, "config": plan.config, "inputs": inputs,
+               "parameters": params, "hyper": hyper, "trains": plan.eval.is_none()})
+        .to_string()
+    }
+
+    /// A view of `frit inspect` as JSON.
+    fn view(&self, py: Python<'_>, name: &str) -> PyResult<String> {
+        let view = <View as clap::ValueEnum>::from_str(name, false)
+            .map_err(pyo3::exceptions::PyValueError::new_err)?;
+        Ok(py.detach(|| inspect::to_json(&self.plan, view).to_string()))
+    }
+
+    /// The first screen of the report, as a page.
+    fn screen(&self, py: Python<'_>) -> PyResult<String> {
+        let found = py.detach(|| {
+            let predicted = predict::step(&self.plan)?;
+            Ok(frit::report::screen(&self.plan, &predicted))
+        });
+        refused(py, found)
+    }
+
+    /// Writes the report.
+    fn report(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        refused(py, py.detach(|| report::write(&self.plan, &path)))
+    }
+
+    /// Verifies the plan and the files beside it; the verified plans with their tasks as JSON.
+    fn verify(&self, py: Python<'_>) -> PyResult<String> {
+        let sound = refused(py, py.detach(|| verify::verify(&self.path)))?;
+        Ok(json!(sound).to_string())
+    }
+
+    /// The prediction of a step on a cluster, by default the plan's, as JSON.
+    #[pyo3(signature = (cluster = None))]
+    fn simulate(&self, py: Python<'_>, cluster: Option<&str>) -> PyResult<String> {
+        let found = py.detach(|| {
+            let cluster = match cluster {
+                Some(name) => clusters::read(name)?,
+                None => predict::cluster(&self.plan)?,
+            };
+            Ok(json!(simulate(&self.plan, &cluster)).to_string())
+        });
+        refused(py, found)
+    }
+
+    /// The differences to another plan as JSON.
+    fn diff(&self, py: Python<'_>, other: &Bound<'_, Plan>) -> PyResult<String> {
+        let other = &other.get().plan;
+        refused(py, py.detach(|| diff::compare(&self.plan, other))).map(|found| found.to_string())
+    }
+}
+
+/// A result, with a report as an exception.
+fn refused<T>(py: Python<'_>, result: Result<T, Report>) -> PyResult<T> {
+    result.map_err(|report| error::of_report(py, &report))
+}

@@ -1,0 +1,150 @@
+"""torch modules: exported, trained as torch does, and loaded back."""
+
+import copy
+
+import numpy as np
+import pytest
+from conftest import run
+
+import frit
+
+STEPS = 6
+
+
+def tied(torch):
+    """A language model whose table is also its head, with a buffer, a frozen table and a causal attention."""
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.qkv, self.proj = nn.LayerNorm(16), nn.Linear(16, 48, bias=False), nn.Linear(16, 16)
+            self.register_buffer("mask", torch.tril(torch.ones(8, 8)).bool())
+
+        def forward(self, x):
+            q, k, v = self.qkv(self.norm(x)).split(16, -1)
+            scores = (q @ k.transpose(-1, -2)) / 4
+            scores = scores.masked_fill(~self.mask, float("-inf"))
+            return x + self.proj(torch.softmax(scores, -1) @ v)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(31, 16), nn.Embedding(8, 16)
+            self.h = nn.ModuleList([Block(), Block()])
+            self.head = nn.Linear(16, 31, bias=False)
+            self.head.weight = self.wte.weight
+            self.wpe.weight.requires_grad = False
+
+        def forward(self, ids):
+            x = self.wte(ids) + self.wpe(torch.arange(8))
+            for block in self.h:
+                x = block(x)
+            return self.head(x)
+
+    ids = torch.randint(0, 31, (8 * STEPS, 9), generator=torch.Generator().manual_seed(1))
+    return Model(), {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
+
+
+def conv(torch):
+    """Convolutions with batch normalization."""
+    nn = torch.nn
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(16, 10),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(8 * STEPS, 3, 16, 16, generator=generator)
+    return model, {"input": x, "labels": torch.randint(0, 10, (8 * STEPS,), generator=generator)}
+
+
+def reference(torch, module, inputs):
+    """The losses of torch, and the module that it trained."""
+    module = copy.deepcopy(module).train()
+    optimizer = torch.optim.AdamW(
+        [p for p in module.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.01
+    )
+    (x, labels), losses = inputs.values(), []
+    for xs, ys in zip(x.split(8), labels.split(8)):
+        logits = module(xs)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), ys.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, module
+
+
+@pytest.mark.parametrize("make", [tied, conv])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_module_trains_as_torch_trains_it(torch, make, ranks):
+    # torch normalizes by the batch of all ranks.
+    options = {"model": {"batch_norm": "sync"}} if make is conv and ranks == 2 else {}
+    torch.manual_seed(0)
+    module, inputs = make(torch)
+    module.eval()
+    name = next(iter(inputs))
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    plan = frit.compile(
+        module, inputs[name][: 8 // ranks], loss="cross_entropy", precision="fp32", ranks=ranks,
+        optimizer={"lr": 1e-2}, **options,
+    )  # fmt: skip
+    assert not module.training and plan.module is module
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    reasons = {row["parameter"]: row["kind"] for row in plan.units}
+    assert all(k in before or reasons[k] not in ("trainable", "frozen") for k in reasons), reasons
+    assert reasons.get("wpe.weight", "frozen") == "frozen"
+    dataset = torch.utils.data.TensorDataset(*(inputs[i["name"]] for i in plan.inputs))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=plan.examples_per_step)
+    names = [i["name"] for i in plan.inputs]
+    with plan.trainer() as trainer:
+        losses = [trainer.step(dict(zip(names, batch)))["loss"] for batch in loader]
+        state = trainer.state_dict()
+        evaluated = trainer.evaluate(dict(zip(names, b)) for b in loader)["loss"]
+    expected, trained = reference(torch, module, inputs)
+    assert np.allclose(losses, expected, rtol=2e-5), (losses, expected)
+    # Numpy and sequences: the same bits.
+    assert run(plan, ({k: v.numpy() for k, v in zip(names, batch)} for batch in loader)) == losses
+    assert run(plan, loader) == losses
+    # And the state loads back, strictly.
+    assert list(state) == list(module.state_dict())
+    module.load_state_dict(state)
+    for key, value in trained.state_dict().items():
+        if "num_batches" not in key:
+            assert torch.allclose(value, state[key], rtol=1e-3, atol=2e-4), key
+    with torch.no_grad():
+        logits = module.eval()(inputs[name])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), inputs["labels"].flatten())
+    assert abs(loss.item() - evaluated) < 1e-4
+    with plan.trainer() as trainer:
+        trainer.load_state_dict(module.state_dict())
+        assert trainer.evaluate(dict(zip(names, b)) for b in loader)["loss"] == evaluated
+
+
+def test_half_precision_tensors_are_taken(torch):
+    module = torch.nn.Linear(4, 3)
+    plan = frit.compile(module, (torch.zeros(2, 4),), loss="mse", precision=torch.bfloat16)
+    x = torch.randn(2, 4)
+    names = [i["name"] for i in plan.inputs]
+    for dtype in (torch.bfloat16, torch.float16):
+        low = x.to(dtype).requires_grad_()
+        wide = [run(plan, [dict(zip(names, (v, torch.zeros(2, 3))))]) for v in (low, low.float())]
+        assert wide[0] == wide[1]
+
+
+def test_what_torch_cannot_export_is_said(torch):
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else x
+
+    with pytest.raises(frit.FritError, match="torch cannot export") as refused:
+        frit.compile(Branches(), torch.zeros(2, 4), loss="mse")
+    assert refused.value.code == "E010" and "docs/exporting.md" in refused.value.remedy
+    with pytest.raises(frit.FritError, match="needs example inputs"):
+        frit.compile(torch.nn.Linear(2, 2), loss="mse")
