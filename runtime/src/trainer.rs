@@ -47,6 +47,8 @@ pub struct TrainerOptions {
     pub hyper: Vec<(String, f64)>,
     /// Consecutive skipped steps after which the run has failed.
     pub max_skipped: Option<usize>,
+    /// Evaluate nothing, which needs the memory of the training plan only.
+    pub without_evaluation: bool,
 }
 
 /// A tensor by its type, as files have it, and its little-endian elements.
@@ -92,7 +94,7 @@ impl Trainer {
         }
         let launch = Launch::from_environment()?;
         memory::check(&[&dir.plan], launch.ranks_here(dir.plan.world_size))?;
-        let options = RunOptions {
+        let run_options = RunOptions {
             steps: usize::MAX,
             weights: options.weights,
             checkpoint: options.checkpoint,
@@ -102,8 +104,9 @@ impl Trainer {
             max_skipped: options.max_skipped,
             ..RunOptions::default()
         };
-        run::check_options(&dir.plan, &options)?;
-        let validation = match path.join(layout::EVALUATION).is_dir() {
+        run::check_options(&dir.plan, &run_options)?;
+        let evaluates = !options.without_evaluation && path.join(layout::EVALUATION).is_dir();
+        let validation = match evaluates {
             true => Some(Validation::open(&dir)?),
             false => None,
         };
@@ -114,7 +117,7 @@ impl Trainer {
             let dir = Arc::clone(&dir);
             let validation = validation.map(|v| (v, None));
             std::thread::spawn(move || {
-                run::train(&dir, &launch, &options, validation, |resumed| {
+                run::train(&dir, &launch, &run_options, validation, |resumed| {
                     let from = resumed.map_or(Position::default(), |c| c.index.position);
                     Steps::Ordered { orders, from }
                 })
@@ -178,7 +181,7 @@ impl Trainer {
     /// Begins to evaluate the current parameters.
     ///
     /// # Errors
-    /// If the plan has no evaluation, or the trainer has ended.
+    /// If the trainer was opened without the evaluation, or has ended.
     pub fn begin_evaluation(&mut self) -> Result<Evaluating, RunError> {
         self.ranks_here()?;
         let plan = self.evaluation_plan()?;
@@ -314,7 +317,7 @@ impl Trainer {
     fn evaluation_plan(&self) -> Result<&Plan, RunError> {
         self.evaluation.as_ref().ok_or_else(|| RunError::Plan {
             path: self.dir.path.clone(),
-            reason: "the plan has no evaluation; compile the model again".into(),
+            reason: "the trainer was opened without the plan's evaluation".into(),
         })
     }
 

@@ -44,6 +44,7 @@ class Evaluation(TypedDict):
 
 def compile(
     model: Any,
+    /,
     example_inputs: Any = None,
     *,
     loss: Union[str, Mapping[str, Any], None] = None,
@@ -104,6 +105,7 @@ class Plan:
         metrics: Optional[_Path] = None,
         threads: Optional[int] = None,
         max_skipped: Optional[int] = None,
+        evaluation: bool = True,
         **hyper: Any,
     ) -> Trainer: ...
 

@@ -14,6 +14,7 @@ from frit._trainer import Trainer
 
 def compile(
     model,
+    /,
     example_inputs=None,
     *,
     loss=None,
@@ -235,6 +236,7 @@ class Plan:
         metrics=None,
         threads=None,
         max_skipped=None,
+        evaluation=True,
         **hyper,
     ):
         """Begins to train; on the CPU the ranks are threads of this process.
@@ -243,7 +245,8 @@ class Plan:
         every ``checkpoint_every`` steps and when the trainer is closed, of which the newest ``keep`` are kept; with
         ``resume`` the training goes on from the latest. ``metrics`` is a file for one JSON object per step. ``threads``
         are per rank; by default the cores divided by the ranks. After ``max_skipped`` skipped steps in a row (100) the
-        run has failed. Other arguments change hyper-parameters, as in ``optimizer={"lr": 3e-4}``.
+        run has failed. Without ``evaluation`` the trainer cannot evaluate, which saves the memory of that plan. Other
+        arguments change hyper-parameters, as in ``optimizer={"lr": 3e-4}``.
 
         Raises ``FritError`` if the options do not fit the plan, or a checkpoint that of another model.
         """
@@ -257,5 +260,6 @@ class Plan:
             metrics=metrics,
             threads=threads,
             max_skipped=max_skipped,
+            evaluation=evaluation,
             hyper=hyper,
         )

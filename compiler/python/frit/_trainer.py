@@ -15,7 +15,19 @@ class Trainer:
     """
 
     def __init__(
-        self, plan, *, weights, checkpoint, checkpoint_every, keep, resume, metrics, threads, max_skipped, hyper
+        self,
+        plan,
+        *,
+        weights,
+        checkpoint,
+        checkpoint_every,
+        keep,
+        resume,
+        metrics,
+        threads,
+        max_skipped,
+        evaluation,
+        hyper,
     ):
         self.plan = plan
         if isinstance(weights, (str, os.PathLike)):
@@ -31,6 +43,7 @@ class Trainer:
             threads=threads,
             hyper=_config.numbers_of(hyper),
             max_skipped=max_skipped,
+            evaluation=evaluation,
         )
         self._warn(stacklevel=3)
 

@@ -29,7 +29,7 @@ pub(crate) struct Trainer {
 impl Trainer {
     /// Loads the plan directory `path`, and initializes or resumes its training.
     #[new]
-    #[pyo3(signature = (path, weights, checkpoint, every, keep, resume, metrics, threads, hyper, max_skipped))]
+    #[pyo3(signature = (path, weights, checkpoint, every, keep, resume, metrics, threads, hyper, max_skipped, evaluation))]
     #[expect(clippy::too_many_arguments, reason = "the package calls it by name, with all options")]
     fn new(
         py: Python<'_>,
@@ -43,9 +43,18 @@ impl Trainer {
         threads: Option<usize>,
         hyper: Vec<(String, f64)>,
         max_skipped: Option<usize>,
+        evaluation: bool,
     ) -> PyResult<Trainer> {
         let checkpoint = checkpoint.map(|dir| CheckpointOptions { dir, every, resume, keep });
-        let options = TrainerOptions { weights, checkpoint, metrics, threads, hyper, max_skipped };
+        let options = TrainerOptions {
+            weights,
+            checkpoint,
+            metrics,
+            threads,
+            hyper,
+            max_skipped,
+            without_evaluation: !evaluation,
+        };
         let opened = attentively(py, |tick| trainer::Trainer::open(&path, options, tick))?;
         let trainer = opened.map_err(|e| error::of_run_error(py, e))?;
         Ok(Trainer { state: Mutex::new(State { trainer, evaluating: None }) })

@@ -39,6 +39,9 @@ def test_evaluation_is_that_of_the_command_line(mlp, tmp_path, ranks):
     assert after == run(plan, mlp.batches(5))[-1]
     with plan.trainer() as trainer, pytest.raises(frit.FritError, match="no examples"):
         trainer.evaluate([])
+    options = {"evaluation": False}
+    with plan.trainer(**options) as trainer, pytest.raises(frit.FritError, match="without the plan's evaluation"):
+        trainer.evaluate(some)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
