@@ -83,15 +83,16 @@ def _frozen(module, initializers):
     return sorted(n for n in names if n in initializers)
 
 
-def torch_state(module, trained):
-    """The state dict of a module with the trained values: tied tensors share one, and buffers that the plan does not
-    have keep theirs."""
+def torch_state(module, values, trained):
+    """The state dict of a module with the values of a plan: tied tensors share one, and buffers that the plan does not
+    have keep theirs. Trained parameters that the module does not have come after them."""
     own = module.state_dict()
     by_memory = {}
     for name, tensor in own.items():
-        if name in trained:
-            by_memory[_memory(tensor)] = trained[name]
-    return {name: trained.get(name, by_memory.get(_memory(tensor), tensor)) for name, tensor in own.items()}
+        if name in values:
+            by_memory[_memory(tensor)] = values[name]
+    state = {name: values.get(name, by_memory.get(_memory(tensor), tensor)) for name, tensor in own.items()}
+    return {**state, **{name: value for name, value in values.items() if name in trained and name not in own}}
 
 
 def _memory(tensor):

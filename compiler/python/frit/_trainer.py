@@ -101,7 +101,7 @@ class Trainer:
         """The parameters by name; with ``average`` their moving averages (``optimizer.ema``).
 
         ``framework`` is ``"numpy"`` or ``"torch"``; by default torch if a torch module was compiled. Then the dict is
-        one for ``module.load_state_dict``. On ranks other than 0 it is empty.
+        one for ``module.load_state_dict``, and adapters that the plan adds are beside it. On ranks other than 0 it is empty.
         """
         framework = framework or ("torch" if self.plan.module is not None else "numpy")
         if framework not in ("numpy", "torch"):
@@ -111,7 +111,8 @@ class Trainer:
             for name, (kind, shape, memory) in self._trainer.state_dict(average)
         }
         if framework == "torch" and self.plan.module is not None and found:
-            return _export.torch_state(self.plan.module, found)
+            trained = {row["parameter"] for row in self.plan.units if row["kind"] == "trainable"}
+            return _export.torch_state(self.plan.module, found, trained)
         return found
 
     def load_state_dict(self, state):
