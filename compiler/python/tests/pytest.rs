@@ -30,6 +30,8 @@ fn the_package_passes_its_tests() {
     let status = Command::new("python3")
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"))
+        // Python looks here first; beside the sources it would find them, without the module.
+        .current_dir(site.path())
         .env("PYTHONPATH", join_paths(found).expect("paths"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .status();
