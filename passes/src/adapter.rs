@@ -6,7 +6,7 @@
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property, bug};
 use frit_ir::ops::{
-    BinaryFn, Constant, Init, MatMul, Param, ParamKind, RandomMask, State, StateName,
+    BinaryFn, Cast, Constant, Init, MatMul, Param, ParamKind, RandomMask, State, StateName,
     random::state_type,
 };
 use frit_ir::{
@@ -136,6 +136,9 @@ impl Lora {
                 ),
                 None => format!("`{target}` in adapter.targets matches no module with a weight"),
             };
+            let below = format!("**.{target}");
+            let is_below = graph.params().any(|(_, p)| pattern::matches(&below, module(&p.name)));
+            let advice = if is_below { format!("write `{below}`") } else { advice };
             return Err(Diagnostic::error(Code::AdapterTarget, message).help(advice));
         }
         Ok(weights)
@@ -168,6 +171,8 @@ fn uses(graph: &Graph, users: &[Vec<NodeId>], weight: ValueId) -> Option<Vec<Use
             let user = graph.node(node);
             match &user.op {
                 Op::Transpose(t) if t.perm == [1, 0] => open.push((user.outputs[0], !turned)),
+                // Of a model that is stored in fewer bits than it trains in.
+                Op::Cast(cast) if cast.to.is_float() => open.push((user.outputs[0], turned)),
                 Op::MatMul(op) if user.inputs[1] == value && user.inputs[0] != value => {
                     found.push(Use { node, out_first: turned != op.trans_b });
                 }
@@ -239,6 +244,8 @@ impl Builder<'_> {
         let node = self.graph.node(user.node).clone();
         let Op::MatMul(op) = &node.op else { unreachable!("a use is a matmul") };
         let dropped = self.dropped(node.inputs[0], dropout)?;
+        let dtype = self.graph.ty(dropped).dtype;
+        let (a, b) = (self.cast(a, dtype)?, self.cast(b, dtype)?);
         let onto = |trans_a| Op::MatMul(MatMul { trans_a, trans_b: true, out: None });
         let narrow = self.add(onto(op.trans_a), &[dropped, a])?;
         let factor = self.number(self.graph.ty(narrow).dtype, scale)?;
@@ -248,6 +255,10 @@ impl Builder<'_> {
         let y = self.graph.add1(node.op.clone(), &node.inputs, node.origin.clone(), node.region)?;
         let sum = self.add(Op::Binary(BinaryFn::Add), &[y, adapter])?;
         Ok((node.outputs[0], sum))
+    }
+
+    fn cast(&mut self, x: ValueId, to: DType) -> Result<ValueId, GraphError> {
+        if self.graph.ty(x).dtype == to { Ok(x) } else { self.add(Op::Cast(Cast { to }), &[x]) }
     }
 
     /// Elements of `x` dropped with a probability; the others divided by that of keeping them.

@@ -50,8 +50,8 @@ pub struct Options {
     /// A .safetensors or .npz file with the inputs exactly as the model declares them, for one batch.
     #[arg(long, value_name = "FILE")]
     pub inputs: Option<PathBuf>,
-    /// Parameters as `frit run --save` or Hugging Face libraries write them, or an adapter of PEFT, instead of those of the plan; of one that several files hold the
-    /// last counts.
+    /// Parameters as `frit run --save` or Hugging Face libraries write them, or an adapter of PEFT, instead of those of
+    /// the plan; of one that several files hold the last counts.
     #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
     pub weights: Vec<PathBuf>,
     /// Parameters of a checkpoint, of the latest one in a directory of them, or of its `best`; what it leaves out is

@@ -30,6 +30,16 @@ pub struct LeftOut {
     pub of_plan: bool,
 }
 
+impl LeftOut {
+    /// Whether these are its elements, in the dtype of the model's file.
+    pub fn is(&self, dtype: DType, bytes: &[u8]) -> bool {
+        // A parameter is f32 before it is stored in fewer bits.
+        let wide = converted(bytes, dtype, DType::F32);
+        let held = wide.as_ref().and_then(|wide| converted(wide, DType::F32, self.dtype));
+        held.is_some_and(|held| digest(&held) == self.digest)
+    }
+}
+
 /// All omitted parameters, by name.
 pub type AllLeftOut = BTreeMap<String, LeftOut>;
 

@@ -176,12 +176,16 @@ impl Found {
                 self.misfits.insert(name.clone(), what);
             }
         }
-        if others == Others::Refused {
-            let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
-            let own = |name: &'t str| name.strip_prefix(PEFT_PREFIX).unwrap_or(name);
-            let unknown = names.filter(|n| !known.contains(n) && !known.contains(own(n)));
-            self.unknown.extend(unknown.map(|n| format!("`{n}`")));
-        }
+        let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
+        let is_own = |name: &str| {
+            known.contains(name) || known.contains(name.strip_prefix(PEFT_PREFIX).unwrap_or(name))
+        };
+        let (own, unknown): (Vec<&str>, Vec<&str>) = names.partition(|name| is_own(name));
+        // An evaluation reads fewer parameters than a training has, but none of another model.
+        let is_refused = |name: &&&str| {
+            others == Others::Refused || own.is_empty() || name.starts_with(PEFT_PREFIX)
+        };
+        self.unknown.extend(unknown.iter().filter(is_refused).map(|n| format!("`{n}`")));
     }
 
     /// Records required parameters that no file contains.

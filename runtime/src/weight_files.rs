@@ -69,6 +69,13 @@ pub(crate) fn check_adapter(weights: &Path, config: &str) -> Result<(), RunError
     let (Some(alpha), Some(rank)) = (adapter["lora_alpha"].as_f64(), adapter["r"].as_f64()) else {
         return Err(RunError::data(&path, "it has no `lora_alpha` and `r`"));
     };
+    let other = ["alpha_pattern", "rank_pattern"]
+        .into_iter()
+        .find(|key| adapter[key].as_object().is_some_and(|patterns| !patterns.is_empty()));
+    let other = other.or((adapter["use_dora"].as_bool() == Some(true)).then_some("use_dora"));
+    if let Some(key) = other {
+        return Err(RunError::data(&path, format!("an adapter with `{key}` is not supported")));
+    }
     let stabilized = adapter["use_rslora"].as_bool() == Some(true);
     let theirs = alpha / if stabilized { rank.sqrt() } else { rank };
     if (theirs - own).abs() <= 1e-12 * own.abs() {
@@ -133,6 +140,13 @@ mod tests {
         put(r#"{"r": 4, "lora_alpha": 8}"#);
         check_adapter(&weights, plan).unwrap();
         check_adapter(&weights, "[adapter]\nkind = \"none\"\n").unwrap();
+        for other in
+            [r#""use_dora": true"#, r#""alpha_pattern": {"q": 3}"#, r#""rank_pattern": {"q": 3}"#]
+        {
+            put(&format!(r#"{{"r": 4, "lora_alpha": 8, {other}}}"#));
+            let error = check_adapter(&weights, plan).unwrap_err().to_string();
+            assert!(error.contains("is not supported"), "{error}");
+        }
         put(r#"{"r": 4, "lora_alpha": 8, "use_rslora": true}"#);
         let error = check_adapter(&weights, plan).unwrap_err().to_string();
         assert!(error.contains("adapter.alpha=16"), "{error}");

@@ -2,7 +2,7 @@
 
 use crate::pairs::{Row, rows};
 use crate::parity;
-use crate::support::{Planned, compile_at, file, plan, plan_to_evaluate};
+use crate::support::{Planned, compile_at, file, plan, plan_at, plan_to_evaluate};
 use frit::export::{self, Trained};
 use frit_ir::plan::{ParamHome, Plan};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
@@ -107,6 +107,63 @@ fn an_adapter_goes_to_peft_and_back() {
         assert_eq!(losses[0], losses[1], "{model}");
         assert_ne!(losses[0][0], all[0]);
     }
+}
+
+#[test]
+fn a_merged_model_goes_on_where_training_ended_wherever_its_weights_are() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let fp32 = ["precision.compute=fp32"];
+    for (model, settings) in [("llama", LLAMA), ("gpt2", GPT2)] {
+        // The model with its weights in a file beside it, as the dynamo exporter writes it.
+        let inside = plan(&format!("tests/models/{model}/model.onnx"), 8, &fp32);
+        let own = Trained::of_plan(&inside.path(), &inside.path().join("weights.safetensors"));
+        let beside = dir.path().join(format!("{model}.onnx"));
+        let options_of = |external_data| export::Options {
+            training: true,
+            external_data,
+            ..export::Options::default()
+        };
+        let own = own.unwrap_or_else(|e| panic!("{e}"));
+        export::onnx(&own, &options_of(true), &beside).unwrap_or_else(|e| panic!("{e}"));
+        let planned = plan_at(&beside, 8, &[&settings[..], &fp32].concat());
+        let losses = train(&planned, &options(model, 21)).losses;
+        for trained_only in [true, false] {
+            let saved = planned.dir.path().join("saved.safetensors");
+            let more = RunOptions { save: Some(saved.clone()), trained_only, ..options(model, 20) };
+            train(&planned, &more);
+            let read = Trained::of_plan(&planned.path(), &saved).unwrap_or_else(|e| panic!("{e}"));
+            let merged = planned.dir.path().join("merged.onnx");
+            export::onnx(&read, &options_of(false), &merged).unwrap_or_else(|e| panic!("{e}"));
+            let first = train(&plan_at(&merged, 8, &fp32), &options(model, 1)).losses[0];
+            // The data has 20 batches: step 20 reads the first again.
+            assert!((first - losses[20]).abs() < 1e-5, "{model}: {first} is not {}", losses[20]);
+        }
+    }
+}
+
+#[test]
+fn what_belongs_to_no_parameter_is_refused() {
+    let settings = [&LLAMA[..], &["precision.compute=fp32"]].concat();
+    let planned = plan_to_evaluate("tests/models/llama/model.onnx", 4, &settings);
+    // An adapter of another model.
+    let other = RunOptions { weights: vec![adapter("gpt2")], ..options("llama", 1) };
+    let message = run(&planned.path(), &other).expect_err("another model").to_string();
+    assert!(message.contains("adapter.alpha"), "{message}");
+    let bare = planned.dir.path().join("bare");
+    std::fs::create_dir(&bare).expect("made");
+    let weights = bare.join("adapter_model.safetensors");
+    std::fs::copy(adapter("gpt2").join("adapter_model.safetensors"), &weights).expect("copied");
+    let message =
+        run(&planned.path(), &RunOptions { weights: vec![bare.clone()], ..options("llama", 1) });
+    assert!(message.expect_err("another model").to_string().contains("unknown to the plan"));
+    let evaluation = frit_runtime::eval::Options {
+        plan: planned.path(),
+        data: vec![data("llama")],
+        weights: vec![bare],
+        ..Default::default()
+    };
+    let message = frit_runtime::eval::evaluate(&evaluation).expect_err("another model").to_string();
+    assert!(message.contains("unknown to the plan"), "{message}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use frit_ir::ops::ParamKind;
 use frit_ir::{Code, Diagnostic, Graph, Op, TensorType};
 use frit_runtime::files;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -39,13 +40,25 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         let help = "give another file with -o, or --force";
         return Err(Diagnostic::error(Code::FileUnwritable, what).help(help).into());
     }
-    let mut binds = binds(&args.bind)?;
+    let (mut binds, mut chosen) = (binds(&args.bind)?, Vec::new());
     for (i, name) in symbols(&args.model).into_iter().enumerate() {
         let is_batch = i == 0 || name.to_lowercase().contains("batch");
-        binds.entry(name).or_insert(if is_batch { 8 } else { 128 });
+        let size = if is_batch { 8 } else { 128 };
+        if let Entry::Vacant(open) = binds.entry(name) {
+            chosen.push(format!("{}={size}", open.key()));
+            open.insert(size);
+        }
     }
     let options = ImportOptions { binds: binds.clone(), ..ImportOptions::default() };
-    let imported = import::load(&args.model, &options)?;
+    let imported = import::load(&args.model, &options).map_err(|mut report| {
+        if let Some(first) = report.diagnostics.first_mut().filter(|_| !chosen.is_empty()) {
+            let sizes = chosen.join(", ");
+            first
+                .notes
+                .push(format!("the sizes {sizes} are guesses: give others with --bind DIM=N"));
+        }
+        report
+    })?;
     let loss = Loss::of(&imported.graph);
     let text = configuration(&args.model, &imported.graph, &loss);
     Config::parse(&text, "train.toml", &[])?;
@@ -196,6 +209,9 @@ fn next_steps(args: &Args, binds: &BTreeMap<String, usize>, graph: &Graph, loss:
         .map(|(name, size)| format!(" --bind {}", quoted(&format!("{name}={size}"))))
         .collect();
     let model = quoted(&args.model.display().to_string());
+    // Not the model itself, whatever its name.
+    let stem = args.model.file_stem().unwrap_or_default().to_string_lossy();
+    let trained = quoted(&format!("{stem}-trained.onnx"));
     let config = quoted(&args.output.display().to_string());
     let _ = write!(
         text,
@@ -203,7 +219,7 @@ fn next_steps(args: &Args, binds: &BTreeMap<String, usize>, graph: &Graph, loss:
          \x20 frit compile {model} --config {config}{binds} -o plan\n\
          \x20 frit inspect plan\n\
          \x20 frit run plan --data DATA --steps 1000 --checkpoint checkpoints --checkpoint-every 100\n\
-         \x20 frit export checkpoints -o trained.onnx\n"
+         \x20 frit export checkpoints -o {trained}\n"
     );
     text
 }

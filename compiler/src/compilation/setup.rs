@@ -10,7 +10,7 @@ use crate::import::{self, ImportOptions, Imported, Tied};
 use crate::pipeline::{self, Options};
 use crate::source::Source;
 use frit_ir::Diagnostic;
-use frit_ir::plan::{ParamHome, ParamSpec, Plan};
+use frit_ir::plan::{ParamHome, Plan};
 use frit_passes::adapter::Adapted;
 use frit_passes::cost::Cluster;
 use frit_passes::loss::LossKind;
@@ -90,10 +90,7 @@ impl<'a> Setup<'a> {
         adapters: &BTreeMap<String, Adapted>,
     ) -> Result<Source, Diagnostic> {
         let Request { model, binds, allow_external_data, .. } = self.request;
-        // A weight with an adapter may be left out of the trained parameters, and is then merged as it is in the model.
-        let is_stored =
-            |p: &&ParamSpec| p.home != ParamHome::Unused && !adapters.contains_key(&p.name);
-        let stored = plan.params.iter().filter(is_stored);
+        let stored = plan.params.iter().filter(|p| p.home != ParamHome::Unused);
         let stored = stored.map(|p| p.name.as_str()).collect();
         Source::of(model, binds, (ties, adapters), &stored, *allow_external_data)
     }

@@ -552,7 +552,15 @@ impl Export<'_> {
         let data = data
             .unwrap_or(Ok(Bytes::new()))
             .map_err(|e| self.base.refuse(format!("the data of `{name}` cannot be read: {e}")))?;
-        if self.origin.digests.get(name).is_none_or(|d| *d != sha256_hex(&data)) {
+        let is_known = match self.origin.digests.get(name) {
+            Some(digest) => *digest == sha256_hex(&data),
+            // That of a parameter is known to the file that leaves it out.
+            None => {
+                let dtype = self.base.decode::<TensorProto>(tensor)?.data_type;
+                self.trained.left_out_is(name, dtype as u64, &data)
+            }
+        };
+        if !is_known {
             let what = format!("the data of `{name}` were changed since the plan was compiled");
             return Err(self.base.refuse(what).into());
         }

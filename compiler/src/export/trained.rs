@@ -23,6 +23,8 @@ pub struct Trained {
     pub(super) source: PathBuf,
     /// The parameters that the model must have.
     pub(super) names: Vec<String>,
+    /// Those that it has from the model.
+    left_out: AllLeftOut,
     values: Values,
 }
 
@@ -68,6 +70,7 @@ impl Trained {
         Ok(Trained {
             source: plan.join(layout::SOURCE),
             names: used.map(|p| p.name).collect(),
+            left_out: left_out.clone(),
             values: Values::File { path: weights.into(), bytes, metadata, data },
         })
     }
@@ -79,7 +82,19 @@ impl Trained {
     pub fn of_checkpoint(checkpoint: Checkpoint) -> Result<Trained, Report> {
         known(&checkpoint.index.left_out, &checkpoint.path)?;
         let names = checkpoint.parameters().map(str::to_string).collect();
-        Ok(Trained { source: checkpoint.source(), names, values: Values::Checkpoint(checkpoint) })
+        let (source, left_out) = (checkpoint.source(), checkpoint.index.left_out.clone());
+        Ok(Trained { source, names, left_out, values: Values::Checkpoint(checkpoint) })
+    }
+
+    /// Whether these elements, of ONNX's data type of this number, are those of a parameter that was left out.
+    pub(super) fn left_out_is(&self, name: &str, onnx: u64, data: &[u8]) -> bool {
+        let dtype = match onnx {
+            1 => DType::F32,
+            10 => DType::F16,
+            16 => DType::BF16,
+            _ => return false,
+        };
+        self.left_out.get(name).is_some_and(|left_out| left_out.is(dtype, data))
     }
 
     /// Element type and shape of a parameter, if present.

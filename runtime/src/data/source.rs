@@ -29,6 +29,9 @@ impl Source {
         let mut paths = Vec::new();
         for given in &self.files {
             let text = given.to_string_lossy();
+            if !given.exists() && !text.contains(['*', '?', '[']) {
+                return Err(RunError::data(given, "there is no such file"));
+            }
             if given.is_dir() {
                 paths.extend(in_folder(given)?);
                 continue;
@@ -80,6 +83,14 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
         }
     }
     files.sort();
+    let holds = |kind: &str| {
+        files.iter().any(|f| f.file_name().is_some_and(|n| n.to_string_lossy().starts_with(kind)))
+    };
+    if holds("train") && holds("validation") {
+        let reason = "the folder has files for training and for validation; use patterns, such as 'FOLDER/train*' and \
+                      'FOLDER/validation*'";
+        return Err(RunError::data(folder, reason));
+    }
     match kinds.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["npy"] => Ok(vec![folder.into()]),
         [_] => Ok(files),

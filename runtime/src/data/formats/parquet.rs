@@ -25,7 +25,12 @@ const ROWS: usize = 1 << 16;
 /// If it is no Parquet file, or a column has missing values or lists of different lengths.
 pub(super) fn read(path: &Path, plan: &Plan) -> Result<Contents, RunError> {
     let refuse = |reason: String| RunError::data(path, reason);
-    let damaged = |e: ParquetError| refuse(format!("not a Parquet file: {e}"));
+    let damaged = |e: ParquetError| match e.to_string() {
+        text if text.contains("Disabled feature") || text.contains("not yet implemented") => {
+            refuse(format!("{text}; compress it with snappy, gzip, zstd or lz4"))
+        }
+        text => refuse(format!("not a Parquet file: {text}")),
+    };
     let file = File::open(path).map_err(RunError::io(path))?;
     let file = SerializedFileReader::new(file).map_err(damaged)?;
     let mut contents = Contents::default();
@@ -191,10 +196,12 @@ impl Unpacked {
             let wrong =
                 self.repetitions.iter().enumerate().position(|(i, r)| *r != continues(i % size));
             if let Some(at) = wrong {
-                let row = self.repetitions[..=at].iter().filter(|r| **r == 0).count();
+                let begun = self.repetitions[..=at].iter().filter(|r| **r == 0).count();
+                // A row that begins too early ends one that is too short.
+                let row = begun.saturating_sub(1 + usize::from(self.repetitions[at] == 0));
                 return Err(format!(
                     "row {} does not have the length {:?} of the first; pad or pack the rows to one length",
-                    row.saturating_sub(1),
+                    row,
                     &shape[1..]
                 ));
             }
