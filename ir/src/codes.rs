@@ -189,6 +189,7 @@ codes! {
     AdafactorParts = "P315": "the Adafactor step of a parameter has each of its parts once, and each reads the parameter, its gradient, and the results of the earlier parts", "", "steps_of_adafactor";
     FirstValues = "P316": "optimizer state and step counts are initially zero, the loss scale positive", "", "inputs_and_first_values_are_what_the_tasks_need";
     MovingAverage = "P317": "with a moving average, every trainable group has one averaging step, after the optimizer step and with the same finite flag", "", "averages_and_parameter_groups";
+    ParameterCopies = "P318": "every copy of parameters in another dtype is written once per step, whole, by the optimizer step of its group, as the cast of the new parameters; nothing else writes these parameters", "", "copies_of_parameters";
     EvaluationWrites = "P401": "an evaluation writes nothing that outlives the phase except its outputs and statistics", "", "broken_evaluations_are_found";
     EvaluationIncomplete = "P402": "every output and all statistics are written completely", "", "broken_evaluations_are_found";
     EvaluationSums = "P403": "with several ranks, the statistics are summed over ranks exactly once", "", "broken_evaluations_are_found";

@@ -3,7 +3,7 @@
 use crate::RunError;
 use crate::device::Device;
 use frit_ir::DType;
-use frit_ir::plan::BufferId;
+use frit_ir::plan::{BufferId, Group};
 use half::{bf16, f16};
 use std::borrow::Cow;
 
@@ -35,6 +35,12 @@ pub fn converted(bytes: &[u8], from: DType, to: DType) -> Option<Cow<'_, [u8]>> 
         _ => return None,
     };
     Some(Cow::Owned(all))
+}
+
+/// The buffers, with their dtypes, to which values of a group's parameters are written: the parameters and their copies.
+pub(crate) fn held(group: &Group) -> impl Iterator<Item = (BufferId, DType)> {
+    let copies = group.copies.iter().map(|c| (c.buffer, c.dtype));
+    std::iter::once((group.master, group.dtype)).chain(copies)
 }
 
 /// Writes elements to a buffer of another dtype, from its element `first` on. Both dtypes must be supported by

@@ -89,7 +89,9 @@ pub(crate) fn write_params<'w>(
             let Some((from, to, len)) = group.owned(segment, rank) else { continue };
             let Some(bytes) = weight(&plan.params[segment.param].name)? else { continue };
             let bytes = &bytes[from * 4..(from + len) * 4];
-            convert::write(device, (group.master, group.dtype), to, bytes, DType::F32)?;
+            for held in convert::held(group) {
+                convert::write(device, held, to, bytes, DType::F32)?;
+            }
             let states = group.states.iter().filter(|_| averages);
             for average in states.filter(|s| s.name == StateName::Ema) {
                 device.write(average.buffer, to * 4, bytes)?;

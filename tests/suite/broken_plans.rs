@@ -217,6 +217,76 @@ fn the_update() {
 }
 
 #[test]
+fn copies_of_parameters() {
+    fn copy(p: &Plan) -> (GroupId, BufferId) {
+        let mut groups = p.groups.iter_enumerated();
+        groups.find_map(|(g, group)| Some((g, group.copies.first()?.buffer))).expect("a copy")
+    }
+    /// The step that writes it, and which of its results that is.
+    fn step(p: &mut Plan) -> (&mut frit_ir::plan::Task, usize) {
+        let (_, copy) = copy(p);
+        let writes = |a: &Action| a.writes().iter().any(|p| p.buffer == copy);
+        let task = task(p, writes);
+        let at = task.action.writes().iter().position(|p| p.buffer == copy).expect("a result");
+        (task, at)
+    }
+    /// The step with another body for this copy.
+    fn with_cast_of(p: &mut Plan, which: usize) {
+        let added = KernelId(p.kernels.len());
+        let (task, at) = step(p);
+        let Action::Kernel { kernel, .. } = &mut task.action else { return };
+        let index = std::mem::replace(kernel, added);
+        let mut body = p.kernels[index].body.clone();
+        let other = body.outputs[which].value;
+        let cast = body.def(body.outputs[at].value).op.clone();
+        let added = body.add(cast, &[other], frit_ir::Origin::none(), Region::Forward);
+        body.outputs[at].value = added.expect("a cast")[0];
+        let Kernel { name, entry, .. } = p.kernels[index].clone();
+        p.kernels.push(Kernel::new(name, body, entry));
+    }
+    let cases: [(&str, Break); 5] = [
+        ("P318", |p| {
+            let (task, at) = step(p);
+            let Action::Kernel { writes, .. } = &mut task.action else { return };
+            writes[at].buffer = writes[0].buffer;
+        }),
+        // The cast of a moment.
+        ("P318", |p| with_cast_of(p, 1)),
+        ("P318", |p| {
+            let (_, copy) = copy(p);
+            let Some(zero) = p.tasks.iter().position(|t| matches!(t.action, Action::Zero { .. }))
+            else {
+                return;
+            };
+            let ty = frit_ir::TensorType::new(DType::BF16, [8]);
+            let Action::Zero { places } = &mut p.tasks[TaskId(zero)].action else { return };
+            places.push(Place { buffer: copy, offset: 0, ty });
+        }),
+        // Something else changes the parameters.
+        ("P318", |p| {
+            let master = p.groups[copy(p).0].master;
+            let Some(zero) = p.tasks.iter().position(|t| matches!(t.action, Action::Zero { .. }))
+            else {
+                return;
+            };
+            let ty = frit_ir::TensorType::new(DType::F32, [8]);
+            let Action::Zero { places } = &mut p.tasks[TaskId(zero)].action else { return };
+            places.push(Place { buffer: master, offset: 0, ty });
+        }),
+        ("P001", |p| {
+            let (group, _) = copy(p);
+            p.groups[group].copies[0].dtype = DType::F32;
+        }),
+    ];
+    let settings = ["precision.compute=bf16", "run.accumulation=2"];
+    let plan = plan("tests/models/gpt2/model.onnx", 8, &settings).compiled.plan;
+    for (code, change) in cases {
+        let codes = codes(&plan, change);
+        assert!(codes.iter().any(|c| c == code), "{code}: found {codes:?}");
+    }
+}
+
+#[test]
 fn averages_and_parameter_groups() {
     fn segmented(p: &mut Plan) -> &mut frit_ir::plan::Group {
         p.groups.iter_mut().find(|g| g.param_group_offsets.is_some()).expect("two parameter groups")

@@ -105,8 +105,11 @@ impl<'a> Machine<'a> {
                 let name = &plan.params[segment.param].name;
                 let values: Vec<u8> =
                     (from..from + len).flat_map(|i| value(name, i, 1).to_le_bytes()).collect();
-                let values = converted(&values, DType::F32, group.dtype).expect("a held dtype");
-                self.put(rank, group.master, to * group.dtype.size(), &values);
+                let copies = group.copies.iter().map(|c| (c.buffer, c.dtype));
+                for (buffer, dtype) in copies.chain([(group.master, group.dtype)]) {
+                    let values = converted(&values, DType::F32, dtype).expect("a held dtype");
+                    self.put(rank, buffer, to * dtype.size(), &values);
+                }
             }
             let groups = group
                 .param_group_offsets
@@ -339,6 +342,13 @@ impl<'a> Machine<'a> {
             self.write(*rank, task, recv, own.ok_or(Fault::OutOfRange(task))?)?;
         }
         Ok(())
+    }
+
+    /// The bytes of a buffer of a rank.
+    pub(crate) fn contents(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
+        let buffer = &self.plan.buffers[buffer];
+        let (memory, _) = &self.ranks[rank].arenas[arena(buffer.arena)];
+        memory[buffer.offset..buffer.offset + buffer.bytes].to_vec()
     }
 
     /// Parameters, their state, scalar state and metrics of every rank, as `plan` names them.

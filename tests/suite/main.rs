@@ -11,6 +11,7 @@ mod cli;
 mod compare;
 mod conformance;
 mod contracts;
+mod copies;
 mod coverage;
 mod crossings;
 mod cuda;

@@ -80,6 +80,7 @@ impl Compilation<'_> {
                 && config.run.accumulation > 1
                 && config.sharding.ranks > 1,
             multi_tensor: self.saving.offload == Offload::None,
+            copies: self.saving.offload != Offload::Parameters,
             loss_capacity: self.loss_elements,
             target: backend.describe(),
             trained: self.trained,

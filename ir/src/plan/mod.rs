@@ -252,6 +252,9 @@ pub struct Group {
     pub master: BufferId,
     /// Optimizer state and accumulated gradients of this rank's part: name and buffer, f32.
     pub states: Vec<GroupState>,
+    /// This rank's part in other dtypes, each written with the parameters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<GroupCopy>,
     /// The parameters, ascending by offset.
     pub segments: Vec<Segment>,
     /// Which elements have which learning rate and weight decay, ascending by offset; empty unless it trains.
@@ -287,6 +290,16 @@ pub struct GroupState {
     pub buffer: BufferId,
     /// Every element's first value.
     pub init: f64,
+}
+
+/// A group's part cast to another dtype. It equals the cast of the parameters before every step: the runtime writes it
+/// when it writes parameters, and the optimizer step when it steps them. It is in no checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupCopy {
+    /// The dtype: f16 or bf16.
+    pub dtype: DType,
+    /// The buffer.
+    pub buffer: BufferId,
 }
 
 /// One parameter within a group.

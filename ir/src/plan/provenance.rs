@@ -171,7 +171,8 @@ impl Replay<'_> {
         for group in &plan.groups {
             let masters = [("param", group.master, 0.0)];
             let states = group.states.iter().map(|s| (s.name.word(), s.buffer, s.init));
-            for (kind, buffer, init) in masters.into_iter().chain(states) {
+            let copies = group.copies.iter().map(|c| (c.dtype.name(), c.buffer, 0.0));
+            for (kind, buffer, init) in masters.into_iter().chain(states).chain(copies) {
                 let mut digest = Digest::new();
                 digest.text(kind);
                 digest.number(init.to_bits());

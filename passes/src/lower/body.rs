@@ -58,6 +58,13 @@ pub(super) fn of_op(op: Op, operands: &[TensorType]) -> Result<Graph, Diagnostic
     Ok(body)
 }
 
+/// Adds an operation, and its result to those of the body.
+pub(super) fn add_result(body: &mut Graph, op: Op, operands: &[ValueId]) -> Result<(), Diagnostic> {
+    let result = add(body, op, operands)?[0];
+    body.add_output(&body.outputs.len().to_string(), result, OutputKind::Result);
+    Ok(())
+}
+
 /// One body that does the work of several, given each with the places that it reads, and what it reads: equal places are
 /// one operand. Results stay in order.
 pub(super) fn joined(bodies: &[(Graph, Vec<Place>)]) -> Result<(Graph, Vec<Place>), Diagnostic> {

@@ -40,7 +40,7 @@ pub(super) fn param_cast_dtypes(graph: &Graph) -> HashMap<&str, BTreeSet<DType>>
 }
 
 /// Whether an operand may begin at this element of a flat tensor.
-fn is_aligned(element: usize, dtype: DType) -> bool {
+pub(super) fn is_aligned(element: usize, dtype: DType) -> bool {
     (element * dtype.size()).is_multiple_of(PARAM_ALIGNMENT)
 }
 
@@ -120,7 +120,7 @@ impl<'a> Lowering<'a> {
         Ok(place)
     }
 
-    /// Casts a replicated parameter and all others of its group that are cast to the same dtype in one task, or all groups
+    /// Reads the cast of a replicated parameter from its group's copy, or casts it and all others of its group that are cast to the same dtype in one task, or all groups
     /// if code generation makes one kernel of that; `false` if the node is not such a cast, or a separate task is cheaper.
     pub(super) fn cast_with_group(&mut self, node: &'a Node) -> Result<bool, Diagnostic> {
         let Some((name, to)) = cast_of_param(self.graph, node) else { return Ok(false) };
@@ -128,20 +128,28 @@ impl<'a> Lowering<'a> {
         if self.required.contains_key(&node.outputs[0]) {
             return Ok(false);
         }
+        let offset = self.plan.groups[group].segments[segment].offset;
+        let ty = self.graph.ty(node.outputs[0]).clone();
+        if let Some(copy) = self.copy_in(group, to) {
+            let place = Place { offset: offset * to.size(), ty, ..copy };
+            self.places.insert(node.outputs[0], place);
+            return Ok(true);
+        }
         if !self.param_casts.contains_key(&(group, to)) {
             let Some(step) = self.group_cast(group, to, node)? else { return Ok(false) };
             let mut steps = vec![step];
             let others = self.plan.groups.keys().filter(|g| *g != group).collect::<Vec<_>>();
             for other in others {
-                if self.casts_together && !self.param_casts.contains_key(&(other, to)) {
+                let is_made = self.param_casts.contains_key(&(other, to))
+                    || self.copy_in(other, to).is_some();
+                if self.casts_together && !is_made {
                     steps.extend(self.group_cast(other, to, node)?);
                 }
             }
             self.in_few_launches(steps)?;
         }
         let (buffer, first) = self.param_casts[&(group, to)];
-        let offset = (self.plan.groups[group].segments[segment].offset - first) * to.size();
-        let ty = self.graph.ty(node.outputs[0]).clone();
+        let offset = (offset - first) * to.size();
         self.places.insert(node.outputs[0], Place { buffer, offset, ty });
         Ok(true)
     }
@@ -187,7 +195,8 @@ impl<'a> Lowering<'a> {
         let segments = self.plan.groups[group].segments.iter();
         let inside: Vec<_> = segments.filter(|s| is_cast(s.param)).collect();
         let (first, last) = (inside.first()?, inside.last()?);
-        let numel = last.offset + last.numel - first.offset;
+        let room = self.rooms.get(self.plan.params[last.param].name.as_str()).unwrap_or(&0);
+        let numel = last.offset + last.numel + room - first.offset;
         let needed: usize = inside.iter().map(|s| s.numel).sum();
         if !inside.iter().all(|s| is_aligned(s.offset - first.offset, to)) {
             return None;

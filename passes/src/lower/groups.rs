@@ -1,7 +1,7 @@
 //! Flat groups: parameters of one unit with the same training settings that are stored in the same dtype and are
 //! gathered in the same dtypes, contiguous and sorted by their hyper-parameters. Each starts at a multiple of 16 bytes
-//! in the narrowest dtype in which it is stored, gathered or cast; the group is padded to a multiple of 128 bytes per
-//! rank. Padding is zero and stays zero.
+//! in the narrowest dtype in which it is stored, gathered or cast, and has room behind it for the zeros with which it is padded;
+//! the group is padded to a multiple of 128 bytes per rank. Padding is zero and stays zero.
 //!
 //! An evaluation keeps the groups of its training plan, so that each rank owns the same elements of every parameter in both; parameters
 //! that it does not read are gaps.
@@ -115,6 +115,7 @@ impl Lowering<'_> {
             }
             self.make_group(unit, gathered, layout, if frozen { None } else { Some(&updated) });
         }
+        self.make_copies();
         Ok(())
     }
 
@@ -149,9 +150,10 @@ impl Lowering<'_> {
         let mut end: usize = 0;
         for &param in params {
             let offset = end.next_multiple_of(PARAM_ALIGNMENT / narrowest);
-            let numel = self.plan.params[param].ty.shape.numel();
+            let spec = &self.plan.params[param];
+            let numel = spec.ty.shape.numel();
             segments.push(Segment { param, offset, numel });
-            end = offset + numel;
+            end = offset + numel + self.rooms.get(spec.name.as_str()).unwrap_or(&0);
         }
         let parts = if sharded { self.options.shards } else { 1 };
         // A group without elements still has padding, so that every rank has a part.
@@ -186,6 +188,7 @@ impl Lowering<'_> {
             dtype,
             master,
             states: vec![],
+            copies: vec![],
             segments,
             param_groups: vec![],
             param_group_offsets: None,

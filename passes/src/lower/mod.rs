@@ -10,7 +10,9 @@
 
 mod adafactor;
 mod body;
+mod copies;
 mod evaluation;
+mod finish;
 mod flat;
 mod gradients;
 mod groups;
@@ -18,6 +20,7 @@ mod in_place;
 mod kernels;
 mod leaves;
 mod optimizer;
+mod padding;
 mod parts;
 mod reshard;
 
@@ -25,17 +28,16 @@ use crate::Property;
 use crate::cost::collective::exchange_of;
 use crate::cost::{Cluster, Members};
 use crate::loss::Term;
-use frit_ir::ops::{AllReduce, FusionKind, ParamKind, ReduceKind, StateName};
+use copies::Copies;
+use frit_ir::ops::{AllReduce, FusionKind, ReduceKind};
 use frit_ir::plan::{
     Action, Addresses, Arena, Buffer, BufferClass, BufferId, CUDA_OPERAND_ALIGNMENT, Entry,
-    FORMAT_VERSION, GroupId, KernelId, KernelKind, Metric, MetricName, MetricSpec, Phase,
-    PhaseName, Place, Plan, Strategy, Stream, Target, Task, TaskId, TiVec, UnitId, UnitSpec,
-    provenance,
+    FORMAT_VERSION, GroupId, KernelId, KernelKind, MetricSpec, Phase, PhaseName, Place, Plan,
+    Strategy, Stream, Target, Task, TaskId, TiVec, UnitId, UnitSpec, provenance,
 };
 use frit_ir::sharding::sharded_values;
 use frit_ir::{
-    Code, DType, Diagnostic, Graph, Node, NodeId, Op, Origin, OutputKind, Region, Tensor,
-    TensorType, ValueId,
+    Code, DType, Diagnostic, Graph, Node, NodeId, Op, Origin, Region, Tensor, TensorType, ValueId,
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -69,6 +71,8 @@ pub struct LowerOptions<'a> {
     pub gather_once: bool,
     /// Whether one kernel may step several flat groups: not if their state comes from the host group by group.
     pub multi_tensor: bool,
+    /// Whether optimizer steps may write parameters in other dtypes too: not if the parameters are on the host.
+    pub copies: bool,
     /// Loss elements of one rank's micro-batch.
     pub loss_capacity: usize,
     /// The training plan of an evaluation; parameters have the same layout in both.
@@ -110,7 +114,21 @@ pub struct Lowered {
 /// # Errors
 /// If the graph contains something that plans cannot express, with its node.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Diagnostic> {
-    let mut lowering = Lowering::new(graph, options);
+    let lowered = with_copies(graph, options, Copies::All)?;
+    let (all, kept) = copies::within_peak(&lowered.plan);
+    if kept.len() == all {
+        return Ok(lowered);
+    }
+    with_copies(graph, options, Copies::Only(kept))
+}
+
+/// The plan in which optimizer steps write these copies of parameters.
+fn with_copies(
+    graph: &Graph,
+    options: &LowerOptions<'_>,
+    copies: Copies,
+) -> Result<Lowered, Diagnostic> {
+    let mut lowering = Lowering::new(graph, options, copies);
     lowering.make_groups()?;
     if evaluation::is_evaluation(graph) {
         lowering.place_parts();
@@ -210,10 +228,14 @@ struct Lowering<'a> {
     shard_casts: HashMap<(GroupId, DType), BufferId>,
     /// Casts of parameters that are whole on every rank, by group: buffer and first element.
     param_casts: HashMap<(GroupId, DType), (BufferId, usize)>,
+    /// The copies of parameters that optimizer steps write.
+    copies: Copies,
     /// Whether parameters of all groups are cast at once: a training step reads all of them in backward, and a kernel can.
     casts_together: bool,
     /// The float types to which parameters that are whole on every rank are cast, by name.
     cast_dtypes: HashMap<&'a str, BTreeSet<DType>>,
+    /// Elements of zeros that follow padded parameters, by name.
+    rooms: HashMap<&'a str, usize>,
     gradient: gradients::Gradients,
     /// Whether the current tasks run once, before the micro-steps.
     unsharding: bool,
@@ -240,7 +262,7 @@ impl<'a> Lowering<'a> {
         Lowered { plan: self.plan, constants: self.constants, regions: self.regions }
     }
 
-    fn new(graph: &'a Graph, options: &'a LowerOptions<'a>) -> Self {
+    fn new(graph: &'a Graph, options: &'a LowerOptions<'a>, copies: Copies) -> Self {
         let plan = Plan {
             format_version: FORMAT_VERSION,
             frit_version: options.frit_version.clone(),
@@ -300,8 +322,10 @@ impl<'a> Lowering<'a> {
             gathered: HashMap::new(),
             shard_casts: HashMap::new(),
             param_casts: HashMap::new(),
+            copies,
             casts_together: false,
             cast_dtypes: flat::param_cast_dtypes(graph),
+            rooms: padding::rooms(graph),
             gradient: gradients::Gradients::default(),
             unsharding: false,
             param_groups: optimizer::ParamGroups::new(graph),
@@ -378,6 +402,7 @@ impl<'a> Lowering<'a> {
             _ if self.is_grad_sum(node) => self.gradient_step(node),
             _ if node.inputs.iter().any(|v| self.is_sharded(*v)) => self.sharded_cast(node),
             Op::Reshape(_) | Op::Slice(_) if self.alias(node) => Ok(()),
+            Op::Pad(_) if self.alias_padded(node) => Ok(()),
             Op::Concat(_) if self.is_in_place(node) => Ok(()),
             _ if self.cast_with_group(node)? => Ok(()),
             _ => self.kernel_task(node),
@@ -534,106 +559,6 @@ impl<'a> Lowering<'a> {
         let recv = self.result(node.outputs[0], node);
         let action = Action::AllReduce { group: None, reduce, send, recv };
         self.task("all_reduce statistics", Stream::Reduce, node.region, &node.origin, action);
-        Ok(())
-    }
-
-    /// Completes the micro-step: the state that it carries.
-    fn finish_micro_step(&mut self) -> Result<(), Diagnostic> {
-        self.finish_gradients()?;
-        self.commit(|region| region != Region::Update)
-    }
-
-    /// Lets the update write metrics where they are read after the step.
-    fn place_metrics(&mut self) {
-        let graph = self.graph;
-        for output in graph.outputs.iter().filter(|o| o.kind == OutputKind::Metric) {
-            let value = self.reshaped(output.value);
-            let node = graph.def(value);
-            let is_made = !node.op.is_leaf() && node.region == Region::Update;
-            if is_made && !self.required.contains_key(&value) {
-                let place = self.metric(&output.name, graph.ty(value).clone());
-                self.required.insert(value, place.clone());
-                self.metrics.insert(value, place);
-            }
-        }
-    }
-
-    /// What a value is a reshape of.
-    fn reshaped(&self, mut value: ValueId) -> ValueId {
-        while let Op::Reshape(_) = self.graph.def(value).op {
-            value = self.graph.def(value).inputs[0];
-        }
-        value
-    }
-
-    /// A new place for a metric.
-    fn metric(&mut self, name: &str, ty: TensorType) -> Place {
-        let (arena, class) = (Arena::Persistent, BufferClass::State);
-        let buffer = self.buffer(&format!("metric {name}"), arena, class, ty.bytes());
-        Place { buffer, offset: 0, ty }
-    }
-
-    /// Metrics, then scalar state, then the accumulators back to zero.
-    fn finish_update(&mut self) -> Result<(), Diagnostic> {
-        let graph = self.graph;
-        for output in graph.outputs.iter().filter(|o| o.kind == OutputKind::Metric) {
-            let name = MetricName::of(&output.name)
-                .ok_or_else(|| internal(format!("`{}` is no metric", output.name)))?;
-            let from = self.place(output.value)?;
-            if self.metrics.remove(&self.reshaped(output.value)).is_some() {
-                self.plan.metrics.push(Metric { name, place: from });
-                continue;
-            }
-            let to = self.metric(&output.name, from.ty.clone());
-            let action = Action::Copy { from, to: to.clone() };
-            let label = format!("metric {name}");
-            self.task(&label, Stream::Compute, Region::Update, &Origin::none(), action);
-            self.plan.metrics.push(Metric { name, place: to });
-        }
-        self.commit(|region| region == Region::Update)?;
-        let mut places = Vec::new();
-        for state in &self.plan.states {
-            if state.name.is_within_step() {
-                places.push(Place { buffer: state.buffer, offset: 0, ty: state.ty.clone() });
-            }
-        }
-        for group in &self.plan.groups {
-            for state in group.states.iter().filter(|s| s.name == StateName::GradSum) {
-                let ty = TensorType::new(DType::F32, [self.plan.buffers[state.buffer].bytes / 4]);
-                places.push(Place { buffer: state.buffer, offset: 0, ty });
-            }
-        }
-        if !places.is_empty() {
-            let action = Action::Zero { places };
-            self.task("zero sums", Stream::Compute, Region::Update, &Origin::none(), action);
-        }
-        Ok(())
-    }
-
-    /// Copies next values of state and buffers into their buffers, for carries computed in these regions.
-    fn commit(&mut self, here: impl Fn(Region) -> bool) -> Result<(), Diagnostic> {
-        let graph = self.graph;
-        for output in &graph.outputs {
-            let OutputKind::Carry(leaf) = output.kind else { continue };
-            // State of trainable parameters is written by the optimizer.
-            let own = match &graph.def(leaf).op {
-                Op::State(state) => state.of.is_none(),
-                Op::Param(param) => param.kind != ParamKind::Trainable,
-                _ => false,
-            };
-            if !own || !here(graph.def(output.value).region) {
-                continue;
-            }
-            let (from, to) = (self.place(output.value)?, self.place(leaf)?);
-            if from == to {
-                // Written in place.
-                continue;
-            }
-            let name = format!("commit {}", output.name);
-            let region = graph.def(output.value).region;
-            let action = Action::Copy { from, to };
-            self.task(&name, Stream::Compute, region, &Origin::none(), action);
-        }
         Ok(())
     }
 }

@@ -2,11 +2,11 @@
 
 use super::{Lowering, body, internal};
 use frit_ir::ops::{ByParamGroup, Concat, FusionKind, Input, Slice, StateName};
-use frit_ir::plan::{BufferClass, Group, GroupId, KernelKind, ParamGroup, Place};
+use frit_ir::plan::{BufferClass, BufferId, Group, GroupId, KernelKind, ParamGroup, Place};
 use frit_ir::{
     DType, Diagnostic, Graph, Node, Op, Origin, OutputKind, Region, TensorType, ValueId,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Operands and results of a kernel that steps several groups, at most.
 const MAX_POINTERS: usize = 256;
@@ -120,7 +120,8 @@ impl<'a> Lowering<'a> {
         for scalar in scalars {
             reads.push(self.place(*scalar)?);
         }
-        let body = body::of_op(node.op.clone(), &types(&reads))?;
+        let mut body = body::of_op(node.op.clone(), &types(&reads))?;
+        self.write_copies(group, &mut body, &mut written)?;
         self.steps.push(Step { body, reads, writes: written, node });
         Ok(())
     }
@@ -135,19 +136,22 @@ impl<'a> Lowering<'a> {
 
     /// Emits work on groups, in as few launches as code generation makes of it.
     pub(super) fn in_few_launches(&mut self, steps: Vec<Step<'a>>) -> Result<(), Diagnostic> {
-        let pointers = |step: &Step<'_>| step.reads.len() + step.writes.len();
-        let mut left = steps.into_iter().peekable();
-        while let Some(first) = left.next() {
-            let (mut n, mut together) = (pointers(&first), vec![first]);
-            while self.options.multi_tensor
-                && let Some(step) = left.next_if(|s| n + pointers(s) <= MAX_POINTERS)
-            {
-                n += pointers(&step);
-                together.push(step);
+        // What several read is one operand.
+        let mut pointers: HashSet<(BufferId, usize, bool)> = HashSet::new();
+        let mut together: Vec<Step<'a>> = Vec::new();
+        for step in steps {
+            let reads = step.reads.iter().map(|p| (p.buffer, p.offset, false));
+            let writes = step.writes.iter().map(|p| (p.buffer, p.offset, true));
+            let more: HashSet<_> = reads.chain(writes).collect();
+            let n = pointers.union(&more).count();
+            if !together.is_empty() && !(self.options.multi_tensor && n <= MAX_POINTERS) {
+                self.in_one_launch(std::mem::take(&mut together))?;
+                pointers.clear();
             }
-            self.in_one_launch(together)?;
+            pointers.extend(more);
+            together.push(step);
         }
-        Ok(())
+        self.in_one_launch(together)
     }
 
     /// Emits work on groups in one launch, or in one each if that cannot be.
@@ -183,7 +187,7 @@ impl<'a> Lowering<'a> {
         node: &'a Node,
         scalars: &[ValueId],
         mut reads: Vec<Place>,
-        written: Vec<Place>,
+        mut written: Vec<Place>,
     ) -> Result<(), Diagnostic> {
         let groups: Vec<[ValueId; 2]> = self.hypers_of(group);
         let mut body = Body::new();
@@ -213,7 +217,9 @@ impl<'a> Lowering<'a> {
             operands.push(body.add(Op::ByParamGroup(ByParamGroup { len }), &by_param_group)?[0]);
         }
         let results = body.add(node.op.clone(), &operands)?;
-        self.steps.push(Step { body: body.done(&results), reads, writes: written, node });
+        let mut body = body.done(&results);
+        self.write_copies(group, &mut body, &mut written)?;
+        self.steps.push(Step { body, reads, writes: written, node });
         Ok(())
     }
 

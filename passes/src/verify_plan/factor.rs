@@ -178,6 +178,9 @@ pub(super) fn verify(plan: &Plan, found: &mut Vec<Diagnostic>) {
     }
     for group in &plan.groups {
         replay.hold(&plan.buffers[group.master], Value::Free, Some(group.dtype));
+        for copy in &group.copies {
+            replay.hold(&plan.buffers[copy.buffer], Value::Free, Some(copy.dtype));
+        }
         for state in group.states.iter().filter(|s| s.name == StateName::GradSum) {
             replay.hold(&plan.buffers[state.buffer], Value::Zero, None);
         }

@@ -6,6 +6,7 @@
 //! - [`collectives`] P2xx: collectives match the groups, and none is missing or duplicated.
 //! - [`training`] P3xx: every parameter has one location and one optimizer step.
 //! - [`factor`]: the factors of loss scale, accumulation and averaging are tracked through the bodies of all kernels.
+//! - [`copies`] P318: copies of parameters in other dtypes are those of the parameters at the end of every step.
 //! - [`adafactor`] P315: the parts of an Adafactor step belong to one parameter.
 //! - [`magnitudes`] P314: ranks agree on the scales of 8-bit floats.
 //! - [`evaluation`] P4xx: an evaluation changes nothing but its results, and these are complete.
@@ -17,6 +18,7 @@
 mod adafactor;
 mod candidates;
 mod collectives;
+mod copies;
 mod evaluation;
 mod factor;
 mod host;
@@ -55,6 +57,7 @@ pub fn verify_plan(plan: &Plan) -> Result<(), Vec<Diagnostic>> {
         Some(eval) => evaluation::verify(plan, eval, &mut found),
         None => training::verify(plan, &mut found),
     }
+    copies::verify(plan, &mut found);
     if found.is_empty() {
         meaning(plan, &mut found);
     }

@@ -43,8 +43,14 @@ pub(crate) fn restore(
                 let is_param = kind == "param" && converted(&[], stored, dtype).is_some();
                 let expected = if is_param { stored } else { dtype };
                 expect(checkpoint, &key, &param.ty.with_dtype(expected))?;
+                let written: Vec<_> = match kind {
+                    "param" => convert::held(group).collect(),
+                    _ => vec![(buffer, dtype)],
+                };
                 checkpoint.read(&key, begin, len, |first, bytes| {
-                    convert::write(device, (buffer, dtype), to + first - begin, bytes, stored)
+                    written.iter().try_for_each(|&buffer| {
+                        convert::write(device, buffer, to + first - begin, bytes, stored)
+                    })
                 })?;
             }
         }

@@ -77,6 +77,12 @@ fn group(plan: &Plan, index: GroupId, g: &Group) -> Result {
         kept(plan, s.buffer, g.shard_numel * 4, true, word)?;
         finite(s.init, word)?;
     }
+    for (i, copy) in g.copies.iter().enumerate() {
+        let other = matches!(copy.dtype, DType::F16 | DType::BF16)
+            && g.copies[..i].iter().all(|c| c.dtype != copy.dtype);
+        ensure(other && g.trainable, || format!("it cannot have a copy in {}", copy.dtype))?;
+        kept(plan, copy.buffer, g.shard_numel * copy.dtype.size(), false, "a copy")?;
+    }
     let offsets = g.param_groups.iter().map(|p| p.offset);
     let ordered = offsets.clone().is_sorted_by(|a, b| a < b);
     ensure(ordered && offsets.max().is_none_or(|o| o <= g.numel), || {
@@ -223,7 +229,8 @@ fn results(plan: &Plan) -> Result {
 fn owners(plan: &Plan) -> Result {
     let groups = plan.groups.iter().flat_map(|g| {
         let states = g.states.iter().map(|s| s.buffer);
-        states.chain([g.master]).chain(g.param_group_offsets).chain(g.param_offsets)
+        let own = states.chain([g.master]).chain(g.copies.iter().map(|c| c.buffer));
+        own.chain(g.param_group_offsets).chain(g.param_offsets)
     });
     let own = |home: &ParamHome| if let ParamHome::Buffer(b) = home { Some(*b) } else { None };
     let mut all = groups
