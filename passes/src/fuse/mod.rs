@@ -3,7 +3,7 @@
 //! In: the final graph. Out: the same graph in which every elementwise operation, reduction, normalization, softmax and
 //! loss is in a `fusion` node, alone or with others, and matmuls have epilogues ([`gemm`]). A cross-entropy and its
 //! gradient are one region ([`loss`]); the gradient of an embedding is added to another gradient of its table
-//! ([`embedding`]). [`region`] defines what each kind of region may contain; merges are selected
+//! ([`embedding`]), and low-precision values are widened where they are read ([`widen`]). [`region`] defines what each kind of region may contain; merges are selected
 //! greedily by bytes saved ([`merge`]).
 //!
 //! Not fused: leaves, collectives, attention, embeddings, matmuls without an epilogue, data movement other than reshape and expand, the
@@ -23,6 +23,7 @@ mod region;
 mod row_reduce;
 #[cfg(test)]
 mod tests;
+mod widen;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use cluster::Clusters;
@@ -66,6 +67,7 @@ impl Pass for Fuse {
         attention::share_layout(graph)?;
         loss::move_gradients(graph);
         embedding::add_in_gradients(graph)?;
+        widen::in_every_region(graph)?;
         let facts = Facts::new(graph);
         let mut clusters = Clusters::new(&facts, self.supported);
         quantized::form(&mut clusters);
