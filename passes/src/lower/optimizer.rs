@@ -144,7 +144,8 @@ impl<'a> Lowering<'a> {
             let writes = step.writes.iter().map(|p| (p.buffer, p.offset, true));
             let more: HashSet<_> = reads.chain(writes).collect();
             let n = pointers.union(&more).count();
-            if !together.is_empty() && !(self.options.multi_tensor && n <= MAX_POINTERS) {
+            let joins = self.options.multi_tensor && n <= MAX_POINTERS;
+            if !together.is_empty() && !joins {
                 self.in_one_launch(std::mem::take(&mut together))?;
                 pointers.clear();
             }
