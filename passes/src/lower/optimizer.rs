@@ -135,16 +135,19 @@ impl<'a> Lowering<'a> {
     }
 
     /// Emits work on groups, in as few launches as code generation makes of it.
-    pub(super) fn in_few_launches(&mut self, steps: Vec<Step<'a>>) -> Result<(), Diagnostic> {
+    pub(super) fn in_few_launches(&mut self, mut steps: Vec<Step<'a>>) -> Result<(), Diagnostic> {
         // What several read is one operand.
         let mut pointers: HashSet<(BufferId, usize, bool)> = HashSet::new();
         let mut together: Vec<Step<'a>> = Vec::new();
+        // Kernels of steps that write equally many results take fewer registers.
+        steps.sort_by_key(|step| step.writes.len());
         for step in steps {
             let reads = step.reads.iter().map(|p| (p.buffer, p.offset, false));
             let writes = step.writes.iter().map(|p| (p.buffer, p.offset, true));
             let more: HashSet<_> = reads.chain(writes).collect();
             let n = pointers.union(&more).count();
-            let joins = self.options.multi_tensor && n <= MAX_POINTERS;
+            let alike = together.iter().all(|s| s.writes.len() == step.writes.len());
+            let joins = self.options.multi_tensor && n <= MAX_POINTERS && alike;
             if !together.is_empty() && !joins {
                 self.in_one_launch(std::mem::take(&mut together))?;
                 pointers.clear();

@@ -4,7 +4,7 @@
 //! [`super::cuda_row_col_reduce`].
 
 use super::cuda_col_reduce::{self, Stage};
-use super::cuda_pointwise;
+use super::cuda_pointwise::{self, BYTES_IN_FLIGHT, loaded_bytes};
 use super::cuda_row_col_reduce;
 use super::cuda_row_reduce;
 use super::expr::Expr;
@@ -100,12 +100,16 @@ fn function(
     Ok((text, Launch { symbol: symbol.into(), block, grid, grid_stride }))
 }
 
-/// Elements per vector: 16 bytes of the narrowest float. Where that would misalign an access, the widest aligned width,
-/// or 1 in reductions, whose order of sums depends on it.
+/// Elements per vector: 16 bytes of the narrowest float; in elementwise kernels 4 where that already reads as many bytes as
+/// should be in flight, since more would cost registers. Where that would misalign an access, the widest aligned width, or 1 in
+/// reductions, whose order of sums depends on it.
 pub(super) fn vector_width(program: &Program) -> usize {
     let sizes = program.types.iter().map(|t| t.dtype.size());
     let narrowest = sizes.filter(|&s| s >= 2).min().unwrap_or(4);
     let mut width = (16 / narrowest).clamp(4, 8);
+    if program.kind == FusionKind::Pointwise && loaded_bytes(program, width) > BYTES_IN_FLIGHT {
+        width = 4;
+    }
     while !is_aligned(program, width) {
         width = if program.kind == FusionKind::Pointwise { width / 2 } else { 1 };
     }

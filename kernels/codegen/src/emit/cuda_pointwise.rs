@@ -14,7 +14,7 @@ use super::text::Val;
 pub(super) const THREADS: usize = 256;
 /// Bytes that a thread should have in flight. By Little's law the memory of an H100 is busy with about 20 KB of each
 /// multiprocessor (3.35 TB/s for 0.8 µs, over 132): of the 2048 threads that fit, 320 must be waiting.
-const BYTES_IN_FLIGHT: usize = 64;
+pub(super) const BYTES_IN_FLIGHT: usize = 64;
 /// Maximum vectors per thread and tile.
 const MAX_VECTORS: usize = 8;
 /// Tiles that give every multiprocessor of a large GPU work: eight blocks for each of the 132 of an H100.
@@ -51,17 +51,22 @@ pub(crate) fn emit(e: &mut Emitter<'_>) -> Shape {
 
 /// Vectors per thread and tile: enough for [`BYTES_IN_FLIGHT`], provided that tiles remain for all multiprocessors.
 pub(super) fn vectors_of_thread(program: &Program, width: usize, n: usize) -> usize {
-    let bytes = |id: Id| match program.dag.get(id) {
-        Expr::Load { operand, .. } => program.types[*operand].dtype.size() * width,
-        _ => 0,
-    };
-    let bytes: usize = loads(program).map(bytes).sum();
+    let bytes = loaded_bytes(program, width);
     let mut vectors = MAX_VECTORS;
     while vectors > 1 && (vectors * bytes > BYTES_IN_FLIGHT || n < ENOUGH_TILES * THREADS * vectors)
     {
         vectors /= 2;
     }
     vectors
+}
+
+/// Bytes of operands that are read for a vector of this many elements.
+pub(super) fn loaded_bytes(program: &Program, width: usize) -> usize {
+    let bytes = |id: Id| match program.dag.get(id) {
+        Expr::Load { operand, .. } => program.types[*operand].dtype.size() * width,
+        _ => 0,
+    };
+    loads(program).map(bytes).sum()
 }
 
 /// The operands' elements that are read for each vector.
