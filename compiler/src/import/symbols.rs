@@ -41,7 +41,7 @@ fn names(text: &str) -> Vec<String> {
                 binds.insert(name.clone(), 1);
                 names.push(name);
             }
-            Err(DimError::Syntax(_)) if names.is_empty() && !text.trim().is_empty() => {
+            Err(DimError::Syntax(_)) if !text.trim().is_empty() => {
                 return vec![text.trim().to_string()];
             }
             _ => return names,
