@@ -120,6 +120,14 @@ template <auto LOAD, auto STORE, auto F> u32 pair(u32 a, u32 b) {
     auto half = [](u32 x, u32 y) { return u32(STORE(F(LOAD(u16(x)), LOAD(u16(y))))); };
     return half(a >> 16, b >> 16) << 16 | half(a, b);
 }
+// A product and a sum with one rounding, of one half and of both halves.
+template <auto LOAD, auto STORE> u16 fused(u16 a, u16 b, u16 c) {
+    return STORE(float(std::fma(double(LOAD(a)), double(LOAD(b)), double(LOAD(c)))));
+}
+template <auto LOAD, auto STORE> u32 fused_pair(u32 a, u32 b, u32 c) {
+    u16 high = fused<LOAD, STORE>(u16(a >> 16), u16(b >> 16), u16(c >> 16));
+    return u32(high) << 16 | fused<LOAD, STORE>(u16(a), u16(b), u16(c));
+}
 u64 bits_of(u64 a, u32 from, u32 count) {
     u64 rest = from >= 64 ? 0 : a >> from;
     return count >= 64 ? rest : rest & ((u64(1) << count) - 1);
@@ -182,6 +190,7 @@ template <class T> T minimum(T a, T b) { return a != a || b != b ? T(NAN) : a < 
     {"add.rn." f "x2", two<u32, u32, pair<load, store, F2(float, a + b)>>}, \
     {"sub.rn." f "x2", two<u32, u32, pair<load, store, F2(float, a - b)>>}, \
     {"mul.rn." f "x2", two<u32, u32, pair<load, store, F2(float, a * b)>>}, \
+    {"fma.rn." f "x2", three<u32, u32, fused_pair<load, store>>}, {"fma.rn." f, three<u16, u16, fused<load, store>>}, \
     {"add.rn." f, two<u16, u16, F2(u16, store(load(a) + load(b)))>}, {"sub.rn." f, two<u16, u16, F2(u16, store(load(a) - load(b)))>}, \
     {"mul.rn." f, two<u16, u16, F2(u16, store(load(a) * load(b)))>}, \
     HALF_COMPARE("gt", f, load, >), HALF_COMPARE("lt", f, load, <), HALF_COMPARE("ge", f, load, >=), \
