@@ -1,5 +1,6 @@
 //! Low-rank adapters: PEFT's numbers and files, merged models, and every other option beside them.
 
+use crate::frozen::tensors;
 use crate::pairs::{Row, rows};
 use crate::parity;
 use crate::support::{Planned, compile_at, file, plan, plan_at, plan_to_evaluate};
@@ -8,7 +9,6 @@ use frit_ir::plan::{ParamHome, Plan};
 use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
-use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -40,13 +40,6 @@ fn options(model: &str, steps: usize) -> RunOptions {
 
 fn train(planned: &Planned, options: &RunOptions) -> RunReport {
     run(&planned.path(), options).unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// Bytes of every tensor of a file, by name.
-fn tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
-    let bytes = std::fs::read(path).expect("tensors");
-    let file = SafeTensors::deserialize(&bytes).expect("tensors");
-    file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
 }
 
 fn trained(plan: &Plan) -> Vec<&str> {

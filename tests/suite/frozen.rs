@@ -103,7 +103,7 @@ fn train(planned: &Planned, options: &RunOptions) -> RunReport {
 }
 
 /// Bytes of every tensor of a file, by name.
-fn tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let bytes = std::fs::read(path).expect("tensors");
     let file = SafeTensors::deserialize(&bytes).expect("tensors");
     file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()

@@ -1,6 +1,7 @@
 //! Checkpoints and files that omit parameters that no step changes: a run resumes from them with the base model on
 //! which it was trained, and no other.
 
+use crate::frozen::tensors;
 use crate::pairs::{Row, rows};
 use crate::support::{Planned, file, plan_to_evaluate, plan_to_evaluate_configured};
 use clap::Parser;
@@ -9,7 +10,6 @@ use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
 use frit_runtime::eval::{self, evaluate};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
-use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -84,13 +84,6 @@ fn train(planned: &Planned, options: &RunOptions) -> RunReport {
 
 fn refused(planned: &Planned, options: &RunOptions) -> String {
     run(&planned.path(), options).expect_err("refused").to_string()
-}
-
-/// Bytes of every tensor of a file, by name.
-fn tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
-    let bytes = std::fs::read(path).expect("tensors");
-    let file = SafeTensors::deserialize(&bytes).expect("tensors");
-    file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
 }
 
 /// Parameters of the model that another training ended with.
