@@ -7,7 +7,7 @@ use crate::import::{self, Tied};
 use crate::wire;
 use frit_ir::plan::{layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
-use frit_passes::adapter::Adapted;
+use frit_passes::adapter::{self, Adapted};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +104,11 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// Names of the matrices of all adapters.
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = String> {
+        self.adapters.keys().flat_map(|weight| adapter::names(weight))
+    }
+
     /// Reads it from the folder `source` of a plan or checkpoint.
     ///
     /// # Errors

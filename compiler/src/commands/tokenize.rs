@@ -3,6 +3,7 @@
 use crate::diagnostics::Report;
 use crate::tokenize::{self, Options, Written};
 use frit_ir::{Code, Diagnostic};
+use frit_runtime::data::matching;
 use std::path::PathBuf;
 
 /// Arguments of `frit tokenize`.
@@ -52,9 +53,14 @@ fn fraction(text: &str) -> Result<f64, String> {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
+    let files = |given: &PathBuf| {
+        let refuse = |e| Diagnostic::error(Code::Tokenize, format!("{}: {e}", given.display()));
+        matching(given).map_err(refuse)
+    };
+    let texts: Vec<_> = args.texts.iter().map(files).collect::<Result<_, _>>()?;
     let options = Options {
         tokenizer: args.tokenizer.clone(),
-        texts: files(&args.texts)?,
+        texts: texts.concat(),
         field: args.field.clone(),
         lines: args.lines,
         separator: args.separator.clone(),
@@ -73,26 +79,4 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
         }
     }
     Ok(text)
-}
-
-/// The files that paths and patterns name, those of a pattern sorted by name.
-fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>, Diagnostic> {
-    let mut files = Vec::new();
-    for path in given {
-        let text = path.to_string_lossy();
-        if path.exists() || !text.contains(['*', '?', '[']) {
-            files.push(path.clone());
-            continue;
-        }
-        let refuse = |e: String| Diagnostic::error(Code::Tokenize, format!("{text}: {e}"));
-        let found = glob::glob(&text).map_err(|e| refuse(e.to_string()))?;
-        let before = files.len();
-        for path in found {
-            files.extend(Some(path.map_err(|e| refuse(e.to_string()))?).filter(|p| p.is_file()));
-        }
-        if files.len() == before {
-            return Err(refuse("no file matches this pattern".into()));
-        }
-    }
-    Ok(files)
 }

@@ -25,7 +25,7 @@ pub fn peft(trained: &Trained, folder: &Path) -> Result<Vec<PathBuf>, Report> {
     }
     let config = Config::load(Some(&trained.source.join(layout::CONFIGURATION)), &[])?;
     let mut matrices = Vec::new();
-    for name in origin.adapters.keys().flat_map(|weight| adapter::names(weight)) {
+    for name in origin.matrices() {
         let matrix = trained.tensor(&name)?.ok_or_else(|| {
             let what = format!("{} holds no `{name}`", trained.path().display());
             Diagnostic::error(Code::ExportWeights, what).help("give weights of this model")

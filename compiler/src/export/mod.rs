@@ -94,9 +94,10 @@ pub fn onnx(trained: &Trained, options: &Options, path: &Path) -> Result<Written
         .into());
     }
     // The model's own weights have no adapters, which begin as nothing.
-    let matrices: Vec<String> = origin.adapters.keys().flat_map(|w| matrices_of(w)).collect();
+    let matrices: HashSet<String> = origin.matrices().collect();
     let adapts = matrices.iter().any(|name| trained.ty(name).is_some());
-    let lacks = |name: &&String| trained.ty(name).is_none() && (adapts || !matrices.contains(name));
+    let lacks =
+        |name: &&String| trained.ty(name).is_none() && (adapts || !matrices.contains(*name));
     if let Some(missing) = trained.names.iter().find(lacks) {
         let what = format!("{} holds no `{missing}`", trained.path().display());
         return Err(Diagnostic::error(Code::ExportWeights, what)
@@ -156,8 +157,7 @@ impl Base {
         path: &Path,
     ) -> Result<Written, Fault> {
         let merged = import::onnx::merged(self.bytes.clone());
-        let matrices: HashSet<String> =
-            origin.adapters.keys().flat_map(|w| matrices_of(w)).collect();
+        let matrices: HashSet<String> = origin.matrices().collect();
         let beside = || {
             let mut name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             name += ".data";

@@ -21,7 +21,7 @@ pub use batch::Batch;
 pub use element::Element;
 pub(crate) use element::convert;
 pub use formats::TokenDType;
-pub use source::Source;
+pub use source::{Source, matching};
 
 use crate::RunError;
 use crate::checkpoint::Position;

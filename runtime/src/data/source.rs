@@ -36,29 +36,30 @@ impl Source {
                 paths.extend(in_folder(given)?);
                 continue;
             }
-            if given.exists() || !text.contains(['*', '?', '[']) {
-                paths.push(given.clone());
-                continue;
-            }
-            let refuse = |reason: String| RunError::data(given, reason);
-            let matching =
-                glob::glob(&text).map_err(|e| refuse(format!("invalid pattern: {e}")))?;
-            let before = paths.len();
-            for path in matching {
-                let path = path.map_err(|e| refuse(e.to_string()))?;
-                if path.is_file() {
-                    paths.push(path);
-                }
-            }
-            if paths.len() == before {
-                return Err(refuse("no file matches this pattern".into()));
-            }
+            paths.extend(matching(given).map_err(|reason| RunError::data(given, reason))?);
         }
         if paths.is_empty() {
             return Err(RunError::data(Path::new("--data"), "names no file"));
         }
         Ok(paths)
     }
+}
+
+/// The files that a path or pattern names: itself, or those that match, sorted by name.
+///
+/// # Errors
+/// If the pattern is invalid, or matches no file.
+pub fn matching(given: &Path) -> Result<Vec<PathBuf>, String> {
+    let text = given.to_string_lossy();
+    if given.exists() || !text.contains(['*', '?', '[']) {
+        return Ok(vec![given.into()]);
+    }
+    let mut files = Vec::new();
+    for path in glob::glob(&text).map_err(|e| format!("invalid pattern: {e}"))? {
+        let path = path.map_err(|e| e.to_string())?;
+        files.extend(path.is_file().then_some(path));
+    }
+    if files.is_empty() { Err("no file matches this pattern".into()) } else { Ok(files) }
 }
 
 /// Extensions of files that have all inputs.
