@@ -11,7 +11,7 @@ use crate::target::Backend;
 use frit_ir::ops::{OptimizerKind, ScheduleKind};
 use frit_ir::plan::Strategy;
 use frit_ir::{Code, DType, Diagnostic};
-use frit_passes::adapter::Lora;
+use frit_passes::adapter::{self, Lora};
 use frit_passes::autocast::Autocast;
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
@@ -336,7 +336,7 @@ fn adapter(config: &Config) -> Result<Lora, Diagnostic> {
         (choices::AdapterKind::Lora, false) => {}
     }
     // The default lets everything train, which an adapter replaces.
-    let trainable = config.params.trainable.iter().filter(|p| *p != "**").cloned().collect();
+    let trainable = adapter::trainable(&config.params.trainable);
     let targets = a.targets.clone();
     Ok(Lora { rank: a.rank, alpha: a.alpha, dropout: a.dropout, targets, trainable })
 }

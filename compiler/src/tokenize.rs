@@ -5,13 +5,16 @@
 //! bytes on every machine.
 
 use crate::diagnostics::Report;
-use frit_ir::{Code, Diagnostic};
+use flate2::read::MultiGzDecoder;
+use frit_ir::{Code, Diagnostic, counted};
 use frit_runtime::files;
 use frit_runtime::progress::Progress;
 use serde_json::Value;
+use std::cell::Cell;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use tokenizers::Tokenizer;
 
 /// Bytes of text that are encoded at once.
@@ -28,9 +31,9 @@ const KINDS: [&str; 2] = ["train", "validation"];
 /// What is turned into tokens.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The `tokenizer.json`.
+    /// The `tokenizer.json`, or a folder that has it.
     pub tokenizer: PathBuf,
-    /// `.jsonl` files, of which each line is a document, and text files.
+    /// `.jsonl` files, of which each line is a document, and text files; each may be compressed with gzip.
     pub texts: Vec<PathBuf>,
     /// The field of a line that has the text.
     pub field: String,
@@ -125,6 +128,13 @@ fn encode_all(
     if run.documents == 0 {
         return Err(refuse("the texts have no document"));
     }
+    if options.validation > 0.0 && run.shards.iter().any(|shards| shards.tokens == 0) {
+        let all = counted(run.documents, "document");
+        let what =
+            format!("a fraction of {} leaves nothing to one part of {all}", options.validation);
+        let help = "give another --validation; with --lines every line of a text is a document";
+        return Err(refuse(what).help(help));
+    }
     for shards in run.shards.iter_mut().filter(|shards| !shards.pending.is_empty()) {
         shards.write()?;
     }
@@ -150,6 +160,7 @@ fn size(path: &Path) -> Result<u64, Diagnostic> {
 /// A tokenizer that neither cuts nor pads.
 fn load(path: &Path) -> Result<Tokenizer, Diagnostic> {
     let help = "give the tokenizer.json that `tokenizer.save_pretrained` of Transformers writes";
+    let path = &if path.is_dir() { path.join("tokenizer.json") } else { path.into() };
     let mut tokenizer = Tokenizer::from_file(path).map_err(|e| unreadable(path, e).help(help))?;
     tokenizer.with_truncation(None).map_err(|e| unreadable(path, e))?;
     tokenizer.with_padding(None);
@@ -193,37 +204,46 @@ struct Run {
 
 impl Run {
     fn read(&mut self, path: &Path, options: &Options) -> Result<(), Diagnostic> {
-        let file = File::open(path).map_err(|e| unreadable(path, e))?;
-        let mut file = BufReader::with_capacity(1 << 20, file);
-        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
-        let is_json = matches!(extension.as_deref(), Some("jsonl" | "ndjson"));
+        let Text { mut lines, is_json, read } = Text::open(path)?;
+        let before = self.done;
         if !is_json && !options.lines {
-            let mut text = String::new();
-            file.read_to_string(&mut text).map_err(|e| unreadable(path, e))?;
-            let bytes = text.len();
-            return self.add(text, bytes);
+            let mut bytes = Vec::new();
+            lines.read_to_end(&mut bytes).map_err(|e| unreadable(path, e))?;
+            self.done = before + read.get();
+            let text = String::from_utf8(bytes).map_err(|e| {
+                let valid = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+                not_text(path, 1 + valid.iter().filter(|b| **b == b'\n').count())
+            })?;
+            return self.add(text);
         }
-        let (mut line, mut number) = (String::new(), 0);
-        loop {
+        let mut line = Vec::new();
+        for number in 1.. {
             line.clear();
-            let bytes = file.read_line(&mut line).map_err(|e| unreadable(path, e))?;
-            if bytes == 0 {
-                return Ok(());
+            if lines.read_until(b'\n', &mut line).map_err(|e| unreadable(path, e))? == 0 {
+                break;
             }
-            number += 1;
-            let text = line.trim_end_matches(['\r', '\n']);
+            self.done = before + read.get();
+            let text = str::from_utf8(&line).map_err(|_| not_text(path, number))?;
+            let text = text.trim_end_matches(['\r', '\n']);
             let text = match is_json && !text.trim().is_empty() {
-                true => field(text, &options.field)
-                    .map_err(|e| refuse(format!("{}, line {number}: {e}", path.display())))?,
+                true => field(text, &options.field).map_err(|e| {
+                    let json = refuse(format!("{}, line {number}: {e}", path.display()));
+                    match number == 1 && text.trim_start().starts_with('[') {
+                        true => {
+                            json.help("write one object per line: jq -c '.[]' FILE > FILE.jsonl")
+                        }
+                        false => json,
+                    }
+                })?,
                 false => text.to_string(),
             };
-            self.add(text, bytes)?;
+            self.add(text)?;
         }
+        Ok(())
     }
 
-    /// Adds a document that was read from so many bytes; one without text is none.
-    fn add(&mut self, text: String, bytes: usize) -> Result<(), Diagnostic> {
-        self.done += bytes;
+    /// Adds a document; one without text is none.
+    fn add(&mut self, text: String) -> Result<(), Diagnostic> {
         if text.trim().is_empty() {
             return Ok(());
         }
@@ -248,7 +268,7 @@ impl Run {
         }
         while self.shown < self.done >> 20 {
             self.shown += 1;
-            self.progress.advance(&format!("{} documents", self.documents));
+            self.progress.advance(&counted(self.documents, "document"));
         }
         Ok(())
     }
@@ -256,7 +276,14 @@ impl Run {
 
 /// The text of a line of JSON.
 fn field(line: &str, field: &str) -> Result<String, String> {
-    let value: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let value: Value = serde_json::from_str(line).map_err(|e| {
+        let what = e.to_string();
+        let what = what.split(" at line").next().unwrap_or_default();
+        format!("it is no JSON: {what} at column {}", e.column())
+    })?;
+    if !value.is_object() {
+        return Err(format!("it is no JSON object with the field `{field}`"));
+    }
     match value.get(field) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(_) => Err(format!("the field `{field}` is not text")),
@@ -265,6 +292,69 @@ fn field(line: &str, field: &str) -> Result<String, String> {
             let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
             Err(format!("it has no field `{field}`, but {}", names.join(", ")))
         }
+    }
+}
+
+fn not_text(path: &Path, line: usize) -> Diagnostic {
+    refuse(format!("{}, line {line}: it is not text in UTF-8", path.display()))
+        .help("convert it, e.g. iconv -f LATIN1 -t UTF-8 FILE > NEW")
+}
+
+/// A file of text.
+struct Text {
+    /// Its content, decompressed, without the mark of its byte order.
+    lines: Box<dyn BufRead>,
+    /// Whether each line is a JSON object.
+    is_json: bool,
+    /// Bytes of the file that were read.
+    read: Rc<Cell<usize>>,
+}
+
+/// What begins a file compressed with gzip, one with zstd, and one with a byte order mark.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+
+impl Text {
+    fn open(path: &Path) -> Result<Text, Diagnostic> {
+        let read = Rc::new(Cell::new(0));
+        let file = File::open(path).map_err(|e| unreadable(path, e))?;
+        let file = Counted { file, read: Rc::clone(&read) };
+        let mut lines: Box<dyn BufRead> = Box::new(BufReader::with_capacity(1 << 20, file));
+        let begins = |lines: &mut Box<dyn BufRead>, with: &[u8]| {
+            lines.fill_buf().map(|b| b.starts_with(with)).map_err(|e| unreadable(path, e))
+        };
+        if begins(&mut lines, &ZSTD)? {
+            let help = "decompress it, or compress it with gzip";
+            return Err(refuse(format!("{} is compressed with zstd", path.display())).help(help));
+        }
+        let mut name = path.to_path_buf();
+        if begins(&mut lines, &GZIP)? {
+            lines = Box::new(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(lines)));
+            if name.extension().is_some_and(|e| e.eq_ignore_ascii_case("gz")) {
+                name.set_extension("");
+            }
+        }
+        if begins(&mut lines, &BYTE_ORDER_MARK)? {
+            lines.consume(BYTE_ORDER_MARK.len());
+        }
+        let extension = name.extension().map(|e| e.to_string_lossy().to_lowercase());
+        let is_json = matches!(extension.as_deref(), Some("jsonl" | "ndjson" | "json"));
+        Ok(Text { lines, is_json, read })
+    }
+}
+
+/// Counts the bytes that are read from a file.
+struct Counted {
+    file: File,
+    read: Rc<Cell<usize>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(into)?;
+        self.read.set(self.read.get() + n);
+        Ok(n)
     }
 }
 

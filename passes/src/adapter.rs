@@ -50,6 +50,11 @@ pub struct Adapted {
     pub scale: f64,
 }
 
+/// The patterns of `params.trainable` that mean something beside an adapter: its default, every parameter, does not.
+pub fn trainable(patterns: &[String]) -> Vec<String> {
+    patterns.iter().filter(|pattern| *pattern != "**").cloned().collect()
+}
+
 /// The module that a parameter belongs to, if it is its weight; else the name.
 pub fn module(weight: &str) -> &str {
     weight.strip_suffix(".weight").unwrap_or(weight)

@@ -2,11 +2,11 @@
 
 use crate::RunError;
 use crate::checkpoint::CheckpointOptions;
-use crate::data::{Source, TokenDType};
 use crate::files::Place;
 use crate::interrupt;
 use crate::run::RunOptions;
 use crate::validation::ValidationOptions;
+use frit_data::{Source, TokenDType};
 use std::path::PathBuf;
 
 /// The plan, the data, and options of the run.

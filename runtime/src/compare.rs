@@ -4,7 +4,6 @@
 //! device's results, so an error is reported only at the kernel that causes it.
 
 use crate::RunError;
-use crate::data::{Data, Source, TokenDType};
 use crate::device::Device;
 use crate::initialize::initialize;
 use crate::numerics::decode;
@@ -12,6 +11,7 @@ use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
 use frit_comm::launch::Launch;
+use frit_data::{Data, Source, TokenDType};
 use frit_ir::interpret;
 use frit_ir::plan::{Action, Kernel, KernelId, Place, Plan, TaskId, TiVec};
 use frit_ir::{DType, Graph, Op, Tensor};

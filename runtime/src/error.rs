@@ -192,3 +192,12 @@ impl RunError {
         RunError::Data { path: path.into(), reason: reason.into() }
     }
 }
+
+impl From<frit_data::DataError> for RunError {
+    fn from(error: frit_data::DataError) -> RunError {
+        match error {
+            frit_data::DataError::Io { path, error } => RunError::Io { path, error },
+            frit_data::DataError::Content { path, reason } => RunError::Data { path, reason },
+        }
+    }
+}

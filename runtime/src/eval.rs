@@ -5,7 +5,6 @@
 
 use crate::RunError;
 use crate::checkpoint::{Checkpoint, restore};
-use crate::data::{self, Data, Element, Fed, TokenDType};
 use crate::device::Device;
 use crate::dump::{self, Outputs};
 use crate::initialize::initialize;
@@ -15,6 +14,7 @@ use crate::save::Tensors;
 use crate::session::{self, Session, Work};
 use crate::starting::{self, Others};
 use frit_comm::launch::Launch;
+use frit_data::{Data, Element, Fed, TokenDType};
 use frit_ir::ops::StateName;
 use frit_ir::ops::random::evaluation_state;
 use frit_ir::plan::{EvalSpec, ParamHome, Place, Plan};
@@ -208,7 +208,7 @@ impl Feed {
 /// # Errors
 /// What is wrong with the plan, the data, the weights or the options, or the task that failed.
 pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
-    let source = data::Source::new(options.data.clone(), options.token_dtype);
+    let source = frit_data::Source::new(options.data.clone(), options.token_dtype);
     let data = if options.inputs.is_none() { source.paths()? } else { vec![] };
     let read = data.iter().map(|path| ("--data", path.as_path()));
     let inputs = options.inputs.iter().map(|path| ("--inputs", path.as_path()));
@@ -281,10 +281,10 @@ fn batch(plan: &Plan) -> usize {
 /// The inputs, and whether they include the labels of the losses.
 fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool), RunError> {
     if let Some(path) = &options.inputs {
-        let (fed, labeled) = data::read_inputs(path, plan, &eval.labels)?;
+        let (fed, labeled) = frit_data::read_inputs(path, plan, &eval.labels)?;
         return Ok((Feed::Batch(fed), labeled));
     }
-    let source = data::Source::new(options.data.clone(), options.token_dtype);
+    let source = frit_data::Source::new(options.data.clone(), options.token_dtype);
     Ok((Feed::Examples(examples(&source, plan, eval)?), true))
 }
 
@@ -293,7 +293,7 @@ fn feed(options: &Options, plan: &Plan, eval: &EvalSpec) -> Result<(Feed, bool),
 /// # Errors
 /// If these cannot be read, are empty, or the last batch would be counted incorrectly.
 pub(crate) fn examples(
-    source: &data::Source,
+    source: &frit_data::Source,
     plan: &Plan,
     eval: &EvalSpec,
 ) -> Result<Data, RunError> {

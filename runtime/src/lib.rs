@@ -7,7 +7,6 @@ pub mod checkpoint;
 pub mod compare;
 mod convert;
 mod course;
-pub mod data;
 pub mod device;
 pub mod divergence;
 mod dump;
@@ -42,6 +41,7 @@ pub mod usage;
 pub mod validation;
 pub mod weight_files;
 pub use convert::converted;
+pub use frit_data as data;
 pub use save::safetensors_dtype;
 
 pub use error::RunError;

@@ -1,11 +1,11 @@
 //! Orders to the ranks of a [trainer](crate::trainer): every rank receives each of them, and one replies.
 
-use crate::data::Data;
 use crate::divergence::Divergence;
 use crate::eval::Sums;
 use crate::metrics::StepMetrics;
 use crate::save::{Tensors, Version};
 use crate::validation::Examples;
+use frit_data::Data;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 

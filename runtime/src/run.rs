@@ -3,7 +3,6 @@
 use crate::RunError;
 use crate::checkpoint::lock::{self, Run};
 use crate::checkpoint::{Checkpoint, CheckpointOptions};
-use crate::data::{Data, Source};
 use crate::divergence::Divergence;
 use crate::eval::in_words;
 use crate::gradients;
@@ -22,6 +21,7 @@ use crate::train::{Outcome, Steps, Training};
 use crate::usage;
 use crate::validation::{Examples, Validation, ValidationOptions};
 use frit_comm::launch::Launch;
+use frit_data::{Data, Source};
 use frit_ir::counted;
 use frit_ir::plan::{Plan, sha256_hex};
 use std::collections::BTreeMap;

@@ -8,11 +8,11 @@
 use crate::RunError;
 use crate::checkpoint::Checkpoint;
 use crate::convert::converted;
-use crate::data::Batch;
 use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
 use crate::weight_files::{self, PEFT_PREFIX};
+use frit_data::Batch;
 use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
 use memmap2::Mmap;

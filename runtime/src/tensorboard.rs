@@ -7,7 +7,7 @@
 use crate::RunError;
 use crate::checkpoint::lock::{Run, wall_time};
 use crate::files::Sink;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// A message of Protocol Buffers.
@@ -81,12 +81,21 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Creates a file in the folder, which is created too. `step`: where a run resumes.
+    /// Creates a file in the folder, which is created too. TensorBoard forgets what earlier files there have from `step` on, at which
+    /// the run begins or resumes.
     ///
     /// # Errors
     /// If the folder or the file cannot be written.
-    pub(crate) fn create(folder: &Path, run: Run, step: Option<usize>) -> Result<Writer, RunError> {
-        std::fs::create_dir_all(folder).map_err(RunError::io(folder))?;
+    pub(crate) fn create(folder: &Path, run: Run, step: usize) -> Result<Writer, RunError> {
+        std::fs::create_dir_all(folder).map_err(|e| {
+            let reason = match e.kind() {
+                ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                    "is a file; give the name of a folder".into()
+                }
+                _ => format!("the folder cannot be created: {e}"),
+            };
+            RunError::Output { option: "--tensorboard", path: folder.into(), reason }
+        })?;
         let now = wall_time();
         // TensorBoard reads files in the order of their names, which begin with the time.
         let microseconds = (now.fract() * 1e6) as u64;
@@ -94,9 +103,9 @@ impl Writer {
         let path = folder.join(name);
         let file = Sink::append(&path).map_err(RunError::io(&path))?;
         let mut writer = Writer { path, file };
-        let first = [Some(version(now)), step.map(|step| start(now, step))];
+        let first = [version(now), start(now, step)];
         let path = writer.path.clone();
-        first.iter().flatten().try_for_each(|e| writer.put(e)).map_err(RunError::io(&path))?;
+        first.iter().try_for_each(|e| writer.put(e)).map_err(RunError::io(&path))?;
         Ok(writer)
     }
 

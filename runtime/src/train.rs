@@ -6,7 +6,6 @@ use crate::checkpoint::lock::Run;
 use crate::checkpoint::saver::Saver;
 use crate::checkpoint::{Checkpoint, Position, restore};
 use crate::course::Course;
-use crate::data::Data;
 use crate::device::{Device, Span};
 use crate::divergence::{Judge, MAX_SKIPPED};
 use crate::gradients::{Gradients, Parts};
@@ -26,6 +25,7 @@ use crate::trace;
 use crate::usage::Usage;
 use crate::validation::{Examples, Validation};
 use frit_comm::CommError;
+use frit_data::Data;
 use frit_ir::plan::{PhaseName, TaskId};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -159,8 +159,7 @@ impl Training<'_> {
             false => Writer::open(metrics, run),
         }?;
         let folder = self.options.tensorboard.as_deref().filter(|_| rank == 0);
-        let resumed = self.resumed.as_ref().map(|_| self.start);
-        let events = folder.map(|folder| tensorboard::Writer::create(folder, run, resumed));
+        let events = folder.map(|folder| tensorboard::Writer::create(folder, run, self.start));
         let writer = writer.with_events(events.transpose()?);
         let progress = match self.options.progress && rank == 0 {
             true => Progress::new("step", self.start, self.options.steps),

@@ -5,7 +5,6 @@
 
 use crate::RunError;
 use crate::checkpoint::{CheckpointOptions, Position};
-use crate::data::{Batch, Data};
 use crate::divergence::Divergence;
 use crate::eval::{self, Feed, Sums};
 use crate::left_out::AllLeftOut;
@@ -19,6 +18,7 @@ use crate::starting;
 use crate::train::Steps;
 use crate::validation::{self, Examples, Validation};
 use frit_comm::launch::Launch;
+use frit_data::{Batch, Data};
 use frit_ir::TensorType;
 use frit_ir::plan::{DeviceType, Plan, layout};
 use std::path::{Path, PathBuf};

@@ -4,12 +4,12 @@
 //! are those of `frit eval`. The examples are those of files, or batches that the caller gives.
 
 use crate::RunError;
-use crate::data::Source;
 use crate::device::Device;
 use crate::eval::{self, Feed, Sums};
 use crate::initialize::initialize;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
+use frit_data::Source;
 use frit_ir::plan::{EvalSpec, Held, ParamId, Plan};
 use std::collections::{BTreeMap, HashMap};
 

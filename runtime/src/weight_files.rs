@@ -20,7 +20,7 @@ const IN_FOLDER: [&str; 3] = ["model.safetensors.index.json", "model.safetensors
 ///
 /// # Errors
 /// If a folder has no weights, or an index is damaged or names a file elsewhere.
-pub(crate) fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, RunError> {
+pub fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, RunError> {
     let mut files = Vec::new();
     for path in paths {
         let mut path = path.clone();

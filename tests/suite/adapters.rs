@@ -103,6 +103,37 @@ fn an_adapter_goes_to_peft_and_back() {
 }
 
 #[test]
+fn what_trains_beside_an_adapter_goes_to_peft_and_back() {
+    let also = "params.trainable=[\"**.norm.weight\", \"**.layers.1.mlp.up_proj.weight\"]";
+    let settings = [&LLAMA[..], &["precision.compute=fp32", also]].concat();
+    let planned = plan("tests/models/llama/model.onnx", 4, &settings);
+    let folder = planned.dir.path().join("adapter");
+    for trained_only in [true, false] {
+        let saved = planned.dir.path().join(format!("saved-{trained_only}.safetensors"));
+        let some = RunOptions { save: Some(saved.clone()), trained_only, ..options("llama", 2) };
+        train(&planned, &some);
+        let read = Trained::of_plan(&planned.path(), &saved).unwrap_or_else(|e| panic!("{e}"));
+        let files = export::peft(&read, &folder).unwrap_or_else(|e| panic!("{e}"));
+        let text = std::fs::read_to_string(&files[1]).expect("the configuration");
+        let config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let modules = ["net.model.layers.1.mlp.up_proj", "net.model.norm"];
+        assert_eq!(config["modules_to_save"], serde_json::json!(modules));
+        let stored = tensors(&files[0]);
+        assert_eq!(stored.len(), 2 * 2 * 3 + 2);
+        for module in modules {
+            assert!(stored.contains_key(&format!("base_model.model.{module}.weight")));
+        }
+        let from = |path: &Path| RunOptions { weights: vec![path.into()], ..options("llama", 1) };
+        let [a, b] = [&folder, &saved].map(|path| train(&planned, &from(path)).losses);
+        assert_eq!(a, b);
+        // A folder stands for the one file in it.
+        let named = planned.dir.path().join("model.safetensors");
+        std::fs::copy(&saved, &named).expect("a copy");
+        Trained::of_plan(&planned.path(), planned.dir.path()).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+#[test]
 fn a_merged_model_goes_on_where_training_ended_wherever_its_weights_are() {
     let dir = tempfile::tempdir().expect("a directory");
     let fp32 = ["precision.compute=fp32"];

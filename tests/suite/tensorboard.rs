@@ -133,7 +133,7 @@ fn scalars_are_the_metrics_of_the_lines_whatever_the_run() {
             .flatten()
             .filter_map(|e| Some((e.step, e.session_log.as_ref()?.status)))
             .collect();
-        assert_eq!(starts, [(4, START)]);
+        assert_eq!(starts, [(0, START), (4, START)]);
         let mut found = BTreeMap::new();
         for event in files.iter().flatten() {
             for value in event.summary.iter().flat_map(|s| &s.value) {

@@ -1,9 +1,11 @@
 //! Text becomes shards of tokens that train.
 
 use crate::support::plan;
+use flate2::write::GzEncoder;
 use frit::tokenize::{Options, Written, tokenize};
 use frit_runtime::data::Source;
 use frit_runtime::run::{RunOptions, run};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A tokenizer of words: `w0`, `w1` and so on, and the end of a text after the last.
@@ -88,12 +90,29 @@ fn documents_become_shards_whatever_they_are_read_from() {
     let lines = text(dir, "lines.jsonl", &json);
     let halves = [("a.txt", &documents[..13]), ("b.txt", &documents[13..])];
     let halves = halves.map(|(name, part)| text(dir, name, &part.join("\n")));
-    for texts in [&[plain][..], &[lines], &halves] {
+    let packed = [("lines.jsonl.gz", json), ("marked.json.gz", format!("\u{feff}{json}"))];
+    let [packed, marked] = packed.map(|(name, text)| {
+        let file = std::fs::File::create(dir.join(name)).expect("created");
+        // Two members, as compressors that work in parallel write them.
+        let (first, rest) = text.as_bytes().split_at(100);
+        for part in [first, rest] {
+            let mut out = GzEncoder::new(&file, flate2::Compression::default());
+            out.write_all(part).and_then(|()| out.finish()).expect("written");
+        }
+        dir.join(name)
+    });
+    for texts in [&[plain][..], &[lines], &halves, &[packed], &[marked]] {
         let done = written(&options(dir, texts, 60));
         assert_eq!((done.documents, done.tokens, done.vocabulary), (30, [180, 0], 61));
         assert_eq!(done.separator, "</s>");
         assert_eq!(shard(&done.shards[0][0]), (20_240_520, expected.clone()));
     }
+    // The folder of a tokenizer.
+    let folder = dir.join("tokenizer");
+    std::fs::create_dir(&folder).expect("a folder");
+    let some = options(dir, &halves, 60);
+    std::fs::copy(&some.tokenizer, folder.join("tokenizer.json")).expect("a copy");
+    assert_eq!(written(&Options { tokenizer: folder, ..some }).tokens, [180, 0]);
     // A whole file is a document; ids beyond uint16 take four bytes.
     let whole = Options { lines: false, ..options(dir, &halves, 70_000) };
     let done = written(&whole);
@@ -153,7 +172,22 @@ fn texts_that_cannot_be_tokenized_are_refused() {
     let long = format!("{}{{", "{\"text\": \"w1 w2 w3 w4\"}\n".repeat(400_000));
     refused(&Options { shard_tokens: 50, ..of("long.jsonl", &long) }, "line 400001");
     refused(&of("b.jsonl", "{\"text\": 1}\n"), "line 1: the field `text` is not text");
-    refused(&of("c.jsonl", "{\"text\"\n"), "c.jsonl, line 1");
+    refused(
+        &of("c.jsonl", "{\"text\"\n"),
+        "c.jsonl, line 1: it is no JSON: EOF while parsing an object at column",
+    );
+    refused(&of("list.json", "[{\"text\": \"w1\"},\n{\"text\": \"w1\"}]\n"), "jq -c '.[]'");
+    refused(&of("number.jsonl", "1\n"), "line 1: it is no JSON object with the field `text`");
+    let latin = options(dir, &[dir.join("latin.txt")], 60);
+    std::fs::write(&latin.texts[0], b"w1\nw2\nnai\xefve\n").expect("written");
+    refused(&latin, "latin.txt, line 3: it is not text in UTF-8");
+    refused(&Options { lines: false, ..latin }, "latin.txt, line 3: it is not text in UTF-8");
+    let packed = options(dir, &[dir.join("text.jsonl.zst")], 60);
+    std::fs::write(&packed.texts[0], [0x28, 0xb5, 0x2f, 0xfd, 0]).expect("written");
+    refused(&packed, "compressed with zstd");
+    let few = of("few.txt", "w1\nw2\nw3\n");
+    refused(&Options { validation: 0.1, ..few.clone() }, "to one part of 3 documents");
+    refused(&Options { validation: 0.9, lines: false, ..few }, "to one part of 1 document");
     refused(&of("d.txt", " \n\n"), "no document");
     refused(&options(dir, &[dir.join("none.txt")], 60), "none.txt");
     let good = of("e.txt", "w1 w2");

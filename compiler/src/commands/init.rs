@@ -7,7 +7,7 @@ use crate::import::symbols::symbols;
 use crate::import::{self, ImportOptions};
 use crate::render::quoted;
 use frit_ir::ops::ParamKind;
-use frit_ir::{Code, Diagnostic, Graph, Op, TensorType};
+use frit_ir::{Code, DType, Diagnostic, Graph, Op, TensorType, counted};
 use frit_runtime::files;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -108,7 +108,7 @@ impl Loss {
         let axis = if dims.len() > 3 { 1 } else { dims.len() - 1 };
         let mut shape = dims.to_vec();
         let classes = shape.remove(axis);
-        let labels = Some(TensorType::new(frit_ir::DType::I64, shape));
+        let labels = Some(TensorType::new(DType::I64, shape));
         let reason = format!("`{name}` is {ty}: {classes} classes");
         Loss { kind: "cross_entropy", output, labels, reason }
     }
@@ -137,15 +137,24 @@ fn configuration(model: &Path, graph: &Graph, loss: &Loss) -> String {
         _ => "1e-4",
     };
     let name = model.file_name().unwrap_or_default().to_string_lossy();
-    let millions = elements as f64 / 1e6;
+    let size = match elements {
+        0..100_000 => elements.to_string(),
+        _ => format!("{:.1} million", elements as f64 / 1e6),
+    };
+    let tensors = counted(tensors, "tensor");
     let mut text = format!(
-        "# Training of {name}: {millions:.1} million parameters in {tensors} tensors.\n\
+        "# Training of {name}: {size} parameters in {tensors}.\n\
          # All keys: `frit compile --help-config`, docs/configuration.md.\n\n"
     );
     let Loss { kind, output, labels, reason } = loss;
     let _ = write!(text, "[loss]\n# {reason}.\nkind = \"{kind}\"\n");
     if *kind != "none" {
         let _ = writeln!(text, "logits = {output:?}");
+    }
+    let others = graph.outputs.iter().map(|o| o.name.as_str()).filter(|name| name != output);
+    let others: Vec<&str> = others.collect();
+    if !others.is_empty() {
+        let _ = writeln!(text, "# Other outputs of the model: {}.", others.join(", "));
     }
     if let Some(labels) = labels {
         let _ = writeln!(
@@ -171,8 +180,16 @@ fn configuration(model: &Path, graph: &Graph, loss: &Loss) -> String {
          \n\
          [precision]\n\
          # Matmuls in bf16, everything sensitive in f32, as torch.autocast does. \"fp32\" turns it off.\n\
-         compute = \"bf16\"\n\
-         \n\
+         compute = \"bf16\"\n"
+    );
+    if graph.nodes().any(|(_, node)| node.outputs.iter().any(|v| graph.ty(*v).dtype == DType::F16))
+    {
+        text += "# The model has f16 tensors, in which small gradients are zero unless the loss is scaled.\n\
+                 loss_scale = \"dynamic\"\n";
+    }
+    let _ = write!(
+        text,
+        "\n\
          [run]\n\
          # Micro-steps whose gradients are added before an update.\n\
          accumulation = 1\n\

@@ -2,7 +2,7 @@
 
 use crate::diagnostics::Report;
 use crate::tokenize::{self, Options, Written};
-use frit_ir::{Code, Diagnostic};
+use frit_ir::{Code, Diagnostic, counted};
 use frit_runtime::data::matching;
 use std::path::PathBuf;
 
@@ -14,10 +14,10 @@ use std::path::PathBuf;
   frit tokenize --tokenizer tokenizer.json chat.jsonl --field content --separator '</s>' -o shards
   frit run plan --data 'shards/train-*.bin' --validation 'shards/validation-*.bin' --steps 1000")]
 pub struct Args {
-    /// Text files, .jsonl files with one document per line, or quoted patterns.
+    /// Text files, .jsonl files with one document per line, these compressed with gzip, or quoted patterns.
     #[arg(value_name = "FILE", required = true)]
     pub texts: Vec<PathBuf>,
-    /// The tokenizer, as `save_pretrained` of Hugging Face libraries writes it.
+    /// The tokenizer, as `save_pretrained` of Hugging Face libraries writes it, or its folder.
     #[arg(long, value_name = "TOKENIZER.json")]
     pub tokenizer: PathBuf,
     /// The folder of the shards.
@@ -70,12 +70,14 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     };
     let Written { documents, tokens, shards, separator, vocabulary } =
         tokenize::tokenize(&options)?;
-    let mut text =
-        format!("{documents} documents, each followed by `{separator}`; {vocabulary} token ids\n");
+    let mut text = format!(
+        "{}, each followed by `{separator}`; {vocabulary} token ids\n",
+        counted(documents, "document")
+    );
     for (kind, (tokens, shards)) in ["train", "validation"].iter().zip(tokens.iter().zip(&shards)) {
         if let Some(first) = shards.first() {
-            let (n, first) = (shards.len(), first.display());
-            text += &format!("{kind:<11} {tokens} tokens in {n} shards, the first {first}\n");
+            let (n, first) = (counted(shards.len(), "shard"), first.display());
+            text += &format!("{kind:<11} {tokens} tokens in {n}, the first {first}\n");
         }
     }
     Ok(text)

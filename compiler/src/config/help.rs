@@ -82,7 +82,7 @@ This page and the schema are generated from the declarations in `compiler/src/co
 
 ## Patterns
 
-Keys that take patterns of names (`params.trainable`, `params.frozen`, `params.ignored`, `sharding.wrap`,
+Keys that take patterns of names (`params.trainable`, `params.frozen`, `params.ignored`, `adapter.targets`, `sharding.wrap`,
 `sharding.reshard_after_forward`, `scope` of `[[precision.override]]` and `[[optimizer.group]]`) use the same syntax. A pattern
 matches a whole name, whose parts are separated by dots.
 

@@ -10,7 +10,8 @@ use frit_passes::adapter;
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::left_out::{self, AllLeftOut};
 use frit_runtime::tensors::Tensor;
-use frit_runtime::{converted, safetensors_dtype};
+use frit_runtime::weight_files;
+use frit_runtime::{RunError, converted, safetensors_dtype};
 use prost::bytes::Bytes;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
@@ -45,6 +46,14 @@ impl Trained {
     /// # Errors
     /// If one of them cannot be read.
     pub fn of_plan(plan: &Path, weights: &Path) -> Result<Trained, Report> {
+        let unusable = |e: RunError| Diagnostic::error(Code::ExportWeights, e.to_string());
+        let files = weight_files::expand(&[weights.into()]).map_err(unusable)?;
+        let [weights] = &files[..] else {
+            let what = format!("{} stands for {} files", weights.display(), files.len());
+            return Err(Diagnostic::error(Code::ExportWeights, what)
+                .help("give the one file that `frit run --save` wrote")
+                .into());
+        };
         let refuse = |e: String| {
             Diagnostic::error(Code::ExportWeights, format!("{}: {e}", weights.display()))
         };

@@ -30,6 +30,7 @@ mod snapshot;
 mod validated;
 mod write;
 
+pub use frit_data::Position;
 pub use read::Checkpoint;
 pub use validated::{Progress, Validated};
 
@@ -96,15 +97,6 @@ pub struct Index {
     /// The parameters that are omitted because no step changes them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: AllLeftOut,
-}
-
-/// The position in the data: the first example of the next step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Position {
-    /// Epochs that are complete.
-    pub epoch: usize,
-    /// Examples of this epoch that were read.
-    pub example: usize,
 }
 
 /// One tensor.

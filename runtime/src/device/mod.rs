@@ -4,8 +4,8 @@ pub mod cpu;
 pub mod cuda;
 
 use crate::RunError;
-use crate::data::Element;
 use crate::usage::Usage;
+use frit_data::Element;
 use frit_ir::plan::{BufferId, Plan, TaskId};
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -6,11 +6,11 @@ mod routine;
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
-use crate::data::{Element, convert};
 use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
 use frit_comm::{CommError, Communicator};
+use frit_data::{Element, convert};
 use frit_ir::interpret;
 use frit_ir::plan::{
     Action, BufferId, DeviceType, Entry, Kernel, KernelId, Metric, Place, TaskId, TiVec, layout,

@@ -6,9 +6,9 @@ use super::cubins::Cubins;
 use super::memory::{Memory, input_bytes};
 use super::widen::Widening;
 use crate::RunError;
-use crate::data::Element;
 use frit_cuda::CudaError;
 use frit_cuda::driver::{Address, Driver, EventHandle, StreamHandle};
+use frit_data::Element;
 use frit_ir::DType;
 use frit_ir::plan::{ALIGNMENT, BufferId, Plan};
 

@@ -31,7 +31,6 @@ pub use tuning::{ChoiceTimes, times};
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
-use crate::data::Element;
 use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use choose::Choice;
@@ -44,6 +43,7 @@ use frit_cuda::CudaError;
 use frit_cuda::driver::{
     Address, Collective, Driver, EventHandle, Exchange, GraphHandle, Properties, TeamHandle,
 };
+use frit_data::Element;
 use frit_ir::DType;
 use frit_ir::plan::{BufferId, DeviceType, Plan, TaskId};
 use issue::{Issuer, Marks};

@@ -1,9 +1,9 @@
 //! Inputs with narrower data: transferred as they are and widened on the device.
 
 use super::cubins::Cubins;
-use crate::data::Element;
 use frit_cuda::CudaError;
 use frit_cuda::driver::{Address, Arguments, Driver, FunctionHandle, Shape, Source, StreamHandle};
+use frit_data::Element;
 use frit_ir::DType;
 use frit_kernels::cuda::source;
 use std::collections::HashMap;

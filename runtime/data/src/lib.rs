@@ -13,19 +13,19 @@ mod bytes;
 mod check;
 mod column;
 mod element;
+mod error;
 mod formats;
 mod order;
 mod source;
 
 pub use batch::Batch;
-pub use element::Element;
-pub(crate) use element::convert;
+pub use bytes::Bytes;
+pub use element::{Element, convert};
+pub use error::DataError;
 pub use formats::TokenDType;
+pub use order::Position;
 pub use source::{Source, matching};
 
-use crate::RunError;
-use crate::checkpoint::Position;
-use bytes::Bytes;
 use column::{Column, Part};
 use formats::Contents;
 use frit_ir::counted;
@@ -63,7 +63,7 @@ impl Data {
     /// # Errors
     /// If a file cannot be read, lacks a tensor, has one of another dtype or shape, or has an index out of range; or if
     /// there are fewer examples than one global batch.
-    pub fn load(source: &Source, plan: &Plan) -> Result<Data, RunError> {
+    pub fn load(source: &Source, plan: &Plan) -> Result<Data, DataError> {
         let (mut columns, mut files, mut examples) = (Vec::new(), Vec::new(), None);
         for path in source.paths()? {
             let first = examples.unwrap_or(0);
@@ -80,20 +80,38 @@ impl Data {
         let needed = batch * ranks * micro_steps;
         if plan.eval.is_none() && examples < needed {
             let reason = format!(
-                "{examples} examples are fewer than one global batch of {needed} \
-                 ({batch} per rank × {ranks} ranks × {micro_steps} micro-steps)"
+                "{} fewer than one global batch of {needed} ({batch} per rank × {} × {}){}",
+                match examples {
+                    1 => "1 example is".into(),
+                    n => format!("{n} examples are"),
+                },
+                counted(ranks, "rank"),
+                counted(micro_steps, "micro-step"),
+                data.tokens_note(),
             );
-            return Err(RunError::data(&data.files[0].path, reason));
+            return Err(DataError::content(&data.files[0].path, reason));
         }
         data.check()?;
         Ok(data)
+    }
+
+    /// How many tokens an example takes, for messages about too few of them; nothing for other files.
+    fn tokens_note(&self) -> String {
+        let is_tokens = |f: &File| f.path.extension().is_some_and(|e| e == "bin");
+        let length = self.columns.first().and_then(|c| c.input.ty.shape.dims().last());
+        match length.filter(|_| self.files.iter().all(is_tokens)) {
+            Some(t) => {
+                format!("; {t} tokens of a file are one example, and one more begins its labels")
+            }
+            None => String::new(),
+        }
     }
 
     /// The examples of a batch in memory, in sequence: for this many ranks, or for one of several.
     ///
     /// # Errors
     /// As [`Data::load`], but there may be any number of examples.
-    pub(crate) fn given(batch: &Batch, plan: &Plan, ranks: usize) -> Result<Data, RunError> {
+    pub fn given(batch: &Batch, plan: &Plan, ranks: usize) -> Result<Data, DataError> {
         let (path, mut columns) = (PathBuf::from("batch"), Vec::new());
         let examples = add(&path, batch.contents(), plan, &mut columns)?;
         let mut data = Data::of(columns, vec![File { path, first: 0 }], examples, plan, ranks)?;
@@ -105,7 +123,7 @@ impl Data {
     ///
     /// # Errors
     /// How many examples a step takes.
-    pub(crate) fn is_one_step(&self) -> Result<(), RunError> {
+    pub fn is_one_step(&self) -> Result<(), DataError> {
         let Deal { examples, ranks, accumulation, batch, keep_rest } = self.deal;
         let (whole, micro) = (self.deal.global_batch(), batch * ranks);
         let is_rest = keep_rest && examples > 0 && examples < whole && examples % micro == 0;
@@ -123,7 +141,7 @@ impl Data {
             counted(ranks, "rank"),
             counted(accumulation, "micro-step"),
         );
-        Err(RunError::data(&self.files[0].path, reason))
+        Err(DataError::content(&self.files[0].path, reason))
     }
 
     /// Columns as data in sequence.
@@ -133,9 +151,9 @@ impl Data {
         examples: Option<usize>,
         plan: &Plan,
         ranks: usize,
-    ) -> Result<Data, RunError> {
+    ) -> Result<Data, DataError> {
         let batch =
-            batch(&columns, plan).map_err(|reason| RunError::data(&files[0].path, reason))?;
+            batch(&columns, plan).map_err(|reason| DataError::content(&files[0].path, reason))?;
         let (accumulation, keep_rest) = (plan.accumulation, !plan.drop_last);
         let examples = examples.unwrap_or(batch * ranks * accumulation);
         let order = Mutex::new((usize::MAX, Arc::from([])));
@@ -144,7 +162,7 @@ impl Data {
     }
 
     /// Checks all elements against the ranges of their inputs, unless there are too many.
-    fn check(&mut self) -> Result<(), RunError> {
+    fn check(&mut self) -> Result<(), DataError> {
         let checked = |c: &&Column| c.is_checked();
         let parts = self.columns.iter().filter(checked).flat_map(|c| &c.parts);
         if parts.map(|p| p.len()).sum::<usize>() > CHECKED_AT_ONCE {
@@ -176,13 +194,13 @@ impl Data {
     ///
     /// # Errors
     /// The first error of `put`, or an index out of range.
-    pub fn feed(
+    pub fn feed<E: From<DataError>>(
         &self,
         step: usize,
         micro: usize,
         rank: usize,
-        put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+        put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let Place { epoch, first, micro_steps } = self.deal.place(step);
         let rank = rank % self.deal.ranks;
         let first = first + (rank * micro_steps + micro) * self.deal.batch;
@@ -217,12 +235,12 @@ impl Data {
     ///
     /// # Errors
     /// Those of `put`, or an index out of range.
-    pub fn feed_once(
+    pub fn feed_once<E: From<DataError>>(
         &self,
         number: usize,
         rank: usize,
-        put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
-    ) -> Result<usize, RunError> {
+        put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), E>,
+    ) -> Result<usize, E> {
         let Deal { ranks, batch, examples, .. } = self.deal;
         let first = (number * ranks + rank % ranks) * batch;
         match first + batch <= examples {
@@ -233,11 +251,11 @@ impl Data {
     }
 
     /// Passes consecutive examples to `put`: where they lie, if one file has all of them.
-    fn put_range(
+    fn put_range<E: From<DataError>>(
         &self,
         examples: Range<usize>,
-        mut put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+        mut put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let number = self.files.partition_point(|f| f.first <= examples.start) - 1;
         if self.files.get(number + 1).is_some_and(|next| next.first < examples.end) {
             return self.put(examples, put);
@@ -260,11 +278,11 @@ impl Data {
     }
 
     /// Passes the examples of these numbers to `put`.
-    fn put(
+    fn put<E: From<DataError>>(
         &self,
         examples: impl Iterator<Item = usize> + Clone,
-        mut put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+        mut put: impl FnMut(BufferId, Element, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut picked = Vec::new();
         for column in &self.columns {
             let Some(size) = column.example else {
@@ -303,7 +321,7 @@ fn add(
     contents: &Contents,
     plan: &Plan,
     columns: &mut Vec<Column>,
-) -> Result<Option<usize>, RunError> {
+) -> Result<Option<usize>, DataError> {
     let mut examples: Option<(usize, &str)> = None;
     for (i, input) in plan.inputs.iter().enumerate() {
         let part = Part::of(path, contents, input, false)?;
@@ -311,7 +329,7 @@ fn add(
             if let Some((others, name)) = examples.filter(|(m, _)| *m != n) {
                 let reason =
                     format!("`{}` has {n} examples, and `{name}` has {others}", input.name);
-                return Err(RunError::data(path, reason));
+                return Err(DataError::content(path, reason));
             }
             examples = Some((n, &input.name));
         }
@@ -324,10 +342,13 @@ fn add(
 }
 
 /// The elements of an input's buffer.
-pub(crate) struct Fed {
-    pub(crate) buffer: BufferId,
-    pub(crate) element: Element,
-    pub(crate) bytes: Bytes,
+pub struct Fed {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// The type of the elements.
+    pub element: Element,
+    /// The elements.
+    pub bytes: Bytes,
 }
 
 /// Examples of one rank's batch: the size of the first axis of per-example inputs.
@@ -355,11 +376,11 @@ fn batch(columns: &[Column], plan: &Plan) -> Result<usize, String> {
 ///
 /// # Errors
 /// If the file cannot be read, lacks a tensor, has one of another dtype or shape, or an index out of range.
-pub(crate) fn read_inputs(
+pub fn read_inputs(
     path: &Path,
     plan: &Plan,
     optional: &[String],
-) -> Result<(Vec<Fed>, bool), RunError> {
+) -> Result<(Vec<Fed>, bool), DataError> {
     let contents = formats::read(path, plan, None)?;
     let (mut fed, mut complete) = (Vec::new(), true);
     for input in &plan.inputs {
@@ -413,7 +434,7 @@ mod tests {
             for rank in 0..data.deal.ranks {
                 let put = |_, _, bytes: &[u8]| {
                     seen.extend_from_slice(bytes);
-                    Ok(())
+                    Ok::<_, DataError>(())
                 };
                 data.feed(step, 0, rank, put).unwrap();
             }
@@ -452,7 +473,7 @@ mod tests {
             for micro in 0..2 {
                 let put = |_, _, bytes: &[u8]| {
                     seen.extend_from_slice(bytes);
-                    Ok(())
+                    Ok::<_, DataError>(())
                 };
                 data.feed(3, micro, rank, put).unwrap();
             }
@@ -490,7 +511,7 @@ mod tests {
                     {
                         let put = |_, _, bytes: &[u8]| {
                             seen.extend_from_slice(bytes);
-                            Ok(())
+                            Ok::<_, DataError>(())
                         };
                         let counting = data.feed_once(number, rank, put).unwrap();
                         seen.push(counting as u8);

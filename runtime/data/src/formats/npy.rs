@@ -5,8 +5,9 @@
 
 use super::super::bytes::Bytes;
 use super::super::element::Element;
-use super::{Array, Contents, tokens};
-use crate::RunError;
+use super::tokens::Inputs;
+use super::{Array, Contents};
+use crate::DataError;
 use frit_ir::plan::Plan;
 use std::path::{Path, PathBuf};
 
@@ -30,17 +31,18 @@ const TYPES: [(&str, Element); 12] = [
 ///
 /// # Errors
 /// If it cannot be read, or is no array in C order.
-pub(super) fn read(path: &Path, plan: &Plan) -> Result<Contents, RunError> {
+pub(crate) fn read(path: &Path, plan: &Plan) -> Result<Contents, DataError> {
     let (mut contents, name) = (Contents::default(), stem(path));
-    add(&mut contents, &name, &Bytes::map(path)?).map_err(|reason| RunError::data(path, reason))?;
+    add(&mut contents, &name, &Bytes::map(path)?)
+        .map_err(|reason| DataError::content(path, reason))?;
     match contents.arrays.get(&name) {
-        Some(Array { element, shape, bytes })
+        Some(Array { element, shape, bytes, .. })
             if shape.len() == 1
                 && element.is_integer()
                 && plan.inputs.iter().all(|input| input.name != name) =>
         {
-            let inputs = tokens::inputs(plan).map_err(|reason| RunError::data(path, reason))?;
-            Ok(tokens::windows(inputs, *element, bytes))
+            let inputs = Inputs::of(plan).map_err(|reason| DataError::content(path, reason))?;
+            Ok(inputs.windows(*element, bytes))
         }
         _ => Ok(contents),
     }
@@ -50,21 +52,21 @@ pub(super) fn read(path: &Path, plan: &Plan) -> Result<Contents, RunError> {
 ///
 /// # Errors
 /// As [`read`], or if the folder has none.
-pub(super) fn read_folder(folder: &Path) -> Result<Contents, RunError> {
+pub(crate) fn read_folder(folder: &Path) -> Result<Contents, DataError> {
     let mut contents = Contents::default();
     for path in files(folder)? {
         add(&mut contents, &stem(&path), &Bytes::map(&path)?)
-            .map_err(|reason| RunError::data(&path, reason))?;
+            .map_err(|reason| DataError::content(&path, reason))?;
     }
     Ok(contents)
 }
 
 /// The `.npy` files of a folder, sorted by name.
-fn files(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
-    let entries = std::fs::read_dir(folder).map_err(RunError::io(folder))?;
+fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let entries = std::fs::read_dir(folder).map_err(DataError::io(folder))?;
     let mut files = Vec::new();
     for entry in entries {
-        let path = entry.map_err(RunError::io(folder))?.path();
+        let path = entry.map_err(DataError::io(folder))?.path();
         if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy")) {
             files.push(path);
         }
@@ -81,7 +83,7 @@ fn stem(path: &Path) -> String {
 ///
 /// # Errors
 /// If it has no known header, is in Fortran order or is not complete.
-pub(super) fn add(contents: &mut Contents, name: &str, file: &Bytes) -> Result<(), String> {
+pub(crate) fn add(contents: &mut Contents, name: &str, file: &Bytes) -> Result<(), String> {
     let Some(Header { descr, fortran_order, shape, data }) = header(file) else {
         return Err(format!("array `{name}` has no known header"));
     };
@@ -97,23 +99,23 @@ pub(super) fn add(contents: &mut Contents, name: &str, file: &Bytes) -> Result<(
     let bytes = end.and_then(|end| file.part(data..end));
     let bytes =
         bytes.ok_or_else(|| format!("array `{name}` is shorter than its shape {shape:?}"))?;
-    contents.arrays.insert(name.into(), Array { element: *element, shape, bytes });
+    contents.arrays.insert(name.into(), Array::new(*element, shape, bytes));
     Ok(())
 }
 
 /// The fields of a header.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// NumPy's name of the element type, or the description of a record.
-    pub(super) descr: String,
-    pub(super) fortran_order: bool,
-    pub(super) shape: Vec<usize>,
+    pub(crate) descr: String,
+    pub(crate) fortran_order: bool,
+    pub(crate) shape: Vec<usize>,
     /// Offset of the elements.
-    pub(super) data: usize,
+    pub(crate) data: usize,
 }
 
 /// Parses the header of an array; `None` if there is none.
-pub(super) fn header(bytes: &[u8]) -> Option<Header> {
+pub(crate) fn header(bytes: &[u8]) -> Option<Header> {
     let (version, rest) = bytes.strip_prefix(b"\x93NUMPY")?.split_first_chunk::<2>()?;
     let (length, rest) = match version[0] {
         1 => rest.split_first_chunk::<2>().map(|(n, rest)| (u16::from_le_bytes(*n).into(), rest)),

@@ -1,6 +1,6 @@
 //! Bytes in memory or of a memory-mapped file, which stays mapped while they are used.
 
-use crate::RunError;
+use crate::DataError;
 use memmap2::Mmap;
 use std::fs::File;
 use std::ops::{Deref, Range};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Reference-counted bytes.
 #[derive(Clone)]
-pub(crate) struct Bytes {
+pub struct Bytes {
     all: Arc<dyn AsRef<[u8]> + Send + Sync>,
     range: Range<usize>,
 }
@@ -19,18 +19,18 @@ impl Bytes {
     ///
     /// # Errors
     /// If it is not a regular file, or cannot be mapped.
-    pub(crate) fn map(path: &Path) -> Result<Bytes, RunError> {
-        let meta = std::fs::metadata(path).map_err(RunError::io(path))?;
+    pub(crate) fn map(path: &Path) -> Result<Bytes, DataError> {
+        let meta = std::fs::metadata(path).map_err(DataError::io(path))?;
         if !meta.is_file() {
-            return Err(RunError::data(path, "is not a regular file"));
+            return Err(DataError::content(path, "is not a regular file"));
         }
-        let file = File::open(path).map_err(RunError::io(path))?;
+        let file = File::open(path).map_err(DataError::io(path))?;
         if meta.len() == 0 {
             return Ok(Bytes::from(Vec::new()));
         }
         // SAFETY: the mapping is read-only. As with every mapping, a file that another process cuts off while
         // it is read ends this process.
-        let map = unsafe { Mmap::map(&file) }.map_err(RunError::io(path))?;
+        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io(path))?;
         let range = 0..map.len();
         Ok(Bytes { all: Arc::new(map), range })
     }

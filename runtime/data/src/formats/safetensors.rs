@@ -3,14 +3,14 @@
 use super::super::bytes::Bytes;
 use super::super::element::Element;
 use super::{Array, Contents};
-use crate::RunError;
+use crate::DataError;
 use safetensors::{Dtype, SafeTensors};
 use std::path::Path;
 
-pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
+pub(crate) fn read(path: &Path) -> Result<Contents, DataError> {
     let bytes = Bytes::map(path)?;
     let file = SafeTensors::deserialize(&bytes)
-        .map_err(|e| RunError::data(path, format!("not a safetensors file: {e}")))?;
+        .map_err(|e| DataError::content(path, format!("not a safetensors file: {e}")))?;
     let mut contents = Contents::default();
     for (name, view) in file.iter() {
         let Some(element) = element(view.dtype()) else {
@@ -20,7 +20,7 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
         let begin = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
         let data = bytes.part(begin..begin + view.data().len());
         let bytes = data.expect("invariant: a tensor's bytes are the file's");
-        let array = Array { element, shape: view.shape().to_vec(), bytes };
+        let array = Array::new(element, view.shape().to_vec(), bytes);
         contents.arrays.insert(name.to_string(), array);
     }
     Ok(contents)

@@ -3,15 +3,15 @@
 
 use super::super::bytes::Bytes;
 use super::{Contents, npy};
-use crate::RunError;
+use crate::DataError;
 use npyz::npz::NpzArchive;
 use npyz::zip::CompressionMethod;
 use std::io::{Cursor, Read};
 use std::path::Path;
 
-pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
+pub(crate) fn read(path: &Path) -> Result<Contents, DataError> {
     let whole = Bytes::map(path)?;
-    let refuse = |e: std::io::Error| RunError::data(path, format!("not an npz file: {e}"));
+    let refuse = |e: std::io::Error| DataError::content(path, format!("not an npz file: {e}"));
     let mut archive = NpzArchive::new(Cursor::new(&*whole)).map_err(refuse)?;
     let names: Vec<String> = archive.array_names().map(str::to_string).collect();
     let mut contents = Contents::default();
@@ -23,7 +23,7 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
         packed = packed.saturating_add(entry.compressed_size());
         if packed > whole.len() as u64 {
             // Otherwise a small file could expand to any size.
-            return Err(RunError::data(path, "not an npz file: its arrays overlap"));
+            return Err(DataError::content(path, "not an npz file: its arrays overlap"));
         }
         let is_stored = entry.compression() == CompressionMethod::Stored;
         let (begin, size) = (entry.data_start() as usize, entry.size() as usize);
@@ -36,7 +36,8 @@ pub(super) fn read(path: &Path) -> Result<Contents, RunError> {
                 Bytes::from(bytes)
             }
         };
-        npy::add(&mut contents, &name, &bytes).map_err(|reason| RunError::data(path, reason))?;
+        npy::add(&mut contents, &name, &bytes)
+            .map_err(|reason| DataError::content(path, reason))?;
     }
     Ok(contents)
 }

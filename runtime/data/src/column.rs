@@ -4,23 +4,23 @@ use super::bytes::Bytes;
 use super::check;
 use super::element::{Element, convert};
 use super::formats::{Array, Contents};
-use crate::RunError;
+use crate::DataError;
 use frit_ir::plan::InputSpec;
 use std::path::Path;
 
 /// The examples of an input, in the type of its files.
-pub(super) struct Column {
-    pub(super) input: InputSpec,
-    pub(super) element: Element,
+pub(crate) struct Column {
+    pub(crate) input: InputSpec,
+    pub(crate) element: Element,
     /// Bytes of one example; `None` if the tensor is the same for all.
-    pub(super) example: Option<usize>,
+    pub(crate) example: Option<usize>,
     /// The bytes of each file.
-    pub(super) parts: Vec<Bytes>,
+    pub(crate) parts: Vec<Bytes>,
 }
 
 impl Column {
     /// The columns of the first file.
-    pub(super) fn of(input: &InputSpec, part: Part) -> Column {
+    pub(crate) fn of(input: &InputSpec, part: Part) -> Column {
         let size = input.ty.shape.dims().iter().skip(1).product::<usize>() * part.element.size();
         let example = part.examples.map(|_| size);
         Column { input: input.clone(), element: part.element, example, parts: vec![part.bytes] }
@@ -30,35 +30,35 @@ impl Column {
     ///
     /// # Errors
     /// If it has another type, or a tensor that is shared by all examples differs.
-    pub(super) fn add(&mut self, path: &Path, part: Part) -> Result<(), RunError> {
+    pub(crate) fn add(&mut self, path: &Path, part: Part) -> Result<(), DataError> {
         let name = &self.input.name;
         if part.element != self.element {
             let (here, before) = (part.element, self.element);
             let reason = format!("tensor `{name}` is {here}, and {before} in the files before");
-            return Err(RunError::data(path, reason));
+            return Err(DataError::content(path, reason));
         }
         if self.example.is_none() && *part.bytes != *self.parts[0] {
             let reason = format!(
                 "tensor `{name}` is the same for all examples, and another than in the files before"
             );
-            return Err(RunError::data(path, reason));
+            return Err(DataError::content(path, reason));
         }
         self.parts.push(part.bytes);
         Ok(())
     }
 
     /// Whether its elements are checked.
-    pub(super) fn is_checked(&self) -> bool {
+    pub(crate) fn is_checked(&self) -> bool {
         self.element == Element::Bool || !self.input.ranges.is_empty()
     }
 }
 
 /// The tensor of an input in one file.
-pub(super) struct Part {
-    pub(super) element: Element,
-    pub(super) bytes: Bytes,
+pub(crate) struct Part {
+    pub(crate) element: Element,
+    pub(crate) bytes: Bytes,
     /// Examples; `None` if the tensor is the same for all.
-    pub(super) examples: Option<usize>,
+    pub(crate) examples: Option<usize>,
 }
 
 impl Part {
@@ -66,26 +66,26 @@ impl Part {
     ///
     /// # Errors
     /// If there is none, or its shape or type does not fit the input.
-    pub(super) fn of(
+    pub(crate) fn of(
         path: &Path,
         contents: &Contents,
         input: &InputSpec,
         exact: bool,
-    ) -> Result<Part, RunError> {
+    ) -> Result<Part, DataError> {
         let wanted = wanted(input, exact);
         let array = contents.get(&input.name).map_err(|what| {
             let there = contents.list();
             let reason = format!("{what}; the plan expects {wanted}, and found {there}");
-            RunError::data(path, reason)
+            DataError::content(path, reason)
         })?;
-        let Array { element, shape, bytes } = array;
+        let Array { element, shape, bytes, is_constant } = array;
         let element = *element;
         let refuse = |what: String| {
             let reason = format!("tensor `{}` {what}; the plan expects {wanted}", input.name);
-            Err(RunError::data(path, reason))
+            Err(DataError::content(path, reason))
         };
         let dims = input.ty.shape.dims();
-        let per_example = input.per_example && !exact;
+        let per_example = input.per_example && !exact && !is_constant;
         let fits = match per_example {
             true => shape.split_first().zip(dims.split_first()).is_some_and(|(a, b)| a.1 == b.1),
             false => *shape == dims,
@@ -107,7 +107,7 @@ impl Part {
     }
 
     /// Converts the elements to the input's type, which is smaller; every one must fit.
-    fn narrow(&mut self, path: &Path, input: &InputSpec) -> Result<(), RunError> {
+    fn narrow(&mut self, path: &Path, input: &InputSpec) -> Result<(), DataError> {
         let to = input.ty.dtype;
         check::fits(path, input, self.element, &self.bytes)?;
         let n = self.bytes.len() / self.element.size();

@@ -5,7 +5,7 @@
 use super::super::bytes::Bytes;
 use super::super::element::Element;
 use super::{Array, Contents};
-use crate::RunError;
+use crate::DataError;
 use frit_ir::plan::Plan;
 use parquet::basic::{ConvertedType, LogicalType, Type};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
@@ -23,15 +23,15 @@ const ROWS: usize = 1 << 16;
 ///
 /// # Errors
 /// If it is no Parquet file, or a column has missing values or lists of different lengths.
-pub(super) fn read(path: &Path, plan: &Plan) -> Result<Contents, RunError> {
-    let refuse = |reason: String| RunError::data(path, reason);
+pub(crate) fn read(path: &Path, plan: &Plan) -> Result<Contents, DataError> {
+    let refuse = |reason: String| DataError::content(path, reason);
     let damaged = |e: ParquetError| match e.to_string() {
         text if text.contains("Disabled feature") || text.contains("not yet implemented") => {
             refuse(format!("{text}; compress it with snappy, gzip, zstd or lz4"))
         }
         text => refuse(format!("not a Parquet file: {text}")),
     };
-    let file = File::open(path).map_err(RunError::io(path))?;
+    let file = File::open(path).map_err(DataError::io(path))?;
     let file = SerializedFileReader::new(file).map_err(damaged)?;
     let mut contents = Contents::default();
     for (number, column) in
@@ -212,6 +212,6 @@ impl Unpacked {
                 ));
             }
         }
-        Ok(Array { element: self.element, shape, bytes: Bytes::from(self.bytes) })
+        Ok(Array::new(self.element, shape, Bytes::from(self.bytes)))
     }
 }

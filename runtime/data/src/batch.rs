@@ -3,7 +3,7 @@
 use super::bytes::Bytes;
 use super::element::Element;
 use super::formats::{Array, Contents, stored_dtype};
-use crate::RunError;
+use crate::DataError;
 use safetensors::Dtype;
 use std::path::Path;
 
@@ -22,7 +22,7 @@ impl Batch {
         element: Element,
         shape: Vec<usize>,
         bytes: impl AsRef<[u8]> + Send + Sync + 'static,
-    ) -> Result<(), RunError> {
+    ) -> Result<(), DataError> {
         let bytes = Bytes::of(bytes);
         let wanted = shape.iter().try_fold(element.size(), |n, dim| n.checked_mul(*dim));
         if wanted != Some(bytes.len()) {
@@ -30,9 +30,9 @@ impl Batch {
                 "tensor `{name}` of {element}{shape:?} has {} bytes; give a contiguous tensor",
                 bytes.len()
             );
-            return Err(RunError::data(Path::new("batch"), reason));
+            return Err(DataError::content(Path::new("batch"), reason));
         }
-        self.0.arrays.insert(name.into(), Array { element, shape, bytes });
+        self.0.arrays.insert(name.into(), Array::new(element, shape, bytes));
         Ok(())
     }
 
@@ -42,17 +42,17 @@ impl Batch {
     }
 
     /// The names of its tensors.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.arrays.keys().map(String::as_str)
     }
 
     /// A tensor, as files have it: type, shape and elements.
-    pub(crate) fn tensor(&self, name: &str) -> Option<(Dtype, Vec<usize>, &[u8])> {
-        let Array { element, shape, bytes } = self.0.arrays.get(name)?;
+    pub fn tensor(&self, name: &str) -> Option<(Dtype, Vec<usize>, &[u8])> {
+        let Array { element, shape, bytes, .. } = self.0.arrays.get(name)?;
         Some((stored_dtype(*element), shape.clone(), bytes))
     }
 
-    pub(super) fn contents(&self) -> &Contents {
+    pub(crate) fn contents(&self) -> &Contents {
         &self.0
     }
 }

@@ -1,7 +1,7 @@
 //! Resolves the data files and patterns of the command line.
 
 use super::formats::TokenDType;
-use crate::RunError;
+use crate::DataError;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,21 +25,21 @@ impl Source {
     ///
     /// # Errors
     /// If a pattern is invalid, or matches no file.
-    pub(crate) fn paths(&self) -> Result<Vec<PathBuf>, RunError> {
+    pub fn paths(&self) -> Result<Vec<PathBuf>, DataError> {
         let mut paths = Vec::new();
         for given in &self.files {
             let text = given.to_string_lossy();
             if !given.exists() && !text.contains(['*', '?', '[']) {
-                return Err(RunError::data(given, "there is no such file"));
+                return Err(DataError::content(given, "there is no such file"));
             }
             if given.is_dir() {
                 paths.extend(in_folder(given)?);
                 continue;
             }
-            paths.extend(matching(given).map_err(|reason| RunError::data(given, reason))?);
+            paths.extend(matching(given).map_err(|reason| DataError::content(given, reason))?);
         }
         if paths.is_empty() {
-            return Err(RunError::data(Path::new("--data"), "names no file"));
+            return Err(DataError::content(Path::new("--data"), "names no file"));
         }
         Ok(paths)
     }
@@ -66,12 +66,12 @@ pub fn matching(given: &Path) -> Result<Vec<PathBuf>, String> {
 const WHOLE: [&str; 4] = ["safetensors", "parquet", "npz", "bin"];
 
 /// The data files of a folder and those within it, sorted by path; or the folder itself, if it has one `.npy` per input.
-fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let (mut files, mut open) = (Vec::new(), vec![folder.to_path_buf()]);
     let mut kinds = BTreeSet::new();
     while let Some(next) = open.pop() {
-        for entry in std::fs::read_dir(&next).map_err(RunError::io(&next))? {
-            let path = entry.map_err(RunError::io(&next))?.path();
+        for entry in std::fs::read_dir(&next).map_err(DataError::io(&next))? {
+            let path = entry.map_err(DataError::io(&next))?.path();
             if path.is_dir() {
                 open.push(path);
                 continue;
@@ -90,19 +90,19 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
     if holds("train") && holds("validation") {
         let reason = "the folder has files for training and for validation; use patterns, such as 'FOLDER/train*' and \
                       'FOLDER/validation*'";
-        return Err(RunError::data(folder, reason));
+        return Err(DataError::content(folder, reason));
     }
     match kinds.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["npy"] => Ok(vec![folder.into()]),
         [_] => Ok(files),
         [] => {
             let reason = format!("the folder has no .{} or .npy file", WHOLE.join(", ."));
-            Err(RunError::data(folder, reason))
+            Err(DataError::content(folder, reason))
         }
         [a, b, ..] => {
             let reason =
                 format!("the folder has .{a} and .{b} files; use a pattern, such as '*.{a}'");
-            Err(RunError::data(folder, reason))
+            Err(DataError::content(folder, reason))
         }
     }
 }

@@ -1,32 +1,41 @@
 //! The examples of each step: epochs of global batches of (per-rank batch) × ranks × accumulation examples, in file order
 //! or shuffled per epoch.
 
-use crate::checkpoint::Position;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+/// The position in the data: the first example of the next step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Epochs that are complete.
+    pub epoch: usize,
+    /// Examples of this epoch that were read.
+    pub example: usize,
+}
 
 /// How examples are assigned to steps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deal {
-    pub(super) examples: usize,
-    pub(super) ranks: usize,
-    pub(super) accumulation: usize,
-    pub(super) batch: usize,
+pub(crate) struct Deal {
+    pub(crate) examples: usize,
+    pub(crate) ranks: usize,
+    pub(crate) accumulation: usize,
+    pub(crate) batch: usize,
     /// Whether the rest of an epoch after its last full step forms a smaller step.
-    pub(super) keep_rest: bool,
+    pub(crate) keep_rest: bool,
 }
 
 /// The position of a step in the data.
-pub(super) struct Place {
-    pub(super) epoch: usize,
+pub(crate) struct Place {
+    pub(crate) epoch: usize,
     /// First example within the epoch's order.
-    pub(super) first: usize,
-    pub(super) micro_steps: usize,
+    pub(crate) first: usize,
+    pub(crate) micro_steps: usize,
 }
 
 impl Deal {
     /// Examples of one step over all ranks.
-    pub(super) fn global_batch(&self) -> usize {
+    pub(crate) fn global_batch(&self) -> usize {
         self.batch * self.ranks * self.accumulation
     }
 
@@ -40,7 +49,7 @@ impl Deal {
         self.examples / self.global_batch() + usize::from(self.rest() > 0)
     }
 
-    pub(super) fn place(&self, step: usize) -> Place {
+    pub(crate) fn place(&self, step: usize) -> Place {
         let (global, steps) = (self.global_batch(), self.steps_per_epoch());
         let at = step % steps;
         let is_full = (at + 1) * global <= self.examples;
@@ -48,14 +57,14 @@ impl Deal {
         Place { epoch: step / steps, first: at * global, micro_steps }
     }
 
-    pub(super) fn step_at(&self, position: Position) -> usize {
+    pub(crate) fn step_at(&self, position: Position) -> usize {
         let steps = self.steps_per_epoch();
         position.epoch * steps + (position.example / self.global_batch()).min(steps - 1)
     }
 }
 
 /// A Fisher-Yates permutation of `0..n`.
-pub(super) fn shuffled(n: usize, seed: u64, epoch: usize) -> Vec<usize> {
+pub(crate) fn shuffled(n: usize, seed: u64, epoch: usize) -> Vec<usize> {
     let mut random = ChaCha12Rng::seed_from_u64(seed);
     random.set_stream(epoch as u64);
     let mut order: Vec<usize> = (0..n).collect();

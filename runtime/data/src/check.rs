@@ -3,7 +3,7 @@
 //! Files are checked once when loaded, before the first step; very large ones are checked batch by batch.
 
 use super::element::Element;
-use crate::RunError;
+use crate::DataError;
 use frit_ir::DType;
 use frit_ir::plan::{IndexKind, IndexRange, InputSpec};
 use std::path::Path;
@@ -19,13 +19,13 @@ struct Found {
 ///
 /// # Errors
 /// The first element that is out of range.
-pub(super) fn ranges(
+pub(crate) fn ranges(
     path: &Path,
     input: &InputSpec,
     element: Element,
     bytes: &[u8],
     first: usize,
-) -> Result<(), RunError> {
+) -> Result<(), DataError> {
     // A boolean is in range for every reader.
     if element == Element::Bool
         && let Some(at) = bytes.iter().position(|b| *b > 1)
@@ -33,7 +33,7 @@ pub(super) fn ranges(
         let place = place(input, first, at);
         let value = bytes[at];
         let reason = format!("tensor `{}`, {place}: {value} is not 0 or 1", input.name);
-        return Err(RunError::data(path, reason));
+        return Err(DataError::content(path, reason));
     }
     for range in &input.ranges {
         if let Some(found) = outside(input, range, element, bytes) {
@@ -52,7 +52,7 @@ pub(super) fn ranges(
                 "tensor `{}`, {place}: {value} is outside of {range}, {reads}; {advice}",
                 input.name
             );
-            return Err(RunError::data(path, reason));
+            return Err(DataError::content(path, reason));
         }
     }
     Ok(())
@@ -62,12 +62,12 @@ pub(super) fn ranges(
 ///
 /// # Errors
 /// The first element that does not fit.
-pub(super) fn fits(
+pub(crate) fn fits(
     path: &Path,
     input: &InputSpec,
     element: Element,
     bytes: &[u8],
-) -> Result<(), RunError> {
+) -> Result<(), DataError> {
     let dtype = input.ty.dtype;
     let found = match Element::from(dtype).bounds() {
         _ if dtype == DType::Bool => None,
@@ -87,7 +87,7 @@ pub(super) fn fits(
     let what =
         if dtype == DType::F16 { format!("a value of {value} or more") } else { value.to_string() };
     let reason = format!("tensor `{}`, {place}: {what} does not fit {dtype}", input.name);
-    Err(RunError::data(path, reason))
+    Err(DataError::content(path, reason))
 }
 
 /// The first element that the range covers and does not allow.

@@ -11,24 +11,32 @@ pub use tokens::TokenDType;
 
 use super::bytes::Bytes;
 use super::element::Element;
-use crate::RunError;
+use crate::DataError;
 use frit_ir::plan::Plan;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A tensor of a file.
-pub(super) struct Array {
-    pub(super) element: Element,
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: Bytes,
+pub(crate) struct Array {
+    pub(crate) element: Element,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Bytes,
+    /// Whether it is one batch, the same in every step, of an input that otherwise has a value for each example.
+    pub(crate) is_constant: bool,
+}
+
+impl Array {
+    pub(crate) fn new(element: Element, shape: Vec<usize>, bytes: Bytes) -> Array {
+        Array { element, shape, bytes, is_constant: false }
+    }
 }
 
 /// The contents of a file.
 #[derive(Default)]
-pub(super) struct Contents {
-    pub(super) arrays: BTreeMap<String, Array>,
+pub(crate) struct Contents {
+    pub(crate) arrays: BTreeMap<String, Array>,
     /// Tensors of types that no input has, by name, with the type. They may be intended for other programs.
-    pub(super) others: BTreeMap<String, String>,
+    pub(crate) others: BTreeMap<String, String>,
 }
 
 impl Contents {
@@ -36,7 +44,7 @@ impl Contents {
     ///
     /// # Errors
     /// The tensors that exist instead.
-    pub(super) fn get(&self, name: &str) -> Result<&Array, String> {
+    pub(crate) fn get(&self, name: &str) -> Result<&Array, String> {
         if let Some(array) = self.arrays.get(name) {
             return Ok(array);
         }
@@ -47,12 +55,12 @@ impl Contents {
     }
 
     /// Whether there is a tensor of this name.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.arrays.contains_key(name) || self.others.contains_key(name)
     }
 
     /// The tensors, for messages.
-    pub(super) fn list(&self) -> String {
+    pub(crate) fn list(&self) -> String {
         let shape = |a: &Array| a.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let known = self.arrays.iter().map(|(n, a)| format!("`{n}` {}[{}]", a.element, shape(a)));
         let all: Vec<String> =
@@ -65,11 +73,11 @@ impl Contents {
 ///
 /// # Errors
 /// If it cannot be read, or its content is not of that format.
-pub(super) fn read(
+pub(crate) fn read(
     path: &Path,
     plan: &Plan,
     tokens: Option<TokenDType>,
-) -> Result<Contents, RunError> {
+) -> Result<Contents, DataError> {
     if path.is_dir() {
         return npy::read_folder(path);
     }
@@ -82,7 +90,7 @@ pub(super) fn read(
         Some("bin") => tokens::read(path, plan, tokens),
         _ => {
             let reason = "unknown kind of data; use .safetensors, .parquet, .npz, .npy or .bin";
-            Err(RunError::data(path, reason))
+            Err(DataError::content(path, reason))
         }
     }
 }

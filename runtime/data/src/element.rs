@@ -121,7 +121,7 @@ impl Element {
     }
 
     /// The names of the types that an input of `dtype` accepts, its own first.
-    pub(super) fn feeding(dtype: DType) -> String {
+    pub(crate) fn feeding(dtype: DType) -> String {
         let mut all = Element::ALL.to_vec();
         all.retain(|e| e.feeds(dtype));
         all.sort_by_key(|e| !e.is(dtype));
@@ -174,7 +174,7 @@ fn numbers(from: Element, bytes: &[u8]) -> Box<dyn Iterator<Item = Number> + '_>
 }
 
 /// Writes elements in the type of an input, as ONNX's Cast does: the bytes are appended to `out`.
-pub(crate) fn convert(from: Element, bytes: &[u8], to: DType, out: &mut Vec<u8>) {
+pub fn convert(from: Element, bytes: &[u8], to: DType, out: &mut Vec<u8>) {
     if from.is(to) {
         return out.extend_from_slice(bytes);
     }
