@@ -17,13 +17,14 @@ use frit_passes::canonicalize::Canonicalize;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
 use frit_passes::cost::Device;
 use frit_passes::differentiate::Differentiate;
+use frit_passes::documents::Documents;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
 use frit_passes::fuse::Fuse;
 use frit_passes::hold_frozen::HoldFrozen;
 use frit_passes::index_ranges::IndexRanges;
-use frit_passes::loss::Loss;
 use frit_passes::loss::metrics::Metric;
+use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::loss_scale::{LossScale as LossScalePass, LossScaling};
 use frit_passes::lower;
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
@@ -40,6 +41,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 #[derive(Clone, Debug)]
 pub struct Options {
     adapter: Lora,
+    documents: Documents,
     /// The loss to minimize.
     pub(crate) loss: Loss,
     metrics: Vec<Metric>,
@@ -77,15 +79,21 @@ pub fn adaptation(o: &Options) -> Vec<Box<dyn Pass>> {
 
 /// The passes before the loss is differentiated: they decide how many elements the loss has.
 pub fn forward(o: &Options) -> Vec<Box<dyn Pass>> {
-    vec![
-        Box::new(o.loss.clone()),
-        Box::new(Canonicalize {}),
-        Box::new(Raise {}),
-        Box::new(Canonicalize {}),
-        Box::new(IndexRanges {}),
-        Box::new(o.autocast.clone()),
-        Box::new(padding(o)),
-    ]
+    let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(o.loss.clone())];
+    passes.extend(composed(o));
+    passes.extend([Box::new(IndexRanges {}) as Box<dyn Pass>, Box::new(o.autocast.clone())]);
+    passes.push(Box::new(padding(o)));
+    passes
+}
+
+/// The passes that find composite operations, which some others read.
+fn composed(o: &Options) -> Vec<Box<dyn Pass>> {
+    let mut passes: Vec<Box<dyn Pass>> =
+        vec![Box::new(Canonicalize {}), Box::new(Raise {}), Box::new(Canonicalize {})];
+    if o.documents.separator.is_some() {
+        passes.extend([Box::new(o.documents.clone()) as Box<dyn Pass>, Box::new(Canonicalize {})]);
+    }
+    passes
 }
 
 /// The passes from the final forward graph to a whole step on one rank; the loss sums `capacity`
@@ -161,16 +169,13 @@ pub fn evaluation(o: &Options) -> Vec<Box<dyn Pass>> {
 
 /// The first of these: they decide in which dtypes the evaluation reads parameters.
 pub fn evaluation_forward(o: &Options) -> Vec<Box<dyn Pass>> {
-    vec![
-        Box::new(Evaluate { terms: o.loss.terms.clone(), metrics: o.metrics.clone() }),
-        Box::new(Canonicalize {}),
-        Box::new(Raise {}),
-        Box::new(Canonicalize {}),
-        Box::new(IndexRanges {}),
-        Box::new(o.autocast.clone()),
-        Box::new(padding(o)),
-        Box::new(Fp8 { history: None, ..o.fp8.clone() }),
-    ]
+    let evaluate = Evaluate { terms: o.loss.terms.clone(), metrics: o.metrics.clone() };
+    let mut passes: Vec<Box<dyn Pass>> = vec![Box::new(evaluate)];
+    passes.extend(composed(o));
+    passes.extend([Box::new(IndexRanges {}) as Box<dyn Pass>, Box::new(o.autocast.clone())]);
+    passes.push(Box::new(padding(o)));
+    passes.push(Box::new(Fp8 { history: None, ..o.fp8.clone() }));
+    passes
 }
 
 fn padding(o: &Options) -> PadTensorCores {
@@ -281,6 +286,7 @@ impl Options {
         let autocast = autocast(c);
         Ok(Options {
             adapter: adapter(c)?,
+            documents: documents(c)?,
             loss: Loss { terms: losses::terms(c)?, world_size: c.sharding.ranks },
             metrics: metrics::metrics(c)?,
             fp8: Fp8 {
@@ -339,6 +345,19 @@ fn adapter(config: &Config) -> Result<Lora, Diagnostic> {
     let trainable = adapter::trainable(&config.params.trainable);
     let targets = a.targets.clone();
     Ok(Lora { rank: a.rank, alpha: a.alpha, dropout: a.dropout, targets, trainable })
+}
+
+fn documents(config: &Config) -> Result<Documents, Diagnostic> {
+    let Some(separator) = config.data.document_separator else { return Ok(Documents::default()) };
+    let terms = losses::terms(config)?;
+    let indexed = |t: &Term| t.kind == LossKind::CrossEntropy && !t.soft_targets;
+    if let Some(other) = terms.iter().find(|t| t.kind != LossKind::None && !indexed(t)) {
+        let what = format!("data.document_separator with the loss {other}");
+        let help = "the label of a separator is of another document, and only a cross_entropy of indices can ignore it";
+        return Err(Diagnostic::error(Code::ConfigContradiction, what).help(help));
+    }
+    let labels = terms.into_iter().filter(indexed).map(|t| (t.labels, t.ignore_index)).collect();
+    Ok(Documents { separator: Some(separator as i64), labels })
 }
 
 fn chunks(config: &Config) -> Result<Chunks, Diagnostic> {

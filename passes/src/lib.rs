@@ -10,6 +10,7 @@ pub mod canonicalize;
 pub mod chunk_loss;
 pub mod cost;
 pub mod differentiate;
+pub mod documents;
 pub mod evaluate;
 pub mod fp8;
 pub mod fuse;

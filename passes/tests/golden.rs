@@ -14,6 +14,7 @@ use frit_passes::autocast::{Autocast, Override};
 use frit_passes::canonicalize::Canonicalize;
 use frit_passes::chunk_loss::{ChunkLoss, Chunks};
 use frit_passes::cost::Device;
+use frit_passes::documents::Documents;
 use frit_passes::evaluate::Evaluate;
 use frit_passes::fp8::Fp8;
 use frit_passes::hold_frozen::HoldFrozen;
@@ -138,6 +139,10 @@ impl Header {
                 dropout: self.get("dropout").map_or(0.0, |n| n.parse().expect("a number")),
                 targets: self.get("targets").map_or(vec![], |t| vec![t.to_string()]),
                 trainable: self.get("trainable").map_or(vec![], |t| vec![t.to_string()]),
+            }),
+            "documents" => Box::new(Documents {
+                separator: self.get("separator").map(|n| n.parse().expect("a token")),
+                labels: vec![("labels".into(), -100)],
             }),
             "hold_frozen" => Box::new(HoldFrozen { enabled: true }),
             "shard" => Box::new(Shard {
@@ -290,6 +295,11 @@ fn fp8() {
 #[test]
 fn chunk_loss() {
     check_folder("chunk_loss");
+}
+
+#[test]
+fn documents() {
+    check_folder("documents");
 }
 
 #[test]

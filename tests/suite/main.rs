@@ -20,6 +20,7 @@ mod cudnn;
 mod data;
 mod data_formats;
 mod doctor;
+mod documents;
 mod driver;
 mod dropout;
 mod edited_plans;

@@ -90,7 +90,8 @@ fn documents_become_shards_whatever_they_are_read_from() {
     let lines = text(dir, "lines.jsonl", &json);
     let halves = [("a.txt", &documents[..13]), ("b.txt", &documents[13..])];
     let halves = halves.map(|(name, part)| text(dir, name, &part.join("\n")));
-    let packed = [("lines.jsonl.gz", json), ("marked.json.gz", format!("\u{feff}{json}"))];
+    let marked = format!("\u{feff}{json}");
+    let packed = [("lines.jsonl.gz", json), ("marked.json.gz", marked)];
     let [packed, marked] = packed.map(|(name, text)| {
         let file = std::fs::File::create(dir.join(name)).expect("created");
         // Two members, as compressors that work in parallel write them.

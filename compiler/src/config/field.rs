@@ -13,6 +13,9 @@ use frit_passes::pad_tensor_cores::PadMode;
 use frit_passes::recompute::Recompute;
 use frit_passes::schedule::BackwardPrefetch;
 
+/// A number that is absent.
+const NONE: &str = "none";
+
 /// The type of one field, read from and written as the value of a key.
 pub(super) trait Field: Sized {
     /// The values that it takes, unless its key says otherwise.
@@ -58,6 +61,23 @@ impl Field for i64 {
 
     fn put(&self) -> Value {
         Value::Signed(*self)
+    }
+}
+
+/// `"none"`, or a number of at least 0.
+impl Field for Option<usize> {
+    const KIND: Kind = Kind::ChoiceOrInteger(&[NONE]);
+
+    fn get(value: &Value) -> Option<Self> {
+        match value {
+            Value::Signed(i) => usize::try_from(*i).ok().map(Some),
+            Value::Text(_) => Some(None),
+            _ => None,
+        }
+    }
+
+    fn put(&self) -> Value {
+        self.map_or_else(|| Value::Text(NONE.into()), |n| Value::Signed(n as i64))
     }
 }
 

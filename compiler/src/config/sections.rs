@@ -267,6 +267,8 @@ declare! {
         drop_last: bool = true,
         /// A file of examples that `frit run` evaluates between steps, or `none`.
         validation: String = "none",
+        /// The token that ends a document, if examples are packed documents: neither attention nor positions go beyond it.
+        document_separator: Option<usize> = "none",
         /// Ranges of float inputs for the lints, each as "NAME=LOW..HIGH".
         ranges: Vec<String> = [],
     }
