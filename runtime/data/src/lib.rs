@@ -457,8 +457,24 @@ mod tests {
             assert_eq!(one.step_at(two.position(step)), 2 * step);
         }
         assert_eq!(one.position(13), Position { epoch: 1, example: 2 });
-        // The last examples of an epoch, which the larger batch drops.
-        assert_eq!(data(10, 2, None).step_at(data(10, 1, None).position(4)), 1);
+        // The last examples of an epoch, which the larger batch drops: the next one begins.
+        assert_eq!(data(10, 2, None).step_at(data(10, 1, None).position(4)), 2);
+    }
+
+    #[test]
+    fn positions_that_count_on_over_epochs_name_the_same_step() {
+        let fed = |example| Position { epoch: 0, example };
+        // Two steps of 4 in an epoch of 11 examples.
+        for step in [0, 1, 2, 3, 9] {
+            assert_eq!(data(11, 2, None).step_at(fed(4 * step)), step);
+        }
+        assert_eq!(data(11, 2, None).step_at(Position { epoch: 3, example: 12 }), 9);
+        // The rest makes a smaller step: 12 and 8 examples of 21.
+        let mut data = data(21, 2, None);
+        (data.deal.accumulation, data.deal.keep_rest) = (3, true);
+        for (example, step) in [(0, 0), (12, 1), (20, 2), (32, 3), (40, 4)] {
+            assert_eq!(data.step_at(fed(example)), step);
+        }
     }
 
     #[test]

@@ -57,9 +57,16 @@ impl Deal {
         Place { epoch: step / steps, first: at * global, micro_steps }
     }
 
+    /// A position beyond the examples that an epoch reads is one in the epochs after it: a trainer that is fed batch by
+    /// batch counts examples only.
     pub(crate) fn step_at(&self, position: Position) -> usize {
-        let steps = self.steps_per_epoch();
-        position.epoch * steps + (position.example / self.global_batch()).min(steps - 1)
+        let (global, steps) = (self.global_batch(), self.steps_per_epoch());
+        let read = match self.rest() {
+            0 => steps * global,
+            rest => (steps - 1) * global + rest * self.batch * self.ranks,
+        };
+        let epoch = position.epoch + position.example / read;
+        epoch * steps + position.example % read / global
     }
 }
 
