@@ -144,6 +144,11 @@ impl Trainer {
         &self.dir.plan
     }
 
+    /// The plan directory.
+    pub fn path(&self) -> &Path {
+        &self.dir.path
+    }
+
     /// The rank that replies: 0, unless every rank is a process.
     pub fn rank(&self) -> usize {
         self.rank

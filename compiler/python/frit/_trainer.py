@@ -132,6 +132,26 @@ class Trainer:
         """Writes the parameters to a ``.safetensors`` file; with ``average`` their moving averages."""
         self._trainer.save(os.fspath(path), average)
 
+    def save_adapter(self, folder, *, average=False):
+        """Writes the adapter as PEFT does: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+        ``peft.PeftModel.from_pretrained`` loads the folder, and so does ``weights=`` of another trainer.
+
+        Raises ``FritError`` if the plan was compiled without ``adapter=``.
+        """
+        self._trainer.save_adapter(os.fspath(folder), average)
+
+    def export(self, path, *, average=False, training=False, external_data=False):
+        """Writes the model with its trained parameters as ONNX, in inference mode unless ``training``.
+
+        Adapters are merged into the weights beside which they were trained. Weights above 2 GiB, or all with
+        ``external_data``, are in a file beside it. Findings are warned of as ``FritWarning``.
+
+        Raises ``FritError`` if the plan was not compiled from ONNX, or a file cannot be written.
+        """
+        for found in self._trainer.export(os.fspath(path), average, training, external_data):
+            warn(f"[{found['code']}] {found['message']}", stacklevel=2)
+
     def checkpoint(self):
         """Saves a checkpoint now, and waits until it is on disk. Without ``checkpoint=`` nothing happens."""
         self._trainer.checkpoint()

@@ -3,6 +3,7 @@
 use crate::error;
 use crate::tensors::{self, Triple};
 use crate::wait::attentively;
+use frit::export::{self, Trained};
 use frit_runtime::RunError;
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::metrics::StepMetrics;
@@ -143,6 +144,30 @@ impl Trainer {
         waited(py, |tick| trainer.save(&path, average, tick))
     }
 
+    /// Writes the adapter, or its moving average, in PEFT's format into a folder.
+    fn save_adapter(&self, py: Python<'_>, folder: PathBuf, average: bool) -> PyResult<()> {
+        let trained = self.trained(py, average)?;
+        let Some(trained) = trained else { return Ok(()) };
+        let written = py.detach(|| export::peft(&trained, &folder));
+        written.map(|_| ()).map_err(|report| error::of_report(py, &report))
+    }
+
+    /// Writes the model with the parameters, or their moving averages, as ONNX; returns the warnings.
+    fn export<'py>(
+        &self,
+        py: Python<'py>,
+        path: PathBuf,
+        average: bool,
+        training: bool,
+        external_data: bool,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let Some(trained) = self.trained(py, average)? else { return Ok(vec![]) };
+        let options = export::Options { training, external_data, ..export::Options::default() };
+        let written = py.detach(|| export::onnx(&trained, &options, &path));
+        let written = written.map_err(|report| error::of_report(py, &report))?;
+        written.warnings.iter().map(|d| error::of_diagnostic(py, d)).collect()
+    }
+
     /// Saves a checkpoint now.
     fn checkpoint(&self, py: Python<'_>) -> PyResult<()> {
         let trainer = &mut self.state()?.trainer;
@@ -157,6 +182,14 @@ impl Trainer {
 }
 
 impl Trainer {
+    /// The parameters for an export; none on ranks other than 0.
+    fn trained(&self, py: Python<'_>, average: bool) -> PyResult<Option<Trained>> {
+        let trainer = &mut self.state()?.trainer;
+        let all = waited(py, |tick| trainer.state(average, tick))?;
+        let is_first = trainer.rank() == 0;
+        Ok(is_first.then(|| Trained::given(trainer.path(), all.into_iter().collect())))
+    }
+
     /// The state, unless another thread uses it: waiting for it with the interpreter's lock could wait forever.
     fn state(&self) -> PyResult<MutexGuard<'_, State>> {
         let in_use = |_| PyRuntimeError::new_err("the trainer is in use by another thread");

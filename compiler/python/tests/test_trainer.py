@@ -108,6 +108,34 @@ def test_training_goes_on_from_a_checkpoint(mlp, losses, tmp_path, ranks):
     assert np.allclose(found, run(first, mlp.batches(10)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("first", ["trainer", "command line"])
+def test_epochs_go_on_across_the_command_line_and_trainers(mlp, tmp_path, first):
+    plan = mlp.compile(output=tmp_path / "plan")
+    # Four steps and a half in an epoch: the rest of it is dropped.
+    some = {name: x[: 4 * mlp.batch + 8] for name, x in mlp.data.items()}
+    np.savez(tmp_path / "data.npz", **some)
+    run = ["run", plan.path, "--data", tmp_path / "data.npz"]
+    command(*run, "--steps", 15, "--metrics", tmp_path / "whole.jsonl")
+    whole = [m["loss"] for m in metrics_of(tmp_path / "whole.jsonl")]
+    folder = {"checkpoint": tmp_path / "ckpt", "metrics": tmp_path / "m.jsonl"}
+    theirs = ["--checkpoint", folder["checkpoint"], "--metrics", folder["metrics"], "--resume"]
+
+    def steps(begin, end):
+        with plan.trainer(**folder, resume=begin > 0) as trainer:
+            assert trainer.steps == begin
+            for step in range(begin, end):
+                trainer.step({name: x[step % 4 * mlp.batch :][: mlp.batch] for name, x in some.items()})
+
+    def commanded(begin, end):
+        command(*run, *theirs, "--steps", end)
+
+    turns = [steps, commanded] if first == "trainer" else [commanded, steps]
+    # Each ends within a later epoch than the first.
+    for turn, (begin, end) in enumerate([(0, 6), (6, 9), (9, 13), (13, 15)]):
+        turns[turn % 2](begin, end)
+    assert [m["loss"] for m in metrics_of(folder["metrics"])] == whole
+
+
 def interrupt_soon(seconds):
     timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()

@@ -1,4 +1,4 @@
-//! Reads trained parameters from a file that `frit run --save` wrote, or from a checkpoint.
+//! Trained parameters: of a file that `frit run --save` wrote, of a checkpoint, or in memory.
 
 use super::message::{Elements, Merge};
 use crate::diagnostics::Report;
@@ -10,12 +10,14 @@ use frit_passes::adapter;
 use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::left_out::{self, AllLeftOut};
 use frit_runtime::tensors::Tensor;
+use frit_runtime::trainer::Stored;
 use frit_runtime::weight_files;
 use frit_runtime::{RunError, converted, safetensors_dtype};
 use prost::bytes::Bytes;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Trained parameters, and the plan they belong to.
@@ -38,9 +40,21 @@ enum Values {
         data: usize,
     },
     Checkpoint(Checkpoint),
+    /// Tensors in memory, and the plan directory.
+    Given(PathBuf, BTreeMap<String, Stored>),
 }
 
 impl Trained {
+    /// Parameters in memory of the plan of a directory.
+    pub fn given(plan: &Path, tensors: BTreeMap<String, Stored>) -> Trained {
+        Trained {
+            source: plan.join(layout::SOURCE),
+            names: tensors.keys().cloned().collect(),
+            left_out: AllLeftOut::new(),
+            values: Values::Given(plan.into(), tensors),
+        }
+    }
+
     /// The weights of a file for the plan of a directory.
     ///
     /// # Errors
@@ -114,6 +128,9 @@ impl Trained {
                 let entry = checkpoint.entry(&format!("param/{name}"))?;
                 Some((safetensors_dtype(entry.dtype), &entry.shape))
             }
+            Values::Given(_, tensors) => {
+                tensors.get(name).map(|(ty, _)| (safetensors_dtype(ty.dtype), ty.shape.dims()))
+            }
         }
     }
 
@@ -129,6 +146,10 @@ impl Trained {
                 bytes
                     .map(Cow::Owned)
                     .map_err(|e| Diagnostic::error(Code::ExportWeights, e.to_string()))
+            }
+            Values::Given(_, tensors) => {
+                let stored = tensors.get(name).expect("invariant: it is there");
+                Ok(Cow::Borrowed(&stored.1[..]))
             }
         }
     }
@@ -203,6 +224,7 @@ impl Trained {
         match &self.values {
             Values::File { path, .. } => path,
             Values::Checkpoint(checkpoint) => &checkpoint.path,
+            Values::Given(plan, _) => plan,
         }
     }
 }
