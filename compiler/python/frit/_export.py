@@ -1,8 +1,13 @@
 """Exports torch modules for training, as docs/exporting.md teaches."""
 
 import contextlib
+import dataclasses
+import functools
+import logging
 import os
+import re
 import warnings
+from collections.abc import Mapping
 
 from frit._errors import refuse
 
@@ -20,8 +25,9 @@ def is_module(model):
 def export(module, example_inputs, path):
     """Writes a module as ONNX, in training mode and with the names of its parameters.
 
-    The shapes are those of the example inputs. Returns options that the file cannot carry: what is frozen, and that
-    BatchNorm normalizes by its batch.
+    The shapes are those of the example inputs. Of a structure that the module returns, the tensors at its top are the
+    outputs, by their names. Returns options that the file cannot carry: what is frozen, and that BatchNorm normalizes
+    by its batch. Also returns the names of the outputs, if they have names.
     """
     import torch
 
@@ -29,20 +35,26 @@ def export(module, example_inputs, path):
         raise refuse("E097", "a torch module needs example inputs", "give example_inputs: a tensor, a tuple, or a dict")
     args, kwargs = _arguments(example_inputs)
     size = sum(p.numel() * p.element_size() for p in module.parameters())
-    with _training(module), warnings.catch_warnings():
+    with _training(module), _flat(module) as outputs, _quiet(), _plain_attention():
         norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
         batch_norms = {m.training and m.track_running_stats for m in norms}
         try:
-            # Training mode is what is meant.
-            warnings.filterwarnings("ignore", message="Exporting a model while it is in training mode")
             program = torch.onnx.export(
-                module, args, kwargs=kwargs, dynamo=True, opset_version=18, optimize=False, verbose=False
+                module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                opset_version=18,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=_translations(),
             )
+            _name_outputs(program.model.graph, outputs)
             program.save(os.fspath(path), external_data=size > LARGEST)
         except ImportError as error:
             raise refuse("E010", f"torch cannot export: {error}", "pip install onnx onnxscript") from error
         except Exception as error:
-            message = f"torch cannot export the module: {error}"
+            message = f"torch cannot export the module: {_reason(error)}"
             raise refuse("E010", message, "docs/exporting.md says what an export can carry") from error
     options = {}
     if batch_norms == {True}:
@@ -53,7 +65,14 @@ def export(module, example_inputs, path):
     frozen = _frozen(module, set(program.model.graph.initializers))
     if frozen:
         options["params.frozen"] = frozen
-    return options
+    return options, outputs
+
+
+def _reason(error):
+    """What torch says of an export that failed, without its advice and its colors; the exception has all of it."""
+    text = re.sub(r"\x1b?\[[0-9]+m", "", str(error))
+    summary = text.partition("## Exception summary")[2].strip()
+    return (summary or text).partition("\n\n")[0]
 
 
 def _arguments(example):
@@ -75,6 +94,90 @@ def _training(module):
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextlib.contextmanager
+def _flat(module):
+    """The module with tensors only as results: what else a structure holds, such as a cache of keys, no file can.
+
+    Yields the names of the results, which are known when the module has run; none for a single tensor.
+    """
+    import torch
+
+    own, names = module.forward, []
+    had = vars(module).get("forward")
+
+    @functools.wraps(own)
+    def forward(*args, **kwargs):
+        found = own(*args, **kwargs)
+        if isinstance(found, torch.Tensor):
+            return found
+        if isinstance(found, Mapping):
+            found = dict(found)
+        elif dataclasses.is_dataclass(found):
+            found = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
+        elif isinstance(found, (tuple, list)):
+            fields = getattr(found, "_fields", [f"output_{i}" for i in range(len(found))])
+            found = dict(zip(fields, found))
+        else:
+            return found
+        # Of a tensor that has two names, the first counts.
+        tensors = {id(x): (str(n), x) for n, x in reversed(found.items()) if isinstance(x, torch.Tensor)}
+        tensors = list(reversed(tensors.values()))
+        names[:] = [n for n, _ in tensors]
+        return tuple(x for _, x in tensors)
+
+    module.forward = forward
+    try:
+        yield names
+    finally:
+        if had is None:
+            del module.forward
+        else:
+            module.forward = had
+
+
+def _translations():
+    """Operators that the exporter writes in a form that overflows."""
+    import torch
+    from onnxscript import opset18 as onnx
+
+    # In place of Log(Sigmoid(x)), which is infinite where the sigmoid is 0.
+    return {torch.ops.aten.log_sigmoid.default: lambda x: onnx.Neg(onnx.Softplus(onnx.Neg(x)))}
+
+
+def _plain_attention():
+    """Attention whose results have the layout that the exporter's decompositions give them. The fused kernels' differ, and
+    a view of them that was traced does not decompose."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Without what torch says of every export: training mode is what is meant, and torchvision may be missing."""
+    registry = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registry.level
+    registry.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Exporting a model while it is in training mode")
+            yield
+    finally:
+        registry.setLevel(level)
+
+
+def _name_outputs(graph, names):
+    """Gives results their names; one that is an input, or whose name an input has, keeps its own."""
+    inputs = {v.name for v in graph.inputs}
+    inner = {v.name: v for node in graph for v in node.outputs}
+    for output, name in zip(graph.outputs, names):
+        if output.name in inputs or name in inputs or name in graph.initializers:
+            continue
+        if name in inner and inner[name] is not output:
+            inner[name].name = f"{name}_inner"
+        output.name = name
 
 
 def _frozen(module, initializers):

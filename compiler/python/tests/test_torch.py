@@ -1,6 +1,9 @@
 """torch modules: exported, trained as torch does, and loaded back."""
 
 import copy
+import dataclasses
+import typing
+import warnings
 
 import numpy as np
 import pytest
@@ -123,6 +126,104 @@ def test_a_module_trains_as_torch_trains_it(torch, make, ranks):
         assert trainer.evaluate(dict(zip(names, b)) for b in loader)["loss"] == evaluated
 
 
+def test_structures_are_outputs_by_name(torch):
+    nn, functional = torch.nn, torch.nn.functional
+
+    class Structured(nn.Module):
+        def __init__(self, form):
+            super().__init__()
+            self.layer, self.form = nn.Linear(4, 3), form
+
+        def forward(self, x, labels=None):
+            logits = self.layer(x)
+            loss = functional.cross_entropy(logits, labels) if labels is not None else None
+            return self.form(logits, loss, x)
+
+    class Named(typing.NamedTuple):
+        loss: typing.Any
+        logits: typing.Any
+
+    @dataclasses.dataclass
+    class Data:
+        logits: typing.Any
+        cache: typing.Any
+
+    x, labels = torch.randn(5, 4), torch.tensor([0, 2, 1, 1, 0])
+    batch = {"x": x, "labels": labels}
+    forms = [
+        lambda logits, loss, x: {"loss": loss, "logits": logits, "again": logits, "x": x, "cache": object()},
+        lambda logits, loss, x: Named(loss, logits),
+        lambda logits, loss, x: Data(logits, {"keys": [x]}),
+        lambda logits, loss, x: logits,
+    ]
+    found = []
+    for form in forms:
+        module = Structured(form)
+        module.load_state_dict({"layer.weight": torch.arange(12.0).view(3, 4) / 12, "layer.bias": torch.zeros(3)})
+        plan = frit.compile(module, x, loss="cross_entropy", precision="fp32")
+        found.append(run(plan, [batch] * 3))
+        assert "forward" not in vars(module) and form(1, 2, 3) is not None
+        assert list(plan.trainer().state_dict()) == ["layer.weight", "layer.bias"]
+    for form in forms[:2]:
+        module.form = form
+        for loss in ("output", {"kind": "output"}, {"kind": "output", "logits": "loss"}):
+            plan = frit.compile(module, batch, loss=loss, precision="fp32")
+            assert {i["name"] for i in plan.inputs} == {"x", "labels"}
+            found.append(run(plan, [batch] * 3))
+    expected = functional.cross_entropy(module.layer(x), labels).item()
+    for losses in found:
+        assert abs(losses[0] - expected) < 1e-6 and np.allclose(losses, found[0], rtol=1e-6)
+    # A tuple has places for names.
+    module.form = lambda logits, loss, x: (x, None, logits)
+    plan = frit.compile(module, x, loss={"kind": "cross_entropy", "logits": "output_2"}, precision="fp32")
+    assert run(plan, [batch] * 3) == found[0]
+    with pytest.raises(frit.FritError, match="output_2") as refused:
+        frit.compile(module, x, loss="cross_entropy")
+    assert "loss.logits" in refused.value.remedy
+
+
+def test_saturated_sigmoids_are_exported_without_overflow(torch):
+    functional = torch.nn.functional
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((1,), 200.0))
+
+        def forward(self, x, targets):
+            logits = x * self.scale
+            loss = functional.binary_cross_entropy_with_logits(logits, targets)
+            return {"loss": loss - functional.logsigmoid(logits).mean()}
+
+    module, batch = Model(), {"x": torch.tensor([[-2.0, 3.0], [1.0, -1.0]]), "targets": torch.eye(2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", frit.FritWarning)
+        plan = frit.compile(module, batch, loss="output", precision="fp32", optimizer={"clip_grad_norm": 0.0})
+    with plan.trainer() as trainer:
+        found = trainer.step(batch)
+    loss = module(**batch)["loss"]
+    loss.backward()
+    assert abs(found["loss"] - loss.item()) < 1e-3 and np.isfinite(found["loss"])
+    assert abs(found["grad_norm"] - module.scale.grad.abs().item()) < 1e-4
+
+
+def test_attention_of_any_layout_is_exported(torch):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.bias = torch.nn.Linear(16, 48), torch.nn.Parameter(torch.zeros(1, 4, 6, 6))
+
+        def forward(self, x):
+            q, k, v = (t.view(*x.shape[:2], 4, 4).transpose(1, 2) for t in self.qkv(x).split(16, -1))
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+            return y.transpose(1, 2).reshape(x.shape)
+
+    module, x, y = Attention(), torch.randn(2, 6, 16), torch.randn(2, 6, 16)
+    plan = frit.compile(module, x, loss="mse", precision="fp32")
+    loss = run(plan, [[x, y] if plan.inputs[0]["name"] == "x" else [y, x]])[0]
+    assert abs(loss - torch.nn.functional.mse_loss(module(x), y).item()) < 1e-5
+
+
 def test_half_precision_tensors_are_taken(torch):
     module = torch.nn.Linear(4, 3)
     plan = frit.compile(module, (torch.zeros(2, 4),), loss="mse", precision=torch.bfloat16)
@@ -146,5 +247,7 @@ def test_what_torch_cannot_export_is_said(torch):
     with pytest.raises(frit.FritError, match="torch cannot export") as refused:
         frit.compile(Branches(), torch.zeros(2, 4), loss="mse")
     assert refused.value.code == "E010" and "docs/exporting.md" in refused.value.remedy
+    assert "\x1b" not in str(refused.value) and "Next steps" not in str(refused.value)
+    assert refused.value.__cause__ is not None
     with pytest.raises(frit.FritError, match="needs example inputs"):
         frit.compile(torch.nn.Linear(2, 2), loss="mse")
