@@ -29,7 +29,9 @@ def compile(
 
     ``model`` is a torch module, or the path of an ``.onnx`` or ``.json`` model. A module is exported for training first,
     with the shapes of ``example_inputs`` (a tensor, a tuple of positional or a dict of named arguments), whose first
-    axis is the batch of one rank in a micro-step. A step takes batch × ranks × accumulation examples.
+    axis is the batch of one rank in a micro-step. A step takes batch × ranks × accumulation examples. Of a structure that
+    the module returns, the tensors are the outputs, by name: ``loss`` reads ``logits``, ``"output"`` takes ``loss``, and
+    ``loss={"logits": NAME}`` names another.
 
     ``loss``, ``precision`` and ``ranks`` set ``loss.kind``, ``precision.compute`` and ``sharding.ranks``; ``optimizer``,
     ``schedule``, ``strategy``, ``accumulation``, ``seed`` and ``device`` are as short. Other options are sections of the
@@ -45,15 +47,17 @@ def compile(
     Raises ``FritError`` with everything that is wrong with the model, the configuration or the environment.
     """
     holder = _Folder()
-    module, given = None, {}
+    module, given, outputs = None, {}, []
     if _export.is_module(model):
         module, path = model, os.path.join(holder.path, "model.onnx")
-        given = _export.export(model, example_inputs, path)
+        given, outputs = _export.export(model, example_inputs, path)
     else:
         path = os.fspath(model)
         if example_inputs is not None:
             raise refuse("E097", "example_inputs are for torch modules", "leave them out for a model in a file")
     asked = {"loss": loss, "precision": precision, "ranks": ranks, **options}
+    if config is None and "loss" in outputs and loss in ("output", {"kind": "output"}):
+        given["loss.logits"] = "loss"
     sets, tables = _config.settings({**given, **_merged(given, asked)})
     directory = os.fspath(output) if output is not None else os.path.join(holder.path, "plan")
     config = None if config is None else os.fspath(config)
@@ -86,6 +90,27 @@ class _Folder:
     def __init__(self):
         self.path = tempfile.mkdtemp(prefix="frit-")
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+class Rows(list):
+    """A table: a list of dicts, which ``pandas.DataFrame`` takes and a notebook shows."""
+
+    #: Rows that a notebook shows.
+    SHOWN = 50
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return Rows(found) if isinstance(index, slice) else found
+
+    def _repr_html_(self):
+        columns = list(dict.fromkeys(key for row in self for key in row))
+
+        def line(tag, values):
+            return f"<tr>{''.join(f'<{tag}>{html.escape(str(v))}</{tag}>' for v in values)}</tr>"
+
+        lines = [line("td", (row.get(c, "") for c in columns)) for row in self[: self.SHOWN]]
+        more = f"<p>{len(self) - self.SHOWN} more rows</p>" if len(self) > self.SHOWN else ""
+        return f"<table>{line('th', columns)}{''.join(lines)}</table>{more}"
 
 
 class Plan:
@@ -172,7 +197,7 @@ class Plan:
 
     @property
     def memory(self):
-        """The buffers: name, arena, class, purpose, offset and bytes."""
+        """The buffers: name, arena, class, what one is for, offset and bytes."""
         return self._view("memory")
 
     @property
@@ -186,7 +211,8 @@ class Plan:
         return self._view("lints")
 
     def _view(self, name):
-        return json.loads(self._plan.view(name))
+        found = json.loads(self._plan.view(name))
+        return Rows(found) if isinstance(found, list) else found
 
     def verify(self):
         """Proves that the plan and its evaluation are sound, and that the files beside them are the compiled ones.

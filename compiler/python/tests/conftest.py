@@ -65,7 +65,7 @@ class Model:
 
 @pytest.fixture(scope="session")
 def models():
-    return {name: Model(name) for name in ("gpt2", "resnet", "mlp")}
+    return {name: Model(name) for name in ("gpt2", "llama", "resnet", "mlp")}
 
 
 @pytest.fixture(scope="session")
@@ -91,17 +91,22 @@ def run(plan, batches, **options):
         return [trainer.step(batch)["loss"] for batch in batches]
 
 
+def skip_without(requirement, request, reason):
+    """Skips a test, which is counted; it fails where FRIT_REQUIRE names what it needs."""
+    required = os.environ.get("FRIT_REQUIRE", "").split(",")
+    assert not {requirement, "all"} & set(required), f"{requirement} is required: {reason}"
+    if "FRIT_SKIPPED" in os.environ:
+        with open(os.environ["FRIT_SKIPPED"], "a") as file:
+            file.write(f"{requirement}: {request.node.nodeid}\n")
+    pytest.skip(reason)
+
+
 @pytest.fixture
 def torch(request):
-    """The module torch; a test without it is counted, and fails where FRIT_REQUIRE names it."""
+    """The module torch."""
     try:
         import onnxscript  # noqa: F401
         import torch as found
     except ImportError:
-        required = os.environ.get("FRIT_REQUIRE", "").split(",")
-        assert not {"torch", "all"} & set(required), "torch is required and cannot be imported"
-        if "FRIT_SKIPPED" in os.environ:
-            with open(os.environ["FRIT_SKIPPED"], "a") as file:
-                file.write(f"torch: {request.node.nodeid}\n")
-        pytest.skip("needs torch and onnxscript")
+        skip_without("torch", request, "needs torch and onnxscript")
     return found

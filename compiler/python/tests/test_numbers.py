@@ -84,6 +84,57 @@ def test_batches_of_any_form_give_the_same_losses(mlp, plan, losses, form):
     assert run(plan, batches) == losses
 
 
+class Dataset:
+    """Rows as the library datasets keeps them: by index a dict, by a slice and of `iter` a dict of columns."""
+
+    def __init__(self, columns, form):
+        self.columns, self.form = columns, form
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index):
+        return {name: self.form(x[index]) for name, x in self.columns.items()}
+
+    def iter(self, batch_size, drop_last_batch=False):
+        for begin in range(0, len(self), batch_size):
+            if begin + batch_size <= len(self) or not drop_last_batch:
+                yield self[begin : begin + batch_size]
+
+
+def lists(x):
+    return x.tolist() if isinstance(x, np.ndarray) else x.item()
+
+
+@pytest.mark.parametrize("form", [lists, np.asarray], ids=["python", "numpy"])
+def test_a_datasets_iterator_gives_the_same_losses(mlp, plan, losses, form):
+    dataset = Dataset({name: x[: 8 * mlp.batch + 3] for name, x in mlp.data.items()}, form)
+    batches = dataset.iter(batch_size=plan.examples_per_step, drop_last_batch=True)
+    assert run(plan, batches) == losses
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_torch_gives_the_same_losses(mlp, plan, losses, torch, workers):
+    dataset = Dataset({name: torch.tensor(x[: 8 * mlp.batch + 3]) for name, x in mlp.data.items()}, lambda x: x)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=plan.examples_per_step, drop_last=True, num_workers=workers
+    )
+    assert run(plan, loader) == losses
+    dlpack = ({name: Dlpack(x) for name, x in batch.items()} for batch in loader)
+    assert run(plan, dlpack) == losses
+
+
+def test_tensors_of_torch_are_not_copied(torch):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool):
+        x = torch.ones(4, 6, dtype=dtype)
+        for given in (x, x[1:3], x.clone().requires_grad_() if dtype.is_floating_point else x):
+            found, _ = _arrays.pair(given, "x")
+            assert found.__array_interface__["data"][0] == given.data_ptr(), dtype
+        if dtype is not torch.bfloat16:  # NumPy has no such type, and DLPack goes through NumPy.
+            found, _ = _arrays.pair(Dlpack(x), "x")
+            assert found.__array_interface__["data"][0] == x.data_ptr(), dtype
+
+
 def test_sequences_are_in_the_order_of_the_inputs_and_other_names_are_not_read(mlp, plan, losses):
     names = [i["name"] for i in plan.inputs]
     assert run(plan, ([b[n] for n in names] for b in mlp.batches(8))) == losses
