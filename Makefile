@@ -2,7 +2,7 @@
 
 FRIT := target/release/frit
 
-.PHONY: help setup build wheel demo test check clean
+.PHONY: help setup build release wheel demo test check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -13,8 +13,11 @@ setup: ## install LLVM/MLIR 22 and the libraries it needs, where missing
 build: setup ## build the command-line programs in target/release
 	cargo build --release
 
-wheel: setup ## build the Python package as a wheel in target/wheels; needs maturin (pip install maturin)
-	maturin build --release --manifest-path compiler/python/Cargo.toml --out target/wheels
+release: setup ## build the programs for x86-64 Linux with glibc 2.31 and later, as an archive in target
+	@.ci/release
+
+wheel: setup ## build the Python package for the same systems, as a wheel in target/wheels; needs maturin (pip install maturin)
+	@.ci/wheel
 
 demo: build ## train a small GPT-2 on 4 ranks, in bf16, fully sharded
 	@FRIT=$(FRIT) examples/demo.sh
