@@ -12,7 +12,7 @@ use crate::outputs;
 use crate::plan_dir::PlanDir;
 use crate::save::Tensors;
 use crate::session::{self, Session, Work};
-use crate::starting::{self, Others};
+use crate::starting::{self, Others, Replaced};
 use frit_comm::launch::Launch;
 use frit_data::{Data, Element, Fed, TokenDType};
 use frit_ir::ops::StateName;
@@ -90,6 +90,9 @@ pub struct Report {
     pub batches: usize,
     /// Examples per second, without loading.
     pub examples_per_s: f64,
+    /// Which names of the weights differ from those of the plan, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A loss over the data set.
@@ -131,17 +134,19 @@ impl Report {
             examples,
             batches: *batches,
             examples_per_s: examples as f64 / seconds.max(1e-9),
+            notes: vec![],
         }
     }
 
-    /// The report as one line, or as JSON.
+    /// The report as one line, after its notes, or as JSON.
     pub fn render(&self, json: bool) -> String {
         if json {
             let text = serde_json::to_string_pretty(self).expect("invariant: a report serializes");
             return text + "\n";
         }
         let Report { examples, batches, .. } = self;
-        let mut text = format!("{examples} examples in {batches} batches");
+        let mut text: String = self.notes.iter().map(|note| format!("{note}\n")).collect();
+        text += &format!("{examples} examples in {batches} batches");
         if let Some(loss) = self.loss {
             text += &format!(", loss {loss:.6}");
         }
@@ -236,6 +241,7 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
         Feed::Examples(data) => data.len(),
         Feed::Batch(_) => batch(plan),
     };
+    let Replaced { tensors: replaced, notes } = replaced;
     let source = Source { replaced, checkpoint, trained };
     let work = Evaluation { dir: &dir, eval, options, feed: &feed, source: &source, examples };
     let session = Session {
@@ -252,7 +258,8 @@ pub fn evaluate(options: &Options) -> Result<Option<Report>, RunError> {
     if found.rank > 0 {
         return Ok(None);
     }
-    Ok(Some(Report::of(eval, &found.sums, labeled, examples, found.seconds)))
+    let report = Report::of(eval, &found.sums, labeled, examples, found.seconds);
+    Ok(Some(Report { notes, ..report }))
 }
 
 /// The plan without parameters that only the evaluation reads, as in training.

@@ -40,6 +40,7 @@ pub mod trainer;
 pub mod usage;
 pub mod validation;
 pub mod weight_files;
+mod weight_names;
 pub use convert::converted;
 pub use frit_data as data;
 pub use save::safetensors_dtype;

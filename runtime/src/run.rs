@@ -214,12 +214,15 @@ pub(crate) fn train<'a>(
         }
         _ => None,
     };
+    let replaced = starting::instead(&options.weights, dir, resumed.as_ref())?;
+    let mut notes = notes(options, resumed.as_ref(), lock.as_ref());
+    notes.extend(replaced.notes);
     let training = Training {
-        replaced: starting::instead(&options.weights, dir, resumed.as_ref())?,
+        replaced: replaced.tensors,
         hyper: hyper::effective(&dir.plan, &options.hyper, resumed.as_ref()),
         steps: steps(resumed.as_ref()),
         start: resumed.as_ref().map_or(0, |c| c.index.step),
-        notes: notes(options, resumed.as_ref(), lock.as_ref()),
+        notes,
         resumed,
         refused: refusal.is_some(),
         run,

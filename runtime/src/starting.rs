@@ -1,7 +1,7 @@
 //! Loads initial parameters from files instead of the plan, for a run or an evaluation.
 //!
-//! Together the files must contain every parameter of the plan and no others, under the names that `--save` writes; for
-//! a parameter in several files the last wins. Two omissions are allowed: parameters that a `--trained-only` file
+//! Together the files must contain every parameter of the plan and no others, under the names that `--save` writes or under those that
+//! [`weight_names`] explains; for a parameter in several files the last wins. Two omissions are allowed: parameters that a `--trained-only` file
 //! omits, if the plan or another file has values with the recorded digests; and all trained parameters, when a base
 //! model gets new ones. 16-bit values are widened where the plan has f32.
 
@@ -12,6 +12,7 @@ use crate::left_out::{self, AllLeftOut};
 use crate::plan_dir::PlanDir;
 use crate::save::{self, Tensors};
 use crate::weight_files::{self, PEFT_PREFIX};
+use crate::weight_names::{self, Names};
 use frit_data::Batch;
 use frit_ir::plan::{ParamHome, ParamId, ParamSpec, Plan};
 use frit_ir::{DType, TensorType};
@@ -33,6 +34,14 @@ pub(crate) enum Others {
     Ignored,
 }
 
+/// Parameters to start from instead of the plan's.
+#[derive(Default)]
+pub(crate) struct Replaced {
+    pub(crate) tensors: Tensors,
+    /// What is named otherwise in the files, in words.
+    pub(crate) notes: Vec<String>,
+}
+
 /// Reads the parameters of a plan: those of `dir`, or fewer. Omitted ones are not in the result.
 ///
 /// # Errors
@@ -43,12 +52,12 @@ pub(crate) fn read(
     dir: &PlanDir,
     plan: &Plan,
     others: Others,
-) -> Result<Tensors, RunError> {
+) -> Result<Replaced, RunError> {
     let mut found = Found::default();
-    for path in &weight_files::expand(paths)? {
-        found.add(path, plan, others)?;
+    for path in paths {
+        found.add(&weight_files::expand(path)?, plan, others)?;
     }
-    let Some(last) = paths.last() else { return Ok(found.all) };
+    let Some(last) = paths.last() else { return Ok(Replaced::default()) };
     found.missing(plan, Base::Suffices);
     found.refuse(last)?;
     for (path, left_out) in &found.left_out {
@@ -56,19 +65,20 @@ pub(crate) fn read(
             return Err(RunError::data(path, reason));
         }
     }
-    Ok(found.all)
+    Ok(found.replaced())
 }
 
 /// The parameters of a plan among tensors in memory, which have to be all.
 ///
 /// # Errors
 /// If they do not fit, as [`read`].
-pub(crate) fn given(tensors: &Batch, plan: &Plan) -> Result<Tensors, RunError> {
+pub(crate) fn given(tensors: &Batch, plan: &Plan) -> Result<Replaced, RunError> {
     let mut found = Found::default();
-    found.take(plan, Others::Refused, tensors.names(), |name| tensors.tensor(name));
+    let views = tensors.names().filter_map(|name| Some((name, tensors.tensor(name)?)));
+    found.take(plan, Others::Refused, &views.collect(), Path::new("state"));
     found.missing(plan, Base::Needed);
     found.refuse(Path::new("state"))?;
-    Ok(found.all)
+    Ok(found.replaced())
 }
 
 /// The parameters that a run reads from files: all, or those that the resumed checkpoint omits.
@@ -79,7 +89,7 @@ pub(crate) fn instead(
     paths: &[PathBuf],
     dir: &PlanDir,
     resumed: Option<&Checkpoint>,
-) -> Result<Tensors, RunError> {
+) -> Result<Replaced, RunError> {
     let plan = &dir.plan;
     match resumed {
         None => read(paths, dir, plan, Others::Refused),
@@ -97,14 +107,14 @@ pub(crate) fn base(
     dir: &PlanDir,
     plan: &Plan,
     others: Others,
-) -> Result<Tensors, RunError> {
+) -> Result<Replaced, RunError> {
     let left_out = &checkpoint.index.left_out;
     if left_out.is_empty() {
-        return Ok(Tensors::new());
+        return Ok(Replaced::default());
     }
     let mut files = read(paths, dir, plan, others)?;
-    files.retain(|name, _| left_out.contains_key(name));
-    match left_out::compare(left_out, plan, dir, &files)? {
+    files.tensors.retain(|name, _| left_out.contains_key(name));
+    match left_out::compare(left_out, plan, dir, &files.tensors)? {
         None => Ok(files),
         Some(reason) => Err(RunError::checkpoint(&checkpoint.path, reason)),
     }
@@ -129,46 +139,69 @@ struct Found {
     /// Errors by parameter.
     misfits: BTreeMap<String, String>,
     unknown: Vec<String>,
+    notes: Vec<String>,
 }
 
+/// Type, shape and elements of a stored tensor.
+type View<'t> = (Dtype, Vec<usize>, &'t [u8]);
+
 impl Found {
-    fn add(&mut self, path: &Path, plan: &Plan, others: Others) -> Result<(), RunError> {
-        let file = File::open(path).map_err(RunError::io(path))?;
-        // SAFETY: the map is only read, and gone when this function ends.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(RunError::io(path))?;
-        let refuse = |e| RunError::data(path, format!("not a safetensors file: {e}"));
-        let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(refuse)?;
-        let file = SafeTensors::deserialize(&bytes).map_err(refuse)?;
-        let left_out =
-            left_out::of_metadata(&metadata).map_err(|reason| RunError::data(path, reason))?;
-        if !left_out.is_empty() {
-            self.left_out.push((path.into(), left_out));
+    fn replaced(self) -> Replaced {
+        Replaced { tensors: self.all, notes: self.notes }
+    }
+
+    /// Adds files that name their tensors alike: one, or the shards of a model.
+    fn add(&mut self, paths: &[PathBuf], plan: &Plan, others: Others) -> Result<(), RunError> {
+        let map = |path: &PathBuf| {
+            let file = File::open(path).map_err(RunError::io(path))?;
+            // SAFETY: the map is only read, and gone when this function ends.
+            unsafe { Mmap::map(&file) }.map_err(RunError::io(path))
+        };
+        let maps = paths.iter().map(map).collect::<Result<Vec<Mmap>, RunError>>()?;
+        let mut files = Vec::with_capacity(maps.len());
+        for (path, bytes) in paths.iter().zip(&maps) {
+            let refuse = |e| RunError::data(path, format!("not a safetensors file: {e}"));
+            let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(refuse)?;
+            let file = SafeTensors::deserialize(bytes).map_err(refuse)?;
+            let left_out =
+                left_out::of_metadata(&metadata).map_err(|reason| RunError::data(path, reason))?;
+            if !left_out.is_empty() {
+                self.left_out.push((path.into(), left_out));
+            }
+            if file.names().iter().any(|name| name.starts_with(PEFT_PREFIX)) {
+                weight_files::check_adapter(path, &plan.config)?;
+                self.has_adapter = true;
+            }
+            files.push(file);
         }
-        if file.names().iter().any(|name| name.starts_with(PEFT_PREFIX)) {
-            weight_files::check_adapter(path, &plan.config)?;
-            self.has_adapter = true;
-        }
-        self.take(plan, others, file.names().into_iter(), |name| {
-            let view = file.tensor(name).ok()?;
-            Some((view.dtype(), view.shape().to_vec(), view.data()))
-        });
+        let views = files.iter().flat_map(SafeTensors::iter);
+        let tensors = views.map(|(name, v)| (name, (v.dtype(), v.shape().to_vec(), v.data())));
+        let tensors = tensors.collect();
+        let Some(path) = paths.first() else { return Ok(()) };
+        self.take(plan, others, &tensors, path);
         Ok(())
     }
 
-    /// Takes the parameters of a plan among tensors of these names, or of PEFT's.
-    fn take<'t>(
+    /// Takes the parameters of a plan among tensors of a file, under their own names or others.
+    fn take(
         &mut self,
         plan: &Plan,
         others: Others,
-        names: impl Iterator<Item = &'t str>,
-        tensor: impl Fn(&str) -> Option<(Dtype, Vec<usize>, &'t [u8])>,
+        tensors: &BTreeMap<&str, View<'_>>,
+        path: &Path,
     ) {
+        let params: BTreeMap<&str, &[usize]> =
+            plan.params.iter().map(|p| (p.name.as_str(), p.ty.shape.dims())).collect();
+        let shapes = tensors.iter().map(|(name, (_, shape, _))| (*name, shape.as_slice()));
+        let same = |a: &str, b: &str| tensors[a].0 == tensors[b].0 && tensors[a].2 == tensors[b].2;
+        let Names { tensors: named, copies, notes } =
+            weight_names::find(&params, &shapes.collect(), same);
+        self.notes.extend(notes.iter().map(|note| format!("{}: {note}", path.display())));
         for param in plan.params.iter().filter(|p| p.home != ParamHome::Unused) {
             let wanted = save::stored_type(param);
-            let in_adapter = format!("{PEFT_PREFIX}{}", param.name);
-            let found = tensor(&param.name).or_else(|| tensor(&in_adapter));
-            let Some((dtype, shape, bytes)) = found else { continue };
-            if let Some(bytes) = widened(dtype, &shape, bytes, &wanted) {
+            let Some(tensor) = named.get(param.name.as_str()) else { continue };
+            let (dtype, shape, bytes) = &tensors[tensor];
+            if let Some(bytes) = widened(*dtype, shape, bytes, &wanted) {
                 self.all.insert(param.name.clone(), bytes);
             } else {
                 let name = &param.name;
@@ -176,16 +209,13 @@ impl Found {
                 self.misfits.insert(name.clone(), what);
             }
         }
-        let known: BTreeSet<&str> = plan.params.iter().map(|p| p.name.as_str()).collect();
-        let is_own = |name: &str| {
-            known.contains(name) || known.contains(name.strip_prefix(PEFT_PREFIX).unwrap_or(name))
-        };
-        let (own, unknown): (Vec<&str>, Vec<&str>) = names.partition(|name| is_own(name));
+        let own: BTreeSet<&str> = named.values().copied().chain(copies).collect();
         // An evaluation reads fewer parameters than a training has, but none of another model.
-        let is_refused = |name: &&&str| {
+        let is_refused = |name: &&str| {
             others == Others::Refused || own.is_empty() || name.starts_with(PEFT_PREFIX)
         };
-        self.unknown.extend(unknown.iter().filter(is_refused).map(|n| format!("`{n}`")));
+        let unknown = tensors.keys().copied().filter(|name| !own.contains(name));
+        self.unknown.extend(unknown.filter(is_refused).map(|name| format!("`{name}`")));
     }
 
     /// Records required parameters that no file contains.
@@ -219,8 +249,8 @@ impl Found {
         if found.is_empty() {
             return Ok(());
         }
-        let help =
-            "the files must contain the parameters of the plan under the names that --save writes";
+        let help = "the files must contain the parameters of the plan under the names that --save writes, \
+             or all below one other prefix";
         Err(RunError::data(path, format!("{}; {help}", found.join("; "))))
     }
 }

@@ -14,7 +14,7 @@ use crate::orders::{self, Begun, Order, Orderer, Reply, Stepped};
 use crate::plan_dir::PlanDir;
 use crate::run::{self, RunOptions, RunReport};
 use crate::save::{self, Tensors, Version};
-use crate::starting;
+use crate::starting::{self, Replaced};
 use crate::train::Steps;
 use crate::validation::{self, Examples, Validation};
 use frit_comm::launch::Launch;
@@ -271,12 +271,14 @@ impl Trainer {
         self.ask(|reply| Order::State(version, reply), tick)
     }
 
-    /// Replaces all parameters by tensors of their names; the optimizer keeps its state.
+    /// Replaces all parameters by tensors of their names, or of names that differ by one prefix; the optimizer keeps its state.
     ///
     /// # Errors
     /// If they do not fit the plan, with all that are missing, unknown or of another type; or a rank has failed.
     pub fn load(&mut self, state: &Batch, tick: &mut dyn FnMut()) -> Result<(), RunError> {
-        let params = Arc::new(starting::given(state, &self.dir.plan)?);
+        let Replaced { tensors, notes } = starting::given(state, &self.dir.plan)?;
+        self.warnings.extend(notes);
+        let params = Arc::new(tensors);
         self.ask(|reply| Order::Load(params, reply), tick)
     }
 

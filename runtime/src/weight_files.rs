@@ -16,27 +16,23 @@ const INDEX: &str = ".safetensors.index.json";
 /// Files of a folder, of which the first there is counts.
 const IN_FOLDER: [&str; 3] = ["model.safetensors.index.json", "model.safetensors", ADAPTER_WEIGHTS];
 
-/// The files that paths name: themselves, the shards of an index, or the weights of a folder.
+/// The files that a path names: itself, the shards of an index, or the weights of a folder.
 ///
 /// # Errors
 /// If a folder has no weights, or an index is damaged or names a file elsewhere.
-pub fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, RunError> {
-    let mut files = Vec::new();
-    for path in paths {
-        let mut path = path.clone();
-        if path.is_dir() {
-            let found = IN_FOLDER.iter().map(|name| path.join(name)).find(|file| file.exists());
-            path = found.ok_or_else(|| {
-                let reason = format!("the folder has no {}", IN_FOLDER.join(", no "));
-                RunError::data(&path, reason)
-            })?;
-        }
-        match path.to_string_lossy().ends_with(INDEX) {
-            true => files.extend(shards(&path)?),
-            false => files.push(path),
-        }
+pub fn expand(path: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let mut path = path.to_owned();
+    if path.is_dir() {
+        let found = IN_FOLDER.iter().map(|name| path.join(name)).find(|file| file.exists());
+        path = found.ok_or_else(|| {
+            let reason = format!("the folder has no {}", IN_FOLDER.join(", no "));
+            RunError::data(&path, reason)
+        })?;
     }
-    Ok(files)
+    match path.to_string_lossy().ends_with(INDEX) {
+        true => shards(&path),
+        false => Ok(vec![path]),
+    }
 }
 
 /// The files of an index, each once.
@@ -107,26 +103,23 @@ mod tests {
     fn folders_and_indices_name_their_files() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let error = expand(&[dir.path().into()]).unwrap_err().to_string();
+        let error = expand(dir.path()).unwrap_err().to_string();
         assert!(error.contains("has no model.safetensors.index.json"), "{error}");
         std::fs::write(at("model.safetensors"), "").unwrap();
-        assert_eq!(expand(&[dir.path().into()]).unwrap(), [at("model.safetensors")]);
+        assert_eq!(expand(dir.path()).unwrap(), [at("model.safetensors")]);
         let index = at("model.safetensors.index.json");
         let put = |text: &str| std::fs::write(&index, text).unwrap();
         put(
             r#"{"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}"#,
         );
         let both = [at("1.safetensors"), at("2.safetensors")];
-        assert_eq!(expand(&[dir.path().into()]).unwrap(), both);
-        assert_eq!(expand(&[at("x.safetensors"), index.clone()]).unwrap()[1..], both);
+        assert_eq!(expand(dir.path()).unwrap(), both);
+        assert_eq!(expand(&index).unwrap(), both);
+        assert_eq!(expand(&at("x.safetensors")).unwrap(), [at("x.safetensors")]);
         put(r#"{"weight_map": {"a": "../2.safetensors"}}"#);
-        assert!(
-            expand(std::slice::from_ref(&index)).unwrap_err().to_string().contains("not beside it")
-        );
+        assert!(expand(&index).unwrap_err().to_string().contains("not beside it"));
         put("{}");
-        assert!(
-            expand(std::slice::from_ref(&index)).unwrap_err().to_string().contains("weight_map")
-        );
+        assert!(expand(&index).unwrap_err().to_string().contains("weight_map"));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Runs that start from the parameters of a file.
 
-use crate::support::{Planned, file, plan, write_f32};
+use crate::support::{Planned, file, plan, plan_to_evaluate, write_f32};
 use frit_ir::{DType, Tensor, TensorType};
 use frit_runtime::checkpoint::CheckpointOptions;
+use frit_runtime::eval::{self, evaluate};
 use frit_runtime::run::{RunOptions, RunReport, run};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -133,4 +134,101 @@ fn a_checkpoint_comes_before_the_file() {
     let losses = go(4, Some(at("nothing is there"))).losses;
     assert_eq!(losses, expected.losses[2..]);
     assert!(tensors(&at("saved")) == tensors(&at("whole")));
+}
+
+/// Writes the tensors of a file under other names.
+fn rename(from: &Path, to: &Path, name: impl Fn(&str) -> String) {
+    let all = tensors(from);
+    let named: Vec<_> =
+        all.into_iter().map(|(n, shape, values)| (name(&n), shape, values)).collect();
+    let borrowed: Vec<_> = named
+        .iter()
+        .map(|(n, shape, values)| (n.as_str(), shape.clone(), values.clone()))
+        .collect();
+    write_f32(to, &borrowed);
+}
+
+#[test]
+fn weights_of_other_libraries_are_found_by_name() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name);
+    let gpt2 = |settings: &[&str]| plan_to_evaluate("tests/models/gpt2/model.onnx", 8, settings);
+    let data = || file("tests/models/gpt2/data.safetensors");
+    let options = |steps, weights: Option<&Path>, save: &str| RunOptions {
+        data: data().into(),
+        ..options(steps, weights.map(Into::into), &at(save))
+    };
+    train(&gpt2(&["optimizer.lr=0.01"]), &options(2, None, "trained"));
+    let plain = |name: &str| name.trim_start_matches("net.").to_owned();
+    let table = |name: &str| plain(name).replace("lm_head", "transformer.wte");
+    let base = |name: &str| table(name).trim_start_matches("transformer.").to_owned();
+    let parallel = |name: &str| format!("module._orig_mod.{}", table(name));
+    let ways: [(&str, &dyn Fn(&str) -> String, &[&str]); 4] = [
+        ("plain", &plain, &["`net.`"]),
+        ("table", &table, &["`net.`", "tied `transformer.wte.weight`"]),
+        ("base", &base, &["`net.transformer.`", "tied `wte.weight`"]),
+        ("parallel", &parallel, &["`module._orig_mod.`", "tied"]),
+    ];
+    let settings: [&[&str]; 4] = [
+        &[],
+        &["sharding.ranks=2", "sharding.strategy=no_shard", "precision.compute=bf16"],
+        &["sharding.ranks=4", "memory.offload=parameters"],
+        &[
+            "sharding.ranks=2",
+            "run.accumulation=2",
+            "params.frozen=[\"**.wte.*\", \"**.lm_head.*\"]",
+        ],
+    ];
+    for ((way, name, notes), settings) in ways.into_iter().zip(settings) {
+        rename(&at("trained"), &at(way), name);
+        let planned = gpt2(settings);
+        let own = train(&planned, &options(2, Some(&at("trained")), "own"));
+        let other = train(&planned, &options(2, Some(&at(way)), "other"));
+        assert_eq!((other.losses, own.warnings), (own.losses, vec![]), "{way}");
+        assert!(tensors(&at("own")) == tensors(&at("other")), "{way}");
+        let said = other.warnings.join("\n");
+        assert!(notes.iter().all(|note| said.contains(note)), "{way}: {said}");
+        let evaluated = |weights: &str| {
+            let options = eval::Options {
+                plan: planned.path(),
+                data: vec![data()],
+                weights: vec![at(weights)],
+                ..eval::Options::default()
+            };
+            evaluate(&options).unwrap_or_else(|e| panic!("{e}")).expect("a report")
+        };
+        assert_eq!(evaluated(way).loss, evaluated("trained").loss, "{way}");
+        assert!(notes.iter().all(|n| evaluated(way).notes.join("\n").contains(n)), "{way}");
+    }
+
+    // Shards of a model share one prefix; the second alone could be of either layer.
+    let all = tensors(&at("base"));
+    let (second, first): (Vec<_>, Vec<_>) = all.iter().partition(|t| t.0.ends_with("ln_1.weight"));
+    let folder = at("folder");
+    std::fs::create_dir(&folder).expect("a folder");
+    let mut map = serde_json::Map::new();
+    for (shard, part) in [("1.safetensors", first), ("2.safetensors", second)] {
+        let part: Vec<_> = part.iter().map(|t| (t.0.as_str(), t.1.clone(), t.2.clone())).collect();
+        map.extend(part.iter().map(|(name, _, _)| (name.to_string(), shard.into())));
+        write_f32(&folder.join(shard), &part);
+    }
+    let index = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(folder.join("model.safetensors.index.json"), index).expect("written");
+    let planned = gpt2(&["sharding.ranks=2"]);
+    train(&planned, &options(0, Some(&folder), "sharded"));
+    assert!(tensors(&at("sharded")) == tensors(&at("trained")));
+
+    // Half a model under another prefix is still half a model, and another one is none.
+    let some: Vec<_> = all.iter().filter(|t| !t.0.starts_with("h.1.mlp")).collect();
+    let some: Vec<_> = some.iter().map(|t| (t.0.as_str(), t.1.clone(), t.2.clone())).collect();
+    write_f32(&at("half"), &some);
+    rename(&at("trained"), &at("another"), |name| name.replace(".attn.", ".attention."));
+    for (weights, part) in
+        [("half", "4 missing: `net.transformer.h.1.mlp"), ("another", "8 missing")]
+    {
+        let refused = run(&planned.path(), &options(1, Some(&at(weights)), "saved"));
+        let text = refused.expect_err("it does not fit").to_string();
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!at("saved").exists());
 }

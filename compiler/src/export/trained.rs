@@ -61,7 +61,7 @@ impl Trained {
     /// If one of them cannot be read.
     pub fn of_plan(plan: &Path, weights: &Path) -> Result<Trained, Report> {
         let unusable = |e: RunError| Diagnostic::error(Code::ExportWeights, e.to_string());
-        let files = weight_files::expand(&[weights.into()]).map_err(unusable)?;
+        let files = weight_files::expand(weights).map_err(unusable)?;
         let [weights] = &files[..] else {
             let what = format!("{} stands for {} files", weights.display(), files.len());
             return Err(Diagnostic::error(Code::ExportWeights, what)
