@@ -11,7 +11,7 @@
 #                           notice and nothing
 #   .ci/setup.sh --onnx-tests   also ONNX's backend tests, for the conformance tests; prints
 #                           `export FRIT_ONNX_TESTS=DIR`, or a notice and nothing
-#   .ci/setup.sh --onnxruntime  also onnx and onnxruntime for Python, for the tests of exported models; prints
+#   .ci/setup.sh --onnxruntime  also onnx, onnxruntime and tokenizers for Python, for the tests of exported models; prints
 #                           `export FRIT_ONNXRUNTIME=DIR`, or a notice and nothing
 #   .ci/setup.sh --python       also NumPy and pytest for Python, for the tests of the package frit; prints
 #                           `export FRIT_PYTHON=DIR`, or a notice and nothing
@@ -22,7 +22,7 @@ cd "$(dirname "$0")/.."
 
 LLVM_MAJOR=22
 ONNX_VERSION=1.22.0
-ONNXRUNTIME_PACKAGES=(onnxruntime onnx numpy)
+ONNXRUNTIME_PACKAGES=(onnxruntime onnx numpy tokenizers)
 PYTHON_PACKAGES=(pytest numpy)
 CUDNN_PACKAGE=nvidia-cudnn-cu13 CUDNN_VERSION=9.26.0.51
 APT_PACKAGES=(
@@ -189,13 +189,21 @@ onnx_tests_path() {
     echo "$PWD/$home/$data"
 }
 
-# The folder of Python packages, of which the first is in DIR or in target/NAME, installed if need be: NAME DIR
-# PACKAGE...
+# Whether a folder has Python packages: DIR PACKAGE...
+has_packages() {
+    local dir=$1 package
+    shift
+    for package in "$@"; do
+        [[ -d $dir/$package ]] || return 1
+    done
+}
+
+# The folder of Python packages: DIR or target/NAME, installed if need be: NAME DIR PACKAGE...
 packages_path() {
     local name=$1 given=$2 home=target/$1
     shift 2
-    [[ -n $given && -d $given/$1 ]] && { echo "$given"; return; }
-    if [[ ! -d $home ]]; then
+    [[ -n $given ]] && has_packages "$given" "$@" && { echo "$given"; return; }
+    if ! has_packages "$home" "$@"; then
         command -v python3 >/dev/null || { note "no python3: the tests that need $* will be skipped"; return 1; }
         rm -rf "$home.part"
         python3 -m pip install --quiet --disable-pip-version-check --retries 5 --timeout 60 --only-binary :all: --target "$home.part" \
@@ -204,6 +212,7 @@ packages_path() {
             rm -rf "$home.part"
             return 1
         }
+        rm -rf "$home"
         mv "$home.part" "$home"
     fi
     echo "$PWD/$home"

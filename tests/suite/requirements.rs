@@ -22,7 +22,7 @@ pub enum Requirement {
     OnnxTests,
     /// Where Python finds NumPy and pytest: `$FRIT_PYTHON`, or where `.ci/setup.sh` puts them.
     Python,
-    /// Where Python finds onnx and onnxruntime: `$FRIT_ONNXRUNTIME`, or where `.ci/setup.sh` puts them.
+    /// Where Python finds onnx, onnxruntime and tokenizers: `$FRIT_ONNXRUNTIME`, or where `.ci/setup.sh` puts them.
     Onnxruntime,
 }
 

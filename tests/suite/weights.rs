@@ -148,6 +148,9 @@ fn rename(from: &Path, to: &Path, name: impl Fn(&str) -> String) {
     write_f32(to, &borrowed);
 }
 
+/// What a file is called, how it names a tensor of the plan, and what the notes say about it.
+type Way<'w> = (&'w str, &'w dyn Fn(&str) -> String, &'w [&'w str]);
+
 #[test]
 fn weights_of_other_libraries_are_found_by_name() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -163,7 +166,7 @@ fn weights_of_other_libraries_are_found_by_name() {
     let table = |name: &str| plain(name).replace("lm_head", "transformer.wte");
     let base = |name: &str| table(name).trim_start_matches("transformer.").to_owned();
     let parallel = |name: &str| format!("module._orig_mod.{}", table(name));
-    let ways: [(&str, &dyn Fn(&str) -> String, &[&str]); 4] = [
+    let ways: [Way<'_>; 4] = [
         ("plain", &plain, &["`net.`"]),
         ("table", &table, &["`net.`", "tied `transformer.wte.weight`"]),
         ("base", &base, &["`net.transformer.`", "tied `wte.weight`"]),
