@@ -75,6 +75,8 @@ codes! {
     BudgetTooSmall = "E058": "no plan fits `memory.budget`", "the message gives the smallest budget that suffices", "configurations";
     EmulationOfRecompute = "E059": "the plan to be emulated as another system uses rematerialization", "compile it with `memory.recompute = \"none\"` and give `--checkpointing`", "plans_and_what_is_done_with_them";
     NoGradientRule = "E060": "operations between parameters and the loss have no gradient", "freeze the parameters before them, or replace these operations", "models_and_command_lines";
+    FunctionGradient = "E062": "a function and the gradient function that it names do not fit: there is none of that name, it takes or gives another number of values, or gives a gradient of another shape or of integers", "docs/custom-gradients.md says what a gradient function takes and gives", "gradient_functions_that_do_not_fit_are_refused";
+    FunctionPrecision = "E065": "a function states a precision that is not f32, f16 or bf16", "choose one of these, or leave `frit.precision` out", "gradient_functions_that_do_not_fit_are_refused";
     LossEmpty = "E061": "the loss has no elements", "bind dimensions so that the output of the loss is not empty", "models_and_command_lines";
     LossScaleUnusable = "E063": "the loss scale is not positive and finite in f32", "set `precision.loss_scale` to a positive finite number", "configurations";
     NothingTrains = "E064": "no parameter trains: all are frozen, or no gradient reaches any", "check `params.trainable` and `params.frozen`, and what the model multiplies by zero, clips or detaches", "configurations";
@@ -96,6 +98,7 @@ codes! {
     NotFinite = "E101": "`--check-numerics` found an infinity or NaN", "the notes name the first task and its operands", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
     NumericsFile = "E102": "the file of `precision.from_numerics` was not written by `frit run --numerics`", "measure again with `frit run --numerics FILE`", "plans_and_what_is_done_with_them";
     Diverged = "E106": "a run failed to train: its loss is not finite, or too many consecutive steps were skipped", "check the data and the learning rate; checkpoints are kept", "a_run_that_only_skips_steps_or_loses_its_numbers_fails";
+    GradientsDiffer = "E108": "`frit check-gradients` found a gradient function that differs from finite differences of its function", "of a straight-through estimator or a gradient reversal this is meant; correct any other", "gradients_are_checked_against_finite_differences";
     MachineLacks = "E107": "`frit doctor` found that something the plan needs is missing", "the notes list what was found, and where it was searched", "the_doctor_needs_no_gpu_and_fails_only_for_what_a_plan_lacks";
     ExportModel = "E110": "the ONNX model to export cannot be read as it was when compiled", "compile the model again", "plans_and_what_is_done_with_them";
     ExportWeights = "E111": "the trained weights cannot be read, or belong to another model", "give a checkpoint of this plan, or a file that `frit run --save` wrote", "plans_and_what_is_done_with_them";
@@ -158,6 +161,8 @@ codes! {
     ForwardReads = "V401": "a forward node reads only forward values", "", "v401_to_v403_regions";
     BackwardReads = "V402": "a backward or recompute node never reads a value of the update", "", "v401_to_v403_regions";
     UpdateRegion = "V403": "optimizer, schedule and scaler nodes belong to the update", "", "v401_to_v403_regions";
+    CotangentEscapes = "V501": "a call has one `custom_gradient`, and what is computed of its cotangents is read only there, as a gradient", "", "v501_and_v502_functions";
+    PrecisionEscapes = "V502": "what is computed of the operands that enter the precision of a call is read outside only as it leaves", "", "v501_and_v502_functions";
     // Invariants of plans, checked before a plan is written: an error is a bug in Frit, or an edited plan.
     PlanMalformed = "P001": "every index, range and size of a plan is within bounds", "", "parts_that_few_ranks_keep";
     ReadBeforeWrite = "P101": "every byte is written before it is read, or is persistent", "", "bytes";
@@ -255,7 +260,7 @@ const HEAD: &str = "\
 Every message has a code, a location (node and scope), and a remedy. `frit explain CODE` prints a row of this page.
 Codes of lints (`L02`) are in [lints.md](lints.md). The last column names the test that raises the code.
 
-The exit code is 2 if the input is invalid, 1 if a run with valid input failed (E101, E106), otherwise 0.
+The exit code is 2 if the input is invalid, 1 if a run or check with valid input failed (E101, E106, E108), otherwise 0.
 ";
 
 const PARTS: [(&str, &str, char); 5] = [

@@ -178,6 +178,7 @@ fn uses(graph: &Graph, users: &[Vec<NodeId>], weight: ValueId) -> Option<Vec<Use
                 Op::Transpose(t) if t.perm == [1, 0] => open.push((user.outputs[0], !turned)),
                 // Of a model that is stored in fewer bits than it trains in.
                 Op::Cast(cast) if cast.to.is_float() => open.push((user.outputs[0], turned)),
+                Op::EnterPrecision(_) => open.push((user.outputs[0], turned)),
                 Op::MatMul(op) if user.inputs[1] == value && user.inputs[0] != value => {
                     found.push(Use { node, out_first: turned != op.trans_b });
                 }

@@ -31,6 +31,7 @@ pub mod schedule;
 pub mod shard;
 pub mod simplify;
 pub mod simulate;
+pub mod strip_functions;
 pub mod sync_batch_norm;
 pub mod update;
 pub mod verify_plan;

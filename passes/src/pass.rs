@@ -20,6 +20,8 @@ pub enum Property {
     IndexRanges,
     /// Every node has the dtype that the precision policy gives it.
     Autocast,
+    /// Functions have no boundaries.
+    Stripped,
     /// Gradients of all trainable parameters are outputs.
     Differentiated,
     /// The backward pass is seeded with the loss scale.
@@ -40,6 +42,7 @@ impl fmt::Display for Property {
             Property::Raised => "composite operations",
             Property::IndexRanges => "the ranges of indices",
             Property::Autocast => "the precision of every node",
+            Property::Stripped => "functions without boundaries",
             Property::Differentiated => "gradients",
             Property::LossScaled => "a scaled loss",
             Property::Updated => "the update of the parameters",

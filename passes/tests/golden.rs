@@ -22,6 +22,7 @@ use frit_passes::loss::{Loss, LossKind, Term};
 use frit_passes::pad_tensor_cores::{PadMode, PadTensorCores};
 use frit_passes::raise::Raise;
 use frit_passes::shard::{Reshard, Shard, Wrap};
+use frit_passes::strip_functions::StripFunctions;
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::{Changed, Numerics, Pass, PassContext};
 use std::collections::HashMap;
@@ -144,6 +145,7 @@ impl Header {
                 separator: self.get("separator").map(|n| n.parse().expect("a token")),
                 labels: vec![("labels".into(), -100)],
             }),
+            "strip_functions" => Box::new(StripFunctions::default()),
             "hold_frozen" => Box::new(HoldFrozen { enabled: true }),
             "shard" => Box::new(Shard {
                 world_size: self.get("ranks").map_or(1, |n| n.parse().expect("a number")),
@@ -356,6 +358,11 @@ fn an_adapter_is_a_change_of_its_weight() {
             assert!((x - y).abs() < 1e-12, "{x} is not {y}");
         }
     }
+}
+
+#[test]
+fn strip_functions() {
+    check_folder("strip_functions");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod binary;
 mod call;
 mod collective;
 mod conv;
+mod function;
 mod index;
 mod layout;
 mod leaf;

@@ -9,6 +9,7 @@ pub mod batch_norm;
 pub mod binary;
 pub mod collective;
 pub mod conv;
+pub mod function;
 pub mod fusion;
 pub mod index;
 pub mod layout;
@@ -41,6 +42,7 @@ pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use binary::{BinaryFn, CompareFn, LogicalFn, Select};
 pub use collective::{AllGather, AllReduce, ReduceKind, ReduceScatter, reduction_factors};
 pub use conv::{Conv, ConvGradInput, ConvGradWeight, Window};
+pub use function::{Cotangent, CustomGradient, EnterPrecision, LeavePrecision};
 pub use fusion::{Fusion, FusionKind};
 pub use index::{CumSum, Embedding, EmbeddingGrad, Gather, GatherElements, GatherNd};
 pub use layout::{Concat, Expand, Pad, Reshape, Slice, Split, Transpose};
@@ -277,6 +279,15 @@ operations! {
         CrossEntropy(CrossEntropy) = "cross_entropy",
         /// Gradient of `cross_entropy`: `(dlosses, logits, labels, lse)` → `dlogits`.
         CrossEntropyGrad(CrossEntropyGrad) = "cross_entropy_grad",
+
+        /// Results of a function with gradients of its own: `(y…, x…, dx…)` → `y…`; see [`function`].
+        CustomGradient(CustomGradient) = "custom_gradient",
+        /// The cotangent of such a result: `(y)` → `dy`.
+        Cotangent(Cotangent) = "cotangent",
+        /// An operand of a function that runs in a dtype of its own.
+        EnterPrecision(EnterPrecision) = "enter_precision",
+        /// A result of such a function.
+        LeavePrecision(LeavePrecision) = "leave_precision",
 
         /// The full value of a sharded one.
         AllGather(AllGather) = "all_gather",

@@ -22,12 +22,16 @@ impl Precision {
         Precision { class: Class::Layout, source: Source::Unlisted };
     pub(crate) const INTEGER: Precision = own(Class::Fixed, "truth values or random bits");
     pub(crate) const GIVEN: Precision = own(Class::Fixed, "says itself which dtype it has");
+    pub(crate) const BOUNDARY: Precision = own(
+        Class::Layout,
+        "is a boundary of a function, which is gone once every node has its dtype",
+    );
     pub(crate) const AFTER: Precision =
         own(Class::Fixed, "comes after autocast, in the dtypes of what it is made from");
 
-    /// Whether a model can have the operation: others come after autocast.
+    /// Whether a model computes with the operation: others come after autocast, or compute nothing.
     pub fn is_of_models(&self) -> bool {
-        *self != Precision::AFTER
+        *self != Precision::AFTER && *self != Precision::BOUNDARY
     }
 }
 

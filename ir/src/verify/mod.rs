@@ -1,7 +1,8 @@
 //! Invariants of graphs, checked after every pass in debug builds and tests.
 //!
-//! Each file opens with its invariants and their codes: structure V1xx, types V2xx, sharding V3xx, regions V4xx.
+//! Each file opens with its invariants and their codes: structure V1xx, types V2xx, sharding V3xx, regions V4xx, functions V5xx.
 
+mod functions;
 mod regions;
 mod sharding;
 mod structure;
@@ -39,6 +40,7 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Diagnostic>> {
         types::check(graph, &mut report);
         regions::check(graph, &mut report);
         sharding::check(graph, &mut report);
+        functions::check(graph, &mut report);
     }
     report.result()
 }

@@ -181,6 +181,42 @@ fn v401_to_v403_regions() {
 }
 
 #[test]
+fn v501_and_v502_functions() {
+    let gradient = |call: u32, dx: &str| {
+        format!(
+            "%b: f32[2] = custom_gradient %y, %x, %{dx} {{call = {call}, function = \"f\", results = 1}}"
+        )
+    };
+    let cotangent = |call: u32| {
+        format!("%y: f32[2] = round %x\n%dy: f32[2] = cotangent %y {{call = {call}, result = 0}}")
+    };
+    breaks(&format!("{}\n{}\nreturn %b as \"b\"", cotangent(3), gradient(3, "dy")), &[]);
+    // Of another call, returned, and read as more than a gradient.
+    breaks(&format!("{}\n{}\nreturn %b as \"b\"", cotangent(3), gradient(4, "dy")), &["V501"]);
+    breaks(&format!("{}\nreturn %dy as \"b\"", cotangent(3)), &["V501"]);
+    breaks(
+        &format!(
+            "{}\n{}\n{}\nreturn %b as \"b\"",
+            cotangent(3),
+            gradient(3, "dy"),
+            gradient(3, "x").replace("%b:", "%c:")
+        ),
+        &["V501"],
+    );
+    let inside =
+        "%a: f32[2] = enter_precision %x {call = 3, dtype = \"f32\"}\n%e: f32[2] = exp %a\n";
+    breaks(
+        &format!("{inside}%b: f32[2] = leave_precision %e {{call = 3}}\nreturn %b as \"b\""),
+        &[],
+    );
+    breaks(&format!("{inside}return %e as \"b\""), &["V502"]);
+    breaks(
+        &format!("{inside}%b: f32[2] = leave_precision %e {{call = 4}}\nreturn %b as \"b\""),
+        &["V502"],
+    );
+}
+
+#[test]
 fn v301_to_v303_uses_of_sharded_values() {
     breaks("%a: f32[2] = reshape %s {shape = [2]}", &["V301"]);
     breaks("%a: f32[2] = all_reduce %s {reduce = \"sum\"}", &["V301"]);

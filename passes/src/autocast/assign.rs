@@ -118,7 +118,10 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
         let mut value = node.outputs[0];
         let wide = loop {
             let users = &problem.users[value.0 as usize];
-            if users.iter().all(|u| wants_f32(graph, *u, assignment, few_classes)) {
+            if users.iter().all(|u| {
+                wants_f32(graph, *u, assignment, few_classes)
+                    || is_gradient_of_f32(graph, *u, value, assignment)
+            }) {
                 break true;
             }
             if graph.outputs.iter().any(|o| o.value == value) {
@@ -135,8 +138,9 @@ fn keep_accumulators(problem: &Problem<'_>, assignment: &mut Assignment) {
             value = reader.outputs[0];
         };
         if wide {
-            // The loss would take either.
-            carried.extend_from_slice(&problem.users[value.0 as usize]);
+            // The loss would take either, and a function does not compute with its gradients.
+            let users = problem.users[value.0 as usize].iter().copied();
+            carried.extend(users.filter(|u| !is_gradient_of_f32(graph, *u, value, assignment)));
             assignment.insert(id, Precision::LowToF32);
             assignment.extend(carried.into_iter().map(|next| (next, Precision::F32)));
         }
@@ -171,6 +175,21 @@ fn widen_layout(problem: &Problem<'_>, assignment: &mut Assignment) {
             assignment.insert(id, Precision::F32);
         }
     }
+}
+
+/// Whether the value is what a function gives as the gradient of an f32 value.
+fn is_gradient_of_f32(graph: &Graph, id: NodeId, value: ValueId, assignment: &Assignment) -> bool {
+    let node = graph.node(id);
+    let Op::CustomGradient(op) = &node.op else { return false };
+    let is_wide = |x: ValueId| {
+        let def = graph.value(x).def;
+        let wide = Some(&Precision::F32) == assignment.get(&def);
+        subject(graph, x) && (wide || graph.node(def).op.is_leaf())
+    };
+    let mut read = op.pairs(node.inputs.len()).filter(|(_, dx)| node.inputs[*dx] == value);
+    let wide = read.next().is_some_and(|(x, _)| is_wide(node.inputs[x]));
+    wide && read.all(|(x, _)| is_wide(node.inputs[x]))
+        && !node.inputs[..op.results].contains(&value)
 }
 
 /// Whether the node computes in f32 whatever it is given, or is a loss of few classes.
@@ -223,6 +242,7 @@ pub(super) fn reads(op: &Op, i: usize) -> bool {
     match op {
         Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) => i == 0,
         Op::Attention(_) => i < 3,
+        Op::CustomGradient(op) => i < op.results,
         _ => true,
     }
 }

@@ -1,11 +1,13 @@
 //! Mixed precision: assigns a compute dtype to every node.
 //!
 //! In: a raised f32 graph. Out: the same graph with casts where precisions meet, one per value and dtype. Parameters stay f32 and
-//! their uses are cast; outputs keep their declared dtype; the model's own casts are respected. [`policy`] has the precision class of
+//! their uses are cast; outputs keep their declared dtype; the model's own casts are respected, and so are the dtypes that functions
+//! state, over every option. [`policy`] has the precision class of
 //! every operation, `assign` decides the rest, [`baseline`] counts the casts of casting one operation at a time.
 
 mod assign;
 mod baseline;
+mod functions;
 mod min_cut;
 pub mod policy;
 mod residual;
@@ -77,8 +79,9 @@ impl Pass for Autocast {
 
     fn run(&self, graph: &mut Graph, context: &mut PassContext) -> Result<Changed, Diagnostic> {
         self.unused_overrides(graph, context);
-        let Some(low) = self.low_dtype()? else { return Ok(Changed::No) };
-        let bound = self.bound(graph, low, context);
+        let stated = functions::stated(graph);
+        let Some(low) = self.low_dtype(&stated)? else { return Ok(Changed::No) };
+        let bound = self.bound(graph, low, &stated, context);
         let assignment = assign::assign(graph, &bound, self.compute == low);
         let baseline = baseline::casts(graph, low, &bound, self.compute == low);
         let message = format!(
@@ -109,11 +112,11 @@ impl Autocast {
     }
 
     /// The one low-precision dtype of the plan, if there is any.
-    fn low_dtype(&self) -> Result<Option<DType>, Diagnostic> {
+    fn low_dtype(&self, stated: &HashMap<NodeId, DType>) -> Result<Option<DType>, Diagnostic> {
         let mut low = None;
         let overrides = self.overrides.iter().flat_map(|o| [Some(o.dtype), o.output]);
         let whole = [Some(self.compute), self.param_dtype, self.buffer_dtype];
-        for dtype in overrides.chain(whole).flatten() {
+        for dtype in overrides.chain(whole).flatten().chain(stated.values().copied()) {
             match (dtype, low) {
                 (DType::F32, _) => {}
                 (DType::F16 | DType::BF16, None) => low = Some(dtype),
@@ -125,8 +128,8 @@ impl Autocast {
                     )
                     .note("bf16 needs no loss scaling and f16 does")
                     .help(
-                        "use one of them in `precision.compute`, every override, and \
-                             sharding.param_dtype and buffer_dtype",
+                        "use one of them in `precision.compute`, every override, \
+                             sharding.param_dtype and buffer_dtype, and the model's functions",
                     ));
                 }
                 _ => {
@@ -145,6 +148,7 @@ impl Autocast {
         &self,
         graph: &Graph,
         low: DType,
+        stated: &HashMap<NodeId, DType>,
         context: &mut PassContext,
     ) -> HashMap<NodeId, Precision> {
         let mut bound = HashMap::new();
@@ -154,6 +158,11 @@ impl Autocast {
         for (id, node) in graph.nodes() {
             let class = node.op.precision().class;
             if class == Class::Fixed {
+                continue;
+            }
+            if let Some(dtype) = stated.get(&id) {
+                let low = *dtype == low;
+                bound.insert(id, if low { Precision::Low } else { Precision::F32 });
                 continue;
             }
             let Some(index) = self.overrides.iter().rposition(|o| o.applies(node)) else {
@@ -315,8 +324,13 @@ impl<'a> Rebuild<'a> {
     fn operand_dtype(&self, id: NodeId, node: &Node, i: usize) -> DType {
         let v = node.inputs[i];
         let own = self.old.ty(v).dtype;
-        let explicit = matches!(node.op, Op::Cast(_));
-        if !assign::subject(self.old, v) || explicit {
+        // An explicit cast, and what a function only refers to, take any dtype.
+        let any = match &node.op {
+            Op::Cast(_) => true,
+            Op::CustomGradient(op) => i >= op.results,
+            _ => false,
+        };
+        if !assign::subject(self.old, v) || any {
             return self.new.ty(self.map[&v]).dtype;
         }
         match self.assignment.get(&id) {

@@ -167,7 +167,8 @@ fn evaluate(
     let types =
         |values: &[ValueId]| -> Vec<&TensorType> { values.iter().map(|v| graph.ty(*v)).collect() };
     let (inputs, results) = (types(&node.inputs), types(outputs));
-    let impure = matches!(op, Op::AllGather(_) | Op::ReduceScatter(_) | Op::AllReduce(_));
+    let impure =
+        matches!(op, Op::AllGather(_) | Op::ReduceScatter(_) | Op::AllReduce(_) | Op::Cotangent(_));
     if impure || results.iter().any(|ty| ty.shape.numel() > MAX_ELEMENTS) {
         return None;
     }

@@ -87,6 +87,7 @@ impl<'g> Builder<'g> {
                 | Op::Reshape(_)
                 | Op::Slice(_)
                 | Op::Pad(_)
+                | Op::EnterPrecision(_)
                 | Op::AllGather(_) => at = def.inputs[0],
                 _ => return own,
             }

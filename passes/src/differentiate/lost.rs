@@ -69,6 +69,7 @@ impl<'a> Lost<'a> {
             if node.outputs.iter().any(|v| (self.has_cotangent)(*v) || !is_float(v)) {
                 let what = match &node.op {
                     Op::Cast(cast) => format!("the conversion to {}", cast.to),
+                    Op::CustomGradient(op) => format!("the function `{}`", op.function),
                     op => format!("`{}`", op.name()),
                 };
                 return End::At(what, node.origin.clone());

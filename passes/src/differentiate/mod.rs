@@ -6,17 +6,21 @@
 //! factor = 1 / (C·A), where `%scale` is a new state leaf `loss_scale` (first value 1) whose dynamics
 //! the passes `loss_scale` and `update` add. Nodes that this pass adds are in region backward.
 //!
+//! Of a function with a gradient of its own, `custom` writes that out instead; its other nodes receive no cotangents.
+//!
 //! Numerics: gradients run in the dtype of their forward node, with two exceptions that keep sums in f32. A view (cast,
 //! transpose, reshape, slice, pad) of an f32 parameter has f32 cotangents, which the rules of matmuls, embeddings and
 //! broadcasts write directly. Two or more cotangents of a low-precision cast of an f32 value are cast back each and
 //! summed in f32.
 
 mod builder;
+mod custom;
 mod lost;
 mod rules;
 
 use crate::pass::{Changed, Numerics, Pass, PassContext, PassInfo, Property};
 use builder::{Builder, RuleError};
+use custom::{Functions, Seed};
 use frit_ir::ops::{Cast, LossScale, Op, Param, ParamKind, State, StateName};
 use frit_ir::{Code, DType, Diagnostic, Graph, NodeId, Origin, OutputKind, TensorType, ValueId};
 use lost::{End, Lost};
@@ -57,9 +61,10 @@ impl Pass for Differentiate {
         let varied = varied_values(graph);
         let mut sweep = Sweep { cotangents: vec![Vec::new(); graph.n_values()], varied };
         if sweep.varied[loss.0 as usize] {
-            let seed = seed(graph, loss, factor)?;
-            sweep.cotangents[loss.0 as usize].push(seed);
-            sweep.run(graph, &forward)?;
+            let (seed, cotangent) = seed(graph, loss, factor)?;
+            sweep.cotangents[loss.0 as usize].push(cotangent);
+            let functions = Functions::new(graph, &forward, seed);
+            sweep.run(graph, &forward, &functions)?;
         }
         sweep.finish(graph, context, loss, &forward)?;
         graph.outputs.retain(|o| o.kind != OutputKind::Result);
@@ -103,8 +108,8 @@ pub(crate) fn varied_values(graph: &Graph) -> Vec<bool> {
     varied
 }
 
-/// The cotangent of the loss sum.
-fn seed(graph: &mut Graph, loss: ValueId, factor: f64) -> Result<ValueId, Diagnostic> {
+/// The seed, and the cotangent of the loss sum: the same in its dtype.
+fn seed(graph: &mut Graph, loss: ValueId, factor: f64) -> Result<(Seed, ValueId), Diagnostic> {
     let origin = graph.def(loss).origin.clone();
     let dtype = graph.ty(loss).dtype;
     let mut b = Builder::new(graph, &origin);
@@ -118,7 +123,7 @@ fn seed(graph: &mut Graph, loss: ValueId, factor: f64) -> Result<ValueId, Diagno
     let scale = b.emit(Op::State(state), &[])?;
     let seed = b.emit(Op::LossScale(LossScale { factor }), &[scale])?;
     b.graph.set_name(scale, StateName::LossScale.word());
-    Ok(b.cast(seed, dtype)?)
+    Ok((Seed { value: seed, factor }, b.cast(seed, dtype)?))
 }
 
 /// The walk from the loss to the parameters.
@@ -129,7 +134,12 @@ struct Sweep {
 }
 
 impl Sweep {
-    fn run(&mut self, graph: &mut Graph, forward: &[NodeId]) -> Result<(), Diagnostic> {
+    fn run(
+        &mut self,
+        graph: &mut Graph,
+        forward: &[NodeId],
+        functions: &Functions,
+    ) -> Result<(), Diagnostic> {
         let mut unsupported: Vec<(Origin, String)> = Vec::new();
         for &id in forward.iter().rev() {
             let node = graph.node(id).clone();
@@ -146,7 +156,11 @@ impl Sweep {
             }
             let mut builder = Builder::new(graph, &node.origin);
             builder.needs = needs;
-            match rules::vjp(&mut builder, &node, &cotangents) {
+            let gradients = match &node.op {
+                Op::CustomGradient(op) => functions.vjp(&mut builder, &node, op, &cotangents),
+                _ => rules::vjp(&mut builder, &node, &cotangents),
+            };
+            match gradients {
                 Ok(gradients) => self.hand_on(graph, &node.inputs, gradients)?,
                 Err(RuleError::Unsupported(what)) => unsupported.push((node.origin, what)),
                 Err(RuleError::Bug(diagnostic)) => return Err(*diagnostic),

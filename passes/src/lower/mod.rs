@@ -42,7 +42,8 @@ use frit_ir::{
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Properties that lowering requires.
-pub const REQUIRES: &[Property] = &[Property::IndexRanges, Property::Updated, Property::Sharded];
+pub const REQUIRES: &[Property] =
+    &[Property::IndexRanges, Property::Stripped, Property::Updated, Property::Sharded];
 
 /// The part of an activation that slices must keep to be views of it.
 const VIEWED_PART: f64 = 0.875;

@@ -3,7 +3,7 @@
 //! Every range of bytes holds an abstract value: zero, independent of the loss (weights, activations),
 //! or linear in it, and then `scale × factor ×` the derivative of some micro-steps' loss sums. Bodies are
 //! replayed node by node, by what [`Op::linear`] says: linear operations carry the factor, sums need
-//! equal ones, a mean over ranks divides it.
+//! equal ones, a mean over ranks divides it, a quotient of values with equal factors has none.
 //!
 //! If the forward pass averages activations over all ranks, the derivative with respect to a rank's contribution is the mean of the ranks'
 //! cotangents: it has the same factor and remains to be reduced. Every such mean of the micro-step permits one mean of cotangents of its
@@ -126,6 +126,10 @@ fn node(node: &Node, values: &[Value], micro_step: u32) -> Result<Value, Problem
             }
             other => other,
         }),
+        // Equal factors cancel: a gradient without the loss scale.
+        Op::Binary(BinaryFn::Div) if matches!(values, [a @ Value::Scaled { .. }, b] if a == b) => {
+            Ok(Value::Free)
+        }
         op => match op.linear() {
             Linear::InEach => product(values),
             Linear::InAll => added(values.iter()),

@@ -1,6 +1,7 @@
 //! Every gradient rule against central finite differences in f64: here on chosen operands, in
 //! [`random`] on random ones.
 
+mod functions;
 mod random;
 
 use frit_ir::interpret::{Options, run, run_ranks};

@@ -5,6 +5,7 @@
 
 mod attention;
 mod conv;
+mod function;
 mod index;
 mod layout;
 mod loss;
@@ -51,6 +52,9 @@ without_rule!(
     ArgReduce,
     Random,
     RandomMask,
+    Cotangent,
+    // The gradient that a function states is not a rule: `custom` writes it out.
+    CustomGradient,
 );
 
 // Operations that differentiation and later passes add: there are no second derivatives.

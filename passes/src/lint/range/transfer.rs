@@ -32,6 +32,8 @@ pub(super) fn result(
         Op::Unary(f) => unary(*f, of(0)),
         Op::Predicate(_) | Op::Compare(_) | Op::Logical(_) => Range::new(0.0, 1.0, n),
         Op::Cast(c) if c.to.is_float() => of(0),
+        Op::EnterPrecision(_) | Op::LeavePrecision(_) => of(0),
+        Op::CustomGradient(_) => of(i),
         Op::Cast(_) => Range { lo: of(0).lo.floor(), hi: of(0).hi.ceil(), ..of(0) },
         Op::Clip(c) => {
             let (lo, hi) = (c.min.unwrap_or(f64::NEG_INFINITY), c.max.unwrap_or(f64::INFINITY));

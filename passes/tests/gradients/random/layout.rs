@@ -3,7 +3,7 @@
 use super::super::{add, check, single};
 use super::Random;
 use frit_ir::ops::*;
-use frit_ir::{Op, Shape};
+use frit_ir::{DType, Op, Shape};
 
 pub(super) fn case(r: &mut Random) {
     let shape = r.shape_or_empty(1, 4);
@@ -12,6 +12,11 @@ pub(super) fn case(r: &mut Random) {
     let perm = r.permutation(rank);
     let turned: Vec<usize> = perm.iter().map(|&axis| shape[axis]).collect();
     single(&name, Op::Transpose(Transpose { perm }), &[&shape]);
+    let (call, dtype) = (0, DType::F32);
+    check(&format!("boundaries around {shape:?}"), &[&shape], |g, p| {
+        let inside = add(g, Op::EnterPrecision(EnterPrecision { call, dtype }), p);
+        add(g, Op::LeavePrecision(LeavePrecision { call }), &inside)[0]
+    });
     single(&name, Op::Reshape(Reshape { shape: Shape(turned) }), &[&shape]);
     let small = r.smaller(&shape);
     single(&name, Op::Expand(Expand { shape: Shape(shape.clone()) }), &[&small]);
