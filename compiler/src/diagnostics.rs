@@ -27,11 +27,11 @@ impl Report {
         self.diagnostics.iter().any(|d| Code::find(&d.code).is_some_and(Code::is_internal))
     }
 
-    /// The exit code of a program that ends with these messages: 1 if a run failed though nothing was wrong with what
+    /// The exit code of a program that ends with these messages: 1 if a run or check failed though nothing was wrong with what
     /// was asked for, else 2.
     pub fn exit_code(&self) -> u8 {
-        let failed =
-            |d: &Diagnostic| [Code::Diverged, Code::NotFinite].iter().any(|c| c.id() == d.code);
+        let failures = [Code::Diverged, Code::NotFinite, Code::GradientsDiffer];
+        let failed = |d: &Diagnostic| failures.iter().any(|c| c.id() == d.code);
         if self.diagnostics.iter().any(failed) { 1 } else { 2 }
     }
 

@@ -7,6 +7,7 @@ pub mod compilation;
 pub mod config;
 pub mod diagnostics;
 pub mod export;
+pub mod gradient_check;
 pub mod import;
 pub mod lints;
 pub mod losses;

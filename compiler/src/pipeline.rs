@@ -32,6 +32,7 @@ use frit_passes::raise::Raise;
 use frit_passes::recompute::Recompute;
 use frit_passes::shard::{Reshard, Shard, Wrap};
 use frit_passes::simplify::Simplify;
+use frit_passes::strip_functions::StripFunctions;
 use frit_passes::sync_batch_norm::SyncBatchNorm;
 use frit_passes::update::{ParamGroups, Update};
 use frit_passes::{Pass, PassInfo, Property};
@@ -102,6 +103,7 @@ pub fn training(o: &Options, capacity: f64) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(SyncBatchNorm { ranks: if o.sync_batch_norm { o.world_size } else { 1 } }),
         Box::new(Differentiate { accumulation: o.accumulation, capacity }),
+        Box::new(StripFunctions { fp8: o.fp8.enabled }),
         Box::new(LossScalePass { scaling: o.scaling }),
         Box::new(Update {
             optimizer: o.optimizer,
@@ -174,6 +176,7 @@ pub fn evaluation_forward(o: &Options) -> Vec<Box<dyn Pass>> {
     passes.extend(composed(o));
     passes.extend([Box::new(IndexRanges {}) as Box<dyn Pass>, Box::new(o.autocast.clone())]);
     passes.push(Box::new(padding(o)));
+    passes.push(Box::new(StripFunctions { fp8: o.fp8.enabled }));
     passes.push(Box::new(Fp8 { history: None, ..o.fp8.clone() }));
     passes
 }

@@ -1,6 +1,7 @@
 //! The commands of the program `frit`, one file each.
 
 pub mod bench;
+pub mod check_gradients;
 pub mod compile;
 pub mod completions;
 pub mod diff;
@@ -65,6 +66,8 @@ pub enum Command {
     Diff(diff::Args),
     /// Compare a plan with the same model in fp32: time, memory, loss.
     Bench(bench::Args),
+    /// Compare the gradients that a model's functions state with finite differences.
+    CheckGradients(check_gradients::Args),
     /// Check whether this machine can run plans on GPUs.
     Doctor(doctor::Args),
     /// Write a trained model as ONNX.
@@ -112,6 +115,7 @@ pub fn execute(cli: &Cli) -> Result<String, Report> {
         Command::Inspect(args) => inspect::execute(args),
         Command::Report(args) => report::execute(args),
         Command::Verify(args) => verify::execute(args),
+        Command::CheckGradients(args) => check_gradients::execute(args),
         Command::Doctor(args) => doctor::execute(args),
         Command::Simulate(args) => simulate::execute(args),
         Command::PlanSearch(args) => plan_search::execute(args),

@@ -3,6 +3,7 @@
 //! In: an ONNX file, or a JSON model. Out: an [`Imported`] graph with concrete shapes, the parameters with whether and why
 //! they train, and their values, which are read on demand.
 
+mod custom;
 pub mod dims;
 pub mod json;
 pub mod limits;

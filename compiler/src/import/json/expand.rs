@@ -1,8 +1,9 @@
 //! Expands a JSON model to a graph: binds sizes and unrolls repeats.
 
 use super::Source;
+use super::call::referred;
 use super::locate::Path;
-use super::schema::{Item, Model, NodeDecl, ParamDecl, RepeatDecl, Size};
+use super::schema::{FunctionDecl, Item, Model, NodeDecl, ParamDecl, RepeatDecl, Size};
 use crate::diagnostics::Report;
 use crate::import::dims::{self, DimError, checked_numel};
 use crate::import::limits::{Budget, Resource};
@@ -18,17 +19,21 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const SIZE_ATTRIBUTES: [&str; 6] = ["shape", "sizes", "size", "start", "low", "high"];
 
 /// Operations that only passes make, or that have a place of their own in the format.
-const RESERVED: [&str; 20] = [
+const RESERVED: [&str; 24] = [
     "adafactor",
     "all_gather",
     "all_reduce",
     "by_param_group",
+    "cotangent",
+    "custom_gradient",
     "ema_step",
+    "enter_precision",
     "fusion",
     "grad_stats",
     "hyper",
     "input",
     "learning_rate",
+    "leave_precision",
     "loss_scale",
     "optimizer_step",
     "param",
@@ -104,6 +109,8 @@ pub(super) fn graph(
         binds,
         names: HashSet::new(),
         budget: Budget::new(options.limits),
+        functions: &model.functions,
+        calls: 0,
     };
     expander.model(model)?;
     Ok(expander.graph)
@@ -114,18 +121,18 @@ const MAX_CONSTANT: usize = 1 << 24;
 
 /// Names that can be read at some point of the model.
 #[derive(Default)]
-struct Names {
+pub(super) struct Names {
     values: HashMap<String, ValueId>,
     /// What each name stood for before it was made, in order.
     before: Vec<(String, Option<ValueId>)>,
 }
 
 impl Names {
-    fn get(&self, name: &str) -> Option<ValueId> {
+    pub(super) fn get(&self, name: &str) -> Option<ValueId> {
         self.values.get(name).copied()
     }
 
-    fn insert(&mut self, name: &str, value: ValueId) {
+    pub(super) fn insert(&mut self, name: &str, value: ValueId) {
         let before = self.values.insert(name.into(), value);
         self.before.push((name.into(), before));
     }
@@ -143,33 +150,42 @@ impl Names {
 
 /// Names that the block being written out may make anew, and those that it has made.
 #[derive(Default)]
-struct Carried {
+pub(super) struct Carried {
     names: HashSet<String>,
     made: HashSet<String>,
     /// Whether the block is a repeat's, not the model itself.
     repeated: bool,
 }
 
-struct Expander<'a> {
-    graph: Graph,
-    source: Source<'a>,
+pub(super) struct Expander<'a> {
+    pub(super) graph: Graph,
+    pub(super) source: Source<'a>,
     options: &'a ImportOptions,
     binds: BTreeMap<String, usize>,
     /// Full names of inputs and parameters.
     names: HashSet<String>,
-    budget: Budget,
+    pub(super) budget: Budget,
+    pub(super) functions: &'a [FunctionDecl],
+    /// Calls so far.
+    pub(super) calls: u32,
 }
 
 /// Where in the model a block is written out.
 #[derive(Clone, Default)]
-struct Place {
-    scope: String,
+pub(super) struct Place {
+    pub(super) scope: String,
     /// Names between braces and their numbers.
-    indices: Vec<(String, usize)>,
+    pub(super) indices: Vec<(String, usize)>,
+    /// The attributes of the call that is written out.
+    pub(super) attributes: Map<String, Value>,
+    /// The functions around it, from the outermost.
+    pub(super) functions: Vec<usize>,
+    /// Whether a gradient function takes the place of the gradient here.
+    pub(super) replaced: bool,
 }
 
 impl Place {
-    fn fill(&self, text: &str) -> String {
+    pub(super) fn fill(&self, text: &str) -> String {
         let mut text = text.to_string();
         for (name, value) in &self.indices {
             text = text.replace(&format!("{{{name}}}"), &value.to_string());
@@ -177,7 +193,7 @@ impl Place {
         text
     }
 
-    fn join(&self, scope: Option<&str>) -> String {
+    pub(super) fn join(&self, scope: Option<&str>) -> String {
         match scope.map(|s| self.fill(s)) {
             None => self.scope.clone(),
             Some(scope) if self.scope.is_empty() => scope,
@@ -188,12 +204,17 @@ impl Place {
 }
 
 impl Expander<'_> {
-    fn error(&self, path: &Path, message: impl std::fmt::Display) -> Diagnostic {
+    pub(super) fn error(&self, path: &Path, message: impl std::fmt::Display) -> Diagnostic {
         Diagnostic::error(Code::JsonModelInvalid, format!("{}{message}", self.source.place(path)))
     }
 
     /// Counts elements or nodes before they are created.
-    fn charge(&mut self, resource: Resource, amount: usize, path: &Path) -> Result<(), Report> {
+    pub(super) fn charge(
+        &mut self,
+        resource: Resource,
+        amount: usize,
+        path: &Path,
+    ) -> Result<(), Report> {
         self.budget.charge(resource, amount as u64).map_err(|exceeded| {
             let place = self.source.place(path);
             let subject = place.trim_end_matches([':', ' ']);
@@ -229,6 +250,15 @@ impl Expander<'_> {
 
     fn model(&mut self, model: &Model) -> Result<(), Report> {
         let root = Path::default();
+        let mut functions = HashSet::new();
+        for (i, function) in model.functions.iter().enumerate() {
+            if !functions.insert(&function.name) {
+                let message = format!("two functions are named `{}`", function.name);
+                return Err(self
+                    .error(&root.key("functions").index(i).key("name"), message)
+                    .into());
+            }
+        }
         let mut names = Names::default();
         for (i, input) in model.inputs.iter().enumerate() {
             let path = root.key("inputs").index(i);
@@ -315,7 +345,7 @@ impl Expander<'_> {
     }
 
     /// Adds the items of a block.
-    fn items(
+    pub(super) fn items(
         &mut self,
         items: &[Item],
         place: &Place,
@@ -327,6 +357,7 @@ impl Expander<'_> {
             let path = path.index(i);
             match item {
                 Item::Node(node) => self.node(node, place, names, block, &path)?,
+                Item::Call(call) => self.call(call, place, names, block, &path)?,
                 Item::Repeat(repeat) => self.repeat(repeat, place, names, block, &path)?,
             }
         }
@@ -345,7 +376,9 @@ impl Expander<'_> {
             let message = format!("the operation `{}` is reserved for Frit", node.op);
             return Err(self.error(&path.key("op"), message).into());
         }
-        let attrs = self.attributes(&node.attrs, &path.key("attrs"))?;
+        let attrs = referred(&node.attrs, &place.attributes)
+            .map_err(|unknown| self.unknown_attribute(&unknown, place, &path.key("attrs")))?;
+        let attrs = self.attributes(&attrs, &path.key("attrs"))?;
         if node.op == "constant" {
             let elements = self.constant_size(&attrs, path)?;
             self.charge(Resource::Elements, elements, path)?;
@@ -355,14 +388,7 @@ impl Expander<'_> {
         let op = Op::from_parts(&node.op, attrs).map_err(|e| {
             self.error(&at, e).help("docs/json-model.md lists operations and attributes")
         })?;
-        let mut operands = Vec::with_capacity(node.inputs.len());
-        for (i, name) in node.inputs.iter().enumerate() {
-            let value = names.get(name);
-            operands
-                .push(value.ok_or_else(|| {
-                    self.unknown_value(name, names, &path.key("inputs").index(i))
-                })?);
-        }
+        let operands = self.operands(&node.inputs, names, &path.key("inputs"))?;
         let source = place.fill(node.id.as_deref().unwrap_or(""));
         let scope = place.join(node.scope.as_deref());
         let names_len: usize = node.outputs.iter().map(String::len).sum();
@@ -370,28 +396,52 @@ impl Expander<'_> {
         self.charge(Resource::Bytes, source.len() + scope.len() + names_len, path)?;
         let origin = Origin::new(&source, &scope);
         let results = self.add(op, &operands, origin, path)?;
-        if results.len() != node.outputs.len() {
-            let message = format!(
-                "`{}` has {} results, but {} names are given",
-                node.op,
-                results.len(),
-                node.outputs.len()
-            );
+        self.results(&node.op, &node.outputs, results, names, block, &path.key("outputs"))
+    }
+
+    /// The values of some names.
+    pub(super) fn operands(
+        &self,
+        given: &[String],
+        names: &Names,
+        path: &Path,
+    ) -> Result<Vec<ValueId>, Report> {
+        let value = |(i, name): (usize, &String)| {
+            let unknown = || self.unknown_value(name, names, &path.index(i)).into();
+            names.get(name).ok_or_else(unknown)
+        };
+        given.iter().enumerate().map(value).collect()
+    }
+
+    /// Gives the results of an operation or function their names.
+    pub(super) fn results(
+        &mut self,
+        of: &str,
+        given: &[String],
+        results: Vec<ValueId>,
+        names: &mut Names,
+        block: &mut Carried,
+        path: &Path,
+    ) -> Result<(), Report> {
+        if results.len() != given.len() {
+            let (n, m) = (results.len(), given.len());
+            let message = format!("`{of}` has {n} results, but {m} names are given");
             let help = "name every result; use `_` for a result that is not read";
-            return Err(self.error(&path.key("outputs"), message).help(help).into());
+            return Err(self.error(path, message).help(help).into());
         }
-        for (i, (name, value)) in node.outputs.iter().zip(results).enumerate() {
+        for (i, (name, value)) in given.iter().zip(results).enumerate() {
             if name == "_" {
                 continue;
             }
-            let path = path.key("outputs").index(i);
-            self.define(name, value, names, block, &path)?;
-            self.graph.set_name(value, name);
+            self.define(name, value, names, block, &path.index(i))?;
+            if !self.graph.def(value).op.is_leaf() {
+                self.graph.set_name(value, name);
+            }
         }
         Ok(())
     }
 
-    fn add(
+    pub(super) fn add(
         &mut self,
         op: Op,
         operands: &[ValueId],
@@ -501,11 +551,7 @@ impl Expander<'_> {
         names: &Names,
         path: &Path,
     ) -> Result<Vec<ValueId>, Report> {
-        let value = |(i, name): (usize, &String)| {
-            let unknown = || self.unknown_value(name, names, &path.key("carry").index(i)).into();
-            names.get(name).ok_or_else(unknown)
-        };
-        repeat.carry.iter().enumerate().map(value).collect()
+        self.operands(&repeat.carry, names, &path.key("carry"))
     }
 
     fn block_params(
@@ -541,7 +587,7 @@ impl Expander<'_> {
         })
     }
 
-    fn unknown_value(&self, name: &str, names: &Names, path: &Path) -> Diagnostic {
+    pub(super) fn unknown_value(&self, name: &str, names: &Names, path: &Path) -> Diagnostic {
         let error = self.error(path, format!("there is no value `{name}` here"));
         let like = |n: &&String| n.eq_ignore_ascii_case(name) || n.ends_with(&format!(".{name}"));
         match names.values.keys().filter(like).min() {

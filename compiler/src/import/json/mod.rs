@@ -3,6 +3,7 @@
 //! In: the text of a model as `docs/json-model.md` describes it. Out: its graph; there are no stored weights, every parameter
 //! has its `init`. Errors give line, column and path.
 
+mod call;
 mod expand;
 mod locate;
 pub mod schema;

@@ -25,10 +25,36 @@ pub struct Model {
     /// Parameters.
     #[serde(default)]
     pub params: Vec<ParamDecl>,
-    /// Operations and repeats, in order.
+    /// Functions, in any order.
+    #[serde(default)]
+    pub functions: Vec<FunctionDecl>,
+    /// Operations, calls and repeats, in order.
     pub nodes: Vec<Item>,
     /// Names of the values that the model returns.
     pub outputs: Vec<String>,
+}
+
+/// A function, which calls are replaced by.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionDecl {
+    /// Name in calls.
+    pub name: String,
+    /// Names of the operands inside.
+    pub inputs: Vec<String>,
+    /// Names of the results inside; of a gradient function `_` for an input without a gradient.
+    pub outputs: Vec<String>,
+    /// Attributes that a call may give, with their defaults; inside, `{"attr": "NAME"}` stands for the value.
+    #[serde(default)]
+    pub attrs: Map<String, Value>,
+    /// Operations, calls and repeats, in order; they read nothing but the operands and each other.
+    pub nodes: Vec<Item>,
+    /// Name of the function that is its gradient.
+    #[serde(default)]
+    pub gradient: Option<String>,
+    /// The dtype that it and its gradient run in, whatever `precision` says: f32, bf16 or f16.
+    #[serde(default)]
+    pub precision: Option<String>,
 }
 
 /// A tensor fed from data.
@@ -173,6 +199,8 @@ impl<'de> Deserialize<'de> for Size {
 pub enum Item {
     /// One operation.
     Node(NodeDecl),
+    /// A call of a function.
+    Call(CallDecl),
     /// A block written once and repeated.
     Repeat(RepeatDecl),
 }
@@ -192,6 +220,28 @@ pub struct NodeDecl {
     #[schemars(default)]
     pub attrs: Map<String, Value>,
     /// Name of the node in messages.
+    #[schemars(default)]
+    pub id: Option<String>,
+    /// Added to the module path.
+    #[schemars(default)]
+    pub scope: Option<String>,
+}
+
+/// A call of a function.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct CallDecl {
+    /// Name of the function.
+    pub call: String,
+    /// Names of the operands.
+    #[schemars(default)]
+    pub inputs: Vec<String>,
+    /// Names of the results, `_` for one that nobody reads.
+    pub outputs: Vec<String>,
+    /// Attributes of the function.
+    #[schemars(default)]
+    pub attrs: Map<String, Value>,
+    /// Name of the call in messages.
     #[schemars(default)]
     pub id: Option<String>,
     /// Added to the module path.
@@ -221,11 +271,12 @@ pub struct RepeatDecl {
     pub nodes: Vec<Item>,
 }
 
-/// Both kinds of item at once, so that errors inside one keep their place in the text.
+/// All kinds of item at once, so that errors inside one keep their place in the text.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnyItem {
     op: Option<String>,
+    call: Option<String>,
     inputs: Option<Vec<String>>,
     outputs: Option<Vec<String>>,
     attrs: Option<Map<String, Value>>,
@@ -241,44 +292,46 @@ struct AnyItem {
 impl<'de> Deserialize<'de> for Item {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let any = AnyItem::deserialize(d)?;
-        match (any.op, any.repeat) {
-            (Some(op), None) => {
-                if any.carry.is_some()
-                    || any.params.is_some()
-                    || any.nodes.is_some()
-                    || any.index.is_some()
-                {
-                    let message = "`carry`, `params`, `nodes` and `index` belong to a `repeat`, not to an `op`";
-                    return Err(D::Error::custom(message));
-                }
-                Ok(Item::Node(NodeDecl {
-                    op,
-                    inputs: any.inputs.unwrap_or_default(),
-                    outputs: any.outputs.ok_or_else(|| D::Error::missing_field("outputs"))?,
-                    attrs: any.attrs.unwrap_or_default(),
-                    id: any.id,
-                    scope: any.scope,
-                }))
-            }
-            (None, Some(repeat)) => {
-                if any.inputs.is_some()
-                    || any.outputs.is_some()
-                    || any.attrs.is_some()
-                    || any.id.is_some()
-                {
-                    let message = "`inputs`, `outputs`, `attrs` and `id` belong to an `op`, not to a `repeat`";
-                    return Err(D::Error::custom(message));
-                }
-                Ok(Item::Repeat(RepeatDecl {
-                    repeat,
-                    scope: any.scope,
-                    index: any.index,
-                    carry: any.carry.unwrap_or_default(),
-                    params: any.params.unwrap_or_default(),
-                    nodes: any.nodes.ok_or_else(|| D::Error::missing_field("nodes"))?,
-                }))
-            }
-            _ => Err(D::Error::custom("a node needs either `op` or `repeat`")),
+        let of_repeat = any.carry.is_some()
+            || any.params.is_some()
+            || any.nodes.is_some()
+            || any.index.is_some();
+        let of_node = any.inputs.is_some()
+            || any.outputs.is_some()
+            || any.attrs.is_some()
+            || any.id.is_some();
+        match (any.op, any.call, any.repeat) {
+            (Some(_), None, None) | (None, Some(_), None) if of_repeat => Err(D::Error::custom(
+                "`carry`, `params`, `nodes` and `index` belong to a `repeat`, not to an `op` or `call`",
+            )),
+            (Some(op), None, None) => Ok(Item::Node(NodeDecl {
+                op,
+                inputs: any.inputs.unwrap_or_default(),
+                outputs: any.outputs.ok_or_else(|| D::Error::missing_field("outputs"))?,
+                attrs: any.attrs.unwrap_or_default(),
+                id: any.id,
+                scope: any.scope,
+            })),
+            (None, Some(call), None) => Ok(Item::Call(CallDecl {
+                call,
+                inputs: any.inputs.unwrap_or_default(),
+                outputs: any.outputs.ok_or_else(|| D::Error::missing_field("outputs"))?,
+                attrs: any.attrs.unwrap_or_default(),
+                id: any.id,
+                scope: any.scope,
+            })),
+            (None, None, Some(_)) if of_node => Err(D::Error::custom(
+                "`inputs`, `outputs`, `attrs` and `id` belong to an `op` or `call`, not to a `repeat`",
+            )),
+            (None, None, Some(repeat)) => Ok(Item::Repeat(RepeatDecl {
+                repeat,
+                scope: any.scope,
+                index: any.index,
+                carry: any.carry.unwrap_or_default(),
+                params: any.params.unwrap_or_default(),
+                nodes: any.nodes.ok_or_else(|| D::Error::missing_field("nodes"))?,
+            })),
+            _ => Err(D::Error::custom("a node needs one of `op`, `call` and `repeat`")),
         }
     }
 }

@@ -50,6 +50,54 @@ fn the_documented_example_is_a_model() {
 }
 
 #[test]
+fn the_documented_gradient_is_that_of_a_model() {
+    let doc = std::fs::read_to_string(file("docs/custom-gradients.md")).expect("the page");
+    let (_, rest) = doc.split_once("```json\n").expect("an example");
+    let (text, _) = rest.split_once("```").expect("its end");
+    let imported = load(text, &[("batch", 2)]).unwrap();
+    frit_ir::verify::verify(&imported.graph).unwrap_or_else(|broken| panic!("{broken:?}"));
+    let text = imported.graph.to_string();
+    assert!(text.contains("= custom_gradient") && text.contains("splat = 0.5"), "{text}");
+}
+
+#[test]
+fn functions_read_only_their_inputs_and_have_names_of_their_own() {
+    let model = |functions: &str, nodes: &str| {
+        format!(
+            r#"{{"frit_model": 1, "name": "m", "inputs": [{{"name": "x", "dtype": "f32", "shape": [2]}}],
+            "functions": [{functions}], "nodes": [{nodes}], "outputs": ["y"]}}"#
+        )
+    };
+    let twice = r#"{"name": "twice", "inputs": ["a"], "outputs": ["x"],
+        "nodes": [{"op": "add", "inputs": ["a", "a"], "outputs": ["x"]}]}"#;
+    let call = r#"{"call": "twice", "inputs": ["x"], "outputs": ["h"]},
+        {"call": "twice", "inputs": ["h"], "outputs": ["y"]}"#;
+    let imported = load(&model(twice, call), &[]).unwrap();
+    let x = Tensor::floats(frit_ir::DType::F32, [2], vec![1.0, -3.0]);
+    let feeds = HashMap::from([("x".to_string(), x)]);
+    let y = interpret::run(&imported.graph, &feeds, Options::default()).unwrap().remove(0).1;
+    assert_eq!(y.to_f64s(), [4.0, -12.0]);
+    for (functions, nodes, message) in [
+        (twice.replace(r#""a", "a""#, r#""a", "h""#), call, "no value `h`"),
+        (format!("{twice}, {twice}"), call, "two functions are named `twice`"),
+        (
+            twice.replace(r#""outputs": ["x"],"#, r#""outputs": ["_"],"#),
+            call,
+            "only a gradient function",
+        ),
+        (
+            twice.into(),
+            r#"{"call": "twice", "op": "add", "inputs": ["x"], "outputs": ["y"]}"#,
+            "one of",
+        ),
+        (twice.into(), r#"{"call": "twice", "inputs": ["x"], "outputs": ["y", "z"]}"#, "1 results"),
+    ] {
+        let error = load(&model(&functions, nodes), &[]).unwrap_err();
+        assert!(error.contains(message), "{error}");
+    }
+}
+
+#[test]
 fn repeats_compute_what_they_say() {
     let text = r#"{ "frit_model": 1, "name": "r", "dims": {"n": 3},
       "inputs": [{"name": "x", "dtype": "f32", "shape": ["n"]}],
@@ -131,7 +179,7 @@ fn errors_have_line_column_and_path() {
             "{\"op\": \"relu\", \"inputs\": 3, \"outputs\": [\"y\"]}",
             "m.json:4:26: nodes[0].inputs: invalid type: integer `3`",
         ),
-        ("{\"inputs\": [\"x\"]}", "a node needs either `op` or `repeat`"),
+        ("{\"inputs\": [\"x\"]}", "a node needs one of `op`, `call` and `repeat`"),
         (
             "{\"repeat\": 2, \"carry\": [\"x\"], \"nodes\": [{\"op\": \"relu\", \"inputs\": [\"x\"], \"outputs\": [\"z\"]}]}",
             "nodes[0].carry[0]: the block does not redefine the carried value `x`",

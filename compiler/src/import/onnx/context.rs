@@ -3,6 +3,7 @@
 //! A node whose operands are all constants is evaluated at once ([`NodeContext::emit`]), so only the results of exporters' shape
 //! arithmetic remain.
 
+use super::function::Calls;
 use super::messages::{AttributeProto, NodeProto};
 use super::tensor::{self, ExternalFiles};
 use crate::import::dims::checked_numel;
@@ -48,6 +49,8 @@ pub(super) enum Fault {
     Attribute(String),
     /// Operands or attributes do not fit the operation.
     Misfit(String),
+    /// A gradient function does not fit its function.
+    Gradient(String),
     /// An operand must be known at import and is not.
     Dynamic(String),
     /// It asks for more than the import may make.
@@ -76,6 +79,7 @@ pub(super) struct NodeContext<'a> {
     pub(super) origin: Origin,
     pub(super) inputs: Vec<Option<Bound>>,
     pub(super) opset: i64,
+    pub(super) calls: &'a mut Calls,
     /// Whether every BatchNormalization uses the statistics of its batch.
     pub(super) batch_norm_trains: bool,
     /// Ranks over which a BatchNormalization computes statistics.

@@ -138,6 +138,7 @@ struct Importer<'a> {
     exhausted: bool,
     /// Graphs inside one another around the node that is read.
     depth: u64,
+    calls: function::Calls,
     files: ExternalFiles,
     weights: Weights,
     inlined: Vec<Inlined>,
@@ -183,6 +184,7 @@ impl<'a> Importer<'a> {
             budget,
             exhausted: false,
             depth: 0,
+            calls: function::Calls::default(),
             files: ExternalFiles::new(folder),
             weights: Weights::default(),
             inlined: Vec::new(),
@@ -421,6 +423,7 @@ impl<'a> Importer<'a> {
                 origin: origin.clone(),
                 inputs,
                 opset: self.opset,
+                calls: &mut self.calls,
                 batch_norm_trains: self.options.batch_norm_trains,
                 batch_norm_ranks: self.options.batch_norm_ranks,
                 unbiased_variance: self.from_pytorch,
@@ -485,6 +488,8 @@ impl<'a> Importer<'a> {
             Fault::Misfit(message) => {
                 Diagnostic::error(Code::OperandMismatch, format!("{op}: {message}"))
             }
+            Fault::Gradient(message) => Diagnostic::error(Code::FunctionGradient, message)
+                .help("docs/custom-gradients.md says what a gradient function takes and gives"),
             Fault::Attribute(message) => Diagnostic::error(
                 Code::AttributeUnsupported,
                 format!("{op}: {message} is not supported"),

@@ -190,7 +190,9 @@ impl<'a> Importer<'a> {
         // An iteration counts even if its graph is empty.
         self.budget.charge(Resource::Nodes, 1)?;
         self.depth += 1;
+        let around = self.calls.enter();
         let results = self.inside(graph, operands);
+        self.calls.leave(around);
         self.depth -= 1;
         results
     }

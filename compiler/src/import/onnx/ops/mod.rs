@@ -9,6 +9,7 @@ mod cumulative;
 mod determinant;
 mod einsum;
 mod fourier;
+mod function;
 mod grid;
 mod index;
 mod layout;
@@ -31,7 +32,7 @@ mod signal;
 mod state;
 
 use super::context::{NodeContext, Outcome};
-use super::selection;
+use super::{function as functions, selection};
 
 /// How one ONNX operator is read.
 #[derive(Clone, Copy)]
@@ -80,6 +81,9 @@ const FAMILIES: &[&[Operator]] = &[
 pub(super) fn find(domain: &str, name: &str) -> Option<&'static Operator> {
     if (domain, name) == (selection::DOMAIN, selection::MASKED_SCATTER) {
         return Some(&scatter::SELECTION);
+    }
+    if domain == functions::DOMAIN {
+        return function::OPERATORS.iter().find(|o| o.name == name);
     }
     if !(domain.is_empty() || domain == "ai.onnx") {
         return None;

@@ -3,6 +3,7 @@
 mod batch_norm;
 mod build;
 mod control;
+mod functions;
 mod limits;
 mod masks;
 mod merged;
