@@ -9,7 +9,8 @@ import re
 import warnings
 from collections.abc import Mapping
 
-from frit._errors import refuse
+from frit._autograd import Functions
+from frit._errors import FritError, refuse
 
 #: Parameters of more bytes are stored beside the model: the file format holds 2 GiB.
 LARGEST = 1 << 30
@@ -37,23 +38,28 @@ def export(module, example_inputs, path):
     size = sum(p.numel() * p.element_size() for p in module.parameters())
     with _training(module), _flat(module) as outputs, _quiet(), _plain_attention():
         norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+        functions = Functions(torch)
         batch_norms = {m.training and m.track_running_stats for m in norms}
         try:
-            program = torch.onnx.export(
-                module,
-                args,
-                kwargs=kwargs,
-                dynamo=True,
-                opset_version=18,
-                optimize=False,
-                verbose=False,
-                custom_translation_table=_translations(),
-            )
+            with functions.called():
+                program = torch.onnx.export(
+                    module,
+                    args,
+                    kwargs=kwargs,
+                    dynamo=True,
+                    opset_version=18,
+                    optimize=False,
+                    verbose=False,
+                    custom_translation_table=_translations(),
+                )
+            functions.add_to(program)
             _name_outputs(program.model.graph, outputs)
             program.save(os.fspath(path), external_data=size > LARGEST)
         except ImportError as error:
             raise refuse("E010", f"torch cannot export: {error}", "pip install onnx onnxscript") from error
         except Exception as error:
+            if functions.refused or isinstance(error, FritError):
+                raise functions.refused or error from None
             message = f"torch cannot export the module: {_reason(error)}"
             raise refuse("E010", message, "docs/exporting.md says what an export can carry") from error
     options = {}
