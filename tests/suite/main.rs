@@ -17,6 +17,7 @@ mod crossings;
 mod cuda;
 mod cuda_evaluation;
 mod cudnn;
+mod custom_gradients;
 mod data;
 mod data_formats;
 mod doctor;
