@@ -15,7 +15,7 @@ frit=${FRIT:-target/release/frit}
 python=${PYTHON:-python3}
 example=examples/t5_summarize
 ranks=${RANKS:-4}
-steps=${STEPS:-1000}
+steps=${STEPS:-600}
 every=$(((steps + 5) / 6))
 
 [[ -x $frit ]] || { echo "run.sh: there is no $frit: run \`make build\`" >&2; exit 1; }

@@ -45,6 +45,7 @@ def main():
     parser.add_argument("--model", type=pathlib.Path, help="the exported model (OUT/summarizer.onnx)")
     parser.add_argument("--count", type=int, default=8, help="texts of OUT/test.jsonl")
     args = parser.parse_args()
+    onnxruntime.set_default_logger_severity(3)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     session = onnxruntime.InferenceSession(args.model or args.out / "summarizer.onnx", providers=["CPUExecutionProvider"])
     pairs = [{"text": text} for text in args.texts]
