@@ -162,7 +162,7 @@ codes! {
     BackwardReads = "V402": "a backward or recompute node never reads a value of the update", "", "v401_to_v403_regions";
     UpdateRegion = "V403": "optimizer, schedule and scaler nodes belong to the update", "", "v401_to_v403_regions";
     CotangentEscapes = "V501": "a call has one `custom_gradient`, and what is computed of its cotangents is read only there, as a gradient", "", "v501_and_v502_functions";
-    PrecisionEscapes = "V502": "what is computed of the operands that enter the precision of a call is read outside only as it leaves", "", "v501_and_v502_functions";
+    PrecisionEscapes = "V502": "what the forward pass computes of the operands that enter the precision of a call is read outside only as it leaves", "", "v501_and_v502_functions";
     // Invariants of plans, checked before a plan is written: an error is a bug in Frit, or an edited plan.
     PlanMalformed = "P001": "every index, range and size of a plan is within bounds", "", "parts_that_few_ranks_keep";
     ReadBeforeWrite = "P101": "every byte is written before it is read, or is persistent", "", "bytes";

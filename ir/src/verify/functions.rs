@@ -1,10 +1,10 @@
 //! Invariants of functions that state their own gradient or precision.
 //!
 //! V501  a call has one `custom_gradient`, and what is computed of its cotangents is read only there, as a gradient
-//! V502  what is computed of the operands that enter the precision of a call is read outside only as it leaves
+//! V502  what the forward pass computes of the operands that enter the precision of a call is read outside only as it leaves
 
 use super::Report;
-use crate::{Code, Graph, Node, Op, ValueId};
+use crate::{Code, Graph, Node, Op, Region, ValueId};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The calls that a value is inside of: of whose cotangents, and of whose entering operands it is computed.
@@ -64,6 +64,10 @@ fn result(node: &Node, inside: &HashMap<ValueId, Inside>, report: &mut Report) -
                 format!("operand {i} of call {} is computed of others' cotangents", op.call);
             report.add(Code::CotangentEscapes, &node.origin, message);
         }
+    }
+    // Backward nodes read what is inside.
+    if node.region != Region::Forward {
+        all.precisions.clear();
     }
     match &node.op {
         Op::Cotangent(op) => _ = all.gradients.insert(op.call),
