@@ -17,6 +17,8 @@
 #                           `export FRIT_PYTHON=DIR`, or a notice and nothing
 #   .ci/setup.sh --mpi          also Open MPI, for the tests of the feature `mpi`; prints
 #                           `export FRIT_MPI=1`, or a notice and nothing
+#   .ci/setup.sh --chromium     also the browser Chromium, for the tests of the report's page; prints
+#                           `export FRIT_CHROMIUM=PATH`, or a notice and nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,6 +33,7 @@ APT_PACKAGES=(
 )
 
 MPI_PACKAGES=(libopenmpi-dev openmpi-bin)
+CHROMIUM_PACKAGES=(chromium fonts-dejavu-core)
 
 note() { echo "setup: $*" >&2; }
 
@@ -226,7 +229,16 @@ has_mpi() {
     return 1
 }
 
-want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false only_check=false
+# The path of Chromium: FRIT_CHROMIUM, or that of the PATH; installed if need be.
+chromium_path() {
+    [[ -x ${FRIT_CHROMIUM:-} ]] && { echo "$FRIT_CHROMIUM"; return; }
+    command -v chromium && return
+    command -v apt-get >/dev/null && apt_install "${CHROMIUM_PACKAGES[@]}" && command -v chromium && return
+    note "Chromium cannot be installed: the tests of pages in it will be skipped"
+    return 1
+}
+
+want_ptxas=false want_cudnn=false want_onnx_tests=false want_onnxruntime=false want_python=false want_mpi=false want_chromium=false only_check=false
 for argument in "$@"; do
     case $argument in
     --ptxas) want_ptxas=true ;;
@@ -235,6 +247,7 @@ for argument in "$@"; do
     --onnxruntime) want_onnxruntime=true ;;
     --python) want_python=true ;;
     --mpi) want_mpi=true ;;
+    --chromium) want_chromium=true ;;
     --check) only_check=true ;;
     *) note "unknown argument $argument"; exit 2 ;;
     esac
@@ -277,4 +290,7 @@ if $want_python && path=$(packages_path python "${FRIT_PYTHON:-}" "${PYTHON_PACK
 fi
 if $want_mpi && has_mpi; then
     echo "export FRIT_MPI=1"
+fi
+if $want_chromium && path=$(chromium_path); then
+    echo "export FRIT_CHROMIUM=$path"
 fi

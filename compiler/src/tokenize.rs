@@ -268,7 +268,7 @@ impl Run {
         }
         while self.shown < self.done >> 20 {
             self.shown += 1;
-            self.progress.advance(&counted(self.documents, "document"));
+            self.progress.advance(&counted(self.documents, "document"), &[]);
         }
         Ok(())
     }

@@ -104,6 +104,7 @@ codes! {
     ExportWeights = "E111": "the trained weights cannot be read, or belong to another model", "give a checkpoint of this plan, or a file that `frit run --save` wrote", "plans_and_what_is_done_with_them";
     ExportSource = "E112": "the model that the plan was compiled from is missing, was changed, or is not ONNX", "pass its path with `--model`, or compile it again", "plans_and_what_is_done_with_them";
     Tokenize = "E114": "a text or tokenizer cannot be read, or the separator is not in the vocabulary", "the message names the file, and the line of a .jsonl", "texts_that_cannot_be_tokenized_are_refused";
+    ReportInput = "E115": "a file for `frit report` cannot be read, is not of metrics or a trace, or is a trace of another plan", "give files that `frit run --metrics` and `frit run --trace` wrote; a trace only of the same plan", "files_that_are_no_runs_are_refused";
     BenchPlan = "E113": "`frit bench` compares a low-precision plan with f32, and this plan is not low-precision", "give a plan in bf16 or fp16", "plans_and_what_is_done_with_them";
     OutputUnknown = "E211": "the model has no output named as in `loss.logits`", "the notes list its outputs", "metrics_that_fit_nothing_are_refused";
     OutputNotFloat = "E212": "the output of a loss is not a float tensor", "name another output in `loss.logits`", "models_and_command_lines";
@@ -131,6 +132,7 @@ codes! {
     Interpreted = "W098": "operations have no kernel and run in the IR interpreter, which is slow", "report the model", "what_has_no_kernel_is_the_interpreters_and_is_warned_of";
     RandomInInference = "W110": "the exported model draws random numbers in inference", "remove the random operators from the module", "whatever_trains_is_exported_in_inference_mode";
     BatchStatisticsInInference = "W111": "a normalization of the exported model uses batch statistics in inference", "give it running statistics", "whatever_trains_is_exported_in_inference_mode";
+    RunIncomplete = "W115": "a file of metrics is empty or has lines that cannot be read; the others are drawn", "nothing, if the run was killed or still runs", "runs_are_drawn_with_all_of_their_steps";
     OverrideUnused = "W221": "an override of `[[precision.override]]` matches nothing", "the help names the nearest names", "patterns_that_cover_nothing_are_said_with_the_nearest_names";
     // Contracts of passes: an error is a bug in Frit.
     PassFailed = "B001": "a pass received or produced an invalid graph", "", "only_internal_errors_are_given_a_reproducer";

@@ -5,7 +5,7 @@
 //! symbolic link is followed and kept.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, IsTerminal, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,6 +87,11 @@ impl Sink {
     pub fn reserve(&self, bytes: u64) -> io::Result<()> {
         pass(Operation::Write(0), &self.path)?;
         self.file.set_len(bytes)
+    }
+
+    /// Whether it is a terminal.
+    pub fn is_terminal(&self) -> bool {
+        self.file.is_terminal()
     }
 
     /// Another handle of the same file.

@@ -41,6 +41,13 @@ pub(crate) fn check(plans: &[&Plan], ranks: usize) -> Result<(), RunError> {
     Err(RunError::Memory { needed, ranks, available: limit.bytes, of: limit.of })
 }
 
+/// Resident bytes of this process; `None` where the system does not report them.
+pub(crate) fn resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
 /// Formats a number of bytes.
 pub(crate) fn size(bytes: u64) -> String {
     let (mib, gib) = ((1_u64 << 20) as f64, (1_u64 << 30) as f64);

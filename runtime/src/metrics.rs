@@ -27,6 +27,13 @@ pub struct StepMetrics {
     pub skipped: bool,
     /// Loss elements per second over all ranks.
     pub tokens_or_examples_per_s: f64,
+    /// Seconds of this step, without the checkpoint and the validation after it.
+    pub step_seconds: f64,
+    /// Memory in use after this step, where the system reports it; see [`Device::memory_in_use`].
+    ///
+    /// [`Device::memory_in_use`]: crate::device::Device::memory_in_use
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }
 
 /// The loss over the validation examples.
@@ -65,8 +72,10 @@ impl Scalars for StepMetrics {
             ("train/loss_scale", self.loss_scale),
             ("train/skipped", f64::from(u8::from(self.skipped))),
             ("train/tokens_or_examples_per_s", self.tokens_or_examples_per_s),
+            ("train/step_seconds", self.step_seconds),
         ];
-        all.map(|(name, value)| (name.to_string(), value)).to_vec()
+        let memory = self.memory_bytes.map(|bytes| ("train/memory_bytes", bytes as f64));
+        all.into_iter().chain(memory).map(|(name, value)| (name.to_string(), value)).collect()
     }
 }
 
@@ -88,16 +97,27 @@ pub struct Writer {
     file: Option<(PathBuf, Sink)>,
     events: Option<tensorboard::Writer>,
     run: String,
+    plan: String,
     lost: usize,
 }
 
-/// A line: the metrics, the run and the time.
+/// Digits of a plan's hash in a line.
+const PLAN_DIGITS: usize = 16;
+
+/// What lines name a plan of this hash by.
+pub fn plan_identity(hash: &str) -> &str {
+    hash.get(..PLAN_DIGITS).unwrap_or(hash)
+}
+
+/// A line: the metrics, the run, its plan and the time.
 #[derive(Serialize)]
 struct Line<'a, T> {
     #[serde(flatten)]
     metrics: &'a T,
     /// Identity of the run.
     run: &'a str,
+    /// The first digits of the plan's hash.
+    plan: &'a str,
     /// Seconds since 1970.
     wall_time: f64,
 }
@@ -108,16 +128,17 @@ pub(crate) fn holds_lines(path: &Path) -> bool {
 }
 
 impl Writer {
-    /// Opens the file for appending lines of a run.
+    /// Opens the file for appending lines of a run of the plan with this hash.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(crate) fn open(path: Option<&Path>, run: Run) -> Result<Self, RunError> {
+    pub(crate) fn open(path: Option<&Path>, run: Run, plan: &str) -> Result<Self, RunError> {
         let file = match path {
             Some(path) => Some((path.into(), Sink::append(path).map_err(RunError::io(path))?)),
             None => None,
         };
-        Ok(Writer { file, events: None, run: run.to_string(), lost: 0 })
+        let plan = plan_identity(plan).to_string();
+        Ok(Writer { file, events: None, run: run.to_string(), plan, lost: 0 })
     }
 
     /// Writes event files too.
@@ -130,13 +151,23 @@ impl Writer {
     ///
     /// # Errors
     /// If it cannot be read or written.
-    pub(crate) fn resume(path: Option<&Path>, run: Run, step: usize) -> Result<Self, RunError> {
+    pub(crate) fn resume(
+        path: Option<&Path>,
+        run: Run,
+        plan: &str,
+        step: usize,
+    ) -> Result<Self, RunError> {
         if let Some(path) = path.filter(|p| p.is_file()) {
             let bytes = std::fs::read(path).map_err(RunError::io(path))?;
             let file = OpenOptions::new().write(true).open(path).map_err(RunError::io(path))?;
             file.set_len(kept(&bytes, step) as u64).map_err(RunError::io(path))?;
         }
-        Writer::open(path, run)
+        Writer::open(path, run, plan)
+    }
+
+    /// Whether lines appear on a terminal.
+    pub(crate) fn shows_lines(&self) -> bool {
+        self.file.as_ref().is_some_and(|(_, file)| file.is_terminal())
     }
 
     /// Another handle of the file.
@@ -162,7 +193,7 @@ impl Writer {
     fn write_line(&mut self, metrics: &impl Serialize) -> Option<String> {
         let (path, file) = self.file.as_mut()?;
         let wall_time = (wall_time() * 1e3).round() / 1e3;
-        let line = Line { metrics, run: &self.run, wall_time };
+        let line = Line { metrics, run: &self.run, plan: &self.plan, wall_time };
         let mut line = serde_json::to_vec(&line).unwrap_or_default();
         line.push(b'\n');
         let error = append(file, &line).err()?;

@@ -1,4 +1,4 @@
-//! Progress output: a bar on a terminal, otherwise a line every few seconds.
+//! Progress output: a live line on a terminal, otherwise a line every few seconds.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -10,14 +10,29 @@ use std::time::{Duration, Instant};
 /// Time between two lines.
 const PAUSE: Duration = Duration::from_secs(5);
 
+/// Columns that a terminal needs for a bar beside the line.
+const WIDE: u16 = 100;
+
+/// What separates the parts of the live line.
+const SEPARATOR: &str = " · ";
+
 /// Progress of an operation.
 pub struct Progress {
-    shown: bool,
-    bar: ProgressBar,
-    lines: Option<Lines>,
+    display: Display,
+    count: Count,
+    /// Kept in the live line until it is replaced.
+    note: Option<String>,
 }
 
-struct Lines {
+enum Display {
+    Hidden,
+    /// One line of a terminal, drawn anew.
+    Live(ProgressBar),
+    /// Lines, the last of them printed then.
+    Lines(Instant),
+}
+
+struct Count {
     /// What is counted, such as `step`.
     unit: &'static str,
     /// Units that were done before it began.
@@ -25,68 +40,126 @@ struct Lines {
     total: usize,
     done: usize,
     began: Instant,
-    said: Instant,
+}
+
+/// Whether standard error is a terminal on which a line can be drawn anew.
+fn is_live() -> bool {
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    std::io::stderr().is_terminal() && !dumb
 }
 
 impl Progress {
+    fn of(display: Display, unit: &'static str, first: usize, total: usize) -> Progress {
+        let count = Count { unit, first, total, done: first, began: Instant::now() };
+        Progress { display, count, note: None }
+    }
+
     /// Shows nothing.
     pub fn hidden() -> Progress {
-        Progress { shown: false, bar: ProgressBar::hidden(), lines: None }
+        Progress::of(Display::Hidden, "", 0, 0)
     }
 
     /// Shows how much of `first..total` is done.
     pub fn new(unit: &'static str, first: usize, total: usize) -> Progress {
-        let now = Instant::now();
-        if !std::io::stderr().is_terminal() {
-            let lines = Lines { unit, first, total, done: first, began: now, said: now };
-            return Progress { shown: true, bar: ProgressBar::hidden(), lines: Some(lines) };
+        if !is_live() {
+            return Progress::of(Display::Lines(Instant::now()), unit, first, total);
         }
-        let bar = ProgressBar::new(total.saturating_sub(first) as u64);
-        let bar = match ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        };
-        Progress { shown: true, bar, lines: None }
+        let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |s| s.ws_col);
+        let template = if columns < WIDE { "{wide_msg}" } else { "{bar:24.cyan/dim} {wide_msg}" };
+        let style = ProgressStyle::with_template(template);
+        let style = style.expect("invariant: the template is valid").progress_chars("━╸─");
+        let bar = ProgressBar::new(total as u64).with_style(style).with_position(first as u64);
+        Progress::of(Display::Live(bar), unit, first, total)
     }
 
-    /// Counts one more unit; `what` is the current message.
-    pub fn advance(&mut self, what: &str) {
-        self.bar.set_message(what.to_string());
-        self.bar.inc(1);
-        let Some(lines) = &mut self.lines else { return };
-        lines.done += 1;
-        if lines.said.elapsed() >= PAUSE {
-            lines.said = Instant::now();
-            let line = lines.line(what, lines.began.elapsed());
-            say(&line);
+    /// Counts one more unit. `what` is the current message; the live line also has `details`.
+    pub fn advance(&mut self, what: &str, details: &[String]) {
+        self.count.done += 1;
+        let count = &self.count;
+        match &mut self.display {
+            Display::Hidden => {}
+            Display::Live(bar) => {
+                let details = self.note.iter().chain(details).map(String::as_str);
+                bar.set_message(count.live(what, details, count.began.elapsed()));
+                bar.set_position(count.done as u64);
+            }
+            Display::Lines(said) if said.elapsed() >= PAUSE => {
+                *said = Instant::now();
+                say(&count.line(what, count.began.elapsed()));
+            }
+            Display::Lines(_) => {}
         }
     }
 
-    /// Shows a message.
-    pub fn message(&self, what: &str) {
-        self.bar.set_message(what.to_string());
+    /// Replaces the live line by what is being done, until the next unit.
+    pub fn doing(&self, what: &str) {
+        if let Display::Live(bar) = &self.display {
+            bar.set_message(format!("{}{SEPARATOR}{what}", self.count.position()));
+            bar.tick();
+        }
+    }
+
+    /// Keeps a note in the live line, in place of the last one.
+    pub fn note(&mut self, note: String) {
+        self.note = Some(note);
+    }
+
+    /// Prints on the same terminal while the live line is away.
+    pub fn beside<T>(&self, print: impl FnOnce() -> T) -> T {
+        match &self.display {
+            Display::Live(bar) => bar.suspend(print),
+            _ => print(),
+        }
     }
 
     /// Shows a warning.
     pub fn warn(&self, text: &str) {
-        if self.shown {
-            self.bar.suspend(|| say(&format!("warning: {text}")));
+        if !matches!(self.display, Display::Hidden) {
+            self.beside(|| say(&format!("warning: {text}")));
         }
     }
 
     /// Removes the display.
     pub fn finish(&self) {
-        self.bar.finish_and_clear();
+        if let Display::Live(bar) = &self.display {
+            bar.finish_and_clear();
+        }
     }
 }
 
-impl Lines {
+impl Count {
+    fn position(&self) -> String {
+        format!("{} {} of {}", self.unit, self.done, self.total)
+    }
+
+    /// Units per second.
+    fn rate(&self, elapsed: Duration) -> f64 {
+        (self.done - self.first) as f64 / elapsed.as_secs_f64().max(1e-9)
+    }
+
+    fn left(&self, elapsed: Duration) -> String {
+        let left = self.total.saturating_sub(self.done) as f64 / self.rate(elapsed);
+        format!("{} left", duration(left))
+    }
+
     fn line(&self, what: &str, elapsed: Duration) -> String {
-        let Lines { unit, first, total, done, .. } = self;
-        let rate = (done - first) as f64 / elapsed.as_secs_f64().max(1e-9);
-        let left = total.saturating_sub(*done) as f64 / rate;
         let comma = if what.is_empty() { "" } else { ", " };
-        format!("{unit} {done} of {total}{comma}{what}, {rate:.3} per s, {} left", duration(left))
+        let (position, rate) = (self.position(), self.rate(elapsed));
+        format!("{position}{comma}{what}, {rate:.3} per s, {}", self.left(elapsed))
+    }
+
+    fn live<'a>(
+        &self,
+        what: &'a str,
+        details: impl Iterator<Item = &'a str>,
+        elapsed: Duration,
+    ) -> String {
+        let mut text = self.position();
+        for part in [what].into_iter().chain(details).filter(|part| !part.is_empty()) {
+            text += SEPARATOR;
+            text += part;
+        }
+        text + SEPARATOR + &self.left(elapsed)
     }
 }
 
@@ -150,11 +223,14 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_it_is_and_how_long_it_takes() {
-        let now = Instant::now();
-        let lines =
-            Lines { unit: "step", first: 100, total: 1100, done: 200, began: now, said: now };
-        let line = lines.line("loss 0.5000", Duration::from_secs(10));
+        let count =
+            Count { unit: "step", first: 100, total: 1100, done: 200, began: Instant::now() };
+        let elapsed = Duration::from_secs(10);
+        let line = count.line("loss 0.5000", elapsed);
         assert_eq!(line, "step 200 of 1100, loss 0.5000, 10.000 per s, 2 min left");
+        let live = count.live("loss 0.5000", ["1.2k tokens/s", "3.5 GiB"].into_iter(), elapsed);
+        let expected = "step 200 of 1100 · loss 0.5000 · 1.2k tokens/s · 3.5 GiB · 2 min left";
+        assert_eq!(live, expected);
         assert_eq!(duration(7200.0), "2.0 h");
     }
 }

@@ -7,19 +7,63 @@ use crate::divergence::{Divergence, Judge};
 use crate::eval::in_words;
 use crate::files::Sink;
 use crate::gradients::Parts;
+use crate::memory::size;
 use crate::metrics::{Scalars, StepMetrics, ValidationMetrics, Writer};
 use crate::progress::Progress;
 use crate::train::Outcome;
 use crate::validation::Measured;
-use frit_ir::plan::{MetricName, Plan};
+use frit_ir::plan::{IndexKind, MetricName, Plan};
 use std::collections::BTreeMap;
 use std::time::Instant;
+
+/// Steps over which the rate is averaged.
+const RECENT: usize = 20;
+
+/// What a rate counts, of which a loss has so many elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Counted {
+    unit: &'static str,
+    per_element: f64,
+}
+
+impl Counted {
+    /// Tokens where an input of token ids has one for each element of the loss, else examples.
+    fn of(plan: &Plan) -> Counted {
+        let mut per_example = plan.inputs.iter().filter(|input| input.per_example);
+        let examples = per_example.find_map(|input| input.ty.shape.dims().first().copied());
+        let examples = examples.unwrap_or(plan.loss_capacity);
+        let has_tokens = plan.inputs.iter().any(|input| {
+            let is_embedded = input.ranges.iter().any(|range| range.kind == IndexKind::Row);
+            is_embedded && input.ty.shape.numel() >= plan.loss_capacity
+        });
+        match has_tokens && plan.loss_capacity > examples {
+            true => Counted { unit: "tokens", per_element: 1.0 },
+            false => {
+                let per_element = examples as f64 / plan.loss_capacity.max(1) as f64;
+                Counted { unit: "examples", per_element }
+            }
+        }
+    }
+
+    /// The rate at which this many elements take this long.
+    fn per_second(self, elements: f64, seconds: f64) -> String {
+        let rate = elements * self.per_element / seconds.max(1e-9);
+        let (number, prefix) = match rate {
+            r if r < 1e3 => (r, ""),
+            r if r < 1e6 => (r / 1e3, "k"),
+            r => (r / 1e6, "M"),
+        };
+        let digits = if number < 100.0 { 1 } else { 0 };
+        format!("{number:.digits$}{prefix} {}/s", self.unit)
+    }
+}
 
 /// Receives the metrics of a rank's steps, writes and shows them.
 pub(crate) struct Reporter<'a> {
     plan: &'a Plan,
     writer: Writer,
     progress: Progress,
+    counted: Counted,
     /// Decides whether the run has failed.
     pub(crate) judge: Judge,
     /// When the last metrics arrived.
@@ -39,7 +83,8 @@ impl<'a> Reporter<'a> {
         judge: Judge,
     ) -> Reporter<'a> {
         let (clock, parts, outcome) = (Instant::now(), None, Outcome::default());
-        Reporter { plan, writer, progress, judge, clock, parts, outcome, last: None }
+        let counted = Counted::of(plan);
+        Reporter { plan, writer, progress, counted, judge, clock, parts, outcome, last: None }
     }
 
     /// Shows and records a warning.
@@ -92,15 +137,21 @@ impl<'a> Reporter<'a> {
         let report = &self.outcome.report;
         for step in report.start + report.losses.len()..step {
             let values = device.take_metrics()?;
-            self.report(step, &values);
+            let memory = (self.outcome.rank == 0).then(|| device.memory_in_use()).flatten();
+            self.report(step, &values, memory);
         }
         Ok(())
+    }
+
+    /// Shows what is done between steps.
+    pub(crate) fn doing(&self, what: &str) {
+        self.progress.doing(what);
     }
 
     /// Reports the result of a validation after `step` steps.
     pub(crate) fn validated(&mut self, step: usize, found: Measured) {
         let Measured { loss, losses, metrics } = found;
-        self.progress.message(&format!("validation loss {loss:.4}{}", in_words(&metrics)));
+        self.progress.note(format!("validation loss {loss:.4}{}", in_words(&metrics)));
         self.outcome.report.validation.push((step, loss));
         self.outcome.report.validation_metrics.clone_from(&metrics);
         self.write(&ValidationMetrics {
@@ -112,8 +163,8 @@ impl<'a> Reporter<'a> {
         self.clock = Instant::now();
     }
 
-    /// Takes the metrics of a step, in the plan's order.
-    fn report(&mut self, step: usize, values: &[f32]) {
+    /// Takes the metrics of a step, in the plan's order, and the memory in use after it.
+    fn report(&mut self, step: usize, values: &[f32], memory_bytes: Option<u64>) {
         let names = self.plan.metrics.iter().map(|m| m.name);
         let metrics: BTreeMap<MetricName, f64> =
             names.zip(values.iter().map(|v| f64::from(*v))).collect();
@@ -135,16 +186,42 @@ impl<'a> Reporter<'a> {
             loss_scale: metrics[&MetricName::LossScale],
             skipped: metrics[&MetricName::FoundInf] != 0.0,
             tokens_or_examples_per_s: metrics[&MetricName::Tokens] / seconds,
+            step_seconds: seconds,
+            memory_bytes,
         };
         self.write(&line);
         self.judge.note(step, line.loss, line.skipped);
-        self.progress.advance(&format!("loss {:.4}", line.loss));
+        let recent = &self.outcome.report.seconds;
+        let recent = &recent[recent.len().saturating_sub(RECENT)..];
+        let mean = recent.iter().sum::<f64>() / recent.len() as f64;
+        let rate = self.counted.per_second(metrics[&MetricName::Tokens], mean);
+        let details: Vec<String> = [rate].into_iter().chain(memory_bytes.map(size)).collect();
+        self.progress.advance(&format!("loss {:.4}", line.loss), &details);
         self.last = Some(line);
     }
 
     fn write(&mut self, line: &impl Scalars) {
-        if let Some(warning) = self.writer.write(line) {
+        let warning = match self.writer.shows_lines() {
+            true => self.progress.beside(|| self.writer.write(line)),
+            false => self.writer.write(line),
+        };
+        if let Some(warning) = warning {
             self.warn(warning);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_tokens_or_examples() {
+        let tokens = Counted { unit: "tokens", per_element: 1.0 };
+        assert_eq!(tokens.per_second(8.0, 0.5), "16.0 tokens/s");
+        assert_eq!(tokens.per_second(524_288.0, 1.0), "524k tokens/s");
+        // The loss of an image has an element per pixel.
+        let examples = Counted { unit: "examples", per_element: 1.0 / 4096.0 };
+        assert_eq!(examples.per_second(8.0 * 4096.0, 2.0), "4.0 examples/s");
     }
 }

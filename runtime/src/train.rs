@@ -155,8 +155,8 @@ impl Training<'_> {
         let metrics = self.options.metrics.as_deref().filter(|_| rank == 0);
         let resumes = self.options.checkpoint.as_ref().is_some_and(|c| c.resume);
         let writer = match resumes {
-            true => Writer::resume(metrics, run, self.start),
-            false => Writer::open(metrics, run),
+            true => Writer::resume(metrics, run, &self.dir.hash, self.start),
+            false => Writer::open(metrics, run, &self.dir.hash),
         }?;
         let folder = self.options.tensorboard.as_deref().filter(|_| rank == 0);
         let events = folder.map(|folder| tensorboard::Writer::create(folder, run, self.start));
@@ -428,6 +428,7 @@ impl<D: Device> Rank<'_, D> {
             return Ok(());
         }
         self.saver.as_mut().map_or(Ok(()), |saver| saver.settle(self.device))?;
+        self.reporter.doing("validating");
         let found = validation.measure(self.device, beside, self.rank, examples)?;
         let loss = found.loss;
         self.reporter.validated(step, found);

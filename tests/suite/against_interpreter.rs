@@ -117,6 +117,10 @@ impl Device for Faulty<'_> {
         self.cpu.largest(value)
     }
 
+    fn memory_in_use(&self) -> Option<u64> {
+        self.cpu.memory_in_use()
+    }
+
     fn usage(&self) -> Result<Usage, RunError> {
         self.cpu.usage()
     }

@@ -24,6 +24,8 @@ pub enum Requirement {
     Python,
     /// Where Python finds onnx, onnxruntime and tokenizers: `$FRIT_ONNXRUNTIME`, or where `.ci/setup.sh` puts them.
     Onnxruntime,
+    /// The browser: `$FRIT_CHROMIUM`, or `chromium` in the path.
+    Chromium,
 }
 
 impl Requirement {
@@ -36,6 +38,7 @@ impl Requirement {
             Requirement::OnnxTests => "onnx-tests",
             Requirement::Python => "python",
             Requirement::Onnxruntime => "onnxruntime",
+            Requirement::Chromium => "chromium",
         }
     }
 
@@ -55,10 +58,8 @@ impl Requirement {
         let given = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let fetched = |path: &str| Some(workspace().join(path)).filter(|path| path.is_dir());
         match self {
-            Requirement::Ptxas => given("FRIT_PTXAS").or_else(|| {
-                let version = Command::new("ptxas").arg("--version").output();
-                version.is_ok_and(|o| o.status.success()).then(|| "ptxas".into())
-            }),
+            Requirement::Ptxas => given("FRIT_PTXAS").or_else(|| in_path("ptxas")),
+            Requirement::Chromium => given("FRIT_CHROMIUM").or_else(|| in_path("chromium")),
             Requirement::Nvrtc => given("FRIT_NVRTC"),
             Requirement::Cudnn => given("FRIT_CUDNN"),
             Requirement::OnnxTests => given("FRIT_ONNX_TESTS")
@@ -85,6 +86,12 @@ impl Requirement {
             noted.expect("the file that FRIT_SKIPPED names can be written");
         }
     }
+}
+
+/// A program that starts by its name.
+fn in_path(name: &str) -> Option<PathBuf> {
+    let version = Command::new(name).arg("--version").output();
+    version.is_ok_and(|o| o.status.success()).then(|| name.into())
 }
 
 fn workspace() -> &'static Path {

@@ -105,6 +105,8 @@ fn scalars_are_the_metrics_of_the_lines_whatever_the_run() {
                 ("lr", "train/lr"),
                 ("loss_scale", "train/loss_scale"),
                 ("tokens_or_examples_per_s", "train/tokens_or_examples_per_s"),
+                ("step_seconds", "train/step_seconds"),
+                ("memory_bytes", "train/memory_bytes"),
                 ("validation_loss", "validation/loss"),
             ];
             for (key, tag) in names {

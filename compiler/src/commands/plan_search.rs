@@ -98,7 +98,8 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
     let (mut found, mut refused, mut least) = (Vec::new(), Vec::new(), u64::MAX);
     for choice in choices {
         let compiled = compile(args, &choice);
-        progress.advance(&format!("{} of micro-batch {}", choice.strategy, choice.micro_batch));
+        progress
+            .advance(&format!("{} of micro-batch {}", choice.strategy, choice.micro_batch), &[]);
         match compiled {
             Ok(plan) => {
                 let simulation = simulate(&plan, &cluster);

@@ -1,22 +1,33 @@
-//! `frit report`: writes a plan as one self-contained HTML page with its timeline, memory and precision.
+//! `frit report`: writes a plan, and runs of it, as one self-contained HTML page.
 
 use crate::diagnostics::Report;
 use crate::plan_dir;
 use crate::predict;
-use crate::report;
-use frit_ir::plan::Plan;
+use crate::render;
+use crate::report::{self, Measured, runs, trace};
+use frit_ir::plan::{Plan, layout, sha256_hex};
 use frit_ir::{Code, Diagnostic};
 use frit_passes::simulate::roofline::roofline;
 use frit_passes::simulate::simulate;
 use frit_runtime::files;
+use frit_runtime::metrics::plan_identity;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `frit report`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  frit report plan -o report.html")]
+#[command(after_help = "Examples:
+  frit report plan -o report.html
+  frit report plan --metrics metrics.jsonl --trace trace.json
+  frit report plan --metrics runs/*/metrics.jsonl")]
 pub struct Args {
     /// The plan directory.
     pub plan: PathBuf,
+    /// Draw runs: files of `frit run --metrics`, also of runs of other plans, for comparison.
+    #[arg(long, value_name = "FILE.jsonl", num_args = 1..)]
+    pub metrics: Vec<PathBuf>,
+    /// Draw a measured step beside the predicted one: a file of `frit run --trace`, of a run of this plan.
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
     /// The HTML file to write.
     #[arg(short, long, default_value = "report.html")]
     pub output: PathBuf,
@@ -24,7 +35,15 @@ pub struct Args {
 
 /// Runs it.
 pub(super) fn execute(args: &Args) -> Result<String, Report> {
-    write(&plan_dir::read(&args.plan)?, &args.output)?;
+    let plan = plan_dir::read(&args.plan)?;
+    let text = std::fs::read(args.plan.join(layout::PLAN)).ok();
+    let measured = Measured {
+        plan_name: text.map(|text| plan_identity(&sha256_hex(&text)).to_string()),
+        runs: runs::read(&args.metrics)?,
+        trace: args.trace.as_ref().map(|path| trace::read(path, &plan)).transpose()?,
+    };
+    write_measured(&plan, &measured, &args.output)?;
+    render::print(&measured.warnings());
     Ok(format!("{}\n", args.output.display()))
 }
 
@@ -33,8 +52,12 @@ pub(super) fn execute(args: &Args) -> Result<String, Report> {
 /// # Errors
 /// If the file cannot be written, or the plan's configuration names a cluster that cannot be read any more.
 pub fn write(plan: &Plan, output: &Path) -> Result<(), Report> {
+    write_measured(plan, &Measured::default(), output)
+}
+
+fn write_measured(plan: &Plan, measured: &Measured, output: &Path) -> Result<(), Report> {
     let cluster = predict::cluster(plan)?;
-    let page = report::page(plan, &simulate(plan, &cluster), &roofline(plan, &cluster));
+    let page = report::page(plan, &simulate(plan, &cluster), &roofline(plan, &cluster), measured);
     files::deliver(output, |out| out.write_all(page.as_bytes())).map_err(|e| {
         let message = format!("cannot write {}: {e}", output.display());
         Diagnostic::error(Code::FileUnwritable, message).into()

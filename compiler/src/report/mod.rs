@@ -1,77 +1,163 @@
-//! Renders a plan as one self-contained HTML page: summary, timeline, memory, precision, units, kernels, lints.
+//! Renders a plan, and runs of it, as one self-contained HTML page: summary, runs, timeline, memory, modules, precision, units, kernels,
+//! lints.
 //!
-//! The page has no scripts and no external resources: inline SVG, with tooltips that describe each shape. Times are predictions of
-//! the cost model.
+//! The page has no external resources. Its text, tables and drawings need no script; the script zooms the timeline and reads values off
+//! drawings. Times are predictions of the cost model unless they are said to be measured.
 
+mod axis;
+mod charts;
+mod measured;
 mod memory;
+mod model;
 mod precision;
+pub mod runs;
 mod tables;
 mod timeline;
+pub mod trace;
 
-use frit_ir::plan::{Plan, Stream, TaskId, TiSlice, TiVec};
+use frit_ir::plan::{Plan, TaskId, TiSlice, TiVec};
+use frit_ir::{Code, Diagnostic};
 use frit_passes::simulate::Simulation;
 use frit_passes::simulate::roofline::Roofline;
-use std::fmt::Write;
+use runs::Run;
+use trace::Trace;
 
-/// The page of a plan with predicted times of a step and of each kernel.
-pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline) -> String {
-    let more = [
-        ("Precision", "arithmetic by dtype, and every cast", precision::section(plan)),
-        ("Advice", "findings of the lints", tables::lints(plan)),
-        ("Units", "parameters that are gathered and reduced together", tables::units(plan)),
-        ("Kernels", "by predicted time of a step", tables::kernels(plan, roofline)),
-        ("Passes", "remarks of each pass", tables::passes(plan)),
-        ("Configuration", "as resolved", format!("<pre>{}</pre>", escape(&plan.config))),
-    ];
-    let more: String = more.iter().map(|(title, sub, body)| section(title, sub, body)).collect();
-    first_screen(plan, predicted) + &more + "</main></body></html>\n"
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// What lines of runs of this plan name it by.
+    pub plan_name: Option<String>,
+    /// Runs, of this plan or of others.
+    pub runs: Vec<Run>,
+    /// A step of this plan.
+    pub trace: Option<Trace>,
+}
+
+impl Measured {
+    /// Warnings of files that are used only in part.
+    pub fn warnings(&self) -> Vec<Diagnostic> {
+        let warning = |run: &Run, note: &String| {
+            Diagnostic::warning(Code::RunIncomplete, format!("{}: {note}", run.label))
+        };
+        self.runs.iter().flat_map(|run| run.notes.iter().map(move |n| warning(run, n))).collect()
+    }
+}
+
+/// A section: its anchor, title, what it shows, and its content.
+struct Section {
+    id: &'static str,
+    title: &'static str,
+    sub: String,
+    body: String,
+}
+
+fn section(id: &'static str, title: &'static str, sub: &str, body: String) -> Section {
+    Section { id, title, sub: sub.into(), body }
+}
+
+/// The page of a plan with predicted times of a step and of each kernel, and what was measured.
+pub fn page(plan: &Plan, predicted: &Simulation, roofline: &Roofline, found: &Measured) -> String {
+    let mut sections = vec![];
+    if !found.runs.is_empty() {
+        let name = found.plan_name.as_deref();
+        let runs = measured::runs(plan, name, predicted, &found.runs);
+        sections.push(section("runs", "Runs", "over their steps", runs));
+    }
+    sections.extend(first_screen(plan, predicted, found.trace.as_ref()));
+    if let Some(trace) = &found.trace {
+        let body = measured::kinds(plan, predicted, trace);
+        sections.push(section("measured", "Measured", "a step, beside its prediction", body));
+    }
+    let seconds = seconds(predicted);
+    let kernels = tables::kernels(plan, roofline, found.trace.as_ref());
+    let of_units = "parameters that are gathered and reduced together";
+    sections.extend([
+        section(
+            "model",
+            "Model",
+            "its modules, as they are nested",
+            model::section(plan, &seconds),
+        ),
+        section(
+            "precision",
+            "Precision",
+            "arithmetic by dtype, and casts",
+            precision::section(plan),
+        ),
+        section("advice", "Advice", "findings of the lints", tables::lints(plan)),
+        section("kernels", "Kernels", "by predicted time of a step", kernels),
+        section("units", "Units", of_units, tables::units(plan)),
+        section("passes", "Passes", "remarks of each pass", tables::passes(plan)),
+        section("configuration", "Configuration", "as resolved", tables::configuration(plan)),
+    ]);
+    document(plan, &tables::cards(plan, predicted, found), &sections)
 }
 
 /// The first screen as a page of its own: the numbers, the timeline and the memory.
 pub fn screen(plan: &Plan, predicted: &Simulation) -> String {
-    first_screen(plan, predicted) + "</main></body></html>\n"
+    let cards = tables::cards(plan, predicted, &Measured::default());
+    document(plan, &cards, &first_screen(plan, predicted, None))
 }
 
-/// The page up to and including the memory.
-fn first_screen(plan: &Plan, predicted: &Simulation) -> String {
-    let times = times(predicted);
-    let drawn = match plan.accumulation {
-        1 => "predicted, one step of one rank".to_string(),
-        n => format!("predicted, one step of one rank; one of {n} micro-steps is drawn"),
+fn first_screen(plan: &Plan, predicted: &Simulation, trace: Option<&Trace>) -> [Section; 2] {
+    let sub = match (trace, plan.accumulation) {
+        (Some(_), _) => "a step, predicted and measured".to_string(),
+        (None, 1) => "one step of one rank, predicted".into(),
+        (None, n) => {
+            format!("one step of one rank, predicted; micro_step × {n}, of which one is drawn")
+        }
     };
-    let name = escape(&plan.name);
-    let mut html = format!(
-        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\
-         <meta name=viewport content=\"width=device-width\"><title>{name} – Frit plan</title>\
-         <style>{STYLE}</style></head><body><main>\n<h1>{name}</h1>\n<p class=sub>{}</p>\n",
-        escape(&format!(
-            "{} · {} on {} ranks · {} {} · frit {}",
-            plan.compute_dtype,
-            plan.strategy,
-            plan.world_size,
-            plan.target.device,
-            plan.target.arch,
-            plan.frit_version
-        )),
-    );
-    html += &tables::cards(plan, predicted);
-    html += &section("Timeline", &drawn, &timeline::svg(plan, &times, predicted));
-    let above = "workspace over the same time, above persistent memory";
-    html + &section("Memory", above, &memory::svg(plan, &times))
+    let above = "workspace over the time of one micro-step and the update, above persistent memory";
+    [
+        section("timeline", "Timeline", &sub, timeline::section(plan, predicted, trace)),
+        section("memory", "Memory", above, memory::drawing(plan, &times(predicted))),
+    ]
 }
 
-fn section(title: &str, sub: &str, body: &str) -> String {
-    format!("<section><h2>{title} <small>{sub}</small></h2>\n{body}\n</section>\n")
+/// Nothing is loaded, whatever the names in a plan contain.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+
+fn document(plan: &Plan, cards: &str, sections: &[Section]) -> String {
+    let name = escape(&plan.name);
+    let about = escape(&format!(
+        "{} · {} on {} · {} {} · frit {}",
+        plan.compute_dtype,
+        plan.strategy,
+        frit_ir::counted(plan.world_size, "rank"),
+        plan.target.device,
+        plan.target.arch,
+        plan.frit_version
+    ));
+    let link = |s: &Section| format!("<a href='#{}-section'>{}</a>", s.id, s.title);
+    let links: String = sections.iter().map(link).collect();
+    let body = |s: &Section| {
+        let Section { id, title, sub, body } = s;
+        format!(
+            "<section id={id}-section><h2>{title} <small>{}</small></h2>\n{body}\n</section>\n",
+            escape(sub)
+        )
+    };
+    let body: String = sections.iter().map(body).collect();
+    format!(
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\
+         <meta http-equiv=Content-Security-Policy content=\"{POLICY}\">\
+         <meta name=viewport content=\"width=device-width,initial-scale=1\"><title>{name} – Frit</title>\
+         <style>{STYLE}</style></head><body><main>\n<header><h1>{name}</h1>\n<p class=sub>{about}</p>\
+         <nav>{links}</nav></header>\n{cards}{body}</main><script>{SCRIPT}</script></body></html>\n"
+    )
 }
+
+const SCRIPT: &str = include_str!("script.js");
 
 const STYLE: &str = include_str!("style.css");
 
-/// Width of drawings, in their own units.
-const WIDTH: f64 = 1000.0;
-
 /// The text with what HTML reads as markup written out.
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+        .replace('\'', "&#39;")
 }
 
 /// When each task starts and ends, in microseconds, if each phase runs once.
@@ -85,8 +171,9 @@ fn times(predicted: &Simulation) -> TiVec<TaskId, (f64, f64)> {
     times
 }
 
-fn row(stream: Stream) -> usize {
-    Stream::ALL.iter().position(|s| *s == stream).unwrap_or(0)
+/// Predicted seconds of each task if it ran alone.
+fn seconds(predicted: &Simulation) -> Vec<f64> {
+    predicted.phases.iter().flat_map(|p| &p.jobs).map(|job| job.seconds).collect()
 }
 
 /// The end of the last task, in microseconds; never 0.
@@ -97,6 +184,7 @@ fn total(times: &TiSlice<TaskId, (f64, f64)>) -> f64 {
 /// A duration for people.
 fn duration(us: f64) -> String {
     match us {
+        0.0 => "0".into(),
         us if us >= 1e6 => format!("{:.2} s", us / 1e6),
         us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
         us => format!("{us:.1} µs"),
@@ -116,29 +204,6 @@ fn quantity(x: f64, unit: &str) -> String {
     format!("{x:.digits$} {}{unit}", prefixes[i])
 }
 
-/// Marks of a time axis at round numbers, below a drawing of this height.
-fn axis(total: f64, height: f64) -> String {
-    let rough = total / 8.0;
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= rough);
-    let step = step.unwrap_or(total);
-    let mut svg = String::new();
-    let mut t = 0.0;
-    while t <= total {
-        let x = WIDTH * t / total;
-        let _ = write!(
-            svg,
-            "<line class=grid x1='{x:.1}' y1='0' x2='{x:.1}' y2='{height:.0}'/>\
-             <text class=tick x='{:.1}' y='{:.0}'>{}</text>",
-            x + 3.0,
-            height + 12.0,
-            duration(t)
-        );
-        t += step;
-    }
-    svg
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,13 +216,5 @@ mod tests {
         assert_eq!(quantity(950.0, "FLOP"), "950 FLOP");
         assert_eq!(quantity(2_590_000_000.0, "FLOP"), "2.59 GFLOP");
         assert_eq!(escape("a<b & \"c\""), "a&lt;b &amp; &quot;c&quot;");
-    }
-
-    #[test]
-    fn marks_are_round_and_few() {
-        for total in [0.5, 7.0, 93.0, 12_345.0] {
-            let n = axis(total, 10.0).matches("<line").count();
-            assert!((3..=9).contains(&n), "{n} marks for {total}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Plots arithmetic by dtype, and casts by scope.
+//! Lists arithmetic by dtype, and casts by scope.
 
 use super::{escape, quantity};
 use frit_ir::plan::{Action, Plan};
@@ -38,7 +38,8 @@ pub(super) fn section(plan: &Plan) -> String {
             }
         }
     }
-    let mut html = String::from("<table><tr><th>arithmetic<th>dtype<th class=n>FLOP<th>");
+    let mut html =
+        String::from("<div class=scroll><table><tr><th>arithmetic<th>dtype<th class=n>FLOP<th>");
     let all: u64 = matmuls.values().chain(rest.values()).sum();
     let sets: [(&str, &BTreeMap<DType, u64>); 2] =
         [("contractions", &matmuls), ("everything else", &rest)];
@@ -47,18 +48,18 @@ pub(super) fn section(plan: &Plan) -> String {
             let share = 100.0 * *flops as f64 / all.max(1) as f64;
             let _ = write!(
                 html,
-                "<tr><td>{what}<td>{dtype}<td class=n>{}<td style='width:45%'><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
+                "<tr><td>{what}<td>{dtype}<td class=n>{}<td class=share><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
                 quantity(*flops as f64, "FLOP")
             );
         }
     }
-    html += "</table>";
+    html += "</table></div>";
     let mut casts: Vec<_> = casts.into_iter().collect();
     casts.sort_by(|(ka, a), (kb, b)| b.1.cmp(&a.1).then_with(|| ka.cmp(kb)));
     let n: u64 = casts.iter().map(|(_, (n, _))| n).sum();
     let _ = write!(html, "<p>{n} casts in a step</p>");
     if !casts.is_empty() {
-        html += "<details open><summary>casts by scope</summary><div class=scroll><table><tr><th>scope<th>cast<th class=n>times<th class=n>elements";
+        html += "<details><summary>casts by scope</summary><div class=scroll><table><tr><th>scope<th>cast<th class=n>times<th class=n>elements";
         for ((scope, cast), (n, elements)) in casts.iter().take(LISTED) {
             let scope = if scope.is_empty() { "(root)" } else { scope };
             let _ = write!(

@@ -1,22 +1,30 @@
 //! Tables and lists of the page.
 
-use super::{duration, escape, quantity};
+use super::runs::{Run, Series};
+use super::trace::Trace;
+use super::{Measured, duration, escape, quantity};
 use crate::render::{bytes, launches};
-use frit_ir::Severity;
-use frit_ir::plan::{ParamHome, Plan, TiVec, UnitId};
+use frit_ir::plan::{Action, ParamHome, Plan, TiVec, UnitId};
+use frit_ir::{DType, Severity};
 use frit_passes::simulate::Simulation;
 use frit_passes::simulate::roofline::Roofline;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// Kernels, and remarks of a pass, that are listed.
 const LISTED: usize = 30;
 
 /// The numbers at the head of the page.
-pub(super) fn cards(plan: &Plan, predicted: &Simulation) -> String {
+pub(super) fn cards(plan: &Plan, predicted: &Simulation, found: &Measured) -> String {
     let s = plan.summary();
     let c = &s.collectives;
-    let cards = [
-        (duration(1e6 * predicted.step_seconds), "step, predicted".to_string()),
+    let mut cards = vec![(duration(1e6 * predicted.step_seconds), "step, predicted".to_string())];
+    let is_of_plan = |run: &&Run| run.plan.is_some() && run.plan == found.plan_name;
+    let run = found.runs.iter().find(is_of_plan);
+    if let Some((run, step)) = run.and_then(|run| Some((run, run.median(Series::StepSeconds)?))) {
+        cards.push((duration(1e6 * step), format!("step, measured: median of {}", run.label)));
+    }
+    cards.extend([
         (quantity(s.parameters as f64, ""), format!("parameters in {} units", s.units)),
         (bytes(s.peak_bytes as u64), "peak memory per rank".into()),
         (bytes(s.bytes_communicated_per_step), "sent per rank and step".into()),
@@ -27,7 +35,7 @@ pub(super) fn cards(plan: &Plan, predicted: &Simulation) -> String {
         (quantity(s.flops_per_step as f64, "FLOP"), "per rank and step".into()),
         (s.casts.to_string(), "casts".into()),
         (s.tasks.to_string(), format!("tasks of {} kernels", s.kernels)),
-    ];
+    ]);
     let card = |(big, small): &(String, String)| {
         format!("<div class=card><b>{}</b><span>{}</span></div>", escape(big), escape(small))
     };
@@ -76,17 +84,21 @@ pub(super) fn units(plan: &Plan) -> String {
         let groups = plan.groups.iter().filter(|g| g.unit == unit);
         groups.map(|g| (g.shard_numel * g.dtype.size()) as u64).sum()
     };
-    let most = sizes.iter().map(|s| s.1).max().unwrap_or(0).max(1);
+    let gathered = |unit: UnitId| -> String {
+        let groups = plan.groups.iter().filter(|g| g.unit == unit);
+        let dtypes: BTreeSet<DType> = groups.flat_map(|g| g.gather_dtypes.clone()).collect();
+        dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")
+    };
     let mut html = String::from(
-        "<div class=scroll><table><tr><th>unit<th class=n>tensors<th class=n>parameters<th><th class=n>held by a rank<th>why",
+        "<div class=scroll><table><tr><th>unit<th class=n>tensors<th class=n>parameters<th>gathered in<th class=n>held by a rank<th>why",
     );
     for ((i, unit), (tensors, n)) in plan.units.iter_enumerated().zip(&sizes) {
         let _ = write!(
             html,
-            "<tr><td>{}<td class=n>{tensors}<td class=n>{}<td style='width:22%'><span class=bar style='width:{:.1}%'></span><td class=n>{}<td>{}",
+            "<tr><td>{}<td class=n>{tensors}<td class=n>{}<td>{}<td class=n>{}<td>{}",
             escape(&unit.name),
             quantity(*n as f64, ""),
-            100.0 * *n as f64 / most as f64,
+            gathered(i),
             bytes(held(i)),
             escape(&unit.reason)
         );
@@ -94,13 +106,23 @@ pub(super) fn units(plan: &Plan) -> String {
     html + "</table></div>"
 }
 
-/// Kernels by the time they take in a step, with what bounds them.
-pub(super) fn kernels(plan: &Plan, roofline: &Roofline) -> String {
+/// Kernels by the time they take in a step, with what bounds them, and the time that a trace measured.
+pub(super) fn kernels(plan: &Plan, roofline: &Roofline, trace: Option<&Trace>) -> String {
+    let measured = trace.map(|trace| {
+        let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
+        for (task, us) in plan.tasks.iter().zip(trace.by_task(plan)) {
+            if let Action::Kernel { kernel, .. } = task.action {
+                *sums.entry(&plan.kernels[kernel].name).or_default() += us;
+            }
+        }
+        sums
+    });
+    let head = if trace.is_some() { "<th class=n>measured" } else { "" };
     let entry = |name: &str| plan.kernels.iter().find(|k| k.name == name).map(|k| &k.entry);
     let mut html = format!(
         "<p class=sub>{} moved, {:.2} times the minimum: every value written once and read once in forward, in backward, in the update</p>\
          <div class=scroll><table><tr><th>kernel<th>launches<th class=n>times<th class=n>moved<th class=n>FLOP<th>bound by\
-         <th class=n>predicted<th>",
+         <th class=n>predicted{head}<th>",
         bytes(roofline.bytes),
         roofline.bytes as f64 / roofline.least_bytes.max(1) as f64,
     );
@@ -110,14 +132,18 @@ pub(super) fn kernels(plan: &Plan, roofline: &Roofline) -> String {
         let _ = write!(
             html,
             "<tr><td>{}<td>{}<td class=n>{}<td class=n>{}<td class=n>{}<td>{}<td class=n>{}\
-             <td style='width:25%'><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
+             {}<td class=share><span class=bar style='width:{share:.1}%'></span> {share:.1} %",
             escape(&row.name),
             escape(&words.unwrap_or_default()),
             row.uses,
             bytes(row.bytes),
             quantity(row.flops as f64, ""),
             row.bound.name(),
-            duration(1e6 * row.seconds)
+            duration(1e6 * row.seconds),
+            measured.as_ref().map_or(String::new(), |sums| {
+                let sum = sums.get(row.name.as_str()).map_or("–".into(), |us| duration(*us));
+                format!("<td class=n>{sum}")
+            })
         );
     }
     html += "</table></div>";
@@ -151,4 +177,9 @@ pub(super) fn passes(plan: &Plan) -> String {
         html += "</ul></details>";
     }
     html
+}
+
+/// The configuration.
+pub(super) fn configuration(plan: &Plan) -> String {
+    format!("<details><summary>train.toml</summary><pre>{}</pre></details>", escape(&plan.config))
 }

@@ -88,6 +88,10 @@ pub trait Device {
         None
     }
 
+    /// Bytes of memory in use: of the device by all programs, or resident bytes of this process, with those of all ranks in it,
+    /// where ranks run on the CPU. `None` where the system does not report them.
+    fn memory_in_use(&self) -> Option<u64>;
+
     /// What this rank uses of its device.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ mod routine;
 
 use super::{Device, Span, launches_of_step};
 use crate::RunError;
+use crate::memory;
 use crate::plan_dir::PlanDir;
 use crate::usage::Usage;
 use arena::Arenas;
@@ -265,6 +266,10 @@ impl<C: Communicator> Device for Cpu<'_, C> {
 
     fn largest(&self, value: u64) -> Result<u64, RunError> {
         Ok(self.comm.largest(value)?)
+    }
+
+    fn memory_in_use(&self) -> Option<u64> {
+        memory::resident()
     }
 
     fn usage(&self) -> Result<Usage, RunError> {

@@ -509,6 +509,11 @@ impl<D: Driver> Device for Cuda<'_, D> {
         Ok(rendezvous.largest(value)?)
     }
 
+    fn memory_in_use(&self) -> Option<u64> {
+        // A device that failed says so when it is asked for the next step.
+        self.driver.memory().ok().map(|(free, total)| (total - free) as u64)
+    }
+
     fn usage(&self) -> Result<Usage, RunError> {
         let Ready { memory, program, .. } = &self.ready;
         let (persistent_bytes, workspace_bytes) =
