@@ -116,7 +116,9 @@ def test_a_module_trains_as_torch_trains_it(torch, make, ranks):
     module.load_state_dict(state)
     for key, value in trained.state_dict().items():
         if "num_batches" not in key:
-            assert torch.allclose(value, state[key], rtol=1e-3, atol=2e-4), key
+            # Where a gradient is 0 up to rounding, Adam divides rounding by rounding.
+            difference = (value.double() - state[key].double()).abs()
+            assert difference.mean() < 2e-5 and difference.max() < 2e-3, (key, difference.max())
     with torch.no_grad():
         logits = module.eval()(inputs[name])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), inputs["labels"].flatten())
