@@ -2,7 +2,7 @@
 
 use crate::pairs::{Row, rows};
 use crate::parity;
-use crate::support::{Planned, file, plan, plan_to_evaluate};
+use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate};
 use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::run::{RunOptions, RunReport, run};
 use frit_runtime::validation::ValidationOptions;
@@ -148,22 +148,24 @@ fn the_gradient_of_a_token_does_not_depend_on_another_document() {
     }
 }
 
+/// A model is refused with this code and text.
+fn refused(model: &Path, settings: &[&str], code: &str, part: &str) {
+    let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
+    let config = frit::config::Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
+    let request = frit::compilation::Request {
+        model: model.into(),
+        binds: [("batch".to_string(), 2)].into(),
+        ..Default::default()
+    };
+    let report = frit::compilation::compile(&request, &config, &mut ());
+    let report = report.err().expect("it is refused");
+    let first = &report.diagnostics[0];
+    let text = report.to_string();
+    assert!(first.code == code && text.contains(part), "{model:?}: {} {text}", first.code);
+}
+
 #[test]
 fn models_that_join_tokens_otherwise_are_refused() {
-    let refused = |model: &Path, settings: &[&str], code: &str, part: &str| {
-        let settings: Vec<String> = settings.iter().map(|s| s.to_string()).collect();
-        let config = frit::config::Config::load(None, &settings).unwrap_or_else(|e| panic!("{e}"));
-        let request = frit::compilation::Request {
-            model: model.into(),
-            binds: [("batch".to_string(), 2)].into(),
-            ..Default::default()
-        };
-        let report = frit::compilation::compile(&request, &config, &mut ());
-        let report = report.err().expect("it is refused");
-        let first = &report.diagnostics[0];
-        let text = report.to_string();
-        assert!(first.code == code && text.contains(part), "{model:?}: {} {text}", first.code);
-    };
     let setting = "data.document_separator=1";
     let of = |name: &str| file(&format!("tests/models/{name}/model.onnx"));
     // The classifier reads the first token.
@@ -196,6 +198,56 @@ fn models_that_join_tokens_otherwise_are_refused() {
         std::fs::write(&model, text).expect("written");
         refused(&model, &[setting], "E240", "documents cannot be kept apart");
     }
+}
+
+/// A linear function whose gradient is stated, and how the gradient of its operand is computed.
+fn with_gradient(dx: &str) -> String {
+    format!(
+        r#"{{ "frit_model": 1, "name": "stated", "dims": {{ "batch": null, "t": 8, "vocab": 12, "c": 6 }},
+          "inputs": [{{ "name": "ids", "dtype": "i64", "shape": ["batch", "t"] }}],
+          "params": [{{ "name": "wte", "shape": ["vocab", "c"], "init": {{ "uniform": {{ "bound": 0.5 }} }} }},
+                     {{ "name": "w", "shape": ["c", "vocab"], "init": {{ "uniform": {{ "bound": 0.5 }} }} }}],
+          "functions": [
+            {{ "name": "f", "inputs": ["x", "w"], "outputs": ["y"], "gradient": "g", "precision": "f32",
+              "nodes": [{{ "op": "matmul", "inputs": ["x", "w"], "outputs": ["y"] }}] }},
+            {{ "name": "g", "inputs": ["x", "w", "y", "dy"], "outputs": ["dx", "dw"], "nodes": [
+              {{ "op": "reshape", "inputs": ["x"], "outputs": ["rows"], "attrs": {{ "shape": [16, 6] }} }},
+              {{ "op": "reshape", "inputs": ["dy"], "outputs": ["drows"], "attrs": {{ "shape": [16, 12] }} }},
+              {{ "op": "matmul", "inputs": ["rows", "drows"], "outputs": ["dw"], "attrs": {{ "trans_a": true }} }},
+              {{ "op": "matmul", "inputs": ["dy", "w"], "outputs": ["own"], "attrs": {{ "trans_b": true }} }},
+              {dx} ] }} ],
+          "nodes": [{{ "op": "embedding", "inputs": ["wte", "ids"], "outputs": ["x"] }},
+                    {{ "call": "f", "inputs": ["x", "w"], "outputs": ["logits"] }}],
+          "outputs": ["logits"] }}"#
+    )
+}
+
+#[test]
+fn stated_gradients_keep_to_the_tokens_of_their_operands() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = dir.path().join("model.json");
+    let own = r#"{ "op": "neg", "inputs": ["own"], "outputs": ["minus"] },
+                 { "op": "neg", "inputs": ["minus"], "outputs": ["dx"] }"#;
+    std::fs::write(&model, with_gradient(own)).expect("written");
+    let planned = plan_at(&model, 2, &[&DESCENT[..], &["data.document_separator=1"]].concat());
+    let ids: Vec<Vec<i64>> = (0..2).map(|seed| document(seed, 8, 1)).collect();
+    let ids: Vec<Vec<i64>> =
+        ids.iter().map(|row| row.iter().map(|token| token % 12).collect()).collect();
+    let labels = ids.iter().map(|row| labels(row)).collect::<Vec<_>>();
+    let data = dir.path().join("data.safetensors");
+    let bytes = |rows: &[Vec<i64>]| -> Vec<u8> {
+        rows.iter().flatten().flat_map(|x| x.to_le_bytes()).collect()
+    };
+    let (ids, labels) = (bytes(&ids), bytes(&labels));
+    let view = |bytes| TensorView::new(Dtype::I64, vec![2, 8], bytes).expect("fits");
+    let tensors = [("ids", view(&ids)), ("labels", view(&labels))];
+    safetensors::serialize_to_file(tensors, None, &data).expect("written");
+    assert!(step(&planned, &data).0.is_finite());
+    // The gradient of a token that is divided by a sum over all of them.
+    let joined = r#"{ "op": "reduce", "inputs": ["own"], "outputs": ["all"], "attrs": { "f": "sum", "axes": [1], "keep_dims": true } },
+                    { "op": "div", "inputs": ["own", "all"], "outputs": ["dx"] }"#;
+    std::fs::write(&model, with_gradient(joined)).expect("written");
+    refused(&model, &["data.document_separator=1"], "E240", "reads a sum over tokens");
 }
 
 /// What is crossed: of each, settings.

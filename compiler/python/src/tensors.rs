@@ -66,7 +66,7 @@ pub(crate) fn batch(given: &Bound<'_, PyDict>) -> PyResult<Result<Batch, frit_ru
         }
         let Array { element, shape, held } = Array::of(&value)?;
         if let Err(error) = batch.add(&name, element, shape, held) {
-            return Ok(Err(error));
+            return Ok(Err(error.into()));
         }
     }
     Ok(Ok(batch))

@@ -35,7 +35,7 @@ enum Place {
     Random,
     /// Element by element.
     Along(Tokens),
-    /// As a sum over the losses of tokens.
+    /// As a sum over tokens: of their losses, or of their parts of the gradient of what all of them read.
     Total,
 }
 
@@ -48,6 +48,15 @@ struct Tokens {
     batch_first: bool,
     /// Whether it is a label, or was compared with one.
     in_loss: bool,
+    /// Whether a function of the model computes it from gradients.
+    in_gradient: bool,
+}
+
+impl Tokens {
+    /// Whether its sums over tokens are no values of a document.
+    fn may_be_summed(self) -> bool {
+        self.in_loss || self.in_gradient
+    }
 }
 
 /// Finds what must change, from the input `ids[B, T]` on; `labels` are inputs of labels.
@@ -179,6 +188,19 @@ impl Walk<'_> {
                 let place = self.aligned(id, node, &places)?;
                 self.kept(place, node.outputs[0], |axis| axis != op.axis)
             }
+            (Op::CustomGradient(op), _) => {
+                let leaks = |(x, dx): (usize, usize)| {
+                    matches!(places[x], Place::Along(_)) && places[dx] == Place::Total
+                };
+                match op.pairs(places.len()).any(leaks) {
+                    true => Err("has a gradient that joins tokens".into()),
+                    false => Ok(places[..op.results].to_vec()),
+                }
+            }
+            (Op::Cotangent(_), Place::Along(tokens)) => {
+                Ok(vec![Place::Along(Tokens { in_gradient: true, ..tokens })])
+            }
+            (Op::EnterPrecision(_) | Op::LeavePrecision(_), place) => Ok(vec![place]),
             (Op::CrossEntropy(_), Place::Along(tokens)) => {
                 let classes = self.shape(node.inputs[0]).dims().len() - 1;
                 let (axis, _) = self.axis_of(tokens, node.inputs[0])?;
@@ -200,7 +222,7 @@ impl Walk<'_> {
             [batch, length, rest @ ..] if (*batch, *length) == (self.batch, self.length) => {
                 let in_loss = self.labels.contains(&value);
                 let stride = rest.iter().product();
-                Place::Along(Tokens { stride, batch_first: true, in_loss })
+                Place::Along(Tokens { stride, batch_first: true, in_loss, in_gradient: false })
             }
             _ => Place::Free,
         }
@@ -239,6 +261,7 @@ impl Walk<'_> {
                 stride: others.stride,
                 batch_first: others.batch_first && batch_first,
                 in_loss: others.in_loss || tokens.in_loss,
+                in_gradient: others.in_gradient || tokens.in_gradient,
             };
             found = Some((from_right, merged, both));
         }
@@ -247,7 +270,9 @@ impl Walk<'_> {
             let dims = self.shape(*value).dims();
             let Some(axis) = dims.len().checked_sub(from_right) else { continue };
             match place {
-                Place::Total if !tokens.in_loss => return Err("reads a sum over tokens".into()),
+                Place::Total if !tokens.may_be_summed() => {
+                    return Err("reads a sum over tokens".into());
+                }
                 Place::Free if dims[axis] > 1 && !self.is_uniform(*value, axis) => {
                     let differs = dims.len() == rank && !self.repeats(*value);
                     if merged != 1 || !tokens.batch_first || differs {
@@ -366,7 +391,7 @@ impl Walk<'_> {
                 let batch_first = tokens.batch_first && op.axis != 0;
                 self.at(Tokens { batch_first, ..tokens }, to, node)
             }
-            Op::Reduce(op) if op.axes.contains(&axis) => match tokens.in_loss {
+            Op::Reduce(op) if op.axes.contains(&axis) => match tokens.may_be_summed() {
                 true => Ok(vec![Place::Total]),
                 false => Err(JOINS.into()),
             },
@@ -382,6 +407,8 @@ impl Walk<'_> {
 
     fn matmul(&self, op: &MatMul, node: &Node, places: &[Place]) -> Placed {
         let result = self.shape(node.outputs[0]).rank();
+        let in_gradient = |p: &Place| matches!(p, Place::Along(tokens) if tokens.in_gradient);
+        let in_gradient = places.iter().any(in_gradient);
         let mut found: Option<(usize, Tokens)> = None;
         for (i, (value, place)) in node.inputs.iter().zip(places).enumerate() {
             let Place::Along(tokens) = *place else { continue };
@@ -395,10 +422,10 @@ impl Walk<'_> {
                 (n, _) => n,
             };
             if from_right == [1, 2][i] {
-                return Err(JOINS.into());
+                return if in_gradient { Ok(vec![Place::Total]) } else { Err(JOINS.into()) };
             }
             let batch_first = tokens.batch_first && rank == result && (rank > 2 || axis == 0);
-            let tokens = Tokens { batch_first, ..tokens };
+            let tokens = Tokens { batch_first, in_gradient, ..tokens };
             found = match found {
                 None => Some((from_right, tokens)),
                 Some((other, first)) if other == from_right && other > 2 => {

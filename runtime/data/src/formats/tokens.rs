@@ -64,11 +64,14 @@ pub(crate) struct Inputs<'a> {
     input: &'a InputSpec,
     labels: &'a InputSpec,
     /// Inputs that are the same for every window, with their values by position.
-    constants: Vec<(&'a InputSpec, fn(usize) -> u32)>,
+    constants: Vec<(&'a InputSpec, ByPosition)>,
 }
 
+/// A value by its position in the window.
+type ByPosition = fn(usize) -> u32;
+
 /// Names, within their module, of inputs that follow from there being no padding, with their values by position.
-const CONSTANTS: [(&str, fn(usize) -> u32); 3] =
+const CONSTANTS: [(&str, ByPosition); 3] =
     [("attention_mask", |_| 1), ("position_ids", |t| t as u32), ("token_type_ids", |_| 0)];
 
 impl Inputs<'_> {
@@ -129,7 +132,7 @@ impl Inputs<'_> {
 }
 
 /// One batch of an input whose rows are all alike.
-fn constant(input: &InputSpec, value: fn(usize) -> u32) -> Array {
+fn constant(input: &InputSpec, value: ByPosition) -> Array {
     let shape = input.ty.shape.0.clone();
     let row: Vec<u8> = (0..shape[1]).flat_map(|t| value(t).to_le_bytes()).collect();
     let mut bytes = Vec::new();
