@@ -5,6 +5,7 @@
 //! equal; nothing is renamed if that explains no more tensors than the names as they are, or as many as another replacement does. A
 //! prefix that is not added or removed but exchanged is that of everything but tied tables, or else it would be another module.
 
+use crate::weight_files::PEFT_PREFIX;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -47,7 +48,8 @@ pub(crate) fn find<'n>(
 ) -> Names<'n> {
     let prefixes = replaced(params, tensors);
     let mut names = Names { tensors: paired(prefixes, params, tensors), ..Names::default() };
-    if let Some((of_plan, of_file)) = prefixes {
+    // That of adapters says nothing about the model.
+    if let Some((of_plan, of_file)) = prefixes.filter(|p| *p != ("", PEFT_PREFIX)) {
         let quoted = |prefix: &str| match prefix {
             "" => "no prefix".to_owned(),
             prefix => format!("`{prefix}`"),

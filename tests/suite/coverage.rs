@@ -314,7 +314,7 @@ fn the_page_is_what_the_program_says() {
 
 #[test]
 fn every_operation_of_models_is_in_the_table() {
-    // Leaves, exchange between ranks, the update, rounding to fp8, and gradients of other operations.
+    // Leaves, exchange between ranks, the update, rounding to fp8, gradients of other operations, and boundaries of functions.
     let others = |name: &str| {
         name.contains("_grad")
             || [
@@ -323,11 +323,14 @@ fn every_operation_of_models_is_in_the_table() {
                 "all_reduce",
                 "by_param_group",
                 "constant",
+                "cotangent",
                 "ema_step",
+                "enter_precision",
                 "grad_stats",
                 "hyper",
                 "input",
                 "learning_rate",
+                "leave_precision",
                 "loss_scale",
                 "optimizer_step",
                 "param",

@@ -281,6 +281,6 @@ fn a_function_in_bf16_is_no_function_in_eight_bits() {
         binds: [("batch".to_string(), 2)].into(),
         ..Default::default()
     };
-    let report = frit::compilation::compile(&request, &config, &mut ()).err().expect("refused");
+    let report = frit::compilation::compile(&request, &config, &mut ()).expect_err("refused");
     assert_eq!(report.diagnostics[0].code, "E220");
 }

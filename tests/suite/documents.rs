@@ -158,7 +158,7 @@ fn refused(model: &Path, settings: &[&str], code: &str, part: &str) {
         ..Default::default()
     };
     let report = frit::compilation::compile(&request, &config, &mut ());
-    let report = report.err().expect("it is refused");
+    let report = report.expect_err("it is refused");
     let first = &report.diagnostics[0];
     let text = report.to_string();
     assert!(first.code == code && text.contains(part), "{model:?}: {} {text}", first.code);

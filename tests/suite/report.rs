@@ -260,5 +260,5 @@ fn the_page_of_a_large_plan_is_small() {
     check(&page, "8 ranks");
     let spans = events.len();
     assert!(page.len() < 160_000 + 20 * spans, "{} bytes for {spans} spans", page.len());
-    println!("{} bytes for {} tasks and {spans} measured spans", page.len(), plan.tasks.len());
+    eprintln!("{} bytes for {} tasks and {spans} measured spans", page.len(), plan.tasks.len());
 }

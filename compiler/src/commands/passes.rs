@@ -1,6 +1,7 @@
 //! `frit passes`: lists the passes in order, with their contracts.
 
 use crate::config::Config;
+use crate::config::choices::AdapterKind;
 use crate::diagnostics::Report;
 use crate::pipeline::{self, Options};
 use crate::render::table;
@@ -22,9 +23,12 @@ pub(super) fn execute(_: &Args) -> Result<String, Report> {
     Ok(table(&["pass", "numbers", "what it does"], &rows))
 }
 
-/// The contracts of all passes, in order.
+/// The contracts of all passes, in order, with those that run only if they are configured.
 pub(crate) fn infos() -> Vec<&'static PassInfo> {
-    let options =
-        Options::new(&Config::default()).expect("invariant: the defaults are implemented");
+    let mut config = Config::default();
+    config.adapter.kind = AdapterKind::Lora;
+    config.adapter.targets = vec!["**".into()];
+    config.data.document_separator = Some(0);
+    let options = Options::new(&config).expect("invariant: this is implemented");
     pipeline::contracts(&options, true)
 }

@@ -270,7 +270,8 @@ impl Walk<'_> {
             let dims = self.shape(*value).dims();
             let Some(axis) = dims.len().checked_sub(from_right) else { continue };
             match place {
-                Place::Total if !tokens.may_be_summed() => {
+                // A part of a gradient must not depend on that of another document.
+                Place::Total if !tokens.in_loss => {
                     return Err("reads a sum over tokens".into());
                 }
                 Place::Free if dims[axis] > 1 && !self.is_uniform(*value, axis) => {
