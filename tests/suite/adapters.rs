@@ -3,12 +3,11 @@
 use crate::frozen::tensors;
 use crate::pairs::{Row, rows};
 use crate::parity;
-use crate::support::{Planned, compile_at, file, plan, plan_at, plan_to_evaluate};
+use crate::support::{Planned, compile_at, file, plan, plan_at, plan_to_evaluate, resumed_losses};
 use frit::export::{self, Trained};
 use frit_ir::plan::{ParamHome, Plan};
-use frit_runtime::checkpoint::{Checkpoint, CheckpointOptions};
+use frit_runtime::checkpoint::Checkpoint;
 use frit_runtime::run::{RunOptions, RunReport, run};
-use frit_runtime::validation::ValidationOptions;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -293,28 +292,11 @@ fn planned(model: &str, batch: usize, settings: &[String]) -> Planned {
     plan_to_evaluate(&format!("tests/models/{model}/model.onnx"), batch, &settings)
 }
 
-/// Losses and validation losses of a run that ends after two steps and is resumed.
+/// Losses and validation losses of a run that is resumed.
 fn losses(planned: &Planned, model: &str) -> Vec<f64> {
-    let dir = planned.dir.path().join("checkpoints");
-    let of = |steps| RunOptions {
-        validation: Some(ValidationOptions { data: data(model).into(), every: Some(1) }),
-        checkpoint: Some(CheckpointOptions {
-            dir: dir.clone(),
-            every: Some(1),
-            resume: true,
-            keep: None,
-        }),
-        trained_only: true,
-        save: Some(planned.dir.path().join("saved.safetensors")),
-        ..options(model, steps)
-    };
-    let runs = [train(planned, &of(STEPS - 1)), train(planned, &of(STEPS))];
-    assert_eq!(runs[1].start, STEPS - 1);
-    let of_run = |r: &RunReport| {
-        let validation = r.validation.iter().map(|(_, loss)| *loss);
-        r.losses.iter().copied().chain(validation).collect::<Vec<f64>>()
-    };
-    runs.iter().flat_map(of_run).collect()
+    let save = Some(planned.dir.path().join("saved.safetensors"));
+    let options = RunOptions { trained_only: true, save, ..options(model, STEPS) };
+    resumed_losses(planned, options)
 }
 
 #[test]

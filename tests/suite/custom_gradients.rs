@@ -3,13 +3,11 @@
 use crate::pairs::{Row, rows};
 use crate::parity;
 use crate::support::{
-    Planned, compile_at, file, plan, plan_to_evaluate, plan_to_evaluate_at, train,
+    Planned, compile_at, file, plan, plan_to_evaluate, plan_to_evaluate_at, resumed_losses, train,
 };
 use frit::commands::{Cli, execute};
 use frit_ir::Op;
-use frit_runtime::checkpoint::CheckpointOptions;
-use frit_runtime::run::{RunOptions, RunReport, run};
-use frit_runtime::validation::ValidationOptions;
+use frit_runtime::run::RunOptions;
 use std::path::{Path, PathBuf};
 
 const ONNX: &str = "tests/models/custom_gradients/model.onnx";
@@ -106,28 +104,11 @@ fn is_possible(row: &Row) -> bool {
     row[MODEL].is_none_or(|m| FACTORS[MODEL][m] == JSON) || row[RANKS].is_none_or(|r| r == 0)
 }
 
-/// Losses and validation losses of a run that ends after two steps and is resumed.
+/// Losses and validation losses of a run that is resumed.
 fn losses(planned: &Planned) -> Vec<f64> {
-    let checkpoint = CheckpointOptions {
-        dir: planned.dir.path().join("checkpoints"),
-        every: Some(1),
-        resume: true,
-        keep: None,
-    };
-    let of = |steps| RunOptions {
-        steps,
-        data: file(DATA).into(),
-        validation: Some(ValidationOptions { data: file(DATA).into(), every: Some(1) }),
-        checkpoint: Some(checkpoint.clone()),
-        threads: Some(1),
-        ..RunOptions::default()
-    };
-    let go = |steps| run(&planned.path(), &of(steps)).unwrap_or_else(|e| panic!("{e}"));
-    let of_run = |r: RunReport| {
-        let validation = r.validation.iter().map(|(_, loss)| *loss);
-        r.losses.iter().copied().chain(validation).collect::<Vec<f64>>()
-    };
-    [go(STEPS - 1), go(STEPS)].into_iter().flat_map(of_run).collect()
+    let data = file(DATA).into();
+    let options = RunOptions { steps: STEPS, data, threads: Some(1), ..RunOptions::default() };
+    resumed_losses(planned, options)
 }
 
 #[test]

@@ -2,10 +2,8 @@
 
 use crate::pairs::{Row, rows};
 use crate::parity;
-use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate};
-use frit_runtime::checkpoint::CheckpointOptions;
-use frit_runtime::run::{RunOptions, RunReport, run};
-use frit_runtime::validation::ValidationOptions;
+use crate::support::{Planned, file, plan, plan_at, plan_to_evaluate, resumed_losses};
+use frit_runtime::run::{RunOptions, run};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::path::{Path, PathBuf};
@@ -268,29 +266,11 @@ const STRATEGY: usize = 2;
 const PRECISION: usize = 6;
 const STEPS: usize = 3;
 
-/// Losses and validation losses of a run that ends after two steps and is resumed, over shards of tokens.
+/// Losses and validation losses of a run over shards of tokens that is resumed.
 fn losses(planned: &Planned, data: &Path) -> Vec<f64> {
-    let of = |steps| RunOptions {
-        steps,
-        data: data.to_path_buf().into(),
-        validation: Some(ValidationOptions { data: data.to_path_buf().into(), every: Some(1) }),
-        checkpoint: Some(CheckpointOptions {
-            dir: planned.dir.path().join("checkpoints"),
-            every: Some(1),
-            resume: true,
-            keep: None,
-        }),
-        threads: Some(1),
-        ..RunOptions::default()
-    };
-    let train = |steps| run(&planned.path(), &of(steps)).unwrap_or_else(|e| panic!("{e}"));
-    let runs: [RunReport; 2] = [train(STEPS - 1), train(STEPS)];
-    assert_eq!(runs[1].start, STEPS - 1);
-    let of_run = |r: &RunReport| {
-        let validation = r.validation.iter().map(|(_, loss)| *loss);
-        r.losses.iter().copied().chain(validation).collect::<Vec<f64>>()
-    };
-    runs.iter().flat_map(of_run).collect()
+    let data = data.to_path_buf().into();
+    let options = RunOptions { steps: STEPS, data, threads: Some(1), ..RunOptions::default() };
+    resumed_losses(planned, options)
 }
 
 #[test]

@@ -4,7 +4,9 @@ use frit::compilation::{Compiled, Request, compile};
 use frit::config::Config;
 use frit::plan_dir::Stored;
 use frit_passes::verify_plan::{verify_evaluation, verify_plan};
+use frit_runtime::checkpoint::CheckpointOptions;
 use frit_runtime::run::{RunOptions, RunReport, run};
+use frit_runtime::validation::ValidationOptions;
 use std::path::{Path, PathBuf};
 
 /// A file of the workspace.
@@ -123,6 +125,30 @@ pub(crate) fn train_on(
     let options =
         RunOptions { steps, data: data.into(), metrics, threads: Some(1), ..RunOptions::default() };
     run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Losses and validation losses of a run, with a validation after every step, that ends before its last step and is resumed from its
+/// checkpoint.
+pub(crate) fn resumed_losses(planned: &Planned, options: RunOptions) -> Vec<f64> {
+    let options = RunOptions {
+        validation: Some(ValidationOptions { data: options.data.clone(), every: Some(1) }),
+        checkpoint: Some(CheckpointOptions {
+            dir: planned.dir.path().join("checkpoints"),
+            every: Some(1),
+            resume: true,
+            keep: None,
+        }),
+        ..options
+    };
+    let mut losses = Vec::new();
+    for steps in [options.steps - 1, options.steps] {
+        let options = RunOptions { steps, ..options.clone() };
+        let report = run(&planned.path(), &options).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(report.start, losses.len() / 2);
+        losses.extend(report.losses);
+        losses.extend(report.validation.iter().map(|(_, loss)| *loss));
+    }
+    losses
 }
 
 /// Writes f32 tensors as a safetensors file.
