@@ -220,7 +220,9 @@ mod tests {
     fn prefixes_are_replaced() {
         let (own, none) = (model("", "model.", Some("lm_head.weight")), "no prefix");
         assert_eq!(found(&own, &own, false), (9, 0, vec![]));
-        for prefix in ["net.", "module.", "_orig_mod.", "base_model.model.", "a.b."] {
+        let adapted = model(PEFT_PREFIX, "model.", Some("lm_head.weight"));
+        assert_eq!(found(&own, &adapted, false), (9, 0, vec![]));
+        for prefix in ["net.", "module.", "_orig_mod.", "a.b."] {
             let other = model(prefix, "model.", Some("lm_head.weight"));
             let note = |plan: &str, file: &str| {
                 format!("names of parameters have {plan} where those of the tensors have {file}")
